@@ -7,7 +7,7 @@ __all__ = ['TABLES', 'ROWS', 'TRAININGS', 'NocError', 'whole_file', 'read_json',
            'default_device', 'progress', 'Config', 'override', 'code_version', 'device_name', 'new_row', 'append_row',
            'read_rows']
 
-# %% ../nbs/00_core.ipynb #eeae4274
+# %% ../nbs/00_core.ipynb #7e03d833
 import gzip, json, os, random, subprocess, time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 # %% ../nbs/00_core.ipynb #284a55e8
 class NocError(ValueError):
@@ -84,15 +84,15 @@ def default_device()->torch.device:
     if torch.cuda.is_available(): return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
-# %% ../nbs/00_core.ipynb #7b73fe1f
+# %% ../nbs/00_core.ipynb #5597e7dd
 def progress(
     items,          # anything that can be iterated
     desc:str="",    # what is being done
     total:int=None, # how many items, where `len(items)` does not say
     **kw,           # passed to `tqdm`
 ):
-    "`items`, with a progress bar."
-    return tqdm(items, desc=desc, total=total, dynamic_ncols=True, mininterval=.5, **kw)
+    "`items`, with a progress bar on a terminal."
+    return tqdm(items, desc=desc, total=total, disable=None, dynamic_ncols=True, mininterval=.5, **kw)
 
 # %% ../nbs/00_core.ipynb #f952299e
 @dataclass(frozen=True)
