@@ -7,16 +7,17 @@ here = Path(__file__).parent
 ini = ConfigParser(delimiters=["="])
 ini.read(here/"settings.ini", encoding="utf-8")
 cfg = ini["DEFAULT"]
+name = cfg["lib_name"]
+pythons = [f"Programming Language :: Python :: {v}" for v in ("3", "3.10", "3.11", "3.12", "3.13")]
 
 setup(
-    name=cfg["lib_name"], version=cfg["version"], description=cfg["description"], keywords=cfg["keywords"].split(", "),
-    author=cfg["author"], author_email=cfg["author_email"], url=cfg["git_url"], license="Apache-2.0",
+    name=name, version=cfg["version"], description=cfg["description"], keywords=cfg["keywords"].split(", "),
+    author=cfg["author"], author_email=cfg["author_email"], url=cfg["git_url"],
+    license_expression="Apache-2.0", license_files=["LICENSE"],
     long_description=(here/"README.md").read_text(encoding="utf-8"), long_description_content_type="text/markdown",
-    packages=find_packages(include=[cfg["lib_name"], f'{cfg["lib_name"]}.*']), include_package_data=True,
+    packages=find_packages(include=[name, f"{name}.*"]), include_package_data=True, zip_safe=False,
     python_requires=f'>={cfg["min_python"]}', install_requires=cfg["requirements"].split(),
     extras_require={"dev": cfg["dev_requirements"].split()},
-    entry_points={"console_scripts": cfg["console_scripts"].split(), "nbdev": [f'{cfg["lib_name"]}={cfg["lib_name"]}._modidx:d']},
-    classifiers=["Development Status :: 3 - Alpha", "Intended Audience :: Science/Research", "Programming Language :: Python :: 3",
-                 "License :: OSI Approved :: Apache Software License"],
-    zip_safe=False,
+    entry_points={"console_scripts": cfg["console_scripts"].split(), "nbdev": [f"{name}={name}._modidx:d"]},
+    classifiers=["Development Status :: 3 - Alpha", "Intended Audience :: Science/Research", *pythons],
 )

@@ -1,0 +1,65 @@
+# make test        set-up, every chapter, every guardrail and test (NOC_DATA=DIR: the parts that read real COCO too)
+# make test-fast   guardrails and five chapters, in under three minutes
+# make reproduce   set-up, then the whole method on the toy world: rows and tables in _runs/toy
+# make notebooks   execute all notebooks in order and keep their outputs (NB=10_attention: one), then README.md
+# make readme      README.md from nbs/index.ipynb
+# make export      noc_nb/*.py from the notebooks
+# make times       seconds of each notebook; fails above LIMIT=30
+# make venv        set-up alone: everything lives in .venv (PYTHON=python3.12: with this Python)
+# make clean       remove what builds and tests leave behind (.venv and _runs stay)
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+PYTHON ?= python3
+VENV ?= .venv
+LIMIT ?= 30
+BIN := $(VENV)/bin
+DONE := $(VENV)/.done
+SETUP := .ci/setup settings.ini setup.py pyproject.toml
+FAST := ^(00_core|02_heldout|10_attention|21_grid_beam|32_novelty)\.ipynb$$
+NOTEBOOKS = $(if $(NB),nbs/$(NB).ipynb,$(sort $(wildcard nbs/[0-9]*.ipynb)) $(sort $(wildcard nbs/experiments/*.ipynb)) nbs/index.ipynb)
+
+# two notebooks at a time on two cores: one thread each
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv test test-fast reproduce notebooks readme export times clean
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+venv: $(DONE)
+$(DONE): $(SETUP)
+	bash .ci/setup $(VENV) $(PYTHON)
+	@touch $@
+
+test: venv
+	$(BIN)/nbdev_test --n_workers 2 --timing
+	$(BIN)/python -m pytest -q
+
+test-fast: venv
+	$(BIN)/nbdev_test --n_workers 2 --file_re '$(FAST)'
+	$(BIN)/python -m pytest -q -m "not slow"
+
+reproduce: venv
+	$(BIN)/noc_reproduce --preset toy --out _runs/toy --resume
+
+notebooks: export
+	@[ -n "$${NOC_DATA:-}" ] || echo "note: NOC_DATA is not set, so the cells that read real COCO will say that they were skipped"
+	trap $(BIN)/nbdev_clean EXIT; PYTHONHASHSEED=0 $(BIN)/python -m nbconvert --to notebook --execute --inplace $(NOTEBOOKS)
+	$(BIN)/python tests/readme.py
+
+readme: venv
+	$(BIN)/python tests/readme.py
+
+export: venv
+	$(BIN)/nbdev_export
+
+times: venv
+	$(BIN)/nbdev_test --n_workers 0 --timing | \
+	awk '{print} / secs$$/ && $$(NF-1) > $(LIMIT) {late = 1} END {if (late) {print "over $(LIMIT) s: make the notebook lighter"; exit 1}}'
+
+clean:
+	rm -rf _proc _docs build dist *.egg-info .pytest_cache .hypothesis
+	find nbs noc_nb tests -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf

@@ -1,0 +1,86 @@
+"The notebooks and what surrounds them, as the guardrails see them."
+import ast, json, re, shutil, subprocess, sysconfig
+from configparser import ConfigParser
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CHAPTERS = sorted((ROOT/"nbs").glob("[0-9]*.ipynb"))
+EXPERIMENTS = sorted((ROOT/"nbs/experiments").glob("*.ipynb"))
+INDEX = ROOT/"nbs/index.ipynb"
+NOTEBOOKS = [*CHAPTERS, *EXPERIMENTS, INDEX]
+MODULES = sorted(p for p in (ROOT/"noc_nb").glob("**/*.py") if not p.name.startswith("_"))
+PACKAGE_FILES = "settings.ini setup.py pyproject.toml MANIFEST.in LICENSE README.md noc_nb nbs".split()
+
+_ini = ConfigParser(delimiters=["="])
+_ini.read(ROOT/"settings.ini", encoding="utf-8")
+SETTINGS = _ini["DEFAULT"]
+
+@dataclass
+class Cell:
+    notebook: Path
+    id: str
+    kind: str      # "markdown" or "code"
+    source: str
+    outputs: list
+    raw: dict      # the cell as it stands in the file
+    directives: dict = field(init=False)  # {"export": "", "eval:": "false"}
+
+    def __post_init__(self):
+        found = re.findall(r"^#\|\s*(\S+)[ \t]*(.*)$", self.source, re.M) if self.kind == "code" else []
+        self.directives = {key: value.strip() for key, value in found}
+
+    @property
+    def exported(self): return bool({"export", "exports", "exporti"} & self.directives.keys())
+
+    @property
+    def where(self):
+        lines = [line for line in self.source.splitlines() if line.strip() and not line.startswith("#|")]
+        return f"{name(self.notebook)}, cell {self.id} ({lines[0][:50] if lines else 'empty'})"
+
+    @property
+    def tree(self): return ast.parse(re.sub(r"^\s*[%!].*$", "", self.source, flags=re.M))
+
+    def texts(self):
+        "The outputs as text; pictures left out."
+        for o in self.outputs:
+            if "text" in o: yield "".join(o["text"])
+            for mime, data in o.get("data", {}).items():
+                if mime.startswith("image/"): continue
+                yield "".join(data) if isinstance(data, (str, list)) else json.dumps(data)
+
+def name(path): return Path(path).relative_to(ROOT).as_posix()
+
+def read(path):
+    "The JSON of a notebook."
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+def cells(path, kind=None):
+    "The cells of a notebook, or those of one kind."
+    found = [Cell(Path(path), c.get("id"), c["cell_type"], "".join(c["source"]), c.get("outputs", []), c)
+             for c in read(path)["cells"]]
+    return [c for c in found if kind in (None, c.kind)]
+
+def number(path): return int(Path(path).name[:2])
+
+def module_of(path): return Path(path).stem[3:]
+
+def scratch(folder, names=PACKAGE_FILES):
+    "A copy of the project's files to experiment on."
+    for item in names:
+        if (ROOT/item).is_dir():
+            shutil.copytree(ROOT/item, folder/item, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        elif (ROOT/item).exists(): shutil.copy(ROOT/item, folder/item)
+    return folder
+
+def run(*command, cwd, **kw):
+    "Run one of the environment's commands; a failure shows its output."
+    command = [str(Path(sysconfig.get_path("scripts"))/command[0]), *map(str, command[1:])]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL, **kw)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+def none_of(problems, advice):
+    "Fail with the list of problems and what to do about them."
+    problems = list(problems)
+    assert not problems, f"{advice}:\n  " + "\n  ".join(problems)

@@ -1,0 +1,40 @@
+"README.md is nbs/index.ipynb as Markdown: `make readme` runs this file, and test_readme.py compares the two."
+import posixpath, re
+from book import INDEX, ROOT, cells
+
+README = ROOT/"README.md"
+HEAD = "<!-- Written from nbs/index.ipynb by `make readme`. Change the notebook, not this file. -->\n"
+
+def relink(text):
+    "Links that start in nbs/, made to start at the top."
+    def link(m): return m[0] if re.match(r"[a-z]+:|#|/", m[1]) else f"]({posixpath.normpath('nbs/' + m[1])})"
+    return re.sub(r"\]\(([^)\s]+)\)", link, text)
+
+def fence(text, language): return f"```{language}\n{text.strip(chr(10))}\n```"
+
+def shown(cell, output):
+    "One output of a cell as Markdown."
+    if output["output_type"] == "stream":
+        return fence("".join(output["text"]), "text") if output["name"] == "stdout" else ""
+    data = output["data"]
+    if "text/markdown" in data: return relink("".join(data["text/markdown"]))
+    if any(mime.startswith(("image/", "text/html")) for mime in data):
+        raise SystemExit(f"{cell.where}: README.md takes text and Markdown; link a committed picture instead")
+    return fence("".join(data["text/plain"]), "text")
+
+def parts(notebook):
+    "The pieces of the page, in order: prose, code unless `echo: false`, outputs."
+    for cell in cells(notebook):
+        if cell.kind == "markdown": yield relink(cell.source)
+        elif "hide" not in cell.directives:
+            code = re.sub(r"^#\|.*\n?", "", cell.source, flags=re.M)
+            if code.strip() and cell.directives.get("echo:") != "false": yield fence(code, "python")
+            yield from (shown(cell, o) for o in cell.outputs)
+
+def to_markdown(notebook=INDEX):
+    "The whole page."
+    return HEAD + "\n" + "\n\n".join(p.strip("\n") for p in parts(notebook) if p.strip()) + "\n"
+
+if __name__ == "__main__":
+    README.write_text(to_markdown(), encoding="utf-8")
+    print(f"{README.name}: {len(README.read_text(encoding='utf-8').splitlines())} lines")
