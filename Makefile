@@ -22,6 +22,8 @@ NOTEBOOKS = $(if $(NB),nbs/$(NB).ipynb,$(sort $(wildcard nbs/[0-9]*.ipynb)) $(so
 
 # two notebooks at a time on two cores: one thread each
 export OMP_NUM_THREADS ?= 1
+# a bar library warns about a missing widget, with a path of this machine; no notebook needs that
+export PYTHONWARNINGS ?= ignore:IProgress not found
 
 .DEFAULT_GOAL := help
 .PHONY: help venv test test-fast reproduce notebooks readme export times clean

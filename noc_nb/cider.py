@@ -148,29 +148,30 @@ def score(self:CiderD,
     total = np.bincount(row[at]*4+size[at], gain, minlength=4*len(captions))
     return 10*np.divide(total, norm, out=np.zeros_like(total), where=norm > 0).reshape(-1, 4).mean(1)
 
-# %% ../nbs/30_cider.ipynb #a87b2115
+# %% ../nbs/30_cider.ipynb #391ff9de
 class CiderReward:
     "CIDEr-D as a reward: token lists and image ids to a float32 tensor."
     def __init__(self,
         refs:dict,               # image id -> list of token lists; a token is an int or a str
         eos,                     # the token that ends a sentence
-        eos_in_reward:bool=True, # count EOS as a token of captions and references
+        eos_in_reward:bool=True, # count EOS as a token: of every reference, and of the captions that reached it
         df:str="image",          # a document is an "image" or a "caption"
         df_refs:dict=None,       # references that the document frequencies come from; default: `refs`
     ):
         "Prepare the references. Raises `NocError` as `CiderD` does."
-        self.eos, self.tail = eos, [eos] if eos_in_reward else []
-        def ended(refs): return refs and {i: [self.sentence(c) for c in own] for i, own in refs.items()}
+        self.eos, self.counts = eos, eos_in_reward
+        def end(c): return c if isinstance(c, (str, Tensor)) else self.sentence([*c, eos])
+        def ended(refs): return refs and {i: [end(c) for c in own] for i, own in refs.items()}
         self.cider = CiderD(ended(refs), df, ended(df_refs))
 
     def sentence(self, tokens:list)->list:
-        "The tokens before the first EOS, then EOS if it counts. PAD after EOS is cut off with it."
+        "The tokens up to the first EOS, which stays if it counts; PAD after it is cut off. Without EOS, all tokens."
         if isinstance(tokens, (str, Tensor)): return tokens                       # refused, with a message, by `CiderD`
         tokens = list(tokens)
-        return (tokens[:tokens.index(self.eos)] if self.eos in tokens else tokens) + self.tail
+        return tokens[:tokens.index(self.eos) + self.counts] if self.eos in tokens else tokens
 
     def __call__(self,
-        captions:list, # token lists, with or without EOS and PAD
+        captions:list, # token lists: EOS where the sentence ended, then perhaps PAD
         ids,           # the image of every caption
     )->Tensor:         # (N,) CIDEr-D, float32
         "Score captions. Raises `NocError` as `CiderD.score` does."

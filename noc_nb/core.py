@@ -36,7 +36,7 @@ def whole_file(
         os.replace(tmp, path)
     finally: tmp.unlink(missing_ok=True)
 
-# %% ../nbs/00_core.ipynb #b0ee8801
+# %% ../nbs/00_core.ipynb #9a10788e
 def read_json(
     path,  # a `.json` or `.json.gz` file; `x.json` also finds `x.json.gz`
 ):
@@ -48,15 +48,17 @@ def read_json(
         with opener(path, "rt", encoding="utf-8") as f: return json.load(f)
     except FileNotFoundError: raise NocError(f"{path}: no such file; expected a JSON file") from None
     except json.JSONDecodeError as e: raise NocError(f"{path}: line {e.lineno}: not JSON ({e.msg})") from None
-    except (OSError, EOFError, UnicodeDecodeError) as e: raise NocError(f"{path}: cannot be read as JSON ({e})") from None
+    except (OSError, EOFError, UnicodeDecodeError) as e:
+        raise NocError(f"{path}: cannot be read as JSON ({e})") from None
 
 def write_json(
     path,        # file to write
     obj,         # anything that JSON holds
-    indent=None, # as in `json.dump`
+    indent=None, # as in `json.dumps`
 ):
     "Write `obj` as JSON, whole or not at all."
-    with whole_file(path) as f: json.dump(obj, f, indent=indent, ensure_ascii=False)
+    text = json.dumps(obj, indent=indent, ensure_ascii=False)
+    with whole_file(path) as f: f.write(text)
 
 # %% ../nbs/00_core.ipynb #61dcc653
 def find_data(
@@ -126,7 +128,7 @@ class Config:
         "Read what `save` wrote. Raises `NocError` naming the file."
         return cls.from_dict(read_json(path), str(path))
 
-# %% ../nbs/00_core.ipynb #7d2b34f2
+# %% ../nbs/00_core.ipynb #5de5ccb5
 def override(
     cfg:Config,     # the configuration to change
     settings:list,  # "key=value" texts; a dot goes into a nested configuration
@@ -143,11 +145,13 @@ def override(
 def _override(cfg, path, value, text):
     name, *rest = path
     if name not in {f.name for f in fields(cfg)}:
-        raise NocError(f"--set {text}: unknown setting {name!r}; expected one of {', '.join(f.name for f in fields(cfg))}")
+        known = ", ".join(f.name for f in fields(cfg))
+        raise NocError(f"--set {text}: unknown setting {name!r}; expected one of {known}")
     old = getattr(cfg, name)
     if rest or isinstance(old, Config):
         if not (rest and isinstance(old, Config)):
-            raise NocError(f"--set {text}: {name!r} is {'a group of settings' if isinstance(old, Config) else 'a single value'}")
+            kind = "a group of settings" if isinstance(old, Config) else "a single value"
+            raise NocError(f"--set {text}: {name!r} is {kind}")
         return replace(cfg, **{name: _override(old, rest, value, text)})
     if isinstance(old, float) and type(value) is int: value = float(value)
     if isinstance(old, tuple) and isinstance(value, list): value = tuple(value)
@@ -173,7 +177,7 @@ def device_name()->str:
     device = default_device()
     return torch.cuda.get_device_name() if device.type == "cuda" else f"{device.type} ({os.cpu_count()} cores)"
 
-# %% ../nbs/00_core.ipynb #e6dcbe7f
+# %% ../nbs/00_core.ipynb #8571a6bb
 TABLES = "main", "ablation", "bench"
 ROWS = "none", "top1", "top2", "top3", "score", "selector_no_inner", "selector", "oracle", "cbs"
 TRAININGS = "xe", "cider", "cider_dgbs"
@@ -185,8 +189,9 @@ def new_row(
 )->dict:         # the row, with schema, commit, device and time filled in
     "A result row. Raises `NocError` for an unknown table, row or training."
     if table not in TABLES: raise NocError(f"result row: unknown table {table!r}; expected one of {', '.join(TABLES)}")
-    if table != "bench" and row not in ROWS: raise NocError(f"result row: unknown row {row!r}; expected one of {', '.join(ROWS)}")
-    if values.get("training", "xe") not in TRAININGS:
+    if table != "bench" and row not in ROWS:
+        raise NocError(f"result row: unknown row {row!r}; expected one of {', '.join(ROWS)}")
+    if values.get("training") not in (None, *TRAININGS):
         raise NocError(f"result row: unknown training {values['training']!r}; expected one of {', '.join(TRAININGS)}")
     return dict(schema=1, table=table, row=row, **values, commit=code_version(), device=device_name(),
                 time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))

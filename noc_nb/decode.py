@@ -17,7 +17,7 @@ from .data import CaptionBatch
 from .grid_beam import grid_beam_search
 from .vocab import BOS, EOS, PAD, UNK, Vocab
 
-# %% ../nbs/24_decode.ipynb #b2ca25ca
+# %% ../nbs/24_decode.ipynb #85f7b583
 @dataclass(frozen=True)
 class SearchConfig(Config):
     "How captions are searched (section 2.3; design D3)."
@@ -32,14 +32,14 @@ def search(
     captioner:Captioner, # in eval mode
     batch:CaptionBatch,  # features (b,n,d) and mask (b,n) of b images
     constraints:list,    # b lists of constraint groups, empty for plain beam search
-    cfg:SearchConfig=SearchConfig(),
+    cfg:SearchConfig=SearchConfig(), # how to search
 )->Hypotheses:           # (b,k,t) tokens, best first, with scores, satisfied, spans and reasons
     "Grid beam search on a batch of images. The specials PAD, BOS and UNK are no words and are not said."
     state = captioner.start(batch.features, batch.mask)
     return grid_beam_search(captioner.step, state, constraints, bos=BOS, eos=EOS, pad=PAD, forbidden=(PAD, BOS, UNK),
                             reorder=captioner.reorder, **cfg.to_dict())
 
-# %% ../nbs/24_decode.ipynb #8e5652cc
+# %% ../nbs/24_decode.ipynb #64ede3a2
 @dataclass(frozen=True)
 class Decoded:
     "The best caption of an image, and what became of its constraints."
@@ -54,7 +54,7 @@ def decode(
     captioner:Captioner,   # trained
     batches,               # `CaptionBatch`es; their tokens are not looked at
     constraints:dict=None, # image id -> constraint groups; an image that is not in it has none
-    cfg:SearchConfig=SearchConfig(),
+    cfg:SearchConfig=SearchConfig(), # how to search
     desc="captions",       # what the progress bar says
 )->dict:                   # image id -> `Decoded`
     "Caption every image of the batches."

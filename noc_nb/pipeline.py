@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = ['SHIPPED', 'NovelCaption', 'NovelCaptioner', 'shipped']
 
-# %% ../nbs/50_pipeline.ipynb #fc4e17d0
+# %% ../nbs/50_pipeline.ipynb #5f02207e
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 import torch
 from fastcore.basics import patch
 from safetensors.torch import load_file, save_file
 
-import noc_nb
 from .captioner import Captioner
 from .constraints import constraint_tokens
 from .core import NocError, default_device, read_json, write_json
@@ -61,7 +61,7 @@ class NovelCaptioner:
             if name not in words: raise NocError(f"object {name!r}: expected one of {', '.join(self.by_name)}")
         return [words[name] for name in names]
 
-# %% ../nbs/50_pipeline.ipynb #7152518b
+# %% ../nbs/50_pipeline.ipynb #77882dbd
 @patch
 def choose(self:NovelCaptioner,
     images:list,  # b `Regions`
@@ -78,13 +78,14 @@ def choose(self:NovelCaptioner,
 def features(self:NovelCaptioner,
     images:list,   # b `Regions`
 )->CaptionBatch:   # without tokens
-    "What the captioner sees of the images: their own features, or symbolic ones. Raises `NocError` where a captioner of CNN features gets none."
-    ids = [r.image_id for r in images]
+    "What the captioner sees: the images' own features, or symbolic ones. Raises `NocError` where features are missing."
+    ids, cfg = [r.image_id for r in images], self.captioner.cfg
     if self.vectors is not None:
-        return CaptionBatch(*SymbolicFeatures(table_of(images), self.vectors, self.captioner.cfg.max_regions)(ids), None, ids)
+        return CaptionBatch(*SymbolicFeatures(table_of(images), self.vectors, cfg.max_regions)(ids), None, ids)
     for r in images:
-        if r.features is None: raise NocError(f"image {r.image_id}: has no region features; expected {self.captioner.cfg.d_feature} numbers a region")
-    images = [r.keep(range(min(len(r), self.captioner.cfg.max_regions))) for r in images]
+        if r.features is None:
+            raise NocError(f"image {r.image_id}: no region features; expected {cfg.d_feature} numbers a region")
+    images = [r.keep(range(min(len(r), cfg.max_regions))) for r in images]
     n = max(1, *(len(r) for r in images))
     x = torch.stack([torch.nn.functional.pad(r.features, (0, 0, 0, n - len(r))) for r in images])
     return CaptionBatch(x, torch.arange(n)[None] < torch.tensor([[len(r)] for r in images]), None, ids)
@@ -131,8 +132,8 @@ def record(self:NovelCaptioner,
     said = tuple(" ".join(words[slice(*span)]) if span else None for span in spans)
     return NovelCaption(image_id, made.caption, made.score, scored, names, said, reason)
 
-# %% ../nbs/50_pipeline.ipynb #93bf8197
-SHIPPED = Path(noc_nb.__file__).parent/"models"   # pipelines that come with the package
+# %% ../nbs/50_pipeline.ipynb #1ff142c0
+SHIPPED = Path(files("noc_nb")/"models")   # pipelines that come with the package
 
 @patch
 def save_pretrained(self:NovelCaptioner,
@@ -144,7 +145,8 @@ def save_pretrained(self:NovelCaptioner,
     self.captioner.save_pretrained(folder/"captioner")
     save_classes(folder/"classes.json", self.classes)
     if self.vectors is not None:
-        save_file({str(i): torch.as_tensor(v).contiguous() for i, v in self.vectors.items()}, folder/"class_vectors.safetensors")
+        vectors = {str(i): torch.as_tensor(v).contiguous() for i, v in self.vectors.items()}
+        save_file(vectors, folder/"class_vectors.safetensors")
     write_json(folder/"pipeline.json", dict(search=self.search.to_dict(), form=self.form, limit=self.limit), indent=1)
 
 @patch(cls_method=True)
@@ -154,11 +156,16 @@ def from_pretrained(cls:NovelCaptioner,
 )->NovelCaptioner:
     "Read what `save_pretrained` wrote. Raises `NocError` naming what is missing."
     folder = Path(name) if Path(name).is_dir() else SHIPPED/str(name)
-    if not folder.is_dir(): raise NocError(f"{name}: no such folder, and no pipeline of the package; expected one of {', '.join(shipped())}")
-    about, device, vectors = read_json(folder/"pipeline.json"), device or default_device(), folder/"class_vectors.safetensors"
-    return cls(RegionSelector.from_pretrained(folder/"selector", device=device), Captioner.from_pretrained(folder/"captioner", device=device),
-               load_classes(folder/"classes.json"), {int(i): v for i, v in load_file(vectors).items()} if vectors.exists() else None,
-               SearchConfig.from_dict(about["search"], f"{folder/'pipeline.json'}: "), about["form"], about["limit"])
+    if not folder.is_dir():
+        known = ", ".join(shipped())
+        raise NocError(f"{name}: no such folder, and no pipeline of the package; expected one of {known}")
+    about, device = read_json(folder/"pipeline.json"), device or default_device()
+    selector = RegionSelector.from_pretrained(folder/"selector", device=device)
+    captioner = Captioner.from_pretrained(folder/"captioner", device=device)
+    file = folder/"class_vectors.safetensors"
+    vectors = {int(i): v for i, v in load_file(file).items()} if file.exists() else None
+    search = SearchConfig.from_dict(about["search"], f"{folder/'pipeline.json'}: ")
+    return cls(selector, captioner, load_classes(folder/"classes.json"), vectors, search, about["form"], about["limit"])
 
 def shipped()->list: # names for `from_pretrained`
     "The pipelines that come with the package."

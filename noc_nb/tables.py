@@ -6,22 +6,21 @@
 __all__ = ['LABELS', 'TRAINING_LABELS', 'PUBLISHED', 'paper_numbers', 'metric', 'cell', 'spec', 'columns', 'matching',
            'table_view', 'to_markdown', 'to_png']
 
-# %% ../nbs/33_tables.ipynb #7fea4372
+# %% ../nbs/33_tables.ipynb #174ed840
 import csv
-from pathlib import Path
+from importlib.resources import files
 from statistics import mean, stdev
 
 import matplotlib.pyplot as plt
 import pandas as pd
 
-import noc_nb
 from .core import NocError, whole_file
 from .heldout import COCO_HELDOUT
 
-# %% ../nbs/33_tables.ipynb #8358ee71
+# %% ../nbs/33_tables.ipynb #09e161e9
 def paper_numbers()->dict: # (table, row, training, λ0, column) -> value
     "Every number of the paper's three tables; a dash in the paper has no entry."
-    with open(Path(noc_nb.__file__).parent/"paper.csv", newline="", encoding="utf-8") as f: lines = list(csv.DictReader(f))
+    lines = csv.DictReader((files("noc_nb")/"paper.csv").read_text(encoding="utf-8").splitlines())
     number = lambda s: float(s) if s else None
     return {(int(x["table"]), x["row"], x["training"] or None, number(x["lambda0"]), x["column"]): float(x["value"])
             for x in lines if x["value"]}
@@ -49,9 +48,10 @@ def cell(
     text = f"{mean(values):{'+' if signed else ''}.1f}"
     return text + (f" ±{stdev(values):.1f}" if len(values) > 1 else "")
 
-# %% ../nbs/33_tables.ipynb #a441cda1
-LABELS = dict(none="No constraints", top1="Top-1", top2="Top-2", top3="Top-3", score="Score threshold", selector_no_inner="Region selector (w/o inner)",
-              selector="Region selector", oracle="Oracle constraints", cbs="CBS on our captioner")
+# %% ../nbs/33_tables.ipynb #7b1bcc4b
+LABELS = dict(none="No constraints", top1="Top-1", top2="Top-2", top3="Top-3", score="Score threshold",
+              selector_no_inner="Region selector (w/o inner)", selector="Region selector", oracle="Oracle constraints",
+              cbs="CBS on our captioner")
 TRAINING_LABELS = dict(xe="cross-entropy", cider="CIDEr", cider_dgbs="CIDEr with DGBS")
 PUBLISHED = "DCC", "NOC", "NBT", "CBS", "LSTM-C", "DNOC", "LSTM-P", "NBT+CBS"
 
@@ -61,11 +61,15 @@ def spec(
     "The lines of one of the paper's tables. Raises `NocError` for a table it does not have."
     lam = lambda row: .2 if row.startswith("selector") else None
     main = [row for row in LABELS if row != "cbs"]
-    if number == 1: return [(f"{LABELS[r]} · {TRAINING_LABELS[t]}", r, t, lam(r)) for t in TRAINING_LABELS for r in main]
-    if number == 2: return [(f"{p} (published)", p, None, None) for p in PUBLISHED] + [
-        (LABELS[r], r, "cider_dgbs", lam(r)) for r in ("cbs", "top2", "score", "selector_no_inner", "selector")]
-    if number == 3: return [(f"{LABELS[r]} · λ {x}/{round(1-x, 1)}", r, "cider_dgbs", x)
-                            for x in (.4, .3, .2, .1) for r in ("selector_no_inner", "selector")]
+    if number == 1:
+        return [(f"{LABELS[r]} · {label}", r, t, lam(r)) for t, label in TRAINING_LABELS.items() for r in main]
+    if number == 2:
+        ours = "cbs", "top2", "score", "selector_no_inner", "selector"
+        published = [(f"{p} (published)", p, None, None) for p in PUBLISHED]
+        return published + [(LABELS[r], r, "cider_dgbs", lam(r)) for r in ours]
+    if number == 3:
+        return [(f"{LABELS[r]} · λ {x}/{round(1-x, 1)}", r, "cider_dgbs", x)
+                for x in (.4, .3, .2, .1) for r in ("selector_no_inner", "selector")]
     raise NocError(f"table {number}: expected 1, 2 or 3")
 
 def columns(
@@ -73,7 +77,8 @@ def columns(
     objects=(),   # held-out objects, for Table 2
 )->list:          # names that `metric` knows
     "The columns of one of the paper's tables, the pooled CIDEr beside the macro one."
-    if number == 2: return [*(f"F1_{o}" for o in objects), "F1", "out_B4", "out_M", "out_R", "out_C", "out_S", "pooled_C"]
+    if number == 2:
+        return [*(f"F1_{o}" for o in objects), "F1", "out_B4", "out_M", "out_R", "out_C", "out_S", "pooled_C"]
     return ["in_M", "in_C", "in_S", "out_M", "out_C", "out_S", "out_F1", "pooled_C"]
 
 # %% ../nbs/33_tables.ipynb #07e2c7d5
@@ -93,26 +98,29 @@ def matching(
         found[str(r.get("seed"))] = r
     return list(found.values())
 
-# %% ../nbs/33_tables.ipynb #7f48d97e
+# %% ../nbs/33_tables.ipynb #aa917eb9
 def table_view(
     rows:list,    # result rows of one data set
     number:int,   # 1, 2 or 3
 )->pd.DataFrame:  # text cells; lines (title, Paper | Ours | Δ), the table's columns
     "One of the paper's tables: paper, ours and the difference below each other."
-    objects = list(dict.fromkeys(o for r in rows for o in (r.get("metrics") or {}).get("f1", {}))) or list(COCO_HELDOUT.objects)
-    heads, paper, lines, index = columns(number, objects), paper_numbers(), [], []
+    objects = list(dict.fromkeys(o for r in rows for o in (r.get("metrics") or {}).get("f1", {})))
+    heads, paper = columns(number, objects or list(COCO_HELDOUT.objects)), paper_numbers()
+    lines = {}
     for title, row, training, lambda0 in spec(number):
         runs = matching(rows, number, row, training, lambda0)
         theirs = [paper.get((number, row, training, lambda0, c)) for c in heads]
         ours = [[metric(r, c) for r in runs] for c in heads]
         delta = [[o - p for o in os if o is not None] if p is not None else [] for p, os in zip(theirs, ours)]
-        if any(p is not None for p in theirs): index.append((title, "Paper")); lines.append([cell([p]) for p in theirs])
+        known = any(p is not None for p in theirs)
+        if known: lines[title, "Paper"] = [cell([p]) for p in theirs]
         if training is None: continue
-        index.append((title, "Ours")); lines.append([cell(o) for o in ours])
-        if any(p is not None for p in theirs): index.append((title, "Δ")); lines.append([cell(d[:1] and [mean(d)], signed=True) for d in delta])
-    return pd.DataFrame(lines, pd.MultiIndex.from_tuples(index, names=["", " "]), [c.replace("_", " ") for c in heads])
+        lines[title, "Ours"] = [cell(o) for o in ours]
+        if known: lines[title, "Δ"] = [cell(d[:1] and [mean(d)], signed=True) for d in delta]
+    index = pd.MultiIndex.from_tuples(lines, names=["", " "])
+    return pd.DataFrame(list(lines.values()), index, [c.replace("_", " ") for c in heads])
 
-# %% ../nbs/33_tables.ipynb #55b7f62a
+# %% ../nbs/33_tables.ipynb #a7b20e2c
 def to_markdown(
     view:pd.DataFrame, # what `table_view` gave
     caption:str="",    # a line above the table
@@ -135,12 +143,14 @@ def to_png(
              for i, ((title, source), values) in enumerate(zip(view.index, view.values))]
     fig, ax = plt.subplots(figsize=(4.2 + .75*len(view.columns), .24*(len(cells) + 3)))
     ax.axis("off")
-    drawn = ax.table(cells, colLabels=["", "", *view.columns], loc="center", cellLoc="right", edges="horizontal")
+    drawn = ax.table(cells, colLabels=["", "", *view.columns], loc="center", cellLoc="right")
     drawn.auto_set_font_size(False); drawn.set_fontsize(8); drawn.auto_set_column_width(range(len(view.columns) + 2))
     for (i, j), box in drawn.get_celld().items():
         if j == 0: box.set_text_props(ha="left")
         if i and cells[i-1][1] == "Ours" and j: box.set_text_props(weight="bold")
-        box.set_linewidth(.3)
+        box.visible_edges = "BT" if i == 0 else "B" if i == len(cells) or cells[i][0] else "open"
+        box.set_linewidth(1 if i in (0, len(cells)) else .3)
     if caption: ax.set_title(caption, fontsize=9, loc="left")
-    with whole_file(path, "wb") as f: fig.savefig(f, format="png", dpi=110, bbox_inches="tight")
+    with whole_file(path, "wb") as f:
+        fig.savefig(f, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
     plt.close(fig)

@@ -40,7 +40,7 @@ def selected(
     "The classes that the selector chooses in every image."
     return {i: select(p[None], labels[None], threshold)[0] for i, (labels, p) in scores.items()}
 
-# %% ../nbs/41_train_selector.ipynb #e8d5b451
+# %% ../nbs/41_train_selector.ipynb #093784da
 def val_score(
     data:CocoData,           # its part "val" judges
     cfg:SelectorConfig,      # threshold and loss weights
@@ -57,10 +57,11 @@ def val_score(
     whole = selector_examples(data, ids, max_regions=cfg.max_regions).whole
     def loss(model):
         b = whole.to(next(model.parameters()).device)
-        with torch.no_grad(): return {"score": -float(selector_loss(model(b.geometry, b.labels), b.targets, b.labels, cfg.lambda0, cfg.lambda1))}
+        with torch.no_grad(): logits = model(b.geometry, b.labels)
+        return {"score": -selector_loss(logits, b.targets, b.labels, cfg.lambda0, cfg.lambda1).item()}
     return loss
 
-# %% ../nbs/41_train_selector.ipynb #1573d35c
+# %% ../nbs/41_train_selector.ipynb #f81df955
 def train_selector(
     data:CocoData,           # images with references, regions
     cfg:SelectorConfig,      # the model, its loss weights and threshold
@@ -69,9 +70,12 @@ def train_selector(
     resume:bool=False,       # go on, or return at once if it is done
 )->RegionSelector:           # in eval mode
     "Train a region selector (section 2.1, Training)."
+    if resume and (Path(folder)/"done.json").exists():
+        return RegionSelector.from_pretrained(Path(folder)/"best", device=default_device())
     set_seed(train.seed)
     model = RegionSelector(cfg).to(default_device())
     examples = selector_examples(data, "train", max_regions=cfg.max_regions)
-    def loss(model, b): return selector_loss(model(b.geometry, b.labels), b.targets, b.labels, cfg.lambda0, cfg.lambda1), {}
+    def loss(model, b):
+        return selector_loss(model(b.geometry, b.labels), b.targets, b.labels, cfg.lambda0, cfg.lambda1), {}
     trainer = Trainer(model, loss, train, folder, cfg.d_model, Path(folder).name)
     return trainer.fit(Loader(examples, train.batch, train.seed), val_score(data, cfg), resume)

@@ -43,16 +43,16 @@ def build_captioner(
     cfg = replace(cfg, d_feature=data.region_features(cfg.max_regions).width, d_word=table.shape[1])
     return Captioner(cfg, vocab.tokens, table, known)
 
-# %% ../nbs/42_train_xe.ipynb #3fe80705
+# %% ../nbs/42_train_xe.ipynb #44aaa8fd
 def xe_loss(
-    captioner:Captioner,
+    captioner:Captioner, # in train mode
     batch:CaptionBatch,  # features (b,n,d), mask (b,n), tokens (b,t) from BOS to EOS, then padding
 )->tuple:                # (loss, numbers to show)
     "Cross-entropy of every word given those before it, the mean over words."
     logits = captioner(batch.features, batch.mask, batch.tokens[:,:-1])
     return cross_entropy(logits.float().flatten(0, 1), batch.tokens[:,1:].flatten(), ignore_index=PAD), {}
 
-# %% ../nbs/42_train_xe.ipynb #b9f0b081
+# %% ../nbs/42_train_xe.ipynb #ac5a4d6f
 FUNCTION_WORDS = frozenset("a an the of on in at with and to by for from near next is are that".split())
 
 def bad_endings(
@@ -66,7 +66,7 @@ def val_cider(
     data:CocoData,          # its part "val" judges
     constraints:dict=None,  # image id -> constraint groups; default: none
     max_images:int=500,     # the first so many that are not novel
-    search:SearchConfig=SearchConfig(k=1),
+    search:SearchConfig=SearchConfig(k=1), # greedy
 ):                          # model -> dict with "score", or None without a `val`
     "How good a captioner is on `val`: CIDEr-D in points."
     novel = set().union(*data.novel["val"].values())
@@ -78,10 +78,11 @@ def val_cider(
         said = decode(model, batches, constraints, search, "val")
         captions = [said[i].caption for i in ids]
         points = 100*cider.score([c.split() for c in captions], ids).mean()
-        return {"score": float(points), "bad_endings": bad_endings(captions), "words": float(np.mean([len(c.split()) for c in captions]))}
+        words = np.mean([len(c.split()) for c in captions])
+        return {"score": float(points), "bad_endings": bad_endings(captions), "words": float(words)}
     return score
 
-# %% ../nbs/42_train_xe.ipynb #dd0f147f
+# %% ../nbs/42_train_xe.ipynb #88ade600
 def train_xe(
     data:CocoData,        # captions, regions, word vectors
     cfg:CaptionerConfig,  # sizes
@@ -91,8 +92,10 @@ def train_xe(
     resume:bool=False,    # go on, or return at once if it is done
 )->Captioner:             # in eval mode
     "Train a captioner with cross-entropy (section 3.1)."
-    if resume and (Path(folder)/"done.json").exists(): return Captioner.from_pretrained(Path(folder)/"best", device=default_device())
+    if resume and (Path(folder)/"done.json").exists():
+        return Captioner.from_pretrained(Path(folder)/"best", device=default_device())
     captioner = build_captioner(data, cfg, min_count, train.seed).to(default_device())
     features = data.region_features(cfg.max_regions)
     loader = caption_loader(data, Vocab(captioner.tokens), "train", train.batch, train.seed, cfg.max_len, features)
-    return Trainer(captioner, xe_loss, train, folder, cfg.d_model, Path(folder).name).fit(loader, val_cider(data), resume)
+    trainer = Trainer(captioner, xe_loss, train, folder, cfg.d_model, Path(folder).name)
+    return trainer.fit(loader, val_cider(data), resume)
