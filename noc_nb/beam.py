@@ -72,7 +72,7 @@ def top_words(
     inside = best.gather(1, (place // block).clamp(max=k-1))*block + place % block
     return found, torch.where(place < k*block, inside, place - k*block + whole*block)
 
-# %% ../nbs/20_beam.ipynb #e7e1ef32
+# %% ../nbs/20_beam.ipynb #ca1be272
 def ask(
     step,              # `step(tokens, state) -> (scores, state)`
     tokens:Tensor,     # (N,) last token of every hypothesis
@@ -99,15 +99,19 @@ def ask(
     if out: best, place = best.topk(min(k, best.shape[1]))
     return scores, norm, best - norm, words.gather(1, place) if out else words, state
 
-def check_best(best, images, t):
-    "Raises `NocError` where the best score of a row (N,) is NaN or +inf."
+def check_best(
+    best:Tensor,   # (N,) best score of every row
+    images:Tensor, # (N,) number of the image, for messages
+    t:int,         # tokens so far, for messages
+):
+    "Raises `NocError` where the best score of a row is NaN or +inf."
     bad = ~(best < torch.inf)                                   # true of NaN as well
     if not bad.any(): return
     row = int(bad.nonzero()[0])
     what = "NaN" if best[row].isnan() else "+inf"
     raise NocError(f"image {int(images[row])}, step {t}: the model's scores hold {what}; expected log-probabilities")
 
-# %% ../nbs/20_beam.ipynb #1b7d7d5a
+# %% ../nbs/20_beam.ipynb #c4c8ef39
 class Beam(NamedTuple):
     "The hypotheses of every image, best first."
     tokens:Tensor # (b,g,t) ids; -1 after the end
@@ -116,7 +120,7 @@ class Beam(NamedTuple):
     ended:Tensor  # (b,g) True after the end token
 
 def grow(
-    beam:Beam,
+    beam:Beam,          # b images with g hypotheses each
     child:Tensor,       # (b,g,c) scores of the children; -inf where not allowed
     words:Tensor,       # (b,g,c) their last tokens
     stay:Tensor,        # (b,g) True for hypotheses that stay as they are
@@ -172,14 +176,27 @@ def beam_search(
         last = beam.tokens[...,-1].clamp(min=0).flatten()
     return best_first(beam, stuck, k, pad, max_len)
 
-# %% ../nbs/20_beam.ipynb #27116d2a
-def end_first(scores, norm, best, words, eos, forbidden):
-    "The best words (N,k) with the end token in front of them: log-probabilities and ids (N,1+k)."
+# %% ../nbs/20_beam.ipynb #95c8c2e3
+def end_first(
+    scores:Tensor,    # (N,v) the model's scores
+    norm:Tensor,      # (N,1) their normaliser
+    best:Tensor,      # (N,k) best log-probabilities
+    words:Tensor,     # (N,k) their words
+    eos:int,          # the end token
+    forbidden:Tensor, # ids that may not be said
+)->tuple:             # ((N,1+k) log-probabilities, (N,1+k) words)
+    "The best words with the end token in front of them."
     end = scores[:,eos:eos+1] - norm
     if (forbidden == eos).any(): end = torch.full_like(end, -torch.inf)
     return torch.cat([end, best], 1), torch.cat([torch.full_like(words[:,:1], eos), words], 1)
 
-def best_first(beam, stuck, k, pad, max_len)->Hypotheses:
+def best_first(
+    beam:Beam,    # at the end of the search
+    stuck:Tensor, # (b,1) True for an image that could not go on
+    k:int,        # places of an image
+    pad:int,      # fills `tokens` after the end
+    max_len:int,  # longest caption, for messages
+)->Hypotheses:
     "Drop unfinished hypotheses where others finished, fill up to `k` places, give reasons."
     some = beam.ended.any(1, keepdim=True)
     valid = (beam.score > -torch.inf) & (beam.ended | ~some)

@@ -298,9 +298,9 @@ class SelectorExamples:
     def __getitems__(self, index):
         return SelectorBatch(*(x[index] for x in self.whole[:3]), [self.whole.image_ids[i] for i in index])
 
-# %% ../nbs/07_data.ipynb #6e72ef62
+# %% ../nbs/07_data.ipynb #6100787c
 def selector_examples(
-    data:CocoData,
+    data:CocoData,     # captions and regions
     ids="train",               # image ids, or the name of a part
     classes:dict=None,         # category id -> `ObjectClass` with the forms that count; default: the data's
     min_refs:int=5,            # images with fewer references are left out
@@ -445,10 +445,10 @@ class Loader:
     def __len__(self): return -(-len(self.examples) // self.batch_size)
     def __iter__(self): return iter(self())
 
-# %% ../nbs/07_data.ipynb #74983877
+# %% ../nbs/07_data.ipynb #498b4c55
 def caption_loader(
-    data:CocoData,
-    vocab:Vocab,
+    data:CocoData,     # captions and regions
+    vocab:Vocab,       # of the captioner
     ids="train",       # image ids, or the name of a part
     batch_size:int=50, # captions a step
     seed:int=0,        # of the order
@@ -459,7 +459,7 @@ def caption_loader(
     return Loader(CaptionExamples(data, vocab, ids, max_len, features), batch_size, seed)
 
 def image_loader(
-    data:CocoData,
+    data:CocoData,     # captions and regions
     ids,               # image ids, or the name of a part
     batch_size:int=50, # images a step
     seed:int=0,        # of the order
@@ -469,7 +469,7 @@ def image_loader(
     return Loader(ImageExamples(data, ids, features), batch_size, seed)
 
 def region_batches(
-    data:CocoData,
+    data:CocoData,     # captions and regions
     ids,               # image ids, or the name of a part
     batch_size:int=50, # images a batch
     features=None,     # image ids -> (features, mask); default: the data's

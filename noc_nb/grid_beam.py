@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['read_groups', 'pick', 'Table', 'Groups', 'pack_groups', 'Cells', 'first_cells', 'GridSearch', 'Candidates', 'mix',
-           'choose', 'store', 'GridStep', 'grid_beam_search']
+           'twins', 'choose', 'store', 'GridStep', 'grid_beam_search']
 
 # %% ../nbs/21_grid_beam.ipynb #ae52da1e
 import operator
@@ -103,7 +103,7 @@ def pack_groups(
                   spell=tensor(fill(spell, a, [0]*l), a, l), before=tensor(fill(before, a, [-1]*(l-1)), a, l-1),
                   last=last, ends=(last[:,:,None] == words[:,None]).float())
 
-# %% ../nbs/21_grid_beam.ipynb #f70b043e
+# %% ../nbs/21_grid_beam.ipynb #ed711fb3
 @dataclass
 class Cells(Table):
     "The hypotheses of every image: s = r*l*k places, for r rows of l cells, one a number of tokens said of a phrase."
@@ -117,7 +117,14 @@ class Cells(Table):
     span:Tensor    # (b,s,n,2) where every group stands; -1 where it does not
     code:Tensor    # (b,s) a number that stands for the tokens
 
-def first_cells(b, s, margin, t, n, device)->Cells:
+def first_cells(
+    b:int,      # images
+    s:int,      # places of an image
+    margin:int, # tokens that the longest alternative looks back
+    t:int,      # longest caption
+    n:int,      # groups of an image, at most
+    device,     # where the tensors go
+)->Cells:
     "Grids that hold the empty hypothesis in the first place of row 0."
     def full(value, *shape, dtype=torch.long): return torch.full((b, s, *shape), value, dtype=dtype, device=device)
     tokens, score, zero = full(-1, margin + t), full(-torch.inf, dtype=torch.float), full(0)
@@ -247,7 +254,18 @@ def avoid(self:GridSearch):
     special = torch.nn.functional.pad(self.groups.words, (0, 1), value=self.eos)
     return special.repeat_interleave(self.slot.shape[1], 0)
 
-# %% ../nbs/21_grid_beam.ipynb #9040f83d
+# %% ../nbs/21_grid_beam.ipynb #c9bb9348
+def twins(
+    key:Tensor,  # (b,m) int64
+    real:Tensor, # (b,m) False for entries that count for nothing
+)->Tensor:       # (b,m) True where a real entry before has the same key
+    "Second and later copies."
+    key, order = torch.where(real, key, torch.arange(key.shape[1], device=key.device)).sort(dim=1, stable=True)
+    twin = torch.zeros_like(real)
+    twin[:,1:] = key[:,1:] == key[:,:-1]
+    return torch.zeros_like(real).scatter(1, order, twin)
+
+# %% ../nbs/21_grid_beam.ipynb #3e572ace
 def choose(
     rank:Tensor, # (b,m) what candidates are worth; -inf if not allowed
     cell:Tensor, # (b,m) the cell they go to
@@ -257,10 +275,7 @@ def choose(
 )->Tensor:       # (b,cells*k) the candidate in every place; m where there is none
     "Fill every cell with its `k` best candidates, each once. Of equal rank, the first in the list comes first."
     b, m = rank.shape
-    key, order = torch.where(rank > -torch.inf, key, torch.arange(m, device=key.device)).sort(dim=1, stable=True)
-    twin = torch.zeros_like(key, dtype=torch.bool)
-    twin[:,1:] = key[:,1:] == key[:,:-1]
-    rank = rank.masked_fill(torch.zeros_like(twin).scatter(1, order, twin), -torch.inf)
+    rank = rank.masked_fill(twins(key, rank > -torch.inf), -torch.inf)
     rank, order = rank.sort(dim=1, descending=True, stable=True)
     cell = torch.where(rank > -torch.inf, cell.gather(1, order), -1)
     count = (cell[:,None] == torch.arange(cells, device=cell.device)[:,None]).long().cumsum(2)    # (b,cells,m)
@@ -347,7 +362,7 @@ def window(self:GridSearch, cells:Cells)->Cells:
     cells.score, cells.rank = cells.score.masked_fill(late, -torch.inf), cells.rank.masked_fill(late, -torch.inf)
     return cells
 
-# %% ../nbs/21_grid_beam.ipynb #fac065e3
+# %% ../nbs/21_grid_beam.ipynb #e5aee551
 @patch
 def over(self:GridSearch, cells:Cells):
     "(b,) True where the answer cannot change any more."
@@ -356,7 +371,11 @@ def over(self:GridSearch, cells:Cells):
     safe = top.ended.all(1) & (top.score[:,-1] >= cells.score.masked_fill(~live, -torch.inf).amax(1))
     return ~live.any(1) | safe & (self.length_penalty == 0)
 
-def store(all:Cells, images:Tensor, some:Cells)->Cells:
+def store(
+    all:Cells,     # of all images
+    images:Tensor, # (j,) which of them
+    some:Cells,    # of these j images
+)->Cells:
     "`all` with the rows of some images replaced."
     return all.map(lambda a, s: a.to(s.dtype).index_put((images,), s), some)
 
@@ -396,17 +415,15 @@ def why(self:GridSearch, image:int, done:int)->str:
     if done < top: return f"{done} of {top} constraints within {self.max_len} tokens"
     return f"no end within {self.max_len} tokens"
 
-# %% ../nbs/21_grid_beam.ipynb #2a63cb42
+# %% ../nbs/21_grid_beam.ipynb #e6150205
 @patch
 def best_places(self:GridSearch, out:Cells):
     "The places of the k best hypotheses of every image, and which of them hold one: (b,k), (b,k)."
     order = torch.arange(out.score.shape[1], device=out.score.device).view(self.rows, -1).flip(0).flatten()
     score, ended, code = out.score[:,order], out.ended[:,order], out.code[:,order]            # highest row first
     some = ended.any(1, keepdim=True)
-    valid, poor = (score > -torch.inf) & (ended | ~some), ~some[:,0]
-    if poor.any():                                                                            # same tokens, other rows
-        same = (code[poor][:,:,None] == code[poor][:,None]).tril(-1) & valid[poor][:,None]
-        valid[poor] &= ~same.any(2)
+    valid = (score > -torch.inf) & (ended | ~some)
+    valid &= ~twins(code, valid)                                                              # same tokens, other rows
     place = (~valid).long().argsort(dim=1, stable=True)[:,:self.k]
     return order[place], valid.gather(1, place)
 

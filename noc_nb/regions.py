@@ -274,7 +274,7 @@ def batch(self:RegionTable,
     boxes, scores = padded(self.boxes, np.float32), padded(self.scores, np.float32)
     return PaddedRegions(boxes, padded(self.labels, np.int64, -1), scores, features)
 
-# %% ../nbs/04_regions.ipynb #ffffef95
+# %% ../nbs/04_regions.ipynb #00528c21
 def json_column(
     items:list,       # JSON objects
     key:str,          # which of their values
@@ -296,7 +296,10 @@ def json_column(
     found = f"found {json.dumps(values[i])[:60]}" if isinstance(items[i], dict) and key in items[i] else "found none"
     raise NocError(f"{path}: {item_name(items, kind)(i)}: {key}: expected {expected}, {found}")
 
-def item_name(items, kind):
+def item_name(
+    items,    # a list of a COCO file
+    kind:str, # what its items are called in messages
+):            # number of an item -> its name
     "A function that names item i in a message: by its own id if it has one, else by its place (from 0)."
     def name(i):
         o = items[i] if isinstance(items[i], dict) else {}
@@ -328,7 +331,7 @@ def image_sizes(
         sizes[id] = None if size == (None, None) else size
     return sizes
 
-# %% ../nbs/04_regions.ipynb #80fe1308
+# %% ../nbs/04_regions.ipynb #1866ed1e
 def _read_results(path, sizes):
     "Columns of a COCO results file."
     items = read_json(path)
@@ -340,7 +343,12 @@ def _read_results(path, sizes):
     size = pixel_sizes(images, sizes, path, name)
     return images, labels, bbox[:,:2]/size, bbox[:,2:]/size, scores, name
 
-def pixel_sizes(images, sizes, path, name):
+def pixel_sizes(
+    images:np.ndarray, # (n,) image id of every row
+    sizes:dict,        # image id -> (width, height) in pixels, or None
+    path,              # the file, for messages
+    name,              # number of a row -> its name in messages
+)->np.ndarray:
     "(n,2) width and height of every row's image. Raises `NocError` for an image that is unknown, or has no size."
     refuse(path, name, ~np.isin(images, list(sizes)), "an image of this data set")
     sized = [i for i, size in sizes.items() if size]

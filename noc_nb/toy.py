@@ -160,7 +160,7 @@ def make_scene(
     size = (240, 320) if rng.random() < .25 else (320, 240)
     return Scene(place, tuple(l for l, _ in things), tuple(b for _, b in things), size, round(rng.uniform(-1, 1), 3))
 
-# %% ../nbs/06_toy.ipynb #2236c28c
+# %% ../nbs/06_toy.ipynb #924c5607
 BAR, SHARE, MOST = .3, .4, 3
 
 def weight(
@@ -183,15 +183,15 @@ def worthy(
     return sorted((c for c in total if total[c] >= bar), key=lambda c: (-total[c], c))[:MOST]
 
 def worth_saying(
-    scene:Scene,
-)->list: # class ids, heaviest first
+    scene:Scene, # what is there
+)->list:         # class ids, heaviest first
     "What a person would mention of a scene."
     return worthy(scene.labels, scene.boxes)
 
-# %% ../nbs/06_toy.ipynb #81abba19
+# %% ../nbs/06_toy.ipynb #a7247ea9
 def class_groups(
-    scene:Scene,
-)->dict: # class id -> its boxes
+    scene:Scene, # what is there
+)->dict:         # class id -> its boxes
     "The things of a scene by class."
     groups = {}
     for label, box in zip(scene.labels, scene.boxes): groups.setdefault(label, []).append(box)
@@ -312,7 +312,7 @@ def toy_image(
         captions = references(rng, scene)
         if image_id >= VAL or not removed_images({image_id: captions}, TOY_HELDOUT): return scene, captions
 
-# %% ../nbs/06_toy.ipynb #1c19864b
+# %% ../nbs/06_toy.ipynb #ede5c4a1
 @dataclass(frozen=True)
 class DetectorNoise(Config):
     "The mistakes of the simulated detector."
@@ -332,7 +332,7 @@ def _shifted(rng, box, jitter):
 def detect(
     rng:random.Random,                # the source of chance
     scene:Scene,                      # what is there
-    noise:DetectorNoise=DetectorNoise(),
+    noise:DetectorNoise=DetectorNoise(), # how wrong it is
 )->list:                              # (label, box, score), best first
     "What the simulated detector finds in a scene."
     pool, finds = [WORD_TO_ID[word] for word in PLACES[scene.place].split()], []
