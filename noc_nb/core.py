@@ -7,10 +7,10 @@ __all__ = ['TABLES', 'ROWS', 'TRAININGS', 'NocError', 'whole_file', 'read_json',
            'default_device', 'progress', 'Config', 'override', 'code_version', 'device_name', 'new_row', 'append_row',
            'read_rows']
 
-# %% ../nbs/00_core.ipynb #7e03d833
+# %% ../nbs/00_core.ipynb #25d67667
 import gzip, json, os, random, subprocess, time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np

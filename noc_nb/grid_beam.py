@@ -254,13 +254,14 @@ def avoid(self:GridSearch):
     special = torch.nn.functional.pad(self.groups.words, (0, 1), value=self.eos)
     return special.repeat_interleave(self.slot.shape[1], 0)
 
-# %% ../nbs/21_grid_beam.ipynb #c9bb9348
+# %% ../nbs/21_grid_beam.ipynb #694699cd
 def twins(
     key:Tensor,  # (b,m) int64
     real:Tensor, # (b,m) False for entries that count for nothing
 )->Tensor:       # (b,m) True where a real entry before has the same key
     "Second and later copies."
-    key, order = torch.where(real, key, torch.arange(key.shape[1], device=key.device)).sort(dim=1, stable=True)
+    unlike = torch.arange(key.shape[1], device=key.device) - 2**63                            # keys of no real entry
+    key, order = torch.where(real, key, unlike).sort(dim=1, stable=True)
     twin = torch.zeros_like(real)
     twin[:,1:] = key[:,1:] == key[:,:-1]
     return torch.zeros_like(real).scatter(1, order, twin)

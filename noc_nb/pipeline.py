@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SHIPPED', 'NovelCaption', 'NovelCaptioner', 'shipped']
 
-# %% ../nbs/50_pipeline.ipynb #5f02207e
-from dataclasses import dataclass
+# %% ../nbs/50_pipeline.ipynb #7e493b45
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -90,7 +90,7 @@ def features(self:NovelCaptioner,
     x = torch.stack([torch.nn.functional.pad(r.features, (0, 0, 0, n - len(r))) for r in images])
     return CaptionBatch(x, torch.arange(n)[None] < torch.tensor([[len(r)] for r in images]), None, ids)
 
-# %% ../nbs/50_pipeline.ipynb #dd06f723
+# %% ../nbs/50_pipeline.ipynb #640134e6
 @patch
 def __call__(self:NovelCaptioner,
     images,          # `Regions` of one image, or a list of them
@@ -100,14 +100,15 @@ def __call__(self:NovelCaptioner,
     "Caption images. Raises `NocError` for an unknown object."
     if isinstance(images, Regions): return self([images], objects)[0]
     if not images: return []
-    chosen, scored = self.choose(images)
-    if objects is not None: chosen = [self.class_ids(objects)]*len(images)
+    own = [replace(r, image_id=n) for n, r in enumerate(images)]     # ids need not be there, nor be different
+    chosen, scored = self.choose(own)
+    if objects is not None: chosen = [self.class_ids(objects)]*len(own)
     found = {}
-    for start in range(0, len(images), batch):
-        part = images[start:start+batch]
+    for start in range(0, len(own), batch):
+        part = own[start:start+batch]
         groups = {r.image_id: self.groups(c) for r, c in zip(part, chosen[start:])}
         found |= decode(self.captioner, [self.features(part)], groups, self.search)
-    return [self.record(r.image_id, found[r.image_id], ids, s) for r, ids, s in zip(images, chosen, scored)]
+    return [self.record(r.image_id, found[n], ids, s) for n, (r, ids, s) in enumerate(zip(images, chosen, scored))]
 
 @patch
 def groups(self:NovelCaptioner,
