@@ -49,7 +49,7 @@ reproduce: venv
 
 notebooks: export
 	@[ -n "$${NOC_DATA:-}" ] || echo "note: NOC_DATA is not set, so the cells that read real COCO will say that they were skipped"
-	trap $(BIN)/nbdev_clean EXIT; PYTHONHASHSEED=0 $(BIN)/python -m nbconvert --to notebook --execute --inplace $(NOTEBOOKS)
+	trap $(BIN)/nbdev_clean EXIT; PYTHONHASHSEED=0 $(BIN)/python -m nbconvert --to notebook --execute --inplace --ExecutePreprocessor.coalesce_streams=True $(NOTEBOOKS)
 	$(BIN)/python tests/readme.py
 
 readme: venv
