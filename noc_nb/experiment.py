@@ -157,7 +157,7 @@ def chosen(self:Experiment,
     says = (lambda i: dict(mentioned=data.mentioned(i))) if row == "oracle" else lambda i: {}
     return {i: constraint_classes(data.regions[i], **how, **says(i), limit=limit) for i in data.splits["test"]}
 
-# %% ../nbs/44_experiment.ipynb #d3089178
+# %% ../nbs/44_experiment.ipynb #d5536f4e
 @patch
 def captions(self:Experiment,
     row:str,           # one of `ROWS`
@@ -170,7 +170,7 @@ def captions(self:Experiment,
     if file.exists(): return {int(i): Decoded(**d) for i, d in read_json(file).items()}
     captioner, data = self.once(("captioner", training), lambda: self.captioner(training)), self.data
     vocab = Vocab(captioner.tokens)
-    chosen = self.chosen(row, lambda0, seed)
+    chosen = self.once(("chosen", row, lambda0, seed), lambda: self.chosen(row, lambda0, seed))
     groups = {i: constraint_tokens(c, data.classes, vocab, self.preset.form)[0] for i, c in chosen.items()}
     # images with as many constraints go through the search together, so that no grid has empty rows
     ids = sorted(data.splits["test"], key=lambda i: (len(groups[i]), i))
@@ -179,7 +179,7 @@ def captions(self:Experiment,
     write_json(file, {i: asdict(d) for i, d in made.items()})
     return made
 
-# %% ../nbs/44_experiment.ipynb #ec34c258
+# %% ../nbs/44_experiment.ipynb #3657be8c
 @patch
 def score(self:Experiment,
     row:str,           # one of `ROWS`
@@ -210,7 +210,8 @@ def selection(self:Experiment,
 )->dict:               # object -> F1, and "mean"
     "F1 of the chosen classes on the test images, before any sentence is made."
     data = self.data
-    return selection_f1(self.chosen(row, lambda0, seed), self.novel, data.splits["test"], data.heldout, data.captions)
+    chosen = self.once(("chosen", row, lambda0, seed), lambda: self.chosen(row, lambda0, seed))
+    return selection_f1(chosen, self.novel, data.splits["test"], data.heldout, data.captions)
 
 # %% ../nbs/44_experiment.ipynb #ee68e8c6
 @patch
