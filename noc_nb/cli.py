@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['choice', 'preset_of', 'table_lines', 'table_selections', 'command_line', 'write_tables', 'toy_world', 'save_pipeline',
-           'reproduce', 'train_part', 'polite', 'noc_reproduce', 'noc_train']
+           'reproduce', 'train_part', 'noc_reproduce', 'noc_train']
 
-# %% ../nbs/51_cli.ipynb #5173179e
-import sys
+# %% ../nbs/51_cli.ipynb #8de08fbd
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import torch
 from fastcore.script import Param, call_parse, store_true
 
 from .captioner import Captioner
-from .core import NocError, find_data, override, whole_file
+from .core import NocError, find_data, override, polite, whole_file
 from .data import load_data
 from .experiment import PRESETS, Experiment, Preset
 from .metrics import METRICS
@@ -181,15 +180,6 @@ def train_part(
     best = Path(start)/"best" if (Path(start)/"best").is_dir() else start
     captioner = Captioner.from_pretrained(best)
     return train_scst(loaded, captioner, replace(cfg.scst, seed=seed), out, not free, cfg.search, cfg.limit, resume)
-
-# %% ../nbs/51_cli.ipynb #dcd613bc
-def polite(
-    work,  # what the command does
-):         # its value; leaves the program with code 2 for bad input, 130 when interrupted
-    "Run a command's work; bad input becomes one line."
-    try: return work()
-    except NocError as e: print(f"error: {e}", file=sys.stderr); sys.exit(2)
-    except KeyboardInterrupt: print("stopped; --resume goes on from here", file=sys.stderr); sys.exit(130)
 
 # %% ../nbs/51_cli.ipynb #3b0e27e0
 @call_parse
