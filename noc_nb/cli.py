@@ -63,7 +63,7 @@ def table_selections(
     lines = table_lines(tables, rows, TRAINING_LABELS)
     return list(dict.fromkeys((row, lambda0) for row, _, lambda0 in lines if row.startswith("selector")))
 
-# %% ../nbs/51_cli.ipynb #ef98be6d
+# %% ../nbs/51_cli.ipynb #fbdde2ed
 def command_line(
     preset:str,     # as in `reproduce`, like all that follow
     detections:str, # a file's path becomes FILE
@@ -72,23 +72,27 @@ def command_line(
     training:str,   # names, or None
     settings,       # key=value texts
     seed:int,       # of all models
-)->str:             # one line
+    part:str="test",     # what is scored
+    variant:str=None,    # what the settings change, in words
+)->str:                  # one line
     "The command that makes the same rows again, without paths of one machine."
     if detections and "/" in str(detections): detections = "FILE"
     options = dict(preset=preset, detections=detections, features=features and "STORE", rows=rows, training=training,
-                   seed=seed, set=" ".join(settings or ()))
+                   seed=seed, part=part if part != "test" else None, variant=variant and f'"{variant}"',
+                   set=" ".join(settings or ()))
     return " ".join(["noc_reproduce", *(f"--{k} {v}" for k, v in options.items() if v not in (None, ""))])
 
-# %% ../nbs/51_cli.ipynb #774f2aad
+# %% ../nbs/51_cli.ipynb #9f3c28a4
 def write_tables(
     rows:list,    # result rows
     tables:list,  # numbers as text
     folder,       # gets table1.md, table1.png and so on
     about:str,    # data and detections, for the titles
+    variant:str=None, # of the rows
 ):
     "Write the paper's tables beside ours."
     for t in tables:
-        view, title = table_view(rows, int(t)), f"Table {t} on {about}"
+        view, title = table_view(rows, int(t), variant), f"Table {t} on {about}"
         with whole_file(folder/f"table{t}.md") as f: f.write(to_markdown(view, title))
         to_png(view, folder/f"table{t}.png", title)
 
@@ -115,7 +119,7 @@ def save_pipeline(
     pipeline = NovelCaptioner(selector, captioner, data.classes, vectors, cfg.search, cfg.form, cfg.limit)
     pipeline.save_pretrained(run.out/"pipeline")
 
-# %% ../nbs/51_cli.ipynb #69305789
+# %% ../nbs/51_cli.ipynb #ff65bc02
 def reproduce(
     preset:str="toy",      # toy, lite or coco
     data:str=None,         # folder in COCO's layout; the toy world is made, others default to NOC_DATA
@@ -129,20 +133,23 @@ def reproduce(
     seed:int=0,            # of all models
     resume:bool=False,     # go on with the run in `out`
     metrics=METRICS,       # caption scores to compute
+    part:str="test",       # what is captioned and scored; val to choose by
+    variant:str=None,      # what the settings change, in words
+    models:str=None,       # a run's folder whose trained models are used; default: `out`
 )->list:                   # the run's result rows
     "Train, caption, score, and write the tables to `out`. Raises `NocError` for bad input, before anything is written."
     cfg, out = preset_of(preset, settings), Path(out or f"_runs/{preset}")
     tables = choice(tables, ("1", "2", "3"), "tables")
-    rows_ = choice(rows, LABELS, "rows")
+    rows_, _ = choice(rows, LABELS, "rows"), choice(part, ("test", "val"), "part")
     lines = table_lines(tables, rows_, [] if training == "none" else choice(training, TRAINING_LABELS, "training"))
     root = find_data(data) if data or preset != "toy" else toy_world(out, detections, features)
     loaded = load_data(root, cfg.split, detections or "simulated", features=features)
     if cfg.threads: torch.set_num_threads(cfg.threads)
     kind = {None: "simulated", "gt": "gt", "simulated": "simulated"}.get(detections, "real")
-    command = command_line(preset, detections, features, rows, training, settings, seed)
-    run = Experiment(cfg, loaded, out, kind, seed, resume, command, metrics)
+    command = command_line(preset, detections, features, rows, training, settings, seed, part, variant)
+    run = Experiment(cfg, loaded, out, kind, seed, resume, command, metrics, part, variant, models)
     made = run.run(lines, table_selections(tables, rows_))
-    write_tables(made, tables, out, f"{cfg.data}, {kind} detections")
+    write_tables(made, tables, out, f"{cfg.data} {part}, {kind} detections{f', {variant}' if variant else ''}", variant)
     trained = [t for t in TRAINING_LABELS if ("selector", t, .2) in lines]
     if trained: save_pipeline(run, trained[-1])
     return made
@@ -181,7 +188,7 @@ def train_part(
     captioner = Captioner.from_pretrained(best)
     return train_scst(loaded, captioner, replace(cfg.scst, seed=seed), out, not free, cfg.search, cfg.limit, resume)
 
-# %% ../nbs/51_cli.ipynb #3b0e27e0
+# %% ../nbs/51_cli.ipynb #f0d917f5
 @call_parse
 def noc_reproduce(
     preset:str="toy",      # toy, lite or coco
@@ -195,9 +202,13 @@ def noc_reproduce(
     set:Param("changes of the preset, as key=value", str, nargs="*")=None, # key=value texts
     seed:int=0,            # seed of all models
     resume:store_true=False, # go on with the run in OUT
+    part:str="test",       # what is captioned and scored: test, or val to choose by
+    variant:str=None,      # what the settings change, in words; the rows carry it
+    models:str=None,       # folder of a run whose trained models are used (default: OUT)
 ):
     "Train, caption and score; print Tables 1, 2 and 3 beside the paper's numbers and write them to OUT."
-    made = polite(lambda: reproduce(preset, data, detections, features, out, tables, rows, training, set, seed, resume))
+    made = polite(lambda: reproduce(preset, data, detections, features, out, tables, rows, training, set, seed, resume,
+                                    part=part, variant=variant, models=models))
     folder = Path(out or f"_runs/{preset}")
     for t in tables.split(","): print((folder/f"table{t.strip()}.md").read_text())
     print(f"{len(made)} result rows in {folder/'rows.jsonl'}; the tables as pictures: {folder}/table*.png")

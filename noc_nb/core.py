@@ -45,7 +45,7 @@ def whole_file(
         os.replace(tmp, path)
     finally: tmp.unlink(missing_ok=True)
 
-# %% ../nbs/00_core.ipynb #9a10788e
+# %% ../nbs/00_core.ipynb #5bcd9a88
 def read_json(
     path,  # a `.json` or `.json.gz` file; `x.json` also finds `x.json.gz`
 ):
@@ -61,13 +61,13 @@ def read_json(
         raise NocError(f"{path}: cannot be read as JSON ({e})") from None
 
 def write_json(
-    path,        # file to write
+    path,        # file to write; compressed if it ends in .gz
     obj,         # anything that JSON holds
     indent=None, # as in `json.dumps`
 ):
-    "Write `obj` as JSON, whole or not at all."
-    text = json.dumps(obj, indent=indent, ensure_ascii=False)
-    with whole_file(path) as f: f.write(text)
+    "Write `obj` as JSON, whole or not at all; the same content gives the same bytes."
+    data = json.dumps(obj, indent=indent, ensure_ascii=False).encode()
+    with whole_file(path, "wb") as f: f.write(gzip.compress(data, mtime=0) if Path(path).suffix == ".gz" else data)
 
 # %% ../nbs/00_core.ipynb #61dcc653
 def find_data(

@@ -81,34 +81,37 @@ def columns(
         return [*(f"F1_{o}" for o in objects), "F1", "out_B4", "out_M", "out_R", "out_C", "out_S", "pooled_C"]
     return ["in_M", "in_C", "in_S", "out_M", "out_C", "out_S", "out_F1", "pooled_C"]
 
-# %% ../nbs/33_tables.ipynb #07e2c7d5
+# %% ../nbs/33_tables.ipynb #573325d5
 def matching(
     rows:list,     # result rows
     number:int,    # table
     row:str,       # row name
     training:str,  # training
     lambda0:float, # weight of the zeros, or None where it does not matter
+    variant:str=None, # None: the paper's own method
 )->list:           # the rows that this line of the table shows
-    "Rows of the paper's own method that belong to one line of a table; the newest of each seed."
+    "Rows of one method that belong to one line of a table; the newest of each seed."
     found = {}
     for r in rows:
-        if r["table"] not in (("main", "ablation") if number == 3 else ("main",)) or r.get("variant"): continue
+        allowed = ("main", "ablation") if number == 3 or variant else ("main",)
+        if r["table"] not in allowed or r.get("variant") != variant: continue
         if (r["row"], r.get("training")) != (row, training): continue
         if lambda0 is not None and abs((r.get("lambda0") or 0) - lambda0) > 1e-9: continue
         found[str(r.get("seed"))] = r
     return list(found.values())
 
-# %% ../nbs/33_tables.ipynb #aa917eb9
+# %% ../nbs/33_tables.ipynb #3fb1d848
 def table_view(
     rows:list,    # result rows of one data set
     number:int,   # 1, 2 or 3
+    variant:str=None, # None: the paper's own method
 )->pd.DataFrame:  # text cells; lines (title, Paper | Ours | Δ), the table's columns
     "One of the paper's tables: paper, ours and the difference below each other."
     objects = list(dict.fromkeys(o for r in rows for o in (r.get("metrics") or {}).get("f1", {})))
     heads, paper = columns(number, objects or list(COCO_HELDOUT.objects)), paper_numbers()
     lines = {}
     for title, row, training, lambda0 in spec(number):
-        runs = matching(rows, number, row, training, lambda0)
+        runs = matching(rows, number, row, training, lambda0, variant)
         theirs = [paper.get((number, row, training, lambda0, c)) for c in heads]
         ours = [[metric(r, c) for r in runs] for c in heads]
         delta = [[o - p for o in os if o is not None] if p is not None else [] for p, os in zip(theirs, ours)]
