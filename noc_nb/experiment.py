@@ -50,8 +50,8 @@ PRESETS = dict(
         data="lite", split="lite", min_count=2,
         captioner=CaptionerConfig(d_model=192, heads=4, d_ff=768, layers=2, max_regions=20),
         train_selector=TrainConfig(epochs=20, warmup=300, peak=1e-3, patience=20),
-        xe=TrainConfig(epochs=5, warmup=500, peak=1e-3),
-        scst=ScstConfig(epochs=2, peak=5e-5)),
+        xe=TrainConfig(epochs=6, warmup=500, peak=1e-3),
+        scst=ScstConfig(epochs=2, peak=1e-4)),
     toy=Preset(
         data="toy", split="toy", min_count=1, threads=1,
         selector=SelectorConfig(d_model=64, heads=4, d_ff=128),
