@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['COCO_CLASSES', 'PERSON', 'COCO_HELDOUT', 'PUBLISHED', 'normalize', 'says', 'ObjectClass', 'mentioned', 'HeldOut',
-           'words_of', 'removed_images', 'novel_images', 'check_counts', 'load_classes', 'save_classes']
+           'words_of', 'removed_images', 'novel_images', 'check_counts', 'load_classes', 'save_classes', 'name_classes']
 
-# %% ../nbs/02_heldout.ipynb #d61dcada
+# %% ../nbs/02_heldout.ipynb #27134900
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 
 from fastcore.basics import patch
 
@@ -350,3 +351,31 @@ def load(cls:HeldOut,
     if not isinstance(f1, dict) or not f1: raise NocError(f"{path}: f1: expected {{protocol: {{object: [words]}}}}")
     f1 = {protocol: _check_lists(lists, objects, f"{path}: f1: {protocol}") for protocol, lists in f1.items()}
     return cls(dict(objects), removal, novel, f1)
+
+# %% ../nbs/02_heldout.ipynb #7e21c4b2
+def _names(path):
+    "id -> name, from a file of names."
+    if str(path).endswith((".json", ".json.gz")): found = read_json(path)
+    elif not Path(path).is_file(): raise NocError(f"{path}: no such file; expected names of classes")
+    else: found = [l.rpartition(",")[2] for l in Path(path).read_text("utf-8").splitlines() if l.strip()]
+    try:
+        if isinstance(found, dict) and "categories" in found: return {c["id"]: c["name"] for c in found["categories"]}
+        return {int(i): n for i, n in found.items()} if isinstance(found, dict) else dict(enumerate(found, 1))
+    except (TypeError, KeyError, ValueError):
+        raise NocError(f"{path}: expected names, {{id: name}}, or COCO's categories") from None
+
+def name_classes(
+    path, # text: line n, after its last comma, names class n; JSON: a list, {id: name}, or COCO's categories
+)->dict:  # class id -> `ObjectClass`
+    "Classes from their names alone. Raises `NocError` naming file and class, or if `inflect` is missing."
+    try: import inflect
+    except ImportError: raise NocError(f"{path}: plurals need `pip install noc_nb[formats]`") from None
+    engine, own, out = inflect.engine(), {c.name: c for c in COCO_CLASSES.values()}, {}
+    for i, name in _names(path).items():
+        plain = normalize(re.sub(r"\(.*?\)|[_/-]", " ", name)) if isinstance(name, str) else ""
+        if not plain or type(i) is not int: raise NocError(f"{path}: class {i!r}: {name!r}: expected a name in letters")
+        c, singular = plain.split(), dict.fromkeys([plain, plain.split()[-1]])
+        forms = [f for n in singular for f in (n, engine.plural_noun(n), engine.singular_noun(n)) if f]
+        out[i] = replace(own[plain], id=i) if plain in own else \
+            ObjectClass(i, name, c[-1], tuple(dict.fromkeys(map(normalize, forms))), tuple(c))
+    return out

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['STORE', 'Regions', 'geometry', 'refuse', 'check_boxes', 'RegionTable', 'group_regions', 'join_regions', 'table_of',
            'PaddedRegions', 'json_column', 'item_name', 'read_coco', 'image_sizes', 'pixel_sizes', 'read_detections',
-           'write_detections', 'ground_truth', 'class_vectors', 'class_table', 'symbolic_features', 'RegionStore']
+           'ground_truth', 'class_vectors', 'class_table', 'symbolic_features', 'RegionStore']
 
-# %% ../nbs/04_regions.ipynb #c1b19d3f
+# %% ../nbs/04_regions.ipynb #b5b0ff10
 import hashlib, json, os, shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from .core import NocError, read_json, whole_file, write_json
+from .core import NocError, read_json, write_json
 
 # %% ../nbs/04_regions.ipynb #82e9222a
 @dataclass(frozen=True, eq=False)
@@ -171,7 +171,7 @@ def group_regions(
     boxes, labels, scores = (c[rows].astype(t) for c, t in ((boxes, "f4"), (labels, "i4"), (scores, "f4")))
     return RegionTable(ids, offsets, boxes, labels, scores, None, _sizes(ids, sizes), counts)
 
-# %% ../nbs/04_regions.ipynb #28dd4509
+# %% ../nbs/04_regions.ipynb #91c68339
 def join_regions(
     tables, # `RegionTable`s of different images
 )->RegionTable:
@@ -191,7 +191,6 @@ def join_regions(
     features = np.concatenate(features) if features and features[0] is not None else None
     return RegionTable(ids, offsets, boxes, labels, scores, features, sizes, counts)
 
-# %% ../nbs/04_regions.ipynb #ed311c54
 def table_of(
     regions, # `Regions`, each with its image_id
 )->RegionTable:
@@ -245,7 +244,7 @@ def take(self:RegionTable,
     size = np.where((at < 0)[:,None], _sizes(ids, sizes), np.append(self.sizes, [[0, 0]], 0)[at]).astype(np.int32)
     return _table(self, rows, ids, offsets, size)
 
-# %% ../nbs/04_regions.ipynb #ab7dd921
+# %% ../nbs/04_regions.ipynb #ad26956f
 class PaddedRegions(NamedTuple):
     "The regions of a batch of images."
     boxes:Tensor    # (b,n,4) x1 y1 x2 y2, relative to the image
@@ -262,17 +261,16 @@ def batch(self:RegionTable,
     missing = [i for i in ids if i not in self]
     if missing: raise NocError(f"{self.where}: no image {missing[0]!r} among {len(self):,} images")
     at = np.array([self.place[i] for i in ids], np.int64)
-    start, end = np.asarray(self.offsets[at]), np.asarray(self.offsets[at + 1])
-    length = np.minimum(end - start, k) if k is not None else end - start
-    real = np.arange(max(1, length.max(initial=0))) < length[:,None]                  # (b,n)
-    rows = (start[:,None] + np.arange(real.shape[1]))[real]
-    def padded(column, dtype, fill=0):
-        out = np.full(real.shape + column.shape[1:], fill, dtype)
-        out[real] = column[rows]
-        return torch.from_numpy(out)
-    features = None if self.features is None else padded(self.features, np.float32)
-    boxes, scores = padded(self.boxes, np.float32), padded(self.scores, np.float32)
-    return PaddedRegions(boxes, padded(self.labels, np.int64, -1), scores, features)
+    start = np.asarray(self.offsets[at])
+    length = np.minimum(np.asarray(self.offsets[at + 1]) - start, len(self.boxes) if k is None else k)
+    def padded(column, dtype, fill=0):   # PyTorch widens half precision much faster than NumPy
+        out = np.full((len(at), max(1, length.max(initial=0)), *column.shape[1:]), fill, column.dtype)
+        column = np.asarray(column)
+        for row, first, n in zip(out, start.tolist(), length.tolist()): row[:n] = column[first:first+n]
+        return torch.from_numpy(out).to(dtype)
+    features = None if self.features is None else padded(self.features, torch.float32)
+    boxes, scores = padded(self.boxes, torch.float32), padded(self.scores, torch.float32)
+    return PaddedRegions(boxes, padded(self.labels, torch.int64, -1), scores, features)
 
 # %% ../nbs/04_regions.ipynb #00528c21
 def json_column(
@@ -391,26 +389,6 @@ def read_detections(
     k = area & high
     return group_regions(images[k], scores[k], boxes[k], labels[k], scores[k], sizes, counts)
 
-# %% ../nbs/04_regions.ipynb #1ed19433
-def write_detections(
-    path,    # .json (COCO results, pixels) or .parquet (relative centre, width, height)
-    regions, # image id -> `Regions`, or a `RegionTable`
-):
-    "Write detections, whole or not at all. Raises `NocError` for JSON if an image's size is not known."
-    table = regions if isinstance(regions, RegionTable) else table_of(regions.values())
-    length = np.diff(table.offsets)
-    images, size = np.repeat(table.ids, length), np.repeat(table.sizes, length, 0)
-    corner, extent = table.boxes[:,:2].astype(float), (table.boxes[:,2:] - table.boxes[:,:2]).astype(float)
-    if str(path).endswith(".parquet"):
-        (cx, cy), (w, h) = (corner + extent/2).T, extent.T
-        columns = dict(image_id=images, category_id=table.labels, cx=cx, cy=cy, w=w, h=h, score=table.scores)
-        with whole_file(path, "wb") as f: pyarrow.parquet.write_table(pyarrow.table(columns), f)
-        return
-    refuse(path, lambda i: f"image {images[i]}", ~size.all(1), "an image whose width and height are known")
-    bbox = np.concatenate([corner*size, extent*size], 1).round(4).tolist()
-    write_json(path, [dict(image_id=i, category_id=c, bbox=b, score=s) for i, c, b, s in
-                      zip(images.tolist(), table.labels.tolist(), bbox, table.scores.astype(float).round(6).tolist())])
-
 # %% ../nbs/04_regions.ipynb #26b095c0
 def ground_truth(
     path, # instances_*.json or .json.gz
@@ -431,7 +409,7 @@ def ground_truth(
     big = (boxes[k,2:] - boxes[k,:2]).prod(1)
     return group_regions(images[k], big, boxes[k], labels[k], np.ones(k.sum()), sizes, counts).take(list(sizes), sizes)
 
-# %% ../nbs/04_regions.ipynb #f31f2139
+# %% ../nbs/04_regions.ipynb #5462353f
 def class_vectors(
     classes:dict, # category id -> `ObjectClass`
     vectors:dict, # word -> (d,) vector
@@ -452,7 +430,6 @@ def class_table(
     for id, v in vectors.items(): table[id] = torch.as_tensor(v)
     return table
 
-# %% ../nbs/04_regions.ipynb #00d79b91
 def symbolic_features(
     regions, # `Regions`, or `PaddedRegions` of a batch
     vectors, # category id -> (d,) vector, or the (c,d) `class_table` of it
@@ -465,7 +442,7 @@ def symbolic_features(
     if unknown.any(): raise NocError(f"symbolic features: category {labels[unknown][0].item()}: has no class vector")
     return torch.cat([rows, geometry(regions.boxes, regions.scores)], -1).masked_fill_(~real[...,None], 0.)
 
-# %% ../nbs/04_regions.ipynb #f1d5aa15
+# %% ../nbs/04_regions.ipynb #ef6d8727
 class _Column:
     "A `.npy` file that grows."
     def __init__(self, path, dtype, shape):
@@ -486,7 +463,6 @@ class _Column:
         self.header(); self.file.close()
         return dict(shape=[self.n, *self.shape], dtype=self.dtype.str, sha256=self.sum.hexdigest())
 
-# %% ../nbs/04_regions.ipynb #19caab4c
 STORE = dict(ids=("<i8", ()), offsets=("<i8", ()), boxes=("<f4", (4,)), labels=("<i4", ()), scores=("<f4", ()),
              features=("<f2", None), sizes=("<i4", (2,)))   # the arrays of a store; features may be missing
 
@@ -529,11 +505,12 @@ def verify(self:RegionStore):
         if hashlib.sha256(getattr(self, name)).hexdigest() != about.get("sha256"):
             raise NocError(f"{self.folder/name}.npy: was altered: its checksum is not the one in meta.json")
 
-# %% ../nbs/04_regions.ipynb #34b590aa
+# %% ../nbs/04_regions.ipynb #988a7770
 @patch(cls_method=True)
 def write(cls:RegionStore,
     folder,      # must not exist yet
-    regions,     # `Regions` of different images, all with features or all without; or a `RegionTable`
+    regions,     # `Regions` or `RegionTable`s of different images, all with features or all without; or one table
+    notes=None,  # name -> text of other files to put into the folder
 )->RegionStore:  # the store, open
     "Write a store. Raises `NocError` for an image that comes twice, or features that fp16 cannot hold."
     folder = Path(folder)
@@ -543,8 +520,9 @@ def write(cls:RegionStore,
     columns = {name: _Column(tmp/f"{name}.npy", t, shape) for name, (t, shape) in STORE.items() if shape is not None}
     try:
         columns["offsets"].append([0]); done = set()
-        for table in [regions] if isinstance(regions, RegionTable) else map(_one, regions):
-            _append(columns, table, tmp, done, folder)
+        for r in [regions] if isinstance(regions, RegionTable) else regions:
+            _append(columns, r if isinstance(r, RegionTable) else _one(r), tmp, done, folder)
+        for name, text in (notes or {}).items(): (tmp/name).write_text(text, encoding="utf-8")
         about = {name: c.close() for name, c in columns.items()}
         write_json(tmp/"meta.json", dict(version=1, columns=about, counts=getattr(regions, "counts", {})), indent=1)
         os.rename(tmp, folder)
