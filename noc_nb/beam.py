@@ -4,10 +4,12 @@
 
 # %% auto #0
 __all__ = ['reorder_state', 'state_size', 'Hypotheses', 'top_words', 'ask', 'check_best', 'Beam', 'grow', 'beam_search',
-           'end_first', 'best_first']
+           'end_first', 'best_first', 'read_groups', 'pick', 'Table', 'Groups', 'pack_groups']
 
-# %% ../nbs/20_beam.ipynb #07971167
-from dataclasses import dataclass
+# %% ../nbs/20_beam.ipynb #b1b8651a
+import operator
+from collections import Counter
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -209,3 +211,88 @@ def best_first(
     tokens = place(beam.tokens.masked_fill(beam.tokens < 0, pad), pad)
     return Hypotheses(tokens, place(beam.score, -torch.inf), place(beam.ended, False), torch.zeros_like(tokens[...,0]),
                       tokens.new_full((len(tokens), k, 0, 2), -1), reason)
+
+# %% ../nbs/20_beam.ipynb #11850a92
+def read_groups(
+    constraints:list, # b lists of groups; a group is a list of alternatives, an alternative a tuple of token ids
+    eos:int,          # the token that ends a caption; no constraint may hold it
+)->list:              # b lists of (the caller's number of the group, its sorted alternatives)
+    "Check the constraints and put them in order. Raises `NocError` that names image and constraint."
+    read = []
+    for i, groups in enumerate(constraints):
+        read.append([])
+        for j, group in enumerate(groups):
+            where = f"image {i}, constraint {j}"
+            try: alternatives = sorted({tuple(operator.index(token) for token in alt) for alt in group})
+            except TypeError:
+                raise NocError(f"{where}: {group!r}; expected a list of alternatives, each a tuple of ids") from None
+            if not alternatives or not alternatives[0]: raise NocError(f"{where}: empty; expected at least one token")
+            for token in sum(alternatives, ()):
+                if token < 0: raise NocError(f"{where}: token {token}; expected an id of at least 0")
+                if token == eos: raise NocError(f"{where}: token {token}; expected another than the end of the caption")
+            read[-1].append((j, alternatives))
+        if len(read[-1]) > 62: raise NocError(f"image {i}: {len(read[-1])} constraints; expected at most 62")
+        read[-1].sort(key=operator.itemgetter(1))
+    if not read: raise NocError("constraints: no image; expected a list of constraints for each")
+    return read
+
+# %% ../nbs/20_beam.ipynb #dae56545
+def pick(
+    x:Tensor,     # (b,s,...)
+    place:Tensor, # (b,j) places of every image
+)->Tensor:        # (b,j,...)
+    "Other places for every image."
+    return x[torch.arange(len(x), device=x.device)[:,None], place]
+
+class Table:
+    "Base of dataclasses that hold tensors with a row an image."
+    def map(self, f, *others):
+        "`f` of every field of this table and of the others."
+        return type(self)(*(f(*(getattr(x, field.name) for x in (self, *others))) for field in fields(self)))
+    def __getitem__(self, images): return self.map(lambda x: x[images])
+    def at(self, place): return self.map(lambda x: pick(x, place))
+
+# %% ../nbs/20_beam.ipynb #5dde6c7c
+@dataclass
+class Groups(Table):
+    "Constraints as tensors: a alternatives of at most l tokens, spelt with c distinct words."
+    count:Tensor   # (b,) groups
+    top:Tensor     # (b,) the row to be reached
+    jump:Tensor    # (b,) the most groups that one token can finish
+    words:Tensor   # (b,c) the distinct tokens; -1 pads
+    group:Tensor   # (b,a) the group of an alternative
+    size:Tensor    # (b,a) its number of tokens; 0 pads
+    spell:Tensor   # (b,a,l) its tokens, as places in `words`
+    before:Tensor  # (b,a,l-1) all but its last token, right-aligned; -1 stands for anything
+    last:Tensor    # (b,a) its last token; -2 pads
+    ends:Tensor    # (b,a,c) 1. where it ends with that word
+
+# %% ../nbs/20_beam.ipynb #2e21d5ca
+def pack_groups(
+    read:list,       # what `read_groups` returned
+    at_least=None,   # how many groups must be finished: None (all), an int, or a list with one of these an image
+    absorb=True,     # whether words that the model says of its own accord count
+    device=None,     # where the tensors go
+)->Groups:
+    "Constraints as tensors. Raises `NocError` for a bad `at_least`."
+    if isinstance(at_least, Tensor): at_least = at_least.tolist()
+    b, need = len(read), list(at_least) if isinstance(at_least, (list, tuple)) else [at_least]*len(read)
+    if len(need) != b or any(m is not None and m < 0 for m in need):
+        raise NocError(f"at_least: {at_least}; expected None, a number >= 0, or one of these for each of {b} images")
+    alts = [[(g, alt) for g, (_, group) in enumerate(groups) for alt in group] for groups in read]
+    words = [sorted({w for _, alt in row for w in alt}) for row in alts]
+    a, c = max([1, *map(len, alts)]), max([1, *map(len, words)])
+    l = max([len(alt) for row in alts for _, alt in row], default=1)
+    def fill(rows, width, value): return [[*row, *[value]*(width - len(row))] for row in rows]
+    def tensor(x, *shape): return torch.tensor(x, dtype=torch.long, device=device).view(b, *shape)
+    spell = [fill([[words[i].index(w) for w in alt] for _, alt in row], l, 0) for i, row in enumerate(alts)]
+    before = [[[-1]*(l - len(alt)) + list(alt[:-1]) for _, alt in row] for row in alts]
+    together = [Counter(w for _, group in groups for w in {alt[-1] for alt in group}) for groups in read]
+    last, words = tensor(fill([[alt[-1] for _, alt in row] for row in alts], a, -2), a), tensor(fill(words, c, -1), c)
+    return Groups(count=tensor([len(groups) for groups in read]),
+                  top=tensor([len(groups) if m is None else min(m, len(groups)) for groups, m in zip(read, need)]),
+                  jump=tensor([max(n.values(), default=1) if absorb else 1 for n in together]),
+                  words=words, group=tensor(fill([[g for g, _ in row] for row in alts], a, 0), a),
+                  size=tensor(fill([[len(alt) for _, alt in row] for row in alts], a, 0), a),
+                  spell=tensor(fill(spell, a, [0]*l), a, l), before=tensor(fill(before, a, [-1]*(l-1)), a, l-1),
+                  last=last, ends=(last[:,:,None] == words[:,None]).float())

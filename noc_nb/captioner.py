@@ -94,7 +94,7 @@ def forward(self:Captioner,
     y = self.word_in(F.embedding(tokens, table))
     return F.linear(self.word_out(self.decoder(y, self.encode(features, mask), mask)), table)
 
-# %% ../nbs/14_captioner.ipynb #61a1b017
+# %% ../nbs/14_captioner.ipynb #39e7c60c
 class CaptionerState(NamedTuple):
     "The decoder's state and the table of words. A state is used up by `step`."
     decoder:DecoderState # b images with g hypotheses each
@@ -108,7 +108,7 @@ def start(self:Captioner,
 )->CaptionerState:    # one hypothesis an image
     "Encode the images. The first `step` takes b tokens BOS."
     state = self.decoder.start(self.encode(features, mask), mask, max_len)
-    return CaptionerState(state, self.words().to(state.image.dtype))
+    return CaptionerState(state, self.words().to(state.keys.dtype))
 
 @patch
 def step(self:Captioner,
@@ -117,8 +117,9 @@ def step(self:Captioner,
 )->tuple:                 # (b·g,v) log-probabilities of the next word, 32 bits, and the new state
     "One word more, in evaluation mode. Raises `NocError` where captions would get longer than the state allows."
     y, decoder = self.decoder.step(self.word_in(F.embedding(tokens, state.table)), state.decoder)
-    logits = F.linear(self.word_out(y), state.table)
-    return logits.log_softmax(-1, dtype=torch.float32), CaptionerState(decoder, state.table)
+    logits = F.linear(self.word_out(y), state.table).float()
+    out = None if torch.is_grad_enabled() else logits                        # in place: half the memory to go through
+    return torch.log_softmax(logits, -1, out=out), CaptionerState(decoder, state.table)
 
 @patch
 def reorder(self:Captioner,

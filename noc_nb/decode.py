@@ -5,19 +5,20 @@
 # %% auto #0
 __all__ = ['SearchConfig', 'search', 'Decoded', 'decode']
 
-# %% ../nbs/24_decode.ipynb #2f67dd58
+# %% ../nbs/24_decode.ipynb #ee4a411f
 from dataclasses import dataclass
 
 import torch
 
 from .beam import Hypotheses
 from .captioner import Captioner
-from .core import Config, progress
+from .cbs import constrained_beam_search
+from .core import Config, NocError, progress
 from .data import CaptionBatch
 from .grid_beam import grid_beam_search
 from .vocab import BOS, EOS, PAD, UNK, Vocab
 
-# %% ../nbs/24_decode.ipynb #85f7b583
+# %% ../nbs/24_decode.ipynb #6ac37a5e
 @dataclass(frozen=True)
 class SearchConfig(Config):
     "How captions are searched (section 2.3; design D3)."
@@ -26,6 +27,8 @@ class SearchConfig(Config):
     length_penalty:float = 0.    # 0: the plain sum of log-probabilities
     absorb:bool = False          # True: a constraint that the model says by itself counts
     no_repeat:bool = False       # True: a finished constraint is not said again
+    mode:str = "grid"            # "grid" (the paper), "bank" (k in all, fast) or "cbs" (a beam for every set; absorbs)
+    at_least:int = None          # constraints that must be in the caption; default: all
 
 @torch.no_grad()
 def search(
@@ -34,10 +37,15 @@ def search(
     constraints:list,    # b lists of constraint groups, empty for plain beam search
     cfg:SearchConfig=SearchConfig(), # how to search
 )->Hypotheses:           # (b,k,t) tokens, best first, with scores, satisfied, spans and reasons
-    "Grid beam search on a batch of images. The specials PAD, BOS and UNK are no words and are not said."
-    state = captioner.start(batch.features, batch.mask)
-    return grid_beam_search(captioner.step, state, constraints, bos=BOS, eos=EOS, pad=PAD, forbidden=(PAD, BOS, UNK),
-                            reorder=captioner.reorder, **cfg.to_dict())
+    "Search a batch of images. PAD, BOS and UNK are no words and are not said. Raises `NocError` for an unknown mode."
+    if cfg.mode not in ("grid", "bank", "cbs"): raise NocError(f"mode {cfg.mode!r}; expected one of grid, bank, cbs")
+    find, settings = grid_beam_search, cfg.to_dict()
+    if cfg.mode == "cbs":
+        find = constrained_beam_search
+        del settings["mode"], settings["absorb"]
+    state = captioner.start(batch.features, batch.mask, cfg.max_len)
+    return find(captioner.step, state, constraints, bos=BOS, eos=EOS, pad=PAD, forbidden=(PAD, BOS, UNK),
+                reorder=captioner.reorder, **settings)
 
 # %% ../nbs/24_decode.ipynb #64ede3a2
 @dataclass(frozen=True)

@@ -1,0 +1,267 @@
+"""What the searches promise, on random models: hypothesis draws the model, the constraints and the settings.
+
+The models are trees whose next-word probabilities depend on everything said before, in 64 bits and without ties. An
+example is a batch of ten images, each with its own tree and its own constraints, and there are fifty: 500 cases a
+property."""
+import itertools, math
+import pytest, torch
+from hypothesis import HealthCheck, given, settings, strategies as st
+from noc_nb.beam import beam_search
+from noc_nb.cbs import constrained_beam_search
+from noc_nb.core import NocError
+from noc_nb.grid_beam import grid_beam_search
+
+BOS, EOS = 1, 0
+B = 10
+fifty = settings(max_examples=50, deadline=None, database=None, derandomize=True,
+                suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+def tree(v, seed, dtype=torch.float64):
+    "A model of v words that never repeats itself."
+    def step(tokens, state):
+        code = (state["code"]*31 + tokens + 7) % 1_000_003
+        noise = ((code[:,None].double()*0.61803 + torch.arange(v)*1.7320508 + seed*0.377).sin()*43758.5453) % 1
+        return (5*noise).log_softmax(1).to(dtype), {"code": code}
+    return step, lambda *images: {"code": torch.tensor(images)*11 + 1}
+
+def captions(out, i=0):
+    "The complete captions of an image with their scores."
+    rows = zip(out.tokens[i].tolist(), out.scores[i].tolist(), out.ended[i].tolist())
+    return [(tuple(t for t in tokens if t >= 0), score) for tokens, score, ended in rows if ended]
+
+def same(found, true, eps=1e-9):
+    assert [c for c, _ in found] == [c for c, _ in true]
+    assert all(abs(a - b) < eps for (_, a), (_, b) in zip(found, true))
+
+def word(v): return st.integers(1, v - 1)
+def alternative(v): return st.lists(word(v), min_size=1, max_size=3).map(tuple)
+def groups(v, most=3): return st.lists(st.lists(alternative(v), min_size=1, max_size=2), max_size=most)
+
+def batch(v, most=3): return st.lists(groups(v, most), min_size=B, max_size=B)
+
+@st.composite
+def case(draw, most=3):
+    "Constraints of a batch and the settings of a search."
+    v = draw(st.sampled_from([6, 8, 40]))
+    images = draw(batch(min(v, 7), most))
+    how = dict(k=draw(st.integers(1, 4)), max_len=draw(st.integers(1, 7)), absorb=draw(st.booleans()),
+               no_repeat=draw(st.booleans()), length_penalty=draw(st.sampled_from([0., 0., .7])),
+               at_least=draw(st.sampled_from([None, None, 1, 2])), mode=draw(st.sampled_from(["grid", "bank"])))
+    return tree(v, draw(st.integers(0, 999))), images, how
+
+def search(model, images, of=None, **how):
+    "`of` names the trees of the images."
+    step, fresh = model
+    state = fresh(*(range(len(images)) if of is None else of))
+    return grid_beam_search(step, state, images, bos=BOS, eos=EOS, pad=-1, **how)
+
+@fifty
+@given(case())
+def test_claims_stand_where_they_say(given_case):
+    "What a caption claims is there; what is promised is fulfilled; nothing comes twice; what fails has a reason."
+    model, images, how = given_case
+    out = search(model, images, **how)
+    for i, wanted in enumerate(images):
+        need = len(wanted) if how["at_least"] is None else min(how["at_least"], len(wanted))
+        found = captions(out, i)
+        assert (out.reason[i] is None) == bool(found)
+        assert len({c for c, _ in found}) == len(found) and all(len(c) <= how["max_len"] for c, _ in found)
+        ranks = [s / len(c)**how["length_penalty"] for c, s in found]
+        assert all(a >= b - 1e-9 for a, b in zip(ranks, ranks[1:]))
+        for j, tokens in enumerate(out.tokens[i].tolist()):
+            spans = [tuple(s) for s in out.spans[i, j, :len(wanted)].tolist()]
+            there = [g for g, (a, _) in enumerate(spans) if a >= 0]
+            assert len(there) == out.satisfied[i, j]
+            assert all(tuple(tokens[slice(*spans[g])]) in wanted[g] for g in there)
+            if out.ended[i, j]: assert len(there) >= need and tokens.count(EOS) == 1
+
+@fifty
+@given(case(), st.randoms(use_true_random=False))
+def test_company_does_not_matter(given_case, rng):
+    "A batch, the same images in two others, and one of them alone: token for token."
+    model, images, how = given_case
+    out, order = search(model, images, **how), rng.sample(range(B), B)
+    for part in (order[:1], order[1:4], order[4:]):
+        other = search(model, [images[i] for i in part], of=part, **how)
+        for j, i in enumerate(part):
+            same(captions(other, j), captions(out, i))
+            assert other.reason[j] == out.reason[i] and other.satisfied[j].tolist() == out.satisfied[i].tolist()
+
+@fifty
+@given(case(), st.randoms(use_true_random=False))
+def test_order_of_constraints_is_irrelevant(given_case, rng):
+    model, images, how = given_case
+    order = [rng.sample(range(len(wanted)), len(wanted)) for wanted in images]
+    mixed = [[rng.sample(wanted[g], len(wanted[g])) for g in o] for wanted, o in zip(images, order)]
+    out, other = search(model, images, **how), search(model, mixed, **how)
+    for i, o in enumerate(order):
+        same(captions(other, i), captions(out, i))
+        assert [out.spans[i, 0, g].tolist() for g in o] == other.spans[i, 0, :len(o)].tolist()
+
+@fifty
+@given(st.integers(0, 999), st.sampled_from([4, 9, 70]), st.integers(1, 5), st.integers(1, 7),
+       st.sampled_from([0., 1.]), st.sampled_from(["grid", "bank"]))
+def test_no_constraints_is_beam_search(seed, v, k, max_len, length_penalty, mode):
+    step, fresh = tree(v, seed)
+    how = dict(bos=BOS, eos=EOS, k=k, max_len=max_len, length_penalty=length_penalty, pad=-1)
+    out = grid_beam_search(step, fresh(*range(B)), [[]]*B, mode=mode, **how)
+    beam = beam_search(step, fresh(*range(B)), **how)
+    for i in range(B): same(captions(out, i), captions(beam, i))
+
+def reader(model, image):
+    "`logp(tokens)` of one image, each prefix asked once."
+    step, fresh = model
+    seen = {(): step(torch.tensor([BOS]), fresh(image))}
+    def look(tokens):
+        if tokens not in seen: seen[tokens] = step(torch.tensor(tokens[-1:]), look(tokens[:-1])[1])
+        return seen[tokens]
+    return lambda tokens: look(tokens)[0][0].tolist()
+
+def algorithm_1(logp, constraints, k, T, absorb):
+    "The paper's pseudo-code for single words, as chapter 21 writes it down."
+    n, G = len(constraints), {(0, 0): [((), 0., frozenset())]}
+    for t in range(1, T + 1):
+        for c in range(max(0, n + t - T), min(t, n) + 1):
+            cell = {}
+            for tokens, score, said in G.get((c-1, t-1), []):
+                for w in sorted(set(constraints) - said):
+                    cell.setdefault((tokens + (w,), said | {w}), score + logp(tokens)[w])
+            for tokens, score, said in G.get((c, t-1), []):
+                if tokens and tokens[-1] == EOS: cell[tokens, said] = score; continue
+                for w, lp in enumerate(logp(tokens)):
+                    if w == EOS and c < n or absorb and w in set(constraints) - said: continue
+                    cell.setdefault((tokens + (w,), said), score + lp)
+            cell = [(tokens, s, said) for (tokens, said), s in cell.items()]
+            if (c, t) == (n, T): cell = [h for h in cell if h[0][-1] == EOS]
+            G[c, t] = sorted(cell, key=lambda h: -h[1])[:k]
+    return [(tokens, s) for tokens, s, _ in G.get((n, T), [])]
+
+@fifty
+@given(st.integers(0, 999), st.sampled_from([5, 8, 30]), st.integers(1, 4), st.integers(2, 6), st.booleans(),
+       st.lists(st.lists(st.integers(1, 4), unique=True, max_size=3), min_size=B, max_size=B))
+def test_grid_is_algorithm_1(seed, v, k, T, absorb, wanted):
+    model = tree(v, seed)
+    out = search(model, [[[(w,)] for w in ws] for ws in wanted], k=k, max_len=T, absorb=absorb)
+    for i, ws in enumerate(wanted): same(captions(out, i), algorithm_1(reader(model, i), ws, k, T, absorb))
+
+def every_caption(logp, v, wanted, need, T):
+    "All captions that hold an alternative of `need` groups, best first."
+    def holds(c, g): return any(c[i:i+len(a)] == a for a in g for i in range(len(c)))
+    whole = [(*body, EOS) for n in range(T) for body in itertools.product(range(1, v), repeat=n)
+             if sum(holds(body, g) for g in wanted) >= need]
+    return sorted(((c, sum(logp(c[:i])[w] for i, w in enumerate(c))) for c in whole), key=lambda x: -x[1])
+
+@fifty
+@given(st.integers(0, 99), batch(4), st.sampled_from([None, 1, 2]), st.sampled_from(["grid", "bank", "cbs"]))
+def test_large_k_is_exhaustive(seed, images, at_least, mode):
+    "With a place for everything all modes find all captions there are."
+    model, how = tree(4, seed), dict(k=130, max_len=4, at_least=at_least)
+    if mode == "cbs":
+        out = constrained_beam_search(model[0], model[1](*range(B)), images, bos=BOS, eos=EOS, pad=-1, **how)
+    else: out = search(model, images, mode=mode, **how)
+    for i, wanted in enumerate(images):
+        need = len(wanted) if at_least is None else min(at_least, len(wanted))
+        same(captions(out, i), every_caption(reader(model, i), 4, wanted, need, 4))
+
+@fifty
+@given(st.integers(0, 999), st.lists(st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=2, unique=True),
+                                               alternative(5)), min_size=B, max_size=B))
+def test_forms_never_weaken_if_nothing_is_dropped(seed, drawn):
+    single = [[[(w,)] for w in words] for words, _ in drawn]
+    forms = [[[(w,), form] for w in words] for words, form in drawn]
+    out = search(tree(5, seed), single + forms, of=[*range(B), *range(B)], k=260, max_len=4)
+    assert (out.scores[B:, 0] >= out.scores[:B, 0] - 1e-9).all()
+
+@fifty
+@given(case(most=8), st.integers(1, 6))
+def test_what_cannot_be_done_ends_with_a_report(given_case, max_len):
+    "Over-long lists and words that may not be said: never more steps than tokens, and a sentence."
+    (step, fresh), images, how = given_case
+    steps, images = [], [wanted + [[(2, 3, 2, 3)], [(3, 3, 3)]] for wanted in images]
+    def counting(tokens, state): steps.append(1); return step(tokens, state)
+    out = search((counting, fresh), images, **how | dict(max_len=max_len, at_least=None, forbidden=[2]))
+    assert len(steps) <= max_len
+    assert all(out.reason) and not out.ended.any()
+
+@fifty
+@given(case(), st.integers(0, 5), st.integers(0, 5))
+def test_minus_infinity_forbids(given_case, banned, dies_after):
+    "One -inf forbids a word; a row of -inf ends a hypothesis, and an image without any other is reported."
+    (step, fresh), images, how = given_case
+    def holes(tokens, state):
+        log_probs, state = step(tokens, state)
+        log_probs[:, banned] = -torch.inf
+        log_probs[tokens == dies_after] = -torch.inf
+        return log_probs, state
+    out = search((holes, fresh), images, **how)
+    for i in range(len(images)):
+        assert (out.reason[i] is None) == bool(out.ended[i].any())
+        for tokens in (t for t, s in zip(out.tokens[i].tolist(), out.scores[i].tolist()) if s > -math.inf):
+            real = [t for t in tokens if t >= 0]
+            assert banned not in real and dies_after not in [t for t in real[:-1]]
+
+@settings(fifty, max_examples=500)
+@given(st.integers(0, 999), groups(6), st.integers(0, 2), st.sampled_from([math.nan, math.inf]), st.integers(0, 2))
+def test_nan_and_infinity_are_errors(seed, wanted, when, what, image):
+    "Three images alike, so that each has a third of the rows."
+    (step, fresh), asked = tree(6, seed), []
+    def broken(tokens, state):
+        log_probs, state = step(tokens, state)
+        if len(asked) == when: log_probs[len(tokens)//3*image, 1] = what
+        asked.append(1)
+        return log_probs, state
+    try: search((broken, fresh), [wanted]*3, of=(0, 0, 0), k=2, max_len=3)
+    except NocError as e:
+        assert f"image {image}, step {when}" in str(e) and ("NaN" if what != what else "+inf") in str(e)
+    else: assert len(asked) <= when                                     # it ended before
+
+@fifty
+@given(st.integers(0, 999), st.integers(1, 4), st.integers(3, 6), batch(6, 4))
+def test_bank_asks_no_more_than_a_beam(seed, k, max_len, images):
+    "At most k open hypotheses an image, whatever is wanted."
+    (step, fresh), widest = tree(30, seed), []
+    def counting(tokens, state): widest.append(len(tokens)); return step(tokens, state)
+    search((counting, fresh), images, k=k, max_len=max_len, mode="bank")
+    assert max(widest) <= k*B
+
+def test_32_bit_models_agree_to_1e_5():
+    "A batch, one image alone, and the 64-bit model."
+    for seed in range(8):
+        wanted = [[[(2,)], [(3, 4)]], [], [[(5,), (6,)]]]
+        both = (search(tree(50, seed, dtype), wanted, k=4, max_len=8) for dtype in (torch.float64, torch.float32))
+        double, single = both
+        for i in range(3): same(captions(single, i)[:1], captions(double, i)[:1], 1e-4)
+        one = search(tree(50, seed, torch.float32), wanted[2:], of=(2,), k=4, max_len=8)
+        same(captions(one), captions(single, 2), 1e-5)
+
+def first_words(out, i=0): return captions(out, i)[0][0]
+
+def test_it_does_not_stop_too_early():
+    "Word 1 can be said at once, and the caption ends; 2, 3, 1 is better, in all or for each token."
+    def language(one, two, three):
+        rows = [[1, 0, 0, 0], [.9, 0, 0, .1], [0, .01, .99 - three, three], [0, .9, 0, .1],
+                [0, one, two, 1 - one - two]]
+        chances = torch.tensor(rows, dtype=torch.float64).log()
+        return lambda tokens, state: (chances[tokens], state)
+    how = dict(bos=4, eos=0, k=1, max_len=6, pad=-1)
+    assert first_words(grid_beam_search(language(.05, .9, .9), None, [[[(1,)]]], **how)) == (2, 3, 1, 0)
+    second = language(.4, .5, .6)
+    assert first_words(grid_beam_search(second, None, [[[(1,)]]], **how)) == (1, 0)
+    assert first_words(grid_beam_search(second, None, [[[(1,)]]], length_penalty=1, **how)) == (2, 3, 1, 0)
+
+def test_no_repeat_lets_a_form_grow():
+    "With no_repeat a finished word is not said again, but `fire` may become `fire hydrant`."
+    chances = torch.full((6, 6), 1e-3, dtype=torch.float64)
+    chances[:, 3], chances[3, 4], chances[4, 0] = .9, .9, .9
+    step = lambda tokens, state: ((chances / chances.sum(1, keepdim=True)).log()[tokens], state)
+    how = dict(bos=1, eos=0, k=3, max_len=6, pad=-1)
+    once = grid_beam_search(step, None, [[[(3,), (3, 4)]]], no_repeat=True, **how)
+    assert first_words(once) == (3, 4, 0)
+    assert first_words(grid_beam_search(step, None, [[[(3,)], [(5,)]]], no_repeat=True, **how)).count(3) == 1
