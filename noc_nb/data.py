@@ -298,9 +298,9 @@ class SelectorExamples:
     def __getitems__(self, index):
         return SelectorBatch(*(x[index] for x in self.whole[:3]), [self.whole.image_ids[i] for i in index])
 
-# %% ../nbs/07_data.ipynb #6100787c
+# %% ../nbs/07_data.ipynb #11a24f80
 def selector_examples(
-    data:CocoData,     # captions and regions
+    data:CocoData,             # captions and regions
     ids="train",               # image ids, or the name of a part
     classes:dict=None,         # category id -> `ObjectClass` with the forms that count; default: the data's
     min_refs:int=5,            # images with fewer references are left out
@@ -397,7 +397,7 @@ class ImageExamples:
         return CaptionBatch(*self.features(ids), None, ids)
     def __getitem__(self, i): return self.__getitems__([i])
 
-# %% ../nbs/07_data.ipynb #49889bb6
+# %% ../nbs/07_data.ipynb #20f9aa6e
 class Batches:
     "The batches of one epoch, as lists of numbers of examples."
     drop_last = False
@@ -409,8 +409,10 @@ class Batches:
         start:int=0,       # batches to skip
         shuffle:bool=True, # False: in order
         chunk:int=50,      # batches among which examples are sorted by length
+        parts:int=1,       # into how many parts a batch is cut
+        mine=(0,),         # the parts that are wanted, by number
     ):
-        self.batch_size, self.start = batch_size, start
+        self.batch_size = batch_size
         order, size = np.arange(len(lengths)), chunk * batch_size
         rng = np.random.default_rng((seed, epoch))
         if shuffle:
@@ -419,16 +421,17 @@ class Batches:
             order = np.concatenate([c[np.argsort(-np.asarray(lengths)[c], kind="stable")] for c in chunks] or [order])
         whole = len(order) // batch_size
         turn = [*(rng.permutation(whole) if shuffle else range(whole)), *range(whole, -(-len(order) // batch_size))]
-        self.lists = [order[i*batch_size:(i+1)*batch_size].tolist() for i in turn]
-    def __len__(self): return max(0, len(self.lists) - self.start)
-    def __iter__(self): return iter(self.lists[self.start:])
+        lists = [order[i*batch_size:(i+1)*batch_size].tolist() for i in turn]
+        self.lists = [whole[part::parts] for whole in lists[start:] if len(whole) >= parts for part in mine]
+    def __len__(self): return len(self.lists)
+    def __iter__(self): return iter(self.lists)
 
-# %% ../nbs/07_data.ipynb #b5747cc2
+# %% ../nbs/07_data.ipynb #3b6c175a
 def _as_it_is(batch): return batch
 
 @dataclass(frozen=True)
 class Loader:
-    "Epochs of batches: `loader(epoch, start)` gives a `DataLoader`; iterating over the loader itself gives epoch 0."
+    "Epochs of batches: a call gives a `DataLoader` of one epoch; iterating over the loader itself gives epoch 0."
     examples:object       # `SelectorExamples`, `CaptionExamples` or `ImageExamples`
     batch_size:int = 50   # the paper's
     seed:int = 0          # with the epoch, decides on the order
@@ -438,8 +441,11 @@ class Loader:
     def __call__(self,
         epoch:int=0, # which epoch
         start:int=0, # batches of it that are done
+        parts:int=1, # into how many parts a batch is cut
+        mine=(0,),   # the parts that are wanted; they come one after the other
     ):
-        batches = Batches(self.examples.lengths, self.batch_size, self.seed, epoch, start, self.shuffle)
+        batches = Batches(self.examples.lengths, self.batch_size, self.seed, epoch, start, self.shuffle, parts=parts,
+                          mine=mine)
         return DataLoader(self.examples, batch_sampler=batches, collate_fn=_as_it_is, num_workers=self.workers,
                           generator=torch.Generator())
     def __len__(self): return -(-len(self.examples) // self.batch_size)

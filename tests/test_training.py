@@ -1,0 +1,197 @@
+"Training that is killed, fills the disk, or runs in two processes ends where undisturbed training ends."
+import json, multiprocessing, os, random, resource, signal, subprocess, sys, time
+from dataclasses import replace
+from pathlib import Path
+import pytest
+import torch
+from accelerate.utils import gather_object
+from fastcore.basics import patch
+from safetensors.torch import load_file, save_file
+from noc_nb.captioner import Captioner
+from noc_nb.core import NocError, read_json, set_seed
+from noc_nb.data import caption_loader, image_loader, load_data
+from noc_nb.decode import SearchConfig
+from noc_nb.encoder import CaptionerConfig
+from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, image_count, scst_images, train_scst
+from noc_nb.toy import make_toy
+from noc_nb.train import TrainConfig, Trainer, checkpoints, read_checkpoint
+from noc_nb.train_xe import build_captioner, train_xe, xe_loss, xe_size
+from noc_nb.vocab import Vocab
+
+tiny = CaptionerConfig(d_model=32, heads=4, d_ff=64, layers=1, memory=4)
+xe = TrainConfig(epochs=3, batch=20, warmup=20, peak=5e-3, save_seconds=0.)
+scst = ScstConfig(epochs=2, batch=10, peak=1e-3, save_seconds=0.)
+how = SearchConfig(k=3, max_len=12)
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    "A small toy world, and a captioner to start self-critical training from."
+    root = make_toy(tmp_path_factory.mktemp("world")/"toy", train=60, val=12, test=5)
+    build_captioner(load_data(root, "toy"), tiny, 1).save_pretrained(root/"start")
+    return root
+
+# ---- kill -9
+
+def train(phase, root, folder):
+    "One phase in a process of its own; resumes what is there."
+    torch.set_num_threads(1)
+    data = load_data(root, "toy")
+    (folder.parent/"started").touch()
+    if phase == "xe": train_xe(data, tiny, xe, folder, 1, resume=True)
+    else: train_scst(data, Captioner.from_pretrained(root/"start"), scst, folder, True, how, resume=True)
+
+def outcome(folder):
+    "What training left, but for times."
+    history = read_json(folder/"done.json")["history"]
+    history = [{k: v for k, v in h.items() if k != "seconds" and "/s" not in k} for h in history]
+    return history, load_file(folder/"best/model.safetensors"), read_checkpoint(checkpoints(folder)[-1])[0]
+
+def assert_same(a, b):
+    assert a[0] == b[0]
+    for one, two in zip(a[1:], b[1:]):
+        assert one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase, kills", [("xe", 10), ("scst", 4)])
+def test_killed_and_resumed(world, tmp_path, phase, kills):
+    spawn = multiprocessing.get_context("forkserver")
+    spawn.set_forkserver_preload(["noc_nb.scst"])
+    def start(name):
+        (tmp_path/"started").unlink(missing_ok=True)
+        process = spawn.Process(target=train, args=(phase, world, tmp_path/name))
+        process.start()
+        while not (tmp_path/"started").exists() and process.is_alive(): time.sleep(.005)
+        return process
+    began = time.time()
+    process = start("whole")
+    began = time.time(); process.join(); took = time.time() - began
+    assert process.exitcode == 0
+    done, rng = 0, random.Random(0)
+    while done < kills:
+        process = start("cut")
+        process.join(rng.uniform(.05, 1.5/kills)*took)
+        if not process.is_alive(): break
+        os.kill(process.pid, signal.SIGKILL); process.join(); done += 1
+    assert done >= kills/2, f"only {done} kills before the run was over"
+    start("cut").join()
+    assert_same(outcome(tmp_path/"cut"), outcome(tmp_path/"whole"))
+
+# ---- a full disk
+
+class Wide(torch.nn.Linear):
+    def __init__(self): super().__init__(100, 100)
+    def save_pretrained(self, folder):
+        Path(folder).mkdir(parents=True)
+        save_file(self.state_dict(), Path(folder)/"model.safetensors")
+
+def wide(folder):
+    set_seed(0)
+    return Trainer(Wide(), lambda model, x: (model(x).square().mean(), {}), replace(xe, epochs=4), folder, 100)
+
+def wide_batches(at=None, act=None):
+    def batches(epoch, start=0, parts=1, mine=(0,)):
+        if epoch == at: act()
+        return list(torch.randn(6, 10, 100, generator=torch.Generator().manual_seed(epoch)))[start:]
+    return batches
+
+@pytest.mark.parametrize("how", ["tmpfs", "limit"])
+def test_full_disk(tmp_path, how):
+    disk = tmp_path/"disk"; disk.mkdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if how == "tmpfs":
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], capture_output=True)
+        if mounted.returncode: pytest.skip("no right to mount a tmpfs; the other case limits the size of files instead")
+    def fill():
+        if how == "limit": return resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        with open(disk/"filler", "wb", buffering=0) as f:
+            try:
+                while True: f.write(bytes(1000))
+            except OSError: pass
+    def empty():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        (disk/"filler").unlink(missing_ok=True)
+    try:
+        whole = wide(tmp_path/"whole").fit(wide_batches())
+        with pytest.raises(NocError, match="cannot be written .*make room and resume"):
+            wide(disk/"run").fit(wide_batches(2, fill))
+        empty()
+        last = checkpoints(disk/"run")[-1]
+        assert read_checkpoint(last)[1]["step"] == 12 and not list((disk/"run/checkpoints").glob(".*"))
+        assert torch.equal(wide(disk/"run").fit(wide_batches(), resume=True).weight, whole.weight)
+    finally:
+        empty()
+        if how == "tmpfs": subprocess.run(["umount", disk], check=True)
+
+# ---- what an older version finished
+
+def test_old_form_is_accepted(tmp_path):
+    whole = wide(tmp_path).fit(wide_batches())
+    for file in checkpoints(tmp_path): file.unlink()
+    (tmp_path/"state.pt").touch()
+    assert torch.equal(wide(tmp_path).fit(None, resume=True).weight, whole.weight)
+
+# ---- two processes
+
+def phase_of(phase, root, folder):
+    "A trainer and its batches, at dropout 0."
+    data, calm = load_data(root, "toy"), replace(tiny, dropout=0.)
+    captioner = build_captioner(data, calm, 1)
+    vocab, features = Vocab(captioner.tokens), data.region_features()
+    if phase == "xe":
+        return Trainer(captioner, xe_loss, xe, folder, 32, size=xe_size), caption_loader(data, vocab, "train", 20)
+    ids = scst_images(data)
+    loss = SelfCritical(cider_reward(data, ids, vocab), {}, how)
+    return Trainer(captioner, loss, scst, folder, 32, size=image_count), image_loader(data, ids, 7, 0, features)
+
+def twenty_losses(phase, root, folder):
+    trainer, loader = phase_of(phase, root, folder)
+    acc, losses = trainer.accelerator, []
+    trainer.model.train()
+    while len(losses) < 20:
+        for part in loader(trainer.epoch, 0, acc.num_processes, [acc.process_index]):
+            trainer.train_step([part])
+            losses.append(sum(gather_object([float(trainer.pending[-1][1]["loss"])])))
+        trainer.epoch += 1
+    return losses[:20]
+
+@patch
+def fit_until(self:Trainer, loader, step):
+    "Train, but die before a step."
+    def dying(*args):
+        for n, batch in enumerate(loader(*args)):
+            if self.step == step: raise InterruptedError
+            yield batch
+    class Dying(list):
+        def __init__(self, *args): super().__init__(loader(*args)); self.args = args
+        def __iter__(self): return dying(*self.args)
+    return self.fit(Dying, resume=True)
+
+def worker(root, out):
+    "What each of two processes does: twenty steps of both phases, and a run that dies and goes on."
+    found = {phase: twenty_losses(phase, root, out/phase) for phase in ("xe", "scst")}
+    ends = []
+    for name, step in ("whole", None), ("cut", 8):
+        if step:
+            try: (t := phase_of("xe", root, out/name))[0].fit_until(t[1], step)
+            except InterruptedError: pass
+        trainer, loader = phase_of("xe", root, out/name)
+        ends.append([p.detach().clone() for p in trainer.fit(loader, resume=True).parameters()])
+    found["resumed"] = all(torch.equal(a, b) for a, b in zip(*ends)) and len(ends[0]) > 0
+    if trainer.accelerator.is_main_process: (out/"found.json").write_text(json.dumps(found))
+
+@pytest.mark.slow
+def test_two_processes(world, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", __file__]
+    command += [world, tmp_path]
+    environment = os.environ | dict(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = read_json(tmp_path/"found.json")
+    for phase in "xe", "scst":
+        alone = twenty_losses(phase, world, tmp_path/f"{phase} alone")
+        assert max(abs(a - b) for a, b in zip(alone, found[phase])) < 1e-4, (phase, alone, found[phase])
+    assert found["resumed"]
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    worker(*map(Path, sys.argv[1:]))
