@@ -1,0 +1,118 @@
+"noc_app in a real headless Chromium: look, argue, upload, and nothing asked of the net."
+import importlib.util, os, socket
+import pytest
+import torch
+from PIL import Image
+from noc_nb.app import Studio
+from noc_nb.pipeline import NovelCaptioner
+from noc_nb.regions import Regions
+
+CHROMIUM, PORT = "/usr/bin/chromium", 7869
+missing = [m for m in ("gradio", "playwright") if importlib.util.find_spec(m) is None]
+pytestmark = [pytest.mark.slow,
+              pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}; pip install noc_nb[app]"),
+              pytest.mark.skipif(not os.path.exists(CHROMIUM), reason=f"no {CHROMIUM}: apt-get install chromium")]
+
+def dog_and_kite(images):
+    return [Regions([[.1, .3, .6, .9], [.55, .1, .9, .4]], [2, 30], [.9, .8], size=i.size) for i in images]
+
+@pytest.fixture(scope="module")
+def served():
+    "The page over drawn scenes, with a stand-in for a detector."
+    torch.set_num_threads(1)
+    studio = Studio(NovelCaptioner.from_pretrained("toy", device="cpu"), dog_and_kite, most=4)
+    page, options = studio.page(max_mb=1)
+    _, url, _ = page.launch(server_name="127.0.0.1", server_port=PORT, prevent_thread_lock=True, quiet=True, **options)
+    yield url
+    page.close()
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+@pytest.fixture
+def page(served, browser):
+    "A fresh tab; whatever it asks for elsewhere, or says went wrong, is an error."
+    tab, outside, wrong = browser.new_page(viewport=dict(width=1280, height=960)), [], []
+    tab.set_default_timeout(60_000)
+    local = ("data:", "blob:", served)
+    tab.on("request", lambda r: None if r.url.startswith(local) else outside.append(r.url))
+    tab.on("pageerror", lambda e: wrong.append(str(e)))
+    tab.goto(served)
+    tab.wait_for_selector("#examples img")
+    yield tab
+    tab.close()
+    assert outside == [] and wrong == []
+
+def captions(page): return [" ".join(c.split()) for c in page.locator("#stage .caption").all_inner_texts()]
+
+def example(page, n):
+    page.locator("#examples .thumbnail-item").nth(n).click()
+    page.wait_for_selector("#stage .word")
+
+def changes(page, act):
+    "Both captions, after an act that changes the first."
+    before = captions(page)
+    act()
+    now = "document.querySelector('#stage .caption').innerText.trim().split(/\\s+/).join(' ')"
+    page.wait_for_function(f"old => {now} != old", arg=before[0])
+    return captions(page)
+
+def test_untick_and_add(page, tmp_path):
+    example(page, 2)
+    forced, free = captions(page)
+    ticked = page.locator("#ticked input:checked")
+    names = [n.split()[0] for n in page.locator("#ticked label:has(input:checked)").all_inner_texts()]
+    assert names and all(name in forced.split() for name in names) and forced != free
+    less, same = changes(page, ticked.first.uncheck)
+    assert same == free and all(name in less.split() for name in names[1:])
+    page.locator("#added input").click()
+    page.locator("#added input").fill("umbrel")
+    more, same = changes(page, lambda: page.get_by_role("option", name="umbrella").click())
+    assert "umbrella" in more.split() and same == free
+    page.screenshot(path=tmp_path/"page.png")
+    assert len(Image.open(tmp_path/"page.png").convert("RGB").resize((160, 120)).getcolors(20_000)) > 100
+
+def test_words_and_boxes_look_at_each_other(page):
+    example(page, 1)
+    word, opacity = page.locator("#stage .word").first, "b => getComputedStyle(b).fillOpacity"
+    boxes = page.locator("#stage .box")
+    assert {b.evaluate(opacity) for b in boxes.all()} == {"0"}
+    word.hover(); page.wait_for_timeout(300)
+    shares = [float(b.evaluate(opacity)) for b in boxes.all()]
+    assert max(shares) == pytest.approx(.28, abs=.01) and min(shares) < max(shares)
+    word.click()
+    page.mouse.move(5, 5); page.wait_for_timeout(300)
+    assert max(float(b.evaluate(opacity)) for b in boxes.all()) > .2              # a click keeps it
+    word.click(); page.mouse.move(5, 5)
+    page.locator("#stage .region").last.dispatch_event("mouseover", dict(bubbles=True)); page.wait_for_timeout(300)
+    shades = {w.evaluate("w => w.style.background") for w in page.locator("#stage .word").all()}
+    assert len(shades) > 1 and "" not in shades
+
+def test_upload(page, tmp_path):
+    "A photo whose name is a program; a file that is no photo; one that is too large."
+    name = tmp_path/"<img src=x onerror=document.title='bad'>.png"
+    Image.effect_noise((90, 60), 90).save(name)
+    page.set_input_files("input[type=file]", name)
+    page.wait_for_selector("#stage .region")
+    assert page.locator("#stage .region").count() == 2 and len(captions(page)) == 2
+    assert page.title() == "noc_nb" and page.locator("img[src=x]").count() == 0
+
+@pytest.mark.parametrize("size, said", [(500, "expected a whole image"), (2_000_000, "maximum allowed size")])
+def test_bad_upload(page, tmp_path, size, said):
+    (tmp_path/"bad.png").write_bytes(b"\x89PNG" + bytes(size))
+    page.set_input_files("input[type=file]", tmp_path/"bad.png")
+    page.get_by_text(said).first.wait_for()
+    assert page.locator("#stage .word").count() == 0
+
+def test_served_to_this_machine_only(served):
+    "Another address of the same machine finds nobody there."
+    own = [info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+    other = [a for a in own if not a.startswith("127.0.0.1")] or ["127.0.0.2"]
+    with socket.socket() as s:
+        s.settimeout(5)
+        assert s.connect_ex((other[0], PORT)) != 0
