@@ -8,6 +8,7 @@ ini = ConfigParser(delimiters=["="])
 ini.read(here/"settings.ini", encoding="utf-8")
 cfg = ini["DEFAULT"]
 name = cfg["lib_name"]
+extras = {key.removeprefix("extra_"): value.split() for key, value in cfg.items() if key.startswith("extra_")}
 pythons = [f"Programming Language :: Python :: {v}" for v in ("3", "3.10", "3.11", "3.12", "3.13")]
 
 setup(
@@ -17,7 +18,7 @@ setup(
     long_description=(here/"README.md").read_text(encoding="utf-8"), long_description_content_type="text/markdown",
     packages=find_packages(include=[name, f"{name}.*"]), include_package_data=True, zip_safe=False,
     python_requires=f'>={cfg["min_python"]}', install_requires=cfg["requirements"].split(),
-    extras_require={"dev": cfg["dev_requirements"].split()},
+    extras_require=extras | {"dev": [*cfg["dev_requirements"].split(), *sum(extras.values(), [])]},
     entry_points={"console_scripts": cfg["console_scripts"].split(), "nbdev": [f"{name}={name}._modidx:d"]},
     classifiers=["Development Status :: 3 - Alpha", "Intended Audience :: Science/Research", *pythons],
 )

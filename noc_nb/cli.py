@@ -26,7 +26,7 @@ from .toy import make_toy
 from .train_selector import train_selector
 from .train_xe import train_xe
 
-# %% ../nbs/51_cli.ipynb #965d6581
+# %% ../nbs/51_cli.ipynb #6cd719e2
 def choice(
     text:str,   # what was typed: names with commas between them, or None for all
     allowed,    # the names that there are, in order
@@ -51,9 +51,9 @@ def table_lines(
     rows:list,      # names of rows
     trainings:list, # names of trainings
 )->list:            # (row, training, λ0), each once, in the order of the tables
-    "What has to be scored for some tables; not the published systems, nor the CBS row, whose search is not here yet."
+    "What has to be scored for some tables; not the published systems."
     lines = [(row, training, lambda0 or .2) for t in tables for _, row, training, lambda0 in spec(int(t))]
-    return [x for x in dict.fromkeys(lines) if x[0] in rows and x[0] != "cbs" and x[1] in trainings]
+    return [x for x in dict.fromkeys(lines) if x[0] in rows and x[1] in trainings]
 
 def table_selections(
     tables:list,    # numbers as text
@@ -119,7 +119,7 @@ def save_pipeline(
     pipeline = NovelCaptioner(selector, captioner, data.classes, vectors, cfg.search, cfg.form, cfg.limit)
     pipeline.save_pretrained(run.out/"pipeline")
 
-# %% ../nbs/51_cli.ipynb #ff65bc02
+# %% ../nbs/51_cli.ipynb #2351f797
 def reproduce(
     preset:str="toy",      # toy, lite or coco
     data:str=None,         # folder in COCO's layout; the toy world is made, others default to NOC_DATA
@@ -136,6 +136,7 @@ def reproduce(
     part:str="test",       # what is captioned and scored; val to choose by
     variant:str=None,      # what the settings change, in words
     models:str=None,       # a run's folder whose trained models are used; default: `out`
+    spice:bool=False,      # SPICE too
 )->list:                   # the run's result rows
     "Train, caption, score, and write the tables to `out`. Raises `NocError` for bad input, before anything is written."
     cfg, out = preset_of(preset, settings), Path(out or f"_runs/{preset}")
@@ -147,7 +148,7 @@ def reproduce(
     if cfg.threads: torch.set_num_threads(cfg.threads)
     kind = {None: "simulated", "gt": "gt", "simulated": "simulated"}.get(detections, "real")
     command = command_line(preset, detections, features, rows, training, settings, seed, part, variant)
-    run = Experiment(cfg, loaded, out, kind, seed, resume, command, metrics, part, variant, models)
+    run = Experiment(cfg, loaded, out, kind, seed, resume, command, metrics, part, variant, models, spice)
     made = run.run(lines, table_selections(tables, rows_))
     write_tables(made, tables, out, f"{cfg.data} {part}, {kind} detections{f', {variant}' if variant else ''}", variant)
     trained = [t for t in TRAINING_LABELS if ("selector", t, .2) in lines]
@@ -188,7 +189,7 @@ def train_part(
     captioner = Captioner.from_pretrained(best)
     return train_scst(loaded, captioner, replace(cfg.scst, seed=seed), out, not free, cfg.search, cfg.limit, resume)
 
-# %% ../nbs/51_cli.ipynb #f0d917f5
+# %% ../nbs/51_cli.ipynb #a83f3241
 @call_parse
 def noc_reproduce(
     preset:str="toy",      # toy, lite or coco
@@ -205,10 +206,11 @@ def noc_reproduce(
     part:str="test",       # what is captioned and scored: test, or val to choose by
     variant:str=None,      # what the settings change, in words; the rows carry it
     models:str=None,       # folder of a run whose trained models are used (default: OUT)
+    spice:store_true=False, # SPICE too, for which `noc_setup_spice` brings the jars
 ):
     "Train, caption and score; print Tables 1, 2 and 3 beside the paper's numbers and write them to OUT."
     made = polite(lambda: reproduce(preset, data, detections, features, out, tables, rows, training, set, seed, resume,
-                                    part=part, variant=variant, models=models))
+                                    part=part, variant=variant, models=models, spice=spice))
     folder = Path(out or f"_runs/{preset}")
     for t in tables.split(","): print((folder/f"table{t.strip()}.md").read_text())
     print(f"{len(made)} result rows in {folder/'rows.jsonl'}; the tables as pictures: {folder}/table*.png")

@@ -58,7 +58,8 @@ def test_modules_are_marked_as_generated():
 def test_requirements_name_every_import():
     "A user who installs the package gets all that its modules import."
     owners = importlib.metadata.packages_distributions()
-    stated = {norm(re.match(r"[\w.-]+", r)[0]) for r in SETTINGS["requirements"].split()}
+    extras = " ".join(value for key, value in SETTINGS.items() if key.startswith("extra_"))
+    stated = {norm(re.match(r"[\w.-]+", r)[0]) for r in f'{SETTINGS["requirements"]} {extras}'.split()}
     def unknown():
         for c in (c for p in CHAPTERS for c in cells(p, "code") if c.exported):
             for node in ast.walk(c.tree):
@@ -143,8 +144,9 @@ def test_metadata_is_settings(wheel):
     assert meta["Requires-Python"] == f">={SETTINGS['min_python']}"
     assert (SETTINGS["license"], meta["License-Expression"]) == ("apache2", "Apache-2.0")
     def key(requirement): return norm(re.match(r"[\w.-]+", requirement)[0])
-    stated = SETTINGS["requirements"].split() + SETTINGS["dev_requirements"].split()
-    assert sorted(map(key, meta.get_all("Requires-Dist"))) == sorted(map(key, stated)), \
+    extras = " ".join(value for name, value in SETTINGS.items() if name.startswith("extra_"))
+    stated = f'{SETTINGS["requirements"]} {SETTINGS["dev_requirements"]} {extras}'.split()
+    assert set(map(key, meta.get_all("Requires-Dist"))) == set(map(key, stated)), \
         "the wheel's requirements are not those of settings.ini"
     none_of((s for s in SETTINGS["console_scripts"].split() if s.replace("=", " = ") not in scripts),
             "a command of settings.ini is missing in the wheel")
