@@ -16,6 +16,7 @@ VENV ?= .venv
 LIMIT ?= 30
 BIN := $(VENV)/bin
 DONE := $(VENV)/.done
+TOOLS := $(VENV)/.tools
 SETUP := .ci/setup settings.ini setup.py pyproject.toml
 FAST := ^(00_core|02_heldout|10_attention|21_grid_beam|32_novelty)\.ipynb$$
 NOTEBOOKS = $(if $(NB),nbs/$(NB).ipynb,$(sort $(wildcard nbs/[0-9]*.ipynb)) $(sort $(wildcard nbs/experiments/*.ipynb)) nbs/index.ipynb)
@@ -36,7 +37,11 @@ $(DONE): $(SETUP)
 	bash .ci/setup $(VENV) $(PYTHON)
 	@touch $@
 
-test: venv
+$(TOOLS): $(DONE)
+	bash .ci/setup $(VENV) $(PYTHON) tools
+	@touch $@
+
+test: $(TOOLS)
 	$(BIN)/nbdev_test --n_workers 2 --timing
 	$(BIN)/python -m pytest -q
 
