@@ -4,6 +4,7 @@
 # make notebooks   execute all notebooks in order and keep their outputs (NB=10_attention: one), then README.md
 # make readme      README.md from nbs/index.ipynb
 # make export      noc_nb/*.py from the notebooks
+# make ship        a finished run as a pipeline of the package: make ship RUN=_runs/lite NAME=lite
 # make times       seconds of each notebook; fails above LIMIT=30
 # make venv        set-up alone: everything lives in .venv (PYTHON=python3.12: with this Python)
 # make clean       remove what builds and tests leave behind (.venv and _runs stay)
@@ -27,7 +28,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONWARNINGS ?= ignore:IProgress not found
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-fast reproduce notebooks readme export times clean
+.PHONY: help venv test test-fast reproduce notebooks readme export ship times clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -62,6 +63,9 @@ readme: venv
 
 export: venv
 	$(BIN)/nbdev_export
+
+ship: venv
+	$(BIN)/python -c "from noc_nb.pipeline import NovelCaptioner as N; N.from_pretrained('$(RUN)/pipeline').save_pretrained('noc_nb/models/$(NAME)', half=True)"
 
 times: venv
 	$(BIN)/nbdev_test --n_workers 0 --timing | \

@@ -14,7 +14,7 @@ pythons = [f"Programming Language :: Python :: {v}" for v in ("3", "3.10", "3.11
 setup(
     name=name, version=cfg["version"], description=cfg["description"], keywords=cfg["keywords"].split(", "),
     author=cfg["author"], author_email=cfg["author_email"], url=cfg["git_url"],
-    license_expression="Apache-2.0", license_files=["LICENSE"],
+    license_expression="Apache-2.0", license_files=["LICENSE", "NOTICE"],
     long_description=(here/"README.md").read_text(encoding="utf-8"), long_description_content_type="text/markdown",
     packages=find_packages(include=[name, f"{name}.*"]), include_package_data=True, zip_safe=False,
     python_requires=f'>={cfg["min_python"]}', install_requires=cfg["requirements"].split(),

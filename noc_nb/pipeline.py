@@ -219,17 +219,21 @@ def looks(self:NovelCaptioner,
     out[:,:n] = mean[:,:n]
     return out
 
-# %% ../nbs/50_pipeline.ipynb #812c8505
+# %% ../nbs/50_pipeline.ipynb #0329caa8
 SHIPPED = Path(files("noc_nb")/"models")   # pipelines that come with the package
 
 @patch
 def save_pretrained(self:NovelCaptioner,
-    folder, # made if missing
+    folder,     # made if missing
+    half=False, # True: 16 bits a number, as pipelines that come with the package
 ):
     "Write the pipeline to a folder."
     folder = Path(folder)
-    self.selector.save_pretrained(folder/"selector")
-    self.captioner.save_pretrained(folder/"captioner")
+    for name, model in ("selector", self.selector), ("captioner", self.captioner):
+        model.save_pretrained(folder/name)
+        (folder/name/"README.md").unlink(missing_ok=True)          # the pipeline has one card, not one for each part
+        file = folder/name/"model.safetensors"
+        if half: save_file({k: v.half() if v.is_floating_point() else v for k, v in load_file(file).items()}, file)
     save_classes(folder/"classes.json", self.classes)
     if self.vectors is not None:
         vectors = {str(i): torch.as_tensor(v).contiguous() for i, v in self.vectors.items()}
