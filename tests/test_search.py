@@ -103,7 +103,9 @@ def test_order_of_constraints_is_irrelevant(given_case, rng):
     out, other = search(model, images, **how), search(model, mixed, **how)
     for i, o in enumerate(order):
         same(captions(other, i), captions(out, i))
-        assert [out.spans[i, 0, g].tolist() for g in o] == other.spans[i, 0, :len(o)].tolist()
+        def places(found, groups):                 # equal groups may take each other's place
+            return sorted((sorted(group), found.spans[i, 0, g].tolist()) for g, group in enumerate(groups))
+        assert places(other, mixed[i]) == places(out, images[i])
 
 @fifty
 @given(st.integers(0, 999), st.sampled_from([4, 9, 70]), st.integers(1, 5), st.integers(1, 7),
