@@ -96,7 +96,7 @@ def write_tables(
         with whole_file(folder/f"table{t}.md") as f: f.write(to_markdown(view, title))
         to_png(view, folder/f"table{t}.png", title)
 
-# %% ../nbs/51_cli.ipynb #ce48b629
+# %% ../nbs/51_cli.ipynb #e18fbbcb
 def toy_world(
     out,         # the run's folder
     detections,  # as in `reproduce`
@@ -106,7 +106,7 @@ def toy_world(
     for name in (detections, features):
         if name in (None, "gt", "simulated") or Path(name).exists(): continue
         raise NocError(f"{name}: no such file or folder")
-    return make_toy(out/"data")
+    return make_toy(out/"data", test=600)
 
 def save_pipeline(
     run:Experiment, # finished
