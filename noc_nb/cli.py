@@ -63,7 +63,7 @@ def table_selections(
     lines = table_lines(tables, rows, TRAINING_LABELS)
     return list(dict.fromkeys((row, lambda0) for row, _, lambda0 in lines if row.startswith("selector")))
 
-# %% ../nbs/51_cli.ipynb #fbdde2ed
+# %% ../nbs/51_cli.ipynb #d83d1f98
 def command_line(
     preset:str,     # as in `reproduce`, like all that follow
     detections:str, # a file's path becomes FILE
@@ -74,13 +74,15 @@ def command_line(
     seed:int,       # of all models
     part:str="test",     # what is scored
     variant:str=None,    # what the settings change, in words
+    spice:bool=False,    # SPICE too
 )->str:                  # one line
     "The command that makes the same rows again, without paths of one machine."
     if detections and "/" in str(detections): detections = "FILE"
     options = dict(preset=preset, detections=detections, features=features and "STORE", rows=rows, training=training,
                    seed=seed, part=part if part != "test" else None, variant=variant and f'"{variant}"',
                    set=" ".join(settings or ()))
-    return " ".join(["noc_reproduce", *(f"--{k} {v}" for k, v in options.items() if v not in (None, ""))])
+    return " ".join(["noc_reproduce", *(f"--{k} {v}" for k, v in options.items() if v not in (None, "")),
+                     *["--spice"]*spice])
 
 # %% ../nbs/51_cli.ipynb #9f3c28a4
 def write_tables(
@@ -119,7 +121,7 @@ def save_pipeline(
     pipeline = NovelCaptioner(selector, captioner, data.classes, vectors, cfg.search, cfg.form, cfg.limit)
     pipeline.save_pretrained(run.out/"pipeline")
 
-# %% ../nbs/51_cli.ipynb #2351f797
+# %% ../nbs/51_cli.ipynb #8a1fab91
 def reproduce(
     preset:str="toy",      # toy, lite or coco
     data:str=None,         # folder in COCO's layout; the toy world is made, others default to NOC_DATA
@@ -147,7 +149,7 @@ def reproduce(
     loaded = load_data(root, cfg.split, detections or "simulated", features=features)
     if cfg.threads: torch.set_num_threads(cfg.threads)
     kind = {None: "simulated", "gt": "gt", "simulated": "simulated"}.get(detections, "real")
-    command = command_line(preset, detections, features, rows, training, settings, seed, part, variant)
+    command = command_line(preset, detections, features, rows, training, settings, seed, part, variant, spice)
     run = Experiment(cfg, loaded, out, kind, seed, resume, command, metrics, part, variant, models, spice)
     made = run.run(lines, table_selections(tables, rows_))
     write_tables(made, tables, out, f"{cfg.data} {part}, {kind} detections{f', {variant}' if variant else ''}", variant)
