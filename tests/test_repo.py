@@ -25,8 +25,8 @@ def lines():
         for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             yield f"{name(path)}: line {i}", path.name, line
 
-ROW = "schema table row data seed commit command config metrics seconds device time".split()
-MAIN = "training split detections features protocol counts".split()
+ROW = "schema table row commit command config metrics device time".split()
+MAIN = "data seed seconds training split detections features protocol counts".split()
 LOG = "time commit command why".split()
 
 def test_rows_say_how_they_were_made():
