@@ -27,7 +27,7 @@ from .train_selector import selector_scores, train_selector
 from .train_xe import bad_endings, train_xe
 from .vocab import Vocab
 
-# %% ../nbs/44_experiment.ipynb #9c803f8f
+# %% ../nbs/44_experiment.ipynb #0472bd29
 @dataclass(frozen=True)
 class Preset(Config):
     "Everything that a run depends on, besides its data and its seed. The defaults are the paper's."
@@ -57,7 +57,7 @@ PRESETS = dict(
         data="toy", split="toy", min_count=1, threads=1,
         selector=SelectorConfig(d_model=64, heads=4, d_ff=128),
         captioner=CaptionerConfig(d_model=64, heads=4, d_ff=128, layers=1, memory=8),
-        train_selector=TrainConfig(epochs=6, batch=100, warmup=60, peak=3e-3, patience=6),
+        train_selector=TrainConfig(epochs=6, warmup=60, peak=2e-3, patience=6),
         xe=TrainConfig(epochs=5, batch=100, warmup=150, peak=4e-3),
         scst=ScstConfig(epochs=1, batch=50, peak=1e-4)),
 )
