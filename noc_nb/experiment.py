@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PRESETS', 'Preset', 'Experiment', 'check_trained', 'write_results', 'read_results']
 
-# %% ../nbs/44_experiment.ipynb #5b05555c
+# %% ../nbs/44_experiment.ipynb #d6fc209d
 import json, time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,16 +18,16 @@ from .core import Config, NocError, append_row, new_row, progress, read_json, re
 from .data import CocoData, region_batches
 from .decode import Decoded, SearchConfig, decode
 from .metrics import METRICS, CaptionScorer
-from .novelty import evaluate, nonnovel_weight, selection_f1
+from .novelty import evaluate, selection_f1
 from .report import find_spice
 from .scst import ScstConfig, train_scst
 from .selector import RegionSelector, SelectorConfig
 from .train import TrainConfig
-from .train_selector import selector_scores, train_selector
+from .train_selector import selector_scores, train_selector, val_weight
 from .train_xe import bad_endings, train_xe
 from .vocab import Vocab
 
-# %% ../nbs/44_experiment.ipynb #0472bd29
+# %% ../nbs/44_experiment.ipynb #004ec331
 @dataclass(frozen=True)
 class Preset(Config):
     "Everything that a run depends on, besides its data and its seed. The defaults are the paper's."
@@ -36,6 +36,7 @@ class Preset(Config):
     min_count:int = 5                                  # a word of the vocabulary is seen so often in training
     form:str = "words"                                 # constraints: "words" (the paper), "forms" or "phrases"
     limit:int = 5                                      # constraints of an image, at most
+    distinct:bool = False                              # top-k rows: k classes, not the classes of k detections
     threads:int = 0                                    # of the CPU; 0: as PyTorch likes. Tiny models are faster with 1
     selector_seeds:tuple = ()                          # default: the run's; captions are made with the first
     selector:SelectorConfig = SelectorConfig()
@@ -62,7 +63,7 @@ PRESETS = dict(
         scst=ScstConfig(epochs=1, batch=50, peak=1e-4)),
 )
 
-# %% ../nbs/44_experiment.ipynb #a763ef40
+# %% ../nbs/44_experiment.ipynb #6464112a
 class Experiment:
     "One run of a preset on a data set: models, captions and result rows, each made once."
     def __init__(self,
@@ -90,7 +91,7 @@ class Experiment:
         self.ids, self.novel = data.splits[part], data.novel[part]
         self.cache, self.rows_file = {}, self.out/"rows.jsonl"
         # `val` has too many novel images for its false positives to count as they do in `test` (design D7c)
-        self.fp_weight = nonnovel_weight(self.ids, self.novel) if part == "val" else 1.
+        self.fp_weight = val_weight(data) if part == "val" else 1.
         self.claim(resume)
 
     @property
@@ -123,7 +124,7 @@ def claim(self:Experiment,
                 raise NocError(f"{found}: {key}: differs from this run's; expected the same, or another folder")
     write_json(found, about, indent=1)
 
-# %% ../nbs/44_experiment.ipynb #4391c3da
+# %% ../nbs/44_experiment.ipynb #673eb687
 def check_trained(
     folder,            # of a finished phase: `done.json` and the best weights
     found:Config,      # the trained model's configuration
@@ -148,7 +149,7 @@ def selector(self:Experiment,
     train = replace(self.preset.train_selector, seed=seed)
     folder = self.models/f"selector{'' if inner else '-no-inner'}-{lambda0}-{seed}"
     model = train_selector(self.data, cfg, train, folder, resume=True)
-    check_trained(folder, model.cfg, cfg, train)
+    check_trained(folder, replace(model.cfg, threshold=cfg.threshold), cfg, train)    # which is not trained
     return model
 
 @patch
@@ -167,12 +168,12 @@ def captioner(self:Experiment,
     check_trained(folder, model.cfg, replace(p.captioner, **widths), train)
     return model
 
-# %% ../nbs/44_experiment.ipynb #be80f16a
+# %% ../nbs/44_experiment.ipynb #232461ac
 @patch
 def threshold(self:Experiment)->float:
     "The detection score of the `score` row: best weighted F1 on `val`, from .2 to .9."
     ids, novel = self.data.splits["val"], self.data.novel["val"]
-    weight = nonnovel_weight(ids, novel)
+    weight = val_weight(self.data)
     def f1(t):
         how = dict(how="score", threshold=t, limit=self.preset.limit)
         chosen = {i: constraint_classes(self.data.regions[i], **how) for i in ids}
@@ -193,7 +194,7 @@ def chosen(self:Experiment,
         return {i: constraint_classes(data.regions[i], probs=p, **how) for i, (_, p) in scores.items()}
     how = dict(none=dict(how="none"), score=dict(how="score"), oracle=dict(how="oracle"),
                cbs=dict(how="topk", k=3, distinct=True),
-               **{f"top{k}": dict(how="topk", k=k) for k in (1, 2, 3)}).get(row)
+               **{f"top{k}": dict(how="topk", k=k, distinct=self.preset.distinct) for k in (1, 2, 3)}).get(row)
     if how is None:
         known = "none, top1, top2, top3, score, selector_no_inner, selector, oracle, cbs"
         raise NocError(f"row {row!r}: expected one of {known}")
