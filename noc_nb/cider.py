@@ -122,7 +122,7 @@ def _postings(self:CiderD, row, gram, count, lengths, image):
     self.keys, self.starts, self.postings = np.unique(key[order], return_index=True, return_counts=True)
     self.count, self.share, self.length = count[order], share[order], np.maximum(lengths[row[order]]-1, 0)
 
-# %% ../nbs/30_cider.ipynb #4a29199f
+# %% ../nbs/30_cider.ipynb #046bfd4b
 @patch
 def score(self:CiderD,
     captions:list, # token lists
@@ -157,7 +157,7 @@ def score_numbers(self:CiderD,
     gap = np.maximum(lengths-1, 0)[row[at]] - self.length[ref]
     gain = np.minimum(count[at], self.count[ref])*idf[at]*self.share[ref]*np.exp(-gap**2/72.)  # 2σ² = 72
     total = np.bincount(row[at]*4+size[at], gain, minlength=4*len(lengths))
-    return 10*np.divide(total, norm, out=np.zeros_like(total), where=norm > 0).reshape(-1, 4).mean(1)
+    return 10*np.divide(total, norm, out=np.zeros(len(norm)), where=norm > 0).reshape(-1, 4).mean(1)
 
 # %% ../nbs/30_cider.ipynb #0760c6d9
 IDS = (1 << 16) - 1  # token ids that a reward can tell apart

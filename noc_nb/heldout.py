@@ -6,8 +6,8 @@
 __all__ = ['COCO_CLASSES', 'PERSON', 'COCO_HELDOUT', 'PUBLISHED', 'normalize', 'says', 'ObjectClass', 'mentioned', 'HeldOut',
            'words_of', 'removed_images', 'novel_images', 'check_counts', 'load_classes', 'save_classes', 'name_classes']
 
-# %% ../nbs/02_heldout.ipynb #27134900
-import re
+# %% ../nbs/02_heldout.ipynb #a3be7ccf
+import csv, re
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -352,12 +352,14 @@ def load(cls:HeldOut,
     f1 = {protocol: _check_lists(lists, objects, f"{path}: f1: {protocol}") for protocol, lists in f1.items()}
     return cls(dict(objects), removal, novel, f1)
 
-# %% ../nbs/02_heldout.ipynb #7e21c4b2
+# %% ../nbs/02_heldout.ipynb #1787a5af
 def _names(path):
     "id -> name, from a file of names."
     if str(path).endswith((".json", ".json.gz")): found = read_json(path)
-    elif not Path(path).is_file(): raise NocError(f"{path}: no such file; expected names of classes")
-    else: found = [l.rpartition(",")[2] for l in Path(path).read_text("utf-8").splitlines() if l.strip()]
+    else:
+        try: found = [row[-1] for row in csv.reader(Path(path).read_text("utf-8").splitlines()) if "".join(row).strip()]
+        except FileNotFoundError: raise NocError(f"{path}: no such file; expected names of classes") from None
+        except (OSError, UnicodeDecodeError, csv.Error) as e: raise NocError(f"{path}: cannot be read ({e})") from None
     try:
         if isinstance(found, dict) and "categories" in found: return {c["id"]: c["name"] for c in found["categories"]}
         return {int(i): n for i, n in found.items()} if isinstance(found, dict) else dict(enumerate(found, 1))
@@ -365,7 +367,7 @@ def _names(path):
         raise NocError(f"{path}: expected names, {{id: name}}, or COCO's categories") from None
 
 def name_classes(
-    path, # text: line n, after its last comma, names class n; JSON: a list, {id: name}, or COCO's categories
+    path, # text or CSV: the last entry of row n names class n; JSON: a list, {id: name}, or COCO's categories
 )->dict:  # class id -> `ObjectClass`
     "Classes from their names alone. Raises `NocError` naming file and class, or if `inflect` is missing."
     try: import inflect

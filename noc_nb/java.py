@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['LIMITS', 'SPICE_JARS', 'java_version', 'find_java', 'machine_memory', 'heap', 'start_guarded', 'end', 'complaint',
            'time_limit', 'Meteor', 'jar_name', 'cache_folder', 'fetch_with_maven', 'fetch_corenlp', 'accept',
-           'missing_jars', 'setup_spice', 'Spice', 'noc_setup_spice']
+           'missing_jars', 'setup_spice', 'java_options', 'Spice', 'noc_setup_spice']
 
-# %% ../nbs/29_java.ipynb #a7abc84e
+# %% ../nbs/29_java.ipynb #c540fa7c
 import fcntl, hashlib, json, os, platform, re, shutil, signal, subprocess, sys, tempfile, threading, weakref
 from contextlib import contextmanager
 from functools import lru_cache
@@ -15,20 +15,20 @@ from pathlib import Path
 
 import numpy as np
 from fastcore.basics import patch
-from fastcore.script import call_parse
 from pycocoevalcap.meteor import meteor as meteor_package
 from pycocoevalcap.spice import spice as spice_package
 
-from .core import NocError, polite, progress, write_json
-from .vocab import tokenize
+from .core import NocError, command, polite, progress, write_json
+from .vocab import ptb_line
 
-# %% ../nbs/29_java.ipynb #6aaf3f7d
+# %% ../nbs/29_java.ipynb #438c72ab
 @lru_cache
 def java_version(
     java:str, # a program
 )->int:       # 8, 11, 17 …
     "The version of a Java. Raises `OSError` if it does not say."
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    try: said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired: raise OSError(f"it needs Java, and `{Path(java).name} -version` hangs") from None
     number = re.search(r'version "(?:1\.)?(\d+)', said.stderr)
     if not number: raise OSError(f"it needs Java, and `{Path(java).name} -version` says {said.stderr.strip()[:80]!r}")
     return int(number[1])
@@ -276,9 +276,17 @@ def setup_spice(
     raise NocError(f"SPICE: {'; '.join(problems) or jars}: not everything is there. "
                    f"Give these files with --jars FOLDER:{files}")
 
-# %% ../nbs/29_java.ipynb #8312dfe2
-_OPENS = [f"java.base/{p}" for p in ("java.lang", "java.util", "java.util.concurrent", "java.math", "java.text",
-                                     "java.net", "java.nio", "sun.nio.ch")] + ["java.sql/java.sql"]
+# %% ../nbs/29_java.ipynb #04156613
+_PACKAGES = "java.lang java.util java.util.concurrent java.math java.text java.net java.nio sun.nio.ch".split()
+_OPENS = [word for p in (*(f"java.base/{p}" for p in _PACKAGES), "java.sql/java.sql")
+          for word in ("--add-opens", f"{p}=ALL-UNNAMED")]
+
+def java_options(
+    folder:Path, # of SPICE's jars
+)->str:          # a value for the variable JDK_JAVA_OPTIONS
+    "With these options other tools' unchanged `java -jar spice-1.0.jar` works on Java 15 and later."
+    jars = os.pathsep.join(str(folder/jar_name(c)) for c in SPICE_JARS if not c.startswith(_NLP))
+    return f'--module-path "{jars}" --add-modules org.openjdk.nashorn {" ".join(_OPENS)}'
 
 class Spice:
     "SPICE of captions against prepared references, by the program that comes with `pycocoevalcap`."
@@ -289,9 +297,9 @@ class Spice:
     ):
         "Raises `OSError` where Java or a jar is missing. Nothing is started yet."
         self.folder, self.seconds, self.known = Path(folder or cache_folder()/"spice"), seconds, {}
-        self.java, self.heap = find_java(), heap(4000, 1500)
+        self.java, self.heap = find_java(), heap(2000, 1500)
         if missing_jars(self.folder): raise FileNotFoundError("its jars are missing; `noc_setup_spice` brings them")
-        self.refs = {i: [" ".join(tokenize(c)) for c in own] for i, own in refs.items()}
+        self.refs = {i: [ptb_line(c) for c in own] for i, own in refs.items()}
         # the database is native code for this kind of processor only; without it all works, but parses are not kept
         self.keeps = platform.machine().lower() in ("x86_64", "amd64")
 
@@ -300,8 +308,7 @@ class Spice:
         quick = ["-XX:TieredStopAtLevel=1"] if items < 500 else []
         own = Path(spice_package.__file__).parent
         path = os.pathsep.join(map(str, [own/"spice-1.0.jar", own/"lib"/"*", self.folder/"*"]))
-        opens = [word for p in _OPENS for word in ("--add-opens", f"{p}=ALL-UNNAMED")]
-        return [self.java, self.heap, *quick, "-Dfile.encoding=UTF-8", *opens, "-cp", path,
+        return [self.java, self.heap, *quick, "-Dfile.encoding=UTF-8", *_OPENS, "-cp", path,
                 "edu.anu.spice.SpiceScorer", *arguments, "-silent", "-threads", min(4, os.cpu_count() or 1)]
 
 # %% ../nbs/29_java.ipynb #c44a3e69
@@ -327,26 +334,29 @@ def _run(self:Spice,
     if len(f) < len(items): raise OSError(f"SPICE's Java program has scored {len(f)} of {len(items)} captions")
     return [float(f[k] or 0.) for k in range(len(items))]
 
-# %% ../nbs/29_java.ipynb #a4292712
+# %% ../nbs/29_java.ipynb #01031e0e
 @patch
 def score_many(self:Spice,
     systems:list, # dicts: image id -> sentence; every image has references
-    batch:int=5000, # sentences parsed in one run of Java
+    batch:int=5000, # sentences parsed, or captions scored, in one run of Java
 )->list:          # for every system an array (N,): SPICE of its captions in its own order, 0..1
-    "Score the captions of many systems at once. Raises `OSError` if Java fails."
-    said = [{i: " ".join(tokenize(c)) for i, c in captions.items()} for captions in systems]
+    "Score the captions of many systems at once; what is done is kept. Raises `OSError` if Java fails."
+    said = [{i: ptb_line(c) for i, c in captions.items()} for captions in systems]
     new = list(dict.fromkeys((i, c) for captions in said for i, c in captions.items() if (i, c) not in self.known))
     sentences = list(dict.fromkeys(s for i, c in new for s in (c, *self.refs[i])))
-    starts = range(0, len(sentences), batch) if self.keeps else ()
-    for start in progress(starts, "SPICE, parsing"):
-        self._run([dict(test=s, refs=[s]) for s in sentences[start:start+batch]])
-    if new: self.known.update(zip(new, self._run([dict(test=c, refs=self.refs[i]) for i, c in new])))
+    def batches(items): return [items[k:k+batch] for k in range(0, len(items), batch)]
+    for some in progress(batches(sentences) if self.keeps else [], "SPICE, parsing"):
+        self._run([dict(test=s, refs=[s]) for s in some])
+    for some in progress(batches(new), "SPICE, scoring"):
+        self.known.update(zip(some, self._run([dict(test=c, refs=self.refs[i]) for i, c in some])))
     return [np.array([self.known[i, c] for i, c in captions.items()]) for captions in said]
 
-# %% ../nbs/29_java.ipynb #0fc42c72
-@call_parse
+# %% ../nbs/29_java.ipynb #bd9b1e57
+@command
 def noc_setup_spice(
     jars:str=None, # folder with jars that you have brought (default: Maven, else pycocoevalcap's download)
 ):
     "Bring the jars that SPICE needs, once, with checksums."
-    print(f"SPICE is ready: {polite(lambda: setup_spice(jars))}")
+    folder = polite(lambda: setup_spice(jars))
+    print(f"SPICE is ready: {folder}\nFor other tools that run spice-1.0.jar, with CoreNLP in its lib/:\n"
+          f"export JDK_JAVA_OPTIONS='{java_options(folder)}'")

@@ -6,9 +6,8 @@
 __all__ = ['METRICS', 'FROM_SUMS', 'tokenized', 'bleu', 'bleu_counts', 'meteor', 'meteor_numbers', 'common', 'rouge_l',
            'CaptionScorer', 'from_sums', 'caption_scores', 'bench_scores']
 
-# %% ../nbs/31_metrics.ipynb #12c2e242
+# %% ../nbs/31_metrics.ipynb #bce0ba59
 import io, time, warnings
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 
 import numpy as np
@@ -21,16 +20,16 @@ from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 from .cider import CiderD, ngram_size, ngrams, word_numbers
 from .core import NocError, progress
 from .java import Meteor, Spice, find_java
-from .vocab import tokenize
+from .vocab import ptb_line
 
-# %% ../nbs/31_metrics.ipynb #cc2a362d
+# %% ../nbs/31_metrics.ipynb #58f973af
 def tokenized(
     text,         # a sentence
     where:str="", # what to call it in an error message
 )->str:           # its tokens, separated by single spaces
     "A sentence's tokens. Raises `NocError` naming `where` if it is not a string."
     if not isinstance(text, str): raise NocError(f"{where}: expected a string, got {type(text).__name__} {text!r}")
-    return " ".join(tokenize(text))
+    return ptb_line(text)
 
 # %% ../nbs/31_metrics.ipynb #fec684e2
 def bleu(
@@ -152,10 +151,10 @@ class CaptionScorer:
             self.left_out[name] = str(e)
             warnings.warn(f"{name} is left out: {e}", stacklevel=3)
 
-# %% ../nbs/31_metrics.ipynb #25ff91c2
+# %% ../nbs/31_metrics.ipynb #a83c819f
 @patch
-def _from_java(self:CaptionScorer, said):
-    "The numbers of METEOR and SPICE, where they are wanted and Java works."
+def _from_java(self:CaptionScorer, said, captions):
+    "The numbers of METEOR, which gets tokens, and SPICE, which makes its own, where they are wanted and Java works."
     def meteors():
         new = [(i, c) for i, c in said.items() if (i, c) not in self.known]
         for i, c in progress(new, "METEOR"):
@@ -163,7 +162,8 @@ def _from_java(self:CaptionScorer, said):
         return np.stack([self.known[i, c] for i, c in said.items()])
     found = {}
     if self.meteor: found["M"] = self._attempt("METEOR", meteors)
-    if self.spice and "S" in self.metrics: found["S"] = self._attempt("SPICE", lambda: self.spice.score_many([said])[0])
+    if self.spice and "S" in self.metrics:
+        found["S"] = self._attempt("SPICE", lambda: self.spice.score_many([{i: captions[i] for i in said}])[0])
     return {m: numbers for m, numbers in found.items() if numbers is not None}
 
 @patch
@@ -175,12 +175,11 @@ def numbers(self:CaptionScorer,
         if i not in captions: raise NocError(f"captions: image {i}: missing; expected one for every evaluated image")
     said = {i: tokenized(captions[i], f"captions: image {i}") for i in self.refs}
     ids, tokens = list(said), [c.split() for c in said.values()]
-    with ThreadPoolExecutor(1) as pool:
-        java, found = pool.submit(self._from_java, said), {}
-        if "C" in self.metrics: found["C"] = self.cider.score(tokens, ids)
-        if "B4" in self.metrics: found["B4"] = bleu_counts(self.cider, tokens, ids, self.lengths)
-        if "R" in self.metrics: found["R"] = np.array([rouge_l(c, self.refs[i]) for i, c in said.items()])
-        found |= java.result()
+    found = {}
+    if "C" in self.metrics: found["C"] = self.cider.score(tokens, ids)
+    if "B4" in self.metrics: found["B4"] = bleu_counts(self.cider, tokens, ids, self.lengths)
+    if "R" in self.metrics: found["R"] = np.array([rouge_l(c, self.refs[i]) for i, c in said.items()])
+    found |= self._from_java(said, captions)
     return {m: found[m].reshape(len(ids), -1) for m in METRICS if m in found}
 
 # %% ../nbs/31_metrics.ipynb #491ecd29

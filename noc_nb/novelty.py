@@ -88,7 +88,7 @@ def own_images(
         if i not in refs: raise NocError(f"references: image {i}: missing; expected its sentences")
     return {o: {i for i in every if any(says(c, forms) for c in refs[i])} for o, forms in words.items()}
 
-# %% ../nbs/32_novelty.ipynb #aa4154fb
+# %% ../nbs/32_novelty.ipynb #9d7d4b26
 def f1_counts(
     captions:dict,         # image id -> sentence
     novel:dict,            # object -> ids of its novel images, by the published lists
@@ -106,12 +106,12 @@ def f1_counts(
     if weight == "caption":
         missing = [i for i in ids if i not in (refs or {})]
         if missing: raise NocError(f"references: image {missing[0]}: missing; weight='caption' expects them, to count")
-    kept = {o: set(novel[o]).intersection(ids) for o in novel}
+    kept = {o: set(ids).intersection(novel[o]) for o in novel}
     said = {o: {i for i in ids if says(captions[i], forms)} for o, forms in words.items()}
     times = {i: len(refs[i]) for i in ids} if weight == "caption" else None
     return count_found(said, own_images(kept, refs, words), set().union(*kept.values()), ids, fp, fp_weight, times)
 
-# %% ../nbs/32_novelty.ipynb #ebea5dcd
+# %% ../nbs/32_novelty.ipynb #44cfa15c
 def f1_scores(
     *args,  # as in `f1_counts`: captions, novel, ids
     **kw,   # as in `f1_counts`: protocol, weight, fp, fp_weight, refs, heldout
@@ -122,9 +122,9 @@ def f1_scores(
 def with_mean(
     found:dict, # object -> Found
 )->dict:        # object -> F1 in points, and "mean"
-    "The F1 of every object and their unweighted mean."
-    f1 = {o: f.f1 for o, f in found.items()}
-    return f1 | {"mean": float(np.mean(list(f1.values())))}
+    "The F1 of every object and the unweighted mean, over the objects that have an image to be found on."
+    have = [f.f1 for f in found.values() if f.tp + f.fn]
+    return {o: f.f1 for o, f in found.items()} | {"mean": float(np.mean(have)) if have else 0.}
 
 # %% ../nbs/32_novelty.ipynb #f79b3364
 def nonnovel_weight(
