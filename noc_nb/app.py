@@ -6,18 +6,18 @@
 __all__ = ['SIDE', 'COOL', 'MIDDLE', 'WARM', 'CSS', 'SCRIPT', 'View', 'view', 'class_scores', 'toy_scene', 'score_color', 'draw',
            'sentence', 'stage', 'Studio', 'open_studio', 'noc_app']
 
-# %% ../nbs/53_app.ipynb #59480e50
+# %% ../nbs/53_app.ipynb #20cc96ea
 import base64, html, io, json, os, random
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from fastcore.basics import patch
 from PIL import Image
 
-from .core import NocError, polite
-from .detector import Detector, open_image
-from .gallery import command, detected
-from .heldout import PERSON
+from .core import NocError, command, polite
+from .detector import open_image
+from .gallery import detected, detector_for, open_pipeline
 from .pipeline import NovelCaption, NovelCaptioner, shipped
 from .regions import Regions
 from .toy import VAL, detect, render, toy_image
@@ -205,18 +205,22 @@ element.addEventListener('click', event => {
 });
 """
 
-# %% ../nbs/53_app.ipynb #a37a4396
+# %% ../nbs/53_app.ipynb #c1a0e903
 def _gradio():
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     try: import gradio
     except ImportError: raise NocError("noc_app: gradio is not installed; pip install \"noc_nb[app]\"") from None
     return gradio
 
+def _opens(file):
+    try: return bool(open_image(file))
+    except NocError: return False
+
 class Studio:
     "What the page does: examples, the photo pipeline, and its detector."
     def __init__(self,
         photos:NovelCaptioner=None, # for photos; None: drawn scenes only
-        detector=None,              # images -> `Regions`; default: `Detector()`, made when the first photo comes
+        detector=None,              # images -> `Regions`; default: `detector_for`, made when the first photo comes
         source=None,                # a `gallery.Source` with files and regions, for examples; default: drawn scenes
         most:int=12,                # examples
     ):
@@ -225,7 +229,7 @@ class Studio:
             toy = NovelCaptioner.from_pretrained("toy")
             self.examples = [lambda n=n: (toy, *toy_scene(n)) for n in range(most)]
         else:
-            ids = [i for i in source.ids if i in source.files][:most]
+            ids = islice((i for i in source.ids if i in source.files and _opens(source.files[i])), most)
             self.examples = [lambda i=i: (photos, open_image(source.files[i]), source.regions([i])[0]) for i in ids]
 
     def example(self, n:int)->View:
@@ -236,10 +240,10 @@ class Studio:
         "A photo that someone sent. Raises `NocError` if it cannot be used."
         if self.photos is None: raise NocError("photos need a pipeline for photos: noc_app --model FOLDER")
         image = open_image(path)
-        self.detector = self.detector or Detector(features=None if self.photos.vectors else "box")
+        self.detector = self.detector or detector_for(self.photos)
         return view(self.photos, image, self.detector([image])[0])
 
-# %% ../nbs/53_app.ipynb #761953a3
+# %% ../nbs/53_app.ipynb #de87617f
 @patch
 def page(self:Studio,
     max_mb:int=10,  # largest upload, in MB
@@ -254,7 +258,7 @@ def page(self:Studio,
                     "the decoder looked; a click keeps it.")
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
-                file = gr.File(label=f"A photo, up to {max_mb} MB, or one of these", file_types=["image"], height=140)
+                file = gr.File(label=f"Your photo, up to {max_mb} MB", file_types=["image"], height=165)
                 gallery = gr.Gallery(thumbnails, show_label=False, columns=4, height=280, object_fit="cover",
                                      allow_preview=False, elem_id="examples", buttons=[], interactive=False)
                 ticked = gr.CheckboxGroup([], label="Has to be said", elem_id="ticked")
@@ -291,7 +295,7 @@ def wire(self:Studio, gr, state, file, gallery, ticked, added, out):
     gallery.select(choose, None, shown)
     for changed in ticked, added: changed.input(again, [state, ticked, added], out)
 
-# %% ../nbs/53_app.ipynb #8716e2f1
+# %% ../nbs/53_app.ipynb #c1dbfead
 def open_studio(
     model=None,      # for photos: a folder, or a name in the package; default: the package's best
     detections=None, # a detections file whose images become the examples
@@ -299,17 +303,18 @@ def open_studio(
     data=None,       # folder in COCO's layout, for their sizes
     weights="default", # of the detector: torchvision's own, or a file
     detector="fasterrcnn_resnet50_fpn", # a name in torchvision
+    classes=None,    # the detector's own classes, as in `gallery.own_classes`
 )->Studio:
     "What `noc_app` serves. Raises `NocError` for bad input."
     model = model or shipped()[0]
-    photos = None if model == "toy" else NovelCaptioner.from_pretrained(model)
+    photos = None if model == "toy" else open_pipeline(model, classes)
     source = None
     if detections:
         if photos is None: raise NocError("--detections: expected --model with a pipeline for photos")
         source = detected(detections, data, images, photos.classes)
         if not source.files.keys() & set(source.ids): raise NocError(f"{detections}: expected --images with its images")
-    lazy = None if weights == "default" and detector == "fasterrcnn_resnet50_fpn" else Detector(detector, weights)
-    return Studio(photos, lazy, source)
+    usual = photos is None or weights == "default" and detector == "fasterrcnn_resnet50_fpn"
+    return Studio(photos, None if usual else detector_for(photos, detector, weights), source)
 
 @command
 def noc_app(
@@ -321,11 +326,12 @@ def noc_app(
     data:str=None,        # folder in COCO's layout, for the sizes of images
     detector:str="fasterrcnn_resnet50_fpn", # a detector of torchvision
     weights:str="default", # its weights: torchvision's own (downloaded once), or a file
+    classes:str=None,     # the detector's own classes: a file of names, one a line, or JSON (default: the model's)
     max_mb:int=10,        # largest upload, in MB
 ):
     "Serve a page to try captions on, on this machine alone."
     def work():
-        page, options = open_studio(model, detections, images, data, weights, detector).page(max_mb)
+        page, options = open_studio(model, detections, images, data, weights, detector, classes).page(max_mb)
         try: page.launch(server_name=host, server_port=port, **options)
         except OSError as e: raise NocError(f"--port {port}: {e}") from None
     polite(work)

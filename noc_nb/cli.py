@@ -6,15 +6,15 @@
 __all__ = ['choice', 'preset_of', 'table_lines', 'table_selections', 'command_line', 'write_tables', 'toy_world', 'save_pipeline',
            'reproduce', 'train_part', 'noc_reproduce', 'noc_train']
 
-# %% ../nbs/51_cli.ipynb #8de08fbd
+# %% ../nbs/51_cli.ipynb #19debf20
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from fastcore.script import Param, call_parse, store_true
+from fastcore.script import Param, store_true
 
 from .captioner import Captioner
-from .core import NocError, find_data, override, polite, whole_file
+from .core import NocError, command, find_data, override, polite, whole_file
 from .data import load_data
 from .experiment import PRESETS, Experiment, Preset
 from .metrics import METRICS
@@ -191,8 +191,8 @@ def train_part(
     captioner = Captioner.from_pretrained(best)
     return train_scst(loaded, captioner, replace(cfg.scst, seed=seed), out, not free, cfg.search, cfg.limit, resume)
 
-# %% ../nbs/51_cli.ipynb #a83f3241
-@call_parse
+# %% ../nbs/51_cli.ipynb #91882bc3
+@command
 def noc_reproduce(
     preset:str="toy",      # toy, lite or coco
     data:str=None,         # folder in COCO's layout; the toy world is made, others default to the variable NOC_DATA
@@ -217,8 +217,8 @@ def noc_reproduce(
     for t in tables.split(","): print((folder/f"table{t.strip()}.md").read_text())
     print(f"{len(made)} result rows in {folder/'rows.jsonl'}; the tables as pictures: {folder}/table*.png")
 
-# %% ../nbs/51_cli.ipynb #cf1d60c5
-@call_parse
+# %% ../nbs/51_cli.ipynb #719757de
+@command
 def noc_train(
     part:str,             # selector, xe (cross-entropy) or scst (self-critical)
     data:str=None,        # folder in COCO's layout (default: the variable NOC_DATA)

@@ -7,7 +7,7 @@ __all__ = ['FORMATS', 'SUFFIXES', 'MAX_PIXELS', 'DETECTORS', 'WITHOUT_EPS', 'Ima
            'read_weights', 'load_model', 'box_features', 'RoIFeatures', 'HalfBackbone', 'prepare', 'Detector',
            'random_weights', 'detect_files', 'extract', 'noc_features']
 
-# %% ../nbs/05_detector.ipynb #a3b31f10
+# %% ../nbs/05_detector.ipynb #dc6f5ffc
 import hashlib, io, json, os, re, shutil, tarfile, warnings
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, islice
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torchvision
 from fastcore.basics import chunked, patch
-from fastcore.script import call_parse, store_true
+from fastcore.script import store_true
 from PIL import Image, ImageOps, UnidentifiedImageError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import roi_align
 
-from .core import NocError, default_device, polite, progress, read_json, whole_file, write_json
+from .core import NocError, command, default_device, polite, progress, read_json, whole_file, write_json
 from .heldout import COCO_CLASSES
 from .regions import Regions, RegionStore, read_coco
 
@@ -103,28 +103,35 @@ def _found(path, name):
             for f in sorted(f for f in files if _is_image(f) or f.endswith(".tar")):
                 yield from _found(Path(base, f), os.path.join(name, os.path.relpath(base, path), f))
 
-# %% ../nbs/05_detector.ipynb #06d0d133
+# %% ../nbs/05_detector.ipynb #401e9150
 def image_files(
-    src, # an image, a folder, a tar file, a .txt file with one of these a line, or a COCO root
-)->list: # `ImageFile`s, each with a number of its own
-    "The images of a source. Raises `NocError` if there is none."
+    src,      # an image, a folder, a tar file, a .txt file with one of these a line, or a COCO root
+    ids=None, # file name, with or without its folder -> id; default: every image may be numbered by its place
+)->list:      # `ImageFile`s, each with a number of its own
+    "The images of a source. Raises `NocError` if there is none, or naming a file whose number is not known."
     src = Path(src)
     if not src.exists(): raise NocError(f"{src}: no such file or folder; expected images")
     lines = src.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if src.suffix == ".txt" else None
     parts = {"" if src.is_dir() else src.name: src} if lines is None else {l: src.parent/l for l in lines if l.strip()}
-    found = [f for name, path in parts.items() for f in _found(path, name)]
-    ids = _coco_ids(src, found) if (src/"annotations").is_dir() else _own_ids(found)
-    found = [replace(f, id=i, name=_clean(f.name)) for f, i in zip(found, ids) if i is not None]
+    found = [replace(f, name=_clean(f.name)) for name, path in parts.items() for f in _found(path, name)]
+    numbers = _coco_ids(src, found) if (src/"annotations").is_dir() else _own_ids(found, ids)
+    found = [replace(f, id=i) for f, i in zip(found, numbers) if i is not None]
     if not found: raise NocError(f"{src}: expected images ({' '.join(SUFFIXES)}) or .tar files of them; found none")
     return found
 
 def _clean(name): return os.path.normpath(os.fsencode(name).decode("utf-8", "replace"))   # a name may hold any bytes
 
-def _own_ids(files):
-    "The numbers that the names end with, or the places in the list."
+def _own_ids(files, ids):
+    "The ids of the names, or the numbers that they end with, or the places in the list."
     ends = [re.search(r"\d{1,18}$", Path(f.name).stem, re.ASCII) for f in files]
-    own = {int(e[0]) for e in ends if e}
-    return [int(e[0]) for e in ends] if len(own) == len(files) else range(1, len(files) + 1)
+    known, own = ids or {}, {}
+    for f, e in zip(files, ends):
+        i = known.get(f.name, known.get(Path(f.name).name, int(e[0]) if e else None))
+        if (i is None or i in own) and ids is None: return range(1, len(files) + 1)
+        if i is None: raise NocError(f"{f.name}: expected a name that ends in the image's id, or whose id is known")
+        if i in own: raise NocError(f"{f.name}: image {i}: is {own[i]} already; expected one file an image")
+        own[i] = f.name
+    return list(own)
 
 def _coco_ids(root, files):
     "The official ids, from the annotation files, the smallest first; None for a photo that no file names."
@@ -134,7 +141,7 @@ def _coco_ids(root, files):
             ids |= {o.get("file_name"): o["id"] for o in read_coco(path, "images")["images"]}
     return [ids.get(f.path.name) for f in files]
 
-# %% ../nbs/05_detector.ipynb #bbc2de0b
+# %% ../nbs/05_detector.ipynb #2107b743
 DETECTORS = torchvision.models.list_models(module=torchvision.models.detection)
 WITHOUT_EPS = [f"{kind}_resnet50_fpn" for kind in ("fasterrcnn", "maskrcnn", "keypointrcnn", "retinanet")]
 
@@ -147,8 +154,8 @@ def read_weights(
         weights = torchvision.models.get_model_weights(name).DEFAULT
         try: return weights.get_state_dict(progress=False, check_hash=True)
         except (OSError, RuntimeError) as e:
-            raise NocError(f"{name}: its weights cannot be downloaded ({e}): fetch {weights.url} elsewhere, bring the "
-                           "file, and name it instead of \"default\"") from None
+            raise NocError(f"{name}: its weights cannot be downloaded ({e}): fetch {weights.url} elsewhere, and give "
+                           "the file instead of \"default\" (--weights FILE)") from None
     if not Path(source).is_file(): raise NocError(f"{source}: no such file; expected the weights of {name}")
     try:
         if str(source).endswith(".safetensors"): return load_file(source)
@@ -236,7 +243,7 @@ def prepare(
     pixels = np.array(rgb(image if scale >= 1 else image.resize(small, Image.Resampling.BILINEAR)))
     return torch.from_numpy(pixels).permute(2, 0, 1), image.size
 
-# %% ../nbs/05_detector.ipynb #58f646a2
+# %% ../nbs/05_detector.ipynb #190c74cb
 class Detector:
     "A torchvision detector. Raises `NocError` for an unknown name, or weights that do not fit."
     def __init__(self,
@@ -249,13 +256,14 @@ class Detector:
         batch:int=8,                 # images at once, at most
         classes:int=91,              # of the weights, the background included
         feature_weights="default",   # of the ResNet-101: as `weights`
-        half:bool=None,              # backbones in bfloat16; None: on a GPU
+        half:bool=None,              # backbones in bfloat16; None: on a GPU that computes in it
     ):
         if name not in DETECTORS: raise NocError(f"detector {name!r}: expected one of {', '.join(DETECTORS)}")
         if features not in ("box", "resnet101", None):
             raise NocError(f"features {features!r}: expected box, resnet101 or None")
-        self.settings = dict(name=name, features=features, min_score=min_score, size=size, batch=batch, half=half)
         self.device, self.min_score, self.batch = torch.device(device or default_device()), min_score, batch
+        if half is None: half = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        self.settings = dict(name=name, features=features, min_score=min_score, size=size, batch=batch, half=half)
         self.model = load_model(name, weights, weights_backbone=None, num_classes=classes)
         self.labels = torch.tensor([*COCO_CLASSES] if classes == 91 else range(1, classes), device=self.device)
         heads, self.transform = getattr(self.model, "roi_heads", None), self.model.transform
@@ -266,8 +274,7 @@ class Detector:
         if heads is not None: heads.mask_roi_pool = heads.keypoint_roi_pool = None   # boxes are all that is wanted
         self.roi = RoIFeatures(self.transform, feature_weights) if features == "resnet101" else None
         models = [m.to(self.device) for m in (self.model, self.roi) if m is not None]
-        if self.device.type == "cuda" if half is None else half:
-            for m in models: m.backbone = HalfBackbone(m.backbone)
+        for m in models if half else (): m.backbone = HalfBackbone(m.backbone)
 
     @property
     def limits(self)->tuple: # pixels: the short side that the model works with, and the longest side
@@ -429,8 +436,8 @@ def extract(
     shutil.rmtree(folder, ignore_errors=True)
     return RegionStore(out)
 
-# %% ../nbs/05_detector.ipynb #983606f8
-@call_parse
+# %% ../nbs/05_detector.ipynb #08d42a5a
+@command
 def noc_features(
     src:str,                  # an image, a folder, a .tar of images, a .txt with one of these a line, or a COCO root
     out:str=None,             # the region store to make; parts are kept in OUT.parts until it is whole

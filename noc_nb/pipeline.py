@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SHIPPED', 'NovelCaption', 'NovelCaptioner', 'cross_attention', 'shipped']
 
-# %% ../nbs/50_pipeline.ipynb #ec326734
+# %% ../nbs/50_pipeline.ipynb #006e2541
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +20,7 @@ from .constraints import constraint_tokens
 from .core import NocError, default_device, read_json, write_json
 from .data import CaptionBatch, SymbolicFeatures
 from .decode import Decoded, SearchConfig, decode
-from .heldout import PERSON, load_classes, save_classes
+from .heldout import COCO_CLASSES, PERSON, load_classes, save_classes
 from .regions import Regions, geometry, table_of
 from .selector import RegionSelector, select
 from .vocab import BOS, Vocab
@@ -39,7 +39,7 @@ class NovelCaption:
     probs:tuple         # the selector's probability of every region, in their order; None where it does not look
     reason:str = None   # why a word is missing or nothing was selected, or None
 
-# %% ../nbs/50_pipeline.ipynb #fb0fb674
+# %% ../nbs/50_pipeline.ipynb #e78a0c0e
 class NovelCaptioner:
     "Region selector, captioner and grid beam search together (section 2)."
     def __init__(self,
@@ -54,6 +54,7 @@ class NovelCaptioner:
         self.selector, self.captioner = selector.eval(), captioner.eval()
         self.classes, self.vectors, self.search, self.form, self.limit = classes, vectors, search, form, limit
         self.vocab, self.by_name = Vocab(captioner.tokens), {c.name: i for i, c in classes.items()}
+        self.people = {i for i, c in classes.items() if " ".join(c.phrase) in COCO_CLASSES[PERSON].forms}
 
     def class_ids(self,
         names, # class names, or words for them
@@ -61,10 +62,12 @@ class NovelCaptioner:
         "The classes of some names. Raises `NocError` for one that is unknown."
         words = {form: i for i, c in self.classes.items() for form in (*c.forms, c.word)} | self.by_name
         for name in names:
-            if name not in words: raise NocError(f"object {name!r}: expected one of {', '.join(self.by_name)}")
+            if name not in words:
+                raise NocError(f"object {name!r}: expected one of {', '.join([*self.by_name][:90])}"
+                               + f" … ({len(words):,} words)"*(len(self.by_name) > 90))
         return [words[name] for name in names]
 
-# %% ../nbs/50_pipeline.ipynb #0b4021ac
+# %% ../nbs/50_pipeline.ipynb #cf3b0c34
 @patch
 def probs(self:NovelCaptioner,
     images:list,  # b `Regions`
@@ -75,7 +78,7 @@ def probs(self:NovelCaptioner,
             if c not in self.classes:
                 raise NocError(f"image {r.image_id}: category {c}: expected one of the pipeline's {len(self.classes)}")
     k, device = self.selector.cfg.max_regions, next(self.selector.parameters()).device
-    seen = [[n for n, c in enumerate(r.labels.tolist()) if c != PERSON][:k] for r in images]
+    seen = [[n for n, c in enumerate(r.labels.tolist()) if c not in self.people][:k] for r in images]
     best = table_of(replace(r.keep(s), image_id=n) for n, (r, s) in enumerate(zip(images, seen)))
     best = best.batch(range(len(images)))
     with torch.no_grad():
@@ -261,3 +264,16 @@ def from_pretrained(cls:NovelCaptioner,
 def shipped()->list: # names for `from_pretrained`, the one for photos first
     "The pipelines that come with the package."
     return sorted(p.name for p in SHIPPED.iterdir() if (p/"pipeline.json").exists()) if SHIPPED.is_dir() else []
+
+# %% ../nbs/50_pipeline.ipynb #dda846c2
+@patch
+def with_classes(self:NovelCaptioner,
+    classes:dict,    # class id -> `ObjectClass`, numbered as the detector does
+)->NovelCaptioner:   # with the same models
+    "The pipeline for another detector's classes."
+    table, known, stoi = self.captioner.words().detach().cpu(), self.captioner.words.known, self.vocab.stoi
+    def vector(c):
+        rows = [stoi[w] for w in c.phrase if w in stoi and known[stoi[w]]]
+        return table[rows].sum(0)/max(1, len(rows))
+    vectors = None if self.vectors is None else {i: vector(c) for i, c in classes.items()}
+    return NovelCaptioner(self.selector, self.captioner, classes, vectors, self.search, self.form, self.limit)

@@ -54,7 +54,7 @@ toy      cone/traffic_cone        cone     orange  stripes
 air      kite                     kite     red     stripes
 air      balloon/hot_air_balloon  balloon  orange  stripes"""
 
-# %% ../nbs/06_toy.ipynb #d6097347
+# %% ../nbs/06_toy.ipynb #58f68744
 @dataclass(frozen=True)
 class Look:
     "How a toy class is called and drawn."
@@ -77,7 +77,6 @@ def _looks(line):
 
 LOOKS = {i: _looks(line) for i, line in enumerate(LINES.splitlines(), PERSON)}
 
-# %% ../nbs/06_toy.ipynb #d0dc52d5
 def _toy_class(i, names):
     "The official kind of entry; a name that ends in the constraint word, as \"beach ball\" in \"ball\", is the phrase."
     phrase = next((n for n in names if n.endswith(" " + names[0])), names[0])
@@ -117,7 +116,7 @@ class Scene:
     size: tuple      # (width, height) in pixels
     tint: float = 0. # makes the colours of two scenes differ a little (-1..1)
 
-# %% ../nbs/06_toy.ipynb #a46a47fa
+# %% ../nbs/06_toy.ipynb #b39a4e9d
 def _box(rng, x, y, side):
     "A box around (x, y), moved inside the image."
     stretch = math.exp(rng.uniform(-.35, .35))
@@ -138,7 +137,6 @@ def _pattern(rng, pattern):
     else: spots = _spots(rng, n, .15 if pattern == "pair" else .12)
     return [_box(rng, x, y, rng.uniform(*side)) for x, y in spots]
 
-# %% ../nbs/06_toy.ipynb #c4d11f20
 WORD_TO_ID = {c.word: i for i, c in TOY_CLASSES.items()}
 
 def make_scene(
@@ -160,7 +158,7 @@ def make_scene(
     size = (240, 320) if rng.random() < .25 else (320, 240)
     return Scene(place, tuple(l for l, _ in things), tuple(b for _, b in things), size, round(rng.uniform(-1, 1), 3))
 
-# %% ../nbs/06_toy.ipynb #924c5607
+# %% ../nbs/06_toy.ipynb #6fa43160
 BAR, SHARE, MOST = .3, .4, 3
 
 def weight(
@@ -188,7 +186,6 @@ def worth_saying(
     "What a person would mention of a scene."
     return worthy(scene.labels, scene.boxes)
 
-# %% ../nbs/06_toy.ipynb #a7247ea9
 def class_groups(
     scene:Scene, # what is there
 )->dict:         # class id -> its boxes
@@ -457,7 +454,7 @@ def toy_vectors(
         vectors[word] = vector.round(4)
     return vectors
 
-# %% ../nbs/06_toy.ipynb #ccd13113
+# %% ../nbs/06_toy.ipynb #03b06d86
 def _entries(images):
     "COCO's `images` and instance `annotations` of scenes."
     infos, boxes = [], []
@@ -486,7 +483,6 @@ def _write_part(folder, part, images, info):
     write_json(folder/f"annotations/captions_{part}.json", dict(common, annotations=texts))
     write_json(folder/f"annotations/instances_{part}.json", dict(common, annotations=boxes, categories=categories))
 
-# %% ../nbs/06_toy.ipynb #ceb4dd60
 def _write_words(folder, captions, seed):
     "Word vectors, classes and held-out words."
     words = {word for texts in captions.values() for text in texts for word in normalize(text).split()}

@@ -1,5 +1,6 @@
-"The same captions from no Ray, one worker and two; a run that goes on."
-import importlib.util
+"The same captions from no Ray, one worker and two; whoever is killed, each image has one line in the end."
+import importlib.util, multiprocessing, os, random, signal, threading, time
+from pathlib import Path
 import pytest
 import torch
 from noc_nb.core import NocError
@@ -39,11 +40,47 @@ def test_without_ray_and_resumed(world, tmp_path):
     with pytest.raises(NocError, match="part-000002.parquet: expected a whole parquet file"): lines(tmp_path)
 
 @pytest.mark.slow
-@with_ray
-def test_one_worker_and_two(world, ray, tmp_path):
+def test_the_driver_is_killed(world, tmp_path):
+    "SIGKILL at random moments of a shard, and of a write: each shard is there once, to the byte, and nothing else."
     job, expected = world
-    for workers in 1, 2:
-        costs = caption_shards(job, tmp_path/f"{workers}", workers)
-        assert [row["shard"] for row in costs] == list(range(7)) and lines(tmp_path/f"{workers}") == expected
+    caption_shards(job, tmp_path/"whole")
+    rng, out, kills = random.Random(0), tmp_path/"killed", 0
+    shards = lambda: len(list(out.glob("part-*.parquet")))
+    while shards() < 7:
+        child = multiprocessing.get_context("fork").Process(target=caption_shards, args=(job, out))
+        at = shards() + rng.randint(0, 2); child.start()
+        while child.is_alive() and (shards() < at or not (out/"job.json").exists()): time.sleep(.002)
+        child.join(rng.uniform(0, .3)); kills += child.is_alive(); child.kill(); child.join()
+    (out/".part-000001.parquet.elsewhere.1.tmp").write_bytes(b"PAR1")           # as a kill while writing leaves it
+    shard_file(out, 1).unlink()
+    assert [row["shard"] for row in caption_shards(job, out)] == [1]
+    content = lambda folder: {p.name: p.read_bytes() for p in folder.iterdir()}
+    assert kills >= 2 and content(out) == content(tmp_path/"whole") and lines(out) == expected
+
+def actors():
+    "Ray's actors of this user, by their titles."
+    def title(p):
+        try: return (p/"cmdline").read_bytes()
+        except OSError: return b""
+    pids = [p for p in Path("/proc").iterdir() if p.name.isdecimal()]
+    return [int(p.name) for p in pids if title(p).startswith(b"ray::") and b"_Actor" in title(p)]
+
+@pytest.mark.slow
+@with_ray
+def test_workers_and_a_killed_one(world, ray, tmp_path):
+    "One worker gives the lines of no Ray; so do two, of which one is killed after the first shard."
+    job, expected = world
+    costs = caption_shards(job, tmp_path/"1", 1)
+    assert [row["shard"] for row in costs] == list(range(7)) and lines(tmp_path/"1") == expected
+    killed, done = [], threading.Event()
+    def kill():
+        while not done.is_set() and not killed:
+            found = actors() if shard_file(tmp_path/"2", 0).exists() or shard_file(tmp_path/"2", 1).exists() else []
+            if found: killed.append(random.Random(0).choice(found)); os.kill(killed[0], signal.SIGKILL)
+            time.sleep(.01)
+    killer = threading.Thread(target=kill); killer.start()
+    try: costs = caption_shards(job, tmp_path/"2", 2)
+    finally: done.set(); killer.join()
+    assert killed and [row["shard"] for row in costs] == list(range(7)) and lines(tmp_path/"2") == expected
     shard_file(tmp_path/"2", 3).unlink()                       # what one way began, another ends
     assert [row["shard"] for row in caption_shards(job, tmp_path/"2")] == [3] and lines(tmp_path/"2") == expected
