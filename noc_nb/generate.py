@@ -149,7 +149,7 @@ def adapt(
     raise NocError(f"model: {type(model).__name__}; expected a Captioner, a transformers model that generates, "
                    "or an adapter")
 
-# %% ../nbs/25_generate.ipynb #d689428f
+# %% ../nbs/25_generate.ipynb #4e7a5d7f
 @torch.no_grad()
 def constrained_generate(
     model,                    # `Captioner` or transformers model, encoder-decoder or decoder-only
@@ -172,6 +172,8 @@ def constrained_generate(
     first, state = adapter.start(inputs, max_new_tokens)
     each = [None]*len(first) if each is None else each
     if len(each) != len(first): raise NocError(f"each: {len(each)} lists; expected one for each of {len(first)} inputs")
+    if not 1 <= num_return_sequences <= num_beams:
+        raise NocError(f"num_return_sequences={num_return_sequences}; expected 1 to num_beams={num_beams}")
     groups = [force_groups(force_words_ids) + force_groups(words) for words in each]
     found = grid_beam_search(adapter.step, state, groups, bos=int(first[0, -1]), eos=adapter.eos, k=num_beams,
                              max_len=max_new_tokens, length_penalty=length_penalty, at_least=at_least, mode=mode,

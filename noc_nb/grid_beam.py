@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Cells', 'first_cells', 'GridSearch', 'Candidates', 'mix', 'twins', 'choose', 'store', 'GridStep', 'grid_beam_search']
 
-# %% ../nbs/21_grid_beam.ipynb #00c1ab47
+# %% ../nbs/21_grid_beam.ipynb #0fd882e6
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +13,8 @@ from fastcore.basics import patch
 from torch import Tensor
 
 from .core import NocError
-from .beam import Hypotheses, Table, ask, pack_groups, pick, read_groups, reorder_state, state_size
+from .beam import (Hypotheses, Table, ask, check_best, check_sizes, pack_groups, pick, read_groups,
+                         reorder_state, state_size)
 
 # %% ../nbs/21_grid_beam.ipynb #13b68efa
 @dataclass
@@ -48,25 +49,29 @@ def first_cells(
     tokens[:,:,:margin], score[:,0] = -2, 0.
     return Cells(tokens, score, score, zero, full(-1), zero, full(False, dtype=torch.bool), full(-1, n, 2), zero)
 
-# %% ../nbs/21_grid_beam.ipynb #0d939c99
+# %% ../nbs/21_grid_beam.ipynb #549ea7d8
 class GridSearch:
     "The grids of a batch of images (Algorithm 1), moved on together one token at a time."
     modes = "grid", "bank"
     def __init__(self, constraints, device=None, *, eos, k=5, max_len=20, length_penalty=0., absorb=True, at_least=None,
-                 no_repeat=False, forbidden=(), mode="grid"):
-        if k < 1 or max_len < 1: raise NocError(f"k={k}, max_len={max_len}; expected 1 or more")
+                 no_repeat=False, forbidden=(), mode="grid", blind=False):
+        check_sizes(k, max_len)
         if mode not in self.modes: raise NocError(f"mode {mode!r}; expected one of {', '.join(self.modes)}")
-        self.eos, self.k, self.max_len, self.t = eos, k, max_len, 0
+        self.eos, self.k, self.max_len, self.mode, self.blind = eos, k, max_len, mode, blind
         self.length_penalty, self.absorb, self.no_repeat = length_penalty, absorb, no_repeat
-        self.read = read_groups(constraints, eos)
-        self.forbidden = torch.tensor(list(forbidden), dtype=torch.long, device=device)
-        self.all = self.groups = pack_groups(self.read, at_least, absorb, device)
-        b, self.n, self.mode = len(self.read), max(1, *map(len, self.read)), mode
+        self.read, forbidden = read_groups(constraints, eos), list(forbidden)
+        self.forbidden, self.endless = torch.tensor(forbidden, dtype=torch.long, device=device), eos in forbidden
+        self.all, self.n = pack_groups(self.read, at_least, absorb, device), max(1, *map(len, self.read))
         self.long, self.margin = self.all.spell.shape[2], self.all.before.shape[2]
         self.level = self.levels(device).repeat_interleave(self.long*k)   # (s,) finished groups of every place
-        self.out = self.cells = first_cells(b, len(self.level), self.margin, max_len, self.n, device)
+        self.begin()
+
+    def begin(self):
+        "Forget what was found: one empty hypothesis an image."
+        b, device, self.t, self.later = len(self.read), self.level.device, 0, [] if self.blind else None
+        self.out = self.cells = first_cells(b, len(self.level), self.margin, self.max_len, self.n, device)
+        self.groups, self.images = self.all, torch.arange(b, device=device)  # those still searched
         self.stuck = torch.zeros(b, dtype=torch.bool, device=device)
-        self.images = torch.arange(b, device=device)                      # those still searched
         self.slot = torch.zeros(b, 1, dtype=torch.long, device=device)    # (b,g) the line-up: places of hypotheses
         self.live = torch.ones(b, 1, dtype=torch.bool, device=device)     # (b,g) False for copies that fill the line
 
@@ -106,7 +111,7 @@ def word_effects(self:GridSearch, parent:Cells, match:Tensor):
     again = match & finished & (self.t + 1 - q.size[:,None] >= end)
     return gain, torch.einsum("bga,bac->bgc", again.float(), q.ends) > 0
 
-# %% ../nbs/21_grid_beam.ipynb #ff9d51d1
+# %% ../nbs/21_grid_beam.ipynb #b8a70d7d
 @dataclass
 class Candidates(Table):
     "One-token continuations, c of each of g hypotheses."
@@ -129,7 +134,7 @@ def mix(x:Tensor): # int64
 @patch
 def child(self:GridSearch, parent:Cells, log_prob, word, done=None, phrase=-1, spot=0, forced=-1)->Candidates:
     "Continuations that are like their parents where nothing else is said."
-    def like(x): return torch.as_tensor(x, device=log_prob.device).expand(log_prob.shape)
+    def like(x): return (x if isinstance(x, Tensor) else parent.done.new_full((), x)).expand(log_prob.shape)
     score, word = log_prob + parent.score[...,None], like(word)
     rank, done = score / (self.t + 1)**self.length_penalty, like(parent.done[...,None] if done is None else done)
     code = mix(parent.code[...,None] + (word + 1)*0x1E3779B97F4A7C15)
@@ -154,7 +159,7 @@ def force(self:GridSearch, parent:Cells, begin:Tensor, own:Tensor, gain:Tensor)-
                       q.words[:,None].expand_as(own).gather(2, column), done, phrase=torch.where(on, names, -1),
                       spot=torch.where(on, spot + 1, 0), forced=torch.where(full, names, -1))
 
-# %% ../nbs/21_grid_beam.ipynb #cfb6e53d
+# %% ../nbs/21_grid_beam.ipynb #7704f024
 @patch
 def children(self:GridSearch, parent:Cells, match, scores, norm, best, words)->Candidates:
     "All four ways. `scores`, `norm`, `best`, `words` are what `ask` returned."
@@ -162,7 +167,7 @@ def children(self:GridSearch, parent:Cells, match, scores, norm, best, words)->C
     scores, norm, best, words = (x.view(b, g, -1) for x in (scores, norm, best, words))
     free, top = self.live & (parent.phrase < 0), self.enough(parent.done)
     end = (scores[...,self.eos:self.eos+1] - norm).masked_fill(~(free & top)[...,None], -torch.inf)
-    if (self.forbidden == self.eos).any(): end = torch.full_like(end, -torch.inf)
+    if self.endless: end = torch.full_like(end, -torch.inf)
     gain, again = self.word_effects(parent, match)
     own = scores.gather(2, q.words.clamp(min=0)[:,None].expand(-1, g, -1)) - norm
     own = own.masked_fill(again | (torch.isin(q.words, self.forbidden) | (q.words < 0))[:,None], -torch.inf)
@@ -282,12 +287,20 @@ def advance(self:GridSearch, scores, norm, best, words)->Cells:
     place = torch.cat([self.exits(), parents, self.slot[:,:1]], 1).gather(1, chosen)
     return self.fill(self.cells.at(place), new, pick(match, new.line))
 
-# %% ../nbs/21_grid_beam.ipynb #f2bf3c87
+# %% ../nbs/21_grid_beam.ipynb #a80772dd
 @patch
 def window(self:GridSearch, cells:Cells)->Cells:
     "Clear the rows from which the top cannot be reached in time, but never the highest that is alive."
     q, highest = self.groups, torch.where(cells.score > -torch.inf, self.level, -1).amax(1)
     return cells.without(self.level < torch.minimum(q.top - q.jump*(self.max_len - self.t), highest)[:,None])
+
+@patch
+def beaten(self:GridSearch, cells:Cells)->Cells:
+    "Clear the hypotheses that `k` ended captions beat."
+    if self.length_penalty: return cells
+    top = cells.at(self.exits())
+    worst = top.score.masked_fill(~top.ended, -torch.inf).topk(self.k).values[:,-1:]
+    return cells.without((cells.score <= worst) & ~cells.ended)
 
 # %% ../nbs/21_grid_beam.ipynb #6619438e
 @patch
@@ -299,16 +312,7 @@ def share(self:GridSearch, cells:Cells)->Cells:
     late = open_[:,turns].cumsum(1) > self.k
     return cells.without(torch.zeros_like(open_).index_copy(1, turns, late) & open_)
 
-# %% ../nbs/21_grid_beam.ipynb #f2ca3ed3
-@patch
-def over(self:GridSearch, cells:Cells):
-    "(b,) True where the answer cannot change any more."
-    live = (cells.score > -torch.inf) & ~cells.ended
-    top = cells.at(self.exits())
-    worst = top.score.masked_fill(~top.ended, -torch.inf).topk(self.k).values[:,-1]           # of k that have ended
-    safe = (worst > -torch.inf) & (worst >= cells.score.masked_fill(~live, -torch.inf).amax(1))
-    return ~live.any(1) | safe & (self.length_penalty == 0)
-
+# %% ../nbs/21_grid_beam.ipynb #79d5322c
 def store(
     all:Cells,     # of all images
     images:Tensor, # (j,) which of them
@@ -318,28 +322,36 @@ def store(
     return all.map(lambda a, s: a.to(s.dtype).index_put((images,), s), some)
 
 @patch
+def keep(self:GridSearch, cells:Cells)->Cells:
+    "An image that cannot go on keeps what it had."
+    stuck = (cells.score == -torch.inf).all(1)
+    self.stuck = self.stuck.index_put((self.images,), stuck)
+    return cells.map(lambda new, old: torch.where(stuck.view(-1, *[1]*(new.dim() - 1)), old, new), self.cells)
+
+@patch
 def retire(self:GridSearch, cells:Cells)->Tensor:
     "Put away the images that are done. Returns the lines of the line-up that go on."
-    over, lines = self.over(cells), torch.arange(len(cells.score), device=cells.score.device)
-    if over.any():
-        stuck = (cells.score == -torch.inf).all(1)
-        self.stuck[self.images[stuck]] = True
-        last = cells.map(lambda new, old: torch.where(stuck.view(-1, *[1]*(new.dim() - 1)), old, new), self.cells)
-        self.out = store(self.out, self.images[over], last[over])
-        self.images, self.groups, self.line = self.images[~over], self.groups[~over], self.line[~over]
-        cells, lines = cells[~over], lines[~over]
+    lines = torch.arange(len(cells.score), device=cells.score.device)
+    going = ((cells.score > -torch.inf) & ~cells.ended).any(1)
+    if self.blind or not going.all(): cells = self.keep(cells)
+    if not (self.blind or going.all()):
+        self.out = store(self.out, self.images[~going], cells[~going])
+        self.images, self.groups, self.line = self.images[going], self.groups[going], self.line[going]
+        cells, lines = cells[going], lines[going]
     self.cells = cells
     return lines
 
-# %% ../nbs/21_grid_beam.ipynb #acd4e5ce
+# %% ../nbs/21_grid_beam.ipynb #ec784f52
 @patch
 def line_up(self:GridSearch, lines:Tensor):
     "Move live hypotheses to the front. Returns (b*g,) their last tokens and (b,g) the old rows that they continue."
-    old, live = self.slot.shape[1], (self.cells.score > -torch.inf) & ~self.cells.ended
-    slot = (~live).long().argsort(dim=1, stable=True)[:,:int(live.sum(1).max())]
+    old, stuck = self.slot.shape[1], self.stuck[self.images][:,None]
+    live = (self.cells.score > -torch.inf) & ~self.cells.ended & ~stuck
+    most = live.sum(1).max().item() if not self.blind else self.k if self.mode == "bank" else live.shape[1]
+    slot = (~live).long().argsort(dim=1, stable=True)[:,:most]
     self.live = live.gather(1, slot)
     self.slot = slot.where(self.live, slot[:,:1])                                             # copies of the first
-    last = self.cells.tokens[:,:,self.margin+self.t-1].gather(1, self.slot)
+    last = self.cells.tokens[:,:,self.margin+self.t-1].gather(1, self.slot).clamp(min=0)
     return last.flatten(), self.line.gather(1, self.slot) + lines[:,None]*old
 
 # %% ../nbs/21_grid_beam.ipynb #744ad02b
@@ -364,10 +376,11 @@ def best_places(self:GridSearch, out:Cells):
     place = (~valid).long().argsort(dim=1, stable=True)[:,:self.k]
     return order.gather(1, place), valid.gather(1, place)
 
-# %% ../nbs/21_grid_beam.ipynb #c5868cb2
+# %% ../nbs/21_grid_beam.ipynb #52d703d5
 @patch
 def hypotheses(self:GridSearch, pad:int=0)->Hypotheses:
-    "The best captions found so far."
+    "The best captions found so far. Raises `NocError` for what a blind search did not look at."
+    for best in self.later or (): check_best(*best)
     out = store(self.out, self.images, self.cells)
     some, (place, valid) = out.ended.any(1).tolist(), self.best_places(out)
     out, n = out.at(place), max(map(len, self.read))
@@ -406,25 +419,30 @@ def check_ids(self:GridSearch, v:int):
             token = max(map(max, alternatives))
             if token >= v: raise NocError(f"image {i}, constraint {j}: token {token}; expected an id below {v}")
 
-# %% ../nbs/21_grid_beam.ipynb #071a12e9
+# %% ../nbs/21_grid_beam.ipynb #86f3f603
 @patch
-def run(self:GridSearch, step, state, bos, reorder=None, normalize=False, return_grid=False, pad=0)->Hypotheses:
-    "Search to the end. The arguments are those of `grid_beam_search`."
+def walk(self:GridSearch, step, state, bos, reorder=None, normalize=False, return_grid=False):
+    "Search to the end; with `return_grid`, returns a `GridStep` a step. The arguments are those of `grid_beam_search`."
     last, grid = torch.full_like(self.images, bos), []
     for t in range(self.max_len):
         images = self.images.repeat_interleave(self.slot.shape[1])
-        *answer, state = ask(step, last, state, self.k, images, t, normalize, self.forbidden, self.avoid())
+        *answer, state = ask(step, last, state, self.k, images, t, normalize, self.forbidden, self.avoid(),
+                             self.later)
         if t == 0: self.check_ids(answer[0].shape[1])
-        lines = self.retire(self.share(self.window(self.advance(*answer))))
+        lines = self.retire(self.share(self.beaten(self.window(self.advance(*answer)))))
         if return_grid: grid.append(self.snapshot())
         if t == self.max_len - 1 or not len(lines): break
         last, index = self.line_up(lines)
         state = (reorder or reorder_state)(state, index)
-    out = self.hypotheses(pad)
-    out.grid = grid or None
-    return out
+    return grid
 
-# %% ../nbs/21_grid_beam.ipynb #66f99e50
+@patch
+def run(self:GridSearch, *args, pad=0, **kw)->Hypotheses:
+    "`walk`, and the answer. Raises `NocError` for scores that are NaN or +inf."
+    grid = self.walk(*args, **kw)
+    return replace(self.hypotheses(pad), grid=grid or None)
+
+# %% ../nbs/21_grid_beam.ipynb #a77e605b
 def grid_beam_search(
     step,                 # `step(tokens (N,), state) -> (log_probs (N,v), state)`; the first call has N = b
     state,                # the model's memory, one row an image; None if it has none
@@ -449,4 +467,4 @@ def grid_beam_search(
     search = GridSearch(constraints, state_size(state, len(constraints))[1], eos=eos, k=k, max_len=max_len,
                         length_penalty=length_penalty, absorb=absorb, at_least=at_least, no_repeat=no_repeat,
                         forbidden=forbidden, mode=mode)
-    return search.run(step, state, bos, reorder, normalize, return_grid, pad)
+    return search.run(step, state, bos, reorder, normalize, return_grid, pad=pad)

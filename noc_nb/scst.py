@@ -158,7 +158,7 @@ def mention_reward(
         return torch.where(total > 0, 2*(said*own).sum(1)/total.clamp(min=1), 1.)
     return reward
 
-# %% ../nbs/43_scst.ipynb #cd4007f0
+# %% ../nbs/43_scst.ipynb #9bffb311
 class SelfCritical:
     "The loss of self-critical training, as `Trainer` wants it: (captioner, batch) -> (loss, numbers to show)."
     def __init__(self,
@@ -174,9 +174,15 @@ class SelfCritical:
         self.baseline, self.one_pass = baseline, one_pass
 
     def rewards(self, tokens, image_ids):
-        "(b,k) rewards of captions (b,k,t)."
+        "(b,k) rewards of captions (b,k,t). Raises `NocError` for what is not a finite number for each."
         b, k, _ = tokens.shape
-        return self.reward(tokens.flatten(0, 1), [i for i in image_ids for _ in range(k)]).view(b, k)
+        made = self.reward(tokens.flatten(0, 1), [i for i in image_ids for _ in range(k)])
+        if not isinstance(made, Tensor) or made.shape != (b*k,):
+            found = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+            raise NocError(f"reward: {found}; expected a tensor of {b*k} numbers, one for each caption")
+        wrong = ~made.view(b, k).isfinite().all(1)
+        if wrong.any(): raise NocError(f"reward: image {image_ids[int(wrong.nonzero()[0])]}: NaN or infinite")
+        return made.view(b, k).to(tokens.device, torch.float32)
 
     def __call__(self, captioner, batch):
         model = getattr(captioner, "module", captioner).eval()                   # without what shares its gradients

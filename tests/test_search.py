@@ -4,12 +4,19 @@ The models are trees whose next-word probabilities depend on everything said bef
 example is a batch of ten images, each with its own tree and its own constraints, and there are fifty: 500 cases a
 property."""
 import itertools, math
+from unittest.mock import patch
 import pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from noc_nb.beam import beam_search
+from noc_nb.captioner import Captioner
 from noc_nb.cbs import constrained_beam_search
 from noc_nb.core import NocError
-from noc_nb.grid_beam import grid_beam_search
+from noc_nb.data import CaptionBatch
+from noc_nb.decode import Recorded, SearchConfig, make_search
+from noc_nb.decode import search as search_images
+from noc_nb.encoder import CaptionerConfig
+from noc_nb.grid_beam import GridSearch, grid_beam_search
+from noc_nb.vocab import SPECIALS
 
 BOS, EOS = 1, 0
 B = 10
@@ -93,6 +100,39 @@ def test_company_does_not_matter(given_case, rng):
         for j, i in enumerate(part):
             same(captions(other, j), captions(out, i))
             assert other.reason[j] == out.reason[i] and other.satisfied[j].tolist() == out.satisfied[i].tolist()
+
+def all_of(out, i):
+    "Everything that is said of an image."
+    rows = zip(out.tokens[i].tolist(), out.scores[i].tolist(), out.spans[i].tolist(), out.satisfied[i].tolist())
+    return [([t for t in tokens if t >= 0], *rest) for tokens, *rest in rows], out.reason[i]
+
+@fifty
+@given(case(), st.integers(6, 12))
+def test_the_beaten_are_not_missed(given_case, max_len):
+    "Dropping what ended captions beat changes nothing, and asks the model no more. A bank gives others their places."
+    (step, fresh), images, how = given_case
+    how, asked = {k: x for k, x in how.items() if k not in ("mode", "absorb")} | dict(max_len=max_len, pad=-1), []
+    def counting(tokens, state): asked[-1] += len(tokens); return step(tokens, state)
+    def both(find, **kw):
+        asked.append(0)
+        return find(counting, fresh(*range(B)), images, bos=BOS, eos=EOS, **how, **kw)
+    for find, kw in (constrained_beam_search, {}), (grid_beam_search, dict(absorb=given_case[2]["absorb"])):
+        out = both(find, **kw)
+        with patch.object(GridSearch, "beaten", lambda self, cells: cells): true = both(find, **kw)
+        assert asked[-2] <= asked[-1]
+        for i in range(B): assert all_of(out, i) == all_of(true, i)
+
+@fifty
+@given(case())
+def test_blind_is_the_same(given_case):
+    "A search that never looks at its numbers finds what one that looks finds."
+    (step, fresh), images, how = given_case
+    out = search(given_case[0], images, **how)
+    other = GridSearch(images, eos=EOS, blind=True, **how)
+    for _ in range(2):                                             # and again, as a recording is played again
+        other.begin()
+        other.walk(step, fresh(*range(B)), BOS)
+        for i in range(B): assert all_of(other.hypotheses(-1), i) == all_of(out, i)
 
 @fifty
 @given(case(), st.randoms(use_true_random=False))
@@ -219,10 +259,13 @@ def test_nan_and_infinity_are_errors(seed, wanted, when, what, image):
         if len(asked) == when: log_probs[len(tokens)//3*image, 1] = what
         asked.append(1)
         return log_probs, state
-    try: search((broken, fresh), [wanted]*3, of=(0, 0, 0), k=2, max_len=3)
-    except NocError as e:
-        assert f"image {image}, step {when}" in str(e) and ("NaN" if what != what else "+inf") in str(e)
-    else: assert len(asked) <= when                                     # it ended before
+    def blind(): GridSearch([wanted]*3, eos=EOS, k=2, max_len=3, blind=True).run(broken, fresh(0, 0, 0), BOS)
+    for find in lambda: search((broken, fresh), [wanted]*3, of=(0, 0, 0), k=2, max_len=3), blind:
+        asked.clear()
+        try: find()
+        except NocError as e:
+            assert f"image {image}, step {when}" in str(e) and ("NaN" if what != what else "+inf") in str(e)
+        else: assert len(asked) <= when                                     # it ended before
 
 @fifty
 @given(st.integers(0, 999), st.integers(1, 4), st.integers(3, 6), batch(6, 4))
@@ -267,3 +310,22 @@ def test_no_repeat_lets_a_form_grow():
     once = grid_beam_search(step, None, [[[(3,), (3, 4)]]], no_repeat=True, **how)
     assert first_words(once) == (3, 4, 0)
     assert first_words(grid_beam_search(step, None, [[[(3,)], [(5,)]]], no_repeat=True, **how)).count(3) == 1
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@torch.no_grad()
+def test_recorded_on_a_gpu():
+    "A blind search never waits for the device, and its recording gives the captions of the plain search."
+    words = [f"w{i}" for i in range(40)]
+    cfg = CaptionerConfig(d_feature=6, d_word=8, d_model=16, heads=2, d_ff=32, layers=1, memory=2)
+    captioner, how = Captioner(cfg, [*SPECIALS, *words]).eval().cuda(), SearchConfig(k=3, max_len=8)
+    recorded, wanted = Recorded(captioner, how), [[], [[(7,)]], [[(8,)], [(9, 10)]]]
+    for seed in 0, 1, 2:
+        torch.manual_seed(seed)
+        batch = CaptionBatch(torch.randn(3, 4, 6), torch.ones(3, 4).bool(), None, [1, 2, 3]).to("cuda")
+        there, here = recorded(batch, wanted), search_images(captioner, batch, wanted, how)
+        said = [[[w for w in row if w] for row in x.tokens.flatten(0, 1).tolist()] for x in (there, here)]
+        assert said[0] == said[1] and there.reason == here.reason
+        blind, state = make_search(wanted, how, "cuda", blind=True), captioner.start(batch.features, batch.mask, 8)
+        torch.cuda.set_sync_debug_mode("error")
+        try: blind.walk(captioner.step, state, 1, captioner.reorder)
+        finally: torch.cuda.set_sync_debug_mode("default")
