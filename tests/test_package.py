@@ -125,6 +125,7 @@ def test_every_module_imports_from_the_wheel(installed, tmp_path):
     none_of(sorted(f for f in ours - set(held) if "__pycache__" not in f and not f.startswith(".")),
             "these files of noc_nb/ are not in the wheel; name their kind in MANIFEST.in")
 
+@pytest.mark.slow
 def test_commands_answer(installed, tmp_path):
     python, _ = installed
     for script in SETTINGS["console_scripts"].split():

@@ -69,6 +69,7 @@ def search(model, images, of=None, **how):
     state = fresh(*(range(len(images)) if of is None else of))
     return grid_beam_search(step, state, images, bos=BOS, eos=EOS, pad=-1, **how)
 
+@pytest.mark.slow
 @fifty
 @given(case())
 def test_claims_stand_where_they_say(given_case):
@@ -89,6 +90,7 @@ def test_claims_stand_where_they_say(given_case):
             assert all(tuple(tokens[slice(*spans[g])]) in wanted[g] for g in there)
             if out.ended[i, j]: assert len(there) >= need and tokens.count(EOS) == 1
 
+@pytest.mark.slow
 @fifty
 @given(case(), st.randoms(use_true_random=False))
 def test_company_does_not_matter(given_case, rng):
@@ -106,6 +108,7 @@ def all_of(out, i):
     rows = zip(out.tokens[i].tolist(), out.scores[i].tolist(), out.spans[i].tolist(), out.satisfied[i].tolist())
     return [([t for t in tokens if t >= 0], *rest) for tokens, *rest in rows], out.reason[i]
 
+@pytest.mark.slow
 @fifty
 @given(case(), st.integers(6, 12))
 def test_the_beaten_are_not_missed(given_case, max_len):
@@ -200,6 +203,7 @@ def every_caption(logp, v, wanted, need, T):
              if sum(holds(body, g) for g in wanted) >= need]
     return sorted(((c, sum(logp(c[:i])[w] for i, w in enumerate(c))) for c in whole), key=lambda x: -x[1])
 
+@pytest.mark.slow
 @fifty
 @given(st.integers(0, 99), batch(4), st.sampled_from([None, 1, 2]), st.sampled_from(["grid", "bank", "cbs"]))
 def test_large_k_is_exhaustive(seed, images, at_least, mode):
@@ -215,6 +219,7 @@ def test_large_k_is_exhaustive(seed, images, at_least, mode):
 @fifty
 @given(st.integers(0, 999), st.lists(st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=2, unique=True),
                                                alternative(5)), min_size=B, max_size=B))
+@pytest.mark.slow
 def test_forms_never_weaken_if_nothing_is_dropped(seed, drawn):
     single = [[[(w,)] for w in words] for words, _ in drawn]
     forms = [[[(w,), form] for w in words] for words, form in drawn]
@@ -249,6 +254,7 @@ def test_minus_infinity_forbids(given_case, banned, dies_after):
             real = [t for t in tokens if t >= 0]
             assert banned not in real and dies_after not in [t for t in real[:-1]]
 
+@pytest.mark.slow
 @settings(fifty, max_examples=500)
 @given(st.integers(0, 999), groups(6), st.integers(0, 2), st.sampled_from([math.nan, math.inf]), st.integers(0, 2))
 def test_nan_and_infinity_are_errors(seed, wanted, when, what, image):
