@@ -7,7 +7,7 @@ __all__ = ['CHOICES', 'TRAININGS_AND_BOUNDS', 'CLAIMS', 'COMMAND', 'COLUMNS', 'T
            'by_seed', 'seed_deltas', 'drawn_scores', 'score_name', 'with_interval', 'captions_file', 'claim_scores',
            'claim_row', 'write_rows', 'write_claims', 'write_variants', 'verdict', 'claims_view']
 
-# %% ../nbs/36_claims.ipynb #6f6a5b40
+# %% ../nbs/36_claims.ipynb #faa3c567
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ import pandas as pd
 
 from .core import NocError, find_data, new_row, progress, read_json, read_rows, whole_file
 from .novelty import nonnovel_weight
-from .report import judge, make_task, match, read_system, resamples, scores_of
+from .report import bootstrap, judge, make_task, match, read_system, scores_of
 from .tables import cell, metric, paper_numbers
 
 # %% ../nbs/36_claims.ipynb #f4154d09
@@ -132,7 +132,7 @@ def seed_deltas(
     seeds = sorted(set.intersection(*map(set, own))) if own else [None]
     return {s: sum(t.sign*f.get(s, f.get(None)) for t, f in zip(claim.terms, found)) for s in seeds}
 
-# %% ../nbs/36_claims.ipynb #c2a128a2
+# %% ../nbs/36_claims.ipynb #7161b45d
 def drawn_scores(
     path,               # captions in COCO's results format
     task,               # `Task`: references and novel images
@@ -144,8 +144,8 @@ def drawn_scores(
     said, _ = match(read_system(path), task, path)
     judged = judge(said, task, metrics=("C",))
     judged.numbers["F1"][judged.sets["in"], 1::3] *= fp_weight
-    n = len(judged.ids)
-    return scores_of(judged, np.concatenate([np.ones((1, n)), resamples(n, samples, seed)]))
+    once, drawn = scores_of(judged, np.ones((1, len(judged.ids)))), bootstrap(judged, samples, seed)
+    return {name: np.concatenate([once[name], drawn[name]]) for name in once}
 
 def score_name(
     column:str, # of a table

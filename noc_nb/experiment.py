@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PRESETS', 'Preset', 'Experiment', 'check_trained', 'write_results', 'read_results']
 
-# %% ../nbs/44_experiment.ipynb #d6fc209d
+# %% ../nbs/44_experiment.ipynb #4d6236c7
 import json, time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 from fastcore.basics import patch
 
 from .captioner import Captioner, CaptionerConfig
+from .claims import Term, at, captions_file
 from .constraints import constraint_classes, constraint_tokens
 from .core import Config, NocError, append_row, new_row, progress, read_json, read_rows, write_json
 from .data import CocoData, region_batches
@@ -219,7 +220,7 @@ def read_results(
     "Read the captions of a run."
     return {d.pop("image_id"): Decoded(**d) for d in read_json(path)}
 
-# %% ../nbs/44_experiment.ipynb #f517a049
+# %% ../nbs/44_experiment.ipynb #64f84ded
 @patch
 def searched(self:Experiment,
     row:str,  # one of `ROWS`
@@ -235,8 +236,8 @@ def captions(self:Experiment,
     lambda0:float=.2,  # of the selector rows
 )->dict:               # image id -> `Decoded`
     "Captions of the images, from the run's folder or made now."
-    seed, lam = self.selector_seeds[0], f"-{lambda0}" if row.startswith("selector") else ""
-    file = self.out/"captions"/f"{training}-{row}{lam}.json.gz"
+    seed, line = self.selector_seeds[0], at(row, training, lambda0)
+    file = captions_file(self.out/"captions", Term(1, *line, None))
     if file.exists(): return read_results(file)
     captioner, data = self.once(("captioner", training), lambda: self.captioner(training)), self.data
     vocab = Vocab(captioner.tokens)
@@ -250,7 +251,7 @@ def captions(self:Experiment,
     write_results(file, made)
     return read_results(file)
 
-# %% ../nbs/44_experiment.ipynb #d4dae8bd
+# %% ../nbs/44_experiment.ipynb #57acf9ab
 @patch
 def score(self:Experiment,
     row:str,           # one of `ROWS`
@@ -261,7 +262,7 @@ def score(self:Experiment,
     start, data, ids = time.time(), self.data, self.ids
     seed, is_selector = self.selector_seeds[0], row.startswith("selector")
     made = self.captions(row, training, lambda0)
-    line = row, training, lambda0 if is_selector else None
+    line = at(row, training, lambda0)
     earlier = sum(r["seconds"] for r in self.rows if (r["row"], r["training"], r["lambda0"]) == line)
     seconds = earlier + time.time() - start                  # captions that were there took their time before
     refs = {i: data.captions[i] for i in ids}

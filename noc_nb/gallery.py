@@ -7,7 +7,7 @@ __all__ = ['STYLE', 'HUES', 'HEAD', 'Source', 'image_size', 'annotated', 'from_t
            'open_source', 'caption_line', 'caption_lines', 'run_key', 'caption_all', 'read_lines', 'write_report',
            'own_classes', 'open_pipeline', 'caption_files', 'noc_caption']
 
-# %% ../nbs/52_gallery.ipynb #5f99417f
+# %% ../nbs/52_gallery.ipynb #ef2c43a0
 import base64, hashlib, html, io, json, os, sys, tempfile, warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,13 +21,14 @@ from fastcore.script import store_true
 from PIL import Image
 
 from .core import NocError, command, polite, progress, read_json, read_rows, whole_file
+from .data import data_files
 from .detector import FORMATS, Detector, image_files, open_image
 from .heldout import COCO_CLASSES, load_classes, name_classes
 from .pipeline import NovelCaption, NovelCaptioner, shipped
 from .regions import RegionStore, RegionTable, Regions, image_sizes, read_coco, read_detections
 from .viz import PALETTE
 
-# %% ../nbs/52_gallery.ipynb #6b18e82d
+# %% ../nbs/52_gallery.ipynb #3934e8c6
 @dataclass(frozen=True)
 class Source:
     "Images to caption, in order."
@@ -56,7 +57,7 @@ def annotated(
     root,    # a folder in COCO's layout
 )->tuple:    # image id -> (width, height), and file name -> image id
     "What a data set's annotation files say of images. Raises `NocError` where there are none."
-    files = sorted(Path(root).glob("annotations/captions_*.json*")) or sorted(Path(root).glob("annotations/*.json*"))
+    files = data_files(root, "annotations", "captions_*.json*", "*.json*")
     if not files: raise NocError(f"{root}: no annotations/*.json; expected COCO's layout")
     sizes, names = {}, {}
     for coco, f in ((read_coco(f, "images"), f) for f in files):

@@ -216,10 +216,10 @@ def test_large_k_is_exhaustive(seed, images, at_least, mode):
         need = len(wanted) if at_least is None else min(at_least, len(wanted))
         same(captions(out, i), every_caption(reader(model, i), 4, wanted, need, 4))
 
+@pytest.mark.slow
 @fifty
 @given(st.integers(0, 999), st.lists(st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=2, unique=True),
                                                alternative(5)), min_size=B, max_size=B))
-@pytest.mark.slow
 def test_forms_never_weaken_if_nothing_is_dropped(seed, drawn):
     single = [[[(w,)] for w in words] for words, _ in drawn]
     forms = [[[(w,), form] for w in words] for words, form in drawn]
