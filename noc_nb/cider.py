@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['IDS', 'check_words', 'word_numbers', 'ngrams', 'ngram_size', 'inverse_frequency', 'CiderD', 'CiderReward']
 
-# %% ../nbs/30_cider.ipynb #318cc028
+# %% ../nbs/30_cider.ipynb #034f2981
 from itertools import chain
 
 import numpy as np
+import pandas as pd
 import torch
 from fastcore.basics import patch
 from torch import Tensor
@@ -40,20 +41,19 @@ def word_numbers(
         check_words(len(words)+len(new))
     return np.array(numbers, dtype=np.uint64), np.fromiter(map(len, captions), dtype=np.int64, count=len(captions))
 
-# %% ../nbs/30_cider.ipynb #f4ed8a20
+# %% ../nbs/30_cider.ipynb #6f916cf7
 def ngrams(
     flat:np.ndarray,    # (t,) word numbers of all captions in a row
     lengths:np.ndarray, # (N,) length of every caption
-)->tuple:               # (g,) caption, (g,) index into the codes, (g,) count, and the (u,) sorted codes
+)->tuple:               # (g,) caption, (g,) index into the codes, (g,) count, and the (u,) codes
     "Every different n-gram of one to four words of every caption, and how often the caption has it."
-    row, code, rows, codes = np.repeat(np.arange(len(lengths)), lengths), flat, [], []
-    for n in range(4):
-        if n: code = code[:-1] << np.uint64(16) | flat[n:]
-        inside = row[:len(row)-n] == row[n:]                 # starts and ends in the same caption
-        rows.append(row[n:][inside]); codes.append(code[inside])
-    codes, index = np.unique(np.concatenate(codes), return_inverse=True)
+    row, t = np.repeat(np.arange(len(lengths)), lengths), np.arange(len(flat))
+    code = np.tile(flat, (4, 1))                                        # (4,t) the n-gram that ends at a word
+    for n in (1, 2, 3): code[n,n:] |= code[n-1,n-1:-1] << np.uint64(16)
+    inside = t - np.repeat(lengths.cumsum() - lengths, lengths) >= np.arange(4)[:,None]   # begins in the same caption
+    index, codes = pd.factorize(code[inside])                           # hashing is faster than sorting here
     size = max(1, len(codes))
-    pairs, count = np.unique(np.concatenate(rows)*size + index, return_counts=True)
+    pairs, count = np.unique(np.broadcast_to(row, inside.shape)[inside]*size + index, return_counts=True)
     return pairs//size, pairs%size, count, codes
 
 # %% ../nbs/30_cider.ipynb #cb05fc71
@@ -79,7 +79,7 @@ def inverse_frequency(
     log_n = np.log(float(image[-1]+1 if df == "image" else len(image)))
     return log_n - np.log(np.maximum(1., np.bincount(gram, minlength=size))), log_n
 
-# %% ../nbs/30_cider.ipynb #0812cb99
+# %% ../nbs/30_cider.ipynb #b29a3596
 class CiderD:
     "CIDEr-D against prepared references. Vedantam et al., 2015; equal to `Cider` of `pycocoevalcap`."
     def __init__(self,
@@ -101,7 +101,8 @@ class CiderD:
         self.words = {t: i for i, t in enumerate(tokens, 1)}
         self.rows = {i: k for k, i in enumerate(refs)}
         flat, lengths = word_numbers(captions, self.words)
-        row, gram, count, self.codes = ngrams(flat, lengths)
+        row, gram, count, codes = ngrams(flat, lengths)
+        self.codes = pd.Index(codes)
         first = len(image[0])                                 # the references themselves; the others come after them
         other = row >= (0 if df_refs is None else first)
         self.idf, self.log_n = inverse_frequency(row[other]-(0 if df_refs is None else first), gram[other], image[-1],
@@ -109,20 +110,21 @@ class CiderD:
         own = row < first
         self._postings(row[own], gram[own], count[own], lengths[:first], image[0])
 
-# %% ../nbs/30_cider.ipynb #1634cae8
+# %% ../nbs/30_cider.ipynb #033288cd
 @patch
 def _postings(self:CiderD, row, gram, count, lengths, image):
     "Sort the references' n-grams by image and n-gram."
-    size = ngram_size(self.codes)[gram]
+    size = ngram_size(self.codes.to_numpy())[gram]
     weight = count*self.idf[gram]                                                 # g_j
     norm = np.sqrt(np.bincount(row*4+size, weight**2, minlength=4*len(lengths)))[row*4+size]
     share = np.divide(weight, norm, out=np.zeros_like(weight), where=norm > 0) / np.bincount(image)[image[row]]
     key = image[row]*len(self.codes) + gram
     order = np.argsort(key, kind="stable")
-    self.keys, self.starts, self.postings = np.unique(key[order], return_index=True, return_counts=True)
+    keys, self.starts, self.postings = np.unique(key[order], return_index=True, return_counts=True)
+    self.keys = pd.Index(keys)
     self.count, self.share, self.length = count[order], share[order], np.maximum(lengths[row[order]]-1, 0)
 
-# %% ../nbs/30_cider.ipynb #046bfd4b
+# %% ../nbs/30_cider.ipynb #ae268395
 @patch
 def score(self:CiderD,
     captions:list, # token lists
@@ -133,24 +135,33 @@ def score(self:CiderD,
     return self.score_numbers(*word_numbers(captions, self.words), ids)
 
 @patch
+def find(self:CiderD,
+    row:np.ndarray,   # (g,) caption
+    gram:np.ndarray,  # (g,) its n-gram, an index into the codes
+    codes:np.ndarray, # (u,) n-gram codes
+    ids,              # the image of every caption
+)->tuple:             # (u,) place among all references' n-grams or −1, (h,) which of g an image's own have, (h,) where
+    "Look n-grams up in the references. Raises `NocError` for an image without references."
+    try: image = np.array([self.rows[i] for i in ids], dtype=np.int64)
+    except KeyError as e: raise NocError(f"CIDEr-D: image {e.args[0]!r}: no references for it") from None
+    place = self.codes.get_indexer(codes)
+    at = (place >= 0)[gram].nonzero()[0]
+    post = self.keys.get_indexer(image[row[at]]*len(self.codes) + place[gram[at]])
+    hit = post >= 0
+    return place, at[hit], post[hit]
+
+@patch
 def score_numbers(self:CiderD,
     flat:np.ndarray,    # (t,) word numbers of all captions in a row
     lengths:np.ndarray, # (N,) length of every caption
     ids,                # the image of every caption
 )->np.ndarray:          # (N,) CIDEr-D, times 10, float64
     "Score captions whose words are numbers already. Raises `NocError` for an image without references."
-    try: image = np.array([self.rows[i] for i in ids], dtype=np.int64)
-    except KeyError as e: raise NocError(f"CIDEr-D: image {e.args[0]!r}: no references for it") from None
     row, gram, count, codes = ngrams(flat, lengths)
+    place, at, post = self.find(row, gram, codes, ids)
     if not len(row) or not len(self.codes): return np.zeros(len(lengths))
-    place = np.minimum(np.searchsorted(self.codes, codes), len(self.codes)-1)
-    known = self.codes[place] == codes
-    idf, size = np.where(known, self.idf[place], self.log_n)[gram], ngram_size(codes)[gram]
+    idf, size = np.where(place >= 0, self.idf[place], self.log_n)[gram], ngram_size(codes)[gram]
     norm = np.sqrt(np.bincount(row*4+size, (count*idf)**2, minlength=4*len(lengths)))
-    at, key = known[gram].nonzero()[0], image[row]*len(self.codes) + place[gram]
-    post = np.minimum(np.searchsorted(self.keys, key[at]), len(self.keys)-1)
-    hit = self.keys[post] == key[at]                                              # the image's references have it
-    at, post = at[hit], post[hit]
     many = self.postings[post]                                                    # and so many of them
     ref = np.repeat(self.starts[post] - np.cumsum(many) + many, many) + np.arange(many.sum())
     at = np.repeat(at, many)

@@ -41,7 +41,7 @@ def bleu(
     ratio = (own+1e-15) / (ref+1e-9)
     return precision * np.where(ratio < 1, np.exp(1 - 1/ratio), 1.)
 
-# %% ../nbs/31_metrics.ipynb #ca43d1d5
+# %% ../nbs/31_metrics.ipynb #fd099e43
 def bleu_counts(
     cider:CiderD,  # prepared with the references
     captions:list, # token lists
@@ -51,12 +51,9 @@ def bleu_counts(
     "Clipped matches, n-grams and lengths of every caption; of the references' lengths the closest counts."
     flat, own = word_numbers(captions, cider.words)
     row, gram, count, codes = ngrams(flat, own)
-    place = np.minimum(np.searchsorted(cider.codes, codes), len(cider.codes)-1)
-    key = np.array([cider.rows[i] for i in ids], dtype=np.int64)[row]*len(cider.codes) + place[gram]
-    post = np.minimum(np.searchsorted(cider.keys, key), len(cider.keys)-1)
-    found = (cider.codes[place] == codes)[gram] & (cider.keys[post] == key)
+    _, at, post = cider.find(row, gram, codes, ids)
     most = np.maximum.reduceat(cider.count, cider.starts)[post]
-    hits = np.bincount(row*4 + ngram_size(codes)[gram], np.minimum(count, most)*found, minlength=4*len(own))
+    hits = np.bincount(row[at]*4 + ngram_size(codes)[gram[at]], np.minimum(count[at], most), minlength=4*len(own))
     closest = [min((abs(r-t), r) for r in lengths[i])[1] for i, t in zip(ids, own.tolist())]
     return np.c_[hits.reshape(-1, 4), np.maximum(own[:, None]-np.arange(4), 0), own, closest].astype(float)
 

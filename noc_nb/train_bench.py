@@ -147,7 +147,7 @@ def bench_scst(
     for _ in range(1 + cfg.repeats): step()
     return step_result(watch, images=cfg.images) | {"gpu_busy": busy(step)}
 
-# %% ../nbs/45_train_bench.ipynb #158f51ab
+# %% ../nbs/45_train_bench.ipynb #ec2bcc05
 def bench_reward(
     refs:dict,      # image id -> its references, token lists
     repeats:int=5,  # timed runs of each side; the median counts
@@ -160,14 +160,16 @@ def bench_reward(
     words = dict.fromkeys(w for own in refs.values() for c in own for w in c)
     codes = {w: n for n, w in enumerate(words, max(PAD, BOS, EOS) + 1)}
     coded = {i: [[codes[w] for w in c] for c in own] for i, own in refs.items()}
-    reward, step = CiderReward(coded, EOS), [i for i in ids[:50] for _ in range(5)]
-    tokens = [torch.tensor([*c, EOS]) for i in ids[:50] for c in (coded[i]*5)[:5]]
-    tokens = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=PAD)
+    reward = CiderReward(coded, EOS)
+    def beams(images):
+        said = [torch.tensor([*c, EOS]) for i in images for c in (coded[i]*5)[:5]]
+        return torch.nn.utils.rnn.pad_sequence(said, True, PAD), [i for i in images for _ in range(5)]
+    steps = [beams(ids[at:at+50]) for at in range(0, min(1000, len(ids)), 50)]
     for _ in range(1 + repeats):
         watch.last = watch.now()
         ours = cider.score(said, ids); watch.lap("ours")
         _, scores = Cider().compute_score(texts, theirs); watch.lap("theirs")
-        reward(tokens, step); watch.lap("step")
+        for step in steps: reward(*step); watch.lap("step")
     took = watch.medians()
     return dict(images=len(ids), references=sum(map(len, refs.values())), prepare=watch.laps["prepare"][0],
                 ours=took["ours"], theirs=took["theirs"], times=took["theirs"]/took["ours"],
