@@ -17,11 +17,11 @@ import pyarrow.parquet
 from .core import NocError, progress, read_json, whole_file, write_json
 from .gallery import caption_lines, detector_for, open_pipeline, open_source, run_key
 
-# %% ../nbs/54_distributed.ipynb #181a255c
+# %% ../nbs/54_distributed.ipynb #2cb747bf
 @dataclass(frozen=True)
 class Job:
     "Captions for many images, as `noc_caption` would make them."
-    src:str                    # image folder, tar files (WebDataset), detections (.parquet, .json), region store
+    src:str                    # photos (folder, .tar as of WebDataset, .parquet), detections (.json, .parquet), store
     model:str = None           # a folder, or a name in the package; default: the package's best
     data:str = None            # as in `gallery.detected`
     images:str = None          # as in `gallery.detected`

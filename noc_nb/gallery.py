@@ -7,7 +7,7 @@ __all__ = ['STYLE', 'HUES', 'HEAD', 'Source', 'image_size', 'annotated', 'from_t
            'open_source', 'caption_line', 'caption_lines', 'run_key', 'caption_all', 'read_lines', 'write_report',
            'own_classes', 'open_pipeline', 'caption_files', 'noc_caption']
 
-# %% ../nbs/52_gallery.ipynb #ef2c43a0
+# %% ../nbs/52_gallery.ipynb #85853e5d
 import base64, hashlib, html, io, json, os, sys, tempfile, warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from PIL import Image
 
 from .core import NocError, command, polite, progress, read_json, read_rows, whole_file
 from .data import data_files
-from .detector import FORMATS, Detector, image_files, open_image
+from .detector import FORMATS, Detector, image_column, image_files, open_image
 from .heldout import COCO_CLASSES, load_classes, name_classes
 from .pipeline import NovelCaption, NovelCaptioner, shipped
 from .regions import RegionStore, RegionTable, Regions, image_sizes, read_coco, read_detections
@@ -148,9 +148,9 @@ def detector_for(
     features = None if pipeline.vectors is not None else kinds[width]
     return Detector(name, weights, **dict(features=features, classes=classes) | options)
 
-# %% ../nbs/52_gallery.ipynb #1b8b719a
+# %% ../nbs/52_gallery.ipynb #d5ae9477
 def open_source(
-    src,           # image file, folder, detections file or region store
+    src,           # photos, as `image_files` takes them; a detections file, or a region store
     data=None,     # as in `detected`
     images=None,   # as in `detected`
     classes=None,  # as in `detected`
@@ -158,7 +158,8 @@ def open_source(
 )->Source:
     "The images that a path stands for. Raises `NocError` where it stands for none."
     path = Path(src)
-    table = path.name.endswith((".json", ".json.gz", ".parquet")) or (path/"meta.json").is_file()
+    table = path.name.endswith((".json", ".json.gz")) or (path/"meta.json").is_file()
+    table |= path.suffix == ".parquet" and not (path.is_file() and image_column(path))
     if table: source = detected(path, data, images, classes)
     elif data or images: raise NocError(f"{src}: --data and --images go with a detections file (.json, .parquet)")
     else: source = photos(image_files(path), detector())
@@ -453,10 +454,10 @@ def _open(file):
     found = None if file is None else _try(open_image, file)
     return None if isinstance(found, NocError) else found
 
-# %% ../nbs/52_gallery.ipynb #b2c3edab
+# %% ../nbs/52_gallery.ipynb #df2c0c38
 @command
 def noc_caption(
-    src:str,             # image file, folder of images, or detections (.json, .json.gz, .parquet, region store)
+    src:str,             # photos (file, folder, .tar, .parquet, .txt) or detections (.json, .parquet, region store)
     out:str=None,        # file for the captions, a line of JSON each (default: print them)
     html:str=None,       # file for a page to look at
     data:str=None,       # detections: a folder in COCO's layout, for the sizes of images

@@ -24,13 +24,13 @@ from torch import nn
 
 from .core import Config, NocError, default_device, progress, read_json, set_seed, whole_file, write_json
 
-# %% ../nbs/40_train.ipynb #c0e70d4f
+# %% ../nbs/40_train.ipynb #e902ead0
 @dataclass(frozen=True)
 class TrainConfig(Config):
     "How one phase is trained. Defaults: the paper's cross-entropy phase (section 3.1; design D5)."
     epochs:int = 30              # passes over the training images or captions, at most
     batch:int = 50               # captions or images a step
-    schedule:str = "warmup"      # "warmup" (the Transformer's) or "constant"
+    schedule:str = "warmup"      # "warmup" (the Transformer's), "linear" or "constant"
     warmup:int = 10_000          # steps until the rate is highest
     peak:float = 0.              # highest learning rate; 0: (d·warmup)^-0.5
     clip:float = 0.              # largest gradient norm; 0: no clipping
@@ -45,12 +45,15 @@ def learning_rate(
     step:int,        # 1, 2, ...
     cfg:TrainConfig, # schedule, warm-up and peak
     d_model:int,     # width of the model
+    steps:int=0,     # of the whole phase, for "linear"
 )->float:            # the learning rate of this step
-    "The Transformer's warm-up schedule, or a constant. Raises `NocError` for an unknown schedule."
+    "The Transformer's warm-up schedule, a line down to zero, or a constant. Raises `NocError` for an unknown schedule."
     peak = cfg.peak or (d_model*cfg.warmup)**-.5
     if cfg.schedule == "constant": return peak
-    if cfg.schedule != "warmup": raise NocError(f"schedule {cfg.schedule!r}: expected 'warmup' or 'constant'")
-    return peak*min((cfg.warmup/step)**.5, step/cfg.warmup)
+    if cfg.schedule == "warmup": return peak*min((cfg.warmup/step)**.5, step/cfg.warmup)
+    if cfg.schedule != "linear":
+        raise NocError(f"schedule {cfg.schedule!r}: expected 'warmup', 'linear' or 'constant'")
+    return peak*min(step/cfg.warmup, max(0., (steps - step)/max(1, steps - cfg.warmup)))
 
 # %% ../nbs/40_train.ipynb #40d45822
 def rng_state()->dict:
@@ -177,7 +180,7 @@ def mend_best(
     best, old = Path(folder)/"best", Path(folder)/"best.old"
     if old.exists() and not best.exists(): old.rename(best)
 
-# %% ../nbs/40_train.ipynb #3769143f
+# %% ../nbs/40_train.ipynb #2a42873a
 def check_settings(
     cfg:TrainConfig,   # how to train
     processes:int=1,   # that share a batch
@@ -209,17 +212,22 @@ class Trainer:
         trained = [p for p in model.parameters() if p.requires_grad]
         adam = torch.optim.Adam(trained, lr=1., betas=(.9, .98), eps=1e-9)
         self.model, self.optimizer = self.accelerator.prepare(model, adam)
-        self.epoch = self.done = self.step = self.stale = 0      # `done`: steps of this epoch
+        self.epoch = self.done = self.step = self.steps = self.stale = 0      # `done`: steps of this epoch
         self.history, self.best, self.seconds, self.sums, self.pending = [], None, 0., {}, []
         self.clock = self.saved = time.time()
         self.seen, self.since, self.writer = 0., self.clock, None
+
+    @property
+    def rate(self)->float:
+        "The learning rate of the present step."
+        return learning_rate(self.step, self.cfg, self.d_model, self.steps)
 
     @property
     def inner(self)->nn.Module:
         "The model without what Accelerate may have wrapped around it."
         return self.accelerator.unwrap_model(self.model)
 
-# %% ../nbs/40_train.ipynb #81387a2d
+# %% ../nbs/40_train.ipynb #dd3278bb
 @patch
 def agree(
     self:Trainer,
@@ -242,7 +250,7 @@ def train_step(
     acc, sizes = self.accelerator, [float(self.size(part)) for part in parts]
     whole = self.agree(sum(sizes))
     self.step, self.done, self.seen = self.step + 1, self.done + 1, self.seen + whole
-    for group in self.optimizer.param_groups: group["lr"] = learning_rate(self.step, self.cfg, self.d_model)
+    for group in self.optimizer.param_groups: group["lr"] = self.rate
     for i, (part, size) in enumerate(zip(parts, sizes), 1):
         share = size/max(whole, 1.)
         with nullcontext() if i == len(parts) else acc.no_sync(self.model):
@@ -254,7 +262,7 @@ def train_step(
     self.optimizer.step()
     self.optimizer.zero_grad(set_to_none=True)
 
-# %% ../nbs/40_train.ipynb #a39622c1
+# %% ../nbs/40_train.ipynb #6084a6fa
 @patch
 def look(self:Trainer)->dict:
     "Add up what the last steps showed; the epoch's means so far. Raises `NocError` for a loss that is not finite."
@@ -283,10 +291,10 @@ def train_epoch(
     parts = batches(self.epoch, self.done, count*acc.num_processes, mine)
     if not (len(parts) or self.done):
         raise NocError(f"{self.desc}: nothing to learn from; expected at least {count*acc.num_processes} examples")
-    steps = zip(*[iter(parts)]*count)
+    steps, whole = zip(*[iter(parts)]*count), self.done + len(parts)//count
+    self.steps = whole*self.cfg.epochs
     if acc.is_main_process:
-        steps = progress(steps, f"{self.desc} {self.epoch+1}/{self.cfg.epochs}", self.done + len(parts)//count,
-                         initial=self.done, leave=False)
+        steps = progress(steps, f"{self.desc} {self.epoch+1}/{self.cfg.epochs}", whole, initial=self.done, leave=False)
     self.seen, self.since = 0., time.time()
     for now in steps:
         self.train_step(now)
@@ -294,7 +302,7 @@ def train_epoch(
         if self.due: self.save()
     self.look()
 
-# %% ../nbs/40_train.ipynb #ef216b98
+# %% ../nbs/40_train.ipynb #7ddd6bd6
 def curves(
     folder,   # where TensorBoard finds them
     step:int, # what is there from later steps is forgotten
@@ -316,7 +324,7 @@ def tell(
     if hasattr(bar, "set_postfix"):
         bar.set_postfix({name: f"{x:.3f}" for name, x in values.items()} | {k: f"{x:,.0f}" for k, x in speed.items()})
     if not self.writer: return
-    values = values | speed | {"learning rate": learning_rate(self.step, self.cfg, self.d_model)}
+    values = values | speed | {"learning rate": self.rate}
     for name, x in values.items(): self.writer.add_scalar(f"{'train' if bar else 'epoch'}/{name}", x, self.step)
 
 # %% ../nbs/40_train.ipynb #ead0846e

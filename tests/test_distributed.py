@@ -1,5 +1,5 @@
 "The same captions from no Ray, one worker and two; whoever is killed, each image has one line in the end."
-import importlib.util, multiprocessing, os, random, signal, threading, time
+import importlib.util, multiprocessing, os, random, signal, subprocess, sys, threading, time
 from pathlib import Path
 import pytest
 import torch
@@ -64,6 +64,32 @@ def actors():
         except OSError: return b""
     pids = [p for p in Path("/proc").iterdir() if p.name.isdecimal()]
     return [int(p.name) for p in pids if title(p).startswith(b"ray::") and b"_Actor" in title(p)]
+
+DRIVER = """
+import sys
+from noc_nb.distributed import Job, caption_shards
+src, data, out = sys.argv[1:]
+caption_shards(Job(src, "toy", data=data, batch=5, shard=10), out, 2)
+"""
+
+@pytest.mark.slow
+@with_ray
+def test_the_driver_is_killed_under_ray(world, tmp_path):
+    "SIGKILL of the process that runs Ray, after the first shard: its workers end, and the job goes on to the same lines."
+    job, expected = world
+    before, out = set(actors()), tmp_path/"out"
+    child = subprocess.Popen([sys.executable, "-c", DRIVER, job.src, job.data, str(out)], stderr=subprocess.PIPE)
+    until = time.time() + 300
+    while child.poll() is None and not any(out.glob("part-*.parquet")) and time.time() < until: time.sleep(.005)
+    if child.poll() not in (None, 0): pytest.skip(f"ray does not start here: {child.stderr.read().decode()[-200:]}")
+    assert child.poll() is None and len(list(out.glob("part-*.parquet"))) < 7          # in the middle of it
+    child.kill(); child.wait()
+    while set(actors()) - before and time.time() < until: time.sleep(.1)
+    assert not set(actors()) - before
+    made = {p.name: p.stat().st_mtime_ns for p in out.glob("part-*.parquet")}
+    assert [row["shard"] for row in caption_shards(job, out)] == [n for n in range(7) if shard_file(out, n).name not in made]
+    assert lines(out) == expected and not list(out.glob(".*"))
+    assert all((out/name).stat().st_mtime_ns == time_ for name, time_ in made.items())  # nothing is made twice
 
 @pytest.mark.slow
 @with_ray

@@ -3,6 +3,7 @@ import json, multiprocessing, os, random, subprocess, sys, tarfile, time, weakre
 from dataclasses import replace
 from pathlib import Path
 import numpy as np
+import pyarrow, pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
@@ -74,6 +75,20 @@ def src(tmp_path):
     (tmp_path/"photos").mkdir()
     hostile(tmp_path/"photos")
     return tmp_path/"photos"
+
+@pytest.mark.parametrize("pairs", (True, False))
+def test_photos_in_parquet_are_those_of_the_folder(toy, src, tmp_path, pairs):
+    "Broken ones too; as Hugging Face writes them, or as bytes beside names."
+    inside = [f for f in image_files(src) if f.id not in (7, 10)]      # which no folder's listing could read either
+    data, names = [f.open().read() for f in inside], [f.name for f in inside]
+    table = dict(image=[dict(bytes=b, path=n) for b, n in zip(data, names)]) if pairs else dict(key=names, jpg=data)
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path/"photos.parquet", row_group_size=4)
+    def lines(source):
+        made = caption_lines(toy, source, [f.id for f in inside])
+        return [{k: v for k, v in line.items() if k not in ("file", "error")} for line in made]
+    source = open_source(tmp_path/"photos.parquet", detector=lambda: some_regions)
+    assert lines(source) == lines(open_source(src, detector=lambda: some_regions))
+    assert source.ids == [f.id for f in inside] and source.name(6).startswith("photos.parquet/")
 
 def test_hostile_photos_are_lines(toy, src, tmp_path):
     lines = caption_lines(toy, source := photos(image_files(src), some_regions), source.ids)
