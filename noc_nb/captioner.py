@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['WordTable', 'Captioner', 'CaptionerState']
 
-# %% ../nbs/14_captioner.ipynb #0ffbffae
+# %% ../nbs/14_captioner.ipynb #e63cffac
+import copy
 from typing import NamedTuple
 
 import torch
@@ -93,6 +94,21 @@ def forward(self:Captioner,
     table = self.words()
     y = self.word_in(F.embedding(tokens, table))
     return F.linear(self.word_out(self.decoder(y, self.encode(features, mask), mask)), table)
+
+# %% ../nbs/14_captioner.ipynb #05ede1d8
+@patch
+def borrow(self:Captioner,
+    lenders:dict, # word -> the words whose vectors it takes the mean of
+)->Captioner:     # a copy; this one stays as it is
+    "Give words that were never learned the places of others. Raises `NocError` for a word outside the vocabulary."
+    twin, ids = copy.deepcopy(self), Vocab(self.tokens).stoi
+    for word in {*lenders, *(w for words in lenders.values() for w in words)} - ids.keys():
+        raise NocError(f"borrow: {word!r}: expected a word of the captioner")
+    table = self.words().detach()
+    rows = table.clone()
+    for word, words in lenders.items(): rows[ids[word]] = table[[ids[w] for w in words]].mean(0)
+    twin.words = WordTable(rows, self.words.known).to(rows.device)
+    return twin
 
 # %% ../nbs/14_captioner.ipynb #39e7c60c
 class CaptionerState(NamedTuple):

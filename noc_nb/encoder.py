@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .attention import FeedForward, MultiHead, Residual, linear
 from .core import Config
 
-# %% ../nbs/12_encoder.ipynb #f3fc90a2
+# %% ../nbs/12_encoder.ipynb #b9396f2f
 @dataclass(frozen=True)
 class CaptionerConfig(Config):
     "The image captioner (Sections 2.2 and 3.1)."
@@ -27,6 +27,7 @@ class CaptionerConfig(Config):
     max_regions:int = 50   # most confident regions of an image that it sees
     dropout:float = .1     # of attention weights, in feed-forward networks and of every operator's output
     max_len:int = 20       # T, longest caption; counts EOS and not BOS
+    freeze:bool = True     # False: word vectors are only where learning starts
 
 # %% ../nbs/12_encoder.ipynb #4b128d65
 class MemoryEncoder(nn.Module):

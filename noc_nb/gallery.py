@@ -228,7 +228,7 @@ def _whole_groups(part, n, batch):
         f.truncate(ends[lines])
     return lines
 
-# %% ../nbs/52_gallery.ipynb #cc9103c8
+# %% ../nbs/52_gallery.ipynb #6847cdbd
 def caption_all(
     pipeline:NovelCaptioner, # trained
     source:Source,           # of the images
@@ -240,8 +240,9 @@ def caption_all(
     "Caption all images of a source. Raises `NocError` if the output is there, or is another run's."
     out = Path(out)
     if out.exists():
-        if resume: return out
-        raise NocError(f"{out}: exists; expected the name of a new file, or --resume")
+        if not resume: raise NocError(f"{out}: exists; expected the name of a new file, or --resume")
+        if [line["image_id"] for line in read_lines(out)] == source.ids: return out
+        raise NocError(f"{out}: holds captions of other images; expected the name of a new file")
     part = _part(out, run_key(pipeline, source, batch=batch, **options))
     others = [p.name for p in out.parent.glob(f".{glob_escape(out.name)}.*.part") if p != part]
     if resume and others and not part.exists():

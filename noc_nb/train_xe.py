@@ -23,7 +23,7 @@ from .quality import FUNCTION_WORDS
 from .train import TrainConfig, Trainer
 from .vocab import PAD, Vocab, word_table
 
-# %% ../nbs/42_train_xe.ipynb #489d6895
+# %% ../nbs/42_train_xe.ipynb #9769c5f6
 def build_vocab(
     data:CocoData,    # captions and classes
     min_count:int=5,  # how often a word stands in training captions
@@ -43,7 +43,7 @@ def build_captioner(
     set_seed(seed)
     table, known = word_table(vocab, data.vectors, required=words_of(data.classes, data.heldout, forms=False))
     cfg = replace(cfg, d_feature=data.region_features(cfg.max_regions).width, d_word=table.shape[1])
-    return Captioner(cfg, vocab.tokens, table, known)
+    return Captioner(cfg, vocab.tokens, table, known & cfg.freeze)
 
 # %% ../nbs/42_train_xe.ipynb #e1cc9ec9
 def xe_loss(
