@@ -147,7 +147,7 @@ def bench_scst(
     for _ in range(1 + cfg.repeats): step()
     return step_result(watch, images=cfg.images) | {"gpu_busy": busy(step)}
 
-# %% ../nbs/45_train_bench.ipynb #ec2bcc05
+# %% ../nbs/45_train_bench.ipynb #7e295516
 def bench_reward(
     refs:dict,      # image id -> its references, token lists
     repeats:int=5,  # timed runs of each side; the median counts
@@ -162,8 +162,10 @@ def bench_reward(
     coded = {i: [[codes[w] for w in c] for c in own] for i, own in refs.items()}
     reward = CiderReward(coded, EOS)
     def beams(images):
-        said = [torch.tensor([*c, EOS]) for i in images for c in (coded[i]*5)[:5]]
-        return torch.nn.utils.rnn.pad_sequence(said, True, PAD), [i for i in images for _ in range(5)]
+        pairs = [(own[0], own[-1]) for own in map(coded.get, images)]
+        said = [[*c[:max(0, len(c)-j)], *end[max(0, len(end)-j):], EOS] for c, end in pairs for j in range(5)]
+        said = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, said)), True, PAD)
+        return said, [i for i in images for _ in range(5)]
     steps = [beams(ids[at:at+50]) for at in range(0, min(1000, len(ids)), 50)]
     for _ in range(1 + repeats):
         watch.last = watch.now()
