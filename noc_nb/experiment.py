@@ -71,7 +71,7 @@ PRESETS = dict(
         scst=ScstConfig(epochs=1, batch=50, peak=1e-4)),
 )
 
-# %% ../nbs/44_experiment.ipynb #7c022969
+# %% ../nbs/44_experiment.ipynb #c768972e
 class Experiment:
     "One run of a preset on a data set: models, captions and result rows, each made once."
     def __init__(self,
@@ -92,7 +92,7 @@ class Experiment:
         self.preset, self.data, self.out, self.detections = preset, data, Path(out), detections
         self.seed, self.command, self.metrics, self.part, self.variant = seed, command, metrics, part, variant
         self.selector_seeds, self.models = preset.selector_seeds or (seed,), Path(models or out)
-        if preset.ensemble: self.selector_seeds = ("+".join(map(str, self.selector_seeds)),)
+        self.choosers = ("+".join(map(str, self.selector_seeds)),) if preset.ensemble else self.selector_seeds
         self.features = "symbolic" if data.features is None else "store"
         if part not in ("test", "val"): raise NocError(f"part {part!r}: expected test or val")
         self.spice, why = find_spice({i: data.captions[i] for i in data.splits[part]}) if spice else (None, None)
@@ -177,7 +177,7 @@ def captioner(self:Experiment,
     check_trained(folder, model.cfg, replace(p.captioner, **widths), train)
     return model
 
-# %% ../nbs/44_experiment.ipynb #43125418
+# %% ../nbs/44_experiment.ipynb #6b61d061
 @patch
 def threshold(self:Experiment)->float:
     "The detection score of the `score` row: best weighted F1 on `val`, from .2 to .9."
@@ -193,14 +193,14 @@ def threshold(self:Experiment)->float:
 def chosen(self:Experiment,
     row:str,           # one of `ROWS`
     lambda0:float=.2,  # of the selector rows
-    seed:int=0,        # of the selector rows
+    seed=0,            # of the selector rows; "0+1+2" for three that vote
 )->dict:               # image id -> class ids, most certain first
     "The classes that a row of the tables chooses in every image."
     data, limit = self.data, self.preset.limit
     if row.startswith("selector"):
-        all = [selector_scores(self.selector(row == "selector", lambda0, int(s)), data, self.ids)
-               for s in str(seed).split("+")]
-        probs = {i: torch.stack([scores[i][1].logit() for scores in all]).mean(0).sigmoid() for i in self.ids}
+        votes = [selector_scores(self.selector(row == "selector", lambda0, int(s)), data, self.ids)
+                 for s in str(seed).split("+")]
+        probs = {i: torch.stack([scores[i][1].logit() for scores in votes]).mean(0).sigmoid() for i in self.ids}
         how = dict(how="selector", threshold=self.preset.selector.threshold, limit=limit)
         return {i: constraint_classes(data.regions[i], probs=p, **how) for i, p in probs.items()}
     how = dict(none=dict(how="none"), score=dict(how="score"), oracle=dict(how="oracle"),
@@ -245,7 +245,7 @@ def read_results(
     "Read the captions of a run."
     return {d.pop("image_id"): Decoded(**d) for d in read_json(path)}
 
-# %% ../nbs/44_experiment.ipynb #2612c222
+# %% ../nbs/44_experiment.ipynb #d631312d
 @patch
 def searched(self:Experiment,
     row:str,  # one of `ROWS`
@@ -261,7 +261,7 @@ def captions(self:Experiment,
     lambda0:float=.2,  # of the selector rows
 )->dict:               # image id -> `Decoded`
     "Captions of the images, from the run's folder or made now."
-    seed, line = self.selector_seeds[0], at(row, training, lambda0)
+    seed, line = self.choosers[0], at(row, training, lambda0)
     file = captions_file(self.out/"captions", Term(1, *line, None))
     if file.exists(): return read_results(file)
     captioner, data = self.once(("captioner", training), lambda: self.captioner(training)), self.data
@@ -276,7 +276,7 @@ def captions(self:Experiment,
     write_results(file, made)
     return read_results(file)
 
-# %% ../nbs/44_experiment.ipynb #57acf9ab
+# %% ../nbs/44_experiment.ipynb #9b9e3211
 @patch
 def score(self:Experiment,
     row:str,           # one of `ROWS`
@@ -285,7 +285,7 @@ def score(self:Experiment,
 )->dict:               # the result row, also appended to the run's rows
     "Caption the images and score the captions."
     start, data, ids = time.time(), self.data, self.ids
-    seed, is_selector = self.selector_seeds[0], row.startswith("selector")
+    seed, is_selector = self.choosers[0], row.startswith("selector")
     made = self.captions(row, training, lambda0)
     line = at(row, training, lambda0)
     earlier = sum(r["seconds"] for r in self.rows if (r["row"], r["training"], r["lambda0"]) == line)
@@ -307,7 +307,7 @@ def score(self:Experiment,
 def selection(self:Experiment,
     row:str,           # one of `ROWS`
     lambda0:float=.2,  # of the selector rows
-    seed:int=0,        # of the selector rows
+    seed=0,            # as in `chosen`
 )->dict:               # object -> F1, and "mean"
     "F1 of the chosen classes, before any sentence is made."
     data = self.data
@@ -332,7 +332,7 @@ def append(self:Experiment, row, training, lambda0, seed, metrics, counts, proto
     if self.part == "test": append_row(self.out/"test_log.jsonl", log | {"why": "final score"})
     return made
 
-# %% ../nbs/44_experiment.ipynb #88d3ce20
+# %% ../nbs/44_experiment.ipynb #d95c63bc
 @patch
 def run(self:Experiment,
     lines,              # (row, training, λ0) to caption and score
@@ -344,12 +344,12 @@ def run(self:Experiment,
     have = {key(r) for r in self.rows if whole(r)}
     if selections is None: selections = [(row, lambda0) for row, _, lambda0 in lines if row.startswith("selector")]
     for row, lambda0 in progress(dict.fromkeys(selections), "selectors"):
-        for seed in self.selector_seeds:
+        for seed in self.choosers:
             if (row, None, lambda0, seed) in have: continue
             start, f1 = time.time(), self.selection(row, lambda0, seed)
             self.append(row, None, lambda0, {"selector": seed, "captioner": None}, {"selection_f1": f1}, {}, {},
                         time.time() - start)
-    seed = {True: self.selector_seeds[0], False: None}
+    seed = {True: self.choosers[0], False: None}
     todo = [x for x in dict.fromkeys(lines) if (*x, seed[x[0].startswith("selector")]) not in have]
     if self.spice:
         made = [self.captions(*line) for line in progress(todo, "captions")]
