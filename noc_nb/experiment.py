@@ -33,7 +33,7 @@ from .train_selector import selector_scores, train_selector, val_weight
 from .train_xe import bad_endings, train_xe
 from .vocab import Vocab
 
-# %% ../nbs/44_experiment.ipynb #2677ddf4
+# %% ../nbs/44_experiment.ipynb #158a869b
 @dataclass(frozen=True)
 class Preset(Config):
     "Everything that a run depends on, besides its data and its seed. The defaults are the paper's."
@@ -60,8 +60,8 @@ PRESETS = dict(
         data="lite", split="lite", min_count=2,
         captioner=CaptionerConfig(d_model=192, heads=4, d_ff=768, layers=2, max_regions=20),
         train_selector=TrainConfig(epochs=20, warmup=300, peak=1e-3, patience=20),
-        xe=TrainConfig(epochs=6, warmup=500, peak=1e-3),
-        scst=ScstConfig(epochs=2, peak=1e-4)),
+        xe=TrainConfig(epochs=8, schedule="linear", warmup=500, peak=1e-3),
+        scst=ScstConfig(epochs=3, schedule="linear", warmup=20, peak=1e-4, clip=1.)),
     toy=Preset(
         data="toy", split="toy", min_count=1, threads=1,
         selector=SelectorConfig(d_model=64, heads=4, d_ff=128),
