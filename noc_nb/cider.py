@@ -124,16 +124,7 @@ def _postings(self:CiderD, row, gram, count, lengths, image):
     self.keys = pd.Index(keys)
     self.count, self.share, self.length = count[order], share[order], np.maximum(lengths[row[order]]-1, 0)
 
-# %% ../nbs/30_cider.ipynb #ae268395
-@patch
-def score(self:CiderD,
-    captions:list, # token lists
-    ids,           # the image of every caption; an image may come several times
-)->np.ndarray:     # (N,) CIDEr-D, times 10, float64
-    "Score captions. Raises `NocError` for an image without references or a caption that is no list of tokens."
-    if len(captions) != len(ids): raise NocError(f"CIDEr-D: {len(captions)} captions for {len(ids)} image ids")
-    return self.score_numbers(*word_numbers(captions, self.words), ids)
-
+# %% ../nbs/30_cider.ipynb #6e5a8352
 @patch
 def find(self:CiderD,
     row:np.ndarray,   # (g,) caption
@@ -149,6 +140,16 @@ def find(self:CiderD,
     post = self.keys.get_indexer(image[row[at]]*len(self.codes) + place[gram[at]])
     hit = post >= 0
     return place, at[hit], post[hit]
+
+# %% ../nbs/30_cider.ipynb #abafe5c5
+@patch
+def score(self:CiderD,
+    captions:list, # token lists
+    ids,           # the image of every caption; an image may come several times
+)->np.ndarray:     # (N,) CIDEr-D, times 10, float64
+    "Score captions. Raises `NocError` for an image without references or a caption that is no list of tokens."
+    if len(captions) != len(ids): raise NocError(f"CIDEr-D: {len(captions)} captions for {len(ids)} image ids")
+    return self.score_numbers(*word_numbers(captions, self.words), ids)
 
 @patch
 def score_numbers(self:CiderD,

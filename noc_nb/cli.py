@@ -98,7 +98,7 @@ def write_tables(
         with whole_file(folder/f"table{t}.md") as f: f.write(to_markdown(view, title))
         to_png(view, folder/f"table{t}.png", title)
 
-# %% ../nbs/51_cli.ipynb #e18fbbcb
+# %% ../nbs/51_cli.ipynb #ce0ec8f0
 def toy_world(
     out,         # the run's folder
     detections,  # as in `reproduce`
@@ -117,7 +117,7 @@ def save_pipeline(
     "Leave selector and captioner as one pipeline in the run's folder, ready for `NovelCaptioner.from_pretrained`."
     cfg, data = run.preset, run.data
     vectors = class_vectors(data.classes, data.vectors) if data.features is None else None
-    selector, captioner = run.selector(seed=run.selector_seeds[0]), run.captioner(training)
+    selector, captioner = run.selector(seed=run.selector_seeds[0]), run.lent(run.captioner(training))
     pipeline = NovelCaptioner(selector, captioner, data.classes, vectors, cfg.search, cfg.form, cfg.limit)
     pipeline.save_pretrained(run.out/"pipeline")
 

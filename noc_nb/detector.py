@@ -85,7 +85,7 @@ def rgb(
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("RGB")
 
-# %% ../nbs/05_detector.ipynb #e6fe159e
+# %% ../nbs/05_detector.ipynb #c4f9d3e0
 NAMES = "file_name", "path", "key", "name"   # columns of a Parquet file that may name an image
 
 @lru_cache(1)
@@ -131,6 +131,7 @@ def _rows(path, name):
             n += 1
             yield ImageRow(0, f"{name}/{n if own is None else own}", path, None, None, column, group, row)
 
+# %% ../nbs/05_detector.ipynb #726a4824
 def _is_image(name): return name.lower().endswith(SUFFIXES) and not os.path.basename(name).startswith(".")
 
 def _shard(path, name):

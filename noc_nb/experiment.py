@@ -133,7 +133,7 @@ def claim(self:Experiment,
                 raise NocError(f"{found}: {key}: differs from this run's; expected the same, or another folder")
     write_json(found, about, indent=1)
 
-# %% ../nbs/44_experiment.ipynb #673eb687
+# %% ../nbs/44_experiment.ipynb #3ca7b342
 def check_trained(
     folder,            # of a finished phase: `done.json` and the best weights
     found:Config,      # the trained model's configuration
@@ -147,6 +147,7 @@ def check_trained(
             if is_.to_dict()[key] != value:
                 raise NocError(f"{folder}: {name}: {key} is {is_.to_dict()[key]!r}; expected {value!r}")
 
+# %% ../nbs/44_experiment.ipynb #aa58dc8d
 @patch
 def selector(self:Experiment,
     inner:bool=True,   # with inner-attention
@@ -158,7 +159,8 @@ def selector(self:Experiment,
     train = replace(self.preset.train_selector, seed=seed)
     folder = self.models/f"selector{'' if inner else '-no-inner'}-{lambda0}-{seed}"
     model = train_selector(self.data, cfg, train, folder, resume=True)
-    check_trained(folder, replace(model.cfg, threshold=cfg.threshold), cfg, train)    # which is not trained
+    model.cfg = replace(model.cfg, threshold=cfg.threshold)    # which is not trained
+    check_trained(folder, model.cfg, cfg, train)
     return model
 
 @patch
@@ -213,7 +215,7 @@ def chosen(self:Experiment,
     says = (lambda i: dict(mentioned=data.mentioned(i))) if row == "oracle" else lambda i: {}
     return {i: constraint_classes(data.regions[i], **how, **says(i), limit=limit) for i in self.ids}
 
-# %% ../nbs/44_experiment.ipynb #6e1459ca
+# %% ../nbs/44_experiment.ipynb #550a8335
 def lenders(
     data:CocoData,    # training captions, classes and word vectors
     n:int=2,          # neighbours
@@ -227,6 +229,13 @@ def lenders(
     if len(known) < n: raise NocError(f"borrow={n}: {len(known)} classes are said often enough in training")
     return {o.word: [data.classes[k].word for k in sorted(known, key=lambda k: -unit[c] @ unit[k])[:n]]
             for c, o in data.classes.items() if not said[o.word]}
+
+@patch
+def lent(self:Experiment,
+    captioner:Captioner, # trained
+)->Captioner:            # itself where nobody borrows
+    "The captioner that is asked for constraints."
+    return captioner.borrow(lenders(self.data, self.preset.borrow)) if self.preset.borrow else captioner
 
 # %% ../nbs/44_experiment.ipynb #9dec1bfd
 def write_results(
@@ -245,7 +254,7 @@ def read_results(
     "Read the captions of a run."
     return {d.pop("image_id"): Decoded(**d) for d in read_json(path)}
 
-# %% ../nbs/44_experiment.ipynb #d631312d
+# %% ../nbs/44_experiment.ipynb #0a12484f
 @patch
 def searched(self:Experiment,
     row:str,  # one of `ROWS`
@@ -266,7 +275,7 @@ def captions(self:Experiment,
     if file.exists(): return read_results(file)
     captioner, data = self.once(("captioner", training), lambda: self.captioner(training)), self.data
     vocab, how = Vocab(captioner.tokens), self.searched(row)
-    if how.borrow and row != "none": captioner = captioner.borrow(lenders(data, how.borrow))
+    if row != "none": captioner = self.lent(captioner)
     chosen = self.once(("chosen", row, lambda0, seed), lambda: self.chosen(row, lambda0, seed))
     groups = {i: constraint_tokens(c, data.classes, vocab, how.form)[0] for i, c in chosen.items()}
     # images with as many constraints go through the search together, so that no grid has empty rows

@@ -180,7 +180,7 @@ def mend_best(
     best, old = Path(folder)/"best", Path(folder)/"best.old"
     if old.exists() and not best.exists(): old.rename(best)
 
-# %% ../nbs/40_train.ipynb #2a42873a
+# %% ../nbs/40_train.ipynb #f64a124d
 def check_settings(
     cfg:TrainConfig,   # how to train
     processes:int=1,   # that share a batch
@@ -218,9 +218,7 @@ class Trainer:
         self.seen, self.since, self.writer = 0., self.clock, None
 
     @property
-    def rate(self)->float:
-        "The learning rate of the present step."
-        return learning_rate(self.step, self.cfg, self.d_model, self.steps)
+    def rate(self)->float: return learning_rate(self.step, self.cfg, self.d_model, self.steps)
 
     @property
     def inner(self)->nn.Module:
