@@ -455,7 +455,7 @@ def _open(file):
     found = None if file is None else _try(open_image, file)
     return None if isinstance(found, NocError) else found
 
-# %% ../nbs/52_gallery.ipynb #df2c0c38
+# %% ../nbs/52_gallery.ipynb #e15e5276
 @command
 def noc_caption(
     src:str,             # photos (file, folder, .tar, .parquet, .txt) or detections (.json, .parquet, region store)
@@ -464,7 +464,7 @@ def noc_caption(
     data:str=None,       # detections: a folder in COCO's layout, for the sizes of images
     images:str=None,     # detections: folder of the images to caption, whose names end in their ids
     objects:str=None,    # words to force on every image, as "zebra, bus" ("" for none; default: what the selector says)
-    min_score:float=None, # a class below is never forced (default: the selector's threshold, 0.5)
+    min_score:float=None, # a class below is never forced (default: the selector's threshold)
     max_objects:int=None, # objects that the selector may force on an image (default: 5)
     model:str=None,      # a folder, or a name in the package (default: the package's best)
     classes:str=None,    # the detector's own classes: a file of names, one a line, or JSON (default: the model's)
