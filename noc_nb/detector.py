@@ -85,11 +85,11 @@ def rgb(
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("RGB")
 
-# %% ../nbs/05_detector.ipynb #c4f9d3e0
+# %% ../nbs/05_detector.ipynb #c1a36849
 NAMES = "file_name", "path", "key", "name"   # columns of a Parquet file that may name an image
 
 @lru_cache(1)
-def _group(path, n, column): return pyarrow.parquet.ParquetFile(path).read_row_group(n, [column]).column(0)
+def _group(path, n, column): return _parquet(path).read_row_group(n, [column]).column(0)
 
 @dataclass(frozen=True)
 class ImageRow(ImageFile):
@@ -107,19 +107,26 @@ def image_column(
     path, # a .parquet file
 )->str:   # name of its column of images; None where it has none
     "The column that holds the bytes of images. Raises `NocError` for a broken file, or for several such columns."
+    return _column(_parquet(path), path)
+
+def _parquet(path):
+    try: return pyarrow.parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError): raise NocError(f"{path}: expected a whole parquet file") from None
+
+def _column(file, path):
     def holds(kind):
         if pyarrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0: kind = kind.field("bytes").type
         return pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind)
-    try: found = [field.name for field in pyarrow.parquet.ParquetFile(path).schema_arrow if holds(field.type)]
-    except (pyarrow.ArrowException, OSError): raise NocError(f"{path}: expected a whole parquet file") from None
+    found = [field.name for field in file.schema_arrow if holds(field.type)]
     if len(found) > 1: raise NocError(f"{path}: columns {', '.join(found)} hold bytes; expected one, of images")
     return found[0] if found else None
 
+# %% ../nbs/05_detector.ipynb #e92e752f
 def _rows(path, name):
     "The images in a Parquet file. Where it is torn, the file itself comes, as an image that cannot be read."
-    try: file = pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, OSError): yield ImageFile(0, name, path); return
-    column = image_column(path)
+    try: file = _parquet(path)
+    except NocError: yield ImageFile(0, name, path); return
+    column = _column(file, path)
     if column is None: return
     own = file.schema_arrow.field(column).type
     leaf = f"{column}.path" if pyarrow.types.is_struct(own) and own.get_field_index("path") >= 0 else None
