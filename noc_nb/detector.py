@@ -7,7 +7,7 @@ __all__ = ['FORMATS', 'SUFFIXES', 'MAX_PIXELS', 'NAMES', 'DETECTORS', 'WITHOUT_E
            'image_column', 'image_files', 'read_weights', 'load_model', 'box_features', 'RoIFeatures', 'HalfBackbone',
            'prepare', 'Detector', 'random_weights', 'detect_files', 'extract', 'noc_features']
 
-# %% ../nbs/05_detector.ipynb #cfd94b9c
+# %% ../nbs/05_detector.ipynb #91174f35
 import hashlib, io, json, os, re, shutil, tarfile, warnings
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow
-import pyarrow.parquet
 import torch
 import torchvision
 from fastcore.basics import chunked, patch
@@ -30,7 +29,7 @@ from torchvision.ops import roi_align
 
 from .core import NocError, command, default_device, polite, progress, read_json, whole_file, write_json
 from .heldout import COCO_CLASSES
-from .regions import Regions, RegionStore, read_coco
+from .regions import Regions, RegionStore, open_parquet, read_coco
 
 # %% ../nbs/05_detector.ipynb #991070f6
 FORMATS = "JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"   # as Pillow calls them
@@ -85,11 +84,12 @@ def rgb(
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("RGB")
 
-# %% ../nbs/05_detector.ipynb #c1a36849
+# %% ../nbs/05_detector.ipynb #ee3738bd
 NAMES = "file_name", "path", "key", "name"   # columns of a Parquet file that may name an image
 
 @lru_cache(1)
-def _group(path, n, column): return _parquet(path).read_row_group(n, [column]).column(0)
+def _group(path, n, column):
+    with open_parquet(path) as file: return file.read_row_group(n, [column]).column(0)
 
 @dataclass(frozen=True)
 class ImageRow(ImageFile):
@@ -107,34 +107,38 @@ def image_column(
     path, # a .parquet file
 )->str:   # name of its column of images; None where it has none
     "The column that holds the bytes of images. Raises `NocError` for a broken file, or for several such columns."
-    return _column(_parquet(path), path)
+    with open_parquet(path) as file: return _one(_byte_columns(file), path)
 
-def _parquet(path):
-    try: return pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, OSError): raise NocError(f"{path}: expected a whole parquet file") from None
-
-def _column(file, path):
+def _byte_columns(file):
     def holds(kind):
         if pyarrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0: kind = kind.field("bytes").type
         return pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind)
-    found = [field.name for field in file.schema_arrow if holds(field.type)]
+    return [field.name for field in file.schema_arrow if holds(field.type)]
+
+def _one(found, path):
     if len(found) > 1: raise NocError(f"{path}: columns {', '.join(found)} hold bytes; expected one, of images")
     return found[0] if found else None
 
-# %% ../nbs/05_detector.ipynb #e92e752f
-def _rows(path, name):
-    "The images in a Parquet file. Where it is torn, the file itself comes, as an image that cannot be read."
-    try: file = _parquet(path)
-    except NocError: yield ImageFile(0, name, path); return
-    column = _column(file, path)
-    if column is None: return
+# %% ../nbs/05_detector.ipynb #0e7fcb6e
+def _row_names(file, column):
+    "The names of a row group's rows, or None for each, a group at a time."
     own = file.schema_arrow.field(column).type
     leaf = f"{column}.path" if pyarrow.types.is_struct(own) and own.get_field_index("path") >= 0 else None
-    leaf, n = leaf or next((c for c in NAMES if c in file.schema_arrow.names), None), 0
+    leaf = leaf or next((c for c in NAMES if c in file.schema_arrow.names), None)
     for group in range(file.num_row_groups):
         rows = file.metadata.row_group(group).num_rows
-        names = file.read_row_group(group, [leaf]).flatten().column(0).to_pylist() if leaf else [None]*rows
-        for row, own in enumerate(names):
+        yield file.read_row_group(group, [leaf]).flatten().column(0).to_pylist() if leaf else [None]*rows
+
+def _rows(path, name):
+    "The images in a Parquet file. Where it is torn, the file itself comes, as an image that cannot be read."
+    try:
+        with open_parquet(path) as file:
+            found = _byte_columns(file)
+            names = [x for column in found[:1] for x in _row_names(file, column)]
+    except NocError: yield ImageFile(0, name, path); return
+    column, n = _one(found, path), 0
+    for group, rows in enumerate(names):
+        for row, own in enumerate(rows):
             n += 1
             yield ImageRow(0, f"{name}/{n if own is None else own}", path, None, None, column, group, row)
 

@@ -16,6 +16,7 @@ import pyarrow.parquet
 
 from .core import NocError, progress, read_json, whole_file, write_json
 from .gallery import caption_lines, detector_for, open_pipeline, open_source, run_key
+from .regions import open_parquet
 
 # %% ../nbs/54_distributed.ipynb #2cb747bf
 @dataclass(frozen=True)
@@ -75,8 +76,7 @@ def read_shards(
 ):          # lines as `noc_caption` writes them, in the order of the source
     "Read a job's captions, a shard at a time. Raises `NocError` for a broken file."
     for path in sorted(Path(out).glob("part-*.parquet")):
-        try: rows = pyarrow.parquet.ParquetFile(path).read().to_pylist()
-        except (pyarrow.ArrowException, OSError): raise NocError(f"{path}: expected a whole parquet file") from None
+        with open_parquet(path) as file: rows = file.read().to_pylist()
         for row in rows:
             failed = row.pop("error")
             yield row if failed is None else dict(image_id=row["image_id"], file=row["file"], error=failed)

@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['LONGEST', 'STORE', 'Regions', 'geometry', 'refuse', 'check_boxes', 'RegionTable', 'group_regions', 'join_regions',
            'table_of', 'PaddedRegions', 'json_items', 'json_column', 'item_name', 'read_coco', 'image_sizes',
-           'pixel_sizes', 'read_detections', 'ground_truth', 'class_vectors', 'class_table', 'symbolic_features',
-           'RegionStore']
+           'open_parquet', 'pixel_sizes', 'read_detections', 'ground_truth', 'class_vectors', 'class_table',
+           'symbolic_features', 'RegionStore']
 
-# %% ../nbs/04_regions.ipynb #5ae8e692
+# %% ../nbs/04_regions.ipynb #46736553
 import hashlib, json, os, re, shutil
 from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -360,7 +361,17 @@ def image_sizes(
         sizes[id] = None if size == (None, None) else size
     return sizes
 
-# %% ../nbs/04_regions.ipynb #cd070d05
+# %% ../nbs/04_regions.ipynb #ea6b3a3e
+@contextmanager
+def open_parquet(
+    path, # a .parquet file
+):        # a `pyarrow.parquet.ParquetFile`
+    "A Parquet file, open for reading. Raises `NocError` for what cannot be read, inside the `with` too."
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file: yield file
+    except (pyarrow.ArrowException, OSError): raise NocError(f"{path}: expected a whole parquet file") from None
+
+# %% ../nbs/04_regions.ipynb #242196ab
 def _read_results(path, only):
     "Columns of a COCO results file, boxes in pixels; how many rows were left out."
     blocks, n = [], 0
@@ -392,8 +403,7 @@ def pixel_sizes(
 def _read_parquet(path, only):
     "Columns of a parquet file, boxes as relative corner, width and height; how many rows were left out."
     needed = ["image_id", "category_id", "cx", "cy", "w", "h", "score"]
-    try: data = pyarrow.parquet.ParquetFile(path).read()
-    except (pyarrow.ArrowException, OSError): raise NocError(f"{path}: expected a whole parquet file") from None
+    with open_parquet(path) as file: data = file.read()
     missing = [c for c in needed if c not in data.column_names]
     if missing: raise NocError(f"{path}: column {missing[0]}: missing; expected {', '.join(needed)}")
     for c in needed:

@@ -8,7 +8,7 @@ __all__ = ['MAX_WORDS', 'read_system', 'Task', 'read_references', 'make_task', '
            'report_markdown', 'report_png', 'write_images', 'read_images', 'find_spice', 'evaluate_file', 'read_report',
            'compare', 'compare_markdown', 'noc_eval', 'run_eval']
 
-# %% ../nbs/35_report.ipynb #f2ec1f77
+# %% ../nbs/35_report.ipynb #2b70e627
 import json, platform, sys, warnings
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -27,7 +27,7 @@ from .java import Spice, find_java, java_version
 from .metrics import METRICS, CaptionScorer, bleu, from_sums
 from .novelty import f1_counts
 from .quality import quality_numbers, quality_scores, vocabulary
-from .regions import json_column, read_coco
+from .regions import json_column, open_parquet, read_coco
 from .vocab import TOKENISER, tokenize
 
 # %% ../nbs/35_report.ipynb #ef8e5cbf
@@ -403,7 +403,7 @@ def report_png(
         fig.savefig(f, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
     plt.close(fig)
 
-# %% ../nbs/35_report.ipynb #48d95350
+# %% ../nbs/35_report.ipynb #9b81cc94
 def write_images(
     path,          # a .parquet file
     judged:Judged, # the numbers of every image
@@ -422,8 +422,7 @@ def read_images(
     path, # what `write_images` wrote
 )->Judged:
     "Read the numbers of every image. Raises `NocError` for a file that is missing or something else."
-    try: table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as e: raise NocError(f"{path}: cannot be read as Parquet ({e})"[:300]) from None
+    with open_parquet(path) as file: table = file.read()
     about = (table.schema.metadata or {}).get(b"noc_nb")
     if about is None: raise NocError(f"{path}: expected the images.parquet of a report")
     about, columns = json.loads(about), {k: v for k, v in table.to_pydict().items() if not k.endswith(" score")}
