@@ -21,7 +21,7 @@ from .novelty import nonnovel_weight
 from .report import bootstrap, judge, make_task, match, read_system, scores_of
 from .tables import cell, metric, paper_numbers
 
-# %% ../nbs/36_claims.ipynb #f4154d09
+# %% ../nbs/36_claims.ipynb #3b0a79bc
 class Term(NamedTuple):
     "A cell of a table, with its sign."
     sign:int      # +1 or -1
@@ -29,6 +29,9 @@ class Term(NamedTuple):
     training:str  # xe, cider or cider_dgbs
     lambda0:float # loss weight of the zeros, of selector rows; None for the others
     column:str    # in_C, out_C, pooled_C, out_F1 ...
+
+    @property
+    def line(self)->tuple: return self[1:4]
 
 @dataclass(frozen=True)
 class Claim:
@@ -161,14 +164,14 @@ def with_interval(
     low, high = np.percentile(deltas[1:], [2.5, 97.5])
     return dict(difference=float(deltas[0]), interval=[float(low), float(high)])
 
-# %% ../nbs/36_claims.ipynb #26196ed4
+# %% ../nbs/36_claims.ipynb #c65ec08c
 def captions_file(
     folder,       # of caption files
-    line,         # `Term`, or a result row: has row, training and lambda0
+    line:tuple,   # (row, training, λ0), from `at`
     prefix:str="",# what the names begin with
 )->Path:
     "The captions of a line of a table."
-    row, training, lam = (line[k] for k in ("row", "training", "lambda0")) if isinstance(line, dict) else line[1:4]
+    row, training, lam = line
     return Path(folder)/f"{prefix}{training}-{row}{'' if lam is None else f'-{lam}'}.json.gz"
 
 def claim_scores(
@@ -182,16 +185,16 @@ def claim_scores(
     return {"macro": total("out_C")} | \
            ({"pooled": total("pooled_C")} if any(t.column == "out_C" for t in claim.terms) else {})
 
-# %% ../nbs/36_claims.ipynb #d0f7ea3d
+# %% ../nbs/36_claims.ipynb #a1d26207
 def claim_row(
-    line,          # a result row or `Term`: the line that the Δ is about
+    line:tuple,    # (row, training, λ0), from `at`: what the Δ is about
     task,          # what captions were judged against
     metrics:dict,  # name -> difference, interval
     samples:int,   # draws
     **values,      # data, split, detections, command ...; what else the row says
 )->dict:
     "A result row named `claim`."
-    row, training, lam = (line[k] for k in ("row", "training", "lambda0")) if isinstance(line, dict) else line[1:4]
+    row, training, lam = line
     protocol = dict(words="dcc", weight="image", fp="other", cider_df=f"{len(task.refs)} evaluated images")
     counts = dict(images=len(task.refs), out=len(set().union(*task.novel.values())))
     values = dict(variant=None, features="symbolic", seed=dict(selector=0, captioner=0), seconds=0.) | values
@@ -205,7 +208,7 @@ def write_rows(
     "Write rows, whole or not at all."
     with whole_file(path) as f: f.writelines(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
 
-# %% ../nbs/36_claims.ipynb #b684b783
+# %% ../nbs/36_claims.ipynb #8d20dc7b
 COMMAND = 'python -c "from noc_nb.claims import write_claims; write_claims()"'
 
 def write_claims(
@@ -219,19 +222,19 @@ def write_claims(
     "Δ and interval of every claim that has captions. Raises `NocError` where no data or no captions are there."
     folder, root, kept = Path(results)/"captions", find_data(data), {}
     if root is None: raise NocError("data: no folder; expected a COCO root, or the variable NOC_DATA")
-    def file(t): return captions_file(folder, t, f"{split}-")
+    def file(t): return captions_file(folder, t.line, f"{split}-")
     have = [c for c in claims if all(file(t).exists() for t in c.terms)]
     if not have: raise NocError(f"{folder}: no captions of any claim; expected files like {split}-xe-none.json.gz")
     task = make_task(root, split)
     def drawn(t):
         if file(t) not in kept: kept[file(t)] = drawn_scores(file(t), task, samples)
         return kept[file(t)]
-    rows = [claim_row(c.terms[0], task, claim_scores(c, drawn), samples, claim=c.text, data=split, split="test",
+    rows = [claim_row(c.terms[0].line, task, claim_scores(c, drawn), samples, claim=c.text, data=split, split="test",
                       detections=detections, command=COMMAND) for c in progress(have, "claims")]
     write_rows(Path(results)/"claims.jsonl", rows)
     return rows
 
-# %% ../nbs/36_claims.ipynb #38f0a748
+# %% ../nbs/36_claims.ipynb #672a1b78
 COLUMNS = "in_C", "out_C", "pooled_C", "out_F1"
 
 def write_variants(
@@ -255,12 +258,13 @@ def write_variants(
     rows = []
     for f in progress(others, "variants"):
         for r in (r for r in read_rows(Path(f)/"rows.jsonl") if r["training"]):
-            old, new = (captions_file(Path(x)/"captions", r) for x in (base, f))
+            line = at(r["row"], r["training"], r["lambda0"])
+            old, new = (captions_file(Path(x)/"captions", line) for x in (base, f))
             if not (old.exists() and new.exists()): continue
             one, two = drawn(old), drawn(new)
             metrics = {c: with_interval(two[score_name(c)] - one[score_name(c)]) for c in COLUMNS}
             same = {k: r[k] for k in ("variant", "data", "split", "detections", "features", "seed", "command")}
-            rows.append(claim_row(r, task, metrics, samples, **same))
+            rows.append(claim_row(line, task, metrics, samples, **same))
     write_rows(path, rows)
     return rows
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PRESETS', 'Preset', 'Experiment', 'check_trained', 'lenders', 'write_results', 'read_results']
 
-# %% ../nbs/44_experiment.ipynb #83927042
+# %% ../nbs/44_experiment.ipynb #831cde3a
 import json, time
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +16,7 @@ import torch
 from fastcore.basics import patch
 
 from .captioner import Captioner, CaptionerConfig
-from .claims import Term, at, captions_file
+from .claims import at, captions_file
 from .constraints import constraint_classes, constraint_tokens
 from .core import Config, NocError, append_row, new_row, progress, read_json, read_rows, write_json
 from .data import CocoData, region_batches
@@ -215,7 +215,7 @@ def chosen(self:Experiment,
     says = (lambda i: dict(mentioned=data.mentioned(i))) if row == "oracle" else lambda i: {}
     return {i: constraint_classes(data.regions[i], **how, **says(i), limit=limit) for i in self.ids}
 
-# %% ../nbs/44_experiment.ipynb #550a8335
+# %% ../nbs/44_experiment.ipynb #f87edb66
 def lenders(
     data:CocoData,    # training captions, classes and word vectors
     n:int=2,          # neighbours
@@ -235,7 +235,8 @@ def lent(self:Experiment,
     captioner:Captioner, # trained
 )->Captioner:            # itself where nobody borrows
     "The captioner that is asked for constraints."
-    return captioner.borrow(lenders(self.data, self.preset.borrow)) if self.preset.borrow else captioner
+    if not self.preset.borrow: return captioner
+    return captioner.borrow(self.once("lenders", lambda: lenders(self.data, self.preset.borrow)))
 
 # %% ../nbs/44_experiment.ipynb #9dec1bfd
 def write_results(
@@ -254,7 +255,7 @@ def read_results(
     "Read the captions of a run."
     return {d.pop("image_id"): Decoded(**d) for d in read_json(path)}
 
-# %% ../nbs/44_experiment.ipynb #0a12484f
+# %% ../nbs/44_experiment.ipynb #d8c1c1eb
 @patch
 def searched(self:Experiment,
     row:str,  # one of `ROWS`
@@ -271,7 +272,7 @@ def captions(self:Experiment,
 )->dict:               # image id -> `Decoded`
     "Captions of the images, from the run's folder or made now."
     seed, line = self.choosers[0], at(row, training, lambda0)
-    file = captions_file(self.out/"captions", Term(1, *line, None))
+    file = captions_file(self.out/"captions", line)
     if file.exists(): return read_results(file)
     captioner, data = self.once(("captioner", training), lambda: self.captioner(training)), self.data
     vocab, how = Vocab(captioner.tokens), self.searched(row)
