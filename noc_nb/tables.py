@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LABELS', 'TRAINING_LABELS', 'PUBLISHED', 'paper_numbers', 'metric', 'cell', 'spec', 'columns', 'matching',
-           'table_view', 'to_markdown', 'to_png']
+           'table_view', 'commands', 'to_markdown', 'to_png']
 
 # %% ../nbs/33_tables.ipynb #174ed840
 import csv
@@ -100,7 +100,7 @@ def matching(
         found[str(r.get("seed"))] = r
     return list(found.values())
 
-# %% ../nbs/33_tables.ipynb #3fb1d848
+# %% ../nbs/33_tables.ipynb #899b15e1
 def table_view(
     rows:list,    # result rows of one data set
     number:int,   # 1, 2 or 3
@@ -122,6 +122,13 @@ def table_view(
         if known: lines[title, "Δ"] = [cell(d[:1] and [mean(d)], signed=True) for d in delta]
     index = pd.MultiIndex.from_tuples(lines, names=["", " "])
     return pd.DataFrame(list(lines.values()), index, [c.replace("_", " ") for c in heads])
+
+def commands(
+    rows:list,    # result rows of one data set
+    number:int,   # 1, 2 or 3
+)->list:          # each once, in the table's order
+    "What makes our numbers in one of the paper's tables again."
+    return list(dict.fromkeys(r["command"] for _, *line in spec(number) for r in matching(rows, number, *line)))
 
 # %% ../nbs/33_tables.ipynb #a7b20e2c
 def to_markdown(
