@@ -6,13 +6,14 @@
 __all__ = ['COLUMNS', 'write_detections', 'imported', 'pixels', 'write_hdf5', 'read_hdf5', 'write_tsv', 'read_tsv', 'write_npz',
            'read_npz']
 
-# %% ../nbs/08_formats.ipynb #cbb18c05
-import base64, binascii, os, zipfile
+# %% ../nbs/08_formats.ipynb #f9077091
+import base64, zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet
+import torch
 
 from .core import NocError, whole_file, write_json
 from .regions import RegionTable, Regions, check_boxes, refuse, table_of
@@ -37,7 +38,7 @@ def write_detections(
     write_json(path, [dict(image_id=i, category_id=c, bbox=b, score=s) for i, c, b, s in
                       zip(images.tolist(), table.labels.tolist(), bbox, table.scores.astype(float).round(6).tolist())])
 
-# %% ../nbs/08_formats.ipynb #4ab284c1
+# %% ../nbs/08_formats.ipynb #cda5478d
 def imported(
     path,         # the file, for messages
     image_id:int, # the image
@@ -48,19 +49,29 @@ def imported(
     scores=None,  # (n,) scores, or None
 )->Regions:       # best first
     "Regions from what a file says. Raises `NocError` naming file and image where the parts do not fit together."
-    n, known = len(features), boxes is not None and size is not None
-    size = None if size is None else tuple(map(int, size))
+    n, known = len(features) if np.ndim(features) else 0, boxes is not None and size is not None
     columns = dict(features=(features, 2), boxes=(boxes, 2), labels=(labels, 1), scores=(scores, 1))
     for name, (column, ndim) in columns.items():
         if column is None: continue
         if np.ndim(column) != ndim or len(column) != n or np.asarray(column).dtype.kind not in "iuf":
             raise NocError(f"{path}: image {image_id}: {name}: expected one row of numbers for each of {n} regions")
+    if boxes is not None and np.shape(boxes)[1] != 4:
+        raise NocError(f"{path}: image {image_id}: boxes: expected four numbers a box, found {np.shape(boxes)[1]}")
+    size = None if size is None else _size(size, path, image_id)
     corners = np.asarray(boxes, float)/[*size, *size] if known else np.tile([0., 0, 1, 1], (n, 1))
     def name(i): return f"image {image_id}: box {i}"
     inside, area, _ = check_boxes(corners[:,:2], corners[:,2:] - corners[:,:2], path, name)
-    labels, scores = np.zeros(n) if labels is None else labels, np.ones(n) if scores is None else scores
+    labels, scores = np.zeros(n) if labels is None else labels, np.asarray(np.ones(n) if scores is None else scores)
+    refuse(path, name, ~((scores >= 0) & (scores <= 1)), "a score between 0 and 1")
     x = torch.tensor(np.asarray(features, np.float32)) if n else None
-    return Regions(inside, np.array(labels), np.array(scores), x, image_id, size).keep(area).best()
+    return Regions(inside, np.array(labels), scores.copy(), x, image_id, size).keep(area).best()
+
+def _size(size, path, image_id):
+    "A size as two whole numbers."
+    pair = np.asarray(size)
+    if pair.shape == (2,) and pair.dtype.kind in "iuf" and ((pair >= 1) & (pair < 2**31)).all():
+        return tuple(map(int, size))
+    raise NocError(f"{path}: image {image_id}: expected a width and a height in pixels, found {pair.tolist()}")
 
 def pixels(
     regions:Regions, # with a size
@@ -72,7 +83,7 @@ def pixels(
 
 def _each(regions): return regions.values() if isinstance(regions, Mapping) else regions
 
-# %% ../nbs/08_formats.ipynb #c0ebb5a7
+# %% ../nbs/08_formats.ipynb #02d3678b
 def _h5(path, mode):
     "An open HDF5 file."
     try: import h5py
@@ -101,8 +112,10 @@ def read_hdf5(
         odd = [k for k in names if not k.isdecimal()]
         if odd or not names:
             raise NocError(f"{path}: expected data sets <image id>_features, found {odd[:1] or 'none'}")
-        for i in sorted(map(int, names)):
-            c = {k: h5[f"{i}_{k}"][()] for k in ("features", "boxes", "labels", "scores", "size") if f"{i}_{k}" in h5}
+        for own in sorted(names, key=int):
+            parts, i = ("features", "boxes", "labels", "scores", "size"), int(own)
+            try: c = {k: h5[f"{own}_{k}"][()] for k in parts if f"{own}_{k}" in h5}
+            except (OSError, TypeError): raise NocError(f"{path}: image {i}: expected data sets of numbers") from None
             yield imported(path, i, **{"size": (sizes or {}).get(i)} | c)
 
 # %% ../nbs/08_formats.ipynb #ce730af8

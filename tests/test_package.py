@@ -53,6 +53,15 @@ def test_modules_are_marked_as_generated():
     assert "noc_nb/*.py linguist-generated" in (ROOT/".gitattributes").read_text(), \
         "say in .gitattributes that noc_nb/*.py is generated"
 
+def test_no_module_has_an_undefined_name():
+    "A cell that is not exported may hide a missing import: its own reach the notebook's tests, and no user."
+    from pyflakes.checker import Checker
+    from pyflakes.messages import UndefinedExport, UndefinedLocal, UndefinedName
+    def undefined(path):
+        for m in Checker(ast.parse(path.read_text(encoding="utf-8")), name(path)).messages:
+            if isinstance(m, (UndefinedExport, UndefinedLocal, UndefinedName)): yield str(m)
+    none_of((m for p in MODULES for m in undefined(p)), "import or define these names in a cell that is exported")
+
 # ---- settings
 
 def test_requirements_name_every_import():
