@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['reorder_state', 'first_tensor', 'state_size', 'Hypotheses', 'top_words', 'ask', 'check_best', 'Beam', 'grow',
-           'check_sizes', 'beam_search', 'end_first', 'best_first', 'read_groups', 'pick', 'Table', 'Groups',
-           'pack_groups']
+           'check_sizes', 'check_end', 'beam_search', 'end_first', 'best_first', 'read_groups', 'pick', 'Table',
+           'Groups', 'pack_groups']
 
 # %% ../nbs/20_beam.ipynb #57175433
 import operator
@@ -152,7 +152,7 @@ def grow(
     ended = torch.where(old, beam.ended.gather(1, parent), word == eos) & (rank > -torch.inf)
     return Beam(tokens, score, rank, ended), parent
 
-# %% ../nbs/20_beam.ipynb #2afdc918
+# %% ../nbs/20_beam.ipynb #3f5031a2
 def check_sizes(
     k,       # hypotheses
     max_len, # tokens
@@ -161,7 +161,14 @@ def check_sizes(
     if not all(isinstance(x, Integral) and x > 0 for x in (k, max_len)):
         raise NocError(f"k={k}, max_len={max_len}; expected whole numbers, 1 or more")
 
-# %% ../nbs/20_beam.ipynb #12ce9101
+def check_end(
+    eos, # the end token
+    v,   # words of the model
+):
+    "Raises `NocError` for an end that the model does not have."
+    if not 0 <= eos < v: raise NocError(f"eos={eos}; expected an id below {v}")
+
+# %% ../nbs/20_beam.ipynb #49a29b88
 def beam_search(
     step,                 # `step(tokens (N,), state) -> (log_probs (N,v), state)`; the first call has N = b
     state,                # the model's memory, one row an image; None if it has none
@@ -177,7 +184,7 @@ def beam_search(
     pad:int=0,            # fills `tokens` after the end
     size:int=None,        # b, where the state holds no tensor
 )->Hypotheses:
-    "The `k` best captions of every image. Raises `NocError` as `ask` does."
+    "The `k` best captions of every image. Raises `NocError` as `ask` and `end_first` do."
     check_sizes(k, max_len)
     b, device = state_size(state, size)
     images, ban = torch.arange(b, device=device), torch.tensor(list(forbidden), dtype=torch.long, device=device)
@@ -198,7 +205,7 @@ def beam_search(
         last = beam.tokens[...,-1].clamp(min=0).flatten()
     return best_first(beam, stuck, k, pad, max_len)
 
-# %% ../nbs/20_beam.ipynb #95c8c2e3
+# %% ../nbs/20_beam.ipynb #39239c56
 def end_first(
     scores:Tensor,    # (N,v) the model's scores
     norm:Tensor,      # (N,1) their normaliser
@@ -207,7 +214,8 @@ def end_first(
     eos:int,          # the end token
     forbidden:Tensor, # ids that may not be said
 )->tuple:             # ((N,1+k) log-probabilities, (N,1+k) words)
-    "The best words with the end token in front of them."
+    "The best words with the end token in front of them. Raises `NocError` for an end that the model does not have."
+    check_end(eos, scores.shape[1])
     end = scores[:,eos:eos+1] - norm
     if (forbidden == eos).any(): end = torch.full_like(end, -torch.inf)
     return torch.cat([end, best], 1), torch.cat([torch.full_like(words[:,:1], eos), words], 1)

@@ -164,7 +164,7 @@ def _found(path, name):
             for f in sorted(f for f in files if _is_image(f) or f.endswith((".tar", ".parquet"))):
                 yield from _found(Path(base, f), os.path.join(name, os.path.relpath(base, path), f))
 
-# %% ../nbs/05_detector.ipynb #699faa1b
+# %% ../nbs/05_detector.ipynb #a66c4c68
 def image_files(
     src,      # an image, a folder, a .tar or .parquet of images, a .txt with one of these a line, or a COCO root
     ids=None, # file name, with or without its folder -> id; default: every image may be numbered by its place
@@ -172,7 +172,7 @@ def image_files(
     "The images of a source. Raises `NocError` if there is none, or naming a file whose number is not known."
     src = Path(src)
     if not src.exists(): raise NocError(f"{src}: no such file or folder; expected images")
-    lines = src.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if src.suffix == ".txt" else None
+    lines = src.read_text(encoding="utf-8", errors="surrogateescape").split("\n") if src.suffix == ".txt" else None
     parts = {"" if src.is_dir() else src.name: src} if lines is None else {l: src.parent/l for l in lines if l.strip()}
     found = [replace(f, name=_clean(f.name)) for name, path in parts.items() for f in _found(path, name)]
     numbers = _coco_ids(src, found) if (src/"annotations").is_dir() else _own_ids(found, ids)
@@ -445,7 +445,7 @@ def _usable(file, regions):
     if regions.features is None or regions.features.half().isfinite().all(): return replace(regions, image_id=file.id)
     return f"{file.name}: expected features below 65,504 (fp16); the detector gave others"
 
-# %% ../nbs/05_detector.ipynb #16d16f4e
+# %% ../nbs/05_detector.ipynb #2807af48
 @patch
 def about(self:Detector)->dict: # name -> value
     "All that the regions depend on; of the weights a checksum."
@@ -467,8 +467,10 @@ def _join(out, parts, files, plan):
     failed = "".join((p/"failed.jsonl").read_text(encoding="utf-8") for p in parts)
     names = {"images.jsonl": _lines(dict(id=f.id, name=f.name) for f in files), "failed.jsonl": failed,
              "plan.json": json.dumps(plan, indent=1)}
-    RegionStore.write(parts[0].parent/"whole", (RegionStore(p) for p in parts), names)
-    os.rename(parts[0].parent/"whole", out)
+    whole = parts[0].parent/"whole"
+    shutil.rmtree(whole, ignore_errors=True)   # of a run that was killed before the rename
+    RegionStore.write(whole, (RegionStore(p) for p in parts), names)
+    os.rename(whole, out)
 
 # %% ../nbs/05_detector.ipynb #fe2f2e20
 def extract(
@@ -498,7 +500,17 @@ def extract(
     shutil.rmtree(folder, ignore_errors=True)
     return RegionStore(out)
 
-# %% ../nbs/05_detector.ipynb #11a81c61
+# %% ../nbs/05_detector.ipynb #e6269197
+def _check_options(out, min_score, device, **counts):
+    "Raise `NocError` for an option that no run can use; of a count it is told the value and the least."
+    if not Path(out or "").name: raise NocError(f"--out {out or ''}: expected a name for the region store")
+    for name, (value, least) in counts.items():
+        if value is not None and value < least: raise NocError(f"--{name} {value}: expected {least} or more")
+    if not 0 <= min_score <= 1: raise NocError(f"--min-score {min_score}: expected 0 to 1")
+    try: torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):   # the second where PyTorch was built without CUDA
+        raise NocError(f"--device {device}: expected a device that this PyTorch can use, like cpu") from None
+
 @command
 def noc_features(
     src:str,                  # an image, a folder, .tar or .parquet of images, .txt of such names, or a COCO root
@@ -518,7 +530,8 @@ def noc_features(
 ):
     "Regions and features of images: a region store, with a list of what failed and why."
     def work():
-        if not out: raise NocError("--out: expected a name for the region store")
+        _check_options(out, min_score, device, part=(part, 1), batch=(batch, 1), workers=(workers, 0), size=(size, 1),
+                       classes=(classes, 2))
         files, kind = image_files(src), None if features == "none" else features
         model = Detector(detector, weights, kind, min_score, device, size, batch, classes, feature_weights)
         return extract(files, out, model, workers, part, resume)

@@ -173,7 +173,7 @@ def group_regions(
     boxes, labels, scores = (c[rows].astype(t) for c, t in ((boxes, "f4"), (labels, "i4"), (scores, "f4")))
     return RegionTable(ids, offsets, boxes, labels, scores, None, _sizes(ids, sizes), counts)
 
-# %% ../nbs/04_regions.ipynb #91c68339
+# %% ../nbs/04_regions.ipynb #6cbb6d65
 def join_regions(
     tables, # `RegionTable`s of different images
 )->RegionTable:
@@ -196,10 +196,11 @@ def join_regions(
 def table_of(
     regions, # `Regions`, each with its image_id
 )->RegionTable:
-    "A table of single `Regions`, each image in the order it has. Raises `NocError` if an image comes twice."
+    "A table of single `Regions`, each in the order it has. Raises `NocError` if an image has no id, or comes twice."
     return join_regions([_one(r) for r in regions] or [_one(Regions.empty(0)).take([])])
 
 def _one(r):
+    if r.image_id is None: raise NocError("regions: image None: expected regions that say of which image they are")
     ids = np.array([r.image_id], np.int64)
     boxes, labels, scores = r.boxes.numpy(), r.labels.numpy().astype(np.int32), r.scores.numpy()
     features = None if r.features is None else r.features.numpy()

@@ -86,7 +86,7 @@ class Task:
                 "out": [i for i in self.refs if i in every], **{f"domain {d}": ids for d, ids in self.domains.items()},
                 **{f"object {o}": sorted(ids) for o, ids in self.novel.items()}}
 
-# %% ../nbs/35_report.ipynb #1b2bedb0
+# %% ../nbs/35_report.ipynb #17ca503b
 def read_references(
     data,    # a folder in COCO's layout, or a captions file of COCO or nocaps
 )->tuple:    # image id -> references; domain -> ids (nocaps); the folder or None
@@ -95,7 +95,9 @@ def read_references(
     root, domains = None if file else find_data(data), {}
     refs = load_captions(root, file)[0]
     for image in read_json(file)["images"] if file else ():
-        if "domain" in image: domains.setdefault(image["domain"], []).append(image["id"])
+        domain = image.get("domain", "")
+        if not isinstance(domain, str): raise NocError(f"{file}: image {image['id']}: domain: expected a text")
+        if "domain" in image: domains.setdefault(domain, []).append(image["id"])
     return {i: own for i, own in refs.items() if own}, domains, root
 
 # %% ../nbs/35_report.ipynb #412889b3
@@ -121,7 +123,7 @@ def _boxed(root):
         for i, c in zip(*(x.tolist() for x in columns)): out.setdefault(i, set()).add(c)
     return out or None
 
-# %% ../nbs/35_report.ipynb #f6458256
+# %% ../nbs/35_report.ipynb #207cd4b7
 def make_task(
     data,           # a folder in COCO's layout, or a captions file of COCO or nocaps
     split:str=None, # name in the data's splits/, or a file; default: all images that have references
@@ -137,6 +139,9 @@ def make_task(
     heldout = given(heldout, lambda p: HeldOut.load(p, objects), root and root/"heldout.json", usual)
     ids, listed, train, name = _split_ids(split, part, every, root)
     if not ids: raise NocError(f"{data}: {name}: expected at least one image with references")
+    if not any(tokenize(c) for i in ids for c in every[i]):
+        raise NocError(f"{data}: image {ids[0]}: expected a reference with words, found {every[ids[0]][0][:40]!r}; "
+                       "no other image has one")
     novel = novel_images(every, heldout, ids)
     if listed is not None: novel = {o: own & set(listed) for o, own in novel.items()}
     truth, known, wanted = _boxed(root), None, set(ids)
@@ -431,11 +436,16 @@ def read_images(
     return Judged(ids, captions, {m: np.array(x, dtype=float).reshape(len(ids), -1) for m, x in columns.items()},
                   sets, about["objects"])
 
-# %% ../nbs/35_report.ipynb #8f0c6cdf
+# %% ../nbs/35_report.ipynb #79ead545
 def _folder(out):
     "Make the folder for results, if one is wanted."
     try: out and Path(out).mkdir(parents=True, exist_ok=True)
     except OSError as e: raise NocError(f"--out {out}: expected a folder to write into ({e.strerror})") from None
+
+def _show(text):
+    "Print; a dash, or what else the terminal's encoding lacks, becomes a question mark."
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding))
 
 def find_spice(
     refs:dict, # image id -> references
@@ -534,7 +544,7 @@ def compare_markdown(
               "**yes**" if x["real"] else "no"] for k, x in found.items()]
     return _table(["", *names, "difference", "95 % interval", "real"], lines) + "\n"
 
-# %% ../nbs/35_report.ipynb #5931d126
+# %% ../nbs/35_report.ipynb #1882c67a
 @command
 def noc_eval(
     captions:str=None,    # captions to score: a file in COCO's results format
@@ -556,7 +566,7 @@ def noc_eval(
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
-        print(polite(lambda: run_eval(captions, data, split, part, out, protocol, weight, fp, heldout, classes, missing,
+        _show(polite(lambda: run_eval(captions, data, split, part, out, protocol, weight, fp, heldout, classes, missing,
                                       metrics, samples, compare)))
 
 def run_eval(

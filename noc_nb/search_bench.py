@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PEER', 'BenchCase', 'bench_captioner', 'bench_words', 'bench_batch', 'bench_groups', 'run_ours', 'quickest',
            'matmul_speed', 'flops', 'PeakMemory', 'Peer', 'measure', 'bench_cases', 'traffic', 'measure_recorded',
-           'run_bench', 'noc_bench_search']
+           'run_bench', 'check_options', 'noc_bench_search']
 
 # %% ../nbs/26_search_bench.ipynb #42ad14d4
 import ctypes, json, math, random, subprocess, threading, time
@@ -322,7 +322,21 @@ def run_bench(
         append_row(out, rows[-1])
     return rows
 
-# %% ../nbs/26_search_bench.ipynb #ba5042ce
+# %% ../nbs/26_search_bench.ipynb #4aa8c67f
+def check_options(
+    base:BenchCase,  # sizes
+    groups:list,     # names of groups
+    repeats:int,     # runs of each side
+    peer_images:int, # images of a peer's run
+):
+    "Raises `NocError` for an unknown group, or a number that leaves nothing to measure."
+    counts = dict(images=base.images, peer_images=peer_images, repeats=repeats, threads=base.threads, width=base.d)
+    for name, value in counts.items():
+        if value < 1: raise NocError(f"--{name.replace('_', '-')} {value}: expected 1 or more")
+    least = len(SPECIALS) + max(1, *(c.n for group in groups for c in bench_cases(group, base)))
+    if base.v < least: raise NocError(f"--words {base.v}: expected {least} or more, {len(SPECIALS)} of them special")
+
+# %% ../nbs/26_search_bench.ipynb #946d8013
 @command
 def noc_bench_search(
     out:str="results/bench.jsonl",  # rows are appended here
@@ -338,7 +352,7 @@ def noc_bench_search(
     "Measure the searches beside transformers 4.55 and append rows with table=bench."
     def work():
         base = BenchCase(images=images, threads=threads, d=width, v=words)
-        for group in cases.split(","): bench_cases(group, base)
+        check_options(base, cases.split(","), repeats, peer_images)
         command = (f"noc_bench_search --cases {cases} --images {images} --peer_images {peer_images} "
                    f"--repeats {repeats} --threads {threads} --width {width} --words {words}")
         if peer: command += " --peer PYTHON"

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['BenchConfig', 'bench_captioner', 'bench_batch', 'Watch', 'busy', 'step_result', 'bench_xe', 'bench_scst',
-           'bench_reward', 'coco_references', 'bench_rows', 'history_rows', 'noc_bench_train']
+           'bench_reward', 'coco_references', 'bench_rows', 'history_rows', 'check_bench', 'read_counts',
+           'noc_bench_train']
 
 # %% ../nbs/45_train_bench.ipynb #09a1a004
 import time
@@ -219,7 +220,28 @@ def history_rows(
                     metrics=dict(best=done["best"], history=done["history"]), seconds=round(done["seconds"], 1))
             for path in found for done in [read_json(path)]]
 
-# %% ../nbs/45_train_bench.ipynb #2d063833
+# %% ../nbs/45_train_bench.ipynb #f2f971ba
+def check_bench(
+    cfg:BenchConfig, # sizes
+):
+    "Raises `NocError` for numbers that leave nothing to time."
+    counts = dict.fromkeys(("images", "captions", "length", "references", "repeats"), 1)
+    for name, least in (counts | dict(words=5, known=cfg.images)).items():
+        value = getattr(cfg, name)
+        if value < least: raise NocError(f"--set {name}={value}: expected {least} or more")
+
+def read_counts(
+    constraints:str, # numbers with commas between them
+    cfg:BenchConfig, # sizes
+)->list:             # numbers of constraints
+    "Read `--constraints`. Raises `NocError` for what is no number of words that the model has."
+    most = cfg.words - 4
+    try: counts = [int(n) for n in constraints.split(",")]
+    except ValueError: counts = [-1]
+    if 0 <= min(counts) and max(counts) <= most: return counts
+    raise NocError(f"--constraints {constraints}: expected numbers from 0 to {most}, as in 0,3,5")
+
+# %% ../nbs/45_train_bench.ipynb #406b8b3c
 @command
 def noc_bench_train(
     out:str="results/bench_train.jsonl", # file that rows are appended to
@@ -239,14 +261,13 @@ def noc_bench_train(
                             *(["--run FOLDER"] if run is not None else []), *["--compiled"]*compiled,
                             *["--reward"]*reward, *([f'--set "{set}"'] if set else [])])
         cfg = override(BenchConfig(), set.split())
+        check_bench(cfg)
         if threads: torch.set_num_threads(threads)
         if run is not None: rows = history_rows(run, data, command)
         elif reward:
             rows = [new_row("bench", "reward", variant=None, command=command, config=dict(repeats=cfg.repeats),
                             metrics=bench_reward(coco_references(), cfg.repeats), threads=torch.get_num_threads())]
         else:
-            try: counts = [int(n) for n in constraints.split(",")]
-            except ValueError: raise NocError(f"--constraints {constraints}: expected numbers, as in 0,3,5") from None
-            rows = bench_rows(cfg, counts, modes.split(","), compiled, command)
+            rows = bench_rows(cfg, read_counts(constraints, cfg), modes.split(","), compiled, command)
         for row in progress(rows, "rows"): append_row(out, row)
     polite(work)
