@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SIDE', 'COOL', 'MIDDLE', 'WARM', 'CSS', 'SCRIPT', 'View', 'view', 'class_scores', 'toy_scene', 'score_color', 'draw',
-           'sentence', 'stage', 'Studio', 'open_studio', 'noc_app']
+           'sentence', 'stage', 'Studio', 'open_studio', 'check_serving', 'noc_app']
 
-# %% ../nbs/53_app.ipynb #20cc96ea
-import base64, html, io, json, os, random
+# %% ../nbs/53_app.ipynb #71412259
+import base64, html, io, json, os, random, socket
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from .regions import Regions
 from .toy import VAL, detect, render, toy_image
 from .viz import PALETTE
 
-# %% ../nbs/53_app.ipynb #75a9cec1
+# %% ../nbs/53_app.ipynb #c4fb4951
 @dataclass(frozen=True)
 class View:
     "An image, its regions, and what the selector thinks of them."
@@ -45,7 +45,7 @@ def view(
     small = image.copy()
     small.thumbnail((SIDE, SIDE))
     most = max(pipeline.captioner.cfg.max_regions, 30)            # of thousands of boxes, the page draws the best
-    regions = regions.keep(range(min(len(regions), most)))
+    regions = regions.best(most)
     proposal = pipeline(regions)
     free = pipeline(regions, [])
     return View(pipeline, small, regions, free, proposal.objects, proposal.reason or "")
@@ -101,7 +101,7 @@ def _box(v, n, w, h, named):
             f'y="{y1*h:.1f}" width="{(x2-x1)*w:.1f}" height="{(y2-y1)*h:.1f}" stroke="{color}" fill="{color}"'
             f'{unseen}/>{tag}</g>')
 
-# %% ../nbs/53_app.ipynb #3590a184
+# %% ../nbs/53_app.ipynb #095569de
 def draw(
     v:View, # of an image
 )->str:     # SVG
@@ -109,7 +109,8 @@ def draw(
     (w, h), names = v.image.size, [v.pipeline.classes[c].name for c in v.regions.labels.tolist()]
     w, h = 640, 640*h/w
     order = sorted(range(len(names)), key=lambda n: -1. if v.free.probs[n] is None else v.free.probs[n])
-    first = {name: n for n in order for name in [names[n]] if (v.free.probs[n] or 0) >= .5}   # a class is named once
+    chosen = {name for name, _ in v.free.selected}
+    first = {names[n]: n for n in order if names[n] in chosen}                          # a class is named once
     boxes = "".join(_box(v, n, w, h, names[n:n+1] if first.get(names[n]) == n else ()) for n in order)
     return (f'<svg viewBox="0 0 {w} {h:.0f}" role="img" aria-label="the image and its regions">'
             f'<image href="{_jpeg(v.image)}" width="{w}" height="{h:.0f}"/>{boxes}</svg>')
@@ -295,7 +296,7 @@ def wire(self:Studio, gr, state, file, gallery, ticked, added, out):
     gallery.select(choose, None, shown)
     for changed in ticked, added: changed.input(again, [state, ticked, added], out)
 
-# %% ../nbs/53_app.ipynb #c1dbfead
+# %% ../nbs/53_app.ipynb #be40286a
 def open_studio(
     model=None,      # for photos: a folder, or a name in the package; default: the package's best
     detections=None, # a detections file whose images become the examples
@@ -316,6 +317,21 @@ def open_studio(
     usual = photos is None or weights == "default" and detector == "fasterrcnn_resnet50_fpn"
     return Studio(photos, None if usual else detector_for(photos, detector, weights), source)
 
+def check_serving(
+    host:str,   # address to serve on
+    port:int,   # port to serve on
+    max_mb:int, # largest upload, in MB
+):
+    "Raise `NocError` for options that the server cannot use."
+    if not 1 <= port <= 65535: raise NocError(f"--port {port}: expected 1 to 65535")
+    if max_mb < 1: raise NocError(f"--max-mb {max_mb}: expected 1 or more")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as s: s.bind(address)
+    except (OSError, UnicodeError) as e:
+        raise NocError(f"--host {host}: {e}; expected an address of this machine") from None
+
+# %% ../nbs/53_app.ipynb #ef37e5f0
 @command
 def noc_app(
     host:str="127.0.0.1", # address to serve on; 0.0.0.0 lets everyone in
@@ -331,6 +347,7 @@ def noc_app(
 ):
     "Serve a page to try captions on, on this machine alone."
     def work():
+        check_serving(host, port, max_mb)                                      # before a model is read
         page, options = open_studio(model, detections, images, data, weights, detector, classes).page(max_mb)
         try: page.launch(server_name=host, server_port=port, **options)
         except OSError as e: raise NocError(f"--port {port}: {e}") from None

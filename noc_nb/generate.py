@@ -131,13 +131,19 @@ def reorder(self:TransformersModel,
     def moved(x): return None if x is None else x[rows]
     return replace(state, mask=moved(state.mask), memory=moved(state.memory), owner=owner)
 
-# %% ../nbs/25_generate.ipynb #44c94a20
+# %% ../nbs/25_generate.ipynb #3f1e954c
 def force_groups(
     force_words_ids, # transformers' list, or None
 )->list:             # groups for `grid_beam_search`
-    "Constraints from `force_words_ids`."
-    def one(word): return [tuple(word)] if isinstance(word[0], int) else [tuple(w) for w in word]
-    return [one(list(word)) if len(word) else [] for word in force_words_ids or []]
+    "Constraints from `force_words_ids`. Raises `NocError` for a word that is in neither form."
+    def is_ids(word): return isinstance(word, (list, tuple)) and all(isinstance(t, int) for t in word)
+    groups = []
+    for n, word in enumerate(force_words_ids or []):
+        either = [word] if word and is_ids(word) else word
+        if not isinstance(either, (list, tuple)) or not all(map(is_ids, either)):
+            raise NocError(f"force_words_ids: word {n}: {word!r}; expected ids, as [5, 6], or a list of such lists")
+        groups.append([tuple(w) for w in either])
+    return groups
 
 def adapt(
     model, # `Captioner`, a transformers model, or anything with `start`, `step`, `reorder`, `eos`, `pad`, `forbidden`

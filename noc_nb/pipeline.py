@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['SHIPPED', 'NovelCaption', 'NovelCaptioner', 'cross_attention', 'shipped']
 
-# %% ../nbs/50_pipeline.ipynb #006e2541
+# %% ../nbs/50_pipeline.ipynb #c13992e1
+import threading
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -20,9 +21,9 @@ from .constraints import constraint_tokens
 from .core import NocError, default_device, read_json, write_json
 from .data import CaptionBatch, SymbolicFeatures
 from .decode import Decoded, SearchConfig, decode
-from .heldout import COCO_CLASSES, PERSON, load_classes, save_classes
+from .heldout import load_classes, people, save_classes
 from .regions import Regions, geometry, table_of
-from .selector import RegionSelector, select
+from .selector import RegionSelector, read_weights, select
 from .vocab import BOS, Vocab
 
 # %% ../nbs/50_pipeline.ipynb #227f4da7
@@ -39,7 +40,7 @@ class NovelCaption:
     probs:tuple         # the selector's probability of every region, in their order; None where it does not look
     reason:str = None   # why a word is missing or nothing was selected, or None
 
-# %% ../nbs/50_pipeline.ipynb #e78a0c0e
+# %% ../nbs/50_pipeline.ipynb #ca6cd8a0
 class NovelCaptioner:
     "Region selector, captioner and grid beam search together (section 2)."
     def __init__(self,
@@ -54,20 +55,28 @@ class NovelCaptioner:
         self.selector, self.captioner = selector.eval(), captioner.eval()
         self.classes, self.vectors, self.search, self.form, self.limit = classes, vectors, search, form, limit
         self.vocab, self.by_name = Vocab(captioner.tokens), {c.name: i for i, c in classes.items()}
-        self.people = {i for i, c in classes.items() if " ".join(c.phrase) in COCO_CLASSES[PERSON].forms}
+        self.people = people(classes)
 
     def class_ids(self,
         names, # class names, or words for them
     )->list:   # class ids
-        "The classes of some names. Raises `NocError` for one that is unknown."
-        words = {form: i for i, c in self.classes.items() for form in (*c.forms, c.word)} | self.by_name
+        "The classes of some names. Raises `NocError` for one that is unknown, or a word that means several classes."
+        words, phrases = {}, {}
+        for i, c in self.classes.items():
+            for form in {*c.forms, c.word}: words.setdefault(form, []).append(i)
+            phrases.setdefault(" ".join(c.phrase), []).append(i)
+        words |= phrases | {name: [i] for name, i in self.by_name.items()}  # who gives the whole name means that class
         for name in names:
             if name not in words:
                 raise NocError(f"object {name!r}: expected one of {', '.join([*self.by_name][:90])}"
                                + f" … ({len(words):,} words)"*(len(self.by_name) > 90))
-        return [words[name] for name in names]
+            meant = [self.classes[i].name for i in words[name]]
+            if len(meant) > 1: raise NocError(f"object {name!r}: means several; expected one of {', '.join(meant)}")
+        return [words[name][0] for name in names]
 
-# %% ../nbs/50_pipeline.ipynb #cf3b0c34
+# %% ../nbs/50_pipeline.ipynb #96696ad1
+def _ranked(regions): return regions.scores.sort(descending=True, stable=True).indices   # the order of `Regions.best`
+
 @patch
 def probs(self:NovelCaptioner,
     images:list,  # b `Regions`
@@ -78,8 +87,8 @@ def probs(self:NovelCaptioner,
             if c not in self.classes:
                 raise NocError(f"image {r.image_id}: category {c}: expected one of the pipeline's {len(self.classes)}")
     k, device = self.selector.cfg.max_regions, next(self.selector.parameters()).device
-    seen = [[n for n, c in enumerate(r.labels.tolist()) if c not in self.people][:k] for r in images]
-    best = table_of(replace(r.keep(s), image_id=n) for n, (r, s) in enumerate(zip(images, seen)))
+    seen = [[n for n in _ranked(r).tolist() if r.labels[n].item() not in self.people][:k] for r in images]
+    best = table_of(replace(r.keep(s), image_id=n, features=None) for n, (r, s) in enumerate(zip(images, seen)))
     best = best.batch(range(len(images)))
     with torch.no_grad():
         found = self.selector(geometry(best.boxes, best.scores).to(device), best.labels.to(device)).sigmoid().cpu()
@@ -107,24 +116,25 @@ def by_hand(self:NovelCaptioner,
     ids = dict.fromkeys(self.class_ids(objects))
     return [i for i in ids if min_score is None or (regions.scores[regions.labels == i] >= min_score).any()]
 
-# %% ../nbs/50_pipeline.ipynb #2f488f9e
+# %% ../nbs/50_pipeline.ipynb #ca66aafa
 @patch
 def features(self:NovelCaptioner,
-    images:list,   # b `Regions`
-)->CaptionBatch:   # without tokens
+    images:list,   # b `Regions`; their ids need not be there, nor be different
+)->CaptionBatch:   # without tokens; the best regions first, and the ids are 0 to b-1
     "What the captioner sees: the images' own features, or symbolic ones. Raises `NocError` where features are missing."
-    ids, cfg = [r.image_id for r in images], self.captioner.cfg
+    ids, cfg, best = [*range(len(images))], self.captioner.cfg, [r.best(self.captioner.cfg.max_regions) for r in images]
     if self.vectors is not None:
-        return CaptionBatch(*SymbolicFeatures(table_of(images), self.vectors, cfg.max_regions)(ids), None, ids)
-    for r in images:
-        if r.features is None:
+        table = table_of(replace(r, image_id=n, features=None) for n, r in enumerate(best))
+        return CaptionBatch(*SymbolicFeatures(table, self.vectors, cfg.max_regions)(ids), None, ids)
+    for r in best:
+        if len(r) and r.features is None:
             raise NocError(f"image {r.image_id}: no region features; expected {cfg.d_feature} numbers a region")
-    images = [r.keep(range(min(len(r), cfg.max_regions))) for r in images]
-    n = max(1, *(len(r) for r in images))
-    x = torch.stack([torch.nn.functional.pad(r.features, (0, 0, 0, n - len(r))) for r in images])
-    return CaptionBatch(x, torch.arange(n)[None] < torch.tensor([[len(r)] for r in images]), None, ids)
+    rows = [r.features if len(r) else torch.zeros(0, cfg.d_feature) for r in best]
+    n = max(1, *(len(r) for r in best))
+    x = torch.stack([torch.nn.functional.pad(r, (0, 0, 0, n - len(r))) for r in rows])
+    return CaptionBatch(x, torch.arange(n)[None] < torch.tensor([[len(r)] for r in best]), None, ids)
 
-# %% ../nbs/50_pipeline.ipynb #e17b022f
+# %% ../nbs/50_pipeline.ipynb #f8531383
 @patch
 def __call__(self:NovelCaptioner,
     images,               # `Regions` of one image, or a list of them
@@ -138,11 +148,10 @@ def __call__(self:NovelCaptioner,
     out, limit = [], self.limit if max_objects is None else max_objects
     for start in range(0, len(images), batch):
         part = images[start:start+batch]
-        own = [replace(r, image_id=n) for n, r in enumerate(part)]      # ids need not be there, nor be different
         probs = self.probs(part)
         chosen = [self.choose(r, p, min_score) for r, p in zip(part, probs)]
         ids = [c[:limit] if objects is None else self.by_hand(r, objects, min_score) for r, c in zip(part, chosen)]
-        made = decode(self.captioner, [self.features(own)], {n: self.groups(i) for n, i in enumerate(ids)}, self.search)
+        made = decode(self.captioner, [self.features(part)], dict(enumerate(map(self.groups, ids))), self.search)
         for n, (r, p, c, i) in enumerate(zip(part, probs, chosen, ids)):
             why = self.why(r, p, i, objects, min_score), made[n].reason
             out.append(self.record(r, replace(made[n], reason="; ".join(filter(None, why)) or None), p, c, i))
@@ -191,7 +200,7 @@ def why(self:NovelCaptioner,
         reasons.append(f"nothing selected: {seen if len(regions) else 'nothing was detected'}")
     return "; ".join(filter(None, reasons))
 
-# %% ../nbs/50_pipeline.ipynb #39749f3c
+# %% ../nbs/50_pipeline.ipynb #3d8a4dcf
 def cross_attention(
     captioner:Captioner, # in eval mode
     features:Tensor,     # (b,n,d) region features
@@ -199,8 +208,9 @@ def cross_attention(
     tokens:Tensor,       # (b,t) ids, BOS first
 )->Tensor:               # (layers,b,h,t,n): what is looked at for the word *after* each token
     "The attention weights over the regions, as they are when the captioner runs."
-    kept = []
-    def keep(attention, args): kept.append(attention.weights(*args))
+    kept, me = [], threading.get_ident()
+    def keep(attention, args):                               # other threads' passes come by here too
+        if threading.get_ident() == me: kept.append(attention.weights(*args))
     hooks = [layer.regions.f.register_forward_pre_hook(keep) for layer in captioner.decoder.layers]
     try:
         with torch.no_grad(): captioner(features, mask, tokens)
@@ -214,15 +224,15 @@ def looks(self:NovelCaptioner,
     caption:str,     # words of the vocabulary
 )->Tensor:           # (t,n) a row a word, a column a region; a row sums to 1, or to 0 without regions
     "Where each word of a caption looked."
-    batch = self.features([replace(regions, image_id=0)]).to(next(self.captioner.parameters()).device)
+    batch = self.features([regions]).to(next(self.captioner.parameters()).device)
     tokens = torch.tensor([[BOS, *self.vocab.encode(caption.split())]], device=batch.mask.device)[:,:-1]
     mean = cross_attention(self.captioner, batch.features, batch.mask, tokens).mean((0, 2))[0].cpu()
     out = torch.zeros(tokens.shape[1], len(regions))
-    n = min(mean.shape[1], len(regions))                     # regions that the captioner does not see get zeros
-    out[:,:n] = mean[:,:n]
+    seen = _ranked(regions)[:mean.shape[1]]                  # regions that the captioner does not see get zeros
+    out[:,seen] = mean[:,:len(seen)]
     return out
 
-# %% ../nbs/50_pipeline.ipynb #0329caa8
+# %% ../nbs/50_pipeline.ipynb #ba77538a
 SHIPPED = Path(files("noc_nb")/"models")   # pipelines that come with the package
 
 @patch
@@ -243,22 +253,29 @@ def save_pretrained(self:NovelCaptioner,
         save_file(vectors, folder/"class_vectors.safetensors")
     write_json(folder/"pipeline.json", dict(search=self.search.to_dict(), form=self.form, limit=self.limit), indent=1)
 
+# %% ../nbs/50_pipeline.ipynb #a7254ad5
+def _settings(file):
+    about = read_json(file)
+    if not isinstance(about, dict) or not {"search", "form", "limit"} <= about.keys():
+        raise NocError(f"{file}: expected the keys search, form and limit")
+    return about
+
 @patch(cls_method=True)
 def from_pretrained(cls:NovelCaptioner,
     name,                # a folder, or the name of a pipeline in the package
     device=None,         # default: the accelerator if there is one
 )->NovelCaptioner:
-    "Read what `save_pretrained` wrote. Raises `NocError` naming what is missing."
+    "Read what `save_pretrained` wrote. Raises `NocError` naming what is missing or broken."
     folder = Path(name) if Path(name).is_dir() else SHIPPED/str(name)
     if not folder.is_dir():
         known = ", ".join(shipped())
         raise NocError(f"{name}: no such folder, and no pipeline of the package; expected one of {known}")
-    about, device = read_json(folder/"pipeline.json"), device or default_device()
+    about, device = _settings(folder/"pipeline.json"), device or default_device()
     selector = RegionSelector.from_pretrained(folder/"selector", device=device)
     captioner = Captioner.from_pretrained(folder/"captioner", device=device)
     file = folder/"class_vectors.safetensors"
-    vectors = {int(i): v for i, v in load_file(file).items()} if file.exists() else None
-    search = SearchConfig.from_dict(about["search"], f"{folder/'pipeline.json'}: ")
+    vectors = {int(i): v for i, v in read_weights(file).items()} if file.exists() else None
+    search = SearchConfig.from_dict(about["search"], f"{folder/'pipeline.json'}: search")
     return cls(selector, captioner, load_classes(folder/"classes.json"), vectors, search, about["form"], about["limit"])
 
 def shipped()->list: # names for `from_pretrained`, the one for photos first
