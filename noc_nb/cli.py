@@ -6,7 +6,7 @@
 __all__ = ['choice', 'preset_of', 'table_lines', 'table_selections', 'command_line', 'write_tables', 'toy_world', 'save_pipeline',
            'reproduce', 'train_part', 'noc_reproduce', 'noc_train']
 
-# %% ../nbs/51_cli.ipynb #19debf20
+# %% ../nbs/51_cli.ipynb #a9ec7e4a
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +14,10 @@ import torch
 from fastcore.script import Param, store_true
 
 from .captioner import Captioner
+from .constraints import FORMS
 from .core import NocError, command, find_data, override, polite, whole_file
 from .data import load_data
+from .decode import make_search
 from .experiment import PRESETS, Experiment, Preset
 from .metrics import METRICS
 from .pipeline import NovelCaptioner
@@ -26,7 +28,7 @@ from .toy import make_toy
 from .train_selector import train_selector
 from .train_xe import train_xe
 
-# %% ../nbs/51_cli.ipynb #6cd719e2
+# %% ../nbs/51_cli.ipynb #1e739cee
 def choice(
     text:str,   # what was typed: names with commas between them, or None for all
     allowed,    # the names that there are, in order
@@ -34,6 +36,7 @@ def choice(
 )->list:        # the chosen names
     "Split a list option. Raises `NocError` for a name that does not exist."
     names = list(allowed) if text is None else [t.strip() for t in str(text).split(",") if t.strip()]
+    if not names: raise NocError(f"--{option} {text!r}: expected some of {','.join(allowed)}")
     for name in names:
         if name not in allowed: raise NocError(f"--{option} {name}: expected some of {','.join(allowed)}")
     return names
@@ -42,10 +45,20 @@ def preset_of(
     name:str,      # a name in `PRESETS`
     settings=(),   # key=value texts
 )->Preset:
-    "A preset with its settings changed. Raises `NocError` for an unknown preset or key."
+    "A preset with its settings changed. Raises `NocError` for an unknown preset or key, or a value that cannot work."
     if name not in PRESETS: raise NocError(f"--preset {name}: expected one of {', '.join(PRESETS)}")
-    return override(PRESETS[name], settings)
+    cfg = override(PRESETS[name], settings)
+    for part in ("selector", "captioner"):
+        values = getattr(cfg, part).to_dict()
+        for key in ("d_model", "heads", "d_ff", "layers", "max_regions"):
+            if values[key] < 1: raise NocError(f"{part}.{key}={values[key]}: expected 1 or more")
+        if not 0 <= values["dropout"] < 1: raise NocError(f"{part}.dropout={values['dropout']}: expected 0 to below 1")
+    if cfg.form not in FORMS: raise NocError(f"form={cfg.form}: expected one of {', '.join(FORMS)}")
+    if cfg.limit < 0: raise NocError(f"limit={cfg.limit}: expected 0 or more")
+    make_search([[]], cfg.search)                        # names what it cannot do, before anything is trained
+    return cfg
 
+# %% ../nbs/51_cli.ipynb #afaa7d14
 def table_lines(
     tables:list,    # numbers as text
     rows:list,      # names of rows
@@ -121,7 +134,7 @@ def save_pipeline(
     pipeline = NovelCaptioner(selector, captioner, data.classes, vectors, cfg.search, cfg.form, cfg.limit)
     pipeline.save_pretrained(run.out/"pipeline")
 
-# %% ../nbs/51_cli.ipynb #8a1fab91
+# %% ../nbs/51_cli.ipynb #cb72a64a
 def reproduce(
     preset:str="toy",      # toy, lite or coco
     data:str=None,         # folder in COCO's layout; the toy world is made, others default to NOC_DATA
@@ -148,7 +161,8 @@ def reproduce(
     root = find_data(data) if data or preset != "toy" else toy_world(out, detections, features)
     loaded = load_data(root, cfg.split, detections or "simulated", features=features)
     if cfg.threads: torch.set_num_threads(cfg.threads)
-    kind = {None: "simulated", "gt": "gt", "simulated": "simulated"}.get(detections, "real")
+    kind = Path(detections or "simulated").name.split(".")[0]          # a file may be named by its path as well
+    kind = kind if kind in ("gt", "simulated") else "real"
     command = command_line(preset, detections, features, rows, training, settings, seed, part, variant, spice)
     run = Experiment(cfg, loaded, out, kind, seed, resume, command, metrics, part, variant, models, spice)
     made = run.run(lines, table_selections(tables, rows_))
@@ -191,7 +205,7 @@ def train_part(
     captioner = Captioner.from_pretrained(best)
     return train_scst(loaded, captioner, replace(cfg.scst, seed=seed), out, not free, cfg.search, cfg.limit, resume)
 
-# %% ../nbs/51_cli.ipynb #91882bc3
+# %% ../nbs/51_cli.ipynb #91adc60b
 @command
 def noc_reproduce(
     preset:str="toy",      # toy, lite or coco
@@ -214,7 +228,7 @@ def noc_reproduce(
     made = polite(lambda: reproduce(preset, data, detections, features, out, tables, rows, training, set, seed, resume,
                                     part=part, variant=variant, models=models, spice=spice))
     folder = Path(out or f"_runs/{preset}")
-    for t in tables.split(","): print((folder/f"table{t.strip()}.md").read_text())
+    for t in choice(tables, ("1", "2", "3"), "tables"): print((folder/f"table{t}.md").read_text(encoding="utf-8"))
     print(f"{len(made)} result rows in {folder/'rows.jsonl'}; the tables as pictures: {folder}/table*.png")
 
 # %% ../nbs/51_cli.ipynb #719757de

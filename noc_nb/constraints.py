@@ -43,7 +43,7 @@ def constraint_classes(
     else: chosen = [c for c in labels if c in mentioned]
     return list(dict.fromkeys(chosen))[:limit]
 
-# %% ../nbs/22_constraints.ipynb #5061d274
+# %% ../nbs/22_constraints.ipynb #507eb3b0
 FORMS = "words", "forms", "phrases"
 
 class Missing(NamedTuple):
@@ -57,7 +57,7 @@ def constraint_tokens(
     classes:dict,     # class id -> `ObjectClass`
     vocab,            # `Vocab` of the captioner
     form:str="words", # one of `FORMS`
-    limit:int=5,      # constraints at most
+    limit:int=None,   # constraints at most; None: one for every class
 )->tuple:             # (groups for `grid_beam_search`, in the order of the classes; list of `Missing`)
     "Classes as groups of token ids, each group once. Raises `NocError` for an unknown form or class."
     if form not in FORMS: raise NocError(f"constraints: form {form!r}; expected one of {', '.join(FORMS)}")

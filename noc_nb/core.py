@@ -23,7 +23,7 @@ from tqdm import tqdm
 class NocError(ValueError):
     "Bad input, in one line that names the file, the item and what was expected."
 
-# %% ../nbs/00_core.ipynb #1e7d2c31
+# %% ../nbs/00_core.ipynb #181ca5c0
 def polite(
     work,  # what the command does
 ):         # its value; leaves the program with code 2 for bad input, 130 when interrupted, 1 where nobody reads on
@@ -32,8 +32,10 @@ def polite(
     except NocError as e: print(f"error: {e}", file=sys.stderr); sys.exit(2)
     except KeyboardInterrupt: print("stopped", file=sys.stderr); sys.exit(130)
     except BrokenPipeError: os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()); sys.exit(1) # by `| head`
+    except OSError as e:                                    # a full disk, a folder that may not be written
+        print(f"error: {e.filename}: {e.strerror}" if e.filename else f"error: {e}", file=sys.stderr); sys.exit(2)
 
-# %% ../nbs/00_core.ipynb #bda01202
+# %% ../nbs/00_core.ipynb #bcb91fe1
 def _dashed(option): return "--" + option[2:].replace("_", "-") if option.startswith("--") else option
 
 def command(
@@ -48,7 +50,7 @@ def command(
         parser._option_string_actions = {_dashed(o): a for o, a in parser._option_string_actions.items()}
         typed = [re.sub(r"^--\w[\w-]*", lambda m: _dashed(m[0]), text) for text in sys.argv[1:]]
         given = vars(parser.parse_args(typed))
-        return f(**{name: value for name, value in given.items() if name not in ("pdb", "xtra")})
+        return polite(lambda: f(**{name: value for name, value in given.items() if name not in ("pdb", "xtra")}))
     return run
 
 # %% ../nbs/00_core.ipynb #98e23f73
@@ -96,7 +98,7 @@ def write_json(
     data = json.dumps(obj, indent=indent, ensure_ascii=False).encode()
     with whole_file(path, "wb") as f: f.write(gzip.compress(data, mtime=0) if Path(path).suffix == ".gz" else data)
 
-# %% ../nbs/00_core.ipynb #61dcc653
+# %% ../nbs/00_core.ipynb #2561e0c3
 def find_data(
     path=None, # a COCO folder; default: the variable `NOC_DATA`
 )->Path:       # the folder, or None where neither is given
@@ -104,7 +106,7 @@ def find_data(
     name = path or os.environ.get("NOC_DATA")
     if not name: return None
     # a relative NOC_DATA is meant from where the command was typed; notebooks run some levels below that
-    for base in (Path.cwd(), *Path.cwd().parents):
+    for base in (Path.cwd(), *(() if path else Path.cwd().parents)):
         if (base/name).is_dir(): return (base/name).resolve()
     raise NocError(f"{name}: no such folder; expected COCO's layout (annotations/, splits/, detections/)")
 
@@ -132,14 +134,23 @@ def progress(
     "`items`, with a progress bar on a terminal."
     return tqdm(items, desc=desc, total=total, disable=None, dynamic_ncols=True, mininterval=.5, **kw)
 
-# %% ../nbs/00_core.ipynb #f952299e
+# %% ../nbs/00_core.ipynb #9547c54e
+def _fit(old, new, where):
+    "A new value in the type of the old one; None has any. Raises `NocError` where that cannot be."
+    if isinstance(old, float) and type(new) is int: new = float(new)
+    if isinstance(old, tuple) and isinstance(new, list): new = tuple(new)
+    if old is not None and type(new) is not type(old):
+        raise NocError(f"{where}: expected a value of type {type(old).__name__}, like {old!r}")
+    return new
+
 @dataclass(frozen=True)
 class Config:
     "Base of all configurations: a frozen dataclass that knows its keys."
 
     @classmethod
     def from_dict(cls, values:dict, where:str=""):
-        "A configuration from a dict. Raises `NocError` for a key that is not a setting."
+        "A configuration from a dict. Raises `NocError` for a key that is not a setting, or a value of another type."
+        if not isinstance(values, dict): raise NocError(f"{where or cls.__name__}: expected settings, as an object")
         known = {f.name: f for f in fields(cls)}
         for key in values:
             if key not in known:
@@ -148,7 +159,7 @@ class Config:
         def value(name):
             old, new = getattr(made, name), values[name]
             if isinstance(old, Config) and isinstance(new, dict): return type(old).from_dict(new, f"{where}{name}")
-            return tuple(new) if isinstance(old, tuple) and isinstance(new, list) else new
+            return _fit(old, new, f"{where or cls.__name__}: {name}={new!r}")
         return replace(made, **{name: value(name) for name in values})
 
     def to_dict(self)->dict:
@@ -164,7 +175,7 @@ class Config:
         "Read what `save` wrote. Raises `NocError` naming the file."
         return cls.from_dict(read_json(path), str(path))
 
-# %% ../nbs/00_core.ipynb #5de5ccb5
+# %% ../nbs/00_core.ipynb #63dd514d
 def override(
     cfg:Config,     # the configuration to change
     settings:list,  # "key=value" texts; a dot goes into a nested configuration
@@ -189,11 +200,7 @@ def _override(cfg, path, value, text):
             kind = "a group of settings" if isinstance(old, Config) else "a single value"
             raise NocError(f"--set {text}: {name!r} is {kind}")
         return replace(cfg, **{name: _override(old, rest, value, text)})
-    if isinstance(old, float) and type(value) is int: value = float(value)
-    if isinstance(old, tuple) and isinstance(value, list): value = tuple(value)
-    if old is not None and type(value) is not type(old):
-        raise NocError(f"--set {text}: expected a value of type {type(old).__name__}, like {old!r}")
-    return replace(cfg, **{name: value})
+    return replace(cfg, **{name: _fit(old, value, f"--set {text}")})
 
 # %% ../nbs/00_core.ipynb #fcddad80
 def code_version()->str:
@@ -213,7 +220,7 @@ def device_name()->str:
     device = default_device()
     return torch.cuda.get_device_name() if device.type == "cuda" else f"{device.type} ({os.cpu_count()} cores)"
 
-# %% ../nbs/00_core.ipynb #8571a6bb
+# %% ../nbs/00_core.ipynb #bc8d0164
 TABLES = "main", "ablation", "bench"
 ROWS = "none", "top1", "top2", "top3", "score", "selector_no_inner", "selector", "oracle", "cbs"
 TRAININGS = "xe", "cider", "cider_dgbs"
@@ -238,7 +245,10 @@ def append_row(
 ):
     "Append one line. A line is written in one piece, so a reader never sees half of it."
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as f: f.write(json.dumps(row, ensure_ascii=False) + "\n")
+    with open(path, "ab+") as f:
+        if f.tell(): f.seek(-1, os.SEEK_END)
+        torn = f.read(1) not in (b"", b"\n")            # by a machine that stopped: its line must not swallow this one
+        f.write(b"\n"*torn + json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
 def read_rows(
     path,   # a `.jsonl` file, or a folder of them
@@ -246,7 +256,8 @@ def read_rows(
     "Read result rows. Raises `NocError` naming file and line where a line is not JSON."
     path, rows = Path(path), []
     for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
-        for i, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        text = file.read_text(encoding="utf-8").removesuffix("\n")      # `splitlines` would also split at a U+2028
+        for i, line in enumerate(text.split("\n") if text else [], 1):
             try: rows.append(json.loads(line))
             except json.JSONDecodeError: raise NocError(f"{file}: line {i}: not a JSON row") from None
     return rows

@@ -8,7 +8,7 @@ __all__ = ['PARTS', 'read_captions', 'read_split', 'Lazy', 'CocoData', 'data_fil
            'StoredFeatures', 'CaptionBatch', 'CaptionExamples', 'ImageExamples', 'Batches', 'Loader', 'caption_loader',
            'image_loader', 'region_batches']
 
-# %% ../nbs/07_data.ipynb #d85af673
+# %% ../nbs/07_data.ipynb #69558550
 import json, warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from .core import NocError, find_data, read_json
-from .heldout import (COCO_CLASSES, COCO_HELDOUT, PERSON, HeldOut, check_counts, load_classes, mentioned,
-                            novel_images, removed_images)
+from .heldout import (COCO_CLASSES, COCO_HELDOUT, HeldOut, check_counts, load_classes, mentioned, novel_images,
+                            people, removed_images)
 from .regions import (RegionStore, RegionTable, class_table, class_vectors, geometry, ground_truth, image_sizes,
                             item_name, join_regions, json_column, read_coco, read_detections, refuse, symbolic_features,
                             table_of)
@@ -92,7 +92,7 @@ class Lazy(Mapping):
         if key not in self.made: self.made[key] = self.make(self.source[key])
         return self.made[key]
 
-# %% ../nbs/07_data.ipynb #e6ad00ad
+# %% ../nbs/07_data.ipynb #83c3304b
 @dataclass
 class CocoData:
     "A data set: captions, regions, splits, classes and held-out objects. Made by `load_data`."
@@ -114,6 +114,10 @@ class CocoData:
 
     def mentioned(self, image_id)->set: # ids of the classes that some reference of the image says
         return self._mentioned[image_id]
+
+    @cached_property
+    def dropped(self)->set: # ids that are never chosen: people, and background where 0 is no class of its own
+        return people(self.classes) | ({0} - self.classes.keys())
 
     @cached_property
     def vectors(self)->dict: # word -> vector
@@ -322,18 +326,17 @@ class SelectorExamples:
     def __getitems__(self, index):
         return SelectorBatch(*(x[index] for x in self.whole[:3]), [self.whole.image_ids[i] for i in index])
 
-# %% ../nbs/07_data.ipynb #11a24f80
+# %% ../nbs/07_data.ipynb #7cc90982
 def selector_examples(
     data:CocoData,             # captions and regions
     ids="train",               # image ids, or the name of a part
     classes:dict=None,         # category id -> `ObjectClass` with the forms that count; default: the data's
     min_refs:int=5,            # images with fewer references are left out
     max_regions:int=10,        # the best regions of each image
-    drop=(0, PERSON),          # background and people
 )->SelectorExamples:
     "Regions and targets of the selector (Section 2.1, design D1). An image without regions is a row of padding."
     ids = [i for i in data.ids(ids) if len(data.captions[i]) >= min_refs]
-    regions = data.regions.without(drop).batch(ids, max_regions)
+    regions = data.regions.without(data.dropped).batch(ids, max_regions)
     say = data.mentioned if classes is None else lambda i: mentioned(data.captions[i], classes)
     said = torch.zeros(len(ids), 1 + max(regions.labels.max().item() if ids else 0, *data.classes), dtype=torch.bool)
     for row, i in enumerate(ids): said[row, list(say(i))] = True                                    # (b,c)
@@ -421,7 +424,7 @@ class ImageExamples:
         return CaptionBatch(*self.features(ids), None, ids)
     def __getitem__(self, i): return self.__getitems__([i])
 
-# %% ../nbs/07_data.ipynb #20f9aa6e
+# %% ../nbs/07_data.ipynb #22239893
 class Batches:
     "The batches of one epoch, as lists of numbers of examples."
     drop_last = False
@@ -438,7 +441,7 @@ class Batches:
     ):
         self.batch_size = batch_size
         order, size = np.arange(len(lengths)), chunk * batch_size
-        rng = np.random.default_rng((seed, epoch))
+        rng = np.random.default_rng((seed % 2**32, epoch))
         if shuffle:
             rng.shuffle(order)
             chunks = [order[i:i+size] for i in range(0, len(order), size)]

@@ -418,7 +418,7 @@ def open_pipeline(
     pipeline = NovelCaptioner.from_pretrained(model or shipped()[0])
     return pipeline if classes is None else pipeline.with_classes(own_classes(classes))
 
-# %% ../nbs/52_gallery.ipynb #f7588dcd
+# %% ../nbs/52_gallery.ipynb #2e689368
 def caption_files(
     src,                 # as in `open_source`
     out=None,            # file for the lines; default: they are printed at the end
@@ -438,6 +438,8 @@ def caption_files(
     if min_score is not None and not 0 <= min_score <= 1: raise NocError(f"--min-score {min_score}: expected 0 to 1")
     if max_objects is not None and max_objects < 0: raise NocError(f"--max-objects {max_objects}: expected 0 or more")
     if batch < 1: raise NocError(f"--batch {batch}: expected 1 or more")
+    for option, path in (("out", out), ("html", report)):
+        if path is not None and Path(path).is_dir(): raise NocError(f"--{option} {path}: is a folder; expected a file")
     pipeline = open_pipeline(model, classes)
     names = None if objects is None else [t.strip() for t in objects.split(",") if t.strip()]
     pipeline.class_ids(names or [])                                        # an unknown name is found before any work
@@ -445,9 +447,9 @@ def caption_files(
     with tempfile.TemporaryDirectory() as folder:
         file = caption_all(pipeline, source, out or Path(folder)/"lines.jsonl", resume, batch, objects=names,
                            min_score=min_score, max_objects=max_objects)
-        if report: write_report(report, file, lambda line: _open(source.files.get(line["image_id"])), Path(src).name)
-        if not out:
+        if not out:                                                        # first, for the page may fail
             with open(file, encoding="utf-8") as f: sys.stdout.writelines(f)
+        if report: write_report(report, file, lambda line: _open(source.files.get(line["image_id"])), Path(src).name)
         return [len(source.ids), sum("error" in line for line in read_lines(file))]
 
 def _open(file):

@@ -7,7 +7,7 @@ __all__ = ['BASELINES', 'mean_of_beams', 'scst_loss', 'leave_one_out', 'caption_
            'scst_images', 'oracle_constraints', 'cider_reward', 'mention_reward', 'SelfCritical', 'image_count',
            'train_scst']
 
-# %% ../nbs/43_scst.ipynb #3c3742aa
+# %% ../nbs/43_scst.ipynb #fc613f84
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from .core import NocError, default_device, set_seed
 from .data import CaptionBatch, CocoData, image_loader
 from .decode import SearchConfig, search
 from .grid_beam import grid_beam_search
-from .train import TrainConfig, Trainer
+from .train import TrainConfig, Trainer, check_trained
 from .train_xe import val_cider
 from .vocab import BOS, EOS, PAD, UNK, Vocab
 
@@ -99,7 +99,7 @@ class OnePass:
         zero = self.batch.features.new_zeros(())
         return torch.stack([torch.stack([zero + of(i, said) for said in own]) for i, own in enumerate(tokens.tolist())])
 
-# %% ../nbs/43_scst.ipynb #b93dc1ef
+# %% ../nbs/43_scst.ipynb #e1df77d9
 @dataclass(frozen=True)
 class ScstConfig(TrainConfig):
     "Self-critical training (section 3.1; design D6). Defaults: the paper's where it says them."
@@ -125,7 +125,8 @@ def oracle_constraints(
     limit:int=5,   # constraints an image, at most
 )->dict:           # image id -> constraint groups
     "The detected classes that a reference mentions, as one-word constraints."
-    classes = {i: constraint_classes(data.regions[i], "oracle", mentioned=data.mentioned(i), limit=limit) for i in ids}
+    rule = dict(how="oracle", limit=limit, drop=data.dropped)
+    classes = {i: constraint_classes(data.regions[i], **rule, mentioned=data.mentioned(i)) for i in ids}
     return {i: constraint_tokens(c, data.classes, vocab)[0] for i, c in classes.items()}
 
 # %% ../nbs/43_scst.ipynb #20c6a77e
@@ -198,7 +199,7 @@ class SelfCritical:
         loss = scst_loss(log_probs, rewards, live, base)
         return loss, {"reward": rewards[live].mean(), "satisfied": found.satisfied[:,0].float().mean()}
 
-# %% ../nbs/43_scst.ipynb #cc6f9453
+# %% ../nbs/43_scst.ipynb #095f3581
 def image_count(
     batch:CaptionBatch, # images
 )->int:                 # how many
@@ -218,12 +219,15 @@ def train_scst(
 )->Captioner:               # in eval mode; the given captioner is trained in place
     "Fine-tune a captioner on CIDEr-D (section 3.1)."
     if resume and (Path(folder)/"done.json").exists():
-        return Captioner.from_pretrained(Path(folder)/"best", device=default_device())
+        found = Captioner.from_pretrained(Path(folder)/"best", device=default_device())
+        check_trained(folder, found.cfg, captioner.cfg, cfg)
+        return found
+    features, width = data.region_features(captioner.cfg.max_regions), captioner.cfg.d_feature
+    if features.width != width: raise NocError(f"region features of width {features.width}: expected {width}")
     set_seed(cfg.seed)
     ids, vocab = scst_images(data, cfg), Vocab(captioner.tokens)
     parts = ids, data.splits["val"]
     train, val = (oracle_constraints(data, part, vocab, limit) if constrained else {} for part in parts)
     loss = SelfCritical(reward or cider_reward(data, ids, vocab, cfg), train, search_cfg, cfg.baseline)
     trainer = Trainer(captioner, loss, cfg, folder, captioner.cfg.d_model, Path(folder).name, image_count, "images")
-    features = data.region_features(captioner.cfg.max_regions)
     return trainer.fit(image_loader(data, ids, cfg.batch, cfg.seed, features), val_cider(data, val), resume)

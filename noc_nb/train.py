@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KEPT', 'ORDER', 'TrainConfig', 'learning_rate', 'rng_state', 'set_rng_state', 'checksum', 'room_for',
            'save_checkpoint', 'read_checkpoint', 'load_checkpoint', 'checkpoints', 'newest_checkpoint', 'save_best',
-           'mend_best', 'check_settings', 'Trainer', 'curves', 'add_up']
+           'mend_best', 'check_settings', 'Trainer', 'curves', 'add_up', 'clear', 'check_trained']
 
 # %% ../nbs/40_train.ipynb #708a50b4
 import json, math, random, shutil, time, warnings, zlib
@@ -180,13 +180,13 @@ def mend_best(
     best, old = Path(folder)/"best", Path(folder)/"best.old"
     if old.exists() and not best.exists(): old.rename(best)
 
-# %% ../nbs/40_train.ipynb #f64a124d
+# %% ../nbs/40_train.ipynb #32964f43
 def check_settings(
     cfg:TrainConfig,   # how to train
     processes:int=1,   # that share a batch
 ):
     "Raises `NocError` for numbers that leave nothing to do."
-    for name in "epochs", "batch", "accumulate", "warmup":
+    for name in "epochs", "batch", "accumulate", "warmup", "patience":
         if getattr(cfg, name) < 1: raise NocError(f"{name}={getattr(cfg, name)}; expected 1 or more")
     if cfg.accumulate*processes > cfg.batch:
         raise NocError(f"batch={cfg.batch} in {cfg.accumulate*processes} parts (accumulate={cfg.accumulate}, "
@@ -401,7 +401,7 @@ def end_epoch(
     if better and self.accelerator.is_main_process: save_best(self.folder, self.inner)
     self.save()
 
-# %% ../nbs/40_train.ipynb #6b4833a7
+# %% ../nbs/40_train.ipynb #84cff198
 @patch
 def fit(
     self:Trainer,
@@ -414,7 +414,7 @@ def fit(
     if resume and done.exists(): return self.restore(read_json(done))
     if acc.process_index: set_seed(self.cfg.seed + acc.process_index)      # dropout of its own for every process
     if resume: self.go_back()
-    elif acc.is_main_process and self.folder.exists(): shutil.rmtree(self.folder)
+    elif acc.is_main_process: clear(self.folder)
     acc.wait_for_everyone()
     if self.cfg.tensorboard and acc.is_main_process: self.writer = curves(self.folder/"curves", self.step)
     self.clock = self.saved = time.time()
@@ -428,7 +428,28 @@ def fit(
     acc.wait_for_everyone()
     return self.restore(about)
 
-# %% ../nbs/40_train.ipynb #af9649b1
+# %% ../nbs/40_train.ipynb #6dd57968
+def clear(
+    folder, # of a phase
+):
+    "Remove what an earlier training left there, and nothing else."
+    for name in ("checkpoints", "best", "best.new", "best.old", "curves"):
+        shutil.rmtree(Path(folder)/name, ignore_errors=True)
+    (Path(folder)/"done.json").unlink(missing_ok=True)
+
+def check_trained(
+    folder,            # of a finished phase: `done.json` and the best weights
+    found:Config,      # the trained model's configuration
+    model:Config,      # what was asked for
+    train:TrainConfig, # how it should have been trained
+):
+    "Raises `NocError` where a folder's model is not the one that was asked for."
+    trained = type(train).from_dict(read_json(Path(folder)/"done.json")["config"])
+    for name, is_, wanted in ("model", found, model), ("training", trained, train):
+        for key, value in wanted.to_dict().items():
+            if is_.to_dict()[key] != value:
+                raise NocError(f"{folder}: {name}: {key} is {is_.to_dict()[key]!r}; expected {value!r}")
+
 @patch
 def restore(
     self:Trainer,

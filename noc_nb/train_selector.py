@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['example_scores', 'selector_scores', 'selected', 'val_weight', 'selector_size', 'val_score', 'train_selector']
 
-# %% ../nbs/41_train_selector.ipynb #7a41b1f7
+# %% ../nbs/41_train_selector.ipynb #e6021429
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from .data import CocoData, Loader, SelectorBatch, SelectorExamples, selector_ex
 from .heldout import COCO_HELDOUT
 from .novelty import domains, nonnovel_weight, selection_f1
 from .selector import RegionSelector, SelectorConfig, select, selector_loss
-from .train import TrainConfig, Trainer
+from .train import TrainConfig, Trainer, check_trained
 
 # %% ../nbs/41_train_selector.ipynb #06ec289d
 @torch.no_grad()
@@ -84,7 +85,7 @@ def val_score(
         return {"score": -selector_loss(logits, b.targets, b.labels, cfg.lambda0, cfg.lambda1).item()}
     return loss
 
-# %% ../nbs/41_train_selector.ipynb #8a322941
+# %% ../nbs/41_train_selector.ipynb #c5a6ee83
 def train_selector(
     data:CocoData,           # images with references, regions
     cfg:SelectorConfig,      # the model, its loss weights and threshold
@@ -94,7 +95,10 @@ def train_selector(
 )->RegionSelector:           # in eval mode
     "Train a region selector (section 2.1, Training)."
     if resume and (Path(folder)/"done.json").exists():
-        return RegionSelector.from_pretrained(Path(folder)/"best", device=default_device())
+        model = RegionSelector.from_pretrained(Path(folder)/"best", device=default_device())
+        model.cfg = replace(model.cfg, threshold=cfg.threshold)    # which is not trained
+        check_trained(folder, model.cfg, cfg, train)
+        return model
     set_seed(train.seed)
     model = RegionSelector(cfg)
     examples = selector_examples(data, "train", max_regions=cfg.max_regions)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['build_vocab', 'build_captioner', 'xe_loss', 'xe_size', 'bad_endings', 'val_cider', 'train_xe']
 
-# %% ../nbs/42_train_xe.ipynb #f19b2eca
+# %% ../nbs/42_train_xe.ipynb #73c8980c
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from .data import CaptionBatch, CocoData, caption_loader, region_batches
 from .decode import SearchConfig, decode
 from .heldout import words_of
 from .quality import FUNCTION_WORDS
-from .train import TrainConfig, Trainer
+from .train import TrainConfig, Trainer, check_trained
 from .vocab import PAD, Vocab, word_table
 
 # %% ../nbs/42_train_xe.ipynb #9769c5f6
@@ -89,7 +89,7 @@ def val_cider(
         return {"score": float(points), "bad_endings": bad_endings(captions), "words": float(words)}
     return score
 
-# %% ../nbs/42_train_xe.ipynb #4fd684a6
+# %% ../nbs/42_train_xe.ipynb #6b5de048
 def train_xe(
     data:CocoData,        # captions, regions, word vectors
     cfg:CaptionerConfig,  # sizes
@@ -100,7 +100,10 @@ def train_xe(
 )->Captioner:             # in eval mode
     "Train a captioner with cross-entropy (section 3.1)."
     if resume and (Path(folder)/"done.json").exists():
-        return Captioner.from_pretrained(Path(folder)/"best", device=default_device())
+        found = Captioner.from_pretrained(Path(folder)/"best", device=default_device())
+        widths = dict(d_feature=found.cfg.d_feature, d_word=found.cfg.d_word)    # the data's, whatever `cfg` says
+        check_trained(folder, found.cfg, replace(cfg, **widths), train)
+        return found
     captioner = build_captioner(data, cfg, min_count, train.seed)
     features = data.region_features(cfg.max_regions)
     loader = caption_loader(data, Vocab(captioner.tokens), "train", train.batch, train.seed, cfg.max_len, features)
