@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Cells', 'first_cells', 'GridSearch', 'Candidates', 'mix', 'twins', 'choose', 'store', 'GridStep', 'grid_beam_search']
 
-# %% ../nbs/21_grid_beam.ipynb #0fd882e6
+# %% ../nbs/21_grid_beam.ipynb #e58f3672
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +13,7 @@ from fastcore.basics import patch
 from torch import Tensor
 
 from .core import NocError
-from .beam import (Hypotheses, Table, ask, check_best, check_sizes, pack_groups, pick, read_groups,
+from .beam import (Hypotheses, Table, ask, check_best, check_end, check_sizes, pack_groups, pick, read_groups,
                          reorder_state, state_size)
 
 # %% ../nbs/21_grid_beam.ipynb #13b68efa
@@ -395,7 +395,7 @@ def hypotheses(self:GridSearch, pad:int=0)->Hypotheses:
     reason = [None if ok else self.why(i, d) for i, (ok, d) in enumerate(zip(some, done[:,0].tolist()))]
     return Hypotheses(tokens, out.score.masked_fill(~valid, -torch.inf), out.ended & valid, done, span, reason)
 
-# %% ../nbs/21_grid_beam.ipynb #8487f018
+# %% ../nbs/21_grid_beam.ipynb #76ea532e
 @dataclass
 class GridStep:
     "All cells of all images after a step; l*k places a row: k open ones, then those inside a phrase."
@@ -413,7 +413,7 @@ def snapshot(self:GridSearch)->GridStep:
 @patch
 def check_ids(self:GridSearch, v:int):
     "Raises `NocError` for a constraint or an end that the model's v words do not hold."
-    if not 0 <= self.eos < v: raise NocError(f"eos={self.eos}; expected an id below {v}")
+    check_end(self.eos, v)
     for i, groups in enumerate(self.read):
         for j, alternatives in groups:
             token = max(map(max, alternatives))
