@@ -6,7 +6,7 @@
 __all__ = ['SIDE', 'COOL', 'MIDDLE', 'WARM', 'CSS', 'SCRIPT', 'View', 'view', 'class_scores', 'toy_scene', 'score_color', 'draw',
            'sentence', 'stage', 'Studio', 'open_studio', 'check_serving', 'noc_app']
 
-# %% ../nbs/53_app.ipynb #71412259
+# %% ../nbs/53_app.ipynb #1c6c83dc
 import base64, html, io, json, os, random, socket
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -15,7 +15,7 @@ from pathlib import Path
 from fastcore.basics import patch
 from PIL import Image
 
-from .core import NocError, command, polite
+from .core import NocError, check_range, command
 from .detector import open_image
 from .gallery import detected, detector_for, open_pipeline
 from .pipeline import NovelCaption, NovelCaptioner, shipped
@@ -296,7 +296,7 @@ def wire(self:Studio, gr, state, file, gallery, ticked, added, out):
     gallery.select(choose, None, shown)
     for changed in ticked, added: changed.input(again, [state, ticked, added], out)
 
-# %% ../nbs/53_app.ipynb #be40286a
+# %% ../nbs/53_app.ipynb #b09d9947
 def open_studio(
     model=None,      # for photos: a folder, or a name in the package; default: the package's best
     detections=None, # a detections file whose images become the examples
@@ -323,15 +323,15 @@ def check_serving(
     max_mb:int, # largest upload, in MB
 ):
     "Raise `NocError` for options that the server cannot use."
-    if not 1 <= port <= 65535: raise NocError(f"--port {port}: expected 1 to 65535")
-    if max_mb < 1: raise NocError(f"--max-mb {max_mb}: expected 1 or more")
+    check_range("--", 1, 65535, port=port)
+    check_range("--", 1, max_mb=max_mb)
     try:
         family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family) as s: s.bind(address)
     except (OSError, UnicodeError) as e:
         raise NocError(f"--host {host}: {e}; expected an address of this machine") from None
 
-# %% ../nbs/53_app.ipynb #ef37e5f0
+# %% ../nbs/53_app.ipynb #e43b491e
 @command
 def noc_app(
     host:str="127.0.0.1", # address to serve on; 0.0.0.0 lets everyone in
@@ -346,9 +346,7 @@ def noc_app(
     max_mb:int=10,        # largest upload, in MB
 ):
     "Serve a page to try captions on, on this machine alone."
-    def work():
-        check_serving(host, port, max_mb)                                      # before a model is read
-        page, options = open_studio(model, detections, images, data, weights, detector, classes).page(max_mb)
-        try: page.launch(server_name=host, server_port=port, **options)
-        except OSError as e: raise NocError(f"--port {port}: {e}") from None
-    polite(work)
+    check_serving(host, port, max_mb)                                      # before a model is read
+    page, options = open_studio(model, detections, images, data, weights, detector, classes).page(max_mb)
+    try: page.launch(server_name=host, server_port=port, **options)
+    except OSError as e: raise NocError(f"--port {port}: {e}") from None

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .core import NocError
 
-# %% ../nbs/20_beam.ipynb #1fdc21ff
+# %% ../nbs/20_beam.ipynb #260e2dfa
 def reorder_state(
     state,        # nested tuples, lists and dicts of tensors with a row a hypothesis; other leaves are kept as they are
     index:Tensor, # (b,g) the old row that every new row continues; line i holds the hypotheses of image i
@@ -44,11 +44,14 @@ def first_tensor(
 def state_size(
     state,           # as in `first_tensor`
     size:int=None,   # the number of images, where it is known
+    reorder=None,    # of the search; a state of its own kind need not have a row an image
 )->tuple:            # (number of images, device of the state)
-    "How many images a fresh state is for, by its first tensor. Raises `NocError` if it has none and `size` is missing."
+    "How many images a fresh state is for, by its first tensor. Raises `NocError` if that is unknown, or not `size`."
     found = first_tensor(state)
     if found is None and size is None:
         raise NocError("state: holds no tensor to take the number of images from; expected `size`")
+    if None not in (found, size) and reorder is None and found.shape[:1] != (size,):
+        raise NocError(f"state: a tensor of shape {tuple(found.shape)}; expected a row for each of {size} images")
     return len(found) if size is None else size, torch.device("cpu") if found is None else found.device
 
 # %% ../nbs/20_beam.ipynb #f53d9010
@@ -168,7 +171,7 @@ def check_end(
     "Raises `NocError` for an end that the model does not have."
     if not 0 <= eos < v: raise NocError(f"eos={eos}; expected an id below {v}")
 
-# %% ../nbs/20_beam.ipynb #49a29b88
+# %% ../nbs/20_beam.ipynb #3931667e
 def beam_search(
     step,                 # `step(tokens (N,), state) -> (log_probs (N,v), state)`; the first call has N = b
     state,                # the model's memory, one row an image; None if it has none
@@ -186,7 +189,7 @@ def beam_search(
 )->Hypotheses:
     "The `k` best captions of every image. Raises `NocError` as `ask` and `end_first` do."
     check_sizes(k, max_len)
-    b, device = state_size(state, size)
+    b, device = state_size(state, size, reorder)
     images, ban = torch.arange(b, device=device), torch.tensor(list(forbidden), dtype=torch.long, device=device)
     zero, last = torch.zeros(b, 1, device=device), torch.full_like(images, bos)
     beam, stuck = Beam(last.new_empty(b, 1, 0), zero, zero, zero.bool()), zero.bool()

@@ -37,7 +37,7 @@ class CbsSearch(GridSearch):
         "(b,s) all places: captions end in every state that accepts."
         return torch.arange(len(self.level), device=self.level.device).expand(len(self.images), -1)
 
-# %% ../nbs/23_cbs.ipynb #8e55922c
+# %% ../nbs/23_cbs.ipynb #a759dd99
 def constrained_beam_search(
     step,                 # `step(tokens (N,), state) -> (log_probs (N,v), state)`; the first call has N = b
     state,                # the model's memory, one row an image; None if it has none
@@ -57,6 +57,6 @@ def constrained_beam_search(
     pad:int=0,            # fills `tokens` after the end
 )->Hypotheses:
     "The `k` best captions that the machine accepts. Raises `NocError` for bad constraints or scores."
-    search = CbsSearch(constraints, state_size(state, len(constraints))[1], eos=eos, k=k, max_len=max_len,
+    search = CbsSearch(constraints, state_size(state, len(constraints), reorder)[1], eos=eos, k=k, max_len=max_len,
                        length_penalty=length_penalty, at_least=at_least, no_repeat=no_repeat, forbidden=forbidden)
     return search.run(step, state, bos, reorder, normalize, return_grid, pad=pad)

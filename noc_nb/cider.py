@@ -63,7 +63,7 @@ def ngram_size(
     "How many words an n-gram has, less one."
     return sum((codes >= np.uint64(1 << 16*n)).astype(np.int64) for n in (1, 2, 3))
 
-# %% ../nbs/30_cider.ipynb #e75fa4f9
+# %% ../nbs/30_cider.ipynb #bca6fd8a
 def inverse_frequency(
     row:np.ndarray,   # (g,) reference
     gram:np.ndarray,  # (g,) its n-gram
@@ -75,7 +75,7 @@ def inverse_frequency(
     if df not in ("image", "caption"): raise NocError(f"CIDEr-D: df={df!r}: expected 'image' or 'caption'")
     if df == "image":
         pairs = np.sort(image[row]*size + gram)      # `np.unique` would hash, which takes ten times as long
-        gram = pairs[np.append(True, pairs[1:] != pairs[:-1])] % size
+        gram = pairs[np.diff(pairs, prepend=-1) != 0] % max(1, size)
     log_n = np.log(float(image[-1]+1 if df == "image" else len(image)))
     return log_n - np.log(np.maximum(1., np.bincount(gram, minlength=size))), log_n
 

@@ -6,7 +6,7 @@
 __all__ = ['choice', 'preset_of', 'table_lines', 'table_selections', 'command_line', 'write_tables', 'toy_world', 'save_pipeline',
            'reproduce', 'train_part', 'noc_reproduce', 'noc_train']
 
-# %% ../nbs/51_cli.ipynb #a9ec7e4a
+# %% ../nbs/51_cli.ipynb #62dc8727
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from fastcore.script import Param, store_true
 
 from .captioner import Captioner
 from .constraints import FORMS
-from .core import NocError, command, find_data, override, polite, whole_file
+from .core import NocError, check_range, command, find_data, override, whole_file
 from .data import load_data
 from .decode import make_search
 from .experiment import PRESETS, Experiment, Preset
@@ -25,10 +25,11 @@ from .regions import class_vectors
 from .scst import train_scst
 from .tables import LABELS, TRAINING_LABELS, spec, table_view, to_markdown, to_png
 from .toy import make_toy
+from .train import check_settings
 from .train_selector import train_selector
-from .train_xe import train_xe
+from .train_xe import train_xe, word_rows
 
-# %% ../nbs/51_cli.ipynb #1e739cee
+# %% ../nbs/51_cli.ipynb #25c1fc60
 def choice(
     text:str,   # what was typed: names with commas between them, or None for all
     allowed,    # the names that there are, in order
@@ -50,11 +51,14 @@ def preset_of(
     cfg = override(PRESETS[name], settings)
     for part in ("selector", "captioner"):
         values = getattr(cfg, part).to_dict()
-        for key in ("d_model", "heads", "d_ff", "layers", "max_regions"):
-            if values[key] < 1: raise NocError(f"{part}.{key}={values[key]}: expected 1 or more")
+        check_range(f"{part}.", 1, **{k: values[k] for k in ("d_model", "heads", "d_ff", "layers", "max_regions")})
         if not 0 <= values["dropout"] < 1: raise NocError(f"{part}.dropout={values['dropout']}: expected 0 to below 1")
     if cfg.form not in FORMS: raise NocError(f"form={cfg.form}: expected one of {', '.join(FORMS)}")
-    if cfg.limit < 0: raise NocError(f"limit={cfg.limit}: expected 0 or more")
+    for part in ("train_selector", "xe", "scst"): check_settings(getattr(cfg, part), given=f"{part}.")
+    check_range("captioner.", 0, memory=cfg.captioner.memory)
+    check_range("selector.", 0, lambda0=cfg.selector.lambda0, lambda1=cfg.selector.lambda1)
+    check_range("selector.", 0, 1, threshold=cfg.selector.threshold)
+    check_range("", 0, limit=cfg.limit)
     make_search([[]], cfg.search)                        # names what it cannot do, before anything is trained
     return cfg
 
@@ -134,7 +138,7 @@ def save_pipeline(
     pipeline = NovelCaptioner(selector, captioner, data.classes, vectors, cfg.search, cfg.form, cfg.limit)
     pipeline.save_pretrained(run.out/"pipeline")
 
-# %% ../nbs/51_cli.ipynb #cb72a64a
+# %% ../nbs/51_cli.ipynb #086011c3
 def reproduce(
     preset:str="toy",      # toy, lite or coco
     data:str=None,         # folder in COCO's layout; the toy world is made, others default to NOC_DATA
@@ -158,14 +162,18 @@ def reproduce(
     tables = choice(tables, ("1", "2", "3"), "tables")
     rows_, _ = choice(rows, LABELS, "rows"), choice(part, ("test", "val"), "part")
     lines = table_lines(tables, rows_, [] if training == "none" else choice(training, TRAINING_LABELS, "training"))
+    selections = table_selections(tables, rows_)
+    if not (lines or selections):
+        raise NocError("--training none: expected some of selector,selector_no_inner in --rows")
     root = find_data(data) if data or preset != "toy" else toy_world(out, detections, features)
     loaded = load_data(root, cfg.split, detections or "simulated", features=features)
+    if lines and not models: word_rows(loaded, cfg.min_count)          # vectors are missed now, not after the selectors
     if cfg.threads: torch.set_num_threads(cfg.threads)
     kind = Path(detections or "simulated").name.split(".")[0]          # a file may be named by its path as well
     kind = kind if kind in ("gt", "simulated") else "real"
     command = command_line(preset, detections, features, rows, training, settings, seed, part, variant, spice)
     run = Experiment(cfg, loaded, out, kind, seed, resume, command, metrics, part, variant, models, spice)
-    made = run.run(lines, table_selections(tables, rows_))
+    made = run.run(lines, selections)
     write_tables(made, tables, out, f"{cfg.data} {part}, {kind} detections{f', {variant}' if variant else ''}", variant)
     trained = [t for t in TRAINING_LABELS if ("selector", t, .2) in lines]
     if trained: save_pipeline(run, trained[-1])
@@ -205,7 +213,7 @@ def train_part(
     captioner = Captioner.from_pretrained(best)
     return train_scst(loaded, captioner, replace(cfg.scst, seed=seed), out, not free, cfg.search, cfg.limit, resume)
 
-# %% ../nbs/51_cli.ipynb #91adc60b
+# %% ../nbs/51_cli.ipynb #8adabffc
 @command
 def noc_reproduce(
     preset:str="toy",      # toy, lite or coco
@@ -225,13 +233,17 @@ def noc_reproduce(
     spice:store_true=False, # SPICE too, for which `noc_setup_spice` brings the jars
 ):
     "Train, caption and score; print Tables 1, 2 and 3 beside the paper's numbers and write them to OUT."
-    made = polite(lambda: reproduce(preset, data, detections, features, out, tables, rows, training, set, seed, resume,
-                                    part=part, variant=variant, models=models, spice=spice))
+    made = reproduce(preset, data, detections, features, out, tables, rows, training, set, seed, resume, part=part,
+                     variant=variant, models=models, spice=spice)
     folder = Path(out or f"_runs/{preset}")
     for t in choice(tables, ("1", "2", "3"), "tables"): print((folder/f"table{t}.md").read_text(encoding="utf-8"))
+    for r in made:
+        if r["training"] is None:
+            print(f"{LABELS[r['row']]}, λ0={r['lambda0']}, seed {r['seed']['selector']}: "
+                  f"F1 of the classes chosen {r['metrics']['selection_f1']['mean']:.1f}")
     print(f"{len(made)} result rows in {folder/'rows.jsonl'}; the tables as pictures: {folder}/table*.png")
 
-# %% ../nbs/51_cli.ipynb #719757de
+# %% ../nbs/51_cli.ipynb #8dc6ed53
 @command
 def noc_train(
     part:str,             # selector, xe (cross-entropy) or scst (self-critical)
@@ -250,6 +262,5 @@ def noc_train(
     resume:store_true=False, # go on with the training in OUT
 ):
     "Train the region selector, or the captioner, on anyone's data."
-    polite(lambda: train_part(part, data, out, preset, split, captions, detections, features, heldout, start, free, set,
-                              seed, resume))
+    train_part(part, data, out, preset, split, captions, detections, features, heldout, start, free, set, seed, resume)
     print(f"best weights: {Path(out)/'best'}")

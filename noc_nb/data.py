@@ -176,7 +176,7 @@ def load_captions(
         counts = {k: counts.get(k, 0) + v for k, v in count.items()}
     return texts, sizes, counts
 
-# %% ../nbs/07_data.ipynb #667ec81b
+# %% ../nbs/07_data.ipynb #dd5b7eb0
 def _load_regions(root, detections, ids, sizes, classes, min_score):
     "Regions of the images `ids`."
     if detections == "gt":
@@ -189,7 +189,8 @@ def _load_regions(root, detections, ids, sizes, classes, min_score):
     else:
         named = [Path(root)/"detections"/f"{detections}{end}" for end in (".parquet", ".json", ".json.gz")]
         path = next((p for p in (*named, Path(detections)) if p.is_file()), None)
-        if path is None: raise NocError(f"{detections}: no such file; expected a path, or a name in {root}/detections")
+        if path is None:
+            raise NocError(f"--detections {detections}: no such file; expected a path, or a name in {root}/detections")
         table = read_detections(path, sizes, min_score, classes)
     table = table.take(ids, sizes)
     table.counts["images_without_regions"] = int((np.diff(table.offsets) == 0).sum())

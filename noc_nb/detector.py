@@ -7,7 +7,7 @@ __all__ = ['FORMATS', 'SUFFIXES', 'MAX_PIXELS', 'NAMES', 'DETECTORS', 'WITHOUT_E
            'image_column', 'image_files', 'read_weights', 'load_model', 'box_features', 'RoIFeatures', 'HalfBackbone',
            'prepare', 'Detector', 'random_weights', 'detect_files', 'extract', 'noc_features']
 
-# %% ../nbs/05_detector.ipynb #91174f35
+# %% ../nbs/05_detector.ipynb #e4f78821
 import hashlib, io, json, os, re, shutil, tarfile, warnings
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import roi_align
 
-from .core import NocError, command, default_device, polite, progress, read_json, whole_file, write_json
+from .core import NocError, check_range, command, default_device, progress, read_json, whole_file, write_json
 from .heldout import COCO_CLASSES
 from .regions import Regions, RegionStore, open_parquet, read_coco
 
@@ -500,13 +500,10 @@ def extract(
     shutil.rmtree(folder, ignore_errors=True)
     return RegionStore(out)
 
-# %% ../nbs/05_detector.ipynb #e6269197
-def _check_options(out, min_score, device, **counts):
-    "Raise `NocError` for an option that no run can use; of a count it is told the value and the least."
+# %% ../nbs/05_detector.ipynb #31a79697
+def _check_options(out, device):
+    "Raise `NocError` for an option that no run can use."
     if not Path(out or "").name: raise NocError(f"--out {out or ''}: expected a name for the region store")
-    for name, (value, least) in counts.items():
-        if value is not None and value < least: raise NocError(f"--{name} {value}: expected {least} or more")
-    if not 0 <= min_score <= 1: raise NocError(f"--min-score {min_score}: expected 0 to 1")
     try: torch.empty(0, device=device)
     except (RuntimeError, AssertionError):   # the second where PyTorch was built without CUDA
         raise NocError(f"--device {device}: expected a device that this PyTorch can use, like cpu") from None
@@ -529,12 +526,13 @@ def noc_features(
     resume:store_true=False,  # go on where a run was stopped
 ):
     "Regions and features of images: a region store, with a list of what failed and why."
-    def work():
-        _check_options(out, min_score, device, part=(part, 1), batch=(batch, 1), workers=(workers, 0), size=(size, 1),
-                       classes=(classes, 2))
-        files, kind = image_files(src), None if features == "none" else features
-        model = Detector(detector, weights, kind, min_score, device, size, batch, classes, feature_weights)
-        return extract(files, out, model, workers, part, resume)
-    store = polite(work)
+    _check_options(out, device)
+    check_range("--", 1, part=part, batch=batch, size=size)
+    check_range("--", 0, workers=workers)
+    check_range("--", 2, classes=classes)
+    check_range("--", 0, 1, min_score=min_score)
+    files, kind = image_files(src), None if features == "none" else features
+    model = Detector(detector, weights, kind, min_score, device, size, batch, classes, feature_weights)
+    store = extract(files, out, model, workers, part, resume)
     failed = (Path(out)/"failed.jsonl").read_text(encoding="utf-8").count("\n")
     print(f"{store}: {out}" + (f"; {failed} images failed, see {Path(out)/'failed.jsonl'}" if failed else ""))

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SCHEMA', 'LIMITS', 'Job', 'Worker', 'shard_file', 'read_shards', 'caption_shard', 'caption_shards', 'plan']
 
-# %% ../nbs/54_distributed.ipynb #9bdb4d09
+# %% ../nbs/54_distributed.ipynb #a5c6c643
 import logging, math, os, sys, tempfile, time
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +16,10 @@ import pyarrow.parquet
 
 from .core import NocError, progress, read_json, whole_file, write_json
 from .gallery import caption_lines, detector_for, open_pipeline, open_source, run_key
+from .pipeline import check_options
 from .regions import open_parquet
 
-# %% ../nbs/54_distributed.ipynb #2cb747bf
+# %% ../nbs/54_distributed.ipynb #90dfc69f
 @dataclass(frozen=True)
 class Job:
     "Captions for many images, as `noc_caption` would make them."
@@ -32,9 +33,11 @@ class Job:
     batch:int = 50             # images searched together
     shard:int = 500            # images of a shard, a multiple of `batch`
     classes:str = None         # the detector's own classes, as in `gallery.own_classes`
+    features:str = None        # as in `gallery.with_features`
     detector:tuple = ()        # (setting, value) pairs for `gallery.detector_for`, for photos
 
     def __post_init__(self):
+        check_options(self.objects, self.batch, self.min_score, self.max_objects)
         if self.batch < 1 or self.shard < 1 or self.shard % self.batch:
             raise NocError(f"shard={self.shard}: expected a positive multiple of batch={self.batch}")
 
@@ -47,7 +50,7 @@ class Worker:
         self.job, self.out = job, Path(out)
         self.pipeline = open_pipeline(job.model, job.classes)
         detector = partial(detector_for, self.pipeline, **dict(job.detector))
-        self.source = open_source(job.src, job.data, job.images, self.pipeline.classes, detector)
+        self.source = open_source(job.src, job.data, job.images, self.pipeline.classes, detector, job.features)
 
     @property
     def options(self): return {k: getattr(self.job, k) for k in ("objects", "min_score", "max_objects")}

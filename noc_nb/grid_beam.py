@@ -442,7 +442,7 @@ def run(self:GridSearch, *args, pad=0, **kw)->Hypotheses:
     grid = self.walk(*args, **kw)
     return replace(self.hypotheses(pad), grid=grid or None)
 
-# %% ../nbs/21_grid_beam.ipynb #a77e605b
+# %% ../nbs/21_grid_beam.ipynb #ff8bdcbd
 def grid_beam_search(
     step,                 # `step(tokens (N,), state) -> (log_probs (N,v), state)`; the first call has N = b
     state,                # the model's memory, one row an image; None if it has none
@@ -464,7 +464,7 @@ def grid_beam_search(
     pad:int=0,            # fills `tokens` after the end
 )->Hypotheses:
     "The `k` best captions of every image that fulfil its constraints. Raises `NocError` for bad constraints or scores."
-    search = GridSearch(constraints, state_size(state, len(constraints))[1], eos=eos, k=k, max_len=max_len,
+    search = GridSearch(constraints, state_size(state, len(constraints), reorder)[1], eos=eos, k=k, max_len=max_len,
                         length_penalty=length_penalty, absorb=absorb, at_least=at_least, no_repeat=no_repeat,
                         forbidden=forbidden, mode=mode)
     return search.run(step, state, bos, reorder, normalize, return_grid, pad=pad)

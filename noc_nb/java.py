@@ -7,7 +7,7 @@ __all__ = ['LIMITS', 'SPICE_JARS', 'java_version', 'find_java', 'machine_memory'
            'time_limit', 'Meteor', 'jar_name', 'cache_folder', 'fetch_with_maven', 'fetch_corenlp', 'accept',
            'missing_jars', 'setup_spice', 'java_options', 'Spice', 'noc_setup_spice']
 
-# %% ../nbs/29_java.ipynb #c540fa7c
+# %% ../nbs/29_java.ipynb #648a073b
 import fcntl, hashlib, json, os, platform, re, shutil, signal, subprocess, sys, tempfile, threading, weakref
 from contextlib import contextmanager
 from functools import lru_cache
@@ -18,7 +18,7 @@ from fastcore.basics import patch
 from pycocoevalcap.meteor import meteor as meteor_package
 from pycocoevalcap.spice import spice as spice_package
 
-from .core import NocError, command, polite, progress, write_json
+from .core import NocError, command, progress, write_json
 from .vocab import ptb_line
 
 # %% ../nbs/29_java.ipynb #438c72ab
@@ -351,12 +351,12 @@ def score_many(self:Spice,
         self.known.update(zip(some, self._run([dict(test=c, refs=self.refs[i]) for i, c in some])))
     return [np.array([self.known[i, c] for i, c in captions.items()]) for captions in said]
 
-# %% ../nbs/29_java.ipynb #bd9b1e57
+# %% ../nbs/29_java.ipynb #3d190fba
 @command
 def noc_setup_spice(
     jars:str=None, # folder with jars that you have brought (default: Maven, else pycocoevalcap's download)
 ):
     "Bring the jars that SPICE needs, once, with checksums."
-    folder = polite(lambda: setup_spice(jars))
+    folder = setup_spice(jars)
     print(f"SPICE is ready: {folder}\nFor other tools that run spice-1.0.jar, with CoreNLP in its lib/:\n"
           f"export JDK_JAVA_OPTIONS='{java_options(folder)}'")

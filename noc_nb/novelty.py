@@ -111,13 +111,17 @@ def f1_counts(
     times = {i: len(refs[i]) for i in ids} if weight == "caption" else None
     return count_found(said, own_images(kept, refs, words), set().union(*kept.values()), ids, fp, fp_weight, times)
 
-# %% ../nbs/32_novelty.ipynb #44cfa15c
+# %% ../nbs/32_novelty.ipynb #be052716
 def f1_scores(
-    *args,  # as in `f1_counts`: captions, novel, ids
-    **kw,   # as in `f1_counts`: protocol, weight, fp, fp_weight, refs, heldout
-)->dict:    # object -> F1 in points, and "mean": their unweighted mean
+    captions:dict,         # image id -> sentence
+    novel:dict,            # object -> ids of its novel images, by the published lists
+    ids,                   # the evaluated image ids
+    protocol:str="dcc",    # the list of words
+    weight:str="image",    # what counts once: an "image" or a reference "caption"
+    **kw,                  # as in `f1_counts`: fp, fp_weight, refs, heldout
+)->dict:                   # object -> F1 in points, and "mean": their unweighted mean
     "F1 of every object and the mean. Raises `NocError` as `f1_counts` does."
-    return with_mean(f1_counts(*args, **kw))
+    return with_mean(f1_counts(captions, novel, ids, protocol, weight, **kw))
 
 def with_mean(
     found:dict, # object -> Found

@@ -99,7 +99,7 @@ class OnePass:
         zero = self.batch.features.new_zeros(())
         return torch.stack([torch.stack([zero + of(i, said) for said in own]) for i, own in enumerate(tokens.tolist())])
 
-# %% ../nbs/43_scst.ipynb #e1df77d9
+# %% ../nbs/43_scst.ipynb #98aecf1b
 @dataclass(frozen=True)
 class ScstConfig(TrainConfig):
     "Self-critical training (section 3.1; design D6). Defaults: the paper's where it says them."
@@ -115,8 +115,10 @@ def scst_images(
     data:CocoData, # captions and splits
     cfg:ScstConfig=ScstConfig(), # its `min_refs`
 )->list:           # ids of training images
-    "The training images with enough references."
-    return [i for i in data.splits["train"] if len(data.captions[i]) >= cfg.min_refs]
+    "The training images with enough references. Raises `NocError` where there are none."
+    found = [i for i in data.splits["train"] if len(data.captions[i]) >= cfg.min_refs]
+    if not found: raise NocError(f"min_refs={cfg.min_refs}: no training image has so many references; expected fewer")
+    return found
 
 def oracle_constraints(
     data:CocoData, # regions and captions

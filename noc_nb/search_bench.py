@@ -7,7 +7,7 @@ __all__ = ['PEER', 'BenchCase', 'bench_captioner', 'bench_words', 'bench_batch',
            'matmul_speed', 'flops', 'PeakMemory', 'Peer', 'measure', 'bench_cases', 'traffic', 'measure_recorded',
            'run_bench', 'check_options', 'noc_bench_search']
 
-# %% ../nbs/26_search_bench.ipynb #42ad14d4
+# %% ../nbs/26_search_bench.ipynb #118e14be
 import ctypes, json, math, random, subprocess, threading, time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from .beam import beam_search
 from .captioner import Captioner
 from .cbs import constrained_beam_search
-from .core import Config, NocError, append_row, command, default_device, new_row, polite, progress
+from .core import Config, NocError, append_row, check_range, command, default_device, new_row, progress
 from .data import CaptionBatch
 from .decode import Recorded, SearchConfig, make_search
 from .encoder import CaptionerConfig
@@ -322,7 +322,7 @@ def run_bench(
         append_row(out, rows[-1])
     return rows
 
-# %% ../nbs/26_search_bench.ipynb #4aa8c67f
+# %% ../nbs/26_search_bench.ipynb #98f9e970
 def check_options(
     base:BenchCase,  # sizes
     groups:list,     # names of groups
@@ -330,13 +330,12 @@ def check_options(
     peer_images:int, # images of a peer's run
 ):
     "Raises `NocError` for an unknown group, or a number that leaves nothing to measure."
-    counts = dict(images=base.images, peer_images=peer_images, repeats=repeats, threads=base.threads, width=base.d)
-    for name, value in counts.items():
-        if value < 1: raise NocError(f"--{name.replace('_', '-')} {value}: expected 1 or more")
+    check_range("--", 1, images=base.images, peer_images=peer_images, repeats=repeats, threads=base.threads,
+                width=base.d)
     least = len(SPECIALS) + max(1, *(c.n for group in groups for c in bench_cases(group, base)))
     if base.v < least: raise NocError(f"--words {base.v}: expected {least} or more, {len(SPECIALS)} of them special")
 
-# %% ../nbs/26_search_bench.ipynb #946d8013
+# %% ../nbs/26_search_bench.ipynb #3d95eff0
 @command
 def noc_bench_search(
     out:str="results/bench.jsonl",  # rows are appended here
@@ -350,19 +349,17 @@ def noc_bench_search(
     words:int=10201,                # of the vocabulary
 ):
     "Measure the searches beside transformers 4.55 and append rows with table=bench."
-    def work():
-        base = BenchCase(images=images, threads=threads, d=width, v=words)
-        check_options(base, cases.split(","), repeats, peer_images)
-        command = (f"noc_bench_search --cases {cases} --images {images} --peer_images {peer_images} "
-                   f"--repeats {repeats} --threads {threads} --width {width} --words {words}")
-        if peer: command += " --peer PYTHON"
-        if not peer: print("no --peer: transformers 4.55.4 is left out")
-        other = Peer(peer) if peer else None
-        rows = run_bench(cases.split(","), out, base, other, peer_images, repeats, command)
-        if other: other.close()
-        for r in rows:
-            c, m = r["config"], r["metrics"]
-            beside = f", peer {m['peer_images_per_s']:.1f}, {m['times']:.1f} times" if "times" in m else ""
-            print(f"{r['case']} {c['mode']} n={c['n']} k={c['k']} images={c['images']}: "
-                  f"{m['images_per_s']:.1f} images/s{beside}")
-    polite(work)
+    base = BenchCase(images=images, threads=threads, d=width, v=words)
+    check_options(base, cases.split(","), repeats, peer_images)
+    command = (f"noc_bench_search --cases {cases} --images {images} --peer_images {peer_images} "
+               f"--repeats {repeats} --threads {threads} --width {width} --words {words}")
+    if peer: command += " --peer PYTHON"
+    if not peer: print("no --peer: transformers 4.55.4 is left out")
+    other = Peer(peer) if peer else None
+    rows = run_bench(cases.split(","), out, base, other, peer_images, repeats, command)
+    if other: other.close()
+    for r in rows:
+        c, m = r["config"], r["metrics"]
+        beside = f", peer {m['peer_images_per_s']:.1f}, {m['times']:.1f} times" if "times" in m else ""
+        print(f"{r['case']} {c['mode']} n={c['n']} k={c['k']} images={c['images']}: "
+              f"{m['images_per_s']:.1f} images/s{beside}")

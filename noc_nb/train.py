@@ -7,7 +7,7 @@ __all__ = ['KEPT', 'ORDER', 'TrainConfig', 'learning_rate', 'rng_state', 'set_rn
            'save_checkpoint', 'read_checkpoint', 'load_checkpoint', 'checkpoints', 'newest_checkpoint', 'save_best',
            'mend_best', 'check_settings', 'Trainer', 'curves', 'add_up', 'clear', 'check_trained']
 
-# %% ../nbs/40_train.ipynb #708a50b4
+# %% ../nbs/40_train.ipynb #0af8a318
 import json, math, random, shutil, time, warnings, zlib
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import nn
 
-from .core import Config, NocError, default_device, progress, read_json, set_seed, whole_file, write_json
+from .core import (Config, NocError, check_range, default_device, progress, read_json, set_seed, whole_file,
+                         write_json)
 
 # %% ../nbs/40_train.ipynb #e902ead0
 @dataclass(frozen=True)
@@ -180,18 +181,21 @@ def mend_best(
     best, old = Path(folder)/"best", Path(folder)/"best.old"
     if old.exists() and not best.exists(): old.rename(best)
 
-# %% ../nbs/40_train.ipynb #32964f43
+# %% ../nbs/40_train.ipynb #1517cd6d
 def check_settings(
     cfg:TrainConfig,   # how to train
     processes:int=1,   # that share a batch
+    given:str="",      # what stands before a setting's name
 ):
     "Raises `NocError` for numbers that leave nothing to do."
-    for name in "epochs", "batch", "accumulate", "warmup", "patience":
-        if getattr(cfg, name) < 1: raise NocError(f"{name}={getattr(cfg, name)}; expected 1 or more")
+    counts = "epochs", "batch", "accumulate", "warmup", "patience"
+    check_range(given, 1, **{name: getattr(cfg, name) for name in counts})
+    check_range(given, 0, peak=cfg.peak, clip=cfg.clip)
     if cfg.accumulate*processes > cfg.batch:
         raise NocError(f"batch={cfg.batch} in {cfg.accumulate*processes} parts (accumulate={cfg.accumulate}, "
                        f"{processes} processes); expected at least one example in each")
 
+# %% ../nbs/40_train.ipynb #0fea4da3
 class Trainer:
     "One phase of training: a loop that can be stopped at any moment and goes on from the last checkpoint."
     def __init__(self,

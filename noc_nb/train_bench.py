@@ -7,7 +7,7 @@ __all__ = ['BenchConfig', 'bench_captioner', 'bench_batch', 'Watch', 'busy', 'st
            'bench_reward', 'coco_references', 'bench_rows', 'history_rows', 'check_bench', 'read_counts',
            'noc_bench_train']
 
-# %% ../nbs/45_train_bench.ipynb #09a1a004
+# %% ../nbs/45_train_bench.ipynb #beb2953c
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +19,8 @@ from pycocoevalcap.cider.cider import Cider
 
 from .captioner import Captioner
 from .cider import CiderD, CiderReward
-from .core import (Config, NocError, append_row, command, default_device, find_data, new_row,
-                         override, polite, progress)
-from .core import read_json, set_seed
+from .core import (Config, NocError, append_row, check_range, command, default_device, find_data, new_row,
+                         override, progress, read_json, set_seed)
 from .data import CaptionBatch, read_captions
 from .decode import SearchConfig, search
 from .encoder import CaptionerConfig
@@ -220,15 +219,15 @@ def history_rows(
                     metrics=dict(best=done["best"], history=done["history"]), seconds=round(done["seconds"], 1))
             for path in found for done in [read_json(path)]]
 
-# %% ../nbs/45_train_bench.ipynb #f2f971ba
+# %% ../nbs/45_train_bench.ipynb #834961f9
 def check_bench(
     cfg:BenchConfig, # sizes
 ):
     "Raises `NocError` for numbers that leave nothing to time."
-    counts = dict.fromkeys(("images", "captions", "length", "references", "repeats"), 1)
-    for name, least in (counts | dict(words=5, known=cfg.images)).items():
-        value = getattr(cfg, name)
-        if value < least: raise NocError(f"--set {name}={value}: expected {least} or more")
+    check_range("--set ", 1, **{name: getattr(cfg, name)
+                                for name in ("images", "captions", "length", "references", "repeats")})
+    check_range("--set ", 5, words=cfg.words)
+    check_range("--set ", cfg.images, known=cfg.known)
 
 def read_counts(
     constraints:str, # numbers with commas between them
@@ -241,7 +240,7 @@ def read_counts(
     if 0 <= min(counts) and max(counts) <= most: return counts
     raise NocError(f"--constraints {constraints}: expected numbers from 0 to {most}, as in 0,3,5")
 
-# %% ../nbs/45_train_bench.ipynb #406b8b3c
+# %% ../nbs/45_train_bench.ipynb #b7b3cd82
 @command
 def noc_bench_train(
     out:str="results/bench_train.jsonl", # file that rows are appended to
@@ -255,19 +254,17 @@ def noc_bench_train(
     threads:int=0,           # of the CPU (default: as PyTorch likes)
 ):
     "Time training steps and append result rows; or append the curves of a finished run."
-    def work():
-        options = dict(data=data) if run is not None else dict(constraints=constraints, modes=modes, threads=threads)
-        command = " ".join(["noc_bench_train", *(f"--{name} {x}" for name, x in options.items() if not reward),
-                            *(["--run FOLDER"] if run is not None else []), *["--compiled"]*compiled,
-                            *["--reward"]*reward, *([f'--set "{set}"'] if set else [])])
-        cfg = override(BenchConfig(), set.split())
-        check_bench(cfg)
-        if threads: torch.set_num_threads(threads)
-        if run is not None: rows = history_rows(run, data, command)
-        elif reward:
-            rows = [new_row("bench", "reward", variant=None, command=command, config=dict(repeats=cfg.repeats),
-                            metrics=bench_reward(coco_references(), cfg.repeats), threads=torch.get_num_threads())]
-        else:
-            rows = bench_rows(cfg, read_counts(constraints, cfg), modes.split(","), compiled, command)
-        for row in progress(rows, "rows"): append_row(out, row)
-    polite(work)
+    options = dict(data=data) if run is not None else dict(constraints=constraints, modes=modes, threads=threads)
+    command = " ".join(["noc_bench_train", *(f"--{name} {x}" for name, x in options.items() if not reward),
+                        *(["--run FOLDER"] if run is not None else []), *["--compiled"]*compiled,
+                        *["--reward"]*reward, *([f'--set "{set}"'] if set else [])])
+    cfg = override(BenchConfig(), set.split())
+    check_bench(cfg)
+    if threads: torch.set_num_threads(threads)
+    if run is not None: rows = history_rows(run, data, command)
+    elif reward:
+        rows = [new_row("bench", "reward", variant=None, command=command, config=dict(repeats=cfg.repeats),
+                        metrics=bench_reward(coco_references(), cfg.repeats), threads=torch.get_num_threads())]
+    else:
+        rows = bench_rows(cfg, read_counts(constraints, cfg), modes.split(","), compiled, command)
+    for row in progress(rows, "rows"): append_row(out, row)
