@@ -305,7 +305,7 @@ def prepare(
     pixels = np.array(rgb(image if scale >= 1 else image.resize(small, Image.Resampling.BILINEAR)))
     return torch.from_numpy(pixels).permute(2, 0, 1), image.size
 
-# %% ../nbs/05_detector.ipynb #190c74cb
+# %% ../nbs/05_detector.ipynb #201e42c9
 class Detector:
     "A torchvision detector. Raises `NocError` for an unknown name, or weights that do not fit."
     def __init__(self,
@@ -322,7 +322,7 @@ class Detector:
     ):
         if name not in DETECTORS: raise NocError(f"detector {name!r}: expected one of {', '.join(DETECTORS)}")
         if features not in ("box", "resnet101", None):
-            raise NocError(f"features {features!r}: expected box, resnet101 or None")
+            raise NocError(f"features {features!r}: expected box, resnet101 or none (in Python None)")
         self.device, self.min_score, self.batch = torch.device(device or default_device()), min_score, batch
         if half is None: half = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
         self.settings = dict(name=name, features=features, min_score=min_score, size=size, batch=batch, half=half)

@@ -113,14 +113,14 @@ def detected(
         raise NocError(f"{path}: none of its images is in {images}; expected files whose names end in its image ids")
     return from_table(table, list(files) if images else None, files, failed)
 
-# %% ../nbs/52_gallery.ipynb #cb5d9653
+# %% ../nbs/52_gallery.ipynb #9788d19c
 def with_features(
     source:Source, # of regions for the selector
     path,          # folder of a region store with features, for the captioner
 )->Source:
     "The same images with other features. Raises `NocError` for a store without any."
     store = RegionStore(path)
-    StoredFeatures(store)
+    StoredFeatures(store)                                                  # says so if it has none
     missing = lambda i: NocError(f"image {i}: expected its features in {path}")
     seen = lambda ids: [store[i] if i in store else missing(i) for i in ids]
     return replace(source, seen=seen, key=source.key + json.dumps(store.meta, sort_keys=True))

@@ -149,7 +149,7 @@ def check_options(
     check_range(given, 0, max_objects=max_objects)
     check_range(given, 0, 1, min_score=min_score)
 
-# %% ../nbs/50_pipeline.ipynb #76611c08
+# %% ../nbs/50_pipeline.ipynb #b1cfb0d8
 @patch
 def __call__(self:NovelCaptioner,
     images,               # `Regions` of one image, or a list of them
@@ -159,7 +159,7 @@ def __call__(self:NovelCaptioner,
     max_objects:int=None, # what the selector chooses, at most; default: the pipeline's limit
     seen=None,            # what the captioner sees, `Regions` of another detector; default: `images`
 ):                        # a `NovelCaption`, or a list of them
-    "Caption images. Raises `NocError` for an unknown object or category, missing features, or an odd number."
+    "Caption images. Raises `NocError` for an unknown object or category, missing features, or as `check_options`."
     if isinstance(images, Regions):
         return self([images], objects, batch, min_score, max_objects, None if seen is None else [seen])[0]
     check_options(objects, batch, min_score, max_objects)

@@ -545,7 +545,7 @@ def compare_markdown(
               "**yes**" if x["real"] else "no"] for k, x in found.items()]
     return _table(["", *names, "difference", "95 % interval", "real"], lines) + "\n"
 
-# %% ../nbs/35_report.ipynb #dae89d6c
+# %% ../nbs/35_report.ipynb #917c63c8
 @command
 def noc_eval(
     captions:str=None,    # captions to score: a file in COCO's results format
@@ -559,7 +559,7 @@ def noc_eval(
     heldout:str=None,     # JSON with the held-out objects and their words
     classes:str=None,     # JSON with classes, or Open Images's CSV of names
     missing:str="refuse", # images without a caption: refuse, or score as empty
-    metrics:str="M,C,S,B4,R", # METEOR, CIDEr-D, SPICE, BLEU, ROUGE-L
+    metrics:str="M,C,S,B4,R", # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU-1 to 4), R (ROUGE-L)
     samples:int=1000,     # draws of the bootstrap
     compare:Param("two report.json of the same images: which differences are real", str, nargs=2)=None, # A.json B.json
 ):

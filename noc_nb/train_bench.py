@@ -7,14 +7,14 @@ __all__ = ['BenchConfig', 'bench_captioner', 'bench_batch', 'Watch', 'busy', 'st
            'bench_reward', 'coco_references', 'bench_rows', 'history_rows', 'check_bench', 'read_counts',
            'noc_bench_train']
 
-# %% ../nbs/45_train_bench.ipynb #beb2953c
+# %% ../nbs/45_train_bench.ipynb #8651b032
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 import torch
-from fastcore.script import store_true
+from fastcore.script import Param, store_true
 from pycocoevalcap.cider.cider import Cider
 
 from .captioner import Captioner
@@ -240,7 +240,7 @@ def read_counts(
     if 0 <= min(counts) and max(counts) <= most: return counts
     raise NocError(f"--constraints {constraints}: expected numbers from 0 to {most}, as in 0,3,5")
 
-# %% ../nbs/45_train_bench.ipynb #b7b3cd82
+# %% ../nbs/45_train_bench.ipynb #b2d3655f
 @command
 def noc_bench_train(
     out:str="results/bench_train.jsonl", # file that rows are appended to
@@ -248,7 +248,7 @@ def noc_bench_train(
     modes:str="grid,bank",   # ways of searching, with commas between them
     compiled:store_true=False, # also time cross-entropy through torch.compile
     reward:store_true=False, # time the reward beside pycocoevalcap instead, on COCO's captions in NOC_DATA
-    set:str="",              # changes of the sizes, as key=value with spaces between them
+    set:Param("changes of the sizes, as key=value", str, nargs="*")=None, # key=value texts
     run:str=None,            # append the training curves of this run's folder instead
     data:str="lite",         # name of the run's data set
     threads:int=0,           # of the CPU (default: as PyTorch likes)
@@ -257,8 +257,8 @@ def noc_bench_train(
     options = dict(data=data) if run is not None else dict(constraints=constraints, modes=modes, threads=threads)
     command = " ".join(["noc_bench_train", *(f"--{name} {x}" for name, x in options.items() if not reward),
                         *(["--run FOLDER"] if run is not None else []), *["--compiled"]*compiled,
-                        *["--reward"]*reward, *([f'--set "{set}"'] if set else [])])
-    cfg = override(BenchConfig(), set.split())
+                        *["--reward"]*reward, *([f'--set {" ".join(set)}'] if set else [])])
+    cfg = override(BenchConfig(), " ".join(set or ()).split())               # in quotes, as older rows have it, or not
     check_bench(cfg)
     if threads: torch.set_num_threads(threads)
     if run is not None: rows = history_rows(run, data, command)
