@@ -141,12 +141,12 @@ def find(self:CiderD,
     hit = post >= 0
     return place, at[hit], post[hit]
 
-# %% ../nbs/30_cider.ipynb #abafe5c5
+# %% ../nbs/30_cider.ipynb #283e97f4
 @patch
 def score(self:CiderD,
     captions:list, # token lists
     ids,           # the image of every caption; an image may come several times
-)->np.ndarray:     # (N,) CIDEr-D, times 10, float64
+)->np.ndarray:     # (N,) CIDEr-D as in the equation, 0..10, float64
     "Score captions. Raises `NocError` for an image without references or a caption that is no list of tokens."
     if len(captions) != len(ids): raise NocError(f"CIDEr-D: {len(captions)} captions for {len(ids)} image ids")
     return self.score_numbers(*word_numbers(captions, self.words), ids)
@@ -156,7 +156,7 @@ def score_numbers(self:CiderD,
     flat:np.ndarray,    # (t,) word numbers of all captions in a row
     lengths:np.ndarray, # (N,) length of every caption
     ids,                # the image of every caption
-)->np.ndarray:          # (N,) CIDEr-D, times 10, float64
+)->np.ndarray:          # (N,) CIDEr-D as in the equation, 0..10, float64
     "Score captions whose words are numbers already. Raises `NocError` for an image without references."
     row, gram, count, codes = ngrams(flat, lengths)
     place, at, post = self.find(row, gram, codes, ids)

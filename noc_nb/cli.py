@@ -138,7 +138,7 @@ def save_pipeline(
     pipeline = NovelCaptioner(selector, captioner, data.classes, vectors, cfg.search, cfg.form, cfg.limit)
     pipeline.save_pretrained(run.out/"pipeline")
 
-# %% ../nbs/51_cli.ipynb #086011c3
+# %% ../nbs/51_cli.ipynb #7934e638
 def reproduce(
     preset:str="toy",      # toy, lite or coco
     data:str=None,         # folder in COCO's layout; the toy world is made, others default to NOC_DATA
@@ -157,7 +157,7 @@ def reproduce(
     models:str=None,       # a run's folder whose trained models are used; default: `out`
     spice:bool=False,      # SPICE too
 )->list:                   # the run's result rows
-    "Train, caption, score, and write the tables to `out`. Raises `NocError` for bad input, before anything is written."
+    "Train, caption, score, and write the tables to `out`. Raises `NocError` for bad input, before anything is trained."
     cfg, out = preset_of(preset, settings), Path(out or f"_runs/{preset}")
     tables = choice(tables, ("1", "2", "3"), "tables")
     rows_, _ = choice(rows, LABELS, "rows"), choice(part, ("test", "val"), "part")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from .core import NocError
 from .heldout import PERSON
 
-# %% ../nbs/22_constraints.ipynb #cc79f14c
+# %% ../nbs/22_constraints.ipynb #223980b5
 RULES = "none", "topk", "score", "selector", "oracle"
 
 def constraint_classes(
@@ -27,7 +27,7 @@ def constraint_classes(
     limit:int=5,     # constraints an image at most; None: any number
     drop=(0, PERSON),# classes that are never chosen
 )->list:             # class ids, best first, each once
-    "The classes that a caption must mention (design D2). Raises `NocError` for an unknown rule or what it lacks."
+    "The classes that a caption must mention. Raises `NocError` for an unknown rule or what it lacks."
     if how not in RULES: raise NocError(f"constraints: rule {how!r}; expected one of {', '.join(RULES)}")
     for name, rule, value in (("probs", "selector", probs), ("mentioned", "oracle", mentioned)):
         if how == rule and value is None: raise NocError(f"constraints: rule {how!r} without {name}; expected {name}")

@@ -18,10 +18,10 @@ from .data import CaptionBatch
 from .grid_beam import GridSearch
 from .vocab import BOS, EOS, PAD, UNK, Vocab
 
-# %% ../nbs/24_decode.ipynb #72788162
+# %% ../nbs/24_decode.ipynb #9bc3d870
 @dataclass(frozen=True)
 class SearchConfig(Config):
-    "How captions are searched (section 2.3; design D3)."
+    "How captions are searched (Section 2.3)."
     k:int = 5                    # hypotheses in every row of the grid
     max_len:int = 20             # tokens of a caption, the end of sentence counted
     length_penalty:float = 0.    # 0: the plain sum of log-probabilities

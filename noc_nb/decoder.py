@@ -72,13 +72,13 @@ class Decoder(nn.Module):
         for layer in self.layers: y = layer(y, x, mask)
         return y
 
-# %% ../nbs/13_decoder.ipynb #2d98a3be
+# %% ../nbs/13_decoder.ipynb #c1f4657f
 class DecoderState(NamedTuple):
     "What `Decoder.step` needs of the past. A state is used up by `step`: go on with the one it returns."
     mask:Tensor   # (b,1,1,n) 0 where a region may be attended to, -inf elsewhere
     keys:Tensor   # (l,b,h,d,n) keys of the regions, for each of l layers, divided by the root of d
     values:Tensor # (l,b,h,n,d) their values
-    words:Tensor  # (l,2,b,h,p,d) the pool: keys and values of words, in p places
+    words:Tensor  # (l,2,b,h,p,d) the pool: keys (divided by the root of d) and values of words, in p places
     past:Tensor   # (b,g,p) 0 where a word belongs to a hypothesis, -inf elsewhere
     used:int      # places of the pool that are written
     t:int         # words in each hypothesis

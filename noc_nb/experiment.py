@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PRESETS', 'Preset', 'Experiment', 'regions_sum', 'lenders', 'write_results', 'read_results']
 
-# %% ../nbs/44_experiment.ipynb #9b0134f9
+# %% ../nbs/44_experiment.ipynb #f4550ad9
 import hashlib, json, time
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +18,7 @@ from fastcore.basics import patch
 from .captioner import Captioner, CaptionerConfig
 from .claims import at, captions_file
 from .constraints import constraint_classes, constraint_tokens
-from .core import Config, NocError, append_row, new_row, progress, read_json, read_rows, write_json
+from .core import ROWS, Config, NocError, append_row, new_row, progress, read_json, read_rows, write_json
 from .data import CocoData, region_batches
 from .decode import Decoded, SearchConfig, decode
 from .metrics import METRICS, CaptionScorer
@@ -70,7 +70,7 @@ PRESETS = dict(
         scst=ScstConfig(epochs=1, batch=50, peak=1e-4)),
 )
 
-# %% ../nbs/44_experiment.ipynb #c768972e
+# %% ../nbs/44_experiment.ipynb #5058dc7c
 class Experiment:
     "One run of a preset on a data set: models, captions and result rows, each made once."
     def __init__(self,
@@ -98,7 +98,7 @@ class Experiment:
         if why: raise NocError(f"SPICE: {why}")
         self.ids, self.novel = data.splits[part], data.novel[part]
         self.cache, self.rows_file = {}, self.out/"rows.jsonl"
-        # `val` has too many novel images for its false positives to count as they do in `test` (design D7c)
+        # `val` has too many novel images for its false positives to count as they do in `test`
         self.fp_weight = val_weight(data) if part == "val" else 1.
         self.claim(resume)
 
@@ -166,7 +166,7 @@ def captioner(self:Experiment,
     train, constrained = replace(p.scst, seed=self.seed), training == "cider_dgbs"
     return train_scst(self.data, self.captioner("xe"), train, folder, constrained, p.search, p.limit, True)
 
-# %% ../nbs/44_experiment.ipynb #78285369
+# %% ../nbs/44_experiment.ipynb #93e682c4
 @patch
 def threshold(self:Experiment)->float:
     "The detection score of the `score` row: best weighted F1 on `val`, from .2 to .9."
@@ -196,20 +196,19 @@ def chosen(self:Experiment,
                cbs=dict(how="topk", k=3, distinct=True),
                **{f"top{k}": dict(how="topk", k=k, distinct=self.preset.distinct) for k in (1, 2, 3)}).get(row)
     if how is None:
-        known = "none, top1, top2, top3, score, selector_no_inner, selector, oracle, cbs"
-        raise NocError(f"row {row!r}: expected one of {known}")
+        raise NocError(f"row {row!r}: expected one of {', '.join(ROWS)}")
     if row == "score": how["threshold"] = self.once("threshold", self.threshold)
     says = (lambda i: dict(mentioned=data.mentioned(i))) if row == "oracle" else lambda i: {}
     how |= dict(limit=limit, drop=data.dropped)
     return {i: constraint_classes(data.regions[i], **how, **says(i)) for i in self.ids}
 
-# %% ../nbs/44_experiment.ipynb #d1688ef1
+# %% ../nbs/44_experiment.ipynb #b0506641
 def lenders(
     data:CocoData,    # training captions, classes and word vectors
     n:int=2,          # neighbours
     share:float=.001, # of training captions that have a neighbour's word, at least
 )->dict:              # class word that no training caption has -> the words of its neighbours, the nearest first
-    "Who lends, to words that were never said (design D4). Raises `NocError` where no word is said often enough."
+    "Who lends, to words that were never said. Raises `NocError` where no word is said often enough."
     said = Counter(w for i in data.splits["train"] for tokens in data.tokens[i] for w in set(tokens))
     unit = {c: v/np.linalg.norm(v) for c, v in class_vectors(data.classes, data.vectors).items()}
     least = share*sum(len(data.tokens[i]) for i in data.splits["train"])

@@ -49,12 +49,25 @@ def first_cells(
     tokens[:,:,:margin], score[:,0] = -2, 0.
     return Cells(tokens, score, score, zero, full(-1), zero, full(False, dtype=torch.bool), full(-1, n, 2), zero)
 
-# %% ../nbs/21_grid_beam.ipynb #549ea7d8
+# %% ../nbs/21_grid_beam.ipynb #fa23a511
 class GridSearch:
     "The grids of a batch of images (Algorithm 1), moved on together one token at a time."
     modes = "grid", "bank"
-    def __init__(self, constraints, device=None, *, eos, k=5, max_len=20, length_penalty=0., absorb=True, at_least=None,
-                 no_repeat=False, forbidden=(), mode="grid", blind=False):
+    def __init__(self,
+        constraints:list,   # b lists of groups; a group is a list of alternatives, an alternative a tuple of token ids
+        device=None,        # where the model's state is
+        *,
+        eos:int,            # the token that ends a caption
+        k:int=5,            # hypotheses of a cell; `mode="bank"`: open hypotheses of an image
+        max_len:int=20,     # longest caption in tokens; the end token counts
+        length_penalty=0.,  # compare score / length**length_penalty
+        absorb=True,        # a constraint that the model says of its own accord counts
+        at_least=None,      # how many groups must be finished: None (all), an int, or a list with one of these an image
+        no_repeat=False,    # True: what a finished group wanted is not said again
+        forbidden=(),       # ids that may not be said
+        mode="grid",        # one of `modes`
+        blind=False,        # True: never look at a number on the device (see "Only live hypotheses reach the model")
+    ):
         check_sizes(k, max_len)
         if mode not in self.modes: raise NocError(f"mode {mode!r}; expected one of {', '.join(self.modes)}")
         self.eos, self.k, self.max_len, self.mode, self.blind = eos, k, max_len, mode, blind
@@ -75,21 +88,28 @@ class GridSearch:
         self.slot = torch.zeros(b, 1, dtype=torch.long, device=device)    # (b,g) the line-up: places of hypotheses
         self.live = torch.ones(b, 1, dtype=torch.bool, device=device)     # (b,g) False for copies that fill the line
 
-    def finished(self, done):
-        "How many groups are finished, by bit masks of any shape (b,...)."
-        return (done[...,None] >> torch.arange(self.n, device=done.device) & 1).sum(-1)
+# %% ../nbs/21_grid_beam.ipynb #13acde29
+@patch
+def finished(self:GridSearch, done):
+    "How many groups are finished, by bit masks of any shape (b,...)."
+    return (done[...,None] >> torch.arange(self.n, device=done.device) & 1).sum(-1)
 
-    def enough(self, done):
-        "True where the top row is reached, by bit masks of any shape (b,...)."
-        return self.finished(done) >= self.groups.top.view(-1, *[1]*(done.dim() - 1))
+@patch
+def enough(self:GridSearch, done):
+    "True where the top row is reached, by bit masks of any shape (b,...)."
+    return self.finished(done) >= self.groups.top.view(-1, *[1]*(done.dim() - 1))
 
-    def levels(self, device):
-        "(r,) how many finished groups a row stands for. A bank has one row more, for captions that have ended."
-        return torch.arange(int(self.all.top.max()) + 1 + (self.mode == "bank"), device=device)
+@patch
+def levels(self:GridSearch, device):
+    "(r,) how many finished groups a row stands for. A bank has one row more, for captions that have ended."
+    return torch.arange(int(self.all.top.max()) + 1 + (self.mode == "bank"), device=device)
 
-    def row(self, done):
-        "The grid row, by bit masks of any shape (b,...)."
-        return torch.minimum(self.finished(done), self.groups.top.view(-1, *[1]*(done.dim() - 1)))
+@patch
+def row(self:GridSearch, done):
+    "The grid row, by bit masks of any shape (b,...)."
+    return torch.minimum(self.finished(done), self.groups.top.view(-1, *[1]*(done.dim() - 1)))
+
+
 
 # %% ../nbs/21_grid_beam.ipynb #961770fe
 @patch

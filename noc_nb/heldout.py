@@ -165,7 +165,7 @@ def _read_table(text):
 COCO_CLASSES = _read_table(_PEOPLE_TRAFFIC_ANIMALS) | _read_table(_BAGS_SPORT_KITCHEN) | _read_table(_FOOD_HOUSE)
 PERSON = 1
 
-# %% ../nbs/02_heldout.ipynb #f14408cf
+# %% ../nbs/02_heldout.ipynb #7368d380
 def _runs(captions, longest):
     "All runs of up to `longest` words that stand in the captions."
     found = set()
@@ -186,7 +186,7 @@ def mentioned(
 def people(
     classes:dict,  # class id -> `ObjectClass`
 )->set:            # ids
-    "The classes that mean a person, in any data set's numbers: never chosen, and not seen by the selector (D1)."
+    "The classes that mean a person, in any data set's numbers: never chosen, and not seen by the selector."
     return {i for i, c in classes.items() if " ".join(c.phrase) in COCO_CLASSES[PERSON].forms}
 
 # %% ../nbs/02_heldout.ipynb #ca9adc39

@@ -276,7 +276,7 @@ def setup_spice(
     raise NocError(f"SPICE: {'; '.join(problems) or jars}: not everything is there. "
                    f"Give these files with --jars FOLDER:{files}")
 
-# %% ../nbs/29_java.ipynb #04156613
+# %% ../nbs/29_java.ipynb #2f7333dd
 _PACKAGES = "java.lang java.util java.util.concurrent java.math java.text java.net java.nio sun.nio.ch".split()
 _OPENS = [word for p in (*(f"java.base/{p}" for p in _PACKAGES), "java.sql/java.sql")
           for word in ("--add-opens", f"{p}=ALL-UNNAMED")]
@@ -304,7 +304,7 @@ class Spice:
         self.keeps = platform.machine().lower() in ("x86_64", "amd64")
 
     def command(self, items:int, *arguments)->list:
-        "Java, with what SPICE needs on its class path. For a few items it is not worth to optimise machine code."
+        "Java, with what SPICE needs on its class path. For a few items optimising machine code is not worth its time."
         quick = ["-XX:TieredStopAtLevel=1"] if items < 500 else []
         own = Path(spice_package.__file__).parent
         path = os.pathsep.join(map(str, [own/"spice-1.0.jar", own/"lib"/"*", self.folder/"*"]))

@@ -40,7 +40,7 @@ class NovelCaption:
     probs:tuple         # the selector's probability of every region, in their order; None where it does not look
     reason:str = None   # why a word is missing or nothing was selected, or None
 
-# %% ../nbs/50_pipeline.ipynb #ca6cd8a0
+# %% ../nbs/50_pipeline.ipynb #c538f8ec
 class NovelCaptioner:
     "Region selector, captioner and grid beam search together (section 2)."
     def __init__(self,
@@ -48,7 +48,7 @@ class NovelCaptioner:
         captioner:Captioner,      # trained
         classes:dict,             # class id -> `ObjectClass`
         vectors:dict=None,        # class id -> (d,) vector, for symbolic features; None: regions bring features
-        search:SearchConfig=SearchConfig(),
+        search:SearchConfig=SearchConfig(), # how captions are searched
         form:str="words",         # constraints: "words", "forms" or "phrases"
         limit:int=5,              # constraints of an image, at most
     ):

@@ -75,10 +75,10 @@ def quality_numbers(
                      repeats(words), repeats(words, 3), bool(words) and words[-1] in FUNCTION_WORDS, new])
     return np.array(rows, dtype=float).reshape(-1, 13)
 
-# %% ../nbs/34_quality.ipynb #45c84987
+# %% ../nbs/34_quality.ipynb #b75c5e87
 def quality_scores(
     sums:np.ndarray, # (...,13) summed `quality_numbers`
-)->dict:             # name -> (...,); in percent, but words a caption
+)->dict:             # name -> (...,); in percent, except words a caption
     "The quality of a set of captions; NaN where there is nothing to divide by."
     count, words, empty, said, invented, bad, good, told, found, two, three, ending, new = np.moveaxis(sums, -1, 0)
     with np.errstate(invalid="ignore", divide="ignore"):

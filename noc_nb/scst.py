@@ -25,12 +25,12 @@ from .train import TrainConfig, Trainer, check_trained
 from .train_xe import val_cider
 from .vocab import BOS, EOS, PAD, UNK, Vocab
 
-# %% ../nbs/43_scst.ipynb #093b9600
+# %% ../nbs/43_scst.ipynb #9eeb0303
 def mean_of_beams(
     rewards:Tensor, # (b,k) reward of every caption
     live:Tensor,    # (b,k) True where there is a caption
 )->Tensor:          # (b,1) the mean over an image's captions
-    "The paper's baseline: what an image's own beam is worth."
+    "The usual baseline, on which the paper is silent: what an image's own beam is worth."
     return (rewards*live).sum(1, keepdim=True)/live.sum(1, keepdim=True).clamp(min=1)
 
 def scst_loss(
@@ -39,7 +39,7 @@ def scst_loss(
     live:Tensor,      # (b,k) True where there is a caption
     baseline:Tensor=None, # (b,1) or (b,k) what a reward is compared with; default: `mean_of_beams`
 )->Tensor:            # () the loss
-    "Self-critical loss, the mean over images (section 3.1; design D6)."
+    "Self-critical loss, the mean over images (section 3.1)."
     if baseline is None: baseline = mean_of_beams(rewards, live)
     advantage = torch.where(live, rewards - baseline, 0.)
     return -(advantage*log_probs.masked_fill(~live, 0.)/live.sum(1, keepdim=True).clamp(min=1)).sum(1).mean()
@@ -99,17 +99,17 @@ class OnePass:
         zero = self.batch.features.new_zeros(())
         return torch.stack([torch.stack([zero + of(i, said) for said in own]) for i, own in enumerate(tokens.tolist())])
 
-# %% ../nbs/43_scst.ipynb #98aecf1b
+# %% ../nbs/43_scst.ipynb #732ed4a2
 @dataclass(frozen=True)
 class ScstConfig(TrainConfig):
-    "Self-critical training (section 3.1; design D6). Defaults: the paper's where it says them."
+    "Self-critical training (section 3.1). Defaults: the paper's where it says them."
     schedule:str = "constant"
     peak:float = 5e-6          # learning rate
     epochs:int = 20
     eos_in_reward:bool = True  # the end of sentence counts as a word of the reward
     df_unit:str = "image"      # documents of CIDEr-D's frequencies: "image" or "caption"
     min_refs:int = 5           # references that an image needs
-    baseline:str = "mean"      # one of `BASELINES`; "mean" is the paper's
+    baseline:str = "mean"      # one of `BASELINES`; the paper is silent
 
 def scst_images(
     data:CocoData, # captions and splits

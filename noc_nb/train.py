@@ -25,10 +25,10 @@ from torch import nn
 from .core import (Config, NocError, check_range, default_device, progress, read_json, set_seed, whole_file,
                          write_json)
 
-# %% ../nbs/40_train.ipynb #e902ead0
+# %% ../nbs/40_train.ipynb #b96fb256
 @dataclass(frozen=True)
 class TrainConfig(Config):
-    "How one phase is trained. Defaults: the paper's cross-entropy phase (section 3.1; design D5)."
+    "How one phase is trained. Defaults: the paper's cross-entropy phase (section 3.1)."
     epochs:int = 30              # passes over the training images or captions, at most
     batch:int = 50               # captions or images a step
     schedule:str = "warmup"      # "warmup" (the Transformer's), "linear" or "constant"

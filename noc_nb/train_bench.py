@@ -7,7 +7,7 @@ __all__ = ['BenchConfig', 'bench_captioner', 'bench_batch', 'Watch', 'busy', 'st
            'bench_reward', 'coco_references', 'bench_rows', 'history_rows', 'check_bench', 'read_counts',
            'noc_bench_train']
 
-# %% ../nbs/45_train_bench.ipynb #8651b032
+# %% ../nbs/45_train_bench.ipynb #2d462af1
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,9 +26,9 @@ from .decode import SearchConfig, search
 from .encoder import CaptionerConfig
 from .scst import SelfCritical, caption_log_probs, scst_loss
 from .train_xe import xe_loss, xe_size
-from .vocab import BOS, EOS, PAD, tokenize
+from .vocab import BOS, EOS, PAD, SPECIALS, tokenize
 
-# %% ../nbs/45_train_bench.ipynb #c6278f43
+# %% ../nbs/45_train_bench.ipynb #86274a2e
 @dataclass(frozen=True)
 class BenchConfig(Config):
     "What a timed step is made of."
@@ -48,7 +48,7 @@ def bench_captioner(
 )->Captioner:        # on the default device
     "A fresh captioner whose words have known vectors, as a trained one's."
     set_seed(cfg.seed)
-    tokens = ["<pad>", "<bos>", "<eos>", "<unk>", *(f"w{i}" for i in range(cfg.words - 4))]
+    tokens = [*SPECIALS, *(f"w{i}" for i in range(cfg.words - len(SPECIALS)))]
     table = torch.randn(cfg.words, cfg.captioner.d_word)
     return Captioner(cfg.captioner, tokens, table, torch.arange(cfg.words) > 3).to(default_device())
 

@@ -48,11 +48,11 @@ def selected(
     "The classes that the selector chooses in every image."
     return {i: select(p[None], labels[None], threshold)[0] for i, (labels, p) in scores.items()}
 
-# %% ../nbs/41_train_selector.ipynb #d1887f68
+# %% ../nbs/41_train_selector.ipynb #19c4ed3f
 def val_weight(
     data:CocoData, # its parts "val" and "test"
 )->float:          # `fp_weight` of F1 on `val`; 1 where there is nothing to weigh
-    "How often a false positive on a non-novel image of `val` counts (design D7c)."
+    "How often a false positive on a non-novel image of `val` counts."
     val, test = (tuple(map(len, domains(data.splits[part], data.novel[part]))) for part in ("val", "test"))
     if not all(val): return 1.
     if data.heldout == COCO_HELDOUT: return nonnovel_weight(data.splits["val"], data.novel["val"])

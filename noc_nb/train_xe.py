@@ -23,12 +23,12 @@ from .quality import FUNCTION_WORDS
 from .train import TrainConfig, Trainer, check_trained
 from .vocab import PAD, Vocab, word_table
 
-# %% ../nbs/42_train_xe.ipynb #d3495eb3
+# %% ../nbs/42_train_xe.ipynb #e305f887
 def build_vocab(
     data:CocoData,    # captions and classes
     min_count:int=5,  # how often a word stands in training captions
 )->Vocab:             # with every constraint word and form
-    "The captioner's vocabulary (design D4)."
+    "The captioner's vocabulary."
     train = (tokens for i in data.splits["train"] for tokens in data.tokens[i])
     return Vocab.build(train, min_count, words_of(data.classes, data.heldout))
 
