@@ -28,7 +28,7 @@ from .pipeline import NovelCaption, NovelCaptioner, check_options, shipped
 from .regions import RegionStore, RegionTable, Regions, image_sizes, read_coco, read_detections
 from .viz import PALETTE
 
-# %% ../nbs/52_gallery.ipynb #eb03cd58
+# %% ../nbs/52_gallery.ipynb #12ce2d82
 @dataclass(frozen=True)
 class Source:
     "Images to caption, in order."
@@ -36,7 +36,7 @@ class Source:
     regions:Callable # some ids -> a list with `Regions`, or a `NocError`, for each
     files:dict       # image id -> `ImageFile`, where there is one
     key:str = ""     # a checksum of what the captions depend on, ids apart
-    seen:Callable = None # some ids -> what the captioner sees of each, like `regions`; None: those regions
+    seen:Callable = None # some ids that have regions -> `Regions` that the captioner sees; None: the same
 
     def name(self, image_id)->str:
         "The image's file name, or None."
@@ -113,17 +113,18 @@ def detected(
         raise NocError(f"{path}: none of its images is in {images}; expected files whose names end in its image ids")
     return from_table(table, list(files) if images else None, files, failed)
 
-# %% ../nbs/52_gallery.ipynb #9788d19c
+# %% ../nbs/52_gallery.ipynb #381b8787
 def with_features(
     source:Source, # of regions for the selector
     path,          # folder of a region store with features, for the captioner
 )->Source:
     "The same images with other features. Raises `NocError` for a store without any."
-    store = RegionStore(path)
-    StoredFeatures(store)                                                  # says so if it has none
+    store = StoredFeatures(RegionStore(path)).store
     missing = lambda i: NocError(f"image {i}: expected its features in {path}")
-    seen = lambda ids: [store[i] if i in store else missing(i) for i in ids]
-    return replace(source, seen=seen, key=source.key + json.dumps(store.meta, sort_keys=True))
+    def regions(ids): return [r if i in store or isinstance(r, NocError) else missing(i)
+                              for i, r in zip(ids, source.regions(ids))]
+    return replace(source, regions=regions, seen=lambda ids: [store[i] for i in ids],
+                   key=source.key + json.dumps(store.meta, sort_keys=True))
 
 # %% ../nbs/52_gallery.ipynb #9378576d
 def photos(
@@ -182,7 +183,7 @@ def open_source(
     if not source.ids: raise NocError(f"{src}: no images; expected some")
     return source if features is None else with_features(source, features)
 
-# %% ../nbs/52_gallery.ipynb #21321d16
+# %% ../nbs/52_gallery.ipynb #31f6d026
 def caption_line(
     pipeline:NovelCaptioner, # what made it
     regions:Regions,         # of the image
@@ -208,15 +209,13 @@ def caption_lines(
     **options,               # `objects`, `min_score`, `max_objects`, as the pipeline takes them
 )->list:                     # a line for each; a dict with `error` where there is no caption
     "Caption some images of a source."
-    regions = source.regions(ids)
-    seen = source.seen(ids) if source.seen else regions
-    found = [next((x for x in pair if isinstance(x, NocError)), pair) for pair in zip(regions, seen)]
-    good = [pair for pair in found if not isinstance(pair, NocError)]
-    other = [s for _, s in good] if source.seen else None
-    made = iter(pipeline([r for r, _ in good], batch=max(1, len(ids)), seen=other, **options))
+    found = source.regions(ids)
+    good = {i: r for i, r in zip(ids, found) if isinstance(r, Regions)}
+    seen = source.seen([*good]) if source.seen else None
+    made = iter(pipeline([*good.values()], batch=max(1, len(ids)), seen=seen, **options))
     def line(i, r):
         if isinstance(r, NocError): return dict(image_id=i, file=source.name(i), error=str(r))
-        return caption_line(pipeline, r[0], next(made), source.name(i)) | dict(image_id=i)
+        return caption_line(pipeline, r, next(made), source.name(i)) | dict(image_id=i)
     return [line(i, r) for i, r in zip(ids, found)]
 
 # %% ../nbs/52_gallery.ipynb #ccae2a68
