@@ -19,8 +19,8 @@ BIN := $(VENV)/bin
 DONE := $(VENV)/.done
 TOOLS := $(VENV)/.tools
 SETUP := .ci/setup settings.ini setup.py pyproject.toml
-FAST := ^(00_core|02_heldout|10_attention|21_grid_beam|32_novelty)\.ipynb$$
-NOTEBOOKS = $(if $(NB),nbs/$(NB).ipynb,$(sort $(wildcard nbs/[0-9]*.ipynb)) $(sort $(wildcard nbs/experiments/*.ipynb)) nbs/index.ipynb)
+FAST := ^(00_core|02_heldout|10_attention|22_grid_beam|32_novelty)\.ipynb$$
+NOTEBOOKS = $(if $(NB),nbs/$(NB).ipynb,$(foreach wing,. tools bench experiments,$(sort $(wildcard nbs/$(wing)/[0-9]*.ipynb))) nbs/index.ipynb)
 
 # two notebooks at a time on two cores: one thread each
 export OMP_NUM_THREADS ?= 1

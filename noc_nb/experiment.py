@@ -16,7 +16,7 @@ import torch
 from fastcore.basics import patch
 
 from .captioner import Captioner, CaptionerConfig
-from .claims import at, captions_file
+from .tools.claims import at, captions_file
 from .constraints import constraint_classes, constraint_tokens
 from .core import ROWS, Config, NocError, append_row, new_row, progress, read_json, read_rows, write_json
 from .data import CocoData, region_batches
@@ -24,7 +24,7 @@ from .decode import Decoded, SearchConfig, decode
 from .metrics import METRICS, CaptionScorer
 from .novelty import evaluate, selection_f1
 from .regions import class_vectors
-from .report import find_spice
+from .tools.report import find_spice
 from .scst import ScstConfig, train_scst
 from .selector import RegionSelector, SelectorConfig
 from .train import TrainConfig

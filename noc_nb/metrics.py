@@ -19,7 +19,7 @@ from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
 from .cider import CiderD, ngram_size, ngrams, word_numbers
 from .core import NocError, progress
-from .java import Meteor, Spice, find_java
+from .tools.java import Meteor, Spice, find_java
 from .vocab import ptb_line
 
 # %% ../nbs/31_metrics.ipynb #58f973af

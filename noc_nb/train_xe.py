@@ -19,7 +19,7 @@ from .core import default_device, set_seed
 from .data import CaptionBatch, CocoData, caption_loader, region_batches
 from .decode import SearchConfig, decode
 from .heldout import words_of
-from .quality import FUNCTION_WORDS
+from .tools.quality import FUNCTION_WORDS
 from .train import TrainConfig, Trainer, check_trained
 from .vocab import PAD, Vocab, word_table
 

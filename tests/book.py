@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CHAPTERS = sorted((ROOT/"nbs").glob("[0-9]*.ipynb"))
+BOOK = sorted((ROOT/"nbs").glob("[0-9]*.ipynb"))
+TOOLBOX = [*sorted((ROOT/"nbs/tools").glob("*.ipynb")), *sorted((ROOT/"nbs/bench").glob("*.ipynb"))]
+CHAPTERS = [*BOOK, *TOOLBOX]
 EXPERIMENTS = sorted((ROOT/"nbs/experiments").glob("*.ipynb"))
 INDEX = ROOT/"nbs/index.ipynb"
 NOTEBOOKS = [*CHAPTERS, *EXPERIMENTS, INDEX]
@@ -63,7 +65,10 @@ def cells(path, kind=None):
 
 def number(path): return int(Path(path).name[:2])
 
-def module_of(path): return Path(path).stem[3:]
+def module_of(path):
+    "The module that a chapter exports: data, tools.report, bench.search."
+    wing = "" if Path(path).parent.name == "nbs" else Path(path).parent.name + "."
+    return wing + Path(path).stem[3:]
 
 def scratch(folder, names=PACKAGE_FILES):
     "A copy of the project's files to experiment on."

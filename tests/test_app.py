@@ -3,7 +3,7 @@ import importlib.util, os, socket
 import pytest
 import torch
 from PIL import Image
-from noc_nb.app import Studio
+from noc_nb.tools.app import Studio
 from noc_nb.pipeline import NovelCaptioner
 from noc_nb.regions import Regions
 

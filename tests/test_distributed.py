@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 from noc_nb.core import NocError
-from noc_nb.distributed import Job, _ray, caption_shards, read_shards, shard_file
-from noc_nb.gallery import caption_files, read_lines
+from noc_nb.tools.distributed import Job, _ray, caption_shards, read_shards, shard_file
+from noc_nb.tools.gallery import caption_files, read_lines
 from noc_nb.toy import make_toy
 
 with_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: noc_nb[ray]")
@@ -67,7 +67,7 @@ def actors():
 
 DRIVER = """
 import sys
-from noc_nb.distributed import Job, caption_shards
+from noc_nb.tools.distributed import Job, caption_shards
 src, data, out = sys.argv[1:]
 caption_shards(Job(src, "toy", data=data, batch=5, shard=10), out, 2)
 """

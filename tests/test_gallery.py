@@ -7,16 +7,16 @@ import pyarrow, pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
-from noc_nb.app import Studio
+from noc_nb.tools.app import Studio
 from noc_nb.captioner import Captioner
 from noc_nb.core import NocError
 from noc_nb.encoder import CaptionerConfig
-from noc_nb.gallery import (caption_all, caption_files, caption_lines, detected, from_table, open_source, photos,
+from noc_nb.tools.gallery import (caption_all, caption_files, caption_lines, detected, from_table, open_source, photos,
                             read_lines, write_report)
 from noc_nb.heldout import COCO_CLASSES
 from noc_nb.pipeline import NovelCaptioner
-from noc_nb.detector import Detector, extract, image_files, open_image
-from noc_nb.formats import write_detections
+from noc_nb.tools.detector import Detector, extract, image_files, open_image
+from noc_nb.tools.formats import write_detections
 from noc_nb.regions import Regions, RegionStore, table_of
 from noc_nb.selector import RegionSelector, SelectorConfig
 from noc_nb.toy import make_toy
@@ -254,7 +254,7 @@ import resource, sys
 from dataclasses import replace
 from pathlib import Path
 import torch
-from noc_nb.gallery import caption_files
+from noc_nb.tools.gallery import caption_files
 folder, n = Path(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 out = folder/f"{n}.jsonl", folder/f"{n}.html"

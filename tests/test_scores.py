@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from noc_nb.core import NocError, find_data, read_json
-from noc_nb.java import Spice, cache_folder, find_java, java_options, missing_jars
+from noc_nb.tools.java import Spice, cache_folder, find_java, java_options, missing_jars
 
 try: find_java(); JAVA = True
 except OSError: JAVA = False
@@ -231,7 +231,7 @@ def world(folder, images=30):
 
 def evaluate_into(arguments):
     "One evaluation, in a process of its own."
-    from noc_nb.report import evaluate_file
+    from noc_nb.tools.report import evaluate_file
     folder, k, metrics = arguments
     evaluate_file(folder/"ours.json", folder/"coco", out=folder/f"out{k}", metrics=metrics, samples=50)
 
@@ -269,7 +269,7 @@ def test_two_meteors_at_once_agree(tmp_path):
     (b'[{"image_id": 0, "caption": "\xff"}]', "cannot be read as JSON"),
 ])
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, content, message):
-    from noc_nb.report import run_eval
+    from noc_nb.tools.report import run_eval
     folder, bad = world(tmp_path), tmp_path/"bad.json"
     if not isinstance(content, (bytes, str)): content = json.dumps(content)
     data = content if isinstance(content, bytes) else content.encode()
