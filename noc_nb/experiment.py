@@ -23,7 +23,7 @@ from .decode import SearchConfig, decode
 from .metrics import METRICS, CaptionScorer
 from .novelty import evaluate, selection_f1
 from .regions import class_vectors
-from .results import (ROWS, append_row, captions_file, new_row, read_results, read_rows, table_line,
+from .results import (LABELS, append_row, captions_file, new_row, read_results, read_rows, table_line,
                             write_results)
 from .tools.report import find_spice
 from .scst import ScstConfig, train_scst
@@ -158,7 +158,7 @@ def selector(self:Experiment,
 
 @patch
 def captioner(self:Experiment,
-    training:str,  # one of `TRAININGS`
+    training:str,  # a key of `TRAINING_LABELS`
 )->Captioner:
     "A trained captioner, from the run's folder or made now."
     p, folder = self.preset, self.models/f"captioner-{training}-{self.seed}"
@@ -181,7 +181,7 @@ def threshold(self:Experiment)->float:
 
 @patch
 def chosen(self:Experiment,
-    row:str,           # one of `ROWS`
+    row:str,           # a key of `LABELS`
     lambda0:float=.2,  # of the selector rows
     seed=0,            # of the selector rows; "0+1+2" for three that vote
 )->dict:               # image id -> class ids, most certain first
@@ -197,7 +197,7 @@ def chosen(self:Experiment,
                cbs=dict(how="topk", k=3, distinct=True),
                **{f"top{k}": dict(how="topk", k=k, distinct=self.preset.distinct) for k in (1, 2, 3)}).get(row)
     if how is None:
-        raise NocError(f"row {row!r}: expected one of {', '.join(ROWS)}")
+        raise NocError(f"row {row!r}: expected one of {', '.join(LABELS)}")
     if row == "score": how["threshold"] = self.once("threshold", self.threshold)
     says = (lambda i: dict(mentioned=data.mentioned(i))) if row == "oracle" else lambda i: {}
     how |= dict(limit=limit, drop=data.dropped)
@@ -229,7 +229,7 @@ def lent(self:Experiment,
 # %% ../nbs/44_experiment.ipynb #d8c1c1eb
 @patch
 def searched(self:Experiment,
-    row:str,  # one of `ROWS`
+    row:str,  # a key of `LABELS`
 )->Preset:    # whose `search` and `form` are this row's
     "How the captions of a row are searched: as the preset says, but for the rival search."
     p = self.preset
@@ -237,8 +237,8 @@ def searched(self:Experiment,
 
 @patch
 def captions(self:Experiment,
-    row:str,           # one of `ROWS`
-    training:str,      # one of `TRAININGS`
+    row:str,           # a key of `LABELS`
+    training:str,      # a key of `TRAINING_LABELS`
     lambda0:float=.2,  # of the selector rows
 )->dict:               # image id -> `Decoded`
     "Captions of the images, from the run's folder or made now."
@@ -260,8 +260,8 @@ def captions(self:Experiment,
 # %% ../nbs/44_experiment.ipynb #9b9e3211
 @patch
 def score(self:Experiment,
-    row:str,           # one of `ROWS`
-    training:str,      # one of `TRAININGS`
+    row:str,           # a key of `LABELS`
+    training:str,      # a key of `TRAINING_LABELS`
     lambda0:float=.2,  # of the selector rows
 )->dict:               # the result row, also appended to the run's rows
     "Caption the images and score the captions."
@@ -286,7 +286,7 @@ def score(self:Experiment,
 
 @patch
 def selection(self:Experiment,
-    row:str,           # one of `ROWS`
+    row:str,           # a key of `LABELS`
     lambda0:float=.2,  # of the selector rows
     seed=0,            # as in `chosen`
 )->dict:               # object -> F1, and "mean"

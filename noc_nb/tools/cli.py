@@ -23,7 +23,8 @@ from ..metrics import METRICS
 from ..pipeline import NovelCaptioner
 from ..regions import class_vectors
 from ..scst import train_scst
-from ..tables import LABELS, TRAINING_LABELS, spec, table_view, to_markdown, to_png
+from ..results import LABELS, TRAINING_LABELS
+from ..tables import markdown_table, spec, table_view
 from ..toy import make_toy
 from ..train import check_settings
 from ..train_selector import train_selector
@@ -102,6 +103,31 @@ def command_line(
                      *["--spice"]*spice])
 
 # %% ../../nbs/tools/51_cli.ipynb #9f3c28a4
+def _style(drawn, rows):
+    "Printed rules, the first column to the left, our lines in bold."
+    for (i, j), box in drawn.get_celld().items():
+        edge = i in (0, len(rows))
+        if j == 0: box.set_text_props(ha="left")
+        if j and i and rows[i-1][1] == "Ours": box.set_text_props(weight="bold")
+        begins = edge or rows[i][0]                          # the next line opens a new block
+        box.visible_edges = "BT" if i == 0 else "B" if begins else "open"
+        box.set_linewidth(1 if edge else .3)
+
+def _picture(head, rows, path, caption):
+    "A table as a picture."
+    import matplotlib.pyplot as plt
+    figure, axes = plt.subplots(figsize=(2.7 + .75*len(head), .24*(len(rows) + 3)))
+    axes.axis("off")
+    axes.set_title(caption, fontsize=9, loc="left")
+    drawn = axes.table(rows, colLabels=head, loc="center", cellLoc="right")
+    drawn.auto_set_font_size(False)
+    drawn.set_fontsize(8)
+    drawn.auto_set_column_width(range(len(head)))
+    _style(drawn, rows)
+    with whole_file(path, "wb") as f:
+        figure.savefig(f, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
+    plt.close(figure)
+
 def write_tables(
     rows:list,    # result rows
     tables:list,  # numbers as text
@@ -110,10 +136,11 @@ def write_tables(
     variant:str=None, # of the rows
 ):
     "Write the paper's tables beside ours."
-    for t in tables:
-        view, title = table_view(rows, int(t), variant), f"Table {t} on {about}"
-        with whole_file(folder/f"table{t}.md") as f: f.write(to_markdown(view, title))
-        to_png(view, folder/f"table{t}.png", title)
+    for number in tables:
+        head, lines = table_view(rows, int(number), variant)
+        title = f"Table {number} on {about}"
+        with whole_file(folder/f"table{number}.md") as f: f.write(markdown_table(head, lines, 2, title))
+        _picture(head, lines, folder/f"table{number}.png", title)
 
 # %% ../../nbs/tools/51_cli.ipynb #ce0ec8f0
 def toy_world(
