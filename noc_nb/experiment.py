@@ -25,7 +25,7 @@ from .novelty import evaluate, selection_f1
 from .regions import class_vectors
 from .results import (LABELS, append_row, captions_file, new_row, read_results, read_rows, table_line,
                             write_results)
-from .tools.report import find_spice
+from .tools.report import find_spice, java_programs
 from .scst import ScstConfig, train_scst
 from .selector import RegionSelector, SelectorConfig
 from .train import TrainConfig
@@ -272,7 +272,8 @@ def score(self:Experiment,
     earlier = sum(r["seconds"] for r in self.rows if (r["row"], r["training"], r["lambda0"]) == line)
     seconds = earlier + time.time() - start                  # captions that were there took their time before
     refs = {i: data.captions[i] for i in ids}
-    scorer = self.once("scorer", lambda: CaptionScorer(refs, self.metrics, spice=self.spice))
+    programs = lambda: java_programs(refs, self.metrics, self.spice)
+    scorer = self.once("scorer", lambda: CaptionScorer(refs, self.metrics, programs()))
     captions = {i: d.caption for i, d in made.items()}
     scores = evaluate(captions, data.captions, ids, self.novel, data.heldout, self.metrics,
                       fp_weight=self.fp_weight, scorer=scorer)

@@ -121,13 +121,14 @@ def test_cider_bleu_rouge_equal_pycocoevalcap(captions):
 @pytest.mark.slow
 def test_meteor_equals_pycocoevalcap(captions):
     from pycocoevalcap.meteor.meteor import Meteor as Theirs
-    from noc_nb.metrics import CaptionScorer, meteor
+    from noc_nb.metrics import CaptionScorer
+    from noc_nb.tools.java import java_programs, meteor
     said, refs, gts, res = real(captions, 100)
     theirs = Theirs()
     try: score, each = theirs.compute_score(gts, res)
     finally:
         with theirs.meteor_p as program: program.kill()
-    with CaptionScorer(refs, ("M",)) as scorer: ours = scorer.numbers(said)["M"]
+    with CaptionScorer(refs, ("M",), java_programs(refs, ("M",))) as scorer: ours = scorer.numbers(said)["M"]
     tell("M", meteor(ours), each)
     assert meteor(ours).tolist() == pytest.approx(each, abs=1e-15)
     assert meteor(ours.sum(0)) == pytest.approx(score, abs=1e-15)
@@ -189,12 +190,16 @@ def own_cache(tmp_path, monkeypatch):
     for jar in (cache_folder()/"spice").glob("*.jar"): (folder/jar.name).symlink_to(jar)
     monkeypatch.setenv("NOC_CACHE", str(folder.parent))
 
+SCORE = """from noc_nb.metrics import CaptionScorer
+from noc_nb.tools.java import Spice, java_programs
+refs = {1: ['a bird']}
+"""
 KILLED = {
-    "METEOR": ("meteor-1.5.jar", "from noc_nb.metrics import CaptionScorer\n"
-               "with CaptionScorer({1: ['a bird']}, ('M',)) as scorer: scorer.numbers({1: 'a bird that sings'})"),
-    "SPICE": ("SpiceScorer", "from noc_nb.metrics import CaptionScorer, Spice\nspice = Spice({1: ['a bird']})\n"
-              "spice.keeps = False\n"
-              "with CaptionScorer({1: ['a bird']}, ('S',), spice=spice) as s: s.numbers({1: 'a bird that sings'})"),
+    "METEOR": ("meteor-1.5.jar", SCORE + "programs = java_programs(refs, ('M',))\n"
+               "with CaptionScorer(refs, ('M',), programs) as scorer: scorer.numbers({1: 'a bird that sings'})"),
+    "SPICE": ("SpiceScorer", SCORE + "spice = Spice(refs)\nspice.keeps = False\n"
+              "programs = java_programs(refs, ('S',), spice)\n"
+              "with CaptionScorer(refs, ('S',), programs) as scorer: scorer.numbers({1: 'a bird that sings'})"),
 }
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc")

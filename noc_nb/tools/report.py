@@ -23,7 +23,7 @@ from fastcore.script import Param
 from ..core import NocError, check_range, code_version, command, find_data, read_json, whole_file, write_json
 from ..data import PARTS, data_files, find_split, given, load_captions, read_split
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, load_classes, name_classes, normalize, novel_images
-from .java import Spice, find_java, java_version
+from .java import Spice, find_java, java_programs, java_version, meteor
 from ..metrics import METRICS, CaptionScorer, bleu, from_sums
 from ..novelty import f1_counts
 from .quality import quality_numbers, quality_scores, vocabulary
@@ -213,8 +213,9 @@ def judge(
 )->Judged:
     "Find the numbers of every image. Raises `NocError` as `CaptionScorer` and `f1_counts` do."
     ids, objects = list(task.refs), list(task.heldout.objects)
-    with CaptionScorer(task.refs, metrics, spice=spice) as scorer:
-        numbers, left_out = scorer.numbers(captions), scorer.left_out
+    with CaptionScorer(task.refs, metrics, java_programs(task.refs, metrics, spice)) as scorer:
+        numbers = scorer.numbers(captions)
+        left_out = {p.name: p.why for p in scorer.programs if p.why}
     def cells(i):
         found = f1_counts(captions, task.novel, [i], protocol, weight, fp, refs=task.refs, heldout=task.heldout)
         return [n for o in objects for n in found[o]]
@@ -231,6 +232,10 @@ def f1_of(
     tp, fp, fn = np.moveaxis(cells, -1, 0)
     with np.errstate(invalid="ignore"): return np.where(tp + fn > 0, 200*tp/(2*tp+fp+fn), np.nan)
 
+def _points(metric, sums, size):
+    "The score of a set of images in points, from what is kept of each, summed."
+    return 100*meteor(sums) if metric == "M" else from_sums(metric, sums, size)
+
 def _set_scores(judged, weights, rows):
     "The caption scores of one set for every weighting; NaN where a weighting leaves the set empty."
     w = weights[:, rows]
@@ -240,7 +245,7 @@ def _set_scores(judged, weights, rows):
             if m not in METRICS: continue
             sums = w @ x[rows]
             if m == "B4": out |= {f"B{n+1}": 100*b for n, b in enumerate(bleu(sums).T)}
-            else: out[m] = from_sums(m, sums, size)
+            else: out[m] = _points(m, sums, size)
     return {m: np.where(size > 0, s, np.nan) for m, s in out.items()}
 
 def scores_of(
@@ -419,7 +424,7 @@ def write_images(
     columns = dict(image_id=judged.ids, caption=judged.captions, sets=sets)
     for m, x in judged.numbers.items(): columns[m] = x[:, 0].tolist() if x.shape[1] == 1 else x.tolist()
     for m in ("M", "B4"):
-        if m in judged.numbers: columns[f"{m} score"] = from_sums(m, judged.numbers[m], 1)
+        if m in judged.numbers: columns[f"{m} score"] = _points(m, judged.numbers[m], 1)
     about = dict(objects=judged.objects, sets=list(judged.sets))
     table = pa.table(columns).replace_schema_metadata({"noc_nb": json.dumps(about)})
     with whole_file(path, "wb") as f: pq.write_table(table, f)
