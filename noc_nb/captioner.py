@@ -17,7 +17,7 @@ from .attention import linear
 from .core import NocError
 from .decoder import Decoder, DecoderState, positions
 from .encoder import CaptionerConfig, MemoryEncoder
-from .selector import Saved
+from .saving import Saved
 from .vocab import Vocab
 
 # %% ../nbs/14_captioner.ipynb #e8fce1aa
