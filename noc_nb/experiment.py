@@ -223,7 +223,7 @@ def lent(self:Experiment,
 )->Captioner:            # itself where nobody borrows
     "The captioner that is asked for constraints."
     if not self.preset.borrow: return captioner
-    return captioner.borrow(self.once("lenders", lambda: lenders(self.data, self.preset.borrow)))
+    return captioner.average_neighbours(self.once("lenders", lambda: lenders(self.data, self.preset.borrow)))
 
 # %% ../nbs/44_experiment.ipynb #9dec1bfd
 def write_results(
