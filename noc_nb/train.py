@@ -241,8 +241,9 @@ class Trainer(_Progress):
         trained = [p for p in model.parameters() if p.requires_grad]
         adam = torch.optim.Adam(trained, lr=1., betas=(.9, .98), eps=1e-9)
         self.model, self.optimizer = self.accelerator.prepare(model, adam)
-        self.sums, self.pending, self.writer = Counter(), [], None
-        self.clock = self.saved = time.monotonic()
+        self.steps, self.seen, self.writer = 0, 0., None
+        self.sums, self.pending = Counter(), []
+        self.clock = self.saved = self.since = time.monotonic()
 
 # %% ../nbs/40_train.ipynb #64e9b1d0
 @patch(as_prop=True)
