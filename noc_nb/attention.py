@@ -23,10 +23,11 @@ def attend(
 )->Tensor:             # (b,h,t,d); zeros for a query that may attend to nothing
     "Scaled dot-product attention under a mask."
     if k.shape[-2] == 0: return q.new_zeros(*q.shape[:-1], v.shape[-1])
-    if mask is None: return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
-    if causal: mask = mask & torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    fused = F.scaled_dot_product_attention
+    if mask is None: return fused(q, k, v, dropout_p=dropout, is_causal=causal)
+    if causal: mask = mask & mask.new_ones(q.shape[-2], k.shape[-2]).tril()
     alone = ~mask.any(-1, keepdim=True)
-    return F.scaled_dot_product_attention(q, k, v, mask | alone, dropout_p=dropout).masked_fill(alone, 0.)
+    return fused(q, k, v, mask | alone, dropout_p=dropout).masked_fill(alone, 0.)
 
 # %% ../nbs/10_attention.ipynb #03709a9e
 def attention_weights(
@@ -56,7 +57,8 @@ class MemorySlots(nn.Module):
         d_k:int,   # width of a head
     ):
         super().__init__()
-        self.k, self.v = (nn.Parameter(torch.empty(heads, slots, d_k)) for _ in range(2))
+        self.k = nn.Parameter(torch.empty(heads, slots, d_k))
+        self.v = nn.Parameter(torch.empty(heads, slots, d_k))
         nn.init.normal_(self.k, std=1/d_k)
         nn.init.normal_(self.v, std=1/slots)
 
@@ -66,8 +68,11 @@ class MemorySlots(nn.Module):
     )->tuple:     # both lengthened to (b,h,n+m,d)
         "Keys and values with the slots appended."
         _, m, d = self.k.shape
-        more = lambda x, slots, scale: torch.cat([x, (scale*slots).to(x.dtype).expand(len(x), -1, -1, -1)], -2)
-        return more(k, self.k, d**.5), more(v, self.v, m**.5)
+        return _lengthened(k, d**.5*self.k), _lengthened(v, m**.5*self.v)
+
+def _lengthened(x, slots):
+    slots = slots.to(x.dtype).expand(len(x), -1, -1, -1)    # for every image
+    return torch.cat([x, slots], -2)
 
 # %% ../nbs/10_attention.ipynb #f86581fe
 def linear(
@@ -83,7 +88,7 @@ def linear(
 
 # %% ../nbs/10_attention.ipynb #4396e836
 class MultiHead(nn.Module):
-    "Attention in `heads` subspaces, with optional memory slots. Raises `NocError` unless `heads` divides `d_model`."
+    "Attention in several heads, with optional memory. `NocError` unless `heads` divides `d_model`."
     def __init__(self,
         d_model:int,      # width of input and output
         heads:int,        # h
@@ -91,34 +96,44 @@ class MultiHead(nn.Module):
         dropout:float=0., # of attention weights, in training
     ):
         super().__init__()
-        if d_model % heads: raise NocError(f"d_model={d_model}: expected a multiple of heads={heads}")
+        if d_model % heads:
+            raise NocError(f"d_model={d_model}: expected a multiple of heads={heads}")
         self.d_model, self.heads, self.dropout = d_model, heads, dropout
-        self.qkv, self.out = linear(d_model, d_model, parts=3), linear(d_model, d_model)
+        self.qkv = linear(d_model, d_model, parts=3)
+        self.out = linear(d_model, d_model)
         self.slots = MemorySlots(memory, heads, d_model//heads) if memory else None
 
-    def project(self,
-        x:Tensor,        # (b,t,d)
-        which:str="qkv", # neighbours among "qkv": what is wanted
-    )->list:             # a (b,h,t,d/h) for every letter
-        "Queries, keys, values of `x`, split into heads; without the slots."
-        first = "qkv".index(which)*self.d_model
-        rows = slice(first, first + len(which)*self.d_model)
-        y = F.linear(x, self.qkv.weight[rows], self.qkv.bias[rows])
-        return [z.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for z in y.chunk(len(which), -1)]
+# %% ../nbs/10_attention.ipynb #2d51c8a4
+@patch
+def project(self:MultiHead,
+    x:Tensor,        # (b,t,d)
+    which:str="qkv", # what is wanted: "qkv", "q" or "kv"
+)->list:             # a (b,h,t,d/h) for every letter
+    "Queries, keys, values of `x`, split into heads; without the slots."
+    first = "qkv".index(which)*self.d_model
+    rows = slice(first, first + len(which)*self.d_model)
+    parts = F.linear(x, self.qkv.weight[rows], self.qkv.bias[rows]).chunk(len(which), -1)
+    return [part.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for part in parts]
 
-    def merge(self,
-        x:Tensor, # (b,h,t,d/h) what the heads found
-    )->Tensor:    # (b,t,d)
-        "The output projection over all heads."
-        return self.out(x.transpose(-3, -2).flatten(-2))
+@patch
+def merge(self:MultiHead,
+    x:Tensor, # (b,h,t,d/h) what each head has read
+)->Tensor:    # (b,t,d)
+    "The output projection over all heads."
+    return self.out(x.transpose(-3, -2).flatten(-2))
 
 # %% ../nbs/10_attention.ipynb #b24ddfbb
 @patch
 def _inputs(self:MultiHead, x, kv, mask):
-    q, k, v = self.project(x) if kv is None else self.project(x, "q") + self.project(kv, "kv")
-    if mask is not None: mask = F.pad(mask.unsqueeze(-3), (0, self.slots.k.shape[1] if self.slots else 0), value=True)
-    return q, *(self.slots(k, v) if self.slots else (k, v)), mask
+    "Queries, keys, values and mask, slots included."
+    if kv is None: q, k, v = self.project(x)
+    else: q, k, v = self.project(x, "q") + self.project(kv, "kv")
+    if mask is not None: mask = mask.unsqueeze(-3)          # (b,1,t,n), for all heads
+    if self.slots is None: return q, k, v, mask
+    if mask is not None: mask = F.pad(mask, (0, self.slots.k.shape[1]), value=True)
+    return q, *self.slots(k, v), mask
 
+# %% ../nbs/10_attention.ipynb #6b0c19ee
 @patch
 def forward(self:MultiHead,
     x:Tensor,          # (b,t,d) what looks
@@ -148,8 +163,10 @@ class FeedForward(nn.Sequential):
         d_ff:int,         # width between
         dropout:float=0., # after the ReLU
     ):
-        super().__init__(linear(d_model, d_ff), nn.ReLU(), nn.Dropout(dropout), linear(d_ff, d_model))
+        first, second = linear(d_model, d_ff), linear(d_ff, d_model)
+        super().__init__(first, nn.ReLU(), nn.Dropout(dropout), second)
 
+# %% ../nbs/10_attention.ipynb #c7f01d35
 class Residual(nn.Module):
     "LayerNorm(x + dropout(f(x, …)))."
     def __init__(self,

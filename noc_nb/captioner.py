@@ -7,6 +7,7 @@ __all__ = ['WordTable', 'Captioner', 'CaptionerState']
 
 # %% ../nbs/14_captioner.ipynb #e63cffac
 import copy
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -15,9 +16,9 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from .attention import linear
 from .core import NocError
-from .decoder import Decoder, DecoderState, positions
+from .decoder import Decoder, DecoderState
 from .encoder import CaptionerConfig, MemoryEncoder
-from .selector import Saved
+from .saving import Saved
 from .vocab import Vocab
 
 # %% ../nbs/14_captioner.ipynb #e8fce1aa
@@ -44,9 +45,24 @@ def _fit_scales(word_in, word_out, table):
         word_in.weight *= .5**.5 / word_in(table).std().clamp(min=1e-6)
         word_out.weight /= table.norm(dim=-1).mean().clamp(min=1e-6)
 
+# %% ../nbs/14_captioner.ipynb #8d2e7b11
+def _word_table(v, d, table, known):
+    if table is None: table = torch.randn(v, d) / d**.5
+    if known is None: known = torch.zeros(v, dtype=torch.bool)
+    for name, x, shape in ("word table", table, (v, d)), ("known words", known, (v,)):
+        if x.shape != shape:
+            raise NocError(f"{name}: expected shape {shape}, found {tuple(x.shape)}")
+    return WordTable(table.float(), known.bool())
+
+def _read_tokens(path, known):
+    "The words of a captioner's folder, of which the weights say which are `known`."
+    tokens = Vocab.load(path).tokens
+    if known is None or len(known) == len(tokens): return tokens
+    raise NocError(f"{path}: {len(tokens)} words; expected {len(known)} as in model.safetensors")
+
 # %% ../nbs/14_captioner.ipynb #4f3406b7
 class Captioner(nn.Module, Saved, library_name="noc_nb", license="apache-2.0"):
-    "Memory encoder and decoder over one table of word vectors (Section 2.2). Raises `NocError` where sizes disagree."
+    "Encoder, decoder and a table of word vectors (Section 2.2). `NocError` where sizes disagree."
     config_class = CaptionerConfig
     def __init__(self,
         cfg:CaptionerConfig, # the paper's is `CaptionerConfig()`
@@ -56,13 +72,9 @@ class Captioner(nn.Module, Saved, library_name="noc_nb", license="apache-2.0"):
     ):
         super().__init__()
         self.cfg, self.tokens = cfg, Vocab(tokens).tokens
-        v, d = len(self.tokens), cfg.d_word
-        if table is None: table = torch.randn(v, d) / d**.5
-        if known is None: known = torch.zeros(v, dtype=torch.bool)
-        for name, x, shape in ("word table", table, (v, d)), ("known words", known, (v,)):
-            if x.shape != shape: raise NocError(f"{name}: expected shape {shape}, found {tuple(x.shape)}")
-        self.words = WordTable(table.float(), known.bool())
-        self.word_in, self.word_out = linear(d, cfg.d_model), linear(cfg.d_model, d)
+        self.words = _word_table(len(self.tokens), cfg.d_word, table, known)
+        self.word_in = linear(cfg.d_word, cfg.d_model)
+        self.word_out = linear(cfg.d_model, cfg.d_word)
         _fit_scales(self.word_in, self.word_out, self.words())
         self.encoder, self.decoder = MemoryEncoder(cfg), Decoder(cfg)
 
@@ -70,10 +82,8 @@ class Captioner(nn.Module, Saved, library_name="noc_nb", license="apache-2.0"):
 
     @classmethod
     def _build(cls, cfg, weights, folder):
-        tokens, known = Vocab.load(folder/"vocab.json").tokens, weights.get("words.known")
-        if known is not None and len(known) != len(tokens):
-            raise NocError(f"{folder/'vocab.json'}: {len(tokens)} words; expected {len(known)} as in model.safetensors")
-        return cls(cfg, tokens, known=known)
+        known = weights.get("words.known")
+        return cls(cfg, _read_tokens(folder/"vocab.json", known), known=known)
 
 # %% ../nbs/14_captioner.ipynb #1e098ada
 @patch
@@ -88,27 +98,32 @@ def encode(self:Captioner,
 def forward(self:Captioner,
     features:Tensor, # (b,n,d) region features
     mask:Tensor,     # (b,n) True for a real region
-    tokens:Tensor,   # (b·g,t) ids, BOS first, PAD last; the g captions of an image stand side by side
+    tokens:Tensor,   # (b·g,t) ids, BOS first, PAD last; an image's g captions stand side by side
 )->Tensor:           # (b·g,t,v) logits of the word after each word
     "Teacher forcing."
     table = self.words()
+    x = self.encode(features, mask)
     y = self.word_in(F.embedding(tokens, table))
-    return F.linear(self.word_out(self.decoder(y, self.encode(features, mask), mask)), table)
+    return F.linear(self.word_out(self.decoder(y, x, mask)), table)
 
 # %% ../nbs/14_captioner.ipynb #05ede1d8
 @patch
-def borrow(self:Captioner,
-    lenders:dict, # word -> the words whose vectors it takes the mean of
-)->Captioner:     # a copy; this one stays as it is
-    "Give words that were never learned the places of others. Raises `NocError` for a word outside the vocabulary."
-    twin, ids = copy.deepcopy(self), Vocab(self.tokens).stoi
-    for word in {*lenders, *(w for words in lenders.values() for w in words)} - ids.keys():
-        raise NocError(f"borrow: {word!r}: expected a word of the captioner")
+def average_neighbours(self:Captioner,
+    neighbours:dict, # word -> the words whose rows it gets the mean of
+)->Captioner:        # a copy; this one stays as it is
+    "Neighbour-averaged embeddings. Raises `NocError` for a word outside the vocabulary."
+    ids = Vocab(self.tokens).stoi
+    for word in chain(neighbours, *neighbours.values()):
+        if word not in ids:
+            raise NocError(f"neighbours: {word!r}: expected a word of the captioner")
     table = self.words().detach()
-    rows = table.clone()
-    for word, words in lenders.items(): rows[ids[word]] = table[[ids[w] for w in words]].mean(0)
-    twin.words = WordTable(rows, self.words.known).to(rows.device)
-    return twin
+    averaged = table.clone()
+    for word, others in neighbours.items():
+        rows = [ids[other] for other in others]
+        averaged[ids[word]] = table[rows].mean(0)
+    captioner = copy.deepcopy(self)
+    captioner.words = WordTable(averaged, self.words.known).to(table.device)
+    return captioner
 
 # %% ../nbs/14_captioner.ipynb #39e7c60c
 class CaptionerState(NamedTuple):
@@ -131,16 +146,17 @@ def step(self:Captioner,
     tokens:Tensor,        # (b·g,) last word of every hypothesis
     state:CaptionerState, # from `start`, `step` or `reorder`
 )->tuple:                 # (b·g,v) log-probabilities of the next word, 32 bits, and the new state
-    "One word more, in evaluation mode. Raises `NocError` where captions would get longer than the state allows."
-    y, decoder = self.decoder.step(self.word_in(F.embedding(tokens, state.table)), state.decoder)
+    "One word more, in evaluation mode. Raises `NocError` where the state has no room for it."
+    y = self.word_in(F.embedding(tokens, state.table))
+    y, decoder = self.decoder.step(y, state.decoder)
     logits = F.linear(self.word_out(y), state.table).float()
-    out = None if torch.is_grad_enabled() else logits                        # in place: half the memory to go through
+    out = None if torch.is_grad_enabled() else logits       # in place: half the memory
     return torch.log_softmax(logits, -1, out=out), CaptionerState(decoder, state.table)
 
 @patch
 def reorder(self:Captioner,
     state:CaptionerState, # b images, b·g rows
-    index:Tensor,         # (b',g') old row of each new hypothesis; a line is one image, lines keep the order of images
+    index:Tensor,         # (b',g') old rows of new hypotheses; a line is an image, in the old order
 )->CaptionerState:        # b' images, b'·g' rows
     "The state of the hypotheses that go on. Raises `NocError` where a line mixes images."
     return state._replace(decoder=self.decoder.reorder(state.decoder, index))

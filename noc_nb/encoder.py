@@ -25,7 +25,7 @@ class CaptionerConfig(Config):
     layers:int = 3         # of the encoder, and of the decoder
     memory:int = 40        # m, slots of every encoder layer
     max_regions:int = 50   # most confident regions of an image that it sees
-    dropout:float = .1     # of attention weights, in feed-forward networks and of every operator's output
+    dropout:float = .1     # of attention weights, in feed-forward networks, after every operator
     max_len:int = 20       # T, longest caption; counts EOS and not BOS
     freeze:bool = True     # False: word vectors are only where learning starts
 
@@ -33,14 +33,16 @@ class CaptionerConfig(Config):
 class MemoryEncoder(nn.Module):
     "Self-attention over regions and memory slots, feed-forward, N times (Section 2.2, Encoder)."
     def __init__(self,
-        cfg:CaptionerConfig, # uses `d_feature`, `d_model`, `heads`, `d_ff`, `layers`, `memory`, `dropout`
+        cfg:CaptionerConfig, # all but `d_word`, `max_regions`, `max_len` and `freeze`
     ):
         super().__init__()
-        d, p = cfg.d_model, cfg.dropout
-        self.embed = nn.Sequential(linear(cfg.d_feature, d), nn.ReLU(), nn.Dropout(p), nn.LayerNorm(d))
-        stack = lambda make: nn.ModuleList(Residual(make(), d, p) for _ in range(cfg.layers))
-        self.attention = stack(lambda: MultiHead(d, cfg.heads, cfg.memory, p))
-        self.ff = stack(lambda: FeedForward(d, cfg.d_ff, p))
+        d, p, layers = cfg.d_model, cfg.dropout, range(cfg.layers)
+        embed = linear(cfg.d_feature, d)
+        self.embed = nn.Sequential(embed, nn.ReLU(), nn.Dropout(p), nn.LayerNorm(d))
+        attention = [MultiHead(d, cfg.heads, cfg.memory, p) for _ in layers]
+        self.attention = nn.ModuleList(Residual(f, d, p) for f in attention)
+        ff = [FeedForward(d, cfg.d_ff, p) for _ in layers]
+        self.ff = nn.ModuleList(Residual(f, d, p) for f in ff)
 
     def forward(self,
         x:Tensor,    # (b,n,d) region features, `d_feature` wide
@@ -48,6 +50,8 @@ class MemoryEncoder(nn.Module):
     )->Tensor:       # (b,n,d) encoded regions, `d_model` wide; zeros on padding
         "Encode a batch of images."
         blank = ~mask[...,None]
-        x = self.embed(x.to(self.embed[0].weight.dtype).masked_fill(blank, 0.))
-        for attention, ff in zip(self.attention, self.ff): x = ff(attention(x, mask=mask[:,None]))
+        x = x.to(self.embed[0].weight.dtype)                # features may be kept in 16 bits
+        x = self.embed(x.masked_fill(blank, 0.))
+        for attention, ff in zip(self.attention, self.ff):
+            x = ff(attention(x, mask=mask[:,None]))
         return x.masked_fill(blank, 0.)

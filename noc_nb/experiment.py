@@ -261,7 +261,7 @@ def averaged(self:Experiment,
     "The captioner that is asked for constraints."
     if not self.preset.borrow: return captioner
     neighbours = self.once("neighbours", lambda: nearest_neighbours(self.data, self.preset.borrow))
-    return captioner.borrow(neighbours)
+    return captioner.average_neighbours(neighbours)
 
 # %% ../nbs/44_experiment.ipynb #d8c1c1eb
 @patch

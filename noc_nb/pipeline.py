@@ -23,7 +23,8 @@ from .data import CaptionBatch, SymbolicFeatures
 from .decode import Decoded, SearchConfig, decode
 from .heldout import load_classes, people, save_classes
 from .regions import Regions, geometry, table_of
-from .selector import RegionSelector, read_weights, select
+from .saving import read_weights
+from .selector import RegionSelector, select
 from .vocab import BOS, Vocab
 
 # %% ../nbs/50_pipeline.ipynb #227f4da7

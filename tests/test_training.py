@@ -122,13 +122,37 @@ def test_full_disk(tmp_path, how):
         empty()
         if how == "tmpfs": subprocess.run(["umount", disk], check=True)
 
-# ---- what an older version finished
+# ---- what is done, and what cannot be read
 
-def test_old_form_is_accepted(tmp_path):
+def test_finished_phase_needs_no_checkpoints(tmp_path):
     whole = wide(tmp_path).fit(wide_batches())
     for file in checkpoints(tmp_path): file.unlink()
-    (tmp_path/"state.pt").touch()
     assert torch.equal(wide(tmp_path).fit(None, resume=True).weight, whole.weight)
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(5, "Input/output error"),
+                                   MemoryError(), RuntimeError("can't allocate memory")], ids=repr)
+def test_unreadable_checkpoints_are_kept(tmp_path, monkeypatch, error):
+    "Only what is provably torn is deleted. A checkpoint that cannot be opened may be whole, and training stops."
+    whole = wide(tmp_path).fit(wide_batches())
+    (tmp_path/"done.json").unlink()
+    before = {path: path.read_bytes() for path in checkpoints(tmp_path)}
+    assert len(before) == 2
+    def opened(*args): raise error
+    with monkeypatch.context() as broken:
+        broken.setattr("noc_nb.train.safe_open", opened)
+        with pytest.raises(NocError, match=r"step-\d+.safetensors: cannot be read"):
+            wide(tmp_path).fit(wide_batches(), resume=True)
+    assert {path: path.read_bytes() for path in checkpoints(tmp_path)} == before
+    assert torch.equal(wide(tmp_path).fit(wide_batches(), resume=True).weight, whole.weight)
+
+def test_folder_in_place_of_a_checkpoint(tmp_path):
+    "The system's own error, whoever runs the test."
+    wide(tmp_path).fit(wide_batches())
+    (tmp_path/"done.json").unlink()
+    (tmp_path/"checkpoints/step-99999999.safetensors").mkdir()
+    with pytest.raises(NocError, match="step-99999999.safetensors: cannot be read"):
+        wide(tmp_path).fit(wide_batches(), resume=True)
+    assert len(checkpoints(tmp_path)) == 3
 
 # ---- two processes
 

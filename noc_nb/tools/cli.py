@@ -15,7 +15,7 @@ from fastcore.script import Param, store_true
 
 from ..captioner import Captioner
 from ..constraints import FORMS
-from ..core import NocError, check_range, command, find_data, override, whole_file
+from ..core import NocError, check_range, find_data, override, whole_file
 from ..data import load_data
 from ..decode import make_search
 from ..experiment import PRESETS, Experiment, Preset, Run
@@ -25,6 +25,7 @@ from ..regions import class_vectors
 from ..results import LABELS, TRAINING_LABELS
 from ..scst import train_scst
 from ..tables import markdown_table, spec, table_view
+from .command import command
 from .java import java_programs
 from .report import find_spice
 from ..toy import make_toy

@@ -19,8 +19,9 @@ from fastcore.basics import patch
 from pycocoevalcap.meteor import meteor as meteor_package
 from pycocoevalcap.spice import spice as spice_package
 
-from ..core import NocError, command, progress, write_json
+from ..core import NocError, progress, write_json
 from ..metrics import METRICS
+from .command import command
 from ..vocab import ptb_line
 
 # %% ../../nbs/tools/29_java.ipynb #438c72ab
