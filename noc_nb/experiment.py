@@ -254,6 +254,7 @@ def nearest_neighbours(
         return [words[other] for other in nearest[:n]]
     return {word: neighbours(c) for c, word in words.items() if not count[word]}
 
+# %% ../nbs/44_experiment.ipynb #6281a654
 @patch
 def averaged(self:Experiment,
     captioner:Captioner, # trained
@@ -326,17 +327,20 @@ def _scorer(self:Experiment):
         return CaptionScorer(refs, self.metrics, programs)
     return self.once("scorer", make)
 
+def _sentences(decoded): return {i: d.caption for i, d in decoded.items()}
+
 @patch
 def _evaluate(self:Experiment, line):
     "Caption the images and score the captions: as `evaluate`, with more counts."
     decoded, data = self.captions(*line), self.data
-    captions = {i: d.caption for i, d in decoded.items()}
-    scores = evaluate(captions, data.captions, self.ids, self.novel, data.heldout,
+    scores = evaluate(_sentences(decoded), data.captions, self.ids, self.novel, data.heldout,
                       fp_weight=self.fp_weight, scorer=self._scorer())
     scores["counts"] |= _counts(decoded.values())
     return scores
 
 # %% ../nbs/44_experiment.ipynb #f49a52b4
+def _line_of(r): return r["row"], r["training"], r["lambda0"]
+
 @patch(as_prop=True)
 def rows(self:Experiment)->list:
     "The result rows so far."
@@ -378,38 +382,32 @@ def _append(self:Experiment, line, seeds, **measured):
 @patch
 def _prepare(self:Experiment, lines):
     "Show the captions of some lines to the programs that want to see them all at once."
-    programs = self._scorer().programs if lines and self.programs else ()
-    programs = [program for program in programs if hasattr(program, "prepare")]
+    programs = [program for program in self._scorer().programs if hasattr(program, "prepare")]
     if not programs: return
-    decoded = [self.captions(*line).items() for line in progress(lines, "captions")]
-    captions = [{i: d.caption for i, d in items} for items in decoded]
+    captions = [_sentences(self.captions(*line)) for line in progress(lines, "captions")]
     for program in programs: program.prepare(captions)
 
 # %% ../nbs/44_experiment.ipynb #d95c63bc
-def _line_of(r): return r["row"], r["training"], r["lambda0"]
-
 @patch
 def _done(self:Experiment):
     "Lines, with selectors' seeds, that have their row: with SPICE, where that is wanted."
     spice = self.programs and "S" in self.metrics
     def whole(r): return not (spice and r["training"] and r["metrics"]["in"]["S"] is None)
-    return {(_line_of(r), r["seed"]["selector"]) for r in self.rows if whole(r)}
+    return {(*_line_of(r), r["seed"]["selector"]) for r in self.rows if whole(r)}
 
 @patch
 def complete(self:Experiment,
-    lines,            # (row, training, λ0) to caption and score
-    selections=None,  # (selector row, λ0) to score before any caption; default: those of `lines`
-):                    # the run's result rows
+    lines,         # (row, training, λ0) to caption and score
+    selections=(), # (selector row, λ0) to score first, without captions
+):                 # the run's result rows
     "Score what has no row yet, or none with SPICE where that is wanted."
-    lines, votes, done = [table_line(*line) for line in lines], self.run.votes, self._done()
-    if selections is None: selections = [(row, lambda0) for row, _, lambda0 in lines if lambda0]
-    choices = [((row, None, lambda0), seeds) for row, lambda0 in selections for seeds in votes]
-    def todo(items):
-        items = dict.fromkeys(items)                         # each once
-        return [(line, seeds) for line, seeds in items
-                if (line, _seed_text(line[0], seeds)) not in done]
-    for line, seeds in progress(todo(choices), "selectors"): self._score(line, seeds)
-    captioned = todo((line, votes[0]) for line in lines)
-    self._prepare([line for line, _ in captioned])
-    for line, seeds in progress(captioned, "rows"): self._score(line, seeds)
+    votes, done = self.run.votes, self._done()
+    items = [((row, None, lambda0), seeds) for row, lambda0 in selections for seeds in votes]
+    items += [(table_line(*line), votes[0]) for line in lines]
+    def is_done(line, seeds): return (*line, _seed_text(line[0], seeds)) in done
+    todo = [item for item in dict.fromkeys(items) if not is_done(*item)]
+    captioned = [line for line, _ in todo if line[1]]
+    for line, seeds in progress(todo, "rows"):
+        if line in captioned[:1]: self._prepare(captioned)
+        self._score(line, seeds)
     return self.rows

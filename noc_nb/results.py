@@ -63,7 +63,7 @@ def write_rows(
 # %% ../nbs/27_results.ipynb #7a68e88a
 def _rows_of(file):
     text = file.read_text(encoding="utf-8").removesuffix("\n")
-    lines = text.split("\n") if text else []                # `splitlines` would also split at a U+2028
+    lines = text.split("\n") if text else []             # `splitlines` also splits at a U+2028
     for i, line in enumerate(lines, 1):
         try: yield json.loads(line)
         except json.JSONDecodeError: raise NocError(f"{file}: line {i}: not a JSON row") from None
@@ -83,13 +83,14 @@ def rows_from(
     default, # the committed rows: a folder of `.jsonl` files, or one file
     **equal, # as in `read_rows`
 )->list:     # rows
-    "The rows to show: those of the variable `NOC_ROWS`, else the default's. Raises `NocError` for a missing file."
+    "The rows to show: `NOC_ROWS`'s, else the default's. Raises `NocError` for a missing file."
     name = os.environ.get("NOC_ROWS")
     if not name: return read_rows(default, **equal)
     for base in (Path.cwd(), *Path.cwd().parents):
-        for path in (base/name/"rows.jsonl", base/name):    # a run's folder holds its test log as well
+        for path in (base/name/"rows.jsonl", base/name):     # a run's folder has its test log, too
             if path.exists(): return read_rows(path, **equal)
-    raise NocError(f"NOC_ROWS={name}: no such file or folder; expected a run's folder or a .jsonl file")
+    raise NocError(f"NOC_ROWS={name}: no such file or folder; "
+                   "expected a run's folder or a .jsonl file")
 
 # %% ../nbs/27_results.ipynb #952bc736
 def table_line(

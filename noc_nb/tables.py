@@ -92,7 +92,7 @@ def matching(
 
 # %% ../nbs/33_tables.ipynb #899b15e1
 def _columns(number, rows):
-    "The columns of a table, the pooled CIDEr beside the macro one; Table 2 has one for every object."
+    "The columns of a table, the pooled CIDEr beside the macro one; in Table 2 also every object."
     if number != 2: return ["in_M", "in_C", "in_S", "out_M", "out_C", "out_S", "out_F1", "pooled_C"]
     objects = dict.fromkeys(name for r in rows for name in r["metrics"].get("f1", ()))
     columns = [f"F1_{name}" for name in objects or COCO_HELDOUT.objects]
@@ -109,7 +109,7 @@ def table_view(
     rows:list,    # result rows of one data set
     number:int,   # 1, 2 or 3
     variant:str=None, # None: the paper's own method
-)->tuple:         # names of the columns; lines of cells: title, Paper | Ours | Δ, the columns' numbers
+)->tuple:         # names of the columns; lines of cells: title, Paper | Ours | Δ, the numbers
     "One of the paper's tables: paper, ours and the difference below each other."
     columns, paper, lines = _columns(number, rows), paper_numbers(), []
     for title, *line in spec(number):

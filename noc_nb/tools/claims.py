@@ -179,7 +179,8 @@ def _claim_row(line, task, metrics, samples, **values):
     config = dict(samples=samples, seed=0, interval=95)
     about = dict(variant=None, features="symbolic", seed=dict(selector=0, captioner=0), seconds=0.)
     return new_row("bench", "claim", line=row, training=training, lambda0=lambda0,
-                   protocol=protocol, counts=counts, config=config, metrics=metrics, **about | values)
+                   protocol=protocol, counts=counts, config=config, metrics=metrics,
+                   **about | values)
 
 # %% ../../nbs/tools/36_claims.ipynb #8d20dc7b
 COMMAND = 'python -c "from noc_nb.tools.claims import write_claims; write_claims()"'
@@ -195,7 +196,8 @@ def write_claims(
     if root is None:
         raise NocError("data: no folder; expected a COCO root, or the variable NOC_DATA")
     def file(line): return captions_file(folder, line, f"{split}-")
-    claims = [c for c in CLAIMS if all(file(term.line).exists() for term in c.terms)]
+    def captioned(claim): return all(file(term.line).exists() for term in claim.terms)
+    claims = list(filter(captioned, CLAIMS))
     if not claims:
         name = file(table_line("none", "xe")).name
         raise NocError(f"{folder}: no captions of any claim; expected files like {name}")
