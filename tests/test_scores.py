@@ -274,13 +274,13 @@ def test_two_meteors_at_once_agree(tmp_path):
     (b'[{"image_id": 0, "caption": "\xff"}]', "cannot be read as JSON"),
 ])
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, content, message):
-    from noc_nb.tools.report import run_eval
+    from noc_nb.tools.report import evaluate_file
     folder, bad = world(tmp_path), tmp_path/"bad.json"
     if not isinstance(content, (bytes, str)): content = json.dumps(content)
     data = content if isinstance(content, bytes) else content.encode()
     bad.write_bytes(data)
     with pytest.raises(NocError) as e:
-        run_eval(bad, folder/"coco", None, "test", None, "dcc", "image", "other", None, None, "refuse", "C", 0, None)
+        evaluate_file(bad, folder/"coco", metrics=("C",), samples=0)
     assert str(e.value).startswith(str(bad)) and message in str(e.value) and "\n" not in str(e.value)
 
 @pytest.mark.slow
