@@ -20,7 +20,7 @@ from .constraints import constraint_classes, constraint_tokens
 from .core import NocError, default_device, set_seed
 from .data import CaptionBatch, CocoData, image_loader
 from .decode import SearchConfig, search
-from .grid_beam import grid_beam_search
+from .search import grid_beam_search
 from .train import TrainConfig, Trainer, check_trained
 from .train_xe import val_cider
 from .vocab import BOS, EOS, PAD, UNK, Vocab
