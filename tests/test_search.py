@@ -15,7 +15,7 @@ from noc_nb.data import CaptionBatch
 from noc_nb.decode import Recorded, SearchConfig, make_search
 from noc_nb.decode import search as search_images
 from noc_nb.encoder import CaptionerConfig
-from noc_nb.grid_beam import GridSearch, grid_beam_search
+from noc_nb.search import BankSearch, FastSearch, grid_beam_search
 from noc_nb.vocab import SPECIALS
 
 BOS, EOS = 1, 0
@@ -111,30 +111,33 @@ def all_of(out, i):
 @pytest.mark.slow
 @fifty
 @given(case(), st.integers(6, 12))
-def test_the_beaten_are_not_missed(given_case, max_len):
-    "Dropping what ended captions beat changes nothing, and asks the model no more. A bank gives others their places."
+def test_pruned_hypotheses_are_not_missed(given_case, max_len):
+    "Pruning what ended captions outscore changes nothing, and asks the model no more. A bank gives others their places."
     (step, fresh), images, how = given_case
     how, asked = {k: x for k, x in how.items() if k not in ("mode", "absorb")} | dict(max_len=max_len, pad=-1), []
-    def counting(tokens, state): asked[-1] += len(tokens); return step(tokens, state)
+    def counting(tokens, state):
+        asked[-1] += len(tokens)
+        return step(tokens, state)
     def both(find, **kw):
         asked.append(0)
         return find(counting, fresh(*range(B)), images, bos=BOS, eos=EOS, **how, **kw)
     for find, kw in (constrained_beam_search, {}), (grid_beam_search, dict(absorb=given_case[2]["absorb"])):
         out = both(find, **kw)
-        with patch.object(GridSearch, "beaten", lambda self, cells: cells): true = both(find, **kw)
+        with patch.object(FastSearch, "outscored", lambda self, cells: cells): true = both(find, **kw)
         assert asked[-2] <= asked[-1]
         for i in range(B): assert all_of(out, i) == all_of(true, i)
 
 @fifty
 @given(case())
-def test_blind_is_the_same(given_case):
+def test_sync_free_is_the_same(given_case):
     "A search that never looks at its numbers finds what one that looks finds."
     (step, fresh), images, how = given_case
     out = search(given_case[0], images, **how)
-    other = GridSearch(images, eos=EOS, blind=True, **how)
+    make = BankSearch if how["mode"] == "bank" else FastSearch
+    other = make(images, eos=EOS, sync_free=True, **how)
     for _ in range(2):                                             # and again, as a recording is played again
         other.begin()
-        other.walk(step, fresh(*range(B)), BOS)
+        for _ in other.walk(step, fresh(*range(B)), BOS): pass
         for i in range(B): assert all_of(other.hypotheses(-1), i) == all_of(out, i)
 
 @fifty
@@ -157,6 +160,7 @@ def test_no_constraints_is_beam_search(seed, v, k, max_len, length_penalty, mode
     step, fresh = tree(v, seed)
     how = dict(bos=BOS, eos=EOS, k=k, max_len=max_len, length_penalty=length_penalty, pad=-1)
     out = grid_beam_search(step, fresh(*range(B)), [[]]*B, mode=mode, **how)
+    del how["pad"]
     beam = beam_search(step, fresh(*range(B)), **how)
     for i in range(B): same(captions(out, i), captions(beam, i))
 
@@ -170,7 +174,7 @@ def reader(model, image):
     return lambda tokens: look(tokens)[0][0].tolist()
 
 def algorithm_1(logp, constraints, k, T, absorb):
-    "The paper's pseudo-code for single words, as chapter 21 writes it down."
+    "The paper's pseudo-code for single words, as chapter 22 writes it down."
     n, G = len(constraints), {(0, 0): [((), 0., frozenset())]}
     for t in range(1, T + 1):
         for c in range(max(0, n + t - T), min(t, n) + 1):
@@ -265,8 +269,10 @@ def test_nan_and_infinity_are_errors(seed, wanted, when, what, image):
         if len(asked) == when: log_probs[len(tokens)//3*image, 1] = what
         asked.append(1)
         return log_probs, state
-    def blind(): GridSearch([wanted]*3, eos=EOS, k=2, max_len=3, blind=True).run(broken, fresh(0, 0, 0), BOS)
-    for find in lambda: search((broken, fresh), [wanted]*3, of=(0, 0, 0), k=2, max_len=3), blind:
+    def sync_free():
+        grids = FastSearch([wanted]*3, eos=EOS, k=2, max_len=3, absorb=True, sync_free=True)
+        grids.run(broken, fresh(0, 0, 0), BOS)
+    for find in lambda: search((broken, fresh), [wanted]*3, of=(0, 0, 0), k=2, max_len=3), sync_free:
         asked.clear()
         try: find()
         except NocError as e:
@@ -320,7 +326,7 @@ def test_no_repeat_lets_a_form_grow():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @torch.no_grad()
 def test_recorded_on_a_gpu():
-    "A blind search never waits for the device, and its recording gives the captions of the plain search."
+    "A sync-free search never waits for the device, and its recording gives the captions of the plain search."
     words = [f"w{i}" for i in range(40)]
     cfg = CaptionerConfig(d_feature=6, d_word=8, d_model=16, heads=2, d_ff=32, layers=1, memory=2)
     captioner, how = Captioner(cfg, [*SPECIALS, *words]).eval().cuda(), SearchConfig(k=3, max_len=8)
@@ -331,7 +337,8 @@ def test_recorded_on_a_gpu():
         there, here = recorded(batch, wanted), search_images(captioner, batch, wanted, how)
         said = [[[w for w in row if w] for row in x.tokens.flatten(0, 1).tolist()] for x in (there, here)]
         assert said[0] == said[1] and there.reason == here.reason
-        blind, state = make_search(wanted, how, "cuda", blind=True), captioner.start(batch.features, batch.mask, 8)
+        grids, state = make_search(wanted, how, "cuda", sync_free=True), captioner.start(batch.features, batch.mask, 8)
         torch.cuda.set_sync_debug_mode("error")
-        try: blind.walk(captioner.step, state, 1, captioner.reorder)
+        try:
+            for _ in grids.walk(captioner.step, state, 1, captioner.reorder): pass
         finally: torch.cuda.set_sync_debug_mode("default")

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..beam import Hypotheses
 from ..captioner import Captioner
 from ..core import NocError
-from ..grid_beam import grid_beam_search
+from ..search import grid_beam_search
 from ..vocab import BOS, EOS, PAD, UNK
 
 # %% ../../nbs/tools/25_generate.ipynb #fe7238b5
