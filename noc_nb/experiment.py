@@ -143,8 +143,9 @@ def _claim(self:Experiment, resume):
     if file.exists() and not resume:
         raise NocError(f"{self.out}: holds a run; give --resume to go on with it, "
                        "or another folder")
-    for key, value in (read_json(file) if file.exists() else about).items():
-        if about.get(key) != value:
+    before = read_json(file) if file.exists() else about
+    for key, value in about.items():
+        if before.get(key) != value:
             raise NocError(f"{file}: {key}: differs from this run's; "
                            "expected the same, or another folder")
     write_json(file, about, indent=1)
@@ -192,7 +193,7 @@ def _rule(self:Experiment, row):
 
 @patch
 def _classes(self:Experiment, i, **rule):
-    "The classes of an image by a rule. No rule sees more regions than the selector does."
+    "The classes of an image by a rule. By score, no more regions count than the selector sees."
     p, data = self.preset, self.data
     return constraint_classes(data.regions[i], max_regions=p.selector.max_regions, limit=p.limit,
                               drop=data.dropped, **rule)
