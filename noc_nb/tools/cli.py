@@ -146,7 +146,7 @@ def save_pipeline(
                               cfg.limit)
     pipeline.save_pretrained(experiment.out/"pipeline")
 
-# %% ../../nbs/tools/51_cli.ipynb #7934e638
+# %% ../../nbs/tools/51_cli.ipynb #db1c13ca
 def _load(o, cfg):
     "The data of a run; the toy world is made."
     if not o.data and o.preset == "toy":
@@ -164,6 +164,7 @@ def _java_scores(data, part, metrics, spice):
     if why: raise NocError(f"SPICE: {why}")
     return lambda refs: java_programs(refs, metrics, spice)
 
+# %% ../../nbs/tools/51_cli.ipynb #7934e638
 def _reproduce(o):
     "Make a run by the options of `noc_reproduce`: its experiment, and its rows."
     cfg, tables = preset_of(o.preset, o.set), _choice(o.tables, _TABLES, "tables")
