@@ -15,7 +15,7 @@ from fastcore.script import Param, store_true
 
 from ..captioner import Captioner
 from ..constraints import FORMS
-from ..core import NocError, check_range, command, find_data, override, whole_file
+from ..core import NocError, check_range, find_data, override, whole_file
 from ..data import load_data
 from ..decode import make_search
 from ..experiment import PRESETS, Experiment, Preset
@@ -24,6 +24,7 @@ from ..pipeline import NovelCaptioner
 from ..regions import class_vectors
 from ..scst import train_scst
 from ..tables import LABELS, TRAINING_LABELS, spec, table_view, to_markdown, to_png
+from .command import command
 from ..toy import make_toy
 from ..train import check_settings
 from ..train_selector import train_selector

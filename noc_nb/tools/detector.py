@@ -27,9 +27,10 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import roi_align
 
-from ..core import NocError, check_range, command, default_device, progress, read_json, whole_file, write_json
+from ..core import NocError, check_range, default_device, progress, read_json, whole_file, write_json
 from ..heldout import COCO_CLASSES
 from ..regions import Regions, RegionStore, open_parquet, read_coco
+from .command import command
 
 # %% ../../nbs/tools/05_detector.ipynb #991070f6
 FORMATS = "JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"   # as Pillow calls them

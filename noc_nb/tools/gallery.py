@@ -20,8 +20,9 @@ import torch
 from fastcore.script import store_true
 from PIL import Image
 
-from ..core import NocError, command, progress, read_json, read_rows, whole_file
+from ..core import NocError, progress, read_json, read_rows, whole_file
 from ..data import StoredFeatures, data_files
+from .command import command
 from .detector import FORMATS, Detector, image_column, image_files, open_image
 from ..heldout import COCO_CLASSES, load_classes, name_classes
 from ..pipeline import NovelCaption, NovelCaptioner, check_options, shipped

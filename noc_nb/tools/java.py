@@ -18,7 +18,8 @@ from fastcore.basics import patch
 from pycocoevalcap.meteor import meteor as meteor_package
 from pycocoevalcap.spice import spice as spice_package
 
-from ..core import NocError, command, progress, write_json
+from ..core import NocError, progress, write_json
+from .command import command
 from ..vocab import ptb_line
 
 # %% ../../nbs/tools/29_java.ipynb #438c72ab
