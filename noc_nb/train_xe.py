@@ -19,9 +19,8 @@ from .core import default_device, set_seed
 from .data import CaptionBatch, CocoData, caption_loader, region_batches
 from .decode import SearchConfig, decode
 from .heldout import words_of
-from .tools.quality import FUNCTION_WORDS
 from .train import TrainConfig, Trainer, check_trained
-from .vocab import PAD, Vocab, word_table
+from .vocab import FUNCTION_WORDS, PAD, Vocab, word_table
 
 # %% ../nbs/42_train_xe.ipynb #e305f887
 def build_vocab(
