@@ -22,7 +22,7 @@ class NocError(ValueError):
 
 # %% ../nbs/00_core.ipynb #0bc54d27
 def check_range(
-    prefix:str,      # how users write the names: "--" for options, else what stands before `name=value`
+    prefix:str,      # "--" for options, else what stands before `name=value`
     least:float,     # the smallest number that works
     most:float=None, # the largest; None: there is none
     **values,        # numbers by name; None is not looked at
@@ -140,9 +140,10 @@ def _changed(cfg, values, where):
 
 def _fitted(old, new, where, name):
     "A new value in the type of the old one; where that is None, any value but a group fits."
-    if isinstance(old, Config) and isinstance(new, dict): return _changed(old, new, f"{where}: {name}")
-    if isinstance(old, Config): raise NocError(f"{where}: {name!r} is a group of settings")
-    if isinstance(new, dict): raise NocError(f"{where}: {name!r} is a single value")
+    if isinstance(old, Config) != isinstance(new, dict):
+        kind = "a group of settings" if isinstance(old, Config) else "a single value"
+        raise NocError(f"{where}: {name!r} is {kind}")
+    if isinstance(old, Config): return _changed(old, new, f"{where}: {name}")
     if isinstance(old, float) and type(new) is int: return float(new)
     if isinstance(old, tuple) and isinstance(new, list): return tuple(new)
     if old is None or type(new) is type(old): return new
@@ -156,7 +157,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, values:dict, where:str=""):
-        "A configuration from a dict. Raises `NocError` for an unknown setting or a value of another type."
+        "A configuration from a dict. Raises `NocError` for an unknown setting or type."
         where = where or cls.__name__
         if not isinstance(values, dict): raise NocError(f"{where}: expected settings, as an object")
         return _changed(cls(), values, where)
@@ -192,10 +193,11 @@ def override(
 # %% ../nbs/00_core.ipynb #fcddad80
 def _git(*arguments):
     here = Path(__file__).parent if "__file__" in globals() else Path.cwd()
-    return subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=20)
+    git = ["git", "-C", str(here), *arguments]
+    return subprocess.run(git, capture_output=True, text=True, timeout=20)
 
 def code_version()->str:
-    "The commit that runs: git's, else the variable `NOC_COMMIT`, else \"unknown\". Uncommitted changes add `+`."
+    "The commit that runs, `+` for changes; else the variable `NOC_COMMIT`, or \"unknown\"."
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         if head.returncode == 0:
@@ -252,7 +254,8 @@ def _rows_of(file):
     text = file.read_text(encoding="utf-8").removesuffix("\n")
     for number, line in enumerate(text.split("\n") if text else [], 1):
         try: yield json.loads(line)
-        except json.JSONDecodeError: raise NocError(f"{file}: line {number}: not a JSON row") from None
+        except json.JSONDecodeError:
+            raise NocError(f"{file}: line {number}: not a JSON row") from None
 
 def read_rows(
     path,    # a `.jsonl` file, or a folder of them
