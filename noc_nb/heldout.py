@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['COCO_CLASSES', 'PERSON', 'COCO_HELDOUT', 'normalize', 'says', 'ObjectClass', 'mentioned', 'people', 'HeldOut',
-           'words_of', 'removed_images', 'novel_images', 'check_counts', 'load_classes', 'save_classes', 'name_classes']
+           'words_of', 'removed_images', 'novel_images', 'check_counts', 'load_classes', 'save_classes']
 
 # %% ../nbs/02_heldout.ipynb #a3be7ccf
 import csv, re
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from importlib.resources import files
-from pathlib import Path
 
 from fastcore.basics import patch
 
@@ -279,51 +278,3 @@ def load(cls:HeldOut,
         raise NocError(f"{path}: f1: expected {{protocol: {{object: [words]}}}}")
     f1 = {name: _check_lists(lists, objects, f"{path}: f1: {name}") for name, lists in f1.items()}
     return cls(objects, removal, novel, f1)
-
-# %% ../nbs/02_heldout.ipynb #1787a5af
-def _read_names(path):
-    "What a file of names holds: a list, or JSON."
-    if str(path).endswith((".json", ".json.gz")): return read_json(path)
-    try:
-        rows = csv.reader(Path(path).read_text("utf-8").splitlines())
-        return [row[-1] for row in rows if "".join(row).strip()]
-    except FileNotFoundError:
-        raise NocError(f"{path}: no such file; expected names of classes") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as e:
-        raise NocError(f"{path}: cannot be read ({e})") from None
-
-def _names(path):
-    "id -> name, from a file of names."
-    content = _read_names(path)
-    try:
-        if isinstance(content, list): return dict(enumerate(content, 1))
-        if "categories" in content: return {c["id"]: c["name"] for c in content["categories"]}
-        return {int(i): name for i, name in content.items()}
-    except (TypeError, KeyError, ValueError, AttributeError):
-        raise NocError(f"{path}: expected names, {{id: name}}, or COCO's categories") from None
-
-# %% ../nbs/02_heldout.ipynb #4e90e479
-def _named_class(i, name, words, engine):
-    "The class of a name in plain words: the name and its last word, in singular and plural."
-    forms = []
-    for noun in dict.fromkeys([" ".join(words), words[-1]]):
-        forms += [noun, engine.plural_noun(noun), engine.singular_noun(noun)]
-    forms = dict.fromkeys(normalize(form) for form in forms if form)
-    return ObjectClass(i, name, words[-1], tuple(forms), tuple(words))
-
-def name_classes(
-    path, # text or CSV: row n ends in the name of class n; JSON: names or {id: name} or categories
-)->dict:  # class id -> `ObjectClass`
-    "Classes from their names. Raises `NocError` naming file and class, or if `inflect` is missing."
-    try: import inflect
-    except ImportError:
-        raise NocError(f"{path}: plurals need `pip install noc_nb[formats]`") from None
-    engine, classes = inflect.engine(), {}
-    coco = {c.name: c for c in COCO_CLASSES.values()}
-    for i, name in _names(path).items():
-        plain = normalize(re.sub(r"\(.*?\)|[_/-]", " ", name)) if isinstance(name, str) else ""
-        if not plain or type(i) is not int:
-            raise NocError(f"{path}: class {i!r}: {name!r}: expected a name in letters")
-        known = coco.get(plain)
-        classes[i] = replace(known, id=i) if known else _named_class(i, name, plain.split(), engine)
-    return classes

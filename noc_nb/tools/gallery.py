@@ -24,7 +24,8 @@ from ..core import NocError, progress, read_json, read_rows, whole_file
 from ..data import StoredFeatures, data_files
 from .command import command
 from .detector import FORMATS, Detector, image_column, image_files, open_image
-from ..heldout import COCO_CLASSES, load_classes, name_classes
+from .names import name_classes
+from ..heldout import COCO_CLASSES, load_classes
 from ..pipeline import NovelCaption, NovelCaptioner, check_options, shipped
 from ..regions import RegionStore, RegionTable, Regions, image_sizes, read_coco, read_detections
 from ..viz import PALETTE

@@ -22,12 +22,13 @@ from fastcore.script import Param
 
 from ..core import NocError, check_range, code_version, find_data, read_json, whole_file, write_json
 from ..data import PARTS, data_files, find_split, given, load_captions, read_split
-from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, load_classes, name_classes, normalize, novel_images
+from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, load_classes, normalize, novel_images
 from .command import command
 from .java import Spice, find_java, java_version
 from ..metrics import METRICS, CaptionScorer, bleu, from_sums
 from ..novelty import f1_counts
 from .quality import quality_numbers, quality_scores, vocabulary
+from .names import name_classes
 from ..regions import json_column, open_parquet, read_coco
 from ..vocab import TOKENISER, tokenize
 
