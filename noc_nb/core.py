@@ -231,8 +231,8 @@ def new_row(
     if table != "bench": _check_name("row", row, ROWS)
     if values.get("training") is not None: _check_name("training", values["training"], _TRAININGS)
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    made = dict(commit=code_version(), device=_device_name(), time=now)
-    return dict(schema=1, table=table, row=row, **values, **made)
+    origin = dict(commit=code_version(), device=_device_name(), time=now)
+    return dict(schema=1, table=table, row=row, **values, **origin)
 
 # %% ../nbs/00_core.ipynb #1499ecfb
 def append_row(

@@ -10,6 +10,7 @@ import itertools, json, math, random
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from PIL import Image, ImageColor, ImageDraw
@@ -21,16 +22,7 @@ from .heldout import (
 # %% ../nbs/06_toy.ipynb #58f68744
 _WORLD = json.loads((files("noc_nb")/"toy_world.json").read_text(encoding="utf-8"))
 
-@dataclass(frozen=True)
-class _Look:
-    "How a toy class is called and drawn."
-    names: list  # its names in the singular; the first is the usual one and becomes the constraint
-    kind: str    # person, animal, vehicle, food, home, toy, air
-    shape: str   # a key of the world's shapes
-    color: str   # a colour name that PIL knows and people use
-    texture: str # plain, stripes, dots
-
-_LOOKS = {i: _Look(**look) for i, look in enumerate(_WORLD["classes"], PERSON)}
+_LOOKS = {i: SimpleNamespace(**look) for i, look in enumerate(_WORLD["classes"], PERSON)}
 
 def _plural(name):
     ending = "es" if name.endswith("ch") else "s"

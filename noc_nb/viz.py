@@ -74,25 +74,22 @@ def show_boxes(
 
 # %% ../nbs/01_viz.ipynb #96a178ec
 def show_attention(
-    weights,   # (queries,keys) attention weights
-    rows=None, # names of the queries; default: numbers
-    cols=None, # names of the keys; default: the rows' names, where the matrix is square
-    ax=None,   # axes to draw on; default: a new figure
-    title="",  # text above the picture
-):             # the axes
+    weights,  # (n,n) attention weights, a row for each query
+    names,    # n names of the queries, which are the keys too
+    ax=None,  # axes to draw on; default: a new figure
+    title="", # text above the picture
+):            # the axes
     "Draw an attention matrix. Raises `NocError` where names and matrix disagree."
     if hasattr(weights, "detach"): weights = weights.detach().cpu()
     weights = np.asarray(weights, dtype=float)
-    r, c = weights.shape
-    if rows is None: rows = range(r)
-    if cols is None: cols = rows if len(rows) == c else range(c)
-    if (len(rows), len(cols)) != (r, c):
-        raise NocError(f"show_attention: {len(rows)} x {len(cols)} names; expected {r} x {c}")
-    ax = ax or plt.subplots(figsize=(1 + .5*c, .6 + .4*r))[1]
+    n = len(names)
+    if weights.shape != (n, n):
+        raise NocError(f"show_attention: {n} names for weights {weights.shape}; expected {n} x {n}")
+    ax = ax or plt.subplots(figsize=(1 + .5*n, .6 + .4*n))[1]
     top = max(weights.max(initial=0), 1e-9)
     ax.imshow(weights, cmap="Blues", vmin=0, vmax=top, aspect="auto")
-    ax.set_xticks(range(c), cols, rotation=45, ha="right", fontsize=8)
-    ax.set_yticks(range(r), rows, fontsize=8)
+    ax.set_xticks(range(n), names, rotation=45, ha="right", fontsize=8)
+    ax.set_yticks(range(n), names, fontsize=8)
     for i, j in np.argwhere(weights > 0):
         color = "white" if weights[i,j] > .6*top else "black"
         ax.text(j, i, f"{weights[i,j]:.2f}", ha="center", va="center", fontsize=7, color=color)

@@ -7,8 +7,9 @@ __all__ = ['TOKENISER', 'PAD', 'BOS', 'EOS', 'UNK', 'SPECIALS', 'FUNCTION_WORDS'
            'word_table']
 
 # %% ../nbs/03_vocab.ipynb #f67766f1
-import gzip, io, re, zipfile, zlib
+import csv, gzip, io, re, zipfile, zlib
 from collections import Counter
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -38,31 +39,19 @@ _WORD_RULES = [
 ]
 
 # %% ../nbs/03_vocab.ipynb #09412e20
-_SHORT = """al ala apr ariz assn aug bancorp bhd bldg blvd bros calif co colo conn corp cos ct dak
-dec esq est etc ext feb fla fri ga inc ind intl jan jr jul jun kan kans ky ltd mar md mich minn mo
-mon mont neb nev nov oct okla penn plc ppty pptys pte ptes pty ptys rd rt sep sept seq sq sr sys tel
-tenn thu thurs tue tues univ va vt wed wis wisc wyo""".split()
-_CAPITAL = "ark az del ill la mass miss ore pa tex wash".split()
-_TITLES = """adj adm adv alex assoc asst atty attys ave brig capt cf cie cmdr col comdr cpl dept det
-dr drs elec ens ft gen gov govs hon insp invt jos lieut lt maj messrs mfg mlle mme mr mrs ms msgr mt
-mtg natl pfc ph pres prof profs pvt rep reps rev sen sens sfc sgt spc st ste supt supts treas vs
-wm""".split()
-_OPENERS = """A About According Additionally After An As At But Earlier He Her Here However If In It
-Last Many More Now Once One Other Our She Since So Some Such That The Their Then There These They
-This We What When While Yet You""".split()
-_NUMBERED = "art ca fig figs no nos op pp prop".split()
+_FILE = (files("noc_nb")/"ptb_words.csv").read_text(encoding="utf-8")
+_WORDS = {row["list"]: row["words"].split() for row in csv.DictReader(_FILE.splitlines())}
 
-# %% ../nbs/03_vocab.ipynb #eafbea68
 def _any(words): return "|".join(words)
 def _capitals(words): return _any([form for word in words for form in (word.title(), word.upper())])
 
 _STOP_RULES = [
-    rf"((?:(?i:{_any(_SHORT)})|{_capitals(_CAPITAL)})\.)[\s\S]{{0,2}}", # Penn., etc.
-    rf"(?i:ph\.d|ed\.d|{_any(_TITLES)})\.",                           # Mr. Smith, 5th Ave.
-    rf"((?i:{_any(_NUMBERED)})\.) ?\d",                               # no. 5
-    r"[A-Za-z](?:\.[A-Za-z])+\.",                                     # U.S., p.m.
-    rf"[A-Za-z]\.(?!\s+(?:{_capitals(_OPENERS)})\s)",                 # George W. Bush
-    rf"((?:{_WORD}|{_X}+(?:[-_]{_X}+)*)\.)[,;:]",                     # ready to bat.,
+    rf"((?:(?i:{_any(_WORDS['short'])})|{_capitals(_WORDS['capital'])})\.)[\s\S]{{0,2}}", # Penn.
+    rf"(?i:ph\.d|ed\.d|{_any(_WORDS['titles'])})\.",                     # Mr. Smith, 5th Ave.
+    rf"((?i:{_any(_WORDS['numbered'])})\.) ?\d",                         # no. 5
+    r"[A-Za-z](?:\.[A-Za-z])+\.",                                        # U.S., p.m.
+    rf"[A-Za-z]\.(?!\s+(?:{_capitals(_WORDS['openers'])})\s)",           # George W. Bush
+    rf"((?:{_WORD}|{_X}+(?:[-_]{_X}+)*)\.)[,;:]",                        # ready to bat.,
 ]
 
 # %% ../nbs/03_vocab.ipynb #054406f2
@@ -132,7 +121,7 @@ def _lex(caption, after):
 
 # %% ../nbs/03_vocab.ipynb #ebbd2a15
 _PLAIN = re.compile(r"[A-Za-z,\s]*\.?\s*")
-_STOPPED = frozenset(_SHORT + _CAPITAL + _TITLES)
+_STOPPED = frozenset(_WORDS["short"] + _WORDS["capital"] + _WORDS["titles"])
 
 def _plain_words(caption):
     "The tokens of a plain caption; None for one that needs the rules."
