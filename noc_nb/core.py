@@ -124,8 +124,7 @@ def progress(
     **kw,           # passed to `tqdm`
 ):
     "`items`, with a progress bar on a terminal."
-    look = dict(disable=None, dynamic_ncols=True, mininterval=.5)
-    return tqdm(items, desc=desc, total=total, **look, **kw)
+    return tqdm(items, desc, total, disable=None, dynamic_ncols=True, mininterval=.5, **kw)
 
 # %% ../nbs/00_core.ipynb #9547c54e
 def _changed(cfg, values, where):

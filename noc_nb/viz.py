@@ -69,7 +69,7 @@ def show_boxes(
         text = "" if labels is None else f"{labels[i]} "
         if scores is not None: text += f"{scores[i]:.2f}"
         _draw_box(ax, corners, text.strip(), color[i], size[1])
-    ax.set_title(title, fontsize=9)
+    if title: ax.set_title(title, fontsize=9)
     return ax
 
 # %% ../nbs/01_viz.ipynb #96a178ec
@@ -93,30 +93,30 @@ def show_attention(
     for i, j in np.argwhere(weights > 0):
         color = "white" if weights[i,j] > .6*top else "black"
         ax.text(j, i, f"{weights[i,j]:.2f}", ha="center", va="center", fontsize=7, color=color)
-    ax.set_title(title, fontsize=9)
+    if title: ax.set_title(title, fontsize=9)
     return ax
 
 # %% ../nbs/01_viz.ipynb #51ab362d
 def show_bars(
-    values:dict,    # name -> number; None is missing
+    values:dict,    # name -> number; None or NaN is missing
     ax=None,        # axes to draw on; default: a new figure
     title="",       # text above the picture
     highlight=None, # name, or names, to set off; default: all bars in the first colour
-    digits=1,       # decimals behind each bar
 ):                  # the axes
     "Draw horizontal bars, in the order given, from top to bottom."
     ax = ax or plt.subplots(figsize=(6, .5 + .28*len(values)))[1]
     if highlight is None: highlight = values
     if isinstance(highlight, str): highlight = [highlight]
     for i, (name, value) in enumerate(values.items()):
-        length, text = (0, "—") if value is None else (value, f"{value:.{digits}f}")
+        missing = value is None or np.isnan(value)
+        length, text = (0, "—") if missing else (value, f"{value:.1f}")
         ax.barh(i, length, color=PALETTE[0] if name in highlight else GREY)
         ax.text(length, i, f" {text}", va="center", fontsize=8)
     ax.set_yticks(range(len(values)), list(values), fontsize=8)
     ax.invert_yaxis()
     ax.margins(x=.12)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.set_title(title, fontsize=9)
+    if title: ax.set_title(title, fontsize=9)
     return ax
 
 # %% ../nbs/01_viz.ipynb #5501badb
