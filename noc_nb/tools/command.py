@@ -23,15 +23,16 @@ def _leave(code, line):
 def polite(
     work,                  # what the command does: a function without parameters
     stopped:str="stopped", # what to say when it is interrupted
-):         # its value; leaves the program with code 2 for bad input, 130 when interrupted, 1 for a closed pipe
-    "Run a command's work; bad input becomes one line on standard error."
+):                         # its value
+    "Run a command's work. Bad input becomes one line on standard error, and an exit code."
     try: return work()
     except NocError as e: _leave(2, f"error: {e}")
     except KeyboardInterrupt: _leave(130, stopped)
-    except BrokenPipeError:                       # by `| head`: nothing may be written at the exit either
+    except BrokenPipeError:               # by `| head`: nothing may be written at the exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as e: _leave(2, f"error: {e.filename}: {e.strerror}" if e.filename else f"error: {e}")
+    except OSError as e:
+        _leave(2, f"error: {e.filename}: {e.strerror}" if e.filename else f"error: {e}")
 
 # %% ../../nbs/tools/00_command.ipynb #72310d35
 def _dashed(text):
@@ -51,7 +52,7 @@ def _parser(f):
 def command(
     f,       # its parameters, with their comments, are the options
 ):           # `f`; called by the script of its name, it reads the command line
-    "Make a console command whose options may be written with dashes, `--min-score`, or as in Python, `--min_score`."
+    "Make a console command of a function; its options are written `--min-score` or `--min_score`."
     @wraps(f)
     def run(*args, **kw):
         if Path(sys.argv[0]).stem != f.__name__: return f(*args, **kw)

@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['LIMITS', 'SPICE_JARS', 'java_version', 'find_java', 'machine_memory', 'heap', 'start_guarded', 'end', 'complaint',
-           'time_limit', 'Meteor', 'meteor', 'meteor_numbers', 'jar_name', 'cache_folder', 'fetch_with_maven',
-           'fetch_corenlp', 'accept', 'missing_jars', 'setup_spice', 'java_options', 'Spice', 'java_programs',
-           'noc_setup_spice']
+           'time_limit', 'Meteor', 'jar_name', 'cache_folder', 'fetch_with_maven', 'fetch_corenlp', 'accept',
+           'missing_jars', 'setup_spice', 'java_options', 'Spice', 'noc_setup_spice']
 
 # %% ../../nbs/tools/29_java.ipynb #648a073b
-import fcntl, hashlib, json, os, platform, re, shutil, signal, subprocess, sys, tempfile, threading, warnings, weakref
+import fcntl, hashlib, json, os, platform, re, shutil, signal, subprocess, sys, tempfile, threading, weakref
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +19,6 @@ from pycocoevalcap.meteor import meteor as meteor_package
 from pycocoevalcap.spice import spice as spice_package
 
 from ..core import NocError, progress, write_json
-from ..metrics import METRICS
 from .command import command
 from ..vocab import ptb_line
 
@@ -178,29 +176,6 @@ def score(self:Meteor,
 )->float:            # 0..1
     "METEOR of a set of images, from what `statistics` made of each."
     return float(self.ask(" ||| ".join(["EVAL", *statistics]), len(statistics)+1)[-1])
-
-# %% ../../nbs/tools/29_java.ipynb #eb6bd5a7
-def meteor(
-    sums:np.ndarray, # (...,23) statistics, summed over a set
-)->np.ndarray:       # (...,) METEOR, 0..1
-    "METEOR 1.5 of sets of images, with its parameters for English (Denkowski and Lavie, 2014)."
-    alpha, beta, gamma, delta, weights = .85, .2, .6, .75, np.array([1., .6, .8, .6])
-    stages = sums[..., 4:20].reshape(*sums.shape[:-1], 4, 2, 2)                 # kind, content or function, side
-    with np.errstate(divide="ignore", invalid="ignore"):
-        matched = (stages[..., 0, :]*weights[:, None]*delta + stages[..., 1, :]*weights[:, None]*(1-delta)).sum(-2)
-        length = delta*(sums[..., :2] - sums[..., 2:4]) + (1-delta)*sums[..., 2:4]
-        precision, recall = np.moveaxis(matched/length, -1, 0)
-        mean = 1/((1-alpha)/precision + alpha/recall)
-        fragments = sums[..., 20] / (sums[..., 21:].sum(-1)/2)
-        return np.nan_to_num(mean * (1 - gamma*fragments**beta))
-
-def meteor_numbers(
-    line:str,    # what `Meteor.statistics` gave
-)->np.ndarray:   # (23,)
-    "What METEOR keeps of one image, ready to be summed."
-    numbers = np.array(line.split(), dtype=float)
-    if (numbers[21:] == numbers[:2]).all() and numbers[20] == 1: numbers[20] = 0
-    return numbers
 
 # %% ../../nbs/tools/29_java.ipynb #de86569c
 _NLP, _ASM = "edu.stanford.nlp:stanford-corenlp:3.6.0", "org.ow2.asm:{}:7.3.1"
@@ -376,65 +351,6 @@ def score_many(self:Spice,
     for some in progress(batches(new), "SPICE, scoring"):
         self.known.update(zip(some, self._run([dict(test=c, refs=self.refs[i]) for i, c in some])))
     return [np.array([self.known[i, c] for i, c in captions.items()]) for captions in said]
-
-# %% ../../nbs/tools/29_java.ipynb #1464569c
-class _Program:
-    "A caption score that a Java program finds. Where Java fails: one warning, and no score from then on."
-    why = None  # why the score is left out
-
-    def leave_out(self, why):
-        self.close()
-        self.why = str(why)
-        warnings.warn(f"{self.name} is left out: {why}", stacklevel=4)
-
-    def numbers(self, tokens, captions):
-        if self.why: return None
-        try: return self.ask(tokens, captions)
-        except OSError as e: self.leave_out(e)
-
-class _MeteorScore(_Program):
-    metric, name, program = "M", "METEOR", None
-    def __init__(self, refs, folder):
-        self.refs, self.known = refs, {}  # the numbers of every (image, line) that Java was asked about
-        try: self.program = Meteor(folder)
-        except OSError as e: self.leave_out(e)
-
-    def ask(self, tokens, captions):
-        for i, line in progress([pair for pair in tokens.items() if pair not in self.known], "METEOR"):
-            refs = [ptb_line(c) for c in self.refs[i]]
-            self.known[i, line] = meteor_numbers(self.program.statistics(line, refs))
-        return np.stack([self.known[pair] for pair in tokens.items()])
-
-    def score(self, sums, size): return 100*meteor(sums)
-
-    def close(self):
-        if self.program: self.program.close()
-
-class _SpiceScore(_Program):
-    metric, name = "S", "SPICE"
-    def __init__(self, spice): self.spice = spice
-
-    def prepare(self, systems):
-        "Score the captions of many systems at once, which is faster; SPICE remembers them."
-        try: self.spice.score_many(systems)
-        except OSError as e: self.leave_out(e)
-
-    def ask(self, tokens, captions): return self.spice.score_many([{i: captions[i] for i in tokens}])[0]
-    def score(self, sums, size): return 100*sums[..., 0]/size
-    def close(self): pass
-
-# %% ../../nbs/tools/29_java.ipynb #a74c5fa8
-def java_programs(
-    refs:dict,          # image id -> its reference sentences
-    metrics=METRICS,    # which scores are wanted; of them METEOR and SPICE are made here
-    spice:Spice=None,   # prepared for the same references; without it there is no SPICE
-    meteor_folder=None, # folder of METEOR's jar; default: the one of `pycocoevalcap`
-)->list:                # programs for `CaptionScorer`, which closes them
-    "Start METEOR and take SPICE, where they are wanted. Where Java fails there is a warning and `why` tells it."
-    programs = []
-    if "M" in metrics: programs.append(_MeteorScore(refs, meteor_folder))
-    if "S" in metrics and spice: programs.append(_SpiceScore(spice))
-    return programs
 
 # %% ../../nbs/tools/29_java.ipynb #3d190fba
 @command
