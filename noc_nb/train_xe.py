@@ -7,58 +7,60 @@ __all__ = ['build_vocab', 'word_rows', 'build_captioner', 'xe_loss', 'xe_size', 
 
 # %% ../nbs/42_train_xe.ipynb #73c8980c
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 from torch.nn.functional import cross_entropy
 
 from .captioner import Captioner, CaptionerConfig
 from .cider import CiderD
-from .core import default_device, set_seed
+from .core import set_seed
 from .data import CaptionBatch, CocoData, caption_loader, region_batches
 from .decode import SearchConfig, decode
 from .heldout import words_of
-from .train import TrainConfig, Trainer, check_trained
+from .train import TrainConfig, Trainer, finished_model
 from .vocab import FUNCTION_WORDS, PAD, Vocab, word_table
 
 # %% ../nbs/42_train_xe.ipynb #e305f887
 def build_vocab(
-    data:CocoData,    # captions and classes
-    min_count:int=5,  # how often a word stands in training captions
-)->Vocab:             # with every constraint word and form
+    data:CocoData,   # captions and classes
+    min_count:int=5, # how often a word stands in training captions
+)->Vocab:            # with every constraint word and form
     "The captioner's vocabulary."
     train = (tokens for i in data.splits["train"] for tokens in data.tokens[i])
     return Vocab.build(train, min_count, words_of(data.classes, data.heldout))
 
 def word_rows(
-    data:CocoData,        # captions, classes and word vectors
-    min_count:int=5,      # as in `build_vocab`
-)->tuple:                 # the vocabulary, and of `word_table` the table and what is known
-    "Words and their vectors. Raises `NocError` for a constraint word without a vector, or where there are no vectors."
+    data:CocoData,   # captions, classes and word vectors
+    min_count:int=5, # as in `build_vocab`
+)->tuple:            # the vocabulary; of `word_table` the table and what is known
+    "Words and their vectors. Raises `NocError` for a constraint word without a vector."
     vocab = build_vocab(data, min_count)
-    return vocab, *word_table(vocab, data.vectors, required=words_of(data.classes, data.heldout, forms=False))
+    required = words_of(data.classes, data.heldout, forms=False)
+    return vocab, *word_table(vocab, data.vectors, required=required)
 
+# %% ../nbs/42_train_xe.ipynb #6e90a1f7
 def build_captioner(
-    data:CocoData,        # captions, classes and word vectors
-    cfg:CaptionerConfig,  # sizes; the widths of features and words are the data's
-    min_count:int=5,      # as in `build_vocab`
-    seed:int=0,           # of the weights
+    data:CocoData,       # captions, classes and word vectors
+    cfg:CaptionerConfig, # sizes; the widths of features and words are the data's
+    min_count:int=5,     # as in `build_vocab`
+    seed:int=0,          # of the weights
 )->Captioner:
     "A fresh captioner for a data set. Raises `NocError` as `word_rows` does."
     vocab, table, known = word_rows(data, min_count)
+    width = data.region_features(cfg.max_regions).width
     set_seed(seed)
-    cfg = replace(cfg, d_feature=data.region_features(cfg.max_regions).width, d_word=table.shape[1])
+    cfg = replace(cfg, d_feature=width, d_word=table.shape[1])
     return Captioner(cfg, vocab.tokens, table, known & cfg.freeze)
 
 # %% ../nbs/42_train_xe.ipynb #e1cc9ec9
 def xe_loss(
     captioner:Captioner, # in train mode
-    batch:CaptionBatch,  # features (b,n,d), mask (b,n), tokens (b,t) from BOS to EOS, then padding
+    batch:CaptionBatch,  # features (b,n,d), mask (b,n), tokens (b,t): BOS, words, EOS, padding
 )->tuple:                # (loss, numbers to show)
-    "Cross-entropy of every word given those before it, the mean over words."
+    "Cross-entropy of every word given those before it, the mean over words (Section 3.1)."
     logits = captioner(batch.features, batch.mask, batch.tokens[:,:-1])
-    return cross_entropy(logits.float().flatten(0, 1), batch.tokens[:,1:].flatten(), ignore_index=PAD), {}
+    words = batch.tokens[:,1:].flatten()
+    return cross_entropy(logits.float().flatten(0, 1), words, ignore_index=PAD), {}
 
 def xe_size(
     batch:CaptionBatch,  # captions
@@ -71,47 +73,46 @@ def bad_endings(
     captions, # sentences
 )->float:     # in percent
     "The share of captions that end in a function word, as in \"a man with a\"."
-    last = [c.split()[-1] if c.split() else "" for c in captions]
-    return 100*sum(w in FUNCTION_WORDS for w in last)/max(1, len(last))
+    last = [c.split()[-1] for c in captions if c.split()]
+    return 100*sum(w in FUNCTION_WORDS for w in last)/max(1, len(captions))
 
 def val_cider(
-    data:CocoData,          # its part "val" judges
-    constraints:dict=None,  # image id -> constraint groups; default: none
-    max_images:int=500,     # the first so many that are not novel
-    search:SearchConfig=SearchConfig(k=1), # greedy
-):                          # model -> dict with "score", or None without a `val`
-    "How good a captioner is on `val`: CIDEr-D in points."
+    data:CocoData,         # its part "val" judges
+    constraints:dict=None, # image id -> constraint groups; default: none
+    max_images:int=500,    # the first so many that are not novel
+):                         # model -> dict with "score"; None without a `val`
+    "How good a captioner's greedy captions of `val` are: CIDEr-D in points."
     novel = set().union(*data.novel["val"].values())
     ids = [i for i in data.splits["val"] if i not in novel][:max_images]
     if not ids: return None
     cider = CiderD({i: data.tokens[i] for i in ids})
-    @cache
-    def batches(max_regions): return region_batches(data, ids, features=data.region_features(max_regions))
     def score(model):
-        said = decode(model, batches(model.cfg.max_regions), constraints, search, "val")
-        captions = [said[i].caption for i in ids]
-        points = 100*cider.score([c.split() for c in captions], ids).mean()
-        words = np.mean([len(c.split()) for c in captions])
-        return {"score": float(points), "bad_endings": bad_endings(captions), "words": float(words)}
+        features = data.region_features(model.cfg.max_regions)
+        batches = region_batches(data, ids, features=features)
+        decoded = decode(model, batches, constraints, SearchConfig(k=1), "val")
+        captions = [decoded[i].caption for i in ids]
+        tokens = [caption.split() for caption in captions]
+        points = float(100*cider.score(tokens, ids).mean())
+        words = float(np.mean([len(caption) for caption in tokens]))
+        return {"score": points, "bad_endings": bad_endings(captions), "words": words}
     return score
 
 # %% ../nbs/42_train_xe.ipynb #6b5de048
 def train_xe(
-    data:CocoData,        # captions, regions, word vectors
-    cfg:CaptionerConfig,  # sizes
-    train:TrainConfig,    # how long and how fast
-    folder,               # checkpoints and the best weights
-    min_count:int=5,      # as in `build_vocab`
-    resume:bool=False,    # go on, or return at once if it is done
-)->Captioner:             # in eval mode
-    "Train a captioner with cross-entropy (section 3.1)."
-    if resume and (Path(folder)/"done.json").exists():
-        found = Captioner.from_pretrained(Path(folder)/"best", device=default_device())
-        widths = dict(d_feature=found.cfg.d_feature, d_word=found.cfg.d_word)    # the data's, whatever `cfg` says
-        check_trained(folder, found.cfg, replace(cfg, **widths), train)
-        return found
+    data:CocoData,       # captions, regions, word vectors
+    cfg:CaptionerConfig, # sizes
+    train:TrainConfig,   # how long and how fast
+    folder,              # checkpoints and the best weights
+    min_count:int=5,     # as in `build_vocab`
+    resume:bool=False,   # go on, or return at once if it is done
+)->Captioner:            # in eval mode
+    "Train a captioner with cross-entropy (Section 3.1)."
+    widths = "d_feature", "d_word"                          # the data's, whatever `cfg` says
+    finished = resume and finished_model(folder, Captioner, cfg, train, free=widths)
+    if finished: return finished
     captioner = build_captioner(data, cfg, min_count, train.seed)
     features = data.region_features(cfg.max_regions)
-    loader = caption_loader(data, Vocab(captioner.tokens), "train", train.batch, train.seed, cfg.max_len, features)
-    trainer = Trainer(captioner, xe_loss, train, folder, cfg.d_model, Path(folder).name, xe_size, "words")
+    loader = caption_loader(data, Vocab(captioner.tokens), "train", train.batch, train.seed,
+                            cfg.max_len, features)
+    trainer = Trainer(captioner, xe_loss, train, folder, cfg.d_model, xe_size, "words")
     return trainer.fit(loader, val_cider(data), resume)

@@ -19,11 +19,12 @@ import torch.nn.functional as F
 from ..beam import beam_search
 from ..captioner import Captioner
 from ..cbs import constrained_beam_search
-from ..core import Config, NocError, append_row, check_range, default_device, new_row, progress
+from ..core import Config, NocError, check_range, default_device, progress
 from ..data import CaptionBatch
 from ..decode import Recorded, SearchConfig, make_search
 from ..encoder import CaptionerConfig
 from ..grid_beam import grid_beam_search
+from ..results import append_row, new_row
 from ..tools.command import command
 from ..vocab import BOS, EOS, PAD, UNK, SPECIALS
 

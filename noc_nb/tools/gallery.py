@@ -20,14 +20,14 @@ import torch
 from fastcore.script import store_true
 from PIL import Image
 
-from ..core import NocError, progress, read_json, read_rows, whole_file
+from ..core import NocError, progress, read_json, whole_file
 from ..data import StoredFeatures, data_files
 from .command import command
 from .detector import FORMATS, Detector, image_column, image_files, open_image
-from .names import name_classes
-from ..heldout import COCO_CLASSES, load_classes
+from ..heldout import COCO_CLASSES, load_classes, name_classes
 from ..pipeline import NovelCaption, NovelCaptioner, check_options, shipped
 from ..regions import RegionStore, RegionTable, Regions, image_sizes, read_coco, read_detections
+from ..results import read_rows
 from ..viz import PALETTE
 
 # %% ../../nbs/tools/52_gallery.ipynb #12ce2d82

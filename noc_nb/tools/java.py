@@ -18,8 +18,9 @@ from fastcore.basics import patch
 from pycocoevalcap.meteor import meteor as meteor_package
 from pycocoevalcap.spice import spice as spice_package
 
-from ..core import NocError, command, progress, write_json
+from ..core import NocError, progress, write_json
 from ..metrics import METRICS
+from .command import command
 from ..vocab import ptb_line
 
 # %% ../../nbs/tools/29_java.ipynb #438c72ab
@@ -431,6 +432,12 @@ class _MeteorScore(_Program):
 class _SpiceScore(_Program):
     metric, name = "S", "SPICE"
     def __init__(self, spice): self.spice = spice
+
+    def prepare(self, systems):
+        "Score the captions of many systems at once, which is faster; SPICE remembers them."
+        try: self.spice.score_many(systems)
+        except OSError as e: self.leave_out(e)
+
     def ask(self, tokens, captions):
         return self.spice.score_many([{i: captions[i] for i in tokens}])[0]
     def score(self, sums, size): return 100*sums[..., 0]/size

@@ -17,14 +17,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fastcore.script import Param
 
-from ..core import NocError, check_range, code_version, command, find_data
-from ..core import read_json, read_rows, whole_file, write_json
+from ..core import NocError, check_range, code_version, find_data
+from ..core import read_json, whole_file, write_json
 from ..data import PARTS, data_files, find_split, given, load_captions, read_split
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut
 from ..heldout import load_classes, name_classes, normalize, novel_images
 from ..metrics import METRICS, CaptionScorer, bleu, from_sums
 from ..novelty import Protocol, f1_counts
 from ..regions import json_column, open_parquet, read_coco
+from ..results import read_rows
+from .command import command
 from .java import Spice, find_java, java_programs, java_version, meteor
 from .quality import quality_numbers, quality_scores, vocabulary
 from ..vocab import TOKENISER, tokenize
