@@ -22,7 +22,8 @@ from PIL import Image
 
 from ..core import NocError, command, progress, read_json, read_rows, whole_file
 from ..data import StoredFeatures, data_files
-from .detector import FORMATS, Detector, image_column, image_files, open_image
+from ..detector import Detector
+from .photos import FORMATS, image_column, image_files, open_image
 from ..heldout import COCO_CLASSES, load_classes, name_classes
 from ..pipeline import NovelCaption, NovelCaptioner, check_options, shipped
 from ..regions import RegionStore, RegionTable, Regions, image_sizes, read_coco, read_detections
