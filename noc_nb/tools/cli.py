@@ -24,6 +24,7 @@ from ..pipeline import NovelCaptioner
 from ..regions import class_vectors
 from ..scst import train_scst
 from ..tables import LABELS, TRAINING_LABELS, spec, table_view, to_markdown, to_png
+from .store import RegionStore
 from ..toy import make_toy
 from ..train import check_settings
 from ..train_selector import train_selector
@@ -166,7 +167,8 @@ def reproduce(
     if not (lines or selections):
         raise NocError("--training none: expected some of selector,selector_no_inner in --rows")
     root = find_data(data) if data or preset != "toy" else toy_world(out, detections, features)
-    loaded = load_data(root, cfg.split, detections or "simulated", features=features)
+    store = RegionStore(features) if features else None
+    loaded = load_data(root, cfg.split, detections or "simulated", features=store)
     if lines and not models: word_rows(loaded, cfg.min_count)          # vectors are missed now, not after the selectors
     if cfg.threads: torch.set_num_threads(cfg.threads)
     kind = Path(detections or "simulated").name.split(".")[0]          # a file may be named by its path as well
@@ -205,7 +207,8 @@ def train_part(
     if not resume and Path(out).exists() and any(Path(out).iterdir()):
         raise NocError(f"{out}: is not empty; give --resume to go on, or another folder")
     split = split or (None if captions else cfg.split)
-    loaded = load_data(data, split, detections or "simulated", captions, features, heldout)
+    store = RegionStore(features) if features else None
+    loaded = load_data(data, split, detections or "simulated", captions, store, heldout)
     if part == "selector":
         return train_selector(loaded, cfg.selector, replace(cfg.train_selector, seed=seed), out, resume)
     if part == "xe": return train_xe(loaded, cfg.captioner, replace(cfg.xe, seed=seed), out, cfg.min_count, resume)

@@ -23,7 +23,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..core import NocError, check_range, command, progress, read_json, write_json
 from ..detector import Detector, prepare
-from ..regions import RegionStore, open_parquet, read_coco
+from ..regions import open_parquet, read_coco
+from .store import RegionStore
 
 # %% ../../nbs/tools/05_photos.ipynb #991070f6
 FORMATS = "JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"   # as Pillow calls them

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from fastcore.script import Param
 
 from ..core import NocError, check_range, code_version, command, find_data, read_json, whole_file, write_json
-from ..data import PARTS, data_files, find_split, given, load_captions, read_split
+from ..data import PARTS, data_files, find_split, load_captions, read_split, value_or_file
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, load_classes, name_classes, normalize, novel_images
 from .java import Spice, find_java, java_version
 from ..metrics import METRICS, CaptionScorer, bleu, from_sums
@@ -134,9 +134,9 @@ def make_task(
     "Decide what captions are judged against. Raises `NocError` for an unknown split, part or image."
     if part not in PARTS: raise NocError(f"--part {part}: expected one of {', '.join(PARTS)}")
     every, domains, root = read_references(data)
-    objects = given(classes, read_classes, root and root/"classes.json", COCO_CLASSES)
+    objects = value_or_file(classes, read_classes, root and root/"classes.json", COCO_CLASSES)
     usual = beyond_coco(objects) if isinstance(classes, (str, Path)) and _of_names(classes) else COCO_HELDOUT
-    heldout = given(heldout, lambda p: HeldOut.load(p, objects), root and root/"heldout.json", usual)
+    heldout = value_or_file(heldout, lambda p: HeldOut.load(p, objects), root and root/"heldout.json", usual)
     ids, listed, train, name = _split_ids(split, part, every, root)
     if not ids: raise NocError(f"{data}: {name}: expected at least one image with references")
     if not any(tokenize(c) for i in ids for c in every[i]):
