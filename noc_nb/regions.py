@@ -8,7 +8,7 @@ __all__ = ['Regions', 'geometry', 'refuse', 'check_boxes', 'RegionTable', 'join_
            'ground_truth', 'class_vectors', 'class_table', 'symbolic_features']
 
 # %% ../nbs/04_regions.ipynb #46736553
-import json
+import gc, json
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -338,13 +338,23 @@ def item_name(
         return f"{kind} {item.get('id', first + i)}{image}"
     return name
 
+# %% ../nbs/04_regions.ipynb #8201789d
+@contextmanager
+def _no_collection():
+    "A parser makes millions of objects that all stay; looking for garbage among them costs more than parsing."
+    enabled = gc.isenabled()
+    gc.disable()
+    try: yield
+    finally:
+        if enabled: gc.enable()
+
 # %% ../nbs/04_regions.ipynb #4643ffab
 def read_coco(
     path,  # an annotation file, .json or .json.gz
     *keys, # the lists it must hold
 )->dict:   # its content
     "Read a COCO annotation file. Raises `NocError` if it is not JSON or lacks a list."
-    coco = read_json(path)
+    with _no_collection(): coco = read_json(path)
     for key in keys:
         if not isinstance(coco, dict) or not isinstance(coco.get(key), list):
             raise NocError(f"{path}: {key}: expected an object with a list of that name")
@@ -388,10 +398,11 @@ def _json_rows(items, path, kind, first=0):
 def _results_rows(path, only):
     "The rows of a results file for some images; how many there are in all."
     parts, n = [np.zeros(0, _ROW)], 0
-    for items in chunked(json_items(path), 10_000):
-        rows = _json_rows(items, path, "detection", n)
-        parts.append(rows if only is None else rows[np.isin(rows["image"], only)])
-        n += len(items)
+    with _no_collection():
+        for items in chunked(json_items(path), 10_000):
+            rows = _json_rows(items, path, "detection", n)
+            parts.append(rows if only is None else rows[np.isin(rows["image"], only)])
+            n += len(items)
     return np.concatenate(parts), n
 
 # %% ../nbs/04_regions.ipynb #c0eb1c48
