@@ -23,11 +23,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from .core import NocError, find_data, read_json
-from .heldout import (COCO_CLASSES, COCO_HELDOUT, HeldOut, check_counts, load_classes, mentioned,
+from .heldout import (COCO_CLASSES, COCO_HELDOUT, HeldOut, check_counts, load_classes,
+                            mentioned,
                             novel_images, people, removed_images)
-from .regions import (RegionTable, class_table, class_vectors, geometry, ground_truth, image_sizes,
-                            item_name, join_regions, json_column, read_coco, read_detections, refuse,
-                            symbolic_features, table_of)
+from .regions import (RegionTable, class_table, class_vectors, geometry, ground_truth,
+                            image_sizes, item_name, join_regions, json_column, read_coco,
+                            read_detections, refuse, symbolic_features, table_of)
 from .vocab import BOS, EOS, PAD, Vocab, read_vectors, tokenize
 
 # %% ../nbs/07_data.ipynb #e7ee8ea4
@@ -47,7 +48,8 @@ def read_captions(
             raise NocError(f"{path}: {name(i)}: caption: expected a text, found {found}")
         if any(c.isalnum() for c in text): captions[image].append(text)
     total = sum(map(len, captions.values()))
-    return captions, sizes, dict(images=len(sizes), captions=total, blank_captions=len(items) - total)
+    counts = dict(images=len(sizes), captions=total, blank_captions=len(items) - total)
+    return captions, sizes, counts
 
 # %% ../nbs/07_data.ipynb #e1d35375
 PARTS = "train", "val", "test"
@@ -56,21 +58,23 @@ def _image_list(path, split, part):
     "A list of a split file; None for a novel list that it lacks."
     ids = split.get(part) if isinstance(split, dict) else None
     if ids is None and part not in PARTS: return None
-    if not isinstance(ids, list) or not all(type(i) is int for i in ids) or len(set(ids)) < len(ids):
+    whole = isinstance(ids, list) and all(type(i) is int for i in ids)
+    if not whole or len(set(ids)) < len(ids):
         raise NocError(f"{path}: {part}: expected a list of image ids, each once")
     return ids
 
 def _check_within(path, part, ids, whole, of):
     strange = [i for i in ids if i not in whole]
     if strange:
-        raise NocError(f"{path}: {part}: image {strange[0]}: expected one of {of} (such images: {len(strange):,})")
+        raise NocError(f"{path}: {part}: image {strange[0]}: expected one of {of} "
+                       f"(such images: {len(strange):,})")
 
 # %% ../nbs/07_data.ipynb #0b3d0d7e
 def read_split(
     path,         # a split file
     known,        # the image ids that there are
     needed=PARTS, # the parts whose images must be among them
-)->dict:          # train, val, test, novel_val, novel_test -> image ids; None for a novel list that the file lacks
+)->dict:          # train, val, test, novel_val, novel_test -> image ids, or None
     "Read a split. Raises `NocError` for an image that is unknown or stands in two parts."
     file = read_json(path)
     if isinstance(file, dict) and "val_train" in file:
@@ -79,8 +83,7 @@ def read_split(
     split = {part: _image_list(path, file, part) for part in (*PARTS, "novel_val", "novel_test")}
     for part in needed: _check_within(path, part, split[part], known, "the captions files")
     for part in "val", "test":
-        novel = f"novel_{part}"
-        if split[novel] is not None: _check_within(path, novel, split[novel], set(split[part]), part)
+        _check_within(path, f"novel_{part}", split[f"novel_{part}"] or [], set(split[part]), part)
     for a, b in (("train", "val"), ("train", "test"), ("val", "test")):
         both = set(split[a]) & set(split[b])
         if both: raise NocError(f"{path}: {a}: image {min(both)}: expected it once, not in {b} too")
@@ -99,9 +102,9 @@ class _Lazy(dict):
 # %% ../nbs/07_data.ipynb #4520680f
 def _read_vectors(root, path):
     if path is not None: return read_vectors(path)
-    raise NocError(f"{root}/vectors: expected a file of word vectors, which tell the captioner what classes and "
-                   "words mean: .txt, .gz or .zip in GloVe's format, on each line a word and its numbers; "
-                   "https://nlp.stanford.edu/projects/glove has some")
+    raise NocError(f"{root}/vectors: expected a file of word vectors, which tell the captioner "
+                   "what classes and words mean: .txt, .gz or .zip in GloVe's format, a word and "
+                   "its numbers on each line; https://nlp.stanford.edu/projects/glove has some")
 
 # %% ../nbs/07_data.ipynb #83c3304b
 @dataclass
@@ -118,20 +121,17 @@ class CocoData:
     counts:dict                # what loading met
     features:RegionTable=None  # image id -> `Regions` with features, or None: symbolic features
     vectors_path:Path=None     # word vectors in GloVe's text format
-
-    def __post_init__(self):   # image id -> token lists; ids of the classes that some reference mentions
+    def __post_init__(self):   # image id -> token lists; classes that a reference mentions
         self.tokens = _Lazy(self.captions, lambda captions: [tokenize(c) for c in captions])
         self._mentioned = _Lazy(self.captions, lambda captions: mentioned(captions, self.classes))
 
-    def mentioned(self, image_id)->set: return self._mentioned[image_id]
-
     @cached_property
-    def vectors(self)->dict: return _read_vectors(self.root, self.vectors_path) # word -> vector
+    def vectors(self)->dict: return _read_vectors(self.root, self.vectors_path)   # word -> vector
 
     def __repr__(self):
-        parts = ", ".join(f"{len(self.splits[p]):,} {p}" for p in PARTS)
-        captions, regions = self.counts["captions"], len(self.regions.boxes)
-        return f"CocoData({self.name}: {parts} images, {captions:,} captions, {regions:,} regions)"
+        images = ", ".join(f"{len(self.splits[p]):,} {p}" for p in PARTS)
+        return (f"CocoData({self.name}: {images} images, {self.counts['captions']:,} captions, "
+                f"{len(self.regions.boxes):,} regions)")
 
 # %% ../nbs/07_data.ipynb #82cf1d20
 @patch
@@ -142,6 +142,11 @@ def ids(self:CocoData,
     if not isinstance(part, str): return list(part)
     if part in self.splits: return self.splits[part]
     raise NocError(f"{self.name}: part {part!r}: expected one of {', '.join(self.splits)}")
+
+@patch
+def mentioned(self:CocoData, image_id)->set:
+    "Ids of the classes that some reference of the image mentions."
+    return self._mentioned[image_id]
 
 @patch(as_prop=True)
 def dropped(self:CocoData)->set:
@@ -160,36 +165,41 @@ def data_files(
         if files: return [p for p in files if p.suffix != ".gz" or p.with_suffix("") not in files]
     return []
 
+# %% ../nbs/07_data.ipynb #d073e0a5
 def load_captions(
     root,          # the data's folder
     captions=None, # a captions file; default: those in annotations/
 )->tuple:          # image id -> captions; image id -> (width, height) or None; counts
     "All captions of a data set. Raises `NocError` if there are none, or for an image in two files."
-    files = [captions] if captions else data_files(root, "annotations", "captions_*2014.json*", "captions_*.json*")
+    patterns = "captions_*2014.json*", "captions_*.json*"
+    files = [captions] if captions else data_files(root, "annotations", *patterns)
     if not files:
-        raise NocError(f"{root}: no annotations/captions_*.json; expected COCO's layout, or a captions file")
+        raise NocError(f"{root}: no annotations/captions_*.json; expected COCO's layout, or a file")
     texts, sizes, counts = {}, {}, Counter()
     for path in files:
         more = read_captions(path)
         both = texts.keys() & more[0]
-        if both: raise NocError(f"{path}: image {min(both)}: expected each image in one file, found it in another too")
+        if both: raise NocError(f"{path}: image {min(both)}: in another file too; expected once")
         for whole, part in zip((texts, sizes, counts), more): whole.update(part)
     return texts, sizes, dict(counts)
 
 # %% ../nbs/07_data.ipynb #dd5b7eb0
 def _ground_truth(root, classes):
     files = data_files(root, "annotations", "instances_*2014.json*", "instances_*.json*")
-    if not files: raise NocError(f"{root}: no annotations/instances_*.json; expected ground-truth boxes")
+    if not files:
+        raise NocError(f"{root}: no annotations/instances_*.json; expected ground-truth boxes")
     table = join_regions(ground_truth(f) for f in files)
     strange = set(np.unique(table.labels).tolist()) - set(classes)
-    if strange: raise NocError(f"{files[0]}: category {min(strange)}: expected one of the data set's classes")
+    if strange:
+        raise NocError(f"{files[0]}: category {min(strange)}: expected a class of the data set")
     return table
 
 def _detections_file(root, name):
     named = [Path(root)/"detections"/f"{name}{end}" for end in (".parquet", ".json", ".json.gz")]
     for path in (*named, Path(name)):
         if path.is_file(): return path
-    raise NocError(f"--detections {name}: no such file; expected a path, or a name in {root}/detections")
+    raise NocError(f"--detections {name}: no such file; expected a path, or a name in "
+                   f"{root}/detections")
 
 def _load_regions(root, detections, ids, sizes, classes, min_score):
     "Regions of the images `ids`."
@@ -235,47 +245,43 @@ def find_split(
 # %% ../nbs/07_data.ipynb #f37db433
 def load_data(
     root=None,                # folder in COCO's layout; default: the variable NOC_DATA
-    split="lite",             # name in splits/, or a file; "coco" is the published one; None trains on all
+    split="lite",             # name in splits/, or a file; "coco": the published one; None: none
     detections="simulated",   # name in detections/, or a file; "gt" is ground truth; None is none
     captions=None,            # a captions file; default: those in annotations/
-    features=None,            # `RegionTable` with features, for the captioner; default: symbolic features
-    heldout=None,             # `HeldOut` or its file; default: heldout.json, else COCO's for a split of its classes
+    features=None,            # `RegionTable` with features for the captioner; default: symbolic
+    heldout=None,             # `HeldOut` or its file; default: heldout.json, else COCO's
     classes=None,             # classes or their file; default: classes.json, else COCO's 80
     vectors=None,             # word vectors; default: the first file in vectors/
     min_score:float=0.,       # detections below are dropped
 )->CocoData:
     "Load a data set and check it. Raises `NocError` for anything that is not as it should be."
     root = find_data(root)
-    if root is None: raise NocError("data: no folder; expected a COCO root, by --data or the variable NOC_DATA")
-    classes = value_or_file(classes, load_classes, root/"classes.json", COCO_CLASSES)
-    usual = COCO_HELDOUT if classes is COCO_CLASSES and split is not None else HeldOut({}, {}, {}, {})
-    heldout = value_or_file(heldout, lambda path: HeldOut.load(path, classes), root/"heldout.json", usual)
+    classes, heldout = _objects(root, split, classes, heldout)
     texts, sizes, counts = load_captions(root, captions)
     name, splits, where, counts["removed"] = _split_of(root, split, texts, heldout)
     _check_training(texts, splits["train"], heldout, where)
     if split == "coco": counts["published"] = _published(texts, splits, heldout)
-    ids = [i for part in PARTS for i in splits[part]]
-    texts = {i: texts[i] for i in ids}
-    regions = _load_regions(root, detections, ids, sizes, classes, min_score)
+    texts = {i: texts[i] for part in PARTS for i in splits[part]}
+    regions = _load_regions(root, detections, list(texts), sizes, classes, min_score)
     novel = _novel(texts, splits, heldout, counts)
-    counts |= dict(images=len(ids), captions=sum(map(len, texts.values())), **regions.counts)
-    if features is not None: _check_features(features, ids)
-    vectors = vectors or next(iter(_vector_files(root)), None)
+    counts |= dict(images=len(texts), captions=sum(map(len, texts.values())), **regions.counts)
+    if features is not None: _check_features(features, texts)
     return CocoData(name, root, texts, regions, splits, novel, classes, heldout, counts, features,
-                    vectors and Path(vectors))
+                    _vector_file(root, vectors))
 
 # %% ../nbs/07_data.ipynb #da3ea3ab
 def _split_of(root, split, captions, heldout):
-    "Name, lists and file of a split, and how many images it removes; without one, all that may be trained on."
+    "Name, lists and file of a split, and images removed; without one, all that may be trained on."
     if split is not None:
         path = find_split(split, root)
         return "coco" if split == "coco" else path.stem, read_split(path, captions), path, 0
     removed = removed_images(captions, heldout)
     train = [i for i, texts in captions.items() if texts and i not in removed]
-    return "own", dict(train=train, val=[], test=[], novel_val=[], novel_test=[]), root, len(removed)
+    lists = dict(train=train, val=[], test=[], novel_val=[], novel_test=[])
+    return "own", lists, root, len(removed)
 
 def _novel(captions, splits, heldout, counts):
-    "Object -> novel images, for val and test; images that mention an object but stand in no list are counted."
+    "Object -> novel images of val and test; images with an object but in no list are counted."
     novel = {}
     for part in "val", "test":
         images = novel_images(captions, heldout, splits[part])
@@ -301,13 +307,25 @@ def _published(captions, splits, heldout):
             warnings.warn(f"{r['what']}: {counts} ({r['how']}){images}")
     return rows
 
+# %% ../nbs/07_data.ipynb #b4fd28fd
+def _objects(root, split, classes, heldout):
+    "The classes and the held-out objects of a data set."
+    if root is None:
+        raise NocError("data: no folder; expected a COCO root, by --data or the variable NOC_DATA")
+    classes = value_or_file(classes, load_classes, root/"classes.json", COCO_CLASSES)
+    usual = COCO_HELDOUT if classes is COCO_CLASSES and split else HeldOut({}, {}, {}, {})
+    def load_heldout(path): return HeldOut.load(path, classes)
+    return classes, value_or_file(heldout, load_heldout, root/"heldout.json", usual)
+
 def _check_features(table, ids):
     missing = [i for i in ids if i not in table]
     if missing:
-        raise NocError(f"{table.where}: image {missing[0]}: expected features; {len(missing):,} images have none")
+        raise NocError(f"{table.where}: image {missing[0]}: expected features; "
+                       f"{len(missing):,} images have none")
 
-def _vector_files(root):
-    return [p for p in data_files(root, "vectors", "*") if p.suffix in (".txt", ".gz", ".zip")]
+def _vector_file(root, path):
+    files = [p for p in data_files(root, "vectors", "*") if p.suffix in (".txt", ".gz", ".zip")]
+    return Path(path) if path else files[0] if files else None
 
 # %% ../nbs/07_data.ipynb #7a71e7d7
 def _to(batch, device):
@@ -326,7 +344,8 @@ class SelectorExamples:
     def __init__(self, whole:SelectorBatch):
         self.whole, self.lengths = whole, (whole.labels >= 0).sum(1).numpy()
     def __len__(self): return len(self.lengths)
-    def __repr__(self): return f"SelectorExamples({len(self):,} images, {int(self.lengths.sum()):,} regions)"
+    def __repr__(self):
+        return f"SelectorExamples({len(self):,} images, {int(self.lengths.sum()):,} regions)"
     def __getitem__(self, i): return self.__getitems__([i])
     def __getitems__(self, index):
         ids = [self.whole.image_ids[i] for i in index]
@@ -336,11 +355,11 @@ class SelectorExamples:
 def selector_examples(
     data:CocoData,      # captions and regions
     ids="train",        # image ids, or the name of a part
-    classes:dict=None,  # category id -> `ObjectClass` with the forms that count; default: the data's
+    classes:dict=None,  # category id -> `ObjectClass`, whose forms count; default: the data's
     min_refs:int=5,     # images with fewer references are left out
     max_regions:int=10, # the best regions of each image
 )->SelectorExamples:
-    "Regions and targets of the selector (Section 2.1). An image without regions is a row of padding."
+    "Regions and targets of the selector (Section 2.1). An image without any is a row of padding."
     ids = [i for i in data.ids(ids) if len(data.captions[i]) >= min_refs]
     regions = data.regions.without(data.dropped).batch(ids, max_regions)
     highest = max(regions.labels.max().item() if ids else 0, *data.classes)
@@ -372,7 +391,8 @@ class RegionFeatures:
         table:RegionTable,   # with features
         max_regions:int=50,  # the first of each image
     ):
-        if table.features is None: raise NocError(f"{table.where}: has no features; expected regions with features")
+        if table.features is None:
+            raise NocError(f"{table.where}: has no features; expected regions with features")
         self.table, self.max_regions, self.width = table, max_regions, table.features.shape[1]
     def __call__(self, ids):
         batch = self.table.batch(ids, self.max_regions)
@@ -382,7 +402,7 @@ class RegionFeatures:
 @patch
 def region_features(self:CocoData,
     max_regions:int=50, # of each image
-):                      # image ids -> (features (b,n,d) float32, mask (b,n) True = real); `.width` is d
+):                      # image ids -> (features (b,n,d), mask (b,n) True = real); `.width` is d
     "The data set's features for a captioner: those it was given, else symbolic."
     if self.features is not None: return RegionFeatures(self.features, max_regions)
     return SymbolicFeatures(self.regions, class_vectors(self.classes, self.vectors), max_regions)
@@ -459,7 +479,7 @@ _CHUNK = 50 # batches among which examples are sorted by length
 # %% ../nbs/07_data.ipynb #3b6c175a
 @dataclass(frozen=True)
 class Loader:
-    "Epochs of batches: a call gives a `DataLoader` of one epoch; iterating over the loader itself gives epoch 0."
+    "Epochs of batches: a call gives a `DataLoader` of one epoch; iterating gives epoch 0."
     examples:object       # `SelectorExamples`, `CaptionExamples` or `ImageExamples`
     batch_size:int = 50   # the paper's
     seed:int = 0          # with the epoch, decides on the order
@@ -472,8 +492,8 @@ class Loader:
         parts:int=1, # into how many parts a batch is cut
         mine=(0,),   # the parts that are wanted; they come one after the other
     ):
-        batches = _epoch_batches(self.examples.lengths, self.batch_size, self.seed, epoch, start, self.shuffle,
-                                 parts, mine)
+        batches = _epoch_batches(self.examples.lengths, self.batch_size, self.seed, epoch, start,
+                                 self.shuffle, parts, mine)
         return DataLoader(self.examples, batch_sampler=batches, collate_fn=_as_it_is,
                           num_workers=self.workers, generator=torch.Generator())
     def __len__(self): return -(-len(self.examples) // self.batch_size)
@@ -504,6 +524,7 @@ def image_loader(
     "Images in an order of their own each epoch, for self-critical training."
     return Loader(ImageExamples(data, ids, features), batch_size, seed)
 
+# %% ../nbs/07_data.ipynb #03b734ae
 def region_batches(
     data:CocoData,     # captions and regions
     ids,               # image ids, or the name of a part

@@ -69,6 +69,7 @@ def best(self:Regions,
     "The `k` regions with the highest scores."
     return self.keep(self.scores.sort(descending=True, stable=True).indices[:k])
 
+# %% ../nbs/04_regions.ipynb #eef03e17
 @patch
 def without(self:Regions, labels)->Regions:
     "The regions of all classes but these."
@@ -97,7 +98,7 @@ def refuse(
     expected:str,   # what was expected instead
 ):
     "Raise `NocError` for the first bad row, if there is one."
-    if bad.any(): raise NocError(f"{path}: {name(int(bad.argmax()))}: expected {expected}")
+    if np.any(bad): raise NocError(f"{path}: {name(int(np.argmax(bad)))}: expected {expected}")
 
 def check_boxes(
     corner:np.ndarray, # (n,2) x1 y1, relative to the image
@@ -131,9 +132,8 @@ class RegionTable(Mapping):
     def __post_init__(self):
         self.counts = self.counts or {}
         if self.sizes is None: self.sizes = np.zeros((len(self.ids), 2), np.int32)
-
     @cached_property
-    def place(self)->dict: return {image: i for i, image in enumerate(self.ids.tolist())}
+    def place(self)->dict: return dict(zip(self.ids.tolist(), range(len(self.ids))))
     def __len__(self): return len(self.ids)
     def __getitem__(self, image_id): return self.regions(image_id)
     def __iter__(self): return iter(self.place)
@@ -155,13 +155,14 @@ def regions(self:RegionTable, image_id)->Regions:
     "Copies of the rows of one image."
     i = self.places([image_id])[0]
     rows, size = slice(self.offsets[i], self.offsets[i+1]), tuple(self.sizes[i].tolist())
-    boxes, labels, scores = self.boxes[rows].copy(), self.labels[rows].copy(), self.scores[rows].copy()
+    boxes, labels, scores = (c[rows].copy() for c in (self.boxes, self.labels, self.scores))
     features = self.features
     if features is not None: features = torch.from_numpy(np.array(features[rows], np.float32))
     return Regions(boxes, labels, scores, features, image_id, size if all(size) else None)
 
 # %% ../nbs/04_regions.ipynb #02ed878c
-_ROW = np.dtype([("image", "i8"), ("label", "i8"), ("box", "f8", 4), ("score", "f8"), ("place", "i8")])
+_ROW = np.dtype("i8, i8, (4,)f8, f8, i8")
+_ROW.names = "image", "label", "box", "score", "place"
 
 def _sizes(ids, sizes):
     "(N,2) sizes in pixels, 0 where unknown."
@@ -169,7 +170,7 @@ def _sizes(ids, sizes):
     return np.array([sizes.get(i) or (0, 0) for i in ids.tolist()], np.int32).reshape(-1, 2)
 
 def _group(rows, order, sizes=None, counts=None):
-    "A table of rows (M,): those of an image by `order` (M,), greatest first; ties stay as they are."
+    "A table of rows (M,): those of an image by `order` (M,), greatest first; ties stay."
     rows = rows[np.lexsort((-order, rows["image"]))]
     ids, first = np.unique(rows["image"], return_index=True)
     boxes, labels = rows["box"].astype("f4"), rows["label"].astype("i4")
@@ -180,7 +181,7 @@ def _group(rows, order, sizes=None, counts=None):
 def join_regions(
     tables, # `RegionTable`s of different images
 )->RegionTable:
-    "One table of several; counts add up. Raises `NocError` if an image is in two, or only some have features."
+    "One table; counts add up. Raises `NocError` for an image in two, or features in some."
     tables, counts = list(tables), Counter()
     for t in tables: counts.update(t.counts)
     def joined(column): return np.concatenate([getattr(t, column) for t in tables])
@@ -204,13 +205,14 @@ def as_table(self:Regions)->RegionTable:
         raise NocError("regions: image None: expected regions that say of which image they are")
     ids, labels = np.array([self.image_id], np.int64), self.labels.numpy().astype(np.int32)
     features = None if self.features is None else self.features.numpy()
-    return RegionTable(ids, np.array([0, len(self)]), self.boxes.numpy(), labels, self.scores.numpy(),
-                       features, _sizes(ids, {self.image_id: self.size}))
+    offsets, boxes, scores = np.array([0, len(self)]), self.boxes.numpy(), self.scores.numpy()
+    sizes = _sizes(ids, {self.image_id: self.size})
+    return RegionTable(ids, offsets, boxes, labels, scores, features, sizes)
 
 def table_of(
     regions, # `Regions`, each with its image_id
 )->RegionTable:
-    "A table of `Regions`, each in its order. Raises `NocError` if an image has no id, or comes twice."
+    "A table of `Regions`, in their order. Raises `NocError` for an image without id, or twice."
     tables = [r.as_table() for r in regions]
     return join_regions(tables) if tables else Regions.empty(0).as_table().take([])
 
@@ -249,8 +251,9 @@ class PaddedRegions(NamedTuple):
     scores:Tensor   # (b,n) detection scores
     features:Tensor # (b,n,d) float32 region features, or None
 
+# %% ../nbs/04_regions.ipynb #fb65cf48
 def _padded(column, spans, width, dtype, fill=0):
-    "Rows (M,...) of b images, from the first to the one before the last of each span, as (b,width,...)."
+    "Some rows of (M,...), one span of them an image, as (b,width,...)."
     rows = np.full((len(spans), width, *column.shape[1:]), fill, column.dtype)
     column = np.asarray(column)
     for row, (start, end) in zip(rows, spans): row[:end-start] = column[start:end]
@@ -284,26 +287,27 @@ class _Lines:
         if self.size > _LONGEST: raise ijson.JSONError(f"an item of more than {_LONGEST:,} bytes")
         return self.piece
 
+# %% ../nbs/04_regions.ipynb #158cb35d
 def json_items(
     path, # .json or .json.gz with one list
 ):        # yields the items of the list
-    "Read a long list without holding it. Raises `NocError` naming the file, and the line that is not JSON."
+    "Read a long list without holding it. Raises `NocError` naming file, line and item."
     with json_text(path) as f:
-        start, lines = f.buffer.peek(1).lstrip()[:1], _Lines(f.buffer)
+        start, lines, n = f.buffer.peek(1).lstrip()[:1], _Lines(f.buffer), -1
         if start not in (b"[", b""): raise NocError(f"{path}: expected a list")
         try:
-            for item in ijson.items(lines, "item", use_float=True):
+            for n, item in enumerate(ijson.items(lines, "item", use_float=True)):
                 lines.size = 0
                 yield item
         except ijson.JSONError as e:
-            reason = str(e.args[0]).partition("\n")[0]
-            raise NocError(f"{path}: line {lines.line}: not JSON ({reason})") from None
+            where, reason = f"line {lines.line}: item {n + 1}", str(e.args[0]).partition("\n")[0]
+            raise NocError(f"{path}: {where}: not JSON ({reason})") from None
 
 # %% ../nbs/04_regions.ipynb #3b794b56
 _SHAPES = {"a whole number": ((), "i"), "a number": ((), "if"), "four numbers": ((4,), "if")}
 
 def _numbers(values, expected):
-    "Values as one array, or None where they are no such numbers. Integers of 64 bits and more are none."
+    "Values as one array; None where they are no such numbers, or integers beyond 63 bits."
     shape, kinds = _SHAPES[expected]
     try: column = np.array(values).reshape(len(values), *shape)
     except ValueError: return None
@@ -317,13 +321,14 @@ def json_column(
     expected:str,     # "a number", "a whole number" or "four numbers"
     first:int=0,      # the place of the first of them in the file
 )->np.ndarray:        # (n,) or (n,4)
-    "One value of every object. Raises `NocError` naming the first object without it, or with another."
+    "One value of every object. Raises `NocError` naming the first one without it."
     values = [item.get(key) if isinstance(item, dict) else None for item in items]
     column = _numbers(values, expected) if items else np.zeros((0, *_SHAPES[expected][0]), int)
     if column is not None: return column
     i = next(i for i, value in enumerate(values) if _numbers([value], expected) is None)
     found = "none" if values[i] is None else json.dumps(values[i])[:60]
-    raise NocError(f"{path}: {item_name(items, kind, first)(i)}: {key}: expected {expected}, found {found}")
+    where = f"{path}: {item_name(items, kind, first)(i)}: {key}"
+    raise NocError(f"{where}: expected {expected}, found {found}")
 
 # %% ../nbs/04_regions.ipynb #15fe4903
 def item_name(
@@ -341,7 +346,7 @@ def item_name(
 # %% ../nbs/04_regions.ipynb #8201789d
 @contextmanager
 def _no_collection():
-    "A parser makes millions of objects that all stay; looking for garbage among them costs more than parsing."
+    "Parsing makes millions of objects that stay; looking for garbage there would cost more."
     enabled = gc.isenabled()
     gc.disable()
     try: yield
@@ -360,17 +365,18 @@ def read_coco(
             raise NocError(f"{path}: {key}: expected an object with a list of that name")
     return coco
 
+# %% ../nbs/04_regions.ipynb #a02b345f
 def image_sizes(
     coco:dict, # what `read_coco` gave, with `images`
     path,      # the file, for the message
 )->dict:       # image id -> (width, height) in pixels, or None where the file does not say
-    "Sizes of a file's images. Raises `NocError` for an id that is no whole number or comes twice, or a bad size."
+    "Sizes of a file's images. Raises `NocError` for a bad size, or an id that comes twice."
     ids, sizes = json_column(coco["images"], "id", path, "image", "a whole number"), {}
     for id, image in zip(ids.tolist(), coco["images"]):
         size = image.get("width"), image.get("height")
         if id in sizes: raise NocError(f"{path}: image {id}: comes twice; expected each image once")
         if size != (None, None) and not all(type(s) is int and 0 < s < 2**31 for s in size):
-            raise NocError(f"{path}: image {id}: expected a width and a height in pixels, found {size}")
+            raise NocError(f"{path}: image {id}: expected width and height in pixels, found {size}")
         sizes[id] = None if size == (None, None) else size
     return sizes
 
@@ -379,19 +385,22 @@ def image_sizes(
 def open_parquet(
     path, # a .parquet file
 ):        # a `pyarrow.parquet.ParquetFile`
-    "A Parquet file, open for reading. Raises `NocError` for what cannot be read, inside the `with` too."
+    "An open Parquet file. Raises `NocError` for what cannot be read, inside the `with` too."
     import pyarrow.parquet
     try:
         with pyarrow.parquet.ParquetFile(path) as file: yield file
-    except (pyarrow.ArrowException, OSError): raise NocError(f"{path}: expected a whole parquet file") from None
+    except (pyarrow.ArrowException, OSError):
+        raise NocError(f"{path}: expected a whole parquet file") from None
 
 # %% ../nbs/04_regions.ipynb #242196ab
 def _json_rows(items, path, kind, first=0):
     "Objects of a COCO file as rows; boxes are corner, width and height in pixels."
     def column(key, expected): return json_column(items, key, path, kind, expected, first)
     rows = np.zeros(len(items), _ROW)
-    rows["image"], rows["label"] = column("image_id", "a whole number"), column("category_id", "a whole number")
-    rows["box"], rows["place"] = column("bbox", "four numbers"), np.arange(first, first + len(items))
+    rows["image"] = column("image_id", "a whole number")
+    rows["label"] = column("category_id", "a whole number")
+    rows["box"] = column("bbox", "four numbers")
+    rows["place"] = np.arange(first, first + len(items))
     rows["score"] = 1. if kind == "annotation" else column("score", "a number")
     return rows
 
@@ -407,7 +416,7 @@ def _results_rows(path, only):
 
 # %% ../nbs/04_regions.ipynb #c0eb1c48
 def _parquet_rows(path, only):
-    "The rows of a Parquet file for some images, boxes relative to the image; how many there are in all."
+    "The rows of a Parquet file for some images, boxes relative; how many there are in all."
     if not path.is_file(): raise NocError(f"{path}: no such file; expected detections")
     needed = dict(image_id="iu", category_id="iu", cx="f", cy="f", w="f", h="f", score="f")
     with open_parquet(path) as file: data = file.read()
@@ -417,33 +426,33 @@ def _parquet_rows(path, only):
         if data[name].to_numpy().dtype.kind not in kinds:
             what = "numbers" if kinds == "f" else "whole numbers"
             raise NocError(f"{path}: column {name}: expected {what}, none missing")
-    image, label, cx, cy, w, h, score = (data[name].to_numpy() for name in needed)
-    rows = np.zeros(len(data), _ROW)
-    rows["image"], rows["label"], rows["score"], rows["place"] = image, label, score, np.arange(len(data))
-    w, h = w.astype(float), h.astype(float)
-    rows["box"] = np.stack([cx - w/2, cy - h/2, w, h], 1)
-    return rows if only is None else rows[np.isin(image, only)], len(data)
+    rows, columns = np.zeros(len(data), _ROW), {name: data[name].to_numpy() for name in needed}
+    rows["image"], rows["label"] = columns["image_id"], columns["category_id"]
+    rows["score"], rows["place"] = columns["score"], np.arange(len(data))
+    centre = np.stack([columns["cx"], columns["cy"]], 1).astype(float)
+    extent = np.stack([columns["w"], columns["h"]], 1).astype(float)
+    rows["box"] = np.concatenate([centre - extent/2, extent], 1)
+    return rows if only is None else rows[np.isin(rows["image"], only)], len(data)
 
 # %% ../nbs/04_regions.ipynb #9c7fff5b
-def _pixel_sizes(images, sizes, path, name):
-    "(n,2) width and height of every row's image. Raises `NocError` where they are not known."
-    ids, at = np.unique(images, return_inverse=True)
-    pairs = _sizes(ids, sizes)[at]
-    refuse(path, name, ~pairs.all(1), "an image whose width and height are known")
-    return pairs
-
 def _check_rows(rows, path, name, sizes, classes, pixels):
-    "Check rows and make their boxes relative corners. Returns the rows that have an area, and counts."
+    "Check rows, make their boxes relative corners. Returns the rows with an area, and counts."
     image, label, score = rows["image"], rows["label"], rows["score"]
+    def unknown(ids, known): return known is not None and ~np.isin(ids, list(known))
     refuse(path, name, image < 0, "an image_id from 0 to 2**63 - 1")
     refuse(path, name, (label < 0) | (label >= 2**31), "a category_id from 0 to 2,147,483,647")
     refuse(path, name, ~((score >= 0) & (score <= 1)), "a score between 0 and 1")
-    if sizes is not None: refuse(path, name, ~np.isin(image, list(sizes)), "an image of this data set")
-    if classes is not None: refuse(path, name, ~np.isin(label, list(classes)), "a known category_id")
-    box = rows["box"]
-    if pixels: box = box/np.tile(_pixel_sizes(image, sizes, path, name), 2)
-    rows["box"], area, clipped = check_boxes(box[:,:2], box[:,2:], path, name)
-    return rows[area], dict(boxes=len(rows), clipped=int(clipped.sum()), zero_area=int((~area).sum()))
+    refuse(path, name, unknown(image, sizes), "an image of this data set")
+    refuse(path, name, unknown(label, classes), "a known category_id")
+    if pixels:
+        images, at = np.unique(image, return_inverse=True)
+        width_height = _sizes(images, sizes)[at]
+        refuse(path, name, ~width_height.all(1), "an image whose width and height are known")
+        rows["box"] /= np.tile(width_height, 2)
+    corner, extent = rows["box"][:,:2], rows["box"][:,2:]
+    rows["box"], area, clipped = check_boxes(corner, extent, path, name)
+    counts = dict(boxes=len(rows), clipped=int(clipped.sum()), zero_area=int((~area).sum()))
+    return rows[area], counts
 
 # %% ../nbs/04_regions.ipynb #72682c73
 def read_detections(
@@ -486,12 +495,13 @@ def class_vectors(
     classes:dict, # category id -> `ObjectClass`
     vectors:dict, # word -> (d,) vector
 )->dict:          # category id -> (d,) float32
-    "A vector a class: the mean over the words of its phrase. Raises `NocError` for a word without a vector."
+    "The mean vector of the words of each class. Raises `NocError` for a word without one."
     means = {}
     for id, c in classes.items():
         missing = [w for w in c.phrase if w not in vectors]
         if missing:
-            raise NocError(f"word vectors: {missing[0]!r}: expected a vector for every word of class {c.name!r}")
+            raise NocError(f"word vectors: {missing[0]!r}: expected a vector for every word of "
+                           f"class {c.name!r}")
         means[id] = np.mean([vectors[w] for w in c.phrase], 0, dtype=np.float32)
     return means
 
@@ -514,5 +524,6 @@ def symbolic_features(
     rows = table[labels.clamp(0, len(table) - 1)]
     unknown = real & ((labels >= len(table)) | rows[...,0].isnan())
     if unknown.any():
-        raise NocError(f"symbolic features: category {labels[unknown][0].item()}: has no class vector")
-    return torch.cat([rows, geometry(regions.boxes, regions.scores)], -1).masked_fill_(~real[...,None], 0.)
+        raise NocError(f"symbolic features: category {labels[unknown][0]}: has no class vector")
+    rows = torch.cat([rows, geometry(regions.boxes, regions.scores)], -1)
+    return rows.masked_fill_(~real[...,None], 0.)

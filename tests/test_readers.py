@@ -81,4 +81,4 @@ def test_a_cut_archive_is_an_error(tmp_path):
     (tmp_path/"d.json.gz").write_bytes(data[:len(data)//2])
     with pytest.raises(ValueError, match="d.json.gz: "): list(json_items(tmp_path/"d.json.gz"))
     with gzip.open(tmp_path/"e.json.gz", "wb") as f: f.write(b"[1,\n2,\n3")
-    with pytest.raises(ValueError, match="e.json.gz: line 3: not JSON"): list(json_items(tmp_path/"e.json.gz"))
+    with pytest.raises(ValueError, match="e.json.gz: line 3: item 3: not JSON"): list(json_items(tmp_path/"e.json.gz"))

@@ -17,24 +17,26 @@ from ..core import NocError, whole_file, write_json
 from ..regions import RegionTable, Regions, check_boxes, refuse, table_of
 
 # %% ../../nbs/tools/08_formats.ipynb #7449b14f
-def _write_parquet(path, images, table):
-    from pyarrow import parquet, table as columns
-    corner, extent = table.boxes[:,:2].astype(float), (table.boxes[:,2:] - table.boxes[:,:2]).astype(float)
-    (cx, cy), (w, h) = (corner + extent/2).T, extent.T
-    rows = columns(dict(image_id=images, category_id=table.labels, cx=cx, cy=cy, w=w, h=h, score=table.scores))
-    with whole_file(path, "wb") as f: parquet.write_table(rows, f)
+def _write_parquet(path, columns):
+    import pyarrow.parquet
+    with whole_file(path, "wb") as f: pyarrow.parquet.write_table(pyarrow.table(columns), f)
 
 def write_detections(
     path,    # .json (COCO results, pixels) or .parquet (relative centre, width, height)
     regions, # image id -> `Regions`, or a `RegionTable`
 ):
-    "Write detections, whole or not at all. Raises `NocError` for JSON if an image's size is not known."
+    "Write detections, whole or not at all. Raises `NocError` for JSON if a size is not known."
     table = regions if isinstance(regions, RegionTable) else table_of(regions.values())
     lengths = np.diff(table.offsets)
     images, sizes = np.repeat(table.ids, lengths), np.repeat(table.sizes, lengths, 0)
-    if str(path).endswith(".parquet"): return _write_parquet(path, images, table)
-    refuse(path, lambda i: f"image {images[i]}", ~sizes.all(1), "an image whose width and height are known")
-    corner, extent = table.boxes[:,:2].astype(float), (table.boxes[:,2:] - table.boxes[:,:2]).astype(float)
+    corner, extent = table.boxes[:,:2], table.boxes[:,2:] - table.boxes[:,:2]
+    corner, extent = corner.astype(float), extent.astype(float)
+    if str(path).endswith(".parquet"):
+        (cx, cy), (w, h) = (corner + extent/2).T, extent.T
+        ids = dict(image_id=images, category_id=table.labels)
+        return _write_parquet(path, ids | dict(cx=cx, cy=cy, w=w, h=h, score=table.scores))
+    def name(i): return f"image {images[i]}"
+    refuse(path, name, ~sizes.all(1), "an image whose width and height are known")
     boxes = np.concatenate([corner*sizes, extent*sizes], 1).round(4).tolist()
     scores = table.scores.astype(float).round(6).tolist()
     rows = zip(images.tolist(), table.labels.tolist(), boxes, scores)
@@ -45,10 +47,11 @@ def _check_columns(path, image_id, n, columns):
     "One row of numbers a region; `columns`: name -> (array or None, its dimensions)."
     for name, (column, ndim) in columns.items():
         if column is None: continue
-        if np.ndim(column) != ndim or len(column) != n or np.asarray(column).dtype.kind not in "iuf":
-            raise NocError(f"{path}: image {image_id}: {name}: expected one row of numbers for each of {n} regions")
-        if name == "boxes" and column.shape[1] != 4:
-            raise NocError(f"{path}: image {image_id}: boxes: expected four numbers a box, found {column.shape[1]}")
+        where, array = f"{path}: image {image_id}: {name}", np.asarray(column)
+        if np.ndim(column) != ndim or len(column) != n or array.dtype.kind not in "iuf":
+            raise NocError(f"{where}: expected one row of numbers for each of {n} regions")
+        if name == "boxes" and array.shape[1] != 4:
+            raise NocError(f"{where}: expected four numbers a box, found {array.shape[1]}")
 
 def _size(size, path, image_id):
     "A size as two whole numbers."
@@ -56,8 +59,10 @@ def _size(size, path, image_id):
     pair = np.asarray(size)
     if pair.shape == (2,) and pair.dtype.kind in "iuf" and ((pair >= 1) & (pair < 2**31)).all():
         return tuple(map(int, size))
-    raise NocError(f"{path}: image {image_id}: expected a width and a height in pixels, found {pair.tolist()}")
+    raise NocError(f"{path}: image {image_id}: expected width and height in pixels, "
+                   f"found {pair.tolist()}")
 
+# %% ../../nbs/tools/08_formats.ipynb #e7c941ec
 def imported(
     path,         # the file, for messages
     image_id:int, # the image
@@ -67,16 +72,19 @@ def imported(
     labels=None,  # (n,) category ids, or None
     scores=None,  # (n,) scores, or None
 )->Regions:       # best first
-    "Regions from what a file says. Raises `NocError` naming file and image where the parts do not fit together."
+    "Regions from what a file says. Raises `NocError` naming file and image if parts do not fit."
     n, size = len(features) if np.ndim(features) else 0, _size(size, path, image_id)
     boxes = None if boxes is None else np.asarray(boxes)
     columns = dict(features=(features, 2), boxes=(boxes, 2), labels=(labels, 1), scores=(scores, 1))
     _check_columns(path, image_id, n, columns)
-    corners = np.tile([0., 0, 1, 1], (n, 1)) if boxes is None or size is None else boxes.astype(float)/[*size, *size]
-    labels, scores = (np.full(n, x) if c is None else np.array(c) for c, x in ((labels, 0), (scores, 1.)))
+    corners = np.tile([0., 0, 1, 1], (n, 1))
+    if boxes is not None and size is not None: corners = boxes.astype(float)/[*size, *size]
+    labels = np.zeros(n, int) if labels is None else np.array(labels)
+    scores = np.ones(n) if scores is None else np.array(scores)
     def name(i): return f"image {image_id}: box {i}"
     boxes, area, _ = check_boxes(corners[:,:2], corners[:,2:] - corners[:,:2], path, name)
-    refuse(path, name, ~((labels >= 0) & (labels < 2**31) & (labels == labels.round())), "a whole number as its class")
+    whole = (labels >= 0) & (labels < 2**31) & (labels == labels.round())
+    refuse(path, name, ~whole, "a whole number as its class")
     refuse(path, name, ~((scores >= 0) & (scores <= 1)), "a score between 0 and 1")
     x = torch.tensor(np.asarray(features, np.float32)) if n else None
     return Regions(boxes, labels, scores, x, image_id, size).keep(area).best()
@@ -97,7 +105,8 @@ def _each(regions): return regions.values() if isinstance(regions, Mapping) else
 def _h5(path, mode):
     "An open HDF5 file."
     try: import h5py
-    except ImportError: raise NocError(f"{path}: HDF5 needs h5py; expected `pip install noc_nb[formats]`") from None
+    except ImportError:
+        raise NocError(f"{path}: HDF5 needs h5py; expected `pip install noc_nb[formats]`") from None
     try: return h5py.File(path, mode)
     except OSError: raise NocError(f"{path}: expected an HDF5 file that is whole") from None
 
@@ -108,7 +117,8 @@ def write_hdf5(
     "Write features and all else as HDF5. Raises `NocError` for an image of unknown size."
     with whole_file(path, "w+b") as f, _h5(f, "w") as h5:
         for r in _each(regions):
-            columns = dict(features=_features(r), boxes=_pixels(r, path), labels=r.labels, scores=r.scores, size=r.size)
+            columns = dict(features=_features(r), boxes=_pixels(r, path), labels=r.labels,
+                           scores=r.scores, size=r.size)
             for name, column in columns.items(): h5[f"{r.image_id}_{name}"] = np.asarray(column)
 
 def read_hdf5(
@@ -121,10 +131,12 @@ def read_hdf5(
         ids = [k.removesuffix("_features") for k in h5 if k.endswith("_features")]
         odd = [i for i in ids if not i.isdecimal()]
         if odd or not ids:
-            raise NocError(f"{path}: expected data sets <image id>_features, found {odd[:1] or 'none'}")
+            found = odd[:1] or "none"
+            raise NocError(f"{path}: expected data sets <image id>_features, found {found}")
         for i in sorted(ids, key=int):
             try: columns = {k: h5[f"{i}_{k}"][()] for k in parts if f"{i}_{k}" in h5}
-            except (OSError, TypeError): raise NocError(f"{path}: image {i}: expected data sets of numbers") from None
+            except (OSError, TypeError):
+                raise NocError(f"{path}: image {i}: expected data sets of numbers") from None
             yield imported(path, int(i), **{"size": (sizes or {}).get(int(i))} | columns)
 
 # %% ../../nbs/tools/08_formats.ipynb #ce730af8
@@ -134,7 +146,7 @@ def write_tsv(
     path,    # file to write
     regions, # `Regions`, each with features; or a store
 ):
-    "Write a bottom-up table; classes and scores have no place in it. Raises `NocError` for an image of unknown size."
+    "Write a bottom-up table, without classes and scores. Raises `NocError` for an unknown size."
     def text(array): return base64.b64encode(np.ascontiguousarray(array, "<f4")).decode()
     with whole_file(path) as f:
         for r in _each(regions):
@@ -144,20 +156,23 @@ def write_tsv(
 def _row(line, where):
     image, w, h, count, *columns = line.rstrip("\n").split("\t")
     boxes, x = (np.frombuffer(base64.b64decode(c, validate=True), "<f4") for c in columns)
-    n = max(int(count), 1)
-    x = x.reshape(int(count), x.size//n)
-    return imported(where, int(image), x, boxes.reshape(int(count), boxes.size//n).reshape(-1, 4), (int(w), int(h)))
+    n, each = int(count), max(int(count), 1)
+    boxes, x = boxes.reshape(n, boxes.size//each).reshape(-1, 4), x.reshape(n, x.size//each)
+    return imported(where, int(image), x, boxes, (int(w), int(h)))
 
 def read_tsv(
     path, # a bottom-up table
 ):        # yields `Regions`, in the order of the lines
     "Read a bottom-up table. Raises `NocError` naming file and line."
-    if not Path(path).is_file(): raise NocError(f"{path}: no such file; expected a table of {_COLUMNS}")
+    if not Path(path).is_file():
+        raise NocError(f"{path}: no such file; expected a table of {_COLUMNS}")
     with open(path, encoding="utf-8", errors="replace") as f:
         for n, line in enumerate(f, 1):
             try: yield _row(line, f"{path}: line {n}")
             except NocError: raise
-            except ValueError: raise NocError(f"{path}: line {n}: expected {_COLUMNS}, with tabs between") from None
+            except ValueError:
+                message = f"{path}: line {n}: expected {_COLUMNS}, with tabs between"
+                raise NocError(message) from None
 
 # %% ../../nbs/tools/08_formats.ipynb #dcd08947
 def write_npz(
@@ -175,7 +190,8 @@ def _read_archive(path, size):
     with np.load(path, allow_pickle=False) as z:
         def first(*names): return next((z[n] for n in names if n in z), None)
         if "image_w" in z: size = int(z["image_w"]), int(z["image_h"])
-        return first("x", "feat", "features"), first("bbox", "boxes"), size, first("labels"), first("scores")
+        x, boxes = first("x", "feat", "features"), first("bbox", "boxes")
+        return x, boxes, size, first("labels"), first("scores")
 
 def read_npz(
     folder,     # with files `<image id>.npz`
