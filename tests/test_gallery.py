@@ -15,9 +15,11 @@ from noc_nb.tools.gallery import (caption_all, caption_files, caption_lines, det
                             read_lines, write_report)
 from noc_nb.heldout import COCO_CLASSES
 from noc_nb.pipeline import NovelCaptioner
-from noc_nb.tools.detector import Detector, extract, image_files, open_image
+from noc_nb.detector import Detector
+from noc_nb.tools.photos import extract, image_files, open_image
 from noc_nb.tools.formats import write_detections
-from noc_nb.regions import Regions, RegionStore, table_of
+from noc_nb.tools.store import RegionStore
+from noc_nb.regions import Regions, table_of
 from noc_nb.selector import RegionSelector, SelectorConfig
 from noc_nb.toy import make_toy
 from noc_nb.vocab import Vocab

@@ -15,9 +15,8 @@ from pathlib import Path
 from fastcore.basics import patch
 from PIL import Image
 
-from ..core import NocError, check_range
-from .command import command
-from .detector import open_image
+from ..core import NocError, check_range, command
+from .photos import open_image
 from .gallery import detected, detector_for, open_pipeline, thumbnail
 from ..pipeline import NovelCaption, NovelCaptioner, shipped
 from ..regions import Regions

@@ -20,14 +20,14 @@ import torch
 from fastcore.script import store_true
 from PIL import Image
 
-from ..core import NocError, progress, read_json, whole_file
-from ..data import StoredFeatures, data_files
-from .command import command
-from .detector import FORMATS, Detector, image_column, image_files, open_image
+from ..core import NocError, command, progress, read_json, read_rows, whole_file
+from ..data import RegionFeatures, data_files
+from ..detector import Detector
+from .photos import FORMATS, image_column, image_files, open_image
 from ..heldout import COCO_CLASSES, load_classes, name_classes
 from ..pipeline import NovelCaption, NovelCaptioner, check_options, shipped
-from ..regions import RegionStore, RegionTable, Regions, image_sizes, read_coco, read_detections
-from ..results import read_rows
+from ..regions import RegionTable, Regions, image_sizes, read_coco, read_detections
+from .store import RegionStore
 from ..viz import PALETTE
 
 # %% ../../nbs/tools/52_gallery.ipynb #12ce2d82
@@ -121,7 +121,7 @@ def with_features(
     path,          # folder of a region store with features, for the captioner
 )->Source:
     "The same images with other features. Raises `NocError` for a store without any."
-    store = StoredFeatures(RegionStore(path)).store
+    store = RegionFeatures(RegionStore(path)).table
     missing = lambda i: NocError(f"image {i}: expected its features in {path}")
     def regions(ids): return [r if i in store or isinstance(r, NocError) else missing(i)
                               for i, r in zip(ids, source.regions(ids))]
