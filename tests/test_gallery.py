@@ -12,7 +12,8 @@ from noc_nb.captioner import Captioner
 from noc_nb.core import NocError
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.tools.gallery import (Job, caption_all, caption_files, caption_lines, detected, from_table,
-                                  locked, open_source, photos, read_lines, write_report)
+                                  locked, noc_caption, open_source, photos, read_lines,
+                                  write_report)
 from noc_nb.heldout import COCO_CLASSES
 from noc_nb.pipeline import CaptionOptions, NovelCaptioner
 from noc_nb.tools.detector import Detector, extract, image_files, open_image
@@ -297,11 +298,16 @@ def test_memory_is_flat(tmp_path):
 # ---- what a run must never lose
 
 @pytest.fixture
-def command(world, tmp_path):
-    "noc_caption over the world's detections, in a folder of its own."
+def command(world, tmp_path, monkeypatch, capsys):
+    "noc_caption over the world's detections, as the shell calls it, in a folder of its own."
+    monkeypatch.chdir(tmp_path)
     source = world/"detections/simulated.json"
-    program = [Path(sys.executable).with_name("noc_caption"), source, "--data", world, "--model", "toy"]
-    def run(*args): return subprocess.run([*program, *args], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    def run(*args):
+        typed = ["noc_caption", source, "--data", world, "--model", "toy", *args]
+        monkeypatch.setattr(sys, "argv", [str(text) for text in typed])
+        try: code = noc_caption() or 0
+        except SystemExit as e: code = e.code
+        return subprocess.CompletedProcess(typed, code, *capsys.readouterr())
     return run
 
 def one_line(done, *parts):
@@ -309,7 +315,6 @@ def one_line(done, *parts):
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     for part in parts: assert part in done.stderr
 
-@pytest.mark.slow
 def test_resume_with_other_settings_names_them(command, tmp_path):
     "A whole output is no answer to another question."
     assert command("--out", "c.jsonl").returncode == 0
@@ -320,13 +325,11 @@ def test_resume_with_other_settings_names_them(command, tmp_path):
     assert command("--out", "c.jsonl", "--resume").returncode == 0
     assert (tmp_path/"c.jsonl").read_bytes() == before
 
-@pytest.mark.slow
 def test_two_runs_with_one_output(command, tmp_path):
     with locked(tmp_path/"c.jsonl"):
         one_line(command("--out", "c.jsonl"), "c.jsonl: another run is writing it")
     assert list(tmp_path.iterdir()) == []
 
-@pytest.mark.slow
 def test_outputs_are_files_of_their_own(command, world, tmp_path):
     "Detections, captions, a device and somebody's notes stay what they are."
     source = world/"detections/simulated.json"
@@ -343,7 +346,6 @@ def test_outputs_are_files_of_their_own(command, world, tmp_path):
     assert source.read_bytes() == before and (tmp_path/"notes.txt").read_text() == "mine"
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
-@pytest.mark.slow
 def test_a_folder_never_hides_a_shipped_pipeline(command, toy, tmp_path):
     "`toy` is the package's, and `./toy` the folder."
     (tmp_path/"toy").mkdir()
