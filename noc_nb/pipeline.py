@@ -226,19 +226,19 @@ def _caption(self:NovelCaptioner, images, seen, options):
         captions.append(self._record(r, p, c, ids, groups[n], made))
     return captions
 
+# %% ../nbs/50_pipeline.ipynb #d0a6e3c8
 @patch
 def _record(self:NovelCaptioner, regions, probs, chosen, ids, groups, made):
     "Which words each class became."
-    words, own = made.caption.split(), [self._group(i) for i in ids]
-    spans = tuple(made.spans[groups.index(group)] if group else None for group in own)
+    def names(classes): return [self.classes[i].name for i in classes]
+    text, own = made.caption.split(), [self._group(i) for i in ids]
+    spans = [made.spans[groups.index(group)] if group else None for group in own]
+    words = [" ".join(text[slice(*span)]) if span else None for span in spans]
     best = [probs[regions.labels == c].nan_to_num(0.).max().item() for c in chosen]
+    values = [None if p != p else p for p in probs.tolist()]
     return NovelCaption(
-        regions.image_id, made.caption, made.score,
-        selected=tuple(zip((self.classes[c].name for c in chosen), best)),
-        objects=tuple(self.classes[i].name for i in ids),
-        words=tuple(" ".join(words[slice(*span)]) if span else None for span in spans),
-        spans=spans, probs=tuple(None if p != p else p for p in probs.tolist()),
-        reason=made.reason)
+        regions.image_id, made.caption, made.score, tuple(zip(names(chosen), best)),
+        tuple(names(ids)), tuple(words), tuple(spans), tuple(values), made.reason)
 
 # %% ../nbs/50_pipeline.ipynb #3d8a4dcf
 @contextmanager
@@ -252,6 +252,7 @@ def _watched(captioner):
     finally:
         for hook in hooks: hook.remove()
 
+# %% ../nbs/50_pipeline.ipynb #5b27fa91
 @patch
 def looks(self:NovelCaptioner,
     regions:Regions, # of an image

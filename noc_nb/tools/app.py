@@ -9,6 +9,7 @@ __all__ = ['SIDE', 'COOL', 'MIDDLE', 'WARM', 'View', 'view', 'class_scores', 'to
 # %% ../../nbs/tools/53_app.ipynb #01faa683
 import json, os, random, socket
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class View:
     pipeline:NovelCaptioner # that captions it
     image:Image.Image       # small enough for the page
     regions:Regions         # what the detector found
-    free:NovelCaption       # the caption without constraints; it carries the selector's probabilities
+    free:NovelCaption       # the caption without constraints, with the selector's probabilities
     chosen:tuple            # names of the classes that the selector would force
     note:str = ""           # what to say about it
 
@@ -43,8 +44,7 @@ def view(
     "Look at an image. Raises `NocError` for regions that do not fit the pipeline."
     small = image.copy()
     small.thumbnail((SIDE, SIDE))
-    most = max(pipeline.captioner.cfg.max_regions, 30)            # of thousands of boxes, the page draws the best
-    regions = regions.best(most)
+    regions = regions.best(max(pipeline.captioner.cfg.max_regions, 30))    # of thousands
     proposal = pipeline(regions)
     free = pipeline(regions, [])
     return View(pipeline, small, regions, free, proposal.objects, proposal.reason or "")
@@ -133,7 +133,8 @@ def stage(
 def _gradio():
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     try: import gradio
-    except ImportError: raise NocError("noc_app: gradio is not installed; pip install \"noc_nb[app]\"") from None
+    except ImportError:
+        raise NocError("noc_app: gradio is not installed; pip install noc_nb[app]") from None
     return gradio
 
 def _opens(file):
@@ -144,8 +145,8 @@ class Studio:
     "What the page does: examples, the photo pipeline, and its detector."
     def __init__(self,
         photos:NovelCaptioner=None, # for photos; None: drawn scenes only
-        detector=None,              # images -> `Regions`; default: `detector_for`, made when the first photo comes
-        source=None,                # a `gallery.Source` with files and regions, for examples; default: drawn scenes
+        detector=None,              # images -> `Regions`; default: made when the first photo comes
+        source=None,                # a `Source` with files, for examples; default: drawn scenes
         most:int=12,                # examples
     ):
         self.photos, self.detector = photos, detector
@@ -153,8 +154,9 @@ class Studio:
             toy = NovelCaptioner.from_pretrained("toy")
             self.examples = [lambda n=n: (toy, *toy_scene(n)) for n in range(most)]
         else:
-            ids = islice((i for i in source.ids if i in source.files and _opens(source.files[i])), most)
-            self.examples = [lambda i=i: (photos, open_image(source.files[i]), source.regions([i])[0]) for i in ids]
+            whole = (i for i in source.ids if i in source.files and _opens(source.files[i]))
+            def photo(i): return photos, open_image(source.files[i]), source.regions([i])[0]
+            self.examples = [partial(photo, i) for i in islice(whole, most)]
 
     def example(self, n:int)->View:
         "The n-th example."
@@ -162,7 +164,8 @@ class Studio:
 
     def upload(self, path)->View:
         "A photo that someone sent. Raises `NocError` if it cannot be used."
-        if self.photos is None: raise NocError("photos need a pipeline for photos: noc_app --model FOLDER")
+        if self.photos is None:
+            raise NocError("photos need a pipeline for photos: noc_app --model FOLDER")
         image = open_image(path)
         self.detector = self.detector or detector_for(self.photos)
         return view(self.photos, image, self.detector([image])[0])
@@ -178,11 +181,12 @@ def page(self:Studio,
     for image in thumbnails: image.thumbnail((200, 200))
     with gr.Blocks(title="noc_nb", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         state = gr.State()
-        gr.Markdown("## What is worth saying?\n Choose what the caption has to say. The pointer on a word "
-                    "shows where the decoder looked; a click keeps it.")
+        gr.Markdown("## What is worth saying?\n Choose what the caption has to say. "
+                    "The pointer on a word shows where the decoder looked; a click keeps it.")
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
-                file = gr.File(label=f"Your photo, up to {max_mb} MB", file_types=["image"], height=165)
+                label = f"Your photo, up to {max_mb} MB"
+                file = gr.File(label=label, file_types=["image"], height=165)
                 gallery = gr.Gallery(
                     thumbnails, show_label=False, columns=4, height=280, object_fit="cover",
                     allow_preview=False, elem_id="examples", buttons=[], interactive=False)
@@ -206,7 +210,8 @@ def wire(self:Studio, gr, state, file, gallery, ticked, added, out):
     def opened(find):
         try: v = find()
         except NocError as e: return None, none(), none(), render("message.html", text=e)
-        choices = [(name if p is None else f"{name}  {p:.2f}", name) for name, p in class_scores(v).items()]
+        scores = class_scores(v).items()
+        choices = [(name if p is None else f"{name}  {p:.2f}", name) for name, p in scores]
         rest = sorted(set(v.pipeline.by_name) - {name for _, name in choices})
         return (v, gr.update(choices=choices, value=list(v.chosen)),
                 gr.update(choices=rest, value=[]), stage(v, v.chosen))
@@ -226,7 +231,8 @@ def open_studio(
     source, detector = None, None
     photos = None if (job.model or shipped()[0]) == "toy" else job.pipeline()
     if job.src:
-        if photos is None: raise NocError("--detections: expected --model with a pipeline for photos")
+        if photos is None:
+            raise NocError("--detections: expected --model with a pipeline for photos")
         source = detected(job.src, job.data, job.images, photos.classes)
         if not source.files.keys() & set(source.ids):
             raise NocError(f"{job.src}: expected --images with its images")
@@ -242,7 +248,8 @@ def check_serving(
     check_range("--", 1, 65535, port=port)
     check_range("--", 1, max_mb=max_mb)
     try:
-        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        known = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
+        family, _, _, _, address = known[0]
         with socket.socket(family) as s: s.bind(address)
     except (OSError, UnicodeError) as e:
         raise NocError(f"--host {host}: {e}; expected an address of this machine") from None
@@ -252,13 +259,13 @@ def check_serving(
 def noc_app(
     host:str="127.0.0.1", # address to serve on; 0.0.0.0 lets everyone in
     port:int=7860,        # port to serve on
-    model:str=None,       # for photos: a name in the package, or a path (default: the package's best)
+    model:str=None,       # for photos: a name in the package, or a path (default: its best)
     detections:str=None,  # detections file; its images become the examples
     images:str=None,      # folder of those images
     data:str=None,        # folder in COCO's layout, for the sizes of images
     detector:str=None,    # a detector of torchvision (default: fasterrcnn_resnet50_fpn)
     weights:str=None,     # its weights: a file (default: torchvision's own, downloaded once)
-    classes:str=None,     # the detector's own classes: names, one a line, or JSON (default: the model's)
+    classes:str=None,     # the detector's own: names, one a line, or JSON (default: the model's)
     max_mb:int=10,        # largest upload, in MB
 ):
     "Serve a page to try captions on, on this machine alone."

@@ -28,7 +28,8 @@ class Worker:
         self.job, self.out, self.shard = job, Path(out), shard
         job.options.check()
         if shard < 1 or shard % job.options.batch:
-            raise NocError(f"shard={shard}: expected a positive multiple of batch={job.options.batch}")
+            expected = f"a positive multiple of batch={job.options.batch}"
+            raise NocError(f"shard={shard}: expected {expected}")
         self.pipeline = job.pipeline()
         self.source = job.source(self.pipeline)
 
@@ -66,8 +67,8 @@ def read_shards(
         with open_parquet(path) as file: rows = file.read().to_pylist()
         for row in rows:
             error = row.pop("error")
-            if error is not None: row = dict(image_id=row["image_id"], file=row["file"], error=error)
-            yield row
+            if error is None: yield row
+            else: yield dict(image_id=row["image_id"], file=row["file"], error=error)
 
 # %% ../../nbs/tools/54_distributed.ipynb #a2c03d5f
 def _peak_mb():
@@ -94,7 +95,7 @@ def caption_shard(
 # %% ../../nbs/tools/54_distributed.ipynb #52158f70
 LIMITS = dict(RAY_raylet_start_wait_time_s="60", RAY_gcs_server_port_wait_time_s="120",
               RAY_agent_register_timeout_ms="120000", RAY_worker_register_timeout_seconds="120",
-              RAY_AUTH_MODE="disabled", RAY_BACKEND_LOG_LEVEL="fatal")   # what goes wrong, it raises too
+              RAY_AUTH_MODE="disabled", RAY_BACKEND_LOG_LEVEL="fatal")   # it raises too
 
 def _ray(workers):
     "Ray, running; on this machine unless RAY_ADDRESS names a cluster."
@@ -102,7 +103,8 @@ def _ray(workers):
     os.environ |= dict(RAY_USAGE_STATS_ENABLED="0", **(LIMITS if local else {}))
     logging.getLogger("ray.widgets.util").setLevel(logging.ERROR)   # it misses a widget
     try: import ray, ray.data
-    except ImportError: raise NocError("workers: ray is not installed; pip install \"noc_nb[ray]\"") from None
+    except ImportError:
+        raise NocError("workers: ray is not installed; pip install noc_nb[ray]") from None
     if not ray.is_initialized(): _start(ray, max(2, workers) if local else None)
     for name in "ray", "ray.data": logging.getLogger(name).setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
@@ -111,14 +113,16 @@ def _ray(workers):
 
 def _start(ray, cpus):
     "Try three times; `cpus` of this machine, or None for a cluster."
-    here = {}
-    if cpus: here = dict(num_cpus=cpus, include_dashboard=False, _temp_dir=tempfile.mkdtemp(prefix="ray"))
+    here = dict(log_to_driver=False, logging_level="error")
+    if cpus:
+        folder = tempfile.mkdtemp(prefix="ray")
+        here |= dict(num_cpus=cpus, include_dashboard=False, _temp_dir=folder)
     for _ in range(3):
         try:
-            with _silent(): return ray.init(log_to_driver=False, logging_level="error", **here)
+            with _silent(): return ray.init(**here)
         except Exception as e: why = str(e).partition("\n")[0]
         ray.shutdown()
-    raise NocError(f"workers: Ray does not start ({why}); workers=0 makes the same captions without it")
+    raise NocError(f"workers: Ray does not start ({why}); workers=0 does without it")
 
 @contextmanager
 def _silent():
@@ -158,7 +162,7 @@ def caption_shards(
     gpus:float=None,     # of each actor, may be a fraction; default: 1 where the cluster has some
     shard:int=500,       # images of a shard, a multiple of the job's batch
 )->list:                 # what each shard cost that was made now
-    "Caption all images of a job. Raises `NocError` for bad input, or a folder that holds another job."
+    "Caption all images of a job. Raises `NocError` for bad input, or another job's folder."
     first = Worker(job, out, shard)
     file, settings = first.out/"job.json", first.settings()
     with locked(out):

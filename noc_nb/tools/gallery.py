@@ -51,7 +51,7 @@ class Source:
 
 def from_table(
     table:RegionTable, # regions of images
-    ids=None,          # the images to caption; default: all of the table. One that it lacks is empty
+    ids=None,          # the images to caption; default: all. One that it lacks is empty
     files=None,        # image id -> file, where there is one
     failed=None,       # image id -> `NocError`, for images that cannot be captioned
 )->Source:
@@ -60,8 +60,8 @@ def from_table(
     def regions(ids): return [failed.get(i) or table.get(i, Regions.empty(i)) for i in ids]
     if isinstance(table, RegionStore): key.update(json.dumps(table.meta, sort_keys=True).encode())
     else:
-        for column in table.ids, table.offsets, table.boxes, table.labels, table.scores, table.sizes:
-            key.update(np.ascontiguousarray(column))
+        for column in "ids", "offsets", "boxes", "labels", "scores", "sizes":
+            key.update(np.ascontiguousarray(getattr(table, column)))
     return Source(list(table) if ids is None else list(ids), regions, files or {}, key.hexdigest())
 
 # %% ../../nbs/tools/52_gallery.ipynb #f2980062
@@ -104,7 +104,7 @@ def detected(
     images=None,  # folder of the images to caption; a size in them counts more
     classes=None, # category ids that may occur; None allows any
 )->Source:
-    "Images that a detector has seen already. Raises `NocError` naming file and item for anything broken."
+    "Images that a detector has seen already. Raises `NocError` naming file and item."
     store = RegionStore(path) if Path(path).is_dir() else None
     sizes, names = _annotated(data) if data else ({}, {})
     if store is not None and (Path(path)/"images.jsonl").is_file():
@@ -113,7 +113,7 @@ def detected(
     files, failed = {f.id: f for f in files}, {}
     if store is None and not str(path).endswith(".parquet"):
         if not (data or images):
-            raise NocError(f"{path}: boxes in pixels; expected --data or --images, for the sizes of images")
+            raise NocError(f"{path}: boxes in pixels; expected --data or --images, for sizes")
         if images: sizes |= _sizes(files)
         failed = {i: _without_size(f) for i, f in files.items() if i not in sizes}
     only = files.keys() - failed if images else None
@@ -158,7 +158,8 @@ def photos(
                 else: yield image
         seen = iter(detector(opened()))
         return [failed.get(i) or next(seen) for i in ids]
-    return Source(list(files), regions, files, json.dumps([about, [f.name for f in files.values()]]))
+    key = json.dumps([about, [f.name for f in files.values()]])
+    return Source(list(files), regions, files, key)
 
 def detector_for(
     pipeline:NovelCaptioner, # that will caption what is found
@@ -166,7 +167,7 @@ def detector_for(
     weights="default",       # its weights: torchvision's own (downloaded once), or a file
     **options,               # further settings of `Detector`
 )->Detector:
-    "A detector of the pipeline's classes and features. Raises `NocError` for features that none here makes."
+    "A detector of the pipeline's classes and features. Raises `NocError` where none makes them."
     width, kinds = pipeline.captioner.cfg.d_feature, {1024: "box", 2048: "resnet101"}
     features = None if pipeline.vectors is not None else kinds.get(width, width)
     if features == width:
@@ -187,7 +188,8 @@ def open_source(
 )->Source:
     "The images that a path stands for. Raises `NocError` where it stands for none."
     path = Path(src)
-    if not path.exists(): raise NocError(f"{src}: no such file or folder; expected images or detections")
+    if not path.exists():
+        raise NocError(f"{src}: no such file or folder; expected images or detections")
     if _holds_regions(path): source = detected(path, data, images, classes)
     elif data or images or features:
         kinds = ".json, .parquet, a region store"
@@ -206,18 +208,17 @@ def _near(x, digits=4): return None if x is None else round(x, digits)
 def _line(pipeline, regions, caption, name):
     "What JSON holds of a caption: the regions that a model looked at, with both scores."
     boxes, seen = [], pipeline.captioner.cfg.max_regions
-    rows = zip(regions.labels.tolist(), regions.boxes.tolist(), regions.scores.tolist(), caption.probs)
-    for n, (c, box, score, p) in enumerate(rows):
+    columns = regions.labels.tolist(), regions.boxes.tolist(), regions.scores.tolist()
+    for n, (c, box, score, p) in enumerate(zip(*columns, caption.probs)):
         if n >= seen and p is None: continue
         boxes.append(dict(object=pipeline.classes[c].name, box=list(map(_near, box)),
                           score=_near(score), selector=_near(p)))
+    selected = [dict(object=o, score=_near(p)) for o, p in caption.selected]
     forced = zip(caption.objects, caption.words, caption.spans)
-    return dict(
-        image_id=caption.image_id, file=name, size=regions.size,
-        caption=caption.caption, score=_near(caption.score),
-        selected=[dict(object=o, score=_near(p)) for o, p in caption.selected],
-        constraints=[dict(object=o, word=w, span=s) for o, w, s in forced],
-        boxes=boxes, reason=caption.reason)
+    constraints = [dict(object=o, word=w, span=s) for o, w, s in forced]
+    return dict(image_id=caption.image_id, file=name, size=regions.size, caption=caption.caption,
+                score=_near(caption.score), selected=selected, constraints=constraints,
+                boxes=boxes, reason=caption.reason)
 
 # %% ../../nbs/tools/52_gallery.ipynb #3b60d7fa
 def caption_lines(
@@ -254,10 +255,11 @@ def run_settings(
     "What captions depend on: two runs with the same settings make the same lines."
     classes = [[i, c.name, c.word, c.forms, c.phrase] for i, c in pipeline.classes.items()]
     parts = pipeline.selector.state_dict(), pipeline.captioner.state_dict(), pipeline.vectors or {}
-    weights = [np.ascontiguousarray(torch.as_tensor(x).cpu()) for part in parts for x in part.values()]
+    weights = [torch.as_tensor(x).cpu() for part in parts for x in part.values()]
+    words = json.dumps(pipeline.vocab.tokens)
     settings = dict(
         images=_checksum(np.array(source.ids, np.int64), source.key.encode()),
-        model=_checksum(*weights, json.dumps(pipeline.vocab.tokens).encode()),
+        model=_checksum(*map(np.ascontiguousarray, weights), words.encode()),
         classes=_checksum(json.dumps(classes).encode()),
         search=pipeline.search.to_dict(), form=pipeline.form, limit=pipeline.limit,
         **asdict(options), **more)
@@ -280,7 +282,7 @@ def check_settings(
     for name, value in settings.items():
         if old.get(name) == value: continue
         was, now = json.dumps(old.get(name)), json.dumps(value)
-        raise NocError(f"{out}: was begun with {name} {was}, and not {now}; expected the same, or a new output")
+        raise NocError(f"{out}: was begun with {name} {was}, and not {now}; expected a new output")
 
 # %% ../../nbs/tools/52_gallery.ipynb #52e9b01c
 def _beside_output(out, kind): return out.with_name(f".{out.name}.{kind}")
@@ -481,7 +483,8 @@ class Job:
         "Raises `NocError` for bad input, and for an unknown object before any work."
         pipeline.class_ids(self.options.objects or [])
         detector = partial(detector_for, pipeline, **self.detector)
-        return open_source(self.src, self.data, self.images, pipeline.classes, detector, self.features)
+        return open_source(self.src, self.data, self.images, pipeline.classes, detector,
+                           self.features)
 
 def _own_classes(path):
     content = read_json(path) if str(path).endswith((".json", ".json.gz")) else None
@@ -522,7 +525,7 @@ def _check_outputs(job, out, report):
         if Path(path).exists() and not Path(path).is_file():
             raise NocError(f"{option} {path}: expected a regular file")
         if Path(path).resolve() in taken:
-            raise NocError(f"{option} {path}: is an input, or the other output; expected another file")
+            raise NocError(f"{option} {path}: is an input, or the other output")
         taken.add(Path(path).resolve())
     if report is None or not Path(report).exists(): return
     with open(report, "rb") as f: start = f.read(9).lower()
@@ -532,16 +535,16 @@ def _check_outputs(job, out, report):
 # %% ../../nbs/tools/52_gallery.ipynb #7cb28042
 @command
 def noc_caption(
-    src:str,             # photos (file, folder, .tar, .parquet, .txt) or detections (.json, .parquet, store)
+    src:str,             # photos (folder, .tar, .parquet ...) or detections (.json, .parquet, store)
     out:str=None,        # file for the captions, a line of JSON each (default: print them)
     html:str=None,       # file for a page to look at
     data:str=None,       # detections: a folder in COCO's layout, for the sizes of images
     images:str=None,     # detections: folder of the images to caption, whose names end in their ids
-    objects:str=None,    # words to force on every image, as "zebra, bus" ("": none; default: the selector's)
+    objects:str=None,    # words to force, as "zebra, bus" ("": none; default: the selector's)
     min_score:float=None, # a class below is never forced (default: the selector's threshold)
     max_objects:int=None, # objects that the selector may force on an image (default: 5)
-    model:str=None,      # a name in the package, or a path with a slash (default: the package's best)
-    classes:str=None,    # the detector's own classes: names, one a line, or JSON (default: the model's)
+    model:str=None,      # a name in the package, or a path with a slash (default: its best)
+    classes:str=None,    # the detector's own: names, one a line, or JSON (default: the model's)
     features:str=None,   # detections: a region store whose features the captioner sees
     detector:str="fasterrcnn_resnet50_fpn", # photos: a detection model of torchvision
     weights:str="default", # photos: its weights: torchvision's own (downloaded once), or a file
