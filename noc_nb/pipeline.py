@@ -129,10 +129,11 @@ def _probs(self:NovelCaptioner, images):
 def _choose(self:NovelCaptioner, regions, probs, options):
     "Ids of the classes that the selector chooses, the best first."
     certain = probs.masked_fill(regions.scores < (options.min_score or 0.), torch.nan)
-    return select(certain[None], regions.labels[None], self._threshold(options))[0]
+    return select(certain[None], regions.labels[None], self._least(options))[0]
 
 @patch
-def _threshold(self:NovelCaptioner, options):
+def _least(self:NovelCaptioner, options):
+    "The least probability that selects."
     return self.selector.cfg.threshold if options.min_score is None else options.min_score
 
 @patch
@@ -161,7 +162,7 @@ def _why(self:NovelCaptioner, regions, probs, chosen, ids, options):
     low = ", ".join(n for n, i in zip(named, self.class_ids(named)) if i not in ids)
     if low: yield f"not detected with a score of {options.min_score:g} or more: {low}"
     if chosen or options.objects is not None: return
-    why = f"no object with a score of {self._threshold(options):g} or more"
+    why = f"no object with a score of {self._least(options):g} or more"
     if not (probs >= 0).any(): why = "only persons were detected"
     yield f"nothing selected: {why if len(regions) else 'nothing was detected'}"
 
@@ -222,23 +223,23 @@ def _caption(self:NovelCaptioner, images, seen, options):
     captions = []
     for n, (r, p, c, ids) in enumerate(zip(images, probs, chosen, asked)):
         reasons = filter(None, [*self._why(r, p, c, ids, options), decoded[n].reason])
-        made = replace(decoded[n], reason="; ".join(reasons) or None)
-        captions.append(self._record(r, p, c, ids, groups[n], made))
+        result = replace(decoded[n], reason="; ".join(reasons) or None)
+        captions.append(self._record(r, p, c, ids, groups[n], result))
     return captions
 
 # %% ../nbs/50_pipeline.ipynb #d0a6e3c8
 @patch
-def _record(self:NovelCaptioner, regions, probs, chosen, ids, groups, made):
+def _record(self:NovelCaptioner, regions, probs, chosen, ids, groups, result):
     "Which words each class became."
     def names(classes): return [self.classes[i].name for i in classes]
-    text, own = made.caption.split(), [self._group(i) for i in ids]
-    spans = [made.spans[groups.index(group)] if group else None for group in own]
+    text, wanted = result.caption.split(), [self._group(i) for i in ids]
+    spans = [result.spans[groups.index(group)] if group else None for group in wanted]
     words = [" ".join(text[slice(*span)]) if span else None for span in spans]
     best = [probs[regions.labels == c].nan_to_num(0.).max().item() for c in chosen]
     values = [None if p != p else p for p in probs.tolist()]
     return NovelCaption(
-        regions.image_id, made.caption, made.score, tuple(zip(names(chosen), best)),
-        tuple(names(ids)), tuple(words), tuple(spans), tuple(values), made.reason)
+        regions.image_id, result.caption, result.score, tuple(zip(names(chosen), best)),
+        tuple(names(ids)), tuple(words), tuple(spans), tuple(values), result.reason)
 
 # %% ../nbs/50_pipeline.ipynb #3d8a4dcf
 @contextmanager

@@ -458,7 +458,7 @@ def _counts(lines):
         counts["bad" if "error" in line else "good"] += 1
         words = [c["word"] for c in line.get("constraints", ())]
         counts["asked"] += len(words)
-        counts["said"] += len(words) - words.count(None)
+        counts["mentioned"] += len(words) - words.count(None)
     return counts
 
 # %% ../../nbs/tools/52_gallery.ipynb #e07c52b8
