@@ -103,6 +103,7 @@ def _ray(workers):
     context.enable_progress_bars, context.wait_for_min_actors_s = False, 300
     return ray
 
+# %% ../../nbs/tools/54_distributed.ipynb #8e15c0da
 def _start(ray, cpus):
     "Try three times; `cpus` of this machine, or None for a cluster."
     here = dict(log_to_driver=False, logging_level="error")

@@ -535,7 +535,7 @@ def _check_outputs(job, out, report):
 # %% ../../nbs/tools/52_gallery.ipynb #7cb28042
 @command
 def noc_caption(
-    src:str,             # photos (folder, .tar, .parquet ...) or detections (.json, .parquet, store)
+    src:str,             # photos (folder, .tar, .parquet) or detections (.json, .parquet, store)
     out:str=None,        # file for the captions, a line of JSON each (default: print them)
     html:str=None,       # file for a page to look at
     data:str=None,       # detections: a folder in COCO's layout, for the sizes of images
