@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 from noc_nb.core import NocError
-from noc_nb.tools.distributed import Job, _ray, caption_shards, read_shards, shard_file
-from noc_nb.tools.gallery import caption_files, read_lines
+from noc_nb.pipeline import CaptionOptions
+from noc_nb.tools.distributed import _ray, caption_shards, read_shards, shard_file
+from noc_nb.tools.gallery import Job, caption_files, locked, read_lines
 from noc_nb.toy import make_toy
 
 with_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: noc_nb[ray]")
@@ -17,9 +18,11 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     root = make_toy(folder/"toy", train=1, val=60, test=1)
     found = root/"detections/simulated.json"
-    caption_files(found, folder/"lines.jsonl", data=root, model="toy", batch=5)
-    job = Job(str(found), "toy", data=str(root), batch=5, shard=10)
+    job = Job(str(found), "toy", data=str(root), options=CaptionOptions(batch=5))
+    caption_files(job, folder/"lines.jsonl")
     return job, sorted(read_lines(folder/"lines.jsonl"), key=lambda x: x["image_id"])
+
+def run(job, out, workers=0): return caption_shards(job, out, workers, shard=10)
 
 def lines(out): return sorted(read_shards(out), key=lambda x: x["image_id"])
 
@@ -33,27 +36,28 @@ def ray():
 
 def test_without_ray_and_resumed(world, tmp_path):
     job, expected = world
-    assert [row["images"] for row in caption_shards(job, tmp_path)] == [10]*6 + [len(expected) - 60]
+    assert [row["images"] for row in run(job, tmp_path)] == [10]*6 + [len(expected) - 60]
     shard_file(tmp_path, 2).unlink()
-    assert [row["shard"] for row in caption_shards(job, tmp_path)] == [2] and lines(tmp_path) == expected
+    assert [row["shard"] for row in run(job, tmp_path)] == [2] and lines(tmp_path) == expected
     shard_file(tmp_path, 2).write_bytes(b"PAR1")
     with pytest.raises(NocError, match="part-000002.parquet: expected a whole parquet file"): lines(tmp_path)
+    with locked(tmp_path), pytest.raises(NocError, match="another run is writing it"): run(job, tmp_path)
 
 @pytest.mark.slow
 def test_the_driver_is_killed(world, tmp_path):
     "SIGKILL at random moments of a shard, and of a write: each shard is there once, to the byte, and nothing else."
     job, expected = world
-    caption_shards(job, tmp_path/"whole")
+    run(job, tmp_path/"whole")
     rng, out, kills = random.Random(0), tmp_path/"killed", 0
     shards = lambda: len(list(out.glob("part-*.parquet")))
     while shards() < 7:
-        child = multiprocessing.get_context("fork").Process(target=caption_shards, args=(job, out))
+        child = multiprocessing.get_context("fork").Process(target=run, args=(job, out))
         at = shards() + rng.randint(0, 2); child.start()
         while child.is_alive() and (shards() < at or not (out/"job.json").exists()): time.sleep(.002)
         child.join(rng.uniform(0, .3)); kills += child.is_alive(); child.kill(); child.join()
     (out/".part-000001.parquet.elsewhere.1.tmp").write_bytes(b"PAR1")           # as a kill while writing leaves it
     shard_file(out, 1).unlink()
-    assert [row["shard"] for row in caption_shards(job, out)] == [1]
+    assert [row["shard"] for row in run(job, out)] == [1]
     content = lambda folder: {p.name: p.read_bytes() for p in folder.iterdir()}
     assert kills >= 2 and content(out) == content(tmp_path/"whole") and lines(out) == expected
 
@@ -67,9 +71,10 @@ def actors():
 
 DRIVER = """
 import sys
+from noc_nb.pipeline import CaptionOptions
 from noc_nb.tools.distributed import Job, caption_shards
 src, data, out = sys.argv[1:]
-caption_shards(Job(src, "toy", data=data, batch=5, shard=10), out, 2)
+caption_shards(Job(src, "toy", data=data, options=CaptionOptions(batch=5)), out, 2, shard=10)
 """
 
 @pytest.mark.slow
@@ -88,7 +93,7 @@ def test_the_driver_is_killed_under_ray(world, tmp_path):
     assert not set(actors()) - before
     made = {p.name: p.stat().st_mtime_ns for p in out.glob("part-*.parquet")}
     left = [n for n in range(7) if shard_file(out, n).name not in made]
-    assert [row["shard"] for row in caption_shards(job, out)] == left
+    assert [row["shard"] for row in run(job, out)] == left
     assert lines(out) == expected and not list(out.glob(".*"))
     assert all((out/name).stat().st_mtime_ns == time_ for name, time_ in made.items())  # nothing is made twice
 
@@ -97,7 +102,7 @@ def test_the_driver_is_killed_under_ray(world, tmp_path):
 def test_workers_and_a_killed_one(world, ray, tmp_path):
     "One worker gives the lines of no Ray; so do two, of which one is killed after the first shard."
     job, expected = world
-    costs = caption_shards(job, tmp_path/"1", 1)
+    costs = run(job, tmp_path/"1", 1)
     assert [row["shard"] for row in costs] == list(range(7)) and lines(tmp_path/"1") == expected
     killed, done = [], threading.Event()
     def kill():
@@ -106,8 +111,8 @@ def test_workers_and_a_killed_one(world, ray, tmp_path):
             if found: killed.append(random.Random(0).choice(found)); os.kill(killed[0], signal.SIGKILL)
             time.sleep(.01)
     killer = threading.Thread(target=kill); killer.start()
-    try: costs = caption_shards(job, tmp_path/"2", 2)
+    try: costs = run(job, tmp_path/"2", 2)
     finally: done.set(); killer.join()
     assert killed and [row["shard"] for row in costs] == list(range(7)) and lines(tmp_path/"2") == expected
     shard_file(tmp_path/"2", 3).unlink()                       # what one way began, another ends
-    assert [row["shard"] for row in caption_shards(job, tmp_path/"2")] == [3] and lines(tmp_path/"2") == expected
+    assert [row["shard"] for row in run(job, tmp_path/"2")] == [3] and lines(tmp_path/"2") == expected

@@ -11,10 +11,11 @@ from noc_nb.tools.app import Studio
 from noc_nb.captioner import Captioner
 from noc_nb.core import NocError
 from noc_nb.encoder import CaptionerConfig
-from noc_nb.tools.gallery import (caption_all, caption_files, caption_lines, detected, from_table, open_source, photos,
-                            read_lines, write_report)
+from noc_nb.tools.gallery import (Job, caption_all, caption_files, caption_lines, detected, from_table,
+                                  locked, noc_caption, open_source, photos, read_lines,
+                                  write_report)
 from noc_nb.heldout import COCO_CLASSES
-from noc_nb.pipeline import NovelCaptioner
+from noc_nb.pipeline import CaptionOptions, NovelCaptioner
 from noc_nb.detector import Detector
 from noc_nb.tools.photos import extract, image_files, open_image
 from noc_nb.tools.formats import write_detections
@@ -121,7 +122,8 @@ def test_hostile_images_with_detections(toy, src, tmp_path):
     "An image that has a size and is then cut off can be captioned; one without a size is a line that says so."
     items = [dict(image_id=i, category_id=2, bbox=[6, 6, 40, 40], score=.9) for i in range(1, 30)]
     (tmp_path/"found.json").write_text(json.dumps(items))
-    n, failed = caption_files(tmp_path/"found.json", tmp_path/"c.jsonl", tmp_path/"c.html", images=src, model="toy")
+    job = Job(tmp_path/"found.json", "toy", images=src)
+    n, failed = caption_files(job, tmp_path/"c.jsonl", tmp_path/"c.html")
     lines = {x["image_id"]: x for x in read_lines(tmp_path/"c.jsonl")}
     assert (n, failed) == (11, 3) and {i for i, x in lines.items() if "error" in x} == {7, 8, 10}
     assert all(lines[i]["file"] in lines[i]["error"] for i in (7, 8, 10)) and lines[5]["size"] == [60, 80]
@@ -199,7 +201,7 @@ def test_sizes_come_from_the_images(toy, world, tmp_path):
     (dict(src="found.json"), "expected --data or --images"), (dict(src="found.json", images="."), "a.jpg: expected a"),
     (dict(src="found.json", data="empty"), "no annotations"), (dict(src="found.json", images="none"), "no such file"),
     (dict(src="torn.json", images=".in"), "not JSON"), (dict(src="a.jpg", data="."), "go with detections"),
-    (dict(src="found.json", max_objects=-1), "--max-objects -1"),
+    (dict(src="found.json", options=CaptionOptions(max_objects=-1)), "--max-objects -1"),
     (dict(src="found.json", model="huge"), "no such folder")])
 def test_bad_arguments_are_one_line(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
@@ -208,7 +210,7 @@ def test_bad_arguments_are_one_line(tmp_path, monkeypatch, arguments, message):
     Path("torn.json").write_text("[{")
     Path("found.json").write_text('[{"image_id":1,"category_id":2,"bbox":[0,0,1,1],"score":1}]')
     if arguments["src"] == ".": Path("a.jpg").unlink()
-    with pytest.raises(NocError, match=message) as e: caption_files(**{"out": "x.jsonl", "model": "toy", **arguments})
+    with pytest.raises(NocError, match=message) as e: caption_files(Job(**{"model": "toy"} | arguments), "x.jsonl")
     assert "\n" not in str(e.value) and not Path("x.jsonl").exists()
 
 @pytest.mark.slow
@@ -218,7 +220,7 @@ def test_random_detector_to_caption(tmp_path):
     Image.effect_noise((120, 90), 90).convert("RGB").save(tmp_path/"1.jpg")
     detector = Detector(weights=None, features=None, min_score=0., size=64, device="cpu")
     source = photos(image_files(tmp_path), detector)
-    line, = caption_lines(small_pipeline(), source, source.ids, objects=["zebra"])
+    line, = caption_lines(small_pipeline(), source, source.ids, CaptionOptions(("zebra",)))
     assert line["constraints"] == [dict(object="zebra", word="zebra", span=line["constraints"][0]["span"])]
     assert "zebra" in line["caption"].split() and line["file"] == "1.jpg"
 
@@ -229,15 +231,16 @@ def test_killed_and_resumed_gives_the_same_lines(toy, world, tmp_path):
     source = detected(world/"detections/simulated.json", world, classes=toy.classes)
     rng, out, fork = random.Random(0), tmp_path/"killed.jsonl", multiprocessing.get_context("fork")
     start = time.time()
-    whole = caption_all(toy, source, tmp_path/"whole.jsonl", batch=4).read_bytes()
+    by_4 = CaptionOptions(batch=4)
+    whole = caption_all(toy, source, tmp_path/"whole.jsonl", by_4).read_bytes()
     took, kills = time.time() - start, 0
     while not out.exists():
-        child = fork.Process(target=caption_all, args=(toy, source, out), kwargs=dict(resume=True, batch=4))
+        child = fork.Process(target=caption_all, args=(toy, source, out, by_4, True))
         child.start()
         child.join(rng.uniform(.05, .3)*took if kills < 6 else None)
         kills += child.is_alive()
         child.kill(); child.join()
-    assert kills and out.read_bytes() == whole and not list(tmp_path.glob(".*.part"))
+    assert kills and out.read_bytes() == whole and not [*tmp_path.glob(".*.part"), *tmp_path.glob(".*.lock")]
 
 @pytest.mark.slow
 def test_the_command(world, tmp_path):
@@ -256,11 +259,12 @@ import resource, sys
 from dataclasses import replace
 from pathlib import Path
 import torch
-from noc_nb.tools.gallery import caption_files
+from noc_nb.pipeline import CaptionOptions
+from noc_nb.tools.gallery import Job, caption_files
 folder, n = Path(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
-out = folder/f"{n}.jsonl", folder/f"{n}.html"
-caption_files(folder/f"{n}.json", *out, data=folder/n, model=folder/"small", batch=100, max_objects=0)
+job = Job(folder/f"{n}.json", folder/"small", data=folder/n, options=CaptionOptions(max_objects=0, batch=100))
+caption_files(job, folder/f"{n}.jsonl", folder/f"{n}.html")
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss//1024)
 """
 
@@ -292,6 +296,66 @@ def test_memory_is_flat(tmp_path):
     print(f"{few} MB for 5,000 records, {many} MB for 100,000")
     assert many - few < 60
     assert (tmp_path/"2000.html").stat().st_size < 5_000_000
+
+# ---- what a run must never lose
+
+@pytest.fixture
+def command(world, tmp_path, monkeypatch, capsys):
+    "noc_caption over the world's detections, as the shell calls it, in a folder of its own."
+    monkeypatch.chdir(tmp_path)
+    source = world/"detections/simulated.json"
+    def run(*args):
+        typed = ["noc_caption", source, "--data", world, "--model", "toy", *args]
+        monkeypatch.setattr(sys, "argv", [str(text) for text in typed])
+        try: code = noc_caption() or 0
+        except SystemExit as e: code = e.code
+        return subprocess.CompletedProcess(typed, code, *capsys.readouterr())
+    return run
+
+def one_line(done, *parts):
+    "A refusal in one line that says all of it."
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    for part in parts: assert part in done.stderr
+
+def test_resume_with_other_settings_names_them(command, tmp_path):
+    "A whole output is no answer to another question."
+    assert command("--out", "c.jsonl").returncode == 0
+    before = (tmp_path/"c.jsonl").read_bytes()
+    one_line(command("--out", "c.jsonl", "--resume", "--objects", "kite"), "objects null", '["kite"]')
+    one_line(command("--out", "c.jsonl", "--resume", "--max-objects", "1"), "max_objects null", "not 1")
+    one_line(command("--out", "c.jsonl", "--resume", "--batch", "7"), "c.jsonl: was begun with batch 50, and not 7")
+    assert command("--out", "c.jsonl", "--resume").returncode == 0
+    assert (tmp_path/"c.jsonl").read_bytes() == before
+
+def test_two_runs_with_one_output(command, tmp_path):
+    with locked(tmp_path/"c.jsonl"):
+        one_line(command("--out", "c.jsonl"), "c.jsonl: another run is writing it")
+    assert list(tmp_path.iterdir()) == []
+
+def test_outputs_are_files_of_their_own(command, world, tmp_path):
+    "Detections, captions, a device and somebody's notes stay what they are."
+    source = world/"detections/simulated.json"
+    before = source.read_bytes()
+    one_line(command("--html", source), f"--html {source}: is an input")
+    one_line(command("--out", "x", "--html", "./x"), "is an input, or the other output")
+    for option in "--out", "--html":
+        one_line(command(option, tmp_path), f"{option} {tmp_path}: expected a regular file")
+        os.mkfifo(tmp_path/"pipe")
+        one_line(command(option, "pipe"), f"{option} pipe: expected a regular file")
+        (tmp_path/"pipe").unlink()
+    (tmp_path/"notes.txt").write_text("mine")
+    one_line(command("--html", "notes.txt"), "notes.txt: exists and is no page")
+    assert source.read_bytes() == before and (tmp_path/"notes.txt").read_text() == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+def test_a_folder_never_hides_a_shipped_pipeline(command, toy, tmp_path):
+    "`toy` is the package's, and `./toy` the folder."
+    (tmp_path/"toy").mkdir()
+    assert command().returncode == 0
+    one_line(command("--model", "./toy"), "toy/pipeline.json: no such file")
+    toy.save_pretrained(tmp_path/"mine")
+    one_line(command("--model", "mine"), "mine: no such folder, and no pipeline of the package", "like ./mine")
+    assert command("--model", "./mine").stdout == command().stdout
 
 # ---- the page in a browser
 

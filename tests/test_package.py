@@ -89,6 +89,15 @@ def test_flags_are_separated_by_spaces():
     assert SETTINGS["tst_flags"].split() == ["slow", "gpu"], \
         "settings.ini needs `tst_flags = slow gpu`: with `|` or `,` between them nbdev_test runs the flagged cells"
 
+HEAVY = "pandas pyarrow matplotlib torchvision gradio ray pycocoevalcap accelerate jinja2".split()
+
+def test_the_book_is_light():
+    "Captions from Python need none of the packages that tables, files, plots and pages need."
+    code = "import sys, noc_nb.pipeline; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = run(sys.executable, "-c", code, cwd=ROOT).split()
+    none_of(sorted(set(HEAVY) & set(loaded)),
+            "`import noc_nb.pipeline` loads these; import them in the function that needs them")
+
 # ---- the wheel
 
 IMPORT_ALL = """

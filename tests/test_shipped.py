@@ -1,0 +1,62 @@
+"The pipelines of the package: how good their captions are, and a captioner with averaged embeddings through a pipeline."
+import pytest
+import torch
+from noc_nb.core import find_data
+from noc_nb.data import load_data
+from noc_nb.novelty import evaluate
+from noc_nb.pipeline import NovelCaptioner
+from noc_nb.toy import make_toy
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    "A hundred val images and enough captions to know which classes are never mentioned."
+    torch.set_num_threads(1)
+    return load_data(make_toy(tmp_path_factory.mktemp("toy"), train=40, val=100, test=1), split="toy")
+
+def scores(name, data, ids):
+    "F1 of held-out objects, and CIDEr-D out of domain and within it, of a pipeline's captions."
+    pipeline = NovelCaptioner.from_pretrained(name, device="cpu")
+    regions = data.regions.take(ids)                                  # an image without detections is empty
+    captions = pipeline([regions[i] for i in ids])
+    sentences = {i: caption.caption for i, caption in zip(ids, captions)}
+    found = evaluate(sentences, data.captions, ids, data.novel["val"], data.heldout, metrics=("C",))
+    return dict(F1=found["out_macro"]["F1"], out=found["out_pooled"]["C"], within=found["in"]["C"])
+
+def floor(name, data, ids, least):
+    "Each score may fall a little below today's, and no further."
+    found = scores(name, data, ids)
+    text = ", ".join(f"{what} {found[what]:.1f} (at least {least[what]})" for what in least)
+    assert all(found[what] >= least[what] for what in least), f"{name} on {len(ids)} val images: {text}"
+
+def test_toy_is_as_good_as_it_was(world):
+    floor("toy", world, world.splits["val"], dict(F1=75, out=81, within=99))
+
+def test_lite_is_as_good_as_it_was():
+    coco = find_data()
+    if coco is None: pytest.skip("NOC_DATA is not set: COCO's captions and detections are needed")
+    torch.set_num_threads(1)
+    data = load_data(coco, "lite", "simulated")
+    floor("lite", data, data.splits["val"][:150], dict(F1=68, out=69.5, within=85))
+
+def test_averaged_embeddings_through_a_pipeline(world, tmp_path):
+    "A word that no caption mentions takes its neighbours' place: saved, loaded, and said."
+    toy = NovelCaptioner.from_pretrained("toy", device="cpu")
+    captions = [caption for i in world.splits["train"] for caption in world.tokens[i]]
+    never = next(c for c in toy.classes.values() if c.name in world.novel["val"]
+                 and not any(c.word in tokens for tokens in captions))
+    near = ["cat", "dog"]
+    averaged = toy.captioner.borrow({never.word: near})
+    pipeline = NovelCaptioner(toy.selector, averaged, toy.classes, toy.vectors, toy.search, toy.form, toy.limit)
+    pipeline.save_pretrained(tmp_path/"averaged")
+    again = NovelCaptioner.from_pretrained(tmp_path/"averaged", device="cpu")
+    table, old, ids = again.captioner.words(), toy.captioner.words(), toy.vocab.stoi
+    mean = old[[ids[word] for word in near]].mean(0)
+    torch.testing.assert_close(table[ids[never.word]], mean)
+    others = [i for word, i in ids.items() if word != never.word]
+    torch.testing.assert_close(table[others], old[others])
+    images = [world.regions[i] for i in sorted(world.novel["val"][never.name])][:4]
+    for regions, caption, plain in zip(images, pipeline(images, [never.name]), toy(images, [never.name])):
+        saved = again(regions, [never.name])
+        assert saved.words == (never.word,) and saved.reason is None
+        assert never.word in saved.caption.split() and saved.caption == caption.caption
+        assert saved.score != plain.score                       # the search went by the new place
