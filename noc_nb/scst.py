@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BASELINES', 'mean_of_beams', 'scst_loss', 'leave_one_out', 'caption_log_probs', 'ScstConfig', 'scst_images',
-           'oracle_constraints', 'cider_reward', 'SelfCritical', 'image_count', 'train_scst']
+           'oracle_constraints', 'cider_reward', 'SelfCritical', 'train_scst']
 
 # %% ../nbs/43_scst.ipynb #fc613f84
 import warnings
@@ -176,12 +176,6 @@ def _baseline(self:SelfCritical, model, batch, groups, rewards, there):
     return self.rewards(greedy.tokens, batch.image_ids)
 
 # %% ../nbs/43_scst.ipynb #095f3581
-def image_count(
-    batch:CaptionBatch, # images
-)->int:                 # how many
-    "What the self-critical loss is a mean of."
-    return len(batch.image_ids)
-
 def train_scst(
     data:CocoData,          # captions and regions
     captioner:Captioner,    # trained with cross-entropy; it is trained in place
@@ -206,6 +200,7 @@ def train_scst(
         val = oracle_constraints(data, data.splits["val"], vocab, limit)
     reward = reward or cider_reward(data, ids, vocab, cfg)
     loss = SelfCritical(reward, train, search_cfg, cfg.baseline)
-    trainer = Trainer(captioner, loss, cfg, folder, captioner.cfg.d_model, image_count, "images")
+    def images(batch): return len(batch.image_ids)          # what the loss is a mean of
+    trainer = Trainer(captioner, loss, cfg, folder, captioner.cfg.d_model, images, "images")
     loader = image_loader(data, ids, cfg.batch, cfg.seed, features)
     return trainer.fit(loader, val_cider(data, val), resume)
