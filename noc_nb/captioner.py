@@ -133,6 +133,7 @@ def start(self:Captioner,
     state = self.decoder.start(self.encoder(features, mask), mask, max_len)
     return CaptionerState(state, self.words().to(state.keys.dtype))
 
+# %% ../nbs/14_captioner.ipynb #90ab6e1d
 @patch
 def step(self:Captioner,
     tokens:Tensor,        # (b·g,) last word of every hypothesis

@@ -136,8 +136,10 @@ def bench_scst(
     g = torch.Generator().manual_seed(cfg.seed)
     size = cfg.known, cfg.references, cfg.length
     references = dict(enumerate(torch.randint(4, cfg.words, size, generator=g).tolist()))
-    def random_words(): return torch.randperm(cfg.words - 4, generator=g)[:constraints] + 4
-    groups = [[[(word,)] for word in random_words().tolist()] for _ in batch.image_ids]
+    def random_group():
+        words = torch.randperm(cfg.words - 4, generator=g)[:constraints] + 4
+        return [[(word,)] for word in words.tolist()]
+    groups = [random_group() for _ in batch.image_ids]
     critic = SelfCritical(CiderReward(references, EOS))
     def step(watch):
         with _autocast():
@@ -166,7 +168,8 @@ def _reward_steps(refs):
     "CIDEr-D on token ids, and what it is asked in up to twenty steps."
     words = dict.fromkeys(w for captions in refs.values() for caption in captions for w in caption)
     ids = {word: n for n, word in enumerate(words, max(PAD, BOS, EOS) + 1)}
-    coded = {i: [[ids[w] for w in caption] for caption in refs[i]] for i in refs}
+    def encoded(caption): return [ids[word] for word in caption]
+    coded = {i: list(map(encoded, refs[i])) for i in refs}
     images, steps = list(refs)[:1000], []
     for at in range(0, len(images), 50):
         some = images[at:at+50]
