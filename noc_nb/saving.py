@@ -48,8 +48,9 @@ def _fill(model, weights, path):
     for name, shape in expected.items():
         if name not in weights:
             raise NocError(f"{path}: {name}: missing; expected a tensor of shape {shape}")
-        found = tuple(weights[name].shape)
-        if found != shape: raise NocError(f"{path}: {name}: expected shape {shape}, found {found}")
+        actual = tuple(weights[name].shape)
+        if actual != shape:
+            raise NocError(f"{path}: {name}: expected shape {shape}, found {actual}")
     for name in weights:
         if name not in expected:
             raise NocError(f"{path}: {name}: unexpected; config.json describes no such tensor")

@@ -185,7 +185,7 @@ def bench_reward(
     ids, watch = list(refs), Watch()
     cider = CiderD(refs)
     watch.lap("prepare")
-    captions = [own[min(1, len(own)-1)] for own in refs.values()]
+    captions = [texts[min(1, len(texts)-1)] for texts in refs.values()]
     candidates = {i: [" ".join(caption)] for i, caption in zip(ids, captions)}
     texts = {i: list(map(" ".join, refs[i])) for i in ids}
     reward, steps = _reward_steps(refs)
