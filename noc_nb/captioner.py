@@ -87,14 +87,6 @@ class Captioner(nn.Module, Saved, library_name="noc_nb", license="apache-2.0"):
 
 # %% ../nbs/14_captioner.ipynb #1e098ada
 @patch
-def encode(self:Captioner,
-    features:Tensor, # (b,n,d) region features
-    mask:Tensor,     # (b,n) True for a real region
-)->Tensor:           # (b,n,d) encoded regions
-    "The encoder alone."
-    return self.encoder(features, mask)
-
-@patch
 def forward(self:Captioner,
     features:Tensor, # (b,n,d) region features
     mask:Tensor,     # (b,n) True for a real region
@@ -102,7 +94,7 @@ def forward(self:Captioner,
 )->Tensor:           # (b·g,t,v) logits of the word after each word
     "Teacher forcing."
     table = self.words()
-    x = self.encode(features, mask)
+    x = self.encoder(features, mask)
     y = self.word_in(F.embedding(tokens, table))
     return F.linear(self.word_out(self.decoder(y, x, mask)), table)
 
@@ -138,9 +130,10 @@ def start(self:Captioner,
     max_len:int=None, # longest caption, EOS counted; default: the configuration's
 )->CaptionerState:    # one hypothesis an image
     "Encode the images. The first `step` takes b tokens BOS."
-    state = self.decoder.start(self.encode(features, mask), mask, max_len)
+    state = self.decoder.start(self.encoder(features, mask), mask, max_len)
     return CaptionerState(state, self.words().to(state.keys.dtype))
 
+# %% ../nbs/14_captioner.ipynb #90ab6e1d
 @patch
 def step(self:Captioner,
     tokens:Tensor,        # (b·g,) last word of every hypothesis

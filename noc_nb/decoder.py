@@ -92,14 +92,9 @@ def _closed(where):
     return torch.zeros_like(where, dtype=torch.float).masked_fill(where, -torch.inf)
 
 # %% ../nbs/13_decoder.ipynb #abe570a6
-def _attend_stored(
-    q:Tensor,      # (b,h,g,d) queries
-    keys:Tensor,   # (b,h,d,n) keys, divided by the root of d
-    values:Tensor, # (b,h,n,d)
-    bias:Tensor,   # (b,1,1,n) or (b,1,g,n) 0 where a query may attend, -inf elsewhere
-)->Tensor:         # (b,h,g,d)
-    "Attention of few queries to stored keys."
-    return (q @ keys + bias).softmax(-1).to(values.dtype) @ values
+def _attend_stored(q, keys, values, closed):
+    "Attention of few queries (b,h,g,d) to stored keys (b,h,d,n), divided by the root of d."
+    return (q @ keys + closed).softmax(-1).to(values.dtype) @ values
 
 # %% ../nbs/13_decoder.ipynb #8c809dd4
 @patch
@@ -153,19 +148,14 @@ def _make_room(state, g):
 
 # %% ../nbs/13_decoder.ipynb #4d70ab19
 @patch
-def _step(self:DecoderLayer,
-    y:Tensor,           # (b,g,d) last word of every hypothesis
-    i:int,              # which layer this is
-    state:DecoderState, # its pool is written to
-    new:slice,          # the g places of the pool that the words take
-)->Tensor:              # (b,g,d)
-    "One layer of `Decoder.step`."
-    q, k, v = self.words.f.project(y)                                           # (b,h,g,d) each
-    keys, values = state.words[i,0], state.words[i,1]                           # (b,h,p,d) each
+def _step(self:DecoderLayer, y, i, state, new):
+    "Layer `i` of a step: last words y (b,g,d) go to the `new` places of the pool."
+    q, k, v = self.words.f.project(y)                       # (b,h,g,d) each
+    keys, values = state.words[i,0], state.words[i,1]       # (b,h,p,d) each
     keys[:,:,new] = k / k.shape[-1]**.5
     values[:,:,new] = v
     keys, values = keys[:,:,:new.stop], values[:,:,:new.stop]
-    past = state.past[:,None,:,:new.stop]                                       # (b,1,g,p)
+    past = state.past[:,None,:,:new.stop]                   # (b,1,g,p)
     heads = _attend_stored(q, keys.mT, values, past)
     y = self.words.add(y, self.words.f.merge(heads))
     q, = self.regions.f.project(y, "q")

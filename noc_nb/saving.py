@@ -38,14 +38,19 @@ def read_weights(
         raise NocError(f"{path}: cannot be read as safetensors ({e})") from None
 
 # %% ../nbs/08_saving.ipynb #7bd2f0a9
+def _write_weights(path, model):
+    weights = {name: w.detach().contiguous() for name, w in model.state_dict().items()}
+    with whole_file(path, "wb") as f: f.write(safetensors.torch.save(weights))
+
 def _fill(model, weights, path):
     "Give a model its weights. Raises `NocError` for one that is missing, unexpected or misshapen."
     expected = {name: tuple(w.shape) for name, w in model.state_dict().items()}
     for name, shape in expected.items():
         if name not in weights:
             raise NocError(f"{path}: {name}: missing; expected a tensor of shape {shape}")
-        found = tuple(weights[name].shape)
-        if found != shape: raise NocError(f"{path}: {name}: expected shape {shape}, found {found}")
+        actual = tuple(weights[name].shape)
+        if actual != shape:
+            raise NocError(f"{path}: {name}: expected shape {shape}, found {actual}")
     for name in weights:
         if name not in expected:
             raise NocError(f"{path}: {name}: unexpected; config.json describes no such tensor")
@@ -57,9 +62,7 @@ class Saved(PyTorchModelHubMixin):
     config_class = Config
 
     def _save_pretrained(self, save_directory):
-        weights = {name: w.detach().contiguous() for name, w in self.state_dict().items()}
-        with whole_file(save_directory/"model.safetensors", "wb") as f:
-            f.write(safetensors.torch.save(weights))
+        _write_weights(save_directory/"model.safetensors", self)
         self._save_more(save_directory)
         self.cfg.save(save_directory/"config.json")
 

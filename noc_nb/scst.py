@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BASELINES', 'mean_of_beams', 'scst_loss', 'leave_one_out', 'caption_log_probs', 'ScstConfig', 'scst_images',
-           'oracle_constraints', 'cider_reward', 'SelfCritical', 'image_count', 'train_scst']
+           'oracle_constraints', 'cider_reward', 'SelfCritical', 'train_scst']
 
 # %% ../nbs/43_scst.ipynb #fc613f84
 import warnings
@@ -121,7 +121,8 @@ def cider_reward(
 )->CiderReward:        # on token ids
     "CIDEr-D against the images' own references, prepared once."
     extra = {}
-    refs = {i: [vocab.encode_open(tokens, extra) for tokens in data.tokens[i]] for i in ids}
+    def encoded(i): return [vocab.encode_open(tokens, extra) for tokens in data.tokens[i]]
+    refs = {i: encoded(i) for i in ids}
     return CiderReward(refs, EOS, cfg.eos_in_reward, cfg.df_unit)
 
 # %% ../nbs/43_scst.ipynb #9bffb311
@@ -176,12 +177,6 @@ def _baseline(self:SelfCritical, model, batch, groups, rewards, there):
     return self.rewards(greedy.tokens, batch.image_ids)
 
 # %% ../nbs/43_scst.ipynb #095f3581
-def image_count(
-    batch:CaptionBatch, # images
-)->int:                 # how many
-    "What the self-critical loss is a mean of."
-    return len(batch.image_ids)
-
 def train_scst(
     data:CocoData,          # captions and regions
     captioner:Captioner,    # trained with cross-entropy; it is trained in place
@@ -196,16 +191,16 @@ def train_scst(
     "Fine-tune a captioner on CIDEr-D (Section 3.1). `NocError` for features of another width."
     finished = resume and finished_model(folder, Captioner, captioner.cfg, cfg)
     if finished: return finished
-    features, width = data.region_features(captioner.cfg.max_regions), captioner.cfg.d_feature
-    if features.width != width:
-        raise NocError(f"region features of width {features.width}: expected {width}")
+    features = data.region_features(captioner.cfg.max_regions)
+    if features.width != captioner.cfg.d_feature:
+        raise NocError(f"region features of width {features.width}: "
+                       f"expected {captioner.cfg.d_feature}")
     set_seed(cfg.seed)
-    ids, vocab, train, val = scst_images(data, cfg), Vocab(captioner.tokens), {}, {}
-    if constrained:
-        train = oracle_constraints(data, ids, vocab, limit)
-        val = oracle_constraints(data, data.splits["val"], vocab, limit)
+    ids, vocab = scst_images(data, cfg), Vocab(captioner.tokens)
+    def oracle(part): return oracle_constraints(data, part, vocab, limit) if constrained else {}
     reward = reward or cider_reward(data, ids, vocab, cfg)
-    loss = SelfCritical(reward, train, search_cfg, cfg.baseline)
-    trainer = Trainer(captioner, loss, cfg, folder, captioner.cfg.d_model, image_count, "images")
+    loss = SelfCritical(reward, oracle(ids), search_cfg, cfg.baseline)
+    def images(batch): return len(batch.image_ids)          # what the loss is a mean of
+    trainer = Trainer(captioner, loss, cfg, folder, captioner.cfg.d_model, images, "images")
     loader = image_loader(data, ids, cfg.batch, cfg.seed, features)
-    return trainer.fit(loader, val_cider(data, val), resume)
+    return trainer.fit(loader, val_cider(data, oracle(data.splits["val"])), resume)

@@ -80,8 +80,8 @@ def _set_rng_state(state):
     torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
     device = default_device().type
     if device != "cpu" and "device" in state:
-        own = torch.tensor(state["device"], dtype=torch.uint8)
-        torch.get_device_module(device).set_rng_state(own)
+        numbers = torch.tensor(state["device"], dtype=torch.uint8)
+        torch.get_device_module(device).set_rng_state(numbers)
 
 # %% ../nbs/40_train.ipynb #8e9f5836
 def _checksum(tensors, text):
@@ -405,7 +405,7 @@ def _go_back(self:Trainer):
             raise NocError(f"{path}: trained with {name}={was}; "
                            f"expected the same to go on, not {now}")
     ranks = state.pop("ranks")
-    vars(self).update(state)
+    for name, value in state.items(): setattr(self, name, value)
     if len(ranks) == acc.num_processes: self.sums = Counter(ranks[me]["sums"])
     elif me == 0: self.sums = _added(rank["sums"] for rank in ranks)
     _set_rng_state(ranks[me % len(ranks)]["rng"])

@@ -76,14 +76,14 @@ def bad_endings(
     last = [c.split()[-1] for c in captions if c.split()]
     return 100*sum(w in FUNCTION_WORDS for w in last)/max(1, len(captions))
 
+# %% ../nbs/42_train_xe.ipynb #cb0d6f37
 def val_cider(
     data:CocoData,         # its part "val" judges
     constraints:dict=None, # image id -> constraint groups; default: none
-    max_images:int=500,    # the first so many that are not novel
 ):                         # model -> dict with "score"; None without a `val`
     "How good a captioner's greedy captions of `val` are: CIDEr-D in points."
     novel = set().union(*data.novel["val"].values())
-    ids = [i for i in data.splits["val"] if i not in novel][:max_images]
+    ids = [i for i in data.splits["val"] if i not in novel][:500]  # enough of them
     if not ids: return None
     cider = CiderD({i: data.tokens[i] for i in ids})
     def score(model):

@@ -12,7 +12,7 @@ from noc_nb.core import NocError, read_json, set_seed
 from noc_nb.data import caption_loader, image_loader, load_data
 from noc_nb.decode import SearchConfig
 from noc_nb.encoder import CaptionerConfig
-from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, image_count, scst_images, train_scst
+from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, scst_images, train_scst
 from noc_nb.toy import make_toy
 from noc_nb.train import TrainConfig, Trainer, checkpoints, read_checkpoint
 from noc_nb.train_xe import build_captioner, train_xe, xe_loss, xe_size
@@ -165,7 +165,8 @@ def phase_of(phase, root, folder):
         return Trainer(captioner, xe_loss, xe, folder, 32, size=xe_size), caption_loader(data, vocab, "train", 20)
     ids = scst_images(data)
     loss = SelfCritical(cider_reward(data, ids, vocab), {}, how)
-    return Trainer(captioner, loss, scst, folder, 32, size=image_count), image_loader(data, ids, 7, 0, features)
+    def images(batch): return len(batch.image_ids)
+    return Trainer(captioner, loss, scst, folder, 32, size=images), image_loader(data, ids, 7, 0, features)
 
 def twenty_losses(phase, root, folder):
     trainer, loader = phase_of(phase, root, folder)
