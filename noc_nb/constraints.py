@@ -56,8 +56,8 @@ def constraint_classes(
     labels = [c for _, c in found]
     best = found if max_regions is None else found[:max_regions]
     if how == "selector": best = _ranked(probs, labels)
-    if how == "none": labels = []
-    elif how == "oracle": labels = [c for c in labels if c in mentioned]
+    if how == "none": return []
+    if how == "oracle": labels = [c for c in labels if c in mentioned]
     elif how == "topk":
         labels = [c for _, c in best]
         labels = [*dict.fromkeys(labels)][:k] if distinct else labels[:k]
@@ -207,6 +207,7 @@ def _jump(groups, absorb):
     for _, alternatives in groups: finished_by.update({alt[-1] for alt in alternatives})
     return max(finished_by.values(), default=1) if absorb else 1
 
+# %% ../nbs/21_constraints.ipynb #b1d21a06
 def _columns(groups, long):
     "The fields of `Groups` for one image, as lists of numbers."
     words = sorted({token for _, alts in groups for alt in alts for token in alt})
