@@ -191,12 +191,13 @@ def check_end(
 
 # %% ../nbs/20_beam.ipynb #b1d20a05
 def _start(state, bos, forbidden):
-    "A beam with one empty hypothesis an image, its last token, the forbidden ids."
+    "A beam with one empty hypothesis an image; images, last tokens and forbidden ids."
     b, device = state_size(state)
     zero = torch.zeros(b, 1, device=device)
-    last = torch.full((b,), bos, device=device)
+    images = torch.arange(b, device=device)
+    last = torch.full_like(images, bos)
     beam = _Beam(last.new_empty(b, 1, 0), zero, zero, zero.bool(), zero.bool())
-    return beam, last, torch.tensor(list(forbidden), dtype=torch.long, device=device)
+    return beam, images, last, torch.tensor(list(forbidden), dtype=torch.long, device=device)
 
 # %% ../nbs/20_beam.ipynb #39239c56
 def _children(beam, end, best, words, eos, last_step):
@@ -227,8 +228,7 @@ def _best_first(beam, max_len):
 def beam_search(
     step,              # `step(tokens (N,), state) -> (log_probs (N,v), state)`; at first N = b
     state,             # the model's memory, one row an image
-    *,
-    bos:int, eos:int,  # the token before the first word; the token that ends a caption
+    *, bos:int, eos:int, # the token before the first word; the token that ends a caption
     k:int=5,           # hypotheses kept
     max_len:int=20,    # longest caption in tokens; the end token counts
     length_penalty=0., # compare score / length**length_penalty
@@ -237,16 +237,16 @@ def beam_search(
 )->Hypotheses:         # -1 after the end token
     "The `k` best captions of every image. Raises `NocError` for bad sizes and bad scores."
     check_sizes(k, max_len)
-    beam, last, forbidden = _start(state, bos, forbidden)
-    rows = images = torch.arange(len(last), device=last.device)
+    beam, images, last, forbidden = _start(state, bos, forbidden)
     for t in range(max_len):
         scores, state = step(last, state)
         check_end(eos, scores.shape[-1])
         def check(best): check_best(best, images, t)
         answer = next_words(scores, torch.full_like(last, eos)[:,None], k, forbidden, check)
-        child, words = _children(beam, *answer, eos, t == max_len - 1)
-        beam, parent = _grow(beam, child, words, eos, k, length_penalty)
+        children = _children(beam, *answer, eos, t == max_len - 1)
+        beam, parent = _grow(beam, *children, eos, k, length_penalty)
         if (beam.ended | beam.stuck | (beam.score == -torch.inf)).all(): break
-        state = (reorder or reorder_state)(state, parent + rows[:,None])
-        last, rows = beam.tokens[...,-1].clamp(min=0).flatten(), images*k
+        index = parent + images[:,None]*(len(last) // len(images))
+        state = (reorder or reorder_state)(state, index)
+        last = beam.tokens[...,-1].clamp(min=0).flatten()
     return _best_first(beam, max_len)

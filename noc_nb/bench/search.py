@@ -19,8 +19,8 @@ from ..beam import beam_search
 from .recorded import Recorded
 from ..captioner import Captioner
 from ..cbs import constrained_beam_search
-from ..core import (Config, NocError, append_row, check_range, command, default_device, new_row,
-                         progress)
+from ..core import (Config, NocError, append_row, check_range, command, default_device,
+                         new_row, progress)
 from ..data import CaptionBatch
 from ..decode import make_search
 from ..encoder import CaptionerConfig
@@ -118,14 +118,14 @@ def _matmul_speed(threads=2, rows=500, like=torch.empty(0)):
 def _flops(case, asked):
     "Multiplications and additions in matrix products, without attention itself."
     d, l, n = case.d, case.layers, case.images*case.regions
-    encoder = n*(2048*d + l*(4 + 8)*d*d + l*2*d*d)                  # with the decoder's keys and values
+    encoder = n*(2048*d + l*(4 + 8)*d*d + l*2*d*d)      # with the decoder's keys and values
     return 2*(encoder + asked*(l*(6 + 8)*d*d + 2*300*d + 300*case.v))
 
 # %% ../../nbs/bench/26_search.ipynb #582dc2d0
 class _PeakMemory:
     "Notes by how many megabytes the process grew; None where the system does not say."
     def __enter__(self):
-        try: ctypes.CDLL(None).malloc_trim(0)                       # what is free now shall not hide growth
+        try: ctypes.CDLL(None).malloc_trim(0)           # what is free now shall not hide growth
         except (AttributeError, OSError): pass
         self.start, self.peak, self.done = self._now(), 0, threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
@@ -138,7 +138,8 @@ class _PeakMemory:
         self.mb = None if self.start is None else round((self.peak - self.start) / 2**20, 1)
 
     def _watch(self):
-        while self.start is not None and not self.done.wait(.002): self.peak = max(self.peak, self._now())
+        while self.start is not None and not self.done.wait(.002):
+            self.peak = max(self.peak, self._now())
 
     @staticmethod
     def _now():
@@ -218,7 +219,7 @@ class _Bench:
     peer_images:int = 10     # images of the other side's run where constraints differ
 
     def runs(self, case, captioner, limit=math.inf):
-        "Runs of a case: ours, the baseline's, the baseline's case, memory. None is begun after `limit` seconds."
+        "Our runs, the baseline's, its case, our memory. No run is begun after `limit` seconds."
         torch.set_num_threads(case.threads)
         alone = case.mode != "beam" and case.constraints == "differ"
         theirs = replace(case, images=min(self.peer_images, case.images)) if alone else case
@@ -244,13 +245,14 @@ def measure(self:_Bench, case:BenchCase, captioner:Captioner, speed=None, limit=
     share = {}
     for phase in ours[0]["phases"]:
         share[phase] = median(run["phases"][phase] / run["seconds"] for run in ours)
-    out = dict(images_per_s=case.images / seconds, asked_per_image=asked / case.images, peak_mb=memory,
-               share=share, seconds=[round(run["seconds"], 4) for run in ours],
+    def each(runs): return [round(run["seconds"], 4) for run in runs]
+    out = dict(images_per_s=case.images / seconds, asked_per_image=asked / case.images,
+               peak_mb=memory, share=share, seconds=each(ours),
                parameters=sum(p.numel() for p in captioner.parameters()))
     if speed: out |= dict(floor=_flops(case, asked) / speed / seconds, matmul_gflops=speed / 1e9)
     if not others: return out
-    out |= dict(peer_images_per_s=theirs.images / _middle(others), peer_parameters=others[0]["parameters"],
-                peer_seconds=[round(run["seconds"], 4) for run in others])
+    out |= dict(peer_images_per_s=theirs.images / _middle(others),
+                peer_parameters=others[0]["parameters"], peer_seconds=each(others))
     return out | dict(times=out["images_per_s"] / out["peer_images_per_s"])
 
 # %% ../../nbs/bench/26_search.ipynb #552bbf4d
@@ -264,7 +266,8 @@ def _cases(group, base):
     if group == "gpu": return each(base, "images", (50, 500))
     if group != "scale":
         raise NocError(f"cases {group!r}: expected differ, shared, plain, scale or gpu")
-    return [*each(few, "n", range(9)), replace(few, mode="beam", n=0), *each(few, "n", range(5), ["cbs"]),
+    return [*each(few, "n", range(9)), replace(few, mode="beam", n=0),
+            *each(few, "n", range(5), ["cbs"]),
             *each(few, "k", (1, 2, 3, 7, 10)), *each(base, "images", (1, 50, 100, 200, 500))]
 
 # %% ../../nbs/bench/26_search.ipynb #b811983e
@@ -278,7 +281,7 @@ def _traffic(case, asked):
 @patch
 @torch.no_grad()
 def measure_recorded(self:_Bench, case:BenchCase, captioner:Captioner)->dict:
-    "Metrics of a row: images a second on the default device, recorded and plain, beside the floors."
+    "Metrics of a row: images a second on the default device, beside the floors."
     device, groups = default_device(), _groups(case)
     cfg = SearchConfig(k=case.k, max_len=case.max_len, mode=case.mode)
     batch, captioner = _batch(case).to(device), captioner.to(device, torch.bfloat16)
@@ -303,7 +306,8 @@ def _against_floors(case, features, seconds, unrecorded):
     bandwidth = 2*2*scores.numel() / _quickest(scores.clone)
     speed = _matmul_speed(case.threads, rows, features)
     floors = dict(multiplying=_flops(case, asked) / speed, moving=_traffic(case, asked) / bandwidth)
-    return dict(images_per_s=case.images / median(seconds), plain_images_per_s=case.images / median(unrecorded),
+    return dict(images_per_s=case.images / median(seconds),
+                plain_images_per_s=case.images / median(unrecorded),
                 asked_per_image=asked / case.images, seconds=seconds,
                 floor=max(floors.values()) / median(seconds), floors=floors,
                 tflops=speed / 1e12, gb_per_s=bandwidth / 1e9)
@@ -319,10 +323,12 @@ def run(self:_Bench, groups:list, out, command:str="")->list:
     for group, case in progress(cases, "cases"):
         start = time.time()
         if group == "gpu": found = self.measure_recorded(case, case.captioner())
-        elif group == "scale": found = replace(self, peer=None).measure(case, captioner, speed, limit=5.)
+        elif group == "scale":
+            found = replace(self, peer=None).measure(case, captioner, speed, limit=5.)
         else: found = self.measure(case, captioner, speed)
-        rows.append(new_row("bench", "search", case=group, config=case.to_dict(), repeats=self.repeats,
-                            command=command, metrics=found, seconds=round(time.time() - start, 1)))
+        seconds = round(time.time() - start, 1)
+        rows.append(new_row("bench", "search", case=group, config=case.to_dict(), metrics=found,
+                            repeats=self.repeats, command=command, seconds=seconds))
         append_row(out, rows[-1])
     return rows
 
@@ -342,8 +348,10 @@ def check(self:_Bench, groups:list):
 def _line(row):
     "A row in words."
     c, m = row["config"], row["metrics"]
-    text = f"{row['case']} {c['mode']} n={c['n']} k={c['k']} images={c['images']}: {m['images_per_s']:.1f} images/s"
-    return text + (f", peer {m['peer_images_per_s']:.1f}, {m['times']:.1f} times" if "times" in m else "")
+    text = (f"{row['case']} {c['mode']} n={c['n']} k={c['k']} images={c['images']}: "
+            f"{m['images_per_s']:.1f} images/s")
+    if "times" not in m: return text
+    return f"{text}, peer {m['peer_images_per_s']:.1f}, {m['times']:.1f} times"
 
 # %% ../../nbs/bench/26_search.ipynb #3d95eff0
 @command
@@ -359,7 +367,8 @@ def noc_bench_search(
     words:int=10201,                # of the vocabulary
 ):
     "Measure the searches beside transformers 4.55 and append rows with table=bench."
-    bench = _Bench(BenchCase(images=images, threads=threads, d=width, v=words), repeats, None, peer_images)
+    base = BenchCase(images=images, threads=threads, d=width, v=words)
+    bench = _Bench(base, repeats, peer_images=peer_images)
     bench.check(cases.split(","))
     command = (f"noc_bench_search --cases {cases} --images {images} --peer_images {peer_images} "
                f"--repeats {repeats} --threads {threads} --width {width} --words {words}")
