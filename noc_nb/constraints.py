@@ -54,10 +54,9 @@ def constraint_classes(
     _check_rule(how, [("selector", "probs", probs), ("oracle", "mentioned", mentioned)])
     found = _ranked(regions.scores.tolist(), regions.labels.tolist(), drop)
     labels = [c for _, c in found]
-    best = found if max_regions is None else found[:max_regions]
-    if how == "selector": best = _ranked(probs, labels)
-    if how == "none": labels = []
-    elif how == "oracle": labels = [c for c in labels if c in mentioned]
+    best = _ranked(probs, labels) if how == "selector" else found[:max_regions]
+    if how == "none": return []
+    if how == "oracle": labels = [c for c in labels if c in mentioned]
     elif how == "topk":
         labels = [c for _, c in best]
         labels = [*dict.fromkeys(labels)][:k] if distinct else labels[:k]
@@ -114,7 +113,7 @@ def _check_alternative(alternative, eos, where):
 
 def _read_group(group, eos, where):
     "The sorted alternatives of a group, each a tuple of token ids."
-    try: alternatives = {tuple(operator.index(token) for token in alt) for alt in group}
+    try: alternatives = {tuple(map(operator.index, alternative)) for alternative in group}
     except TypeError:
         raise NocError(f"{where}: {group!r}; "
                        "expected a list of alternatives, each a tuple of ids") from None
@@ -207,6 +206,7 @@ def _jump(groups, absorb):
     for _, alternatives in groups: finished_by.update({alt[-1] for alt in alternatives})
     return max(finished_by.values(), default=1) if absorb else 1
 
+# %% ../nbs/21_constraints.ipynb #b1d21a06
 def _columns(groups, long):
     "The fields of `Groups` for one image, as lists of numbers."
     words = sorted({token for _, alts in groups for alt in alts for token in alt})

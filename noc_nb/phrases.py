@@ -43,9 +43,10 @@ def gains(self:PhraseSearch, parent:Cells)->Tensor:
 # %% ../nbs/23_phrases.ipynb #b1d23a04
 @patch
 def sizes(self:PhraseSearch, old:Cells, new:Candidates)->Tensor:
-    "(b,s,n) how many tokens of each group end with the new token: of its alternatives, the longest."
+    "(b,s,n) how many tokens of each group end with the new one: of alternatives, the longest."
     if self.long == 1: return GridSearch.sizes(self, old, new)
-    if not self.cfg.absorb: return (old.phrase % self.long + 1)[...,None].expand(old.span.shape[:3])
+    if not self.cfg.absorb:                                             # the phrase, now complete
+        return (old.phrase % self.long + 1)[...,None].expand(old.span.shape[:3])
     q = self.groups
     here = self.matches(old) & (q.last[:,None] == new.word[...,None])   # (b,s,a)
     here = here[...,None] & (q.group[...,None] == self.bits)[:,None]    # (b,s,a,n)
@@ -56,6 +57,7 @@ def cell(self:PhraseSearch, pool:Candidates)->Tensor:
     "(b,m) the cell that a candidate goes to."
     return self.row(pool.done)*self.long + pool.phrase % self.long
 
+# %% ../nbs/23_phrases.ipynb #b1d23a14
 @patch
 def repeats(self:PhraseSearch, parent:Cells)->Tensor:
     "(b,g,c) True where a constraint word would complete a second mention of a finished group."
@@ -86,6 +88,7 @@ def force_phrases(self:PhraseSearch, parent:Cells, gain, own)->Candidates:
     word = q.words[:,None].expand_as(own).gather(2, column)
     return self.child(parent, log_prob, word, done, torch.where(on, name + spot + 1, 0))
 
+# %% ../nbs/23_phrases.ipynb #b1d23a13
 @patch
 def expansions(self:PhraseSearch, parent:Cells, gain, special, best, words)->Candidates:
     "As in the grid; a hypothesis inside a phrase goes on with the phrase and nothing else."

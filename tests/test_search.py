@@ -12,7 +12,8 @@ from noc_nb.captioner import Captioner
 from noc_nb.cbs import constrained_beam_search
 from noc_nb.core import NocError
 from noc_nb.data import CaptionBatch
-from noc_nb.decode import Recorded, SearchConfig, make_search
+from noc_nb.bench.recorded import Recorded
+from noc_nb.decode import SearchConfig, make_search
 from noc_nb.decode import search as search_images
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.search import BankSearch, FastSearch, grid_beam_search
