@@ -15,16 +15,18 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 
-from .captioner import Captioner, CaptionerConfig
+from .captioner import Captioner
 from .constraints import constraint_classes, constraint_tokens
 from .core import Config, NocError, progress, read_json, write_json
 from .data import CocoData, region_batches
-from .decode import SearchConfig, decode
-from .metrics import METRICS, CaptionScorer
+from .decode import decode
+from .encoder import CaptionerConfig
+from .grid_beam import SearchConfig
+from .metrics import CaptionScorer, METRICS
 from .novelty import evaluate, selection_f1
 from .regions import class_vectors
-from .results import (LABELS, append_row, captions_file, new_row, read_results, read_rows,
-                            table_line, write_results)
+from .results import LABELS, append_row, captions_file, new_row, read_results, read_rows
+from .results import table_line, write_results
 from .scst import ScstConfig, train_scst
 from .selector import RegionSelector, SelectorConfig
 from .train import TrainConfig

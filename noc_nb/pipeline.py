@@ -22,7 +22,8 @@ from .captioner import Captioner
 from .constraints import FORMS, constraint_tokens
 from .core import NocError, check_range, default_device, read_json, write_json
 from .data import CaptionBatch, SymbolicFeatures
-from .decode import SearchConfig, decode
+from .decode import decode
+from .grid_beam import SearchConfig
 from .heldout import load_classes, people, save_classes
 from .regions import Regions, geometry, table_of
 from .saving import read_weights

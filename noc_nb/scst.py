@@ -20,7 +20,8 @@ from .cider import CiderReward
 from .constraints import constraint_classes, constraint_tokens
 from .core import NocError, set_seed
 from .data import CaptionBatch, CocoData, image_loader
-from .decode import SearchConfig, search
+from .decode import search
+from .grid_beam import SearchConfig
 from .train import TrainConfig, Trainer, finished_model
 from .train_xe import val_cider
 from .vocab import BOS, EOS, PAD, Vocab

@@ -11,11 +11,13 @@ from dataclasses import replace
 import numpy as np
 from torch.nn.functional import cross_entropy
 
-from .captioner import Captioner, CaptionerConfig
+from .captioner import Captioner
 from .cider import CiderD
 from .core import set_seed
 from .data import CaptionBatch, CocoData, caption_loader, region_batches
-from .decode import SearchConfig, decode
+from .decode import decode
+from .encoder import CaptionerConfig
+from .grid_beam import SearchConfig
 from .heldout import words_of
 from .train import TrainConfig, Trainer, finished_model
 from .vocab import FUNCTION_WORDS, PAD, Vocab, word_table

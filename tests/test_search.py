@@ -8,14 +8,14 @@ from unittest.mock import patch
 import pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from noc_nb.beam import beam_search
+from noc_nb.bench.recorded import Recorded
 from noc_nb.captioner import Captioner
 from noc_nb.cbs import constrained_beam_search
 from noc_nb.core import NocError
 from noc_nb.data import CaptionBatch
-from noc_nb.bench.recorded import Recorded
-from noc_nb.decode import SearchConfig, make_search
-from noc_nb.decode import search as search_images
+from noc_nb.decode import make_search, search as search_images
 from noc_nb.encoder import CaptionerConfig
+from noc_nb.grid_beam import SearchConfig
 from noc_nb.search import BankSearch, FastSearch, grid_beam_search
 from noc_nb.vocab import SPECIALS
 

@@ -45,7 +45,7 @@ def test_averaged_embeddings_through_a_pipeline(world, tmp_path):
     never = next(c for c in toy.classes.values() if c.name in world.novel["val"]
                  and not any(c.word in tokens for tokens in captions))
     near = ["cat", "dog"]
-    averaged = toy.captioner.borrow({never.word: near})
+    averaged = toy.captioner.average_neighbours({never.word: near})
     pipeline = NovelCaptioner(toy.selector, averaged, toy.classes, toy.vectors, toy.search, toy.form, toy.limit)
     pipeline.save_pretrained(tmp_path/"averaged")
     again = NovelCaptioner.from_pretrained(tmp_path/"averaged", device="cpu")

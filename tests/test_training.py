@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from noc_nb.captioner import Captioner
 from noc_nb.core import NocError, read_json, set_seed
 from noc_nb.data import caption_loader, image_loader, load_data
-from noc_nb.decode import SearchConfig
 from noc_nb.encoder import CaptionerConfig
+from noc_nb.grid_beam import SearchConfig
 from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, scst_images, train_scst
 from noc_nb.toy import make_toy
 from noc_nb.train import TrainConfig, Trainer, checkpoints, read_checkpoint

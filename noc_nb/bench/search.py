@@ -19,14 +19,15 @@ from ..beam import beam_search
 from .recorded import Recorded
 from ..captioner import Captioner
 from ..cbs import constrained_beam_search
-from ..core import (Config, NocError, append_row, check_range, command, default_device,
-                         new_row, progress)
+from ..core import Config, NocError, check_range, default_device, progress
 from ..data import CaptionBatch
 from ..decode import make_search
 from ..encoder import CaptionerConfig
 from ..grid_beam import SearchConfig
+from ..results import append_row, new_row
 from ..search import grid_beam_search
-from ..vocab import BOS, EOS, PAD, UNK, SPECIALS
+from ..tools.command import command
+from ..vocab import BOS, EOS, PAD, SPECIALS, UNK
 
 # %% ../../nbs/bench/26_search.ipynb #caf83e3e
 @dataclass(frozen=True)

@@ -19,11 +19,13 @@ from torch.utils.benchmark import timer
 
 from ..captioner import Captioner
 from ..cider import CiderD, CiderReward
-from ..core import (Config, NocError, append_row, check_range, default_device, find_data,
-                         new_row, override, progress, read_json, set_seed)
+from ..core import Config, NocError, check_range, default_device, find_data, override, progress
+from ..core import read_json, set_seed
 from ..data import CaptionBatch, read_captions
-from ..decode import SearchConfig, search
+from ..decode import search
 from ..encoder import CaptionerConfig
+from ..grid_beam import SearchConfig
+from ..results import append_row, new_row
 from ..scst import SelfCritical, caption_log_probs, scst_loss
 from ..tools.command import command
 from ..train_xe import xe_loss, xe_size

@@ -16,11 +16,12 @@ from pathlib import Path
 from fastcore.basics import patch
 from PIL import Image
 
-from ..core import NocError, check_range, command
-from .detector import open_image
-from .gallery import Job, Mark, detected, detector_for, render, thumbnail
+from ..core import NocError, check_range
 from ..pipeline import NovelCaption, NovelCaptioner, shipped
 from ..regions import Regions
+from .command import command
+from .gallery import Job, Mark, detected, detector_for, render, thumbnail
+from .photos import open_image
 from ..toy import VAL, detect, render as draw_scene, toy_image
 
 # %% ../../nbs/tools/53_app.ipynb #c4fb4951

@@ -26,13 +26,17 @@ from fastcore.script import store_true
 from markupsafe import Markup
 from PIL import Image
 
-from ..core import NocError, command, progress, read_json, read_rows, whole_file, write_json
-from ..data import StoredFeatures, data_files
-from .detector import FORMATS, Detector, image_column, image_files, open_image
-from ..heldout import COCO_CLASSES, load_classes, name_classes
+from ..core import NocError, progress, read_json, whole_file, write_json
+from ..data import RegionFeatures, data_files
+from ..detector import Detector
+from ..heldout import COCO_CLASSES, load_classes
 from ..pipeline import CaptionOptions, NovelCaptioner, shipped
-from ..regions import (RegionStore, RegionTable, Regions, image_sizes, read_coco,
-                            read_detections)
+from ..regions import RegionTable, Regions, image_sizes, read_coco, read_detections
+from ..results import read_rows
+from .command import command
+from .names import name_classes
+from .photos import FORMATS, image_column, image_files, open_image
+from .store import RegionStore
 from ..viz import PALETTE
 
 # %% ../../nbs/tools/52_gallery.ipynb #12ce2d82
@@ -133,7 +137,7 @@ def _without_size(file):
 # %% ../../nbs/tools/52_gallery.ipynb #381b8787
 def _with_features(source, path):
     "The same images with features of a region store. Raises `NocError` for a store without any."
-    store = StoredFeatures(RegionStore(path)).store
+    store = RegionFeatures(RegionStore(path)).store
     def known(i, regions):
         if i in store or isinstance(regions, NocError): return regions
         return NocError(f"image {i}: expected its features in {path}")

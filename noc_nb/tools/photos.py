@@ -20,9 +20,10 @@ from fastcore.script import store_true
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset
 
-from ..core import NocError, check_range, command, progress, read_json, whole_file, write_json
+from ..core import NocError, check_range, progress, read_json, whole_file, write_json
 from ..detector import Detector, prepare
 from ..regions import open_parquet, read_coco
+from .command import command
 from .store import RegionStore
 
 # %% ../../nbs/tools/05_photos.ipynb #991070f6
