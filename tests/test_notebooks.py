@@ -1,15 +1,20 @@
-"Every notebook keeps the house rules of CONTRIBUTING.md. A failure says what to change."
-import ast, re
-import pytest
+"Every notebook keeps the house rules of CONTRIBUTING.md. A failure lists its offenders and says what to change."
+import ast, io, re, tokenize
+from statistics import median
 from book import BOOK, CHAPTERS, EXPERIMENTS, NOTEBOOKS, ROOT, TOOLBOX, cells, module_of, name, none_of, number, read
-
-ids = dict(ids=lambda p: p.stem)
-each = pytest.mark.parametrize("nb", NOTEBOOKS, **ids)
-each_chapter = pytest.mark.parametrize("nb", CHAPTERS, **ids)
-each_experiment = pytest.mark.parametrize("nb", EXPERIMENTS, **ids)
 
 EVAL_FALSE = set()  # "10_attention.ipynb:cell id" of cells that may stay unexecuted; none does
 DIRECTIVES = {"default_exp", "export", "slow", "gpu", "eval:", "echo:"}
+ALLOWED = {"metrics": {"tools.java"}, "train_xe": {"tools.quality"}, "experiment": {"tools.claims", "tools.report"}}
+WIDTH, BOOK_LINES, TOOL_LINES = 100, 25, 40   # columns of code; lines of an exported cell
+
+CELLS = {nb: cells(nb) for nb in NOTEBOOKS}
+
+def every(kind=None, notebooks=NOTEBOOKS):
+    "The cells of all notebooks, or those of one kind."
+    return [c for nb in notebooks for c in CELLS[nb] if kind in (None, c.kind)]
+
+def exported(notebooks=CHAPTERS): return [c for c in every("code", notebooks) if c.exported]
 
 def public(cell):
     "Functions and classes of an exported cell that users see."
@@ -18,140 +23,159 @@ def public(cell):
 
 def patched(node): return any(ast.unparse(d).startswith("patch") for d in node.decorator_list)
 
-def calls(cell): return {n.id for n in ast.walk(cell.tree) if isinstance(n, ast.Name)}
-
 # ---- the file
 
-@each
-def test_name(nb):
-    assert nb.stem == "index" or re.fullmatch(r"\d\d_[a-z][a-z0-9_]*", nb.stem), \
-        f"{nb.name}: name it NN_module.ipynb, in lower case; NN is its place in the reading order"
+def test_names():
+    none_of((nb.name for nb in NOTEBOOKS if nb.stem != "index" and not re.fullmatch(r"\d\d_[a-z][a-z0-9_]*", nb.stem)),
+            "name it NN_module.ipynb, in lower case; NN is its place in the reading order")
 
 def test_numbers_are_unique():
     def taken(nb, wing): return sum(number(nb) == number(other) for other in wing) > 1
-    none_of((name(nb) for wing in (BOOK, TOOLBOX, EXPERIMENTS) for nb in wing if taken(nb, wing)),
-            "two notebooks have one number; take a free one")
+    wings = BOOK, [nb for nb in TOOLBOX if nb.parent.name == "tools"], \
+        [nb for nb in TOOLBOX if nb.parent.name == "bench"], EXPERIMENTS
+    none_of((name(nb) for wing in wings for nb in wing if taken(nb, wing)), "two notebooks have one number")
 
-@each
-def test_size(nb):
-    assert nb.stat().st_size <= 300_000, \
-        f"{nb.name} has {nb.stat().st_size/1000:.0f} KB and 300 are allowed: show fewer or smaller figures"
+def test_size():
+    none_of((f"{name(nb)}: {nb.stat().st_size/1000:.0f} KB" for nb in NOTEBOOKS if nb.stat().st_size > 300_000),
+            "300 KB are allowed: show fewer or smaller figures")
 
-@each
-def test_format(nb):
-    book = read(nb)
-    assert (book["nbformat"], book["nbformat_minor"]) >= (4, 5), f"{nb.name}: older than format 4.5: run `nbdev_clean`"
-    assert book["metadata"].get("kernelspec", {}).get("name") == "python3", f"{nb.name}: its kernel must be `python3`"
-    found = [c.id for c in cells(nb)]
-    none_of((c.where for c in cells(nb) if not c.id or found.count(c.id) > 1),
-            "cell ids must be there and unique (exported code carries them); rename the second one")
+def test_format():
+    def wrong():
+        for nb in NOTEBOOKS:
+            book, ids = read(nb), [c.id for c in CELLS[nb]]
+            if (book["nbformat"], book["nbformat_minor"]) < (4, 5): yield f"{name(nb)}: older than format 4.5"
+            if book["metadata"].get("kernelspec", {}).get("name") != "python3": yield f"{name(nb)}: not `python3`"
+            yield from (f"{c.where}: its id" for c in CELLS[nb] if not c.id or ids.count(c.id) > 1)
+    none_of(wrong(), "run `nbdev_clean`; cell ids must be there and unique, since exported code carries them")
 
-@each
-def test_outputs_are_whole(nb):
+def test_outputs_are_whole():
     "Notebooks are committed executed, without errors."
-    none_of((c.where for c in cells(nb, "code") if any(o["output_type"] == "error" for o in c.outputs)),
-            f"a committed output is an error; run `make notebooks NB={nb.stem}`")
-    code = [c for c in cells(nb, "code") if not c.exported]
-    assert len(code) < 3 or any(c.outputs for c in code), f"{nb.name} has no outputs: run `make notebooks NB={nb.stem}`"
+    def wrong():
+        for nb in NOTEBOOKS:
+            code = [c for c in CELLS[nb] if c.kind == "code"]
+            yield from (c.where for c in code if any(o["output_type"] == "error" for o in c.outputs))
+            shown = [c for c in code if not c.exported]
+            if len(shown) > 2 and not any(c.outputs for c in shown): yield f"{name(nb)}: no outputs"
+    none_of(wrong(), "run `make notebooks NB=…`")
 
-@each
-def test_no_machine_paths(nb):
+def test_no_machine_paths():
     machine = re.compile(r"(?<![\w.~])/(work|home|root|Users|opt|mnt)/\w+|(?<![\w.~])/tmp/\w+|[A-Z]:\\\\?Users")
-    def found():
-        for c in cells(nb):
-            for text in (c.source, *c.texts()):
-                if m := machine.search(text): yield f"{c.where}: {text[max(0, m.start()-30):m.end()+30]!r}"
-    none_of(found(), "a path of one machine; show a relative path, or replace the folder before printing")
+    found = ((c, text, machine.search(text)) for c in every() for text in (c.source, *c.texts()))
+    none_of((f"{c.where}: {text[max(0, m.start()-30):m.end()+30]!r}" for c, text, m in found if m),
+            "a path of one machine; show a relative path, or replace the folder before printing")
 
 # ---- the text
 
-@each
-def test_opens_with_title_and_subtitle(nb):
-    first = cells(nb)[0]
-    assert first.kind == "markdown" and re.match(r"# \S.*\n\n> \S", first.source), \
-        f"{nb.name}: the first cell must be Markdown: `# Title`, an empty line, `> one line that says what it is about`"
+def test_open_with_title_and_subtitle():
+    first = {nb: CELLS[nb][0] for nb in NOTEBOOKS}
+    none_of((name(nb) for nb, c in first.items() if c.kind != "markdown" or not re.match(r"# \S.*\n\n> \S", c.source)),
+            "the first cell must be Markdown: `# Title`, an empty line, `> one line that says what it is about`")
 
-@each
-def test_links_resolve(nb):
+def test_links_resolve():
     def broken():
-        for c in cells(nb):
+        for c in every():
             for text in ([c.source] if c.kind == "markdown" else c.texts()):
                 for target in re.findall(r"\]\(([^)\s]+)\)", text):
                     here = not re.match(r"[a-z]+:|#", target)
-                    if here and not (nb.parent/target.partition("#")[0]).exists(): yield f"{c.where}: {target}"
-    none_of(broken(), f"a link leads nowhere; mend it (relative to {name(nb.parent)}/)")
+                    if here and not (c.notebook.parent/target.partition("#")[0]).exists(): yield f"{c.where}: {target}"
+    none_of(broken(), "a link leads nowhere; mend it, relative to its notebook")
 
-@each
-def test_nothing_left_to_do(nb):
-    none_of((c.where for c in cells(nb) if re.search(r"\b(TODO|FIXME|XXX)\b", c.source)),
+def test_nothing_left_to_do():
+    none_of((c.where for c in every() if re.search(r"\b(TODO|FIXME|XXX)\b", c.source)),
             "finish it, or file an issue and take the note out")
 
-@each_chapter
-def test_ends_with_prose(nb):
-    assert cells(nb)[-1].kind == "markdown", f"{nb.name}: end with two lines of Markdown: what we have, what comes next"
+def test_chapters_end_with_prose():
+    none_of((name(nb) for nb in CHAPTERS if CELLS[nb][-1].kind != "markdown"),
+            "end with two lines of Markdown: what we have, what comes next")
+
+def test_prose_has_at_most_120_columns():
+    "Tables, links and formulas may be longer."
+    def long(c):
+        prose = re.sub(r"```.*?```|\$\$.*?\$\$", "", c.source, flags=re.S)
+        return [line for line in prose.splitlines() if len(line) > 120 and not re.match(r"\s*\||.*\]\(", line)]
+    none_of((f"{c.where}: {line[:60]}…" for c in every("markdown") for line in long(c)), "break the lines")
 
 # ---- the code
 
-@each
-def test_cells_import_or_work(nb):
+def test_cells_import_or_work():
     "nbdev's documentation and a reader both want imports apart."
-    def mixed():
-        for c in cells(nb, "code"):
-            imports = [isinstance(n, (ast.Import, ast.ImportFrom)) for n in c.tree.body]
-            if any(imports) and not all(imports): yield c.where
-    none_of(mixed(), "a code cell holds imports only, or none; move the imports to a cell of their own")
+    def mixed(c):
+        imports = [isinstance(n, (ast.Import, ast.ImportFrom)) for n in c.tree.body]
+        return any(imports) and not all(imports)
+    none_of((c.where for c in every("code") if mixed(c)),
+            "a code cell holds imports only, or none; move the imports to a cell of their own")
 
-@each
-def test_width(nb):
+def test_width():
     none_of((f"{c.where}: {len(line)} columns: {line[:60]}…"
-             for c in cells(nb, "code") for line in c.source.splitlines() if len(line) > 120),
-            "lines of code have at most 120 columns; break them")
+             for c in every("code") for line in c.source.splitlines() if len(line) > WIDTH),
+            f"lines of code have at most {WIDTH} columns; break them")
 
-@each
-def test_directives(nb):
-    none_of((f"{c.where}: #| {d}" for c in cells(nb, "code") for d in c.directives.keys() - DIRECTIVES),
+def test_one_statement_a_line():
+    def joined(c):
+        text = re.sub(r"^\s*[%!].*$", "", c.source, flags=re.M)
+        return any(t.type == tokenize.OP and t.string == ";" for t in tokenize.generate_tokens(io.StringIO(text).readline))
+    none_of((c.where for c in every("code") if joined(c)), "semicolons join statements; give each a line")
+
+def test_one_comprehension_a_statement():
+    kinds = ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp
+    def dense(c):
+        simple = (n for n in ast.walk(c.tree) if isinstance(n, ast.stmt) and not hasattr(n, "body"))
+        return any(sum(isinstance(m, kinds) for m in ast.walk(n)) > 1 for n in simple)
+    none_of((c.where for c in exported() if dense(c)), "a statement holds one comprehension; name the parts")
+
+def test_directives():
+    none_of((f"{c.where}: #| {d}" for c in every("code") for d in c.directives.keys() - DIRECTIVES),
             f"only these directives are used here: {', '.join(sorted(DIRECTIVES))}. Nothing is hidden from the reader")
-    if nb.stem != "index":
-        none_of((c.where for c in cells(nb, "code") if "echo:" in c.directives), "`echo: false` is for the index alone")
+    none_of((c.where for c in every("code") if "echo:" in c.directives and c.notebook.stem != "index"),
+            "`echo: false` is for the index alone")
 
-@each
-def test_every_cell_runs(nb):
-    none_of((c.where for c in cells(nb, "code") if "eval:" in c.directives and f"{nb.name}:{c.id}" not in EVAL_FALSE),
+def test_every_cell_runs():
+    none_of((c.where for c in every("code") if "eval:" in c.directives and f"{c.notebook.name}:{c.id}" not in EVAL_FALSE),
             "`eval: false` hides code that no longer works. Make the cell run, or add it to EVAL_FALSE with its reason")
 
-@each
-def test_flagged_cells_have_a_twin(nb):
-    "What a slow or gpu cell shows is also shown, smaller, by a cell that always runs."
-    code = cells(nb, "code")
-    known = {n.name for path in CHAPTERS for c in cells(path, "code") if c.exported
-             for n in public(c) if not patched(n)}
-    flagged = [c for c in code if {"slow", "gpu"} & c.directives.keys()]
-    test = re.compile(r"\bassert\b|\btest_\w+\(|\bExceptionExpected\(")
-    tested = {n for c in code if c not in flagged and (c.exported or test.search(c.source)) for n in calls(c)}
+def test_flagged_cells_name_their_twin():
+    "A slow or gpu cell says which cell, always executed, makes the same claim on something smaller."
     def lonely():
-        for c in flagged:
-            for missing in sorted(calls(c) & known - tested): yield f"{c.where}: `{missing}`"
-    none_of(lonely(), "a slow or gpu cell uses what no always-executed test of this notebook uses; add a small twin")
+        for c in every("code"):
+            if not {"slow", "gpu"} & c.directives.keys(): continue
+            named = re.search(r"^# small twin: cell (\w{8})$", c.source, re.M)
+            twin = next((t for t in CELLS[c.notebook] if named and t.id == named[1]), None)
+            if twin is None: yield f"{c.where}: no line `# small twin: cell ID`"
+            elif {"slow", "gpu"} & twin.directives.keys(): yield f"{c.where}: its twin is flagged, too"
+            elif not re.search(r"\bassert\b|\btest_\w+\(", twin.source): yield f"{c.where}: its twin asserts nothing"
+    none_of(lonely(), "name the small cell that always runs and claims the same")
 
 # ---- the exported code
 
-@each_chapter
-def test_exports_one_module(nb):
+def test_one_module_each():
     "One notebook, one module, of the same name."
-    code = cells(nb, "code")
-    assert [c.directives["default_exp"] for c in code if "default_exp" in c.directives] == [module_of(nb)], \
-        f"{nb.name} needs exactly one cell `#| default_exp {module_of(nb)}`"
-    assert "default_exp" in code[0].directives, f"{nb.name}: `#| default_exp` belongs in the first code cell"
-    none_of((c.where for c in code if c.directives.get("export")), "export into the notebook's own module: `#| export`")
+    def wrong():
+        for nb in CHAPTERS:
+            code = [c for c in CELLS[nb] if c.kind == "code"]
+            modules = [c.directives["default_exp"] for c in code if "default_exp" in c.directives]
+            if modules != [module_of(nb)]: yield f"{name(nb)}: needs one cell `#| default_exp {module_of(nb)}`"
+            elif "default_exp" not in code[0].directives: yield f"{name(nb)}: `default_exp` belongs in the first code cell"
+            yield from (c.where for c in code if c.directives.get("export"))
+    none_of(wrong(), "export into the notebook's own module, by `#| export`")
 
-@each_chapter
-def test_exported_cells_are_short(nb):
-    lengths = ((c, sum(bool(line.strip()) for line in c.source.splitlines() if not line.startswith("#|")))
-               for c in cells(nb, "code") if c.exported)
-    none_of((f"{c.where}: {n} lines" for c, n in lengths if n > 40),
-            "an exported cell has at most 40 lines; split it, with prose and a test between the parts")
+def code_lines(cell): return sum(bool(line.strip()) for line in cell.source.splitlines() if not line.startswith("#|"))
 
-ALLOWED = {}
+def test_exported_cells_are_short():
+    most = {nb: BOOK_LINES if nb in BOOK else TOOL_LINES for nb in CHAPTERS}
+    none_of((f"{c.where}: {code_lines(c)} lines" for c in exported() if code_lines(c) > most[c.notebook]),
+            f"an exported cell has at most {BOOK_LINES} lines in the book and {TOOL_LINES} in the toolbox; split it")
+    assert median(map(code_lines, exported(BOOK))) <= 15, "an exported cell of the book has about 12 lines"
+
+def test_functions_have_few_parameters():
+    "A console command lists its options; any other function that wants ten parameters wants an object."
+    def many():
+        for c in exported():
+            for node in ast.walk(c.tree):
+                if not isinstance(node, ast.FunctionDef) or node.name.startswith("noc_"): continue
+                a = node.args
+                count = len(a.posonlyargs) + len(a.args) + len(a.kwonlyargs)
+                if count - (a.args[:1] and a.args[0].arg in ("self", "cls") or 0) > 10: yield f"{c.where}: {count}"
+    none_of(many(), "collect parameters in a configuration")
 
 def own_imports(cell):
     "The modules of the package that a cell imports, without `noc_nb.`; `*` for a star."
@@ -164,21 +188,19 @@ def own_imports(cell):
         elif isinstance(node, ast.Import):
             yield from (a.name.partition(".")[2] for a in node.names if a.name.startswith("noc_nb."))
 
-@each_chapter
-def test_exported_imports(nb):
+def test_exported_imports():
     "No star. The book imports only what comes before; the toolbox the whole book, and of itself what comes before."
     order = {module_of(p): (p in TOOLBOX, number(p)) for p in CHAPTERS}
-    def early(m): return order[m] < order[module_of(nb)] if m in order else False
-    none_of((f"{c.where}: {m}" for c in cells(nb, "code") if c.exported for m in own_imports(c)
-             if not early(m) and m not in ALLOWED.get(module_of(nb), ())),
-            f"{nb.name}: import names one by one, and only from chapters that come before (an upward import exports "
-            "well and fails later); move the code down, or pass it in as an argument")
+    def early(m, here): return m in order and order[m] < order[here]
+    none_of((f"{c.where}: {m}" for c in exported() for m in own_imports(c)
+             if not early(m, module_of(c.notebook)) and m not in ALLOWED.get(module_of(c.notebook), ())),
+            "import names one by one, and only from chapters that come before (an upward import exports well and "
+            "fails later); move the code down, or pass it in as an argument")
 
-@each_chapter
-def test_exported_names_are_documented(nb):
+def test_exported_names_are_documented():
     "A docstring for everything public, a comment for every parameter of a function."
     def missing():
-        for c in (c for c in cells(nb, "code") if c.exported):
+        for c in exported():
             lines = c.source.splitlines()
             for node in public(c):
                 if not ast.get_docstring(node): yield f"{c.where}: `{node.name}` has no docstring"
@@ -190,16 +212,6 @@ def test_exported_names_are_documented(nb):
 
 # ---- the experiments
 
-@each_experiment
-def test_experiments_export_nothing(nb):
-    none_of((c.where for c in cells(nb, "code") if c.exported or "default_exp" in c.directives),
+def test_experiments_export_nothing():
+    none_of((c.where for c in every("code", EXPERIMENTS) if c.exported or "default_exp" in c.directives),
             "an experiment notebook only renders; move the function to a chapter")
-
-@each_experiment
-def test_experiments_cite_committed_rows(nb):
-    "A number in a table comes from a file in results/, not from a run inside the notebook."
-    text = "\n".join(c.source for c in cells(nb))
-    assert re.search(r"\bresults\b|read_rows|paper\.csv|read_paper", text), \
-        f"{nb.name}: render rows of results/*.jsonl (`read_rows`), and say which file they stand in"
-    files = re.findall(r"results/([\w.-]+\.(?:jsonl|csv))", text)
-    none_of((f"results/{f}" for f in files if not (ROOT/"results"/f).exists()), f"{nb.name} cites a missing file")

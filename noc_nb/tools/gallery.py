@@ -137,7 +137,7 @@ def _without_size(file):
 # %% ../../nbs/tools/52_gallery.ipynb #381b8787
 def _with_features(source, path):
     "The same images with features of a region store. Raises `NocError` for a store without any."
-    store = RegionFeatures(RegionStore(path)).store
+    store = RegionFeatures(RegionStore(path)).table
     def known(i, regions):
         if i in store or isinstance(regions, NocError): return regions
         return NocError(f"image {i}: expected its features in {path}")

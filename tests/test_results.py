@@ -1,0 +1,81 @@
+"The rows in results/ are evidence: each has its log line, and the committed captions give their scores again."
+import json, re
+from concurrent.futures import ThreadPoolExecutor
+import nbformat, pytest
+from book import EXPERIMENTS, ROOT, name, none_of, read
+from nbclient import NotebookClient
+from noc_nb.core import find_data, read_json, read_rows
+from noc_nb.data import load_data
+from noc_nb.metrics import CaptionScorer
+from noc_nb.novelty import evaluate
+
+RESULTS = ROOT/"results"
+LOGGED = "data", "row", "training", "variant", "lambda0", "seed", "time", "commit"
+VARIANTS = {"borrow": "borrow from two, threshold .6", "borrow_vote": "borrow from two, five vote, threshold .6",
+            "learn": "word vectors learned", "gt": "captioner trained on simulated detections"}
+
+def logged(row): return json.dumps([row.get(key) for key in LOGGED], sort_keys=True)
+
+def test_scorings_of_test_are_logged():
+    "Each row on the test part has its own line in the log: the same line of a table, the same second, the same code."
+    lines = {logged(line) for line in read_rows(RESULTS/"test_log.jsonl")}
+    rows = [(file.name, row) for file in sorted(RESULTS.glob("*.jsonl")) if file.name != "test_log.jsonl"
+            for row in read_rows(file) if row.get("split") == "test" and row["table"] != "bench" and "claim" not in row]
+    assert len(rows) > 100
+    none_of((f"{file}: {row['row']} {row['training']} of {row['time']}" for file, row in rows if logged(row) not in lines),
+            "a row on test without its line in results/test_log.jsonl is not to be trusted; commit the line with the row")
+
+def text(cell):
+    "What a cell prints, in the best form it has; without pictures and what goes to stderr."
+    def best(output):
+        data = output.get("data", {"text/plain": output.get("text", "")})
+        kinds = [m for m in ("text/markdown", "text/html", "text/plain") if m in data]
+        return "".join(data[kinds[0]]) if kinds and not any(m.startswith("image/") for m in data) else ""
+    return [best(o) for o in cell.get("outputs", []) if o.get("name") != "stderr"]
+
+def stale(path):
+    "The cells whose committed text is not what they print now."
+    old, new = read(path), nbformat.read(path, 4)
+    settings = dict(timeout=300, kernel_name="python3", coalesce_streams=True)
+    NotebookClient(new, resources={"metadata": {"path": path.parent}}, **settings).execute()
+    return [f"{name(path)}, cell {a['id']}" for a, b in zip(old["cells"], new["cells"]) if text(a) != text(b)]
+
+def test_experiments_show_what_the_rows_say():
+    "Executed anew, the experiments print what is committed: no table is older than its rows."
+    if find_data() is None: pytest.skip("set NOC_DATA to the part of COCO")
+    with ThreadPoolExecutor(2) as pool: found = pool.map(stale, EXPERIMENTS)
+    none_of((cell for cells in found for cell in cells), "run `make notebooks` and commit what it changes")
+
+def line_of(file):
+    "Split part, captioner's seed, variant, training, row and weight of a file of captions, by its name."
+    tag, training, row, lambda0 = re.fullmatch(
+        r"lite-(?:(val|gt|learn|borrow|borrow_vote|seed\d)-)?(xe|cider_dgbs|cider)-(\w+?)(?:-(0\.\d))?\.json\.gz", file.name).groups()
+    seed = int(tag[4:]) if tag and tag.startswith("seed") else 0
+    return "val" if tag == "val" else "test", seed, VARIANTS.get(tag), training, row, float(lambda0) if lambda0 else None
+
+def test_committed_captions_have_the_scores_of_their_rows():
+    "CIDEr-D, ROUGE-L, BLEU-4 in and out of domain, and the F1 of every object, to the last printed digit and further."
+    if find_data() is None: pytest.skip("set NOC_DATA to the part of COCO")
+    data = load_data(split="lite", detections=None)
+    rows = [*read_rows(RESULTS/"lite.jsonl"), *read_rows(RESULTS/"lite_val.jsonl")]
+    rows = {(r["split"], r["seed"]["captioner"], r["variant"], r["training"], r["row"], r["lambda0"]): r
+            for r in rows if "in" in r["metrics"]}
+    scorers = {part: CaptionScorer({i: data.captions[i] for i in data.splits[part]}, ("C", "B4", "R"))
+               for part in ("val", "test")}
+    files = sorted((RESULTS/"captions").glob("lite-*.json.gz"))
+    assert len(files) > 40
+    def differ():
+        for file in files:
+            line = line_of(file)
+            if line not in rows:
+                yield f"{file.name}: no row of {line}"
+                continue
+            row, part = rows[line], line[0]
+            captions = {x["image_id"]: x["caption"] for x in read_json(file)}
+            scores = evaluate(captions, data.captions, data.splits[part], data.novel[part], metrics=("C", "B4", "R"),
+                              fp_weight=row["protocol"]["fp_weight"], scorer=scorers[part])
+            pairs = [(row["metrics"][p][m], scores[p][m]) for p in ("in", "out_macro", "out_pooled") for m in ("C", "B4", "R")]
+            pairs += [(row["metrics"]["f1"][o], f1) for o, f1 in scores["f1"].items()]
+            worst = max(abs(a - b) for a, b in pairs if a is not None)
+            if worst > 1e-6: yield f"{file.name}: a score differs by {worst:.2g} from its row's"
+    none_of(differ(), "the captions in results/captions are not those of the rows")
