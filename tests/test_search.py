@@ -15,7 +15,12 @@ from noc_nb.core import NocError
 from noc_nb.data import CaptionBatch
 from noc_nb.decode import make_search, search as search_images
 from noc_nb.encoder import CaptionerConfig
+<<<<<<< HEAD
 from noc_nb.grid_beam import SearchConfig
+=======
+from noc_nb.grid_beam import GridSearch
+from noc_nb.phrases import PhraseSearch
+>>>>>>> h4
 from noc_nb.search import BankSearch, FastSearch, grid_beam_search
 from noc_nb.vocab import SPECIALS
 
@@ -343,3 +348,18 @@ def test_recorded_on_a_gpu():
         try:
             for _ in grids.walk(captioner.step, state, 1, captioner.reorder): pass
         finally: torch.cuda.set_sync_debug_mode("default")
+
+@fifty
+@given(case())
+def test_active_hypotheses_are_enough(given_case):
+    "The plain classes of chapters 22 and 23, which ask about every place of the grid, find the same captions."
+    (step, fresh), images, how = given_case
+    single = [[[alt[:1] for alt in group] for group in wanted] for wanted in images]
+    for make, wanted in (PhraseSearch, images), (GridSearch, single):
+        kw = how | dict(mode="grid", no_repeat=how["no_repeat"] and make is PhraseSearch)
+        plain = make(wanted, eos=EOS, **kw)
+        for _ in plain.walk(step, fresh(*range(B)), BOS): pass
+        best, out = plain.best(), search(given_case[0], wanted, **kw)
+        for i in range(B):
+            rows = zip(best.tokens[i].tolist(), best.score[i].tolist(), best.ended[i].tolist())
+            same([(tuple(t for t in tokens if t >= 0), score) for tokens, score, ended in rows if ended], captions(out, i))
