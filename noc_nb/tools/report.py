@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -460,6 +459,7 @@ def report_markdown(
 # %% ../../nbs/tools/35_report.ipynb #7f0b663e
 def _report_png(report, path):
     "Draw F1 of every object with its interval, and the mean."
+    import matplotlib.pyplot as plt
     bars = {o: (x["F1"], x["interval"]) for o, x in report["f1"].items()}
     mean, sure = (report[k].get("out_macro", {}).get("F1") for k in ("scores", "intervals"))
     bars["mean"] = mean, sure
@@ -632,7 +632,7 @@ _TWO = Param("two report.json of the same images: which differences are real", s
 @command
 def noc_eval(
     captions:str=None,    # captions to score: a file in COCO's results format, or .jsonl
-    data:str=None,        # folder in COCO's layout, or captions of COCO, nocaps (default NOC_DATA)
+    data:str=None,        # folder in COCO's layout, or a file of captions (default: NOC_DATA)
     split:str=None,       # name in the data's splits/, or a file (default: all with references)
     part:str="test",      # part of the split: train, val or test
     out:str=None,         # folder for report.json, report.md, report.png and images.parquet
