@@ -14,6 +14,10 @@ def test_readme_is_the_index():
     none_of((f"{name(p)}: {len(data)/1e3:.0f} KB" for p, data in files.items() if len(data) > 250e3),
             "a picture of the README has at most 250 KB")
 
+def test_citation_names_the_version():
+    stated = re.search(r"^version: (.+)$", (ROOT/"CITATION.cff").read_text(encoding="utf-8"), re.M)
+    assert stated[1] == SETTINGS["version"], "CITATION.cff cites another version than settings.ini has"
+
 def test_readme_lists_every_notebook():
     text = README.read_text(encoding="utf-8")
     none_of((name(p) for p in NOTEBOOKS if p.stem != "index" and f"]({name(p)})" not in text),
