@@ -1,8 +1,9 @@
-# make test        set-up, every chapter, every guardrail and test (NOC_DATA=DIR: the parts that read real COCO too)
-# make test-fast   guardrails and five chapters, in under three minutes
+# make test        set-up, every chapter, every repository check and test (NOC_DATA=DIR: the parts that read real COCO too)
+# make test-fast   repository checks and five chapters, in under three minutes
 # make reproduce   set-up, then the whole method on the toy world: rows and tables in _runs/toy
 # make notebooks   execute all notebooks in order and keep their outputs (NB=10_attention: one), then README.md
-# make readme      README.md from nbs/index.ipynb
+# make readme      README.md and its pictures from nbs/index.ipynb
+# make book        the site of the book in _site: all chapters, a search, the reference; a broken link stops it
 # make export      noc_nb/*.py from the notebooks
 # make ship        a finished run as a pipeline of the package: make ship RUN=_runs/lite NAME=lite
 # make times       seconds of each notebook; fails above LIMIT=30
@@ -28,7 +29,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONWARNINGS ?= ignore:IProgress not found
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-fast reproduce notebooks readme export ship times clean
+.PHONY: help venv test test-fast reproduce notebooks readme book export ship times clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -55,11 +56,15 @@ reproduce: venv
 
 notebooks: export
 	@[ -n "$${NOC_DATA:-}" ] || echo "note: NOC_DATA is not set, so the cells that read real COCO will say that they were skipped"
-	trap $(BIN)/nbdev_clean EXIT; PYTHONHASHSEED=0 $(BIN)/python -m nbconvert --to notebook --execute --inplace --ExecutePreprocessor.coalesce_streams=True $(NOTEBOOKS)
+	trap $(BIN)/nbdev_clean EXIT; PYTHONHASHSEED=0 $(BIN)/python -m nbconvert --to notebook --execute --inplace $(NOTEBOOKS); \
+	$(BIN)/python -m nbconvert --to notebook --inplace --CoalesceStreamsPreprocessor.enabled=True $(NOTEBOOKS)  # one output for all that a cell prints
 	$(BIN)/python tests/readme.py
 
 readme: venv
 	$(BIN)/python tests/readme.py
+
+book: venv
+	$(BIN)/python tests/website.py
 
 export: venv
 	$(BIN)/nbdev_export
@@ -72,5 +77,5 @@ times: venv
 	awk '{print} / secs$$/ && $$(NF-1) > $(LIMIT) {late = 1} END {if (late) {print "over $(LIMIT) s: make the notebook lighter"; exit 1}}'
 
 clean:
-	rm -rf _proc _docs build dist *.egg-info .pytest_cache .hypothesis
+	rm -rf _proc _docs _site _site_build build dist *.egg-info .pytest_cache .hypothesis
 	find nbs noc_nb tests -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf

@@ -1,8 +1,9 @@
-"README.md is nbs/index.ipynb as Markdown: `make readme` runs this file, and test_readme.py compares the two."
-import posixpath, re
-from book import INDEX, ROOT, cells
+"README.md is nbs/index.ipynb as Markdown: `make readme` runs this file, and test_repo.py compares the two."
+import base64, posixpath, re
+from book import INDEX, ROOT, cells, name
 
 README = ROOT/"README.md"
+IMAGES = ROOT/"nbs/images"   # the index's pictures as files
 HEAD = "<!-- Written from nbs/index.ipynb by `make readme`. Change the notebook, not this file. -->\n"
 
 def relink(text):
@@ -12,14 +13,26 @@ def relink(text):
 
 def fence(text, language): return f"```{language}\n{text.strip(chr(10))}\n```"
 
+def picture(output):
+    "The name, the description and the bytes of an output that is a named picture; else None."
+    about = output.get("metadata", {}).get("image/png", {})
+    if "name" not in about: return None
+    return about["name"], about.get("alt", ""), base64.b64decode("".join(output["data"]["image/png"]))
+
+def pictures(notebook=INDEX):
+    "The named pictures of a notebook: file -> bytes."
+    found = [picture(output) for cell in cells(notebook, "code") for output in cell.outputs]
+    return {IMAGES/f"{p[0]}.png": p[2] for p in found if p}
+
 def shown(cell, output):
     "One output of a cell as Markdown."
     if output["output_type"] == "stream":
         return fence("".join(output["text"]), "text") if output["name"] == "stdout" else ""
-    data = output["data"]
+    data, named = output["data"], picture(output)
+    if named: return f"![{named[1]}]({name(IMAGES)}/{named[0]}.png)"
     if "text/markdown" in data: return relink("".join(data["text/markdown"]))
     if any(mime.startswith(("image/", "text/html")) for mime in data):
-        raise SystemExit(f"{cell.where}: README.md takes text and Markdown; link a committed picture instead")
+        raise SystemExit(f"{cell.where}: README.md takes text, Markdown and pictures with a name in their metadata")
     return fence("".join(data["text/plain"]), "text")
 
 def parts(notebook):
@@ -36,5 +49,7 @@ def to_markdown(notebook=INDEX):
     return HEAD + "\n" + "\n\n".join(p.strip("\n") for p in parts(notebook) if p.strip()) + "\n"
 
 if __name__ == "__main__":
+    IMAGES.mkdir(exist_ok=True)
+    for file, data in pictures().items(): file.write_bytes(data)
     README.write_text(to_markdown(), encoding="utf-8")
     print(f"{README.name}: {len(README.read_text(encoding='utf-8').splitlines())} lines")

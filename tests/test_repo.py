@@ -1,23 +1,84 @@
 "What is committed: the README, the rows, and no file that must not be."
-import json, re, subprocess
+import json, re, shlex, subprocess, sys
+from functools import cache
 import pytest
-from book import NOTEBOOKS, ROOT, name, none_of
-from readme import README, to_markdown
+from book import INDEX, NOTEBOOKS, ROOT, SETTINGS, cells, name, none_of, run
+from readme import IMAGES, README, pictures, to_markdown
+from website import TEXTS, links, page, relink, target
 
 def test_readme_is_the_index():
     assert README.read_text(encoding="utf-8") == to_markdown(), \
         "README.md is not what nbs/index.ipynb says: change the notebook, then `make readme`"
+    files = {path: path.read_bytes() for path in IMAGES.glob("*")}
+    assert files == pictures(), f"{name(IMAGES)} does not hold the index's pictures; run `make readme`"
+    none_of((f"{name(p)}: {len(data)/1e3:.0f} KB" for p, data in files.items() if len(data) > 250e3),
+            "a picture of the README has at most 250 KB")
+
+def test_citation_names_the_version():
+    stated = re.search(r"^version: (.+)$", (ROOT/"CITATION.cff").read_text(encoding="utf-8"), re.M)
+    assert stated[1] == SETTINGS["version"], "CITATION.cff cites another version than settings.ini has"
 
 def test_readme_lists_every_notebook():
     text = README.read_text(encoding="utf-8")
     none_of((name(p) for p in NOTEBOOKS if p.stem != "index" and f"]({name(p)})" not in text),
-            "the chapter map lacks a notebook; run `make notebooks NB=index`")
+            "the book's parts lack a notebook; run `make notebooks NB=index`")
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
-def test_links_resolve(page):
-    targets = re.findall(r"\]\(([^)\s#]+)", (ROOT/page).read_text(encoding="utf-8"))
-    none_of((t for t in targets if not re.match(r"[a-z]+:", t) and not (ROOT/t).exists()),
-            f"links of {page} that lead nowhere")
+def test_links_resolve():
+    "Each link of a notebook or page leads to a file; `make book` also looks at what a link's anchor names."
+    def texts():
+        for notebook in NOTEBOOKS:
+            for cell in cells(notebook):
+                shown = [o.get("data", {}).get("text/markdown", "") for o in cell.outputs]
+                parts = [cell.source] if cell.kind == "markdown" else ["".join(text) for text in shown]
+                for text in parts: yield name(notebook), text
+            for file in ["README.md", *TEXTS]: yield file, (ROOT/file).read_text(encoding="utf-8")
+    none_of((f"{source}: {link}" for source, text in texts() for link in links(text) if not target(link, source)),
+            "links that lead nowhere")
+
+def test_pages_of_the_site():
+    "A page has no directives of nbdev, and a link that leads nowhere stops the build."
+    sources = [(name(nb), "".join(cell["source"])) for nb in NOTEBOOKS for cell in page(nb)["cells"]]
+    none_of((file for file, source in sources if re.search(r"^#\|", source, re.M)), "directives are shown")
+    inside = "[a](../22_grid_beam.ipynb) `[b](c)`"
+    assert relink(inside, "nbs/tools/05_detector.ipynb") == inside
+    assert relink("[a](../docs/data.md#java)", "nbs/index.ipynb") == "[a](data.md#java)"
+    with pytest.raises(SystemExit, match="nbs/00_core.ipynb: the link to 99_none.ipynb leads nowhere"):
+        relink("[a](99_none.ipynb)", "nbs/00_core.ipynb")
+
+def fences(text, language):
+    "The fenced blocks of one language."
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+
+@cache
+def options(command):
+    "The options that a command's help names."
+    return set(re.findall(r"--[a-z][a-z_-]*", run(command, "--help", cwd=ROOT)))
+
+def wrong_words(line):
+    "The command of a shell line, or its options, that are not there."
+    scripts = {entry.split("=")[0] for entry in SETTINGS["console_scripts"].split()}
+    targets = re.findall(r"^([a-z-]+):", (ROOT/"Makefile").read_text(encoding="utf-8"), re.M)
+    command, *rest = shlex.split(line, comments=True)
+    if command in scripts: return [w for w in rest if w.startswith("--") and w not in options(command)]
+    if command == "make": return [w for w in rest if "=" not in w and w not in targets]
+    return [] if command in ("pip", "cd") else [command]
+
+def test_commands_of_the_readme():
+    "Each line of a shell block is one command that is there, with options that it has."
+    index = "".join(f"{cell.source}\n" for cell in cells(INDEX, "markdown"))
+    text = index + (ROOT/"docs/data.md").read_text(encoding="utf-8")
+    lines = [line for line in "".join(fences(text, "sh")).splitlines() if line and line[0] != "#"]
+    assert len(lines) > 15, "the index lost its commands"
+    none_of((f"{line}: {word}" for line in lines for word in wrong_words(line)),
+            "a shell block holds one command a line; this command, option or target is not there")
+
+def test_readme_python_runs(tmp_path):
+    "The README's examples run as they stand, outside the repository, and print what it shows."
+    text = README.read_text(encoding="utf-8")
+    code = "\n".join(fences(text, "python"))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == "".join(fences(text, "text")), "the README shows other outputs: `make notebooks NB=index`"
 
 def lines():
     "Every line of results/*.jsonl: where it stands, the file's name, the text."

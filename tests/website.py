@@ -1,0 +1,115 @@
+"""The site of the book: `make book` runs this file, which writes Sphinx's pages and starts Sphinx on them.
+
+A page is a notebook as it is committed, without nbdev's directives. Links between notebooks become links between
+pages, links to other files of the repository lead to its host, and a link that leads nowhere stops the build."""
+import copy, json, posixpath, re, shutil, sys
+from pathlib import Path
+from book import CHAPTERS, MODULES, NOTEBOOKS, ROOT, SETTINGS, module_of, name, read
+
+TEXTS = {"CONTRIBUTING.md": "contributing", "docs/data.md": "data",
+         "noc_nb/models/toy/README.md": "models/toy", "noc_nb/models/lite/README.md": "models/lite"}
+PAGES = {name(nb): name(nb)[len("nbs/"):-len(".ipynb")] for nb in NOTEBOOKS} | TEXTS   # a file -> its page
+PARTS = {"The book": "nbs", "Experiments": "nbs/experiments", "Toolbox": "nbs/tools", "Benchmarks": "nbs/bench"}
+LINK = re.compile(r"(```.*?```|`[^`\n]*`)|\]\(([^)\s]+)\)", re.S)   # code, which is left alone, or a link's target
+
+def target(link, source):
+    "Where a link of a file leads on the site: an address, a page, or a file on the repository's host; None: nowhere."
+    if re.match(r"[a-z]+:|#", link): return link
+    path, _, anchor = link.partition("#")
+    file = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+    if file in PAGES:
+        here = posixpath.dirname(PAGES.get(source, "")) or "."
+        page = posixpath.relpath(PAGES[file], here) + Path(file).suffix
+        return f"{page}#{anchor}" if anchor else page
+    if not (ROOT/file).exists(): return None
+    kind = "tree" if (ROOT/file).is_dir() else "blob"
+    return f"{SETTINGS['git_url']}/{kind}/{SETTINGS['branch']}/{file}"
+
+def links(text):
+    "The targets of a text's links; code is no text."
+    return [m[2] for m in LINK.finditer(text) if m[2]]
+
+def relink(text, source):
+    "A text whose links lead to pages of the site. Stops at one that leads nowhere."
+    def replaced(m):
+        if not m[2]: return m[0]
+        found = target(m[2], source)
+        if found is None: raise SystemExit(f"{source}: the link to {m[2]} leads nowhere")
+        return f"]({found})"
+    return LINK.sub(replaced, text)
+
+def page_cell(cell, source):
+    "A cell as a reader should see it."
+    cell, text = copy.deepcopy(cell), "".join(cell["source"])
+    if cell["cell_type"] == "markdown": return dict(cell, source=relink(text, source))
+    if re.search(r"^#\|\s*echo:\s*false", text, re.M): cell["metadata"]["tags"] = ["remove-input"]
+    cell["source"] = re.sub(r"^#\|.*\n?", "", text, flags=re.M).strip("\n")
+    for output in cell["outputs"]:
+        if "text/markdown" in output.get("data", {}):
+            output["data"]["text/markdown"] = relink("".join(output["data"]["text/markdown"]), source)
+    return cell if cell["source"] else None
+
+def page(path):
+    "The JSON of a notebook's page."
+    book = read(path)
+    kept = [page_cell(c, name(path)) for c in book["cells"]]
+    return dict(book, cells=[c for c in kept if c])
+
+def dotted(path): return ".".join(Path(name(path)).with_suffix("").parts)
+
+def api_page(path):
+    "The reference of a module, which Sphinx reads from its docstrings and comments."
+    module = dotted(path)
+    chapter = next((nb for nb in CHAPTERS if module == f"noc_nb.{module_of(nb)}"), None)
+    made = f"Exported from [{chapter.stem}](../{PAGES[name(chapter)]}.ipynb)." if chapter else ""
+    return f"# {module}\n\n{made}\n\n```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n```\n"
+
+def title(notebook): return "".join(read(notebook)["cells"][0]["source"]).splitlines()[0].lstrip("# ")
+
+def toctree(caption, pages):
+    listed = "\n".join(pages)
+    return f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}\n```"
+
+def contents():
+    "The side bar: parts of the book and their chapters."
+    def entry(notebook): return f"{notebook.stem[:2]} {title(notebook)} <{PAGES[name(notebook)]}>"
+    def part(folder): return [entry(nb) for nb in NOTEBOOKS if name(nb.parent) == folder and nb.stem != "index"]
+    trees = [toctree(caption, part(folder)) for caption, folder in PARTS.items()]
+    reference = [f"{dotted(path)} <api/{dotted(path)}>" for path in MODULES]
+    return "\n\n".join([*trees, toctree("Pages", TEXTS.values()), toctree("Reference", reference)])
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+def write_pages(folder):
+    "All of Sphinx's pages."
+    for notebook in NOTEBOOKS:
+        content = page(notebook)
+        if notebook.stem == "index":
+            side = dict(cell_type="markdown", id="contents", metadata={}, source=contents())
+            content["cells"].append(side)
+        write(folder/f"{PAGES[name(notebook)]}.ipynb", json.dumps(content))
+    for file, place in TEXTS.items():
+        write(folder/f"{place}.md", relink((ROOT/file).read_text(encoding="utf-8"), file))
+    for path in MODULES: write(folder/f"api/{dotted(path)}.md", api_page(path))
+
+def build(out):
+    "The whole site, in place of the last one. Returns Sphinx's exit status; a warning is a failure."
+    from sphinx.cmd.build import main
+    work = out.parent/f"{out.name}_build"
+    pages, made = work/"pages", work/"made"
+    shutil.rmtree(work, ignore_errors=True)
+    write_pages(pages)
+    status = main(["-q", "-W", "--keep-going", "-c", str(ROOT/"docs"), "-d", str(work/"read"), str(pages), str(made)])
+    if not status:
+        (made/".nojekyll").touch()   # GitHub Pages leaves out folders with an underscore otherwise
+        shutil.rmtree(out, ignore_errors=True)
+        made.rename(out)
+    shutil.rmtree(work)
+    return status
+
+if __name__ == "__main__":
+    status = build(ROOT/"_site")
+    if not status: print("_site/index.html: open it in a browser")
+    sys.exit(status)
