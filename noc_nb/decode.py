@@ -77,6 +77,7 @@ class Decoded:
     satisfied:int = 0    # constraints in the caption
     reason:str = None    # why some are missing, or None
     spans:tuple = ()     # (start, end) of every constraint in the caption's words; None where it is missing
+    missing:tuple = ()   # texts that the vocabulary lacks, so that they gave no constraint
 
 def decode(
     captioner:Captioner,   # trained

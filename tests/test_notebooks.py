@@ -151,7 +151,7 @@ def test_exported_cells_are_short(nb):
     none_of((f"{c.where}: {n} lines" for c, n in lengths if n > 40),
             "an exported cell has at most 40 lines; split it, with prose and a test between the parts")
 
-ALLOWED = {"train_xe": {"tools.quality"}, "experiment": {"tools.report"}}
+ALLOWED = {"train_xe": {"tools.quality"}}
 
 def own_imports(cell):
     "The modules of the package that a cell imports, without `noc_nb.`; `*` for a star."
