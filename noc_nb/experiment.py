@@ -331,7 +331,7 @@ def _evaluate(self:Experiment, line):
     "Caption the images and score the captions: as `evaluate`, with more counts."
     decoded, data = self.captions(*line), self.data
     captions = {i: d.caption for i, d in decoded.items()}
-    scores = evaluate(captions, data.captions, self.ids, self.novel, data.heldout, self.metrics,
+    scores = evaluate(captions, data.captions, self.ids, self.novel, data.heldout,
                       fp_weight=self.fp_weight, scorer=self._scorer())
     scores["counts"] |= _counts(decoded.values())
     return scores

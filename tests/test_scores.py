@@ -80,7 +80,7 @@ def test_protocols_differ_as_documented(lite):
     from noc_nb.novelty import f1_counts, f1_scores
     ids, listed, said, refs = lite
     novel = {o: own & listed for o, own in novel_images(refs, COCO_HELDOUT, ids).items()}
-    f1 = {p: f1_counts(said, novel, ids, protocol=p) for p in ("dcc", "extended")}
+    f1 = {p: f1_counts(said, novel, ids, words=p) for p in ("dcc", "extended")}
     assert f1["extended"]["bus"].tp > f1["dcc"]["bus"].tp and f1["extended"]["zebra"] == f1["dcc"]["zebra"]
     assert f1_scores(said, novel, ids, fp="nonnovel")["mean"] >= f1_scores(said, novel, ids)["mean"]
 

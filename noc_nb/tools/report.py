@@ -217,7 +217,7 @@ def judge(
         numbers = scorer.numbers(captions)
         left_out = {p.name: p.why for p in scorer.programs if p.why}
     def cells(i):
-        found = f1_counts(captions, task.novel, [i], protocol, weight, fp, refs=task.refs, heldout=task.heldout)
+        found = f1_counts(captions, task.novel, [i], task.heldout, task.refs, words=protocol, weight=weight, fp=fp)
         return [n for o in objects for n in found[o]]
     if objects: numbers["F1"] = np.array([cells(i) for i in ids], dtype=float)
     sets = {name: np.isin(ids, list(own)) for name, own in task.sets().items()}
@@ -483,7 +483,7 @@ def evaluate_file(
     said = read_system(captions)
     task = make_task(data, split, part, heldout, classes)
     objects = task.heldout.objects                             # asked about no image, `f1_counts` checks its choices
-    f1_counts({}, dict.fromkeys(objects, ()), (), protocol, weight, fp, refs={}, heldout=task.heldout)
+    f1_counts({}, dict.fromkeys(objects, ()), (), task.heldout, {}, words=protocol, weight=weight, fp=fp)
     said, counts = match(said, task, captions, missing)
     spice, why = find_spice(task.refs) if "S" in metrics else (None, None)
     judged = judge(said, task, protocol, weight, fp, metrics, spice)
