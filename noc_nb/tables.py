@@ -92,7 +92,7 @@ def matching(
 
 # %% ../nbs/33_tables.ipynb #899b15e1
 def _columns(number, rows):
-    "The columns of a table, the pooled CIDEr beside the macro one; in Table 2 also every object."
+    "The columns of a table, the pooled CIDEr beside the macro one; Table 2 has one for every object."
     if number != 2: return ["in_M", "in_C", "in_S", "out_M", "out_C", "out_S", "out_F1", "pooled_C"]
     objects = dict.fromkeys(name for r in rows for name in r["metrics"].get("f1", ()))
     columns = [f"F1_{name}" for name in objects or COCO_HELDOUT.objects]
@@ -105,20 +105,30 @@ def _compare(printed, runs, column):
     return cell([printed]), cell(ours), cell(deltas and [mean(deltas)], signed=True)
 
 # %% ../nbs/33_tables.ipynb #cc663da2
+def _block(title, printed, runs, columns):
+    "The lines of one method, by source; what has no number has no line, except ours."
+    cells = [_compare(value, runs, column) for value, column in zip(printed, columns)]
+    block = dict(zip(("Paper", "Ours", "Δ"), zip(*cells)))
+    if title.endswith("(published)"): return {"Paper": block["Paper"]}
+    if not runs: del block["Δ"]
+    if not any(printed): return {"Ours": block["Ours"]}
+    return block
+
 def table_view(
     rows:list,    # result rows of one data set
     number:int,   # 1, 2 or 3
     variant:str=None, # None: the paper's own method
-)->tuple:         # names of the columns; lines of cells: title, Paper | Ours | Δ, the numbers
+    paper:bool=True,  # False: our runs alone, as for another world than the paper's
+)->tuple:         # names of the columns; lines of cells: title, Paper | Ours | Δ, the columns' numbers
     "One of the paper's tables: paper, ours and the difference below each other."
-    columns, paper, lines = _columns(number, rows), paper_numbers(), []
+    columns, numbers, lines = _columns(number, rows), paper_numbers() if paper else {}, []
     for title, *line in spec(number):
         runs = matching(rows, number, *line, variant)
-        cells = [_compare(paper.get((number, *line, c)), runs, c) for c in columns]
-        block = [[source, *x] for source, x in zip(("Paper", "Ours", "Δ"), zip(*cells))]
-        if set(block[0][1:]) == {"—"}: block = block[1:2]        # the paper does not have this line
-        if title.endswith("(published)"): block = block[:1]
-        for i, x in enumerate(block): lines.append(["" if i else title, *x])
+        if not (runs or paper): continue
+        printed = [numbers.get((number, *line, c)) for c in columns]
+        for source, cells in _block(title, printed, runs, columns).items():
+            lines.append([title, source, *cells])
+            title = ""
     return ["", "", *(c.replace("_", " ") for c in columns)], lines
 
 def commands(
