@@ -92,7 +92,7 @@ def matching(
 
 # %% ../nbs/33_tables.ipynb #899b15e1
 def _columns(number, rows):
-    "The columns of a table, the pooled CIDEr beside the macro one; Table 2 has one for every object."
+    "The columns of a table, the pooled CIDEr beside the macro one; in Table 2 also every object."
     if number != 2: return ["in_M", "in_C", "in_S", "out_M", "out_C", "out_S", "out_F1", "pooled_C"]
     objects = dict.fromkeys(name for r in rows for name in r["metrics"].get("f1", ()))
     columns = [f"F1_{name}" for name in objects or COCO_HELDOUT.objects]

@@ -232,9 +232,6 @@ def load(cls:Vocab, path):
 FUNCTION_WORDS = frozenset(
     "a an the of on in at with and to by for from near next is are that".split())
 
-# %% ../nbs/03_vocab.ipynb #b0005e03
-FUNCTION_WORDS = frozenset("a an the of on in at with and to by for from near next is are that".split())
-
 # %% ../nbs/03_vocab.ipynb #1d50c640
 def _lines(path):
     "The lines of a text file, also inside `.gz` and `.zip`."

@@ -15,12 +15,8 @@ from noc_nb.core import NocError
 from noc_nb.data import CaptionBatch
 from noc_nb.decode import make_search, search as search_images
 from noc_nb.encoder import CaptionerConfig
-<<<<<<< HEAD
-from noc_nb.grid_beam import SearchConfig
-=======
-from noc_nb.grid_beam import GridSearch
+from noc_nb.grid_beam import GridSearch, SearchConfig
 from noc_nb.phrases import PhraseSearch
->>>>>>> h4
 from noc_nb.search import BankSearch, FastSearch, grid_beam_search
 from noc_nb.vocab import SPECIALS
 
