@@ -7,7 +7,7 @@ __all__ = ['NocError', 'check_range', 'whole_file', 'json_text', 'read_json', 'w
            'default_device', 'progress', 'Config', 'override', 'code_version', 'device_name']
 
 # %% ../nbs/00_core.ipynb #0f256860
-import gzip, json, math, os, platform, random, subprocess, time
+import gzip, json, math, os, platform, random, subprocess
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path

@@ -8,7 +8,6 @@ __all__ = ['CaptionerConfig', 'MemoryEncoder']
 # %% ../nbs/12_encoder.ipynb #c392bf02
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from .attention import FeedForward, MultiHead, Residual, linear
 from .core import Config
