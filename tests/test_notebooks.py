@@ -5,7 +5,6 @@ from book import BOOK, CHAPTERS, EXPERIMENTS, NOTEBOOKS, ROOT, TOOLBOX, cells, m
 
 EVAL_FALSE = set()  # "10_attention.ipynb:cell id" of cells that may stay unexecuted; none does
 DIRECTIVES = {"default_exp", "export", "slow", "gpu", "eval:", "echo:"}
-ALLOWED = {"metrics": {"tools.java"}, "train_xe": {"tools.quality"}, "experiment": {"tools.claims", "tools.report"}}
 WIDTH, BOOK_LINES, TOOL_LINES = 100, 25, 40   # columns of code; lines of an exported cell
 
 CELLS = {nb: cells(nb) for nb in NOTEBOOKS}
@@ -113,7 +112,8 @@ def test_width():
 def test_one_statement_a_line():
     def joined(c):
         text = re.sub(r"^\s*[%!].*$", "", c.source, flags=re.M)
-        return any(t.type == tokenize.OP and t.string == ";" for t in tokenize.generate_tokens(io.StringIO(text).readline))
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        return any(t.type == tokenize.OP and t.string == ";" for t in tokens)
     none_of((c.where for c in every("code") if joined(c)), "semicolons join statements; give each a line")
 
 def test_one_comprehension_a_statement():
@@ -130,7 +130,8 @@ def test_directives():
             "`echo: false` is for the index alone")
 
 def test_every_cell_runs():
-    none_of((c.where for c in every("code") if "eval:" in c.directives and f"{c.notebook.name}:{c.id}" not in EVAL_FALSE),
+    none_of((c.where for c in every("code")
+             if "eval:" in c.directives and f"{c.notebook.name}:{c.id}" not in EVAL_FALSE),
             "`eval: false` hides code that no longer works. Make the cell run, or add it to EVAL_FALSE with its reason")
 
 def test_flagged_cells_name_their_twin():
@@ -154,7 +155,7 @@ def test_one_module_each():
             code = [c for c in CELLS[nb] if c.kind == "code"]
             modules = [c.directives["default_exp"] for c in code if "default_exp" in c.directives]
             if modules != [module_of(nb)]: yield f"{name(nb)}: needs one cell `#| default_exp {module_of(nb)}`"
-            elif "default_exp" not in code[0].directives: yield f"{name(nb)}: `default_exp` belongs in the first code cell"
+            elif "default_exp" not in code[0].directives: yield f"{name(nb)}: `default_exp` is not in its first cell"
             yield from (c.where for c in code if c.directives.get("export"))
     none_of(wrong(), "export into the notebook's own module, by `#| export`")
 
@@ -193,7 +194,7 @@ def test_exported_imports():
     order = {module_of(p): (p in TOOLBOX, number(p)) for p in CHAPTERS}
     def early(m, here): return m in order and order[m] < order[here]
     none_of((f"{c.where}: {m}" for c in exported() for m in own_imports(c)
-             if not early(m, module_of(c.notebook)) and m not in ALLOWED.get(module_of(c.notebook), ())),
+             if not early(m, module_of(c.notebook))),
             "import names one by one, and only from chapters that come before (an upward import exports well and "
             "fails later); move the code down, or pass it in as an argument")
 

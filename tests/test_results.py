@@ -23,8 +23,9 @@ def test_scorings_of_test_are_logged():
     rows = [(file.name, row) for file in sorted(RESULTS.glob("*.jsonl")) if file.name != "test_log.jsonl"
             for row in read_rows(file) if row.get("split") == "test" and row["table"] != "bench" and "claim" not in row]
     assert len(rows) > 100
-    none_of((f"{file}: {row['row']} {row['training']} of {row['time']}" for file, row in rows if logged(row) not in lines),
-            "a row on test without its line in results/test_log.jsonl is not to be trusted; commit the line with the row")
+    lonely = [(file, row) for file, row in rows if logged(row) not in lines]
+    none_of((f"{file}: {row['row']} {row['training']} of {row['time']}" for file, row in lonely),
+            "a row on test without its line in results/test_log.jsonl is not to be trusted; commit both")
 
 def text(cell):
     "What a cell prints, in the best form it has; without pictures and what goes to stderr."
@@ -49,10 +50,12 @@ def test_experiments_show_what_the_rows_say():
 
 def line_of(file):
     "Split part, captioner's seed, variant, training, row and weight of a file of captions, by its name."
-    tag, training, row, lambda0 = re.fullmatch(
-        r"lite-(?:(val|gt|learn|borrow|borrow_vote|seed\d)-)?(xe|cider_dgbs|cider)-(\w+?)(?:-(0\.\d))?\.json\.gz", file.name).groups()
+    parts = (r"lite-(?:(val|gt|learn|borrow|borrow_vote|seed\d)-)?(xe|cider_dgbs|cider)-(\w+?)"
+             r"(?:-(0\.\d))?\.json\.gz")
+    tag, training, row, lambda0 = re.fullmatch(parts, file.name).groups()
     seed = int(tag[4:]) if tag and tag.startswith("seed") else 0
-    return "val" if tag == "val" else "test", seed, VARIANTS.get(tag), training, row, float(lambda0) if lambda0 else None
+    part = "val" if tag == "val" else "test"
+    return part, seed, VARIANTS.get(tag), training, row, float(lambda0) if lambda0 else None
 
 def test_committed_captions_have_the_scores_of_their_rows():
     "CIDEr-D, ROUGE-L, BLEU-4 in and out of domain, and the F1 of every object, to the last printed digit and further."
@@ -75,7 +78,8 @@ def test_committed_captions_have_the_scores_of_their_rows():
             captions = {x["image_id"]: x["caption"] for x in read_json(file)}
             scores = evaluate(captions, data.captions, data.splits[part], data.novel[part], metrics=("C", "B4", "R"),
                               fp_weight=row["protocol"]["fp_weight"], scorer=scorers[part])
-            pairs = [(row["metrics"][p][m], scores[p][m]) for p in ("in", "out_macro", "out_pooled") for m in ("C", "B4", "R")]
+            cells = [(p, m) for p in ("in", "out_macro", "out_pooled") for m in ("C", "B4", "R")]
+            pairs = [(row["metrics"][p][m], scores[p][m]) for p, m in cells]
             pairs += [(row["metrics"]["f1"][o], f1) for o, f1 in scores["f1"].items()]
             worst = max(abs(a - b) for a, b in pairs if a is not None)
             if worst > 1e-6: yield f"{file.name}: a score differs by {worst:.2g} from its row's"

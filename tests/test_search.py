@@ -114,7 +114,7 @@ def all_of(out, i):
 @fifty
 @given(case(), st.integers(6, 12))
 def test_pruned_hypotheses_are_not_missed(given_case, max_len):
-    "Pruning what ended captions outscore changes nothing, and asks the model no more. A bank gives others their places."
+    "Pruning what ended captions outscore changes nothing, and asks no more. A bank gives others their places."
     (step, fresh), images, how = given_case
     how, asked = {k: x for k, x in how.items() if k not in ("mode", "absorb")} | dict(max_len=max_len, pad=-1), []
     def counting(tokens, state):
@@ -358,4 +358,5 @@ def test_active_hypotheses_are_enough(given_case):
         best, out = plain.best(), search(given_case[0], wanted, **kw)
         for i in range(B):
             rows = zip(best.tokens[i].tolist(), best.score[i].tolist(), best.ended[i].tolist())
-            same([(tuple(t for t in tokens if t >= 0), score) for tokens, score, ended in rows if ended], captions(out, i))
+            ended = [(tokens, score) for tokens, score, end in rows if end]
+            same([(tuple(t for t in tokens if t >= 0), score) for tokens, score in ended], captions(out, i))

@@ -1,4 +1,4 @@
-"The pipelines of the package: how good their captions are, and a captioner with averaged embeddings through a pipeline."
+"The pipelines of the package: how good their captions are; averaged embeddings through a pipeline."
 import pytest
 import torch
 from noc_nb.core import find_data
