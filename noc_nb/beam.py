@@ -66,6 +66,7 @@ class Hypotheses:
     satisfied:Tensor # (b,k) how many constraints the hypothesis fulfils
     spans:Tensor     # (b,k,n,2) first token of constraint n and the one after its last; else -1
     reason:list      # b times None, or a sentence: why the image has no complete caption
+    objective:Tensor # (b,k) what was compared: the score over a power of the length, and prices
 
     def __len__(self): return len(self.tokens)
 
@@ -218,11 +219,12 @@ def _best_first(beam, max_len):
     valid = valid.gather(1, order)
     tokens = pick(beam.tokens, order).masked_fill(~valid[...,None], -1)
     score = beam.score.gather(1, order).masked_fill(~valid, -torch.inf)
+    rank = beam.rank.gather(1, order).masked_fill(~valid, -torch.inf)
     no_end, no_word = f"no end within {max_len} tokens", "no word may come next"
     reason = [no_word if stuck else no_end for stuck in beam.stuck[:,0].tolist()]
     for i in complete[:,0].nonzero()[:,0].tolist(): reason[i] = None
     return Hypotheses(tokens, score, beam.ended.gather(1, order) & valid, torch.zeros_like(order),
-                      tokens.new_empty(*order.shape, 0, 2), reason)
+                      tokens.new_empty(*order.shape, 0, 2), reason, rank)
 
 # %% ../nbs/20_beam.ipynb #3931667e
 def beam_search(

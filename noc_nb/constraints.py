@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['RULES', 'FORMS', 'constraint_classes', 'Missing', 'constraint_tokens', 'read_groups', 'check_ids', 'Table', 'Groups',
-           'pack_groups']
+           'read_prices', 'pack_groups']
 
 # %% ../nbs/21_constraints.ipynb #825f250d
-import operator
+import math, operator
 from collections import Counter
 from dataclasses import dataclass, fields
-from numbers import Integral
+from numbers import Integral, Real
 from typing import NamedTuple
 
 import torch
@@ -178,7 +178,10 @@ class Table:
 @dataclass
 class Groups(Table):
     "The groups of b images as tensors: c distinct words, a alternatives of at most l tokens."
-    top:Tensor    # (b,) how many groups must be finished: the row of the grid that is to be reached
+    top:Tensor    # (b,) the highest row of the grid
+    need:Tensor   # (b,) how many of the musts have to be finished
+    must:Tensor   # (b,) the groups that are musts, a bit for each
+    price:Tensor  # (b,n) what mentioning a group is worth, in nats; 0 for a must
     jump:Tensor   # (b,) the most groups that one token can finish
     order:Tensor  # (b,n) the place that the caller's groups have here; -1 pads
     words:Tensor  # (b,c) the distinct tokens; -1 pads
@@ -190,15 +193,15 @@ class Groups(Table):
     last:Tensor   # (b,a) its last token; -2 pads
 
 # %% ../nbs/21_constraints.ipynb #5b350ade
-def _needs(read, at_least):
-    "How many groups of every image must be finished. Raises `NocError` for a bad `at_least`."
+def _needs(musts, at_least):
+    "How many of an image's musts have to be finished. Raises `NocError` for a bad `at_least`."
     if isinstance(at_least, Tensor): at_least = at_least.tolist()
-    needs = list(at_least) if isinstance(at_least, (list, tuple)) else [at_least]*len(read)
+    needs = list(at_least) if isinstance(at_least, (list, tuple)) else [at_least]*len(musts)
     good = all(m is None or isinstance(m, Integral) and m >= 0 for m in needs)
-    if not good or len(needs) != len(read):
+    if not good or len(needs) != len(musts):
         raise NocError(f"at_least: {at_least}; expected None, a number >= 0, "
-                       f"or one of these for each of {len(read)} images")
-    return [len(groups) if m is None else min(m, len(groups)) for groups, m in zip(read, needs)]
+                       f"or one of these for each of {len(musts)} images")
+    return [n if m is None else min(m, n) for n, m in zip(musts, needs)]
 
 def _jump(groups, absorb):
     "The most groups that one token can finish."
@@ -224,15 +227,44 @@ def _columns(groups, long):
             out["last"].append(alt[-1])
     return out
 
+# %% ../nbs/21_constraints.ipynb #7b1e90aa
+def read_prices(
+    read:list,   # what `read_groups` returned
+    prices=None, # b lists with a price for every group of the caller; None: all are musts
+)->list:         # b lists of prices, in the order of `read`
+    "Check prices and put them in order. Raises `NocError` that names image and constraint."
+    if prices is None: return [[math.inf]*len(groups) for groups in read]
+    if len(prices) != len(read):
+        raise NocError(f"prices: {len(prices)} lists; expected one for each of {len(read)} images")
+    ordered = []
+    for i, (groups, row) in enumerate(zip(read, prices)):
+        if len(row) != len(groups):
+            raise NocError(f"image {i}: {len(row)} prices; expected {len(groups)}, one a constraint")
+        for j, price in enumerate(row):
+            if isinstance(price, Real) and price > -math.inf: continue
+            raise NocError(f"image {i}, constraint {j}: price {price!r}; expected a number, or inf")
+        ordered.append([float(row[j]) for j, _ in groups])
+    return ordered
+
+def _split_prices(ordered):
+    "Of every image: its musts, a bit for each, and its finite prices."
+    width, must, price = max(1, *map(len, ordered)), [], []
+    for row in ordered:
+        finite = [0. if u == math.inf else u for u in row]
+        must.append(sum(1 << g for g, u in enumerate(row) if u == math.inf))
+        price.append(finite + [0.]*(width - len(row)))
+    return must, price
+
 # %% ../nbs/21_constraints.ipynb #b1d21a04
 def pack_groups(
     read:list,     # what `read_groups` returned
     at_least=None, # how many groups must be finished: None (all), an int, or a list, one an image
     absorb=True,   # whether words that the model writes of its own accord count
     device=None,   # where the tensors go
+    prices=None,   # b lists with a price for every group, inf for a must; None: all are musts
 )->Groups:
-    "Constraints as tensors. Raises `NocError` for a bad `at_least`."
-    def tensor(x): return torch.tensor(x, dtype=torch.long, device=device)
+    "Constraints as tensors. Raises `NocError` for a bad `at_least`, or bad prices."
+    def tensor(x, dtype=torch.long): return torch.tensor(x, dtype=dtype, device=device)
     sizes = [len(alt) for groups in read for _, alts in groups for alt in alts]
     long = max(sizes, default=1)
     pads = dict(order=-1, words=-1, gain=0, group=0, size=0, last=-2,
@@ -244,5 +276,9 @@ def pack_groups(
         width = max(map(len, rows))
         if name != "order": width = max(1, width)
         packed[name] = tensor([row + [pad]*(width - len(row)) for row in rows])
-    top, jump = _needs(read, at_least), [_jump(groups, absorb) for groups in read]
-    return Groups(top=tensor(top), jump=tensor(jump), **packed)
+    ordered, jump = read_prices(read, prices), [_jump(groups, absorb) for groups in read]
+    need = _needs([row.count(math.inf) for row in ordered], at_least)
+    top = [n if row.count(math.inf) == len(row) else len(row) for row, n in zip(ordered, need)]
+    must, price = _split_prices(ordered)
+    return Groups(top=tensor(top), need=tensor(need), must=tensor(must),
+                  price=tensor(price, torch.float), jump=tensor(jump), **packed)

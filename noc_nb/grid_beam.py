@@ -6,6 +6,7 @@
 __all__ = ['Cells', 'SearchConfig', 'GridSearch', 'Candidates', 'duplicates']
 
 # %% ../nbs/22_grid_beam.ipynb #e58f3672
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +14,7 @@ from fastcore.basics import patch
 from torch import Tensor
 
 from .beam import check_best, check_sizes, next_words, reorder_state
-from .constraints import Table, check_ids, pack_groups, read_groups
+from .constraints import Table, check_ids, pack_groups, read_groups, read_prices
 from .core import Config
 
 # %% ../nbs/22_grid_beam.ipynb #13b68efa
@@ -50,13 +51,15 @@ class GridSearch:
         *,
         eos:int,          # the token that ends a caption
         forbidden=(),     # ids that may not come next
+        prices=None,      # as in `read_prices`; None: every group is a must
         **settings,       # those of `SearchConfig`
     ):
         self.cfg, self.eos = SearchConfig(**settings), eos
         self.k, self.max_len = self.cfg.k, self.cfg.max_len
         check_sizes(self.k, self.max_len)
         self.read = read_groups(constraints, eos)
-        self.all = pack_groups(self.read, self.cfg.at_least, self.cfg.absorb, device)
+        self.all = pack_groups(self.read, self.cfg.at_least, self.cfg.absorb, device, prices)
+        self.priced = any(u < math.inf for row in read_prices(self.read, prices) for u in row)
         self.long = self.all.spell.shape[2]                            # tokens of an alternative
         self.bits = torch.arange(max(1, *map(len, self.read)), device=device)
         self.forbidden = torch.tensor(list(forbidden), dtype=torch.long, device=device)
@@ -89,9 +92,22 @@ def row(self:GridSearch, done:Tensor)->Tensor:
     return torch.minimum(self.finished(done), top)
 
 @patch
-def may_end(self:GridSearch, done:Tensor)->Tensor:
-    "True where a caption may end, by bit masks of any shape (b,...)."
+def at_top(self:GridSearch, done:Tensor)->Tensor:
+    "True in the highest row, by bit masks of any shape (b,...)."
     return self.row(done) == self.groups.top.view(-1, *[1]*(done.dim() - 1))
+
+@patch
+def may_end(self:GridSearch, done:Tensor)->Tensor:
+    "True where a caption may end: in the top row; with prices, wherever the musts are finished."
+    if not self.priced: return self.at_top(done)
+    shape = -1, *[1]*(done.dim() - 1)
+    return self.finished(done & self.groups.must.view(shape)) >= self.groups.need.view(shape)
+
+@patch
+def worth(self:GridSearch, done:Tensor)->Tensor:
+    "The prices of finished groups, by bit masks of any shape (b,...)."
+    price = self.groups.price.view(len(done), *[1]*(done.dim() - 1), -1)
+    return ((done[...,None] >> self.bits & 1)*price).sum(-1)
 
 @patch
 def levels(self:GridSearch)->Tensor:
@@ -121,8 +137,9 @@ def _mix(
 # %% ../nbs/22_grid_beam.ipynb #b1d22a01
 @patch
 def rank(self:GridSearch, score:Tensor, done:Tensor)->Tensor:
-    "What is compared within a cell: the score, over a power of the length."
-    return score / (self.t + 1)**self.cfg.length_penalty
+    "What is compared within a cell: the score over a power of the length, and prices."
+    rank = score / (self.t + 1)**self.cfg.length_penalty
+    return rank + self.worth(done) if self.priced else rank
 
 @patch
 def child(self:GridSearch, parent:Cells, log_prob, word, done=None, phrase=0)->Candidates:
@@ -148,7 +165,7 @@ def force(self:GridSearch, parent:Cells, own:Tensor)->Candidates:
     q = self.groups
     bit = (1 << q.group)[:,None]                                        # (b,1,a)
     lacking = (parent.done[...,None] & bit == 0) & (q.size == 1)[:,None]
-    lacking &= ~self.may_end(parent.done)[...,None]
+    lacking &= ~self.at_top(parent.done)[...,None]
     column = q.spell[:,None,:,0].expand_as(lacking)                     # (b,g,a) places in q.words
     log_prob = own.gather(2, column).masked_fill(~lacking, -torch.inf)
     word = q.words[:,None].expand_as(own).gather(2, column)
@@ -238,7 +255,8 @@ def cell(self:GridSearch, pool:Candidates)->Tensor:
 @patch
 def identity(self:GridSearch, pool:Candidates)->Tensor:
     "(b,m) equal for candidates that are the same; in the top row, only the tokens count."
-    same = self.may_end(pool.done) & (not self.cfg.no_repeat) | (pool.word == self.eos)
+    same = self.at_top(pool.done) & (not self.cfg.no_repeat) | (pool.word == self.eos)
+    if self.priced: same &= self.cfg.absorb          # else what was forced decides on the prices
     memory = _mix(pool.done*0x3C6EF372FE94F82B + pool.phrase + 1)
     return pool.code + torch.where(same, 0, memory)
 
@@ -271,7 +289,7 @@ def advance(self:GridSearch, special, best, words)->Cells:
 @patch
 def prune(self:GridSearch, cells:Cells)->Cells:
     "Clear the rows from which the top cannot be reached in time, but never the highest in use."
-    least = self.groups.top - self.groups.jump*(self.max_len - self.t)
+    least = self.groups.need - self.groups.jump*(self.max_len - self.t)
     highest = torch.where(cells.score > -torch.inf, self.level, -1).amax(1)
     gone = self.level < torch.minimum(least, highest)[:,None]
     return replace(cells, score=cells.score.masked_fill(gone, -torch.inf))

@@ -36,12 +36,21 @@ class FastSearch(PhraseSearch):
 
 # %% ../nbs/24_search.ipynb #b1d24a04
 @patch
+def bound(self:FastSearch, cells:Cells)->Tensor:
+    "(b,s) the most that a hypothesis can still come to: each further token costs, a price may gain."
+    if not self.priced: return cells.score
+    gain = self.groups.price.clamp(min=0)[:,None]                       # (b,1,n)
+    open_ = 1 - (cells.done[...,None] >> self.bits & 1)                 # (b,s,n)
+    rank = cells.rank.masked_fill(cells.score == -torch.inf, -torch.inf)
+    return rank + (open_*gain).sum(-1)
+
+@patch
 def outscored(self:FastSearch, cells:Cells)->Cells:
     "Clear the hypotheses that `k` ended captions outscore."
     if self.cfg.length_penalty: return cells
-    ended = cells.score.masked_fill(~cells.ended, -torch.inf)
+    ended = cells.rank.masked_fill(~cells.ended, -torch.inf)
     worst = ended.topk(self.k).values[:,-1:]
-    gone = (cells.score <= worst) & ~cells.ended
+    gone = (self.bound(cells) <= worst) & ~cells.ended
     return replace(cells, score=cells.score.masked_fill(gone, -torch.inf))
 
 # %% ../nbs/24_search.ipynb #79d5322c
@@ -103,7 +112,8 @@ class BankSearch(FastSearch):
     def cell(self, pool:Candidates)->Tensor:
         "(b,m) the cell that a candidate goes to. Without constraints there is only row 0."
         last = len(self.level) // self.k - self.long
-        above = (pool.word == self.eos) & (self.groups.top > 0)[:,None]
+        hard = (self.groups.top > 0) & (self.groups.need == self.groups.top)
+        above = (pool.word == self.eos) & hard[:,None]
         return torch.where(above, last, super().cell(pool))
 
     def prune(self, cells:Cells)->Cells:
@@ -120,7 +130,7 @@ class BankSearch(FastSearch):
 @patch
 def reason(self:FastSearch, image:int, done:int)->str:
     "Why an image has no complete caption; `done` groups are finished."
-    top, room = int(self.all.top[image]), int(self.all.jump[image])*(self.max_len - 1)
+    top, room = int(self.all.need[image]), int(self.all.jump[image])*(self.max_len - 1)
     count = f"{done} of {top} constraints"
     if self.stuck[image]: return f"{count}, then no token may come next"
     if top > room: return f"{count}: {self.max_len} tokens hold at most {room} and the end"
@@ -153,11 +163,13 @@ def hypotheses(self:FastSearch, pad:int=0)->Hypotheses:
     span = best.span.gather(2, order.clamp(min=0))
     span = span.masked_fill((order < 0) | ~valid[...,None,None], -1)
     done = self.finished(best.done).masked_fill(~valid, 0)
+    musts = self.finished(best.done & self.all.must[:,None]).masked_fill(~valid, 0)
     reason = [None]*len(complete)
     for i, good in enumerate(complete):
-        if not good: reason[i] = self.reason(i, int(done[i,0]))
+        if not good: reason[i] = self.reason(i, int(musts[i,0]))
     score = best.score.masked_fill(~valid, -torch.inf)
-    return Hypotheses(tokens, score, best.ended & valid, done, span, reason)
+    objective = best.rank.masked_fill(~valid, -torch.inf)
+    return Hypotheses(tokens, score, best.ended & valid, done, span, reason, objective)
 
 @patch
 def run(self:FastSearch, *args, pad=0, **kw)->Hypotheses:

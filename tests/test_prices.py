@@ -1,0 +1,131 @@
+"Constraints with a price: the search against all sentences and all subsets of what they mention."
+import itertools, math, random
+import pytest, torch
+from noc_nb.cbs import constrained_beam_search
+from noc_nb.core import NocError
+from noc_nb.search import grid_beam_search
+
+EOS = 0
+
+def chain(rng):
+    "A random language: log-probabilities of the next of v words after a word; the last row starts."
+    v = rng.choice((3, 4, 5))
+    table = torch.randn(v + 1, v, generator=torch.Generator().manual_seed(rng.randrange(10**6)))
+    if rng.random() < .4: table[:, rng.randrange(1, v)] -= 6.    # a word that the model never wants
+    return table.double().log_softmax(-1)
+
+def groups_of(rng, v, n):
+    "n groups of one or two alternatives of one or two words."
+    def alternative(): return tuple(rng.randrange(1, v) for _ in range(rng.choice((1, 1, 2))))
+    return [[alternative() for _ in range(rng.choice((1, 1, 2)))] for _ in range(n)]
+
+def some_prices(rng, n):
+    return [rng.choice((math.inf, 0., rng.uniform(-4, 8), rng.uniform(0, 6))) for _ in range(n)]
+
+def contains(sentence, alternative):
+    size = len(alternative)
+    return any(sentence[i:i+size] == alternative for i in range(len(sentence) - size + 1))
+
+def log_prob(table, sentence):
+    words = (len(table) - 1, *sentence, EOS)
+    return sum(table[a, b].item() for a, b in zip(words, words[1:]))
+
+def value(table, sentence, groups, prices, penalty=0., absorb=True):
+    "What a sentence comes to; None where it lacks a must."
+    mentioned = [any(contains(sentence, alternative) for alternative in group) for group in groups]
+    if any(u == math.inf and not m for u, m in zip(prices, mentioned)): return None
+    worth = [u for u, m in zip(prices, mentioned) if m and u < math.inf]
+    if not absorb: worth = [u for u in worth if u > 0]           # what costs is not forced
+    return log_prob(table, sentence)/(len(sentence) + 1)**penalty + sum(worth)
+
+def best_value(table, groups, prices, max_len, **kw):
+    "The best of all sentences; None where none is allowed."
+    words = range(1, len(table) - 1)
+    sentences = itertools.chain.from_iterable(itertools.product(words, repeat=n) for n in range(max_len))
+    values = [value(table, s, groups, prices, **kw) for s in sentences]
+    return max((x for x in values if x is not None), default=None)
+
+def search(table, groups, prices, max_len, find=grid_beam_search, **kw):
+    step = lambda tokens, state: (table[tokens], state)
+    return find(step, torch.zeros(1, 1), [groups], prices=[prices], bos=len(table) - 1, eos=EOS, k=700,
+                max_len=max_len, **kw)
+
+def agree(found, best, table, groups, prices, **kw):
+    "The answer is as good as the best of all, and says of itself what it is worth."
+    if best is None:
+        assert found.reason[0] and not found.ended[0,0]
+        return
+    sentence = tuple(found.tokens[0,0].tolist())
+    sentence = sentence[:sentence.index(EOS)]
+    assert value(table, sentence, groups, prices, **kw) == pytest.approx(best, abs=1e-4)
+    assert found.objective[0,0].item() == pytest.approx(best, abs=1e-4)
+    assert found.scores[0,0].item() == pytest.approx(log_prob(table, sentence), abs=1e-4)
+
+@pytest.mark.parametrize("mode", ["grid", "bank", "cbs", "penalty"])
+def test_equals_all_sentences_and_subsets(mode):
+    find = constrained_beam_search if mode == "cbs" else grid_beam_search
+    kw = dict(mode="bank") if mode == "bank" else dict(length_penalty=.7) if mode == "penalty" else {}
+    penalty = dict(penalty=.7) if mode == "penalty" else {}
+    for seed in range(150):
+        rng = random.Random(f"{mode}{seed}")
+        table, n, max_len = chain(rng), rng.choice((1, 2, 3)), rng.choice((3, 4, 5))
+        groups, prices = groups_of(rng, table.shape[1], n), some_prices(rng, n)
+        best = best_value(table, groups, prices, max_len, **penalty)
+        agree(search(table, groups, prices, max_len, find, **kw), best, table, groups, prices, **penalty)
+
+def test_forced_words_alone():
+    "Without `absorb` a group counts where it is forced; one that costs is never forced."
+    for seed in range(150):
+        rng = random.Random(seed)
+        table, max_len = chain(rng), rng.choice((3, 4, 5))
+        words = rng.sample(range(1, table.shape[1]), rng.choice((1, 2)))
+        groups, prices = [[(w,)] for w in words], some_prices(rng, len(words))
+        best = best_value(table, groups, prices, max_len, absorb=False)
+        found = search(table, groups, prices, max_len, absorb=False)
+        agree(found, best, table, groups, prices, absorb=False)
+
+@pytest.mark.parametrize("mode", ["grid", "bank"])
+def test_infinite_prices_are_musts(mode):
+    "All prices infinite: today's search to the bit, at beams that are far from exact."
+    for seed in range(40):
+        rng = random.Random(seed)
+        table = chain(rng)
+        step = lambda tokens, state: (table[tokens], state)
+        constraints = [groups_of(rng, table.shape[1], n) for n in (0, 1, 2, 3)]
+        prices = [[math.inf]*len(groups) for groups in constraints]
+        kw = dict(bos=len(table) - 1, eos=EOS, k=rng.choice((1, 2, 3)), max_len=6, mode=mode,
+                  absorb=rng.random() < .5)
+        hard = grid_beam_search(step, torch.zeros(4, 1), constraints, **kw)
+        priced = grid_beam_search(step, torch.zeros(4, 1), constraints, prices=prices, **kw)
+        for name in "tokens", "scores", "ended", "satisfied", "spans", "objective":
+            assert torch.equal(getattr(hard, name), getattr(priced, name)), name
+        assert hard.reason == priced.reason
+
+def test_an_image_is_the_same_in_company():
+    "Images with prices, with musts and without constraints share a batch and do not notice."
+    rng = random.Random(0)
+    table = chain(rng)
+    step = lambda tokens, state: (table[tokens], state)
+    constraints = [groups_of(rng, table.shape[1], n) for n in (0, 2, 3, 2)]
+    prices = [[], [math.inf, 2.], [3., -1., .5], [math.inf, math.inf]]
+    kw = dict(bos=len(table) - 1, eos=EOS, k=3, max_len=6)
+    together = grid_beam_search(step, torch.zeros(4, 1), constraints, prices=prices, **kw)
+    for i, (groups, worth) in enumerate(zip(constraints, prices)):
+        alone = grid_beam_search(step, torch.zeros(1, 1), [groups], prices=[worth], **kw)
+        n = min(alone.tokens.shape[2], together.tokens.shape[2])
+        assert torch.equal(alone.tokens[0,:,:n], together.tokens[i,:,:n])
+        assert torch.allclose(alone.objective[0], together.objective[i])
+
+def test_at_least_counts_musts():
+    "Two musts of which one is enough, and a third group that is worth nothing."
+    table = torch.full((5, 4), -3.).double()
+    table[:, EOS] = -.1
+    found = search(table, [[(1,)], [(2,)], [(3,)]], [math.inf, math.inf, 0.], 5, at_least=1)
+    assert found.satisfied[0,0] == 1 and found.ended[0,0]
+    assert set(found.tokens[0,0].tolist()) - {EOS} <= {1, 2}
+
+def test_bad_prices_are_named():
+    table = torch.zeros(4, 3)
+    for prices, expected in (([1., 2.], "image 0: 2 prices; expected 1"), ([math.nan], "image 0, constraint 0: price nan"),
+                             ([-math.inf], "price -inf"), (["a"], "price 'a'")):
+        with pytest.raises(NocError, match=expected.replace("[", r"\[")): search(table, [[(1,)]], prices, 3)
