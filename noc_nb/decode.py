@@ -88,9 +88,9 @@ def decode(
     captions = {}
     for batch in progress(batches, desc, leave=False):
         groups = [constraints.get(i, []) for i in batch.image_ids]
-        found = search(captioner, batch.to(device), groups, cfg)
-        tensors = found.tokens, found.scores, found.satisfied, found.spans
-        rows = zip(groups, *(x[:,0].tolist() for x in tensors), found.reason)
+        beams = search(captioner, batch.to(device), groups, cfg)
+        tensors = beams.tokens, beams.scores, beams.satisfied, beams.spans
+        rows = zip(groups, *(x[:,0].tolist() for x in tensors), beams.reason)
         for i, row in zip(batch.image_ids, rows): captions[i] = _decoded(vocab, *row)
     captioner.train(training)
     return captions

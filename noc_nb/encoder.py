@@ -9,6 +9,7 @@ __all__ = ['CaptionerConfig', 'MemoryEncoder']
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+
 from .attention import FeedForward, MultiHead, Residual, linear
 from .core import Config
 

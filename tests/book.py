@@ -1,4 +1,4 @@
-"The notebooks and what surrounds them, as the guardrails see them."
+"The notebooks and what surrounds them, as the repository checks see them."
 import ast, json, re, shutil, subprocess, sysconfig
 from configparser import ConfigParser
 from dataclasses import dataclass, field
