@@ -93,10 +93,10 @@ class CiderD:
         "Raises `NocError` for an image without references, or one that is no list of tokens."
         if not len(refs):
             raise NocError("CIDEr-D: no references; expected at least one image with one")
-        for i, own in refs.items():
-            if isinstance(own, str) or not len(own) or not all(map(_is_tokens, own)):
+        for i, texts in refs.items():
+            if isinstance(texts, str) or not len(texts) or not all(map(_is_tokens, texts)):
                 raise NocError(f"CIDEr-D: image {i}: expected references, each a list of tokens, "
-                               f"got {str(own)[:40]!r}")
+                               f"got {str(texts)[:40]!r}")
         self.rows = {i: k for k, i in enumerate(refs)}
         captions = list(chain.from_iterable(refs.values()))
         tokens = dict.fromkeys(chain.from_iterable(captions))
@@ -183,7 +183,7 @@ class CiderReward:
     ):
         "Prepare the references. Raises `NocError` as `CiderD` does, and for a token that is no id."
         self.eos, self.eos_in_reward, self.dtype = eos, eos_in_reward, dtype
-        if eos_in_reward: refs = {i: _with_end(own, eos) for i, own in refs.items()}
+        if eos_in_reward: refs = {i: _with_end(texts, eos) for i, texts in refs.items()}
         self.cider = CiderD(refs, df)
         for w in self.cider.words:
             if not isinstance(w, (int, np.integer)) or not 0 <= w < _MOST_WORDS:

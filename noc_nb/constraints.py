@@ -52,9 +52,9 @@ def constraint_classes(
 )->list:              # class ids, best first, each once
     "The classes that a caption must mention. Raises `NocError` for a rule that it cannot follow."
     _check_rule(how, [("selector", "probs", probs), ("oracle", "mentioned", mentioned)])
-    found = _ranked(regions.scores.tolist(), regions.labels.tolist(), drop)
-    labels = [c for _, c in found]
-    best = _ranked(probs, labels) if how == "selector" else found[:max_regions]
+    detected = _ranked(regions.scores.tolist(), regions.labels.tolist(), drop)
+    labels = [c for _, c in detected]
+    best = _ranked(probs, labels) if how == "selector" else detected[:max_regions]
     if how == "none": return []
     if how == "oracle": labels = [c for c in labels if c in mentioned]
     elif how == "topk":

@@ -44,8 +44,8 @@ def read_captions(
     for i, (image, item) in enumerate(zip(images.tolist(), items)):
         text = item.get("caption")
         if not isinstance(text, str):
-            found = json.dumps(text)[:60] if "caption" in item else "none"
-            raise NocError(f"{path}: {name(i)}: caption: expected a text, found {found}")
+            value = json.dumps(text)[:60] if "caption" in item else "none"
+            raise NocError(f"{path}: {name(i)}: caption: expected a text, found {value}")
         if any(c.isalnum() for c in text): captions[image].append(text)
     total = sum(map(len, captions.values()))
     counts = dict(images=len(sizes), captions=total, blank_captions=len(items) - total)

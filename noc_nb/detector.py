@@ -116,8 +116,8 @@ def prepare(
     "An image as the detector wants it. Raises `NocError` for another kind of tensor."
     if isinstance(image, Tensor):
         if image.dtype != torch.uint8 or image.ndim != 3 or len(image) != 3:
-            found = f"{image.dtype} {tuple(image.shape)}"
-            raise NocError(f"image: expected uint8 (3,h,w), found {found}")
+            kind = f"{image.dtype} {tuple(image.shape)}"
+            raise NocError(f"image: expected uint8 (3,h,w), found {kind}")
         return image, (image.shape[2], image.shape[1])
     size, scale = image.size, min(least/min(image.size), most/max(image.size))
     small = [max(1, round(side*scale)) for side in size]

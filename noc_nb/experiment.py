@@ -371,15 +371,16 @@ def _append(self:Experiment, line, seeds, **measured):
     seed = dict(selector=_seed_text(row, seeds), captioner=run.seed if training else None)
     threshold = {"threshold": self.cache["threshold"]} if row == "score" else {}
     main = run.variant is None and lambda0 in (None, .2)
-    made = new_row("main" if main else "ablation", row, training=training, variant=run.variant,
-                   lambda0=lambda0, lambda1=None if lambda0 is None else round(1 - lambda0, 6),
-                   data=run.preset.data, split=run.part, detections=run.detections,
-                   features=self.features, seed=seed, command=run.command,
-                   config=self._searched(row).to_dict() | threshold, **measured)
-    append_row(self.out/"rows.jsonl", made)
+    result = new_row("main" if main else "ablation", row, training=training, variant=run.variant,
+                     lambda0=lambda0, lambda1=None if lambda0 is None else round(1 - lambda0, 6),
+                     data=run.preset.data, split=run.part, detections=run.detections,
+                     features=self.features, seed=seed, command=run.command,
+                     config=self._searched(row).to_dict() | threshold, **measured)
+    append_row(self.out/"rows.jsonl", result)
     if run.part != "test": return
     keys = "time", "commit", "command", "data", "row", "training", "variant", "lambda0", "seed"
-    append_row(self.out/"test_log.jsonl", {key: made[key] for key in keys} | {"why": "final score"})
+    entry = {key: result[key] for key in keys}
+    append_row(self.out/"test_log.jsonl", entry | {"why": "final score"})
 
 # %% ../nbs/44_experiment.ipynb #e1f475b8
 @patch

@@ -160,30 +160,30 @@ def gains(self:GridSearch, parent:Cells)->Tensor:
     return self.groups.gain[:,None]
 
 @patch
-def force(self:GridSearch, parent:Cells, own:Tensor)->Candidates:
-    "`add_constr`: every word (b,a) of every unfinished group. `own` (b,g,c) are log-probabilities."
+def force(self:GridSearch, parent:Cells, scores:Tensor)->Candidates:
+    "`add_constr`: every word (b,a) of every unfinished group. `scores`: their log-probs (b,g,c)."
     q = self.groups
     bit = (1 << q.group)[:,None]                                        # (b,1,a)
     lacking = (parent.done[...,None] & bit == 0) & (q.size == 1)[:,None]
     lacking &= ~self.at_top(parent.done)[...,None]
     column = q.spell[:,None,:,0].expand_as(lacking)                     # (b,g,a) places in q.words
-    log_prob = own.gather(2, column).masked_fill(~lacking, -torch.inf)
-    word = q.words[:,None].expand_as(own).gather(2, column)
+    log_prob = scores.gather(2, column).masked_fill(~lacking, -torch.inf)
+    word = q.words[:,None].expand_as(scores).gather(2, column)
     return self.child(parent, log_prob, word, parent.done[...,None] | bit)
 
 # %% ../nbs/22_grid_beam.ipynb #b1d22a10
 @patch
 def expansions(self:GridSearch, parent:Cells, gain, special, best, words)->Candidates:
     "All that may follow a hypothesis. `special`, `best`, `words` are what `next_words` returned."
-    own, end = special[...,:-1], special[...,-1:]
+    scores, end = special[...,:-1], special[...,-1:]
     end = end.masked_fill(~self.may_end(parent.done)[...,None], -torch.inf)
     ended = self.child(parent, end, self.eos)                           # of equals, the end first
     free = self.child(parent, best, words)
     if self.cfg.absorb:
         done = parent.done[...,None] | gain
-        return ended.join(free, self.child(parent, own, self.groups.words[:,None], done), dim=2)
-    unforced = self.child(parent, own, self.groups.words[:,None])
-    return ended.join(free, unforced, self.force(parent, own), dim=2)
+        return ended.join(free, self.child(parent, scores, self.groups.words[:,None], done), dim=2)
+    unforced = self.child(parent, scores, self.groups.words[:,None])
+    return ended.join(free, unforced, self.force(parent, scores), dim=2)
 
 # %% ../nbs/22_grid_beam.ipynb #1f8373ec
 def duplicates(

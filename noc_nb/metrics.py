@@ -99,13 +99,14 @@ def _prepare(self:CaptionScorer, refs):
         if m not in METRICS:
             raise NocError(f"metrics: unknown metric {m!r}; expected some of {', '.join(METRICS)}")
     self.refs = {}   # image id -> lines of tokens
-    for i, own in refs.items():
+    for i, texts in refs.items():
         where = f"references: image {i}"
-        if isinstance(own, str) or not own: raise NocError(f"{where}: expected a list of sentences")
-        self.refs[i] = [_line(c, where) for c in own]
+        if isinstance(texts, str) or not texts:
+            raise NocError(f"{where}: expected a list of sentences")
+        self.refs[i] = [_line(c, where) for c in texts]
     if not {"C", "B4"} & set(self.metrics): return
-    tokens = {i: list(map(str.split, own)) for i, own in self.refs.items()}
-    self.lengths = {i: list(map(len, own)) for i, own in tokens.items()}
+    tokens = {i: list(map(str.split, lines)) for i, lines in self.refs.items()}
+    self.lengths = {i: list(map(len, lines)) for i, lines in tokens.items()}
     self.cider = CiderD(tokens)
 
 # %% ../nbs/31_metrics.ipynb #a83c819f

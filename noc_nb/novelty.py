@@ -50,16 +50,16 @@ class Protocol:
         raise NocError(f"F1: protocol={self.words!r}: expected one of {', '.join(heldout.f1)}")
 
 # %% ../nbs/32_novelty.ipynb #515efed8
-def _count(mentions, own, novel, protocol, times=None):
+def _count(mentions, images, novel, protocol, times=None):
     """object -> `F1Counts`, from the images that mention it, its novel images, and all novel ones.
     An image counts once, or as often as `times` (image id -> number) says."""
-    def total(images): return sum(times[i] for i in images) if times else len(images)
+    def total(ids): return sum(times[i] for i in ids) if times else len(ids)
     counts = {}
-    for o in own:
-        wrong = mentions[o] - own[o]
+    for o in images:
+        wrong = mentions[o] - images[o]
         fp = protocol.fp_weight*total(wrong - novel)
         if protocol.fp == "other": fp += total(wrong & novel)
-        counts[o] = F1Counts(total(own[o] & mentions[o]), fp, total(own[o] - mentions[o]))
+        counts[o] = F1Counts(total(images[o] & mentions[o]), fp, total(images[o] - mentions[o]))
     return counts
 
 # %% ../nbs/32_novelty.ipynb #b7895325
@@ -170,8 +170,8 @@ def selection_f1(
     protocol = Protocol(**protocol)
     def having(c): return {i for i in ids if c in chosen[i]}
     mentions = {o: having(c) for o, c in heldout.objects.items()}
-    own, every = _own_images(novel, ids, refs, protocol.words_of(heldout))
-    return _with_mean(_count(mentions, own, every, protocol))
+    images, every = _own_images(novel, ids, refs, protocol.words_of(heldout))
+    return _with_mean(_count(mentions, images, every, protocol))
 
 # %% ../nbs/32_novelty.ipynb #4546a9bf
 def _mean_scores(rows):

@@ -326,9 +326,9 @@ def json_column(
     column = _numbers(values, expected) if items else np.zeros((0, *_SHAPES[expected][0]), int)
     if column is not None: return column
     i = next(i for i, value in enumerate(values) if _numbers([value], expected) is None)
-    found = "none" if values[i] is None else json.dumps(values[i])[:60]
+    value = "none" if values[i] is None else json.dumps(values[i])[:60]
     where = f"{path}: {item_name(items, kind, first)(i)}: {key}"
-    raise NocError(f"{where}: expected {expected}, found {found}")
+    raise NocError(f"{where}: expected {expected}, found {value}")
 
 # %% ../nbs/04_regions.ipynb #15fe4903
 def item_name(

@@ -75,8 +75,8 @@ def read_rows(
     "Read result rows. Raises `NocError` naming file and line where a line is not JSON."
     path = Path(path)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    rows = (row for file in files for row in _rows_of(file))
-    return [row for row in rows if all(row.get(key) == value for key, value in equal.items())]
+    def asked(row): return all(row.get(key) == value for key, value in equal.items())
+    return [row for file in files for row in _rows_of(file) if asked(row)]
 
 # %% ../nbs/27_results.ipynb #7e069881
 def rows_from(

@@ -177,6 +177,13 @@ def _baseline(self:SelfCritical, model, batch, groups, rewards, there):
     greedy = search(model, batch, groups, replace(self.cfg, k=1))
     return self.rewards(greedy.tokens, batch.image_ids)
 
+# %% ../nbs/43_scst.ipynb #43a5cf01
+def _features(data, cfg):
+    "The regions' features, as a captioner of this configuration sees them."
+    features = data.region_features(cfg.max_regions)
+    if features.width == cfg.d_feature: return features
+    raise NocError(f"region features of width {features.width}: expected {cfg.d_feature}")
+
 # %% ../nbs/43_scst.ipynb #095f3581
 def train_scst(
     data:CocoData,          # captions and regions
@@ -192,10 +199,7 @@ def train_scst(
     "Fine-tune a captioner on CIDEr-D (Section 3.1). `NocError` for features of another width."
     finished = resume and finished_model(folder, Captioner, captioner.cfg, cfg)
     if finished: return finished
-    features = data.region_features(captioner.cfg.max_regions)
-    if features.width != captioner.cfg.d_feature:
-        raise NocError(f"region features of width {features.width}: "
-                       f"expected {captioner.cfg.d_feature}")
+    features = _features(data, captioner.cfg)
     set_seed(cfg.seed)
     ids, vocab = scst_images(data, cfg), Vocab(captioner.tokens)
     def oracle(part): return oracle_constraints(data, part, vocab, limit) if constrained else {}

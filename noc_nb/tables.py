@@ -119,7 +119,7 @@ def table_view(
     number:int,   # 1, 2 or 3
     variant:str=None, # None: the paper's own method
     paper:bool=True,  # False: our runs alone, as for another world than the paper's
-)->tuple:         # names of the columns; lines of cells: title, Paper | Ours | Δ, the columns' numbers
+)->tuple:         # names of the columns; lines of cells: title, Paper | Ours | Δ, the numbers
     "One of the paper's tables: paper, ours and the difference below each other."
     columns, numbers, lines = _columns(number, rows), paper_numbers() if paper else {}, []
     for title, *line in spec(number):
@@ -131,6 +131,7 @@ def table_view(
             title = ""
     return ["", "", *(c.replace("_", " ") for c in columns)], lines
 
+# %% ../nbs/33_tables.ipynb #cc663da3
 def commands(
     rows:list,    # result rows of one data set
     number:int,   # 1, 2 or 3

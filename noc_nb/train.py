@@ -196,12 +196,12 @@ def _mend_best(folder):
 def check_settings(
     cfg:TrainConfig,   # how to train
     processes:int=1,   # that share a batch
-    given:str="",      # what stands before a setting's name
+    prefix:str="",     # what stands before a setting's name
 ):
     "Raises `NocError` for numbers that leave nothing to do."
     counts = "epochs", "batch", "accumulate", "warmup", "patience"
-    check_range(given, 1, **{name: getattr(cfg, name) for name in counts})
-    check_range(given, 0, peak=cfg.peak, clip=cfg.clip)
+    check_range(prefix, 1, **{name: getattr(cfg, name) for name in counts})
+    check_range(prefix, 0, peak=cfg.peak, clip=cfg.clip)
     parts = cfg.accumulate*processes
     if parts > cfg.batch:
         raise NocError(f"batch={cfg.batch} in {parts} parts (accumulate={cfg.accumulate}, "

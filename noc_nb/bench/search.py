@@ -63,7 +63,8 @@ def _words(case):
 
 def _groups(case):
     "The forced words as constraints."
-    return [[[(w,)] for w in row] for row in _words(case)]
+    def one_word_groups(row): return [[(word,)] for word in row]
+    return list(map(one_word_groups, _words(case)))
 
 def _batch(case):
     "Random regions."
@@ -214,23 +215,23 @@ class _Baseline:
 @dataclass
 class _Bench:
     "What all measurements share."
-    base:BenchCase           # sizes
-    repeats:int = 5          # runs of each side; the median counts
-    peer:_Baseline = None    # the other side, or nobody
-    peer_images:int = 10     # images of the other side's run where constraints differ
+    base:BenchCase            # sizes
+    repeats:int = 5           # runs of each side; the median counts
+    baseline:_Baseline = None # the other side, or nobody
+    baseline_images:int = 10  # images of the other side's run where constraints differ
 
     def runs(self, case, captioner, limit=math.inf):
         "Our runs, the baseline's, its case, our memory. No run is begun after `limit` seconds."
         torch.set_num_threads(case.threads)
         alone = case.mode != "beam" and case.constraints == "differ"
-        theirs = replace(case, images=min(self.peer_images, case.images)) if alone else case
+        theirs = replace(case, images=min(self.baseline_images, case.images)) if alone else case
         _run_ours(replace(case, images=min(case.images, 2)), captioner)  # warm up
-        if self.peer: self.peer.run(replace(theirs, images=1))
+        if self.baseline: self.baseline.run(replace(theirs, images=1))
         ours, others, start = [], [], time.perf_counter()
         with _PeakMemory() as memory:
             while len(ours) < self.repeats and (not ours or time.perf_counter() - start < limit):
                 ours.append(_run_ours(case, captioner))
-                if self.peer: others.append(self.peer.run(theirs))
+                if self.baseline: others.append(self.baseline.run(theirs))
         return ours, others, theirs, memory.mb
 
 # %% ../../nbs/bench/26_search.ipynb #b1d26b02
@@ -325,7 +326,7 @@ def run(self:_Bench, groups:list, out, command:str="")->list:
         start = time.time()
         if group == "gpu": found = self.measure_recorded(case, case.captioner())
         elif group == "scale":
-            found = replace(self, peer=None).measure(case, captioner, speed, limit=5.)
+            found = replace(self, baseline=None).measure(case, captioner, speed, limit=5.)
         else: found = self.measure(case, captioner, speed)
         seconds = round(time.time() - start, 1)
         rows.append(new_row("bench", "search", case=group, config=case.to_dict(), metrics=found,
@@ -338,8 +339,8 @@ def run(self:_Bench, groups:list, out, command:str="")->list:
 def check(self:_Bench, groups:list):
     "Raises `NocError` for an unknown group, or a number that leaves nothing to measure."
     base = self.base
-    check_range("--", 1, images=base.images, peer_images=self.peer_images, repeats=self.repeats,
-                threads=base.threads, width=base.d)
+    check_range("--", 1, images=base.images, peer_images=self.baseline_images,
+                repeats=self.repeats, threads=base.threads, width=base.d)
     constraints = [case.n for group in groups for case in _cases(group, base)]
     least = len(SPECIALS) + max(1, *constraints)
     if base.v >= least: return
@@ -352,7 +353,7 @@ def _line(row):
     text = (f"{row['case']} {c['mode']} n={c['n']} k={c['k']} images={c['images']}: "
             f"{m['images_per_s']:.1f} images/s")
     if "times" not in m: return text
-    return f"{text}, peer {m['peer_images_per_s']:.1f}, {m['times']:.1f} times"
+    return f"{text}, baseline {m['peer_images_per_s']:.1f}, {m['times']:.1f} times"
 
 # %% ../../nbs/bench/26_search.ipynb #3d95eff0
 @command
@@ -361,7 +362,7 @@ def noc_bench_search(
     peer:str=None,                  # Python of an environment with transformers==4.55.4
     cases:str="differ,shared,plain,scale", # groups of cases, with commas between them
     images:int=50,                  # images of a batch
-    peer_images:int=10,             # images of a peer's run where constraints differ
+    peer_images:int=10,             # images of the baseline's run where constraints differ
     repeats:int=5,                  # runs of each side
     threads:int=2,                  # of the CPU
     width:int=512,                  # of the model
@@ -369,11 +370,11 @@ def noc_bench_search(
 ):
     "Measure the searches beside transformers 4.55 and append rows with table=bench."
     base = BenchCase(images=images, threads=threads, d=width, v=words)
-    bench = _Bench(base, repeats, peer_images=peer_images)
+    bench = _Bench(base, repeats, baseline_images=peer_images)
     bench.check(cases.split(","))
     command = (f"noc_bench_search --cases {cases} --images {images} --peer_images {peer_images} "
                f"--repeats {repeats} --threads {threads} --width {width} --words {words}")
-    if peer: bench.peer, command = _Baseline(peer), command + " --peer PYTHON"
+    if peer: bench.baseline, command = _Baseline(peer), command + " --peer PYTHON"
     else: print("no --peer: transformers 4.55.4 is left out")
     for row in bench.run(cases.split(","), out, command): print(_line(row))
-    if bench.peer: bench.peer.close()
+    if bench.baseline: bench.baseline.close()

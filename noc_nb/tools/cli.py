@@ -56,7 +56,7 @@ def _check_preset(cfg):
             raise NocError(f"{name}.dropout={part.dropout}: expected 0 to below 1")
     if cfg.form not in FORMS: raise NocError(f"form={cfg.form}: expected one of {', '.join(FORMS)}")
     for name in ("train_selector", "xe", "scst"):
-        check_settings(getattr(cfg, name), given=f"{name}.")
+        check_settings(getattr(cfg, name), prefix=f"{name}.")
     check_range("captioner.", 0, memory=cfg.captioner.memory)
     check_range("selector.", 0, lambda0=cfg.selector.lambda0, lambda1=cfg.selector.lambda1)
     check_range("selector.", 0, 1, threshold=cfg.selector.threshold)

@@ -134,7 +134,8 @@ class _Actor:
     def __init__(self, *worker): self.worker = Worker(*worker)
     def __call__(self, batch):
         rows = [caption_shard(self.worker, int(n)) for n in batch["shard"]]
-        return {name: [row[name] for row in rows] for name in rows[0]}
+        def column(name): return [row[name] for row in rows]
+        return {name: column(name) for name in rows[0]}
 
 def _spread(worker, todo, workers, gpus):
     "Shards by Ray's actors, as they are made."
