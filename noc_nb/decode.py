@@ -26,13 +26,14 @@ def make_search(
     device=None,       # where the captioner is
     sync_free=False,   # as in `FastSearch`
     forbidden=(PAD, BOS, UNK), # ids that are no words
+    prices=None,       # b lists with a price for every group; None: all are musts
 )->FastSearch:         # ready to begin
     "The search that a configuration asks for. Raises `NocError` for an unknown mode."
     modes = dict(grid=FastSearch, bank=BankSearch, cbs=CbsSearch)
     if cfg.mode not in modes:
         raise NocError(f"mode {cfg.mode!r}; expected one of {', '.join(modes)}")
-    return modes[cfg.mode](constraints, device, eos=EOS, forbidden=forbidden, sync_free=sync_free,
-                           **cfg.to_dict())
+    return modes[cfg.mode](constraints, device, eos=EOS, forbidden=forbidden, prices=prices,
+                           sync_free=sync_free, **cfg.to_dict())
 
 def check_lists(
     batch:CaptionBatch, # b images
@@ -49,11 +50,12 @@ def search(
     batch:CaptionBatch,  # features (b,n,d) and mask (b,n) of b images
     constraints:list,    # b lists of constraint groups, empty for plain beam search
     cfg:SearchConfig=SearchConfig(), # how to search
+    prices=None,         # b lists with a price for every group; None: all are musts
 )->Hypotheses:           # (b,k,t) tokens, best first, with scores, satisfied, spans and reasons
     "Search a batch of images. Raises `NocError` for an unknown mode or a wrong number of lists."
     check_lists(batch, constraints)
     state = captioner.start(batch.features, batch.mask, cfg.max_len)
-    grids = make_search(constraints, cfg, batch.features.device)
+    grids = make_search(constraints, cfg, batch.features.device, prices=prices)
     return grids.run(captioner.step, state, BOS, captioner.reorder, pad=PAD)
 
 # %% ../nbs/26_decode.ipynb #88544829
@@ -80,6 +82,7 @@ def decode(
     constraints:dict=None, # image id -> constraint groups; an image that is not in it has none
     cfg:SearchConfig=SearchConfig(), # how to search
     desc="captions",       # what the progress bar says
+    prices:dict=None,      # image id -> a price for each of its groups; None: all are musts
 )->dict:                   # image id -> `Decoded`
     "Caption every image of the batches."
     training, constraints = captioner.training, constraints or {}
@@ -88,9 +91,10 @@ def decode(
     captions = {}
     for batch in progress(batches, desc, leave=False):
         groups = [constraints.get(i, []) for i in batch.image_ids]
-        beams = search(captioner, batch.to(device), groups, cfg)
-        tensors = beams.tokens, beams.scores, beams.satisfied, beams.spans
-        rows = zip(groups, *(x[:,0].tolist() for x in tensors), beams.reason)
+        worth = prices and [prices.get(i, []) for i in batch.image_ids]
+        found = search(captioner, batch.to(device), groups, cfg, worth)
+        tensors = found.tokens, found.scores, found.satisfied, found.spans
+        rows = zip(groups, *(x[:,0].tolist() for x in tensors), found.reason)
         for i, row in zip(batch.image_ids, rows): captions[i] = _decoded(vocab, *row)
     captioner.train(training)
     return captions

@@ -71,22 +71,21 @@ def repeats(self:PhraseSearch, parent:Cells)->Tensor:
 
 # %% ../nbs/23_phrases.ipynb #e14d54c8
 @patch
-def force_phrases(self:PhraseSearch, parent:Cells, gain, scores)->Candidates:
+def force_phrases(self:PhraseSearch, parent:Cells, gain, own)->Candidates:
     "The next token of the phrase that is being written, or the first of any other."
     q, spot = self.groups, parent.phrase % self.long                    # tokens written of a phrase
-    bit = (1 << q.group)[:,None]
-    name = torch.arange(q.size.shape[1], device=scores.device)*self.long
+    bit, name = (1 << q.group)[:,None], torch.arange(q.size.shape[1], device=own.device)*self.long
     inside = (spot > 0)[...,None] & ((parent.phrase - spot)[...,None] == name)
-    begin = (spot == 0) & ~self.may_end(parent.done)
+    begin = (spot == 0) & ~self.at_top(parent.done)
     lacking = (q.size > 1)[:,None] & (parent.done[...,None] & bit == 0) & begin[...,None]
     spot = torch.where(inside, spot[...,None], 0)                       # (b,g,a)
     column = q.spell[:,None].expand(*spot.shape, -1).gather(3, spot[...,None])[...,0]
     full = spot + 1 == q.size[:,None]
     done = parent.done[...,None] | torch.where(full, bit, 0)
-    if self.cfg.absorb: done = done | gain.expand_as(scores).gather(2, column)
-    on = ~full & (done & bit == 0) & ~self.may_end(done)                # the phrase goes on
-    log_prob = scores.gather(2, column).masked_fill(~(inside | lacking), -torch.inf)
-    word = q.words[:,None].expand_as(scores).gather(2, column)
+    if self.cfg.absorb: done = done | gain.expand_as(own).gather(2, column)
+    on = ~full & (done & bit == 0) & ~self.at_top(done)                 # the phrase goes on
+    log_prob = own.gather(2, column).masked_fill(~(inside | lacking), -torch.inf)
+    word = q.words[:,None].expand_as(own).gather(2, column)
     return self.child(parent, log_prob, word, done, torch.where(on, name + spot + 1, 0))
 
 # %% ../nbs/23_phrases.ipynb #b1d23a13
