@@ -239,7 +239,8 @@ def read_prices(
     ordered = []
     for i, (groups, row) in enumerate(zip(read, prices)):
         if len(row) != len(groups):
-            raise NocError(f"image {i}: {len(row)} prices; expected {len(groups)}, one a constraint")
+            raise NocError(f"image {i}: {len(row)} prices; "
+                           f"expected {len(groups)}, one a constraint")
         for j, price in enumerate(row):
             if isinstance(price, Real) and price > -math.inf: continue
             raise NocError(f"image {i}, constraint {j}: price {price!r}; expected a number, or inf")

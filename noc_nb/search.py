@@ -37,7 +37,7 @@ class FastSearch(PhraseSearch):
 # %% ../nbs/24_search.ipynb #b1d24a04
 @patch
 def bound(self:FastSearch, cells:Cells)->Tensor:
-    "(b,s) the most that a hypothesis can still come to: each further token costs, a price may gain."
+    "(b,s) the most that a hypothesis can still come to: further tokens cost, prices may gain."
     if not self.priced: return cells.score
     gain = self.groups.price.clamp(min=0)[:,None]                       # (b,1,n)
     open_ = 1 - (cells.done[...,None] >> self.bits & 1)                 # (b,s,n)
