@@ -247,14 +247,16 @@ def read_prices(
         ordered.append([float(row[j]) for j, _ in groups])
     return ordered
 
-def _split_prices(ordered):
-    "Of every image: its musts, a bit for each, and its finite prices."
-    width, must, price = max(1, *map(len, ordered)), [], []
-    for row in ordered:
+# %% ../nbs/21_constraints.ipynb #7b1e90ab
+def _split_prices(ordered, need):
+    "Of every image: its musts, a bit for each; its finite prices; its highest row."
+    width, must, price, top = max(1, *map(len, ordered)), [], [], []
+    for row, n in zip(ordered, need):
         finite = [0. if u == math.inf else u for u in row]
         must.append(sum(1 << g for g, u in enumerate(row) if u == math.inf))
         price.append(finite + [0.]*(width - len(row)))
-    return must, price
+        top.append(n if row.count(math.inf) == len(row) else len(row))
+    return must, price, top
 
 # %% ../nbs/21_constraints.ipynb #b1d21a04
 def pack_groups(
@@ -279,7 +281,6 @@ def pack_groups(
         packed[name] = tensor([row + [pad]*(width - len(row)) for row in rows])
     ordered, jump = read_prices(read, prices), [_jump(groups, absorb) for groups in read]
     need = _needs([row.count(math.inf) for row in ordered], at_least)
-    top = [n if row.count(math.inf) == len(row) else len(row) for row, n in zip(ordered, need)]
-    must, price = _split_prices(ordered)
-    return Groups(top=tensor(top), need=tensor(need), must=tensor(must),
-                  price=tensor(price, torch.float), jump=tensor(jump), **packed)
+    must, price, top = _split_prices(ordered, need)
+    return Groups(tensor(top), tensor(need), tensor(must), tensor(price, torch.float),
+                  tensor(jump), **packed)

@@ -76,6 +76,7 @@ def _decoded(vocab, groups, tokens, score, satisfied, spans, reason):
     spans = tuple(tuple(span) if span[0] >= 0 else None for span in spans[:len(groups)])
     return Decoded(vocab.decode(tokens), score, len(groups), satisfied, reason, spans)
 
+# %% ../nbs/26_decode.ipynb #b1d26a12
 def decode(
     captioner:Captioner,   # trained
     batches,               # `CaptionBatch`es; their tokens are not looked at

@@ -96,6 +96,7 @@ def at_top(self:GridSearch, done:Tensor)->Tensor:
     "True in the highest row, by bit masks of any shape (b,...)."
     return self.row(done) == self.groups.top.view(-1, *[1]*(done.dim() - 1))
 
+# %% ../nbs/22_grid_beam.ipynb #13acde30
 @patch
 def may_end(self:GridSearch, done:Tensor)->Tensor:
     "True where a caption may end: in the top row; with prices, wherever the musts are finished."
