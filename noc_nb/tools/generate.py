@@ -44,6 +44,9 @@ class Rows:
         self.last = {}                                                   # which end a text has
         self.scores = self.keep(model._prefill(prompts, config, kwargs))
         self.v = self.scores.shape[1]
+        self.begin = self.v + groups.extra                               # ids of the search
+        self.end = self.begin + 1
+        self.begun, self.marked = False, None
 
 # %% ../../nbs/tools/25_generate.ipynb #1abc4548
 @patch
@@ -71,7 +74,7 @@ def write(self:Rows, tokens, rows):
     "Append tokens (N,) to the texts of rows (N,). Rows that nothing uses get padding."
     said = self.said.new_full((len(self.said), 1), max(self.fill, 0))
     said[rows,0] = tokens
-    self.total[rows] += self.marked[self.parent[rows], tokens]
+    self.total[rows] += self.before[self.parent[rows], tokens]
     self.said = torch.cat([self.said, said], 1)
 
 # %% ../../nbs/tools/25_generate.ipynb #c8541620
@@ -109,10 +112,15 @@ def move_cache(self:Rows, source):
 # %% ../../nbs/tools/25_generate.ipynb #6a1d0c05
 @patch
 def step(self:Rows, tokens, rows):
-    "One token more for every hypothesis: (N,v+extra+1) log-probabilities, the end last, and rows."
+    "One token more for every hypothesis: (N,v+extra+2) log-probabilities, begin and end last, and rows."
+    self.before = self.marked
+    self.marked = torch.full((len(rows), self.begin), -torch.inf, device=rows.device)
+    if not self.begun:
+        self.begun = True
+        columns = torch.tensor([0., -torch.inf], device=rows.device).expand(len(rows), 2)
+        return torch.cat([self.marked, columns], 1), rows
     if self.scores is None: self.write(tokens, rows)
     if self.said.shape[1] == self.room:                                  # nothing more to read
-        self.marked = torch.zeros(len(rows), self.v + self.groups.extra, device=rows.device)
         return self.close(rows, torch.ones_like(rows, dtype=torch.bool)), rows
     scores = self.read() if self.scores is None else self.scores
     self.scores = None
@@ -131,31 +139,48 @@ def stopped(self:Rows)->Tensor: # (b*width,)
 # %% ../../nbs/tools/25_generate.ipynb #6a1d0c06
 @patch
 def close(self:Rows, rows, stopped):
-    "Scores of the N rows with a column for the end."
-    end = self.marked.new_full((len(rows),), -torch.inf)
-    texts = self.texts(rows)
+    "Scores of the N rows with columns for begin and end."
+    total, t, texts = self.total[rows], self.said.shape[1], self.texts(rows)
+    end = torch.full_like(total, -torch.inf)
     if self.ends:
         end, which = self.marked[:,self.ends].max(1)
+        end = end.masked_fill(~self.may_end(rows, texts, end), -torch.inf)
         self.last.update(zip(texts, [self.ends[n] for n in which.tolist()]))
     self.marked[:,self.ends] = -torch.inf
     self.marked[stopped] = -torch.inf
-    t, penalty = self.said.shape[1], self.config.length_penalty
-    if t: end[stopped] = self.total[rows[stopped]]*((t + 1)**penalty/t**penalty - 1)
+    end = torch.where(stopped, 0., end) + total
+    tokens = torch.where(stopped, max(t, 1), t + 1)
+    end = end*((t + 2)/tokens)**self.config.length_penalty - total
     for place in stopped.nonzero().flatten().tolist(): self.last.pop(texts[place], None)
-    return torch.cat([self.marked, end[:,None]], 1)
+    begin = torch.full_like(end, -torch.inf)
+    return torch.cat([self.marked, begin[:,None], end[:,None]], 1)
 
+@patch
+def may_end(self:Rows, rows, texts, end):
+    "(N,) True where the library would take an end, and for inputs with words."
+    inputs = rows // self.width
+    free = torch.tensor([not self.groups.lists[i] for i in inputs.tolist()], device=rows.device)
+    if not free.any(): return ~free
+    sums = self.total[rows][:,None] + self.marked[:,:self.v]
+    copies = [n for n, text in enumerate(texts) if text in texts[:n]]    # they only fill a line
+    own = self.total[rows] + end
+    sums[copies] = -torch.inf
+    lines = sums.view(len(inputs.unique()), -1)
+    least = lines.topk(min(self.config.num_beams, lines.shape[1])).values[:,-1]
+    return ~free | (own >= least.repeat_interleave(len(rows) // len(lines)))
+
+# %% ../../nbs/tools/25_generate.ipynb #6a1d0c1b
 @patch
 def texts(self:Rows, rows)->list:
     "(input, new text) of the rows, to look up how they end."
     return list(zip((rows // self.width).tolist(), map(tuple, self.said[rows].tolist())))
 
 @patch
-def ids(self:Rows, i:int, said:list)->list:
-    "The token ids of a text of input `i`, with its end token."
-    end = self.v + self.groups.extra
-    text = said[:said.index(end)] if end in said else said
+def ids(self:Rows, i:int, found:list)->list:
+    "The token ids of what the search found for input `i`."
+    text = [t for t in found if t < self.begin]
     real = self.groups.real(torch.tensor(text, dtype=torch.long)).tolist()
-    last = self.last.get((i, tuple(text))) if end in said else None
+    last = self.last.get((i, tuple(text))) if self.end in found else None
     return real if last is None else [*real, last]
 
 # %% ../../nbs/tools/25_generate.ipynb #3f1e954c
@@ -217,8 +242,8 @@ class Pieces:
 
 _PIECES = WeakKeyDictionary()
 
-def _decode(tokenizer, rows):
-    return tokenizer.batch_decode(rows, skip_special_tokens=True,
+def _decode(tokenizer, rows, special=False):
+    return tokenizer.batch_decode(rows, skip_special_tokens=not special,
                                   clean_up_tokenization_spaces=False)
 
 def _in_word(char):
@@ -238,13 +263,13 @@ def read_pieces(
     if tokenizer in _PIECES: return _PIECES[tokenizer]
     letter = _letter(tokenizer)
     head = _decode(tokenizer, [letter])[0]
-    special = set(tokenizer.all_special_ids)
+    rows = [[*letter, i] for i in range(len(tokenizer))]
     lengthens, opens, hidden = [], [], []
-    for i, text in enumerate(_decode(tokenizer, [[*letter, i] for i in range(len(tokenizer))])):
+    for text, full in zip(_decode(tokenizer, rows), _decode(tokenizer, rows, special=True)):
         rest = text[len(head):] if text.startswith(head) else ""
         lengthens.append(not rest or _in_word(rest[0]))                  # parts of letters as well
         opens.append(not rest or _in_word(rest[-1]))
-        hidden.append(i in special)
+        hidden.append(text == head != full)
     _PIECES[tokenizer] = Pieces(torch.tensor(lengthens), opens, hidden, letter, head)
     return _PIECES[tokenizer]
 
@@ -448,12 +473,12 @@ def _answer(rows, found):
     prompts = rows.prompts[::rows.width].repeat_interleave(n, 0)
     sequences = torch.cat([prompts, new.to(prompts.device)], 1)
     if not config.return_dict_in_generate: return sequences
-    places = (found.tokens != rows.v + rows.groups.extra).sum(2) + found.ended.long()
+    places = (found.tokens != rows.end).sum(2) + found.ended.long()
     scores = (found.scores / places.clamp(min=1)**config.length_penalty)[:,:n].flatten()
     encoder = rows.model.config.is_encoder_decoder
     kind = utils.GenerateBeamEncoderDecoderOutput if encoder else utils.GenerateBeamDecoderOnlyOutput
     out = kind(sequences=sequences, sequences_scores=scores)
-    out.satisfied = found.satisfied[:,:n].flatten()
+    out.satisfied = (found.satisfied[:,:n] - 1).flatten()                 # the begin is no word
     return out
 
 # %% ../../nbs/tools/25_generate.ipynb #6a1d0c16
@@ -472,9 +497,14 @@ def _check_grid(processors):
         if type(processor).__name__ != "PrefixConstrainedLogitsProcessor": continue
         raise NocError("prefix_allowed_tokens_fn: has no meaning with mode='grid'; expected mode='bank'")
 
+def _with_begin(at_least):
+    "How many groups must be finished where the begin is one more."
+    if isinstance(at_least, (list, tuple)): return [_with_begin(n) for n in at_least]
+    return None if at_least is None else at_least + 1
+
 def _warn(found, lists, room):
     "Warn of inputs whose best text misses words."
-    for i, (groups, done) in enumerate(zip(lists, found.satisfied[:,0].tolist())):
+    for i, (groups, done) in enumerate(zip(lists, (found.satisfied[:,0] - 1).tolist())):
         if found.reason[i] is None or done == len(groups): continue
         warnings.warn(f"input {i}: {done} of {len(groups)} words within {room} tokens")
 
@@ -509,10 +539,11 @@ def grid_beam(
     rows = Rows(model, input_ids, logits_processor, stopping_criteria, config, model_kwargs,
                 width, groups)
     first = torch.arange(len(prompts), device=input_ids.device)*width
-    end = rows.v + groups.extra
+    begin = [[(rows.begin,)]]
+    constraints = [begin + words for words in groups.constraints(rows.v, rows.ends)]
     found = grid_beam_search(
-        rows.step, first, groups.constraints(rows.v, rows.ends), bos=0, eos=end, pad=end, k=k,
-        max_len=room + 1, length_penalty=config.length_penalty, at_least=at_least, mode=mode,
+        rows.step, first, constraints, bos=0, eos=rows.end, pad=rows.end, k=k, max_len=room + 2,
+        length_penalty=config.length_penalty, at_least=_with_begin(at_least), mode=mode,
         reorder=rows.reorder, no_repeat=no_repeat)
     _warn(found, groups.lists, room)
     return _answer(rows, found)
