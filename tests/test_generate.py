@@ -300,12 +300,12 @@ class Chain:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_words_by_brute_force(kind):
-    "A hundred chains: the best text of all whose decoded form names what was asked for."
+    "Of all texts of a chain whose decoded form names what was asked for, the best. Fifty chains have such texts."
     tok, rng, hits = trained(kind, captions()), random.Random(0), 0
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tok), n_embd=16, n_layer=1, n_head=2, n_positions=32,
                                        initializer_range=.6, eos_token_id=2, pad_token_id=3)).eval()
-    for _ in range(100):
+    while hits < 50:
         chain = Chain(tok, model, rng)
         scores = chain.scores()
         true = next((ids for ids in sorted(scores, key=scores.get, reverse=True) if chain.holds(ids)), None)
@@ -317,7 +317,6 @@ def test_whole_words_by_brute_force(kind):
         hits += 1
         assert chain.holds(found), (chain.groups, tok.convert_ids_to_tokens(found))
         assert abs(scores[found] - scores[true]) < 1e-4, (chain.groups, tok.convert_ids_to_tokens(true))
-    assert hits > 30
 
 def main():
     with TABLE.open("w", newline="") as file:

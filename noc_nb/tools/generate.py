@@ -305,7 +305,8 @@ class WordGroups:
     ):
         "Raises `NocError` for a word that the tokenizer cannot spell."
         self.pieces, self.no_repeat = read_pieces(tokenizer), no_repeat
-        self.inside = [self._ends_inside(ids) for ids in prompts]         # b
+        unknown = tokenizer.unk_token_id
+        self.inside = [self._ends_inside(ids, unknown) for ids in prompts] # b
         texts = sorted({w for groups in lists for group in groups for w in group})
         known = {w: spellings(tokenizer, w) for w in texts}
         for word in texts:
@@ -320,10 +321,11 @@ class WordGroups:
     def _spelled(self, group, known):
         return sorted({ids for word in group for ids in known[word]})
 
-    def _ends_inside(self, ids):
-        "Whether a prompt ends inside a word; a special token ends all words."
-        if not ids or ids[-1] >= len(self.pieces.open): return False
-        return self.pieces.open[ids[-1]] and not self.pieces.hidden[ids[-1]]
+    def _ends_inside(self, ids, unknown):
+        "Whether a prompt ends inside a word; special tokens end all words, but for the unknown piece."
+        last = next((t for t in reversed(ids) if t != unknown), len(self.pieces.open))
+        if last >= len(self.pieces.open): return False
+        return self.pieces.open[last] and not self.pieces.hidden[last]
 
 # %% ../../nbs/tools/25_generate.ipynb #6a1d0c0e
 @patch
