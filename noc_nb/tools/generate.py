@@ -499,10 +499,13 @@ def _check_grid(processors):
         if type(processor).__name__ != "PrefixConstrainedLogitsProcessor": continue
         raise NocError("prefix_allowed_tokens_fn: has no meaning with mode='grid'; expected mode='bank'")
 
-def _with_begin(at_least):
-    "How many groups must be finished where the begin is one more."
-    if isinstance(at_least, (list, tuple)): return [_with_begin(n) for n in at_least]
-    return None if at_least is None else at_least + 1
+def _with_begin(at_least, inputs):
+    "How many groups each input must finish where the begin is one more. Raises `NocError` for no number."
+    least = at_least if isinstance(at_least, (list, tuple)) else [at_least]*inputs
+    fits = all(n is None or isinstance(n, int) and n >= 0 for n in least)
+    if len(least) != inputs or not fits:
+        raise NocError(f"at_least={at_least!r}; expected a number, or one for each of {inputs} inputs")
+    return [None if n is None else n + 1 for n in least]
 
 def _warn(found, lists, room):
     "Warn of inputs whose best text misses words."
@@ -541,11 +544,11 @@ def grid_beam(
     rows = Rows(model, input_ids, logits_processor, stopping_criteria, config, model_kwargs,
                 width, groups)
     first = torch.arange(len(prompts), device=input_ids.device)*width
-    begin = [[(rows.begin,)]]
+    begin, least = [[(rows.begin,)]], _with_begin(at_least, len(prompts))
     constraints = [begin + words for words in groups.constraints(rows.v, rows.ends)]
     found = grid_beam_search(
         rows.step, first, constraints, bos=0, eos=rows.end, pad=rows.end, k=k, max_len=room + 2,
-        length_penalty=config.length_penalty, at_least=_with_begin(at_least), mode=mode,
+        length_penalty=config.length_penalty, at_least=least, mode=mode,
         reorder=rows.reorder, no_repeat=no_repeat)
     _warn(found, groups.lists, room)
     return _answer(rows, found)
