@@ -112,7 +112,7 @@ def move_cache(self:Rows, source):
 # %% ../../nbs/tools/25_generate.ipynb #6a1d0c05
 @patch
 def step(self:Rows, tokens, rows):
-    "One token more for every hypothesis: (N,v+extra+2) log-probabilities, begin and end last, and rows."
+    "One token more: log-probabilities (N,v+extra+2), begin and end last, and the rows."
     self.before = self.marked
     self.marked = torch.full((len(rows), self.begin), -torch.inf, device=rows.device)
     if not self.begun:
@@ -176,9 +176,14 @@ def texts(self:Rows, rows)->list:
     return list(zip((rows // self.width).tolist(), map(tuple, self.said[rows].tolist())))
 
 @patch
+def text(self:Rows, found:list)->list:
+    "What the search found without begin and end."
+    return [t for t in found if t < self.begin]
+
+@patch
 def ids(self:Rows, i:int, found:list)->list:
-    "The token ids of what the search found for input `i`."
-    text = [t for t in found if t < self.begin]
+    "The token ids of what the search found for input `i`, with its end token."
+    text = self.text(found)
     real = self.groups.real(torch.tensor(text, dtype=torch.long)).tolist()
     last = self.last.get((i, tuple(text))) if self.end in found else None
     return real if last is None else [*real, last]
@@ -224,11 +229,20 @@ class IdGroups:
     def constraints(self, v:int, ends:list):
         "The groups for the search. Raises `NocError` for an id that the model does not have."
         for i, groups in enumerate(self.lists):
-            tokens = [t for group in groups for alternative in group for t in alternative]
-            for token in tokens:
-                if 0 <= token < v and token not in ends: continue
-                raise NocError(f"words: input {i}: id {token}; expected one below {v}, no end token")
+            tokens = [t for group in groups for ids in group for t in ids]
+            bad = [t for t in tokens if not 0 <= t < v or t in ends]
+            if not bad: continue
+            raise NocError(f"words: input {i}: id {bad[0]}; expected one below {v}, no end token")
         return self.lists
+
+    def spans(self, i:int, said:list):
+        "Where the words of input `i` stand: {group: (first, last + 1)}."
+        found = {}
+        for n, group in enumerate(self.lists[i]):
+            places = [(j, j + len(ids)) for ids in group for j in range(len(said))]
+            places = [(j, end) for j, end in places if tuple(said[j:end]) in group]
+            if places: found[n] = min(places)
+        return found
 
 # %% ../../nbs/tools/25_generate.ipynb #6a1d0c09
 @dataclass
@@ -322,7 +336,7 @@ class WordGroups:
         return sorted({ids for word in group for ids in known[word]})
 
     def _ends_inside(self, ids, unknown):
-        "Whether a prompt ends inside a word; special tokens end all words, but for the unknown piece."
+        "Whether a prompt ends inside a word. A special token ends it, but for the unknown piece."
         last = next((t for t in reversed(ids) if t != unknown), len(self.pieces.open))
         if last >= len(self.pieces.open): return False
         return self.pieces.open[last] and not self.pieces.hidden[last]
@@ -393,6 +407,16 @@ def real(self:WordGroups, said): # ids of the search, any shape
     return self.token.to(said.device)[said]
 
 @patch
+def spans(self:WordGroups, i:int, said:list):
+    "Where the words of input `i` stand: {group: (first, last + 1)}."
+    found = {}
+    for place, token in enumerate(said):
+        fulfils = self.fulfils[i][self.spelled[token-self.v]] if token >= self.v else {}
+        for n, ids in fulfils.items(): found.setdefault(n, (place + 1 - len(ids), place + 1))
+    return found
+
+# %% ../../nbs/tools/25_generate.ipynb #6a1d0c28
+@patch
 def _finishing(self:WordGroups, i, said, real):
     "What may finish a word of input `i` behind a text: {piece: the longest spelling}."
     fulfils, spelled, found = self.fulfils[i], self.spelled, {}
@@ -445,7 +469,7 @@ def _holds(whole, part):
     return any(whole[j:j+len(part)] == part for j in range(len(whole) - len(part) + 1))
 
 def _check_room(lists, room):
-    "Raises `NocError` for words that cannot fit. A word that may stand inside another takes no room."
+    "Raises `NocError` for words that cannot fit. One that may stand inside another takes no room."
     for i, groups in enumerate(lists):
         need = 0
         for n, group in enumerate(groups):
@@ -466,10 +490,11 @@ def _groups(words, each, processor, prompts, no_repeat):
     return WordGroups(lists, getattr(processor, "tokenizer", processor), prompts, no_repeat)
 
 def _answer(rows, found):
-    "What `generate` returns: ids, or with `return_dict_in_generate` a beam search's output."
+    "What `generate` returns: ids, or with `return_dict_in_generate` also scores and `spans`."
     from transformers.generation import utils
     config, n = rows.config, rows.config.num_return_sequences
-    texts = [rows.ids(i, said) for i, best in enumerate(found.tokens[:,:n].tolist()) for said in best]
+    best = [(i, said) for i, lines in enumerate(found.tokens[:,:n].tolist()) for said in lines]
+    texts = [rows.ids(i, said) for i, said in best]
     new = torch.full((len(texts), max(map(len, texts))), rows.fill)
     for row, ids in zip(new, texts): row[:len(ids)] = torch.tensor(ids)
     prompts = rows.prompts[::rows.width].repeat_interleave(n, 0)
@@ -477,10 +502,10 @@ def _answer(rows, found):
     if not config.return_dict_in_generate: return sequences
     places = (found.tokens != rows.end).sum(2) + found.ended.long()
     scores = (found.scores / places.clamp(min=1)**config.length_penalty)[:,:n].flatten()
-    encoder = rows.model.config.is_encoder_decoder
-    kind = utils.GenerateBeamEncoderDecoderOutput if encoder else utils.GenerateBeamDecoderOnlyOutput
+    half = "EncoderDecoder" if rows.model.config.is_encoder_decoder else "DecoderOnly"
+    kind = getattr(utils, f"GenerateBeam{half}Output")
     out = kind(sequences=sequences, sequences_scores=scores)
-    out.satisfied = (found.satisfied[:,:n] - 1).flatten()                 # the begin is no word
+    out.spans = [rows.groups.spans(i, rows.text(said)) for i, said in best]
     return out
 
 # %% ../../nbs/tools/25_generate.ipynb #6a1d0c16
@@ -497,14 +522,15 @@ def _check_grid(processors):
     "Raises `NocError` for what counts on `num_beams` rows an input."
     for processor in processors:
         if type(processor).__name__ != "PrefixConstrainedLogitsProcessor": continue
-        raise NocError("prefix_allowed_tokens_fn: has no meaning with mode='grid'; expected mode='bank'")
+        raise NocError("prefix_allowed_tokens_fn with mode='grid'; expected mode='bank'")
 
 def _with_begin(at_least, inputs):
-    "How many groups each input must finish where the begin is one more. Raises `NocError` for no number."
+    "What each input must fulfil, the begin included. Raises `NocError` for what is no number."
     least = at_least if isinstance(at_least, (list, tuple)) else [at_least]*inputs
     fits = all(n is None or isinstance(n, int) and n >= 0 for n in least)
     if len(least) != inputs or not fits:
-        raise NocError(f"at_least={at_least!r}; expected a number, or one for each of {inputs} inputs")
+        raise NocError(f"at_least={at_least!r}; expected a number, or one for each of {inputs} "
+                       "inputs")
     return [None if n is None else n + 1 for n in least]
 
 def _warn(found, lists, room):
