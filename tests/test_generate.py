@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessorList, PreTrainedTokenizerFast
 from noc_nb.core import NocError, find_data
-from noc_nb.tools.generate import grid_beam, read_pieces
+from noc_nb.tools.generate import grid_beam, read_pieces, spellings
 from noc_nb.toy import toy_image
 from tiny_models import BUILDERS, build, tokenizer
 
@@ -151,6 +151,22 @@ def test_settings_mean_what_they_mean_there():
     torch.testing.assert_close(out.sequences_scores, own.sequences_scores)
     assert out.spans == [{}]*6
 
+def test_one_beam_and_no_end_token():
+    model, inputs = build("GPT-2")
+    for settings in (dict(num_beams=1, early_stopping=None), dict(eos_token_id=None, early_stopping="never")):
+        if settings.get("num_beams"): model.generation_config.eos_token_id = 2
+        else: model.generation_config.eos_token_id = None
+        own = ours(model, inputs, custom_generate=None, **settings)
+        assert ours(model, inputs, **settings).tolist() == own.tolist()
+        found = ours(model, inputs, words=WORDS, processor=tokenizer(), **settings)
+        assert all(is_whole(text, word) for text in texts(found) for word in WORDS)
+
+def test_tokens_that_are_added_later():
+    tok = tokenizer()
+    assert len(read_pieces(tok).open) == len(tok)
+    tok.add_tokens(["okapi"])
+    assert len(read_pieces(tok).open) == len(tok) and spellings(tok, "okapi")
+
 def test_stopping_criterion_ends_a_text():
     "The text ends after the first dog, as the library's own does, and has all its words."
     model, inputs = build("GPT-2")
@@ -249,13 +265,17 @@ def written(tok, word):
             for ids in (encode(form), encode(" " + form), encode("\n" + form)[line:])}
 
 def names(tok, prompt, ids, word):
-    "Whether the decoded text holds the word as a whole word, written in one of these ways."
+    """Whether the decoded text holds the word as a whole word, written in one of these ways. A character that is spread
+    over several pieces counts as a letter."""
     def decode(ids): return tok.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     whole = decode(prompt + ids)
     for way in written(tok, word):
         for start in range(len(ids) - len(way) + 1):
             if tuple(ids[start:start+len(way)]) != way: continue
             head = decode(prompt + ids[:start+len(way)])
+            glued = not re.search(rf"\s{word}$", head, re.I)
+            beside = ids[start-1:start]*glued + ids[start+len(way):start+len(way)+1]
+            if any("\ufffd" in decode([piece]) for piece in beside): continue
             ends = re.search(rf"(?<![\w\ufffd]){word}$", head, re.I)
             if ends and whole.startswith(head) and not re.match(r"\w|\ufffd", whole[len(head):]):
                 return True

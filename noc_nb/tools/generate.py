@@ -274,16 +274,17 @@ def read_pieces(
     tokenizer, # transformers'
 )->Pieces:     # kept for the next call
     "Look at every piece once. Raises `NocError` for a tokenizer that has no letters."
-    if tokenizer in _PIECES: return _PIECES[tokenizer]
+    known = _PIECES.get(tokenizer)
+    if known and len(known.open) == len(tokenizer): return known         # none were added since
     letter = _letter(tokenizer)
     head = _decode(tokenizer, [letter])[0]
     rows = [[*letter, i] for i in range(len(tokenizer))]
     lengthens, opens, hidden = [], [], []
-    for text, full in zip(_decode(tokenizer, rows), _decode(tokenizer, rows, special=True)):
+    for row, text in zip(rows, _decode(tokenizer, rows)):
         rest = text[len(head):] if text.startswith(head) else ""
         lengthens.append(not rest or _in_word(rest[0]))                  # parts of letters as well
         opens.append(not rest or _in_word(rest[-1]))
-        hidden.append(text == head != full)
+        hidden.append(text == head and _decode(tokenizer, [row], special=True)[0] != head)
     _PIECES[tokenizer] = Pieces(torch.tensor(lengthens), opens, hidden, letter, head)
     return _PIECES[tokenizer]
 
