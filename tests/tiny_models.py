@@ -1,0 +1,175 @@
+"""Tiny models with random weights, one of each architecture, built by hand: nothing is loaded.
+
+Every builder returns a model and its inputs, two of them. All speak the sixty tokens of `tokenizer()`."""
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    BartConfig, BartForConditionalGeneration, Blip2Config, Blip2ForConditionalGeneration, BlipConfig,
+    BlipForConditionalGeneration, CLIPVisionConfig, Florence2Config, Florence2ForConditionalGeneration,
+    Gemma2Config, Gemma2ForCausalLM, Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration,
+    Gemma3TextConfig, GitConfig, GitForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig,
+    LlamaForCausalLM, LlavaConfig, LlavaForConditionalGeneration, MambaConfig, MambaForCausalLM,
+    OPTConfig, OPTForCausalLM, PaliGemmaConfig, PaliGemmaForConditionalGeneration,
+    PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration, Qwen3Config, Qwen3ForCausalLM, SmolVLMConfig,
+    SmolVLMForConditionalGeneration, T5Config, T5ForConditionalGeneration, ViTConfig,
+    VisionEncoderDecoderConfig, VisionEncoderDecoderModel, WhisperConfig,
+    WhisperForConditionalGeneration)
+
+V, PICTURE = 60, 59                                        # tokens; the one that stands for a picture
+IDS = dict(vocab_size=V, bos_token_id=0, pad_token_id=1, eos_token_id=2)
+SIZE = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
+TEXT = IDS | SIZE | dict(max_position_embeddings=64, initializer_range=.5)
+HEADS = dict(num_key_value_heads=1, head_dim=8)
+WINDOW = dict(sliding_window=4, query_pre_attn_scalar=8)
+LOOK = SIZE | dict(num_hidden_layers=1, image_size=16, patch_size=8)
+WIDE = LOOK | dict(initializer_range=.5)
+SEQ2SEQ = dict(d_model=16, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
+               decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, init_std=.5)
+OPT = IDS | dict(model_type="opt", hidden_size=16, ffn_dim=32, num_hidden_layers=2, init_std=.5,
+                 num_attention_heads=2, max_position_embeddings=64, word_embed_proj_dim=16)
+SIGLIP = dict(model_type="siglip_vision_model", vision_use_head=False) | LOOK
+
+def tokenizer():
+    "WordPiece over sixty pieces."
+    pieces = """[BOS] [PAD] [EOS] [UNK] cat Cat ##tle bus ##es fire hydrant zebra the old red dog near
+                a What is this ?""".split()
+    pieces += [f"w{n}" for n in range(V - len(pieces))]
+    vocabulary = {piece: n for n, piece in enumerate(pieces)}
+    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.decoder = decoders.WordPiece(cleanup=False)
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="[BOS]", pad_token="[PAD]",
+                                   eos_token="[EOS]", unk_token="[UNK]")
+
+def ids(*rows): return torch.tensor(rows)
+def image(): return torch.randn(2, 3, 16, 16)
+def prompt(): return ids([12, 13, 14, 15], [18, 19, 20, 21])
+def only_text(model): return model, dict(input_ids=prompt())
+
+def shown(pieces, front=()):
+    "Two prompts with a picture of some pieces in front."
+    return ids([PICTURE]*pieces + [*front, 12, 13], [PICTURE]*pieces + [*front, 18, 19])
+
+def gpt2():
+    config = GPT2Config(**IDS, n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=.5)
+    return only_text(GPT2LMHeadModel(config))
+
+def opt(): return only_text(OPTForCausalLM(OPTConfig(**OPT)))
+def llama(): return only_text(LlamaForCausalLM(LlamaConfig(**TEXT)))
+def qwen2(): return only_text(Qwen2ForCausalLM(Qwen2Config(**TEXT, num_key_value_heads=1)))
+def qwen3(): return only_text(Qwen3ForCausalLM(Qwen3Config(**TEXT, **HEADS)))
+def gemma2(): return only_text(Gemma2ForCausalLM(Gemma2Config(**TEXT, **HEADS, **WINDOW)))
+def gemma3(): return only_text(Gemma3ForCausalLM(Gemma3TextConfig(**TEXT, **HEADS, **WINDOW)))
+
+def mamba():
+    config = MambaConfig(**IDS, hidden_size=16, state_size=4, num_hidden_layers=2, initializer_range=.5)
+    return only_text(MambaForCausalLM(config))
+
+def t5():
+    config = T5Config(**IDS, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
+                      decoder_start_token_id=1, initializer_factor=4.)
+    return only_text(T5ForConditionalGeneration(config))
+
+def bart():
+    config = BartConfig(**IDS, **SEQ2SEQ, max_position_embeddings=64, decoder_start_token_id=2,
+                        forced_eos_token_id=None)
+    return only_text(BartForConditionalGeneration(config))
+
+def whisper():
+    config = WhisperConfig(**IDS, **SEQ2SEQ, num_mel_bins=8, max_source_positions=20,
+                           max_target_positions=64, decoder_start_token_id=3, suppress_tokens=[],
+                           begin_suppress_tokens=[])
+    return WhisperForConditionalGeneration(config), dict(input_features=torch.randn(2, 8, 40))
+
+def vision_encoder_decoder():
+    text = GPT2Config(**IDS, n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=.5,
+                      add_cross_attention=True)
+    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(ViTConfig(**WIDE), text)
+    config.decoder_start_token_id, config.pad_token_id = 0, 1
+    model = VisionEncoderDecoderModel(config)
+    for name, value in dict(decoder_start_token_id=0, pad_token_id=1, eos_token_id=2).items():
+        setattr(model.generation_config, name, value)
+    return model, dict(pixel_values=image())
+
+def blip():
+    text = dict(**TEXT, encoder_hidden_size=16, sep_token_id=2, projection_dim=8, is_decoder=True)
+    config = BlipConfig(text_config=text, vision_config=WIDE | dict(projection_dim=8), projection_dim=8)
+    return BlipForConditionalGeneration(config), dict(pixel_values=image())
+
+def blip2():
+    bridge = SIZE | dict(vocab_size=V, encoder_hidden_size=16, cross_attention_frequency=1,
+                         initializer_range=.5)
+    config = Blip2Config(vision_config=WIDE, qformer_config=bridge, text_config=OPT,
+                         num_query_tokens=3, image_token_index=PICTURE)
+    return Blip2ForConditionalGeneration(config), dict(pixel_values=image())
+
+def git():
+    model = GitForCausalLM(GitConfig(vision_config=LOOK, **TEXT))
+    return model, dict(pixel_values=image(), input_ids=prompt()[:,:2])
+
+def llava():
+    config = LlavaConfig(vision_config=CLIPVisionConfig(**WIDE), text_config=LlamaConfig(**TEXT),
+                         image_token_id=PICTURE, vision_feature_layer=-1, image_seq_length=4)
+    model = LlavaForConditionalGeneration(config)
+    return model, dict(pixel_values=image(), input_ids=shown(4))
+
+def qwen2_vl():
+    rope = dict(rope_type="default", mrope_section=[1, 1, 2], rope_theta=1e4)
+    look = dict(depth=1, embed_dim=16, hidden_size=16, num_heads=2, mlp_ratio=2, patch_size=4,
+                spatial_merge_size=2, temporal_patch_size=2, initializer_range=.5)
+    config = Qwen2VLConfig(text_config=TEXT | dict(num_key_value_heads=2, rope_parameters=rope),
+                           vision_config=look, image_token_id=PICTURE, video_token_id=58,
+                           vision_start_token_id=57, vision_end_token_id=56)
+    rows = shown(4, front=[56])
+    inputs = dict(input_ids=rows, mm_token_type_ids=(rows == PICTURE).int(),
+                  pixel_values=torch.randn(32, 96), image_grid_thw=ids([1, 4, 4], [1, 4, 4]))
+    return Qwen2VLForConditionalGeneration(config), inputs
+
+def paligemma():
+    text = dict(model_type="gemma") | TEXT | HEADS
+    config = PaliGemmaConfig(vision_config=SIGLIP, text_config=text, projection_dim=16,
+                             image_token_id=PICTURE)
+    rows = shown(4, front=[0])
+    inputs = dict(input_ids=rows, pixel_values=image(), token_type_ids=torch.zeros_like(rows))
+    return PaliGemmaForConditionalGeneration(config), inputs
+
+def gemma3_vision():
+    config = Gemma3Config(vision_config=SIGLIP, text_config=TEXT | HEADS | WINDOW,
+                          mm_tokens_per_image=4, image_token_id=PICTURE, boi_token_index=58,
+                          eoi_token_index=57)
+    rows = shown(4, front=[0])
+    inputs = dict(input_ids=rows, pixel_values=image(), token_type_ids=(rows == PICTURE).long())
+    model = Gemma3ForConditionalGeneration(config)
+    model.model.multi_modal_projector.mm_input_projection_weight.data.normal_(0, .5)   # zero at first
+    return model, inputs
+
+def smolvlm():
+    config = SmolVLMConfig(vision_config=WIDE, text_config=LlamaConfig(**TEXT), scale_factor=1,
+                           image_token_id=PICTURE, pad_token_id=1)
+    model = SmolVLMForConditionalGeneration(config)
+    return model, dict(input_ids=shown(4), pixel_values=image()[:,None])
+
+def florence2():
+    text = IDS | SEQ2SEQ | dict(model_type="bart", max_position_embeddings=64,
+                                decoder_start_token_id=2, forced_eos_token_id=None)
+    look = dict(depths=[1], embed_dim=[16], num_heads=[2], num_groups=[2], patch_size=[8],
+                patch_stride=[8], patch_padding=[0], patch_prenorm=[False], window_size=2,
+                projection_dim=16, max_temporal_embeddings=4, max_position_embeddings=8)
+    config = Florence2Config(text_config=text, vision_config=look, image_token_id=PICTURE)
+    model = Florence2ForConditionalGeneration(config)
+    for weight in model.model.vision_tower.parameters(): weight.data.normal_(0, .3)
+    return model, dict(input_ids=shown(5), pixel_values=image())
+
+BUILDERS = {
+    "GPT-2": gpt2, "OPT": opt, "Llama": llama, "Qwen2": qwen2, "Qwen3": qwen3, "Gemma 2": gemma2,
+    "Gemma 3": gemma3, "Mamba": mamba, "T5": t5, "BART": bart, "Whisper": whisper,
+    "VisionEncoderDecoder": vision_encoder_decoder, "BLIP": blip, "BLIP-2": blip2, "GIT": git,
+    "LLaVA": llava, "Qwen2-VL": qwen2_vl, "PaliGemma": paligemma, "Gemma 3 with pictures": gemma3_vision,
+    "SmolVLM": smolvlm, "Florence-2": florence2}
+
+def build(name, seed=0):
+    "A model of `BUILDERS` and its inputs."
+    torch.manual_seed(seed)
+    model, inputs = BUILDERS[name]()
+    return model.eval(), inputs
