@@ -7,7 +7,7 @@ __all__ = ['TOKENISER', 'PAD', 'BOS', 'EOS', 'UNK', 'SPECIALS', 'FUNCTION_WORDS'
            'word_table']
 
 # %% ../nbs/03_vocab.ipynb #f67766f1
-import csv, gzip, io, re, zipfile, zlib
+import csv, gzip, io, re, zipfile
 from collections import Counter
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 
-from .core import NocError, read_json, write_json
+from .core import NocError, foreign_file, read_json, write_json
 
 # %% ../nbs/03_vocab.ipynb #7bc789d4
 _L, _X = r"[^\W\d_]", r"[^\W_]"                           # a letter; a letter or a digit
@@ -280,15 +280,9 @@ def read_vectors(
 )->dict:        # word -> (d,) float32
     "Read word vectors. Raises `NocError` naming file and line where a line is no word and numbers."
     path, vectors = Path(path), {}
-    try:
-        with _lines(path) as f:
-            lines = io.TextIOWrapper(f, encoding="utf-8", newline="\n")
-            for word, vector in _vectors(lines, words, path): vectors.setdefault(word, vector)
-    except FileNotFoundError:
-        raise NocError(f"{path}: no such file; expected word vectors") from None
-    except UnicodeDecodeError: raise NocError(f"{path}: expected UTF-8 text") from None
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as e:
-        raise NocError(f"{path}: cannot be read ({e})") from None
+    with foreign_file(path, "word vectors in UTF-8"), _lines(path) as f:
+        lines = io.TextIOWrapper(f, encoding="utf-8", newline="\n")
+        for word, vector in _vectors(lines, words, path): vectors.setdefault(word, vector)
     if not vectors and words is None:
         raise NocError(f"{path}: expected word vectors, found none")
     return vectors
