@@ -23,7 +23,7 @@ import torch
 from fastcore.basics import chunked, patch
 from torch import Tensor
 
-from .core import NocError, foreign_file, json_text, read_json
+from .core import NocError, check_range, foreign_file, json_text, read_json
 
 # %% ../nbs/04_regions.ipynb #82e9222a
 @dataclass(frozen=True, eq=False)
@@ -61,6 +61,14 @@ def keep(self:Regions,
     columns = "boxes", "labels", "scores", "features"
     parts = {c: getattr(self, c)[index] for c in columns if getattr(self, c) is not None}
     return replace(self, **parts)
+
+@patch
+def check_finite(self:Regions):
+    "Raises `NocError` naming the image where a number is NaN or infinite."
+    columns = dict(boxes=self.boxes, scores=self.scores, features=self.features)
+    for name, column in columns.items():
+        if column is None or torch.as_tensor(column).isfinite().all(): continue
+        raise NocError(f"image {self.image_id}: {name}: expected finite numbers")
 
 @patch
 def best(self:Regions,
@@ -514,10 +522,14 @@ def class_vectors(
         means[id] = np.mean([vectors[w] for w in c.phrase], 0, dtype=np.float32)
     return means
 
+_MOST_CLASSES = 100_000   # a table is as long as its largest id
+
 def class_table(
     vectors:dict, # category id -> (d,) vector
 )->Tensor:        # (c,d) row = category id; NaN where there is no such class
-    "Class vectors as one array."
+    "Class vectors as one array. Raises `NocError` for ids that are too large for a table."
+    check_range("class vectors: ", 0, _MOST_CLASSES, id=min(vectors))
+    check_range("class vectors: ", 0, _MOST_CLASSES, id=max(vectors))
     table = torch.full((max(vectors) + 1, len(next(iter(vectors.values())))), torch.nan)
     for id, v in vectors.items(): table[id] = torch.as_tensor(v)
     return table

@@ -241,3 +241,21 @@ def test_a_torn_last_row_is_left_out(tmp_path, capsys):
     assert "rows.jsonl: its last line is torn" in capsys.readouterr().err
     append_row(tmp_path/"rows.jsonl", dict(n=2))
     assert [r["n"] for r in read_rows(tmp_path/"rows.jsonl")] == [0, 1, 2]
+
+# ---- NaN
+
+def test_a_nan_feature_costs_its_image_alone():
+    from noc_nb.tools.gallery import _batch_lines, from_table
+    from noc_nb.pipeline import CaptionOptions
+    from noc_nb.regions import table_of
+    images = [Regions(BOXES, [18, 1], [.9, .8], torch.ones(2, 4), i, (640, 480)) for i in (7, 8, 9)]
+    images[1].features[1, 2] = torch.nan
+    class Pipeline:
+        def __call__(self, images, seen, **options): return [r.image_id for r in images]
+    source = from_table(table_of(images))
+    asked = []
+    import noc_nb.tools.gallery as gallery
+    line, gallery._line = gallery._line, lambda pipeline, regions, caption, name: asked.append(caption) or {}
+    try: lines = _batch_lines(Pipeline(), source, [7, 8, 9], CaptionOptions())
+    finally: gallery._line = line
+    assert asked == [7, 9] and [x.get("error") for x in lines] == [None, "image 8: features: expected finite numbers", None]
