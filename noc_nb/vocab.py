@@ -62,6 +62,9 @@ _HOST = (r"(?:www\.(?:[^\s\"<>|.!?(){},]+\.)+[a-zA-Z]{2,4}"
          r"|(?:[^\s\"`'<>|.!?(){},:/_$-]+\.)+(?i:com|net|org|edu))")
 _TAG = r"/?[A-Za-z][\w:.-]*(?: +[A-Za-z][\w:.-]*(?: *= *(?:\"[^\"\n]*\"|'[^'\n]*'))?)* */?"
 
+_SITE = rf"{_HOST}(?:/[^\s\"<>|()]+[^\s\"<>|.!?(){{}},-])?"
+_MAIL = r"[A-Za-z0-9][\w.+-]*@[\w-]+(?:\.[\w-]+)*"
+
 _OTHER_RULES = [
     rf"{_PART}(?:[-_]{_PART})*",                                         # close-up, 10-year-old, 3D
     rf"{_X}[A-Za-z0-9.,]*(?:-(?:[A-Za-z](?:\.[A-Za-z])+\.|[A-Za-z0-9]+))+", # 1,000-foot, non-U.S.
@@ -72,14 +75,15 @@ _OTHER_RULES = [
     r"[A-Z]+(?:[&+][A-Z]+)+|[cC]\+\+|[CF]#|[A-Z]*\$",                    # S&B, US$
     r"@[A-Za-z]\w*|#[A-Za-z]+",
     r"(?i:https?://[^\s\"<>|()]+[^\s\"<>|.!?(){},-])",
-    rf"{_HOST}(?:/[^\s\"<>|()]+[^\s\"<>|.!?(){{}},-])?",
-    r"[A-Za-z0-9][\w.+-]*@[\w-]+(?:\.[\w-]+)*",
+    _SITE,
+    _MAIL,
     rf"{_X}+(?:\.{_X}+)*\.(?i:{_END})(?!{_X})",
     r"[<>]?[:;=]['*o-]?[()DPdpO\\{@|\[\]](?![A-Za-z0-9])|[\^~=<>-]_[\^~=<>-]", # :-)
     rf"<(?:[!?][A-Za-z-][^>\n]*|{_TAG})>",
     r"[?!]+|<<|>>|\*+|_+|@+|#+|-+|\S",
 ]
 _RULES = [re.compile(rule) for rule in _WORD_RULES + _STOP_RULES + _OTHER_RULES]
+_NEAR_RULES = [rule for rule in _RULES if rule.pattern not in (_MAIL, _SITE)]
 
 # %% ../nbs/03_vocab.ipynb #18080cd3
 _PLAINER = str.maketrans({
@@ -102,17 +106,27 @@ def _finish(piece):
     return _CUTS.get(low) or _BRACKETS.get(low, low.replace(" ", "\xa0"))
 
 # %% ../nbs/03_vocab.ipynb #94dcb297
+def _address_places(text):
+    "Where an address may begin. Elsewhere its rules would look far ahead, from every letter."
+    if re.search(r"(?i:\.(?:com|net|org|edu))|www\.", text): return range(len(text))
+    places = set()
+    for run in re.finditer(r"[\w.+-]+", text):
+        if re.compile(r"@[\w-]").match(text, run.end()): places.update(range(*run.span()))
+    return places
+
 def _lex(caption, after):
     "The tokens of a caption, rule by rule, with spaces. The text after it is only looked at."
     text = caption.translate(_PLAINER)
     text = re.sub("|".join(_ENTITIES), lambda entity: _ENTITIES[entity[0]], text)
     line = " ".join(text.splitlines())
     text, at, tokens = f"{line}\n{after} \n", 0, []
+    addresses = _address_places(text)
     while at < len(line):
         if text[at].isspace():
             at += 1
             continue
-        matches = filter(None, (rule.match(text, at) for rule in _RULES))
+        rules = _RULES if at in addresses else _NEAR_RULES
+        matches = filter(None, (rule.match(text, at) for rule in rules))
         longest = max(matches, key=re.Match.end)
         group = 1 if longest.re.groups else 0
         tokens.append(_finish(longest[group]))

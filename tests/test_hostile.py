@@ -259,3 +259,11 @@ def test_a_nan_feature_costs_its_image_alone():
     try: lines = _batch_lines(Pipeline(), source, [7, 8, 9], CaptionOptions())
     finally: gallery._line = line
     assert asked == [7, 9] and [x.get("error") for x in lines] == [None, "image 8: features: expected finite numbers", None]
+
+def test_a_user_without_home_has_a_cache(monkeypatch):
+    from pathlib import Path
+    from noc_nb.tools.java import cache_folder
+    def homeless(): raise RuntimeError("Could not determine home directory.")
+    monkeypatch.delenv("NOC_CACHE", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert cache_folder() == Path.cwd()/".cache/noc_nb"
