@@ -119,7 +119,7 @@ def find_data(
 
 # %% ../nbs/00_core.ipynb #fe037768
 def set_seed(
-    seed:int, # an integer of 64 bits; results are repeatable on one machine and device, not across devices
+    seed:int, # of 64 bits; results are repeatable on one machine and device, not across devices
 ):
     "Seed Python, NumPy and PyTorch. Raises `NocError` for a seed that PyTorch does not take."
     check_range("", -2**63, 2**64 - 1, seed=seed)

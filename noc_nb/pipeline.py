@@ -313,6 +313,7 @@ def _folder(name):
     raise NocError(f"{name}: no such folder, and no pipeline of the package; "
                    f"expected one of {', '.join(shipped())}, or a path with a slash, like ./mine")
 
+# %% ../nbs/50_pipeline.ipynb #760a531d
 def _class_vectors(file, classes, width):
     "Class id -> vector. Raises `NocError` unless each class has one, of `width` finite numbers."
     vectors, ids = {}, {str(i): i for i in classes}
@@ -327,6 +328,7 @@ def _class_vectors(file, classes, width):
     check_range(f"{file}: ", 0, 100_000, id=max(vectors))
     return vectors
 
+# %% ../nbs/50_pipeline.ipynb #3eca2aa6
 def _settings(file):
     "How a pipeline searches."
     settings = read_json(file)

@@ -439,6 +439,7 @@ def _number_columns(file, needed, path):
             raise NocError(f"{path}: column {name}: expected {what}, none missing")
     return columns
 
+# %% ../nbs/04_regions.ipynb #5a272547
 def _parquet_rows(path, only):
     "The rows of a Parquet file for some images, boxes relative; how many there are in all."
     needed = dict(image_id="iu", category_id="iu", cx="f", cy="f", w="f", h="f", score="f")

@@ -11,7 +11,8 @@ import json, os, sys, time
 from dataclasses import asdict
 from pathlib import Path
 
-from .core import NocError, code_version, device_name, foreign_file, read_json, whole_file, write_json
+from .core import (NocError, code_version, device_name, foreign_file, read_json, whole_file,
+                         write_json)
 from .decode import Decoded
 
 # %% ../nbs/27_results.ipynb #14820dcc

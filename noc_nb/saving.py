@@ -18,8 +18,8 @@ from .core import Config, NocError, whole_file
 def _find_model(name, hub):
     "The folder of a model. Raises `NocError` where there is none."
     if os.path.isdir(name): return Path(name)
-    parent = os.path.dirname(name)
-    if isinstance(name, Path) or os.path.isdir(parent) or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
+    is_path = isinstance(name, Path) or os.path.isdir(os.path.dirname(name))
+    if is_path or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
         raise NocError(f"{name}: no such folder; "
                        "expected one with model.safetensors and config.json")
     try: return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"], **hub))
@@ -58,6 +58,19 @@ def _check_weights(model, weights, path):
         if weights[name].is_floating_point() and not weights[name].isfinite().all():
             raise NocError(f"{path}: {name}: expected finite numbers")
 
+# %% ../nbs/08_saving.ipynb #52ef5989
+def _shapes(cls, cfg, weights, folder):
+    "The model without memory. Raises `NocError` where the settings describe none."
+    where, layers = folder/"config.json", getattr(cfg, "layers", 0)
+    if layers > len(weights):
+        raise NocError(f"{where}: layers={layers}: expected one of {len(weights)} tensors each")
+    try:
+        with torch.device("meta"): return cls._build(cfg, weights, folder)
+    except NocError: raise
+    except Exception as e:                              # PyTorch fails in all ways
+        why = str(e).partition("\n")[0]
+        raise NocError(f"{where}: describes no model ({why})") from None
+
 # %% ../nbs/08_saving.ipynb #d26d3dea
 class Saved(PyTorchModelHubMixin):
     "A model kept as a folder. A subclass names its `config_class` and keeps it in `self.cfg`."
@@ -74,19 +87,6 @@ class Saved(PyTorchModelHubMixin):
     def _build(cls, cfg, weights, folder): return cls(cfg)  # and read them here
 
     @classmethod
-    def _shapes(cls, cfg, weights, folder):
-        "The model without memory. Raises `NocError` where the settings describe none."
-        where, layers = folder/"config.json", getattr(cfg, "layers", 0)
-        if layers > len(weights):
-            raise NocError(f"{where}: layers={layers}: expected one of {len(weights)} tensors each")
-        try:
-            with torch.device("meta"): return cls._build(cfg, weights, folder)
-        except NocError: raise
-        except Exception as e:                              # PyTorch fails in all ways
-            why = str(e).partition("\n")[0]
-            raise NocError(f"{where}: describes no model ({why})") from None
-
-    @classmethod
     def from_pretrained(cls,
         name,         # a folder, which never touches the network; or "user/model" on the model hub
         *,
@@ -97,7 +97,7 @@ class Saved(PyTorchModelHubMixin):
         folder = _find_model(name, hub)
         cfg = cls.config_class.load(folder/"config.json")
         weights = read_weights(folder/"model.safetensors")
-        _check_weights(cls._shapes(cfg, weights, folder), weights, folder/"model.safetensors")
+        _check_weights(_shapes(cls, cfg, weights, folder), weights, folder/"model.safetensors")
         model = cls._build(cfg, weights, folder)
         model.load_state_dict(weights)
         return model.eval().to(device)

@@ -110,7 +110,8 @@ _DENSEST = 1100       # what deflate makes of one byte, at most
 def _check_bytes(name, claimed, size):
     "Before anything is allocated: raise `NocError` for what a file of so many bytes cannot hold."
     most = min(_LARGEST, _DENSEST*size)
-    if claimed > most: raise NocError(f"{name}: claims {claimed:,} bytes; expected {most:,} at most")
+    if claimed <= most: return
+    raise NocError(f"{name}: claims {claimed:,} bytes; expected {most:,} at most")
 
 def _is_id(text): return re.fullmatch(r"\d{1,18}", text, re.ASCII)
 
@@ -122,13 +123,15 @@ def _h5(path, mode):
     try: return h5py.File(path, mode)
     except OSError: raise NocError(f"{path}: expected an HDF5 file that is whole") from None
 
+# %% ../../nbs/tools/08_formats.ipynb #fcef005b
 def _h5_columns(h5, image_id, size):
     "What an open file of so many bytes holds of an image. Nothing outside the file is opened."
     names, columns = set(h5), {}
     for part in "features", "boxes", "labels", "scores", "size":
         name = f"{image_id}_{part}"
         if name not in names: continue
-        if type(h5.get(name, getlink=True)).__name__ != "HardLink": raise NocError(f"{name}: a link")
+        link = type(h5.get(name, getlink=True)).__name__
+        if link != "HardLink": raise NocError(f"{name}: a link")
         data = h5[name]
         if not hasattr(data, "nbytes"): raise NocError(f"{name}: a group")
         if data.external or data.is_virtual: raise NocError(f"{name}: kept in another file")
@@ -147,6 +150,7 @@ def write_hdf5(
                            scores=r.scores, size=r.size)
             for name, column in columns.items(): h5[f"{r.image_id}_{name}"] = np.asarray(column)
 
+# %% ../../nbs/tools/08_formats.ipynb #15fb0715
 def read_hdf5(
     path,       # `<id>_features` (n,d), and perhaps `_boxes` (n,4), `_labels`, `_scores`, `_size`
     sizes=None, # image id -> (width, height) in pixels, where the file does not say
@@ -225,6 +229,7 @@ def _array(archive, name, size):
         raise NocError(f"{name}: expected as many bytes as its header says")
     return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
 
+# %% ../../nbs/tools/08_formats.ipynb #91927c4b
 def _read_archive(path, size):
     "What an archive holds of features, boxes, size, labels and scores."
     with zipfile.ZipFile(path) as z:

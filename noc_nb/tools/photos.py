@@ -20,7 +20,8 @@ from fastcore.script import store_true
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset
 
-from ..core import NocError, check_range, foreign_file, progress, read_json, whole_file, write_json
+from ..core import (NocError, check_range, foreign_file, progress, read_json, whole_file,
+                         write_json)
 from ..detector import Detector, prepare
 from ..regions import open_parquet, read_coco
 from .command import command
