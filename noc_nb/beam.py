@@ -112,6 +112,8 @@ def check_best(
 
 def _check_scores(scores, n):
     "Raises `NocError` for what is no table of `n` rows of scores."
+    if not isinstance(scores, Tensor):
+        raise NocError(f"step: scores are a {type(scores).__name__}; expected a tensor")
     if scores.dim() == 2 and len(scores) == n and scores.is_floating_point(): return
     raise NocError(f"step: scores of shape {tuple(scores.shape)}, {scores.dtype}; "
                    f"expected ({n}, words), floating point")
@@ -179,9 +181,11 @@ def check_sizes(
     k,       # hypotheses
     max_len, # tokens
 ):
-    "Raises `NocError` for what is no whole number of 1 or more."
-    if not all(isinstance(x, Integral) and x > 0 for x in (k, max_len)):
-        raise NocError(f"k={k}, max_len={max_len}; expected whole numbers, 1 or more")
+    "Raises `NocError` for what is no whole number of 1 or more, or one that nobody means."
+    for x in k, max_len:
+        if isinstance(x, bool) or not isinstance(x, Integral) or x < 1:
+            raise NocError(f"k={k}, max_len={max_len}; expected whole numbers, 1 or more")
+        if x > 10_000: raise NocError(f"k={k}, max_len={max_len}; expected 10,000 at most")
 
 def check_end(
     eos, # the end token

@@ -29,9 +29,10 @@ class WordTable(nn.Module):
         known:Tensor, # (v,) True where a row is frozen
     ):
         super().__init__()
-        self.register_buffer("known", known.clone())
-        self.register_buffer("frozen", table.masked_fill(~known[:,None], 0.))
-        self.register_buffer("rows", (~known).nonzero()[:,0], persistent=False)
+        rows = (~known).nonzero()[:,0].to(table.device)
+        self.register_buffer("known", known.to(table.device, copy=True))
+        self.register_buffer("frozen", table.masked_fill(~self.known[:,None], 0.))
+        self.register_buffer("rows", rows, persistent=False)
         self.learned = nn.Parameter(table[~known].clone())
 
     def forward(self)->Tensor:

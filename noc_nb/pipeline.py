@@ -113,6 +113,7 @@ def _probs(self:NovelCaptioner, images):
     "The selector's probability of every region, (n,) an image; NaN where it does not look."
     best, k = [], self.selector.cfg.max_regions
     for r in images:
+        r.check_finite()
         for c in set(r.labels.tolist()) - self.classes.keys():
             known = f"expected one of the pipeline's {len(self.classes)}"
             raise NocError(f"image {r.image_id}: category {c}: {known}")
@@ -122,6 +123,7 @@ def _probs(self:NovelCaptioner, images):
     device = next(self.selector.parameters()).device
     with torch.no_grad():
         logits = self.selector(geometry(x.boxes, x.scores).to(device), x.labels.to(device))
+    if logits.isnan().any(): raise NocError("selector: its scores are NaN; expected numbers")
     probs = [torch.full((len(r),), torch.nan) for r in images]
     for p, rows, row in zip(probs, best, logits.sigmoid().cpu()): p[rows] = row[:len(rows)]
     return probs
@@ -180,6 +182,7 @@ def _features(self:NovelCaptioner, images):
     nothing = torch.zeros(1, cfg.d_feature)
     rows = [r.features if len(r) else nothing[:0] for r in best]
     for r, x in zip(best, rows):
+        r.check_finite()
         width = 0 if x is None else x.shape[-1]
         if width != cfg.d_feature:
             raise NocError(f"image {r.image_id}: region features of {width} numbers; "
@@ -310,6 +313,22 @@ def _folder(name):
     raise NocError(f"{name}: no such folder, and no pipeline of the package; "
                    f"expected one of {', '.join(shipped())}, or a path with a slash, like ./mine")
 
+# %% ../nbs/50_pipeline.ipynb #760a531d
+def _class_vectors(file, classes, width):
+    "Class id -> vector. Raises `NocError` unless each class has one, of `width` finite numbers."
+    vectors, ids = {}, {str(i): i for i in classes}
+    for key, vector in read_weights(file).items():
+        if key not in ids: raise NocError(f"{file}: {key[:20]!r}: expected an id of classes.json")
+        if vector.shape != (width,) or not vector.isfinite().all():
+            shape = tuple(vector.shape)
+            raise NocError(f"{file}: class {key}: expected {width} finite numbers, found {shape}")
+        vectors[ids[key]] = vector
+    missing = [i for i in classes if i not in vectors]
+    if missing: raise NocError(f"{file}: class {missing[0]}: expected a vector for each class")
+    check_range(f"{file}: ", 0, 100_000, id=max(vectors))
+    return vectors
+
+# %% ../nbs/50_pipeline.ipynb #3eca2aa6
 def _settings(file):
     "How a pipeline searches."
     settings = read_json(file)
@@ -335,7 +354,7 @@ def from_pretrained(cls:NovelCaptioner,
     captioner = Captioner.from_pretrained(folder/"captioner", device=device)
     classes, vectors = load_classes(folder/"classes.json"), None
     file = folder/"class_vectors.safetensors"
-    if file.exists(): vectors = {int(i): v for i, v in read_weights(file).items()}
+    if file.exists(): vectors = _class_vectors(file, classes, captioner.cfg.d_feature - 6)
     return cls(selector, captioner, classes, vectors, *settings)
 
 # %% ../nbs/50_pipeline.ipynb #dda846c2

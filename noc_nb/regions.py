@@ -23,7 +23,7 @@ import torch
 from fastcore.basics import chunked, patch
 from torch import Tensor
 
-from .core import NocError, json_text, read_json
+from .core import NocError, check_range, foreign_file, json_text, read_json
 
 # %% ../nbs/04_regions.ipynb #82e9222a
 @dataclass(frozen=True, eq=False)
@@ -61,6 +61,14 @@ def keep(self:Regions,
     columns = "boxes", "labels", "scores", "features"
     parts = {c: getattr(self, c)[index] for c in columns if getattr(self, c) is not None}
     return replace(self, **parts)
+
+@patch
+def check_finite(self:Regions):
+    "Raises `NocError` naming the image where a number is NaN or infinite."
+    columns = dict(boxes=self.boxes, scores=self.scores, features=self.features)
+    for name, column in columns.items():
+        if column is None or torch.as_tensor(column).isfinite().all(): continue
+        raise NocError(f"image {self.image_id}: {name}: expected finite numbers")
 
 @patch
 def best(self:Regions,
@@ -387,10 +395,8 @@ def open_parquet(
 ):        # a `pyarrow.parquet.ParquetFile`
     "An open Parquet file. Raises `NocError` for what cannot be read, inside the `with` too."
     import pyarrow.parquet
-    try:
+    with foreign_file(path, "a whole parquet file"):
         with pyarrow.parquet.ParquetFile(path) as file: yield file
-    except (pyarrow.ArrowException, OSError):
-        raise NocError(f"{path}: expected a whole parquet file") from None
 
 # %% ../nbs/04_regions.ipynb #242196ab
 def _json_rows(items, path, kind, first=0):
@@ -415,24 +421,36 @@ def _results_rows(path, only):
     return np.concatenate(parts), n
 
 # %% ../nbs/04_regions.ipynb #c0eb1c48
-def _parquet_rows(path, only):
-    "The rows of a Parquet file for some images, boxes relative; how many there are in all."
-    if not path.is_file(): raise NocError(f"{path}: no such file; expected detections")
-    needed = dict(image_id="iu", category_id="iu", cx="f", cy="f", w="f", h="f", score="f")
-    with open_parquet(path) as file: data = file.read()
-    for name, kinds in needed.items():
-        if name not in data.column_names:
+def _number_columns(file, needed, path):
+    "Some columns of an open Parquet file, name -> array; `needed`: name -> kinds of numbers."
+    from pyarrow import types
+    for name in needed:
+        found = [field.type for field in file.schema_arrow if field.name == name]
+        if not found:
             raise NocError(f"{path}: column {name}: missing; expected {', '.join(needed)}")
-        if data[name].to_numpy().dtype.kind not in kinds:
+        if len(found) > 1: raise NocError(f"{path}: column {name}: is there twice; expected once")
+        if types.is_null(found[0]):            # such a column may pretend any length
+            raise NocError(f"{path}: column {name}: expected numbers, found none")
+    data, columns = file.read(columns=[*needed]), {}
+    for name, kinds in needed.items():
+        columns[name] = data[name].to_numpy()
+        if columns[name].dtype.kind not in kinds:
             what = "numbers" if kinds == "f" else "whole numbers"
             raise NocError(f"{path}: column {name}: expected {what}, none missing")
-    rows, columns = np.zeros(len(data), _ROW), {name: data[name].to_numpy() for name in needed}
+    return columns
+
+# %% ../nbs/04_regions.ipynb #5a272547
+def _parquet_rows(path, only):
+    "The rows of a Parquet file for some images, boxes relative; how many there are in all."
+    needed = dict(image_id="iu", category_id="iu", cx="f", cy="f", w="f", h="f", score="f")
+    with open_parquet(path) as file: columns = _number_columns(file, needed, path)
+    rows = np.zeros(len(columns["score"]), _ROW)
     rows["image"], rows["label"] = columns["image_id"], columns["category_id"]
-    rows["score"], rows["place"] = columns["score"], np.arange(len(data))
+    rows["score"], rows["place"] = columns["score"], np.arange(len(rows))
     centre = np.stack([columns["cx"], columns["cy"]], 1).astype(float)
     extent = np.stack([columns["w"], columns["h"]], 1).astype(float)
     rows["box"] = np.concatenate([centre - extent/2, extent], 1)
-    return rows if only is None else rows[np.isin(rows["image"], only)], len(data)
+    return rows if only is None else rows[np.isin(rows["image"], only)], len(rows)
 
 # %% ../nbs/04_regions.ipynb #9c7fff5b
 def _check_rows(rows, path, name, sizes, classes, pixels):
@@ -505,10 +523,14 @@ def class_vectors(
         means[id] = np.mean([vectors[w] for w in c.phrase], 0, dtype=np.float32)
     return means
 
+_MOST_CLASSES = 100_000   # a table is as long as its largest id
+
 def class_table(
     vectors:dict, # category id -> (d,) vector
 )->Tensor:        # (c,d) row = category id; NaN where there is no such class
-    "Class vectors as one array."
+    "Class vectors as one array. Raises `NocError` for ids that are too large for a table."
+    check_range("class vectors: ", 0, _MOST_CLASSES, id=min(vectors))
+    check_range("class vectors: ", 0, _MOST_CLASSES, id=max(vectors))
     table = torch.full((max(vectors) + 1, len(next(iter(vectors.values())))), torch.nan)
     for id, v in vectors.items(): table[id] = torch.as_tensor(v)
     return table

@@ -7,11 +7,12 @@ __all__ = ['LABELS', 'TRAINING_LABELS', 'new_row', 'append_row', 'write_rows', '
            'captions_file', 'write_results', 'read_results']
 
 # %% ../nbs/27_results.ipynb #c4747e8a
-import json, os, time
+import json, os, sys, time
 from dataclasses import asdict
 from pathlib import Path
 
-from .core import NocError, code_version, device_name, read_json, whole_file, write_json
+from .core import (NocError, code_version, device_name, foreign_file, read_json, whole_file,
+                         write_json)
 from .decode import Decoded
 
 # %% ../nbs/27_results.ipynb #14820dcc
@@ -42,16 +43,22 @@ def new_row(
 # %% ../nbs/27_results.ipynb #a44390bc
 def _json_line(row): return json.dumps(row, ensure_ascii=False) + "\n"
 
+def _is_row(line):
+    try: return isinstance(json.loads(line.decode()), dict)
+    except (ValueError, RecursionError): return False
+
 def append_row(
     path,     # a `.jsonl` file
     row:dict, # what `new_row` made
 ):
-    "Append one line. A line is written in one piece, so a reader never sees half of it."
+    "Append one line, in one piece. What a full disk left of another one at the end is cut off."
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab+") as f:
-        if f.tell(): f.seek(-1, os.SEEK_END)
-        torn = f.read(1) not in (b"", b"\n")           # a line without its end
-        f.write(b"\n"*torn + _json_line(row).encode())
+        f.seek(0)
+        last = f.read().rpartition(b"\n")[2]           # a line without its end
+        if last and _is_row(last): f.write(b"\n")
+        elif last: f.truncate(f.tell() - len(last))
+        f.write(_json_line(row).encode())
 
 def write_rows(
     path,      # a `.jsonl` file, written anew
@@ -62,17 +69,19 @@ def write_rows(
 
 # %% ../nbs/27_results.ipynb #7a68e88a
 def _rows_of(file):
-    text = file.read_text(encoding="utf-8").removesuffix("\n")
-    lines = text.split("\n") if text else []             # `splitlines` also splits at a U+2028
+    with foreign_file(file, "rows of JSON"): data = file.read_bytes()
+    *lines, last = data.split(b"\n")                     # `splitlines` also splits at a U+2028
+    if _is_row(last): lines.append(last)
+    elif last: print(f"{file}: its last line is torn, and left out", file=sys.stderr)
     for i, line in enumerate(lines, 1):
-        try: yield json.loads(line)
-        except json.JSONDecodeError: raise NocError(f"{file}: line {i}: not a JSON row") from None
+        if not _is_row(line): raise NocError(f"{file}: line {i}: not a JSON row")
+        yield json.loads(line)
 
 def read_rows(
     path,    # a `.jsonl` file, or a folder of them
     **equal, # keys and the values that they must have; default: all rows
 )->list:     # the rows, in order of file name and line
-    "Read result rows. Raises `NocError` naming file and line where a line is not JSON."
+    "Read result rows, but a torn last line. Raises `NocError` naming a file and line not JSON."
     path = Path(path)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     def asked(row): return all(row.get(key) == value for key, value in equal.items())

@@ -9,7 +9,7 @@ __all__ = ['read_weights', 'Saved']
 import os, re
 from pathlib import Path
 
-import safetensors, safetensors.torch
+import safetensors, safetensors.torch, torch
 from huggingface_hub import PyTorchModelHubMixin, snapshot_download
 from torch import nn
 from .core import Config, NocError, whole_file
@@ -18,7 +18,8 @@ from .core import Config, NocError, whole_file
 def _find_model(name, hub):
     "The folder of a model. Raises `NocError` where there is none."
     if os.path.isdir(name): return Path(name)
-    if isinstance(name, Path) or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
+    is_path = isinstance(name, Path) or os.path.isdir(os.path.dirname(name))
+    if is_path or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
         raise NocError(f"{name}: no such folder; "
                        "expected one with model.safetensors and config.json")
     try: return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"], **hub))
@@ -34,7 +35,7 @@ def read_weights(
     "Read weights. Raises `NocError` naming the file where it is missing or torn."
     if not path.exists(): raise NocError(f"{path}: no such file; expected the model's weights")
     try: return safetensors.torch.load_file(path)
-    except (OSError, safetensors.SafetensorError) as e:
+    except Exception as e:                # a decoder may fail in any way
         raise NocError(f"{path}: cannot be read as safetensors ({e})") from None
 
 # %% ../nbs/08_saving.ipynb #7bd2f0a9
@@ -42,8 +43,8 @@ def _write_weights(path, model):
     weights = {name: w.detach().contiguous() for name, w in model.state_dict().items()}
     with whole_file(path, "wb") as f: f.write(safetensors.torch.save(weights))
 
-def _fill(model, weights, path):
-    "Give a model its weights. Raises `NocError` for one that is missing, unexpected or misshapen."
+def _check_weights(model, weights, path):
+    "Raises `NocError` for a weight that is missing, unexpected, misshapen or not finite."
     expected = {name: tuple(w.shape) for name, w in model.state_dict().items()}
     for name, shape in expected.items():
         if name not in weights:
@@ -54,7 +55,21 @@ def _fill(model, weights, path):
     for name in weights:
         if name not in expected:
             raise NocError(f"{path}: {name}: unexpected; config.json describes no such tensor")
-    model.load_state_dict(weights)
+        if weights[name].is_floating_point() and not weights[name].isfinite().all():
+            raise NocError(f"{path}: {name}: expected finite numbers")
+
+# %% ../nbs/08_saving.ipynb #52ef5989
+def _shapes(cls, cfg, weights, folder):
+    "The model without memory. Raises `NocError` where the settings describe none."
+    where, layers = folder/"config.json", getattr(cfg, "layers", 0)
+    if layers > len(weights):
+        raise NocError(f"{where}: layers={layers}: expected one of {len(weights)} tensors each")
+    try:
+        with torch.device("meta"): return cls._build(cfg, weights, folder)
+    except NocError: raise
+    except Exception as e:                              # PyTorch fails in all ways
+        why = str(e).partition("\n")[0]
+        raise NocError(f"{where}: describes no model ({why})") from None
 
 # %% ../nbs/08_saving.ipynb #d26d3dea
 class Saved(PyTorchModelHubMixin):
@@ -82,6 +97,7 @@ class Saved(PyTorchModelHubMixin):
         folder = _find_model(name, hub)
         cfg = cls.config_class.load(folder/"config.json")
         weights = read_weights(folder/"model.safetensors")
+        _check_weights(_shapes(cls, cfg, weights, folder), weights, folder/"model.safetensors")
         model = cls._build(cfg, weights, folder)
-        _fill(model, weights, folder/"model.safetensors")
+        model.load_state_dict(weights)
         return model.eval().to(device)

@@ -7,7 +7,7 @@ __all__ = ['TOKENISER', 'PAD', 'BOS', 'EOS', 'UNK', 'SPECIALS', 'FUNCTION_WORDS'
            'word_table']
 
 # %% ../nbs/03_vocab.ipynb #f67766f1
-import csv, gzip, io, re, zipfile, zlib
+import csv, gzip, io, re, zipfile
 from collections import Counter
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 
-from .core import NocError, read_json, write_json
+from .core import NocError, foreign_file, read_json, write_json
 
 # %% ../nbs/03_vocab.ipynb #7bc789d4
 _L, _X = r"[^\W\d_]", r"[^\W_]"                           # a letter; a letter or a digit
@@ -62,6 +62,10 @@ _HOST = (r"(?:www\.(?:[^\s\"<>|.!?(){},]+\.)+[a-zA-Z]{2,4}"
          r"|(?:[^\s\"`'<>|.!?(){},:/_$-]+\.)+(?i:com|net|org|edu))")
 _TAG = r"/?[A-Za-z][\w:.-]*(?: +[A-Za-z][\w:.-]*(?: *= *(?:\"[^\"\n]*\"|'[^'\n]*'))?)* */?"
 
+# %% ../nbs/03_vocab.ipynb #9af44dc5
+_SITE = rf"{_HOST}(?:/[^\s\"<>|()]+[^\s\"<>|.!?(){{}},-])?"
+_MAIL = r"[A-Za-z0-9][\w.+-]*@[\w-]+(?:\.[\w-]+)*"
+
 _OTHER_RULES = [
     rf"{_PART}(?:[-_]{_PART})*",                                         # close-up, 10-year-old, 3D
     rf"{_X}[A-Za-z0-9.,]*(?:-(?:[A-Za-z](?:\.[A-Za-z])+\.|[A-Za-z0-9]+))+", # 1,000-foot, non-U.S.
@@ -72,14 +76,15 @@ _OTHER_RULES = [
     r"[A-Z]+(?:[&+][A-Z]+)+|[cC]\+\+|[CF]#|[A-Z]*\$",                    # S&B, US$
     r"@[A-Za-z]\w*|#[A-Za-z]+",
     r"(?i:https?://[^\s\"<>|()]+[^\s\"<>|.!?(){},-])",
-    rf"{_HOST}(?:/[^\s\"<>|()]+[^\s\"<>|.!?(){{}},-])?",
-    r"[A-Za-z0-9][\w.+-]*@[\w-]+(?:\.[\w-]+)*",
+    _SITE,
+    _MAIL,
     rf"{_X}+(?:\.{_X}+)*\.(?i:{_END})(?!{_X})",
     r"[<>]?[:;=]['*o-]?[()DPdpO\\{@|\[\]](?![A-Za-z0-9])|[\^~=<>-]_[\^~=<>-]", # :-)
     rf"<(?:[!?][A-Za-z-][^>\n]*|{_TAG})>",
     r"[?!]+|<<|>>|\*+|_+|@+|#+|-+|\S",
 ]
 _RULES = [re.compile(rule) for rule in _WORD_RULES + _STOP_RULES + _OTHER_RULES]
+_NEAR_RULES = [rule for rule in _RULES if rule.pattern not in (_MAIL, _SITE)]
 
 # %% ../nbs/03_vocab.ipynb #18080cd3
 _PLAINER = str.maketrans({
@@ -102,17 +107,27 @@ def _finish(piece):
     return _CUTS.get(low) or _BRACKETS.get(low, low.replace(" ", "\xa0"))
 
 # %% ../nbs/03_vocab.ipynb #94dcb297
+def _address_places(text):
+    "Where an address may begin. Elsewhere its rules would look far ahead, from every letter."
+    if re.search(r"(?i:\.(?:com|net|org|edu))|www\.", text): return range(len(text))
+    places = set()
+    for run in re.finditer(r"[\w.+-]+", text):
+        if re.compile(r"@[\w-]").match(text, run.end()): places.update(range(*run.span()))
+    return places
+
 def _lex(caption, after):
     "The tokens of a caption, rule by rule, with spaces. The text after it is only looked at."
     text = caption.translate(_PLAINER)
     text = re.sub("|".join(_ENTITIES), lambda entity: _ENTITIES[entity[0]], text)
     line = " ".join(text.splitlines())
     text, at, tokens = f"{line}\n{after} \n", 0, []
+    addresses = _address_places(text)
     while at < len(line):
         if text[at].isspace():
             at += 1
             continue
-        matches = filter(None, (rule.match(text, at) for rule in _RULES))
+        rules = _RULES if at in addresses else _NEAR_RULES
+        matches = filter(None, (rule.match(text, at) for rule in rules))
         longest = max(matches, key=re.Match.end)
         group = 1 if longest.re.groups else 0
         tokens.append(_finish(longest[group]))
@@ -280,15 +295,9 @@ def read_vectors(
 )->dict:        # word -> (d,) float32
     "Read word vectors. Raises `NocError` naming file and line where a line is no word and numbers."
     path, vectors = Path(path), {}
-    try:
-        with _lines(path) as f:
-            lines = io.TextIOWrapper(f, encoding="utf-8", newline="\n")
-            for word, vector in _vectors(lines, words, path): vectors.setdefault(word, vector)
-    except FileNotFoundError:
-        raise NocError(f"{path}: no such file; expected word vectors") from None
-    except UnicodeDecodeError: raise NocError(f"{path}: expected UTF-8 text") from None
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as e:
-        raise NocError(f"{path}: cannot be read ({e})") from None
+    with foreign_file(path, "word vectors in UTF-8"), _lines(path) as f:
+        lines = io.TextIOWrapper(f, encoding="utf-8", newline="\n")
+        for word, vector in _vectors(lines, words, path): vectors.setdefault(word, vector)
     if not vectors and words is None:
         raise NocError(f"{path}: expected word vectors, found none")
     return vectors

@@ -6,14 +6,14 @@
 __all__ = ['write_detections', 'imported', 'write_hdf5', 'read_hdf5', 'write_tsv', 'read_tsv', 'write_npz', 'read_npz']
 
 # %% ../../nbs/tools/08_formats.ipynb #f9077091
-import base64, zipfile
+import base64, io, math, re, zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from ..core import NocError, whole_file, write_json
+from ..core import NocError, foreign_file, whole_file, write_json
 from ..regions import RegionTable, Regions, check_boxes, refuse, table_of
 
 # %% ../../nbs/tools/08_formats.ipynb #7449b14f
@@ -73,6 +73,8 @@ def imported(
     scores=None,  # (n,) scores, or None
 )->Regions:       # best first
     "Regions from what a file says. Raises `NocError` naming file and image if parts do not fit."
+    if not 0 <= image_id < 2**63:
+        raise NocError(f"{path}: image {image_id}: expected a number below 2**63")
     n, size = len(features) if np.ndim(features) else 0, _size(size, path, image_id)
     boxes = None if boxes is None else np.asarray(boxes)
     columns = dict(features=(features, 2), boxes=(boxes, 2), labels=(labels, 1), scores=(scores, 1))
@@ -102,6 +104,17 @@ def _features(regions):
 def _each(regions): return regions.values() if isinstance(regions, Mapping) else regions
 
 # %% ../../nbs/tools/08_formats.ipynb #02d3678b
+_LARGEST = 1 << 28    # bytes of an array of one image, at most
+_DENSEST = 1100       # what deflate makes of one byte, at most
+
+def _check_bytes(name, claimed, size):
+    "Before anything is allocated: raise `NocError` for what a file of so many bytes cannot hold."
+    most = min(_LARGEST, _DENSEST*size)
+    if claimed <= most: return
+    raise NocError(f"{name}: claims {claimed:,} bytes; expected {most:,} at most")
+
+def _is_id(text): return re.fullmatch(r"\d{1,18}", text, re.ASCII)
+
 def _h5(path, mode):
     "An open HDF5 file."
     try: import h5py
@@ -109,6 +122,22 @@ def _h5(path, mode):
         raise NocError(f"{path}: HDF5 needs h5py; expected `pip install noc_nb[formats]`") from None
     try: return h5py.File(path, mode)
     except OSError: raise NocError(f"{path}: expected an HDF5 file that is whole") from None
+
+# %% ../../nbs/tools/08_formats.ipynb #fcef005b
+def _h5_columns(h5, image_id, size):
+    "What an open file of so many bytes holds of an image. Nothing outside the file is opened."
+    names, columns = set(h5), {}
+    for part in "features", "boxes", "labels", "scores", "size":
+        name = f"{image_id}_{part}"
+        if name not in names: continue
+        link = type(h5.get(name, getlink=True)).__name__
+        if link != "HardLink": raise NocError(f"{name}: a link")
+        data = h5[name]
+        if not hasattr(data, "nbytes"): raise NocError(f"{name}: a group")
+        if data.external or data.is_virtual: raise NocError(f"{name}: kept in another file")
+        _check_bytes(name, data.nbytes, size)
+        columns[part] = data[()]
+    return columns
 
 def write_hdf5(
     path,    # file to write
@@ -121,22 +150,23 @@ def write_hdf5(
                            scores=r.scores, size=r.size)
             for name, column in columns.items(): h5[f"{r.image_id}_{name}"] = np.asarray(column)
 
+# %% ../../nbs/tools/08_formats.ipynb #15fb0715
 def read_hdf5(
     path,       # `<id>_features` (n,d), and perhaps `_boxes` (n,4), `_labels`, `_scores`, `_size`
     sizes=None, # image id -> (width, height) in pixels, where the file does not say
 ):              # yields `Regions`, by image id
     "Read features from HDF5. Raises `NocError` naming file and image."
-    parts = "features", "boxes", "labels", "scores", "size"
-    with _h5(path, "r") as h5:
+    with foreign_file(path, "an HDF5 file that is whole"), _h5(path, "r") as h5:
         ids = [k.removesuffix("_features") for k in h5 if k.endswith("_features")]
-        odd = [i for i in ids if not i.isdecimal()]
+        odd = [i for i in ids if not _is_id(i)]
         if odd or not ids:
             found = odd[:1] or "none"
             raise NocError(f"{path}: expected data sets <image id>_features, found {found}")
         for i in sorted(ids, key=int):
-            try: columns = {k: h5[f"{i}_{k}"][()] for k in parts if f"{i}_{k}" in h5}
-            except (OSError, TypeError):
-                raise NocError(f"{path}: image {i}: expected data sets of numbers") from None
+            try: columns = _h5_columns(h5, i, Path(path).stat().st_size)
+            except Exception as e:             # h5py fails in all ways
+                where, why = f"{path}: image {i}", str(e).partition("\n")[0]
+                raise NocError(f"{where}: expected data sets of numbers ({why})") from None
             yield imported(path, int(i), **{"size": (sizes or {}).get(int(i))} | columns)
 
 # %% ../../nbs/tools/08_formats.ipynb #ce730af8
@@ -164,9 +194,8 @@ def read_tsv(
     path, # a bottom-up table
 ):        # yields `Regions`, in the order of the lines
     "Read a bottom-up table. Raises `NocError` naming file and line."
-    if not Path(path).is_file():
-        raise NocError(f"{path}: no such file; expected a table of {_COLUMNS}")
-    with open(path, encoding="utf-8", errors="replace") as f:
+    with (foreign_file(path, f"a table of {_COLUMNS}"),
+          open(path, encoding="utf-8", errors="replace") as f):
         for n, line in enumerate(f, 1):
             try: yield _row(line, f"{path}: line {n}")
             except NocError: raise
@@ -185,11 +214,29 @@ def write_npz(
                        image_h=r.size[1], labels=r.labels.numpy(), scores=r.scores.numpy())
         with whole_file(Path(folder)/f"{r.image_id}.npz", "wb") as f: np.savez(f, **columns)
 
+def _array(archive, name, size):
+    "An array of an archive of so many bytes. Raises `NocError` if its header says another length."
+    _check_bytes(name, archive.getinfo(name).file_size, size)
+    data = archive.read(name)
+    file, version = io.BytesIO(data), np.lib.format.read_magic(io.BytesIO(data))
+    file.seek(8)
+    headers = {(1, 0): np.lib.format.read_array_header_1_0,
+               (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in headers: raise NocError(f"{name}: expected an array")
+    shape, _, dtype = headers[version](file)
+    if dtype.hasobject: raise NocError(f"{name}: holds objects; expected numbers")
+    if math.prod(shape)*dtype.itemsize != len(data) - file.tell():
+        raise NocError(f"{name}: expected as many bytes as its header says")
+    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+
+# %% ../../nbs/tools/08_formats.ipynb #91927c4b
 def _read_archive(path, size):
     "What an archive holds of features, boxes, size, labels and scores."
-    with np.load(path, allow_pickle=False) as z:
-        def first(*names): return next((z[n] for n in names if n in z), None)
-        if "image_w" in z: size = int(z["image_w"]), int(z["image_h"])
+    with zipfile.ZipFile(path) as z:
+        names, length = set(z.namelist()), Path(path).stat().st_size
+        def array(name): return _array(z, f"{name}.npy", length)
+        def first(*keys): return next((array(k) for k in keys if f"{k}.npy" in names), None)
+        if "image_w.npy" in names: size = int(array("image_w")), int(array("image_h"))
         x, boxes = first("x", "feat", "features"), first("bbox", "boxes")
         return x, boxes, size, first("labels"), first("scores")
 
@@ -198,11 +245,12 @@ def read_npz(
     sizes=None, # image id -> (width, height) in pixels, where the files do not say
 ):              # yields `Regions`, by image id
     "Read features from a folder of archives. Raises `NocError` naming the file."
-    files = {int(p.stem): p for p in Path(folder).glob("*.npz") if p.stem.isdecimal()}
+    files = {int(p.stem): p for p in Path(folder).glob("*.npz") if _is_id(p.stem)}
     if not files: raise NocError(f"{folder}: expected files <image id>.npz; found none")
     for i, path in sorted(files.items()):
-        try: columns = _read_archive(path, (sizes or {}).get(i))
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile): columns = [None]
-        if columns[0] is None:
-            raise NocError(f"{path}: expected an archive with features, named x, feat or features")
+        expected = "an archive with features, named x, feat or features"
+        with foreign_file(path, expected):
+            try: columns = _read_archive(path, (sizes or {}).get(i))
+            except NocError as e: raise NocError(f"{path}: {e}") from None
+        if columns[0] is None: raise NocError(f"{path}: expected {expected}")
         yield imported(path, i, *columns)

@@ -237,10 +237,21 @@ def caption_lines(
         lines += _batch_lines(pipeline, source, ids[start:start+options.batch], options)
     return lines
 
+def _finite(regions):
+    "The regions, or what is wrong with them: one image of many may be broken."
+    error = _try(Regions.check_finite, regions) if isinstance(regions, Regions) else None
+    return error or regions
+
+def _whole(images): return {i: r for i, r in images.items() if isinstance(r, Regions)}
+
 def _batch_lines(pipeline, source, ids, options):
-    images = dict(zip(ids, source.regions(ids)))
-    whole = {i: r for i, r in images.items() if isinstance(r, Regions)}
-    seen = source.seen([*whole]) if source.seen else None
+    images = dict(zip(ids, map(_finite, source.regions(ids))))
+    whole, seen = _whole(images), None
+    if source.seen:
+        seen = dict(zip(whole, map(_finite, source.seen([*whole]))))
+        images |= {i: r for i, r in seen.items() if isinstance(r, NocError)}
+        whole = _whole(images)
+        seen = [seen[i] for i in whole]
     captions = dict(zip(whole, pipeline([*whole.values()], seen=seen, **vars(options))))
     lines = []
     for i, r in images.items():

@@ -229,7 +229,9 @@ def _jar_name(coordinates):
 
 def cache_folder()->Path:
     "Where noc_nb keeps what it has fetched: the variable `NOC_CACHE`, else a folder in ~/.cache."
-    return Path(os.environ.get("NOC_CACHE") or Path.home()/".cache/noc_nb")
+    try: home = Path.home()
+    except RuntimeError: home = Path.cwd()                  # a user without a home
+    return Path(os.environ.get("NOC_CACHE") or home/".cache/noc_nb")
 
 # %% ../../nbs/tools/29_java.ipynb #ece7ed3b
 _POM = """<project><modelVersion>4.0.0</modelVersion><groupId>noc</groupId>

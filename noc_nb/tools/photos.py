@@ -20,7 +20,8 @@ from fastcore.script import store_true
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset
 
-from ..core import NocError, check_range, progress, read_json, whole_file, write_json
+from ..core import (NocError, check_range, foreign_file, progress, read_json, whole_file,
+                         write_json)
 from ..detector import Detector, prepare
 from ..regions import open_parquet, read_coco
 from .command import command
@@ -41,11 +42,21 @@ class ImageFile:
     length:int = None # its bytes in the tar
 
     def open(self):
-        "The file's content, as an open binary file."
+        "The file's content, as an open binary file. Raises `NocError` for what is no file."
+        if not self.path.is_file(): raise NocError(f"{self.name}: no such file; expected an image")
         if self.start is None: return open(self.path, "rb")
         with open(self.path, "rb") as f:
             f.seek(self.start)
             return io.BytesIO(f.read(self.length))
+
+@dataclass(frozen=True)
+class _Damaged(ImageFile):
+    "A file that holds images which cannot be reached."
+    why:str = None # what is wrong with it
+
+    def open(self):
+        "Raises `NocError`, which says so."
+        raise NocError(f"{self.name}: {self.why}")
 
 # %% ../../nbs/tools/05_photos.ipynb #05bd26d8
 def open_image(
@@ -54,7 +65,6 @@ def open_image(
 )->Image.Image:                 # RGB, upright; the first picture of an animation
     "Decode an image that anyone may have sent. Raises `NocError` naming the file."
     if not isinstance(file, ImageFile): file = ImageFile(0, str(file), Path(file))
-    if not file.path.is_file(): raise NocError(f"{file.name}: no such file; expected an image")
     try:
         with warnings.catch_warnings(), file.open() as f:
             warnings.simplefilter("ignore")   # on odd metadata, and on sizes refused here anyway
@@ -62,6 +72,7 @@ def open_image(
             if image.width*image.height > max_pixels:
                 raise ValueError(f"it has {image.width} x {image.height}")
             return _rgb(ImageOps.exif_transpose(image))
+    except NocError: raise
     except Image.DecompressionBombError: why = "it has many more"
     except UnidentifiedImageError: why = "its format is none of " + ", ".join(FORMATS)
     except Exception as e: why = str(e) or type(e).__name__   # a decoder may fail in any way
@@ -128,13 +139,13 @@ def _row_names(file, column):
         else: yield [None]*rows
 
 def _rows(path, name):
-    "The images in a Parquet file. If it is torn, the file comes, as an image that cannot be read."
+    "The images in a Parquet file. If it is torn, the file comes, as one that is damaged."
     try:
         with open_parquet(path) as file:
             columns = _byte_columns(file)[:1]
             groups = [names for column in columns for names in _row_names(file, column)]
     except NocError:
-        yield ImageFile(0, name, path)
+        yield _Damaged(0, name, path, why="expected a whole parquet file")
         return
     column, n = image_column(path), 0
     for group, names in enumerate(groups):
@@ -147,14 +158,33 @@ def _rows(path, name):
 def _is_image(name):
     return name.lower().endswith(_SUFFIXES) and not os.path.basename(name).startswith(".")
 
+def _members(path, size):
+    "The members of a tar file of so many bytes. Raises `NocError` where not all can be reached."
+    with tarfile.open(path, "r:") as tar:
+        for m in tar:
+            if m.size < 0 or m.offset_data + m.size > size: raise NocError(f"{m.name} is cut")
+            yield m
+        end = tar.offset
+    # `tarfile` takes a header that it cannot read for the end
+    if size == end: raise NocError("its end mark is missing")
+    with open(path, "rb") as f:
+        f.seek(end)
+        while block := f.read(1 << 20):
+            if block.strip(b"\0"): raise NocError(f"there is no header at byte {end:,}")
+
 def _shard(path, name):
-    "The images in a tar file. If it is torn, the tar comes last, as an image that cannot be read."
+    "The images in a tar file. If it is torn, the tar comes last, as one that is damaged."
+    count = 0
     try:
-        with tarfile.open(path, "r:") as tar:
-            for m in tar:
+        with foreign_file(path, "a tar file"):
+            for m in _members(path, path.stat().st_size):
+                count += 1
                 if not (m.isreg() and _is_image(m.name)): continue
                 yield ImageFile(0, f"{name}/{m.name}", path, m.offset_data, m.size)
-    except (tarfile.TarError, OSError): yield ImageFile(0, name, path)
+    except NocError as e:
+        why = str(e).removeprefix(f"{path}: ")
+        why = f"expected a whole tar file; after {count} members: {why}"
+        yield _Damaged(0, name, path, why=why)
 
 def _images(path, name):
     "The images of a file or folder that is called `name`, in order."
@@ -172,7 +202,8 @@ def _images(path, name):
 def _sources(src):
     "Name -> file or folder: the lines of a list, or the source itself."
     if src.suffix != ".txt": return {"" if src.is_dir() else src.name: src}
-    lines = src.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
+    with foreign_file(src, "names of images"):
+        lines = src.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
     return {line: src.parent/line for line in lines if line.strip()}
 
 def _readable(name): # any bytes may be in a name
@@ -187,8 +218,13 @@ def image_files(
     if not src.exists(): raise NocError(f"{src}: no such file or folder; expected images")
     files = [f for name, path in _sources(src).items() for f in _images(path, name)]
     files = [replace(f, name=_readable(f.name)) for f in files]
+    damaged = [f for f in files if isinstance(f, _Damaged)]
+    if damaged and ids is not None: damaged[0].open()
+    files = [f for f in files if not isinstance(f, _Damaged)]
     numbers = _coco_ids(src, files) if (src/"annotations").is_dir() else _file_ids(files, ids)
     files = [replace(f, id=i) for f, i in zip(files, numbers) if i is not None]
+    after = 1 + max((f.id for f in files), default=0)   # what is damaged changes no other's number
+    files += [replace(f, id=after + n) for n, f in enumerate(damaged)]
     if files: return files
     raise NocError(f"{src}: expected images ({' '.join(_SUFFIXES)}), or .tar or .parquet files of "
                    "them; found none")

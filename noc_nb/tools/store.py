@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
 
-from ..core import NocError, read_json, write_json
+from ..core import NocError, foreign_file, read_json, write_json
 from ..regions import RegionTable, refuse
 
 # %% ../../nbs/tools/04_store.ipynb #ef6d8727
@@ -47,13 +47,14 @@ _COLUMNS = dict(ids=("<i8", ()), offsets=("<i8", ()), boxes=("<f4", (4,)), label
 
 def _open_column(path, about):
     "A memory map of an array. Raises `NocError` if it is not what `meta.json` says."
-    try: column = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError: found = "nothing"
-    except (ValueError, OSError, EOFError): found = "a broken file"
+    try:
+        with foreign_file(path, "an array"):
+            column = np.load(path, mmap_mode="r", allow_pickle=False)
+    except NocError: found = "a broken file" if path.exists() else "nothing"
     else:
         if [*column.shape] == about["shape"] and column.dtype.str == about["dtype"]: return column
         found = f"{[*column.shape]} {column.dtype.str}"
-    expected = f"{about['shape']} {about['dtype']}"
+    expected = f"{about['shape']} {about['dtype']}".replace("\n", " ")
     raise NocError(f"{path}: the store is torn: expected {expected}, found {found}")
 
 # %% ../../nbs/tools/04_store.ipynb #cf6036f3

@@ -1,0 +1,269 @@
+"Files that anyone may have damaged: a reader gives a result, or one line that says which file is wrong."
+import gzip, io, json, random, tarfile, warnings, zipfile, zlib
+import h5py
+import numpy as np
+import pyarrow, pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+from noc_nb.core import NocError, read_json, write_json
+from noc_nb.data import read_captions
+from noc_nb.regions import Regions, ground_truth, read_detections
+from noc_nb.results import append_row, read_rows
+from noc_nb.tools.formats import read_hdf5, read_npz, read_tsv, write_hdf5, write_npz, write_tsv
+from noc_nb.tools.photos import image_files, open_image
+from noc_nb.tools.store import RegionStore
+from noc_nb.vocab import Vocab, read_vectors
+
+BOXES = [[.1, .1, .5, .5], [.2, .3, .9, .8]]
+
+def regions():
+    "An image with two regions."
+    return Regions(BOXES, [18, 1], [.9, .8], torch.ones(2, 4), 7, (640, 480))
+
+def json_file(folder):
+    write_json(folder/"d.json", [dict(image_id=7, category_id=18, bbox=[10, 20, 30, 40], score=.5)]*3)
+    return folder/"d.json", lambda path: read_detections(path, {7: (640, 480)})
+
+def zipped_json(folder):
+    write_json(folder/"d.json.gz", [dict(image_id=7, category_id=18, bbox=[10, 20, 30, 40], score=.5)]*9)
+    return folder/"d.json.gz", lambda path: read_detections(path, {7: (640, 480)})
+
+def captions(folder):
+    items = [dict(id=n, image_id=7, caption="A dog.") for n in range(3)]
+    write_json(folder/"c.json", dict(images=[dict(id=7, width=640, height=480)], annotations=items))
+    return folder/"c.json", read_captions
+
+def instances(folder):
+    box = dict(id=1, image_id=7, category_id=18, bbox=[10, 20, 30, 40], iscrowd=0)
+    write_json(folder/"i.json", dict(images=[dict(id=7, width=640, height=480)], annotations=[box],
+                                     categories=[dict(id=18, name="dog")]))
+    return folder/"i.json", ground_truth
+
+def vocabulary(folder):
+    Vocab(["dog", "cat"]).save(folder/"v.json")
+    return folder/"v.json", Vocab.load
+
+def parquet(folder):
+    columns = dict(image_id=[7, 9], category_id=[18, 1], cx=[.5]*2, cy=[.5]*2, w=[.1]*2, h=[.1]*2, score=[.5]*2)
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder/"d.parquet")
+    return folder/"d.parquet", read_detections
+
+LINES = b"dog 1 2 3\ncat 4 5 6\nbus .5 .25 -1\n"
+
+def vectors(folder):
+    (folder/"v.txt").write_bytes(LINES)
+    return folder/"v.txt", read_vectors
+
+def zipped_vectors(folder):
+    (folder/"v.txt.gz").write_bytes(gzip.compress(LINES, mtime=0))
+    return folder/"v.txt.gz", read_vectors
+
+def archived_vectors(folder):
+    with zipfile.ZipFile(folder/"v.zip", "w", zipfile.ZIP_DEFLATED) as z: z.writestr("v.txt", LINES)
+    return folder/"v.zip", read_vectors
+
+def hdf5(folder):
+    write_hdf5(folder/"f.hdf5", [regions()])
+    return folder/"f.hdf5", lambda path: list(read_hdf5(path))
+
+def npz(folder):
+    write_npz(folder/"npz", [regions()])
+    return folder/"npz/7.npz", lambda path: list(read_npz(path.parent))
+
+def tsv(folder):
+    write_tsv(folder/"f.tsv", [regions()])
+    return folder/"f.tsv", lambda path: list(read_tsv(path))
+
+def jpeg(size=16):
+    data = io.BytesIO()
+    Image.effect_noise((size, size), 60).save(data, "JPEG")
+    return data.getvalue()
+
+def write_tar(path, count, **options):
+    with tarfile.open(path, "w", **options) as tar:
+        for n in range(1, count + 1):
+            info = tarfile.TarInfo(f"{n:06}.jpg")
+            data = jpeg()
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+def open_all(path):
+    "The images that can be opened, and why the others cannot."
+    whole, failed = [], []
+    for file in image_files(path):
+        try: whole.append(open_image(file))
+        except NocError as e: failed.append(str(e))
+    return whole, failed
+
+def tar(folder):
+    write_tar(folder/"shard.tar", 3)
+    return folder/"shard.tar", open_all
+
+def photo_parquet(folder):
+    pyarrow.parquet.write_table(pyarrow.table(dict(image=[jpeg()]*3)), folder/"p.parquet")
+    return folder/"p.parquet", open_all
+
+def photo(folder):
+    (folder/"7.jpg").write_bytes(jpeg())
+    return folder/"7.jpg", open_all
+
+def store(folder):
+    RegionStore.write(folder/"store", [regions()])
+    return folder/"store/features.npy", lambda path: list(RegionStore(path.parent).values())
+
+def store_meta(folder):
+    return store(folder)[0].with_name("meta.json"), store(folder/"again")[1]
+
+def rows(folder):
+    for n in range(3): append_row(folder/"rows.jsonl", dict(schema=1, row="oracle", seed=n))
+    return folder/"rows.jsonl", read_rows
+
+def mutations(data, count, seed=0):
+    "Copies of a file with some bytes flipped, cut off, put in, overwritten or taken out."
+    rng = random.Random(seed)
+    for n in range(count):
+        at, length, b = rng.randrange(len(data)), rng.randrange(1, 9), bytearray(data)
+        if n % 5 == 0:
+            for _ in range(length): b[rng.randrange(len(b))] ^= 1 << rng.randrange(8)
+        elif n % 5 == 1: del b[at:]
+        elif n % 5 == 2: b[at:at] = rng.randbytes(length)
+        elif n % 5 == 3: b[at:at+length] = bytes([rng.choice([0, 255, 57])])*length
+        else: del b[at:at+length]
+        yield bytes(b)
+
+READERS = [json_file, zipped_json, captions, instances, vocabulary, parquet, vectors, zipped_vectors, archived_vectors,
+           hdf5, npz, tsv, tar, photo_parquet, photo, store, store_meta, rows]
+
+@pytest.mark.parametrize("make", READERS)
+def test_a_damaged_file_gives_a_result_or_one_line(tmp_path, make):
+    path, read = make(tmp_path)
+    read(path)
+    good, refused = path.read_bytes(), 0
+    for data in mutations(good, 120):
+        path.write_bytes(data)
+        try: read(path)
+        except NocError as e:
+            assert "\n" not in str(e) and str(tmp_path) in str(e)
+            refused += 1
+    if read is not open_all: assert refused > 5
+
+# ---- photos in tars
+
+def member(path, n):
+    "Where the header of the n-th member of a tar stands."
+    with tarfile.open(path) as t: return t.getmembers()[n].offset
+
+@pytest.mark.parametrize("options", [dict(format=tarfile.GNU_FORMAT), dict(format=tarfile.PAX_FORMAT)])
+def test_photos_behind_a_damaged_header_are_told(tmp_path, options):
+    write_tar(tmp_path/"s.tar", 20, **options)
+    data = bytearray((tmp_path/"s.tar").read_bytes())
+    data[member(tmp_path/"s.tar", 5) + 150] ^= 255                  # its checksum
+    (tmp_path/"s.tar").write_bytes(data)
+    whole, failed = open_all(tmp_path/"s.tar")
+    assert len(whole) == 5 and len(failed) == 1 and "s.tar: expected a whole tar file; after 5 members" in failed[0]
+
+def test_a_tar_cut_between_members_is_told(tmp_path):
+    write_tar(tmp_path/"s.tar", 20)
+    data = (tmp_path/"s.tar").read_bytes()
+    (tmp_path/"s.tar").write_bytes(data[:member(tmp_path/"s.tar", 5)])
+    whole, failed = open_all(tmp_path/"s.tar")
+    assert len(whole) == 5 and "its end mark is missing" in failed[0]
+
+def test_what_is_damaged_takes_no_number_of_others(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path/"photo_12.jpg")
+    (tmp_path/"shard.tar").write_bytes(b"nothing")
+    assert [(f.id, f.name) for f in image_files(tmp_path)] == [(12, "photo_12.jpg"), (13, "shard.tar")]
+    with pytest.raises(NocError, match="shard.tar: expected a whole tar file"): image_files(tmp_path, {})
+
+def test_only_files_are_opened(tmp_path):
+    import os
+    for name in "p.jpg", "p.tar", "p.parquet", "p.json", "p.txt": os.mkfifo(tmp_path/name)
+    assert open_all(tmp_path)[0] == [] and len(open_all(tmp_path)[1]) == 3
+    for read, name in ((read_json, "p.json"), (image_files, "p.txt"), (read_detections, "p.parquet"),
+                       (read_vectors, "p.txt"), (read_rows, "p.json"), (lambda f: list(read_tsv(f)), "p.txt"),
+                       (lambda f: list(read_hdf5(f)), "p.json")):
+        with pytest.raises(NocError, match="is no regular file"): read(tmp_path/name)
+
+# ---- what a file claims
+
+def test_claimed_sizes_are_compared_with_the_file(tmp_path):
+    data = io.BytesIO()
+    header = dict(descr="<f4", fortran_order=False, shape=(10**6, 4000))
+    np.lib.format.write_array_header_1_0(data, header)
+    with zipfile.ZipFile(tmp_path/"7.npz", "w") as z: z.writestr("x.npy", data.getvalue())
+    with pytest.raises(NocError, match="7.npz: x.npy: expected as many bytes as its header says"): list(read_npz(tmp_path))
+    with h5py.File(tmp_path/"f.hdf5", "w") as f: f.create_dataset("7_features", (10**6, 4000), "f4")
+    with pytest.raises(NocError, match="image 7: .* claims 16,000,000,000 bytes"): list(read_hdf5(tmp_path/"f.hdf5"))
+    null = pyarrow.table(dict(image_id=pyarrow.nulls(10**6), category_id=pyarrow.nulls(10**6)))
+    names = "cx", "cy", "w", "h", "score"
+    for name in names: null = null.append_column(name, pyarrow.nulls(10**6))
+    pyarrow.parquet.write_table(null, tmp_path/"d.parquet")
+    with pytest.raises(NocError, match="column image_id: expected numbers, found none"): read_detections(tmp_path/"d.parquet")
+
+def test_hdf5_reads_no_other_file(tmp_path):
+    (tmp_path/"secret").write_bytes(bytes(64))
+    with h5py.File(tmp_path/"other.hdf5", "w") as f: f["7_features"] = np.ones((2, 4), np.float32)
+    with h5py.File(tmp_path/"raw.hdf5", "w") as f:
+        f.create_dataset("7_features", (2, 4), "f4", external=[(str(tmp_path/"secret"), 0, 64)])
+    with h5py.File(tmp_path/"link.hdf5", "w") as f: f["7_features"] = h5py.ExternalLink(str(tmp_path/"other.hdf5"), "7_features")
+    with h5py.File(tmp_path/"virtual.hdf5", "w") as f:
+        layout = h5py.VirtualLayout((2, 4), "f4")
+        layout[:] = h5py.VirtualSource(str(tmp_path/"other.hdf5"), "7_features", (2, 4))
+        f.create_virtual_dataset("7_features", layout)
+    for name in "raw", "link", "virtual":
+        with pytest.raises(NocError, match=f"{name}.hdf5: image 7: expected data sets of numbers"):
+            list(read_hdf5(tmp_path/f"{name}.hdf5"))
+
+def test_odd_archives_and_numbers_are_one_line(tmp_path):
+    (tmp_path/"n.json").write_text("[" + "9"*5000 + "]")
+    with pytest.raises(NocError, match="n.json: expected a JSON file"): read_json(tmp_path/"n.json")
+    with pytest.raises(NocError, match="expected a JSON file"): read_json("a\0b.json")
+    with zipfile.ZipFile(tmp_path/"7.npz", "w") as z: z.writestr("x.npy", b"no array")
+    with pytest.raises(NocError, match="7.npz: expected an archive with features"): list(read_npz(tmp_path))
+    (tmp_path/"7.npz").write_bytes(b"")
+    with pytest.raises(NocError, match="7.npz: expected an archive with features"): list(read_npz(tmp_path))
+    twice = pyarrow.Table.from_arrays([pyarrow.array([7])]*2, ["image_id", "image_id"])
+    pyarrow.parquet.write_table(twice, tmp_path/"d.parquet")
+    with pytest.raises(NocError, match="column image_id: is there twice"): read_detections(tmp_path/"d.parquet")
+    with zipfile.ZipFile(tmp_path/"v.zip", "w") as z: z.writestr("v.txt", LINES)
+    data = bytearray((tmp_path/"v.zip").read_bytes())
+    for at in (6, data.index(b"PK\1\2") + 8): data[at] |= 1           # encrypted
+    (tmp_path/"v.zip").write_bytes(data)
+    with pytest.raises(NocError, match="v.zip: expected word vectors in UTF-8 .*encrypted"): read_vectors(tmp_path/"v.zip")
+
+# ---- rows
+
+def test_a_torn_last_row_is_left_out(tmp_path, capsys):
+    for n in range(2): append_row(tmp_path/"rows.jsonl", dict(n=n))
+    with open(tmp_path/"rows.jsonl", "ab") as f: f.write(b'{"n": "\xc3')
+    assert [r["n"] for r in read_rows(tmp_path/"rows.jsonl")] == [0, 1]
+    assert "rows.jsonl: its last line is torn" in capsys.readouterr().err
+    append_row(tmp_path/"rows.jsonl", dict(n=2))
+    assert [r["n"] for r in read_rows(tmp_path/"rows.jsonl")] == [0, 1, 2]
+
+# ---- NaN
+
+def test_a_nan_feature_costs_its_image_alone():
+    from noc_nb.tools.gallery import _batch_lines, from_table
+    from noc_nb.pipeline import CaptionOptions
+    from noc_nb.regions import table_of
+    images = [Regions(BOXES, [18, 1], [.9, .8], torch.ones(2, 4), i, (640, 480)) for i in (7, 8, 9)]
+    images[1].features[1, 2] = torch.nan
+    class Pipeline:
+        def __call__(self, images, seen, **options): return [r.image_id for r in images]
+    source = from_table(table_of(images))
+    asked = []
+    import noc_nb.tools.gallery as gallery
+    line, gallery._line = gallery._line, lambda pipeline, regions, caption, name: asked.append(caption) or {}
+    try: lines = _batch_lines(Pipeline(), source, [7, 8, 9], CaptionOptions())
+    finally: gallery._line = line
+    assert asked == [7, 9] and [x.get("error") for x in lines] == [None, "image 8: features: expected finite numbers", None]
+
+def test_a_user_without_home_has_a_cache(monkeypatch):
+    from pathlib import Path
+    from noc_nb.tools.java import cache_folder
+    def homeless(): raise RuntimeError("Could not determine home directory.")
+    monkeypatch.delenv("NOC_CACHE", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert cache_folder() == Path.cwd()/".cache/noc_nb"
