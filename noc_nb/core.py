@@ -4,17 +4,20 @@
 
 # %% auto #0
 __all__ = ['NocError', 'check_range', 'whole_file', 'json_text', 'read_json', 'write_json', 'find_data', 'set_seed',
-           'default_device', 'progress', 'Config', 'override', 'code_version', 'device_name']
+           'default_device', 'command_lines', 'say', 'progress', 'Config', 'override', 'code_version', 'device_name']
 
 # %% ../nbs/00_core.ipynb #0f256860
-import gzip, json, math, os, platform, random, subprocess
+import gzip, json, math, os, platform, random, subprocess, sys, time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from fastcore.basics import patch
 from tqdm import tqdm
+
+import noc_nb
 
 # %% ../nbs/00_core.ipynb #284a55e8
 class NocError(ValueError):
@@ -117,13 +120,76 @@ def default_device()->torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 # %% ../nbs/00_core.ipynb #5597e7dd
+_in_command = False # whether a console command runs
+
+@contextmanager
+def command_lines():
+    "While a console command runs: it says in plain lines what a notebook does not show."
+    global _in_command
+    before, _in_command = _in_command, True
+    try: yield
+    finally: _in_command = before
+
+def say(
+    line:str, # what a part of the work came to
+):
+    "A line on standard error, if a console command runs; bars on a terminal stay whole."
+    if _in_command: tqdm.write(line, file=sys.stderr)
+
+# %% ../nbs/00_core.ipynb #c1a50e01
+_LINE_SECONDS = 30 # between two lines of one part
+_SHORT_SECONDS = 2 # a part that takes less says nothing
+
+class _Lines:
+    "Progress in plain lines; it is used as `tqdm` is."
+    def __init__(self, items, desc, total, initial=0, leave=True):
+        self.items, self.desc, self.total, self.n, self.initial = items, desc, total, initial, initial
+        if total is None and hasattr(items, "__len__"): self.total = len(items)
+        self.numbers, self.start = "", time.monotonic()
+        self.shown = self.start
+
+    def __iter__(self):
+        for item in self.items:
+            yield item
+            self.update()
+        self.close()
+
+    def __enter__(self): return self
+    def __exit__(self, kind, *_):
+        if kind is None: self.close()
+
+    def set_postfix(self, numbers):
+        self.numbers = "".join(f", {name} {text}" for name, text in numbers.items())
+
+# %% ../nbs/00_core.ipynb #c1a50e02
+@patch
+def update(self:_Lines, n=1):
+    "Some items are done."
+    self.n += n
+    now = time.monotonic()
+    if now - self.shown < _LINE_SECONDS: return
+    self.shown, far = now, f"{self.n:,}"
+    if self.total:
+        left = (now - self.start)*(self.total - self.n)/max(1, self.n - self.initial)
+        far += f" of {self.total:,}, {tqdm.format_interval(left)} left"
+    say(f"{self.desc}: {far}{self.numbers}")
+
+@patch
+def close(self:_Lines):
+    "All items are done."
+    seconds = time.monotonic() - self.start
+    if seconds < _SHORT_SECONDS: return
+    say(f"{self.desc}: {self.n:,} done in {tqdm.format_interval(seconds)}{self.numbers}")
+
+# %% ../nbs/00_core.ipynb #c1a50e03
 def progress(
-    items,          # anything that can be iterated
+    items,          # anything that can be iterated; None: the caller counts by `update`
     desc:str="",    # what is being done
     total:int=None, # how many items, where `len(items)` does not say
-    **kw,           # passed to `tqdm`
+    **kw,           # `initial`, items done before; `leave`, False for a bar that goes when done
 ):
-    "`items`, with a progress bar on a terminal."
+    "`items`, with a progress bar on a terminal, and in lines where a command has none."
+    if _in_command and not sys.stderr.isatty(): return _Lines(items, desc, total, **kw)
     return tqdm(items, desc, total, disable=None, dynamic_ncols=True, mininterval=.5, **kw)
 
 # %% ../nbs/00_core.ipynb #9547c54e
@@ -193,18 +259,22 @@ def override(
 def _git(*arguments):
     here = Path(__file__).parent if "__file__" in globals() else Path.cwd()
     git = ["git", "-C", str(here), *arguments]
-    return subprocess.run(git, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(git, capture_output=True, text=True, timeout=20)
+    return done.stdout.strip() if done.returncode == 0 else None
 
 def code_version()->str:
-    "The commit that runs, `+` for changes; else the variable `NOC_COMMIT`, or \"unknown\"."
+    "The commit that runs, `+` for changes; else the variable `NOC_COMMIT`, or the version."
     try:
-        head = _git("rev-parse", "--short=12", "HEAD")
-        if head.returncode == 0:
+        own = ["ls-files", "--error-unmatch", "core.py"]        # a wheel may lie in any repository
+        ours = "__file__" not in globals() or _git(*own)
+        head = ours and _git("rev-parse", "--short=12", "HEAD")
+        if head:
             changes = _git("status", "--porcelain", "--untracked-files=no", "--", "*.py", "*.ipynb")
-            return head.stdout.strip() + ("+" if changes.stdout.strip() else "")
+            return head + ("+" if changes else "")
     except (OSError, subprocess.TimeoutExpired): pass
-    return os.environ.get("NOC_COMMIT", "unknown")
+    return os.environ.get("NOC_COMMIT", f"version {noc_nb.__version__}")
 
+# %% ../nbs/00_core.ipynb #c1a50e06
 def device_name():
     "The device that results were made on, in words."
     device = default_device()

@@ -169,3 +169,11 @@ def test_metadata_is_settings(wheel):
         "the wheel's requirements are not those of settings.ini"
     none_of((s for s in SETTINGS["console_scripts"].split() if s.replace("=", " = ") not in scripts),
             "a command of settings.ini is missing in the wheel")
+
+def test_wheel_names_its_version(installed, tmp_path):
+    "A wheel has no commit; the repository that it was installed into is somebody else's."
+    python, site = installed
+    run("git", "init", "-q", cwd=site)
+    run("git", "-c", "user.name=a", "-c", "user.email=a", "commit", "-qm", "theirs", "--allow-empty", cwd=site)
+    done = ask(python, "-c", "from noc_nb.core import code_version; print(code_version())", cwd=tmp_path)
+    assert done.stdout.strip() == f"version {SETTINGS['version']}", done.stderr[-2000:]
