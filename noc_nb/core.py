@@ -143,7 +143,8 @@ _SHORT_SECONDS = 2 # a part that takes less says nothing
 class _Lines:
     "Progress in plain lines; it is used as `tqdm` is."
     def __init__(self, items, desc, total, initial=0, leave=True):
-        self.items, self.desc, self.total, self.n, self.initial = items, desc, total, initial, initial
+        self.items, self.desc, self.total = items, desc, total
+        self.n = self.initial = initial
         if total is None and hasattr(items, "__len__"): self.total = len(items)
         self.numbers, self.start = "", time.monotonic()
         self.shown = self.start
