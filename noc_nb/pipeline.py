@@ -331,6 +331,9 @@ def _class_vectors(file, classes, width):
 # %% ../nbs/50_pipeline.ipynb #3eca2aa6
 def _settings(file):
     "How a pipeline searches."
+    if not file.exists():
+        raise NocError(f"{file}: no such file; expected a pipeline, as "
+                       "`noc_pipeline --selector DIR --captioner DIR` makes of trained parts")
     settings = read_json(file)
     keys = "search", "form", "limit"
     if not isinstance(settings, dict) or not {*keys} <= settings.keys():

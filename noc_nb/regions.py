@@ -452,6 +452,15 @@ def _parquet_rows(path, only):
     rows["box"] = np.concatenate([centre - extent/2, extent], 1)
     return rows if only is None else rows[np.isin(rows["image"], only)], len(rows)
 
+# %% ../nbs/04_regions.ipynb #c6a50e01
+def _known_ids(labels, strange, classes):
+    "What is expected of a category_id, where one is strange: others may count from 0, or from 1."
+    if not (np.any(strange) and classes): return "a known category_id"
+    label, least, most = labels[np.argmax(strange)], min(classes), max(classes)
+    text = f"a known category_id, {least} to {most}, found {label}"
+    if label not in (least - 1, most + 1): return text
+    return f"{text}: do its ids start at {0 if label < least else 1}, and those of the classes not?"
+
 # %% ../nbs/04_regions.ipynb #9c7fff5b
 def _check_rows(rows, path, name, sizes, classes, pixels):
     "Check rows, make their boxes relative corners. Returns the rows with an area, and counts."
@@ -461,7 +470,8 @@ def _check_rows(rows, path, name, sizes, classes, pixels):
     refuse(path, name, (label < 0) | (label >= 2**31), "a category_id from 0 to 2,147,483,647")
     refuse(path, name, ~((score >= 0) & (score <= 1)), "a score between 0 and 1")
     refuse(path, name, unknown(image, sizes), "an image of this data set")
-    refuse(path, name, unknown(label, classes), "a known category_id")
+    strange = unknown(label, classes)
+    refuse(path, name, strange, _known_ids(label, strange, classes))
     if pixels:
         images, at = np.unique(image, return_inverse=True)
         width_height = _sizes(images, sizes)[at]

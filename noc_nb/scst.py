@@ -208,4 +208,4 @@ def train_scst(
     def images(batch): return len(batch.image_ids)          # what the loss is a mean of
     trainer = Trainer(captioner, loss, cfg, folder, captioner.cfg.d_model, images, "images")
     loader = image_loader(data, ids, cfg.batch, cfg.seed, features)
-    return trainer.fit(loader, val_cider(data, oracle(data.splits["val"])), resume)
+    return trainer.fit(loader, val_cider(data, oracle(data.splits["val"])), resume, "CIDEr-D")

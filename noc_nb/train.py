@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TrainConfig', 'learning_rate', 'save_checkpoint', 'read_checkpoint', 'load_checkpoint', 'checkpoints',
-           'newest_checkpoint', 'check_settings', 'Trainer', 'finished_model']
+           'newest_checkpoint', 'check_settings', 'Trainer', 'kept_line', 'finished_model']
 
 # %% ../nbs/40_train.ipynb #0af8a318
 import json, math, random, shutil, time, warnings, zlib
@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 
-from .core import (Config, NocError, check_range, default_device, progress, read_json,
+from .core import (Config, NocError, check_range, default_device, progress, read_json, say,
                          set_seed, whole_file, write_json)
 from .saving import read_weights
 
@@ -241,7 +241,7 @@ class Trainer(_Progress):
         trained = [p for p in model.parameters() if p.requires_grad]
         adam = torch.optim.Adam(trained, lr=1., betas=(.9, .98), eps=1e-9)
         self.model, self.optimizer = self.accelerator.prepare(model, adam)
-        self.steps, self.seen, self.writer = 0, 0., None
+        self.steps, self.seen, self.writer, self.judged = 0, 0., None, "score"
         self.sums, self.pending = Counter(), []
         self.clock = self.saved = self.since = time.monotonic()
 
@@ -392,6 +392,7 @@ def _tidy(folder):
         if newest is None or path > newest: path.unlink()   # each of these is torn
     return newest
 
+# %% ../nbs/40_train.ipynb #c3a50e04
 @patch
 def _go_back(self:Trainer):
     "Fill in the newest whole checkpoint, if any. `NocError` where it had another order of batches."
@@ -406,6 +407,7 @@ def _go_back(self:Trainer):
                            f"expected the same to go on, not {now}")
     ranks = state.pop("ranks")
     for name, value in state.items(): setattr(self, name, value)
+    if me == 0: say(f"{self.folder.name}: goes on after epoch {self.epoch} and step {self.step}")
     if len(ranks) == acc.num_processes: self.sums = Counter(ranks[me]["sums"])
     elif me == 0: self.sums = _added(rank["sums"] for rank in ranks)
     _set_rng_state(ranks[me % len(ranks)]["rng"])
@@ -417,6 +419,7 @@ def _added(tables):
     for table in tables: total.update(table)
     return total
 
+# %% ../nbs/40_train.ipynb #c3a50e05
 @patch
 def _end_epoch(self:Trainer, evaluate):
     "Evaluate, remember the best weights, and save."
@@ -436,7 +439,28 @@ def _end_epoch(self:Trainer, evaluate):
     self._show(entry)
     if better: self.best = score
     if better and main: _save_best(self.folder, self.inner)
+    if main: say(self._epoch_line(entry, better))
     self._save()
+
+# %% ../nbs/40_train.ipynb #c3a50e01
+_UNJUDGED = "none: without a val, the last epoch is kept"
+
+@patch
+def _epoch_line(self:Trainer, entry, better):
+    "What an epoch came to."
+    numbers = [f"{name} {x:,.4g}" for name, x in entry.items() if name != "score"]
+    if "score" in entry: numbers.append(f"{self.judged} on val {entry['score']:.4g}")
+    line = f"{self.folder.name}: epoch {self.epoch} of {self.cfg.epochs}: " + ", ".join(numbers)
+    return line + " (best so far)"*(better and "score" in entry)
+
+def kept_line(
+    about:dict, # what `done.json` holds
+)->str:
+    "Which epoch of a finished phase was kept, and why, in words."
+    last = about["history"][-1]["epoch"]
+    if about["score"] == _UNJUDGED: return f"epoch {last}, the last, is kept: there is no val"
+    score = f"{about['score']} on val {about['best']:.4g}"
+    return f"epoch {about['epoch']} of {last} is kept: {score}"
 
 # %% ../nbs/40_train.ipynb #84cff198
 @patch
@@ -444,9 +468,11 @@ def fit(self:Trainer,
     batches,           # (epoch, start, parts, mine) -> iterable of batches
     evaluate=None,     # model -> dict with a "score" to make large; None: the last weights are best
     resume:bool=False, # go on from the newest checkpoint, or return at once if the phase is done
+    judged:str="score", # what the score is, in words
 )->nn.Module:          # the model with its best weights, in eval mode
     "Train until the epochs or the patience are used up."
     acc, done = self.accelerator, self.folder/"done.json"
+    self.judged = judged if evaluate else _UNJUDGED
     if resume and done.exists(): return self._put_back_best(read_json(done))
     if acc.process_index: set_seed(self.cfg.seed + acc.process_index)  # a dropout of its own
     if resume: self._go_back()
@@ -465,10 +491,12 @@ def fit(self:Trainer,
 @patch
 def _finish(self:Trainer, path):
     "Write what says that the phase is done."
-    about = dict(best=self.best, seconds=self.seconds, config=self.cfg.to_dict(),
-                 history=self.history)
+    best = max(self.history, key=lambda entry: entry.get("score", entry["epoch"]))
+    about = dict(best=self.best, score=self.judged, epoch=best["epoch"], seconds=self.seconds,
+                 config=self.cfg.to_dict(), history=self.history)
     if self.accelerator.is_main_process:
         with _room_for(path): write_json(path, about, indent=1)
+        say(f"{self.folder.name}: {kept_line(about)}")
     self.accelerator.wait_for_everyone()
     return about
 
@@ -497,9 +525,11 @@ def finished_model(
     done = Path(folder)/"done.json"
     if not done.exists(): return None
     model = kind.from_pretrained(Path(folder)/"best", device=default_device())
-    trained = type(train).from_dict(read_json(done)["config"])
+    about = read_json(done)
+    trained = type(train).from_dict(about["config"])
     _check_same(f"{folder}: model", model.cfg, cfg, free)
     _check_same(f"{folder}: training", trained, train)
+    say(f"{Path(folder).name}: trained before, and not again; {kept_line(about)}")
     return model
 
 def _check_same(where, cfg, expected, free=()):

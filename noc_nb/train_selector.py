@@ -107,4 +107,6 @@ def train_selector(
     def loss(model, batch): return _loss(model, batch, cfg), {}
     def regions(batch): return (batch.labels >= 0).sum().item()        # what the loss is a mean of
     trainer = Trainer(model, loss, train, folder, cfg.d_model, regions, "regions")
-    return trainer.fit(Loader(examples, train.batch, train.seed), val_score(data, cfg), resume)
+    judged = "F1 of the held-out objects" if any(data.novel["val"].values()) else "minus the loss"
+    batches = Loader(examples, train.batch, train.seed)
+    return trainer.fit(batches, val_score(data, cfg), resume, judged)

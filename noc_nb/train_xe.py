@@ -117,4 +117,4 @@ def train_xe(
     loader = caption_loader(data, Vocab(captioner.tokens), "train", train.batch, train.seed,
                             cfg.max_len, features)
     trainer = Trainer(captioner, xe_loss, train, folder, cfg.d_model, xe_size, "words")
-    return trainer.fit(loader, val_cider(data), resume)
+    return trainer.fit(loader, val_cider(data), resume, "CIDEr-D")

@@ -98,6 +98,26 @@ def test_the_book_is_light():
     none_of(sorted(set(HEAVY) & set(loaded)),
             "`import noc_nb.pipeline` loads these; import them in the function that needs them")
 
+OPTIONS = """
+import sys
+from noc_nb.tools.command import main
+sys.argv = sys.argv[1:]
+try: main()
+except SystemExit as e: print(e.code, *{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)
+"""
+
+def test_options_are_read_before_anything_is_imported():
+    "`--help` and a misspelt option take no seconds."
+    for script in SETTINGS["console_scripts"].split():
+        command, _, target = script.partition("=")
+        assert target == "noc_nb.tools.command:main", f"{command}: {target}"
+        for option, leaves in ("--help", "0"), ("--hlep", "2"):
+            done = subprocess.run([sys.executable, "-c", OPTIONS, command, option], cwd=ROOT, capture_output=True,
+                                  text=True)
+            code, *loaded = done.stderr.splitlines()[-1].split()
+            assert code == leaves and f"usage: {command} " in done.stdout + done.stderr, done.stderr[-2000:]
+            assert not {"torch", "numpy", *HEAVY} & set(loaded), f"{command} {option}: imports {loaded}"
+
 # ---- the wheel
 
 IMPORT_ALL = """
@@ -169,3 +189,11 @@ def test_metadata_is_settings(wheel):
         "the wheel's requirements are not those of settings.ini"
     none_of((s for s in SETTINGS["console_scripts"].split() if s.replace("=", " = ") not in scripts),
             "a command of settings.ini is missing in the wheel")
+
+def test_wheel_names_its_version(installed, tmp_path):
+    "A wheel has no commit; the repository that it was installed into is somebody else's."
+    python, site = installed
+    for words in "init -q", "-c user.name=a -c user.email=a commit -qm theirs --allow-empty":
+        subprocess.run(["git", *words.split()], cwd=site, check=True)
+    done = ask(python, "-c", "from noc_nb.core import code_version; print(code_version())", cwd=tmp_path)
+    assert done.stdout.strip() == f"version {SETTINGS['version']}", done.stderr[-2000:]

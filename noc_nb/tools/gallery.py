@@ -29,12 +29,12 @@ from PIL import Image
 from ..core import NocError, progress, read_json, whole_file, write_json
 from ..data import RegionFeatures, data_files
 from ..detector import Detector
-from ..heldout import COCO_CLASSES, load_classes
+from ..heldout import COCO_CLASSES
 from ..pipeline import CaptionOptions, NovelCaptioner, shipped
 from ..regions import RegionTable, Regions, image_sizes, read_coco, read_detections
 from ..results import read_rows
 from .command import command
-from .names import name_classes
+from .names import read_classes
 from .photos import FORMATS, image_column, image_files, open_image
 from .store import RegionStore
 from ..viz import PALETTE
@@ -482,7 +482,7 @@ class Job:
     "Images to caption, and by what: paths and settings, nothing that is heavy."
     src:str = None      # photos (folder, .tar, .parquet, .txt), detections or a region store
     model:str = None    # a name in the package, or a folder; default: the package's best
-    classes:str = None  # the detector's own: names for `name_classes`, or what `save_classes` wrote
+    classes:str = None  # the detector's own: as in `read_classes`
     data:str = None     # as in `detected`
     images:str = None   # as in `detected`
     features:str = None # a region store with features for the captioner
@@ -492,7 +492,7 @@ class Job:
     def pipeline(self)->NovelCaptioner:
         "Raises `NocError` naming what is missing."
         pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0])
-        return pipeline.with_classes(_own_classes(self.classes)) if self.classes else pipeline
+        return pipeline.with_classes(read_classes(self.classes)) if self.classes else pipeline
 
     def source(self, pipeline)->Source:
         "Raises `NocError` for bad input, and for an unknown object before any work."
@@ -500,11 +500,6 @@ class Job:
         detector = partial(detector_for, pipeline, **self.detector)
         return open_source(self.src, self.data, self.images, pipeline.classes, detector,
                            self.features)
-
-def _own_classes(path):
-    content = read_json(path) if str(path).endswith((".json", ".json.gz")) else None
-    whole = isinstance(content, list) and content and isinstance(content[0], dict)
-    return load_classes(path) if whole else name_classes(path)
 
 # %% ../../nbs/tools/52_gallery.ipynb #1013ceab
 def caption_files(

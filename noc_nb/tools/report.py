@@ -628,8 +628,6 @@ def _compare_markdown(rows, names):
     return _table(["", *names, "difference", "95 % interval", "real"], lines) + "\n"
 
 # %% ../../nbs/tools/35_report.ipynb #917c63c8
-_TWO = Param("two report.json of the same images: which differences are real", str, nargs=2)
-
 @command
 def noc_eval(
     captions:str=None,    # captions to score: a file in COCO's results format, or .jsonl
@@ -645,7 +643,7 @@ def noc_eval(
     missing:str="refuse", # images without a caption: refuse, or score as empty
     metrics:str="M,C,S,B4,R", # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU-1 to 4), R (ROUGE-L)
     samples:int=1000,     # draws of the bootstrap
-    compare:_TWO=None,    # A.json B.json
+    compare:Param("two report.json: which differences are real", str, nargs=2)=None, # A.json B.json
 ):
     "Score any system's captions, or compare two reports."
     with warnings.catch_warnings():
