@@ -15,7 +15,7 @@ from fastcore.basics import patch
 from torch import Tensor
 
 from ..core import NocError
-from ..grid_beam import grid_beam_search
+from ..search import grid_beam_search
 
 # %% ../../nbs/tools/25_generate.ipynb #ecc025a7
 class Rows:
