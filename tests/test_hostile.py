@@ -192,21 +192,24 @@ def test_claimed_sizes_are_compared_with_the_file(tmp_path):
     header = dict(descr="<f4", fortran_order=False, shape=(10**6, 4000))
     np.lib.format.write_array_header_1_0(data, header)
     with zipfile.ZipFile(tmp_path/"7.npz", "w") as z: z.writestr("x.npy", data.getvalue())
-    with pytest.raises(NocError, match="7.npz: x.npy: expected as many bytes as its header says"): list(read_npz(tmp_path))
+    expected = "7.npz: x.npy: expected as many bytes as its header says"
+    with pytest.raises(NocError, match=expected): list(read_npz(tmp_path))
     with h5py.File(tmp_path/"f.hdf5", "w") as f: f.create_dataset("7_features", (10**6, 4000), "f4")
     with pytest.raises(NocError, match="image 7: .* claims 16,000,000,000 bytes"): list(read_hdf5(tmp_path/"f.hdf5"))
     null = pyarrow.table(dict(image_id=pyarrow.nulls(10**6), category_id=pyarrow.nulls(10**6)))
     names = "cx", "cy", "w", "h", "score"
     for name in names: null = null.append_column(name, pyarrow.nulls(10**6))
     pyarrow.parquet.write_table(null, tmp_path/"d.parquet")
-    with pytest.raises(NocError, match="column image_id: expected numbers, found none"): read_detections(tmp_path/"d.parquet")
+    expected = "column image_id: expected numbers, found none"
+    with pytest.raises(NocError, match=expected): read_detections(tmp_path/"d.parquet")
 
 def test_hdf5_reads_no_other_file(tmp_path):
     (tmp_path/"secret").write_bytes(bytes(64))
     with h5py.File(tmp_path/"other.hdf5", "w") as f: f["7_features"] = np.ones((2, 4), np.float32)
     with h5py.File(tmp_path/"raw.hdf5", "w") as f:
         f.create_dataset("7_features", (2, 4), "f4", external=[(str(tmp_path/"secret"), 0, 64)])
-    with h5py.File(tmp_path/"link.hdf5", "w") as f: f["7_features"] = h5py.ExternalLink(str(tmp_path/"other.hdf5"), "7_features")
+    link = h5py.ExternalLink(str(tmp_path/"other.hdf5"), "7_features")
+    with h5py.File(tmp_path/"link.hdf5", "w") as f: f["7_features"] = link
     with h5py.File(tmp_path/"virtual.hdf5", "w") as f:
         layout = h5py.VirtualLayout((2, 4), "f4")
         layout[:] = h5py.VirtualSource(str(tmp_path/"other.hdf5"), "7_features", (2, 4))
@@ -230,7 +233,8 @@ def test_odd_archives_and_numbers_are_one_line(tmp_path):
     data = bytearray((tmp_path/"v.zip").read_bytes())
     for at in (6, data.index(b"PK\1\2") + 8): data[at] |= 1           # encrypted
     (tmp_path/"v.zip").write_bytes(data)
-    with pytest.raises(NocError, match="v.zip: expected word vectors in UTF-8 .*encrypted"): read_vectors(tmp_path/"v.zip")
+    expected = "v.zip: expected word vectors in UTF-8 .*encrypted"
+    with pytest.raises(NocError, match=expected): read_vectors(tmp_path/"v.zip")
 
 # ---- rows
 
@@ -258,7 +262,8 @@ def test_a_nan_feature_costs_its_image_alone():
     line, gallery._line = gallery._line, lambda pipeline, regions, caption, name: asked.append(caption) or {}
     try: lines = _batch_lines(Pipeline(), source, [7, 8, 9], CaptionOptions())
     finally: gallery._line = line
-    assert asked == [7, 9] and [x.get("error") for x in lines] == [None, "image 8: features: expected finite numbers", None]
+    expected = [None, "image 8: features: expected finite numbers", None]
+    assert asked == [7, 9] and [x.get("error") for x in lines] == expected
 
 def test_a_user_without_home_has_a_cache(monkeypatch):
     from pathlib import Path

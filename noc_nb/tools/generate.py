@@ -213,7 +213,9 @@ def read_words(
     for part in (words, *each):
         if not isinstance(part, (list, tuple, type(None))):
             raise NocError(f"words: {part!r}; expected a list of words")
-    lists = [[_alternatives(w) for w in [*(words or []), *(own or [])]] for own in each]
+    lists = []
+    for own in each:
+        lists.append([_alternatives(w) for w in [*(words or []), *(own or [])]])
     kinds = {type(a) for groups in lists for group in groups for a in group}
     if len(kinds) > 1: raise NocError("words: text and ids together; expected one of the two")
     return lists, kinds == {str}
@@ -327,7 +329,8 @@ class WordGroups:
         for word in texts:
             if not known[word]: raise NocError(f"words: {word!r}; the tokenizer cannot spell it")
         self.bare = {ids for word in texts for ids, bare in known[word].items() if bare}
-        self.lists = [[self._spelled(group, known) for group in groups] for groups in lists]
+        self.lists = []
+        for groups in lists: self.lists.append([self._spelled(g, known) for g in groups])
         spelled = {ids for groups in self.lists for group in groups for ids in group}
         self.spelled, self.extra = sorted(spelled), len(spelled)
         self.number = {ids: n for n, ids in enumerate(self.spelled)}
@@ -365,8 +368,10 @@ def _fulfilled(self:WordGroups, groups):
     fulfilled = {}
     for ids in sorted({ids for group in groups for ids in group}):
         ends = [ids, *self._endings(ids, self.number)]
-        found = {n: [e for e in ends if e in group] for n, group in enumerate(groups)}
-        fulfilled[ids] = {n: max(e, key=len) for n, e in found.items() if e}
+        fulfilled[ids] = {}
+        for n, group in enumerate(groups):
+            members = [e for e in ends if e in group]
+            if members: fulfilled[ids][n] = max(members, key=len)
     return fulfilled
 
 # %% ../../nbs/tools/25_generate.ipynb #6a1d0c10
@@ -380,8 +385,10 @@ def constraints(self:WordGroups, v:int, ends:list):
     self.lengthens[ends] = False
     last = torch.tensor([ids[-1] for ids in self.spelled], dtype=torch.long)
     self.token = torch.cat([torch.arange(v), last])                      # (v+extra,) model's id
-    return [[self._group(n, group, fulfils) for n, group in enumerate(groups)]
-            for groups, fulfils in zip(self.lists, self.fulfils)]
+    packed = []
+    for groups, fulfils in zip(self.lists, self.fulfils):
+        packed.append([self._group(n, group, fulfils) for n, group in enumerate(groups)])
+    return packed
 
 @patch
 def _group(self:WordGroups, n, group, fulfils):
