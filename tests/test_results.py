@@ -45,7 +45,8 @@ def stale(path):
 def test_experiments_show_what_the_rows_say():
     "Executed anew, the experiments print what is committed: no table is older than its rows."
     if find_data() is None: pytest.skip("set NOC_DATA to the part of COCO")
-    with ThreadPoolExecutor(2) as pool: found = pool.map(stale, EXPERIMENTS)
+    pages = [nb for nb in EXPERIMENTS if nb.stem != "59_run"]      # which trains instead of reading rows
+    with ThreadPoolExecutor(2) as pool: found = pool.map(stale, pages)
     none_of((cell for cells in found for cell in cells), "run `make notebooks` and commit what it changes")
 
 def line_of(file):
