@@ -296,5 +296,5 @@ def code_version()->str:
 def device_name():
     "The device that results were made on, in words."
     device = default_device()
-    if device.type == "cuda": return torch.cuda.getdevice_name()
+    if device.type == "cuda": return torch.cuda.get_device_name()
     return f"{device.type} ({os.cpu_count()} cores)"
