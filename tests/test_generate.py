@@ -17,12 +17,7 @@ TABLE = ROOT/"tests/architectures.csv"
 COLUMNS = "architecture", "own beams", "image matters", "whole words"
 WORDS = "cat", ["bus", "buses"], "fire hydrant"
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(autouse=True)
 def quiet():
