@@ -6,7 +6,7 @@
 __all__ = ['CaptionOptions', 'NovelCaption', 'NovelCaptioner', 'shipped']
 
 # %% ../nbs/50_pipeline.ipynb #d886582c
-import os, threading
+import math, os, threading
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -25,6 +25,7 @@ from .data import CaptionBatch, SymbolicFeatures
 from .decode import decode
 from .grid_beam import SearchConfig
 from .heldout import load_classes, people, save_classes
+from .prices import PriceConfig, bids, class_prices, priced_tokens
 from .regions import Regions, geometry, table_of
 from .saving import read_weights
 from .selector import RegionSelector, select
@@ -38,6 +39,7 @@ class CaptionOptions:
     min_score:float = None # a class below is never forced; None: the selector's threshold
     max_objects:int = None # classes that the selector may choose; None: the pipeline's limit
     batch:int = 50         # images searched together
+    insist:object = None   # nats for a unit of log-odds, or "must"; None: as the pipeline does
 
     def check(self, prefix:str=""): # "--" for a command's options, as in `check_range`
         "Raises `NocError` for a setting that cannot work."
@@ -46,6 +48,11 @@ class CaptionOptions:
         check_range(prefix, 1, batch=self.batch)
         check_range(prefix, 0, max_objects=self.max_objects)
         check_range(prefix, 0, 1, min_score=self.min_score)
+        if self.insist in (None, "must"): return
+        if not isinstance(self.insist, (int, float)):
+            option = "--insist " if prefix else "insist="
+            raise NocError(f"{option}{self.insist}: expected a number, or must")
+        check_range(prefix, 0, insist=self.insist)
 
 # %% ../nbs/50_pipeline.ipynb #227f4da7
 @dataclass(frozen=True)
@@ -60,6 +67,8 @@ class NovelCaption:
     spans:tuple       # (start, end) of those words, counted in words; None where missing
     probs:tuple       # the selector's probability of every region; None where it does not look
     reason:str = None # why a word is missing or nothing was selected, or None
+    worth:tuple = ()  # nats that mentioning each selected class is worth; None for a must
+    costs:tuple = ()  # nats that mentioning each object would have cost; None unless left out
 
 # %% ../nbs/50_pipeline.ipynb #c538f8ec
 class NovelCaptioner:
@@ -72,13 +81,15 @@ class NovelCaptioner:
         search:SearchConfig=SearchConfig(), # how captions are searched
         form:str="words",         # constraints: "words", "forms" or "phrases"
         limit:int=5,              # constraints of an image, at most
+        prices:PriceConfig=PriceConfig(), # of the selector's classes (28_prices)
     ):
         self.selector, self.captioner = selector.eval(), captioner.eval()
         self.classes, self.vectors = classes, vectors
-        self.search, self.form, self.limit = search, form, limit
+        self.search, self.form, self.limit, self.prices = search, form, limit, prices
         self.vocab = Vocab(captioner.tokens)
         self.by_name = {c.name: i for i, c in classes.items()}
         self.people = people(classes)
+        self.unsaid = {i for i, c in classes.items() if c.word in captioner.unsaid}
 
 # %% ../nbs/50_pipeline.ipynb #0b1f6a3d
 @patch
@@ -130,25 +141,35 @@ def _probs(self:NovelCaptioner, images):
 
 # %% ../nbs/50_pipeline.ipynb #1c9d7e44
 @patch
-def _choose(self:NovelCaptioner, regions, probs, options):
-    "Ids of the classes that the selector chooses, the best first."
-    certain = probs.masked_fill(regions.scores < (options.min_score or 0.), torch.nan)
-    return select(certain[None], regions.labels[None], self._least(options))[0]
+def _pricing(self:NovelCaptioner, options):
+    "What selected classes are worth."
+    if options.insist is None: return self.prices
+    return replace(self.prices, weight=None if options.insist == "must" else options.insist)
 
 @patch
 def _least(self:NovelCaptioner, options):
-    "The least probability that selects."
-    return self.selector.cfg.threshold if options.min_score is None else options.min_score
+    "The least probability of a candidate."
+    if options.min_score is not None: return options.min_score
+    pricing = self._pricing(options)
+    return self.selector.cfg.threshold if pricing.weight is None else pricing.min_prob
 
 @patch
-def _asked(self:NovelCaptioner, regions, chosen, options):
-    "Ids of the classes to force on an image. Raises `NocError` for an unknown name."
-    least = options.min_score
+def _choose(self:NovelCaptioner, regions, probs, options):
+    "Class id -> probability of the classes that the selector chooses, the best first."
+    certain = probs.masked_fill(regions.scores < (options.min_score or 0.), torch.nan)
+    ids = select(certain[None], regions.labels[None], self._least(options))[0]
+    return {c: probs[regions.labels == c].nan_to_num(0.).max().item() for c in ids}
+
+# %% ../nbs/50_pipeline.ipynb #1c9d7e45
+@patch
+def _offers(self:NovelCaptioner, regions, worth, options):
+    "Class id -> price of what is asked for; infinite for a must. `NocError` for an unknown name."
     if options.objects is None:
-        return chosen[:self.limit if options.max_objects is None else options.max_objects]
-    ids = dict.fromkeys(self.class_ids(options.objects))
-    if least is None: return list(ids)
-    return [i for i in ids if (regions.scores[regions.labels == i] >= least).any()]
+        return bids(worth, self.limit if options.max_objects is None else options.max_objects)
+    ids, least = dict.fromkeys(self.class_ids(options.objects)), options.min_score
+    if least is not None:
+        ids = [i for i in ids if (regions.scores[regions.labels == i] >= least).any()]
+    return dict.fromkeys(ids, math.inf)
 
 # %% ../nbs/50_pipeline.ipynb #9e4c1b57
 @patch
@@ -158,15 +179,16 @@ def _group(self:NovelCaptioner, i):
     return groups[0] if groups else None
 
 @patch
-def _why(self:NovelCaptioner, regions, probs, chosen, ids, options):
-    "Why classes are not forced, or why there are none."
+def _why(self:NovelCaptioner, regions, probs, worth, ids, options):
+    "Why classes are not asked for, or why there are none."
     mute = ", ".join(self.classes[i].name for i in ids if not self._group(i))
     if mute: yield f"no word for {mute} in the vocabulary"
     named = options.objects or ()
     low = ", ".join(n for n, i in zip(named, self.class_ids(named)) if i not in ids)
     if low: yield f"not detected with a score of {options.min_score:g} or more: {low}"
-    if chosen or options.objects is not None: return
+    if options.objects is not None or max(worth.values(), default=0) > 0: return
     why = f"no object with a score of {self._least(options):g} or more"
+    if worth: why = "no object is worth a mention"
     if not (probs >= 0).any(): why = "only persons were detected"
     yield f"nothing selected: {why if len(regions) else 'nothing was detected'}"
 
@@ -220,17 +242,65 @@ def __call__(self:NovelCaptioner,
 @patch
 def _caption(self:NovelCaptioner, images, seen, options):
     "Caption a batch: choose, search, record."
-    probs = self._probs(images)
+    probs, pricing = self._probs(images), self._pricing(options)
     chosen = [self._choose(r, p, options) for r, p in zip(images, probs)]
-    asked = [self._asked(r, c, options) for r, c in zip(images, chosen)]
-    groups = [constraint_tokens(ids, self.classes, self.vocab, self.form)[0] for ids in asked]
-    decoded = decode(self.captioner, [self._features(seen)], dict(enumerate(groups)), self.search)
+    worth = [class_prices(c, self.unsaid, pricing) for c in chosen]
+    offers = [self._offers(r, w, options) for r, w in zip(images, worth)]
+    priced = [priced_tokens(offer, self.classes, self.vocab, self.form) for offer in offers]
+    groups, prices, _ = zip(*priced)
+    decoded = self._decode(seen, groups, prices)
+    costs = self._costs(seen, offers, groups, prices, decoded)
     captions = []
-    for n, (r, p, c, ids) in enumerate(zip(images, probs, chosen, asked)):
-        reasons = filter(None, [*self._why(r, p, c, ids, options), decoded[n].reason])
+    for n, (r, p, c, offer) in enumerate(zip(images, probs, chosen, offers)):
+        why = self._why(r, p, worth[n], offer, options)
+        reasons = filter(None, [*why, decoded[n].reason, *self._left_out(offer, costs[n])])
         result = replace(decoded[n], reason="; ".join(reasons) or None)
-        captions.append(self._record(r, p, c, ids, groups[n], result))
+        record = self._record(r, p, c, offer, groups[n], result)
+        values = [worth[n][i] for i in c], [costs[n].get(i) for i in offer]
+        captions.append(_with_prices(record, *values))
     return captions
+
+# %% ../nbs/50_pipeline.ipynb #cfe603b9
+@patch
+def _decode(self:NovelCaptioner, seen, groups, prices):
+    "Image's place -> `Decoded`."
+    groups, prices = dict(enumerate(groups)), dict(enumerate(prices))
+    return decode(self.captioner, [self._features(seen)], groups, self.search, prices=prices)
+
+@patch
+def _unmet(self:NovelCaptioner, offer, groups, result):
+    "Pairs (class id, its group's place) of what has a finite price and is not in the caption."
+    for c, price in offer.items():
+        group = self._group(c)
+        if price == math.inf or not group: continue
+        g = groups.index(group)
+        if not result.spans[g]: yield c, g
+
+# %% ../nbs/50_pipeline.ipynb #cfe603bb
+@patch
+def _costs(self:NovelCaptioner, seen, offers, groups, prices, decoded):
+    "An image each: class id -> nats that mentioning it would have cost, of those left out."
+    costs, left, forced = [{} for _ in offers], [], []
+    for n, offer in enumerate(offers):
+        for c, g in self._unmet(offer, groups[n], decoded[n]):
+            left.append((n, c, g))
+            forced.append(prices[n][:g] + [math.inf] + prices[n][g+1:])
+    if not left: return costs
+    images = [n for n, _, _ in left]
+    again = self._decode([seen[n] for n in images], [groups[n] for n in images], forced)
+    for j, (n, c, g) in enumerate(left):
+        if again[j].spans[g]: costs[n][c] = decoded[n].objective - again[j].objective
+    return costs
+
+@patch
+def _left_out(self:NovelCaptioner, offer, costs):
+    "What was not worth its cost, in words."
+    for c, cost in costs.items():
+        yield f"{self.classes[c].name}: worth {offer[c]:.1f}, would cost {cost:.1f}"
+
+def _with_prices(record, worth, costs):
+    worth = [None if price == math.inf else price for price in worth]
+    return replace(record, worth=tuple(worth), costs=tuple(costs))
 
 # %% ../nbs/50_pipeline.ipynb #d0a6e3c8
 @patch
@@ -240,10 +310,9 @@ def _record(self:NovelCaptioner, regions, probs, chosen, ids, groups, result):
     text, wanted = result.caption.split(), [self._group(i) for i in ids]
     spans = [result.spans[groups.index(group)] if group else None for group in wanted]
     words = [" ".join(text[slice(*span)]) if span else None for span in spans]
-    best = [probs[regions.labels == c].nan_to_num(0.).max().item() for c in chosen]
     values = [None if p != p else p for p in probs.tolist()]
     return NovelCaption(
-        regions.image_id, result.caption, result.score, tuple(zip(names(chosen), best)),
+        regions.image_id, result.caption, result.score, tuple(zip(names(chosen), chosen.values())),
         tuple(names(ids)), tuple(words), tuple(spans), tuple(values), result.reason)
 
 # %% ../nbs/50_pipeline.ipynb #3d8a4dcf
@@ -292,7 +361,8 @@ def save_pretrained(self:NovelCaptioner,
     if self.vectors is not None:
         vectors = {str(i): torch.as_tensor(v).contiguous() for i, v in self.vectors.items()}
         save_file(vectors, folder/"class_vectors.safetensors")
-    settings = dict(search=self.search.to_dict(), form=self.form, limit=self.limit)
+    settings = dict(search=self.search.to_dict(), form=self.form, limit=self.limit,
+                    prices=self.prices.to_dict())
     write_json(folder/"pipeline.json", settings, indent=1)
 
 def _halve(file):
@@ -335,14 +405,16 @@ def _settings(file):
         raise NocError(f"{file}: no such file; expected a pipeline, as "
                        "`noc_pipeline --selector DIR --captioner DIR` makes of trained parts")
     settings = read_json(file)
-    keys = "search", "form", "limit"
+    keys = "search", "form", "limit", "prices"
     if not isinstance(settings, dict) or not {*keys} <= settings.keys():
-        raise NocError(f"{file}: expected the keys search, form and limit")
-    search, form, limit = (settings[key] for key in keys)
+        raise NocError(f"{file}: expected the keys search, form, limit and prices")
+    search, form, limit, prices = (settings[key] for key in keys)
     if form not in FORMS: raise NocError(f"{file}: form {form!r}: expected one of {FORMS}")
     if type(limit) is not int: raise NocError(f"{file}: limit {limit!r}: expected a number")
     check_range(f"{file}: ", 0, limit=limit)
-    return SearchConfig.from_dict(search, f"{file}: search"), form, limit
+    prices = PriceConfig.from_dict(prices, f"{file}: prices")
+    prices.check(f"{file}: prices.")
+    return SearchConfig.from_dict(search, f"{file}: search"), form, limit, prices
 
 # %% ../nbs/50_pipeline.ipynb #4d83a7f1
 @patch(cls_method=True)
@@ -372,5 +444,5 @@ def with_classes(self:NovelCaptioner,
         rows = [stoi[w] for w in c.phrase if w in stoi and known[stoi[w]]]
         vectors[i] = table[rows].sum(0)/max(1, len(rows))
     if self.vectors is None: vectors = None
-    how = self.search, self.form, self.limit
+    how = self.search, self.form, self.limit, self.prices
     return NovelCaptioner(self.selector, self.captioner, classes, vectors, *how)

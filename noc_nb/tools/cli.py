@@ -66,6 +66,7 @@ def _check_preset(cfg):
     check_range("selector.", 0, lambda0=cfg.selector.lambda0, lambda1=cfg.selector.lambda1)
     check_range("selector.", 0, 1, threshold=cfg.selector.threshold)
     check_range("", 0, limit=cfg.limit)
+    cfg.prices.check("prices.")
     make_search([[]], cfg.search)
 
 def preset_of(
@@ -149,7 +150,7 @@ def join_parts(
 ):
     "Write two parts as one pipeline, for `from_pretrained`."
     vectors = None if words is None else class_vectors(classes, words)
-    how = cfg.search, cfg.form, cfg.limit
+    how = cfg.search, cfg.form, cfg.limit, cfg.prices
     NovelCaptioner(selector, captioner, classes, vectors, *how).save_pretrained(out)
 
 def _save_pipeline(experiment, training):
