@@ -17,7 +17,7 @@ from fastcore.basics import patch
 
 from .captioner import Captioner
 from .constraints import best_scores, constraint_classes
-from .core import Config, NocError, progress, read_json, write_json
+from .core import Config, NocError, default_device, progress, read_json, write_json
 from .data import CocoData, region_batches
 from .decode import decode
 from .encoder import CaptionerConfig
@@ -107,7 +107,8 @@ class Experiment:
         out,               # the run's folder
         resume:bool=False, # go on in a folder that holds this run
         metrics=METRICS,   # caption scores to compute
-        models=None,       # folder that has the trained models, or gets them; default: `out`
+        models=None,       # folder that has the trained models, or gets them; default: `out`;
+                           # or a pipeline's folder, whose selector and captioner are used
         programs=None,     # references -> `CaptionScorer`'s programs; None: no METEOR, no SPICE
     ):
         "Claim the folder. Raises `NocError` for one that holds another run."
@@ -115,6 +116,8 @@ class Experiment:
             raise NocError(f"part {run.part!r}: expected test or val")
         self.run, self.preset, self.data, self.out = run, run.preset, data, Path(out)
         self.metrics, self.models, self.programs = metrics, Path(models or out), programs
+        self.pipeline = self.models if (self.models/"pipeline.json").is_file() else None
+        if self.pipeline: self.models = self.out           # what else is needed is trained here
         self.ids, self.novel, self.cache = data.splits[run.part], data.novel[run.part], {}
         self.features = "symbolic" if data.features is None else "store"
         # `val` has too many novel images for its false positives to count as they do in `test`
@@ -162,6 +165,8 @@ def selector(self:Experiment,
     seed:int=0,        # of its weights and batches
 )->RegionSelector:
     "A trained region selector, from the run's folder or made now."
+    if self.pipeline and (inner, lambda0) == (True, .2):
+        return RegionSelector.from_pretrained(self.pipeline/"selector", device=default_device())
     weights = dict(lambda0=lambda0, lambda1=round(1 - lambda0, 6))
     cfg = replace(self.preset.selector, inner=inner, **weights)
     train = replace(self.preset.train_selector, seed=seed)
@@ -173,6 +178,8 @@ def captioner(self:Experiment,
     training:str,  # a key of `TRAINING_LABELS`
 )->Captioner:
     "A trained captioner, from the run's folder or made now."
+    if self.pipeline:
+        return Captioner.from_pretrained(self.pipeline/"captioner", device=default_device())
     data, preset, seed = self.data, self.preset, self.run.seed
     folder = self.models/f"captioner-{training}-{seed}"
     if training == "xe":
