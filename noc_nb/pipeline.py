@@ -49,17 +49,17 @@ class CaptionOptions:
         check_range(prefix, 0, max_objects=self.max_objects)
         check_range(prefix, 0, 1, min_score=self.min_score)
         if self.insist in (None, "must"): return
-        if not isinstance(self.insist, (int, float)):
+        if type(self.insist) not in (int, float):
             option = "--insist " if prefix else "insist="
             raise NocError(f"{option}{self.insist}: expected a number, or must")
-        check_range(prefix, 0, insist=self.insist)
+        check_range(prefix, 0, 1000, insist=self.insist)
 
 # %% ../nbs/50_pipeline.ipynb #227f4da7
 @dataclass(frozen=True)
 class NovelCaption:
     "A caption, and how it came about."
     image_id:int      # as in the regions
-    caption:str       # lower-case words
+    caption:str       # as the captioner writes; ours writes lower-case words
     score:float       # sum of log-probabilities
     selected:tuple    # (class name, probability) of the classes that the selector chose, best first
     objects:tuple     # names of the classes that were asked for
@@ -90,6 +90,7 @@ class NovelCaptioner:
         self.by_name = {c.name: i for i, c in classes.items()}
         self.people = people(classes)
         self.unsaid = {i for i, c in classes.items() if c.word in captioner.unsaid}
+        self.max_regions = captioner.cfg.max_regions # of an image, that the captioner looks at
 
 # %% ../nbs/50_pipeline.ipynb #0b1f6a3d
 @patch
@@ -173,10 +174,15 @@ def _offers(self:NovelCaptioner, regions, worth, options):
 
 # %% ../nbs/50_pipeline.ipynb #9e4c1b57
 @patch
+def _priced(self:NovelCaptioner, offer):
+    "The constraints of some classes, each once, and their prices."
+    groups, prices, _ = priced_tokens(offer, self.classes, self.vocab, self.form)
+    return groups, prices
+
+@patch
 def _group(self:NovelCaptioner, i):
     "The constraint of a class; None where the vocabulary has no word for it."
-    groups, _ = constraint_tokens([i], self.classes, self.vocab, self.form)
-    return groups[0] if groups else None
+    return next(iter(self._priced({i: math.inf})[0]), None)
 
 @patch
 def _why(self:NovelCaptioner, regions, probs, worth, ids, options):
@@ -213,6 +219,15 @@ def _features(self:NovelCaptioner, images):
     lengths = torch.tensor([[len(r)] for r in best])
     return CaptionBatch(x, torch.arange(x.shape[1]) < lengths, None, ids)
 
+# %% ../nbs/50_pipeline.ipynb #b1cfb0d7
+@patch
+def _seen(self:NovelCaptioner, images, seen):
+    "What the captioner sees. Raises `NocError` for what it cannot look at."
+    if seen is not None and self.vectors is not None:
+        raise NocError("seen: expected a pipeline trained on stored features; "
+                       "this one makes them of boxes and classes")
+    return images if seen is None else seen
+
 # %% ../nbs/50_pipeline.ipynb #b1cfb0d8
 @patch
 def __call__(self:NovelCaptioner,
@@ -226,10 +241,7 @@ def __call__(self:NovelCaptioner,
         return self([images], objects, None if seen is None else [seen], **options)[0]
     options = CaptionOptions(objects, **options)
     options.check()
-    if seen is not None and self.vectors is not None:
-        raise NocError("seen: expected a pipeline trained on stored features; "
-                       "this one makes them of boxes and classes")
-    seen = images if seen is None else seen
+    seen = self._seen(images, seen)
     if len(seen) != len(images):
         raise NocError(f"seen: {len(seen)} images; expected {len(images)}, as the selector's")
     captions = []
@@ -240,15 +252,20 @@ def __call__(self:NovelCaptioner,
 
 # %% ../nbs/50_pipeline.ipynb #cfe603b7
 @patch
+def _search(self:NovelCaptioner, seen, groups, prices):
+    "The best caption of each image, by its place, with its constraints: `Decoded`."
+    groups, prices = dict(enumerate(groups)), dict(enumerate(prices))
+    return decode(self.captioner, [self._features(seen)], groups, self.search, prices=prices)
+
+@patch
 def _caption(self:NovelCaptioner, images, seen, options):
     "Caption a batch: choose, search, record."
     probs, pricing = self._probs(images), self._pricing(options)
     chosen = [self._choose(r, p, options) for r, p in zip(images, probs)]
     worth = [class_prices(c, self.unsaid, pricing) for c in chosen]
     offers = [self._offers(r, w, options) for r, w in zip(images, worth)]
-    priced = [priced_tokens(offer, self.classes, self.vocab, self.form) for offer in offers]
-    groups, prices, _ = zip(*priced)
-    decoded = self._decode(seen, groups, prices)
+    groups, prices = zip(*map(self._priced, offers))
+    decoded = self._search(seen, groups, prices)
     costs = self._costs(seen, offers, groups, prices, decoded)
     captions = []
     for n, (r, p, c, offer) in enumerate(zip(images, probs, chosen, offers)):
@@ -261,12 +278,6 @@ def _caption(self:NovelCaptioner, images, seen, options):
     return captions
 
 # %% ../nbs/50_pipeline.ipynb #cfe603b9
-@patch
-def _decode(self:NovelCaptioner, seen, groups, prices):
-    "Image's place -> `Decoded`."
-    groups, prices = dict(enumerate(groups)), dict(enumerate(prices))
-    return decode(self.captioner, [self._features(seen)], groups, self.search, prices=prices)
-
 @patch
 def _unmet(self:NovelCaptioner, offer, groups, result):
     "Pairs (class id, its group's place) of what has a finite price and is not in the caption."
@@ -287,7 +298,7 @@ def _costs(self:NovelCaptioner, seen, offers, groups, prices, decoded):
             forced.append(prices[n][:g] + [math.inf] + prices[n][g+1:])
     if not left: return costs
     images = [n for n, _, _ in left]
-    again = self._decode([seen[n] for n in images], [groups[n] for n in images], forced)
+    again = self._search([seen[n] for n in images], [groups[n] for n in images], forced)
     for j, (n, c, g) in enumerate(left):
         if again[j].spans[g]: costs[n][c] = decoded[n].objective - again[j].objective
     return costs

@@ -22,9 +22,9 @@ class PriceConfig(Config):
 
     def check(self, prefix:str=""): # as in `check_range`
         "Raises `NocError` for numbers that cannot work."
-        if not isinstance(self.weight, (int, float, type(None))):
+        if type(self.weight) not in (int, float, type(None)):
             raise NocError(f"{prefix}weight={self.weight!r}: expected a number, or null for musts")
-        check_range(prefix, 0, weight=self.weight)
+        check_range(prefix, 0, 1000, weight=self.weight)
         check_range(prefix, 0, 1, min_prob=self.min_prob)
 
 # %% ../nbs/28_prices.ipynb #68ea72d7
