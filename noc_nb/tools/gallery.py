@@ -28,7 +28,7 @@ from PIL import Image
 
 from ..core import NocError, progress, read_json, whole_file, write_json
 from ..data import RegionFeatures, data_files
-from ..detector import Detector
+from .detector import Detector
 from ..heldout import COCO_CLASSES
 from ..pipeline import CaptionOptions, NovelCaptioner, shipped
 from ..regions import RegionTable, Regions, image_sizes, read_coco, read_detections
