@@ -37,7 +37,7 @@ from .command import command
 from .names import read_classes
 from .photos import FORMATS, image_column, image_files, open_image
 from .store import RegionStore
-from ..viz import PALETTE
+from .viz import PALETTE
 
 # %% ../../nbs/tools/52_gallery.ipynb #12ce2d82
 @dataclass(frozen=True)
