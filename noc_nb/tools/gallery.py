@@ -211,7 +211,7 @@ def _near(x, digits=4): return None if x is None else round(x, digits)
 
 def _line(pipeline, regions, caption, name):
     "What JSON holds of a caption: the regions that a model looked at, with both scores."
-    boxes, seen = [], pipeline.captioner.cfg.max_regions
+    boxes, seen = [], pipeline.max_regions
     columns = regions.labels.tolist(), regions.boxes.tolist(), regions.scores.tolist()
     for n, (c, box, score, p) in enumerate(zip(*columns, caption.probs)):
         if n >= seen and p is None: continue
