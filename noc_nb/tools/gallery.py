@@ -516,9 +516,14 @@ def caption_files(
     with tempfile.TemporaryDirectory() as folder:
         file = caption_all(pipeline, source, out or Path(folder)/"lines.jsonl", job.options, resume)
         if not out:                                                  # first, for the page may fail
-            with open(file, encoding="utf-8") as f: sys.stdout.writelines(f)
+            _print_lines(file)
         if report: write_report(report, file, partial(_opened, source), Path(job.src).name)
         return [len(source.ids), sum("error" in line for line in read_lines(file))]
+
+def _print_lines(file):
+    "Print lines of JSON. Where the terminal has no letters but ASCII, JSON has a way to write them."
+    few = sys.stdout.encoding not in (None, "utf-8", "UTF-8")
+    for line in read_lines(file): print(json.dumps(line, ensure_ascii=few))
 
 def _opened(source, line):
     "The picture, or None where there is none."
