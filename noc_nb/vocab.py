@@ -271,27 +271,3 @@ def word_table(
     table = torch.randn(len(vocab), rows.shape[1], generator=generator) * rows.std()
     table[known] = rows
     return table, known
-
-# %% ../nbs/03_vocab.ipynb #9af44dc5
-_SITE = rf"{_HOST}(?:/[^\s\"<>|()]+[^\s\"<>|.!?(){{}},-])?"
-_MAIL = r"[A-Za-z0-9][\w.+-]*@[\w-]+(?:\.[\w-]+)*"
-
-_OTHER_RULES = [
-    rf"{_PART}(?:[-_]{_PART})*",                                         # close-up, 10-year-old, 3D
-    rf"{_X}[A-Za-z0-9.,]*(?:-(?:[A-Za-z](?:\.[A-Za-z])+\.|[A-Za-z0-9]+))+", # 1,000-foot, non-U.S.
-    rf"{_SIDE}(?:\\?/{_SIDE}){{1,2}}",                                   # his/her, 1/2
-    r"\d{1,4}[- ]\d{1,4}/\d{1,4}",                                       # 1-1/2, 1 1/2
-    r"[-+]?(?:\d+(?:[.:,]\d+)*|(?:[.:,]\d+)+)",                          # 2:30, 1,000, .5
-    r"\(\d{2,3}\) ?\d{3,4}[- ]?\d{3,5}",                                # (800) 555-1234
-    r"[A-Z]+(?:[&+][A-Z]+)+|[cC]\+\+|[CF]#|[A-Z]*\$",                    # S&B, US$
-    r"@[A-Za-z]\w*|#[A-Za-z]+",
-    r"(?i:https?://[^\s\"<>|()]+[^\s\"<>|.!?(){},-])",
-    _SITE,
-    _MAIL,
-    rf"{_X}+(?:\.{_X}+)*\.(?i:{_END})(?!{_X})",
-    r"[<>]?[:;=]['*o-]?[()DPdpO\\{@|\[\]](?![A-Za-z0-9])|[\^~=<>-]_[\^~=<>-]", # :-)
-    rf"<(?:[!?][A-Za-z-][^>\n]{{0,500}}|{_TAG})>",
-    r"[?!]+|<<|>>|\*+|_+|@+|#+|-+|\S",
-]
-_RULES = [re.compile(rule) for rule in _WORD_RULES + _STOP_RULES + _OTHER_RULES]
-_NEAR_RULES = [rule for rule in _RULES if rule.pattern not in (_MAIL, _SITE)]
