@@ -61,6 +61,7 @@ def _address_places(text):
         if re.compile(r"@[\w-]").match(text, run.end()): places.update(range(*run.span()))
     return places
 
+# %% ../nbs/03_vocab.ipynb #94dcb298
 def _lex(caption, after):
     "The tokens of a caption, rule by rule, with spaces. The text after it is only looked at."
     text = caption.translate(_PLAINER)

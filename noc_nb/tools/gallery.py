@@ -521,7 +521,7 @@ def caption_files(
         return [len(source.ids), sum("error" in line for line in read_lines(file))]
 
 def _print_lines(file):
-    "Print lines of JSON. Where the terminal has no letters but ASCII, JSON has a way to write them."
+    "Print lines of JSON, which can write any letter in ASCII."
     few = sys.stdout.encoding not in (None, "utf-8", "UTF-8")
     for line in read_lines(file): print(json.dumps(line, ensure_ascii=few))
 
@@ -531,6 +531,7 @@ def _opened(source, line):
     image = None if file is None else _try(open_image, file)
     return None if isinstance(image, NocError) else image
 
+# %% ../../nbs/tools/52_gallery.ipynb #1013ceac
 def _check_outputs(job, out, report):
     "Raises `NocError` for an output that would take the place of somebody's work."
     inputs = job.src, job.model, job.classes, job.data, job.images, job.features

@@ -125,7 +125,8 @@ def _complaint(process):
     "What a guarded program has written to its error output, shortened to the line that matters."
     if process.stderr.closed: return "it was closed"
     process.stderr.seek(0)
-    lines = process.stderr.read(1 << 20).decode(errors="replace").strip().splitlines() or ["no message"]
+    text = process.stderr.read(1 << 20).decode(errors="replace")
+    lines = text.strip().splitlines() or ["no message"]
     errors = [line for line in lines if re.search("error|exception", line, re.I)]
     return (errors or lines)[0].strip()[:200]
 
