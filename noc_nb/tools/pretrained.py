@@ -36,7 +36,8 @@ def is_local(
     except Exception as e:                         # of the network, or of the hub
         if isinstance(try_to_load_from_cache(str(name), "config.json"), str): return True
         why = _first_line(e)
-        raise NocError(f"{name}: no such folder, nor can it be fetched ({why}); {expected}") from None
+        gone = f"{name}: no such folder, nor can it be fetched ({why})"
+        raise NocError(f"{gone}; {expected}") from None
     return False
 
 # %% ../../nbs/tools/06_pretrained.ipynb #c97f5202
@@ -94,6 +95,7 @@ class Pretrained:
         model, report = self.load(kind, output_loading_info=True, **settings)
         missing = sorted(report["missing_keys"])
         if missing:
-            raise NocError(f"{self.name}: expected all weights of its model; {missing[0]} is missing"
-                           + (f", and {len(missing) - 1} more" if missing[1:] else ""))
+            more = f", and {len(missing) - 1} more" if missing[1:] else ""
+            raise NocError(f"{self.name}: expected all weights of its model; {missing[0]} is "
+                           f"missing{more}")
         return model.eval()
