@@ -192,7 +192,7 @@ def captioner(self:Experiment,
 # %% ../nbs/44_experiment.ipynb #93e682c4
 @patch
 def _priced(self:Experiment, row):
-    "Whether a row's classes have prices. No model says how likely `oracle`'s are, and CBS has musts."
+    "Whether a row's classes have prices. The oracle is certain, and CBS has musts."
     return self.preset.prices.weight is not None and row not in ("none", "oracle", "cbs")
 
 @patch
