@@ -65,15 +65,13 @@ def constraint_classes(
 )->list:              # class ids, best first, each once
     "The classes that a caption must mention. Raises `NocError` for a rule that it cannot follow."
     _check_rule(how, [("selector", "probs", probs), ("oracle", "mentioned", mentioned)])
-    detected = _ranked(regions.scores.tolist(), regions.labels.tolist(), drop)
-    labels = [c for _, c in detected]
-    best = detected[:max_regions]
+    labels = [c for _, c in _ranked(regions.scores.tolist(), regions.labels.tolist(), drop)]
     if how == "none": return []
     if how == "oracle": labels = [c for c in labels if c in mentioned]
     elif how == "topk":
-        labels = [c for _, c in best]
+        labels = labels[:max_regions]
         labels = [*dict.fromkeys(labels)][:k] if distinct else labels[:k]
-    elif how in ("score", "selector"):
+    else:
         scores = best_scores(regions, probs if how == "selector" else None, max_regions, drop)
         labels = [c for c, score in scores.items() if score >= threshold]
     return [*dict.fromkeys(labels)][:limit]

@@ -11,8 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-import torch
+import numpy as np, torch
 from fastcore.basics import patch
 
 from .captioner import Captioner
@@ -26,8 +25,8 @@ from .metrics import CaptionScorer, METRICS
 from .novelty import evaluate, selection_f1
 from .prices import PriceConfig, bids, class_prices, priced_tokens
 from .regions import class_vectors
-from .results import LABELS, append_row, captions_file, new_row, read_results, read_rows
-from .results import table_line, write_results
+from .results import (LABELS, append_row, captions_file, new_row, read_results, read_rows,
+                            table_line, write_results)
 from .scst import ScstConfig, train_scst
 from .selector import RegionSelector, SelectorConfig
 from .train import TrainConfig
@@ -124,10 +123,12 @@ class Experiment:
         self.fp_weight = val_weight(data) if run.part == "val" else 1.
         self._claim(resume)
 
-    def once(self, key, make):
-        "The value of `key`, made when it is first asked for."
-        if key not in self.cache: self.cache[key] = make()
-        return self.cache[key]
+# %% ../nbs/44_experiment.ipynb #5058dc7d
+@patch
+def once(self:Experiment, key, make):
+    "The value of `key`, made when it is first asked for."
+    if key not in self.cache: self.cache[key] = make()
+    return self.cache[key]
 
 # %% ../nbs/44_experiment.ipynb #345c0cc3
 def _checksum(data):
@@ -173,6 +174,7 @@ def selector(self:Experiment,
     folder = self.models/f"selector{'' if inner else '-no-inner'}-{lambda0}-{seed}"
     return train_selector(self.data, cfg, train, folder, resume=True)
 
+# %% ../nbs/44_experiment.ipynb #d8b9fe8f
 @patch
 def captioner(self:Experiment,
     training:str,  # a key of `TRAINING_LABELS`

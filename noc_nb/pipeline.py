@@ -273,8 +273,7 @@ def _caption(self:NovelCaptioner, images, seen, options):
         reasons = filter(None, [*why, decoded[n].reason, *self._left_out(offer, costs[n])])
         result = replace(decoded[n], reason="; ".join(reasons) or None)
         record = self._record(r, p, c, offer, groups[n], result)
-        values = [worth[n][i] for i in c], [costs[n].get(i) for i in offer]
-        captions.append(_with_prices(record, *values))
+        captions.append(_with_prices(record, map(worth[n].get, c), map(costs[n].get, offer)))
     return captions
 
 # %% ../nbs/50_pipeline.ipynb #cfe603b9
@@ -298,7 +297,8 @@ def _costs(self:NovelCaptioner, seen, offers, groups, prices, decoded):
             forced.append(prices[n][:g] + [math.inf] + prices[n][g+1:])
     if not left: return costs
     images = [n for n, _, _ in left]
-    again = self._search([seen[n] for n in images], [groups[n] for n in images], forced)
+    these = [groups[n] for n in images]
+    again = self._search([seen[n] for n in images], these, forced)
     for j, (n, c, g) in enumerate(left):
         if again[j].spans[g]: costs[n][c] = decoded[n].objective - again[j].objective
     return costs

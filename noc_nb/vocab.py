@@ -179,6 +179,7 @@ def build(cls:Vocab,
     ordered = sorted(words - set(SPECIALS), key=lambda word: (-counts[word], word))
     return cls(ordered, {word for word in ordered if not counts[word]})
 
+# %% ../nbs/03_vocab.ipynb #37885fa7
 @patch
 def save(self:Vocab, path):
     "Write as JSON."
