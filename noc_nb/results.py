@@ -70,7 +70,7 @@ def append_row(
             last = f.read().rpartition(b"\n")[2]
             if _row_of(last): f.write(b"\n")
             else: f.truncate(f.tell() - len(last))
-        f.write(_json_line(row).encode())
+        f.write(_json_line(row).encode(errors="replace"))
 
 # %% ../nbs/27_results.ipynb #7a68e88a
 def _rows_of(file):
