@@ -13,7 +13,8 @@ from noc_nb.results import read_rows
 RESULTS = ROOT/"results"
 LOGGED = "data", "row", "training", "variant", "lambda0", "seed", "time", "commit"
 VARIANTS = {"borrow": "borrow from two, threshold .6", "borrow_vote": "borrow from two, five vote, threshold .6",
-            "learn": "word vectors learned", "gt": "captioner trained on simulated detections"}
+            "learn": "word vectors learned", "prices": "borrow from two, prices, w=2, beta=5",
+            "gt": "captioner trained on simulated detections"}
 
 def logged(row): return json.dumps([row.get(key) for key in LOGGED], sort_keys=True)
 
@@ -51,7 +52,7 @@ def test_experiments_show_what_the_rows_say():
 
 def line_of(file):
     "Split part, captioner's seed, variant, training, row and weight of a file of captions, by its name."
-    parts = (r"lite-(?:(val|gt|learn|borrow|borrow_vote|seed\d)-)?(xe|cider_dgbs|cider)-(\w+?)"
+    parts = (r"lite-(?:(val|gt|learn|prices|borrow|borrow_vote|seed\d)-)?(xe|cider_dgbs|cider)-(\w+?)"
              r"(?:-(0\.\d))?\.json\.gz")
     tag, training, row, lambda0 = re.fullmatch(parts, file.name).groups()
     seed = int(tag[4:]) if tag and tag.startswith("seed") else 0

@@ -227,12 +227,13 @@ def _same_images(base, folder):
         raise NocError(f"{folder}: a run on {found}; expected {expected}, as in {base}")
     return expected
 
-def _variant_rows(base, folder, scores):
+def _variant_rows(base, folder, scores, against):
     "Row, line and Δ of every captioned row of a run that the plain run has, too."
     columns = "in_C", "out_C", "pooled_C", "out_F1"
     for r in read_rows(Path(folder)/"rows.jsonl"):
         line = table_line(r["row"], r["training"], r["lambda0"])
-        plain, other = (captions_file(Path(f)/"captions", line) for f in (base, folder))
+        plain = captions_file(Path(base)/"captions", against or line)
+        other = captions_file(Path(folder)/"captions", line)
         if not (r["training"] and plain.exists() and other.exists()): continue
         deltas = {c: _column(scores(other), c) - _column(scores(plain), c) for c in columns}
         yield r, line, {c: _interval(delta) for c, delta in deltas.items()}
@@ -243,6 +244,7 @@ def write_variants(
     others,           # folders of runs that differ
     data=None,        # folder in COCO's layout; default: the variable NOC_DATA
     samples:int=1000, # draws of the bootstrap
+    against=None,     # the plain run's line that all are compared with; default: each one's own
 )->list:              # the rows
     "How far variants are from the plain run. Raises `NocError` for runs on other images."
     for folder in (base, *others): split, part, _ = _same_images(base, folder)
@@ -251,7 +253,7 @@ def write_variants(
     scores = cache(lambda file: drawn_scores(file, task, samples, fp_weight=weight))
     copied, rows = ("variant", "data", "split", "detections", "features", "seed", "command"), []
     for folder in progress(others, "variants"):
-        for r, line, metrics in _variant_rows(base, folder, scores):
+        for r, line, metrics in _variant_rows(base, folder, scores, against):
             rows.append(_claim_row(line, task, metrics, samples, **{key: r[key] for key in copied}))
     write_rows(path, rows)
     return rows
