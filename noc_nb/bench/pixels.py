@@ -41,7 +41,7 @@ class PixelConfig(Config):
     heads:int = 4       # of attention
     encoder:int = 4     # layers of the ViT
     decoder:int = 2     # layers of the GPT-2
-    steps:int = 800     # of training
+    steps:int = 600     # of training
     batch:int = 64      # pictures of a step, each with one of its captions
     warmup:int = 100    # steps until the learning rate is at its peak; then it falls as a cosine
     peak:float = 1e-3   # learning rate
