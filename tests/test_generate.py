@@ -5,12 +5,13 @@ import csv, gzip, itertools, json, math, random, re, warnings
 from pathlib import Path
 import pytest
 import torch
+from PIL import Image
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessorList, PreTrainedTokenizerFast
 from noc_nb.core import NocError, find_data
 from noc_nb.tools.generate import grid_beam, read_pieces, spellings
 from noc_nb.toy import toy_image
-from tiny_models import BUILDERS, build, tokenizer
+from tiny_models import BUILDERS, build, save_chat, tokenizer
 
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT/"tests/architectures.csv"
@@ -198,6 +199,21 @@ def test_lines_of_the_chapter_are_those_that_run():
     name = next(line for line in shown.splitlines() if line.startswith("name = "))
     run = sources[at-1] + "\n\n" + sources[at].replace("name = folder.name", name) + "\n"
     assert run == shown
+
+def fence(text, language): return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+
+def test_lines_of_the_readme(tmp_path, capsys, monkeypatch):
+    "A chat model and a picture: the README's lines, with a tiny folder in the place of the hub's."
+    [lines] = fence((ROOT/"README.md").read_text(encoding="utf-8"), "py")
+    assert sum(bool(line.strip()) for line in lines.splitlines()) <= 14
+    save_chat(tmp_path/"model")
+    Image.new("RGB", (40, 30), "green").save(tmp_path/"photo.jpg")
+    monkeypatch.chdir(tmp_path)
+    run, found = re.subn(r'^name = ".*"$', 'name = "model"', lines, flags=re.M)
+    assert found == 1
+    exec(run, {})
+    said = capsys.readouterr().out
+    assert is_whole(said, "zebra") and is_whole(said, ["bus", "buses"])
 
 # Whole words, by brute force
 
