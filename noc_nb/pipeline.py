@@ -52,7 +52,7 @@ class CaptionOptions:
 class NovelCaption:
     "A caption, and how it came about."
     image_id:int      # as in the regions
-    caption:str       # lower-case words
+    caption:str       # as the captioner writes; ours writes lower-case words
     score:float       # sum of log-probabilities
     selected:tuple    # (class name, probability) of the classes that the selector chose, best first
     objects:tuple     # names of the classes that were asked for
@@ -79,6 +79,7 @@ class NovelCaptioner:
         self.vocab = Vocab(captioner.tokens)
         self.by_name = {c.name: i for i, c in classes.items()}
         self.people = people(classes)
+        self.max_regions = captioner.cfg.max_regions # of an image, that the captioner looks at
 
 # %% ../nbs/50_pipeline.ipynb #0b1f6a3d
 @patch
@@ -152,10 +153,14 @@ def _asked(self:NovelCaptioner, regions, chosen, options):
 
 # %% ../nbs/50_pipeline.ipynb #9e4c1b57
 @patch
+def _groups(self:NovelCaptioner, ids):
+    "The constraints of some classes, each once."
+    return constraint_tokens(ids, self.classes, self.vocab, self.form)[0]
+
+@patch
 def _group(self:NovelCaptioner, i):
     "The constraint of a class; None where the vocabulary has no word for it."
-    groups, _ = constraint_tokens([i], self.classes, self.vocab, self.form)
-    return groups[0] if groups else None
+    return next(iter(self._groups([i])), None)
 
 @patch
 def _why(self:NovelCaptioner, regions, probs, chosen, ids, options):
@@ -191,6 +196,15 @@ def _features(self:NovelCaptioner, images):
     lengths = torch.tensor([[len(r)] for r in best])
     return CaptionBatch(x, torch.arange(x.shape[1]) < lengths, None, ids)
 
+# %% ../nbs/50_pipeline.ipynb #b1cfb0d7
+@patch
+def _seen(self:NovelCaptioner, images, seen):
+    "What the captioner sees. Raises `NocError` for what it cannot look at."
+    if seen is not None and self.vectors is not None:
+        raise NocError("seen: expected a pipeline trained on stored features; "
+                       "this one makes them of boxes and classes")
+    return images if seen is None else seen
+
 # %% ../nbs/50_pipeline.ipynb #b1cfb0d8
 @patch
 def __call__(self:NovelCaptioner,
@@ -204,10 +218,7 @@ def __call__(self:NovelCaptioner,
         return self([images], objects, None if seen is None else [seen], **options)[0]
     options = CaptionOptions(objects, **options)
     options.check()
-    if seen is not None and self.vectors is not None:
-        raise NocError("seen: expected a pipeline trained on stored features; "
-                       "this one makes them of boxes and classes")
-    seen = images if seen is None else seen
+    seen = self._seen(images, seen)
     if len(seen) != len(images):
         raise NocError(f"seen: {len(seen)} images; expected {len(images)}, as the selector's")
     captions = []
@@ -218,13 +229,18 @@ def __call__(self:NovelCaptioner,
 
 # %% ../nbs/50_pipeline.ipynb #cfe603b7
 @patch
+def _search(self:NovelCaptioner, seen, groups):
+    "The best caption of each image, by its place, with its constraints: `Decoded`."
+    return decode(self.captioner, [self._features(seen)], dict(enumerate(groups)), self.search)
+
+@patch
 def _caption(self:NovelCaptioner, images, seen, options):
     "Caption a batch: choose, search, record."
     probs = self._probs(images)
     chosen = [self._choose(r, p, options) for r, p in zip(images, probs)]
     asked = [self._asked(r, c, options) for r, c in zip(images, chosen)]
-    groups = [constraint_tokens(ids, self.classes, self.vocab, self.form)[0] for ids in asked]
-    decoded = decode(self.captioner, [self._features(seen)], dict(enumerate(groups)), self.search)
+    groups = [self._groups(ids) for ids in asked]
+    decoded = self._search(seen, groups)
     captions = []
     for n, (r, p, c, ids) in enumerate(zip(images, probs, chosen, asked)):
         reasons = filter(None, [*self._why(r, p, c, ids, options), decoded[n].reason])

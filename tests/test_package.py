@@ -1,5 +1,5 @@
 "The package is what the notebooks say, and installs as `settings.ini` says."
-import ast, importlib.metadata, json, re, subprocess, sys, sysconfig, venv, zipfile
+import ast, importlib.metadata, json, os, re, subprocess, sys, sysconfig, venv, zipfile
 from email.parser import Parser
 from pathlib import Path
 import pytest
@@ -131,7 +131,8 @@ print(json.dumps([str(home), noc_nb.__version__, sorted(p.relative_to(home).as_p
 def ask(python, *arguments, cwd):
     "Run Python, or a command beside it, away from the checkout."
     command = [python, *arguments] if arguments[0].startswith("-") else [python.parent/arguments[0], *arguments[1:]]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}     # a checkout may stand there
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):

@@ -45,7 +45,7 @@ def view(
     "Look at an image. Raises `NocError` for regions that do not fit the pipeline."
     small = image.copy()
     small.thumbnail((SIDE, SIDE))
-    regions = regions.best(max(pipeline.captioner.cfg.max_regions, 30))    # of thousands
+    regions = regions.best(max(pipeline.max_regions, 30))    # of thousands
     proposal = pipeline(regions)
     free = pipeline(regions, [])
     return View(pipeline, small, regions, free, proposal.objects, proposal.reason or "")

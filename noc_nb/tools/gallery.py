@@ -28,7 +28,7 @@ from PIL import Image
 
 from ..core import NocError, progress, read_json, whole_file, write_json
 from ..data import RegionFeatures, data_files
-from ..detector import Detector
+from .detector import Detector
 from ..heldout import COCO_CLASSES
 from ..pipeline import CaptionOptions, NovelCaptioner, shipped
 from ..regions import RegionTable, Regions, image_sizes, read_coco, read_detections
@@ -37,7 +37,7 @@ from .command import command
 from .names import read_classes
 from .photos import FORMATS, image_column, image_files, open_image
 from .store import RegionStore
-from ..viz import PALETTE
+from .viz import PALETTE
 
 # %% ../../nbs/tools/52_gallery.ipynb #12ce2d82
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _near(x, digits=4): return None if x is None else round(x, digits)
 
 def _line(pipeline, regions, caption, name):
     "What JSON holds of a caption: the regions that a model looked at, with both scores."
-    boxes, seen = [], pipeline.captioner.cfg.max_regions
+    boxes, seen = [], pipeline.max_regions
     columns = regions.labels.tolist(), regions.boxes.tolist(), regions.scores.tolist()
     for n, (c, box, score, p) in enumerate(zip(*columns, caption.probs)):
         if n >= seen and p is None: continue

@@ -1,0 +1,157 @@
+"""The six ways into the package, as README.md tells them, walked by somebody who knows nothing else.
+
+Each test runs the lines of one way as they stand there, in an empty folder with files of the names that they use,
+and ends in the artefact that its person is after. What a test adds is an option of `--help` that makes it small."""
+import json, random, re, shlex, subprocess, sys
+from pathlib import Path
+import numpy as np
+import pytest
+from PIL import Image
+from book import ROOT, none_of
+from readme import README
+from noc_nb.tools.command import main
+from noc_nb.tools.photos import random_weights
+from noc_nb.toy import make_toy
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SMALL = "train_selector.epochs=1", "xe.epochs=1", "captioner.d_model=32", "captioner.d_ff=64"
+
+def ways():
+    "Who takes each of the ways -> all that README.md says of it."
+    section = re.search(r"^## Six ways in$(.*?)^## ", README.read_text(encoding="utf-8"), re.M | re.S)[1]
+    return dict(part.split(".**", 1) for part in re.split(r"^\*\*", section, flags=re.M)[1:])
+
+WAYS = ways()
+
+def steps(who):
+    "The lines of a way's block."
+    return re.search(r"^```\w+\n(.*?)^```$", WAYS[who], re.M | re.S)[1].splitlines()
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch):
+    "A function that runs a line of the README in an empty folder, with more options."
+    monkeypatch.chdir(tmp_path)
+    def run(line, *more):
+        command, *words = shlex.split(line, comments=True)
+        monkeypatch.setattr(sys, "argv", [command, *words, *map(str, more)])
+        main()
+    return run
+
+def lines(path): return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+def test_each_way_is_short():
+    assert len(WAYS) == 6
+    def told(text): return [line for line in text.splitlines() if line.strip() and not line.startswith("```")]
+    none_of((f"{who}: {len(told(text))} lines" for who, text in WAYS.items() if len(told(text)) > 6),
+            "the README tells each way in at most six lines")
+
+@pytest.mark.slow
+def test_researcher(typed):
+    "Ends in two tables: the paper's numbers beside ours, and a change's."
+    make_toy("small", train=60, val=20, test=20)
+    small = "--tables 1 --rows none,selector --training xe --metrics C --data small".split()
+    again, changed = steps("To check the paper or beat it")
+    typed(again, *small, "--set", *SMALL)
+    typed(changed.replace("search.k=3", " ".join(["search.k=3", *SMALL])), *small)
+    for folder in "run", "beam3":
+        table = Path(folder, "table1.md").read_text(encoding="utf-8")
+        assert "Region selector · cross-entropy" in table and "| Ours |" in table
+    rows = lines("beam3/rows.jsonl")
+    assert {row["variant"] for row in rows} == {"beam of 3"} and rows[0]["config"]["search"]["k"] == 3
+
+def photo(path, seed):
+    "A picture of noise."
+    pixels = np.random.default_rng(seed).integers(0, 255, (90, 120, 3), np.uint8)
+    Path(path).parent.mkdir(exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+def test_own_photos(typed, tmp_path):
+    "Ends in a page with two photos and their captions, and in captions that say a word."
+    for n in 1, 2: photo(f"photos/{n}.png", n)
+    small = "fasterrcnn_mobilenet_v3_large_320_fpn"
+    weights = random_weights(tmp_path/"detector.pth", small)    # torchvision's cannot be downloaded here
+    look = "--detector", small, "--weights", weights
+    chosen, asked = steps("To caption photos")
+    typed(chosen, *look)
+    page = Path("report.html").read_text(encoding="utf-8")
+    assert page.count("data:image/jpeg") == 2 and len(lines("captions.jsonl")) == 2
+    typed(asked, *look)
+    assert all({"zebra", "bus"} <= set(line["caption"].split()) for line in lines("forced.jsonl"))
+
+NAMES = """fern lantern kettle compass anchor violin ladder bucket candle mirror pumpkin cactus helmet barrel
+    wagon anvil feather pebble teapot hammock""".split()
+
+def own_data():
+    "What somebody with a detector of twenty other classes has: names, photos, captions, boxes, word vectors."
+    rng, images, captions, found = random.Random(0), [], [], []
+    for i in range(1, 61):
+        seen = rng.sample(range(20), 2)
+        images.append(dict(id=i, file_name=f"{i}.png", width=120, height=90))
+        text = f"a photo of a {NAMES[seen[0]]} and a {NAMES[seen[1]]}"
+        captions += [dict(id=5*i + n, image_id=i, caption=text) for n in range(5)]
+        for n, c in enumerate(seen):
+            box = [10 + 50*n, 10, 40, 50 + rng.random()]
+            found.append(dict(image_id=i, category_id=c + 1, bbox=box, score=.9 - .1*n))
+    for i in 1, 2: photo(f"photos/{i}.png", i)
+    Path("names.txt").write_text("\n".join(NAMES))
+    Path("captions.json").write_text(json.dumps(dict(images=images, annotations=captions)))
+    Path("found.json").write_text(json.dumps(found))
+    numbers = np.random.default_rng(0).normal(size=(24, 16)).round(3)
+    words = [*NAMES, "a", "photo", "of", "and"]
+    Path("glove.txt").write_text("".join(f"{w} {' '.join(map(str, v))}\n" for w, v in zip(words, numbers)))
+
+def test_own_detector(typed):
+    "Ends in captions by an own model that say what an own detector found."
+    own_data()
+    selector, captioner, join, caption = steps("To train on an own detector's classes")
+    for line in selector, captioner: typed(line, "--set", *SMALL, "selector.d_model=32", "selector.d_ff=64")
+    typed(join)
+    typed(caption)
+    made = lines("captions.jsonl")
+    assert [line["file"] for line in made] == ["1.png", "2.png"]
+    forced = [c for line in made for c in line["constraints"]]
+    assert {c["object"] for c in forced} <= set(NAMES) and all(c["word"] for c in forced)
+
+def test_evaluator(typed):
+    "Ends in two reports, and in which of their differences are real."
+    root = make_toy("COCO", train=40, val=30, test=5)
+    (root/"splits/toy.json").rename(root/"splits/lite.json")
+    split = json.loads((root/"splits/lite.json").read_text())
+    captions = json.loads(next(root.glob("annotations/captions_val2014.json*")).read_text())
+    texts = {a["image_id"]: a["caption"] for a in captions["annotations"]}
+    entries = [dict(image_id=i, caption=texts[i]) for i in split["val"]]
+    Path("ours.json").write_text(json.dumps(entries))
+    theirs = [entry | dict(caption="a view of a street") for entry in entries]
+    Path("theirs.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in theirs))
+    *scored, compared = steps("To score any captions")
+    for line in scored: typed(line, "--metrics", "C,R", "--samples", 50)
+    typed(compared, "--samples", 50, "--out", "both")
+    rows = json.loads(Path("both/compare.json").read_text())
+    assert rows["all C"]["real"] and rows["all C"]["difference"] < 0
+
+def test_transformers_user(tmp_path, monkeypatch, capsys):
+    "Ends in a text by a model of transformers that says the words."
+    pytest.importorskip("transformers")
+    from tiny_models import blip, tokenizer
+    from transformers import BlipImageProcessor, BlipProcessor
+    size = dict(height=16, width=16)
+    BlipProcessor(BlipImageProcessor(size=size), tokenizer()).save_pretrained(tmp_path/"MODEL")
+    blip()[0].save_pretrained(tmp_path/"MODEL")
+    monkeypatch.chdir(tmp_path)
+    photo("photo.jpg", 0)
+    capsys.readouterr()
+    exec(compile("\n".join(steps("To steer a model of transformers")), "README.md", "exec"), {})
+    said = capsys.readouterr().out.split()
+    assert "zebra" in said and {"bus", "buses"} & set(said)
+
+@pytest.mark.slow
+def test_reader(tmp_path):
+    "Ends in a chapter with its figures, executed on the reader's machine."
+    venv, lab, site = steps("To read")
+    chapter = next(word for word in shlex.split(lab, comments=True) if word.endswith(".ipynb"))
+    out = tmp_path/"chapter.ipynb"
+    command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", ROOT/chapter, "--output", out]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    def figures(path): return Path(path).read_text(encoding="utf-8").count('"image/png"')
+    assert figures(out) == figures(ROOT/chapter) > 0
