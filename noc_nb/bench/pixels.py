@@ -97,6 +97,11 @@ def _look(processor, images):
         pixels.append(seen.half())
     return torch.stack(pixels)
 
+def _captions(images):
+    "Lists of normalised captions."
+    def own(i): return list(map(normalize, toy_image(0, i)[1]))
+    return list(map(own, images))
+
 class Pairs(torch.utils.data.Dataset):
     "Pictures of the toy world, each with one of its captions."
     def __init__(self,
@@ -170,7 +175,7 @@ def train_pixels(
     folder, start = Path(folder), time.monotonic()
     if (folder/"done.json").exists(): return
     images = range(1, cfg.pictures + 1)
-    captions = [[normalize(c) for c in toy_image(0, i)[1]] for i in images]
+    captions = _captions(images)
     names = [form for c in TOY_CLASSES.values() for form in c.forms]
     tokenizer, processor = caption_tokenizer(sum(captions, []), names), image_processor(cfg.side)
     set_seed(seed)
@@ -223,13 +228,14 @@ class PixelExperiment(Experiment):
         folder = self.models/f"captioner-pixels-{self.run.seed}"
         train_pixels(self.preset.captioner, folder, self.run.seed)
         model = VisionEncoderDecoderModel.from_pretrained(folder).eval()
-        return model, AutoTokenizer.from_pretrained(folder), ViTImageProcessor.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        return model, tokenizer, ViTImageProcessor.from_pretrained(folder)
 
     def borrowed(self):
         "The captioner with neighbour-averaged embeddings."
         model, tokenizer, processor = self.captioner("xe")
         images = range(1, self.preset.captioner.pictures + 1)
-        said = {word for i in images for c in toy_image(0, i)[1] for word in normalize(c).split()}
+        said = {word for own in _captions(images) for c in own for word in c.split()}
         average_said(model, tokenizer, said, self.data.vectors, self.preset.borrow)
         return model, tokenizer, processor
 

@@ -272,7 +272,8 @@ def _cases(group, base):
         return [replace(case, mode=mode, **{field: x}) for x in values for mode in modes]
     if group in ("differ", "shared"): return each(replace(base, constraints=group), "n", (1, 3, 5))
     if group == "plain": return [replace(base, mode="beam", n=0)]
-    if group == "generate": return each(replace(base, constraints="shared"), "n", (1, 3, 5), ["bank"])
+    if group == "generate":
+        return each(replace(base, constraints="shared"), "n", (1, 3, 5), ["bank"])
     if group == "gpu": return each(base, "images", (50, 500))
     if group != "scale":
         known = "differ, shared, plain, generate, scale or gpu"

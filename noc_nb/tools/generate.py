@@ -541,7 +541,7 @@ def _groups(words, each, processor, prompts, no_repeat):
     return WordGroups(lists, getattr(processor, "tokenizer", processor), prompts, no_repeat)
 
 def _answer(rows, found):
-    "What `generate` returns: ids, or with `return_dict_in_generate` also scores, `spans`, `objective`."
+    "What `generate` returns: ids; with `return_dict_in_generate` also scores, spans, objective."
     from transformers.generation import utils
     config, n = rows.config, rows.config.num_return_sequences
     best = [(i, said) for i, lines in enumerate(found.tokens[:,:n].tolist()) for said in lines]
@@ -613,8 +613,7 @@ def grid_beam(
     "For `generate(custom_generate=grid_beam)`: beam search with words that must come, or may."
     config, k = generation_config, generation_config.num_beams
     _check(model, config, model_kwargs, text_only)
-    prompts = input_ids[::k].tolist()
-    groups = _groups(words, each, processor, prompts, no_repeat)
+    groups = _groups(words, each, processor, input_ids[::k].tolist(), no_repeat)
     room, width = config.max_length - input_ids.shape[1], k
     prices = read_word_prices(prices, groups.lists)
     if at_least is None: _check_room(_musts(groups.lists, prices), room)
@@ -623,8 +622,8 @@ def grid_beam(
         width, input_ids, model_kwargs = _widen(model, groups, k, input_ids, model_kwargs)
     rows = Rows(model, input_ids, logits_processor, stopping_criteria, config, model_kwargs,
                 width, groups)
-    first = torch.arange(len(prompts), device=input_ids.device)*width
-    begin, least = [[(rows.begin,)]], _with_begin(at_least, len(prompts))
+    first = torch.arange(len(groups.lists), device=input_ids.device)*width
+    begin, least = [[(rows.begin,)]], _with_begin(at_least, len(groups.lists))
     constraints = [begin + words for words in groups.constraints(rows.v, rows.ends)]
     if prices: prices = [[math.inf, *row] for row in prices]             # the begin is a must
     found = grid_beam_search(
