@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from fastcore.basics import patch
-from fastcore.script import store_true
+from fastcore.script import Param, store_true
 from torch.nn.utils.rnn import pad_sequence
 
-from ..core import Config, NocError, progress, read_json, say, set_seed, write_json
+from ..core import (Config, NocError, override, progress, read_json, say, set_seed,
+                         write_json)
 from ..data import load_data
 from ..decode import Decoded
 from ..experiment import PRESETS, Experiment, Run
@@ -42,6 +43,7 @@ class PixelConfig(Config):
     encoder:int = 3     # layers of the ViT
     decoder:int = 2     # layers of the GPT-2
     steps:int = 600     # of training
+    stop:int = 0        # end the training after so many of them; 0: after all
     batch:int = 64      # pictures of a step, each with one of its captions
     warmup:int = 60     # steps until the learning rate is at its peak; then it falls as a cosine
     peak:float = 1.5e-3 # learning rate
@@ -154,6 +156,8 @@ def _trainer(model, cfg, seed, folder, pairs):
     "The library's, which says its loss from time to time."
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
     class Says(TrainerCallback):
+        def on_step_end(self, args, state, control, **kw):
+            if state.global_step == cfg.stop: control.should_training_stop = True
         def on_log(self, args, state, control, logs=None, **kw):
             if "loss" in logs: say(f"captioner: step {state.global_step}, loss {logs['loss']:.2f}")
     how = TrainingArguments(
@@ -296,11 +300,14 @@ def noc_bench_pixels(
     out:str="_runs/pixels", # the run's folder
     seed:int=0,             # of selector and captioner
     part:str="test",        # what is captioned and scored: test, or val to choose by
+    set:Param("changes of the preset, as key=value", str, nargs="*")=None, # key=value texts
     resume:store_true=False, # go on with the run in OUT
 ):
     "Train a VisionEncoderDecoder on drawn pictures; caption and score with the selector's words."
     torch.set_num_threads(_TOY.threads)
-    out, preset, typed = Path(out), PixelPreset(), f"noc_bench_pixels --seed {seed} --part {part}"
+    out, preset = Path(out), override(PixelPreset(), set)
+    typed = f"noc_bench_pixels --seed {seed} --part {part}"
+    if set: typed = " ".join([typed, "--set", *set])
     if not (out/"world/splits/toy.json").exists(): make_toy(out/"world")
     data, variant = load_data(out/"world", split="toy"), "pixels: a VisionEncoderDecoder"
     plans = {"plain": (preset, variant, _LINES),
