@@ -541,7 +541,7 @@ def _groups(words, each, processor, prompts, no_repeat):
     return WordGroups(lists, getattr(processor, "tokenizer", processor), prompts, no_repeat)
 
 def _answer(rows, found):
-    "What `generate` returns: ids; with `return_dict_in_generate` also scores, spans, objective."
+    "What `generate` returns: ids; if a dict is asked for, scores, texts, spans, objective too."
     from transformers.generation import utils
     config, n = rows.config, rows.config.num_return_sequences
     best = [(i, said) for i, lines in enumerate(found.tokens[:,:n].tolist()) for said in lines]
@@ -557,6 +557,7 @@ def _answer(rows, found):
     kind = getattr(utils, f"GenerateBeam{half}Output")
     out = kind(sequences=sequences, sequences_scores=scores)
     out.objective = found.objective[:,:n].flatten()                      # scores and prices
+    out.texts = texts                            # new ids alone, with the end token if there is one
     out.spans = [rows.groups.spans(i, rows.text(said)) for i, said in best]
     return out
 
