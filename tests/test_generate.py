@@ -215,6 +215,15 @@ def test_lines_of_the_readme(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert is_whole(said, "zebra") and is_whole(said, ["bus", "buses"])
 
+def test_lines_of_the_experiment_are_those_that_run():
+    "58 shows lines for models of the hub, and runs them with tiny folders."
+    page = json.loads((ROOT/"nbs/experiments/58_pixels.ipynb").read_text())
+    def anonymous(lines): return re.sub(r"^name = .*$", "name = NAME", lines.strip(), flags=re.M)
+    shown = [part for cell in page["cells"] for part in fence("".join(cell["source"]), "python")]
+    run = "\n\n".join("".join(cell["source"]) for cell in page["cells"] if cell["cell_type"] == "code")
+    assert len(shown) == 2
+    assert all(anonymous(lines) in anonymous(run) for lines in shown)
+
 # Whole words, by brute force
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<pad>"]
