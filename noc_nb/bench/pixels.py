@@ -24,6 +24,7 @@ from ..decode import Decoded
 from ..experiment import PRESETS, Experiment, Run
 from ..grid_beam import SearchConfig
 from ..heldout import normalize
+from ..prices import PriceConfig
 from ..results import append_row, new_row
 from ..selector import SelectorConfig
 from ..tools.command import command
@@ -64,6 +65,8 @@ class PixelPreset(Config):
     train_selector:TrainConfig = _TOY.train_selector
     captioner:PixelConfig = PixelConfig()
     search:SearchConfig = SearchConfig(mode="bank")
+    prices:PriceConfig = PriceConfig()
+    min_count:int = 1        # of a word that is said, where prices ask which never are
 
 # %% ../../nbs/bench/46_pixels.ipynb #ca7462c3
 def caption_tokenizer(
@@ -258,16 +261,17 @@ def _records(out, tokenizer, wanted):
         reason = None if len(spans) == n else f"{len(spans)} of {n} words"
         yield Decoded(text, score, n, len(spans), reason, tuple(map(spans.get, range(n))))
 
-def _describe(experiment, captioner, images, groups):
-    "The captions of some images, whose words are given."
+def _describe(experiment, captioner, images, groups, prices=None):
+    "The captions of some images, whose words are given, and what they are worth."
     model, tokenizer, processor = captioner
     search, look = experiment.preset.search, lambda: _look(processor, experiment.ids)
     places = [experiment.ids.index(i) for i in images]
     pixels = experiment.once("pixels", look)[places].float()
     out = model.generate(
-        pixel_values=pixels, custom_generate=grid_beam, each=groups, processor=tokenizer,
-        num_beams=search.k, max_new_tokens=search.max_len, mode=search.mode, length_penalty=0.,
-        early_stopping="never", do_sample=False, return_dict_in_generate=True, output_scores=True)
+        pixel_values=pixels, custom_generate=grid_beam, each=groups, prices=prices,
+        processor=tokenizer, num_beams=search.k, max_new_tokens=search.max_len, mode=search.mode,
+        length_penalty=0., early_stopping="never", do_sample=False,
+        return_dict_in_generate=True, output_scores=True)
     return dict(zip(images, _records(out, tokenizer, map(len, groups))))
 
 # %% ../../nbs/bench/46_pixels.ipynb #0e25497e
@@ -277,13 +281,14 @@ def _decode(self:PixelExperiment, row, training, lambda0):
     borrow = self.preset.borrow and row != "none"
     captioner = self.once((training, borrow), self.borrowed if borrow
                           else lambda: self.captioner(training))
-    chosen = self.chosen(row, lambda0, self.run.votes[0])
+    offers = self.offers(row, lambda0, self.run.votes[0])
     # images with as many words go through the search together
-    ids, decoded = sorted(self.ids, key=lambda i: (len(chosen[i]), i)), {}
+    ids, decoded = sorted(self.ids, key=lambda i: (len(offers[i]), i)), {}
     for n in progress(range(0, len(ids), 50), f"pixels {row}"):
         part = ids[n:n+50]
-        groups = [self.words(chosen[i]) for i in part]
-        decoded |= _describe(self, captioner, part, groups)
+        groups = [self.words(offers[i]) for i in part]
+        prices = [list(offers[i].values()) for i in part]
+        decoded |= _describe(self, captioner, part, groups, prices)
     return decoded
 
 # %% ../../nbs/bench/46_pixels.ipynb #28fe74a8
