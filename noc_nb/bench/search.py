@@ -185,9 +185,10 @@ for line in sys.stdin:
             for row, words in zip(ids, c["words"]):
                 model.generate(row[None], force_words_ids=[[w] for w in words], **how)
         else: model.generate(ids, force_words_ids=[[w] for w in c["words"][0]], **how)
-    out = dict(seconds=time.perf_counter() - start, cpu=time.process_time() - cpu)
-    out["parameters"] = sum(p.numel() for p in model.parameters())
-    print(json.dumps(out), flush=True)
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    parameters = sum(p.numel() for p in model.parameters())
+    answer = dict(seconds=seconds, cpu_seconds=cpu, parameters=parameters)
+    print(json.dumps(answer), flush=True)
 '''
 
 # %% ../../nbs/bench/26_search.ipynb #da8d0102
@@ -331,8 +332,8 @@ def _beside_own(case, runs):
     ours, own = runs["ours"][0], runs["own"][0]
     out = dict(images_per_s=case.images / middle("ours", "seconds"), passes=ours["passes"],
                own_passes=own["passes"], cost=middle("ours", "seconds") / middle("own", "seconds"),
-               cpu_cost=middle("ours", "cpu") / middle("own", "cpu"))
-    for key in "seconds", "cpu":
+               cpu_cost=middle("ours", "cpu_seconds") / middle("own", "cpu_seconds"))
+    for key in "seconds", "cpu_seconds":
         out[f"all_{key}"] = {}
         for name in runs: out[f"all_{key}"][name] = [round(run[key], 4) for run in runs[name]]
     if "peer" not in runs: return out
@@ -340,7 +341,7 @@ def _beside_own(case, runs):
         peer_images_per_s=case.images / middle("peer", "seconds"),
         peer_cost=middle("peer", "seconds") / middle("peer_own", "seconds"),
         times=middle("peer", "seconds") / middle("ours", "seconds"),
-        cpu_times=middle("peer", "cpu") / middle("ours", "cpu"))
+        cpu_times=middle("peer", "cpu_seconds") / middle("ours", "cpu_seconds"))
 
 
 # %% ../../nbs/bench/26_search.ipynb #b1d26b12
@@ -357,7 +358,7 @@ def _run_generate(case, model):
     hook = model.get_decoder().register_forward_hook(lambda *_: passes.append(1))
     start, cpu = time.perf_counter(), time.process_time()
     model.generate(ids, **how)
-    out = dict(seconds=time.perf_counter() - start, cpu=time.process_time() - cpu)
+    out = dict(seconds=time.perf_counter() - start, cpu_seconds=time.process_time() - cpu)
     hook.remove()
     return out | dict(passes=len(passes))
 
