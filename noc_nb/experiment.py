@@ -17,7 +17,7 @@ from fastcore.basics import patch
 
 from .captioner import Captioner
 from .constraints import constraint_classes, constraint_tokens
-from .core import Config, NocError, progress, read_json, write_json
+from .core import Config, NocError, difference, progress, read_json, write_json
 from .data import CocoData, region_batches
 from .decode import decode
 from .encoder import CaptionerConfig
@@ -146,10 +146,8 @@ def _claim(self:Experiment, resume):
         raise NocError(f"{self.out}: holds a run; give --resume to go on with it, "
                        "or another folder")
     before = read_json(file) if file.exists() else about
-    for key, value in about.items():
-        if before.get(key) != value:
-            raise NocError(f"{file}: {key}: differs from this run's; "
-                           "expected the same, or another folder")
+    other = difference(before, about)
+    if other: raise NocError(f"{file}: {other}; expected the same, or another folder")
     write_json(file, about, indent=1)
 
 # %% ../nbs/44_experiment.ipynb #d8b9fe8e
