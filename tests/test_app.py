@@ -100,7 +100,7 @@ def test_upload(page, tmp_path):
     page.set_input_files("input[type=file]", name)
     page.wait_for_selector("#stage .region")
     assert page.locator("#stage .region").count() == 2 and len(captions(page)) == 2
-    assert page.title() == "noc_nb" and page.locator("img[src=x]").count() == 0
+    assert page.title() == "What is worth saying? · noc_nb" and page.locator("img[src=x]").count() == 0
 
 @pytest.mark.parametrize("size, said", [(500, "expected a whole image"), (2_000_000, "maximum allowed size")])
 def test_bad_upload(page, tmp_path, size, said):
