@@ -203,8 +203,8 @@ def page(self:Studio,
 ):                  # a `gradio.Blocks`, not yet served, and how to launch it
     "Build the page. Raises `NocError` without Gradio."
     gr = _gradio()
-    thumbnails = [e()[1] for e in self.examples]
-    for image in thumbnails: image.thumbnail((200, 200))
+    thumbnails = [(e()[1], f"example {n}") for n, e in enumerate(self.examples, 1)]
+    for image, _ in thumbnails: image.thumbnail((200, 200))
     title = "What is worth saying? · noc_nb"
     with gr.Blocks(title=title, analytics_enabled=False, delete_cache=(600, 3600)) as page:
         state = gr.State()
@@ -249,7 +249,7 @@ def wire(self:Studio, gr, state, file, gallery, ticked, added, out):
     shown = [state, ticked, added, out]
     file.upload(upload, file, shown)
     gallery.select(choose, None, shown)
-    for changed in ticked, added: changed.input(again, [state, ticked, added], out)
+    for changed in ticked.input, added.change: changed(again, [state, ticked, added], out)
 
 # %% ../../nbs/tools/53_app.ipynb #b09d9947
 def open_studio(
