@@ -201,6 +201,7 @@ def _detections_file(root, name):
     raise NocError(f"--detections {name}: no such file; expected a path, or a name in "
                    f"{root}/detections")
 
+# %% ../nbs/07_data.ipynb #a3c3943f
 def _detected(path, sizes, min_score, classes):
     "A detector's regions of the images that have captions; its others are counted."
     table = read_detections(path, sizes, min_score, classes, only=sizes)

@@ -160,6 +160,7 @@ def _opens(file):
     try: return bool(open_image(file))
     except NocError: return False
 
+# %% ../../nbs/tools/53_app.ipynb #a7cba85b
 _NO_EXAMPLES = """Drop a photo, or take one of the drawings. Photos are looked at by torchvision's
 detector, which is downloaded with the first one (160 MB), or by `noc_app --weights FILE`.
 `noc_app --detections FILE --images FOLDER` brings examples of your own."""

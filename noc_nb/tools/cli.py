@@ -301,6 +301,7 @@ def _say_what_lacks(part, data):
     say("no word vectors: the captioner learns its own. A word that no training caption says will "
         "mean nothing to it, so held-out objects cannot be named well, and no words can be added")
 
+# %% ../../nbs/tools/51_cli.ipynb #36686205
 @command
 def noc_train(
     part:str,             # selector, xe (cross-entropy) or scst (self-critical)

@@ -588,6 +588,7 @@ def _failures(pipeline, file):
         lacking.update(words[o] for o in objects if o in words)
     return failed, lacking
 
+# %% ../../nbs/tools/52_gallery.ipynb #d0c8d7cd
 def _opened(source, line):
     "The picture, or None where there is none."
     file = source.files.get(line["image_id"])
