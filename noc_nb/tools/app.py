@@ -105,9 +105,10 @@ def draw(
     names = [v.pipeline.classes[c].name for c in v.regions.labels.tolist()]
     best = {names[n]: n for n in order}                               # a class is named once
     chosen = {best[name] for name, _ in v.free.selected}
-    best_first = order[::-1]
-    boxes = v.regions.boxes[best_first].tolist()
-    repeats = {best_first[k] for k in repeated([names[n] for n in best_first], boxes)}
+    best_first, boxes = order[::-1], v.regions.boxes.tolist()
+    ranked = [names[n] for n in best_first]
+    again = repeated(ranked, [boxes[n] for n in best_first])
+    repeats = {best_first[k] for k in again}
     marks = [_mark(v, n, n in chosen, n in repeats) for n in order]
     about = f"the image, in which were found: {', '.join(dict.fromkeys(names))}"
     href = thumbnail(v.image, SIDE)

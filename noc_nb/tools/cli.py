@@ -246,7 +246,8 @@ def noc_reproduce(
 # %% ../../nbs/tools/51_cli.ipynb #f36c9044
 def _part(kind, folder):
     "A trained part from its folder, or from `best` in what `noc_train` leaves."
-    best = Path(folder)/"best"
+    folder = Path(folder)                       # a path that was mistyped asks no model hub
+    best = folder/"best"
     return kind.from_pretrained(best if best.is_dir() else folder)
 
 def _train(part, data, out, cfg, seed, resume, start, constrained):
@@ -293,6 +294,12 @@ def _join_command(part, out, data, options):
     return shlex.join(map(str, [*words, "--out", "DIR"]))
 
 # %% ../../nbs/tools/51_cli.ipynb #8adabffc
+def _write_about(part, data, out):
+    "Leave the held-out objects and the model card of a trained part."
+    data.heldout.save(out/"heldout.json")
+    with whole_file(out/"best/README.md") as f:
+        f.write(_card(part, data, read_json(out/"done.json")))
+
 def _say_what_lacks(part, data):
     "What a training leaves out, on standard error."
     others = data.counts.get("others")
@@ -339,9 +346,7 @@ def noc_train(
     loaded = load_data(data, split, found, captions, store, heldout, own, vectors)
     _say_what_lacks(part, loaded)
     _train(part, loaded, out, cfg, seed, resume, start, not free)
-    loaded.heldout.save(out/"heldout.json")
-    with whole_file(out/"best/README.md") as f:
-        f.write(_card(part, loaded, read_json(out/"done.json")))
+    _write_about(part, loaded, out)
     print(f"best weights: {out/'best'}\n"
           f"as a pipeline: {_join_command(part, out, loaded, options)}")
 

@@ -485,7 +485,8 @@ def _picture(line, image, hues):
     scale, marks, named = 440/max(width, height), [], set()
     def rank(box): return box["object"] in hues, box["selector"] or 0, box["score"]
     boxes = sorted(line["boxes"], key=rank, reverse=True)
-    repeats = repeated([box["object"] for box in boxes], [box["box"] for box in boxes])
+    objects = [box["object"] for box in boxes]
+    repeats = repeated(objects, [box["box"] for box in boxes])
     for n, box in enumerate(boxes):
         hue = hues.get(box["object"])
         name = box["object"] if hue is not None and hue not in named else ""
@@ -574,10 +575,15 @@ def caption_files(
     with tempfile.TemporaryDirectory() as folder:
         file = caption_all(pipeline, source, out or Path(folder)/"lines.jsonl", job.options, resume)
         if not out:                                                  # first, for the page may fail
-            with open(file, encoding="utf-8") as f: sys.stdout.writelines(f)
+            _print_lines(file)
         title = f"Captions of {Path(job.src).name}"
         if report: write_report(report, file, partial(_opened, source), title)
         return len(source.ids), *_failures(pipeline, file)
+
+def _print_lines(file):
+    "Print lines of JSON, which can write any letter in ASCII."
+    few = sys.stdout.encoding not in (None, "utf-8", "UTF-8")
+    for line in read_lines(file): print(json.dumps(line, ensure_ascii=few))
 
 def _failures(pipeline, file):
     "How many images have no caption; word -> objects that could not be asked for without it."
@@ -599,6 +605,23 @@ def _check_outputs(job, out, report):
     "Raises `NocError` for an output that would take the place of somebody's work."
     inputs = (job.src, job.model, job.classes, job.data, job.images, job.features,
               job.words)
+    taken = {Path(path).resolve() for path in inputs if path}
+    for option, path in ("--out", out), ("--html", report):
+        if path is None: continue
+        if Path(path).exists() and not Path(path).is_file():
+            raise NocError(f"{option} {path}: expected a regular file")
+        if Path(path).resolve() in taken:
+            raise NocError(f"{option} {path}: is an input, or the other output")
+        taken.add(Path(path).resolve())
+    if report is None or not Path(report).exists(): return
+    with open(report, "rb") as f: start = f.read(9).lower()
+    if start not in (b"", b"<!doctype"):
+        raise NocError(f"--html {report}: exists and is no page; expected a new file, or a page")
+
+# %% ../../nbs/tools/52_gallery.ipynb #1013ceac
+def _check_outputs(job, out, report):
+    "Raises `NocError` for an output that would take the place of somebody's work."
+    inputs = job.src, job.model, job.classes, job.data, job.images, job.features
     taken = {Path(path).resolve() for path in inputs if path}
     for option, path in ("--out", out), ("--html", report):
         if path is None: continue
