@@ -52,9 +52,10 @@ def build_captioner(
     vocab, table, known = word_rows(data, min_count)
     width = data.region_features(cfg.max_regions).width
     set_seed(seed)
-    if table is None: return Captioner(replace(cfg, d_feature=width), vocab.tokens)
+    if table is None:
+        return Captioner(replace(cfg, d_feature=width), vocab.tokens, unsaid=vocab.unsaid)
     cfg = replace(cfg, d_feature=width, d_word=table.shape[1])
-    return Captioner(cfg, vocab.tokens, table, known & cfg.freeze)
+    return Captioner(cfg, vocab.tokens, table, known & cfg.freeze, vocab.unsaid)
 
 # %% ../nbs/42_train_xe.ipynb #e1cc9ec9
 def xe_loss(
