@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np, torch
 from fastcore.basics import patch
-
 from .captioner import Captioner
 from .constraints import best_scores, constraint_classes
 from .core import (Config, NocError, default_device, difference, progress, read_json,
