@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np, torch
 from fastcore.basics import patch
+
+# %% ../nbs/44_experiment.ipynb #4c6b195d
 from .captioner import Captioner
 from .constraints import best_scores, constraint_classes
 from .core import (Config, NocError, default_device, difference, progress, read_json,
