@@ -360,3 +360,59 @@ def test_words_without_numbers_are_no_vectors(tmp_path, text):
     with pytest.raises(NocError, match="v.txt: line .: expected a word and "): read_vectors(tmp_path/"v.txt")
     (tmp_path/"v.txt").write_bytes(b"\xef\xbb\xbf" + LINES)
     assert [*read_vectors(tmp_path/"v.txt")] == ["dog", "cat", "bus"]
+
+# ---- the page
+
+def test_only_own_names_are_answered():
+    "A page elsewhere may turn its name to this machine's address; it cannot turn a number."
+    import asyncio
+    from noc_nb.tools.app import OwnNames
+    async def app(scope, receive, send): await send({"status": 200})
+    def status(*hosts):
+        sent = []
+        async def send(message): sent.append(message)
+        headers = [(b"host", host.encode()) for host in hosts]
+        asyncio.run(OwnNames(app, {"localhost", "here"})(dict(type="http", headers=headers), None, send))
+        return sent[0]["status"]
+    for host in "127.0.0.1:7860", "192.168.0.7", "[::1]:7860", "localhost:7860", "Here", "localhost": assert status(host) == 200
+    for host in "evil.org:7860", "localhost.evil.org", "127.0.0.1.evil.org", "", "é": assert status(host) == 421
+    assert status("localhost", "evil.org") == 421
+
+def test_large_uploads_give_their_memory_back(tmp_path):
+    import gc
+    from noc_nb.tools.app import Studio
+    studio = Studio(object(), lambda images: (_ for _ in ()).throw(NocError("seen")), most=0)
+    Image.new("1", (16_000, 3_000)).save(tmp_path/"large.png")
+    Image.new("1", (16_000, 5_000)).save(tmp_path/"larger.png")
+    with pytest.raises(NocError, match="at most 50,000,000 pixels"): studio.upload(tmp_path/"larger.png")
+    def memory(): return int(open("/proc/self/statm").read().split()[1])*os.sysconf("SC_PAGE_SIZE") >> 20
+    before = memory()
+    for _ in range(4):
+        with pytest.raises(NocError, match="seen"): studio.upload(tmp_path/"large.png")
+    gc.collect()
+    assert memory() - before < 200                          # a photo is 144 MB
+
+# ---- sizes that nobody means, and names for pictures
+
+@pytest.mark.parametrize("setting", ["captioner.layers=2000", "captioner.d_ff=1000000", "threads=99999", "limit=63",
+                                     "search.k=99999", "search.max_len=1000000", "captioner.memory=1000000"])
+def test_sizes_that_nobody_means(setting):
+    from noc_nb.tools.cli import preset_of
+    with pytest.raises(NocError, match="expected 0 to|expected 1 to|10,000 at most"): preset_of("toy", [setting])
+
+def test_a_path_that_was_mistyped_asks_no_hub(tmp_path, monkeypatch):
+    from noc_nb.captioner import Captioner
+    from noc_nb.tools.cli import _part
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("noc_nb.saving.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
+    with pytest.raises(NocError, match="runs/xe: no such folder"): _part(Captioner, "runs/xe")
+
+def test_names_are_no_formulas(tmp_path):
+    from noc_nb.tools.cli import _picture
+    from noc_nb.tools.viz import show_bars, show_boxes, show_looks
+    odd = "$\\frac{", "$_{$", "a $ b ^ $"
+    for name in odd: _picture(["", "", "x"], [[name, "Ours", "1.0"]], tmp_path/"t.png", name)
+    figures = [show_bars({name: 1. for name in odd}).figure, show_boxes([[0, 0, 1, 1]]*3, odd).figure,
+               show_looks(odd, np.ones((3, 1)), [[0, 0, 1, 1]], [odd[0]])]
+    for figure in figures: figure.savefig(tmp_path/"f.png")
+

@@ -65,6 +65,8 @@ def _check_entry(entry, where):
     words = len(caption.split())
     if words > MAX_WORDS:
         raise NocError(f"{where}: expected at most {MAX_WORDS} words, got {words:,}")
+    if len(caption) > 50_000:
+        raise NocError(f"{where}: expected at most 50,000 letters, got {len(caption):,}")
 
 # %% ../../nbs/tools/35_report.ipynb #89857a4c
 def read_system(
