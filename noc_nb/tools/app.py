@@ -155,7 +155,8 @@ class OwnNames:
     ): self.app, self.names = app, names
 
     async def __call__(self, scope, receive, send):
-        hosts = [value.decode("latin-1") for key, value in scope.get("headers", ()) if key == b"host"]
+        headers = scope.get("headers", ())
+        hosts = [value.decode("latin-1") for key, value in headers if key == b"host"]
         if all(_is_own(host, self.names) for host in hosts):
             return await self.app(scope, receive, send)
         if scope["type"] == "websocket": return await send({"type": "websocket.close"})
@@ -181,6 +182,7 @@ def _gradio():
         raise NocError("noc_app: gradio is not installed; pip install noc_nb[app]") from None
     return gradio
 
+# %% ../../nbs/tools/53_app.ipynb #c1a0e915
 def _opens(file):
     try: return bool(open_image(file))
     except NocError: return False
@@ -248,7 +250,8 @@ def page(self:Studio,
         self.wire(gr, state, file, gallery, ticked, added, out)
     fonts = dict(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
     theme = gr.themes.Soft(primary_hue="slate", neutral_hue="slate", **fonts)
-    options = dict(app_kwargs=_only_for(host), theme=theme, css=render("stage.css"), max_file_size=f"{max_mb}mb",
+    options = dict(app_kwargs=_only_for(host), theme=theme,
+                   css=render("stage.css"), max_file_size=f"{max_mb}mb",
                    state_session_capacity=100, footer_links=[], share=False)
     return page, options
 

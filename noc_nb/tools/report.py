@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from fastcore.script import Param
 
 from ..core import NocError, check_range, code_version, find_data, read_json, whole_file
+from ..core import foreign_file
 from ..core import write_json
 from ..data import PARTS, data_files, find_split, load_captions, read_split, value_or_file
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, load_classes, normalize
@@ -574,12 +575,14 @@ def _read_report(path):
     report = read_json(path)
     if not isinstance(report, dict) or not {"scores", "protocol", "counts"} <= report.keys():
         raise NocError(f"{path}: expected the report.json that noc_eval writes")
-    judged = _read_images(Path(path).parent/"images.parquet")
-    scores = _once(judged)
-    scores.pop("f1", None)
-    written, again = _flat(report["scores"]), _flat(scores)
-    same = written.keys() == again.keys()
-    if not same or not all(np.isclose(s, again[k]) for k, s in written.items()):
+    with foreign_file(path, "the report.json that noc_eval writes, and its images.parquet"):
+        judged = _read_images(Path(path).parent/"images.parquet")
+        scores = _once(judged)
+        scores.pop("f1", None)
+        written, again = _flat(report["scores"]), _flat(scores)
+        same = written.keys() == again.keys()
+        same = same and all(np.isclose(s, again[k]) for k, s in written.items())
+    if not same:
         raise NocError(f"{path}: expected images.parquet of the same evaluation beside it, "
                        "found another's")
     return report, judged
