@@ -124,6 +124,7 @@ def _block(title, printed, runs, columns):
     if not any(printed): return {"Ours": block["Ours"]}
     return block
 
+# %% ../nbs/33_tables.ipynb #cc663da9
 def table_view(
     rows:list,    # result rows of one data set
     number:int,   # 1, 2 or 3
