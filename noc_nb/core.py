@@ -8,14 +8,13 @@ __all__ = ['NocError', 'check_range', 'foreign_file', 'whole_file', 'json_text',
            'device_name']
 
 # %% ../nbs/00_core.ipynb #0f256860
-import gzip, json, math, os, platform, random, subprocess, sys, time
+import gzip, json, math, os, platform, random, subprocess, sys
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from fastcore.basics import patch
 from tqdm import tqdm
 
 import noc_nb
@@ -137,67 +136,23 @@ def default_device()->torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 # %% ../nbs/00_core.ipynb #5597e7dd
-_in_command = False # whether a console command runs
+_lines = None # while a console command runs: shows progress in lines, as `tqdm` does in bars
 
 @contextmanager
-def command_lines():
-    "While a console command runs: it says in plain lines what a notebook does not show."
-    global _in_command
-    before, _in_command = _in_command, True
+def command_lines(
+    lines, # called as `tqdm` is, where standard error is no terminal
+):
+    "While a console command runs: what a notebook does not show is said in plain lines."
+    global _lines
+    before, _lines = _lines, lines
     try: yield
-    finally: _in_command = before
+    finally: _lines = before
 
 def say(
     line:str, # what a part of the work came to
 ):
     "A line on standard error, if a console command runs; bars on a terminal stay whole."
-    if _in_command: tqdm.write(line, file=sys.stderr)
-
-# %% ../nbs/00_core.ipynb #c1a50e01
-_LINE_SECONDS = 30 # between two lines of one part
-_SHORT_SECONDS = 2 # a part that takes less says nothing
-
-class _Lines:
-    "Progress in plain lines; it is used as `tqdm` is."
-    def __init__(self, items, desc, total, initial=0, leave=True):
-        self.items, self.desc, self.total = items, desc, total
-        self.n = self.initial = initial
-        if total is None and hasattr(items, "__len__"): self.total = len(items)
-        self.numbers, self.start = "", time.monotonic()
-        self.shown = self.start
-
-    def __iter__(self):
-        for item in self.items:
-            yield item
-            self.update()
-        self.close()
-
-    def __enter__(self): return self
-    def __exit__(self, kind, *_):
-        if kind is None: self.close()
-
-    def set_postfix(self, numbers):
-        self.numbers = "".join(f", {name} {text}" for name, text in numbers.items())
-
-# %% ../nbs/00_core.ipynb #c1a50e02
-@patch
-def update(self:_Lines, n=1):
-    "Some items are done."
-    self.n += n
-    now = time.monotonic()
-    if now - self.shown < _LINE_SECONDS: return
-    self.shown, far = now, f"{self.n:,}"
-    if self.total:
-        left = (now - self.start)*(self.total - self.n)/max(1, self.n - self.initial)
-        far += f" of {self.total:,}, {tqdm.format_interval(left)} left"
-    say(f"{self.desc}: {far}{self.numbers}")
-
-@patch
-def close(self:_Lines):
-    "All items are done."
-    seconds = time.monotonic() - self.start
-    if seconds < _SHORT_SECONDS: return
-    say(f"{self.desc}: {self.n:,} done in {tqdm.format_interval(seconds)}{self.numbers}")
+    if _lines: tqdm.write(line, file=sys.stderr)
 
 # %% ../nbs/00_core.ipynb #c1a50e03
 def progress(
@@ -207,7 +162,7 @@ def progress(
     **kw,           # `initial`, items done before; `leave`, False for a bar that goes when done
 ):
     "`items`, with a progress bar on a terminal, and in lines where a command has none."
-    if _in_command and not sys.stderr.isatty(): return _Lines(items, desc, total, **kw)
+    if _lines and not sys.stderr.isatty(): return _lines(items, desc, total, **kw)
     return tqdm(items, desc, total, disable=None, dynamic_ncols=True, mininterval=.5, **kw)
 
 # %% ../nbs/00_core.ipynb #9547c54e

@@ -19,72 +19,18 @@ from fastcore.basics import patch
 from .core import NocError, foreign_file, read_json, write_json
 
 # %% ../nbs/03_vocab.ipynb #7bc789d4
-_L, _X = r"[^\W\d_]", r"[^\W_]"                           # a letter; a letter or a digit
-_WORD = rf"{_L}{_X}*(?:[.!?]{_L}{_X}*)*"                  # dog; also "dog.The", without its space
-_CLITIC = r"'(?:[msd]|re|ve|ll)(?![a-z])"
+def _read_rules():
+    "The named parts of patterns, and the rules in their order."
+    parts, rules = {}, []
+    table = (files("noc_nb")/"ptb_rules.csv").read_text(encoding="utf-8")
+    for row in csv.DictReader(table.splitlines()):
+        pattern = row["pattern"] % parts
+        if row["part"]: parts[row["part"]] = pattern
+        else: rules.append(re.compile(pattern))
+    return parts, rules
 
-_WORD_RULES = [
-    _WORD,
-    rf"({_WORD})(?i:{_CLITIC})",                              # dog | 's
-    rf"(?i:{_CLITIC})",
-    r"([A-Za-z]*[A-MO-Za-mo-z])[nN]['`][tT]",                 # do | n't
-    r"(?i:n['`]t)(?![A-Za-z])",
-    r"(?i:o'clock|c'mon|e'er|li'l|s'mores|ol'|(?:somethin|dunkin)')",
-    r"(?i:'(?:em|til|cause)|'n'|'n(?=\s)|[ldj]')",
-    r"(?i:(y')[a-z])",                                        # y' | all
-    r"(?i:('t)(?:is|was)(?![a-z]))",                          # 't | is
-    r"[A-Za-z]+[AEIOUYaeiouy]['`](?:[aeiou]|[A-Z])[A-Za-z]*", # Hawai'i, ma'am
-    rf"[A-HJ-XZn]['`]{_L}{{2,}}",                             # O'Brien, K'nex
-    r"'\d\d(?:s|(?=\s))",                                     # the '90s
-]
-
-# %% ../nbs/03_vocab.ipynb #09412e20
-_FILE = (files("noc_nb")/"ptb_words.csv").read_text(encoding="utf-8")
-_WORDS = {row["list"]: row["words"].split() for row in csv.DictReader(_FILE.splitlines())}
-
-def _any(words): return "|".join(words)
-def _capitals(words): return _any([form for word in words for form in (word.title(), word.upper())])
-
-_STOP_RULES = [
-    rf"((?:(?i:{_any(_WORDS['short'])})|{_capitals(_WORDS['capital'])})\.)[\s\S]{{0,2}}", # Penn.
-    rf"(?i:ph\.d|ed\.d|{_any(_WORDS['titles'])})\.",                     # Mr. Smith, 5th Ave.
-    rf"((?i:{_any(_WORDS['numbered'])})\.) ?\d",                         # no. 5
-    r"[A-Za-z](?:\.[A-Za-z])+\.",                                        # U.S., p.m.
-    rf"[A-Za-z]\.(?!\s+(?:{_capitals(_WORDS['openers'])})\s)",           # George W. Bush
-    rf"((?:{_WORD}|{_X}+(?:[-_]{_X}+)*)\.)[,;:]",                        # ready to bat.,
-]
-
-# %% ../nbs/03_vocab.ipynb #054406f2
-_END = "gif|jpe?g|png|bmp|mov|mp3|wav|doc|pdf|ppt|txt|html?|xml|zip"
-_PART = rf"(?:[dolDOL]'{_X})?{_X}+"
-_SIDE = r"[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}"
-_HOST = (r"(?:www\.(?:[^\s\"<>|.!?(){},]+\.)+[a-zA-Z]{2,4}"
-         r"|(?:[^\s\"`'<>|.!?(){},:/_$-]+\.)+(?i:com|net|org|edu))")
-_TAG = r"/?[A-Za-z][\w:.-]*(?: +[A-Za-z][\w:.-]*(?: *= *(?:\"[^\"\n]*\"|'[^'\n]*'))?)* */?"
-
-# %% ../nbs/03_vocab.ipynb #9af44dc5
-_SITE = rf"{_HOST}(?:/[^\s\"<>|()]+[^\s\"<>|.!?(){{}},-])?"
-_MAIL = r"[A-Za-z0-9][\w.+-]*@[\w-]+(?:\.[\w-]+)*"
-
-_OTHER_RULES = [
-    rf"{_PART}(?:[-_]{_PART})*",                                         # close-up, 10-year-old, 3D
-    rf"{_X}[A-Za-z0-9.,]*(?:-(?:[A-Za-z](?:\.[A-Za-z])+\.|[A-Za-z0-9]+))+", # 1,000-foot, non-U.S.
-    rf"{_SIDE}(?:\\?/{_SIDE}){{1,2}}",                                   # his/her, 1/2
-    r"\d{1,4}[- ]\d{1,4}/\d{1,4}",                                       # 1-1/2, 1 1/2
-    r"[-+]?(?:\d+(?:[.:,]\d+)*|(?:[.:,]\d+)+)",                          # 2:30, 1,000, .5
-    r"\(\d{2,3}\) ?\d{3,4}[- ]?\d{3,5}",                                # (800) 555-1234
-    r"[A-Z]+(?:[&+][A-Z]+)+|[cC]\+\+|[CF]#|[A-Z]*\$",                    # S&B, US$
-    r"@[A-Za-z]\w*|#[A-Za-z]+",
-    r"(?i:https?://[^\s\"<>|()]+[^\s\"<>|.!?(){},-])",
-    _SITE,
-    _MAIL,
-    rf"{_X}+(?:\.{_X}+)*\.(?i:{_END})(?!{_X})",
-    r"[<>]?[:;=]['*o-]?[()DPdpO\\{@|\[\]](?![A-Za-z0-9])|[\^~=<>-]_[\^~=<>-]", # :-)
-    rf"<(?:[!?][A-Za-z-][^>\n]*|{_TAG})>",
-    r"[?!]+|<<|>>|\*+|_+|@+|#+|-+|\S",
-]
-_RULES = [re.compile(rule) for rule in _WORD_RULES + _STOP_RULES + _OTHER_RULES]
-_NEAR_RULES = [rule for rule in _RULES if rule.pattern not in (_MAIL, _SITE)]
+_PARTS, _RULES = _read_rules()
+_NEAR_RULES = [rule for rule in _RULES if rule.pattern not in (_PARTS["mail"], _PARTS["site"])]
 
 # %% ../nbs/03_vocab.ipynb #18080cd3
 _PLAINER = str.maketrans({
@@ -136,7 +82,7 @@ def _lex(caption, after):
 
 # %% ../nbs/03_vocab.ipynb #ebbd2a15
 _PLAIN = re.compile(r"[A-Za-z,\s]*\.?\s*")
-_STOPPED = frozenset(_WORDS["short"] + _WORDS["capital"] + _WORDS["titles"])
+_STOPPED = "{short}|{capital}|{titles}".format(**_PARTS).lower().split("|")  # with a full stop
 
 def _plain_words(caption):
     "The tokens of a plain caption; None for one that needs the rules."

@@ -16,7 +16,7 @@ from noc_nb.tools.gallery import (Job, caption_all, caption_files, caption_lines
                                   write_report)
 from noc_nb.heldout import COCO_CLASSES
 from noc_nb.pipeline import CaptionOptions, NovelCaptioner
-from noc_nb.detector import Detector
+from noc_nb.tools.detector import Detector
 from noc_nb.tools.photos import extract, image_files, open_image
 from noc_nb.tools.formats import write_detections
 from noc_nb.tools.store import RegionStore

@@ -5,7 +5,7 @@ import numpy as np
 import pytest, torch, torchvision
 from PIL import Image
 from noc_nb.core import NocError
-from noc_nb.detector import Detector
+from noc_nb.tools.detector import Detector
 from noc_nb.tools.photos import detect_files, extract, image_files, open_image, random_weights
 from noc_nb.tools.store import RegionStore
 from noc_nb.regions import read_detections

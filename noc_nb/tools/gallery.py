@@ -28,7 +28,7 @@ from PIL import Image
 
 from ..core import NocError, progress, read_json, whole_file, write_json
 from ..data import RegionFeatures, data_files
-from ..detector import Detector
+from .detector import Detector
 from ..heldout import COCO_CLASSES
 from ..pipeline import CaptionOptions, NovelCaptioner, shipped
 from ..regions import RegionTable, Regions, image_sizes, read_coco, read_detections
@@ -37,7 +37,7 @@ from .command import command
 from .names import read_classes
 from .photos import FORMATS, image_column, image_files, open_image
 from .store import RegionStore
-from ..viz import PALETTE
+from .viz import PALETTE
 
 # %% ../../nbs/tools/52_gallery.ipynb #12ce2d82
 @dataclass(frozen=True)

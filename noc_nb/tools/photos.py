@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..core import (NocError, check_range, foreign_file, progress, read_json, whole_file,
                          write_json)
-from ..detector import Detector, prepare
+from .detector import Detector, prepare
 from ..regions import open_parquet, read_coco
 from .command import command
 from .store import RegionStore
