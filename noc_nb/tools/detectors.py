@@ -179,7 +179,8 @@ def run(self:PretrainedDetector,
     regions = []
     with quiet():
         for parts in zip(*looks):
-            boxes, scores = (torch.cat([d[k] for d in parts]) for k in ("boxes", "scores"))
+            boxes = torch.cat([d["boxes"] for d in parts])
+            scores = torch.cat([d["scores"] for d in parts])
             labels = [i for d in parts for i in d["labels"]]
             edge = boxes.new_tensor([w, h, w, h])
             columns = dict(boxes=boxes.clamp(min=0).minimum(edge), scores=scores, labels=labels)

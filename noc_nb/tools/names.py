@@ -32,7 +32,7 @@ def _names(path, first):
         raise NocError(f"{path}: expected names, {{id: name}}, or COCO's categories") from None
 
 # %% ../../nbs/tools/02_names.ipynb #4e90e479
-_ALSO = {   # what others call COCO's classes; a kind of a thing, like a duck, is no other name for it
+_ALSO = {   # what others call COCO's classes; a duck is a kind of bird, and no other name for it
     "aeroplane": "airplane", "plane": "airplane", "bike": "bicycle", "cellphone": "cell phone",
     "cellular telephone": "cell phone", "computer keyboard": "keyboard", "computer mouse": "mouse",
     "diningtable": "dining table", "doughnut": "donut", "fridge": "refrigerator",
