@@ -17,18 +17,18 @@ from fastcore.script import Param, store_true
 from ..captioner import Captioner
 from ..constraints import FORMS
 from ..core import NocError, check_range, find_data, override, read_json, whole_file
-from ..data import load_data
 from ..decode import make_search
 from ..experiment import PRESETS, Experiment, Preset, Run
 from ..heldout import COCO_CLASSES
 from ..metrics import METRICS
-from ..pipeline import NovelCaptioner
+from ..pipeline import NovelCaptioner, pipeline_folder, shipped
 from ..regions import class_vectors
 from ..results import LABELS, TRAINING_LABELS
 from ..scst import train_scst
 from ..selector import RegionSelector
 from ..tables import markdown_table, spec, table_view
 from .command import command
+from .counts import load_checked
 from .java import java_programs
 from .names import read_classes
 from .report import find_spice
@@ -66,6 +66,7 @@ def _check_preset(cfg):
     check_range("selector.", 0, lambda0=cfg.selector.lambda0, lambda1=cfg.selector.lambda1)
     check_range("selector.", 0, 1, threshold=cfg.selector.threshold)
     check_range("", 0, limit=cfg.limit)
+    cfg.prices.check("prices.")
     make_search([[]], cfg.search)
 
 def preset_of(
@@ -91,7 +92,7 @@ def _selections(tables, rows):
 
 # %% ../../nbs/tools/51_cli.ipynb #d83d1f98
 _IN_ROWS = ("preset", "detections", "features", "rows", "training", "metrics", "seed", "part",
-            "variant", "set")
+            "variant", "set", "models")
 
 def _command_line(options):
     "The command that makes the same rows again, without paths of one machine."
@@ -99,6 +100,7 @@ def _command_line(options):
     if "/" in str(options.detections): shown["detections"] = "FILE"
     if options.features: shown["features"] = "STORE"
     if options.part == "test": shown["part"] = None
+    if options.models not in shipped(): shown["models"] = None
     if options.variant: shown["variant"] = f'"{options.variant}"'
     words = [f"--{name} {shown[name]}" for name in _IN_ROWS if shown[name] not in (None, "")]
     return " ".join(["noc_reproduce", *words, *["--spice"]*options.spice])
@@ -149,7 +151,7 @@ def join_parts(
 ):
     "Write two parts as one pipeline, for `from_pretrained`."
     vectors = None if words is None else class_vectors(classes, words)
-    how = cfg.search, cfg.form, cfg.limit
+    how = cfg.search, cfg.form, cfg.limit, cfg.prices
     NovelCaptioner(selector, captioner, classes, vectors, *how).save_pretrained(out)
 
 def _save_pipeline(experiment, training):
@@ -171,7 +173,7 @@ def _load(o, cfg):
         root = make_toy(Path(o.out)/"data", test=600)
     else: root = find_data(o.data)
     store = RegionStore(o.features) if o.features else None
-    return load_data(root, cfg.split, o.detections or "simulated", features=store)
+    return load_checked(root, cfg.split, o.detections or "simulated", features=store)
 
 def _java_scores(data, part, metrics, spice):
     "What makes METEOR, and SPICE where it is wanted."
@@ -199,7 +201,8 @@ def _reproduce(o):
     kind = kind if kind in ("gt", "simulated") else "real"
     run = Run(cfg, kind, o.seed, o.part, o.variant, _command_line(o))
     programs = _java_scores(data, o.part, metrics, o.spice)
-    experiment = Experiment(run, data, o.out, o.resume, metrics, o.models, programs)
+    models = pipeline_folder(o.models) if o.models in shipped() else o.models
+    experiment = Experiment(run, data, o.out, o.resume, metrics, models, programs)
     made = experiment.complete(lines, selections)
     about = f"{cfg.data} {o.part}, {kind} detections" + (f", {o.variant}" if o.variant else "")
     _write_tables(made, tables, o.out, about, o.variant)
@@ -224,7 +227,7 @@ def noc_reproduce(
     resume:store_true=False, # go on with the run in OUT
     part:str="test",       # what is captioned and scored: test, or val to choose by
     variant:str=None,      # what the settings change, in words; the rows carry it
-    models:str=None,       # folder of a run whose trained models are used (default: OUT)
+    models:str=None,       # folder of a run whose models are used, or a pipeline (default: OUT)
     spice:store_true=False, # SPICE too, for which `noc_setup_spice` brings the jars
 ):
     "Train, caption and score; print Tables 1, 2 and 3 beside the paper's and write them to OUT."
@@ -325,7 +328,7 @@ def noc_train(
     store = RegionStore(features) if features else None
     own = read_classes(classes, first) if classes else None
     found = detections or "simulated"
-    loaded = load_data(data, split, found, captions, store, heldout, own, vectors)
+    loaded = load_checked(data, split, found, captions, store, heldout, own, vectors)
     _train(part, loaded, out, cfg, seed, resume, start, not free)
     with whole_file(out/"best/README.md") as f:
         f.write(_card(part, loaded, read_json(out/"done.json")))
