@@ -186,9 +186,10 @@ def detector_for(
     **options,               # further settings of `Detector`, or `PretrainedDetector`
 )->Detector:
     "A detector of the pipeline's classes and features. Raises `NocError` where none makes them."
-    width, kinds = pipeline.captioner.cfg.d_feature, {1024: "box", 2048: "resnet101"}
-    features = None if pipeline.vectors is not None else kinds.get(width, width)
-    if features == width:
+    width, kinds = None, {1024: "box", 2048: "resnet101"}
+    if pipeline.vectors is None: width = pipeline.captioner.cfg.d_feature
+    features = kinds.get(width, width)
+    if width and features == width:
         expected = "expected a pipeline that takes 1,024, 2,048, or none"
         raise NocError(f"photos: features of {width} numbers; {expected}")
     if name not in DETECTORS:
