@@ -649,24 +649,7 @@ def _opened(source, line):
 def _check_outputs(job, out, report):
     "Raises `NocError` for an output that would take the place of somebody's work."
     inputs = (job.src, job.model, job.classes, job.data, job.images, job.features,
-              job.words)
-    taken = {Path(path).resolve() for path in inputs if path}
-    for option, path in ("--out", out), ("--html", report):
-        if path is None: continue
-        if Path(path).exists() and not Path(path).is_file():
-            raise NocError(f"{option} {path}: expected a regular file")
-        if Path(path).resolve() in taken:
-            raise NocError(f"{option} {path}: is an input, or the other output")
-        taken.add(Path(path).resolve())
-    if report is None or not Path(report).exists(): return
-    with open(report, "rb") as f: start = f.read(9).lower()
-    if start not in (b"", b"<!doctype"):
-        raise NocError(f"--html {report}: exists and is no page; expected a new file, or a page")
-
-# %% ../../nbs/tools/52_gallery.ipynb #1013ceac
-def _check_outputs(job, out, report):
-    "Raises `NocError` for an output that would take the place of somebody's work."
-    inputs = job.src, job.model, job.classes, job.data, job.images, job.features, job.captioner
+              job.words, job.captioner)
     taken = {Path(path).resolve() for path in inputs if path}
     for option, path in ("--out", out), ("--html", report):
         if path is None: continue
