@@ -7,9 +7,11 @@ __all__ = ['CaptionOptions', 'NovelCaption', 'NovelCaptioner', 'shipped', 'pipel
 
 # %% ../nbs/50_pipeline.ipynb #d886582c
 import math, os, threading
+from collections.abc import Collection
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -24,7 +26,7 @@ from .core import NocError, check_range, default_device, read_json, write_json
 from .data import CaptionBatch, SymbolicFeatures
 from .decode import decode
 from .grid_beam import SearchConfig
-from .heldout import load_classes, people, save_classes, words_of
+from .heldout import load_classes, meanings, people, save_classes, words_of
 from .prices import PriceConfig, bids, class_prices, priced_tokens
 from .regions import Regions, geometry, table_of
 from .saving import read_weights
@@ -43,8 +45,13 @@ class CaptionOptions:
 
     def check(self, prefix:str=""): # "--" for a command's options, as in `check_range`
         "Raises `NocError` for a setting that cannot work."
-        if isinstance(self.objects, str):
-            raise NocError(f"objects {self.objects!r}: expected a list of names")
+        names = () if self.objects is None else self.objects
+        texts = isinstance(names, Collection) and all(isinstance(name, str) for name in names)
+        if isinstance(names, str) or not texts:
+            raise NocError(f"objects {names!r}: expected a list of names")
+        for name, n in dict(batch=self.batch, max_objects=self.max_objects).items():
+            if n is None and name != "batch" or isinstance(n, Integral): continue
+            raise NocError(f"{prefix}{name}={n!r}: expected a whole number")
         check_range(prefix, 1, batch=self.batch)
         check_range(prefix, 0, max_objects=self.max_objects)
         check_range(prefix, 0, 1, min_score=self.min_score)
@@ -98,20 +105,16 @@ def class_ids(self:NovelCaptioner,
     names, # class names, or words for them
 )->list:   # class ids
     "The classes of some names. Raises `NocError` for one that is unknown or means several."
-    forms, phrases, whole = {}, {}, {name: [i] for name, i in self.by_name.items()}
-    for i, c in self.classes.items():
-        for form in {*c.forms, c.word}: forms.setdefault(form, []).append(i)
-        phrases.setdefault(" ".join(c.phrase), []).append(i)
-    meanings = forms | phrases | whole              # a whole name means its class alone
+    ids = meanings(self.classes)
     for name in names:
-        if name not in meanings:
+        if name not in ids:
             known = ", ".join([*self.by_name][:90])
-            more = f" … ({len(meanings):,} words)" if len(self.by_name) > 90 else ""
+            more = f" … ({len(ids):,} words)" if len(self.by_name) > 90 else ""
             raise NocError(f"object {name!r}: expected one of {known}{more}")
-        if len(meanings[name]) > 1:
-            known = ", ".join(self.classes[i].name for i in meanings[name])
+        if len(ids[name]) > 1:
+            known = ", ".join(self.classes[i].name for i in ids[name])
             raise NocError(f"object {name!r}: means several; expected one of {known}")
-    return [meanings[name][0] for name in names]
+    return [ids[name][0] for name in names]
 
 # %% ../nbs/50_pipeline.ipynb #96696ad1
 def _ranked(regions): return regions.scores.sort(descending=True, stable=True).indices # as `best`
@@ -125,6 +128,7 @@ def _probs(self:NovelCaptioner, images):
     "The selector's probability of every region, (n,) an image; NaN where it does not look."
     best, k = [], self.selector.cfg.max_regions
     for r in images:
+        if not isinstance(r, Regions): raise NocError(f"images: {r!r}: expected `Regions`")
         r.check_finite()
         for c in set(r.labels.tolist()) - self.classes.keys():
             known = f"expected one of the pipeline's {len(self.classes)}"

@@ -24,6 +24,7 @@ from fastcore.basics import chunked, patch
 from torch import Tensor
 
 from .core import NocError, check_range, foreign_file, json_text, read_json
+from .heldout import meanings, normalize
 
 # %% ../nbs/04_regions.ipynb #d35c031c
 def _check_relative(boxes, image_id):
@@ -48,15 +49,18 @@ class Regions:
     size:tuple = None       # (width, height) of the image in pixels, or None
 
     def __post_init__(self):
-        boxes = torch.as_tensor(self.boxes, dtype=torch.float32).reshape(-1, 4)
-        object.__setattr__(self, "boxes", boxes)
-        object.__setattr__(self, "labels", torch.as_tensor(self.labels, dtype=torch.int64))
-        object.__setattr__(self, "scores", torch.as_tensor(self.scores, dtype=torch.float32))
+        where = f"image {self.image_id}: regions"
+        kinds = dict(boxes=torch.float32, labels=torch.int64, scores=torch.float32)
+        for name, kind in kinds.items():
+            shape = (-1, 4) if name == "boxes" else (-1,)
+            try: column = torch.as_tensor(getattr(self, name), dtype=kind).reshape(shape)
+            except (TypeError, ValueError, RuntimeError):
+                raise NocError(f"{where}: {name}: expected numbers, four a box") from None
+            object.__setattr__(self, name, column)
         columns = self.boxes, self.labels, self.scores, self.features
         lengths = [len(c) for c in columns if c is not None]
         if len(set(lengths)) > 1:
-            raise NocError(f"image {self.image_id}: regions: expected one label and score a box, "
-                           f"found {lengths}")
+            raise NocError(f"{where}: expected one label and score a box, found {lengths}")
         _check_relative(self.boxes, self.image_id)
 
     def __len__(self): return len(self.boxes)
@@ -134,6 +138,67 @@ def check_boxes(
     refuse(path, name, outside > .01 + 1e-9, "a box in the image, or at most 1 % outside")
     boxes = boxes.clip(0, 1).astype(np.float32)
     return boxes, (boxes[:,2:] > boxes[:,:2]).all(1), outside > 1e-6
+
+# %% ../nbs/04_regions.ipynb #6e1a0b21
+def _columns(results):
+    "Boxes, labels and scores of what a library found."
+    if hasattr(results, "xyxy"):
+        names = results.data.get("class_name")
+        return results.xyxy, results.class_id if names is None else names, results.confidence
+    labels = results.get("text_labels")                   # of detectors that look for texts
+    if labels is None: labels = results.get("labels")
+    return results.get("boxes"), labels, results.get("scores")
+
+def _label_names(labels, names):
+    "Labels as names. Raises `NocError` for numbers that have none."
+    named = dict(enumerate(names)) if isinstance(names, (list, tuple)) else names or {}
+    for label in labels.tolist() if hasattr(labels, "tolist") else labels:
+        name = label if isinstance(label, str) else named.get(label)
+        if name is None:
+            raise NocError(f"label {label!r}: has no name; expected names=, the detector's own, as "
+                           "each detector counts in its own way")
+        yield name
+
+# %% ../nbs/04_regions.ipynb #6e1a0b22
+def _label_ids(labels, names, classes):
+    "Class ids of labels. Raises `NocError` for one that is no class, or means several."
+    known = meanings(classes)
+    for name in _label_names(labels, names):
+        ids = known.get(name) or known.get(normalize(name), [])
+        if len(ids) != 1:
+            what = "means several" if ids else "is none of them"
+            some = ", ".join(classes[i].name for i in [*(ids or classes)][:9])
+            raise NocError(f"label {name!r}: {what}; expected the name of a class, like {some}")
+        yield ids[0]
+
+def _relative(boxes, size):
+    "Corners in pixels as (n,4), relative to the image. Raises `NocError` for what is outside."
+    boxes = torch.as_tensor(boxes).detach().cpu().float().reshape(-1, 4)
+    width, height = size
+    boxes = boxes/torch.tensor([width, height, width, height])
+    outside = torch.maximum(-boxes, boxes - 1)
+    if not boxes.isfinite().all() or (outside > .1).any():
+        raise NocError("boxes: expected corners x1 y1 x2 y2 in pixels, in an image of "
+                       f"{width} x {height}")
+    return boxes.clamp(0, 1)
+
+# %% ../nbs/04_regions.ipynb #6e1a0b23
+@patch(cls_method=True)
+def from_results(cls:Regions,
+    results,       # of one image: a dict with boxes, labels and scores, or `supervision.Detections`
+    classes:dict,  # class id -> `ObjectClass`, found by the names of labels
+    size:tuple,    # (width, height) of the image in pixels
+    names=None,    # number -> name, or a list: what the detector calls its labels
+    image_id=None, # the image
+)->Regions:        # best first; those without area are left out
+    "What a library found in an image. Raises `NocError` for labels or boxes that are unknown."
+    boxes, labels, scores = _columns(results)
+    for name, column in dict(boxes=boxes, labels=labels, scores=scores).items():
+        if column is None: raise NocError(f"results: no {name}; expected boxes, labels and scores")
+    boxes, ids = _relative(boxes, size), [*_label_ids(labels, names, classes)]
+    scores = torch.as_tensor(scores).detach().cpu()
+    area = (boxes[:,2:] > boxes[:,:2]).all(1)
+    return cls(boxes, ids, scores, image_id=image_id, size=tuple(size)).keep(area).best()
 
 # %% ../nbs/04_regions.ipynb #ef4441a0
 @dataclass(eq=False, repr=False)
@@ -470,7 +535,7 @@ def _parquet_rows(path, only):
 # %% ../nbs/04_regions.ipynb #c6a50e01
 def _known_ids(labels, strange, classes):
     "What is expected of a category_id, where one is strange: others may count from 0, or from 1."
-    if not (np.any(strange) and classes): return "a known category_id"
+    if not np.any(strange) or classes is None or not len(classes): return "a known category_id"
     label, least, most = labels[np.argmax(strange)], min(classes), max(classes)
     text = f"a known category_id, {least} to {most}, found {label}"
     if label not in (least - 1, most + 1): return text
