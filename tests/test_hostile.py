@@ -310,7 +310,7 @@ def test_names_of_files_are_any_bytes(tmp_path, monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
     job = Job(folder/f"{odd}.json", "toy", images=folder)
-    assert caption_files(job, None, folder/f"{odd}.html") == [2, 0]
+    assert tuple(caption_files(job, None, folder/f"{odd}.html")[:2]) == (2, 0)
     terminal.flush()
     lines = [json.loads(line) for line in terminal.buffer.getvalue().splitlines()]
     assert {line["file"] for line in lines} == {"café1.jpg", "\ufffd2.jpg"}
