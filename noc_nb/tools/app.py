@@ -57,6 +57,7 @@ def view(
     v = View(pipeline, small, regions, _captioned(pipeline, regions, small, []), ())
     return propose(v)
 
+# %% ../../nbs/tools/53_app.ipynb #5ad81c32
 INSIST = {"as trained": None, "hardly": 1., "somewhat": 2., "strongly": 5., "must": "must"}
 
 def propose(
@@ -219,10 +220,15 @@ def _gradio():
         raise NocError("noc_app: gradio is not installed; pip install noc_nb[app]") from None
     return gradio
 
-# %% ../../nbs/tools/53_app.ipynb #c1a0e915
+# %% ../../nbs/tools/53_app.ipynb #a7cba85b
 def _opens(file):
     try: return bool(open_image(file))
     except NocError: return False
+
+_NO_EXAMPLES = """Drop a photo, or take one of the drawings. Photos are looked at by torchvision's
+detector, which is downloaded with the first one (160 MB), or by `noc_app --weights FILE`.
+`noc_app --detections FILE --images FOLDER` brings examples of your own."""
+_NO_PHOTOS = "Take one of the drawings. Photos need `noc_app --model` with a pipeline for photos."
 
 class Studio:
     "What the page does: examples, the photo pipeline, and its detector."
@@ -233,6 +239,8 @@ class Studio:
         most:int=12,                # examples
     ):
         self.photos, self.detector, self.busy = photos, detector, threading.Lock()
+        self.hint = "Drop a photo, or take one of the examples."
+        if source is None: self.hint = _NO_PHOTOS if photos is None else _NO_EXAMPLES
         if source is None:
             toy = NovelCaptioner.from_pretrained("toy")
             self.examples = [lambda n=n: (toy, *toy_scene(n)) for n in range(most)]
@@ -255,43 +263,6 @@ class Studio:
 
     def _look(self, path):
         image = open_image(path, PIXELS)
-        self.detector = self.detector or detector_for(self.photos)
-        return view(self.photos, image, self.detector([image])[0])
-
-# %% ../../nbs/tools/53_app.ipynb #a7cba85b
-_NO_EXAMPLES = """Drop a photo, or take one of the drawings. Photos are looked at by torchvision's
-detector, which is downloaded with the first one (160 MB), or by `noc_app --weights FILE`.
-`noc_app --detections FILE --images FOLDER` brings examples of your own."""
-_NO_PHOTOS = "Take one of the drawings. Photos need `noc_app --model` with a pipeline for photos."
-
-class Studio:
-    "What the page does: examples, the photo pipeline, and its detector."
-    def __init__(self,
-        photos:NovelCaptioner=None, # for photos; None: drawn scenes only
-        detector=None,              # images -> `Regions`; default: made when the first photo comes
-        source=None,                # a `Source` with files, for examples; default: drawn scenes
-        most:int=12,                # examples
-    ):
-        self.photos, self.detector = photos, detector
-        self.hint = "Drop a photo, or take one of the examples."
-        if source is None: self.hint = _NO_PHOTOS if photos is None else _NO_EXAMPLES
-        if source is None:
-            toy = NovelCaptioner.from_pretrained("toy")
-            self.examples = [lambda n=n: (toy, *toy_scene(n)) for n in range(most)]
-        else:
-            whole = (i for i in source.ids if i in source.files and _opens(source.files[i]))
-            def photo(i): return photos, open_image(source.files[i]), source.regions([i])[0]
-            self.examples = [partial(photo, i) for i in islice(whole, most)]
-
-    def example(self, n:int)->View:
-        "The n-th example."
-        return view(*self.examples[n]())
-
-    def upload(self, path)->View:
-        "A photo that someone sent. Raises `NocError` if it cannot be used."
-        if self.photos is None:
-            raise NocError("photos need a pipeline for photos: noc_app --model FOLDER")
-        image = open_image(path)
         self.detector = self.detector or detector_for(self.photos)
         return view(self.photos, image, self.detector([image])[0])
 
