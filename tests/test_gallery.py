@@ -123,7 +123,7 @@ def test_hostile_images_with_detections(toy, src, tmp_path):
     items = [dict(image_id=i, category_id=2, bbox=[6, 6, 40, 40], score=.9) for i in range(1, 30)]
     (tmp_path/"found.json").write_text(json.dumps(items))
     job = Job(tmp_path/"found.json", "toy", images=src)
-    n, failed = caption_files(job, tmp_path/"c.jsonl", tmp_path/"c.html")
+    n, failed, _ = caption_files(job, tmp_path/"c.jsonl", tmp_path/"c.html")
     lines = {x["image_id"]: x for x in read_lines(tmp_path/"c.jsonl")}
     assert (n, failed) == (11, 3) and {i for i, x in lines.items() if "error" in x} == {7, 8, 10}
     assert all(lines[i]["file"] in lines[i]["error"] for i in (7, 8, 10)) and lines[5]["size"] == [60, 80]
