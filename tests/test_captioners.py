@@ -130,7 +130,8 @@ def test_broken_folders(folders, tmp_path):
     (tmp_path/"empty").mkdir()
     for name, expected in dict(text="a model of type gpt2; expected a captioner", bare="expected a captioner",
                                empty="expected a captioner", none="no such folder; expected a captioner").items():
-        with pytest.raises(NocError, match=expected) as error: PhotoCaptioner.from_pretrained(tmp_path/name, device="cpu")
+        with pytest.raises(NocError, match=expected) as error:
+            PhotoCaptioner.from_pretrained(tmp_path/name, device="cpu")
         assert "\n" not in str(error.value) and str(tmp_path/name) in str(error.value)
 
 # Detectors
