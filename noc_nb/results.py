@@ -27,14 +27,14 @@ def _check_name(what, name, names):
         raise NocError(f"result row: unknown {what} {name!r}; expected one of {', '.join(names)}")
 
 def new_row(
-    table:str,   # "main", "ablation" or "bench"
-    row:str,     # a key of `LABELS` in the tables "main" and "ablation"; any name in "bench"
+    table:str,   # "main", "ablation", "bench" or "scale"
+    row:str,     # a key of `LABELS` in the tables "main" and "ablation"; any name in the others
     **values,    # the other keys of the schema
 )->dict:         # the row, with schema, commit, device and time filled in
     "A result row. Raises `NocError` for an unknown table, row or training."
     training = values.get("training")
-    _check_name("table", table, ("main", "ablation", "bench"))
-    if table != "bench": _check_name("row", row, LABELS)
+    _check_name("table", table, ("main", "ablation", "bench", "scale"))
+    if table in ("main", "ablation"): _check_name("row", row, LABELS)
     if training is not None: _check_name("training", training, TRAINING_LABELS)
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return dict(schema=1, table=table, row=row, **values,
@@ -47,6 +47,14 @@ def _is_row(line):
     try: return isinstance(json.loads(line.decode()), dict)
     except (ValueError, RecursionError): return False
 
+def _open_line(f):
+    "The last line of a file if it lacks its end. One byte tells, so that many rows cost no more."
+    if not f.seek(0, os.SEEK_END): return b""
+    f.seek(-1, os.SEEK_END)
+    if f.read() == b"\n": return b""
+    f.seek(0)
+    return f.read().rpartition(b"\n")[2]
+
 def append_row(
     path,     # a `.jsonl` file
     row:dict, # what `new_row` made
@@ -54,8 +62,7 @@ def append_row(
     "Append one line, in one piece. What a full disk left of another one at the end is cut off."
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab+") as f:
-        f.seek(0)
-        last = f.read().rpartition(b"\n")[2]           # a line without its end
+        last = _open_line(f)
         if last and _is_row(last): f.write(b"\n")
         elif last: f.truncate(f.tell() - len(last))
         f.write(_json_line(row).encode())
