@@ -22,7 +22,7 @@ from ..regions import RegionTable
 from ..tools.store import RegionStore
 from ..toy import TOY_CLASSES, TOY_HELDOUT, VAL, detect, toy_image
 
-# %% ../../nbs/bench/46_world.ipynb #e6d6a147
+# %% ../../nbs/bench/46_world.ipynb #f442a969
 @dataclass(frozen=True)
 class WorldSize(Config):
     "How much of everything; the defaults are full COCO's counts."
@@ -45,7 +45,7 @@ class WorldSize(Config):
         names = "train", "kept", "half", "novel_val", "novel_test"
         return replace(self, **{name: getattr(self, name)//n for name in names}, stored=0)
 
-# %% ../../nbs/bench/46_world.ipynb #446efe94
+# %% ../../nbs/bench/46_world.ipynb #fc45ac5c
 def split_lists(
     size:WorldSize, # how many of everything
     seed:int=0,     # of the world
@@ -66,7 +66,7 @@ def _scene(seed, n, mentioning):
         scene, captions = toy_image(seed, VAL + 1000*n + attempt)
         if any(novel_images({n: captions}, TOY_HELDOUT).values()): return scene, captions
 
-# %% ../../nbs/bench/46_world.ipynb #18bcd5a7
+# %% ../../nbs/bench/46_world.ipynb #d57654bc
 _SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
 _COINED = 30_000
 _WEIGHTS = list(itertools.accumulate((rank + 50)**-1.1 for rank in range(_COINED)))
@@ -149,7 +149,7 @@ def _write_part(root, part, ids, mentioning, seed):
         texts.close(images=images)
         boxes.close(images=images, categories=categories)
 
-# %% ../../nbs/bench/46_world.ipynb #3b6790ba
+# %% ../../nbs/bench/46_world.ipynb #503040b9
 _NAMES = "category_id", "cx", "cy", "w", "h", "score"
 
 def _false(rng, count):
@@ -225,7 +225,7 @@ def _feature_tables(size, seed, images=200):
 def _write_features(root, size, seed):
     RegionStore.write(root/"features", _feature_tables(size, seed))
 
-# %% ../../nbs/bench/46_world.ipynb #fe3e063e
+# %% ../../nbs/bench/46_world.ipynb #1cc695a4
 def make_world(
     root,           # where to write; made if missing
     size:WorldSize, # how many of everything
