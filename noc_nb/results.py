@@ -65,7 +65,7 @@ def append_row(
         last = _open_line(f)
         if last and _is_row(last): f.write(b"\n")
         elif last: f.truncate(f.tell() - len(last))
-        f.write(_json_line(row).encode())
+        f.write(_json_line(row).encode(errors="replace"))
 
 def write_rows(
     path,      # a `.jsonl` file, written anew

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 
-from .core import NocError, foreign_file, read_json, write_json
+from .core import NocError, foreign_file, read_json, unpacked, write_json
 
 # %% ../nbs/03_vocab.ipynb #7bc789d4
 def _read_rules():
@@ -67,13 +67,13 @@ def _spans(text, run, end):
 
 def _far_places(text):
     "Pattern of a rule that looks far ahead -> the places where it may match."
-    p = SimpleNamespace(**_PARTS)
+    p, line = SimpleNamespace(**_PARTS), text.partition("\n")[0]
     sites = {*_runs(text, p.label, r"\.(?i:com|net|org|edu)"),
              *_runs(text, p.web, r"\.(?=[a-zA-Z]{2})", r"www(?=\.)")}
     return {p.site: sites, p.mail: {*_spans(text, r"[\w.+-]+", r"@(?=[\w-])")},
             p.dashed: {*_spans(text, rf"{p.sign}[A-Za-z0-9.,]*", "-(?=[A-Za-z0-9])")},
             p.file: {*_runs(text, f"{p.sign}+", rf"\.(?i:{p.ending})(?!{p.sign})")},
-            p.tags: range(text.rfind(">"))}
+            p.tags: range(line.rfind(">"))}
 
 # %% ../nbs/03_vocab.ipynb #94dcb298
 def _lex(caption, after):
@@ -211,12 +211,12 @@ FUNCTION_WORDS = frozenset(
 # %% ../nbs/03_vocab.ipynb #1d50c640
 def _lines(path):
     "The lines of a text file, also inside `.gz` and `.zip`."
-    if path.suffix == ".gz": return gzip.open(path, "rb")
+    if path.suffix == ".gz": return unpacked(gzip.open(path, "rb"), path)
     if path.suffix != ".zip": return open(path, "rb")
     inside = zipfile.ZipFile(path)
     names = [name for name in inside.namelist() if name.endswith(".txt")]
     if len(names) > 1: names = [name for name in names if "300d" in name] or names
-    if len(names) == 1: return inside.open(names[0])
+    if len(names) == 1: return unpacked(inside.open(names[0]), path)
     expected = "one .txt file inside, or one with 300d in its name"
     raise NocError(f"{path}: expected {expected}; found {len(names)}")
 
@@ -245,6 +245,8 @@ def _vectors(lines, words, path):
             width = int(parts[1])                             # how many words, how many numbers
             continue
         width = width or len(parts) - 1
+        if not width:
+            raise NocError(f"{path}: line {number}: expected a word and numbers, spaces between")
         if words is not None and len(parts) == width + 1 and parts[0] not in words: continue
         word, vector = _vector(parts, width, f"{path}: line {number}")
         if words is None or word in words: yield word, vector
@@ -257,7 +259,7 @@ def read_vectors(
     "Read word vectors. Raises `NocError` naming file and line where a line is no word and numbers."
     path, vectors = Path(path), {}
     with foreign_file(path, "word vectors in UTF-8"), _lines(path) as f:
-        lines = io.TextIOWrapper(f, encoding="utf-8", newline="\n")
+        lines = io.TextIOWrapper(f, encoding="utf-8-sig", newline="\n")
         for word, vector in _vectors(lines, words, path): vectors.setdefault(word, vector)
     if not vectors and words is None:
         raise NocError(f"{path}: expected word vectors, found none")

@@ -18,18 +18,20 @@ from tempfile import TemporaryDirectory
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from .training import BenchConfig, _batch, _captioner
 from .world import WorldSize, make_world
 from ..core import NocError, progress
 from ..data import Loader, RegionFeatures, caption_loader, image_loader, load_captions
 from ..data import load_data, region_batches, selector_examples
-from ..decode import decode
+from ..decode import decode, search
 from ..experiment import PRESETS, Preset
 from ..heldout import novel_images, removed_images
 from ..metrics import CaptionScorer
 from ..novelty import evaluate
 from ..regions import ground_truth, read_detections
 from ..results import append_row, new_row, read_rows
-from ..scst import SelfCritical, cider_reward, oracle_constraints, scst_images
+from ..scst import SelfCritical, caption_log_probs, cider_reward
+from ..scst import oracle_constraints, scst_images
 from ..selector import RegionSelector, selector_loss
 from ..tools.command import command
 from ..tools.java import java_programs
@@ -251,8 +253,24 @@ def _score(bench, metrics=("C", "B4", "R")):
 def _score_meteor(bench): return _score(bench, ("M", "C", "B4", "R"))
 
 # %% ../../nbs/bench/47_scale.ipynb #d1486cac
+def _held(bench):
+    "What a whole run holds while it trains: examples, words, vectors, a captioner, references."
+    data, preset = bench.data, bench.preset
+    ids, train = data.splits["train"], preset.train_selector
+    with bench.lap("regions", len(ids)): examples = selector_examples(data)
+    captioner = bench.captioner
+    vocab, length = Vocab(captioner.tokens), preset.captioner.max_len
+    with bench.lap("captions", 5*len(ids)):
+        captions = caption_loader(data, vocab, ids, train.batch, train.seed, length)
+    with bench.lap("reward", 5*len(ids)): reward = cider_reward(data, ids, vocab, preset.scst)
+    test = data.splits["test"]
+    with bench.lap("references", 5*len(test)):
+        scorer = CaptionScorer({i: data.captions[i] for i in test}, ("C", "B4", "R"))
+    return dict(words=len(vocab), images=len(examples), captions=len(captions.examples),
+                rewarded=len(reward.cider.rows), scored=len(scorer.refs))
+
 def _whole(bench):
-    "A little of everything, one after the other, with nothing given back."
+    "A little of everything, one after the other."
     bench.steps, bench.images = 3, 10
     parts = dict(selector=_selector, xe=_xe, scst=_scst, decode=_decode, score=_score)
     found = {}
@@ -261,6 +279,22 @@ def _whole(bench):
         numbers = part(bench)
         found |= {f"{name} {key}": value for key, value in numbers.items()}
         bench.laps = laps | {f"{name} {lap}": value for lap, value in bench.laps.items()}
+    return found
+
+# %% ../../nbs/bench/47_scale.ipynb #c305a1d5
+def _counted(bench, images=2, captions=10):
+    "10^12 operations of one image, or one caption, in each kind of work; with three constraints, too."
+    cfg = BenchConfig(images=images, captions=captions, captioner=bench.preset.captioner)
+    captioner = _captioner(cfg)
+    xe = _operations(lambda: xe_loss(captioner, _batch(cfg, captions))[0].backward())/captions
+    batch, found = _batch(cfg, images), dict(xe=xe)
+    for n in 0, 3:
+        groups = [[[(4 + k,)] for k in range(n)] for _ in range(images)]
+        seen = []
+        def find(): seen.append(search(captioner.eval(), batch, groups, bench.preset.search))
+        def learn(): caption_log_probs(captioner, batch, seen[0].tokens).sum().backward()
+        found[f"search, {n} constraints"] = _operations(find)/images
+        found[f"learn, {n} constraints"] = _operations(learn)/images
     return found
 
 # %% ../../nbs/bench/47_scale.ipynb #cc034fa5
@@ -277,7 +311,7 @@ STEPS = dict(
     detections_json=Step(partial(_detections, name="simulated.json"), _GROWING),
     boxes=Step(_boxes, _GROWING), builder=Step(_builder, _GROWING),
     selector=Step(_selector, _GROWING), xe=Step(_xe, processes=(1, 2)), scst=Step(_scst),
-    decode=Step(_decode, processes=(1, 2)), score=Step(_score, _GROWING), whole=Step(_whole),
+    decode=Step(_decode, processes=(1, 2)), score=Step(_score, _GROWING), held=Step(_held), operations=Step(_counted), whole=Step(_whole),
     xe_store=Step(_xe_store), score_meteor=Step(_score_meteor),
     detections_gz=Step(partial(_detections, name="simulated.json.gz")))
 

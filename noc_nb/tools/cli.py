@@ -243,7 +243,8 @@ def noc_reproduce(
 # %% ../../nbs/tools/51_cli.ipynb #f36c9044
 def _part(kind, folder):
     "A trained part from its folder, or from `best` in what `noc_train` leaves."
-    best = Path(folder)/"best"
+    folder = Path(folder)                       # a path that was mistyped asks no model hub
+    best = folder/"best"
     return kind.from_pretrained(best if best.is_dir() else folder)
 
 def _train(part, data, out, cfg, seed, resume, start, constrained):

@@ -516,9 +516,14 @@ def caption_files(
     with tempfile.TemporaryDirectory() as folder:
         file = caption_all(pipeline, source, out or Path(folder)/"lines.jsonl", job.options, resume)
         if not out:                                                  # first, for the page may fail
-            with open(file, encoding="utf-8") as f: sys.stdout.writelines(f)
+            _print_lines(file)
         if report: write_report(report, file, partial(_opened, source), Path(job.src).name)
         return [len(source.ids), sum("error" in line for line in read_lines(file))]
+
+def _print_lines(file):
+    "Print lines of JSON, which can write any letter in ASCII."
+    few = sys.stdout.encoding not in (None, "utf-8", "UTF-8")
+    for line in read_lines(file): print(json.dumps(line, ensure_ascii=few))
 
 def _opened(source, line):
     "The picture, or None where there is none."
@@ -526,6 +531,7 @@ def _opened(source, line):
     image = None if file is None else _try(open_image, file)
     return None if isinstance(image, NocError) else image
 
+# %% ../../nbs/tools/52_gallery.ipynb #1013ceac
 def _check_outputs(job, out, report):
     "Raises `NocError` for an output that would take the place of somebody's work."
     inputs = job.src, job.model, job.classes, job.data, job.images, job.features
