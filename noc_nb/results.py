@@ -131,6 +131,7 @@ def captions_file(
 def _entry(image_id, decoded):
     "An entry of COCO's results format; what an image lacks is left out."
     about = {k: v for k, v in asdict(decoded).items() if v and k not in ("caption", "score")}
+    if "objective" in about: about["objective"] = round(decoded.objective, 4)
     return dict(image_id=image_id, caption=decoded.caption, score=round(decoded.score, 4), **about)
 
 def write_results(

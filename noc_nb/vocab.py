@@ -134,11 +134,13 @@ SPECIALS = "<pad>", "<bos>", "<eos>", "<unk>"
 class Vocab:
     "Words and their numbers. The first four are `SPECIALS`."
     def __init__(self,
-        tokens, # the words in order of their numbers, with or without `SPECIALS` in front
+        tokens,    # the words in order of their numbers, with or without `SPECIALS` in front
+        unsaid=(), # those that no training caption has
     ):
         "Raises `NocError` if a word stands there twice."
         tokens = tuple(tokens)
         self.tokens = tokens if tokens[:4] == SPECIALS else SPECIALS + tokens
+        self.unsaid = frozenset(unsaid)
         # a caption that spells "<eos>" does not end there: the specials have no spelling
         self.stoi = {word: i for i, word in enumerate(self.tokens) if i > UNK}
         if len(self.stoi) + 4 == len(self.tokens): return
@@ -187,21 +189,26 @@ def build(cls:Vocab,
     "The vocabulary of a set of captions."
     counts = Counter(token for tokens in token_lists for token in tokens)
     words = {word for word, n in counts.items() if n >= min_count} | set(required)
-    return cls(sorted(words - set(SPECIALS), key=lambda word: (-counts[word], word)))
+    ordered = sorted(words - set(SPECIALS), key=lambda word: (-counts[word], word))
+    return cls(ordered, {word for word in ordered if not counts[word]})
 
+# %% ../nbs/03_vocab.ipynb #37885fa7
 @patch
 def save(self:Vocab, path):
     "Write as JSON."
-    write_json(path, {"tokens": list(self.tokens)}, indent=0)
+    words = {"tokens": list(self.tokens), "unsaid": sorted(self.unsaid)}
+    write_json(path, words, indent=0)
 
 @patch(cls_method=True)
 def load(cls:Vocab, path):
     "Read what `save` wrote. Raises `NocError` naming the file."
     content = read_json(path)
-    tokens = content.get("tokens") if isinstance(content, dict) else None
-    if not isinstance(tokens, list) or not all(isinstance(t, str) for t in tokens):
-        raise NocError(f"{path}: expected {{\"tokens\": [words]}}")
-    try: return cls(tokens)
+    if not isinstance(content, dict): content = {}
+    tokens, unsaid = content.get("tokens"), content.get("unsaid", [])
+    for words in tokens, unsaid:
+        if isinstance(words, list) and all(isinstance(word, str) for word in words): continue
+        raise NocError(f"{path}: expected {{\"tokens\": [words], \"unsaid\": [some of them]}}")
+    try: return cls(tokens, unsaid)
     except NocError as e: raise NocError(f"{path}: {e}") from None
 
 # %% ../nbs/03_vocab.ipynb #b0005e03

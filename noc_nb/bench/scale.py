@@ -41,7 +41,7 @@ from ..train_selector import val_score
 from ..train_xe import build_captioner, build_vocab, xe_loss
 from ..vocab import Vocab
 
-# %% ../../nbs/bench/47_scale.ipynb #99ed124f
+# %% ../../nbs/bench/47_scale.ipynb #f4638b66
 def _usage():
     "CPU seconds of this process and of its children so far; the most memory it held, in MB."
     import resource                                        # which Windows lacks
@@ -83,7 +83,7 @@ class Bench:
         self.laps[name] = dict(seconds=round(time.monotonic() - began, 2), items=items,
                                cpu_seconds=round(used - spent, 2), peak_mb=peak)
 
-# %% ../../nbs/bench/47_scale.ipynb #76b2beaa
+# %% ../../nbs/bench/47_scale.ipynb #a2c310a5
 def _load(bench, detections="simulated"):
     "The whole data set, with detections as Parquet unless a file is named."
     with bench.lap("load"): data = load_data(bench.root, "coco", detections)
@@ -252,7 +252,7 @@ def _score(bench, metrics=("C", "B4", "R")):
 
 def _score_meteor(bench): return _score(bench, ("M", "C", "B4", "R"))
 
-# %% ../../nbs/bench/47_scale.ipynb #d1486cac
+# %% ../../nbs/bench/47_scale.ipynb #4ef59f99
 def _held(bench):
     "What a whole run holds while it trains: examples, words, vectors, a captioner, references."
     data, preset = bench.data, bench.preset
@@ -281,7 +281,7 @@ def _whole(bench):
         bench.laps = laps | {f"{name} {lap}": value for lap, value in bench.laps.items()}
     return found
 
-# %% ../../nbs/bench/47_scale.ipynb #c305a1d5
+# %% ../../nbs/bench/47_scale.ipynb #304184f3
 def _counted(bench, images=2, captions=10):
     "10^12 operations of one image, or one caption, in each kind of work; with three constraints, too."
     cfg = BenchConfig(images=images, captions=captions, captioner=bench.preset.captioner)
@@ -315,7 +315,7 @@ STEPS = dict(
     xe_store=Step(_xe_store), score_meteor=Step(_score_meteor),
     detections_gz=Step(partial(_detections, name="simulated.json.gz")))
 
-# %% ../../nbs/bench/47_scale.ipynb #29a08a0a
+# %% ../../nbs/bench/47_scale.ipynb #bcf3bfa0
 def run_step(
     name:str,        # a key of `STEPS`
     root:str,        # the world's folder
@@ -364,7 +364,7 @@ def measure(
                 peak_mb=[u.ru_maxrss//kilo >> 10 for u in used], load=round(os.getloadavg()[0], 1),
                 metrics=json.loads(printed[0].splitlines()[-1]))
 
-# %% ../../nbs/bench/47_scale.ipynb #083447f0
+# %% ../../nbs/bench/47_scale.ipynb #77362193
 def _jobs(steps, worlds):
     "(step, part of COCO, processes), the whole of COCO first."
     jobs = [(name, part, n) for name in steps for part in STEPS[name].worlds

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Source', 'from_table', 'detected', 'photos', 'detector_for', 'open_source', 'caption_lines', 'run_settings',
            'check_settings', 'locked', 'read_lines', 'caption_all', 'render', 'thumbnail', 'Mark', 'write_report',
-           'Job', 'caption_files', 'noc_caption']
+           'Job', 'insistence', 'caption_files', 'noc_caption']
 
 # %% ../../nbs/tools/52_gallery.ipynb #42b40744
 import base64, hashlib, io, json, os, sys, tempfile, warnings
@@ -217,9 +217,10 @@ def _line(pipeline, regions, caption, name):
         if n >= seen and p is None: continue
         boxes.append(dict(object=pipeline.classes[c].name, box=list(map(_near, box)),
                           score=_near(score), selector=_near(p)))
-    selected = [dict(object=o, score=_near(p)) for o, p in caption.selected]
-    forced = zip(caption.objects, caption.words, caption.spans)
-    constraints = [dict(object=o, word=w, span=s) for o, w, s in forced]
+    chosen = zip(caption.selected, caption.worth)
+    selected = [dict(object=o, score=_near(p), worth=_near(u)) for (o, p), u in chosen]
+    forced = zip(caption.objects, caption.words, caption.spans, caption.costs)
+    constraints = [dict(object=o, word=w, span=s, cost=_near(c)) for o, w, s, c in forced]
     return dict(image_id=caption.image_id, file=name, size=regions.size, caption=caption.caption,
                 score=_near(caption.score), selected=selected, constraints=constraints,
                 boxes=boxes, reason=caption.reason)
@@ -277,6 +278,7 @@ def run_settings(
         model=_checksum(*map(np.ascontiguousarray, weights), words.encode()),
         classes=_checksum(json.dumps(classes).encode()),
         search=pipeline.search.to_dict(), form=pipeline.form, limit=pipeline.limit,
+        prices=pipeline.prices.to_dict(),
         **asdict(options), **more)
     return json.loads(json.dumps(settings))      # as it is read again
 
@@ -501,6 +503,14 @@ class Job:
         return open_source(self.src, self.data, self.images, pipeline.classes, detector,
                            self.features)
 
+# %% ../../nbs/tools/52_gallery.ipynb #5ad81c20
+def insistence(
+    text, # a number, "must" or None, as typed
+):        # as `CaptionOptions` takes it
+    "How much the selector's objects matter. Raises `NocError` for anything else."
+    try: return text if text in (None, "must") else float(text)
+    except ValueError: raise NocError(f"--insist {text}: expected a number, or must") from None
+
 # %% ../../nbs/tools/52_gallery.ipynb #1013ceab
 def caption_files(
     job:Job,           # what to caption
@@ -559,6 +569,7 @@ def noc_caption(
     objects:str=None,    # words to force, as "zebra, bus" ("": none; default: the selector's)
     min_score:float=None, # a class below is never forced (default: the selector's threshold)
     max_objects:int=None, # objects that the selector may force on an image (default: 5)
+    insist:str=None,     # on the selector's objects: 0 (hardly) or more, or must (default: model's)
     model:str=None,      # a name in the package, or a path with a slash (default: its best)
     classes:str=None,    # the detector's own: names, one a line, or JSON (default: the model's)
     features:str=None,   # detections: a region store whose features the captioner sees
@@ -569,7 +580,7 @@ def noc_caption(
 ):
     "Caption your own images. An image that cannot be read is a line that says why."
     names = None if objects is None else tuple(t.strip() for t in objects.split(",") if t.strip())
-    options = CaptionOptions(names, min_score, max_objects, batch)
+    options = CaptionOptions(names, min_score, max_objects, batch, insistence(insist))
     look = dict(name=detector, weights=weights)
     job = Job(src, model, classes, data, images, features, look, options)
     n, failed = caption_files(job, out, html, resume)
