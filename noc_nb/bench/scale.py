@@ -151,7 +151,8 @@ def _train(bench, model, loss, cfg, loader, steps):
     "Some steps of the trainer: seconds of a step, its operations, and how many a run has."
     part, batch = _Part(loader, steps), next(iter(loader))
     teraflop = None
-    if bench.processes == 1: teraflop = _operations(lambda: loss(model.train(), batch)[0].backward())
+    def learn(): loss(model.train(), batch)[0].backward()
+    if bench.processes == 1: teraflop = _operations(learn)
     model.zero_grad(set_to_none=True)
     with TemporaryDirectory() as folder:
         phase = replace(cfg, epochs=1, save_seconds=1e9)
@@ -283,13 +284,13 @@ def _whole(bench):
 
 # %% ../../nbs/bench/47_scale.ipynb #304184f3
 def _counted(bench, images=2, captions=10):
-    "10^12 operations of one image, or one caption, in each kind of work; with three constraints, too."
+    "10^12 operations of an image or a caption in each kind of work; with three constraints, too."
     cfg = BenchConfig(images=images, captions=captions, captioner=bench.preset.captioner)
     captioner = _captioner(cfg)
     xe = _operations(lambda: xe_loss(captioner, _batch(cfg, captions))[0].backward())/captions
     batch, found = _batch(cfg, images), dict(xe=xe)
     for n in 0, 3:
-        groups = [[[(4 + k,)] for k in range(n)] for _ in range(images)]
+        groups = [[[(4 + k,)] for k in range(n)]]*images
         seen = []
         def find(): seen.append(search(captioner.eval(), batch, groups, bench.preset.search))
         def learn(): caption_log_probs(captioner, batch, seen[0].tokens).sum().backward()
@@ -311,7 +312,8 @@ STEPS = dict(
     detections_json=Step(partial(_detections, name="simulated.json"), _GROWING),
     boxes=Step(_boxes, _GROWING), builder=Step(_builder, _GROWING),
     selector=Step(_selector, _GROWING), xe=Step(_xe, processes=(1, 2)), scst=Step(_scst),
-    decode=Step(_decode, processes=(1, 2)), score=Step(_score, _GROWING), held=Step(_held), operations=Step(_counted), whole=Step(_whole),
+    decode=Step(_decode, processes=(1, 2)), score=Step(_score, _GROWING), held=Step(_held),
+    operations=Step(_counted), whole=Step(_whole),
     xe_store=Step(_xe_store), score_meteor=Step(_score_meteor),
     detections_gz=Step(partial(_detections, name="simulated.json.gz")))
 
@@ -359,9 +361,10 @@ def measure(
         raise NocError(f"{name}: failed, as its process says above; expected numbers")
     used = [usage for _, _, usage in ended]
     kilo = 1 << (10 if sys.platform == "darwin" else 0)
-    return dict(seconds=round(time.monotonic() - began, 1),
-                cpu_seconds=round(sum(u.ru_utime + u.ru_stime for u in used), 1),
-                peak_mb=[u.ru_maxrss//kilo >> 10 for u in used], load=round(os.getloadavg()[0], 1),
+    peaks = [u.ru_maxrss//kilo >> 10 for u in used]
+    spent = sum(u.ru_utime + u.ru_stime for u in used)
+    return dict(seconds=round(time.monotonic() - began, 1), cpu_seconds=round(spent, 1),
+                peak_mb=peaks, load=round(os.getloadavg()[0], 1),
                 metrics=json.loads(printed[0].splitlines()[-1]))
 
 # %% ../../nbs/bench/47_scale.ipynb #77362193

@@ -178,7 +178,8 @@ def _write_detections(root, ids, mentioning, seed):
     with whole_file(root/"detections/simulated.json") as f:
         for n, batch in enumerate(table.to_batches(10_000)):
             rows = batch.to_pylist()
-            sizes = [_image(seed, row["image_id"], row["image_id"] in mentioning)[0] for row in rows]
+            images = [row["image_id"] for row in rows]
+            sizes = [_image(seed, i, i in mentioning)[0] for i in images]
             texts = map(_result_text, rows, sizes)
             f.write("," if n else "[")
             f.write(",".join(texts))
