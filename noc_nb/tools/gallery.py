@@ -396,7 +396,7 @@ def caption_all(
             write_json(about, settings, indent=1)
             _write_lines(pipeline, source, part, options, done)
             os.replace(part, out)
-        elif [line["image_id"] for line in read_lines(out)] != source.ids:
+        elif [line.get("image_id") for line in read_lines(out)] != source.ids:
             raise NocError(f"{out}: holds captions of other images; expected a new file")
     return out
 
@@ -546,7 +546,12 @@ def write_report(
     failed = list(islice((line for line in read() if "error" in line), most))
     values = dict(title=title, most=most, hues=_HUES, cards=cards(), failed=failed)
     page = _templates.get_template("report.html")
-    with whole_file(path) as f: f.writelines(page.generate(values, counts=_counts(read())))
+    try:
+        with whole_file(path) as f: f.writelines(page.generate(values, counts=_counts(read())))
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as e:
+        if isinstance(e, NocError): raise
+        where = "lines" if isinstance(lines, list) else lines
+        raise NocError(f"{where}: expected lines of noc_caption ({e!r})") from None
 
 def _counts(lines):
     "Images with and without a caption; objects asked for, and those in the captions."
