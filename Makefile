@@ -6,6 +6,7 @@
 # make book        the site of the book in _site: all chapters, a search, the reference; a broken link stops it
 # make export      noc_nb/*.py from the notebooks
 # make ship        a finished run as a pipeline of the package: make ship RUN=_runs/lite NAME=lite
+# make scale       every step of the coco preset on files of COCO's size: _runs/scale, results/scale.jsonl (hours; goes on)
 # make times       seconds of each notebook; fails above LIMIT=30
 # make venv        set-up alone: everything lives in .venv (PYTHON=python3.12: with this Python)
 # make clean       remove what builds and tests leave behind (.venv and _runs stay)
@@ -29,7 +30,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONWARNINGS ?= ignore:IProgress not found
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-fast reproduce notebooks readme book export ship times clean
+.PHONY: help venv test test-fast reproduce notebooks readme book export ship scale times clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -71,6 +72,9 @@ export: venv
 
 ship: venv
 	$(BIN)/python -c "from noc_nb.pipeline import NovelCaptioner as N; N.from_pretrained('$(RUN)/pipeline').save_pretrained('noc_nb/models/$(NAME)', half=True)"
+
+scale: venv
+	$(BIN)/noc_bench_scale
 
 times: venv
 	$(BIN)/nbdev_test --n_workers 0 --timing | \

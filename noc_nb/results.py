@@ -27,14 +27,14 @@ def _check_name(what, name, names):
         raise NocError(f"result row: unknown {what} {name!r}; expected one of {', '.join(names)}")
 
 def new_row(
-    table:str,   # "main", "ablation" or "bench"
-    row:str,     # a key of `LABELS` in the tables "main" and "ablation"; any name in "bench"
+    table:str,   # "main", "ablation", "bench" or "scale"
+    row:str,     # a key of `LABELS` in the tables "main" and "ablation"; any name in the others
     **values,    # the other keys of the schema
 )->dict:         # the row, with schema, commit, device and time filled in
     "A result row. Raises `NocError` for an unknown table, row or training."
     training = values.get("training")
-    _check_name("table", table, ("main", "ablation", "bench"))
-    if table != "bench": _check_name("row", row, LABELS)
+    _check_name("table", table, ("main", "ablation", "bench", "scale"))
+    if table in ("main", "ablation"): _check_name("row", row, LABELS)
     if training is not None: _check_name("training", training, TRAINING_LABELS)
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return dict(schema=1, table=table, row=row, **values,

@@ -11,6 +11,7 @@ import csv, gzip, io, re, zipfile
 from collections import Counter
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -30,7 +31,6 @@ def _read_rules():
     return parts, rules
 
 _PARTS, _RULES = _read_rules()
-_NEAR_RULES = [rule for rule in _RULES if rule.pattern not in (_PARTS["mail"], _PARTS["site"])]
 
 # %% ../nbs/03_vocab.ipynb #18080cd3
 _PLAINER = str.maketrans({
@@ -53,29 +53,42 @@ def _finish(piece):
     return _CUTS.get(low) or _BRACKETS.get(low, low.replace(" ", "\xa0"))
 
 # %% ../nbs/03_vocab.ipynb #94dcb297
-def _address_places(text):
-    "Where an address may begin. Elsewhere its rules would look far ahead, from every letter."
-    if re.search(r"(?i:\.(?:com|net|org|edu))|www\.", text): return range(len(text))
-    places = set()
-    for run in re.finditer(r"[\w.+-]+", text):
-        if re.compile(r"@[\w-]").match(text, run.end()): places.update(range(*run.span()))
-    return places
+def _runs(text, label, end, start="(?=.)"):
+    "Places in dotted runs of labels where `start` matches, and further on in the run `end`."
+    for run in re.finditer(rf"{label}(?:\.{label})*", text) if re.search(end, text) else ():
+        ends = [m.start() for m in re.finditer(end, run[0])]
+        for m in re.finditer(start, run[0]) if ends else ():
+            if m.end() <= ends[-1]: yield run.start() + m.start()
+
+def _spans(text, run, end):
+    "All places in runs that are followed by `end`. No search begins twice in one run."
+    for m in re.finditer(f"{run}({end})?", text) if re.search(end, text) else ():
+        if m[1] is not None: yield from range(*m.span())
+
+def _far_places(text):
+    "Pattern of a rule that looks far ahead -> the places where it may match."
+    p, line = SimpleNamespace(**_PARTS), text.partition("\n")[0]
+    sites = {*_runs(text, p.label, r"\.(?i:com|net|org|edu)"),
+             *_runs(text, p.web, r"\.(?=[a-zA-Z]{2})", r"www(?=\.)")}
+    return {p.site: sites, p.mail: {*_spans(text, r"[\w.+-]+", r"@(?=[\w-])")},
+            p.dashed: {*_spans(text, rf"{p.sign}[A-Za-z0-9.,]*", "-(?=[A-Za-z0-9])")},
+            p.file: {*_runs(text, f"{p.sign}+", rf"\.(?i:{p.ending})(?!{p.sign})")},
+            p.tags: range(line.rfind(">"))}
 
 # %% ../nbs/03_vocab.ipynb #94dcb298
 def _lex(caption, after):
     "The tokens of a caption, rule by rule, with spaces. The text after it is only looked at."
     text = caption.translate(_PLAINER)
     text = re.sub("|".join(_ENTITIES), lambda entity: _ENTITIES[entity[0]], text)
-    # rules look ahead as far as a word goes: one without end would take for ever
-    line = re.sub(r"\S{500}", r"\g<0> ", " ".join(text.splitlines()))
+    line = " ".join(text.splitlines())
     text, at, tokens = f"{line}\n{after} \n", 0, []
-    addresses = _address_places(text)
+    far = _far_places(text)
+    rules = [(rule, far.get(rule.pattern, range(len(line)))) for rule in _RULES]
     while at < len(line):
         if text[at].isspace():
             at += 1
             continue
-        rules = _RULES if at in addresses else _NEAR_RULES
-        matches = filter(None, (rule.match(text, at) for rule in rules))
+        matches = filter(None, (rule.match(text, at) for rule, places in rules if at in places))
         longest = max(matches, key=re.Match.end)
         group = 1 if longest.re.groups else 0
         tokens.append(_finish(longest[group]))

@@ -98,7 +98,7 @@ def test_rows_say_how_they_were_made():
             except json.JSONDecodeError:
                 yield f"{where}: not JSON"
                 continue
-            keys = LOG if file == "test_log.jsonl" else ROW if row.get("table") == "bench" else ROW + MAIN
+            keys = LOG if file == "test_log.jsonl" else ROW if row.get("table") in ("bench", "scale") else ROW + MAIN
             missing = [k for k in keys if k not in row]
             if missing: yield f"{where}: no {', '.join(missing)}"
             elif row["commit"] in ("", None, "unknown"): yield f"{where}: no commit"
