@@ -34,6 +34,7 @@ from ..pipeline import CaptionOptions, NovelCaptioner, shipped
 from ..regions import RegionTable, Regions, image_sizes, read_coco, read_detections
 from ..results import read_rows
 from .command import command
+from .int8 import int8
 from .names import read_classes
 from .photos import FORMATS, image_column, image_files, open_image
 from .store import RegionStore
@@ -488,10 +489,15 @@ class Job:
     features:str = None # a region store with features for the captioner
     detector:dict = field(default_factory=dict) # settings of `detector_for`, for photos
     options:CaptionOptions = CaptionOptions()   # as the pipeline takes them
+    dtype:str = "float32" # of matrix products: "float32", or "int8" for speed on a CPU
 
     def pipeline(self)->NovelCaptioner:
         "Raises `NocError` naming what is missing."
-        pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0])
+        if self.dtype not in ("float32", "int8"):
+            raise NocError(f"--dtype {self.dtype}: expected float32 or int8")
+        device = "cpu" if self.dtype == "int8" else None
+        pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0], device)
+        if self.dtype == "int8": pipeline.captioner = int8(pipeline.captioner)
         return pipeline.with_classes(read_classes(self.classes)) if self.classes else pipeline
 
     def source(self, pipeline)->Source:
@@ -559,13 +565,14 @@ def noc_caption(
     detector:str="fasterrcnn_resnet50_fpn", # photos: a detection model of torchvision
     weights:str="default", # photos: its weights: torchvision's own (downloaded once), or a file
     batch:int=50,        # images searched together
+    dtype:str="float32", # of matrix products; int8 is faster on a CPU, see 64_search
     resume:store_true=False, # go on with a run that was killed
 ):
     "Caption your own images. An image that cannot be read is a line that says why."
     names = None if objects is None else tuple(t.strip() for t in objects.split(",") if t.strip())
     options = CaptionOptions(names, min_score, max_objects, batch)
     look = dict(name=detector, weights=weights)
-    job = Job(src, model, classes, data, images, features, look, options)
+    job = Job(src, model, classes, data, images, features, look, options, dtype)
     n, failed = caption_files(job, out, html, resume)
     summary = [f"{n:,} images, {failed:,} without a caption"]
     if out: summary.append(f"lines in {out}")
