@@ -68,13 +68,23 @@ class _Heads(MultiHead):
         parts = self.parts[which](x).chunk(len(which), -1)
         return [part.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for part in parts]
 
+class _FeedForward(nn.Module):
+    "The feed-forward network in 8 bits, a block of rows at a time."
+    def __init__(self, network):
+        super().__init__()
+        self.first, self.second = _linear(network[0], True), _linear(network[3])
+
+    def forward(self, x:Tensor)->Tensor: # (...,d), as wide as it comes
+        rows = x.reshape(-1, x.shape[-1]).split(256)
+        return torch.cat([self.second(self.first(part)) for part in rows]).view_as(x)
+
 def _linear(layer, relu=False): return Int8Linear(layer.weight, layer.bias, relu)
 
 def _replace(module):
     "Replace the linear layers in a module."
     for name, part in module.named_children():
         if isinstance(part, MultiHead): new = _Heads(part)
-        elif isinstance(part, FeedForward): new = nn.Sequential(_linear(part[0], True), _linear(part[3]))
+        elif isinstance(part, FeedForward): new = _FeedForward(part)
         elif isinstance(part, nn.Linear): new = _linear(part)
         else: new = _replace(part)
         setattr(module, name, new)
