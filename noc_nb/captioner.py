@@ -55,11 +55,11 @@ def _word_table(v, d, table, known):
             raise NocError(f"{name}: expected shape {shape}, found {tuple(x.shape)}")
     return WordTable(table.float(), known.bool())
 
-def _read_tokens(path, known):
+def _read_vocab(path, known):
     "The words of a captioner's folder, of which the weights say which are `known`."
-    tokens = Vocab.load(path).tokens
-    if known is None or len(known) == len(tokens): return tokens
-    raise NocError(f"{path}: {len(tokens)} words; expected {len(known)} as in model.safetensors")
+    vocab = Vocab.load(path)
+    if known is None or len(known) == len(vocab): return vocab
+    raise NocError(f"{path}: {len(vocab)} words; expected {len(known)} as in model.safetensors")
 
 # %% ../nbs/14_captioner.ipynb #4f3406b7
 class Captioner(nn.Module, Saved, library_name="noc_nb", license="apache-2.0"):
@@ -70,21 +70,23 @@ class Captioner(nn.Module, Saved, library_name="noc_nb", license="apache-2.0"):
         tokens:list,         # v words, as `Vocab.tokens`; their order gives the ids
         table:Tensor=None,   # (v,d) word vectors, as from `word_table`; default: random
         known:Tensor=None,   # (v,) True for a row that stays as it is; default: none
+        unsaid=(),           # the words that no training caption has
     ):
         super().__init__()
-        self.cfg, self.tokens = cfg, Vocab(tokens).tokens
+        self.cfg, self.tokens, self.unsaid = cfg, Vocab(tokens).tokens, frozenset(unsaid)
         self.words = _word_table(len(self.tokens), cfg.d_word, table, known)
         self.word_in = linear(cfg.d_word, cfg.d_model)
         self.word_out = linear(cfg.d_model, cfg.d_word)
         _fit_scales(self.word_in, self.word_out, self.words())
         self.encoder, self.decoder = MemoryEncoder(cfg), Decoder(cfg)
 
-    def _save_more(self, folder): Vocab(self.tokens).save(folder/"vocab.json")
+    def _save_more(self, folder): Vocab(self.tokens, self.unsaid).save(folder/"vocab.json")
 
     @classmethod
     def _build(cls, cfg, weights, folder):
         known = weights.get("words.known")
-        return cls(cfg, _read_tokens(folder/"vocab.json", known), known=known)
+        vocab = _read_vocab(folder/"vocab.json", known)
+        return cls(cfg, vocab.tokens, known=known, unsaid=vocab.unsaid)
 
 # %% ../nbs/14_captioner.ipynb #1e098ada
 @patch

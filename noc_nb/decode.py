@@ -69,12 +69,14 @@ class Decoded:
     reason:str = None    # why some are missing, or None
     spans:tuple = ()     # (start, end) of every constraint in the caption's words, or None
     missing:tuple = ()   # texts that the vocabulary lacks, so that they gave no constraint
+    objective:float = None # with prices: `score`, and the prices of what is said
 
 # %% ../nbs/26_decode.ipynb #b1d26a02
-def _decoded(vocab, groups, tokens, score, satisfied, spans, reason):
+def _decoded(vocab, groups, tokens, score, satisfied, spans, reason, objective):
     "What a search found for an image, as a `Decoded`."
     spans = tuple(tuple(span) if span[0] >= 0 else None for span in spans[:len(groups)])
-    return Decoded(vocab.decode(tokens), score, len(groups), satisfied, reason, spans)
+    return Decoded(vocab.decode(tokens), score, len(groups), satisfied, reason, spans, (),
+                   objective)
 
 # %% ../nbs/26_decode.ipynb #b1d26a12
 def decode(
@@ -95,7 +97,8 @@ def decode(
         worth = prices and [prices.get(i, []) for i in batch.image_ids]
         found = search(captioner, batch.to(device), groups, cfg, worth)
         tensors = found.tokens, found.scores, found.satisfied, found.spans
-        rows = zip(groups, *(x[:,0].tolist() for x in tensors), found.reason)
+        objectives = found.objective[:,0].tolist() if prices else [None]*len(groups)
+        rows = zip(groups, *(x[:,0].tolist() for x in tensors), found.reason, objectives)
         for i, row in zip(batch.image_ids, rows): captions[i] = _decoded(vocab, *row)
     captioner.train(training)
     return captions

@@ -6,32 +6,32 @@
 __all__ = ['PRESETS', 'Preset', 'Run', 'Experiment', 'nearest_neighbours']
 
 # %% ../nbs/44_experiment.ipynb #f4550ad9
-import hashlib, json, time, warnings
+import hashlib, json, math, time, warnings
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-import torch
+import numpy as np, torch
 from fastcore.basics import patch
 
 from .captioner import Captioner
-from .constraints import constraint_classes, constraint_tokens
-from .core import Config, NocError, progress, read_json, write_json
+from .constraints import best_scores, constraint_classes
+from .core import Config, NocError, default_device, progress, read_json, write_json
 from .data import CocoData, region_batches
 from .decode import decode
 from .encoder import CaptionerConfig
 from .grid_beam import SearchConfig
 from .metrics import CaptionScorer, METRICS
 from .novelty import evaluate, selection_f1
+from .prices import PriceConfig, bids, class_prices, priced_tokens
 from .regions import class_vectors
-from .results import LABELS, append_row, captions_file, new_row, read_results, read_rows
-from .results import table_line, write_results
+from .results import (LABELS, append_row, captions_file, new_row, read_results, read_rows,
+                            table_line, write_results)
 from .scst import ScstConfig, train_scst
 from .selector import RegionSelector, SelectorConfig
 from .train import TrainConfig
 from .train_selector import selector_scores, train_selector, val_weight
-from .train_xe import bad_endings, train_xe
+from .train_xe import bad_endings, build_vocab, train_xe
 from .vocab import Vocab
 
 # %% ../nbs/44_experiment.ipynb #158a869b
@@ -49,6 +49,7 @@ class Preset(Config):
     ensemble:bool = False        # selector rows: the mean logit of all `selector_seeds`
     threads:int = 0              # of the CPU; 0: as PyTorch likes. Tiny models are faster with 1
     selector_seeds:tuple = ()    # default: the run's; captions are made with the first
+    prices:PriceConfig = PriceConfig() # of chosen classes; all are musts: the paper
     selector:SelectorConfig = SelectorConfig()
     captioner:CaptionerConfig = CaptionerConfig()
     search:SearchConfig = SearchConfig()
@@ -105,7 +106,8 @@ class Experiment:
         out,               # the run's folder
         resume:bool=False, # go on in a folder that holds this run
         metrics=METRICS,   # caption scores to compute
-        models=None,       # folder that has the trained models, or gets them; default: `out`
+        models=None,       # folder that has the trained models, or gets them; default: `out`;
+                           # or a pipeline's folder, whose selector and captioner are used
         programs=None,     # references -> `CaptionScorer`'s programs; None: no METEOR, no SPICE
     ):
         "Claim the folder. Raises `NocError` for one that holds another run."
@@ -113,16 +115,20 @@ class Experiment:
             raise NocError(f"part {run.part!r}: expected test or val")
         self.run, self.preset, self.data, self.out = run, run.preset, data, Path(out)
         self.metrics, self.models, self.programs = metrics, Path(models or out), programs
+        self.pipeline = self.models if (self.models/"pipeline.json").is_file() else None
+        if self.pipeline: self.models = self.out           # what else is needed is trained here
         self.ids, self.novel, self.cache = data.splits[run.part], data.novel[run.part], {}
         self.features = "symbolic" if data.features is None else "store"
         # `val` has too many novel images for its false positives to count as they do in `test`
         self.fp_weight = val_weight(data) if run.part == "val" else 1.
         self._claim(resume)
 
-    def once(self, key, make):
-        "The value of `key`, made when it is first asked for."
-        if key not in self.cache: self.cache[key] = make()
-        return self.cache[key]
+# %% ../nbs/44_experiment.ipynb #5058dc7d
+@patch
+def once(self:Experiment, key, make):
+    "The value of `key`, made when it is first asked for."
+    if key not in self.cache: self.cache[key] = make()
+    return self.cache[key]
 
 # %% ../nbs/44_experiment.ipynb #345c0cc3
 def _checksum(data):
@@ -160,17 +166,22 @@ def selector(self:Experiment,
     seed:int=0,        # of its weights and batches
 )->RegionSelector:
     "A trained region selector, from the run's folder or made now."
+    if self.pipeline and (inner, lambda0) == (True, .2):
+        return RegionSelector.from_pretrained(self.pipeline/"selector", device=default_device())
     weights = dict(lambda0=lambda0, lambda1=round(1 - lambda0, 6))
     cfg = replace(self.preset.selector, inner=inner, **weights)
     train = replace(self.preset.train_selector, seed=seed)
     folder = self.models/f"selector{'' if inner else '-no-inner'}-{lambda0}-{seed}"
     return train_selector(self.data, cfg, train, folder, resume=True)
 
+# %% ../nbs/44_experiment.ipynb #d8b9fe8f
 @patch
 def captioner(self:Experiment,
     training:str,  # a key of `TRAINING_LABELS`
 )->Captioner:
     "A trained captioner, from the run's folder or made now."
+    if self.pipeline:
+        return Captioner.from_pretrained(self.pipeline/"captioner", device=default_device())
     data, preset, seed = self.data, self.preset, self.run.seed
     folder = self.models/f"captioner-{training}-{seed}"
     if training == "xe":
@@ -182,22 +193,30 @@ def captioner(self:Experiment,
 
 # %% ../nbs/44_experiment.ipynb #93e682c4
 @patch
+def _priced(self:Experiment, row):
+    "Whether a row's classes have prices. The oracle is certain, and CBS has musts."
+    return self.preset.prices.weight is not None and row not in ("none", "oracle", "cbs")
+
+@patch
 def _rule(self:Experiment, row):
     "How a row of the tables chooses: keywords of `constraint_classes`."
+    p, least = self.preset, self.preset.prices.min_prob if self._priced(row) else None
     if row in ("none", "oracle"): return dict(how=row)
     if row in ("top1", "top2", "top3"):
-        return dict(how="topk", k=int(row[-1]), distinct=self.preset.distinct)
+        return dict(how="topk", k=int(row[-1]), distinct=p.distinct)
     if row == "cbs": return dict(how="topk", k=3, distinct=True)
-    if row == "score": return dict(how="score", threshold=self.once("threshold", self.threshold))
+    if row == "score":
+        return dict(how="score", threshold=least or self.once("threshold", self.threshold))
     if row in ("selector", "selector_no_inner"):
-        return dict(how="selector", threshold=self.preset.selector.threshold)
+        return dict(how="selector", threshold=least or p.selector.threshold)
     raise NocError(f"row {row!r}: expected one of {', '.join(LABELS)}")
 
 @patch
 def _classes(self:Experiment, i, **rule):
     "The classes of an image by a rule. By score, no more regions count than the selector sees."
     p, data = self.preset, self.data
-    return constraint_classes(data.regions[i], max_regions=p.selector.max_regions, limit=p.limit,
+    rule = dict(limit=p.limit) | rule
+    return constraint_classes(data.regions[i], max_regions=p.selector.max_regions,
                               drop=data.dropped, **rule)
 
 # %% ../nbs/44_experiment.ipynb #b85f122b
@@ -222,20 +241,48 @@ def _probabilities(self:Experiment, row, lambda0, seeds):
     return {i: mean(i) for i in self.ids}
 
 @patch
-def chosen(self:Experiment,
+def _never(self:Experiment):
+    "The classes whose words no training caption has."
+    unsaid = build_vocab(self.data, self.preset.min_count).unsaid
+    return {c for c, o in self.data.classes.items() if o.word in unsaid}
+
+@patch
+def _prices(self:Experiment, row, i, classes, probs):
+    "What some classes of an image are worth: by the selector, or else by the detector."
+    if not self._priced(row): return dict.fromkeys(classes, math.inf)
+    never = self.once("never", self._never)
+    scores = best_scores(self.data.regions[i], probs, self.preset.selector.max_regions,
+                         self.data.dropped)
+    prices = class_prices({c: scores[c] for c in classes}, never, self.preset.prices)
+    return bids(prices, self.preset.limit)
+
+# %% ../nbs/44_experiment.ipynb #9e4547f4
+@patch
+def offers(self:Experiment,
     row:str,             # a key of `LABELS`
     lambda0:float=.2,    # of the selector rows
     seeds:tuple=(0,),    # of the selector rows; several vote
-)->dict:                 # image id -> class ids, most certain first
-    "The classes that a row of the tables chooses in every image."
+)->dict:                 # image id -> {class id: price}, the best first; infinite for a must
+    "The classes that a row of the tables chooses in every image, and what each is worth."
     if (row, lambda0, seeds) in self.cache: return self.cache[row, lambda0, seeds]
-    rule, chosen = self._rule(row), {}
+    rule, offers = self._rule(row), {}
+    if self._priced(row): rule["limit"] = None             # the price decides, not the place
     probs = self._probabilities(row, lambda0, seeds) if rule["how"] == "selector" else {}
     for i in self.ids:
         mentioned = self.data.mentioned(i) if row == "oracle" else None
-        chosen[i] = self._classes(i, probs=probs.get(i), mentioned=mentioned, **rule)
-    self.cache[row, lambda0, seeds] = chosen
-    return chosen
+        classes = self._classes(i, probs=probs.get(i), mentioned=mentioned, **rule)
+        offers[i] = self._prices(row, i, classes, probs.get(i))
+    self.cache[row, lambda0, seeds] = offers
+    return offers
+
+@patch
+def chosen(self:Experiment,
+    row:str,             # as in `offers`
+    lambda0:float=.2,    # as in `offers`
+    seeds:tuple=(0,),    # as in `offers`
+)->dict:                 # image id -> class ids, the best first
+    "The classes that a row of the tables chooses in every image."
+    return {i: list(offer) for i, offer in self.offers(row, lambda0, seeds).items()}
 
 # %% ../nbs/44_experiment.ipynb #b0506641
 def nearest_neighbours(
@@ -277,16 +324,16 @@ def _searched(self:Experiment, row):
 
 @patch
 def _constraints(self:Experiment, row, lambda0, vocab):
-    "Image id -> constraint groups; image id -> texts that the vocabulary lacks, with a warning."
-    groups, missing, form = {}, {}, self._searched(row).form
-    for i, classes in self.chosen(row, lambda0, self.run.votes[0]).items():
-        groups[i], unknown = constraint_tokens(classes, self.data.classes, vocab, form)
+    "By image id: constraint groups; their prices; texts that the vocabulary lacks, with a warning."
+    groups, prices, missing, form = {}, {}, {}, self._searched(row).form
+    for i, offer in self.offers(row, lambda0, self.run.votes[0]).items():
+        groups[i], prices[i], unknown = priced_tokens(offer, self.data.classes, vocab, form)
         missing[i] = tuple(word.text for word in unknown if word.lost)
     words = {word for texts in missing.values() for word in texts}
     images = sum(map(bool, missing.values()))
     wanting = ", ".join(sorted(words))
     if words: warnings.warn(f"{row}: {images} images lack constraints, for want of {wanting}")
-    return groups, missing
+    return groups, prices if self._priced(row) else None, missing
 
 # %% ../nbs/44_experiment.ipynb #e7e48ccf
 @patch
@@ -294,11 +341,12 @@ def _decode(self:Experiment, row, training, lambda0):
     "Caption the images."
     data, captioner = self.data, self.once(training, lambda: self.captioner(training))
     if row != "none": captioner = self.averaged(captioner)
-    groups, missing = self._constraints(row, lambda0, Vocab(captioner.tokens))
+    groups, prices, missing = self._constraints(row, lambda0, Vocab(captioner.tokens))
     # images with as many constraints go through the search together, so that no grid has empty rows
     ids = sorted(self.ids, key=lambda i: (len(groups[i]), i))
     batches = region_batches(data, ids, 100, data.region_features(captioner.cfg.max_regions))
-    decoded = decode(captioner, batches, groups, self._searched(row).search, f"{training} {row}")
+    decoded = decode(captioner, batches, groups, self._searched(row).search, f"{training} {row}",
+                     prices)
     return {i: replace(d, missing=missing[i]) for i, d in decoded.items()}
 
 @patch
@@ -369,7 +417,7 @@ def _append(self:Experiment, line, seeds, **measured):
     "Append a row, and a line of the test log: what was scored, when, by which code."
     (row, training, lambda0), run = line, self.run
     seed = dict(selector=_seed_text(row, seeds), captioner=run.seed if training else None)
-    threshold = {"threshold": self.cache["threshold"]} if row == "score" else {}
+    threshold = {"threshold": self._rule(row)["threshold"]} if row == "score" else {}
     main = run.variant is None and lambda0 in (None, .2)
     result = new_row("main" if main else "ablation", row, training=training, variant=run.variant,
                      lambda0=lambda0, lambda1=None if lambda0 is None else round(1 - lambda0, 6),

@@ -14,7 +14,7 @@ from fastcore.basics import patch
 from torch import Tensor
 
 from .beam import check_best, check_sizes, next_words, reorder_state
-from .constraints import Table, check_ids, pack_groups, read_groups, read_prices
+from .constraints import Table, check_ids, pack_groups, read_groups
 from .core import Config
 
 # %% ../nbs/22_grid_beam.ipynb #13b68efa
@@ -59,7 +59,7 @@ class GridSearch:
         check_sizes(self.k, self.max_len)
         self.read = read_groups(constraints, eos)
         self.all = pack_groups(self.read, self.cfg.at_least, self.cfg.absorb, device, prices)
-        self.priced = any(u < math.inf for row in read_prices(self.read, prices) for u in row)
+        self.priced = any(price < math.inf for row in prices or () for price in row)
         self.long = self.all.spell.shape[2]                            # tokens of an alternative
         self.bits = torch.arange(max(1, *map(len, self.read)), device=device)
         self.forbidden = torch.tensor(list(forbidden), dtype=torch.long, device=device)

@@ -396,7 +396,10 @@ def open_parquet(
     "An open Parquet file. Raises `NocError` for what cannot be read, inside the `with` too."
     import pyarrow.parquet
     with foreign_file(path, "a whole parquet file"):
-        with pyarrow.parquet.ParquetFile(path) as file: yield file
+        with pyarrow.parquet.ParquetFile(path) as file:
+            rows, most = file.metadata.num_rows, max(1 << 24, Path(path).stat().st_size)
+            if rows > most: raise ValueError(f"it pretends to hold {rows:,} rows")
+            yield file
 
 # %% ../nbs/04_regions.ipynb #242196ab
 def _json_rows(items, path, kind, first=0):

@@ -58,7 +58,7 @@ def append_row(
         last = f.read().rpartition(b"\n")[2]           # a line without its end
         if last and _is_row(last): f.write(b"\n")
         elif last: f.truncate(f.tell() - len(last))
-        f.write(_json_line(row).encode())
+        f.write(_json_line(row).encode(errors="replace"))
 
 def write_rows(
     path,      # a `.jsonl` file, written anew
@@ -124,6 +124,7 @@ def captions_file(
 def _entry(image_id, decoded):
     "An entry of COCO's results format; what an image lacks is left out."
     about = {k: v for k, v in asdict(decoded).items() if v and k not in ("caption", "score")}
+    if "objective" in about: about["objective"] = round(decoded.objective, 4)
     return dict(image_id=image_id, caption=decoded.caption, score=round(decoded.score, 4), **about)
 
 def write_results(

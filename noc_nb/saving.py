@@ -12,7 +12,7 @@ from pathlib import Path
 import safetensors, safetensors.torch, torch
 from huggingface_hub import PyTorchModelHubMixin, snapshot_download
 from torch import nn
-from .core import Config, NocError, whole_file
+from .core import Config, NocError, foreign_file, whole_file
 
 # %% ../nbs/08_saving.ipynb #657add63
 def _find_model(name, hub):
@@ -33,10 +33,8 @@ def read_weights(
     path:Path, # a safetensors file
 )->dict:       # name -> tensor
     "Read weights. Raises `NocError` naming the file where it is missing or torn."
-    if not path.exists(): raise NocError(f"{path}: no such file; expected the model's weights")
-    try: return safetensors.torch.load_file(path)
-    except Exception as e:                # a decoder may fail in any way
-        raise NocError(f"{path}: cannot be read as safetensors ({e})") from None
+    with foreign_file(path, "the model's weights, as safetensors"):
+        return safetensors.torch.load_file(path)
 
 # %% ../nbs/08_saving.ipynb #7bd2f0a9
 def _write_weights(path, model):

@@ -52,7 +52,7 @@ def build_captioner(
     width = data.region_features(cfg.max_regions).width
     set_seed(seed)
     cfg = replace(cfg, d_feature=width, d_word=table.shape[1])
-    return Captioner(cfg, vocab.tokens, table, known & cfg.freeze)
+    return Captioner(cfg, vocab.tokens, table, known & cfg.freeze, vocab.unsaid)
 
 # %% ../nbs/42_train_xe.ipynb #e1cc9ec9
 def xe_loss(

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 
-from .core import NocError, foreign_file, read_json, write_json
+from .core import NocError, foreign_file, read_json, unpacked, write_json
 
 # %% ../nbs/03_vocab.ipynb #7bc789d4
 def _read_rules():
@@ -61,11 +61,13 @@ def _address_places(text):
         if re.compile(r"@[\w-]").match(text, run.end()): places.update(range(*run.span()))
     return places
 
+# %% ../nbs/03_vocab.ipynb #94dcb298
 def _lex(caption, after):
     "The tokens of a caption, rule by rule, with spaces. The text after it is only looked at."
     text = caption.translate(_PLAINER)
     text = re.sub("|".join(_ENTITIES), lambda entity: _ENTITIES[entity[0]], text)
-    line = " ".join(text.splitlines())
+    # rules look ahead as far as a word goes: one without end would take for ever
+    line = re.sub(r"\S{500}", r"\g<0> ", " ".join(text.splitlines()))
     text, at, tokens = f"{line}\n{after} \n", 0, []
     addresses = _address_places(text)
     while at < len(line):
@@ -119,11 +121,13 @@ SPECIALS = "<pad>", "<bos>", "<eos>", "<unk>"
 class Vocab:
     "Words and their numbers. The first four are `SPECIALS`."
     def __init__(self,
-        tokens, # the words in order of their numbers, with or without `SPECIALS` in front
+        tokens,    # the words in order of their numbers, with or without `SPECIALS` in front
+        unsaid=(), # those that no training caption has
     ):
         "Raises `NocError` if a word stands there twice."
         tokens = tuple(tokens)
         self.tokens = tokens if tokens[:4] == SPECIALS else SPECIALS + tokens
+        self.unsaid = frozenset(unsaid)
         # a caption that spells "<eos>" does not end there: the specials have no spelling
         self.stoi = {word: i for i, word in enumerate(self.tokens) if i > UNK}
         if len(self.stoi) + 4 == len(self.tokens): return
@@ -172,21 +176,26 @@ def build(cls:Vocab,
     "The vocabulary of a set of captions."
     counts = Counter(token for tokens in token_lists for token in tokens)
     words = {word for word, n in counts.items() if n >= min_count} | set(required)
-    return cls(sorted(words - set(SPECIALS), key=lambda word: (-counts[word], word)))
+    ordered = sorted(words - set(SPECIALS), key=lambda word: (-counts[word], word))
+    return cls(ordered, {word for word in ordered if not counts[word]})
 
+# %% ../nbs/03_vocab.ipynb #37885fa7
 @patch
 def save(self:Vocab, path):
     "Write as JSON."
-    write_json(path, {"tokens": list(self.tokens)}, indent=0)
+    words = {"tokens": list(self.tokens), "unsaid": sorted(self.unsaid)}
+    write_json(path, words, indent=0)
 
 @patch(cls_method=True)
 def load(cls:Vocab, path):
     "Read what `save` wrote. Raises `NocError` naming the file."
     content = read_json(path)
-    tokens = content.get("tokens") if isinstance(content, dict) else None
-    if not isinstance(tokens, list) or not all(isinstance(t, str) for t in tokens):
-        raise NocError(f"{path}: expected {{\"tokens\": [words]}}")
-    try: return cls(tokens)
+    if not isinstance(content, dict): content = {}
+    tokens, unsaid = content.get("tokens"), content.get("unsaid", [])
+    for words in tokens, unsaid:
+        if isinstance(words, list) and all(isinstance(word, str) for word in words): continue
+        raise NocError(f"{path}: expected {{\"tokens\": [words], \"unsaid\": [some of them]}}")
+    try: return cls(tokens, unsaid)
     except NocError as e: raise NocError(f"{path}: {e}") from None
 
 # %% ../nbs/03_vocab.ipynb #b0005e03
@@ -196,12 +205,12 @@ FUNCTION_WORDS = frozenset(
 # %% ../nbs/03_vocab.ipynb #1d50c640
 def _lines(path):
     "The lines of a text file, also inside `.gz` and `.zip`."
-    if path.suffix == ".gz": return gzip.open(path, "rb")
+    if path.suffix == ".gz": return unpacked(gzip.open(path, "rb"), path)
     if path.suffix != ".zip": return open(path, "rb")
     inside = zipfile.ZipFile(path)
     names = [name for name in inside.namelist() if name.endswith(".txt")]
     if len(names) > 1: names = [name for name in names if "300d" in name] or names
-    if len(names) == 1: return inside.open(names[0])
+    if len(names) == 1: return unpacked(inside.open(names[0]), path)
     expected = "one .txt file inside, or one with 300d in its name"
     raise NocError(f"{path}: expected {expected}; found {len(names)}")
 
@@ -230,6 +239,8 @@ def _vectors(lines, words, path):
             width = int(parts[1])                             # how many words, how many numbers
             continue
         width = width or len(parts) - 1
+        if not width:
+            raise NocError(f"{path}: line {number}: expected a word and numbers, spaces between")
         if words is not None and len(parts) == width + 1 and parts[0] not in words: continue
         word, vector = _vector(parts, width, f"{path}: line {number}")
         if words is None or word in words: yield word, vector
@@ -242,7 +253,7 @@ def read_vectors(
     "Read word vectors. Raises `NocError` naming file and line where a line is no word and numbers."
     path, vectors = Path(path), {}
     with foreign_file(path, "word vectors in UTF-8"), _lines(path) as f:
-        lines = io.TextIOWrapper(f, encoding="utf-8", newline="\n")
+        lines = io.TextIOWrapper(f, encoding="utf-8-sig", newline="\n")
         for word, vector in _vectors(lines, words, path): vectors.setdefault(word, vector)
     if not vectors and words is None:
         raise NocError(f"{path}: expected word vectors, found none")

@@ -1,5 +1,5 @@
 "Files that anyone may have damaged: a reader gives a result, or one line that says which file is wrong."
-import gzip, io, json, random, tarfile, warnings, zipfile, zlib
+import gzip, io, json, os, random, subprocess, sys, tarfile, zipfile
 import h5py
 import numpy as np
 import pyarrow, pyarrow.parquet
@@ -11,7 +11,9 @@ from noc_nb.data import read_captions
 from noc_nb.regions import Regions, ground_truth, read_detections
 from noc_nb.results import append_row, read_rows
 from noc_nb.tools.formats import read_hdf5, read_npz, read_tsv, write_hdf5, write_npz, write_tsv
+from noc_nb.tools.gallery import Job, caption_files
 from noc_nb.tools.photos import image_files, open_image
+from noc_nb.tools.report import evaluate_file
 from noc_nb.tools.store import RegionStore
 from noc_nb.vocab import Vocab, read_vectors
 
@@ -272,3 +274,89 @@ def test_a_user_without_home_has_a_cache(monkeypatch):
     monkeypatch.delenv("NOC_CACHE", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
     assert cache_folder() == Path.cwd()/".cache/noc_nb"
+
+# ---- terminals, logs and names of files
+
+STREAMS = """
+import os, sys
+from noc_nb.tools.command import _open_streams
+_open_streams()
+print("·é")
+print("caf\\udce9", file=sys.stderr)
+with open(sys.argv[1], "x") as f: f.write(str(f.fileno() > 2))
+"""
+
+@pytest.mark.parametrize("closed", ["", ">&-", "2>&-", ">&- 2>&- <&-"])
+def test_no_output_ends_a_command(tmp_path, closed):
+    "ASCII only, or closed; a file that is opened later takes no output's place."
+    line = f'"{sys.executable}" -c "$CODE" "{tmp_path}/f" {closed}'
+    env = dict(os.environ, CODE=STREAMS, PYTHONIOENCODING="ascii")
+    done = subprocess.run(line, shell=True, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and (tmp_path/"f").read_text() == "True"
+    if not closed: assert (done.stdout, done.stderr) == ("??\n", "caf?\n")
+
+def evaluated(folder, captions, **kw):
+    "A report on captions of two images."
+    refs = [dict(id=n, image_id=n//2, caption=c) for n, c in enumerate(["a dog", "the dog", "a bus", "one bus"])]
+    write_json(folder/"refs.json", dict(images=[dict(id=0), dict(id=1)], annotations=refs))
+    return evaluate_file(captions, folder/"refs.json", metrics=("C",), samples=10, **kw)
+
+def test_names_of_files_are_any_bytes(tmp_path, monkeypatch):
+    "Lines on a terminal that knows ASCII only, a page, a report."
+    folder, odd = tmp_path/os.fsdecode(b"nu\xe9"), os.fsdecode(b"\xe9")
+    folder.mkdir()
+    for name in "café1.jpg", f"{odd}2.jpg": Image.new("RGB", (64, 48)).save(folder/name)
+    write_json(folder/f"{odd}.json", [dict(image_id=1, category_id=18, bbox=[1, 2, 30, 40], score=.9)])
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    job = Job(folder/f"{odd}.json", "toy", images=folder)
+    assert caption_files(job, None, folder/f"{odd}.html") == [2, 0]
+    terminal.flush()
+    lines = [json.loads(line) for line in terminal.buffer.getvalue().splitlines()]
+    assert {line["file"] for line in lines} == {"café1.jpg", "\ufffd2.jpg"}
+    assert "<!doctype html>" in (folder/f"{odd}.html").read_text().lower()
+    write_json(folder/f"{odd}s.json", [dict(image_id=i, caption="a dog") for i in (0, 1)])
+    evaluated(folder, folder/f"{odd}s.json", out=folder/f"{odd}out")
+    assert read_json(folder/f"{odd}out/report.json")["captions"] == "?s.json"
+
+def test_a_report_is_written_whatever_became_of_the_terminal(tmp_path):
+    write_json(tmp_path/"s.json", [dict(image_id=i, caption="a dog") for i in (0, 1)])
+    def full(report): raise OSError(28, "No space left on device")
+    with pytest.raises(OSError): evaluated(tmp_path, tmp_path/"s.json", out=tmp_path/"out", show=full)
+    assert read_json(tmp_path/"out/report.json")["counts"]["scored"] == 2
+
+# ---- packed text
+
+def test_what_unpacks_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("noc_nb.core._MUCH", 1 << 24)
+    (tmp_path/"b.json.gz").write_bytes(bomb := gzip.compress(bytes(1 << 20))*20)
+    (tmp_path/"b.gz").write_bytes(bomb)
+    with zipfile.ZipFile(tmp_path/"b.zip", "w", zipfile.ZIP_DEFLATED) as z:
+        with z.open("b.txt", "w") as f:
+            for _ in range(20): f.write(bytes(1 << 20))
+    for read, name in (read_json, "b.json"), (read_vectors, "b.gz"), (read_vectors, "b.zip"):
+        with pytest.raises(NocError, match=f"{name}.*it holds more than 16,777,216 bytes, once unpacked"):
+            read(tmp_path/name)
+
+def test_a_parquet_file_that_pretends_rows(tmp_path):
+    rows = 1 << 20
+    zeros = pyarrow.table({name: np.zeros(rows, np.int64) for name in ("image_id", "category_id")})
+    with pyarrow.parquet.ParquetWriter(tmp_path/"d.parquet", zeros.schema) as f:
+        for _ in range(20): f.write_table(zeros)
+    with pytest.raises(NocError, match="it pretends to hold 20,971,520 rows"): read_detections(tmp_path/"d.parquet")
+
+def test_half_characters_are_no_names(tmp_path):
+    (tmp_path/"n.json").write_text('["dog", "\\ud83d\\ude00"]')
+    assert read_json(tmp_path/"n.json") == ["dog", "😀"]
+    (tmp_path/"n.json").write_text('["dog", "\\uD800"]')
+    with pytest.raises(NocError, match="n.json: expected a JSON file .*surrogates not allowed"):
+        read_json(tmp_path/"n.json")
+    append_row(tmp_path/"rows.jsonl", dict(variant="\udce9"))       # typed, where a terminal sends other bytes
+    assert read_rows(tmp_path/"rows.jsonl") == [dict(variant="?")]
+
+@pytest.mark.parametrize("text", ["dog\n", "dog\t1\t2\n", "\n2 0\ndog\n"])
+def test_words_without_numbers_are_no_vectors(tmp_path, text):
+    (tmp_path/"v.txt").write_text(text)
+    with pytest.raises(NocError, match="v.txt: line .: expected a word and "): read_vectors(tmp_path/"v.txt")
+    (tmp_path/"v.txt").write_bytes(b"\xef\xbb\xbf" + LINES)
+    assert [*read_vectors(tmp_path/"v.txt")] == ["dog", "cat", "bus"]

@@ -22,7 +22,7 @@ from ..decode import make_search
 from ..experiment import PRESETS, Experiment, Preset, Run
 from ..heldout import COCO_CLASSES
 from ..metrics import METRICS
-from ..pipeline import NovelCaptioner
+from ..pipeline import NovelCaptioner, pipeline_folder, shipped
 from ..regions import class_vectors
 from ..results import LABELS, TRAINING_LABELS
 from ..scst import train_scst
@@ -66,6 +66,7 @@ def _check_preset(cfg):
     check_range("selector.", 0, lambda0=cfg.selector.lambda0, lambda1=cfg.selector.lambda1)
     check_range("selector.", 0, 1, threshold=cfg.selector.threshold)
     check_range("", 0, limit=cfg.limit)
+    cfg.prices.check("prices.")
     make_search([[]], cfg.search)
 
 def preset_of(
@@ -91,7 +92,7 @@ def _selections(tables, rows):
 
 # %% ../../nbs/tools/51_cli.ipynb #d83d1f98
 _IN_ROWS = ("preset", "detections", "features", "rows", "training", "metrics", "seed", "part",
-            "variant", "set")
+            "variant", "set", "models")
 
 def _command_line(options):
     "The command that makes the same rows again, without paths of one machine."
@@ -99,6 +100,7 @@ def _command_line(options):
     if "/" in str(options.detections): shown["detections"] = "FILE"
     if options.features: shown["features"] = "STORE"
     if options.part == "test": shown["part"] = None
+    if options.models not in shipped(): shown["models"] = None
     if options.variant: shown["variant"] = f'"{options.variant}"'
     words = [f"--{name} {shown[name]}" for name in _IN_ROWS if shown[name] not in (None, "")]
     return " ".join(["noc_reproduce", *words, *["--spice"]*options.spice])
@@ -149,7 +151,7 @@ def join_parts(
 ):
     "Write two parts as one pipeline, for `from_pretrained`."
     vectors = None if words is None else class_vectors(classes, words)
-    how = cfg.search, cfg.form, cfg.limit
+    how = cfg.search, cfg.form, cfg.limit, cfg.prices
     NovelCaptioner(selector, captioner, classes, vectors, *how).save_pretrained(out)
 
 def _save_pipeline(experiment, training):
@@ -199,7 +201,8 @@ def _reproduce(o):
     kind = kind if kind in ("gt", "simulated") else "real"
     run = Run(cfg, kind, o.seed, o.part, o.variant, _command_line(o))
     programs = _java_scores(data, o.part, metrics, o.spice)
-    experiment = Experiment(run, data, o.out, o.resume, metrics, o.models, programs)
+    models = pipeline_folder(o.models) if o.models in shipped() else o.models
+    experiment = Experiment(run, data, o.out, o.resume, metrics, models, programs)
     made = experiment.complete(lines, selections)
     about = f"{cfg.data} {o.part}, {kind} detections" + (f", {o.variant}" if o.variant else "")
     _write_tables(made, tables, o.out, about, o.variant)
@@ -224,7 +227,7 @@ def noc_reproduce(
     resume:store_true=False, # go on with the run in OUT
     part:str="test",       # what is captioned and scored: test, or val to choose by
     variant:str=None,      # what the settings change, in words; the rows carry it
-    models:str=None,       # folder of a run whose trained models are used (default: OUT)
+    models:str=None,       # folder of a run whose models are used, or a pipeline (default: OUT)
     spice:store_true=False, # SPICE too, for which `noc_setup_spice` brings the jars
 ):
     "Train, caption and score; print Tables 1, 2 and 3 beside the paper's and write them to OUT."
@@ -243,7 +246,8 @@ def noc_reproduce(
 # %% ../../nbs/tools/51_cli.ipynb #f36c9044
 def _part(kind, folder):
     "A trained part from its folder, or from `best` in what `noc_train` leaves."
-    best = Path(folder)/"best"
+    folder = Path(folder)                       # a path that was mistyped asks no model hub
+    best = folder/"best"
     return kind.from_pretrained(best if best.is_dir() else folder)
 
 def _train(part, data, out, cfg, seed, resume, start, constrained):

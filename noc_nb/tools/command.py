@@ -29,13 +29,17 @@ def polite(
     stopped:str="stopped", # what to say when it is interrupted
 ):                         # its value
     "Run a command's work. Bad input becomes one line on standard error, and an exit code."
-    try: return work()
+    try:
+        value = work()
+        if sys.stdout: sys.stdout.flush()   # a full disk is told now, in a line
+        return value
     except KeyboardInterrupt: _leave(130, stopped)
     except BrokenPipeError:               # by `| head`: nothing may be written at the exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as e:
         _leave(2, f"error: {e.filename}: {e.strerror}" if e.filename else f"error: {e}")
+    except MemoryError as e: _leave(2, f"error: {str(e) or 'not enough memory'}")
     except ValueError as e:
         if not _is_bad_input(e): raise
         _leave(2, f"error: {e}")
@@ -130,6 +134,16 @@ def command(
         with command_lines(Lines): return polite(lambda: f(**options), stopped)
     return run
 
+# %% ../../nbs/tools/00_command.ipynb #c2a50e12
+def _open_streams():
+    "Give a command the outputs that it lacks; none of them fails for a letter."
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3: pass
+    os.close(number)
+    for name, mode in dict(stdin="r", stdout="w", stderr="w").items():
+        if getattr(sys, name) is None: setattr(sys, name, open(os.devnull, mode))
+    for stream in sys.stdout, sys.stderr: stream.reconfigure(errors="replace")
+
+
 # %% ../../nbs/tools/00_command.ipynb #c2a50e02
 def _find(name):
     "The file with a command of some name, and its definition there."
@@ -149,6 +163,7 @@ def _signature(path, node):
 
 def main():
     "What every console script calls: the command of the script's name."
+    _open_streams()
     name = _typed_name()
     path, node = _find(name)
     _options(_signature(path, node))

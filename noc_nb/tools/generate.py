@@ -498,7 +498,7 @@ def _groups(words, each, processor, prompts, no_repeat):
     return WordGroups(lists, getattr(processor, "tokenizer", processor), prompts, no_repeat)
 
 def _answer(rows, found):
-    "What `generate` returns: ids, or with `return_dict_in_generate` also scores and `spans`."
+    "What `generate` returns: ids, or with `return_dict_in_generate` scores, texts and spans too."
     from transformers.generation import utils
     config, n = rows.config, rows.config.num_return_sequences
     best = [(i, said) for i, lines in enumerate(found.tokens[:,:n].tolist()) for said in lines]
@@ -513,6 +513,7 @@ def _answer(rows, found):
     half = "EncoderDecoder" if rows.model.config.is_encoder_decoder else "DecoderOnly"
     kind = getattr(utils, f"GenerateBeam{half}Output")
     out = kind(sequences=sequences, sequences_scores=scores)
+    out.texts = texts                            # new ids alone, with the end token if there is one
     out.spans = [rows.groups.spans(i, rows.text(said)) for i, said in best]
     return out
 

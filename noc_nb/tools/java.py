@@ -26,12 +26,20 @@ from ..vocab import ptb_line
 # %% ../../nbs/tools/29_java.ipynb #438c72ab
 @lru_cache
 def _version_text(java, seconds=10):
-    "What `java -version` says; None where it hangs."
-    try:
-        run = subprocess.run([java, "-version"], stdin=subprocess.DEVNULL, capture_output=True,
-                             timeout=seconds)
-    except subprocess.TimeoutExpired: return None
-    return run.stderr.decode(errors="replace")
+    "How what `java -version` says begins; None where it hangs."
+    null, late = subprocess.DEVNULL, []
+    run = subprocess.Popen([java, "-version"], stdin=null, stdout=null, stderr=subprocess.PIPE,
+                           start_new_session=True)
+    def stop():
+        late.append(True)
+        os.killpg(run.pid, signal.SIGKILL)               # with all that it has started
+    timer = threading.Timer(seconds, stop)
+    timer.start()
+    with run.stderr as f: text = f.read(10_000)          # some talk without end
+    timer.cancel()
+    if not late: os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    return text.decode(errors="replace") if text or not late else None
 
 def java_version(
     java:str, # a program
@@ -117,7 +125,8 @@ def _complaint(process):
     "What a guarded program has written to its error output, shortened to the line that matters."
     if process.stderr.closed: return "it was closed"
     process.stderr.seek(0)
-    lines = process.stderr.read().decode(errors="replace").strip().splitlines() or ["no message"]
+    text = process.stderr.read(1 << 20).decode(errors="replace")
+    lines = text.strip().splitlines() or ["no message"]
     errors = [line for line in lines if re.search("error|exception", line, re.I)]
     return (errors or lines)[0].strip()[:200]
 
@@ -166,10 +175,12 @@ class Meteor:
         raise OSError(f"METEOR's Java program has ended: {_complaint(self.process)}")
 
     def _answer(self):
-        "The next line of numbers."
-        while line := self.process.stdout.readline().decode(errors="replace"):
+        "The next line of numbers. A Java may print lines of its own in between."
+        for _ in range(10_000):
+            line = self.process.stdout.readline(10_000).decode(errors="replace")
             if re.fullmatch(r"[\d.eE+\- ]+|NaN", line.strip()): return line.strip()
-        raise EOFError
+            if not line: raise EOFError
+        raise OSError("its program prints much, and no answer")
 
 # %% ../../nbs/tools/29_java.ipynb #73c2aef4
 @patch
@@ -268,29 +279,36 @@ def _fetch_corenlp(jars, folder):
     for jar in (folder/"lib").glob("*.jar"): jar.rename(folder/jar.name)
 
 # %% ../../nbs/tools/29_java.ipynb #1c82377e
-def _sha256(path):
-    "The checksum of a file of any size."
+@lru_cache
+def _sha256(path, changed):
+    "The checksum of a file of any size, computed once for each time that it was changed."
     digest = hashlib.sha256()
     with open(path, "rb") as f:
         while block := f.read(1 << 20): digest.update(block)
     return digest.hexdigest()
 
-def _accept(folder, target):
-    "Take over the jars that are right. Raises `NocError` for a file whose checksum is another."
-    for coordinates, checksum in SPICE_JARS.items():
-        name = _jar_name(coordinates)
-        if (target/name).exists() or not (folder/name).is_file(): continue
-        found = _sha256(folder/name)
-        if found != checksum: raise NocError(f"{folder/name}: SHA-256 {found}; expected {checksum}")
-        part = target/f".{name}.{os.getpid()}.tmp"     # renamed when whole: nobody sees half a jar
-        shutil.copyfile(folder/name, part)
-        os.replace(part, target/name)
+def _checksum(path):
+    "The checksum of a file, or None where there is none."
+    if not path.is_file(): return None
+    about = path.stat()
+    return _sha256(path, (about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns))
 
 def missing_jars(
     target:Path, # the folder of the jars
 )->list:         # coordinates
-    "The jars that are not there yet."
-    return [c for c in SPICE_JARS if not (target/_jar_name(c)).is_file()]
+    "The jars that are not there, or not as they should be."
+    return [c for c, sha256 in SPICE_JARS.items() if _checksum(target/_jar_name(c)) != sha256]
+
+def _accept(folder, target):
+    "Take over the jars that are right. Raises `NocError` for a file whose checksum is another."
+    for coordinates in missing_jars(target):
+        name, checksum = _jar_name(coordinates), SPICE_JARS[coordinates]
+        found = _checksum(folder/name)
+        if found is None: continue
+        if found != checksum: raise NocError(f"{folder/name}: SHA-256 {found}; expected {checksum}")
+        part = target/f".{name}.{os.getpid()}.tmp"     # renamed when whole: nobody sees half a jar
+        shutil.copyfile(folder/name, part)
+        os.replace(part, target/name)
 
 # %% ../../nbs/tools/29_java.ipynb #ce2d5021
 def setup_spice(
@@ -328,6 +346,11 @@ def java_options(
     jars = os.pathsep.join(str(folder/_jar_name(c)) for c in SPICE_JARS if not c.startswith(_NLP))
     return f'--module-path "{jars}" --add-modules org.openjdk.nashorn {" ".join(_OPENS)}'
 
+def _check_jars(folder):
+    "Raises `OSError` unless all jars are there and as they should be."
+    if not missing_jars(folder): return
+    raise FileNotFoundError("its jars are missing or were changed; `noc_setup_spice` brings them")
+
 class Spice:
     "SPICE of captions against prepared references, by the program that comes with `pycocoevalcap`."
     def __init__(self,
@@ -338,8 +361,7 @@ class Spice:
         "Raises `OSError` where Java or a jar is missing. Nothing is started yet."
         self.folder, self.seconds, self.known = Path(folder or cache_folder()/"spice"), seconds, {}
         self.java, self.heap = find_java(), _heap(2000, 1500)
-        if missing_jars(self.folder):
-            raise FileNotFoundError("its jars are missing; `noc_setup_spice` brings them")
+        _check_jars(self.folder)
         self.refs = {i: list(map(ptb_line, own)) for i, own in refs.items()}
         # the database is native code for this kind of processor; elsewhere parses are not kept
         self.keeps = platform.machine().lower() in ("x86_64", "amd64")
@@ -350,7 +372,8 @@ def _command(self:Spice, items, *arguments):
     "Java with SPICE's class path. For a few items, optimising machine code is not worth its time."
     quick = ["-XX:TieredStopAtLevel=1"] if items < 500 else []
     own, threads = Path(spice_package.__file__).parent, min(4, os.cpu_count() or 1)
-    path = os.pathsep.join(map(str, [own/"spice-1.0.jar", own/"lib"/"*", self.folder/"*"]))
+    jars = [self.folder/_jar_name(c) for c in SPICE_JARS]                   # and no others there
+    path = os.pathsep.join(map(str, [own/"spice-1.0.jar", own/"lib"/"*", *jars]))
     return [self.java, self.heap, *quick, "-Dfile.encoding=UTF-8", *_OPENS, "-cp", path,
             "edu.anu.spice.SpiceScorer", *arguments, "-silent", "-threads", threads]
 
@@ -363,6 +386,7 @@ def _run(self:Spice, items):
         source, target = Path(box)/"in.json", Path(box)/"out.json"
         write_json(source, [dict(item, image_id=k) for k, item in enumerate(items)])
         fcntl.flock(lock, fcntl.LOCK_EX)
+        _check_jars(self.folder)
         arguments = [source, "-out", target, *(["-cache", parses] if self.keeps else [])]
         process = start_guarded(self._command(len(items), *arguments), stdin=subprocess.DEVNULL)
         try:
@@ -431,6 +455,7 @@ class _MeteorScore(_Program):
     def close(self):
         if self.program: self.program.close()
 
+# %% ../../nbs/tools/29_java.ipynb #1464569e
 class _SpiceScore(_Program):
     metric, name = "S", "SPICE"
     def __init__(self, spice): self.spice = spice

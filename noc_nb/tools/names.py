@@ -10,20 +10,16 @@ import csv, re
 from dataclasses import replace
 from pathlib import Path
 
-from ..core import NocError, read_json
+from ..core import NocError, foreign_file, read_json
 from ..heldout import COCO_CLASSES, ObjectClass, load_classes, normalize
 
 # %% ../../nbs/tools/02_names.ipynb #1787a5af
 def _read_names(path):
     "What a file of names holds: a list, or JSON."
     if str(path).endswith((".json", ".json.gz")): return read_json(path)
-    try:
+    with foreign_file(path, "names of classes"):
         rows = csv.reader(Path(path).read_text("utf-8").splitlines())
         return [row[-1] for row in rows if "".join(row).strip()]
-    except FileNotFoundError:
-        raise NocError(f"{path}: no such file; expected names of classes") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as e:
-        raise NocError(f"{path}: cannot be read ({e})") from None
 
 def _names(path, first):
     "id -> name, from a file of names."

@@ -546,8 +546,10 @@ def evaluate_file(
     if why: judged.left_out["SPICE"] = why
     report = _make_report(judged, task, counts, protocol, samples)
     report = dict(captions=Path(captions).name) | report
-    if show: show(report)
-    if out: _write(Path(out), report, judged)
+    try:
+        if show: show(report)
+    finally:                                                  # whatever became of the terminal
+        if out: _write(Path(out), report, judged)
     return report
 
 def _write(out, report, judged):
