@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Source', 'from_table', 'detected', 'photos', 'detector_for', 'open_source', 'caption_lines', 'run_settings',
            'check_settings', 'locked', 'read_lines', 'caption_all', 'render', 'thumbnail', 'Mark', 'write_report',
-           'Job', 'caption_files', 'noc_caption']
+           'Job', 'insistence', 'caption_files', 'noc_caption']
 
 # %% ../../nbs/tools/52_gallery.ipynb #42b40744
 import base64, hashlib, io, json, os, sys, tempfile, warnings
@@ -218,9 +218,10 @@ def _line(pipeline, regions, caption, name):
         if n >= seen and p is None: continue
         boxes.append(dict(object=pipeline.classes[c].name, box=list(map(_near, box)),
                           score=_near(score), selector=_near(p)))
-    selected = [dict(object=o, score=_near(p)) for o, p in caption.selected]
-    forced = zip(caption.objects, caption.words, caption.spans)
-    constraints = [dict(object=o, word=w, span=s) for o, w, s in forced]
+    chosen = zip(caption.selected, caption.worth)
+    selected = [dict(object=o, score=_near(p), worth=_near(u)) for (o, p), u in chosen]
+    forced = zip(caption.objects, caption.words, caption.spans, caption.costs)
+    constraints = [dict(object=o, word=w, span=s, cost=_near(c)) for o, w, s, c in forced]
     return dict(image_id=caption.image_id, file=name, size=regions.size, caption=caption.caption,
                 score=_near(caption.score), selected=selected, constraints=constraints,
                 boxes=boxes, reason=caption.reason)
@@ -278,6 +279,7 @@ def run_settings(
         model=_checksum(*map(np.ascontiguousarray, weights), words.encode()),
         classes=_checksum(json.dumps(classes).encode()),
         search=pipeline.search.to_dict(), form=pipeline.form, limit=pipeline.limit,
+        prices=pipeline.prices.to_dict(),
         **asdict(options), **more)
     return json.loads(json.dumps(settings))      # as it is read again
 
@@ -507,6 +509,14 @@ class Job:
         return open_source(self.src, self.data, self.images, pipeline.classes, detector,
                            self.features)
 
+# %% ../../nbs/tools/52_gallery.ipynb #5ad81c20
+def insistence(
+    text, # a number, "must" or None, as typed
+):        # as `CaptionOptions` takes it
+    "How much the selector's objects matter. Raises `NocError` for anything else."
+    try: return text if text in (None, "must") else float(text)
+    except ValueError: raise NocError(f"--insist {text}: expected a number, or must") from None
+
 # %% ../../nbs/tools/52_gallery.ipynb #1013ceab
 def caption_files(
     job:Job,           # what to caption
@@ -522,9 +532,14 @@ def caption_files(
     with tempfile.TemporaryDirectory() as folder:
         file = caption_all(pipeline, source, out or Path(folder)/"lines.jsonl", job.options, resume)
         if not out:                                                  # first, for the page may fail
-            with open(file, encoding="utf-8") as f: sys.stdout.writelines(f)
+            _print_lines(file)
         if report: write_report(report, file, partial(_opened, source), Path(job.src).name)
         return [len(source.ids), sum("error" in line for line in read_lines(file))]
+
+def _print_lines(file):
+    "Print lines of JSON, which can write any letter in ASCII."
+    few = sys.stdout.encoding not in (None, "utf-8", "UTF-8")
+    for line in read_lines(file): print(json.dumps(line, ensure_ascii=few))
 
 def _opened(source, line):
     "The picture, or None where there is none."
@@ -532,6 +547,7 @@ def _opened(source, line):
     image = None if file is None else _try(open_image, file)
     return None if isinstance(image, NocError) else image
 
+# %% ../../nbs/tools/52_gallery.ipynb #1013ceac
 def _check_outputs(job, out, report):
     "Raises `NocError` for an output that would take the place of somebody's work."
     inputs = job.src, job.model, job.classes, job.data, job.images, job.features
@@ -559,6 +575,7 @@ def noc_caption(
     objects:str=None,    # words to force, as "zebra, bus" ("": none; default: the selector's)
     min_score:float=None, # a class below is never forced (default: the selector's threshold)
     max_objects:int=None, # objects that the selector may force on an image (default: 5)
+    insist:str=None,     # on the selector's objects: 0 (hardly) or more, or must (default: model's)
     model:str=None,      # a name in the package, or a path with a slash (default: its best)
     classes:str=None,    # the detector's own: names, one a line, or JSON (default: the model's)
     features:str=None,   # detections: a region store whose features the captioner sees
@@ -570,7 +587,7 @@ def noc_caption(
 ):
     "Caption your own images. An image that cannot be read is a line that says why."
     names = None if objects is None else tuple(t.strip() for t in objects.split(",") if t.strip())
-    options = CaptionOptions(names, min_score, max_objects, batch)
+    options = CaptionOptions(names, min_score, max_objects, batch, insistence(insist))
     look = dict(name=detector, weights=weights)
     job = Job(src, model, classes, data, images, features, look, options, dtype)
     n, failed = caption_files(job, out, html, resume)
