@@ -152,15 +152,9 @@ class _Beam(NamedTuple):
     stuck:Tensor  # (b,1) True for images that cannot go on
 
 # %% ../nbs/20_beam.ipynb #b1d20a04
-def _grow(
-    beam:_Beam,         # g hypotheses of each of b images
-    child:Tensor,      # (b,g,c) scores of the children; -inf where not allowed
-    words:Tensor,      # (b,g,c) their last tokens
-    eos:int,           # the end token
-    k:int,             # hypotheses kept
-    length_penalty=0., # compare score / length**length_penalty
-)->tuple:              # (the new `_Beam`, (b,k) the parent of every place)
-    "The `k` best of the hypotheses that stay and of the children."
+def _grow(beam, child, words, eos, k, length_penalty=0.):
+    """The `k` best of the hypotheses that stay and of their children (b,g,c), -inf where not
+    allowed, with last tokens `words`; and the parent (b,k) of every place."""
     stuck = (child == -torch.inf).flatten(1).all(1, keepdim=True) & ~beam.ended.any(1, keepdim=True)
     stay = beam.ended | stuck
     def first(x, others): return torch.cat([x.masked_fill(~stay, -torch.inf)[...,None], others], 2)

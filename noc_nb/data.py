@@ -9,7 +9,7 @@ __all__ = ['PARTS', 'read_captions', 'read_split', 'CocoData', 'data_files', 'lo
            'region_batches']
 
 # %% ../nbs/07_data.ipynb #69558550
-import json, warnings
+import json
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,13 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from fastcore.basics import patch
+from fastcore.basics import noop, patch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from .core import NocError, find_data, read_json
-from .heldout import (COCO_CLASSES, COCO_HELDOUT, HeldOut, check_counts, load_classes,
-                            mentioned,
+from .heldout import (COCO_CLASSES, COCO_HELDOUT, HeldOut, load_classes, mentioned,
                             novel_images, people, removed_images)
 from .regions import (RegionTable, class_table, class_vectors, geometry, ground_truth,
                             image_sizes, item_name, join_regions, json_column, read_coco,
@@ -59,9 +58,8 @@ def _image_list(path, split, part):
     ids = split.get(part) if isinstance(split, dict) else None
     if ids is None and part not in PARTS: return None
     whole = isinstance(ids, list) and all(type(i) is int for i in ids)
-    if not whole or len(set(ids)) < len(ids):
-        raise NocError(f"{path}: {part}: expected a list of image ids, each once")
-    return ids
+    if whole and len(set(ids)) == len(ids): return ids
+    raise NocError(f"{path}: {part}: expected a list of image ids, each once")
 
 def _check_within(path, part, ids, whole, of):
     strange = [i for i in ids if i not in whole]
@@ -99,13 +97,6 @@ class _Lazy(dict):
         self[key] = self.make(self.source[key])
         return self[key]
 
-# %% ../nbs/07_data.ipynb #4520680f
-def _read_vectors(root, path):
-    if path is not None: return read_vectors(path)
-    raise NocError(f"{root}/vectors: expected a file of word vectors, which tell the captioner "
-                   "what classes and words mean: .txt, .gz or .zip in GloVe's format, a word and "
-                   "its numbers on each line; https://nlp.stanford.edu/projects/glove has some")
-
 # %% ../nbs/07_data.ipynb #83c3304b
 @dataclass
 class CocoData:
@@ -126,14 +117,19 @@ class CocoData:
         self._mentioned = _Lazy(self.captions, lambda captions: mentioned(captions, self.classes))
 
     @cached_property
-    def vectors(self)->dict: return _read_vectors(self.root, self.vectors_path)   # word -> vector
-
-    def __repr__(self):
-        images = ", ".join(f"{len(self.splits[p]):,} {p}" for p in PARTS)
-        return (f"CocoData({self.name}: {images} images, {self.counts['captions']:,} captions, "
-                f"{len(self.regions.boxes):,} regions)")
+    def vectors(self)->dict:   # word -> vector
+        if self.vectors_path: return read_vectors(self.vectors_path)
+        raise NocError(f"{self.root}/vectors: expected a file of word vectors, which tell the "
+                       "captioner what classes and words mean (.txt, .gz or .zip in the format "
+                       "of https://nlp.stanford.edu/projects/glove)")
 
 # %% ../nbs/07_data.ipynb #82cf1d20
+@patch
+def __repr__(self:CocoData):
+    images = ", ".join(f"{len(self.splits[p]):,} {p}" for p in PARTS)
+    return (f"CocoData({self.name}: {images} images, {self.counts['captions']:,} captions, "
+            f"{len(self.regions.boxes):,} regions)")
+
 @patch
 def ids(self:CocoData,
     part,   # name of a part (train, val, test, novel_val, novel_test), or image ids
@@ -260,7 +256,6 @@ def load_data(
     texts, sizes, counts = load_captions(root, captions)
     name, splits, where, counts["removed"] = _split_of(root, split, texts, heldout)
     _check_training(texts, splits["train"], heldout, where)
-    if split == "coco": counts["published"] = _published(texts, splits, heldout)
     texts = {i: texts[i] for part in PARTS for i in splits[part]}
     regions = _load_regions(root, detections, list(texts), sizes, classes, min_score)
     novel = _novel(texts, splits, heldout, counts)
@@ -292,21 +287,6 @@ def _novel(captions, splits, heldout, counts):
         counts[f"unlisted_novel_{part}"] = len(union - listed)
     return novel
 
-# %% ../nbs/07_data.ipynb #204088f2
-def _published(captions, splits, heldout):
-    "The published counts beside ours; warns of what differs."
-    halves = {half: splits[half] for half in ("val", "test")}
-    val = {i: captions[i] for half in halves.values() for i in half}
-    train = {i: texts for i, texts in captions.items() if i not in val}
-    lists = dict(train=splits["train"], val=splits["novel_val"], test=splits["novel_test"])
-    rows = check_counts(train, val, halves, lists, heldout)
-    for r in rows:
-        if r["agrees"] is False or r["differ"]:
-            images = f"; images that differ: {r['differ'][:20]}" if r["differ"] else ""
-            counts = f"published {r['published']:,}, found {r['found']:,}"
-            warnings.warn(f"{r['what']}: {counts} ({r['how']}){images}")
-    return rows
-
 # %% ../nbs/07_data.ipynb #b4fd28fd
 def _objects(root, split, classes, heldout):
     "The classes and the held-out objects of a data set."
@@ -319,9 +299,9 @@ def _objects(root, split, classes, heldout):
 
 def _check_features(table, ids):
     missing = [i for i in ids if i not in table]
-    if missing:
-        raise NocError(f"{table.where}: image {missing[0]}: expected features; "
-                       f"{len(missing):,} images have none")
+    if not missing: return
+    raise NocError(f"{table.where}: image {missing[0]}: expected features; "
+                   f"{len(missing):,} images have none")
 
 def _vector_file(root, path):
     files = [p for p in data_files(root, "vectors", "*") if p.suffix in (".txt", ".gz", ".zip")]
@@ -355,7 +335,6 @@ class SelectorExamples:
 def selector_examples(
     data:CocoData,      # captions and regions
     ids="train",        # image ids, or the name of a part
-    classes:dict=None,  # category id -> `ObjectClass`, whose forms count; default: the data's
     min_refs:int=5,     # images with fewer references are left out
     max_regions:int=10, # the best regions of each image
 )->SelectorExamples:
@@ -364,9 +343,7 @@ def selector_examples(
     regions = data.regions.without(data.dropped).batch(ids, max_regions)
     highest = max(regions.labels.max().item() if ids else 0, *data.classes)
     in_caption = torch.zeros(len(ids), 1 + highest, dtype=torch.bool) # (b,c)
-    for row, i in enumerate(ids):
-        labels = data.mentioned(i) if classes is None else mentioned(data.captions[i], classes)
-        in_caption[row, list(labels)] = True
+    for row, i in enumerate(ids): in_caption[row, list(data.mentioned(i))] = True
     targets = in_caption.gather(1, regions.labels.clamp(min=0)) & (regions.labels >= 0)
     x = geometry(regions.boxes, regions.scores)
     return SelectorExamples(SelectorBatch(x, regions.labels, targets.float(), ids))
@@ -452,24 +429,17 @@ class CaptionExamples(ImageExamples):
     def tokens(self, index): return self.codes[index, :self.lengths[index].max()].long()
 
 # %% ../nbs/07_data.ipynb #22239893
-def _epoch_batches(
-    lengths,           # (N,) length of every example
-    batch_size:int=50, # examples a batch; the last one may be smaller
-    seed:int=0,        # seed and epoch decide on the order
-    epoch:int=0,
-    start:int=0,       # batches to skip
-    shuffle:bool=True, # False: in order
-    parts:int=1,       # into how many parts a batch is cut
-    mine=(0,),         # the parts that are wanted, by number
-)->list:               # batches, as lists of numbers of examples
-    "The batches of one epoch."
+def _epoch_batches(lengths, batch_size=50, seed=0, epoch=0, start=0, shuffle=True, parts=1,
+                   mine=(0,)):
+    """The batches of one epoch, as lists of numbers of examples. Of these, `start` are skipped.
+    Each is cut into `parts`, of which those with the numbers `mine` are wanted."""
     order, lengths = np.arange(len(lengths)), np.asarray(lengths)
     rng, full = np.random.default_rng((seed % 2**32, epoch)), len(order)//batch_size
     if shuffle:
         rng.shuffle(order)
         chunks = np.split(order, range(_CHUNK*batch_size, len(order), _CHUNK*batch_size))
         order = np.concatenate([c[np.argsort(-lengths[c], kind="stable")] for c in chunks])
-    turns = rng.permutation(full) if shuffle else np.arange(full)
+    turns = rng.permutation(full) if shuffle else range(full)
     batches = [order[i*batch_size:(i+1)*batch_size].tolist() for i in turns]
     if len(order) > full*batch_size: batches.append(order[full*batch_size:].tolist())
     return [b[part::parts] for b in batches[start:] if len(b) >= parts for part in mine]
@@ -484,7 +454,6 @@ class Loader:
     batch_size:int = 50   # the paper's
     seed:int = 0          # with the epoch, decides on the order
     shuffle:bool = True   # False: in order
-    workers:int = 0       # processes that make batches
 
     def __call__(self,
         epoch:int=0, # which epoch
@@ -494,12 +463,10 @@ class Loader:
     ):
         batches = _epoch_batches(self.examples.lengths, self.batch_size, self.seed, epoch, start,
                                  self.shuffle, parts, mine)
-        return DataLoader(self.examples, batch_sampler=batches, collate_fn=_as_it_is,
-                          num_workers=self.workers, generator=torch.Generator())
+        return DataLoader(self.examples, batch_sampler=batches, collate_fn=noop,
+                          generator=torch.Generator())
     def __len__(self): return -(-len(self.examples) // self.batch_size)
     def __iter__(self): return iter(self())
-
-def _as_it_is(batch): return batch
 
 # %% ../nbs/07_data.ipynb #ff479af7
 def caption_loader(

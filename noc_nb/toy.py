@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+from fastcore.basics import groupby
 from PIL import Image, ImageColor, ImageDraw
 
 from .core import Config, NocError, whole_file, write_json
@@ -38,16 +39,7 @@ TOY_CLASSES = {i: _toy_class(i, look.names) for i, look in _LOOKS.items()}
 _WORD_TO_ID = {c.word: i for i, c in TOY_CLASSES.items()}
 
 # %% ../nbs/06_toy.ipynb #39a10eca
-def _toy_heldout():
-    names = "penguin", "tractor", "melon", "lamp", "balloon"
-    objects = {name: _WORD_TO_ID[name] for name in names}
-    removal, novel = {}, {}
-    for word, i in objects.items():
-        removal[word] = tuple(form for form in TOY_CLASSES[i].forms if " " not in form)
-        novel[word] = tuple(form for form in removal[word] if not form.startswith("lantern"))
-    return HeldOut(objects, removal, novel, f1={"dcc": removal, "extended": removal})
-
-TOY_HELDOUT = _toy_heldout()
+TOY_HELDOUT = HeldOut.load(files("noc_nb")/"toy_heldout.json", TOY_CLASSES)
 
 # %% ../nbs/06_toy.ipynb #069a787c
 _PLACES = _WORLD["places"]
@@ -165,9 +157,7 @@ def _relation(rng, a, b):
 # %% ../nbs/06_toy.ipynb #06d4fff7
 def _groups(scene):
     "The boxes of a scene by class."
-    groups = {}
-    for label, box in zip(scene.labels, scene.boxes): groups.setdefault(label, []).append(box)
-    return groups
+    return groupby(zip(scene.labels, scene.boxes), 0, 1)
 
 def _caption(rng, scene, ids):
     "One sentence about a scene that mentions these classes, at most three, and perhaps people."
@@ -227,7 +217,7 @@ class _DetectorNoise(Config):
 
 def _shifted(rng, box, jitter):
     x1, y1, x2, y2 = box
-    lengths = x2 - x1, y2 - y1, x2 - x1, y2 - y1
+    lengths = (x2 - x1, y2 - y1)*2
     return tuple(_clip(v + rng.gauss(0, jitter*length)) for v, length in zip(box, lengths))
 
 # %% ../nbs/06_toy.ipynb #41f590ed
@@ -294,10 +284,9 @@ def _draw_thing(image, box, look, tint):
         corners = [tuple(corner) for corner in corners]
         mask = Image.new("L", (w, h), 0)
         draw = ImageDraw.Draw(mask)
-        if kind == "poly": draw.polygon(corners, fill=255)
-        elif kind == "rect": draw.rectangle(corners, fill=255)
-        elif kind == "oval": draw.ellipse(corners, fill=255)
-        else: draw.ellipse(corners, outline=255, width=max(1, w//14))
+        filled = dict(poly=draw.polygon, rect=draw.rectangle, oval=draw.ellipse).get(kind)
+        if filled: filled(corners, fill=255)
+        else: draw.ellipse(corners, outline=255, width=max(1, w//14))      # a ring
         color = tile if tone == "main" else _tone(look.color, tone, tint)
         image.paste(color, (x, y, x + w, y + h), mask)
 
@@ -348,10 +337,6 @@ def _pixels(box, size):
     x1, y1, x2, y2 = (v*s for v, s in zip(box, size*2))
     return [round(v, 3) for v in (x1, y1, x2 - x1, y2 - y1)]
 
-def _image_entry(part, i, scene):
-    width, height = scene.size
-    return dict(id=i, file_name=f"COCO_{part}_{i:012d}.png", width=width, height=height)
-
 def _box_entry(i, k, scene):
     x, y, w, h = _pixels(scene.boxes[k], scene.size)
     return dict(id=i*100 + k, image_id=i, category_id=scene.labels[k], iscrowd=0,
@@ -363,7 +348,8 @@ def _write_part(folder, part, images, seed):
     info = dict(description="the toy world of noc_nb", seed=seed)
     common, texts, boxes = dict(info=info, images=[]), [], []
     for i, (scene, captions) in images.items():
-        common["images"].append(_image_entry(part, i, scene))
+        name, (width, height) = f"COCO_{part}_{i:012d}.png", scene.size
+        common["images"].append(dict(id=i, file_name=name, width=width, height=height))
         boxes += [_box_entry(i, k, scene) for k in range(len(scene.boxes))]
         texts += [dict(id=i*10 + k, image_id=i, caption=text) for k, text in enumerate(captions)]
     categories = [dict(id=i, name=c.name, supercategory=_LOOKS[i].kind)

@@ -187,11 +187,6 @@ def _save_best(folder, model):
     new.rename(best)
     shutil.rmtree(old, ignore_errors=True)
 
-def _mend_best(folder):
-    "Put `best.old` back where `_save_best` was cut between its renames."
-    best, old = folder/"best", folder/"best.old"
-    if old.exists() and not best.exists(): old.rename(best)
-
 # %% ../nbs/40_train.ipynb #1517cd6d
 def check_settings(
     cfg:TrainConfig,   # how to train
@@ -385,7 +380,8 @@ def _save(self:Trainer):
 # %% ../nbs/40_train.ipynb #6ae8cc8e
 def _tidy(folder):
     "Mend what a killed run left behind; the checkpoint to go on from, or None."
-    _mend_best(folder)
+    best, old = folder/"best", folder/"best.old"            # `_save_best` was cut between renames
+    if old.exists() and not best.exists(): old.rename(best)
     for unfinished in (folder/"checkpoints").glob(".*.tmp"): unfinished.unlink()
     newest = newest_checkpoint(folder)
     for path in checkpoints(folder):

@@ -84,7 +84,7 @@ def _lex(caption, after):
 
 # %% ../nbs/03_vocab.ipynb #ebbd2a15
 _PLAIN = re.compile(r"[A-Za-z,\s]*\.?\s*")
-_STOPPED = "{short}|{capital}|{titles}".format(**_PARTS).lower().split("|")  # with a full stop
+_STOPPED = frozenset("{short}|{capital}|{titles}".format(**_PARTS).lower().split("|"))
 
 def _plain_words(caption):
     "The tokens of a plain caption; None for one that needs the rules."

@@ -1,16 +1,17 @@
 """`grid_beam` with every architecture of `tiny_models.py`, and whole words by brute force.
 
 `python tests/test_generate.py` writes the table of architectures to tests/architectures.csv. The chapter prints it."""
-import csv, gzip, itertools, json, random, re, warnings
+import csv, gzip, itertools, json, math, random, re, warnings
 from pathlib import Path
 import pytest
 import torch
+from PIL import Image
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessorList, PreTrainedTokenizerFast
 from noc_nb.core import NocError, find_data
 from noc_nb.tools.generate import grid_beam, read_pieces, spellings
 from noc_nb.toy import toy_image
-from tiny_models import BUILDERS, build, tokenizer
+from tiny_models import BUILDERS, build, save_chat, tokenizer
 
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT/"tests/architectures.csv"
@@ -199,6 +200,30 @@ def test_lines_of_the_chapter_are_those_that_run():
     run = sources[at-1] + "\n\n" + sources[at].replace("name = folder.name", name) + "\n"
     assert run == shown
 
+def fence(text, language): return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+
+def test_lines_of_the_readme(tmp_path, capsys, monkeypatch):
+    "A chat model and a picture: the README's lines, with a tiny folder in the place of the hub's."
+    [lines] = fence((ROOT/"README.md").read_text(encoding="utf-8"), "py")
+    assert sum(bool(line.strip()) for line in lines.splitlines()) <= 14
+    save_chat(tmp_path/"model")
+    Image.new("RGB", (40, 30), "green").save(tmp_path/"photo.jpg")
+    monkeypatch.chdir(tmp_path)
+    run, found = re.subn(r'^name = ".*"$', 'name = "model"', lines, flags=re.M)
+    assert found == 1
+    exec(run, {})
+    said = capsys.readouterr().out
+    assert is_whole(said, "zebra") and is_whole(said, ["bus", "buses"])
+
+def test_lines_of_the_experiment_are_those_that_run():
+    "58 shows lines for models of the hub, and runs them with tiny folders."
+    page = json.loads((ROOT/"nbs/experiments/58_pixels.ipynb").read_text())
+    def anonymous(lines): return re.sub(r"^name = .*$", "name = NAME", lines.strip(), flags=re.M)
+    shown = [part for cell in page["cells"] for part in fence("".join(cell["source"]), "python")]
+    run = "\n\n".join("".join(cell["source"]) for cell in page["cells"] if cell["cell_type"] == "code")
+    assert len(shown) == 2
+    assert all(anonymous(lines) in anonymous(run) for lines in shown)
+
 # Whole words, by brute force
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<pad>"]
@@ -291,9 +316,7 @@ class Chain:
         start = rng.choice(["a photo of", "What is it?", "the", "look:"])
         self.prompt = tok.encode(start, add_special_tokens=False)
 
-    def holds(self, ids):
-        return all(any(names(self.tok, self.prompt, list(ids), word) for word in group)
-                   for group in self.groups)
+    def holds(self, ids): return all(self.mentioned(ids))
 
     @torch.no_grad()
     def scores(self):
@@ -317,14 +340,21 @@ class Chain:
         out[:,known] = scores[:,known]
         return out
 
-    def search(self):
+    def mentioned(self, ids):
+        "Which groups a text names."
+        return [any(names(self.tok, self.prompt, list(ids), word) for word in group) for group in self.groups]
+
+    def search(self, **settings):
+        "The best text; with `return_dict_in_generate` also the whole answer."
         ids, start = torch.tensor([self.prompt]), len(self.prompt)
-        found = self.model.generate(
-            ids, attention_mask=torch.ones_like(ids), num_beams=60, max_new_tokens=self.length,
-            length_penalty=0., custom_generate=grid_beam, words=self.groups, processor=self.tok,
-            logits_processor=LogitsProcessorList([self]))[0,start:].tolist()
+        settings = dict(num_beams=60, length_penalty=0.) | settings
+        out = self.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=self.length, custom_generate=grid_beam,
+            words=self.groups, processor=self.tok, logits_processor=LogitsProcessorList([self]), **settings)
+        found = getattr(out, "sequences", out)[0,start:].tolist()
         eos = self.tok.eos_token_id
-        return tuple(found[:found.index(eos)+1] if eos in found else found)
+        best = tuple(found[:found.index(eos)+1] if eos in found else found)
+        return (best, out) if "return_dict_in_generate" in settings else best
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_words_by_brute_force(kind):
@@ -345,6 +375,73 @@ def test_whole_words_by_brute_force(kind):
         hits += 1
         assert chain.holds(found), (chain.groups, tok.convert_ids_to_tokens(found))
         assert abs(scores[found] - scores[true]) < 1e-4, (chain.groups, tok.convert_ids_to_tokens(true))
+
+def worth(chain, ids, score, prices, penalty):
+    "What a text comes to; minus infinity where it lacks a must."
+    total = score/len(ids)**penalty
+    for price, said in zip(prices, chain.mentioned(ids)):
+        if said and price < math.inf: total += price
+        if not said and price == math.inf: return -math.inf
+    return total
+
+@pytest.mark.parametrize("mode, penalty", [("bank", 0.), ("grid", 0.), ("bank", 1.)])
+def test_prices_by_brute_force(mode, penalty):
+    "Of all texts of a chain, the one that is worth most, whatever it mentions: musts, prices below and above zero."
+    tok, rng, turned = trained("WordPiece", captions()), random.Random(f"{mode}{penalty}"), 0
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tok), n_embd=16, n_layer=1, n_head=2, n_positions=32,
+                                       initializer_range=.6, eos_token_id=2, pad_token_id=3)).eval()
+    while turned < 5:                                                   # chains whose best text prices change
+        chain = Chain(tok, model, rng)
+        prices = [rng.choice((math.inf, 0., rng.uniform(-20, 0), rng.uniform(0, 9))) for _ in chain.groups]
+        if math.inf in prices and all(u == math.inf for u in prices): continue
+        scores = chain.scores()
+        values = {ids: worth(chain, ids, score, prices, penalty) for ids, score in scores.items()}
+        best = max(values.values())
+        if best == -math.inf: continue
+        settings = dict(prices=prices, mode=mode, length_penalty=penalty, num_beams=100)
+        found, out = chain.search(return_dict_in_generate=True, **settings)
+        assert values[found] == pytest.approx(best, abs=1e-4), (chain.groups, prices, tok.convert_ids_to_tokens(found))
+        assert out.objective[0].item() == pytest.approx(best, abs=1e-4)
+        turned += found != max(scores, key=lambda ids: scores[ids]/len(ids)**penalty)
+
+def test_prices_of_each_input():
+    "Shared words come first; a batch gives what each input gives alone, with musts, with prices, with no word."
+    model, inputs = build("LLaVA")
+    each, prices = [["cat"], []], [[2., math.inf], [-1.]]
+    settings = dict(words=["zebra"], processor=tokenizer(), length_penalty=0., num_beams=3)
+    for mode in ("bank", "grid"):
+        both = ours(model, inputs, each=each, prices=prices, mode=mode, **settings)
+        assert is_whole(texts(both)[0], "cat")
+        for i in range(2):
+            half = {key: value.chunk(2)[i] for key, value in inputs.items()}
+            own = dict(each=each[i:i+1], prices=prices[i:i+1])
+            alone = ours(model, half, mode=mode, **own, **settings)
+            assert alone[0].tolist() == both[i,:alone.shape[1]].tolist()
+
+def test_a_price_below_zero_is_not_dodged():
+    "A text that is full must not break off in a word that costs; it would decode to the word."
+    model, inputs = build("GPT-2")
+    vocabulary = tokenizer().get_vocab()
+    def wants(ids, scores):
+        scores[:,vocabulary["cat"]] += 20.
+        scores[:,:4] = -torch.inf                              # special tokens
+        return scores
+    settings = dict(words=["cat"], processor=tokenizer(), max_new_tokens=2, length_penalty=0.,
+                    logits_processor=LogitsProcessorList([wants]), return_dict_in_generate=True)
+    for mode in ("bank", "grid"):
+        for price in (-50., 0.):
+            out = ours(model, inputs, prices=[price], mode=mode, **settings)
+            said = [is_whole(text, "cat") for text in texts(out.sequences[:,4:])]
+            assert said == [bool(spans) for spans in out.spans] == [price == 0.]*2
+
+def test_infinite_prices_are_musts():
+    for name in ("GPT-2", "BLIP"):
+        model, inputs = build(name)
+        words = dict(words=WORDS, processor=tokenizer())
+        for mode in ("bank", "grid"):
+            hard = ours(model, inputs, mode=mode, **words)
+            assert ours(model, inputs, mode=mode, prices=[math.inf]*3, **words).tolist() == hard.tolist()
 
 def main():
     with TABLE.open("w", newline="") as file:

@@ -1,14 +1,16 @@
 """Tiny models with random weights, one of each architecture, built by hand: nothing is loaded.
 
-Every builder returns a model and its inputs, two of them. All speak the sixty tokens of `tokenizer()`."""
+Every builder returns a model and its inputs, two of them. All speak the sixty tokens of `tokenizer()`. `save_blip` and
+`save_chat` write folders as the hub has them, with a processor."""
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     BartConfig, BartForConditionalGeneration, Blip2Config, Blip2ForConditionalGeneration, BlipConfig,
-    BlipForConditionalGeneration, CLIPVisionConfig, Florence2Config, Florence2ForConditionalGeneration,
+    BlipForConditionalGeneration, BlipImageProcessor, BlipProcessor, CLIPImageProcessor, CLIPVisionConfig,
+    Florence2Config, Florence2ForConditionalGeneration,
     Gemma2Config, Gemma2ForCausalLM, Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration,
     Gemma3TextConfig, GitConfig, GitForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig,
-    LlamaForCausalLM, LlavaConfig, LlavaForConditionalGeneration, MambaConfig, MambaForCausalLM,
+    LlamaForCausalLM, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor, MambaConfig, MambaForCausalLM,
     OPTConfig, OPTForCausalLM, PaliGemmaConfig, PaliGemmaForConditionalGeneration,
     PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2VLConfig,
     Qwen2VLForConditionalGeneration, Qwen3Config, Qwen3ForCausalLM, SmolVLMConfig,
@@ -173,3 +175,27 @@ def build(name, seed=0):
     torch.manual_seed(seed)
     model, inputs = BUILDERS[name]()
     return model.eval(), inputs
+
+# Folders
+
+SQUARE = dict(height=16, width=16)
+CHAT = ("{% for turn in messages %}{% for part in turn.content %}{% if part.type == 'image' %}<image> "
+        "{% else %}{{ part.text }} {% endif %}{% endfor %}{% endfor %}")
+
+def save_blip(folder):
+    "A captioner in the way of BLIP."
+    build("BLIP")[0].save_pretrained(folder)
+    BlipProcessor(BlipImageProcessor(size=SQUARE), tokenizer()).save_pretrained(folder)
+
+def save_chat(folder):
+    "A chat model in the way of LLaVA, with its template."
+    torch.manual_seed(0)
+    words = tokenizer()
+    words.add_special_tokens(dict(additional_special_tokens=["<image>"]))
+    text = LlamaConfig(**TEXT | dict(vocab_size=len(words)))
+    config = LlavaConfig(vision_config=CLIPVisionConfig(**WIDE), text_config=text, vision_feature_layer=-1,
+                         image_token_id=words.convert_tokens_to_ids("<image>"))
+    LlavaForConditionalGeneration(config).save_pretrained(folder)
+    pictures = CLIPImageProcessor(size=SQUARE, crop_size=SQUARE)
+    LlavaProcessor(pictures, words, patch_size=8, num_additional_image_tokens=1, chat_template=CHAT,
+                   vision_feature_select_strategy="default").save_pretrained(folder)

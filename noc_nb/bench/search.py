@@ -27,6 +27,7 @@ from ..grid_beam import SearchConfig
 from ..results import append_row, new_row
 from ..search import grid_beam_search
 from ..tools.command import command
+from ..tools.generate import grid_beam
 from ..tools.int8 import int8
 from ..vocab import BOS, EOS, PAD, SPECIALS, UNK
 
@@ -150,6 +151,17 @@ class _PeakMemory:
         try: return int(Path("/proc/self/statm").read_text().split()[1])*4096
         except OSError: return None
 
+# %% ../../nbs/bench/26_search.ipynb #b1d26b10
+def _bart(case):
+    "Settings of the baseline's model: a BART of the case's sizes."
+    d, layers = case.d, case.layers
+    return dict(vocab_size=case.v, d_model=d, encoder_layers=layers, decoder_layers=layers,
+                encoder_attention_heads=8, decoder_attention_heads=8, encoder_ffn_dim=4*d,
+                decoder_ffn_dim=4*d, max_position_embeddings=64, pad_token_id=0, bos_token_id=1,
+                eos_token_id=2, decoder_start_token_id=1, forced_eos_token_id=None,
+                forced_bos_token_id=None)
+
+
 # %% ../../nbs/bench/26_search.ipynb #850ce8af
 _BASELINE = '''
 import json, sys, time, torch, warnings
@@ -163,13 +175,7 @@ for line in sys.stdin:
     torch.manual_seed(0)
     sizes = c["v"], c["d"], c["layers"]
     if sizes not in models:
-        v, d, l = sizes
-        cfg = BartConfig(vocab_size=v, d_model=d, encoder_layers=l, decoder_layers=l,
-            encoder_attention_heads=8, decoder_attention_heads=8, encoder_ffn_dim=4*d,
-            decoder_ffn_dim=4*d, max_position_embeddings=64, pad_token_id=0, bos_token_id=1,
-            eos_token_id=2, decoder_start_token_id=1, forced_eos_token_id=None,
-            forced_bos_token_id=None)
-        models[sizes] = BartForConditionalGeneration(cfg).eval()
+        models[sizes] = BartForConditionalGeneration(BartConfig(**c["bart"])).eval()
     model, ids = models[sizes], torch.randint(4, c["v"], (c["images"], c["regions"]))
     how = dict(num_beams=c["k"], do_sample=False, max_new_tokens=c["max_len"],
                min_new_tokens=c["max_len"])
@@ -201,7 +207,8 @@ class _Baseline:
     def run(self, case):
         "Seconds for one run of a case, and the model's parameters."
         try:
-            self.process.stdin.write(json.dumps(case.to_dict() | {"words": _words(case)}) + "\n")
+            about = dict(words=_words(case), bart=_bart(case))
+            self.process.stdin.write(json.dumps(case.to_dict() | about) + "\n")
             self.process.stdin.flush()
             answer = self.process.stdout.readline()
         except BrokenPipeError: answer = ""
@@ -279,15 +286,18 @@ def _gain(ours, float32):
 
 # %% ../../nbs/bench/26_search.ipynb #552bbf4d
 def _cases(group, base):
-    "The cases of a group: differ, shared, plain, scale or gpu. Raises `NocError` for another."
+    "The cases of a group, by its name. Raises `NocError` for an unknown one."
     both, few = ("bank", "grid"), replace(base, images=min(base.images, 10))
     def each(case, field, values, modes=both):
         return [replace(case, mode=mode, **{field: x}) for x in values for mode in modes]
     if group in ("differ", "shared"): return each(replace(base, constraints=group), "n", (1, 3, 5))
     if group == "plain": return [replace(base, mode="beam", n=0)]
+    if group == "generate":
+        return each(replace(base, constraints="shared"), "n", (1, 3, 5), ["bank"])
     if group == "gpu": return each(base, "images", (50, 500))
     if group != "scale":
-        raise NocError(f"cases {group!r}: expected differ, shared, plain, scale or gpu")
+        known = "differ, shared, plain, generate, scale or gpu"
+        raise NocError(f"cases {group!r}: expected {known}")
     return [*each(few, "n", range(9)), replace(few, mode="beam", n=0),
             *each(few, "n", range(5), ["cbs"]),
             *each(few, "k", (1, 2, 3, 7, 10)), *each(base, "images", (1, 50, 100, 200, 500))]
@@ -334,6 +344,61 @@ def _against_floors(case, features, seconds, unrecorded):
                 floor=max(floors.values()) / median(seconds), floors=floors,
                 tflops=speed / 1e12, gb_per_s=bandwidth / 1e9)
 
+# %% ../../nbs/bench/26_search.ipynb #b1d26b14
+def _beside_own(case, runs):
+    "Metrics of a row, from the runs of each side."
+    def middle(name, key): return median(run[key] for run in runs[name])
+    ours, own = runs["ours"][0], runs["own"][0]
+    out = dict(images_per_s=case.images / middle("ours", "seconds"), passes=ours["passes"],
+               own_passes=own["passes"], cost=middle("ours", "seconds") / middle("own", "seconds"),
+               cpu_cost=middle("ours", "cpu_seconds") / middle("own", "cpu_seconds"))
+    for key in "seconds", "cpu_seconds":
+        out[f"all_{key}"] = {}
+        for name in runs: out[f"all_{key}"][name] = [round(run[key], 4) for run in runs[name]]
+    if "peer" not in runs: return out
+    return out | dict(
+        peer_images_per_s=case.images / middle("peer", "seconds"),
+        peer_cost=middle("peer", "seconds") / middle("peer_own", "seconds"),
+        times=middle("peer", "seconds") / middle("ours", "seconds"),
+        cpu_times=middle("peer", "cpu_seconds") / middle("ours", "cpu_seconds"))
+
+
+# %% ../../nbs/bench/26_search.ipynb #b1d26b12
+@torch.no_grad()
+def _run_generate(case, model):
+    "Seconds, CPU seconds and forward passes of `generate` for a batch."
+    torch.manual_seed(1)
+    ids, passes = torch.randint(4, case.v, (case.images, case.regions)), []
+    how = dict(num_beams=case.k, do_sample=False, max_new_tokens=case.max_len,
+               min_new_tokens=case.max_len, attention_mask=torch.ones_like(ids))
+    if case.mode != "beam":
+        words = [[word] for word in _words(case)[0]]
+        how |= dict(custom_generate=grid_beam, words=words, mode=case.mode)
+    hook = model.get_decoder().register_forward_hook(lambda *_: passes.append(1))
+    start, cpu = time.perf_counter(), time.process_time()
+    model.generate(ids, **how)
+    out = dict(seconds=time.perf_counter() - start, cpu_seconds=time.process_time() - cpu)
+    hook.remove()
+    return out | dict(passes=len(passes))
+
+@patch
+def measure_generate(self:_Bench, case:BenchCase)->dict:
+    "Metrics of a row: words in `generate`, and its own beam search, here and in the baseline."
+    from transformers import BartConfig, BartForConditionalGeneration
+    torch.set_num_threads(case.threads)
+    torch.manual_seed(0)
+    model = BartForConditionalGeneration(BartConfig(**_bart(case))).eval()
+    plain = replace(case, mode="beam", n=0)
+    sides = dict(ours=lambda: _run_generate(case, model), own=lambda: _run_generate(plain, model))
+    if self.baseline:
+        sides |= dict(peer=lambda: self.baseline.run(case),
+                      peer_own=lambda: self.baseline.run(plain))
+    runs = {name: [] for name in sides}
+    for n in range(self.repeats + 1):                        # in turn; the first is to warm up
+        for name, run in sides.items(): runs[name] += [run()]*bool(n)
+    return _beside_own(case, runs)
+
+
 # %% ../../nbs/bench/26_search.ipynb #24bc6d89
 @patch
 def run(self:_Bench, groups:list, out, command:str="")->list:
@@ -345,6 +410,7 @@ def run(self:_Bench, groups:list, out, command:str="")->list:
     for group, case in progress(cases, "cases"):
         start = time.time()
         if group == "gpu": found = self.measure_recorded(case, case.captioner())
+        elif group == "generate": found = self.measure_generate(case)
         elif group == "scale":
             found = replace(self, baseline=None).measure(case, captioner, speed, limit=5.)
         else: found = self.measure(case, captioner, speed)
@@ -375,6 +441,7 @@ def _line(row):
     text = (f"{row['case']} {c['mode']} n={c['n']} k={c['k']} images={c['images']}: "
             f"{m['images_per_s']:.1f} images/s")
     if "cpu_gain" in m: text += f", {m['cpu_gain']:.2f} times 32 bits by CPU time"
+    if "cost" in m: text += f", {m['cost']:.2f} times its own beam search"
     if "times" not in m: return text
     return f"{text}, baseline {m['peer_images_per_s']:.1f}, {m['times']:.1f} times"
 

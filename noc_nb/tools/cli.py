@@ -17,7 +17,6 @@ from fastcore.script import Param, store_true
 from ..captioner import Captioner
 from ..constraints import FORMS
 from ..core import NocError, check_range, find_data, override, read_json, whole_file
-from ..data import load_data
 from ..decode import make_search
 from ..experiment import PRESETS, Experiment, Preset, Run
 from ..heldout import COCO_CLASSES
@@ -29,6 +28,7 @@ from ..scst import train_scst
 from ..selector import RegionSelector
 from ..tables import markdown_table, spec, table_view
 from .command import command
+from .counts import load_checked
 from .java import java_programs
 from .names import read_classes
 from .report import find_spice
@@ -173,7 +173,7 @@ def _load(o, cfg):
         root = make_toy(Path(o.out)/"data", test=600)
     else: root = find_data(o.data)
     store = RegionStore(o.features) if o.features else None
-    return load_data(root, cfg.split, o.detections or "simulated", features=store)
+    return load_checked(root, cfg.split, o.detections or "simulated", features=store)
 
 def _java_scores(data, part, metrics, spice):
     "What makes METEOR, and SPICE where it is wanted."
@@ -328,7 +328,7 @@ def noc_train(
     store = RegionStore(features) if features else None
     own = read_classes(classes, first) if classes else None
     found = detections or "simulated"
-    loaded = load_data(data, split, found, captions, store, heldout, own, vectors)
+    loaded = load_checked(data, split, found, captions, store, heldout, own, vectors)
     _train(part, loaded, out, cfg, seed, resume, start, not free)
     with whole_file(out/"best/README.md") as f:
         f.write(_card(part, loaded, read_json(out/"done.json")))
