@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NocError', 'check_range', 'foreign_file', 'whole_file', 'unpacked', 'json_text', 'read_json', 'write_json',
            'find_data', 'set_seed', 'default_device', 'command_lines', 'say', 'progress', 'Config', 'override',
-           'code_version', 'device_name']
+           'difference', 'code_version', 'device_name']
 
 # %% ../nbs/00_core.ipynb #0f256860
 import gzip, io, json, math, os, platform, random, subprocess, sys
@@ -260,6 +260,20 @@ def override(
         for key in reversed(path.split(".")): value = {key: value}
         cfg = _changed(cfg, value, f"--set {text}")
     return cfg
+
+# %% ../nbs/00_core.ipynb #d2050121
+def difference(
+    there,       # what a file says, as JSON holds it
+    here,        # what it should say; keys that it lacks are not compared
+    name:str="", # what both are called
+)->str:          # like "xe.epochs: 5 there, 3 here"; None where they agree
+    "The first setting that differs."
+    if isinstance(there, dict) and isinstance(here, dict):
+        keys = (difference(there.get(key), here[key], f"{name}.{key}".strip(".")) for key in here)
+        return next(filter(None, keys), None)
+    if there == here: return None
+    was, now = (json.dumps(x)[:60] for x in (there, here))
+    return f"{name}: {was} there, {now} here"
 
 # %% ../nbs/00_core.ipynb #fcddad80
 def _git(*arguments):

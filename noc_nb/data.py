@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from .core import NocError, find_data, read_json
 from .heldout import (COCO_CLASSES, COCO_HELDOUT, HeldOut, load_classes, mentioned,
-                            novel_images, people, removed_images)
+                            novel_images, people, read_heldout, removed_images)
 from .regions import (RegionTable, class_table, class_vectors, geometry, ground_truth,
                             image_sizes, item_name, join_regions, json_column, read_coco,
                             read_detections, refuse, symbolic_features, table_of)
@@ -197,11 +197,19 @@ def _detections_file(root, name):
     raise NocError(f"--detections {name}: no such file; expected a path, or a name in "
                    f"{root}/detections")
 
+# %% ../nbs/07_data.ipynb #a3c3943f
+def _detected(path, sizes, min_score, classes):
+    "A detector's regions of the images that have captions; its others are counted."
+    table = read_detections(path, sizes, min_score, classes, only=sizes)
+    if len(table.boxes) or not table.counts["others"]: return table
+    raise NocError(f"{path}: expected detections in images that have captions; "
+                   f"all {table.counts['others']:,} are in others")
+
 def _load_regions(root, detections, ids, sizes, classes, min_score):
     "Regions of the images `ids`."
     if detections is None: table = table_of([])
     elif detections == "gt": table = _ground_truth(root, classes)
-    else: table = read_detections(_detections_file(root, detections), sizes, min_score, classes)
+    else: table = _detected(_detections_file(root, detections), sizes, min_score, classes)
     table = table.take(ids, sizes)
     table.counts["images_without_regions"] = int((np.diff(table.offsets) == 0).sum())
     return table
@@ -235,8 +243,11 @@ def find_split(
     named = Path(root)/"splits"/f"{file}.json" if root else Path(split)
     for path in named, Path(split):
         if path.is_file(): return path
-    expected = f", and no splits/{file}.json in {root}" if root else "; expected a split file"
-    raise NocError(f"{split}: no such file{expected}")
+    files = data_files(root, "splits", "*.json*") if root else []
+    there = [path.name.partition(".")[0] for path in files]
+    expected = f"one of {', '.join(there)}, or a file" if there else "a split file"
+    where = f", and no splits/{file}.json in {root}" if root else ""
+    raise NocError(f"{split}: no such file{where}; expected {expected}")
 
 # %% ../nbs/07_data.ipynb #f37db433
 def load_data(
@@ -245,7 +256,7 @@ def load_data(
     detections="simulated",   # name in detections/, or a file; "gt" is ground truth; None is none
     captions=None,            # a captions file; default: those in annotations/
     features=None,            # `RegionTable` with features for the captioner; default: symbolic
-    heldout=None,             # `HeldOut` or its file; default: heldout.json, else COCO's
+    heldout=None,             # `HeldOut`, its file, or names; default: heldout.json, else COCO's
     classes=None,             # classes or their file; default: classes.json, else COCO's 80
     vectors=None,             # word vectors; default: the first file in vectors/
     min_score:float=0.,       # detections below are dropped
@@ -294,8 +305,8 @@ def _objects(root, split, classes, heldout):
         raise NocError("data: no folder; expected a COCO root, by --data or the variable NOC_DATA")
     classes = value_or_file(classes, load_classes, root/"classes.json", COCO_CLASSES)
     usual = COCO_HELDOUT if classes is COCO_CLASSES and split else HeldOut({}, {}, {}, {})
-    def load_heldout(path): return HeldOut.load(path, classes)
-    return classes, value_or_file(heldout, load_heldout, root/"heldout.json", usual)
+    def load(what): return read_heldout(what, classes)
+    return classes, value_or_file(heldout, load, root/"heldout.json", usual)
 
 def _check_features(table, ids):
     missing = [i for i in ids if i not in table]

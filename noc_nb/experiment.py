@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np, torch
 from fastcore.basics import patch
 
+# %% ../nbs/44_experiment.ipynb #4c6b195d
 from .captioner import Captioner
 from .constraints import best_scores, constraint_classes
-from .core import Config, NocError, default_device, progress, read_json, write_json
+from .core import (Config, NocError, default_device, difference, progress, read_json,
+                         write_json)
 from .data import CocoData, region_batches
 from .decode import decode
 from .encoder import CaptionerConfig
@@ -152,10 +154,8 @@ def _claim(self:Experiment, resume):
         raise NocError(f"{self.out}: holds a run; give --resume to go on with it, "
                        "or another folder")
     before = read_json(file) if file.exists() else about
-    for key, value in about.items():
-        if before.get(key) != value:
-            raise NocError(f"{file}: {key}: differs from this run's; "
-                           "expected the same, or another folder")
+    other = difference(before, about)
+    if other: raise NocError(f"{file}: {other}; expected the same, or another folder")
     write_json(file, about, indent=1)
 
 # %% ../nbs/44_experiment.ipynb #d8b9fe8e

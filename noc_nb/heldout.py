@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COCO_CLASSES', 'PERSON', 'COCO_HELDOUT', 'normalize', 'says', 'ObjectClass', 'load_classes', 'save_classes',
-           'mentioned', 'people', 'HeldOut', 'words_of', 'removed_images', 'novel_images']
+           'mentioned', 'people', 'HeldOut', 'words_of', 'removed_images', 'novel_images', 'read_heldout']
 
 # %% ../nbs/02_heldout.ipynb #a3be7ccf
 import re
@@ -211,3 +211,26 @@ def novel_images(
 )->dict:           # object -> images that mention it; an image can be there for two objects
     "The novel images of every object. Raises `NocError` for an image without captions."
     return _images_with(captions, heldout.novel, captions if ids is None else ids)
+
+# %% ../nbs/02_heldout.ipynb #6f60e8be
+@patch(cls_method=True)
+def of(cls:HeldOut,
+    names,        # of classes
+    classes:dict, # class id -> `ObjectClass`
+)->HeldOut:
+    "Classes as held-out objects, in all their word forms. Raises `NocError` for an unknown name."
+    ids = {c.name: i for i, c in classes.items()}
+    for name in names:
+        if name in ids: continue
+        raise NocError(f"held-out object {name!r}: expected one of {', '.join(ids)[:400]}")
+    words = {name: classes[ids[name]].forms for name in names}
+    return cls({name: ids[name] for name in names}, words, words, {"dcc": words, "extended": words})
+
+def read_heldout(
+    what,         # a JSON file, or names with commas between them: "zebra, bus"
+    classes:dict, # class id -> `ObjectClass`
+)->HeldOut:
+    "Held-out objects as an option gives them. Raises `NocError` as `load` and `of` do."
+    if str(what).endswith((".json", ".json.gz")): return HeldOut.load(what, classes)
+    names = [name.strip() for name in str(what).split(",") if name.strip()]
+    return HeldOut.of(names, classes)

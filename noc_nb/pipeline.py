@@ -24,12 +24,12 @@ from .core import NocError, check_range, default_device, read_json, write_json
 from .data import CaptionBatch, SymbolicFeatures
 from .decode import decode
 from .grid_beam import SearchConfig
-from .heldout import load_classes, people, save_classes
+from .heldout import load_classes, people, save_classes, words_of
 from .prices import PriceConfig, bids, class_prices, priced_tokens
 from .regions import Regions, geometry, table_of
 from .saving import read_weights
 from .selector import RegionSelector, select
-from .vocab import BOS, Vocab
+from .vocab import BOS, Vocab, read_vectors
 
 # %% ../nbs/50_pipeline.ipynb #5a7e01c2
 @dataclass(frozen=True)
@@ -459,3 +459,28 @@ def with_classes(self:NovelCaptioner,
     if self.vectors is None: vectors = None
     how = self.search, self.form, self.limit, self.prices
     return NovelCaptioner(self.selector, self.captioner, classes, vectors, *how)
+
+# %% ../nbs/50_pipeline.ipynb #4f29f132
+@patch(as_prop=True)
+def unsayable(self:NovelCaptioner)->dict: # class name -> what the vocabulary cannot write
+    "The classes that cannot be forced."
+    _, missing = constraint_tokens(self.classes, self.classes, self.vocab, self.form)
+    return {self.classes[m.class_id].name: m.text for m in missing if m.lost}
+
+@patch
+def add_words(self:NovelCaptioner,
+    vectors,         # a file of word vectors, or word -> vector; those of the training
+)->NovelCaptioner:   # with the same models, and the words of its classes that it lacked
+    "Words for constraints, after training. Raises `NocError` as `Captioner.add_words` does."
+    lacking = [word for word in words_of(self.classes) if word not in self.vocab]
+    if not isinstance(vectors, dict): vectors = read_vectors(vectors, set(lacking))
+    added = {word: vectors[word] for word in lacking if word in vectors}
+    if not added: return self
+    captioner = self.captioner.add_words(added)
+    how = self.search, self.form, self.limit, self.prices
+    new = NovelCaptioner(self.selector, captioner, self.classes, self.vectors, *how)
+    if self.vectors is None: return new
+    of_words = new.with_classes(self.classes).vectors
+    changed = {i for i, c in self.classes.items() if not added.keys().isdisjoint(c.phrase)}
+    new.vectors = self.vectors | {i: of_words[i] for i in changed}
+    return new

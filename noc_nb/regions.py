@@ -25,10 +25,21 @@ from torch import Tensor
 
 from .core import NocError, check_range, foreign_file, json_text, read_json
 
+# %% ../nbs/04_regions.ipynb #d35c031c
+def _check_relative(boxes, image_id):
+    "Raises `NocError` for a box that is in pixels, outside, or turned round; NaN comes later."
+    (x1, y1, x2, y2), strange = boxes.unbind(1), ~((boxes > -.0101) & (boxes < 1.0101)).all(1)
+    wrong = boxes.isfinite().all(1) & (strange | (x2 < x1) | (y2 < y1))
+    if not wrong.any(): return
+    box = [round(x, 3) for x in boxes[wrong][0].tolist()]
+    raise NocError(f"image {image_id}: box {box}: expected x1 y1 x2 y2 from 0 to 1, x1 below x2 "
+                   "and y1 below y2; pixels are divided by the image's width and height, which "
+                   "`size=` keeps")
+
 # %% ../nbs/04_regions.ipynb #82e9222a
 @dataclass(frozen=True, eq=False)
 class Regions:
-    "The regions of one image, best first. Raises `NocError` where the lengths disagree."
+    "The regions of one image, best first. Raises `NocError` for other lengths or boxes."
     boxes:Tensor            # (n,4) float32 x1 y1 x2 y2, relative to the image (0..1)
     labels:Tensor           # (n,) int64 category id
     scores:Tensor           # (n,) float32 the detector's score (0..1); 1 for ground truth
@@ -46,6 +57,7 @@ class Regions:
         if len(set(lengths)) > 1:
             raise NocError(f"image {self.image_id}: regions: expected one label and score a box, "
                            f"found {lengths}")
+        _check_relative(self.boxes, self.image_id)
 
     def __len__(self): return len(self.boxes)
     def __repr__(self): return f"Regions(image {self.image_id}: {len(self)} regions)"
@@ -495,7 +507,7 @@ def read_detections(
 )->RegionTable:         # the images with a detection, best first; `.counts` says what was met
     "Read a detector's output. Raises `NocError` naming file and item for anything broken."
     path = Path(path)
-    parquet, only = path.suffix == ".parquet", None if only is None else list(only)
+    parquet, only = path.suffix == ".parquet", None if only is None else np.array(list(only), int)
     rows, total = _parquet_rows(path, only) if parquet else _results_rows(path, only)
     kind, places, images = "row" if parquet else "detection", rows["place"], rows["image"]
     def name(i): return f"{kind} {places[i]} (image {images[i]})"

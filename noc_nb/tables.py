@@ -119,12 +119,13 @@ def table_view(
     number:int,   # 1, 2 or 3
     variant:str=None, # None: the paper's own method
     paper:bool=True,  # False: our runs alone, as for another world than the paper's
+    only=None,        # (row, training, λ0) of the lines to show; default: all
 )->tuple:         # names of the columns; lines of cells: title, Paper | Ours | Δ, the numbers
     "One of the paper's tables: paper, ours and the difference below each other."
     columns, numbers, lines = _columns(number, rows), paper_numbers() if paper else {}, []
     for title, *line in spec(number):
         runs = matching(rows, number, *line, variant)
-        if not (runs or paper): continue
+        if not (runs or paper) or not (only is None or tuple(line) in only): continue
         printed = [numbers.get((number, *line, c)) for c in columns]
         for source, cells in _block(title, printed, runs, columns).items():
             lines.append([title, source, *cells])

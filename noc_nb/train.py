@@ -22,8 +22,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 
-from .core import (Config, NocError, check_range, default_device, progress, read_json, say,
-                         set_seed, whole_file, write_json)
+from .core import (Config, NocError, check_range, default_device, difference, progress,
+                         read_json, say, set_seed, whole_file, write_json)
 from .saving import read_weights
 
 # %% ../nbs/40_train.ipynb #b96fb256
@@ -523,13 +523,9 @@ def finished_model(
     model = kind.from_pretrained(Path(folder)/"best", device=default_device())
     about = read_json(done)
     trained = type(train).from_dict(about["config"])
-    _check_same(f"{folder}: model", model.cfg, cfg, free)
-    _check_same(f"{folder}: training", trained, train)
+    expected = {name: value for name, value in cfg.to_dict().items() if name not in free}
+    other = difference(model.cfg.to_dict(), expected, "model")
+    other = other or difference(trained.to_dict(), train.to_dict(), "training")
+    if other: raise NocError(f"{folder}: {other}; expected the same, or another folder")
     say(f"{Path(folder).name}: trained before, and not again; {kept_line(about)}")
     return model
-
-def _check_same(where, cfg, expected, free=()):
-    values = cfg.to_dict()
-    for key, value in expected.to_dict().items():
-        if values[key] != value and key not in free:
-            raise NocError(f"{where}: {key} is {values[key]!r}; expected {value!r}")

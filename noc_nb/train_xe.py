@@ -34,9 +34,10 @@ def build_vocab(
 def word_rows(
     data:CocoData,   # captions, classes and word vectors
     min_count:int=5, # as in `build_vocab`
-)->tuple:            # the vocabulary; of `word_table` the table and what is known
+)->tuple:            # the vocabulary; of `word_table` the table and what is known, or None twice
     "Words and their vectors. Raises `NocError` for a constraint word without a vector."
     vocab = build_vocab(data, min_count)
+    if data.features is not None and data.vectors_path is None: return vocab, None, None
     required = words_of(data.classes, data.heldout, forms=False)
     return vocab, *word_table(vocab, data.vectors, required=required)
 
@@ -51,6 +52,8 @@ def build_captioner(
     vocab, table, known = word_rows(data, min_count)
     width = data.region_features(cfg.max_regions).width
     set_seed(seed)
+    if table is None:
+        return Captioner(replace(cfg, d_feature=width), vocab.tokens, unsaid=vocab.unsaid)
     cfg = replace(cfg, d_feature=width, d_word=table.shape[1])
     return Captioner(cfg, vocab.tokens, table, known & cfg.freeze, vocab.unsaid)
 

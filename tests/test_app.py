@@ -77,6 +77,16 @@ def test_untick_and_add(page, tmp_path):
     page.screenshot(path=tmp_path/"page.png")
     assert len(Image.open(tmp_path/"page.png").convert("RGB").resize((160, 120)).getcolors(20_000)) > 100
 
+def test_unknown_object(page):
+    "A word that is no object of the pipeline is named, and the caption stays."
+    example(page, 2)
+    forced, free = captions(page)
+    page.locator("#added input").fill("umbrela")
+    page.locator("#added input").press("Enter")
+    page.get_by_text("umbrela: no object, or several; perhaps umbrella").wait_for()
+    assert captions(page) == [forced, free]
+    assert page.locator("#examples img").first.get_attribute("alt") == "example 1"
+
 def test_words_and_boxes_look_at_each_other(page):
     example(page, 1)
     word, opacity = page.locator("#stage .word").first, "b => getComputedStyle(b).fillOpacity"
@@ -100,7 +110,7 @@ def test_upload(page, tmp_path):
     page.set_input_files("input[type=file]", name)
     page.wait_for_selector("#stage .region")
     assert page.locator("#stage .region").count() == 2 and len(captions(page)) == 2
-    assert page.title() == "noc_nb" and page.locator("img[src=x]").count() == 0
+    assert page.title() == "What is worth saying? · noc_nb" and page.locator("img[src=x]").count() == 0
 
 @pytest.mark.parametrize("size, said", [(500, "expected a whole image"), (2_000_000, "maximum allowed size")])
 def test_bad_upload(page, tmp_path, size, said):

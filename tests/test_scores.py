@@ -270,7 +270,8 @@ def test_two_meteors_at_once_agree(tmp_path):
     ([dict(image_id=0, caption=7)], "entry 0: image 0: caption: expected a string, got int"),
     ([dict(image_id=0, caption="dog "*10_000)], "entry 0: image 0: caption: expected at most 500 words, got 10,000"),
     ([dict(image_id=0, caption="a")], "image 1: no caption for it; 29 of 30 images"),
-    ('{"image_id": 0, "caption": "a"}\n{"image_id": 1, "caption": "b"}', "line 2: looks like JSON lines"),
+    ('{"image_id": 0, "caption": "a"}\n{"image_id": 1, "caption"\n', "line 2: not a JSON row"),
+    ([dict(image_id=90, caption="a")], "image 90: unknown; none of its 1 images is among the 30 of"),
     (b'[{"image_id": 0, "caption": "\xff"}]', "expected a JSON file"),
 ])
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, content, message):

@@ -49,11 +49,21 @@ def page_cell(cell, source):
             output["data"]["text/markdown"] = relink("".join(output["data"]["text/markdown"]), source)
     return cell if cell["source"] else None
 
+def describe(cells):
+    "Give each figure a description: the sentence above it, for readers who do not see it."
+    said = ""
+    for cell in cells:
+        text = re.sub(r"\]\([^)]*\)|[\[`*#>]", "", "".join(cell["source"])).strip()
+        if cell["cell_type"] == "markdown": said = " ".join(text.rpartition("\n\n")[2].split()) or said
+        elif any("image/png" in o.get("data", {}) for o in cell.get("outputs", [])):
+            cell["metadata"]["mystnb"] = dict(image=dict(alt=f"Figure: {said[:200]}"))
+
 def page(path):
     "The JSON of a notebook's page."
     book = read(path)
-    kept = [page_cell(c, name(path)) for c in book["cells"]]
-    return dict(book, cells=[c for c in kept if c])
+    kept = [c for c in (page_cell(c, name(path)) for c in book["cells"]) if c]
+    describe(kept)
+    return dict(book, cells=kept)
 
 def dotted(path): return ".".join(Path(name(path)).with_suffix("").parts)
 

@@ -9,6 +9,7 @@ __all__ = ['SIDE', 'COOL', 'MIDDLE', 'WARM', 'View', 'view', 'class_scores', 'to
 # %% ../../nbs/tools/53_app.ipynb #01faa683
 import json, os, random, socket
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,11 +17,12 @@ from pathlib import Path
 from fastcore.basics import patch
 from PIL import Image
 
-from ..core import NocError, check_range
+from ..core import NocError, check_range, say
 from ..pipeline import NovelCaption, NovelCaptioner, shipped
 from ..regions import Regions
 from .command import command
-from .gallery import Job, Mark, detected, detector_for, render, thumbnail
+from .gallery import (Job, Mark, detected, detector_for, picture, render, repeated,
+                                  thumbnail)
 from .photos import open_image
 from ..toy import VAL, detect, render as draw_scene, toy_image
 
@@ -81,13 +83,14 @@ def score_color(
     a, b, t = (COOL, MIDDLE, 2*p) if p < .5 else (MIDDLE, WARM, 2*p - 1)
     return "#" + "".join(f"{round(x + (y - x)*t):02x}" for x, y in zip(a, b))
 
-def _mark(v, n, named):
+def _mark(v, n, named, repeats):
     "A region as the page draws it."
     name, p = v.pipeline.classes[v.regions.labels[n].item()].name, v.free.probs[n]
     selector = "does not look" if p is None else f"{p:.2f}"
     about = f"{name}: selector {selector}, detector {v.regions.scores[n]:.2f}"
     box = v.regions.boxes[n].tolist()
-    return Mark(box, name if named else "", "", n, score_color(p), about, dashed=p is None)
+    kind = "faint" if repeats else ""
+    return Mark(box, name if named else "", kind, n, score_color(p), about, dashed=p is None)
 
 # %% ../../nbs/tools/53_app.ipynb #074720af
 _FONT = dict(size=14, letter=8.4, margin=10, height=21, base=15)
@@ -102,9 +105,14 @@ def draw(
     names = [v.pipeline.classes[c].name for c in v.regions.labels.tolist()]
     best = {names[n]: n for n in order}                               # a class is named once
     chosen = {best[name] for name, _ in v.free.selected}
-    marks = [_mark(v, n, n in chosen) for n in order]
-    return render("picture.html", marks=marks, width=640, height=640*height/width, font=_FONT,
-                  href=thumbnail(v.image, SIDE))
+    best_first, boxes = order[::-1], v.regions.boxes.tolist()
+    ranked = [names[n] for n in best_first]
+    again = repeated(ranked, [boxes[n] for n in best_first])
+    repeats = {best_first[k] for k in again}
+    marks = [_mark(v, n, n in chosen, n in repeats) for n in order]
+    about = f"the image, in which were found: {', '.join(dict.fromkeys(names))}"
+    href = thumbnail(v.image, SIDE)
+    return picture(marks, (640, 640*height/width), _FONT, about, href)
 
 # %% ../../nbs/tools/53_app.ipynb #aa678cb1
 def _card(v, title, caption, note):
@@ -117,14 +125,25 @@ def _card(v, title, caption, note):
         words.append(dict(text=text, looks=look, forced=n in forced))
     return dict(title=title, words=words, score=caption.score, note=note)
 
+def _known(v, names):
+    "Those of some names that are objects of the pipeline; notes on the others."
+    known, notes = [], []
+    for name in names:
+        try: known += v.pipeline.class_ids([name]) and [name]
+        except NocError:
+            near = ", ".join(get_close_matches(name, v.pipeline.by_name))
+            notes.append(f"{name}: no object, or several" + (f"; perhaps {near}" if near else ""))
+    return known, notes
+
 def stage(
     v:View,  # of an image
-    objects, # names that the caption has to say
+    objects, # names that the caption has to say; a note says which are none of the pipeline's
 )->str:      # HTML
-    "The picture, and both captions beneath. Raises `NocError` for an unknown object."
-    caption = v.pipeline(v.regions, list(objects))
+    "The picture, and both captions beneath."
+    known, notes = _known(v, objects)
+    caption = v.pipeline(v.regions, known)
     missing = [f"{o} is not said" for o, w in zip(caption.objects, caption.words) if w is None]
-    note = "; ".join(filter(None, [caption.reason, *missing]))
+    note = "; ".join(filter(None, [caption.reason, *missing, *notes]))
     if not objects: note = note or v.note or "Nothing has to be said."
     cards = [_card(v, "With constraints", caption, note), _card(v, "Without", v.free, "")]
     colors = [score_color(p/4) for p in range(5)]
@@ -142,6 +161,12 @@ def _opens(file):
     try: return bool(open_image(file))
     except NocError: return False
 
+# %% ../../nbs/tools/53_app.ipynb #a7cba85b
+_NO_EXAMPLES = """Drop a photo, or take one of the drawings. Photos are looked at by torchvision's
+detector, which is downloaded with the first one (160 MB), or by `noc_app --weights FILE`.
+`noc_app --detections FILE --images FOLDER` brings examples of your own."""
+_NO_PHOTOS = "Take one of the drawings. Photos need `noc_app --model` with a pipeline for photos."
+
 class Studio:
     "What the page does: examples, the photo pipeline, and its detector."
     def __init__(self,
@@ -151,6 +176,8 @@ class Studio:
         most:int=12,                # examples
     ):
         self.photos, self.detector = photos, detector
+        self.hint = "Drop a photo, or take one of the examples."
+        if source is None: self.hint = _NO_PHOTOS if photos is None else _NO_EXAMPLES
         if source is None:
             toy = NovelCaptioner.from_pretrained("toy")
             self.examples = [lambda n=n: (toy, *toy_scene(n)) for n in range(most)]
@@ -178,9 +205,10 @@ def page(self:Studio,
 ):                  # a `gradio.Blocks`, not yet served, and how to launch it
     "Build the page. Raises `NocError` without Gradio."
     gr = _gradio()
-    thumbnails = [e()[1] for e in self.examples]
-    for image in thumbnails: image.thumbnail((200, 200))
-    with gr.Blocks(title="noc_nb", analytics_enabled=False, delete_cache=(600, 3600)) as page:
+    thumbnails = [(e()[1], f"example {n}") for n, e in enumerate(self.examples, 1)]
+    for image, _ in thumbnails: image.thumbnail((200, 200))
+    title = "What is worth saying? · noc_nb"
+    with gr.Blocks(title=title, analytics_enabled=False, delete_cache=(600, 3600)) as page:
         state = gr.State()
         gr.Markdown("## What is worth saying?\n Choose what the caption has to say. "
                     "The pointer on a word shows where the decoder looked; a click keeps it.")
@@ -192,9 +220,10 @@ def page(self:Studio,
                     thumbnails, show_label=False, columns=4, height=280, object_fit="cover",
                     allow_preview=False, elem_id="examples", buttons=[], interactive=False)
                 ticked = gr.CheckboxGroup([], label="Has to be said", elem_id="ticked")
-                added = gr.Dropdown([], label="Add an object", multiselect=True, elem_id="added")
+                added = gr.Dropdown([], label="Add an object", multiselect=True, elem_id="added",
+                                    allow_custom_value=True)
             with gr.Column(scale=5, min_width=420):
-                start = render("message.html", text="Drop a photo, or take one of the examples.")
+                start = render("message.html", text=self.hint)
                 out = gr.HTML(start, js_on_load=render("stage.js"), elem_id="stage")
         self.wire(gr, state, file, gallery, ticked, added, out)
     fonts = dict(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
@@ -222,7 +251,7 @@ def wire(self:Studio, gr, state, file, gallery, ticked, added, out):
     shown = [state, ticked, added, out]
     file.upload(upload, file, shown)
     gallery.select(choose, None, shown)
-    for changed in ticked, added: changed.input(again, [state, ticked, added], out)
+    for changed in ticked.input, added.change: changed(again, [state, ticked, added], out)
 
 # %% ../../nbs/tools/53_app.ipynb #b09d9947
 def open_studio(
@@ -254,6 +283,11 @@ def check_serving(
         with socket.socket(family) as s: s.bind(address)
     except (OSError, UnicodeError) as e:
         raise NocError(f"--host {host}: {e}; expected an address of this machine") from None
+    with socket.socket(family) as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try: s.bind((address[0], port, *address[2:]))
+        except OSError as e:
+            raise NocError(f"--port {port}: {e.strerror}; expected a free port") from None
 
 # %% ../../nbs/tools/53_app.ipynb #e43b491e
 @command
@@ -274,6 +308,7 @@ def noc_app(
     look = dict(name=detector, weights=weights)
     look = {name: value for name, value in look.items() if value}
     studio = open_studio(Job(detections, model, classes, data, images, detector=look))
+    say(studio.hint)
     page, options = studio.page(max_mb)
     try: page.launch(server_name=host, server_port=port, **options)
-    except OSError as e: raise NocError(f"--port {port}: {e}") from None
+    except OSError: raise NocError(f"--port {port}: expected a free port") from None

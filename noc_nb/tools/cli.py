@@ -16,7 +16,8 @@ from fastcore.script import Param, store_true
 
 from ..captioner import Captioner
 from ..constraints import FORMS
-from ..core import NocError, check_range, find_data, override, read_json, whole_file
+from ..core import (NocError, check_range, find_data, override, read_json, say,
+                         whole_file)
 from ..decode import make_search
 from ..experiment import PRESETS, Experiment, Preset, Run
 from ..heldout import COCO_CLASSES
@@ -131,11 +132,12 @@ def _picture(head, rows, path, caption):
         figure.savefig(f, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
     plt.close(figure)
 
-def _write_tables(rows, tables, folder, about, variant):
-    "Write the paper's tables beside ours: table1.md, table1.png and so on."
+def _write_tables(rows, tables, folder, about, variant, **shown):
+    "Write the paper's tables: table1.md, table1.png and so on. A table without a line is left out."
     for number in tables:
-        head, lines = table_view(rows, int(number), variant)
+        head, lines = table_view(rows, int(number), variant, **shown)
         title = f"Table {number} on {about}"
+        if not lines: continue
         with whole_file(folder/f"table{number}.md") as f:
             f.write(markdown_table(head, lines, text=2, caption=title))
         _picture(head, lines, folder/f"table{number}.png", title)
@@ -205,7 +207,8 @@ def _reproduce(o):
     experiment = Experiment(run, data, o.out, o.resume, metrics, models, programs)
     made = experiment.complete(lines, selections)
     about = f"{cfg.data} {o.part}, {kind} detections" + (f", {o.variant}" if o.variant else "")
-    _write_tables(made, tables, o.out, about, o.variant)
+    asked = lines if o.rows or o.training else None
+    _write_tables(made, tables, o.out, about, o.variant, paper=cfg.data != "toy", only=asked)
     trained = [t for t in TRAINING_LABELS if ("selector", t, .2) in lines]
     if trained: _save_pipeline(experiment, trained[-1])
     return made
@@ -230,12 +233,12 @@ def noc_reproduce(
     models:str=None,       # folder of a run whose models are used, or a pipeline (default: OUT)
     spice:store_true=False, # SPICE too, for which `noc_setup_spice` brings the jars
 ):
-    "Train, caption and score; print Tables 1, 2 and 3 beside the paper's and write them to OUT."
+    "Train, caption and score; print the paper's tables with our numbers and write them to OUT."
     options = SimpleNamespace(**locals())
     options.out = folder = Path(out or f"_runs/{preset}")
     made = _reproduce(options)
-    for table in _choice(tables, _TABLES, "tables"):
-        print((folder/f"table{table}.md").read_text(encoding="utf-8"))
+    for file in (folder/f"table{table}.md" for table in _choice(tables, _TABLES, "tables")):
+        if file.exists(): print(file.read_text(encoding="utf-8"))
     for r in made:
         if r["training"] is None:
             print(f"{LABELS[r['row']]}, λ0={r['lambda0']}, seed {r['seed']['selector']}: "
@@ -294,6 +297,21 @@ def _join_command(part, out, data, options):
     return shlex.join(map(str, [*words, "--out", "DIR"]))
 
 # %% ../../nbs/tools/51_cli.ipynb #8adabffc
+def _write_about(part, data, out):
+    "Leave the held-out objects and the model card of a trained part."
+    data.heldout.save(out/"heldout.json")
+    with whole_file(out/"best/README.md") as f:
+        f.write(_card(part, data, read_json(out/"done.json")))
+
+def _say_what_lacks(part, data):
+    "What a training leaves out, on standard error."
+    others = data.counts.get("others")
+    if others: say(f"{others:,} detections are in images without captions, and ignored")
+    if part != "xe" or data.features is None or data.vectors_path: return
+    say("no word vectors: the captioner learns its own. A word that no training caption says will "
+        "mean nothing to it, so held-out objects cannot be named well, and no words can be added")
+
+# %% ../../nbs/tools/51_cli.ipynb #36686205
 @command
 def noc_train(
     part:str,             # selector, xe (cross-entropy) or scst (self-critical)
@@ -304,7 +322,7 @@ def noc_train(
     captions:str=None,    # a captions file in COCO's format
     detections:str=None,  # name in the data's detections/, a file like those, or gt
     features:str=None,    # region store for the captioner (default: symbolic features)
-    heldout:str=None,     # JSON with the held-out objects and their words
+    heldout:str=None,     # held-out objects: names, as "zebra, bus", or JSON with their words
     vectors:str=None,     # word vectors: .txt, .gz or .zip (default: those in the data's vectors/)
     classes:str=None,     # the detector's own: names, one a line, or JSON (default: the data's)
     first:int=1,          # number of the first class in a file of names: 1 or 0
@@ -329,9 +347,9 @@ def noc_train(
     own = read_classes(classes, first) if classes else None
     found = detections or "simulated"
     loaded = load_checked(data, split, found, captions, store, heldout, own, vectors)
+    _say_what_lacks(part, loaded)
     _train(part, loaded, out, cfg, seed, resume, start, not free)
-    with whole_file(out/"best/README.md") as f:
-        f.write(_card(part, loaded, read_json(out/"done.json")))
+    _write_about(part, loaded, out)
     print(f"best weights: {out/'best'}\n"
           f"as a pipeline: {_join_command(part, out, loaded, options)}")
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Source', 'from_table', 'detected', 'photos', 'detector_for', 'open_source', 'caption_lines', 'run_settings',
-           'check_settings', 'locked', 'read_lines', 'caption_all', 'render', 'thumbnail', 'Mark', 'write_report',
-           'Job', 'insistence', 'caption_files', 'noc_caption']
+           'check_settings', 'locked', 'read_lines', 'caption_all', 'render', 'thumbnail', 'Mark', 'repeated',
+           'picture', 'write_report', 'Job', 'insistence', 'caption_files', 'noc_caption']
 
 # %% ../../nbs/tools/52_gallery.ipynb #42b40744
 import base64, hashlib, io, json, os, sys, tempfile, warnings
@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.resources import files as package_files
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +31,8 @@ from ..data import RegionFeatures, data_files
 from .detector import Detector
 from ..heldout import COCO_CLASSES
 from ..pipeline import CaptionOptions, NovelCaptioner, shipped
-from ..regions import RegionTable, Regions, image_sizes, read_coco, read_detections
+from ..regions import (RegionTable, Regions, image_sizes, json_items, read_coco,
+                            read_detections)
 from ..results import read_rows
 from .command import command
 from .int8 import int8
@@ -62,7 +63,8 @@ def from_table(
 )->Source:
     "A source of regions that are known already."
     failed, key = failed or {}, hashlib.sha256()
-    def regions(ids): return [failed.get(i) or table.get(i, Regions.empty(i)) for i in ids]
+    def found(i): return failed.get(i) or table.get(i, Regions.empty(i))
+    def regions(ids): return [_try(found, i) for i in ids]
     if isinstance(table, RegionStore): key.update(json.dumps(table.meta, sort_keys=True).encode())
     else:
         for column in "ids", "offsets", "boxes", "labels", "scores", "sizes":
@@ -114,6 +116,7 @@ def detected(
     sizes, names = _annotated(data) if data else ({}, {})
     if store is not None and (Path(path)/"images.jsonl").is_file():
         names |= {row["name"]: row["id"] for row in read_rows(Path(path)/"images.jsonl")}
+    if store is None and images and not str(path).endswith(".parquet"): names |= _own_names(path)
     files = image_files(images, names) if images else _beside(data, names)
     files, failed = {f.id: f for f in files}, {}
     if store is None and not str(path).endswith(".parquet"):
@@ -127,6 +130,14 @@ def detected(
         expected = "expected files whose names end in its image ids"
         raise NocError(f"{path}: none of its images is in {images}; {expected}")
     return from_table(table, list(files) if images else None, files, failed)
+
+def _own_names(path):
+    "File name -> image id, of detections that name their files."
+    items, keys = json_items(path), {"file_name", "image_id"}
+    def named(item): return isinstance(item, dict) and keys <= item.keys()
+    first = next(items, None)
+    if not named(first): return {}
+    return {item["file_name"]: item["image_id"] for item in chain([first], items) if named(item)}
 
 def _sizes(files):
     sizes = {i: _image_size(file) for i, file in files.items()}
@@ -336,13 +347,10 @@ def read_lines(
     path,    # .jsonl file
 ):           # its lines, one by one
     "Read what `caption_all` wrote. Raises `NocError` naming the line that is something else."
-    with open(path, encoding="utf-8") as f:
-        for n, text in enumerate(f, 1):
-            try: line = json.loads(text)
-            except json.JSONDecodeError: line = None
-            if not isinstance(line, dict) or not ("caption" in line or "error" in line):
-                raise NocError(f"{path}: line {n}: expected a line of noc_caption")
-            yield line
+    for n, line in enumerate(read_rows(path), 1):
+        if not ("caption" in line or "error" in line):
+            raise NocError(f"{path}: line {n}: expected a line of noc_caption")
+        yield line
 
 # %% ../../nbs/tools/52_gallery.ipynb #6847cdbd
 def caption_all(
@@ -415,6 +423,50 @@ class Mark(NamedTuple):
     about:str = ""    # what the pointer shows
     dashed:bool = False
 
+# %% ../../nbs/tools/52_gallery.ipynb #9f2438da
+def _shared(a, b):
+    "The share of the smaller of two boxes that lies in the other."
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    smaller = min((x2 - x1)*(y2 - y1) for x1, y1, x2, y2 in (a, b))
+    return max(0, width)*max(0, height)/max(smaller, 1e-9)
+
+def repeated(
+    objects, # names of the boxes' classes, the best box first
+    boxes,   # x1 y1 x2 y2
+)->set:      # places in the lists
+    "The boxes that lie for the most part in a better one of their class, or hold it."
+    kept, repeats = [], set()
+    for n, (name, box) in enumerate(zip(objects, boxes)):
+        shares = (_shared(box, better) for other, better in kept if other == name)
+        if max(shares, default=0) > .7: repeats.add(n)
+        else: kept.append((name, box))
+    return repeats
+
+def _tags(marks, width, height, font):
+    "The names on a picture as (mark, x, y, width): at the corners of their boxes, and free."
+    tags, step = [], font["height"]
+    for m in (m for m in marks if m.name):
+        wide = font["letter"]*len(m.name) + font["margin"]
+        x, top = max(0, min(m.box[0]*width, width - wide)), max(0, m.box[1]*height - step)
+        def free(y): return not any(abs(y - b) < step and x < a + w and a < x + wide
+                                    for _, a, b, w in tags)
+        below = (top + step*k for k in range(max(1, int((height - top)/step))))
+        tags.append((m, x, next(filter(free, below), top), wide))
+    return tags
+
+def picture(
+    marks:list,  # `Mark`s, the most important last, on top
+    size:tuple,  # (width, height) on the page
+    font:dict,   # of the names, in pixels
+    about:str,   # what can be seen, in words
+    href=None,   # of the image
+)->Markup:       # SVG
+    "Boxes on an image, and names at the corners of some."
+    tags = _tags(reversed(marks), *size, font)
+    return render("picture.html", marks=marks, tags=tags, width=size[0], height=size[1], font=font,
+                  about=about, href=href)
+
 # %% ../../nbs/tools/52_gallery.ipynb #2a567814
 _HUES = *PALETTE[:6], "#8C564B"   # black would be lost on a dark page
 _FONT = dict(size=13, letter=7.6, margin=8, height=18, base=13)  # of names at corners, in pixels
@@ -434,13 +486,18 @@ def _picture(line, image, hues):
     "The regions of a line; those of constraints are on top, and a class is named once."
     width, height = image.size if image else line["size"] or (4, 3)
     scale, marks, named = 440/max(width, height), [], set()
-    for box in sorted(line["boxes"], key=lambda box: box["object"] in hues):
+    def rank(box): return box["object"] in hues, box["selector"] or 0, box["score"]
+    boxes = sorted(line["boxes"], key=rank, reverse=True)
+    objects = [box["object"] for box in boxes]
+    repeats = repeated(objects, [box["box"] for box in boxes])
+    for n, box in enumerate(boxes):
         hue = hues.get(box["object"])
         name = box["object"] if hue is not None and hue not in named else ""
         named.add(hue)
-        marks.append(Mark(box["box"], name, "" if hue is None else f"k k{hue}"))
-    return render("picture.html", marks=marks, width=width*scale, height=height*scale, font=_FONT,
-                  href=thumbnail(image) if image else None)
+        kind = "" if hue is None else f"k k{hue}"
+        marks.append(Mark(box["box"], name, f"{kind} faint" if n in repeats else kind))
+    href = thumbnail(image) if image else None
+    return picture(marks[::-1], (width*scale, height*scale), _FONT, line["caption"], href)
 
 def _card(line, image):
     "What the page shows of a line."
@@ -491,6 +548,7 @@ class Job:
     features:str = None # a region store with features for the captioner
     detector:dict = field(default_factory=dict) # settings of `detector_for`, for photos
     options:CaptionOptions = CaptionOptions()   # as the pipeline takes them
+    words:str = None    # a file of word vectors, for words that the model's vocabulary lacks
     dtype:str = "float32" # of matrix products: "float32", or "int8" for speed on a CPU
 
     def pipeline(self)->NovelCaptioner:
@@ -499,8 +557,10 @@ class Job:
             raise NocError(f"--dtype {self.dtype}: expected float32 or int8")
         device = "cpu" if self.dtype == "int8" else None
         pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0], device)
+        if self.classes: pipeline = pipeline.with_classes(read_classes(self.classes))
+        if self.words: pipeline = pipeline.add_words(self.words)
         if self.dtype == "int8": pipeline.captioner = int8(pipeline.captioner)
-        return pipeline.with_classes(read_classes(self.classes)) if self.classes else pipeline
+        return pipeline
 
     def source(self, pipeline)->Source:
         "Raises `NocError` for bad input, and for an unknown object before any work."
@@ -523,7 +583,7 @@ def caption_files(
     out=None,          # file for the lines; default: they are printed at the end
     report=None,       # file for the page
     resume:bool=False, # go on with a run that was killed
-)->list:               # how many images, and how many of them have no caption
+)->tuple:              # images; those without a caption; word that the model lacks -> its objects
     "Caption whatever a path stands for. Raises `NocError` for bad input."
     job.options.check("--")
     _check_outputs(job, out, report)
@@ -533,19 +593,47 @@ def caption_files(
         file = caption_all(pipeline, source, out or Path(folder)/"lines.jsonl", job.options, resume)
         if not out:                                                  # first, for the page may fail
             _print_lines(file)
-        if report: write_report(report, file, partial(_opened, source), Path(job.src).name)
-        return [len(source.ids), sum("error" in line for line in read_lines(file))]
+        title = f"Captions of {Path(job.src).name}"
+        if report: write_report(report, file, partial(_opened, source), title)
+        return len(source.ids), *_failures(pipeline, file)
 
 def _print_lines(file):
     "Print lines of JSON, which can write any letter in ASCII."
     few = sys.stdout.encoding not in (None, "utf-8", "UTF-8")
     for line in read_lines(file): print(json.dumps(line, ensure_ascii=few))
 
+def _failures(pipeline, file):
+    "How many images have no caption; word -> objects that could not be asked for without it."
+    failed, lacking, words = 0, Counter(), pipeline.unsayable
+    for line in read_lines(file):
+        failed += "error" in line
+        objects = [c["object"] for c in line.get("constraints", ())]
+        lacking.update(words[o] for o in objects if o in words)
+    return failed, lacking
+
+# %% ../../nbs/tools/52_gallery.ipynb #d0c8d7cd
 def _opened(source, line):
     "The picture, or None where there is none."
     file = source.files.get(line["image_id"])
     image = None if file is None else _try(open_image, file)
     return None if isinstance(image, NocError) else image
+
+def _check_outputs(job, out, report):
+    "Raises `NocError` for an output that would take the place of somebody's work."
+    inputs = (job.src, job.model, job.classes, job.data, job.images, job.features,
+              job.words)
+    taken = {Path(path).resolve() for path in inputs if path}
+    for option, path in ("--out", out), ("--html", report):
+        if path is None: continue
+        if Path(path).exists() and not Path(path).is_file():
+            raise NocError(f"{option} {path}: expected a regular file")
+        if Path(path).resolve() in taken:
+            raise NocError(f"{option} {path}: is an input, or the other output")
+        taken.add(Path(path).resolve())
+    if report is None or not Path(report).exists(): return
+    with open(report, "rb") as f: start = f.read(9).lower()
+    if start not in (b"", b"<!doctype"):
+        raise NocError(f"--html {report}: exists and is no page; expected a new file, or a page")
 
 # %% ../../nbs/tools/52_gallery.ipynb #1013ceac
 def _check_outputs(job, out, report):
@@ -578,6 +666,7 @@ def noc_caption(
     insist:str=None,     # on the selector's objects: 0 (hardly) or more, or must (default: model's)
     model:str=None,      # a name in the package, or a path with a slash (default: its best)
     classes:str=None,    # the detector's own: names, one a line, or JSON (default: the model's)
+    add_words:str=None,  # file of word vectors as in training, for words that the model lacks
     features:str=None,   # detections: a region store whose features the captioner sees
     detector:str="fasterrcnn_resnet50_fpn", # photos: a detection model of torchvision
     weights:str="default", # photos: its weights: torchvision's own (downloaded once), or a file
@@ -589,9 +678,13 @@ def noc_caption(
     names = None if objects is None else tuple(t.strip() for t in objects.split(",") if t.strip())
     options = CaptionOptions(names, min_score, max_objects, batch, insistence(insist))
     look = dict(name=detector, weights=weights)
-    job = Job(src, model, classes, data, images, features, look, options, dtype)
-    n, failed = caption_files(job, out, html, resume)
+    job = Job(src, model, classes, data, images, features, look, options, add_words,
+              dtype)
+    n, failed, lacking = caption_files(job, out, html, resume)
     summary = [f"{n:,} images, {failed:,} without a caption"]
     if out: summary.append(f"lines in {out}")
     if html: summary.append(f"page: {html}")
     print("; ".join(summary), file=sys.stderr)
+    words = ", ".join(f"{word} {count:,}" for word, count in lacking.most_common())
+    if words: print(f"not in the vocabulary, and not asked for: {words}; --add-words FILE brings "
+                    "words by their vectors", file=sys.stderr)

@@ -7,7 +7,7 @@ __all__ = ['MAX_WORDS', 'read_system', 'Task', 'make_task', 'match', 'Judged', '
            'report_markdown', 'find_spice', 'evaluate_file', 'compare', 'noc_eval']
 
 # %% ../../nbs/tools/35_report.ipynb #fe9646ed
-import json, platform, sys, warnings
+import json, os, platform, sys, warnings
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -17,35 +17,34 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fastcore.script import Param
 
-from ..core import NocError, check_range, code_version, find_data, read_json, whole_file
-from ..core import write_json
+from ..core import NocError, check_range, code_version, find_data, foreign_file, json_text
+from ..core import read_json, whole_file, write_json
 from ..data import PARTS, data_files, find_split, load_captions, read_split, value_or_file
-from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, load_classes, normalize
-from ..heldout import novel_images
+from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize
+from ..heldout import novel_images, read_heldout
 from ..metrics import CaptionScorer, METRICS, bleu, from_sums
 from ..novelty import Protocol, f1_counts
 from ..regions import json_column, open_parquet, read_coco
 from ..results import read_rows
+from ..tables import markdown_table
 from .command import command
 from .java import Spice, find_java, java_programs, java_version, meteor
-from .names import name_classes
+from .names import read_classes
 from .quality import quality_numbers, quality_scores, vocabulary
 from ..vocab import TOKENISER, tokenize
 
 # %% ../../nbs/tools/35_report.ipynb #ef8e5cbf
 MAX_WORDS = 500
 
+def _has_lines(path):
+    "Whether a file has an object a line, as `noc_caption` writes them, and not one list."
+    if Path(path).suffix == ".jsonl": return True
+    with json_text(path) as f: return f.read(100).lstrip().startswith("{")
+
 def _entries(path):
     "The entries of a results file, or of JSON lines."
-    if Path(path).suffix == ".jsonl":
-        if not Path(path).is_file(): raise NocError(f"{path}: no such file")
-        try: return read_rows(path)
-        except UnicodeDecodeError: raise NocError(f"{path}: expected JSON lines in UTF-8") from None
-    try: entries = read_json(path)
-    except NocError as e:
-        if "Extra data" not in str(e): raise
-        raise NocError(f"{path}: line 2: looks like JSON lines; expected one JSON list of all "
-                       "entries, or a name that ends in .jsonl") from None
+    if _has_lines(path): return read_rows(path)
+    entries = read_json(path)
     if isinstance(entries, list): return entries
     raise NocError(f'{path}: expected a list of {{"image_id": …, "caption": …}}, '
                    f"got {type(entries).__name__}")
@@ -68,7 +67,7 @@ def _check_entry(entry, where):
 
 # %% ../../nbs/tools/35_report.ipynb #89857a4c
 def read_system(
-    path,   # a file in COCO's results format, or JSON lines (.jsonl)
+    path,   # a file in COCO's results format, or JSON lines
 )->dict:    # image id -> caption
     "Read a system's captions. Raises `NocError` naming file and entry for anything broken."
     captions, first = {}, {}
@@ -125,14 +124,21 @@ def _split_ids(split, part, refs, root):
     "The evaluated images of a split, its novel images and its training images, or None; its name."
     if split is None: return list(refs), None, None, "all images that have references"
     path = find_split(split, root)
-    parts = read_json(path)
+    parts = _split_content(path)
     if isinstance(parts, dict):
         parts = read_split(path, refs, [part])
         return parts[part], parts[f"novel_{part}"], parts["train"], f"{path.name}, {part}"
     for i in parts if isinstance(parts, list) else [parts]:
         if type(i) is not int or i not in refs:
-            raise NocError(f"{path}: image {str(i)[:40]}: expected an image id that has references")
+            raise NocError(f"{path}: image {str(i)[:40]}: unknown; expected the id of an image "
+                           "that has references")
     return list(dict.fromkeys(parts)), None, None, path.name
+
+def _split_content(path):
+    "What a split file holds: JSON, or a text with an image id a line."
+    if path.name.endswith((".json", ".json.gz")): return read_json(path)
+    with foreign_file(path, "image ids, one a line"):
+        return list(map(int, path.read_text("utf-8").split()))
 
 def _boxed(root):
     "Image id -> classes that have a box, from the folder's instances files; None without any."
@@ -150,7 +156,7 @@ def make_task(
     data,           # a folder in COCO's layout, or a captions file of COCO or nocaps
     split:str=None, # name in the data's splits/, or a file; default: all images with references
     part:str="test", # which part of the split
-    heldout=None,   # `HeldOut` or its file; default: the data's heldout.json, else COCO's eight
+    heldout=None,   # `HeldOut`, its file, or names; default: the data's heldout.json, else COCO's
     classes=None,   # classes or their file; default: the data's classes.json, else COCO's 80
 )->Task:
     "What captions are judged against. Raises `NocError` for an unknown split, part or image."
@@ -182,28 +188,21 @@ def _check_worded(refs, where):
                    "no other image has one")
 
 # %% ../../nbs/tools/35_report.ipynb #b11ede4d
-def _of_names(path):
-    return isinstance(path, (str, Path)) and not str(path).endswith((".json", ".json.gz"))
-
-def _read_classes(path):
-    "class id -> `ObjectClass`, from `save_classes`'s file, or from names as in Open Images's CSV."
-    return (name_classes if _of_names(path) else load_classes)(path)
-
 def _beyond_coco(classes):
-    "The classes that COCO's 80 have no word for, as held-out objects in their full names' words."
+    "What COCO's 80 have no word for, as held-out objects in their full names' words; else None."
     coco = set().union(*(c.forms for c in COCO_CLASSES.values()))
     ids, words = {}, {}
     for i, c in classes.items():
         if not coco.isdisjoint(c.forms): continue
         ids[c.name] = i
         words[c.name] = tuple(form for form in c.forms if len(form.split()) == len(c.phrase))
-    return HeldOut(ids, words, words, {"dcc": words, "extended": words})
+    return HeldOut(ids, words, words, {"dcc": words, "extended": words}) if ids else None
 
 def _objects(heldout, classes, root):
     "The classes and the held-out objects: given, or the data's, or COCO's."
-    objects = value_or_file(classes, _read_classes, root and root/"classes.json", COCO_CLASSES)
-    usual = _beyond_coco(objects) if _of_names(classes) else COCO_HELDOUT
-    def load(path): return HeldOut.load(path, objects)
+    objects = value_or_file(classes, read_classes, root and root/"classes.json", COCO_CLASSES)
+    usual = _beyond_coco(objects) or COCO_HELDOUT
+    def load(what): return read_heldout(what, objects)
     return objects, value_or_file(heldout, load, root and root/"heldout.json", usual)
 
 # %% ../../nbs/tools/35_report.ipynb #df561eb8
@@ -218,6 +217,9 @@ def match(
         raise NocError(f"--missing {missing}: expected refuse or empty")
     lost = [i for i in task.refs if i not in captions]
     extra = [i for i in captions if i not in task.refs]
+    if extra and len(lost) == len(task.refs):
+        raise NocError(f"{where}: image {extra[0]}: unknown; none of its {len(extra):,} images is "
+                       f"among the {len(lost):,} of {task.about['split']}")
     if lost and missing == "refuse":
         raise NocError(f"{where}: image {lost[0]}: no caption for it; {len(lost):,} of "
                        f"{len(task.refs):,} images ({task.about['split']}) have none. "
@@ -394,11 +396,6 @@ def _cell(value, interval=None):
     if value is None: return "—"
     return f"{value:.1f} ({interval[0]:.1f}–{interval[1]:.1f})" if interval else f"{value:.1f}"
 
-def _table(head, rows):
-    "Markdown: names on the left, numbers on the right."
-    lines = [f"| {' | '.join(map(str, line))} |" for line in [head, *rows]]
-    return "\n".join([lines[0], "|---|" + "---:|"*(len(head)-1), *lines[1:]])
-
 def _how(report):
     "What the numbers depend on, as a list."
     p, t, draws = report["protocol"], report["tokeniser"], report["protocol"]["bootstrap"]
@@ -423,13 +420,13 @@ def _main_table(scores, intervals):
         name = _PARTS.get(part, _DOMAIN + part.removeprefix("domain "))
         sure = intervals.get(part, {})
         rows.append([name, *(_cell(own.get(m), sure.get(m)) for m in heads)])
-    return _table(["", *heads], rows)
+    return markdown_table(["", *heads], rows)
 
 def _f1_table(f1):
     "A line for every object."
     rows = [[o, _cell(x["F1"], x["interval"]), _cell(x["precision"]), _cell(x["recall"]),
              f"{x['tp']:g}", f"{x['fp']:g}", f"{x['fn']:g}"] for o, x in f1.items()]
-    return _table(["", "F1", "precision", "recall", "right", "wrong", "missed"], rows)
+    return markdown_table(["", "F1", "precision", "recall", "right", "wrong", "missed"], rows)
 
 def _quality_text(report):
     "The table of quality, and a line on the vocabulary."
@@ -438,7 +435,8 @@ def _quality_text(report):
     line = f"{words['words']:,} different words, {words['captions']:,} different captions"
     new = words["new"]
     if new is not None: line += f", {len(new):,} words that no training caption has"
-    return f"{_table(['', ''], rows)}\n\n{line}. Objects are there by: {report['about']['truth']}."
+    truth = report["about"]["truth"]
+    return f"{markdown_table(['', ''], rows)}\n{line}. Objects are there by: {truth}."
 
 # %% ../../nbs/tools/35_report.ipynb #5f4494ab
 def report_markdown(
@@ -455,7 +453,7 @@ def report_markdown(
     parts = [f"# {title}", head, _main_table(report["scores"], intervals)]
     if report["f1"]: parts += ["## F1", _f1_table(report["f1"])]
     parts += ["## Quality", _quality_text(report), "## How", _how(report)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 # %% ../../nbs/tools/35_report.ipynb #7f0b663e
 def _report_png(report, path):
@@ -506,14 +504,12 @@ def _read_images(path):
     return Judged(ids, captions, numbers, sets, about["objects"])
 
 # %% ../../nbs/tools/35_report.ipynb #79ead545
-def _prepare_folder(out):
-    "Make the folder for results, if one is wanted, and try to write into it."
-    if not out: return
-    try:
-        with whole_file(Path(out)/"probe"): pass
-        (Path(out)/"probe").unlink()
-    except OSError as e:
-        raise NocError(f"--out {out}: expected a folder to write into ({e.strerror})") from None
+def _check_folder(out):
+    "Raises `NocError` where no results can be written. A run that is refused leaves no folder."
+    path = Path(out or ".").absolute()
+    while not path.exists(): path = path.parent
+    if path.is_dir() and os.access(path, os.W_OK | os.X_OK): return
+    raise NocError(f"--out {out}: expected a folder to write into")
 
 def find_spice(
     refs:dict, # image id -> references
@@ -524,7 +520,7 @@ def find_spice(
 
 # %% ../../nbs/tools/35_report.ipynb #f13e42ba
 def evaluate_file(
-    captions,         # a file in COCO's results format, or JSON lines (.jsonl)
+    captions,         # a file in COCO's results format, or JSON lines
     data,             # a folder in COCO's layout, or a captions file of COCO or nocaps
     split:str=None,   # name in the data's splits/, or a file; default: all images with references
     out=None,         # folder for report.json, report.md, report.png and images.parquet
@@ -537,7 +533,7 @@ def evaluate_file(
 )->dict:              # the report
     "Evaluate a file of captions. Raises `NocError` for bad input, before anything is computed."
     check_range("--", 0, samples=samples)
-    _prepare_folder(out)
+    _check_folder(out)
     system, task = read_system(captions), make_task(data, split, **kw)
     protocol.words_of(task.heldout)                           # refused now, if it is
     chosen, counts = match(system, task, captions, missing)
@@ -569,6 +565,7 @@ def _flat(scores):
 
 def _read_report(path):
     "A report and its `Judged`. Raises `NocError` for something else, or files of two evaluations."
+    if Path(path).is_dir(): path = Path(path)/"report.json"
     report = read_json(path)
     if not isinstance(report, dict) or not {"scores", "protocol", "counts"} <= report.keys():
         raise NocError(f"{path}: expected the report.json that noc_eval writes")
@@ -596,8 +593,8 @@ def _check_alike(a, b, reports, images):
     if one != two: raise NocError(f"{b}: expected the references and the novel images of {a}")
 
 def compare(
-    a,                # report.json of a system
-    b,                # report.json of another, on the same images
+    a,                # report.json of a system, or its folder
+    b,                # of another system, on the same images
     samples:int=1000, # draws of the bootstrap
 )->dict:              # "set metric" -> a, b, difference (b - a), interval, real
     "Which differences are real? Raises `NocError` for reports of different images or protocols."
@@ -620,6 +617,14 @@ def compare(
     return rows
 
 # %% ../../nbs/tools/35_report.ipynb #968326af
+_LOW_IS_GOOD = "CHAIRi", "CHAIRs", "repeats two words", "repeats three words", "ends badly", "empty"
+
+def _names(pair):
+    "What two reports are called: by their folders where these have two names."
+    paths = [Path(p) if Path(p).is_dir() else Path(p).parent for p in pair]
+    names = [path.name or "." for path in paths]
+    return list(map(str, paths)) if names[0] == names[1] else names
+
 def _compare_markdown(rows, names):
     "The comparison of two systems, for people."
     lines = []
@@ -627,25 +632,29 @@ def _compare_markdown(rows, names):
         low, high = x["interval"]
         lines.append([k, _cell(x["a"]), _cell(x["b"]), f"{x['difference']:+.1f}",
                       f"{low:+.1f} to {high:+.1f}", "**yes**" if x["real"] else "no"])
-    return _table(["", *names, "difference", "95 % interval", "real"], lines) + "\n"
+    head = ["", *names, f"{names[1]} minus {names[0]}", "95 % interval", "real"]
+    low = [m for m in _LOW_IS_GOOD if f"quality {m}" in rows]
+    text = f"{len(rows)} tests at 95 %: two equal systems differ in {len(rows)/20:.1f} of them."
+    if low: text += f" Low is good for {', '.join(low)}."
+    return f"{markdown_table(head, lines)}\n{text}\n"
 
 # %% ../../nbs/tools/35_report.ipynb #917c63c8
 @command
 def noc_eval(
-    captions:str=None,    # captions to score: a file in COCO's results format, or .jsonl
+    captions:str=None,    # captions to score: COCO's results format, or lines of noc_caption
     data:str=None,        # folder in COCO's layout, or a file of captions (default: NOC_DATA)
-    split:str=None,       # name in the data's splits/, or a file (default: all with references)
+    split:str=None,       # name in splits/, file, or .txt of ids (default: all with references)
     part:str="test",      # part of the split: train, val or test
     out:str=None,         # folder for report.json, report.md, report.png and images.parquet
     protocol:str="dcc",   # words that F1 counts: dcc or extended
     weight:str="image",   # what F1 counts once: image or caption
     fp:str="other",       # false positives: other images, or nonnovel ones only
-    heldout:str=None,     # JSON with the held-out objects and their words
-    classes:str=None,     # JSON with classes, or Open Images's CSV of names
+    heldout:str=None,     # held-out objects: names, as "zebra, bus", or JSON with their words
+    classes:str=None,     # classes: JSON, or names, one a line, as in Open Images's CSV
     missing:str="refuse", # images without a caption: refuse, or score as empty
     metrics:str="M,C,S,B4,R", # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU-1 to 4), R (ROUGE-L)
     samples:int=1000,     # draws of the bootstrap
-    compare:Param("two report.json: which differences are real", str, nargs=2)=None, # A.json B.json
+    compare:Param("folders of two reports: which differences are real", str, nargs=2)=None, # A B
 ):
     "Score any system's captions, or compare two reports."
     with warnings.catch_warnings():
@@ -654,7 +663,7 @@ def noc_eval(
         if compare: return _compare_and_show(compare, out, samples)
         if not captions:
             raise NocError("--captions: expected a file in COCO's results format, "
-                           "or --compare A.json B.json")
+                           "or --compare A B")
         data = data or find_data()
         if data is None:
             raise NocError("--data: expected a folder in COCO's layout, or a captions file")
@@ -672,7 +681,7 @@ def _show_report(report): _show(report_markdown(report, report["captions"]))
 
 def _compare_and_show(pair, out, samples):
     "Compare two reports."
-    _prepare_folder(out)
+    _check_folder(out)
     rows = compare(*pair, samples)
-    _show(_compare_markdown(rows, [Path(p).parent.name or "A" for p in pair]))
+    _show(_compare_markdown(rows, _names(pair)))
     if out: write_json(Path(out)/"compare.json", rows, indent=1)
