@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COCO_CLASSES', 'PERSON', 'COCO_HELDOUT', 'normalize', 'says', 'ObjectClass', 'load_classes', 'save_classes',
-           'mentioned', 'people', 'HeldOut', 'words_of', 'removed_images', 'novel_images', 'read_heldout']
+           'mentioned', 'people', 'meanings', 'HeldOut', 'words_of', 'removed_images', 'novel_images', 'read_heldout']
 
 # %% ../nbs/02_heldout.ipynb #a3be7ccf
 import re
@@ -121,6 +121,18 @@ def people(
     "The classes that mean a person, in any data set's numbers; the selector does not see them."
     names = COCO_CLASSES[PERSON].forms
     return {i for i, c in classes.items() if " ".join(c.phrase) in names}
+
+# %% ../nbs/02_heldout.ipynb #5d2f7c11
+def meanings(
+    classes:dict, # class id -> `ObjectClass`
+)->dict:          # name, phrase or word -> ids of the classes that it may mean
+    "What names mean; a whole name means its class alone."
+    forms, phrases, names = {}, {}, {}
+    for i, c in classes.items():
+        for form in {*c.forms, c.word}: forms.setdefault(form, []).append(i)
+        phrases.setdefault(" ".join(c.phrase), []).append(i)
+        names[c.name] = [i]
+    return forms | phrases | names
 
 # %% ../nbs/02_heldout.ipynb #ca9adc39
 @dataclass(frozen=True)

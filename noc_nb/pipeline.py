@@ -24,7 +24,7 @@ from .core import NocError, check_range, default_device, read_json, write_json
 from .data import CaptionBatch, SymbolicFeatures
 from .decode import decode
 from .grid_beam import SearchConfig
-from .heldout import load_classes, people, save_classes, words_of
+from .heldout import load_classes, meanings, people, save_classes, words_of
 from .prices import PriceConfig, bids, class_prices, priced_tokens
 from .regions import Regions, geometry, table_of
 from .saving import read_weights
@@ -98,20 +98,16 @@ def class_ids(self:NovelCaptioner,
     names, # class names, or words for them
 )->list:   # class ids
     "The classes of some names. Raises `NocError` for one that is unknown or means several."
-    forms, phrases, whole = {}, {}, {name: [i] for name, i in self.by_name.items()}
-    for i, c in self.classes.items():
-        for form in {*c.forms, c.word}: forms.setdefault(form, []).append(i)
-        phrases.setdefault(" ".join(c.phrase), []).append(i)
-    meanings = forms | phrases | whole              # a whole name means its class alone
+    ids = meanings(self.classes)
     for name in names:
-        if name not in meanings:
+        if name not in ids:
             known = ", ".join([*self.by_name][:90])
-            more = f" … ({len(meanings):,} words)" if len(self.by_name) > 90 else ""
+            more = f" … ({len(ids):,} words)" if len(self.by_name) > 90 else ""
             raise NocError(f"object {name!r}: expected one of {known}{more}")
-        if len(meanings[name]) > 1:
-            known = ", ".join(self.classes[i].name for i in meanings[name])
+        if len(ids[name]) > 1:
+            known = ", ".join(self.classes[i].name for i in ids[name])
             raise NocError(f"object {name!r}: means several; expected one of {known}")
-    return [meanings[name][0] for name in names]
+    return [ids[name][0] for name in names]
 
 # %% ../nbs/50_pipeline.ipynb #96696ad1
 def _ranked(regions): return regions.scores.sort(descending=True, stable=True).indices # as `best`

@@ -20,6 +20,7 @@ from PIL import Image
 from ..core import NocError, check_range, say
 from ..pipeline import NovelCaption, NovelCaptioner, shipped
 from ..regions import Regions
+from .captioners import NovelPhotoCaptioner
 from .command import command
 from .gallery import (Job, Mark, detected, detector_for, picture, render, repeated,
                                   thumbnail)
@@ -39,6 +40,11 @@ class View:
 
 SIDE = 960 # pixels of a picture on the page, at most
 
+def _captioned(pipeline, regions, image, objects=None):
+    "The caption of an image; some captioners look at the picture itself."
+    seen = image if isinstance(pipeline, NovelPhotoCaptioner) else None
+    return pipeline(regions, objects, seen)
+
 def view(
     pipeline:NovelCaptioner, # that fits the regions
     image:Image.Image,       # RGB
@@ -48,8 +54,8 @@ def view(
     small = image.copy()
     small.thumbnail((SIDE, SIDE))
     regions = regions.best(max(pipeline.max_regions, 30))    # of thousands
-    proposal = pipeline(regions)
-    free = pipeline(regions, [])
+    proposal = _captioned(pipeline, regions, small)
+    free = _captioned(pipeline, regions, small, [])
     return View(pipeline, small, regions, free, proposal.objects, proposal.reason or "")
 
 def class_scores(
@@ -141,7 +147,7 @@ def stage(
 )->str:      # HTML
     "The picture, and both captions beneath."
     known, notes = _known(v, objects)
-    caption = v.pipeline(v.regions, known)
+    caption = _captioned(v.pipeline, v.regions, v.image, known)
     missing = [f"{o} is not said" for o, w in zip(caption.objects, caption.words) if w is None]
     note = "; ".join(filter(None, [caption.reason, *missing, *notes]))
     if not objects: note = note or v.note or "Nothing has to be said."
@@ -298,8 +304,10 @@ def noc_app(
     detections:str=None,  # detections file; its images become the examples
     images:str=None,      # folder of those images
     data:str=None,        # folder in COCO's layout, for the sizes of images
-    detector:str=None,    # a detector of torchvision (default: fasterrcnn_resnet50_fpn)
-    weights:str=None,     # its weights: a file (default: torchvision's own, downloaded once)
+    detector:str=None,    # of torchvision, or a folder or name of transformers'
+    weights:str=None,     # weights of torchvision's: a file (default: downloaded once)
+    captioner:str=None,   # another captioner for photos: a folder or name of transformers'
+    prompt:str=None,      # its prompt (default: its own, or a question)
     classes:str=None,     # the detector's own: names, one a line, or JSON (default: the model's)
     max_mb:int=10,        # largest upload, in MB
 ):
@@ -307,7 +315,9 @@ def noc_app(
     check_serving(host, port, max_mb)                              # before a model is read
     look = dict(name=detector, weights=weights)
     look = {name: value for name, value in look.items() if value}
-    studio = open_studio(Job(detections, model, classes, data, images, detector=look))
+    job = Job(detections, model, classes, data, images, detector=look, captioner=captioner,
+              prompt=prompt)
+    studio = open_studio(job)
     say(studio.hint)
     page, options = studio.page(max_mb)
     try: page.launch(server_name=host, server_port=port, **options)

@@ -171,8 +171,15 @@ def _seen(self:NovelPhotoCaptioner, images, seen):
     return seen
 
 @patch
-def _search(self:NovelPhotoCaptioner, seen, groups):
-    "The best caption of each photo, with its words."
+def _pricing(self:NovelPhotoCaptioner, options):
+    "What is selected is a must. Raises `NocError` where it should have a price."
+    if options.insist not in (None, "must"):
+        raise NocError(f"insist {options.insist}: expected must; this captioner knows no prices")
+    return replace(self.prices, weight=None)
+
+@patch
+def _search(self:NovelPhotoCaptioner, seen, groups, prices):
+    "The best caption of each photo, with its words; all prices are infinite."
     words = []
     for image in groups: words.append([list(map(" ".join, group)) for group in image])
     return self.captioner(list(seen), words, self.search.k, self.search.no_repeat)

@@ -28,12 +28,14 @@ from PIL import Image
 
 from ..core import NocError, progress, read_json, whole_file, write_json
 from ..data import RegionFeatures, data_files
-from .detector import Detector
+from .detector import DETECTORS, Detector
+from .detectors import PretrainedDetector, classes_for
 from ..heldout import COCO_CLASSES
 from ..pipeline import CaptionOptions, NovelCaptioner, shipped
 from ..regions import (RegionTable, Regions, image_sizes, json_items, read_coco,
                             read_detections)
 from ..results import read_rows
+from .captioners import NovelPhotoCaptioner, PhotoCaptioner
 from .command import command
 from .int8 import int8
 from .names import read_classes
@@ -158,6 +160,16 @@ def _with_features(source, path):
     key = source.key + json.dumps(store.meta, sort_keys=True)
     return replace(source, regions=regions, seen=seen, key=key)
 
+def _with_photos(source):
+    "The same images, with their photos for a captioner that looks at them."
+    if not source.files:
+        raise NocError("--captioner: looks at photos; expected --images with those of the images")
+    def photo(i):
+        if i in source.files: return _try(open_image, source.files[i])
+        return NocError(f"image {i}: expected its photo in --images")
+    return replace(source, seen=lambda ids: [*map(photo, ids)])
+
+
 # %% ../../nbs/tools/52_gallery.ipynb #9378576d
 def photos(
     files,    # `ImageFile`s
@@ -177,18 +189,27 @@ def photos(
     key = json.dumps([about, [f.name for f in files.values()]])
     return Source(list(files), regions, files, key)
 
+
+# %% ../../nbs/tools/52_gallery.ipynb #9378576e
 def detector_for(
     pipeline:NovelCaptioner, # that will caption what is found
-    name:str="fasterrcnn_resnet50_fpn", # a detector of torchvision
-    weights="default",       # its weights: torchvision's own (downloaded once), or a file
-    **options,               # further settings of `Detector`
+    name:str="fasterrcnn_resnet50_fpn", # of torchvision; or a folder or name of transformers
+    weights="default",       # torchvision's own (downloaded once), or a file
+    **options,               # further settings of `Detector`, or `PretrainedDetector`
 )->Detector:
     "A detector of the pipeline's classes and features. Raises `NocError` where none makes them."
-    width, kinds = pipeline.captioner.cfg.d_feature, {1024: "box", 2048: "resnet101"}
-    features = None if pipeline.vectors is not None else kinds.get(width, width)
-    if features == width:
+    width, kinds = None, {1024: "box", 2048: "resnet101"}
+    if pipeline.vectors is None: width = pipeline.captioner.cfg.d_feature
+    features = kinds.get(width, width)
+    if width and features == width:
         expected = "expected a pipeline that takes 1,024, 2,048, or none"
         raise NocError(f"photos: features of {width} numbers; {expected}")
+    if name not in DETECTORS:
+        if weights != "default":
+            raise NocError(f"--weights {weights}: expected a detector of torchvision, not {name}")
+        if features:
+            raise NocError(f"{name}: gives no features; expected a pipeline that needs none")
+        return PretrainedDetector.from_pretrained(name, pipeline.classes, **options)
     coco = set(pipeline.classes) == set(COCO_CLASSES)
     classes = 91 if coco else max(pipeline.classes) + 1
     return Detector(name, weights, **dict(features=features, classes=classes) | options)
@@ -283,18 +304,20 @@ def run_settings(
     "What captions depend on: two runs with the same settings make the same lines."
     classes = [[i, c.name, c.word, c.forms, c.phrase] for i, c in pipeline.classes.items()]
     parts = pipeline.selector.state_dict(), pipeline.captioner.state_dict(), pipeline.vectors or {}
-    weights = [torch.as_tensor(x).cpu() for part in parts for x in part.values()]
-    words = json.dumps(pipeline.vocab.tokens)
+    weights = (_bytes(x) for part in parts for x in part.values())
+    words = json.dumps(pipeline.captioner.tokens)
     settings = dict(
-        images=_checksum(np.array(source.ids, np.int64), source.key.encode()),
-        model=_checksum(*map(np.ascontiguousarray, weights), words.encode()),
-        classes=_checksum(json.dumps(classes).encode()),
+        images=_checksum([np.array(source.ids, np.int64), source.key.encode()]),
+        model=_checksum(chain(weights, [words.encode()])),
+        classes=_checksum([json.dumps(classes).encode()]),
         search=pipeline.search.to_dict(), form=pipeline.form, limit=pipeline.limit,
-        prices=pipeline.prices.to_dict(),
+        prices=pipeline.prices.to_dict(), prompt=getattr(pipeline.captioner, "prompt", None),
         **asdict(options), **more)
     return json.loads(json.dumps(settings))      # as it is read again
 
-def _checksum(*parts):
+def _bytes(x): return torch.as_tensor(x).cpu().flatten().view(torch.uint8).numpy()
+
+def _checksum(parts):
     key = hashlib.sha256()
     for part in parts: key.update(part)
     return key.hexdigest()[:12]
@@ -549,25 +572,42 @@ class Job:
     detector:dict = field(default_factory=dict) # settings of `detector_for`, for photos
     options:CaptionOptions = CaptionOptions()   # as the pipeline takes them
     words:str = None    # a file of word vectors, for words that the model's vocabulary lacks
+    captioner:str = None # another captioner, as in `PhotoCaptioner.from_pretrained`; it sees photos
+    prompt:str = None    # its prompt
     dtype:str = "float32" # of matrix products: "float32", or "int8" for speed on a CPU
 
     def pipeline(self)->NovelCaptioner:
         "Raises `NocError` naming what is missing."
-        if self.dtype not in ("float32", "int8"):
-            raise NocError(f"--dtype {self.dtype}: expected float32 or int8")
-        device = "cpu" if self.dtype == "int8" else None
+        if not self.captioner and self.prompt is not None:
+            raise NocError(f"--prompt {self.prompt!r}: expected --captioner as well")
+        if self.captioner and self.features:
+            raise NocError("--features: expected no --captioner; it looks at photos")
+        device = self._device()
         pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0], device)
-        if self.classes: pipeline = pipeline.with_classes(read_classes(self.classes))
+        classes = read_classes(self.classes) if self.classes else None
+        if self.detector.get("name"): classes = classes_for(self.detector["name"], classes)
+        if classes: pipeline = pipeline.with_classes(classes)
         if self.words: pipeline = pipeline.add_words(self.words)
         if self.dtype == "int8": pipeline.captioner = int8(pipeline.captioner)
-        return pipeline
+        if not self.captioner: return pipeline
+        captioner = PhotoCaptioner.from_pretrained(self.captioner, self.prompt)
+        return NovelPhotoCaptioner(pipeline, captioner)
+
+    def _device(self):
+        "Where the pipeline goes; None: the default. Raises `NocError` for an unknown dtype."
+        if self.dtype not in ("float32", "int8"):
+            raise NocError(f"--dtype {self.dtype}: expected float32 or int8")
+        if self.captioner and self.dtype == "int8":
+            raise NocError("--dtype int8: expected no --captioner; only our own has 8 bits")
+        return "cpu" if self.dtype == "int8" else None
 
     def source(self, pipeline)->Source:
         "Raises `NocError` for bad input, and for an unknown object before any work."
         pipeline.class_ids(self.options.objects or [])
         detector = partial(detector_for, pipeline, **self.detector)
-        return open_source(self.src, self.data, self.images, pipeline.classes, detector,
-                           self.features)
+        source = open_source(self.src, self.data, self.images, pipeline.classes, detector,
+                             self.features)
+        return _with_photos(source) if self.captioner else source
 
 # %% ../../nbs/tools/52_gallery.ipynb #5ad81c20
 def insistence(
@@ -621,24 +661,7 @@ def _opened(source, line):
 def _check_outputs(job, out, report):
     "Raises `NocError` for an output that would take the place of somebody's work."
     inputs = (job.src, job.model, job.classes, job.data, job.images, job.features,
-              job.words)
-    taken = {Path(path).resolve() for path in inputs if path}
-    for option, path in ("--out", out), ("--html", report):
-        if path is None: continue
-        if Path(path).exists() and not Path(path).is_file():
-            raise NocError(f"{option} {path}: expected a regular file")
-        if Path(path).resolve() in taken:
-            raise NocError(f"{option} {path}: is an input, or the other output")
-        taken.add(Path(path).resolve())
-    if report is None or not Path(report).exists(): return
-    with open(report, "rb") as f: start = f.read(9).lower()
-    if start not in (b"", b"<!doctype"):
-        raise NocError(f"--html {report}: exists and is no page; expected a new file, or a page")
-
-# %% ../../nbs/tools/52_gallery.ipynb #1013ceac
-def _check_outputs(job, out, report):
-    "Raises `NocError` for an output that would take the place of somebody's work."
-    inputs = job.src, job.model, job.classes, job.data, job.images, job.features
+              job.words, job.captioner)
     taken = {Path(path).resolve() for path in inputs if path}
     for option, path in ("--out", out), ("--html", report):
         if path is None: continue
@@ -668,18 +691,23 @@ def noc_caption(
     classes:str=None,    # the detector's own: names, one a line, or JSON (default: the model's)
     add_words:str=None,  # file of word vectors as in training, for words that the model lacks
     features:str=None,   # detections: a region store whose features the captioner sees
-    detector:str="fasterrcnn_resnet50_fpn", # photos: a detection model of torchvision
-    weights:str="default", # photos: its weights: torchvision's own (downloaded once), or a file
-    batch:int=50,        # images searched together
+    detector:str=None,   # photos: of torchvision, or a folder or name of transformers'
+    weights:str=None,    # photos: weights of torchvision's: a file (default: downloaded once)
+    captioner:str=None,  # another captioner: a folder or name of transformers'; it sees the photos
+    prompt:str=None,     # its prompt (default: its own, or a question)
+    batch:int=None,      # images searched together (default: 50; with --captioner 8)
     dtype:str="float32", # of matrix products; int8 is faster on a CPU, see 64_search
     resume:store_true=False, # go on with a run that was killed
 ):
     "Caption your own images. An image that cannot be read is a line that says why."
     names = None if objects is None else tuple(t.strip() for t in objects.split(",") if t.strip())
+    if batch is None: batch = 8 if captioner else 50
     options = CaptionOptions(names, min_score, max_objects, batch, insistence(insist))
-    look = dict(name=detector, weights=weights)
+    look = {k: v for k, v in dict(name=detector, weights=weights).items() if v}
     job = Job(src, model, classes, data, images, features, look, options, add_words,
-              dtype)
+              captioner, prompt, dtype)
+    if detector and Path(src).exists() and _holds_regions(Path(src)):
+        raise NocError(f"--detector {detector}: {src} holds detections; expected photos")
     n, failed, lacking = caption_files(job, out, html, resume)
     summary = [f"{n:,} images, {failed:,} without a caption"]
     if out: summary.append(f"lines in {out}")

@@ -1,0 +1,179 @@
+"Other people's captioners and detectors: small random models of each kind, with their own processors, from folders."
+import pytest, torch
+pytest.importorskip("transformers")
+from PIL import Image
+from tokenizers import processors
+from transformers import (
+    Blip2Processor, BlipImageProcessor, BlipProcessor, CLIPImageProcessor, GitProcessor, LlavaProcessor,
+    PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen2VLProcessor, Qwen2VLVideoProcessor, RTDetrConfig,
+    RTDetrForObjectDetection, RTDetrImageProcessor, RTDetrResNetConfig, ViTImageProcessor)
+from noc_nb.core import NocError
+from noc_nb.pipeline import NovelCaptioner
+from noc_nb.regions import Regions
+from noc_nb.tools.captioners import NovelPhotoCaptioner, PhotoCaptioner
+from noc_nb.tools.detectors import PretrainedDetector
+from noc_nb.tools.pretrained import quiet
+from tiny_models import PICTURE, build, tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SQUARE = dict(height=16, width=16)
+TEMPLATE = ("{% for turn in messages %}{% for part in turn.content %}{% if part.type == 'image' %}PICTURE "
+            "{% else %}{{ part.text }} {% endif %}{% endfor %}{% endfor %}")
+
+def piece(n): return tokenizer().convert_ids_to_tokens(n)
+
+def words(ends=False, **special):
+    "The sixty words of `tiny_models`; `ends`: texts get a begin and an end, as BERT's do."
+    made = tokenizer().backend_tokenizer
+    if ends:
+        marks = [("[BOS]", 0), ("[EOS]", 2)]
+        made.post_processor = processors.TemplateProcessing(single="[BOS] $A [EOS]", special_tokens=marks)
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="[BOS]", pad_token="[PAD]", eos_token="[EOS]",
+                                   unk_token="[UNK]", **special)
+
+def cropped(): return CLIPImageProcessor(size=SQUARE, crop_size=SQUARE)
+
+def llava():
+    picture = piece(PICTURE)
+    return LlavaProcessor(cropped(), words(additional_special_tokens=[picture]), patch_size=8, image_token=picture,
+                          num_additional_image_tokens=1, vision_feature_select_strategy="default",
+                          chat_template=TEMPLATE.replace("PICTURE", picture))
+
+def qwen2_vl():
+    names = dict(image_token=PICTURE, video_token=58, vision_start=57, vision_end=56)
+    names = {name: piece(n) for name, n in names.items()}
+    patches = dict(patch_size=4, merge_size=2, temporal_patch_size=2)
+    template = TEMPLATE.replace("PICTURE", piece(57) + piece(PICTURE) + piece(56))
+    return Qwen2VLProcessor(Qwen2VLImageProcessor(**patches, min_pixels=64, max_pixels=512),
+                            words(extra_special_tokens=names), Qwen2VLVideoProcessor(**patches),
+                            chat_template=template)
+
+PROCESSORS = {
+    "VisionEncoderDecoder": lambda: [ViTImageProcessor(size=SQUARE), words()],
+    "BLIP": lambda: [BlipProcessor(BlipImageProcessor(size=SQUARE), words(ends=True))],
+    "BLIP-2": lambda: [Blip2Processor(BlipImageProcessor(size=SQUARE), words(), num_query_tokens=3)],
+    "GIT": lambda: [GitProcessor(cropped(), words(ends=True))],
+    "LLaVA": lambda: [llava()], "Qwen2-VL": lambda: [qwen2_vl()]}
+CHATS = "LLaVA", "Qwen2-VL"
+PHOTOS = Image.new("RGB", (40, 30), "green"), Image.linear_gradient("L").resize((20, 50)).convert("RGB")
+WORDS = [["zebra"], ["bus", "buses"]], [["fire hydrant"]]
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    "A folder for each captioner, as somebody would have it."
+    root = tmp_path_factory.mktemp("captioners")
+    with quiet():
+        for name, made in PROCESSORS.items():
+            build(name)[0].save_pretrained(root/name)
+            for part in made(): part.save_pretrained(root/name)
+    return root
+
+def captioner(folders, name, prompt=None, room=8):
+    made = PhotoCaptioner.from_pretrained(folders/name, prompt, "cpu")
+    made.room = room
+    return made
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_captioners_from_folders(folders, name):
+    "The words are there, where the spans say; a photo gives alone what it gives in a batch, and another photo another."
+    made = captioner(folders, name)
+    found = made(PHOTOS, WORDS)
+    for photo, caption, wanted in zip(PHOTOS, found, WORDS):
+        text = caption.caption.split()
+        said = [" ".join(text[slice(*span)]) for span in caption.spans]
+        assert all(word.lower() in group for word, group in zip(said, wanted))
+        alone = made([photo], [wanted])[0]
+        assert (alone.caption, alone.spans) == (caption.caption, caption.spans)
+        assert abs(alone.score - caption.score) < 1e-3
+    if name != "BLIP-2": assert len({c.caption for c in made(PHOTOS, [[], []])}) == 2    # its weights are too even
+    assert (made.prompt is not None) == (name in CHATS)
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_prompts(folders, name):
+    "A prompt changes what is said and is no part of it; a model that takes none says so."
+    if name == "VisionEncoderDecoder":
+        with pytest.raises(NocError, match="prompt 'the old': VisionEncoderDecoderModel takes none"):
+            captioner(folders, name, "the old")
+        return
+    if name == "BLIP-2": return     # its processor adds a token of its own to the sixty
+    made = captioner(folders, name, "the old")
+    texts = [c.caption for c in made(PHOTOS, WORDS)]
+    assert not any(text.startswith("the old") for text in texts)
+    scores = [c.score for c in made(PHOTOS, WORDS)]
+    assert scores != [c.score for c in captioner(folders, name)(PHOTOS, WORDS)]
+
+def test_half_precision(folders):
+    "As on a GPU that computes in bfloat16."
+    made = captioner(folders, "BLIP")
+    made.model.to(torch.bfloat16)
+    assert all(caption.satisfied == caption.wanted for caption in made(PHOTOS, WORDS))
+
+def test_settings_of_a_run_know_the_weights(folders):
+    "Also those in bfloat16, which NumPy does not know."
+    from noc_nb.pipeline import CaptionOptions
+    from noc_nb.tools.gallery import Source, run_settings
+    toy, made = NovelCaptioner.from_pretrained("toy", device="cpu"), captioner(folders, "GIT")
+    made.model.to(torch.bfloat16)
+    def settings(): return run_settings(NovelPhotoCaptioner(toy, made), Source([1], None, {}), CaptionOptions())
+    before = settings()
+    assert before == settings()
+    next(made.model.parameters()).data.add_(1)
+    changed = settings()
+    assert {key for key in before if before[key] != changed[key]} == {"model"}
+    made.prompt = "a"
+    assert settings()["prompt"] == "a" and before["prompt"] is None
+
+def test_broken_folders(folders, tmp_path):
+    "One line, also where a processor is missing."
+    with quiet(): build("GPT-2")[0].save_pretrained(tmp_path/"text")
+    with quiet(): build("BLIP")[0].save_pretrained(tmp_path/"bare")
+    (tmp_path/"empty").mkdir()
+    for name, expected in dict(text="a model of type gpt2; expected a captioner", bare="expected a captioner",
+                               empty="expected a captioner", none="no such folder; expected a captioner").items():
+        with pytest.raises(NocError, match=expected) as error: PhotoCaptioner.from_pretrained(tmp_path/name, device="cpu")
+        assert "\n" not in str(error.value) and str(tmp_path/name) in str(error.value)
+
+# Detectors
+
+CONV = dict(hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], embedding_size=8, layer_type="basic")
+LAYERS = dict(d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+              encoder_ffn_dim=32, decoder_ffn_dim=32, num_queries=9)
+NAMES = ["N/A", "person", "sofa", "couch", "alarm clock", "zebra"]
+
+def labelled(names): return dict(id2label=dict(enumerate(names)), label2id={n: i for i, n in enumerate(names)})
+
+def rt_detr(names):
+    backbone = RTDetrResNetConfig(**CONV, out_features=["stage2", "stage3", "stage4"])
+    config = RTDetrConfig(**LAYERS, **labelled(names), backbone_config=backbone, encoder_hidden_dim=16,
+                          encoder_in_channels=[8, 8, 8], decoder_in_channels=[16, 16, 16], num_denoising=0,
+                          anchor_image_size=None)
+    return RTDetrForObjectDetection(config), RTDetrImageProcessor(size=dict(height=64, width=64))
+
+FIXED = {"RT-DETR": rt_detr}
+
+def saved(folder, made):
+    with quiet():
+        for part in made: part.save_pretrained(folder)
+    return folder
+
+@pytest.mark.parametrize("name", FIXED)
+def test_detectors_with_labels(name, tmp_path):
+    "Boxes as the library has them, labels by their names; a photo alone gives what it gives in a batch."
+    torch.manual_seed(0)
+    folder = saved(tmp_path, FIXED[name](NAMES))
+    detector = PretrainedDetector.from_pretrained(folder, device="cpu", min_score=.01)
+    assert [c.word for c in detector.classes.values()] == ["person", "couch", "clock", "zebra"]
+    found = detector(PHOTOS)
+    assert [r.size for r in found] == [photo.size for photo in PHOTOS]
+    assert all(len(r) for r in found)
+    for photo, r in zip(PHOTOS, found):
+        torch.testing.assert_close(detector([photo])[0].boxes, r.boxes, atol=1e-4, rtol=1e-4)
+        inputs = detector.processor(images=photo, return_tensors="pt")
+        with torch.no_grad(): out = detector.model(**inputs)
+        [result] = detector.processor.post_process_object_detection(out, threshold=.01, target_sizes=[photo.size[::-1]])
+        keep = result["labels"] != 0
+        result["boxes"] = result["boxes"].clamp(min=0).minimum(torch.tensor([*photo.size]*2))
+        result = {key: column[keep] for key, column in result.items()}
+        theirs = Regions.from_results(result, detector.classes, photo.size, NAMES)
+        torch.testing.assert_close(theirs.boxes, r.boxes, atol=1e-3, rtol=1e-3)
+        assert theirs.labels.tolist() == r.labels.tolist()
