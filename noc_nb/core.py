@@ -11,6 +11,7 @@ __all__ = ['NocError', 'check_range', 'foreign_file', 'whole_file', 'unpacked', 
 import gzip, io, json, math, os, platform, random, subprocess, sys
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ def check_range(
     expected = f"{least} or more" if most is None else f"{least} to {most}"
     largest = math.inf if most is None else most
     for name, value in values.items():
-        if value is None or least <= value <= largest: continue
+        if value is None or isinstance(value, Real) and least <= value <= largest: continue
         option = f"--{name.replace('_', '-')} {value}"
         setting = option if prefix == "--" else f"{prefix}{name}={value}"
         raise NocError(f"{setting}: expected {expected}")
@@ -108,7 +109,7 @@ def json_text(
 ):        # its text, open
     "Open a JSON file. Raises `NocError` naming a file that is missing, unreadable or not JSON."
     path = Path(path)
-    zipped = path.with_name(f"{path.name}.gz")
+    zipped = Path(f"{path}.gz")
     if not path.exists() and zipped.exists(): path = zipped
     with foreign_file(path, "a JSON file"):
         try:
@@ -158,7 +159,9 @@ def set_seed(
     seed:int, # of 64 bits; results are repeatable on one machine and device, not across devices
 ):
     "Seed Python, NumPy and PyTorch. Raises `NocError` for a seed that PyTorch does not take."
+    if not isinstance(seed, Integral): raise NocError(f"seed={seed!r}: expected a whole number")
     check_range("", -2**63, 2**64 - 1, seed=seed)
+    seed = int(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

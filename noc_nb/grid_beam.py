@@ -13,7 +13,7 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from .beam import check_best, check_sizes, next_words, reorder_state
+from .beam import check_best, check_scores, check_sizes, next_words, reorder_state
 from .constraints import Table, check_ids, pack_groups, read_groups
 from .core import Config
 
@@ -56,7 +56,7 @@ class GridSearch:
     ):
         self.cfg, self.eos = SearchConfig(**settings), eos
         self.k, self.max_len = self.cfg.k, self.cfg.max_len
-        check_sizes(self.k, self.max_len)
+        check_sizes(self.k, self.max_len, self.cfg.length_penalty)
         self.read = read_groups(constraints, eos)
         self.all = pack_groups(self.read, self.cfg.at_least, self.cfg.absorb, device, prices)
         self.priced = any(price < math.inf for row in prices or () for price in row)
@@ -329,7 +329,8 @@ def walk(self:GridSearch, step, state, bos, reorder=None, normalize=False):
     last = torch.full_like(self.images, bos)
     for t in range(1, self.max_len + 1):
         scores, state = step(last, state)
-        if t == 1: check_ids(self.read, self.eos, scores.shape[-1])
+        v = check_scores(scores, len(last))
+        if t == 1: check_ids(self.read, self.eos, v)
         special = torch.nn.functional.pad(self.groups.words, (0, 1), value=self.eos)
         special = special.repeat_interleave(self.slot.shape[1], 0)
         answer = next_words(scores, special, self.k, self.forbidden, self.check, normalize)

@@ -7,9 +7,11 @@ __all__ = ['CaptionOptions', 'NovelCaption', 'NovelCaptioner', 'shipped', 'pipel
 
 # %% ../nbs/50_pipeline.ipynb #d886582c
 import math, os, threading
+from collections.abc import Collection
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -43,8 +45,13 @@ class CaptionOptions:
 
     def check(self, prefix:str=""): # "--" for a command's options, as in `check_range`
         "Raises `NocError` for a setting that cannot work."
-        if isinstance(self.objects, str):
-            raise NocError(f"objects {self.objects!r}: expected a list of names")
+        names = () if self.objects is None else self.objects
+        texts = isinstance(names, Collection) and all(isinstance(name, str) for name in names)
+        if isinstance(names, str) or not texts:
+            raise NocError(f"objects {names!r}: expected a list of names")
+        for name, n in dict(batch=self.batch, max_objects=self.max_objects).items():
+            if n is None and name != "batch" or isinstance(n, Integral): continue
+            raise NocError(f"{prefix}{name}={n!r}: expected a whole number")
         check_range(prefix, 1, batch=self.batch)
         check_range(prefix, 0, max_objects=self.max_objects)
         check_range(prefix, 0, 1, min_score=self.min_score)
@@ -121,6 +128,7 @@ def _probs(self:NovelCaptioner, images):
     "The selector's probability of every region, (n,) an image; NaN where it does not look."
     best, k = [], self.selector.cfg.max_regions
     for r in images:
+        if not isinstance(r, Regions): raise NocError(f"images: {r!r}: expected `Regions`")
         r.check_finite()
         for c in set(r.labels.tolist()) - self.classes.keys():
             known = f"expected one of the pipeline's {len(self.classes)}"

@@ -49,15 +49,18 @@ class Regions:
     size:tuple = None       # (width, height) of the image in pixels, or None
 
     def __post_init__(self):
-        boxes = torch.as_tensor(self.boxes, dtype=torch.float32).reshape(-1, 4)
-        object.__setattr__(self, "boxes", boxes)
-        object.__setattr__(self, "labels", torch.as_tensor(self.labels, dtype=torch.int64))
-        object.__setattr__(self, "scores", torch.as_tensor(self.scores, dtype=torch.float32))
+        where = f"image {self.image_id}: regions"
+        kinds = dict(boxes=torch.float32, labels=torch.int64, scores=torch.float32)
+        for name, kind in kinds.items():
+            shape = (-1, 4) if name == "boxes" else (-1,)
+            try: column = torch.as_tensor(getattr(self, name), dtype=kind).reshape(shape)
+            except (TypeError, ValueError, RuntimeError):
+                raise NocError(f"{where}: {name}: expected numbers, four a box") from None
+            object.__setattr__(self, name, column)
         columns = self.boxes, self.labels, self.scores, self.features
         lengths = [len(c) for c in columns if c is not None]
         if len(set(lengths)) > 1:
-            raise NocError(f"image {self.image_id}: regions: expected one label and score a box, "
-                           f"found {lengths}")
+            raise NocError(f"{where}: expected one label and score a box, found {lengths}")
         _check_relative(self.boxes, self.image_id)
 
     def __len__(self): return len(self.boxes)
@@ -532,7 +535,7 @@ def _parquet_rows(path, only):
 # %% ../nbs/04_regions.ipynb #c6a50e01
 def _known_ids(labels, strange, classes):
     "What is expected of a category_id, where one is strange: others may count from 0, or from 1."
-    if not (np.any(strange) and classes): return "a known category_id"
+    if not np.any(strange) or classes is None or not len(classes): return "a known category_id"
     label, least, most = labels[np.argmax(strange)], min(classes), max(classes)
     text = f"a known category_id, {least} to {most}, found {label}"
     if label not in (least - 1, most + 1): return text

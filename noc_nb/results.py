@@ -143,4 +143,6 @@ def read_results(
     path, # what `write_results` wrote
 )->dict:  # image id -> `Decoded`
     "Read the captions of a run."
-    return {entry.pop("image_id"): Decoded(**entry) for entry in read_json(path)}
+    entries = read_json(path)
+    with foreign_file(path, "captions of a run, as `write_results` writes them"):
+        return {entry.pop("image_id"): Decoded(**entry) for entry in entries}

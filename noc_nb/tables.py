@@ -8,6 +8,7 @@ __all__ = ['paper_numbers', 'score_place', 'metric', 'cell', 'spec', 'matching',
 # %% ../nbs/33_tables.ipynb #174ed840
 import csv
 from importlib.resources import files
+from numbers import Real
 from statistics import mean, stdev
 
 from .core import NocError
@@ -38,7 +39,9 @@ def metric(
 )->float:        # in points, or None where the row has no such score
     "The number of a table's column in a result row."
     group, name = score_place(column)
-    return row["metrics"].get(group, {}).get(name)
+    value = row["metrics"].get(group, {}).get(name)
+    if value is None or isinstance(value, Real): return value
+    raise NocError(f"result row: {column}: {value!r}: expected a number")
 
 # %% ../nbs/33_tables.ipynb #022dc04a
 def cell(
@@ -91,6 +94,13 @@ def matching(
     return list(runs.values())
 
 # %% ../nbs/33_tables.ipynb #899b15e1
+def _check_rows(rows):
+    "Raises `NocError` for what is no result row."
+    for n, r in enumerate(rows, 1):
+        groups = r.get("metrics") if {"table", "row"} <= r.keys() else None
+        if isinstance(groups, dict) and all(isinstance(g, dict) for g in groups.values()): continue
+        raise NocError(f"result row {n}: expected the keys table, row and metrics")
+
 def _columns(number, rows):
     "The columns of a table, the pooled CIDEr beside the macro one; in Table 2 also every object."
     if number != 2: return ["in_M", "in_C", "in_S", "out_M", "out_C", "out_S", "out_F1", "pooled_C"]
@@ -114,6 +124,7 @@ def _block(title, printed, runs, columns):
     if not any(printed): return {"Ours": block["Ours"]}
     return block
 
+# %% ../nbs/33_tables.ipynb #cc663da9
 def table_view(
     rows:list,    # result rows of one data set
     number:int,   # 1, 2 or 3
@@ -122,6 +133,7 @@ def table_view(
     only=None,        # (row, training, λ0) of the lines to show; default: all
 )->tuple:         # names of the columns; lines of cells: title, Paper | Ours | Δ, the numbers
     "One of the paper's tables: paper, ours and the difference below each other."
+    _check_rows(rows)
     columns, numbers, lines = _columns(number, rows), paper_numbers() if paper else {}, []
     for title, *line in spec(number):
         runs = matching(rows, number, *line, variant)

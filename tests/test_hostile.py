@@ -310,7 +310,7 @@ def test_names_of_files_are_any_bytes(tmp_path, monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
     job = Job(folder/f"{odd}.json", "toy", images=folder)
-    assert caption_files(job, None, folder/f"{odd}.html") == [2, 0]
+    assert tuple(caption_files(job, None, folder/f"{odd}.html")[:2]) == (2, 0)
     terminal.flush()
     lines = [json.loads(line) for line in terminal.buffer.getvalue().splitlines()]
     assert {line["file"] for line in lines} == {"café1.jpg", "\ufffd2.jpg"}
@@ -360,3 +360,153 @@ def test_words_without_numbers_are_no_vectors(tmp_path, text):
     with pytest.raises(NocError, match="v.txt: line .: expected a word and "): read_vectors(tmp_path/"v.txt")
     (tmp_path/"v.txt").write_bytes(b"\xef\xbb\xbf" + LINES)
     assert [*read_vectors(tmp_path/"v.txt")] == ["dog", "cat", "bus"]
+
+# ---- the page
+
+def test_only_own_names_are_answered():
+    "A page elsewhere may turn its name to this machine's address; it cannot turn a number."
+    import asyncio
+    from noc_nb.tools.app import OwnNames
+    async def app(scope, receive, send): await send({"status": 200})
+    def status(*hosts):
+        sent = []
+        async def send(message): sent.append(message)
+        headers = [(b"host", host.encode()) for host in hosts]
+        asyncio.run(OwnNames(app, {"localhost", "here"})(dict(type="http", headers=headers), None, send))
+        return sent[0]["status"]
+    for host in "127.0.0.1:7860", "192.168.0.7", "[::1]:7860", "localhost:7860", "Here": assert status(host) == 200
+    for host in "evil.org:7860", "localhost.evil.org", "127.0.0.1.evil.org", "", "é": assert status(host) == 421
+    assert status("localhost", "evil.org") == 421
+
+def test_large_uploads_give_their_memory_back(tmp_path):
+    import gc
+    from noc_nb.tools.app import Studio
+    studio = Studio(object(), lambda images: (_ for _ in ()).throw(NocError("seen")), most=0)
+    Image.new("1", (16_000, 3_000)).save(tmp_path/"large.png")
+    Image.new("1", (16_000, 5_000)).save(tmp_path/"larger.png")
+    with pytest.raises(NocError, match="at most 50,000,000 pixels"): studio.upload(tmp_path/"larger.png")
+    def memory(): return int(open("/proc/self/statm").read().split()[1])*os.sysconf("SC_PAGE_SIZE") >> 20
+    before = memory()
+    for _ in range(4):
+        with pytest.raises(NocError, match="seen"): studio.upload(tmp_path/"large.png")
+    gc.collect()
+    assert memory() - before < 200                          # a photo is 144 MB
+
+# ---- sizes that nobody means, and names for pictures
+
+@pytest.mark.parametrize("setting", ["captioner.layers=2000", "captioner.d_ff=1000000", "threads=99999", "limit=63",
+                                     "search.k=99999", "search.max_len=1000000", "captioner.memory=1000000"])
+def test_sizes_that_nobody_means(setting):
+    from noc_nb.tools.cli import preset_of
+    with pytest.raises(NocError, match="expected 0 to|expected 1 to|10,000 at most"): preset_of("toy", [setting])
+
+def test_a_path_that_was_mistyped_asks_no_hub(tmp_path, monkeypatch):
+    from noc_nb.captioner import Captioner
+    from noc_nb.tools.cli import _part
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("noc_nb.saving.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
+    with pytest.raises(NocError, match="runs/xe: no such folder"): _part(Captioner, "runs/xe")
+
+def test_names_are_no_formulas(tmp_path):
+    from noc_nb.tools.cli import _picture
+    from noc_nb.tools.viz import show_bars, show_boxes, show_looks
+    odd = "$\\frac{", "$_{$", "a $ b ^ $"
+    for name in odd: _picture(["", "", "x"], [[name, "Ours", "1.0"]], tmp_path/"t.png", name)
+    figures = [show_bars({name: 1. for name in odd}).figure, show_boxes([[0, 0, 1, 1]]*3, odd).figure,
+               show_looks(odd, np.ones((3, 1)), [[0, 0, 1, 1]], [odd[0]])]
+    for figure in figures: figure.savefig(tmp_path/"f.png")
+
+# ---- values that nobody expects, in files and in calls
+
+ODD = [None, True, 0, -1, 1.5, 10**25, 2**63, "", "a", "\0", "\ud800", [], [[]], {}, {"a": {}}, "9"*400,
+       float("nan"), float("inf")]
+
+def altered(content, rng):
+    "A copy of a JSON content with a value replaced, taken out or added."
+    content, spots = json.loads(json.dumps(content)), []
+    def walk(part):
+        for key in part if isinstance(part, dict) else range(len(part)):
+            spots.append((part, key))
+            if isinstance(part[key], (dict, list)): walk(part[key])
+    walk(content)
+    part, key = rng.choice(spots)
+    kind = rng.randrange(8)
+    if kind == 0: del part[key]
+    elif kind == 1 and isinstance(part, list): part.append(rng.choice(ODD))
+    else: part[key] = rng.choice(ODD)
+    return content if rng.randrange(30) else rng.choice(ODD)
+
+IMAGES = [dict(id=i, width=640, height=480, file_name=f"{i}.jpg") for i in (1, 2, 3)]
+BOXED = [dict(id=i, image_id=i, category_id=c, bbox=[10, 20, 30, 40], score=.5) for i, c in ((1, 18), (2, 6))]
+LINE = dict(image_id=1, file="1.jpg", size=[640, 480], caption="a dog", score=-1., reason=None,
+            selected=[dict(object="dog", score=.5)], constraints=[dict(object="dog", word="dog", span=[1, 2])],
+            boxes=[dict(object="dog", box=[.1, .1, .2, .2], score=.5, selector=.5)])
+
+def json_readers(folder):
+    "Name -> a good content, and what reads it."
+    from noc_nb.data import read_split
+    from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, load_classes
+    from noc_nb.grid_beam import SearchConfig
+    from noc_nb.results import read_results
+    from noc_nb.tables import table_view
+    from noc_nb.tools.gallery import write_report
+    from noc_nb.tools.report import make_task, read_system
+    captions = [dict(id=n, image_id=n//2 + 1, caption=c) for n, c in enumerate(("a dog", "dogs", "a bus", "buses"))]
+    row = dict(table="main", row="selector", training="xe", lambda0=.2, metrics={"in": {"C": 90.}, "f1": {"bus": 1.}})
+    def page(path): write_report(folder/"page.html", path)
+    def tables(path):
+        for number in (1, 2, 3): table_view(read_rows(path), number)
+    return {
+        "captions": (dict(images=IMAGES, annotations=captions), read_captions),
+        "instances": (dict(images=IMAGES, annotations=BOXED, categories=[dict(id=6), dict(id=18)]), ground_truth),
+        "detections": (BOXED, lambda path: read_detections(path, {1: (640, 480), 2: (640, 480)})),
+        "split": (dict(train=[1], val=[2], test=[3], novel_val=[2], novel_test=[]), lambda p: read_split(p, {1, 2, 3})),
+        "classes": ([vars(COCO_CLASSES[i]) for i in (1, 2)], load_classes),
+        "heldout": (vars(COCO_HELDOUT), HeldOut.load), "search": (vars(SearchConfig()), SearchConfig.load),
+        "vocab": (dict(tokens=["dog", "cat"]), Vocab.load),
+        "system": ([dict(image_id=i, caption="a dog") for i in (1, 2)], read_system),
+        "results": ([dict(image_id=1, caption="a dog", score=1., spans=[[1, 2]])], read_results),
+        "task": (dict(images=IMAGES, annotations=captions), make_task),
+        "row.jsonl": (row, tables), "line.jsonl": (LINE, page)}
+
+NAMES = ("captions instances detections split classes heldout search vocab system results task "
+         "row.jsonl line.jsonl").split()
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_odd_value_gives_a_result_or_one_line(tmp_path, name):
+    good, read = json_readers(tmp_path)[name]
+    path, rng = tmp_path/(name if "." in name else f"{name}.json"), random.Random(name)
+    (path).write_text(json.dumps(good, default=list) + "\n")
+    read(path)
+    for _ in range(50):
+        path.write_text(json.dumps(altered(json.loads(json.dumps(good, default=list)), rng)) + "\n")
+        try: read(path)
+        except NocError as e: assert "\n" not in str(e)
+
+def test_odd_scores_and_settings_of_a_search():
+    from noc_nb.beam import beam_search
+    from noc_nb.search import grid_beam_search
+    state, settings = torch.zeros(2, 1), dict(bos=0, eos=1, k=2, max_len=4)
+    def search(step=lambda tokens, state: (torch.zeros(len(tokens), 6), state), **changes):
+        with pytest.raises(NocError): beam_search(step, state, **settings | changes)
+        with pytest.raises(NocError): grid_beam_search(step, state, [[[(2,)]], []], **settings | changes)
+    for odd in (None, 1, [], "a", torch.tensor(1.), torch.zeros(2), torch.zeros(2, 6, dtype=torch.long)):
+        search(lambda tokens, state: (odd, state))
+    for odd in (float("nan"), float("inf"), 10**9, "1", 1j): search(length_penalty=odd)
+    for odd in (0, -1, True, 1.5, "2", None, 10**6): search(k=odd), search(max_len=odd)
+    for odd in (-1, 6, 1.5, "1", None): search(eos=odd)
+
+def test_odd_settings_of_a_pipeline():
+    from noc_nb.core import set_seed
+    from noc_nb.pipeline import CaptionOptions
+    for odd in (0, -1, 1.5, "1", float("nan"), None, []):
+        with pytest.raises(NocError, match="batch="): CaptionOptions(batch=odd).check()
+    for odd in (-1, 2, "a", float("nan"), [], torch.zeros(2)):
+        with pytest.raises(NocError, match="min_score="): CaptionOptions(min_score=odd).check()
+    for odd in ("dog", 1, [None], [["dog"]], [1], lambda: 1):
+        with pytest.raises(NocError, match="expected a list of names"): CaptionOptions(objects=odd).check()
+    for odd in ([["a"]], "a", None, {}, [1, 2, 3]):
+        with pytest.raises(NocError, match="image 7: regions: "): Regions(odd, [18, 1], [.9, .8], None, 7)
+        with pytest.raises(NocError, match="image 7: regions: "): Regions(BOXES, odd, [.9, .8], None, 7)
+    for odd in (1.5, "1", None, 2**65):
+        with pytest.raises(NocError, match="seed="): set_seed(odd)

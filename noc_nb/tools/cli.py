@@ -57,16 +57,18 @@ def _check_preset(cfg):
     for name in ("selector", "captioner"):
         part = getattr(cfg, name)
         sizes = ("d_model", "heads", "d_ff", "layers", "max_regions")
-        check_range(f"{name}.", 1, **{size: getattr(part, size) for size in sizes})
+        check_range(f"{name}.", 1, 100_000, **{size: getattr(part, size) for size in sizes})
+        check_range(f"{name}.", 1, 100, layers=part.layers)
         if not 0 <= part.dropout < 1:
             raise NocError(f"{name}.dropout={part.dropout}: expected 0 to below 1")
     if cfg.form not in FORMS: raise NocError(f"form={cfg.form}: expected one of {', '.join(FORMS)}")
     for name in ("train_selector", "xe", "scst"):
         check_settings(getattr(cfg, name), prefix=f"{name}.")
-    check_range("captioner.", 0, memory=cfg.captioner.memory)
+    check_range("captioner.", 0, 100_000, memory=cfg.captioner.memory)
+    check_range("", 0, 1024, threads=cfg.threads)
     check_range("selector.", 0, lambda0=cfg.selector.lambda0, lambda1=cfg.selector.lambda1)
     check_range("selector.", 0, 1, threshold=cfg.selector.threshold)
-    check_range("", 0, limit=cfg.limit)
+    check_range("", 0, 62, limit=cfg.limit)
     cfg.prices.check("prices.")
     make_search([[]], cfg.search)
 
@@ -111,6 +113,7 @@ def _style(drawn, rows):
     "Printed rules, the first column to the left, our lines in bold."
     for (i, j), box in drawn.get_celld().items():
         edge = i in (0, len(rows))
+        box.get_text().set_parse_math(False)
         if j == 0: box.set_text_props(ha="left")
         if j and i and rows[i-1][1] == "Ours": box.set_text_props(weight="bold")
         begins = edge or rows[i][0]                          # the next line opens a new block
@@ -122,7 +125,7 @@ def _picture(head, rows, path, caption):
     import matplotlib.pyplot as plt
     figure, axes = plt.subplots(figsize=(2.7 + .75*len(head), .24*(len(rows) + 3)))
     axes.axis("off")
-    axes.set_title(caption, fontsize=9, loc="left")
+    axes.set_title(caption, fontsize=9, loc="left", parse_math=False)
     drawn = axes.table(rows, colLabels=head, loc="center", cellLoc="right")
     drawn.auto_set_font_size(False)
     drawn.set_fontsize(8)
@@ -188,6 +191,8 @@ def _java_scores(data, part, metrics, spice):
 def _reproduce(o):
     "Make a run by the options of `noc_reproduce`: its experiment, and its rows."
     cfg, tables = preset_of(o.preset, o.set), _choice(o.tables, _TABLES, "tables")
+    if not (o.variant or "").isprintable():
+        raise NocError(f"--variant {o.variant!r}: expected text that can be printed, on one line")
     rows = _choice(o.rows, LABELS, "rows")
     metrics = _choice(o.metrics, METRICS, "metrics")
     if not o.spice: metrics = [m for m in metrics if m != "S"]

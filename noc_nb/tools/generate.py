@@ -212,8 +212,9 @@ def read_words(
 )->tuple:       # (b lists of groups, True if they are text)
     "What must come. Raises `NocError` for what is no list, no word, or a mixture."
     each = [None]*inputs if each is None else each
-    if len(each) != inputs:
-        raise NocError(f"each: {len(each)} lists; expected one for each of {inputs} inputs")
+    if not isinstance(each, (list, tuple)) or len(each) != inputs:
+        given = f"{len(each)} lists" if isinstance(each, (list, tuple)) else repr(each)
+        raise NocError(f"each: {given}; expected one for each of {inputs} inputs")
     for part in (words, *each):
         if not isinstance(part, (list, tuple, type(None))):
             raise NocError(f"words: {part!r}; expected a list of words")

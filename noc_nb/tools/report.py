@@ -64,6 +64,8 @@ def _check_entry(entry, where):
     words = len(caption.split())
     if words > MAX_WORDS:
         raise NocError(f"{where}: expected at most {MAX_WORDS} words, got {words:,}")
+    if len(caption) > 50_000:
+        raise NocError(f"{where}: expected at most 50,000 letters, got {len(caption):,}")
 
 # %% ../../nbs/tools/35_report.ipynb #89857a4c
 def read_system(
@@ -569,12 +571,14 @@ def _read_report(path):
     report = read_json(path)
     if not isinstance(report, dict) or not {"scores", "protocol", "counts"} <= report.keys():
         raise NocError(f"{path}: expected the report.json that noc_eval writes")
-    judged = _read_images(Path(path).parent/"images.parquet")
-    scores = _once(judged)
-    scores.pop("f1", None)
-    written, again = _flat(report["scores"]), _flat(scores)
-    same = written.keys() == again.keys()
-    if not same or not all(np.isclose(s, again[k]) for k, s in written.items()):
+    with foreign_file(path, "the report.json that noc_eval writes, and its images.parquet"):
+        judged = _read_images(Path(path).parent/"images.parquet")
+        scores = _once(judged)
+        scores.pop("f1", None)
+        written, again = _flat(report["scores"]), _flat(scores)
+        same = written.keys() == again.keys()
+        same = same and all(np.isclose(s, again[k]) for k, s in written.items())
+    if not same:
         raise NocError(f"{path}: expected images.parquet of the same evaluation beside it, "
                        "found another's")
     return report, judged

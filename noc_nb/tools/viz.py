@@ -42,7 +42,7 @@ def _draw_box(ax, corners, text, color, height):
     x1, y1, x2, y2 = corners
     ax.add_patch(plt.Rectangle((x1, y1), x2-x1, y2-y1, fill=False, edgecolor=color, linewidth=1.6))
     if not text: return
-    ax.text(max(x1, 0), y1, text, fontsize=7, color="white", clip_on=True,
+    ax.text(max(x1, 0), y1, text, fontsize=7, color="white", clip_on=True, parse_math=False,
             va="top" if y1 < .07*height else "bottom",
             bbox=dict(facecolor=color, edgecolor="none", pad=1))
 
@@ -112,7 +112,7 @@ def show_bars(
         length, text = (0, "—") if missing else (value, f"{value:.1f}")
         ax.barh(i, length, color=PALETTE[0] if name in highlight else GREY)
         ax.text(length, i, f" {text}", va="center", fontsize=8)
-    ax.set_yticks(range(len(values)), list(values), fontsize=8)
+    ax.set_yticks(range(len(values)), list(values), fontsize=8, parse_math=False)
     ax.invert_yaxis()
     ax.margins(x=.12)
     ax.spines[["top", "right"]].set_visible(False)
@@ -160,8 +160,9 @@ def show_looks(
     for ax, word, look in zip(axs, words, looks):
         _canvas(ax, image, size)
         _draw_look(ax, boxes * [*size, *size], look, .8 if image is None else .4)
-        ax.set_title(word, fontsize=9, pad=2)
+        ax.set_title(word, fontsize=9, pad=2, parse_math=False)
         if not labels or not len(look): continue
-        ax.set_xlabel(f"{labels[look.argmax()]} {look.max():.2f}", fontsize=7, labelpad=1)
+        ax.set_xlabel(f"{labels[look.argmax()]} {look.max():.2f}", fontsize=7, labelpad=1,
+                      parse_math=False)
     fig.tight_layout(pad=.4)
     return fig
