@@ -397,7 +397,7 @@ def caption_all(
             write_json(about, settings, indent=1)
             _write_lines(pipeline, source, part, options, done)
             os.replace(part, out)
-        elif [line["image_id"] for line in read_lines(out)] != source.ids:
+        elif [line.get("image_id") for line in read_lines(out)] != source.ids:
             raise NocError(f"{out}: holds captions of other images; expected a new file")
     return out
 
@@ -547,7 +547,12 @@ def write_report(
     failed = list(islice((line for line in read() if "error" in line), most))
     values = dict(title=title, most=most, hues=_HUES, cards=cards(), failed=failed)
     page = _templates.get_template("report.html")
-    with whole_file(path) as f: f.writelines(page.generate(values, counts=_counts(read())))
+    try:
+        with whole_file(path) as f: f.writelines(page.generate(values, counts=_counts(read())))
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as e:
+        if isinstance(e, NocError): raise
+        where = "lines" if isinstance(lines, list) else lines
+        raise NocError(f"{where}: expected lines of noc_caption ({e!r})") from None
 
 def _counts(lines):
     "Images with and without a caption; objects asked for, and those in the captions."
@@ -582,8 +587,7 @@ class Job:
             raise NocError(f"--prompt {self.prompt!r}: expected --captioner as well")
         if self.captioner and self.features:
             raise NocError("--features: expected no --captioner; it looks at photos")
-        device = self._device()
-        pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0], device)
+        pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0], _device_of(self))
         classes = read_classes(self.classes) if self.classes else None
         if self.detector.get("name"): classes = classes_for(self.detector["name"], classes)
         if classes: pipeline = pipeline.with_classes(classes)
@@ -593,14 +597,6 @@ class Job:
         captioner = PhotoCaptioner.from_pretrained(self.captioner, self.prompt)
         return NovelPhotoCaptioner(pipeline, captioner)
 
-    def _device(self):
-        "Where the pipeline goes; None: the default. Raises `NocError` for an unknown dtype."
-        if self.dtype not in ("float32", "int8"):
-            raise NocError(f"--dtype {self.dtype}: expected float32 or int8")
-        if self.captioner and self.dtype == "int8":
-            raise NocError("--dtype int8: expected no --captioner; only our own has 8 bits")
-        return "cpu" if self.dtype == "int8" else None
-
     def source(self, pipeline)->Source:
         "Raises `NocError` for bad input, and for an unknown object before any work."
         pipeline.class_ids(self.options.objects or [])
@@ -608,6 +604,15 @@ class Job:
         source = open_source(self.src, self.data, self.images, pipeline.classes, detector,
                              self.features)
         return _with_photos(source) if self.captioner else source
+
+# %% ../../nbs/tools/52_gallery.ipynb #52a8b103
+def _device_of(job):
+    "Where a job's pipeline goes; None: the default. Raises `NocError` for a dtype it cannot have."
+    if job.dtype not in ("float32", "int8"):
+        raise NocError(f"--dtype {job.dtype}: expected float32 or int8")
+    if job.captioner and job.dtype == "int8":
+        raise NocError("--dtype int8: expected no --captioner; only our own has 8 bits")
+    return "cpu" if job.dtype == "int8" else None
 
 # %% ../../nbs/tools/52_gallery.ipynb #5ad81c20
 def insistence(
