@@ -50,7 +50,7 @@ class MemoryEncoder(nn.Module):
     )->Tensor:       # (b,n,d) encoded regions, `d_model` wide; zeros on padding
         "Encode a batch of images."
         blank = ~mask[...,None]
-        x = x.to(self.embed[0].weight.dtype)                # features may be kept in 16 bits
+        x = x.to(self.embed[-1].weight.dtype)                # features may be kept in 16 bits
         x = self.embed(x.masked_fill(blank, 0.))
         for attention, ff in zip(self.attention, self.ff):
             x = ff(attention(x, mask=mask[:,None]))

@@ -28,6 +28,7 @@ from ..results import append_row, new_row
 from ..search import grid_beam_search
 from ..tools.command import command
 from ..tools.generate import grid_beam
+from ..tools.int8 import int8
 from ..vocab import BOS, EOS, PAD, SPECIALS, UNK
 
 # %% ../../nbs/bench/26_search.ipynb #caf83e3e
@@ -45,6 +46,7 @@ class BenchCase(Config):
     d:int = 512             # width; four times that in the feed-forward network
     layers:int = 3          # of the encoder, and of the decoder
     threads:int = 2         # of the CPU
+    dtype:str = "float32"   # of our matrix products: "float32" or "int8"
 
     def captioner(self)->Captioner:
         "With random weights, in eval mode."
@@ -77,7 +79,7 @@ def _batch(case):
 # %% ../../nbs/bench/26_search.ipynb #4c6bcd52
 @torch.no_grad()
 def _run_ours(case, captioner):
-    "Caption a batch once: seconds, those of each phase, and hypotheses asked about."
+    "Caption a batch once: seconds, those of the CPU and of each phase, and hypotheses asked about."
     batch, groups, asked = _batch(case), _groups(case), []
     phases = dict(encoder=0., decoder=0., reorder=0.)
     def timed(phase, f, *args):
@@ -90,14 +92,14 @@ def _run_ours(case, captioner):
         return timed("decoder", captioner.step, tokens, state)
     def reorder(state, index): return timed("reorder", captioner.reorder, state, index)
     how = dict(bos=BOS, eos=EOS, k=case.k, max_len=case.max_len, forbidden=_NO_END, reorder=reorder)
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     state = timed("encoder", captioner.start, batch.features, batch.mask, case.max_len)
     if case.mode == "beam": beam_search(step, state, **how)
     elif case.mode == "cbs": constrained_beam_search(step, state, groups, **how)
     else: grid_beam_search(step, state, groups, absorb=False, mode=case.mode, **how)
-    seconds = time.perf_counter() - start
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     phases["search"] = seconds - sum(phases.values())
-    return dict(seconds=seconds, asked=sum(asked), phases=phases)
+    return dict(seconds=seconds, cpu_seconds=cpu, asked=sum(asked), phases=phases)
 
 # %% ../../nbs/bench/26_search.ipynb #c1dd1adb
 def _quickest(f, times=30):
@@ -229,41 +231,58 @@ class _Bench:
     baseline_images:int = 10  # images of the other side's run where constraints differ
 
     def runs(self, case, captioner, limit=math.inf):
-        "Our runs, the baseline's, its case, our memory. No run is begun after `limit` seconds."
+        "Runs by side, the baseline's case, our memory. No run is begun after `limit` seconds."
         torch.set_num_threads(case.threads)
         alone = case.mode != "beam" and case.constraints == "differ"
         theirs = replace(case, images=min(self.baseline_images, case.images)) if alone else case
-        _run_ours(replace(case, images=min(case.images, 2)), captioner)  # warm up
+        sides = dict(ours=captioner)
+        if case.dtype == "int8": sides = dict(ours=int8(captioner), float32=captioner)
+        for model in sides.values(): _run_ours(replace(case, images=min(case.images, 2)), model)
         if self.baseline: self.baseline.run(replace(theirs, images=1))
-        ours, others, start = [], [], time.perf_counter()
+        runs, start = {side: [] for side in (*sides, "peer")}, time.perf_counter()
         with _PeakMemory() as memory:
-            while len(ours) < self.repeats and (not ours or time.perf_counter() - start < limit):
-                ours.append(_run_ours(case, captioner))
-                if self.baseline: others.append(self.baseline.run(theirs))
-        return ours, others, theirs, memory.mb
+            while len(runs["ours"]) < self.repeats:
+                if runs["ours"] and time.perf_counter() - start >= limit: break
+                for side, model in sides.items(): runs[side].append(_run_ours(case, model))
+                if self.baseline: runs["peer"].append(self.baseline.run(theirs))
+        return runs, theirs, memory.mb
 
 # %% ../../nbs/bench/26_search.ipynb #b1d26b02
-def _middle(runs):
+def _middle(runs, clock="seconds"):
     "The median of their seconds."
-    return median(run["seconds"] for run in runs)
+    return median(run[clock] for run in runs)
+
+def _each(runs, clock="seconds"): return [round(run[clock], 4) for run in runs]
 
 @patch
 def measure(self:_Bench, case:BenchCase, captioner:Captioner, speed=None, limit=math.inf)->dict:
     "Metrics of a row; `speed` is from `_matmul_speed`."
-    ours, others, theirs, memory = self.runs(case, captioner, limit)
+    runs, theirs, memory = self.runs(case, captioner, limit)
+    ours, others = runs["ours"], runs["peer"]
     seconds, asked = _middle(ours), ours[0]["asked"]
     share = {}
     for phase in ours[0]["phases"]:
         share[phase] = median(run["phases"][phase] / run["seconds"] for run in ours)
-    def each(runs): return [round(run["seconds"], 4) for run in runs]
     out = dict(images_per_s=case.images / seconds, asked_per_image=asked / case.images,
-               peak_mb=memory, share=share, seconds=each(ours),
+               peak_mb=memory, share=share, seconds=_each(ours),
+               cpu_seconds=_each(ours, "cpu_seconds"),
                parameters=sum(p.numel() for p in captioner.parameters()))
-    if speed: out |= dict(floor=_flops(case, asked) / speed / seconds, matmul_gflops=speed / 1e9)
+    if "float32" in runs: out |= _gain(ours, runs["float32"])
+    elif speed: out |= dict(floor=_flops(case, asked) / speed / seconds, matmul_gflops=speed / 1e9)
     if not others: return out
     out |= dict(peer_images_per_s=theirs.images / _middle(others),
-                peer_parameters=others[0]["parameters"], peer_seconds=each(others))
-    return out | dict(times=out["images_per_s"] / out["peer_images_per_s"])
+                peer_parameters=others[0]["parameters"], peer_seconds=_each(others),
+                peer_cpu_seconds=_each(others, "cpu_seconds"))
+    share = theirs.images / case.images
+    cpu_times = _middle(others, "cpu_seconds") / share / _middle(ours, "cpu_seconds")
+    return out | dict(times=out["images_per_s"] / out["peer_images_per_s"], cpu_times=cpu_times)
+
+def _gain(ours, float32):
+    "What 8 bits give beside 32, by the clock and by the processor's time."
+    clocks = "seconds", "cpu_seconds"
+    found = {f"float32_{clock}": _each(float32, clock) for clock in clocks}
+    gains = [_middle(float32, clock) / _middle(ours, clock) for clock in clocks]
+    return found | dict(zip(("gain", "cpu_gain"), gains))
 
 # %% ../../nbs/bench/26_search.ipynb #552bbf4d
 def _cases(group, base):
@@ -406,6 +425,8 @@ def run(self:_Bench, groups:list, out, command:str="")->list:
 def check(self:_Bench, groups:list):
     "Raises `NocError` for an unknown group, or a number that leaves nothing to measure."
     base = self.base
+    if base.dtype not in ("float32", "int8"):
+        raise NocError(f"--dtype {base.dtype}: expected float32 or int8")
     check_range("--", 1, images=base.images, peer_images=self.baseline_images,
                 repeats=self.repeats, threads=base.threads, width=base.d)
     constraints = [case.n for group in groups for case in _cases(group, base)]
@@ -419,6 +440,7 @@ def _line(row):
     c, m = row["config"], row["metrics"]
     text = (f"{row['case']} {c['mode']} n={c['n']} k={c['k']} images={c['images']}: "
             f"{m['images_per_s']:.1f} images/s")
+    if "cpu_gain" in m: text += f", {m['cpu_gain']:.2f} times 32 bits by CPU time"
     if "cost" in m: text += f", {m['cost']:.2f} times its own beam search"
     if "times" not in m: return text
     return f"{text}, baseline {m['peer_images_per_s']:.1f}, {m['times']:.1f} times"
@@ -435,13 +457,15 @@ def noc_bench_search(
     threads:int=2,                  # of the CPU
     width:int=512,                  # of the model
     words:int=10201,                # of the vocabulary
+    dtype:str="float32",            # int8: our side in 8 bits, beside itself in 32
 ):
     "Measure the searches beside transformers 4.55 and append rows with table=bench."
-    base = BenchCase(images=images, threads=threads, d=width, v=words)
+    base = BenchCase(images=images, threads=threads, d=width, v=words, dtype=dtype)
     bench = _Bench(base, repeats, baseline_images=peer_images)
     bench.check(cases.split(","))
     command = (f"noc_bench_search --cases {cases} --images {images} --peer_images {peer_images} "
                f"--repeats {repeats} --threads {threads} --width {width} --words {words}")
+    if dtype != "float32": command += f" --dtype {dtype}"
     if peer: bench.baseline, command = _Baseline(peer), command + " --peer PYTHON"
     else: print("no --peer: transformers 4.55.4 is left out")
     for row in bench.run(cases.split(","), out, command): print(_line(row))

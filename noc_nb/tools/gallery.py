@@ -37,6 +37,7 @@ from ..regions import (RegionTable, Regions, image_sizes, json_items, read_coco,
 from ..results import read_rows
 from .captioners import NovelPhotoCaptioner, PhotoCaptioner
 from .command import command
+from .int8 import int8
 from .names import read_classes
 from .photos import FORMATS, image_column, image_files, open_image
 from .store import RegionStore
@@ -578,6 +579,7 @@ class Job:
     words:str = None    # a file of word vectors, for words that the model's vocabulary lacks
     captioner:str = None # another captioner, as in `PhotoCaptioner.from_pretrained`; it sees photos
     prompt:str = None    # its prompt
+    dtype:str = "float32" # of matrix products: "float32", or "int8" for speed on a CPU
 
     def pipeline(self)->NovelCaptioner:
         "Raises `NocError` naming what is missing."
@@ -585,11 +587,12 @@ class Job:
             raise NocError(f"--prompt {self.prompt!r}: expected --captioner as well")
         if self.captioner and self.features:
             raise NocError("--features: expected no --captioner; it looks at photos")
-        pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0])
+        pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0], _device_of(self))
         classes = read_classes(self.classes) if self.classes else None
         if self.detector.get("name"): classes = classes_for(self.detector["name"], classes)
         if classes: pipeline = pipeline.with_classes(classes)
         if self.words: pipeline = pipeline.add_words(self.words)
+        if self.dtype == "int8": pipeline.captioner = int8(pipeline.captioner)
         if not self.captioner: return pipeline
         captioner = PhotoCaptioner.from_pretrained(self.captioner, self.prompt)
         return NovelPhotoCaptioner(pipeline, captioner)
@@ -601,6 +604,15 @@ class Job:
         source = open_source(self.src, self.data, self.images, pipeline.classes, detector,
                              self.features)
         return _with_photos(source) if self.captioner else source
+
+# %% ../../nbs/tools/52_gallery.ipynb #52a8b103
+def _device_of(job):
+    "Where a job's pipeline goes; None: the default. Raises `NocError` for a dtype it cannot have."
+    if job.dtype not in ("float32", "int8"):
+        raise NocError(f"--dtype {job.dtype}: expected float32 or int8")
+    if job.captioner and job.dtype == "int8":
+        raise NocError("--dtype int8: expected no --captioner; only our own has 8 bits")
+    return "cpu" if job.dtype == "int8" else None
 
 # %% ../../nbs/tools/52_gallery.ipynb #5ad81c20
 def insistence(
@@ -689,6 +701,7 @@ def noc_caption(
     captioner:str=None,  # another captioner: a folder or name of transformers'; it sees the photos
     prompt:str=None,     # its prompt (default: its own, or a question)
     batch:int=None,      # images searched together (default: 50; with --captioner 8)
+    dtype:str="float32", # of matrix products; int8 is faster on a CPU, see 64_search
     resume:store_true=False, # go on with a run that was killed
 ):
     "Caption your own images. An image that cannot be read is a line that says why."
@@ -697,7 +710,7 @@ def noc_caption(
     options = CaptionOptions(names, min_score, max_objects, batch, insistence(insist))
     look = {k: v for k, v in dict(name=detector, weights=weights).items() if v}
     job = Job(src, model, classes, data, images, features, look, options, add_words,
-              captioner, prompt)
+              captioner, prompt, dtype)
     if detector and Path(src).exists() and _holds_regions(Path(src)):
         raise NocError(f"--detector {detector}: {src} holds detections; expected photos")
     n, failed, lacking = caption_files(job, out, html, resume)
