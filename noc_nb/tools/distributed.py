@@ -40,8 +40,8 @@ def _list(**fields): return pyarrow.list_(pyarrow.struct(fields))
 
 SCHEMA = pyarrow.schema(dict(
     image_id=pyarrow.int64(), file=_text, size=pyarrow.list_(pyarrow.int32()),
-    caption=_text, score=_real, selected=_list(object=_text, score=_real),
-    constraints=_list(object=_text, word=_text, span=pyarrow.list_(pyarrow.int32())),
+    caption=_text, score=_real, selected=_list(object=_text, score=_real, worth=_real),
+    constraints=_list(object=_text, word=_text, span=pyarrow.list_(pyarrow.int32()), cost=_real),
     boxes=_list(object=_text, box=pyarrow.list_(_real), score=_real, selector=_real),
     reason=_text, error=_text))
 
