@@ -221,7 +221,7 @@ def test_random_detector_to_caption(tmp_path):
     detector = Detector(weights=None, features=None, min_score=0., size=64, device="cpu")
     source = photos(image_files(tmp_path), detector)
     line, = caption_lines(small_pipeline(), source, source.ids, CaptionOptions(("zebra",)))
-    assert line["constraints"] == [dict(object="zebra", word="zebra", span=line["constraints"][0]["span"])]
+    assert line["constraints"] == [dict(object="zebra", word="zebra", span=line["constraints"][0]["span"], cost=None)]
     assert "zebra" in line["caption"].split() and line["file"] == "1.jpg"
 
 # ---- killed and resumed
