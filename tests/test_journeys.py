@@ -71,12 +71,15 @@ def test_own_photos(typed, tmp_path):
     small = "fasterrcnn_mobilenet_v3_large_320_fpn"
     weights = random_weights(tmp_path/"detector.pth", small)    # torchvision's cannot be downloaded here
     look = "--detector", small, "--weights", weights
-    chosen, asked = steps("To caption photos")
+    chosen, asked, insisted = steps("To caption photos")
     typed(chosen, *look)
     page = Path("report.html").read_text(encoding="utf-8")
     assert page.count("data:image/jpeg") == 2 and len(lines("captions.jsonl")) == 2
     typed(asked, *look)
     assert all({"zebra", "bus"} <= set(line["caption"].split()) for line in lines("forced.jsonl"))
+    typed(insisted, *look)
+    musts = [c for line in lines("musts.jsonl") for c in line["constraints"]]
+    assert all(c["word"] for c in musts) and not any("worth" in c for c in musts)
 
 NAMES = """fern lantern kettle compass anchor violin ladder bucket candle mirror pumpkin cactus helmet barrel
     wagon anvil feather pebble teapot hammock""".split()
