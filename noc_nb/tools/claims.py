@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CLAIMS', 'COMMAND', 'Term', 'Claim', 'gain', 'paper_delta', 'seed_deltas', 'drawn_scores', 'write_claims',
-           'write_variants', 'verdict', 'claims_view']
+           'write_variants', 'inner_attention', 'verdict', 'claims_view']
 
 # %% ../../nbs/tools/36_claims.ipynb #faa3c567
 from dataclasses import dataclass
@@ -257,6 +257,26 @@ def write_variants(
             rows.append(_claim_row(line, task, metrics, samples, **{key: r[key] for key in copied}))
     write_rows(path, rows)
     return rows
+
+# %% ../../nbs/tools/36_claims.ipynb #5f7b1c21
+def _best_threshold(rows, row):
+    "The row of a selector with musts whose threshold has the best F1."
+    def fits(r):
+        config = r["config"]
+        return r["row"] == row and config["form"] == "words" and config["prices"]["weight"] is None
+    return max(filter(fits, rows), key=lambda r: metric(r, "out_F1"))
+
+def inner_attention(
+    rows:list, # result rows on val, of both selectors at several thresholds
+)->str:        # a sentence
+    "What inner-attention is worth where each selector has the threshold that fits it."
+    rows = [r for r in rows if "prices" in r["config"]]        # those of the package's pipeline
+    inner, without = (_best_threshold(rows, row) for row in ("selector", "selector_no_inner"))
+    columns = dict(out_F1="F1", out_C="C out", in_C="C in")
+    gains = [f"{name} {metric(inner, c) - metric(without, c):+.1f}" for c, name in columns.items()]
+    t, t_without = (r["config"]["selector"]["threshold"] for r in (inner, without))
+    return (f"With a threshold chosen on val for each selector ({t:g} with inner-attention, "
+            f"{t_without:g} without), inner-attention is worth {', '.join(gains)}.")
 
 # %% ../../nbs/tools/36_claims.ipynb #be3cb822
 def verdict(
