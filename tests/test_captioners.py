@@ -9,9 +9,9 @@ from transformers import (
     RTDetrForObjectDetection, RTDetrImageProcessor, RTDetrResNetConfig, ViTImageProcessor)
 from noc_nb.core import NocError
 from noc_nb.pipeline import NovelCaptioner
-from noc_nb.regions import Regions
 from noc_nb.tools.captioners import NovelPhotoCaptioner, PhotoCaptioner
 from noc_nb.tools.detectors import PretrainedDetector
+from noc_nb.tools.formats import from_results
 from noc_nb.tools.pretrained import quiet
 from tiny_models import PICTURE, build, tokenizer
 
@@ -175,6 +175,6 @@ def test_detectors_with_labels(name, tmp_path):
         keep = result["labels"] != 0
         result["boxes"] = result["boxes"].clamp(min=0).minimum(torch.tensor([*photo.size]*2))
         result = {key: column[keep] for key, column in result.items()}
-        theirs = Regions.from_results(result, detector.classes, photo.size, NAMES)
+        theirs = from_results(result, detector.classes, photo.size, NAMES)
         torch.testing.assert_close(theirs.boxes, r.boxes, atol=1e-3, rtol=1e-3)
         assert theirs.labels.tolist() == r.labels.tolist()

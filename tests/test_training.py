@@ -13,7 +13,7 @@ from noc_nb.data import caption_loader, image_loader, load_data
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.grid_beam import SearchConfig
 from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, scst_images, train_scst
-from noc_nb.toy import make_toy
+from noc_nb.tools.drawing import make_toy
 from noc_nb.train import TrainConfig, Trainer, checkpoints, read_checkpoint
 from noc_nb.train_xe import build_captioner, train_xe, xe_loss, xe_size
 from noc_nb.vocab import Vocab
