@@ -3,8 +3,8 @@ import pytest, torch
 pytest.importorskip("transformers")
 from PIL import Image
 from noc_nb.core import NocError
-from noc_nb.regions import Regions
 from noc_nb.tools.detectors import PretrainedDetector, classes_for
+from noc_nb.tools.formats import from_results
 from noc_nb.tools.names import classes_of
 from noc_nb.tools.pretrained import quiet
 from tiny_models import DETECTORS, TOLD, save_detector
@@ -34,7 +34,7 @@ def check_alone(detector, found):
 def check_same(r, result, classes, names=None):
     "The regions of a photo are what the library makes of the model's answer."
     result["boxes"] = result["boxes"].clamp(min=0).minimum(torch.tensor([*r.size]*2))
-    theirs = Regions.from_results(result, classes, r.size, names)
+    theirs = from_results(result, classes, r.size, names)
     torch.testing.assert_close(theirs.boxes, r.boxes, atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(theirs.scores, r.scores)
     assert theirs.labels.tolist() == r.labels.tolist()
