@@ -25,7 +25,8 @@ from .command import command
 from .gallery import (Job, Mark, detected, detector_for, picture, render, repeated,
                                   thumbnail)
 from .photos import open_image
-from ..toy import VAL, detect, render as draw_scene, toy_image
+from .drawing import render as draw_scene
+from ..toy import VAL, detect, toy_image
 
 # %% ../../nbs/tools/53_app.ipynb #c4fb4951
 @dataclass(frozen=True)
