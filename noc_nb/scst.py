@@ -7,6 +7,7 @@ __all__ = ['BASELINES', 'mean_of_beams', 'scst_loss', 'leave_one_out', 'caption_
            'oracle_constraints', 'cider_reward', 'SelfCritical', 'train_scst']
 
 # %% ../nbs/43_scst.ipynb #fc613f84
+import math
 import warnings
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -17,11 +18,13 @@ from torch import Tensor
 
 from .captioner import Captioner
 from .cider import CiderReward
-from .constraints import constraint_classes, constraint_tokens
+from .constraints import constraint_classes
 from .core import NocError, set_seed
 from .data import CaptionBatch, CocoData, ImageExamples, Loader
 from .decode import search
 from .grid_beam import SearchConfig
+from .heldout import mentioned
+from .prices import PriceConfig, bids, class_prices, priced_tokens
 from .train import TrainConfig, Trainer, finished_model
 from .train_xe import val_cider
 from .vocab import BOS, EOS, PAD, Vocab
@@ -83,6 +86,7 @@ class ScstConfig(TrainConfig):
     df_unit:str = "image"      # documents of CIDEr-D's frequencies: "image" or "caption"
     min_refs:int = 5           # references that an image needs
     baseline:str = "mean"      # one of `BASELINES`; the paper is silent
+    price_weight:float = None  # DGBS with prices, as in `oracle_constraints`; None: musts
 
 def scst_images(
     data:CocoData,               # captions and splits
@@ -95,23 +99,33 @@ def scst_images(
                    "expected fewer")
 
 # %% ../nbs/43_scst.ipynb #88a1f3d6
+def _oracle_prices(data, i, classes, weight):
+    "Class id -> price of the oracle's classes of an image; those worth nothing are left out."
+    if weight is None: return dict.fromkeys(classes, math.inf)
+    refs = data.captions[i]
+    counts = Counter(c for text in refs for c in mentioned([text], data.classes))
+    shares = {c: (counts[c] + .5)/(len(refs) + 1) for c in classes}
+    return bids(class_prices(shares, cfg=PriceConfig(weight)))
+
 def oracle_constraints(
     data:CocoData, # regions and captions
     ids:list,      # image ids
     vocab:Vocab,   # of the captioner
     limit:int=5,   # constraints an image, at most
-)->dict:           # image id -> constraint groups
+    weight=None,   # w: a class has w times the log-odds of a reference that mentions it as price
+)->tuple:          # (image id -> constraint groups, image id -> their prices, infinite for musts)
     "Detected classes that a reference mentions, as one-word constraints. Warns of words left out."
-    constraints, missing = {}, Counter()
+    constraints, prices, missing = {}, {}, Counter()
     for i in ids:
         classes = constraint_classes(data.regions[i], how="oracle", limit=limit, drop=data.dropped,
                                      mentioned=data.mentioned(i))
-        constraints[i], left_out = constraint_tokens(classes, data.classes, vocab)
+        offer = _oracle_prices(data, i, classes, weight)
+        constraints[i], prices[i], left_out = priced_tokens(offer, data.classes, vocab)
         missing.update(word.text for word in left_out)
     if missing:
         words = ", ".join(f"{word!r} of {n} images" for word, n in missing.most_common())
         warnings.warn(f"constraints left out, as the captioner lacks their words: {words}")
-    return constraints
+    return constraints, prices
 
 # %% ../nbs/43_scst.ipynb #20c6a77e
 def cider_reward(
@@ -134,19 +148,25 @@ class SelfCritical:
         constraints:dict=None,           # image id -> constraint groups; default: none
         cfg:SearchConfig=SearchConfig(), # how captions are searched
         baseline:str="mean",             # one of `BASELINES`
+        prices:dict=None,                # image id -> a price for each group; default: musts
     ):
         if baseline not in BASELINES:
             raise NocError(f"baseline {baseline!r}: expected one of {', '.join(BASELINES)}")
         self.reward, self.constraints = reward, constraints or {}
-        self.cfg, self.baseline = cfg, baseline
+        self.cfg, self.baseline, self.prices = cfg, baseline, prices
+
+    def search(self, model, batch, cfg):
+        "Captions of a batch with its constraints."
+        groups = [self.constraints.get(i, []) for i in batch.image_ids]
+        prices = self.prices and [self.prices.get(i, []) for i in batch.image_ids]
+        return search(model, batch, groups, cfg, prices)
 
     def __call__(self, captioner, batch):
         model = getattr(captioner, "module", captioner)     # without what shares its gradients
-        groups = [self.constraints.get(i, []) for i in batch.image_ids]
-        beams = search(model.eval(), batch, groups, self.cfg)
+        beams = self.search(model.eval(), batch, self.cfg)
         there = beams.scores > -torch.inf
         rewards = self.rewards(beams.tokens, batch.image_ids)
-        baseline = self._baseline(model, batch, groups, rewards, there)
+        baseline = self._baseline(model, batch, rewards, there)
         log_probs = caption_log_probs(captioner.train(), batch, beams.tokens)
         loss = scst_loss(log_probs, rewards, there, baseline)
         satisfied = beams.satisfied[:,0].float().mean()
@@ -170,11 +190,11 @@ def rewards(self:SelfCritical,
     return rewards
 
 @patch
-def _baseline(self:SelfCritical, model, batch, groups, rewards, there):
+def _baseline(self:SelfCritical, model, batch, rewards, there):
     "(b,1) or (b,k) what rewards are compared with."
     if self.baseline == "mean": return mean_of_beams(rewards, there)
     if self.baseline == "loo": return leave_one_out(rewards, there)
-    greedy = search(model, batch, groups, replace(self.cfg, k=1))
+    greedy = self.search(model, batch, replace(self.cfg, k=1))
     return self.rewards(greedy.tokens, batch.image_ids)
 
 # %% ../nbs/43_scst.ipynb #43a5cf01
@@ -202,10 +222,13 @@ def train_scst(
     features = _features(data, captioner.cfg)
     set_seed(cfg.seed)
     ids, vocab = scst_images(data, cfg), Vocab(captioner.tokens)
-    def oracle(part): return oracle_constraints(data, part, vocab, limit) if constrained else {}
+    def oracle(part, weight=None):
+        return oracle_constraints(data, part, vocab, limit, weight) if constrained else ({}, None)
     reward = reward or cider_reward(data, ids, vocab, cfg)
-    loss = SelfCritical(reward, oracle(ids), search_cfg, cfg.baseline)
+    constraints, prices = oracle(ids, cfg.price_weight)
+    loss = SelfCritical(reward, constraints, search_cfg, cfg.baseline, prices)
     def images(batch): return len(batch.image_ids)          # what the loss is a mean of
     trainer = Trainer(captioner, loss, cfg, folder, captioner.cfg.d_model, images, "images")
     loader = Loader(ImageExamples(data, ids, features), cfg.batch, cfg.seed)
-    return trainer.fit(loader, val_cider(data, oracle(data.splits["val"])), resume, "CIDEr-D")
+    musts, _ = oracle(data.splits["val"])                   # whatever the training, alike for all
+    return trainer.fit(loader, val_cider(data, musts), resume, "CIDEr-D")

@@ -210,7 +210,7 @@ def _scst(bench):
     data, captioner, cfg = bench.data, bench.captioner, bench.preset.scst
     ids, vocab = scst_images(data, cfg), Vocab(captioner.tokens)
     with bench.lap("reward", 5*len(ids)): reward = cider_reward(data, ids, vocab, cfg)
-    with bench.lap("constraints", len(ids)): oracle = oracle_constraints(data, ids, vocab)
+    with bench.lap("constraints", len(ids)): oracle, _ = oracle_constraints(data, ids, vocab)
     features = data.region_features(bench.preset.captioner.max_regions)
     images = ImageExamples(data, ids, features)
     loader = Loader(images, 10, cfg.seed)                         # a fifth of the preset's batch
@@ -227,7 +227,7 @@ def _decode(bench):
     data, captioner = bench.data, bench.captioner.eval()
     test = data.splits["test"]
     ids = test[:bench.images][bench.rank::bench.processes]
-    oracle = oracle_constraints(data, ids, Vocab(captioner.tokens))
+    oracle, _ = oracle_constraints(data, ids, Vocab(captioner.tokens))
     features = data.region_features(bench.preset.captioner.max_regions)
     found = dict(images=bench.images, test=len(test),
                  constraints=sum(map(len, oracle.values()))/len(ids))
