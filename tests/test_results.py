@@ -52,12 +52,11 @@ def test_experiments_show_what_the_rows_say():
 
 def line_of(file):
     "Split part, captioner's seed, variant, training, row and weight of a file of captions, by its name."
-    parts = (r"lite-(?:(val|gt|learn|prices|borrow|borrow_vote|seed\d)-)?(xe|cider_dgbs|cider)-(\w+?)"
-             r"(?:-(0\.\d))?\.json\.gz")
-    tag, training, row, lambda0 = re.fullmatch(parts, file.name).groups()
-    seed = int(tag[4:]) if tag and tag.startswith("seed") else 0
+    parts = (r"lite-(?:seed(\d)-)?(?:(val|gt|learn|prices|borrow|borrow_vote)-)?"
+             r"(xe|cider_dgbs|cider)-(\w+?)(?:-(0\.\d))?\.json\.gz")
+    seed, tag, training, row, lambda0 = re.fullmatch(parts, file.name).groups()
     part = "val" if tag == "val" else "test"
-    return part, seed, VARIANTS.get(tag), training, row, float(lambda0) if lambda0 else None
+    return part, int(seed or 0), VARIANTS.get(tag), training, row, float(lambda0) if lambda0 else None
 
 def test_committed_captions_have_the_scores_of_their_rows():
     "CIDEr-D, ROUGE-L, BLEU-4 in and out of domain, and the F1 of every object, to the last printed digit and further."
