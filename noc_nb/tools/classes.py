@@ -62,8 +62,9 @@ def unsayable(
     pipeline:NovelCaptioner, # whose classes and vocabulary are looked at
 )->dict:                     # class name -> what the vocabulary cannot write
     "The classes that cannot be forced."
-    _, missing = constraint_tokens(pipeline.classes, pipeline.classes, pipeline.vocab, pipeline.form)
-    return {pipeline.classes[m.class_id].name: m.text for m in missing if m.lost}
+    classes = pipeline.classes
+    _, missing = constraint_tokens(classes, classes, pipeline.vocab, pipeline.form)
+    return {classes[m.class_id].name: m.text for m in missing if m.lost}
 
 def add_words(
     pipeline:NovelCaptioner, # stays as it is
