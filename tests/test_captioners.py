@@ -1,4 +1,5 @@
 "Other people's captioners: small random models of each kind, with their own processors, from folders."
+import math
 import pytest, torch
 pytest.importorskip("transformers")
 from PIL import Image
@@ -82,6 +83,11 @@ def test_captioners_from_folders(folders, name):
         alone = made([photo], [wanted])[0]
         assert (alone.caption, alone.spans) == (caption.caption, caption.spans)
         assert abs(alone.score - caption.score) < 1e-3
+    prices = [-20., math.inf], [30.]
+    for photo, caption, row in zip(PHOTOS, made(PHOTOS, WORDS, prices, penalty=0.), prices):
+        worth = sum(u for u, span in zip(row, caption.spans) if span and u < math.inf)
+        assert abs(caption.objective - caption.score - worth) < 1e-3
+        assert [bool(span) for span in caption.spans] == [u > 0 for u in row]
     if name != "BLIP-2": assert len({c.caption for c in made(PHOTOS, [[], []])}) == 2    # its weights are too even
     assert (made.prompt is not None) == (name in CHATS)
 
