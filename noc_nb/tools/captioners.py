@@ -182,8 +182,8 @@ def _search(self:NovelPhotoCaptioner, seen, groups, prices):
         penalties.append(0. if priced else None)
     for penalty in dict.fromkeys(penalties):
         places = [n for n, p in enumerate(penalties) if p == penalty]
-        columns = [[column[n] for n in places] for column in (seen, words, prices)]
-        found = self.captioner(*columns, self.search.k, self.search.no_repeat, penalty)
+        some = [(seen[n], words[n], prices[n]) for n in places]
+        found = self.captioner(*zip(*some), self.search.k, self.search.no_repeat, penalty)
         decoded |= dict(zip(places, found))
     return decoded
 
