@@ -87,6 +87,7 @@ def _decoded(self:PhotoCaptioner, ids, score, spans, prices, objective=None):
     return Decoded(" ".join(words(ids)), score, wanted, wanted - places.count(None), reason,
                    tuple(places), objective=objective)
 
+# %% ../../nbs/tools/26_captioners.ipynb #5fa319cd
 @patch
 def __call__(self:PhotoCaptioner,
     photos:list,      # PIL images
