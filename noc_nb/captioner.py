@@ -120,27 +120,6 @@ def average_neighbours(self:Captioner,
     captioner.words = WordTable(averaged, self.words.known).to(table.device)
     return captioner
 
-# %% ../nbs/14_captioner.ipynb #7b43daf7
-@patch
-def add_words(self:Captioner,
-    vectors:dict,    # word -> (d_word,) vector, of the kind that the captioner was trained with
-)->Captioner:        # a copy that can say these words too
-    "Lengthen the vocabulary. Raises `NocError` for a vector of another width, or where none fits."
-    if not self.words.known.any():
-        raise NocError("words: none can be added to a captioner that was trained without vectors")
-    table, known, vocab = self.words().detach(), self.words.known, Vocab(self.tokens)
-    rows = {word: torch.as_tensor(v).to(table) for word, v in vectors.items() if word not in vocab}
-    for word, row in rows.items():
-        if row.shape == table.shape[1:]: continue
-        raise NocError(f"word {word!r}: a vector of {row.numel()} numbers; "
-                       f"expected {table.shape[1]}, as in training")
-    captioner = copy.deepcopy(self)
-    captioner.tokens, captioner.unsaid = (*self.tokens, *rows), self.unsaid.union(rows)
-    known = torch.cat([known, known.new_ones(len(rows))])
-    longer = torch.cat([table, *(row[None] for row in rows.values())])
-    captioner.words = WordTable(longer, known).to(table.device)
-    return captioner
-
 # %% ../nbs/14_captioner.ipynb #39e7c60c
 class CaptionerState(NamedTuple):
     "The decoder's state and the table of words. A state is used up by `step`."

@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['PARTS', 'read_captions', 'read_split', 'CocoData', 'data_files', 'load_captions', 'value_or_file', 'find_split',
            'load_data', 'SelectorBatch', 'SelectorExamples', 'selector_examples', 'SymbolicFeatures', 'RegionFeatures',
-           'CaptionBatch', 'ImageExamples', 'CaptionExamples', 'Loader', 'caption_loader', 'image_loader',
-           'region_batches']
+           'CaptionBatch', 'ImageExamples', 'CaptionExamples', 'Loader', 'region_batches']
 
 # %% ../nbs/07_data.ipynb #69558550
 import json
@@ -480,29 +479,6 @@ class Loader:
     def __iter__(self): return iter(self())
 
 # %% ../nbs/07_data.ipynb #ff479af7
-def caption_loader(
-    data:CocoData,     # captions and regions
-    vocab:Vocab,       # of the captioner
-    ids="train",       # image ids, or the name of a part
-    batch_size:int=50, # captions a step
-    seed:int=0,        # of the order
-    max_len:int=20,    # tokens of a caption, EOS counted, BOS not
-    features=None,     # image ids -> (features, mask); default: the data's
-)->Loader:             # of `CaptionBatch`es, one row a caption
-    "Captions for cross-entropy training."
-    return Loader(CaptionExamples(data, vocab, ids, max_len, features), batch_size, seed)
-
-def image_loader(
-    data:CocoData,     # captions and regions
-    ids,               # image ids, or the name of a part
-    batch_size:int=50, # images a step
-    seed:int=0,        # of the order
-    features=None,     # image ids -> (features, mask); default: the data's
-)->Loader:             # of `CaptionBatch`es without tokens
-    "Images in an order of their own each epoch, for self-critical training."
-    return Loader(ImageExamples(data, ids, features), batch_size, seed)
-
-# %% ../nbs/07_data.ipynb #03b734ae
 def region_batches(
     data:CocoData,     # captions and regions
     ids,               # image ids, or the name of a part

@@ -6,9 +6,8 @@
 __all__ = ['CaptionOptions', 'NovelCaption', 'NovelCaptioner', 'shipped', 'pipeline_folder']
 
 # %% ../nbs/50_pipeline.ipynb #d886582c
-import math, os, threading
+import math, os
 from collections.abc import Collection
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from numbers import Integral
@@ -17,21 +16,20 @@ from pathlib import Path
 import torch
 from fastcore.basics import patch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from .captioner import Captioner
-from .constraints import FORMS, constraint_tokens
+from .constraints import FORMS
 from .core import NocError, check_range, default_device, read_json, write_json
 from .data import CaptionBatch, SymbolicFeatures
 from .decode import decode
 from .grid_beam import SearchConfig
-from .heldout import load_classes, meanings, people, save_classes, words_of
+from .heldout import load_classes, meanings, people, save_classes
 from .prices import PriceConfig, bids, class_prices, priced_tokens
 from .regions import Regions, geometry, table_of
 from .saving import read_weights
 from .selector import RegionSelector, select
-from .vocab import BOS, Vocab, read_vectors
+from .vocab import Vocab
 
 # %% ../nbs/50_pipeline.ipynb #5a7e01c2
 @dataclass(frozen=True)
@@ -330,36 +328,6 @@ def _record(self:NovelCaptioner, regions, probs, chosen, ids, groups, result):
         regions.image_id, result.caption, result.score, tuple(zip(names(chosen), chosen.values())),
         tuple(names(ids)), tuple(words), tuple(spans), tuple(values), result.reason)
 
-# %% ../nbs/50_pipeline.ipynb #3d8a4dcf
-@contextmanager
-def _watched(captioner):
-    "Collect the attention weights, (b,h,t,n) a layer, of this thread's passes."
-    weights, thread = [], threading.get_ident()
-    def keep(attention, args):                      # other threads' passes come by here too
-        if threading.get_ident() == thread: weights.append(attention.weights(*args))
-    hooks = [layer.regions.f.register_forward_pre_hook(keep) for layer in captioner.decoder.layers]
-    try: yield weights
-    finally:
-        for hook in hooks: hook.remove()
-
-# %% ../nbs/50_pipeline.ipynb #5b27fa91
-@patch
-def looks(self:NovelCaptioner,
-    regions:Regions, # of an image
-    caption:str,     # words of the vocabulary
-)->Tensor:           # (t,n) a row a word, which sums to 1, or to 0 without regions
-    "Where each word of a caption looked."
-    batch = self._features([regions]).to(next(self.captioner.parameters()).device)
-    words = self.vocab.encode(caption.split())
-    tokens = torch.tensor([[BOS, *words]], device=batch.mask.device)[:,:-1]
-    with torch.no_grad(), _watched(self.captioner) as weights:
-        self.captioner(batch.features, batch.mask, tokens)
-    mean = torch.stack(weights).mean((0, 2))[0].cpu()       # (t,n)
-    rows = _ranked(regions)[:mean.shape[1]]                 # the captioner sees no others
-    out = torch.zeros(len(mean), len(regions))
-    out[:,rows] = mean[:,:len(rows)]
-    return out
-
 # %% ../nbs/50_pipeline.ipynb #ba77538a
 @patch
 def save_pretrained(self:NovelCaptioner,
@@ -447,43 +415,3 @@ def from_pretrained(cls:NovelCaptioner,
     file = folder/"class_vectors.safetensors"
     if file.exists(): vectors = _class_vectors(file, classes, captioner.cfg.d_feature - 6)
     return cls(selector, captioner, classes, vectors, *settings)
-
-# %% ../nbs/50_pipeline.ipynb #dda846c2
-@patch
-def with_classes(self:NovelCaptioner,
-    classes:dict,    # class id -> `ObjectClass`, numbered as the detector does
-)->NovelCaptioner:   # with the same models
-    "The pipeline for another detector's classes."
-    table, known = self.captioner.words().detach().cpu(), self.captioner.words.known
-    stoi, vectors = self.vocab.stoi, {}
-    for i, c in classes.items():
-        rows = [stoi[w] for w in c.phrase if w in stoi and known[stoi[w]]]
-        vectors[i] = table[rows].sum(0)/max(1, len(rows))
-    if self.vectors is None: vectors = None
-    how = self.search, self.form, self.limit, self.prices
-    return NovelCaptioner(self.selector, self.captioner, classes, vectors, *how)
-
-# %% ../nbs/50_pipeline.ipynb #4f29f132
-@patch(as_prop=True)
-def unsayable(self:NovelCaptioner)->dict: # class name -> what the vocabulary cannot write
-    "The classes that cannot be forced."
-    _, missing = constraint_tokens(self.classes, self.classes, self.vocab, self.form)
-    return {self.classes[m.class_id].name: m.text for m in missing if m.lost}
-
-@patch
-def add_words(self:NovelCaptioner,
-    vectors,         # a file of word vectors, or word -> vector; those of the training
-)->NovelCaptioner:   # with the same models, and the words of its classes that it lacked
-    "Words for constraints, after training. Raises `NocError` as `Captioner.add_words` does."
-    lacking = [word for word in words_of(self.classes) if word not in self.vocab]
-    if not isinstance(vectors, dict): vectors = read_vectors(vectors, set(lacking))
-    added = {word: vectors[word] for word in lacking if word in vectors}
-    if not added: return self
-    captioner = self.captioner.add_words(added)
-    how = self.search, self.form, self.limit, self.prices
-    new = NovelCaptioner(self.selector, captioner, self.classes, self.vectors, *how)
-    if self.vectors is None: return new
-    of_words = new.with_classes(self.classes).vectors
-    changed = {i for i, c in self.classes.items() if not added.keys().isdisjoint(c.phrase)}
-    new.vectors = self.vectors | {i: of_words[i] for i in changed}
-    return new

@@ -24,7 +24,7 @@ from fastcore.basics import chunked, patch
 from torch import Tensor
 
 from .core import NocError, check_range, foreign_file, json_text, read_json
-from .heldout import MOST_CLASSES, meanings, normalize
+from .heldout import MOST_CLASSES
 
 # %% ../nbs/04_regions.ipynb #d35c031c
 def _check_relative(boxes, image_id):
@@ -138,67 +138,6 @@ def check_boxes(
     refuse(path, name, outside > .01 + 1e-9, "a box in the image, or at most 1 % outside")
     boxes = boxes.clip(0, 1).astype(np.float32)
     return boxes, (boxes[:,2:] > boxes[:,:2]).all(1), outside > 1e-6
-
-# %% ../nbs/04_regions.ipynb #6e1a0b21
-def _columns(results):
-    "Boxes, labels and scores of what a library found."
-    if hasattr(results, "xyxy"):
-        names = results.data.get("class_name")
-        return results.xyxy, results.class_id if names is None else names, results.confidence
-    labels = results.get("text_labels")                   # of detectors that look for texts
-    if labels is None: labels = results.get("labels")
-    return results.get("boxes"), labels, results.get("scores")
-
-def _label_names(labels, names):
-    "Labels as names. Raises `NocError` for numbers that have none."
-    named = dict(enumerate(names)) if isinstance(names, (list, tuple)) else names or {}
-    for label in labels.tolist() if hasattr(labels, "tolist") else labels:
-        name = label if isinstance(label, str) else named.get(label)
-        if name is None:
-            raise NocError(f"label {label!r}: has no name; expected names=, the detector's own, as "
-                           "each detector counts in its own way")
-        yield name
-
-# %% ../nbs/04_regions.ipynb #6e1a0b22
-def _label_ids(labels, names, classes):
-    "Class ids of labels. Raises `NocError` for one that is no class, or means several."
-    known = meanings(classes)
-    for name in _label_names(labels, names):
-        ids = known.get(name) or known.get(normalize(name), [])
-        if len(ids) != 1:
-            what = "means several" if ids else "is none of them"
-            some = ", ".join(classes[i].name for i in [*(ids or classes)][:9])
-            raise NocError(f"label {name!r}: {what}; expected the name of a class, like {some}")
-        yield ids[0]
-
-def _relative(boxes, size):
-    "Corners in pixels as (n,4), relative to the image. Raises `NocError` for what is outside."
-    boxes = torch.as_tensor(boxes).detach().cpu().float().reshape(-1, 4)
-    width, height = size
-    boxes = boxes/torch.tensor([width, height, width, height])
-    outside = torch.maximum(-boxes, boxes - 1)
-    if not boxes.isfinite().all() or (outside > .1).any():
-        raise NocError("boxes: expected corners x1 y1 x2 y2 in pixels, in an image of "
-                       f"{width} x {height}")
-    return boxes.clamp(0, 1)
-
-# %% ../nbs/04_regions.ipynb #6e1a0b23
-@patch(cls_method=True)
-def from_results(cls:Regions,
-    results,       # of one image: a dict with boxes, labels and scores, or `supervision.Detections`
-    classes:dict,  # class id -> `ObjectClass`, found by the names of labels
-    size:tuple,    # (width, height) of the image in pixels
-    names=None,    # number -> name, or a list: what the detector calls its labels
-    image_id=None, # the image
-)->Regions:        # best first; those without area are left out
-    "What a library found in an image. Raises `NocError` for labels or boxes that are unknown."
-    boxes, labels, scores = _columns(results)
-    for name, column in dict(boxes=boxes, labels=labels, scores=scores).items():
-        if column is None: raise NocError(f"results: no {name}; expected boxes, labels and scores")
-    boxes, ids = _relative(boxes, size), [*_label_ids(labels, names, classes)]
-    scores = torch.as_tensor(scores).detach().cpu()
-    area = (boxes[:,2:] > boxes[:,:2]).all(1)
-    return cls(boxes, ids, scores, image_id=image_id, size=tuple(size)).keep(area).best()
 
 # %% ../nbs/04_regions.ipynb #ef4441a0
 @dataclass(eq=False, repr=False)

@@ -19,7 +19,7 @@ from .captioner import Captioner
 from .cider import CiderReward
 from .constraints import constraint_classes, constraint_tokens
 from .core import NocError, set_seed
-from .data import CaptionBatch, CocoData, image_loader
+from .data import CaptionBatch, CocoData, ImageExamples, Loader
 from .decode import search
 from .grid_beam import SearchConfig
 from .train import TrainConfig, Trainer, finished_model
@@ -207,5 +207,5 @@ def train_scst(
     loss = SelfCritical(reward, oracle(ids), search_cfg, cfg.baseline)
     def images(batch): return len(batch.image_ids)          # what the loss is a mean of
     trainer = Trainer(captioner, loss, cfg, folder, captioner.cfg.d_model, images, "images")
-    loader = image_loader(data, ids, cfg.batch, cfg.seed, features)
+    loader = Loader(ImageExamples(data, ids, features), cfg.batch, cfg.seed)
     return trainer.fit(loader, val_cider(data, oracle(data.splits["val"])), resume, "CIDEr-D")

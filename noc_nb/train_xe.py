@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from .captioner import Captioner
 from .cider import CiderD
 from .core import set_seed
-from .data import CaptionBatch, CocoData, caption_loader, region_batches
+from .data import CaptionBatch, CaptionExamples, CocoData, Loader, region_batches
 from .decode import decode
 from .encoder import CaptionerConfig
 from .grid_beam import SearchConfig
@@ -117,7 +117,8 @@ def train_xe(
     if finished: return finished
     captioner = build_captioner(data, cfg, min_count, train.seed)
     features = data.region_features(cfg.max_regions)
-    loader = caption_loader(data, Vocab(captioner.tokens), "train", train.batch, train.seed,
-                            cfg.max_len, features)
+    vocab = Vocab(captioner.tokens)
+    examples = CaptionExamples(data, vocab, "train", cfg.max_len, features)
     trainer = Trainer(captioner, xe_loss, train, folder, cfg.d_model, xe_size, "words")
-    return trainer.fit(loader, val_cider(data), resume, "CIDEr-D")
+    batches = Loader(examples, train.batch, train.seed)
+    return trainer.fit(batches, val_cider(data), resume, "CIDEr-D")

@@ -1,17 +1,14 @@
-"Other people's captioners and detectors: small random models of each kind, with their own processors, from folders."
+"Other people's captioners: small random models of each kind, with their own processors, from folders."
 import pytest, torch
 pytest.importorskip("transformers")
 from PIL import Image
 from tokenizers import processors
 from transformers import (
     Blip2Processor, BlipImageProcessor, BlipProcessor, CLIPImageProcessor, GitProcessor, LlavaProcessor,
-    PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen2VLProcessor, Qwen2VLVideoProcessor, RTDetrConfig,
-    RTDetrForObjectDetection, RTDetrImageProcessor, RTDetrResNetConfig, ViTImageProcessor)
+    PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen2VLProcessor, Qwen2VLVideoProcessor, ViTImageProcessor)
 from noc_nb.core import NocError
 from noc_nb.pipeline import NovelCaptioner
-from noc_nb.regions import Regions
 from noc_nb.tools.captioners import NovelPhotoCaptioner, PhotoCaptioner
-from noc_nb.tools.detectors import PretrainedDetector
 from noc_nb.tools.pretrained import quiet
 from tiny_models import PICTURE, build, tokenizer
 
@@ -133,48 +130,3 @@ def test_broken_folders(folders, tmp_path):
         with pytest.raises(NocError, match=expected) as error:
             PhotoCaptioner.from_pretrained(tmp_path/name, device="cpu")
         assert "\n" not in str(error.value) and str(tmp_path/name) in str(error.value)
-
-# Detectors
-
-CONV = dict(hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], embedding_size=8, layer_type="basic")
-LAYERS = dict(d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
-              encoder_ffn_dim=32, decoder_ffn_dim=32, num_queries=9)
-NAMES = ["N/A", "person", "sofa", "couch", "alarm clock", "zebra"]
-
-def labelled(names): return dict(id2label=dict(enumerate(names)), label2id={n: i for i, n in enumerate(names)})
-
-def rt_detr(names):
-    backbone = RTDetrResNetConfig(**CONV, out_features=["stage2", "stage3", "stage4"])
-    config = RTDetrConfig(**LAYERS, **labelled(names), backbone_config=backbone, encoder_hidden_dim=16,
-                          encoder_in_channels=[8, 8, 8], decoder_in_channels=[16, 16, 16], num_denoising=0,
-                          anchor_image_size=None)
-    return RTDetrForObjectDetection(config), RTDetrImageProcessor(size=dict(height=64, width=64))
-
-FIXED = {"RT-DETR": rt_detr}
-
-def saved(folder, made):
-    with quiet():
-        for part in made: part.save_pretrained(folder)
-    return folder
-
-@pytest.mark.parametrize("name", FIXED)
-def test_detectors_with_labels(name, tmp_path):
-    "Boxes as the library has them, labels by their names; a photo alone gives what it gives in a batch."
-    torch.manual_seed(0)
-    folder = saved(tmp_path, FIXED[name](NAMES))
-    detector = PretrainedDetector.from_pretrained(folder, device="cpu", min_score=.01)
-    assert [c.word for c in detector.classes.values()] == ["person", "couch", "clock", "zebra"]
-    found = detector(PHOTOS)
-    assert [r.size for r in found] == [photo.size for photo in PHOTOS]
-    assert all(len(r) for r in found)
-    for photo, r in zip(PHOTOS, found):
-        torch.testing.assert_close(detector([photo])[0].boxes, r.boxes, atol=1e-4, rtol=1e-4)
-        inputs = detector.processor(images=photo, return_tensors="pt")
-        with torch.no_grad(): out = detector.model(**inputs)
-        [result] = detector.processor.post_process_object_detection(out, threshold=.01, target_sizes=[photo.size[::-1]])
-        keep = result["labels"] != 0
-        result["boxes"] = result["boxes"].clamp(min=0).minimum(torch.tensor([*photo.size]*2))
-        result = {key: column[keep] for key, column in result.items()}
-        theirs = Regions.from_results(result, detector.classes, photo.size, NAMES)
-        torch.testing.assert_close(theirs.boxes, r.boxes, atol=1e-3, rtol=1e-3)
-        assert theirs.labels.tolist() == r.labels.tolist()

@@ -21,7 +21,7 @@ from noc_nb.tools.formats import write_detections
 from noc_nb.tools.store import RegionStore
 from noc_nb.regions import Regions, table_of
 from noc_nb.selector import RegionSelector, SelectorConfig
-from noc_nb.toy import make_toy
+from noc_nb.tools.drawing import make_toy
 from noc_nb.vocab import Vocab
 
 CHROMIUM = "/usr/bin/chromium"

@@ -11,7 +11,7 @@ from book import ROOT, none_of
 from readme import README
 from noc_nb.tools.command import main
 from noc_nb.tools.photos import random_weights
-from noc_nb.toy import make_toy
+from noc_nb.tools.drawing import make_toy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = "train_selector.epochs=1", "xe.epochs=1", "captioner.d_model=32", "captioner.d_ff=64"

@@ -5,7 +5,7 @@ from noc_nb.core import find_data
 from noc_nb.data import load_data
 from noc_nb.novelty import evaluate
 from noc_nb.pipeline import NovelCaptioner
-from noc_nb.toy import make_toy
+from noc_nb.tools.drawing import make_toy
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):

@@ -9,11 +9,11 @@ from fastcore.basics import patch
 from safetensors.torch import load_file, save, save_file
 from noc_nb.captioner import Captioner
 from noc_nb.core import NocError, read_json, set_seed
-from noc_nb.data import caption_loader, image_loader, load_data
+from noc_nb.data import CaptionExamples, ImageExamples, Loader, load_data
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.grid_beam import SearchConfig
 from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, scst_images, train_scst
-from noc_nb.toy import make_toy
+from noc_nb.tools.drawing import make_toy
 from noc_nb.train import TrainConfig, Trainer, _checksum, checkpoints, read_checkpoint
 from noc_nb.train_xe import build_captioner, train_xe, xe_loss, xe_size
 from noc_nb.vocab import Vocab
@@ -198,11 +198,11 @@ def phase_of(phase, root, folder):
     captioner = build_captioner(data, calm, 1)
     vocab, features = Vocab(captioner.tokens), data.region_features()
     if phase == "xe":
-        return Trainer(captioner, xe_loss, xe, folder, 32, size=xe_size), caption_loader(data, vocab, "train", 20)
+        return Trainer(captioner, xe_loss, xe, folder, 32, size=xe_size), Loader(CaptionExamples(data, vocab), 20)
     ids = scst_images(data)
     loss = SelfCritical(cider_reward(data, ids, vocab), {}, how)
     def images(batch): return len(batch.image_ids)
-    return Trainer(captioner, loss, scst, folder, 32, size=images), image_loader(data, ids, 7, 0, features)
+    return Trainer(captioner, loss, scst, folder, 32, size=images), Loader(ImageExamples(data, ids, features), 7)
 
 def twenty_losses(phase, root, folder):
     trainer, loader = phase_of(phase, root, folder)

@@ -1,21 +1,25 @@
 """Tiny models with random weights, one of each architecture, built by hand: nothing is loaded.
 
 Every builder returns a model and its inputs, two of them. All speak the sixty tokens of `tokenizer()`. `save_blip` and
-`save_chat` write folders as the hub has them, with a processor."""
+`save_chat` write folders as the hub has them, with a processor. `DETECTORS` and `TOLD` build detectors and their
+processors."""
+import string
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import (
-    BartConfig, BartForConditionalGeneration, Blip2Config, Blip2ForConditionalGeneration, BlipConfig,
+    BartConfig, BartForConditionalGeneration, BertConfig, Blip2Config, Blip2ForConditionalGeneration, BlipConfig,
     BlipForConditionalGeneration, BlipImageProcessor, BlipProcessor, CLIPImageProcessor, CLIPVisionConfig,
-    Florence2Config, Florence2ForConditionalGeneration,
-    Gemma2Config, Gemma2ForCausalLM, Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration,
-    Gemma3TextConfig, GitConfig, GitForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig,
-    LlamaForCausalLM, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor, MambaConfig, MambaForCausalLM,
-    OPTConfig, OPTForCausalLM, PaliGemmaConfig, PaliGemmaForConditionalGeneration,
-    PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration, Qwen3Config, Qwen3ForCausalLM, SmolVLMConfig,
-    SmolVLMForConditionalGeneration, T5Config, T5ForConditionalGeneration, ViTConfig,
-    VisionEncoderDecoderConfig, VisionEncoderDecoderModel, WhisperConfig,
+    DetrConfig, DetrForObjectDetection, DetrImageProcessor, DFineConfig, DFineForObjectDetection, Florence2Config,
+    Florence2ForConditionalGeneration, Gemma2Config, Gemma2ForCausalLM, Gemma3Config, Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration, Gemma3TextConfig, GitConfig, GitForCausalLM, GPT2Config, GPT2LMHeadModel,
+    GroundingDinoConfig, GroundingDinoForObjectDetection, GroundingDinoImageProcessor, GroundingDinoProcessor,
+    HGNetV2Config, LlamaConfig, LlamaForCausalLM, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor,
+    MambaConfig, MambaForCausalLM, OPTConfig, OPTForCausalLM, Owlv2Config, Owlv2ForObjectDetection,
+    Owlv2ImageProcessor, Owlv2Processor, PaliGemmaConfig, PaliGemmaForConditionalGeneration,
+    PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2VLConfig, Qwen2VLForConditionalGeneration,
+    Qwen3Config, Qwen3ForCausalLM, ResNetConfig, RTDetrConfig, RTDetrForObjectDetection, RTDetrImageProcessor,
+    RTDetrResNetConfig, SmolVLMConfig, SmolVLMForConditionalGeneration, SwinConfig, T5Config,
+    T5ForConditionalGeneration, ViTConfig, VisionEncoderDecoderConfig, VisionEncoderDecoderModel, WhisperConfig,
     WhisperForConditionalGeneration)
 
 V, PICTURE = 60, 59                                        # tokens; the one that stands for a picture
@@ -199,3 +203,69 @@ def save_chat(folder):
     pictures = CLIPImageProcessor(size=SQUARE, crop_size=SQUARE)
     LlavaProcessor(pictures, words, patch_size=8, num_additional_image_tokens=1, chat_template=CHAT,
                    vision_feature_select_strategy="default").save_pretrained(folder)
+
+# Detectors
+
+CONV = dict(hidden_sizes=[8]*4, depths=[1]*4, embedding_size=8, layer_type="basic")
+LAYERS = dict(d_model=16, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
+              encoder_ffn_dim=32, decoder_ffn_dim=32, num_queries=9)
+HYBRID = LAYERS | dict(encoder_hidden_dim=16, encoder_in_channels=[8]*3, decoder_in_channels=[16]*3,
+                       num_denoising=0, anchor_image_size=None)
+DEEP = dict(out_features=["stage2", "stage3", "stage4"])
+SIDES, LARGE = dict(shortest_edge=64, longest_edge=96), dict(height=64, width=64)
+
+def labelled(names): return dict(id2label=dict(enumerate(names)), label2id={n: i for i, n in enumerate(names)})
+
+def detr(names):
+    backbone = ResNetConfig(**CONV, out_features=["stage4"])
+    model = DetrForObjectDetection(DetrConfig(**LAYERS, **labelled(names), backbone_config=backbone, init_std=.3))
+    model.class_labels_classifier.bias.data[-1] -= 9      # it finds things
+    return model, DetrImageProcessor(size=SIDES)
+
+def rt_detr(names):
+    config = RTDetrConfig(**HYBRID, **labelled(names), backbone_config=RTDetrResNetConfig(**CONV, **DEEP))
+    return RTDetrForObjectDetection(config), RTDetrImageProcessor(size=LARGE)
+
+def d_fine(names):
+    stages = dict(stage_in_channels=[8]*4, stage_mid_channels=[8]*4, stage_out_channels=[8]*4, stage_num_blocks=[1]*4,
+                  stage_numb_of_layers=[1]*4, stem_channels=[3, 8, 8])
+    backbone = HGNetV2Config(**stages, **DEEP, embedding_size=8, hidden_sizes=[8]*4, depths=[1]*4)
+    config = DFineConfig(**HYBRID, **labelled(names), backbone_config=backbone)
+    return DFineForObjectDetection(config), RTDetrImageProcessor(size=LARGE)
+
+def speller(end, number, **settings):
+    "Some names and all letters, with BERT's numbers, by which Grounding DINO knows where a name ends."
+    known = {"[PAD]": 0, "[UNK]": 100, "[CLS]": 101, "[SEP]": 102, ".": 1012, "?": 1029, end: number}
+    letters = string.ascii_lowercase
+    pieces = ["person", "couch", "alarm", "clock", "zebra", *letters, *(f"##{c}" for c in letters)]
+    made = Tokenizer(models.WordPiece(known | {p: 200 + n for n, p in enumerate(pieces)}, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
+    marks = [("[CLS]", 101), (end, number)]
+    made.post_processor = processors.TemplateProcessing(single=f"[CLS] $A {end}", special_tokens=marks)
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]",
+                                   sep_token=end, **settings)
+
+def owlv2():
+    text = SIZE | dict(vocab_size=1100, max_position_embeddings=16, pad_token_id=0, bos_token_id=101,
+                       eos_token_id=1099, initializer_range=.5)
+    config = Owlv2Config(text_config=text, vision_config=SIZE | dict(image_size=32, patch_size=8), projection_dim=16)
+    pictures = Owlv2ImageProcessor(size=dict(height=32, width=32))
+    return Owlv2ForObjectDetection(config), Owlv2Processor(pictures, speller("[END]", 1099, model_max_length=16))
+
+def grounding_dino():
+    backbone = SwinConfig(embed_dim=8, depths=[1]*3, num_heads=[1]*3, window_size=4, image_size=64,
+                          out_features=["stage2", "stage3"])
+    text = BertConfig(**SIZE, vocab_size=1100, max_position_embeddings=64)
+    config = GroundingDinoConfig(**LAYERS | dict(d_model=32), backbone_config=backbone, text_config=text,
+                                 num_feature_levels=3, max_text_len=64)
+    pictures = GroundingDinoImageProcessor(size=SIDES)
+    return GroundingDinoForObjectDetection(config), GroundingDinoProcessor(pictures, speller("[SEP]", 102))
+
+DETECTORS = {"DETR": detr, "RT-DETR": rt_detr, "D-FINE": d_fine}
+TOLD = {"OWLv2": owlv2, "Grounding DINO": grounding_dino}
+
+def save_detector(name, folder, names=(), seed=1):
+    "A detector that knows the names; or one that is told them, and knows none."
+    torch.manual_seed(seed)
+    for part in TOLD[name]() if name in TOLD else DETECTORS[name](names): part.save_pretrained(folder)
+    return folder

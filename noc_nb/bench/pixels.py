@@ -29,7 +29,8 @@ from ..results import append_row, new_row
 from ..selector import SelectorConfig
 from ..tools.command import command
 from ..tools.generate import grid_beam
-from ..toy import TOY_CLASSES, make_toy, render, toy_image
+from ..tools.drawing import make_toy, render
+from ..toy import TOY_CLASSES, toy_image
 from ..train import TrainConfig
 
 # %% ../../nbs/bench/48_pixels.ipynb #c979237f

@@ -21,7 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from .training import BenchConfig, _batch, _captioner
 from .world import WorldSize, make_world
 from ..core import NocError, progress
-from ..data import Loader, RegionFeatures, caption_loader, image_loader, load_captions
+from ..data import (CaptionExamples, ImageExamples, Loader, RegionFeatures,
+                         load_captions)
 from ..data import load_data, region_batches, selector_examples
 from ..decode import decode, search
 from ..experiment import PRESETS, Preset
@@ -188,7 +189,8 @@ def _xe(bench, store=None):
     vocab, length = Vocab(captioner.tokens), bench.preset.captioner.max_len
     with bench.lap("examples", 5*len(ids)):
         features = data.region_features(most)
-        loader = caption_loader(data, vocab, ids, cfg.batch, cfg.seed, length, features)
+        examples = CaptionExamples(data, vocab, ids, length, features)
+        loader = Loader(examples, cfg.batch, cfg.seed)
     with bench.lap("steps", bench.steps):
         steps = _train(bench, captioner, xe_loss, cfg, loader, bench.steps)
     return dict(words=len(vocab), **steps)
@@ -210,7 +212,8 @@ def _scst(bench):
     with bench.lap("reward", 5*len(ids)): reward = cider_reward(data, ids, vocab, cfg)
     with bench.lap("constraints", len(ids)): oracle = oracle_constraints(data, ids, vocab)
     features = data.region_features(bench.preset.captioner.max_regions)
-    loader = image_loader(data, ids, 10, cfg.seed, features)      # a fifth of the preset's batch
+    images = ImageExamples(data, ids, features)
+    loader = Loader(images, 10, cfg.seed)                         # a fifth of the preset's batch
     found = {}
     for name, constraints in dict(cider={}, cider_dgbs=oracle).items():
         loss = SelfCritical(reward, constraints, bench.preset.search, cfg.baseline)
@@ -262,12 +265,12 @@ def _held(bench):
     captioner = bench.captioner
     vocab, length = Vocab(captioner.tokens), preset.captioner.max_len
     with bench.lap("captions", 5*len(ids)):
-        captions = caption_loader(data, vocab, ids, train.batch, train.seed, length)
+        captions = CaptionExamples(data, vocab, ids, length)
     with bench.lap("reward", 5*len(ids)): reward = cider_reward(data, ids, vocab, preset.scst)
     test = data.splits["test"]
     with bench.lap("references", 5*len(test)):
         scorer = CaptionScorer({i: data.captions[i] for i in test}, ("C", "B4", "R"))
-    return dict(words=len(vocab), images=len(examples), captions=len(captions.examples),
+    return dict(words=len(vocab), images=len(examples), captions=len(captions),
                 rewarded=len(reward.cider.rows), scored=len(scorer.refs))
 
 def _whole(bench):

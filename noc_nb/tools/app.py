@@ -24,8 +24,10 @@ from .captioners import NovelPhotoCaptioner
 from .command import command
 from .gallery import (Job, Mark, detected, detector_for, picture, render, repeated,
                                   thumbnail)
+from .looks import looks
 from .photos import open_image
-from ..toy import VAL, detect, render as draw_scene, toy_image
+from .drawing import render as draw_scene
+from ..toy import VAL, detect, toy_image
 
 # %% ../../nbs/tools/53_app.ipynb #c4fb4951
 @dataclass(frozen=True)
@@ -135,10 +137,10 @@ def draw(
 # %% ../../nbs/tools/53_app.ipynb #aa678cb1
 def _card(v, title, caption, note):
     "A caption whose words carry their looks, as `stage.html` takes it."
-    looks = v.pipeline.looks(v.regions, caption.caption).tolist()
+    looked = looks(v.pipeline, v.regions, caption.caption).tolist()
     forced = {n for span in caption.spans if span for n in range(*span)}
     words = []
-    for n, (text, look) in enumerate(zip(caption.caption.split(), looks)):
+    for n, (text, look) in enumerate(zip(caption.caption.split(), looked)):
         look = json.dumps([round(x, 3) for x in look])
         words.append(dict(text=text, looks=look, forced=n in forced))
     return dict(title=title, words=words, score=caption.score, note=note)

@@ -151,14 +151,6 @@ class NovelPhotoCaptioner(NovelCaptioner):
         pipeline = NovelCaptioner.from_pretrained(name, device)
         return cls(pipeline, PhotoCaptioner.from_pretrained(captioner, prompt, device))
 
-    def with_classes(self, classes):
-        "The same models, for another detector's classes."
-        return NovelPhotoCaptioner(self.pipeline.with_classes(classes), self.captioner)
-
-    def looks(self, regions, caption):
-        "Nothing: such a captioner does not say where it looked."
-        return torch.zeros(len(caption.split()), len(regions))
-
 # %% ../../nbs/tools/26_captioners.ipynb #4b750f17
 @patch
 def _seen(self:NovelPhotoCaptioner, images, seen):

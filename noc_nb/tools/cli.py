@@ -34,7 +34,7 @@ from .java import java_programs
 from .names import read_classes
 from .report import find_spice
 from .store import RegionStore
-from ..toy import make_toy
+from .drawing import make_toy
 from ..train import check_settings, kept_line
 from ..train_selector import train_selector
 from ..train_xe import train_xe, word_rows

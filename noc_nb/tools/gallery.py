@@ -35,6 +35,7 @@ from ..pipeline import CaptionOptions, NovelCaptioner, shipped
 from ..regions import (RegionTable, Regions, image_sizes, json_items, read_coco,
                             read_detections)
 from ..results import read_rows
+from .classes import add_words, unsayable, with_classes
 from .captioners import NovelPhotoCaptioner, PhotoCaptioner
 from .command import command
 from .int8 import int8
@@ -581,8 +582,8 @@ class Job:
         pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0], _device_of(self))
         classes = read_classes(self.classes) if self.classes else None
         if self.detector.get("name"): classes = classes_for(self.detector["name"], classes)
-        if classes: pipeline = pipeline.with_classes(classes)
-        if self.words: pipeline = pipeline.add_words(self.words)
+        if classes: pipeline = with_classes(pipeline, classes)
+        if self.words: pipeline = add_words(pipeline, self.words)
         if self.dtype == "int8": pipeline.captioner = int8(pipeline.captioner)
         if not self.captioner: return pipeline
         captioner = PhotoCaptioner.from_pretrained(self.captioner, self.prompt)
@@ -640,7 +641,7 @@ def _print_lines(file):
 
 def _failures(pipeline, file):
     "How many images have no caption; word -> objects that could not be asked for without it."
-    failed, lacking, words = 0, Counter(), pipeline.unsayable
+    failed, lacking, words = 0, Counter(), unsayable(pipeline)
     for line in read_lines(file):
         failed += "error" in line
         objects = [c["object"] for c in line.get("constraints", ())]
