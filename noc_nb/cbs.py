@@ -28,7 +28,7 @@ class CbsSearch(FastSearch):
 
     def levels(self)->Tensor:
         "(2^n,) how many finished groups a state stands for."
-        return self.finished(torch.arange(2**len(self.bits), device=self.bits.device))
+        return self.all.finished(torch.arange(2**len(self.all.bits), device=self.all.bits.device))
 
     def cell(self, pool:Candidates)->Tensor:
         "(b,m) the beam that a candidate goes to."

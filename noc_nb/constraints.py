@@ -10,10 +10,12 @@ __all__ = ['RULES', 'FORMS', 'best_scores', 'constraint_classes', 'Missing', 'co
 import math, operator
 from collections import Counter
 from dataclasses import dataclass, fields
+from functools import cached_property
 from numbers import Integral, Real
 from typing import NamedTuple
 
 import torch
+from fastcore.basics import patch
 from torch import Tensor
 
 from .beam import check_end, pick
@@ -205,6 +207,10 @@ class Groups(Table):
     before:Tensor # (b,a,l-1) all but its last token, right-aligned; -1 stands for anything
     last:Tensor   # (b,a) its last token; -2 pads
 
+    @cached_property
+    def bits(self)->Tensor: # (n,) the place of every group's bit
+        return torch.arange(self.price.shape[1], device=self.price.device)
+
 # %% ../nbs/21_constraints.ipynb #5b350ade
 def _needs(musts, at_least):
     "How many of an image's musts have to be finished. Raises `NocError` for a bad `at_least`."
@@ -297,3 +303,35 @@ def pack_groups(
     must, price, top = _split_prices(ordered, need)
     return Groups(tensor(top), tensor(need), tensor(must), tensor(price, torch.float),
                   tensor(jump), **packed)
+
+# %% ../nbs/21_constraints.ipynb #13acde29
+def _each(x, done):
+    "A number an image (b,), in the shape of bit masks (b,...)."
+    return x.view(-1, *[1]*(done.dim() - 1))
+
+@patch
+def finished(self:Groups, done:Tensor)->Tensor:
+    "How many groups are finished, by bit masks of any shape (b,...)."
+    return (done[...,None] >> self.bits & 1).sum(-1)
+
+@patch
+def row(self:Groups, done:Tensor)->Tensor:
+    "The row of the grid, by bit masks of any shape (b,...)."
+    return torch.minimum(self.finished(done), _each(self.top, done))
+
+@patch
+def at_top(self:Groups, done:Tensor)->Tensor:
+    "True in the highest row, by bit masks of any shape (b,...)."
+    return self.row(done) == _each(self.top, done)
+
+# %% ../nbs/21_constraints.ipynb #13acde30
+@patch
+def may_end(self:Groups, done:Tensor)->Tensor:
+    "True where a caption may end: with all musts, or as many as are needed."
+    return self.finished(done & _each(self.must, done)) >= _each(self.need, done)
+
+@patch
+def worth(self:Groups, done:Tensor)->Tensor:
+    "The prices of finished groups, by bit masks of any shape (b,...)."
+    price = self.price.view(len(done), *[1]*(done.dim() - 1), -1)
+    return ((done[...,None] >> self.bits & 1)*price).sum(-1)

@@ -61,7 +61,6 @@ class GridSearch:
         self.all = pack_groups(self.read, self.cfg.at_least, self.cfg.absorb, device, prices)
         self.priced = any(price < math.inf for row in prices or () for price in row)
         self.long = self.all.spell.shape[2]                            # tokens of an alternative
-        self.bits = torch.arange(max(1, *map(len, self.read)), device=device)
         self.forbidden = torch.tensor(list(forbidden), dtype=torch.long, device=device)
         self.level = self.levels().repeat_interleave(self.long*self.k) # (s,) the row of a place
         self.begin()
@@ -70,7 +69,7 @@ class GridSearch:
 @patch
 def begin(self:GridSearch):
     "Forget all but one empty hypothesis an image, in the first place of row 0."
-    b, s, n, device = len(self.read), len(self.level), len(self.bits), self.level.device
+    b, s, n, device = len(self.read), len(self.level), len(self.all.bits), self.level.device
     zero = torch.zeros(b, s, dtype=torch.long, device=device)
     score = torch.full((b, s), -torch.inf, device=device)
     score[:,0] = 0.
@@ -79,41 +78,11 @@ def begin(self:GridSearch):
     self.t, self.groups, self.images = 0, self.all, torch.arange(b, device=device)
     self.slot, self.active = zero[:,:1], ~zero.bool()[:,:1]            # (b,g) see `places`
 
-# %% ../nbs/22_grid_beam.ipynb #13acde29
-@patch
-def finished(self:GridSearch, done:Tensor)->Tensor:
-    "How many groups are finished, by bit masks of any shape (b,...)."
-    return (done[...,None] >> self.bits & 1).sum(-1)
-
-@patch
-def row(self:GridSearch, done:Tensor)->Tensor:
-    "The row of the grid, by bit masks of any shape (b,...)."
-    top = self.groups.top.view(-1, *[1]*(done.dim() - 1))
-    return torch.minimum(self.finished(done), top)
-
-@patch
-def at_top(self:GridSearch, done:Tensor)->Tensor:
-    "True in the highest row, by bit masks of any shape (b,...)."
-    return self.row(done) == self.groups.top.view(-1, *[1]*(done.dim() - 1))
-
-# %% ../nbs/22_grid_beam.ipynb #13acde30
-@patch
-def may_end(self:GridSearch, done:Tensor)->Tensor:
-    "True where a caption may end: in the top row; with prices, wherever the musts are finished."
-    if not self.priced: return self.at_top(done)
-    shape = -1, *[1]*(done.dim() - 1)
-    return self.finished(done & self.groups.must.view(shape)) >= self.groups.need.view(shape)
-
-@patch
-def worth(self:GridSearch, done:Tensor)->Tensor:
-    "The prices of finished groups, by bit masks of any shape (b,...)."
-    price = self.groups.price.view(len(done), *[1]*(done.dim() - 1), -1)
-    return ((done[...,None] >> self.bits & 1)*price).sum(-1)
-
+# %% ../nbs/22_grid_beam.ipynb #13acde31
 @patch
 def levels(self:GridSearch)->Tensor:
     "(r,) how many finished groups a row stands for."
-    return torch.arange(int(self.all.top.max()) + 1, device=self.bits.device)
+    return torch.arange(int(self.all.top.max()) + 1, device=self.all.bits.device)
 
 # %% ../nbs/22_grid_beam.ipynb #b8a70d7d
 @dataclass
@@ -127,10 +96,8 @@ class Candidates(Table):
     code:Tensor   # (b,g,c) a number that stands for the tokens
     line:Tensor   # (b,g,c) which of the g hypotheses it continues
 
-def _mix(
-    x:Tensor, # int64
-)->Tensor:
-    "Scramble 64 bits, one to one."
+def _mix(x):
+    "Scramble integers of 64 bits, one to one."
     x = (x ^ (x >> 31)) * 0x7FB5D329728EA185
     x = (x ^ (x >> 27)) * 0x1B03738712FAD5F3
     return x ^ (x >> 33)
@@ -140,7 +107,7 @@ def _mix(
 def rank(self:GridSearch, score:Tensor, done:Tensor)->Tensor:
     "What is compared within a cell: the score over a power of the length, and prices."
     rank = score / (self.t + 1)**self.cfg.length_penalty
-    return rank + self.worth(done) if self.priced else rank
+    return rank + self.groups.worth(done) if self.priced else rank
 
 @patch
 def child(self:GridSearch, parent:Cells, log_prob, word, done=None, phrase=0)->Candidates:
@@ -166,7 +133,7 @@ def force(self:GridSearch, parent:Cells, scores:Tensor)->Candidates:
     q = self.groups
     bit = (1 << q.group)[:,None]                                        # (b,1,a)
     lacking = (parent.done[...,None] & bit == 0) & (q.size == 1)[:,None]
-    lacking &= ~self.at_top(parent.done)[...,None]
+    lacking &= ~self.groups.at_top(parent.done)[...,None]
     column = q.spell[:,None,:,0].expand_as(lacking)                     # (b,g,a) places in q.words
     log_prob = scores.gather(2, column).masked_fill(~lacking, -torch.inf)
     word = q.words[:,None].expand_as(scores).gather(2, column)
@@ -177,7 +144,7 @@ def force(self:GridSearch, parent:Cells, scores:Tensor)->Candidates:
 def expansions(self:GridSearch, parent:Cells, gain, special, best, words)->Candidates:
     "All that may follow a hypothesis. `special`, `best`, `words` are what `next_words` returned."
     scores, end = special[...,:-1], special[...,-1:]
-    end = end.masked_fill(~self.may_end(parent.done)[...,None], -torch.inf)
+    end = end.masked_fill(~self.groups.may_end(parent.done)[...,None], -torch.inf)
     ended = self.child(parent, end, self.eos)                           # of equals, the end first
     free = self.child(parent, best, words)
     if self.cfg.absorb:
@@ -220,7 +187,7 @@ def _choose(
 @patch
 def spans(self:GridSearch, old:Cells, new:Candidates)->Tensor:
     "(b,s,n,2) where the groups stand, with those that the new token has just finished."
-    fresh = ((new.done & ~old.done)[...,None] >> self.bits & 1).bool() # (b,s,n)
+    fresh = ((new.done & ~old.done)[...,None] >> self.all.bits & 1).bool() # (b,s,n)
     start = self.t + 1 - self.sizes(old, new)
     here = torch.stack([start, torch.full_like(start, self.t + 1)], 3)
     return torch.where(fresh[...,None], here, old.span)
@@ -251,12 +218,12 @@ def complete(self:GridSearch)->Candidates:
 @patch
 def cell(self:GridSearch, pool:Candidates)->Tensor:
     "(b,m) the cell that a candidate goes to."
-    return self.row(pool.done)
+    return self.groups.row(pool.done)
 
 @patch
 def identity(self:GridSearch, pool:Candidates)->Tensor:
     "(b,m) equal for candidates that are the same; in the top row, only the tokens count."
-    same = self.at_top(pool.done) & (not self.cfg.no_repeat) | (pool.word == self.eos)
+    same = self.groups.at_top(pool.done) & (not self.cfg.no_repeat) | (pool.word == self.eos)
     if self.priced: same &= self.cfg.absorb          # else what was forced decides on the prices
     memory = _mix(pool.done*0x3C6EF372FE94F82B + pool.phrase + 1)
     return pool.code + torch.where(same, 0, memory)

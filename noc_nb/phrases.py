@@ -34,11 +34,11 @@ def gains(self:PhraseSearch, parent:Cells)->Tensor:
     "(b,g,c) the groups that each constraint word finishes, as bits."
     if self.long == 1: return GridSearch.gains(self, parent)
     q = self.groups
-    of_group = q.group[...,None] == self.bits                           # (b,a,n)
+    of_group = q.group[...,None] == self.groups.bits                           # (b,a,n)
     hits = self.matches(parent)[...,None] & of_group[:,None]            # (b,g,a,n)
     ends = q.last[:,:,None] == q.words[:,None]                          # (b,a,c)
     gain = torch.einsum("bgan,bac->bgcn", hits.float(), ends.float()) > 0
-    return (gain.long() << self.bits).sum(-1)
+    return (gain.long() << self.groups.bits).sum(-1)
 
 # %% ../nbs/23_phrases.ipynb #b1d23a04
 @patch
@@ -49,13 +49,13 @@ def sizes(self:PhraseSearch, old:Cells, new:Candidates)->Tensor:
         return (old.phrase % self.long + 1)[...,None].expand(old.span.shape[:3])
     q = self.groups
     here = self.matches(old) & (q.last[:,None] == new.word[...,None])   # (b,s,a)
-    here = here[...,None] & (q.group[...,None] == self.bits)[:,None]    # (b,s,a,n)
+    here = here[...,None] & (q.group[...,None] == self.groups.bits)[:,None]    # (b,s,a,n)
     return torch.where(here, q.size[:,None,:,None], 0).amax(2)
 
 @patch
 def cell(self:PhraseSearch, pool:Candidates)->Tensor:
     "(b,m) the cell that a candidate goes to."
-    return self.row(pool.done)*self.long + pool.phrase % self.long
+    return self.groups.row(pool.done)*self.long + pool.phrase % self.long
 
 # %% ../nbs/23_phrases.ipynb #b1d23a14
 @patch
@@ -76,14 +76,14 @@ def force_phrases(self:PhraseSearch, parent:Cells, gain, own)->Candidates:
     q, spot = self.groups, parent.phrase % self.long                    # tokens written of a phrase
     bit, name = (1 << q.group)[:,None], torch.arange(q.size.shape[1], device=own.device)*self.long
     inside = (spot > 0)[...,None] & ((parent.phrase - spot)[...,None] == name)
-    begin = (spot == 0) & ~self.at_top(parent.done)
+    begin = (spot == 0) & ~self.groups.at_top(parent.done)
     lacking = (q.size > 1)[:,None] & (parent.done[...,None] & bit == 0) & begin[...,None]
     spot = torch.where(inside, spot[...,None], 0)                       # (b,g,a)
     column = q.spell[:,None].expand(*spot.shape, -1).gather(3, spot[...,None])[...,0]
     full = spot + 1 == q.size[:,None]
     done = parent.done[...,None] | torch.where(full, bit, 0)
     if self.cfg.absorb: done = done | gain.expand_as(own).gather(2, column)
-    on = ~full & (done & bit == 0) & ~self.at_top(done)                 # the phrase goes on
+    on = ~full & (done & bit == 0) & ~self.groups.at_top(done)                 # the phrase goes on
     log_prob = own.gather(2, column).masked_fill(~(inside | lacking), -torch.inf)
     word = q.words[:,None].expand_as(own).gather(2, column)
     return self.child(parent, log_prob, word, done, torch.where(on, name + spot + 1, 0))

@@ -40,7 +40,7 @@ def bound(self:FastSearch, cells:Cells)->Tensor:
     "(b,s) the most that a hypothesis can still come to: further tokens cost, prices may gain."
     if not self.priced: return cells.score
     gain = self.groups.price.clamp(min=0)[:,None]                       # (b,1,n)
-    open_ = 1 - (cells.done[...,None] >> self.bits & 1)                 # (b,s,n)
+    open_ = 1 - (cells.done[...,None] >> self.groups.bits & 1)                 # (b,s,n)
     rank = cells.rank.masked_fill(cells.score == -torch.inf, -torch.inf)
     return rank + (open_*gain).sum(-1)
 
@@ -162,8 +162,8 @@ def hypotheses(self:FastSearch, pad:int=0)->Hypotheses:
     order = self.all.order[:,None,:,None].expand(-1, self.k, -1, 2)  # groups as the caller has them
     span = best.span.gather(2, order.clamp(min=0))
     span = span.masked_fill((order < 0) | ~valid[...,None,None], -1)
-    done = self.finished(best.done).masked_fill(~valid, 0)
-    musts = self.finished(best.done & self.all.must[:,None]).masked_fill(~valid, 0)
+    done = self.all.finished(best.done).masked_fill(~valid, 0)
+    musts = self.all.finished(best.done & self.all.must[:,None]).masked_fill(~valid, 0)
     reason = [None]*len(complete)
     for i, good in enumerate(complete):
         if not good: reason[i] = self.reason(i, int(musts[i,0]))

@@ -34,7 +34,7 @@ class Recorded:
         device = batch.features.device
         new = make_search(constraints, self.cfg, device, sync_free=True, forbidden=self.forbidden)
         tensors = batch.features, batch.mask, new.level, *vars(new.all).values()
-        sizes = len(new.bits), *(x.shape for x in tensors)
+        sizes = len(new.all.bits), *(x.shape for x in tensors)
         if sizes not in self.plays: self.plays[sizes] = self.record(batch, new)
         play, grids, features, mask = self.plays[sizes]
         places = features, mask, grids.level, *vars(grids.all).values()
