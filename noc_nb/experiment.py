@@ -17,8 +17,8 @@ from fastcore.basics import patch
 # %% ../nbs/44_experiment.ipynb #4c6b195d
 from .captioner import Captioner
 from .constraints import best_scores, constraint_classes
-from .core import (Config, NocError, default_device, difference, progress, read_json,
-                         write_json)
+from .core import (Config, NocError, default_device, difference, foreign_file, locked,
+                         progress, read_json, write_json)
 from .data import CocoData, region_batches
 from .decode import decode
 from .encoder import CaptionerConfig
@@ -394,9 +394,12 @@ def _line_of(r): return r["row"], r["training"], r["lambda0"]
 
 @patch(as_prop=True)
 def rows(self:Experiment)->list:
-    "The result rows so far."
+    "The result rows so far. Raises `NocError` for rows of something else."
     file = self.out/"rows.jsonl"
-    return read_rows(file) if file.exists() else []
+    rows = read_rows(file) if file.exists() else []
+    with foreign_file(file, "result rows of a run"):
+        for r in rows: hash((_line_of(r), r["seed"]["selector"], float(r["seconds"])))
+    return rows
 
 @patch
 def _score(self:Experiment, line, seeds):
@@ -459,7 +462,8 @@ def complete(self:Experiment,
     def is_done(line, seeds): return (*line, _seed_text(line[0], seeds)) in done
     todo = [item for item in dict.fromkeys(items) if not is_done(*item)]
     captioned = [line for line, _ in todo if line[1]]
-    for line, seeds in progress(todo, "rows"):
-        if line in captioned[:1]: self._prepare(captioned)
-        self._score(line, seeds)
+    with locked(self.out):
+        for line, seeds in progress(todo, "rows"):
+            if line in captioned[:1]: self._prepare(captioned)
+            self._score(line, seeds)
     return self.rows

@@ -380,7 +380,6 @@ def _class_vectors(file, classes, width):
         vectors[ids[key]] = vector
     missing = [i for i in classes if i not in vectors]
     if missing: raise NocError(f"{file}: class {missing[0]}: expected a vector for each class")
-    check_range(f"{file}: ", 0, 100_000, id=max(vectors))
     return vectors
 
 # %% ../nbs/50_pipeline.ipynb #3eca2aa6

@@ -24,6 +24,7 @@ from fastcore.basics import chunked, patch
 from torch import Tensor
 
 from .core import NocError, check_range, foreign_file, json_text, read_json
+from .heldout import MOST_CLASSES
 
 # %% ../nbs/04_regions.ipynb #d35c031c
 def _check_relative(boxes, image_id):
@@ -551,14 +552,12 @@ def class_vectors(
         means[id] = np.mean([vectors[w] for w in c.phrase], 0, dtype=np.float32)
     return means
 
-_MOST_CLASSES = 100_000   # a table is as long as its largest id
-
 def class_table(
     vectors:dict, # category id -> (d,) vector
 )->Tensor:        # (c,d) row = category id; NaN where there is no such class
     "Class vectors as one array. Raises `NocError` for ids that are too large for a table."
-    check_range("class vectors: ", 0, _MOST_CLASSES, id=min(vectors))
-    check_range("class vectors: ", 0, _MOST_CLASSES, id=max(vectors))
+    check_range("class vectors: ", 0, MOST_CLASSES, id=min(vectors))
+    check_range("class vectors: ", 0, MOST_CLASSES, id=max(vectors))
     table = torch.full((max(vectors) + 1, len(next(iter(vectors.values())))), torch.nan)
     for id, v in vectors.items(): table[id] = torch.as_tensor(v)
     return table

@@ -142,7 +142,13 @@ def write_results(
 def read_results(
     path, # what `write_results` wrote
 )->dict:  # image id -> `Decoded`
-    "Read the captions of a run."
+    "Read the captions of a run. Raises `NocError` for a file of something else."
     entries = read_json(path)
     with foreign_file(path, "captions of a run, as `write_results` writes them"):
-        return {entry.pop("image_id"): Decoded(**entry) for entry in entries}
+        found = {entry.pop("image_id"): Decoded(**entry) for entry in entries}
+        if not all(map(_is_whole, found.values())): raise ValueError("values of other types")
+    return found
+
+def _is_whole(d):
+    counts = type(d.wanted) is type(d.satisfied) is int
+    return counts and isinstance(d.caption, str) and isinstance(d.missing, (list, tuple))

@@ -10,7 +10,7 @@ __all__ = ['TrainConfig', 'learning_rate', 'save_checkpoint', 'read_checkpoint',
 import json, math, random, shutil, time, warnings, zlib
 from collections import Counter, defaultdict
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +22,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 
-from .core import (Config, NocError, check_range, default_device, difference, progress,
-                         read_json, say, set_seed, whole_file, write_json)
+from .core import (Config, NocError, check_range, default_device, difference, foreign_file,
+                         locked, progress, read_json, say, set_seed, whole_file, write_json)
 from .saving import read_weights
 
 # %% ../nbs/40_train.ipynb #b96fb256
@@ -193,10 +193,11 @@ def check_settings(
     processes:int=1,   # that share a batch
     prefix:str="",     # what stands before a setting's name
 ):
-    "Raises `NocError` for numbers that leave nothing to do."
+    "Raises `NocError` for numbers that leave nothing to do, and an unknown schedule."
     counts = "epochs", "batch", "accumulate", "warmup", "patience"
     check_range(prefix, 1, **{name: getattr(cfg, name) for name in counts})
     check_range(prefix, 0, peak=cfg.peak, clip=cfg.clip)
+    learning_rate(1, cfg, 512)                              # an unknown schedule
     parts = cfg.accumulate*processes
     if parts > cfg.batch:
         raise NocError(f"batch={cfg.batch} in {parts} parts (accumulate={cfg.accumulate}, "
@@ -396,14 +397,21 @@ def _go_back(self:Trainer):
     path, = broadcast_object_list([acc.is_main_process and _tidy(self.folder)])
     if path is None: return
     state = load_checkpoint(path, self.inner, self.optimizer.optimizer)
-    for name, was in state.pop("order").items():
-        now = getattr(self.cfg, name)
+    with foreign_file(path, "a checkpoint of this training"): self._stand(path, **state)
+    if me == 0: say(f"{self.folder.name}: goes on after epoch {self.epoch} and step {self.step}")
+
+@patch
+def _stand(self:Trainer, path, order, ranks, **state):
+    "Stand where a checkpoint stood."
+    acc, me = self.accelerator, self.accelerator.process_index
+    for name in _ORDER:
+        was, now = order[name], getattr(self.cfg, name)
         if was != now:
             raise NocError(f"{path}: trained with {name}={was}; "
                            f"expected the same to go on, not {now}")
-    ranks = state.pop("ranks")
-    for name, value in state.items(): setattr(self, name, value)
-    if me == 0: say(f"{self.folder.name}: goes on after epoch {self.epoch} and step {self.step}")
+    for f in fields(_Progress):
+        value = state[f.name]
+        setattr(self, f.name, value if value is None else f.type(value))
     if len(ranks) == acc.num_processes: self.sums = Counter(ranks[me]["sums"])
     elif me == 0: self.sums = _added(rank["sums"] for rank in ranks)
     _set_rng_state(ranks[me % len(ranks)]["rng"])
@@ -469,7 +477,15 @@ def fit(self:Trainer,
     "Train until the epochs or the patience are used up."
     acc, done = self.accelerator, self.folder/"done.json"
     self.judged = judged if evaluate else _UNJUDGED
-    if resume and done.exists(): return self._put_back_best(read_json(done))
+    if resume and done.exists(): return self._put_back_best(_read_done(done))
+    with locked(self.folder) if acc.is_main_process else nullcontext():
+        return self._put_back_best(self._train(batches, evaluate, resume))
+
+# %% ../nbs/40_train.ipynb #a21d9f01
+@patch
+def _train(self:Trainer, batches, evaluate, resume):
+    "Train; what `done.json` says in the end."
+    acc = self.accelerator
     if acc.process_index: set_seed(self.cfg.seed + acc.process_index)  # a dropout of its own
     if resume: self._go_back()
     elif acc.is_main_process: _clear(self.folder)
@@ -481,7 +497,7 @@ def fit(self:Trainer,
         self._train_epoch(batches)
         self._end_epoch(evaluate)
     if self.writer: self.writer.close()
-    return self._put_back_best(self._finish(done))
+    return self._finish(self.folder/"done.json")
 
 # %% ../nbs/40_train.ipynb #6dd57968
 @patch
@@ -496,11 +512,22 @@ def _finish(self:Trainer, path):
     self.accelerator.wait_for_everyone()
     return about
 
+# %% ../nbs/40_train.ipynb #a21d9f02
+def _read_done(path):
+    "What `_finish` wrote. Raises `NocError` for something else."
+    about = read_json(path)
+    with foreign_file(path, "what a finished training leaves"):
+        kept_line(about)
+        keys = "history", "best", "score", "epoch", "seconds", "config"
+        return {key: about[key] for key in keys}
+
 @patch
 def _put_back_best(self:Trainer, about):
     "The model with its best weights, in eval mode, after a phase that is done."
     self.history, self.best, self.seconds = about["history"], about["best"], about["seconds"]
-    self.inner.load_state_dict(read_weights(self.folder/"best/model.safetensors"))
+    best = self.folder/"best/model.safetensors"
+    with foreign_file(best, "this training's weights"):
+        self.inner.load_state_dict(read_weights(best))
     return self.inner.eval()
 
 def _clear(folder):
@@ -521,7 +548,7 @@ def finished_model(
     done = Path(folder)/"done.json"
     if not done.exists(): return None
     model = kind.from_pretrained(Path(folder)/"best", device=default_device())
-    about = read_json(done)
+    about = _read_done(done)
     trained = type(train).from_dict(about["config"])
     expected = {name: value for name, value in cfg.to_dict().items() if name not in free}
     other = difference(model.cfg.to_dict(), expected, "model")

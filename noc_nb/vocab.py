@@ -199,6 +199,8 @@ def save(self:Vocab, path):
     words = {"tokens": list(self.tokens), "unsaid": sorted(self.unsaid)}
     write_json(path, words, indent=0)
 
+def _is_word(word): return isinstance(word, str) and word.split() == [word]
+
 @patch(cls_method=True)
 def load(cls:Vocab, path):
     "Read what `save` wrote. Raises `NocError` naming the file."
@@ -206,7 +208,7 @@ def load(cls:Vocab, path):
     if not isinstance(content, dict): content = {}
     tokens, unsaid = content.get("tokens"), content.get("unsaid", [])
     for words in tokens, unsaid:
-        if isinstance(words, list) and all(isinstance(word, str) for word in words): continue
+        if isinstance(words, list) and all(map(_is_word, words)): continue
         raise NocError(f"{path}: expected {{\"tokens\": [words], \"unsaid\": [some of them]}}")
     try: return cls(tokens, unsaid)
     except NocError as e: raise NocError(f"{path}: {e}") from None

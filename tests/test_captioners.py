@@ -1,4 +1,5 @@
 "Other people's captioners: small random models of each kind, with their own processors, from folders."
+import json, math, sys
 import pytest, torch
 pytest.importorskip("transformers")
 from PIL import Image
@@ -9,8 +10,9 @@ from transformers import (
 from noc_nb.core import NocError
 from noc_nb.pipeline import NovelCaptioner
 from noc_nb.tools.captioners import NovelPhotoCaptioner, PhotoCaptioner
+from noc_nb.tools.command import main
 from noc_nb.tools.pretrained import quiet
-from tiny_models import PICTURE, build, tokenizer
+from tiny_models import PICTURE, build, save_blip, save_detector, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SQUARE = dict(height=16, width=16)
@@ -82,6 +84,11 @@ def test_captioners_from_folders(folders, name):
         alone = made([photo], [wanted])[0]
         assert (alone.caption, alone.spans) == (caption.caption, caption.spans)
         assert abs(alone.score - caption.score) < 1e-3
+    prices = [-20., math.inf], [30.]
+    for photo, caption, row in zip(PHOTOS, made(PHOTOS, WORDS, prices, penalty=0.), prices):
+        worth = sum(u for u, span in zip(row, caption.spans) if span and u < math.inf)
+        assert abs(caption.objective - caption.score - worth) < 1e-3
+        assert [bool(span) for span in caption.spans] == [u > 0 for u in row]
     if name != "BLIP-2": assert len({c.caption for c in made(PHOTOS, [[], []])}) == 2    # its weights are too even
     assert (made.prompt is not None) == (name in CHATS)
 
@@ -130,3 +137,32 @@ def test_broken_folders(folders, tmp_path):
         with pytest.raises(NocError, match=expected) as error:
             PhotoCaptioner.from_pretrained(tmp_path/name, device="cpu")
         assert "\n" not in str(error.value) and str(tmp_path/name) in str(error.value)
+
+def test_command(tmp_path, monkeypatch, capsys):
+    "Photos, a captioner and a detector that is told names, all from folders; what is not there is one line."
+    def typed(out, *more):
+        options = "--detector", "owl", "--captioner", "blip", "--classes", "names.txt", "--out", out
+        monkeypatch.setattr(sys, "argv", ["noc_caption", "photos", *options, *more])
+        main()
+        return [json.loads(line) for line in (tmp_path/out).read_text().splitlines()]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path/"photos").mkdir()
+    for n, photo in enumerate(PHOTOS): photo.save(f"photos/{n}.png")
+    (tmp_path/"names.txt").write_text("dog\nbus\nzebra\n")
+    with quiet():
+        save_blip("blip")
+        save_detector("OWLv2", "owl")
+    for line in typed("chosen.jsonl"):
+        assert line["boxes"] and {box["object"] for box in line["boxes"]} <= {"dog", "bus", "zebra"}
+        for chosen in line["selected"]:                # the pipeline's price, without what is for words never said
+            p = chosen["score"]
+            assert chosen["worth"] == pytest.approx(2*math.log(p/(1 - p)), rel=.02, abs=.02)
+        for asked in line["constraints"]: assert asked["word"] or f"{asked['object']}: worth" in line["reason"]
+    for line in typed("forced.jsonl", "--objects", "zebra, dog"):
+        assert {"zebra", "dog"} <= set(line["caption"].lower().split())
+    for option in "--captioner", "--detector":
+        capsys.readouterr()
+        with pytest.raises(SystemExit): typed("none.jsonl", option, "./none")
+        said = capsys.readouterr().err
+        assert "./none: no such folder; expected a" in said and said.count("\n") == 1
+    assert not (tmp_path/"none.jsonl").exists()

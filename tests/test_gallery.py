@@ -9,11 +9,10 @@ import torch
 from PIL import Image
 from noc_nb.tools.app import Studio
 from noc_nb.captioner import Captioner
-from noc_nb.core import NocError
+from noc_nb.core import NocError, locked
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.tools.gallery import (Job, caption_all, caption_files, caption_lines, detected, from_table,
-                                  locked, noc_caption, open_source, photos, read_lines,
-                                  write_report)
+                                  noc_caption, open_source, photos, read_lines, write_report)
 from noc_nb.heldout import COCO_CLASSES
 from noc_nb.pipeline import CaptionOptions, NovelCaptioner
 from noc_nb.tools.detector import Detector

@@ -5,13 +5,12 @@ import csv, gzip, itertools, json, math, random, re, warnings
 from pathlib import Path
 import pytest
 import torch
-from PIL import Image
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessorList, PreTrainedTokenizerFast
 from noc_nb.core import NocError, find_data
 from noc_nb.tools.generate import grid_beam, read_pieces, spellings
 from noc_nb.toy import toy_image
-from tiny_models import BUILDERS, build, save_chat, tokenizer
+from tiny_models import BUILDERS, build, tokenizer
 
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT/"tests/architectures.csv"
@@ -201,20 +200,6 @@ def test_lines_of_the_chapter_are_those_that_run():
     assert run == shown
 
 def fence(text, language): return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
-
-def test_lines_of_the_readme(tmp_path, capsys, monkeypatch):
-    "A chat model and a picture: the README's lines, with a tiny folder in the place of the hub's."
-    blocks = fence((ROOT/"README.md").read_text(encoding="utf-8"), "py")
-    [lines] = [block for block in blocks if "apply_chat_template" in block]
-    assert sum(bool(line.strip()) for line in lines.splitlines()) <= 14
-    save_chat(tmp_path/"model")
-    Image.new("RGB", (40, 30), "green").save(tmp_path/"photo.jpg")
-    monkeypatch.chdir(tmp_path)
-    run, found = re.subn(r'^name = ".*"$', 'name = "model"', lines, flags=re.M)
-    assert found == 1
-    exec(run, {})
-    said = capsys.readouterr().out
-    assert is_whole(said, "zebra") and is_whole(said, ["bus", "buses"])
 
 def test_lines_of_the_experiment_are_those_that_run():
     "58 shows lines for models of the hub, and runs them with tiny folders."

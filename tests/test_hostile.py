@@ -395,10 +395,12 @@ def test_large_uploads_give_their_memory_back(tmp_path):
 # ---- sizes that nobody means, and names for pictures
 
 @pytest.mark.parametrize("setting", ["captioner.layers=2000", "captioner.d_ff=1000000", "threads=99999", "limit=63",
-                                     "search.k=99999", "search.max_len=1000000", "captioner.memory=1000000"])
+                                     "search.k=99999", "search.max_len=1000000", "captioner.memory=1000000",
+                                     "captioner.max_len=-1", "xe.peak=Infinity", "scst.min_refs=-1", "prices.never=NaN",
+                                     f"xe.seed={2**64}", f"min_count={10**12}", "train_selector.keep=-1"])
 def test_sizes_that_nobody_means(setting):
     from noc_nb.tools.cli import preset_of
-    with pytest.raises(NocError, match="expected 0 to|expected 1 to|10,000 at most"): preset_of("toy", [setting])
+    with pytest.raises(NocError, match=r"expected -?\d+ to|10,000 at most"): preset_of("toy", [setting])
 
 def test_a_path_that_was_mistyped_asks_no_hub(tmp_path, monkeypatch):
     from noc_nb.captioner import Captioner
@@ -482,6 +484,32 @@ def test_an_odd_value_gives_a_result_or_one_line(tmp_path, name):
         path.write_text(json.dumps(altered(json.loads(json.dumps(good, default=list)), rng)) + "\n")
         try: read(path)
         except NocError as e: assert "\n" not in str(e)
+
+def test_a_run_that_was_altered_gives_rows_or_one_line(tmp_path):
+    "Its settings, rows and captions."
+    from noc_nb.data import load_data
+    from noc_nb.experiment import Experiment, PRESETS, Run
+    from noc_nb.pipeline import pipeline_folder
+    from noc_nb.tools.drawing import make_toy
+    data, rng, out = load_data(make_toy(tmp_path/"toy", 40, 8, 8), "toy"), random.Random(0), tmp_path/"run"
+    def run():
+        experiment = Experiment(Run(PRESETS["toy"]), data, out, True, ("C",), pipeline_folder("toy"))
+        return experiment.complete([("none", "xe", None), ("top1", "xe", None)])
+    run()
+    captions = out/"captions/xe-top1.json.gz"
+    for file, lines in (out/"run.json", False), (out/"rows.jsonl", True), (captions, False):
+        good = read_rows(file) if lines else read_json(file)
+        for _ in range(25):
+            changed = altered(good, rng)
+            if lines and isinstance(changed, list): file.write_text("".join(json.dumps(x) + "\n" for x in changed))
+            elif not lines:
+                text = json.dumps(changed).encode()
+                file.write_bytes(gzip.compress(text) if file == captions else text)
+                (out/"rows.jsonl").unlink(missing_ok=True)
+            try: run()
+            except NocError as e: assert "\n" not in str(e)
+        if not lines: write_json(file, good)
+        run()
 
 def test_odd_scores_and_settings_of_a_search():
     from noc_nb.beam import beam_search

@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate.utils import gather_object
 from fastcore.basics import patch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from noc_nb.captioner import Captioner
 from noc_nb.core import NocError, read_json, set_seed
 from noc_nb.data import CaptionExamples, ImageExamples, Loader, load_data
@@ -14,9 +14,10 @@ from noc_nb.encoder import CaptionerConfig
 from noc_nb.grid_beam import SearchConfig
 from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, scst_images, train_scst
 from noc_nb.tools.drawing import make_toy
-from noc_nb.train import TrainConfig, Trainer, checkpoints, read_checkpoint
+from noc_nb.train import TrainConfig, Trainer, _checksum, checkpoints, read_checkpoint
 from noc_nb.train_xe import build_captioner, train_xe, xe_loss, xe_size
 from noc_nb.vocab import Vocab
+from test_hostile import altered
 
 tiny = CaptionerConfig(d_model=32, heads=4, d_ff=64, layers=1, memory=4)
 xe = TrainConfig(epochs=3, batch=20, warmup=20, peak=5e-3, save_seconds=0.)
@@ -153,6 +154,41 @@ def test_folder_in_place_of_a_checkpoint(tmp_path):
     with pytest.raises(NocError, match="step-99999999.safetensors: cannot be read"):
         wide(tmp_path).fit(wide_batches(), resume=True)
     assert len(checkpoints(tmp_path)) == 3
+
+def test_altered_states_are_one_line(tmp_path):
+    "A checkpoint with a right checksum and a wrong state, and a `done.json` of another shape; nothing is deleted."
+    wide(tmp_path).fit(wide_batches())
+    done, rng = tmp_path/"done.json", random.Random(0)
+    about, last = read_json(done), checkpoints(tmp_path)[-1]
+    tensors, state = read_checkpoint(last)
+    tensors = {name: x.clone() for name, x in tensors.items()}     # they are the file, which is written anew
+    def resume():
+        try: wide(tmp_path).fit(wide_batches(), resume=True)
+        except NocError as e: assert "\n" not in str(e)
+    for _ in range(30):
+        done.write_text(json.dumps(altered(about, rng)))
+        resume()
+    for _ in range(30):
+        text = json.dumps(altered(state, rng))
+        last.write_bytes(save(tensors, dict(state=text, checksum=_checksum(tensors, text))))
+        done.unlink(missing_ok=True)
+        resume()
+    for lacking in ("ranks", "order", "epoch"):
+        text = json.dumps({key: value for key, value in state.items() if key != lacking})
+        last.write_bytes(save(tensors, dict(state=text, checksum=_checksum(tensors, text))))
+        done.unlink(missing_ok=True)
+        with pytest.raises(NocError, match="expected a checkpoint of this training"):
+            wide(tmp_path).fit(wide_batches(), resume=True)
+        assert last.exists()
+
+def test_a_second_run_keeps_away(tmp_path):
+    "It would delete the first one's checkpoints."
+    def second(): wide(tmp_path/"run").fit(wide_batches(), resume=True)
+    def act():
+        with pytest.raises(NocError, match="run: another run is writing it"): second()
+    wide(tmp_path/"run").fit(wide_batches(1, act))
+    second()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 # ---- two processes
 

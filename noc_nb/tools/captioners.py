@@ -6,7 +6,8 @@
 __all__ = ['QUESTION', 'PhotoCaptioner', 'NovelPhotoCaptioner']
 
 # %% ../../nbs/tools/26_captioners.ipynb #42117c45
-import string, warnings
+import math, string, warnings
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -73,23 +74,28 @@ def _inputs(self:PhotoCaptioner, photos):
 
 # %% ../../nbs/tools/26_captioners.ipynb #5fa319cc
 @patch
-def _decoded(self:PhotoCaptioner, ids, score, spans, wanted):
+def _decoded(self:PhotoCaptioner, ids, score, spans, prices, objective=None):
     "The text of some ids as a `Decoded`; `spans` count ids."
     def words(ids): return self.tokenizer.decode(ids, skip_special_tokens=True).split()
-    places = [None]*wanted
+    places, wanted = [None]*len(prices), len(prices)
     for n, (start, end) in spans.items():
         last = len(words(ids[:end]))
         places[n] = last - len(words(ids[start:end])), last
-    missing = places.count(None)
-    reason = f"{wanted - missing} of {wanted} words within {self.room} tokens" if missing else None
-    return Decoded(" ".join(words(ids)), score, wanted, wanted - missing, reason, tuple(places))
+    musts = [place for place, price in zip(places, prices) if price == math.inf]
+    came = len(musts) - musts.count(None)
+    reason = f"{came} of {len(musts)} words within {self.room} tokens" if None in musts else None
+    return Decoded(" ".join(words(ids)), score, wanted, wanted - places.count(None), reason,
+                   tuple(places), objective=objective)
 
+# %% ../../nbs/tools/26_captioners.ipynb #5fa319cd
 @patch
 def __call__(self:PhotoCaptioner,
     photos:list,      # PIL images
     words:list,       # for each, groups of alternatives: [["zebra"], ["bus", "buses"]]
+    prices:list=None, # for each, what its words are worth in nats; default: all are musts (inf)
     beams:int=5,      # hypotheses
     no_repeat=False,  # True: a word that has come is not said again
+    penalty=None,     # of the length, as in `generate`; default: the model's own
 )->list:              # `Decoded`
     "Caption photos, each with its words. Raises `NocError` for a prompt that the model refuses."
     device, dtype = self.model.device, self.model.dtype
@@ -99,15 +105,18 @@ def __call__(self:PhotoCaptioner,
         except (ValueError, TypeError, KeyError, IndexError) as e:
             why = f"{type(self.processor).__name__}: {str(e).partition(chr(10))[0]}"
             raise NocError(f"prompt {self.prompt!r}: the model does not take it ({why})") from e
-        penalty = self.model.generation_config.length_penalty
+        if penalty is None: penalty = self.model.generation_config.length_penalty
         penalty = 1. if penalty is None else penalty
+        prices = prices or [[math.inf]*len(groups) for groups in words]
         out = self.model.generate(
             **inputs, custom_generate=grid_beam, processor=self.tokenizer, each=words,
-            at_least=[*map(len, words)], no_repeat=no_repeat, num_beams=beams, do_sample=False,
-            max_new_tokens=self.room, length_penalty=penalty, return_dict_in_generate=True)
+            prices=prices, at_least=[*map(len, words)], no_repeat=no_repeat, num_beams=beams,
+            do_sample=False, max_new_tokens=self.room, length_penalty=penalty,
+            return_dict_in_generate=True)
     lengths = [max(1, len(ids)) for ids in out.texts]
     sums = [s*n**penalty for s, n in zip(out.sequences_scores.tolist(), lengths)]
-    return [self._decoded(*row) for row in zip(out.texts, sums, out.spans, map(len, words))]
+    rows = zip(out.texts, sums, out.spans, prices, out.objective.tolist())
+    return [self._decoded(*row) for row in rows]
 
 # %% ../../nbs/tools/26_captioners.ipynb #43a0d082
 @patch(cls_method=True)
@@ -136,6 +145,7 @@ class _Spelled:
 
 class NovelPhotoCaptioner(NovelCaptioner):
     "Region selector, any captioner and grid beam search together."
+    in_nats = False                                # True: no length penalty, whatever the prices
     def __init__(self,
         pipeline:NovelCaptioner, # whose selector, classes and limits are used
         captioner:PhotoCaptioner, # that looks at the photos
@@ -144,6 +154,7 @@ class NovelPhotoCaptioner(NovelCaptioner):
         self.pipeline, self.captioner = pipeline, captioner
         self.vectors = {}                          # no region features are looked at
         self.vocab = _Spelled(captioner.tokenizer)
+        self.unsaid = set()                        # nobody knows the captions that it learned from
 
     @classmethod
     def from_pretrained(cls, name, captioner, prompt=None, device=None):
@@ -163,18 +174,26 @@ def _seen(self:NovelPhotoCaptioner, images, seen):
     return seen
 
 @patch
-def _pricing(self:NovelPhotoCaptioner, options):
-    "What is selected is a must. Raises `NocError` where it should have a price."
-    if options.insist not in (None, "must"):
-        raise NocError(f"insist {options.insist}: expected must; this captioner knows no prices")
-    return replace(self.prices, weight=None)
+def _search(self:NovelPhotoCaptioner, seen, groups, prices):
+    "The best caption of each photo, by its place, with its words."
+    words, penalties, decoded = [], [], {}
+    for image in groups: words.append([list(map(" ".join, group)) for group in image])
+    for row in prices:
+        priced = self.in_nats or min(row, default=math.inf) < math.inf
+        penalties.append(0. if priced else None)
+    for penalty in dict.fromkeys(penalties):
+        places = [n for n, p in enumerate(penalties) if p == penalty]
+        some = [(seen[n], words[n], prices[n]) for n in places]
+        found = self.captioner(*zip(*some), self.search.k, self.search.no_repeat, penalty)
+        decoded |= dict(zip(places, found))
+    return decoded
 
 @patch
-def _search(self:NovelPhotoCaptioner, seen, groups, prices):
-    "The best caption of each photo, with its words; all prices are infinite."
-    words = []
-    for image in groups: words.append([list(map(" ".join, group)) for group in image])
-    return self.captioner(list(seen), words, self.search.k, self.search.no_repeat)
+def _costs(self:NovelPhotoCaptioner, *args):
+    "As in the book; what is made a must there is compared in nats like the rest."
+    nats = copy(self)
+    nats.in_nats = True
+    return NovelCaptioner._costs(nats, *args)
 
 @patch
 def _record(self:NovelPhotoCaptioner, *args):

@@ -16,7 +16,7 @@ from fastcore.script import Param, store_true
 
 from ..captioner import Captioner
 from ..constraints import FORMS
-from ..core import (NocError, check_range, find_data, override, read_json, say,
+from ..core import (Config, NocError, check_range, find_data, override, read_json, say,
                          whole_file)
 from ..decode import make_search
 from ..experiment import PRESETS, Experiment, Preset, Run
@@ -25,7 +25,7 @@ from ..metrics import METRICS
 from ..pipeline import NovelCaptioner, pipeline_folder, shipped
 from ..regions import class_vectors
 from ..results import LABELS, TRAINING_LABELS
-from ..scst import train_scst
+from ..scst import BASELINES, train_scst
 from ..selector import RegionSelector
 from ..tables import markdown_table, spec, table_view
 from .command import command
@@ -52,25 +52,21 @@ def _choice(text, allowed, option):
         if name not in allowed: raise NocError(f"--{option} {name}: {expected}")
     return names
 
-def _check_preset(cfg):
-    "Raises `NocError` for a setting with a value that cannot work, before anything is trained."
-    for name in ("selector", "captioner"):
-        part = getattr(cfg, name)
-        sizes = ("d_model", "heads", "d_ff", "layers", "max_regions")
-        check_range(f"{name}.", 1, 100_000, **{size: getattr(part, size) for size in sizes})
-        check_range(f"{name}.", 1, 100, layers=part.layers)
-        if not 0 <= part.dropout < 1:
-            raise NocError(f"{name}.dropout={part.dropout}: expected 0 to below 1")
-    if cfg.form not in FORMS: raise NocError(f"form={cfg.form}: expected one of {', '.join(FORMS)}")
-    for name in ("train_selector", "xe", "scst"):
-        check_settings(getattr(cfg, name), prefix=f"{name}.")
-    check_range("captioner.", 0, 100_000, memory=cfg.captioner.memory)
-    check_range("", 0, 1024, threads=cfg.threads)
-    check_range("selector.", 0, lambda0=cfg.selector.lambda0, lambda1=cfg.selector.lambda1)
-    check_range("selector.", 0, 1, threshold=cfg.selector.threshold)
-    check_range("", 0, 62, limit=cfg.limit)
-    cfg.prices.check("prices.")
-    make_search([[]], cfg.search)
+# %% ../../nbs/tools/51_cli.ipynb #a21c0e06
+_RANGES = dict.fromkeys(("d_model", "heads", "d_ff", "max_regions"), (1, 100_000)) | dict(
+    layers=(1, 100), memory=(0, 100_000), dropout=(0, .999), threshold=(0, 1), threads=(0, 1024),
+    limit=(0, 62), k=(1, 10_000), max_len=(1, 10_000), length_penalty=(-100, 100),
+    seed=(-2**63, 2**64 - 1))                              # any other number: 0 to a billion
+_NAMES = dict(form=FORMS, baseline=BASELINES, df_unit=("image", "caption"))
+
+def _check_values(cfg, prefix=""):
+    "Raises `NocError` for a number or a name that cannot work, in any group of settings."
+    for name, value in vars(cfg).items():
+        if isinstance(value, Config): _check_values(value, f"{prefix}{name}.")
+        elif isinstance(value, (int, float)):
+            check_range(prefix, *_RANGES.get(name, (0, 10**9)), **{name: value})
+        elif value not in _NAMES.get(name, [value]):
+            raise NocError(f"{prefix}{name}={value}: expected one of {', '.join(_NAMES[name])}")
 
 def preset_of(
     name:str,      # a name in `PRESETS`
@@ -79,7 +75,11 @@ def preset_of(
     "A preset with changes. Raises `NocError` for an unknown name, or a value that cannot work."
     if name not in PRESETS: raise NocError(f"--preset {name}: expected one of {', '.join(PRESETS)}")
     cfg = override(PRESETS[name], settings)
-    _check_preset(cfg)
+    _check_values(cfg)
+    for part in ("train_selector", "xe", "scst"):
+        check_settings(getattr(cfg, part), prefix=f"{part}.")
+    cfg.prices.check("prices.")
+    make_search([[]], cfg.search)
     return cfg
 
 # %% ../../nbs/tools/51_cli.ipynb #afaa7d14

@@ -17,7 +17,8 @@ from tqdm import tqdm
 
 # %% ../../nbs/tools/00_command.ipynb #2b28e9ce
 def _leave(code, line):
-    print(line, file=sys.stderr)
+    # names of files may hold ends of lines, and what a terminal obeys
+    print("".join(c if c.isprintable() else repr(c)[1:-1] for c in line), file=sys.stderr)
     sys.exit(code)
 
 def _is_bad_input(error):

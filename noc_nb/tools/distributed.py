@@ -13,8 +13,8 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from ..core import NocError, progress, whole_file, write_json
-from .gallery import Job, caption_lines, check_settings, locked, run_settings
+from ..core import NocError, locked, progress, whole_file, write_json
+from .gallery import Job, caption_lines, check_settings, run_settings
 from ..regions import open_parquet
 
 # %% ../../nbs/tools/54_distributed.ipynb #6da652cc

@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['Source', 'from_table', 'detected', 'photos', 'detector_for', 'open_source', 'caption_lines', 'run_settings',
-           'check_settings', 'locked', 'read_lines', 'caption_all', 'render', 'thumbnail', 'Mark', 'repeated',
-           'picture', 'write_report', 'Job', 'insistence', 'caption_files', 'noc_caption']
+           'check_settings', 'read_lines', 'caption_all', 'render', 'thumbnail', 'Mark', 'repeated', 'picture',
+           'write_report', 'Job', 'insistence', 'caption_files', 'noc_caption']
 
 # %% ../../nbs/tools/52_gallery.ipynb #42b40744
 import base64, hashlib, io, json, os, sys, tempfile, warnings
 from collections import Counter
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.resources import files as package_files
@@ -19,14 +18,15 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-import filelock, jinja2
+import jinja2
 import numpy as np
 import torch
 from fastcore.script import store_true
 from markupsafe import Markup
 from PIL import Image
 
-from ..core import NocError, progress, read_json, whole_file, write_json
+from ..core import (NocError, foreign_file, locked, progress, read_json, whole_file,
+                         write_json)
 from ..data import RegionFeatures, data_files
 from .detector import DETECTORS, Detector
 from .detectors import PretrainedDetector, classes_for
@@ -40,7 +40,7 @@ from .captioners import NovelPhotoCaptioner, PhotoCaptioner
 from .command import command
 from .int8 import int8
 from .names import read_classes
-from .photos import FORMATS, image_column, image_files, open_image
+from .photos import FORMATS, image_column, image_files, image_names, open_image
 from .store import RegionStore
 from .viz import PALETTE
 
@@ -93,7 +93,7 @@ def _annotated(root):
     for path in files:
         coco = read_coco(path, "images")
         sizes |= {i: size for i, size in image_sizes(coco, path).items() if size}
-        names |= {o["file_name"]: o["id"] for o in coco["images"] if "file_name" in o}
+        names |= image_names(coco, path)
     return sizes, names
 
 def _beside(data, names):
@@ -117,8 +117,7 @@ def detected(
     "Images that a detector has seen already. Raises `NocError` naming file and item."
     store = RegionStore(path) if Path(path).is_dir() else None
     sizes, names = _annotated(data) if data else ({}, {})
-    if store is not None and (Path(path)/"images.jsonl").is_file():
-        names |= {row["name"]: row["id"] for row in read_rows(Path(path)/"images.jsonl")}
+    if store is not None: names |= _stored_names(Path(path)/"images.jsonl")
     if store is None and images and not str(path).endswith(".parquet"): names |= _own_names(path)
     files = image_files(images, names) if images else _beside(data, names)
     files, failed = {f.id: f for f in files}, {}
@@ -134,10 +133,18 @@ def detected(
         raise NocError(f"{path}: none of its images is in {images}; {expected}")
     return from_table(table, list(files) if images else None, files, failed)
 
+# %% ../../nbs/tools/52_gallery.ipynb #a21d9f03
+def _stored_names(file):
+    "File name -> image id, of a store that was made of photos."
+    if not file.is_file(): return {}
+    with foreign_file(file, "names and numbers of images"):
+        return {str(row["name"]): int(row["id"]) for row in read_rows(file)}
+
 def _own_names(path):
     "File name -> image id, of detections that name their files."
-    items, keys = json_items(path), {"file_name", "image_id"}
-    def named(item): return isinstance(item, dict) and keys <= item.keys()
+    items, kinds = json_items(path), dict(file_name=str, image_id=int)
+    def named(item):
+        return isinstance(item, dict) and all(type(item.get(k)) is kinds[k] for k in kinds)
     first = next(items, None)
     if not named(first): return {}
     return {item["file_name"]: item["image_id"] for item in chain([first], items) if named(item)}
@@ -339,22 +346,6 @@ def check_settings(
 
 # %% ../../nbs/tools/52_gallery.ipynb #52e9b01c
 def _beside_output(out, kind): return out.with_name(f".{out.name}.{kind}")
-
-@contextmanager
-def locked(
-    out, # what is written
-):
-    "Keep other runs from an output. Raises `NocError` while another one writes it."
-    file = _beside_output(Path(out), "lock")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(file)
-    try: lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise NocError(f"{out}: another run is writing it; expected a new output") from None
-    try: yield
-    finally:
-        with suppress(OSError): file.unlink()    # while it is held, or another run's would go
-        lock.release()
 
 def _whole_groups(part, n, batch):
     "Cut a file back to whole groups of lines; how many lines that are."

@@ -329,9 +329,9 @@ def setup_spice(
             _accept(Path(box), target)
     missing = missing_jars(target)
     if not missing: return target
-    files = "".join(f"\n  {_jar_name(c)}  ({c})  SHA-256 {SPICE_JARS[c]}" for c in missing)
+    files = ", ".join(f"{_jar_name(c)} ({c}, SHA-256 {SPICE_JARS[c]})" for c in missing)
     raise NocError(f"SPICE: {'; '.join(problems) or jars}: not everything is there. "
-                   f"Give these files with --jars FOLDER:{files}")
+                   f"Give these files with --jars FOLDER: {files}")
 
 # %% ../../nbs/tools/29_java.ipynb #2f7333dd
 _PACKAGES = """java.base/java.lang java.base/java.util java.base/java.util.concurrent

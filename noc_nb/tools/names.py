@@ -10,8 +10,8 @@ import csv, re
 from dataclasses import replace
 from pathlib import Path
 
-from ..core import NocError, foreign_file, read_json
-from ..heldout import COCO_CLASSES, ObjectClass, load_classes, normalize
+from ..core import NocError, check_range, foreign_file, read_json
+from ..heldout import COCO_CLASSES, MOST_CLASSES, ObjectClass, load_classes, normalize
 
 # %% ../../nbs/tools/02_names.ipynb #1787a5af
 def _read_names(path):
@@ -73,6 +73,7 @@ def classes_of(
         plain = plain_name(name) if isinstance(name, str) else ""
         if not plain or type(i) is not int:
             raise NocError(f"{where}: class {i!r}: {name!r}: expected a name in letters")
+        check_range(f"{where}: class {name!r}: ", 0, MOST_CLASSES, id=i)
         known = coco.get(_ALSO.get(plain, plain))
         classes[i] = replace(known, id=i) if known else _named_class(i, name, plain.split(), engine)
     return classes

@@ -7,7 +7,7 @@ __all__ = ['is_local', 'quiet', 'Pretrained']
 
 # %% ../../nbs/tools/06_pretrained.ipynb #1d403e9c
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..core import NocError
@@ -34,7 +34,8 @@ def is_local(
         raise NocError(f"{name}: no such folder; {expected}")
     try: HfApi().model_info(str(name), timeout=5)
     except Exception as e:                         # of the network, or of the hub
-        if isinstance(try_to_load_from_cache(str(name), "config.json"), str): return True
+        with suppress(ValueError):                 # of a name that no model can have
+            if isinstance(try_to_load_from_cache(str(name), "config.json"), str): return True
         why = _first_line(e)
         gone = f"{name}: no such folder, nor can it be fetched ({why})"
         raise NocError(f"{gone}; {expected}") from None
