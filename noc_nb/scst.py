@@ -107,6 +107,7 @@ def _oracle_prices(data, i, classes, weight):
     shares = {c: (counts[c] + .5)/(len(refs) + 1) for c in classes}
     return bids(class_prices(shares, cfg=PriceConfig(weight)))
 
+# %% ../nbs/43_scst.ipynb #5c0f1a23
 def oracle_constraints(
     data:CocoData, # regions and captions
     ids:list,      # image ids
@@ -155,15 +156,9 @@ class SelfCritical:
         self.reward, self.constraints = reward, constraints or {}
         self.cfg, self.baseline, self.prices = cfg, baseline, prices
 
-    def search(self, model, batch, cfg):
-        "Captions of a batch with its constraints."
-        groups = [self.constraints.get(i, []) for i in batch.image_ids]
-        prices = self.prices and [self.prices.get(i, []) for i in batch.image_ids]
-        return search(model, batch, groups, cfg, prices)
-
     def __call__(self, captioner, batch):
         model = getattr(captioner, "module", captioner)     # without what shares its gradients
-        beams = self.search(model.eval(), batch, self.cfg)
+        beams = self.captions(model.eval(), batch, self.cfg)
         there = beams.scores > -torch.inf
         rewards = self.rewards(beams.tokens, batch.image_ids)
         baseline = self._baseline(model, batch, rewards, there)
@@ -173,6 +168,14 @@ class SelfCritical:
         return loss, {"reward": rewards[there].mean(), "satisfied": satisfied}
 
 # %% ../nbs/43_scst.ipynb #71f2e0d9
+@patch
+def captions(self:SelfCritical, model, batch, cfg):
+    "Captions of a batch with its constraints."
+    groups = [self.constraints.get(i, []) for i in batch.image_ids]
+    prices = self.prices and [self.prices.get(i, []) for i in batch.image_ids]
+    return search(model, batch, groups, cfg, prices)
+
+# %% ../nbs/43_scst.ipynb #5c0f1a24
 @patch
 def rewards(self:SelfCritical,
     tokens:Tensor,  # (b,k,t) captions
@@ -194,7 +197,7 @@ def _baseline(self:SelfCritical, model, batch, rewards, there):
     "(b,1) or (b,k) what rewards are compared with."
     if self.baseline == "mean": return mean_of_beams(rewards, there)
     if self.baseline == "loo": return leave_one_out(rewards, there)
-    greedy = self.search(model, batch, replace(self.cfg, k=1))
+    greedy = self.captions(model, batch, replace(self.cfg, k=1))
     return self.rewards(greedy.tokens, batch.image_ids)
 
 # %% ../nbs/43_scst.ipynb #43a5cf01
@@ -203,6 +206,10 @@ def _features(data, cfg):
     features = data.region_features(cfg.max_regions)
     if features.width == cfg.d_feature: return features
     raise NocError(f"region features of width {features.width}: expected {cfg.d_feature}")
+
+def _oracle(constrained, *about):
+    "The oracle's constraints and their prices, or none."
+    return oracle_constraints(*about) if constrained else ({}, None)
 
 # %% ../nbs/43_scst.ipynb #095f3581
 def train_scst(
@@ -222,13 +229,11 @@ def train_scst(
     features = _features(data, captioner.cfg)
     set_seed(cfg.seed)
     ids, vocab = scst_images(data, cfg), Vocab(captioner.tokens)
-    def oracle(part, weight=None):
-        return oracle_constraints(data, part, vocab, limit, weight) if constrained else ({}, None)
     reward = reward or cider_reward(data, ids, vocab, cfg)
-    constraints, prices = oracle(ids, cfg.price_weight)
+    constraints, prices = _oracle(constrained, data, ids, vocab, limit, cfg.price_weight)
     loss = SelfCritical(reward, constraints, search_cfg, cfg.baseline, prices)
     def images(batch): return len(batch.image_ids)          # what the loss is a mean of
     trainer = Trainer(captioner, loss, cfg, folder, captioner.cfg.d_model, images, "images")
     loader = Loader(ImageExamples(data, ids, features), cfg.batch, cfg.seed)
-    musts, _ = oracle(data.splits["val"])                   # whatever the training, alike for all
+    musts, _ = _oracle(constrained, data, data.splits["val"], vocab, limit)  # alike for all
     return trainer.fit(loader, val_cider(data, musts), resume, "CIDEr-D")
