@@ -96,7 +96,7 @@ class MultiHead(nn.Module):
         dropout:float=0., # of attention weights, in training
     ):
         super().__init__()
-        if d_model % heads:
+        if heads < 1 or d_model % heads:
             raise NocError(f"d_model={d_model}: expected a multiple of heads={heads}")
         self.d_model, self.heads, self.dropout = d_model, heads, dropout
         self.qkv = linear(d_model, d_model, parts=3)
