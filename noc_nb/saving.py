@@ -64,7 +64,8 @@ def _shapes(cls, cfg, weights, folder):
         raise NocError(f"{where}: layers={layers}: expected one of {len(weights)} tensors each")
     try:
         with torch.device("meta"): return cls._build(cfg, weights, folder)
-    except NocError: raise
+    except NocError as e:                               # what names no file is about the settings
+        raise e if str(folder) in str(e) else NocError(f"{where}: {e}")
     except Exception as e:                              # PyTorch fails in all ways
         why = str(e).partition("\n")[0]
         raise NocError(f"{where}: describes no model ({why})") from None
