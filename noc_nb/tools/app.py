@@ -379,6 +379,7 @@ def noc_app(
     captioner:str=None,   # another captioner for photos: a folder or name of transformers'
     prompt:str=None,      # its prompt (default: its own, or a question)
     classes:str=None,     # the detector's own: names, one a line, or JSON (default: the model's)
+    form:str=None,        # how an object may be said: words, forms, phrases (default: model's)
     max_mb:int=10,        # largest upload, in MB
 ):
     "Serve a page to try captions on, on this machine alone."
@@ -386,7 +387,7 @@ def noc_app(
     look = dict(name=detector, weights=weights)
     look = {name: value for name, value in look.items() if value}
     job = Job(detections, model, classes, data, images, detector=look, captioner=captioner,
-              prompt=prompt)
+              prompt=prompt, form=form)
     studio = open_studio(job)
     say(studio.hint)
     page, options = studio.page(max_mb, host)

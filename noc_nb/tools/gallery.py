@@ -25,6 +25,7 @@ from fastcore.script import store_true
 from markupsafe import Markup
 from PIL import Image
 
+from ..constraints import FORMS
 from ..core import (NocError, foreign_file, locked, progress, read_json, whole_file,
                          write_json)
 from ..data import RegionFeatures, data_files
@@ -572,6 +573,7 @@ class Job:
     captioner:str = None # another captioner, as in `PhotoCaptioner.from_pretrained`; it sees photos
     prompt:str = None    # its prompt
     dtype:str = "float32" # of matrix products: "float32", or "int8" for speed on a CPU
+    form:str = None     # how an object may be said, one of `FORMS`; default: as the model does
 
     def pipeline(self)->NovelCaptioner:
         "Raises `NocError` naming what is missing."
@@ -585,6 +587,7 @@ class Job:
         if classes: pipeline = with_classes(pipeline, classes)
         if self.words: pipeline = add_words(pipeline, self.words)
         if self.dtype == "int8": pipeline.captioner = int8(pipeline.captioner)
+        pipeline.form = self.form or pipeline.form
         if not self.captioner: return pipeline
         captioner = PhotoCaptioner.from_pretrained(self.captioner, self.prompt)
         return NovelPhotoCaptioner(pipeline, captioner)
@@ -599,7 +602,9 @@ class Job:
 
 # %% ../../nbs/tools/52_gallery.ipynb #52a8b103
 def _device_of(job):
-    "Where a job's pipeline goes; None: the default. Raises `NocError` for a dtype it cannot have."
+    "Where a job's pipeline goes; None: the default. `NocError` for what its model cannot do."
+    if job.form not in (None, *FORMS):
+        raise NocError(f"--form {job.form}: expected one of {', '.join(FORMS)}")
     if job.dtype not in ("float32", "int8"):
         raise NocError(f"--dtype {job.dtype}: expected float32 or int8")
     if job.captioner and job.dtype == "int8":
@@ -693,6 +698,7 @@ def noc_caption(
     captioner:str=None,  # another captioner: a folder or name of transformers'; it sees the photos
     prompt:str=None,     # its prompt (default: its own, or a question)
     batch:int=None,      # images searched together (default: 50; with --captioner 8)
+    form:str=None,       # how an object may be said: words, forms or phrases (default: the model's)
     dtype:str="float32", # of matrix products; int8 is faster on a CPU, see 64_search
     resume:store_true=False, # go on with a run that was killed
 ):
@@ -702,7 +708,7 @@ def noc_caption(
     options = CaptionOptions(names, min_score, max_objects, batch, insistence(insist))
     look = {k: v for k, v in dict(name=detector, weights=weights).items() if v}
     job = Job(src, model, classes, data, images, features, look, options, add_words,
-              captioner, prompt, dtype)
+              captioner, prompt, dtype, form)
     if detector and Path(src).exists() and _holds_regions(Path(src)):
         raise NocError(f"--detector {detector}: {src} holds detections; expected photos")
     n, failed, lacking = caption_files(job, out, html, resume)
