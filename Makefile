@@ -46,7 +46,7 @@ $(TOOLS): $(DONE)
 
 test: $(TOOLS)
 	$(BIN)/nbdev_test --n_workers 2 --timing
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal --durations 10
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 10
 
 test-fast: venv
 	$(BIN)/nbdev_test --n_workers 2 --file_re '$(FAST)'

@@ -7,7 +7,12 @@ from noc_nb.tools.app import Studio
 from noc_nb.pipeline import NovelCaptioner
 from noc_nb.regions import Regions
 
-CHROMIUM, PORT = "/usr/bin/chromium", 7869
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+CHROMIUM, PORT = "/usr/bin/chromium", free_port()
 missing = [m for m in ("gradio", "playwright") if importlib.util.find_spec(m) is None]
 pytestmark = [pytest.mark.slow,
               pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}; pip install noc_nb[app]"),

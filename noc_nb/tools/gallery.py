@@ -619,6 +619,16 @@ def insistence(
     try: return text if text in (None, "must") else float(text)
     except ValueError: raise NocError(f"--insist {text}: expected a number, or must") from None
 
+def _tell(n, failed, lacking, out, html):
+    "What a run came to, on standard error."
+    summary = [f"{n:,} images, {failed:,} without a caption"]
+    if out: summary.append(f"lines in {out}")
+    if html: summary.append(f"page: {html}")
+    print("; ".join(summary), file=sys.stderr)
+    words = ", ".join(f"{word} {count:,}" for word, count in lacking.most_common())
+    if words: print(f"not in the vocabulary, and not asked for: {words}; --add-words FILE brings "
+                    "words by their vectors", file=sys.stderr)
+
 # %% ../../nbs/tools/52_gallery.ipynb #1013ceab
 def caption_files(
     job:Job,           # what to caption
@@ -712,10 +722,4 @@ def noc_caption(
     if detector and Path(src).exists() and _holds_regions(Path(src)):
         raise NocError(f"--detector {detector}: {src} holds detections; expected photos")
     n, failed, lacking = caption_files(job, out, html, resume)
-    summary = [f"{n:,} images, {failed:,} without a caption"]
-    if out: summary.append(f"lines in {out}")
-    if html: summary.append(f"page: {html}")
-    print("; ".join(summary), file=sys.stderr)
-    words = ", ".join(f"{word} {count:,}" for word, count in lacking.most_common())
-    if words: print(f"not in the vocabulary, and not asked for: {words}; --add-words FILE brings "
-                    "words by their vectors", file=sys.stderr)
+    _tell(n, failed, lacking, out, html)
