@@ -115,8 +115,6 @@ def class_ids(self:NovelCaptioner,
     return [ids[name][0] for name in names]
 
 # %% ../nbs/50_pipeline.ipynb #96696ad1
-def _ranked(regions): return regions.scores.sort(descending=True, stable=True).indices # as `best`
-
 def _table(images):
     "Their boxes in one table; an image's id is its place."
     return table_of(replace(r, image_id=n, features=None) for n, r in enumerate(images))
@@ -131,7 +129,7 @@ def _probs(self:NovelCaptioner, images):
         for c in set(r.labels.tolist()) - self.classes.keys():
             known = f"expected one of the pipeline's {len(self.classes)}"
             raise NocError(f"image {r.image_id}: category {c}: {known}")
-        others = [n for n in _ranked(r).tolist() if r.labels[n].item() not in self.people]
+        others = [n for n in r.ranked.tolist() if r.labels[n].item() not in self.people]
         best.append(others[:k])
     x = _table(r.keep(rows) for r, rows in zip(images, best)).batch(range(len(images)))
     device = next(self.selector.parameters()).device

@@ -86,14 +86,19 @@ def check_finite(self:Regions):
         if column is None or torch.as_tensor(column).isfinite().all(): continue
         raise NocError(f"image {self.image_id}: {name}: expected finite numbers")
 
+# %% ../nbs/04_regions.ipynb #eef03e17
+@patch(as_prop=True)
+def ranked(self:Regions)->Tensor: # (n,) their numbers
+    "The regions from the highest score to the lowest; ties stay in order."
+    return self.scores.sort(descending=True, stable=True).indices
+
 @patch
 def best(self:Regions,
     k:int=None, # how many; None keeps all
 )->Regions:     # in order of score
     "The `k` regions with the highest scores."
-    return self.keep(self.scores.sort(descending=True, stable=True).indices[:k])
+    return self.keep(self.ranked[:k])
 
-# %% ../nbs/04_regions.ipynb #eef03e17
 @patch
 def without(self:Regions, labels)->Regions:
     "The regions of all classes but these."

@@ -44,6 +44,6 @@ def looks(
     with torch.no_grad(), _watched(captioner) as weights:
         captioner(batch.features, batch.mask, tokens)
     mean = torch.stack(weights).mean((0, 2))[0].cpu()       # (t,n)
-    rows = regions.scores.sort(descending=True, stable=True).indices[:mean.shape[1]]
+    rows = regions.ranked[:mean.shape[1]]           # the captioner sees no others
     out[:,rows] = mean[:,:len(rows)]
     return out
