@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CLAIMS', 'COMMAND', 'Term', 'Claim', 'gain', 'paper_delta', 'seed_deltas', 'drawn_scores', 'write_claims',
-           'write_variants', 'inner_attention', 'verdict', 'claims_view']
+           'write_variants', 'inner_attention', 'verdict', 'signed', 'claims_view']
 
 # %% ../../nbs/tools/36_claims.ipynb #faa3c567
 from dataclasses import dataclass
@@ -293,8 +293,11 @@ def verdict(
 # %% ../../nbs/tools/36_claims.ipynb #2be749d1
 _SCORES = dict(in_C="C in", out_C="C out", out_F1="F1", F1="F1")
 
-def _signed(x, interval=None):
-    "\"+2.3 (+1.1 to +3.5)\", or a dash."
+def signed(
+    x,             # a difference in points, or None
+    interval=None, # its [low, high], or None
+)->str:            # like "+2.3 (+1.1 to +3.5)", or a dash
+    "A difference as tables show it."
     if x is None: return "—"
     return f"{x:+.1f}" + (" ({:+.1f} to {:+.1f})".format(*interval) if interval else "")
 
@@ -305,9 +308,9 @@ def _cells(claim, judged, deltas):
     two_trainings = len({term.training for term in claim.terms}) > 1
     return {
         "score": " + ".join(dict.fromkeys(_SCORES[term.column] for term in claim.terms)),
-        "paper": _signed(paper_delta(claim)),
-        "ours (95 %)": _signed(ours, macro.get("interval")),
-        "pooled (95 %)": _signed(pooled.get("difference"), pooled.get("interval")),
+        "paper": signed(paper_delta(claim)),
+        "ours (95 %)": signed(ours, macro.get("interval")),
+        "pooled (95 %)": signed(pooled.get("difference"), pooled.get("interval")),
         "over seeds": f"{cell(deltas, signed=True)} ({len(deltas)})" if len(deltas) > 1 else "—",
         "verdict": verdict(macro.get("interval"), deltas) +
                    (" on one captioner" if two_trainings and len(deltas) == 1 else "")}
