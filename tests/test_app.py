@@ -1,5 +1,6 @@
 "noc_app in a real headless Chromium: look, argue, upload, and nothing asked of the net."
 import importlib.util, os, socket
+from urllib.parse import urlsplit
 import pytest
 import torch
 from PIL import Image
@@ -7,12 +8,7 @@ from noc_nb.tools.app import Studio
 from noc_nb.pipeline import NovelCaptioner
 from noc_nb.regions import Regions
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-CHROMIUM, PORT = "/usr/bin/chromium", free_port()
+CHROMIUM = "/usr/bin/chromium"
 missing = [m for m in ("gradio", "playwright") if importlib.util.find_spec(m) is None]
 pytestmark = [pytest.mark.slow,
               pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}; pip install noc_nb[app]"),
@@ -27,7 +23,7 @@ def served():
     torch.set_num_threads(1)
     studio = Studio(NovelCaptioner.from_pretrained("toy", device="cpu"), dog_and_kite, most=4)
     page, options = studio.page(max_mb=1)
-    _, url, _ = page.launch(server_name="127.0.0.1", server_port=PORT, prevent_thread_lock=True, quiet=True, **options)
+    _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **options)
     yield url
     page.close()
 
@@ -130,4 +126,4 @@ def test_served_to_this_machine_only(served):
     other = [a for a in own if not a.startswith("127.0.0.1")] or ["127.0.0.2"]
     with socket.socket() as s:
         s.settimeout(5)
-        assert s.connect_ex((other[0], PORT)) != 0
+        assert s.connect_ex((other[0], urlsplit(served).port)) != 0
