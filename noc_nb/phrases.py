@@ -34,7 +34,7 @@ def gains(self:PhraseSearch, parent:Cells)->Tensor:
     "(b,g,c) the groups that each constraint word finishes, as bits."
     if self.long == 1: return GridSearch.gains(self, parent)
     q = self.groups
-    of_group = q.group[...,None] == self.groups.bits                           # (b,a,n)
+    of_group = q.group[...,None] == self.groups.bits                    # (b,a,n)
     hits = self.matches(parent)[...,None] & of_group[:,None]            # (b,g,a,n)
     ends = q.last[:,:,None] == q.words[:,None]                          # (b,a,c)
     gain = torch.einsum("bgan,bac->bgcn", hits.float(), ends.float()) > 0

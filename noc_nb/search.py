@@ -40,7 +40,7 @@ def bound(self:FastSearch, cells:Cells)->Tensor:
     "(b,s) the most that a hypothesis can still come to: further tokens cost, prices may gain."
     if not self.priced: return cells.score
     gain = self.groups.price.clamp(min=0)[:,None]                       # (b,1,n)
-    open_ = 1 - (cells.done[...,None] >> self.groups.bits & 1)                 # (b,s,n)
+    open_ = 1 - (cells.done[...,None] >> self.groups.bits & 1)          # (b,s,n)
     rank = cells.rank.masked_fill(cells.score == -torch.inf, -torch.inf)
     return rank + (open_*gain).sum(-1)
 
