@@ -162,11 +162,13 @@ def _signature(path, node):
     exec(compile(ast.Module([node], []), str(path), "exec"), names)
     return names[node.name]
 
+def _run(name):
+    path, node = _find(name)
+    _options(_signature(path, node))
+    module = importlib.import_module(f"noc_nb.{path.parent.name}.{path.stem}")
+    return getattr(module, name)()
+
 def main():
     "What every console script calls: the command of the script's name."
     _open_streams()
-    name = _typed_name()
-    path, node = _find(name)
-    _options(_signature(path, node))
-    module = f"noc_nb.{path.parent.name}.{path.stem}"
-    return polite(lambda: getattr(importlib.import_module(module), name)())
+    return polite(partial(_run, _typed_name()))
