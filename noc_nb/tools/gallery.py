@@ -121,12 +121,13 @@ def detected(
     if store is not None: names |= _stored_names(Path(path)/"images.jsonl")
     if store is None and images and not str(path).endswith(".parquet"): names |= _own_names(path)
     files = image_files(images, names) if images else _beside(data, names)
-    files, failed = {f.id: f for f in files}, {}
+    files = {f.id: f for f in files}
+    failed = {i: _try(open_image, f) for i, f in files.items() if i < 0}   # of no number
     if store is None and not str(path).endswith(".parquet"):
         if not (data or images):
             raise NocError(f"{path}: boxes in pixels; expected --data or --images, for sizes")
         if images: sizes |= _sizes(files)
-        failed = {i: _without_size(f) for i, f in files.items() if i not in sizes}
+        failed = {i: _without_size(f) for i, f in files.items() if i not in sizes} | failed
     only = files.keys() - failed if images else None
     table = read_detections(path, sizes or None, 0., classes, only) if store is None else store
     if images and not files.keys() & set(table) and (len(table) or table.counts.get("others")):

@@ -213,37 +213,40 @@ def image_files(
     src,      # an image, a folder, .tar or .parquet of images, .txt of such names, or a COCO root
     ids=None, # file name, with or without its folder -> id; default: places may be numbers
 )->list:      # `ImageFile`s, each with a number of its own
-    "The images of a source. Raises `NocError` if there is none, or naming a file without number."
+    """The images of a source; those that cannot be reached or numbered come last, below zero, and
+    say why when they are opened. Raises `NocError` if there is none, or two have one number."""
     src = Path(src)
     if not src.exists(): raise NocError(f"{src}: no such file or folder; expected images")
     files = [f for name, path in _sources(src).items() for f in _images(path, name)]
     files = [replace(f, name=_readable(f.name)) for f in files]
     damaged = [f for f in files if isinstance(f, _Damaged)]
-    if damaged and ids is not None: damaged[0].open()
     files = [f for f in files if not isinstance(f, _Damaged)]
     numbers = _coco_ids(src, files) if (src/"annotations").is_dir() else _file_ids(files, ids)
+    if ids is not None:
+        damaged += [_nameless(f) for f, i in zip(files, numbers) if i is None]
     files = [replace(f, id=i) for f, i in zip(files, numbers) if i is not None]
-    after = 1 + max((f.id for f in files), default=0)   # what is damaged changes no other's number
-    files += [replace(f, id=after + n) for n, f in enumerate(damaged)]
+    files += [replace(f, id=-n) for n, f in enumerate(damaged, 1)]
     if files: return files
     raise NocError(f"{src}: expected images ({' '.join(_SUFFIXES)}), or .tar or .parquet files of "
                    "them; found none")
 
 # %% ../../nbs/tools/05_photos.ipynb #ab7044bb
 def _file_ids(files, ids):
-    "The ids of the names, or the numbers that they end with, or the places in the list."
-    known, owners = ids or {}, {}
+    "The ids of the names, or the numbers that they end with (or None); or the places in the list."
+    known, owners, numbers = ids or {}, {}, []
     for f in files:
         end = re.search(r"\d{1,18}$", Path(f.name).stem, re.ASCII)
         i = known.get(f.name, known.get(Path(f.name).name, int(end[0]) if end else None))
         if (i is None or i in owners) and ids is None: return range(1, len(files) + 1)
-        if i is None:
-            raise NocError(f"{f.name}: expected a name that ends in the image's id, "
-                           "or whose id is known")
-        if i in owners:
+        if i is not None and i in owners:
             raise NocError(f"{f.name}: image {i}: is {owners[i]} already; expected one file each")
         owners[i] = f.name
-    return list(owners)
+        numbers.append(i)
+    return numbers
+
+def _nameless(f):
+    why = "expected a name that ends in the image's id, or whose id is known"
+    return _Damaged(0, f.name, f.path, why=why)
 
 def image_names(
     coco:dict, # what `read_coco` gave, with `images`
