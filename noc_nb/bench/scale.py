@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -59,8 +59,10 @@ class Bench:
         steps:int=5,     # of training, the first of which warms up
         images:int=100,  # to caption
         preset:Preset=PRESETS["coco"], # models and how they are trained
+        scratch=None,    # a folder for trainings, which processes share; default: a new one
     ):
         self.root, self.rank, self.processes, self.preset = Path(root), rank, processes, preset
+        self.scratch = Path(scratch or mkdtemp())
         self.steps, self.images, self.laps = steps, images, {}
 
     @cached_property
@@ -155,9 +157,8 @@ def _train(bench, model, loss, cfg, loader, steps):
     def learn(): loss(model.train(), batch)[0].backward()
     if bench.processes == 1: teraflop = _operations(learn)
     model.zero_grad(set_to_none=True)
-    with TemporaryDirectory() as folder:
-        phase = replace(cfg, epochs=1, save_seconds=1e9)
-        Trainer(model, loss, phase, Path(folder)/"phase", model.cfg.d_model).fit(part)
+    phase = replace(cfg, epochs=1, save_seconds=1e9)
+    Trainer(model, loss, phase, bench.scratch/"phase", model.cfg.d_model).fit(part)
     return dict(**part.medians(), teraflop=teraflop, batch=loader.batch_size,
                 examples=len(loader.examples), epochs=cfg.epochs)
 
@@ -326,10 +327,11 @@ def run_step(
     root:str,        # the world's folder
     rank:int=0,      # of this process
     processes:int=1, # that share the step
+    scratch:str=None, # as in `Bench`
 ):
     "Run a step in this process, and print its numbers as the last line."
     torch.set_num_threads(1)
-    bench = Bench(root, rank, processes)
+    bench = Bench(root, rank, processes, scratch=scratch)
     with bench.lap("start"): pass
     numbers = STEPS[name].work(bench)
     print(json.dumps(dict(**numbers, laps=bench.laps)))
@@ -339,9 +341,10 @@ def _free_port():
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
 
-def _start(name, root, rank, processes, port):
+def _start(name, root, rank, processes, scratch, port):
     "A process that runs a step."
-    code = f"from noc_nb.bench.scale import run_step; run_step{name, str(root), rank, processes}"
+    call = name, str(root), rank, processes, scratch
+    code = f"from noc_nb.bench.scale import run_step; run_step{call}"
     shared = dict(WORLD_SIZE=processes, RANK=rank, LOCAL_RANK=rank, MASTER_PORT=port)
     shared = {key: str(value) for key, value in shared.items()} if processes > 1 else {}
     env = os.environ | dict(OMP_NUM_THREADS="1", MASTER_ADDR="127.0.0.1", **shared)
@@ -356,9 +359,10 @@ def measure(
 )->dict:             # seconds, cpu_seconds, peak_mb of each process, load, metrics
     "Run a step by itself. Raises `NocError` where it fails."
     began, port = time.monotonic(), _free_port()
-    children = [_start(name, root, rank, processes, port) for rank in range(processes)]
-    printed = [child.stdout.read() for child in children]
-    ended = [os.wait4(child.pid, 0) for child in children]
+    with TemporaryDirectory() as scratch:
+        children = [_start(name, root, rank, processes, scratch, port) for rank in range(processes)]
+        printed = [child.stdout.read() for child in children]
+        ended = [os.wait4(child.pid, 0) for child in children]
     for child, (_, status, _) in zip(children, ended): child.returncode = status
     if any(child.returncode for child in children):
         raise NocError(f"{name}: failed, as its process says above; expected numbers")
@@ -391,7 +395,7 @@ def noc_bench_scale(
     worlds:str="_runs/scale", # folder of the worlds, which are made if they are missing
     steps:str="all",         # steps to time, with commas between them (default: all)
     parts:str="1,4,16",      # parts of full COCO: 16 is a sixteenth
-    stored:int=40_000,       # images with stored features, of full COCO; a fifth of 370 KB each
+    stored:int=40_000,       # images with stored features, of full COCO: 74 KB each
 ):
     "Time every step of the coco preset on files of full COCO's size, and append result rows."
     names = list(STEPS) if steps == "all" else _numbers("steps", steps, STEPS)
