@@ -61,7 +61,7 @@ def val_weight(
 # %% ../nbs/41_train_selector.ipynb #7fa3ddc8
 def val_score(
     data:CocoData,      # its part "val" judges
-    cfg:SelectorConfig, # threshold and loss weights
+    cfg:SelectorConfig, # its loss weights and how many regions it sees
 ):                      # model -> dict with "score"; None without a `val`
     "How good a selector is on `val`: weighted F1 over held-out objects, or else minus the loss."
     if not data.splits["val"]: return None
@@ -72,7 +72,7 @@ def _val_f1(data, cfg):
     ids, novel, weight = data.splits["val"], data.novel["val"], val_weight(data)
     examples = selector_examples(data, ids, min_refs=0, max_regions=cfg.max_regions)
     def score(model):
-        chosen = selected(_example_scores(model, examples), cfg.threshold)
+        chosen = selected(_example_scores(model, examples))
         f1 = selection_f1(chosen, novel, ids, data.heldout, data.captions, fp_weight=weight)
         return {"score": f1["mean"]}
     return score
