@@ -301,19 +301,24 @@ def signed(
     if x is None: return "—"
     return f"{x:+.1f}" + (" ({:+.1f} to {:+.1f})".format(*interval) if interval else "")
 
+def _alone(claim, deltas):
+    "What a verdict adds where luck in one training may be what it sees."
+    if len(deltas) != 1: return ""
+    if len({term.training for term in claim.terms}) > 1: return " on one captioner"
+    selectors = {(t.row, t.lambda0) for t in claim.terms if t.row.startswith("selector")}
+    return " on one selector each" if len(selectors) > 1 else ""
+
 def _cells(claim, judged, deltas):
     "The paper's Δ, ours with its interval, over seeds, and the verdict, as text."
     macro, pooled = (judged.get(key, {}) for key in ("macro", "pooled"))
     ours = macro.get("difference", deltas[0] if len(deltas) == 1 else None)
-    two_trainings = len({term.training for term in claim.terms}) > 1
     return {
         "score": " + ".join(dict.fromkeys(_SCORES[term.column] for term in claim.terms)),
         "paper": signed(paper_delta(claim)),
         "ours (95 %)": signed(ours, macro.get("interval")),
         "pooled (95 %)": signed(pooled.get("difference"), pooled.get("interval")),
         "over seeds": f"{cell(deltas, signed=True)} ({len(deltas)})" if len(deltas) > 1 else "—",
-        "verdict": verdict(macro.get("interval"), deltas) +
-                   (" on one captioner" if two_trainings and len(deltas) == 1 else "")}
+        "verdict": verdict(macro.get("interval"), deltas) + _alone(claim, deltas)}
 
 def claims_view(
     rows:list,     # result rows of one data set, part and detections, those named `claim` with them
