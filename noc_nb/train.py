@@ -29,7 +29,7 @@ from .saving import read_weights
 # %% ../nbs/40_train.ipynb #b96fb256
 @dataclass(frozen=True)
 class TrainConfig(Config):
-    "How one phase is trained. Defaults: the paper's cross-entropy phase (Section 3.1)."
+    "How one phase is trained. Defaults: the paper's cross-entropy (Section 3.1), where it says."
     epochs:int = 30              # passes over the training images or captions, at most
     batch:int = 50               # captions or images a step
     schedule:str = "warmup"      # "warmup" (the Transformer's), "linear" or "constant"
