@@ -6,7 +6,7 @@
 __all__ = ['STEPS', 'Bench', 'Step', 'run_step', 'measure', 'noc_bench_scale']
 
 # %% ../../nbs/bench/47_scale.ipynb #5d69c42d
-import json, os, socket, subprocess, sys, time
+import json, os, re, socket, subprocess, sys, time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -48,7 +48,11 @@ def _usage():
     import resource                                        # which Windows lacks
     me, children = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     spent = (u.ru_utime + u.ru_stime for u in (me, children))
-    return sum(spent), me.ru_maxrss >> (20 if sys.platform == "darwin" else 10)
+    peak = me.ru_maxrss >> (20 if sys.platform == "darwin" else 10)
+    status = Path("/proc/self/status")
+    if status.exists():                 # on Linux `ru_maxrss` begins with what the parent held
+        peak = int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1]) >> 10
+    return sum(spent), peak
 
 class Bench:
     "A world on which steps are timed; what many of them need is made once."
@@ -334,7 +338,7 @@ def run_step(
     bench = Bench(root, rank, processes, scratch=scratch)
     with bench.lap("start"): pass
     numbers = STEPS[name].work(bench)
-    print(json.dumps(dict(**numbers, laps=bench.laps)))
+    print(json.dumps(dict(peak_mb=_usage()[1], numbers=dict(**numbers, laps=bench.laps))))
 
 def _free_port():
     with socket.socket() as s:
@@ -366,13 +370,11 @@ def measure(
     for child, (_, status, _) in zip(children, ended): child.returncode = status
     if any(child.returncode for child in children):
         raise NocError(f"{name}: failed, as its process says above; expected numbers")
-    used = [usage for _, _, usage in ended]
-    kilo = 1 << (10 if sys.platform == "darwin" else 0)
-    peaks = [u.ru_maxrss//kilo >> 10 for u in used]
-    spent = sum(u.ru_utime + u.ru_stime for u in used)
+    spent = sum(usage.ru_utime + usage.ru_stime for _, _, usage in ended)
+    said = [json.loads(text.splitlines()[-1]) for text in printed]
     return dict(seconds=round(time.monotonic() - began, 1), cpu_seconds=round(spent, 1),
-                peak_mb=peaks, load=round(os.getloadavg()[0], 1),
-                metrics=json.loads(printed[0].splitlines()[-1]))
+                peak_mb=[child["peak_mb"] for child in said], load=round(os.getloadavg()[0], 1),
+                metrics=said[0]["numbers"])
 
 # %% ../../nbs/bench/47_scale.ipynb #77362193
 def _jobs(steps, worlds):
