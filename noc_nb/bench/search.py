@@ -26,7 +26,7 @@ from ..encoder import CaptionerConfig
 from ..grid_beam import SearchConfig
 from ..results import append_row, new_row
 from ..search import grid_beam_search
-from ..tools.command import command
+from ..tools.command import command, keep_blocks
 from ..tools.generate import grid_beam
 from ..tools.int8 import int8
 from ..vocab import BOS, EOS, PAD, SPECIALS, UNK
@@ -466,6 +466,7 @@ def noc_bench_search(
     command = (f"noc_bench_search --cases {cases} --images {images} --peer_images {peer_images} "
                f"--repeats {repeats} --threads {threads} --width {width} --words {words}")
     if dtype != "float32": command += f" --dtype {dtype}"
+    keep_blocks()                                                       # as `noc_caption` does
     if peer: bench.baseline, command = _Baseline(peer), command + " --peer PYTHON"
     else: print("no --peer: transformers 4.55.4 is left out")
     for row in bench.run(cases.split(","), out, command): print(_line(row))

@@ -38,7 +38,7 @@ from ..regions import (RegionTable, Regions, image_sizes, json_items, read_coco,
 from ..results import read_rows
 from .classes import add_words, unsayable, with_classes
 from .captioners import NovelPhotoCaptioner, PhotoCaptioner
-from .command import command
+from .command import command, keep_blocks
 from .int8 import int8
 from .names import read_classes
 from .photos import FORMATS, image_column, image_files, image_names, open_image
@@ -722,5 +722,6 @@ def noc_caption(
               captioner, prompt, dtype, form)
     if detector and Path(src).exists() and _holds_regions(Path(src)):
         raise NocError(f"--detector {detector}: {src} holds detections; expected photos")
+    keep_blocks()
     n, failed, lacking = caption_files(job, out, html, resume)
     _tell(n, failed, lacking, out, html)
