@@ -222,6 +222,14 @@ def detr(names):
     model.class_labels_classifier.bias.data[-1] -= 9      # it finds things
     return model, DetrImageProcessor(size=SIDES)
 
+def detr_timm(names):
+    "With a backbone of timm, as the hub's first DETR has it."
+    config = DetrConfig(**LAYERS, **labelled(names), backbone="resnet10t", use_timm_backbone=True,
+                        use_pretrained_backbone=False, backbone_config=None, init_std=.3)
+    model = DetrForObjectDetection(config)
+    model.class_labels_classifier.bias.data[[0, -1]] -= 9  # it finds things
+    return model, DetrImageProcessor(size=SIDES)
+
 def rt_detr(names):
     config = RTDetrConfig(**HYBRID, **labelled(names), backbone_config=RTDetrResNetConfig(**CONV, **DEEP))
     return RTDetrForObjectDetection(config), RTDetrImageProcessor(size=LARGE)
@@ -261,7 +269,7 @@ def grounding_dino():
     pictures = GroundingDinoImageProcessor(size=SIDES)
     return GroundingDinoForObjectDetection(config), GroundingDinoProcessor(pictures, speller("[SEP]", 102))
 
-DETECTORS = {"DETR": detr, "RT-DETR": rt_detr, "D-FINE": d_fine}
+DETECTORS = {"DETR": detr, "DETR, timm": detr_timm, "RT-DETR": rt_detr, "D-FINE": d_fine}
 TOLD = {"OWLv2": owlv2, "Grounding DINO": grounding_dino}
 
 def save_detector(name, folder, names=(), seed=1):
