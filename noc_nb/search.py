@@ -206,5 +206,6 @@ def grid_beam_search(
 )->Hypotheses:
     "The `k` best captions that fulfil the constraints. Raises `NocError` for bad input or scores."
     modes = dict(grid=FastSearch, bank=BankSearch)
-    if mode not in modes: raise NocError(f"mode {mode!r}; expected one of {', '.join(modes)}")
+    if not isinstance(mode, str) or mode not in modes:
+        raise NocError(f"mode {mode!r}; expected one of {', '.join(modes)}")
     return find_captions(modes[mode], step, state, constraints, absorb=absorb, **settings)

@@ -88,14 +88,7 @@ def _relative(boxes, size):
     return boxes.clamp(0, 1)
 
 # %% ../../nbs/tools/08_formats.ipynb #6e1a0b23
-def from_results(
-    results,       # of one image: a dict with boxes, labels and scores, or `supervision.Detections`
-    classes:dict,  # class id -> `ObjectClass`, found by the names of labels
-    size:tuple,    # (width, height) of the image in pixels
-    names=None,    # number -> name, or a list: what the detector calls its labels
-    image_id=None, # the image
-)->Regions:        # best first; those without area are left out
-    "What a library found in an image. Raises `NocError` for labels or boxes that are unknown."
+def _from_results(results, classes, size, names, image_id):
     boxes, labels, scores = _found(results)
     for name, column in dict(boxes=boxes, labels=labels, scores=scores).items():
         if column is None: raise NocError(f"results: no {name}; expected boxes, labels and scores")
@@ -104,6 +97,20 @@ def from_results(
     area = (boxes[:,2:] > boxes[:,:2]).all(1)
     found = Regions(boxes, ids, scores, image_id=image_id, size=tuple(size))
     return found.keep(area).best()
+
+def from_results(
+    results,       # of one image: a dict with boxes, labels and scores, or `supervision.Detections`
+    classes:dict,  # class id -> `ObjectClass`, found by the names of labels
+    size:tuple,    # (width, height) of the image in pixels
+    names=None,    # number -> name, or a list: what the detector calls its labels
+    image_id=None, # the image
+)->Regions:        # best first; those without area are left out
+    "What a library found in an image. Raises `NocError` for labels or boxes that are unknown."
+    try: return _from_results(results, classes, size, names, image_id)
+    except NocError: raise
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, OverflowError) as e:
+        raise NocError("results: expected boxes (n,4) in pixels, labels and scores of one image, "
+                       f"size=(width, height), and names by number ({e})") from None
 
 # %% ../../nbs/tools/08_formats.ipynb #cda5478d
 def _check_columns(path, image_id, n, columns):

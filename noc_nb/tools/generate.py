@@ -282,6 +282,8 @@ def read_pieces(
     tokenizer, # transformers'
 )->Pieces:     # kept for the next call
     "Look at every piece once. Raises `NocError` for a tokenizer that has no letters."
+    if not hasattr(tokenizer, "batch_decode"):
+        raise NocError("processor: expected a processor or tokenizer of transformers")
     known = _PIECES.get(tokenizer)
     if known and len(known.open) == len(tokenizer): return known         # none were added since
     letter = _letter(tokenizer)
@@ -331,6 +333,8 @@ class WordGroups:
         unknown = tokenizer.unk_token_id
         self.inside = [self._ends_inside(ids, unknown) for ids in prompts] # b
         texts = sorted({w for groups in lists for group in groups for w in group})
+        half = [w for w in texts if any("\ud800" <= c <= "\udfff" for c in w)]
+        if half: raise NocError(f"words: {half[0]!r}: half a character; expected text")
         known = {w: spellings(tokenizer, w) for w in texts}
         for word in texts:
             if not known[word]: raise NocError(f"words: {word!r}; the tokenizer cannot spell it")
@@ -619,7 +623,7 @@ def grid_beam(
     room, width = config.max_length - input_ids.shape[1], k
     prices = read_word_prices(prices, groups.lists)
     if at_least is None: _check_room(_musts(groups.lists, prices), room)
-    if mode == "grid":
+    if isinstance(mode, str) and mode == "grid":
         _check_grid(logits_processor)
         width, input_ids, model_kwargs = _widen(model, groups, k, input_ids, model_kwargs)
     rows = Rows(model, input_ids, logits_processor, stopping_criteria, config, model_kwargs,
