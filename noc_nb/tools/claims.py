@@ -266,17 +266,27 @@ def _best_threshold(rows, row):
         return r["row"] == row and config["form"] == "words" and config["prices"]["weight"] is None
     return max(filter(fits, rows), key=lambda r: metric(r, "out_F1"))
 
-def inner_attention(
-    rows:list, # result rows on val, of both selectors at several thresholds
-)->str:        # a sentence
-    "What inner-attention is worth where each selector has the threshold that fits it."
-    rows = [r for r in rows if "prices" in r["config"]]        # those of the package's pipeline
-    inner, without = (_best_threshold(rows, row) for row in ("selector", "selector_no_inner"))
+def _worth(inner, without):
+    "What one row has more than another, in words."
     columns = dict(out_F1="F1", out_C="C out", in_C="C in")
     gains = [f"{name} {metric(inner, c) - metric(without, c):+.1f}" for c, name in columns.items()]
+    return ", ".join(gains)
+
+def inner_attention(
+    rows:list, # result rows on val, of both selectors at several thresholds
+)->str:        # a sentence or two
+    "What inner-attention is worth where each selector has the threshold that fits it."
+    rows = [r for r in rows if "prices" in r["config"]]        # those of the package's pipeline
+    own = [r for r in rows if "epoch by" in (r["variant"] or "")]
+    inner = _best_threshold(rows, "selector")
+    without = _best_threshold([r for r in rows if r not in own], "selector_no_inner")
     t, t_without = (r["config"]["selector"]["threshold"] for r in (inner, without))
-    return (f"With a threshold chosen on val for each selector ({t:g} with inner-attention, "
-            f"{t_without:g} without), inner-attention is worth {', '.join(gains)}.")
+    text = (f"With a threshold chosen on val for each selector ({t:g} with inner-attention, "
+            f"{t_without:g} without), inner-attention is worth {_worth(inner, without)}.")
+    if not own: return text
+    worth = _worth(inner, _best_threshold(own, "selector_no_inner"))
+    return (f"{text} Where the one without is also given the epoch that is best at its "
+            f"threshold, and not at .5, it is {worth}.")
 
 # %% ../../nbs/tools/36_claims.ipynb #be3cb822
 def verdict(
