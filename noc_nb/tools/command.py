@@ -7,6 +7,7 @@ __all__ = ['polite', 'Lines', 'command', 'keep_blocks', 'main']
 
 # %% ../../nbs/tools/00_command.ipynb #f610b526
 import argparse, ast, ctypes, importlib, os, re, sys, time
+from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
 
@@ -170,10 +171,19 @@ def _signature(path, node):
     exec(compile(ast.Module([node], []), str(path), "exec"), names)
     return names[node.name]
 
+@contextmanager
+def _loading(name):
+    "A word on a terminal while PyTorch and its company are read; it goes when they are there."
+    def show(text):
+        if sys.stderr.isatty(): print(text, end="", file=sys.stderr, flush=True)
+    show(f"{name}: loading")
+    try: yield
+    finally: show("\r\033[K")
+
 def _run(name):
     path, node = _find(name)
     _options(_signature(path, node))
-    module = importlib.import_module(f"noc_nb.{path.parent.name}.{path.stem}")
+    with _loading(name): module = importlib.import_module(f"noc_nb.{path.parent.name}.{path.stem}")
     return getattr(module, name)()
 
 def main():
