@@ -6,7 +6,7 @@
 __all__ = ['Rows', 'read_words', 'IdGroups', 'Pieces', 'read_pieces', 'spellings', 'WordGroups', 'read_word_prices', 'grid_beam']
 
 # %% ../../nbs/tools/25_generate.ipynb #4834125a
-import math, unicodedata, warnings
+import math, re, unicodedata, warnings
 from dataclasses import dataclass
 from numbers import Real
 from weakref import WeakKeyDictionary
@@ -333,8 +333,8 @@ class WordGroups:
         unknown = tokenizer.unk_token_id
         self.inside = [self._ends_inside(ids, unknown) for ids in prompts] # b
         texts = sorted({w for groups in lists for group in groups for w in group})
-        half = [w for w in texts if any("\ud800" <= c <= "\udfff" for c in w)]
-        if half: raise NocError(f"words: {half[0]!r}: half a character; expected text")
+        for word in filter(re.compile("[\ud800-\udfff]").search, texts):
+            raise NocError(f"words: {word!r}: half a character; expected text")
         known = {w: spellings(tokenizer, w) for w in texts}
         for word in texts:
             if not known[word]: raise NocError(f"words: {word!r}; the tokenizer cannot spell it")

@@ -405,7 +405,7 @@ def noc_features(
     _check_options(out, device)
     check_range("--", 1, part=part, batch=batch, size=size)
     check_range("--", 0, workers=workers)
-    check_range("--", 2, classes=classes)
+    check_range("--", 2, 100_000, classes=classes)
     check_range("--", 0, 1, min_score=min_score)
     files, kind = image_files(src), None if features == "none" else features
     model = Detector(detector, weights, kind, min_score, device, size, batch, classes,

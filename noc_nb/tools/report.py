@@ -534,7 +534,7 @@ def evaluate_file(
     **kw,             # as in `make_task`: part, heldout, classes
 )->dict:              # the report
     "Evaluate a file of captions. Raises `NocError` for bad input, before anything is computed."
-    check_range("--", 0, samples=samples)
+    check_range("--", 0, 100_000, samples=samples)
     _check_folder(out)
     system, task = read_system(captions), make_task(data, split, **kw)
     protocol.words_of(task.heldout)                           # refused now, if it is
@@ -602,7 +602,7 @@ def compare(
     samples:int=1000, # draws of the bootstrap
 )->dict:              # "set metric" -> a, b, difference (b - a), interval, real
     "Which differences are real? Raises `NocError` for reports of different images or protocols."
-    if samples < 1: raise NocError(f"--samples {samples}: expected at least 1, to compare")
+    check_range("--", 1, 100_000, samples=samples)
     reports, images = zip(_read_report(a), _read_report(b))
     _check_alike(a, b, reports, images)
     alone = sorted(images[0].numbers.keys() ^ images[1].numbers.keys())
