@@ -157,7 +157,8 @@ def test_images_whose_ids_nobody_knows(toy, tmp_path):
     (tmp_path/"d.json").write_text('[{"image_id":7,"category_id":2,"bbox":[0,0,20,20],"score":1}]')
     run = lambda: detected(tmp_path/"d.json", images=tmp_path/"in", classes=toy.classes)
     missing = caption_lines(toy, run(), run().ids)[-1]
-    assert missing["image_id"] == -1 and missing["error"].startswith("beach.jpg: expected a name that ends in the image's id")
+    assert missing["image_id"] == -1
+    assert missing["error"].startswith("beach.jpg: expected a name that ends in the image's id")
     (tmp_path/"in"/"beach.jpg").rename(tmp_path/"in"/"beach 007.jpg")
     with pytest.raises(NocError, match="x-7.jpg: image 7: is beach 007.jpg already"): run()
     (tmp_path/"in"/"beach 007.jpg").rename(tmp_path/"in"/"beach 8.jpg")
@@ -198,7 +199,8 @@ def test_sizes_come_from_the_images(toy, world, tmp_path):
 
 @pytest.mark.parametrize("arguments, message", [
     (dict(src="none"), "no such file"), (dict(src="."), "expected images"),
-    (dict(src="found.json"), "expected --data or --images"), (dict(src="found.json", images="."), "none of its images is in"),
+    (dict(src="found.json"), "expected --data or --images"),
+    (dict(src="found.json", images="."), "none of its images is in"),
     (dict(src="found.json", data="empty"), "no annotations"), (dict(src="found.json", images="none"), "no such file"),
     (dict(src="torn.json", images=".in"), "not JSON"), (dict(src="a.jpg", data="."), "go with detections"),
     (dict(src="found.json", options=CaptionOptions(max_objects=-1)), "--max-objects -1"),

@@ -54,6 +54,7 @@ def _usage():
         peak = int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1]) >> 10
     return sum(spent), peak
 
+# %% ../../nbs/bench/47_scale.ipynb #f4638b67
 class Bench:
     "A world on which steps are timed; what many of them need is made once."
     def __init__(self,
