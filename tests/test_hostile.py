@@ -142,7 +142,7 @@ def test_a_damaged_file_gives_a_result_or_one_line(tmp_path, make):
     path, read = make(tmp_path)
     read(path)
     good, refused = path.read_bytes(), 0
-    for data in mutations(good, 120):
+    for data in mutations(good, 300):
         path.write_bytes(data)
         try: read(path)
         except NocError as e:
@@ -175,8 +175,9 @@ def test_a_tar_cut_between_members_is_told(tmp_path):
 def test_what_is_damaged_takes_no_number_of_others(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path/"photo_12.jpg")
     (tmp_path/"shard.tar").write_bytes(b"nothing")
-    assert [(f.id, f.name) for f in image_files(tmp_path)] == [(12, "photo_12.jpg"), (13, "shard.tar")]
-    with pytest.raises(NocError, match="shard.tar: expected a whole tar file"): image_files(tmp_path, {})
+    assert [(f.id, f.name) for f in image_files(tmp_path)] == [(12, "photo_12.jpg"), (-1, "shard.tar")]
+    damaged = image_files(tmp_path, {})[-1]
+    with pytest.raises(NocError, match="shard.tar: expected a whole tar file"): open_image(damaged)
 
 def test_only_files_are_opened(tmp_path):
     import os

@@ -106,7 +106,7 @@ def own_data():
 def test_own_detector(typed):
     "Ends in captions by an own model that say what an own detector found."
     own_data()
-    selector, captioner, join, caption = steps("To train on an own detector's classes")
+    selector, captioner, join, caption = steps("To train on your own detector's classes")
     for line in selector, captioner: typed(line, "--set", *SMALL, "selector.d_model=32", "selector.d_ff=64")
     typed(join)
     typed(caption)
