@@ -8,7 +8,7 @@ __all__ = ['NocError', 'check_range', 'foreign_file', 'whole_file', 'locked', 'u
            'difference', 'code_version', 'device_name']
 
 # %% ../nbs/00_core.ipynb #0f256860
-import gzip, io, json, math, os, platform, random, re, subprocess, sys
+import gzip, io, json, math, os, platform, random, subprocess, sys
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
@@ -25,7 +25,7 @@ import noc_nb
 class NocError(ValueError):
     "Bad input, in one line that names the file, the item and what was expected."
     def __init__(self, line:str):
-        line = re.sub(r"\s*\n\s*", " ", line)          # what is shown may be a table, or endless
+        line = line.replace("\n", r"\n")               # of a table, or of a file's name
         super().__init__(line if len(line) <= 1000 else f"{line[:700]} … {line[-200:]}")
 
 # %% ../nbs/00_core.ipynb #0bc54d27
