@@ -221,8 +221,9 @@ def image_files(
     files = [replace(f, name=_readable(f.name)) for f in files]
     damaged = [f for f in files if isinstance(f, _Damaged)]
     files = [f for f in files if not isinstance(f, _Damaged)]
-    numbers = _coco_ids(src, files) if (src/"annotations").is_dir() else _file_ids(files, ids)
-    if ids is not None:
+    if (src/"annotations").is_dir(): numbers = _coco_ids(src, files)
+    else:
+        numbers = _file_ids(files, ids)
         damaged += [_nameless(f) for f, i in zip(files, numbers) if i is None]
     files = [replace(f, id=i) for f, i in zip(files, numbers) if i is not None]
     files += [replace(f, id=-n) for n, f in enumerate(damaged, 1)]
