@@ -216,19 +216,16 @@ SIDES, LARGE = dict(shortest_edge=64, longest_edge=96), dict(height=64, width=64
 
 def labelled(names): return dict(id2label=dict(enumerate(names)), label2id={n: i for i, n in enumerate(names)})
 
-def detr(names):
-    backbone = ResNetConfig(**CONV, out_features=["stage4"])
-    model = DetrForObjectDetection(DetrConfig(**LAYERS, **labelled(names), backbone_config=backbone, init_std=.3))
-    model.class_labels_classifier.bias.data[-1] -= 9      # it finds things
+def detr(names, unlikely=(-1,), **backbone):
+    backbone = backbone or dict(backbone_config=ResNetConfig(**CONV, out_features=["stage4"]))
+    model = DetrForObjectDetection(DetrConfig(**LAYERS, **labelled(names), **backbone, init_std=.3))
+    model.class_labels_classifier.bias.data[list(unlikely)] -= 9      # it finds things
     return model, DetrImageProcessor(size=SIDES)
 
 def detr_timm(names):
     "With a backbone of timm, as the hub's first DETR has it."
-    config = DetrConfig(**LAYERS, **labelled(names), backbone="resnet10t", use_timm_backbone=True,
-                        use_pretrained_backbone=False, backbone_config=None, init_std=.3)
-    model = DetrForObjectDetection(config)
-    model.class_labels_classifier.bias.data[[0, -1]] -= 9  # it finds things
-    return model, DetrImageProcessor(size=SIDES)
+    return detr(names, (0, -1), backbone="resnet10t", use_timm_backbone=True, use_pretrained_backbone=False,
+                backbone_config=None)
 
 def rt_detr(names):
     config = RTDetrConfig(**HYBRID, **labelled(names), backbone_config=RTDetrResNetConfig(**CONV, **DEEP))
