@@ -37,7 +37,7 @@ def word_rows(
 )->tuple:            # the vocabulary; of `word_table` the table and what is known, or None twice
     "Words and their vectors. Raises `NocError` for a constraint word without a vector."
     vocab = build_vocab(data, min_count)
-    if data.features is not None and data.vectors_path is None: return vocab, None, None
+    if data.features is not None and data.word_vectors is None: return vocab, None, None
     required = words_of(data.classes, data.heldout, forms=False)
     return vocab, *word_table(vocab, data.vectors, required=required)
 

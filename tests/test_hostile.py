@@ -7,15 +7,15 @@ import pytest
 import torch
 from PIL import Image
 from noc_nb.core import NocError, read_json, write_json
-from noc_nb.data import read_captions
-from noc_nb.regions import Regions, ground_truth, read_detections
+from noc_nb.regions import Regions
 from noc_nb.results import append_row, read_rows
 from noc_nb.tools.formats import read_hdf5, read_npz, read_tsv, write_hdf5, write_npz, write_tsv
 from noc_nb.tools.gallery import Job, caption_files
 from noc_nb.tools.photos import image_files, open_image
+from noc_nb.tools.readers import ground_truth, read_captions, read_detections, read_vectors
 from noc_nb.tools.report import evaluate_file
 from noc_nb.tools.store import RegionStore
-from noc_nb.vocab import Vocab, read_vectors
+from noc_nb.vocab import Vocab
 
 BOXES = [[.1, .1, .5, .5], [.2, .3, .9, .8]]
 
@@ -455,12 +455,12 @@ LINE = dict(image_id=1, file="1.jpg", size=[640, 480], caption="a dog", score=-1
 
 def json_readers(folder):
     "Name -> a good content, and what reads it."
-    from noc_nb.data import read_split
     from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, load_classes
     from noc_nb.grid_beam import SearchConfig
     from noc_nb.results import read_results
     from noc_nb.tables import table_view
     from noc_nb.tools.gallery import write_report
+    from noc_nb.tools.readers import read_split
     from noc_nb.tools.report import make_task, read_system
     captions = [dict(id=n, image_id=n//2 + 1, caption=c) for n, c in enumerate(("a dog", "dogs", "a bus", "buses"))]
     row = dict(table="main", row="selector", training="xe", lambda0=.2, metrics={"in": {"C": 90.}, "f1": {"bus": 1.}})
@@ -496,9 +496,9 @@ def test_an_odd_value_gives_a_result_or_one_line(tmp_path, name):
 
 def test_a_run_that_was_altered_gives_rows_or_one_line(tmp_path):
     "Its settings, rows and captions."
-    from noc_nb.data import load_data
     from noc_nb.experiment import Experiment, PRESETS, Run
     from noc_nb.pipeline import pipeline_folder
+    from noc_nb.tools.dataset import load_data
     from noc_nb.tools.drawing import make_toy
     data, rng, out = load_data(make_toy(tmp_path/"toy", 40, 8, 8), "toy"), random.Random(0), tmp_path/"run"
     def run():

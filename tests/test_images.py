@@ -7,8 +7,8 @@ from PIL import Image
 from noc_nb.core import NocError
 from noc_nb.tools.detector import Detector
 from noc_nb.tools.photos import detect_files, extract, image_files, open_image, random_weights
+from noc_nb.tools.readers import read_detections
 from noc_nb.tools.store import RegionStore
-from noc_nb.regions import read_detections
 
 SMALL = "fasterrcnn_mobilenet_v3_large_320_fpn"
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -5,15 +5,16 @@ import pyarrow, pyarrow.parquet
 import pytest
 from noc_nb.core import write_json
 from noc_nb.cider import CiderD
-from noc_nb.data import CocoData, read_captions, selector_examples
+from noc_nb.data import CocoData, selector_examples
 from noc_nb.decode import Decoded
 from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT
-from noc_nb.regions import ground_truth, json_items, read_detections
 from noc_nb.results import append_row, read_results, read_rows, write_results
 from noc_nb.tools.gallery import read_lines
+from noc_nb.tools.readers import (ground_truth, json_items, read_captions, read_detections,
+                                  read_vectors)
 from noc_nb.tools.report import read_system
 from noc_nb.tools.store import RegionStore
-from noc_nb.vocab import Vocab, read_vectors, tokenize
+from noc_nb.vocab import Vocab, tokenize
 
 COUNTS = 5_000, 20_000, 80_000
 FEWER = 2_000, 8_000, 32_000      # of what takes too long an item for this test

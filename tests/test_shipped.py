@@ -2,9 +2,9 @@
 import pytest
 import torch
 from noc_nb.core import find_data
-from noc_nb.data import load_data
 from noc_nb.novelty import evaluate
 from noc_nb.pipeline import NovelCaptioner
+from noc_nb.tools.dataset import load_data
 from noc_nb.tools.drawing import make_toy
 
 @pytest.fixture(scope="module")

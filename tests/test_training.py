@@ -9,10 +9,11 @@ from fastcore.basics import patch
 from safetensors.torch import load_file, save, save_file
 from noc_nb.captioner import Captioner
 from noc_nb.core import NocError, read_json, set_seed
-from noc_nb.data import CaptionExamples, ImageExamples, Loader, load_data
+from noc_nb.data import CaptionExamples, ImageExamples, Loader
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.grid_beam import SearchConfig
 from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, scst_images, train_scst
+from noc_nb.tools.dataset import load_data
 from noc_nb.tools.drawing import make_toy
 from noc_nb.train import TrainConfig, Trainer, _checksum, checkpoints, read_checkpoint
 from noc_nb.train_xe import build_captioner, train_xe, xe_loss, xe_size

@@ -19,7 +19,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..core import (Config, NocError, override, progress, read_json, say, set_seed,
                          write_json)
-from ..data import load_data
 from ..decode import Decoded
 from ..experiment import PRESETS, Experiment, Run
 from ..grid_beam import SearchConfig
@@ -28,6 +27,7 @@ from ..prices import PriceConfig
 from ..results import append_row, new_row
 from ..selector import SelectorConfig
 from ..tools.command import command
+from ..tools.dataset import load_data
 from ..tools.generate import grid_beam
 from ..tools.drawing import make_toy, render
 from ..toy import TOY_CLASSES, toy_image

@@ -21,21 +21,21 @@ from torch.utils.flop_counter import FlopCounterMode
 from .training import BenchConfig, _batch, _captioner
 from .world import WorldSize, make_world
 from ..core import NocError, progress
-from ..data import (CaptionExamples, ImageExamples, Loader, RegionFeatures,
-                         load_captions)
-from ..data import load_data, region_batches, selector_examples
+from ..data import CaptionExamples, ImageExamples, Loader, RegionFeatures
+from ..data import region_batches, selector_examples
 from ..decode import decode, search
 from ..experiment import PRESETS, Preset
 from ..heldout import novel_images, removed_images
 from ..metrics import CaptionScorer
 from ..novelty import evaluate
-from ..regions import ground_truth, read_detections
 from ..results import append_row, new_row, read_rows
 from ..scst import SelfCritical, caption_log_probs, cider_reward
 from ..scst import oracle_constraints, scst_images
 from ..selector import RegionSelector, selector_loss
 from ..tools.command import command
+from ..tools.dataset import load_captions, load_data
 from ..tools.java import java_programs
+from ..tools.readers import ground_truth, read_detections
 from ..tools.store import RegionStore
 from ..train import Trainer
 from ..train_selector import val_score
@@ -78,7 +78,7 @@ class Bench:
     def captioner(self):
         data, preset, kept = self.data, self.preset, len(self.data.splits["train"])
         with self.lap("vocabulary", 5*kept): build_vocab(data, preset.min_count)
-        with self.lap("vectors"): data.vectors
+        with self.lap("vectors"): len(data.vectors)             # reads them
         with self.lap("captioner"):
             return build_captioner(data, preset.captioner, preset.min_count)
 

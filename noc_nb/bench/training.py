@@ -21,13 +21,14 @@ from ..captioner import Captioner
 from ..cider import CiderD, CiderReward
 from ..core import Config, NocError, check_range, default_device, find_data, override, progress
 from ..core import read_json, set_seed
-from ..data import CaptionBatch, read_captions
+from ..data import CaptionBatch
 from ..decode import search
 from ..encoder import CaptionerConfig
 from ..grid_beam import SearchConfig
 from ..results import append_row, new_row
 from ..scst import SelfCritical, caption_log_probs, scst_loss
 from ..tools.command import command
+from ..tools.readers import read_captions
 from ..train_xe import xe_loss, xe_size
 from ..vocab import BOS, EOS, PAD, SPECIALS, tokenize
 

@@ -15,7 +15,8 @@ from ..constraints import constraint_tokens
 from ..core import NocError
 from ..heldout import words_of
 from ..pipeline import NovelCaptioner
-from ..vocab import Vocab, read_vectors
+from .readers import read_vectors
+from ..vocab import Vocab
 
 # %% ../../nbs/tools/11_classes.ipynb #dda846c2
 def _changed(pipeline, captioner, classes, vectors):

@@ -29,16 +29,16 @@ from ..scst import BASELINES, train_scst
 from ..selector import RegionSelector
 from ..tables import markdown_table, spec, table_view
 from .command import command
-from .counts import load_checked
+from .dataset import load_checked
 from .java import java_programs
 from .names import read_classes
+from .readers import read_vectors
 from .report import find_spice
 from .store import RegionStore
 from .drawing import make_toy
 from ..train import check_settings, kept_line
 from ..train_selector import train_selector
 from ..train_xe import train_xe, word_rows
-from ..vocab import read_vectors
 
 # %% ../../nbs/tools/51_cli.ipynb #25c1fc60
 _TABLES = "1", "2", "3"
@@ -294,7 +294,7 @@ def _join_command(part, out, data, options):
     selector, captioner = (out, "DIR") if part == "selector" else ("DIR", out)
     words = ["noc_pipeline", "--selector", selector, "--captioner", captioner]
     own = options.classes or data.root/"classes.json"
-    if data.features is None: words += ["--vectors", data.vectors_path or "FILE"]
+    if data.features is None: words += ["--vectors", getattr(data.word_vectors, "path", "FILE")]
     if Path(own).exists(): words += ["--classes", own]
     if options.classes and options.first != 1: words += ["--first", options.first]
     if options.preset != "lite": words += ["--preset", options.preset]
@@ -312,7 +312,7 @@ def _say_what_lacks(part, data):
     "What a training leaves out, on standard error."
     others = data.counts.get("others")
     if others: say(f"{others:,} detections are in images without captions, and ignored")
-    if part != "xe" or data.features is None or data.vectors_path: return
+    if part != "xe" or data.features is None or data.word_vectors is not None: return
     say("no word vectors: the captioner learns its own. A word that no training caption says will "
         "mean nothing to it, so held-out objects cannot be named well, and no words can be added")
 

@@ -15,7 +15,7 @@ import pyarrow.parquet
 
 from ..core import NocError, locked, progress, whole_file, write_json
 from .gallery import Job, caption_lines, check_settings, run_settings
-from ..regions import open_parquet
+from .readers import open_parquet
 
 # %% ../../nbs/tools/54_distributed.ipynb #6da652cc
 class Worker:

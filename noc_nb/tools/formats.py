@@ -16,7 +16,8 @@ import torch
 
 from ..core import NocError, foreign_file, whole_file, write_json
 from ..heldout import meanings, normalize
-from ..regions import RegionTable, Regions, check_boxes, refuse, table_of
+from ..regions import RegionTable, Regions, table_of
+from .readers import check_boxes, refuse
 
 # %% ../../nbs/tools/08_formats.ipynb #7449b14f
 def _write_parquet(path, columns):

@@ -28,13 +28,13 @@ from PIL import Image
 from ..constraints import FORMS
 from ..core import (NocError, foreign_file, locked, progress, read_json, whole_file,
                          write_json)
-from ..data import RegionFeatures, data_files
+from ..data import RegionFeatures
+from .dataset import data_files
 from .detector import DETECTORS, Detector
 from .detectors import PretrainedDetector, classes_for
 from ..heldout import COCO_CLASSES
 from ..pipeline import CaptionOptions, NovelCaptioner, shipped
-from ..regions import (RegionTable, Regions, image_sizes, json_items, read_coco,
-                            read_detections)
+from ..regions import RegionTable, Regions
 from ..results import read_rows
 from .classes import add_words, unsayable, with_classes
 from .captioners import NovelPhotoCaptioner, PhotoCaptioner
@@ -42,6 +42,7 @@ from .command import command, keep_blocks
 from .int8 import int8
 from .names import read_classes
 from .photos import FORMATS, image_column, image_files, image_names, open_image
+from .readers import image_sizes, json_items, read_coco, read_detections
 from .store import RegionStore
 from .viz import PALETTE
 

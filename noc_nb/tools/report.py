@@ -19,18 +19,19 @@ from fastcore.script import Param
 
 from ..core import NocError, check_range, code_version, find_data, foreign_file, json_text
 from ..core import read_json, whole_file, write_json
-from ..data import PARTS, data_files, find_split, load_captions, read_split, value_or_file
+from ..data import PARTS
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize
 from ..heldout import novel_images, read_heldout
 from ..metrics import CaptionScorer, METRICS, bleu, from_sums
 from ..novelty import Protocol, f1_counts
-from ..regions import json_column, open_parquet, read_coco
 from ..results import read_rows
 from ..tables import markdown_table
 from .command import command
+from .dataset import data_files, find_split, load_captions, value_or_file
 from .java import Spice, find_java, java_programs, java_version, meteor
 from .names import read_classes
 from .quality import quality_numbers, quality_scores, vocabulary
+from .readers import json_column, open_parquet, read_coco, read_split
 from ..vocab import TOKENISER, tokenize
 
 # %% ../../nbs/tools/35_report.ipynb #ef8e5cbf
