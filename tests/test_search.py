@@ -15,9 +15,10 @@ from noc_nb.core import NocError
 from noc_nb.data import CaptionBatch
 from noc_nb.decode import make_search, search as search_images
 from noc_nb.encoder import CaptionerConfig
-from noc_nb.grid_beam import GridSearch, SearchConfig
+from noc_nb.grid_beam import GridSearch, SearchConfig, algorithm_1
 from noc_nb.phrases import PhraseSearch
 from noc_nb.search import BankSearch, FastSearch, grid_beam_search
+from noc_nb.tools.trees import captions_of, every_caption, prefix_scores, same_captions, tree
 from noc_nb.vocab import SPECIALS
 
 BOS, EOS = 1, 0
@@ -27,22 +28,7 @@ fifty = settings(max_examples=50, deadline=None, database=None, derandomize=True
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-def tree(v, seed, dtype=torch.float64):
-    "A model of v words that never repeats itself."
-    def step(tokens, state):
-        code = (state["code"]*31 + tokens + 7) % 1_000_003
-        noise = ((code[:,None].double()*0.61803 + torch.arange(v)*1.7320508 + seed*0.377).sin()*43758.5453) % 1
-        return (5*noise).log_softmax(1).to(dtype), {"code": code}
-    return step, lambda *images: {"code": torch.tensor(images)*11 + 1}
-
-def captions(out, i=0):
-    "The complete captions of an image with their scores."
-    rows = zip(out.tokens[i].tolist(), out.scores[i].tolist(), out.ended[i].tolist())
-    return [(tuple(t for t in tokens if t >= 0), score) for tokens, score, ended in rows if ended]
-
-def same(found, true, eps=1e-9):
-    assert [c for c, _ in found] == [c for c, _ in true]
-    assert all(abs(a - b) < eps for (_, a), (_, b) in zip(found, true))
+def captions(out, i=0): return captions_of(out.tokens[i], out.scores[i])
 
 def word(v): return st.integers(1, v - 1)
 def alternative(v): return st.lists(word(v), min_size=1, max_size=3).map(tuple)
@@ -97,7 +83,7 @@ def test_company_does_not_matter(given_case, rng):
     for part in (order[:1], order[1:4], order[4:]):
         other = search(model, [images[i] for i in part], of=part, **how)
         for j, i in enumerate(part):
-            same(captions(other, j), captions(out, i))
+            same_captions(captions(other, j), captions(out, i))
             assert other.reason[j] == out.reason[i] and other.satisfied[j].tolist() == out.satisfied[i].tolist()
 
 def all_of(out, i):
@@ -145,7 +131,7 @@ def test_order_of_constraints_is_irrelevant(given_case, rng):
     mixed = [[rng.sample(wanted[g], len(wanted[g])) for g in o] for wanted, o in zip(images, order)]
     out, other = search(model, images, **how), search(model, mixed, **how)
     for i, o in enumerate(order):
-        same(captions(other, i), captions(out, i))
+        same_captions(captions(other, i), captions(out, i))
         def places(found, groups):                 # equal groups may take each other's place
             return sorted((sorted(group), found.spans[i, 0, g].tolist()) for g, group in enumerate(groups))
         assert places(other, mixed[i]) == places(out, images[i])
@@ -159,35 +145,11 @@ def test_no_constraints_is_beam_search(seed, v, k, max_len, length_penalty, mode
     out = grid_beam_search(step, fresh(*range(B)), [[]]*B, mode=mode, **how)
     del how["pad"]
     beam = beam_search(step, fresh(*range(B)), **how)
-    for i in range(B): same(captions(out, i), captions(beam, i))
+    for i in range(B): same_captions(captions(out, i), captions(beam, i))
 
-def reader(model, image):
-    "`logp(tokens)` of one image, each prefix asked once."
+def scores_of(model, image):
     step, fresh = model
-    seen = {(): step(torch.tensor([BOS]), fresh(image))}
-    def look(tokens):
-        if tokens not in seen: seen[tokens] = step(torch.tensor(tokens[-1:]), look(tokens[:-1])[1])
-        return seen[tokens]
-    return lambda tokens: look(tokens)[0][0].tolist()
-
-def algorithm_1(logp, constraints, k, T, absorb):
-    "The paper's pseudo-code for single words, as chapter 22 writes it down."
-    n, G = len(constraints), {(0, 0): [((), 0., frozenset())]}
-    for t in range(1, T + 1):
-        for c in range(max(0, n + t - T), min(t, n) + 1):
-            cell = {}
-            for tokens, score, said in G.get((c-1, t-1), []):
-                for w in sorted(set(constraints) - said):
-                    cell.setdefault((tokens + (w,), said | {w}), score + logp(tokens)[w])
-            for tokens, score, said in G.get((c, t-1), []):
-                if tokens and tokens[-1] == EOS: cell[tokens, said] = score; continue
-                for w, lp in enumerate(logp(tokens)):
-                    if w == EOS and c < n or absorb and w in set(constraints) - said: continue
-                    cell.setdefault((tokens + (w,), said), score + lp)
-            cell = [(tokens, s, said) for (tokens, said), s in cell.items()]
-            if (c, t) == (n, T): cell = [h for h in cell if h[0][-1] == EOS]
-            G[c, t] = sorted(cell, key=lambda h: -h[1])[:k]
-    return [(tokens, s) for tokens, s, _ in G.get((n, T), [])]
+    return prefix_scores(step, fresh(image), BOS)
 
 @fifty
 @given(st.integers(0, 999), st.sampled_from([5, 8, 30]), st.integers(1, 4), st.integers(2, 6), st.booleans(),
@@ -195,14 +157,13 @@ def algorithm_1(logp, constraints, k, T, absorb):
 def test_grid_is_algorithm_1(seed, v, k, T, absorb, wanted):
     model = tree(v, seed)
     out = search(model, [[[(w,)] for w in ws] for ws in wanted], k=k, max_len=T, absorb=absorb)
-    for i, ws in enumerate(wanted): same(captions(out, i), algorithm_1(reader(model, i), ws, k, T, absorb))
+    for i, ws in enumerate(wanted):
+        same_captions(captions(out, i), algorithm_1(scores_of(model, i), ws, k, T, EOS, absorb)[0])
 
-def every_caption(logp, v, wanted, need, T):
-    "All captions that hold an alternative of `need` groups, best first."
-    def holds(c, g): return any(c[i:i+len(a)] == a for a in g for i in range(len(c)))
-    whole = [(*body, EOS) for n in range(T) for body in itertools.product(range(1, v), repeat=n)
-             if sum(holds(body, g) for g in wanted) >= need]
-    return sorted(((c, sum(logp(c[:i])[w] for i, w in enumerate(c))) for c in whole), key=lambda x: -x[1])
+def has(body, wanted, need):
+    "Whether a caption has an alternative of `need` groups."
+    def holds(group): return any(body[i:i+len(a)] == a for a in group for i in range(len(body)))
+    return sum(map(holds, wanted)) >= need
 
 @pytest.mark.slow
 @fifty
@@ -215,7 +176,8 @@ def test_large_k_is_exhaustive(seed, images, at_least, mode):
     else: out = search(model, images, mode=mode, **how)
     for i, wanted in enumerate(images):
         need = len(wanted) if at_least is None else min(at_least, len(wanted))
-        same(captions(out, i), every_caption(reader(model, i), 4, wanted, need, 4))
+        true = every_caption(scores_of(model, i), 4, 4, lambda body: has(body, wanted, need))
+        same_captions(captions(out, i), true)
 
 @pytest.mark.slow
 @fifty
@@ -291,9 +253,9 @@ def test_32_bit_models_agree_to_1e_5():
         wanted = [[[(2,)], [(3, 4)]], [], [[(5,), (6,)]]]
         both = (search(tree(50, seed, dtype), wanted, k=4, max_len=8) for dtype in (torch.float64, torch.float32))
         double, single = both
-        for i in range(3): same(captions(single, i)[:1], captions(double, i)[:1], 1e-4)
+        for i in range(3): same_captions(captions(single, i)[:1], captions(double, i)[:1], 1e-4)
         one = search(tree(50, seed, torch.float32), wanted[2:], of=(2,), k=4, max_len=8)
-        same(captions(one), captions(single, 2), 1e-5)
+        same_captions(captions(one), captions(single, 2), 1e-5)
 
 def first_words(out, i=0): return captions(out, i)[0][0]
 
@@ -351,7 +313,4 @@ def test_active_hypotheses_are_enough(given_case):
         plain = make(wanted, eos=EOS, **kw)
         for _ in plain.walk(step, fresh(*range(B)), BOS): pass
         best, out = plain.best(), search(given_case[0], wanted, **kw)
-        for i in range(B):
-            rows = zip(best.tokens[i].tolist(), best.score[i].tolist(), best.ended[i].tolist())
-            ended = [(tokens, score) for tokens, score, end in rows if end]
-            same([(tuple(t for t in tokens if t >= 0), score) for tokens, score in ended], captions(out, i))
+        for i in range(B): same_captions(captions_of(best.tokens[i], best.score[i]), captions(out, i))
