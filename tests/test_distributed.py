@@ -5,7 +5,7 @@ import pytest
 import torch
 from noc_nb.core import NocError, locked
 from noc_nb.pipeline import CaptionOptions
-from noc_nb.tools.distributed import _ray, caption_shards, read_shards, shard_file
+from noc_nb.tools.distributed import _ray, caption_shards, read_shards, _shard_file
 from noc_nb.tools.gallery import Job, caption_files, read_lines
 from noc_nb.tools.drawing import make_toy
 
@@ -37,9 +37,9 @@ def ray():
 def test_without_ray_and_resumed(world, tmp_path):
     job, expected = world
     assert [row["images"] for row in run(job, tmp_path)] == [10]*6 + [len(expected) - 60]
-    shard_file(tmp_path, 2).unlink()
+    _shard_file(tmp_path, 2).unlink()
     assert [row["shard"] for row in run(job, tmp_path)] == [2] and lines(tmp_path) == expected
-    shard_file(tmp_path, 2).write_bytes(b"PAR1")
+    _shard_file(tmp_path, 2).write_bytes(b"PAR1")
     with pytest.raises(NocError, match="part-000002.parquet: expected a whole parquet file"): lines(tmp_path)
     with locked(tmp_path), pytest.raises(NocError, match="another run is writing it"): run(job, tmp_path)
 
@@ -56,7 +56,7 @@ def test_the_driver_is_killed(world, tmp_path):
         while child.is_alive() and (shards() < at or not (out/"job.json").exists()): time.sleep(.002)
         child.join(rng.uniform(0, .3)); kills += child.is_alive(); child.kill(); child.join()
     (out/".part-000001.parquet.elsewhere.1.tmp").write_bytes(b"PAR1")           # as a kill while writing leaves it
-    shard_file(out, 1).unlink()
+    _shard_file(out, 1).unlink()
     assert [row["shard"] for row in run(job, out)] == [1]
     content = lambda folder: {p.name: p.read_bytes() for p in folder.iterdir()}
     assert kills >= 2 and content(out) == content(tmp_path/"whole") and lines(out) == expected
@@ -67,7 +67,7 @@ def actors():
         try: return (p/"cmdline").read_bytes()
         except OSError: return b""
     pids = [p for p in Path("/proc").iterdir() if p.name.isdecimal()]
-    return [int(p.name) for p in pids if title(p).startswith(b"ray::") and b"_Actor" in title(p)]
+    return [int(p.name) for p in pids if title(p).startswith(b"ray::") and b"_Worker" in title(p)]
 
 DRIVER = """
 import sys
@@ -92,7 +92,7 @@ def test_the_driver_is_killed_under_ray(world, tmp_path):
     while set(actors()) - before and time.time() < until: time.sleep(.1)
     assert not set(actors()) - before
     made = {p.name: p.stat().st_mtime_ns for p in out.glob("part-*.parquet")}
-    left = [n for n in range(7) if shard_file(out, n).name not in made]
+    left = [n for n in range(7) if _shard_file(out, n).name not in made]
     assert [row["shard"] for row in run(job, out)] == left
     assert lines(out) == expected and not list(out.glob(".*"))
     assert all((out/name).stat().st_mtime_ns == time_ for name, time_ in made.items())  # nothing is made twice
@@ -107,12 +107,12 @@ def test_workers_and_a_killed_one(world, ray, tmp_path):
     killed, done = [], threading.Event()
     def kill():
         while not done.is_set() and not killed:
-            found = actors() if shard_file(tmp_path/"2", 0).exists() or shard_file(tmp_path/"2", 1).exists() else []
+            found = actors() if _shard_file(tmp_path/"2", 0).exists() or _shard_file(tmp_path/"2", 1).exists() else []
             if found: killed.append(random.Random(0).choice(found)); os.kill(killed[0], signal.SIGKILL)
             time.sleep(.01)
     killer = threading.Thread(target=kill); killer.start()
     try: costs = run(job, tmp_path/"2", 2)
     finally: done.set(); killer.join()
     assert killed and [row["shard"] for row in costs] == list(range(7)) and lines(tmp_path/"2") == expected
-    shard_file(tmp_path/"2", 3).unlink()                       # what one way began, another ends
+    _shard_file(tmp_path/"2", 3).unlink()                       # what one way began, another ends
     assert [row["shard"] for row in run(job, tmp_path/"2")] == [3] and lines(tmp_path/"2") == expected

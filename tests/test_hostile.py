@@ -375,13 +375,13 @@ def test_words_without_numbers_are_no_vectors(tmp_path, text):
 def test_only_own_names_are_answered():
     "A page elsewhere may turn its name to this machine's address; it cannot turn a number."
     import asyncio
-    from noc_nb.tools.app import OwnNames
+    from noc_nb.tools.app import _OwnNames
     async def app(scope, receive, send): await send({"status": 200})
     def status(*hosts):
         sent = []
         async def send(message): sent.append(message)
         headers = [(b"host", host.encode()) for host in hosts]
-        asyncio.run(OwnNames(app, {"localhost", "here"})(dict(type="http", headers=headers), None, send))
+        asyncio.run(_OwnNames(app, {"localhost", "here"})(dict(type="http", headers=headers), None, send))
         return sent[0]["status"]
     for host in "127.0.0.1:7860", "192.168.0.7", "[::1]:7860", "localhost:7860", "Here": assert status(host) == 200
     for host in "evil.org:7860", "localhost.evil.org", "127.0.0.1.evil.org", "", "é": assert status(host) == 421
@@ -408,8 +408,8 @@ def test_large_uploads_give_their_memory_back(tmp_path):
                                      "captioner.max_len=-1", "xe.peak=Infinity", "scst.min_refs=-1", "prices.never=NaN",
                                      f"xe.seed={2**64}", f"min_count={10**12}", "train_selector.keep=-1"])
 def test_sizes_that_nobody_means(setting):
-    from noc_nb.tools.cli import preset_of
-    with pytest.raises(NocError, match=r"expected -?\d+ to|10,000 at most"): preset_of("toy", [setting])
+    from noc_nb.tools.cli import _preset_of
+    with pytest.raises(NocError, match=r"expected -?\d+ to|10,000 at most"): _preset_of("toy", [setting])
 
 def test_a_path_that_was_mistyped_asks_no_hub(tmp_path, monkeypatch):
     from noc_nb.captioner import Captioner

@@ -6,7 +6,7 @@ import pytest, torch, torchvision
 from PIL import Image
 from noc_nb.core import NocError
 from noc_nb.tools.detector import Detector
-from noc_nb.tools.photos import detect_files, extract, image_files, open_image, random_weights
+from noc_nb.tools.photos import _detect_files, extract, image_files, open_image, random_weights
 from noc_nb.tools.readers import read_detections
 from noc_nb.tools.store import RegionStore
 
@@ -175,7 +175,7 @@ def test_features_of_a_resnet101_and_workers(weights, photos):
     torch.manual_seed(0)
     detector = Detector(SMALL, weights, "resnet101", .5, "cpu", 64, feature_weights=None)
     files = image_files(photos)[:5]
-    here, there = (list(detect_files(files, detector, workers, window=3)) for workers in (0, 1))
+    here, there = (list(_detect_files(files, detector, workers, window=3)) for workers in (0, 1))
     for (f, r), (g, s) in zip(here, there, strict=True):
         assert f == g and isinstance(r, str) == isinstance(s, str)
         assert r == s if isinstance(r, str) else r.features.shape[1] == 2048 and r.features.equal(s.features)

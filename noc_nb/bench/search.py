@@ -10,10 +10,12 @@ import ctypes, json, math, random, subprocess, threading, time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from timeit import repeat
 
 import torch
 import torch.nn.functional as F
 from fastcore.basics import patch
+from torch.utils.benchmark import timer
 
 from ..beam import beam_search
 from .recorded import Recorded
@@ -104,15 +106,7 @@ def _run_ours(case, captioner):
 # %% ../../nbs/bench/26_search.ipynb #c1dd1adb
 def _quickest(f, times=30):
     "The shortest time of many in seconds, each until the device has done all it was asked for."
-    def now():
-        if torch.cuda.is_available(): torch.cuda.synchronize()
-        return time.perf_counter()
-    seconds = []
-    for _ in range(times):
-        start = now()
-        f()
-        seconds.append(now() - start)
-    return min(seconds)
+    return min(repeat(f, timer=timer, repeat=times, number=1))
 
 def _matmul_speed(threads=2, rows=500, like=torch.empty(0)):
     "The best speed, in multiplications and additions a second, at the product a decoder does most."

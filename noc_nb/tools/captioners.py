@@ -52,18 +52,14 @@ class PhotoCaptioner:
 
 # %% ../../nbs/tools/26_captioners.ipynb #7389acfb
 @patch
-def _chats(self:PhotoCaptioner, photos):
-    "A question for each photo."
-    for photo in photos:
-        content = [dict(type="image", image=photo), dict(type="text", text=self.prompt)]
-        yield [dict(role="user", content=content)]
-
-@patch
 def _inputs(self:PhotoCaptioner, photos):
     "What the model reads."
     if self.chat:
+        def chat(photo):
+            content = [dict(type="image", image=photo), dict(type="text", text=self.prompt)]
+            return [dict(role="user", content=content)]
         return self.processor.apply_chat_template(
-            [*self._chats(photos)], tokenize=True, add_generation_prompt=True, return_dict=True,
+            [*map(chat, photos)], tokenize=True, add_generation_prompt=True, return_dict=True,
             return_tensors="pt", padding=True)
     if not self.prompt: return self.processor(images=photos, return_tensors="pt")
     texts = [self.prompt]*len(photos)

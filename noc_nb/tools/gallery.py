@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['Source', 'from_table', 'detected', 'photos', 'detector_for', 'open_source', 'caption_lines', 'run_settings',
            'check_settings', 'read_lines', 'caption_all', 'render', 'thumbnail', 'Mark', 'repeated', 'picture',
-           'write_report', 'Job', 'insistence', 'caption_files', 'noc_caption']
+           'write_report', 'Job', 'caption_files', 'noc_caption']
 
 # %% ../../nbs/tools/52_gallery.ipynb #42b40744
 import base64, hashlib, io, json, os, sys, tempfile, warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.resources import files as package_files
@@ -614,13 +615,6 @@ def _device_of(job):
     return "cpu" if job.dtype == "int8" else None
 
 # %% ../../nbs/tools/52_gallery.ipynb #5ad81c20
-def insistence(
-    text, # a number, "must" or None, as typed
-):        # as `CaptionOptions` takes it
-    "How much the selector's objects matter. Raises `NocError` for anything else."
-    try: return text if text in (None, "must") else float(text)
-    except ValueError: raise NocError(f"--insist {text}: expected a number, or must") from None
-
 def _tell(n, failed, lacking, out, html):
     "What a run came to, on standard error."
     summary = [f"{n:,} images, {failed:,} without a caption"]
@@ -645,16 +639,12 @@ def caption_files(
     source = job.source(pipeline)
     with tempfile.TemporaryDirectory() as folder:
         file = caption_all(pipeline, source, out or Path(folder)/"lines.jsonl", job.options, resume)
-        if not out:                                                  # first, for the page may fail
-            _print_lines(file)
+        if not out:                     # first, for the page may fail; ASCII can write any letter
+            few = sys.stdout.encoding not in (None, "utf-8", "UTF-8")
+            for line in read_lines(file): print(json.dumps(line, ensure_ascii=few))
         title = f"Captions of {Path(job.src).name}"
         if report: write_report(report, file, partial(_opened, source), title)
         return len(source.ids), *_failures(pipeline, file)
-
-def _print_lines(file):
-    "Print lines of JSON, which can write any letter in ASCII."
-    few = sys.stdout.encoding not in (None, "utf-8", "UTF-8")
-    for line in read_lines(file): print(json.dumps(line, ensure_ascii=few))
 
 def _failures(pipeline, file):
     "How many images have no caption; word -> objects that could not be asked for without it."
@@ -717,7 +707,8 @@ def noc_caption(
     "Caption your own images. An image that cannot be read is a line that says why."
     names = None if objects is None else tuple(t.strip() for t in objects.split(",") if t.strip())
     if batch is None: batch = 8 if captioner else 50
-    options = CaptionOptions(names, min_score, max_objects, batch, insistence(insist))
+    with suppress(TypeError, ValueError): insist = float(insist)   # the options are checked later
+    options = CaptionOptions(names, min_score, max_objects, batch, insist)
     look = {k: v for k, v in dict(name=detector, weights=weights).items() if v}
     job = Job(src, model, classes, data, images, features, look, options, add_words,
               captioner, prompt, dtype, form)

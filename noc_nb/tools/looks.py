@@ -7,7 +7,6 @@ __all__ = ['looks']
 
 # %% ../../nbs/tools/12_looks.ipynb #1007a003
 import threading
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -16,18 +15,6 @@ from ..captioner import Captioner
 from ..pipeline import NovelCaptioner
 from ..regions import Regions
 from ..vocab import BOS
-
-# %% ../../nbs/tools/12_looks.ipynb #3d8a4dcf
-@contextmanager
-def _watched(captioner):
-    "Collect the attention weights, (b,h,t,n) a layer, of this thread's passes."
-    weights, thread = [], threading.get_ident()
-    def keep(attention, args):                      # other threads' passes come by here too
-        if threading.get_ident() == thread: weights.append(attention.weights(*args))
-    hooks = [layer.regions.f.register_forward_pre_hook(keep) for layer in captioner.decoder.layers]
-    try: yield weights
-    finally:
-        for hook in hooks: hook.remove()
 
 # %% ../../nbs/tools/12_looks.ipynb #5b27fa91
 def looks(
@@ -41,8 +28,14 @@ def looks(
     batch = pipeline._features([regions]).to(next(captioner.parameters()).device)
     words = pipeline.vocab.encode(caption.split())
     tokens = torch.tensor([[BOS, *words]], device=batch.mask.device)[:,:-1]
-    with torch.no_grad(), _watched(captioner) as weights:
-        captioner(batch.features, batch.mask, tokens)
+    weights, thread = [], threading.get_ident()
+    def keep(attention, args):                      # other threads' passes come by here too
+        if threading.get_ident() == thread: weights.append(attention.weights(*args))
+    hooks = [layer.regions.f.register_forward_pre_hook(keep) for layer in captioner.decoder.layers]
+    try:
+        with torch.no_grad(): captioner(batch.features, batch.mask, tokens)
+    finally:
+        for hook in hooks: hook.remove()
     mean = torch.stack(weights).mean((0, 2))[0].cpu()       # (t,n)
     rows = regions.ranked[:mean.shape[1]]           # the captioner sees no others
     out[:,rows] = mean[:,:len(rows)]

@@ -48,8 +48,8 @@ def every_caption(
     "All captions and the sums of their log-probabilities."
     bodies = itertools.chain(*(itertools.product(range(1, v), repeat=n) for n in range(T)))
     captions = [(*body, 0) for body in bodies if good(body)]
-    scored = [(c, sum(logp(c[:i])[w] for i, w in enumerate(c))) for c in captions]
-    return sorted(scored, key=lambda x: -x[1])
+    def score(c): return sum(logp(c[:i])[w] for i, w in enumerate(c))
+    return sorted(zip(captions, map(score, captions)), key=lambda x: -x[1])
 
 def captions_of(
     tokens:Tensor, # (k,t) an image's hypotheses
@@ -66,5 +66,6 @@ def same_captions(
     eps=1e-9,   # how far scores may differ
 ):
     "Fail where two searches do not give the same captions, in order, with the same scores."
-    assert [c for c, _ in found] == [c for c, _ in true], f"{found} are not {true}"
-    assert all(abs(a - b) < eps for (_, a), (_, b) in zip(found, true)), f"{found} are not {true}"
+    differ = [(a, b) for a, b in zip(found, true) if a[0] != b[0] or abs(a[1] - b[1]) >= eps]
+    assert len(found) == len(true), f"{len(found)} captions; expected {len(true)}"
+    assert not differ, "{} is not {}".format(*differ[0])
