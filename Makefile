@@ -3,10 +3,11 @@
 # make reproduce   set-up, then the whole method on the toy world: rows and tables in _runs/toy
 # make notebooks   execute all notebooks in order and keep their outputs (NB=10_attention: one), then README.md
 # make readme      README.md and its pictures from nbs/index.ipynb
+# make lab         JupyterLab on the chapters
 # make book        the site of the book in _site: all chapters, a search, the reference; a broken link stops it
 # make export      noc_nb/*.py from the notebooks
 # make ship        a finished run as a pipeline of the package: make ship RUN=_runs/lite NAME=lite
-# make scale       every step of the coco preset on files of COCO's size: _runs/scale, results/scale.jsonl (hours; goes on)
+# make scale       every step of the coco preset on files of COCO's size: _runs/scale, results/scale.jsonl (a quarter of an hour; goes on)
 # make times       seconds of each notebook; fails above LIMIT=30
 # make venv        set-up alone: everything lives in .venv (PYTHON=python3.12: with this Python)
 # make clean       remove what builds and tests leave behind (.venv and _runs stay)
@@ -30,7 +31,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONWARNINGS ?= ignore:IProgress not found
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-fast reproduce notebooks readme book export ship scale times clean
+.PHONY: help venv test test-fast reproduce notebooks readme lab book export ship scale times clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -63,6 +64,9 @@ notebooks: export
 
 readme: venv
 	$(BIN)/python tests/readme.py
+
+lab: venv
+	$(BIN)/jupyter lab nbs
 
 book: venv
 	$(BIN)/python tests/website.py

@@ -258,9 +258,10 @@ def inner_attention(
 )->str:        # a sentence or two
     "What inner-attention is worth where each selector has the threshold that fits it."
     rows = [r for r in rows if "prices" in r["config"]]        # those of the package's pipeline
-    own = [r for r in rows if "epoch by" in (r["variant"] or "")]
-    inner = _best_threshold(rows, "selector")
-    without = _best_threshold([r for r in rows if r not in own], "selector_no_inner")
+    own, common = [], []
+    for r in rows: (own if "epoch by" in (r["variant"] or "") else common).append(r)
+    inner = _best_threshold(common, "selector")
+    without = _best_threshold(common, "selector_no_inner")
     t, t_without = (r["config"]["selector"]["threshold"] for r in (inner, without))
     text = (f"With a threshold chosen on val for each selector ({t:g} with inner-attention, "
             f"{t_without:g} without), inner-attention is worth {_worth(inner, without)}.")
