@@ -57,8 +57,8 @@ def sequences(self:_Rows)->Tensor: # (b*width,p+t)
 def read(self:_Rows)->Tensor: # (b*width,v) scores of the next token
     "Let the model read the last tokens."
     new = 1 if self.kwargs["use_cache"] else None
-    inputs = self.model.prepare_inputs_for_generation(self.sequences(), next_sequence_length=new,
-                                                      **self.kwargs)
+    inputs = self.model.prepare_inputs_for_generation(
+        self.sequences(), next_sequence_length=new, **self.kwargs)
     return self.keep(self.model(**inputs, return_dict=True))
 
 @patch
