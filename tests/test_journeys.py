@@ -150,9 +150,10 @@ def test_transformers_user(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_reader(tmp_path):
     "Ends in a chapter with its figures, executed on the reader's machine."
-    venv, lab, site = steps("To read")
-    chapter = next(word for word in shlex.split(lab, comments=True) if word.endswith(".ipynb"))
-    out = tmp_path/"chapter.ipynb"
+    lab, site = (line.partition("#")[0].split() for line in steps("To read"))
+    dry = subprocess.run(["make", "--dry-run", *lab[1:]], cwd=ROOT, capture_output=True, text=True)
+    assert (lab[0], site) == ("make", ["make", "book"]) and dry.stdout.endswith("/jupyter lab nbs\n")
+    chapter, out = "nbs/10_attention.ipynb", tmp_path/"chapter.ipynb"
     command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", ROOT/chapter, "--output", out]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
