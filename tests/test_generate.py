@@ -5,6 +5,8 @@ import csv, gzip, itertools, json, math, random, re, warnings
 from pathlib import Path
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessorList, PreTrainedTokenizerFast
 from noc_nb.core import NocError, find_data
@@ -79,8 +81,16 @@ def row(name):
     said = [{True: "yes", False: "no", None: ""}[value] for value in values]
     return dict(zip(COLUMNS, (name, *said)))
 
+def own_or_skip(model, inputs, **settings):
+    "What the library's own search finds. Releases older than the table, as Python 3.10 has them, may lack something."
+    try: return ours(model, inputs, custom_generate=None, **settings)
+    except ValueError as e:
+        if Version(transformers.__version__) >= Version("5.23"): raise
+        pytest.skip(f"transformers {transformers.__version__} itself: {e}")
+
 @pytest.mark.parametrize("name", BUILDERS)
 def test_table_of_architectures(name):
+    own_or_skip(*build(name))
     table = {line["architecture"]: line for line in csv.DictReader(TABLE.open())}
     assert list(table) == list(BUILDERS)
     assert row(name) == table[name]
@@ -131,7 +141,7 @@ def test_quantised_cache():
     "In eight bits of floating point, which needs no other library."
     model, inputs = build("Llama")
     quantised = NEVER | dict(cache_implementation="quantized", cache_config=dict(backend="fp8"))
-    own = ours(model, inputs, custom_generate=None, **quantised)
+    own = own_or_skip(model, inputs, **quantised)
     assert ours(model, inputs, **quantised).tolist() == own.tolist()
     found = ours(model, inputs, words=WORDS, processor=tokenizer(), **quantised)
     assert all(is_whole(text, word) for text in texts(found) for word in WORDS)
