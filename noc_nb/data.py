@@ -26,12 +26,10 @@ from .vocab import BOS, EOS, PAD, Vocab, tokenize
 
 # %% ../nbs/07_data.ipynb #e04867fb
 class _Lazy(dict):
-    "Key -> something made from `source[key]` when it is first asked for."
-    def __init__(self, source, make):
-        super().__init__()
-        self.source, self.make = source, make
+    "Key -> `make(key)`, made when it is first asked for."
+    def __init__(self, make): self.make = make
     def __missing__(self, key):
-        self[key] = self.make(self.source[key])
+        self[key] = self.make(key)
         return self[key]
 
 # %% ../nbs/07_data.ipynb #83c3304b
@@ -52,8 +50,8 @@ class CocoData:
     features:RegionTable=None  # image id -> `Regions` with features, or None: symbolic features
     word_vectors:Mapping=None  # word -> (d,) vector, or None
     def __post_init__(self):   # image id -> token lists; classes that a reference mentions
-        self.tokens = _Lazy(self.captions, lambda captions: [tokenize(c) for c in captions])
-        self._mentioned = _Lazy(self.captions, lambda captions: mentioned(captions, self.classes))
+        self.tokens = _Lazy(lambda i: [tokenize(c) for c in self.captions[i]])
+        self._mentioned = _Lazy(lambda i: mentioned(self.captions[i], self.classes))
 
     @property
     def vectors(self)->Mapping: # word -> vector
