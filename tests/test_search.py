@@ -28,7 +28,7 @@ fifty = settings(max_examples=50, deadline=None, database=None, derandomize=True
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-def captions(out, i=0): return captions_of(out.tokens[i], out.scores[i])
+def captions(out, i=0): return captions_of(out.tokens[i], out.scores[i], out.ended[i])
 
 def word(v): return st.integers(1, v - 1)
 def alternative(v): return st.lists(word(v), min_size=1, max_size=3).map(tuple)
@@ -313,4 +313,5 @@ def test_active_hypotheses_are_enough(given_case):
         plain = make(wanted, eos=EOS, **kw)
         for _ in plain.walk(step, fresh(*range(B)), BOS): pass
         best, out = plain.best(), search(given_case[0], wanted, **kw)
-        for i in range(B): same_captions(captions_of(best.tokens[i], best.score[i]), captions(out, i))
+        for i in range(B):
+            same_captions(captions_of(best.tokens[i], best.score[i], best.ended[i]), captions(out, i))

@@ -6,7 +6,7 @@
 __all__ = ['tree', 'prefix_scores', 'every_caption', 'captions_of', 'same_captions']
 
 # %% ../../nbs/tools/15_trees.ipynb #15a00003
-import itertools, math
+import itertools
 
 import torch
 from torch import Tensor
@@ -52,13 +52,13 @@ def every_caption(
     return sorted(zip(captions, map(score, captions)), key=lambda x: -x[1])
 
 def captions_of(
-    tokens:Tensor, # (k,t) an image's hypotheses
-    scores:Tensor, # (k,) -inf where there is none
-    eos:int=0,     # the end
+    tokens:Tensor, # (k,t) an image's hypotheses; below 0 pads
+    scores:Tensor, # (k,) sums of log-probabilities
+    ended:Tensor,  # (k,) True for those that are captions
 )->list:           # (caption, score), in the same order
-    "The captions of an image that have ended, each up to its end."
-    rows = zip(tokens.tolist(), scores.tolist())
-    return [(tuple(x[:x.index(eos) + 1]), s) for x, s in rows if eos in x and s > -math.inf]
+    "All that stands in the captions of an image, also what should not come after an end."
+    def said(row): return tuple(t for t in row if t >= 0)
+    return list(zip(map(said, tokens[ended].tolist()), scores[ended].tolist()))
 
 def same_captions(
     found:list, # (caption, score)
@@ -66,6 +66,6 @@ def same_captions(
     eps=1e-9,   # how far scores may differ
 ):
     "Fail where two searches do not give the same captions, in order, with the same scores."
-    differ = [(a, b) for a, b in zip(found, true) if a[0] != b[0] or abs(a[1] - b[1]) >= eps]
     assert len(found) == len(true), f"{len(found)} captions; expected {len(true)}"
-    assert not differ, "{} is not {}".format(*differ[0])
+    for a, b in zip(found, true):
+        assert a[0] == b[0] and abs(a[1] - b[1]) < eps, f"{a} is not {b}"
