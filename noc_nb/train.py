@@ -363,7 +363,7 @@ def _save(self:Trainer):
         path = self.folder/f"checkpoints/step-{self.step:08}.safetensors"
         order = {name: getattr(self.cfg, name) for name in _ORDER}
         _save_checkpoint(path, self.inner, self.optimizer.optimizer,
-                        **asdict(self), order=order, ranks=ranks)
+                         **asdict(self), order=order, ranks=ranks)
         for old in checkpoints(self.folder)[:-max(1, self.cfg.keep)]: old.unlink()
     self.saved = time.monotonic()
 

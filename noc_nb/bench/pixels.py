@@ -277,7 +277,7 @@ def noc_bench_pixels(
     for name, (settings, words, lines) in plans.items():
         run = Run(settings, seed=seed, part=part, variant=words, command=typed)
         experiment = _PixelExperiment(run, data, out/f"{part}-{name}", resume,
-                                     metrics=("C",), models=out)
+                                      metrics=("C",), models=out)
         if name == "plain" and not (out/"training.jsonl").exists():
             experiment.captioner("xe")
             done = read_json(out/f"captioner-pixels-{seed}/done.json")

@@ -44,8 +44,8 @@ class Claim:
     @property
     def terms(self)->tuple: # of `Term`
         lines = [table_line(x) if isinstance(x, str) else x for x in (self.better, self.worse)]
-        signed = list(zip((1, -1), lines))
-        return tuple(Term(sign, *line, c) for c in self.columns.split() for sign, line in signed)
+        sides = list(zip((1, -1), lines))
+        return tuple(Term(sign, *line, c) for c in self.columns.split() for sign, line in sides)
 
 # %% ../../nbs/tools/36_claims.ipynb #3e040ad1
 _TOP1 = "its captions of new objects are better than those of Top-1"

@@ -267,7 +267,7 @@ def _letter(tokenizer):
 # %% ../../nbs/tools/25_generate.ipynb #6a1d0c0a
 def read_pieces(
     tokenizer, # transformers'
-)->_Pieces:     # kept for the next call
+)->_Pieces:    # kept for the next call
     "Look at every piece once. Raises `NocError` for a tokenizer that has no letters."
     if not hasattr(tokenizer, "batch_decode"):
         raise NocError("processor: expected a processor or tokenizer of transformers")
@@ -600,7 +600,7 @@ def grid_beam(
         _check_grid(logits_processor)
         width, input_ids, model_kwargs = _widen(model, groups, k, input_ids, model_kwargs)
     rows = _Rows(model, input_ids, logits_processor, stopping_criteria, config, model_kwargs,
-                width, groups)
+                 width, groups)
     first = torch.arange(len(groups.lists), device=input_ids.device)*width
     begin, least = [[(rows.begin,)]], _with_begin(at_least, len(groups.lists))
     constraints = [begin + words for words in groups.constraints(rows.v, rows.ends)]

@@ -122,7 +122,7 @@ def _check():
 
 def int8(
     captioner:Captioner, # trained, on the CPU
-)->_Int8Captioner:        # a copy; this one stays as it is
+)->_Int8Captioner:       # a copy; this one stays as it is
     "A captioner in 8 bits, for inference on a CPU. Raises `NocError` where that does not work."
     device = next(captioner.parameters()).device
     if device.type != "cpu": raise NocError(f"8 bits: a captioner on {device}; expected the CPU")

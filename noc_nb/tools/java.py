@@ -152,7 +152,7 @@ class Meteor:
         command = [find_java(), _heap(2000, 700), "-Dfile.encoding=UTF-8", "-jar", "meteor-1.5.jar",
                    *"- - -stdio -l en -norm -a data/paraphrase-en.gz".split()]
         self.process = _start_guarded(command, cwd=folder or Path(meteor_package.__file__).parent,
-                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.seconds, self.close = seconds, weakref.finalize(self, _end, self.process)
 
     def __enter__(self): return self
