@@ -23,7 +23,7 @@ DONE := $(VENV)/.done
 TOOLS := $(VENV)/.tools
 SETUP := .ci/setup settings.ini setup.py pyproject.toml
 FAST := ^(00_core|02_heldout|10_attention|22_grid_beam|32_novelty)\.ipynb$$
-NOTEBOOKS = $(if $(NB),nbs/$(NB).ipynb,$(foreach wing,. tools bench experiments,$(sort $(wildcard nbs/$(wing)/[0-9]*.ipynb))) nbs/index.ipynb)
+NOTEBOOKS = $(if $(NB),nbs/$(NB).ipynb,$(foreach part,. files models scores pages commands support bench experiments,$(sort $(wildcard nbs/$(part)/[0-9]*.ipynb))) nbs/index.ipynb)
 
 # two notebooks at a time on two cores: one thread each
 export OMP_NUM_THREADS ?= 1

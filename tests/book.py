@@ -6,7 +6,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOK = sorted((ROOT/"nbs").glob("[0-9]*.ipynb"))
-TOOLBOX = [*sorted((ROOT/"nbs/tools").glob("*.ipynb")), *sorted((ROOT/"nbs/bench").glob("*.ipynb"))]
+PARTS = dict(files="Toolbox: files", models="Toolbox: models", scores="Toolbox: scores", pages="Toolbox: pages",
+             commands="Toolbox: commands", support="Toolbox: tests' support", bench="Benchmarks")   # by folder
+TOOLBOX = sorted((nb for part in PARTS for nb in (ROOT/"nbs"/part).glob("*.ipynb")), key=lambda nb: nb.name)
 CHAPTERS = [*BOOK, *TOOLBOX]
 EXPERIMENTS = sorted((ROOT/"nbs/experiments").glob("*.ipynb"))
 INDEX = ROOT/"nbs/index.ipynb"
@@ -63,12 +65,14 @@ def cells(path, kind=None):
              for c in read(path)["cells"]]
     return [c for c in found if kind in (None, c.kind)]
 
-def number(path): return int(Path(path).name[:2])
+def number(path):
+    "The number of a notebook: a chapter's place in the reading order."
+    return int(Path(path).name.partition("_")[0])
 
 def module_of(path):
     "The module that a chapter exports: data, tools.report, bench.search."
-    wing = "" if Path(path).parent.name == "nbs" else Path(path).parent.name + "."
-    return wing + Path(path).stem[3:]
+    wing = "" if path in BOOK else "bench." if path.parent.name == "bench" else "tools."
+    return wing + path.stem.partition("_")[2]
 
 def scratch(folder, names=PACKAGE_FILES):
     "A copy of the project's files to experiment on."

@@ -201,7 +201,7 @@ def test_words_of_its_own_accord_count_once():
 
 def test_lines_of_the_chapter_are_those_that_run():
     "The chapter begins with lines for a real model, and ends with the same lines for a tiny one."
-    chapter = json.loads((ROOT/"nbs/tools/25_generate.ipynb").read_text())
+    chapter = json.loads((ROOT/"nbs/models/116_generate.ipynb").read_text())
     sources = ["".join(cell["source"]) for cell in chapter["cells"]]
     shown = next(s for s in sources if "```python" in s).split("```python\n")[1].split("```")[0]
     at = next(n for n, s in enumerate(sources) if s.startswith("name = folder.name"))

@@ -1,7 +1,7 @@
 "Every notebook keeps the house rules of CONTRIBUTING.md. A failure lists its offenders and says what to change."
 import ast, io, re, tokenize
 from statistics import median
-from book import BOOK, CHAPTERS, EXPERIMENTS, NOTEBOOKS, ROOT, TOOLBOX, cells, module_of, name, none_of, number, read
+from book import BOOK, CHAPTERS, EXPERIMENTS, NOTEBOOKS, PARTS, ROOT, cells, module_of, name, none_of, number, read
 
 EVAL_FALSE = set()  # "10_attention.ipynb:cell id" of cells that may stay unexecuted; none does
 DIRECTIVES = {"default_exp", "export", "slow", "gpu", "eval:", "echo:"}
@@ -25,14 +25,17 @@ def patched(node): return any(ast.unparse(d).startswith("patch") for d in node.d
 # ---- the file
 
 def test_names():
-    none_of((nb.name for nb in NOTEBOOKS if nb.stem != "index" and not re.fullmatch(r"\d\d_[a-z][a-z0-9_]*", nb.stem)),
-            "name it NN_module.ipynb, in lower case; NN is its place in the reading order")
+    numbered = [nb for nb in NOTEBOOKS if nb.stem != "index"]
+    none_of((nb.name for nb in numbered if not re.fullmatch(r"\d\d\d?_[a-z][a-z0-9_]*", nb.stem)),
+            "name it NN_module.ipynb, in lower case; NN, of two digits or three, is its place in the reading order")
 
 def test_numbers_are_unique():
-    def taken(nb, wing): return sum(number(nb) == number(other) for other in wing) > 1
-    wings = BOOK, [nb for nb in TOOLBOX if nb.parent.name == "tools"], \
-        [nb for nb in TOOLBOX if nb.parent.name == "bench"], EXPERIMENTS
-    none_of((name(nb) for wing in wings for nb in wing if taken(nb, wing)), "two notebooks have one number")
+    numbers = [number(nb) for nb in NOTEBOOKS if nb.stem != "index"]
+    none_of((name(nb) for nb in NOTEBOOKS if nb.stem != "index" and numbers.count(number(nb)) > 1),
+            "two notebooks have one number")
+    folders = {part: range(150, 160) if part == "bench" else range(100, 150) for part in PARTS} | {"nbs": range(58)}
+    none_of((name(nb) for nb in CHAPTERS if number(nb) not in folders[nb.parent.name]),
+            "the book is below 58, the toolbox 100 to 149, the benchmarks 150 to 159")
 
 def test_size():
     none_of((f"{name(nb)}: {nb.stat().st_size/1000:.0f} KB" for nb in NOTEBOOKS if nb.stat().st_size > 300_000),
@@ -78,6 +81,14 @@ def test_links_resolve():
                     here = not re.match(r"[a-z]+:|#", target)
                     if here and not (c.notebook.parent/target.partition("#")[0]).exists(): yield f"{c.where}: {target}"
     none_of(broken(), "a link leads nowhere; mend it, relative to its notebook")
+
+def test_links_say_the_number_of_their_target():
+    def wrong():
+        for c in every():
+            for text in ([c.source] if c.kind == "markdown" else c.texts()):
+                for label, target in re.findall(r"\[`?(\d\d\d?(?![^\]_ `])[^\]]*)\]\(([^)\s]+\.ipynb)[^)]*\)", text):
+                    if int(re.match(r"\d+", label)[0]) != number(target): yield f"{c.where}: [{label}]({target})"
+    none_of(wrong(), "the label of a link to a chapter has another number than the chapter")
 
 def test_nothing_left_to_do():
     none_of((c.where for c in every() if re.search(r"\b(TODO|FIXME|XXX)\b", c.source)),
@@ -193,7 +204,7 @@ def own_imports(cell):
 
 def test_exported_imports():
     "No star. The book imports only what comes before; the toolbox the whole book, and of itself what comes before."
-    order = {module_of(p): (p in TOOLBOX, number(p)) for p in CHAPTERS}
+    order = {module_of(p): number(p) for p in CHAPTERS}
     def early(m, here): return m in order and order[m] < order[here]
     none_of((f"{c.where}: {m}" for c in exported() for m in own_imports(c)
              if not early(m, module_of(c.notebook))),

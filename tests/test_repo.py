@@ -40,7 +40,7 @@ def test_pages_of_the_site():
     sources = [(name(nb), "".join(cell["source"])) for nb in NOTEBOOKS for cell in page(nb)["cells"]]
     none_of((file for file, source in sources if re.search(r"^#\|", source, re.M)), "directives are shown")
     inside = "[a](../22_grid_beam.ipynb) `[b](c)`"
-    assert relink(inside, "nbs/tools/13_photos.ipynb") == inside
+    assert relink(inside, "nbs/models/115_photos.ipynb") == inside
     assert relink("[a](../docs/data.md#java)", "nbs/index.ipynb") == "[a](data.md#java)"
     with pytest.raises(SystemExit, match="nbs/00_core.ipynb: the link to 99_none.ipynb leads nowhere"):
         relink("[a](99_none.ipynb)", "nbs/00_core.ipynb")

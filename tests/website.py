@@ -4,12 +4,12 @@ A page is a notebook as it is committed, without nbdev's directives. Links betwe
 pages, links to other files of the repository lead to its host, and a link that leads nowhere stops the build."""
 import copy, json, posixpath, re, shutil, sys
 from pathlib import Path
-from book import CHAPTERS, MODULES, NOTEBOOKS, ROOT, SETTINGS, module_of, name, read
+from book import CHAPTERS, MODULES, NOTEBOOKS, PARTS, ROOT, SETTINGS, module_of, name, number, read
 
 TEXTS = {"CONTRIBUTING.md": "contributing", "docs/data.md": "data",
          "noc_nb/models/toy/README.md": "models/toy", "noc_nb/models/lite/README.md": "models/lite"}
 PAGES = {name(nb): name(nb)[len("nbs/"):-len(".ipynb")] for nb in NOTEBOOKS} | TEXTS   # a file -> its page
-PARTS = {"The book": "nbs", "Experiments": "nbs/experiments", "Toolbox": "nbs/tools", "Benchmarks": "nbs/bench"}
+SIDE = {"nbs": "The book", "nbs/experiments": "Experiments"} | {f"nbs/{part}": title for part, title in PARTS.items()}
 LINK = re.compile(r"(```.*?```|`[^`\n]*`)|\]\(([^)\s]+)\)", re.S)   # code, which is left alone, or a link's target
 
 def target(link, source):
@@ -82,9 +82,9 @@ def toctree(caption, pages):
 
 def contents():
     "The side bar: parts of the book and their chapters."
-    def entry(notebook): return f"{notebook.stem[:2]} {title(notebook)} <{PAGES[name(notebook)]}>"
+    def entry(notebook): return f"{number(notebook):02} {title(notebook)} <{PAGES[name(notebook)]}>"
     def part(folder): return [entry(nb) for nb in NOTEBOOKS if name(nb.parent) == folder and nb.stem != "index"]
-    trees = [toctree(caption, part(folder)) for caption, folder in PARTS.items()]
+    trees = [toctree(caption, part(folder)) for folder, caption in SIDE.items()]
     reference = [f"{dotted(path)} <api/{dotted(path)}>" for path in MODULES]
     return "\n\n".join([*trees, toctree("Pages", TEXTS.values()), toctree("Reference", reference)])
 
