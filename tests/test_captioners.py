@@ -1,5 +1,5 @@
 "Other people's captioners: small random models of each kind, with their own processors, from folders."
-import json, math, sys
+import io, json, math, sys
 import pytest, torch
 pytest.importorskip("transformers")
 from PIL import Image
@@ -11,6 +11,7 @@ from noc_nb.core import NocError
 from noc_nb.pipeline import NovelCaptioner
 from noc_nb.tools.captioners import NovelPhotoCaptioner, PhotoCaptioner
 from noc_nb.tools.command import main
+from noc_nb.tools.gallery import noc_caption
 from noc_nb.tools.pretrained import quiet
 from tiny_models import PICTURE, build, save_blip, save_detector, tokenizer
 
@@ -132,7 +133,7 @@ def test_broken_folders(folders, tmp_path):
     with quiet(): build("GPT-2")[0].save_pretrained(tmp_path/"text")
     with quiet(): build("BLIP")[0].save_pretrained(tmp_path/"bare")
     (tmp_path/"empty").mkdir()
-    for name, expected in dict(text="a model of type gpt2; expected a captioner", bare="expected a captioner",
+    for name, expected in dict(text="a model of type gpt2: expected a captioner", bare="expected a captioner",
                                empty="expected a captioner", none="no such folder; expected a captioner").items():
         with pytest.raises(NocError, match=expected) as error:
             PhotoCaptioner.from_pretrained(tmp_path/name, device="cpu")
@@ -166,3 +167,23 @@ def test_command(tmp_path, monkeypatch, capsys):
         said = capsys.readouterr().err
         assert "./none: no such folder; expected a" in said and said.count("\n") == 1
     assert not (tmp_path/"none.jsonl").exists()
+
+@pytest.mark.parametrize("file, option", [("config.json", "--captioner"), ("config.json", "--detector"),
+                                          ("processor_config.json", "--captioner")])
+def test_the_code_of_a_model_is_not_run(tmp_path, monkeypatch, capsys, file, option):
+    "Nobody is asked whether it may: a `y` that waits is not read."
+    monkeypatch.chdir(tmp_path)
+    (tmp_path/"photos").mkdir()
+    PHOTOS[0].save("photos/1.png")
+    with quiet(): save_blip("odd")
+    (tmp_path/"odd/evil.py").write_text(f"open({str(tmp_path/'mark')!r}, 'w')")
+    said = json.loads((tmp_path/"odd"/file).read_text())
+    kind = "AutoConfig" if file == "config.json" else "AutoProcessor"
+    said |= dict(model_type="odd", processor_class="Odd", auto_map={kind: "evil.C"})
+    (tmp_path/"odd"/file).write_text(json.dumps(said))
+    waiting = io.StringIO("y\n"*9)
+    monkeypatch.setattr(sys, "stdin", waiting)
+    with pytest.raises(NocError, match="odd: expected a .*brings code of its own, which is not run") as error:
+        noc_caption("photos", "out.jsonl", **{option[2:]: "./odd"})
+    assert waiting.tell() == 0 and "\n" not in str(error.value)
+    assert not (tmp_path/"mark").exists() and not (tmp_path/"out.jsonl").exists()

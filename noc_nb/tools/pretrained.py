@@ -10,7 +10,7 @@ import os
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..core import NocError
+from ..core import NocError, require
 
 # %% ../../nbs/models/112_pretrained.ipynb #1b941144
 def _library(name):
@@ -19,7 +19,10 @@ def _library(name):
         raise NocError(f"{name}: needs `pip install noc_nb[transformers]`") from None
     return transformers
 
-def _first_line(error): return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+def _why(error):
+    "What an error of the library says, in a line."
+    if "trust_remote_code" in str(error): return "it brings code of its own, which is not run"
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 def _is_local(name, expected):
     "Whether a model is on this machine. Raises `NocError` for one that is nowhere."
@@ -33,8 +36,7 @@ def _is_local(name, expected):
     except Exception as e:                         # of the network, or of the hub
         with suppress(ValueError):                 # of a name that no model can have
             if isinstance(try_to_load_from_cache(str(name), "config.json"), str): return True
-        why = _first_line(e)
-        gone = f"{name}: no such folder, nor can it be fetched ({why})"
+        gone = f"{name}: no such folder, nor can it be fetched ({_why(e)})"
         raise NocError(f"{gone}; {expected}") from None
     return False
 
@@ -72,9 +74,10 @@ class Pretrained:
         auto = getattr(self.library, kind)
         try:
             with quiet(bars=not self.local):
-                return auto.from_pretrained(self.name, local_files_only=self.local, **settings)
+                return auto.from_pretrained(self.name, local_files_only=self.local,
+                                            trust_remote_code=False, **settings)
         except Exception as e:                     # it fails in all ways
-            raise NocError(f"{self.name}: expected {self.expected} ({_first_line(e)})") from None
+            raise NocError(f"{self.name}: expected {self.expected} ({_why(e)})") from None
 
     def is_a(self,
         kind:str, # an auto class of models
@@ -87,9 +90,8 @@ class Pretrained:
         **settings, # its own
     ):              # the model, in eval mode
         "The model with its weights. Raises `NocError` for another kind, or where some are missing."
-        if not self.is_a(kind):
-            raise NocError(f"{self.name}: a model of type {self.config.model_type}; expected "
-                           f"{self.expected}")
+        kind_of = f"{self.name}: a model of type {self.config.model_type}"
+        require(self.is_a(kind), kind_of, self.expected)
         model, report = self.load(kind, output_loading_info=True, **settings)
         missing = sorted(report["missing_keys"])
         if missing:
