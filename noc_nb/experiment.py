@@ -17,8 +17,8 @@ from fastcore.basics import patch
 # %% ../nbs/44_experiment.ipynb #4c6b195d
 from .captioner import Captioner
 from .constraints import best_scores, constraint_classes
-from .core import (Config, NocError, default_device, difference, foreign_file, locked,
-                         progress, read_json, write_json)
+from .core import (Config, NocError, default_device, foreign_file, progress,
+                         read_json, write_json)
 from .data import CocoData, region_batches
 from .decode import decode
 from .encoder import CaptionerConfig
@@ -29,6 +29,7 @@ from .prices import PriceConfig, bids, class_prices, priced_tokens
 from .regions import class_vectors
 from .results import (LABELS, append_row, captions_file, new_row, read_results, read_rows,
                             table_line, write_results)
+from .runs import difference, locked
 from .scst import ScstConfig, train_scst
 from .selector import RegionSelector, SelectorConfig
 from .train import TrainConfig

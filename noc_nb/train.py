@@ -22,8 +22,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 
-from .core import (Config, NocError, check_range, default_device, difference, foreign_file,
-                         locked, progress, read_json, say, set_seed, whole_file, write_json)
+from .core import (Config, NocError, check_range, default_device, foreign_file,
+                         progress, read_json, say, set_seed, whole_file, write_json)
+from .runs import difference, locked
 from .saving import read_weights
 
 # %% ../nbs/40_train.ipynb #b96fb256

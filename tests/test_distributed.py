@@ -3,8 +3,9 @@ import importlib.util, multiprocessing, os, random, signal, subprocess, sys, thr
 from pathlib import Path
 import pytest
 import torch
-from noc_nb.core import NocError, locked
+from noc_nb.core import NocError
 from noc_nb.pipeline import CaptionOptions
+from noc_nb.runs import locked
 from noc_nb.tools.distributed import _ray, caption_shards, read_shards, _shard_file
 from noc_nb.tools.gallery import Job, caption_files, read_lines
 from noc_nb.tools.drawing import make_toy

@@ -9,12 +9,13 @@ import torch
 from PIL import Image
 from noc_nb.tools.app import Studio
 from noc_nb.captioner import Captioner
-from noc_nb.core import NocError, locked
+from noc_nb.core import NocError
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.tools.gallery import (Job, caption_all, caption_files, caption_lines, detected, from_table,
                                   noc_caption, open_source, photos, read_lines, write_report)
 from noc_nb.heldout import COCO_CLASSES
 from noc_nb.pipeline import CaptionOptions, NovelCaptioner
+from noc_nb.runs import locked
 from noc_nb.tools.detector import Detector
 from noc_nb.tools.photos import extract, image_files, open_image
 from noc_nb.tools.formats import write_detections

@@ -13,7 +13,8 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from ..core import NocError, locked, progress, whole_file, write_json
+from ..core import NocError, progress, whole_file, write_json
+from ..runs import locked
 from .gallery import Job, caption_lines, check_settings, run_settings
 from .readers import open_parquet
 

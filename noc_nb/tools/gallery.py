@@ -27,8 +27,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from ..constraints import FORMS
-from ..core import (NocError, foreign_file, locked, progress, read_json, whole_file,
-                         write_json)
+from ..core import NocError, foreign_file, progress, read_json, whole_file, write_json
 from ..data import RegionFeatures
 from .dataset import data_files
 from .detector import DETECTORS, Detector
@@ -37,6 +36,7 @@ from ..heldout import COCO_CLASSES
 from ..pipeline import CaptionOptions, NovelCaptioner, shipped
 from ..regions import RegionTable, Regions
 from ..results import read_rows
+from ..runs import locked
 from .classes import add_words, unsayable, with_classes
 from .captioners import NovelPhotoCaptioner, PhotoCaptioner
 from .command import command, keep_blocks

@@ -20,8 +20,9 @@ from fastcore.script import store_true
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset
 
-from ..core import (NocError, check_range, foreign_file, locked, progress, read_json,
-                         whole_file, write_json)
+from ..core import (NocError, check_range, foreign_file, progress, read_json, whole_file,
+                         write_json)
+from ..runs import locked
 from .detector import Detector, prepare
 from .command import command
 from .readers import item_name, json_column, open_parquet, read_coco, refuse
