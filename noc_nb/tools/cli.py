@@ -16,8 +16,8 @@ from fastcore.script import Param, store_true
 
 from ..captioner import Captioner
 from ..constraints import FORMS
-from ..core import (Config, NocError, check_range, find_data, override, read_json, say,
-                         whole_file)
+from ..core import (Config, NocError, check_range, find_data, override,
+                         read_json, require, say, whole_file)
 from ..decode import make_search
 from ..experiment import PRESETS, Experiment, Run
 from ..heldout import COCO_CLASSES
@@ -25,6 +25,7 @@ from ..metrics import METRICS
 from ..pipeline import NovelCaptioner, pipeline_folder, shipped
 from ..regions import class_vectors
 from ..results import LABELS, TRAINING_LABELS
+from ..runs import check_outputs
 from ..scst import BASELINES, train_scst
 from ..selector import RegionSelector
 from ..tables import markdown_table, spec, table_view
@@ -192,6 +193,7 @@ def _reproduce(o):
     if not (lines or selections):
         raise NocError("--training none: expected some of selector,selector_no_inner in --rows")
     data = _load(o, cfg)
+    check_outputs({"--out": o.out}, [data.root, o.features])
     if lines and not o.models: word_rows(data, cfg.min_count)    # lacking vectors are an error now
     if cfg.threads: torch.set_num_threads(cfg.threads)
     kind = Path(o.detections or "simulated").name.split(".")[0]
@@ -328,11 +330,10 @@ def noc_train(
     resume:store_true=False, # go on with the training in OUT
 ):
     "Train the region selector, or the captioner, on anyone's data."
-    if part not in ("selector", "xe", "scst"):
-        raise NocError(f"noc_train {part}: expected selector, xe or scst")
-    if not out: raise NocError("--out: expected a folder for the trained model")
-    if part == "scst" and not start:
-        raise NocError("--start: expected the folder of a captioner trained with `noc_train xe`")
+    require(part in _PARTS, f"noc_train {part}", "selector, xe or scst")
+    require(out, "--out", "a folder for the trained model")
+    captioner = "the folder of a captioner trained with `noc_train xe`"
+    require(start or part != "scst", "--start", captioner)
     options = SimpleNamespace(**locals())
     cfg, out = _preset_of(preset, set), Path(out)
     if not resume and out.exists() and any(out.iterdir()):
@@ -342,6 +343,7 @@ def noc_train(
     own = read_classes(classes, first) if classes else None
     found = detections or "simulated"
     loaded = load_checked(data, split, found, captions, store, heldout, own, vectors)
+    check_outputs({"--out": out}, [loaded.root, features, start])
     _say_what_lacks(part, loaded)
     _train(part, loaded, out, cfg, seed, resume, start, not free)
     _write_about(part, loaded, out)

@@ -27,7 +27,8 @@ from markupsafe import Markup
 from PIL import Image
 
 from ..constraints import FORMS
-from ..core import NocError, foreign_file, progress, read_json, whole_file, write_json
+from ..core import (NocError, foreign_file, progress, read_json, require, whole_file,
+                         write_json)
 from ..data import RegionFeatures
 from .dataset import data_files
 from .detector import DETECTORS, Detector
@@ -36,7 +37,7 @@ from ..heldout import COCO_CLASSES
 from ..pipeline import CaptionOptions, NovelCaptioner, shipped
 from ..regions import RegionTable, Regions
 from ..results import read_rows
-from ..runs import locked
+from ..runs import check_outputs, locked
 from .classes import add_words, unsayable, with_classes
 from .captioners import NovelPhotoCaptioner, PhotoCaptioner
 from .command import command, keep_blocks
@@ -384,9 +385,9 @@ def caption_all(
     part, about = _beside_output(out, "part"), _beside_output(out, "run.json")
     settings = run_settings(pipeline, source, options)
     with locked(out):
-        if out.exists() and not resume:
-            raise NocError(f"{out}: exists; expected the name of a new file, or --resume")
-        begun = resume and (out.exists() or part.exists())
+        begun = out.exists() or part.exists()
+        what = "exists" if out.exists() else f"was begun, and {part.name} holds its first lines"
+        require(resume or not begun, f"{out}: {what}", "the name of a new file, or --resume")
         if begun: check_settings(about, settings, out)
         if not out.exists():
             done = _whole_groups(part, len(source.ids), options.batch) if begun else 0
@@ -665,15 +666,12 @@ def _opened(source, line):
 def _check_outputs(job, out, report):
     "Raises `NocError` for an output that would take the place of somebody's work."
     inputs = (job.src, job.model, job.classes, job.data, job.images, job.features,
-              job.words, job.captioner)
-    taken = {Path(path).resolve() for path in inputs if path}
-    for option, path in ("--out", out), ("--html", report):
-        if path is None: continue
-        if Path(path).exists() and not Path(path).is_file():
-            raise NocError(f"{option} {path}: expected a regular file")
-        if Path(path).resolve() in taken:
-            raise NocError(f"{option} {path}: is an input, or the other output")
-        taken.add(Path(path).resolve())
+              job.words, job.captioner, *job.detector.values())
+    outputs = {"--out": out, "--html": report}
+    for option, path in outputs.items():
+        regular = path is None or not Path(path).exists() or Path(path).is_file()
+        require(regular, f"{option} {path}", "a regular file")
+    check_outputs(outputs, inputs)
     if report is None or not Path(report).exists(): return
     with open(report, "rb") as f: start = f.read(9).lower()
     if start not in (b"", b"<!doctype"):

@@ -17,14 +17,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fastcore.script import Param
 
-from ..core import NocError, check_range, code_version, find_data, foreign_file, json_text
-from ..core import read_json, whole_file, write_json
+from ..core import NocError, check_range, code_version, find_data, foreign_file
+from ..core import json_text, read_json, require, whole_file, write_json
 from ..data import PARTS
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize
 from ..heldout import novel_images, read_heldout
 from ..metrics import CaptionScorer, METRICS, bleu, from_sums
 from ..novelty import Protocol, f1_counts
 from ..results import read_rows
+from ..runs import check_outputs
 from ..tables import markdown_table
 from .command import command
 from .dataset import data_files, find_split, load_captions, value_or_file
@@ -504,12 +505,22 @@ def _read_images(path):
     return Judged(ids, captions, numbers, sets, about["objects"])
 
 # %% ../../nbs/scores/122_report.ipynb #79ead545
-def _check_folder(out):
-    "Raises `NocError` where no results can be written. A run that is refused leaves no folder."
-    path = Path(out or ".").absolute()
+_FILES = "report.json", "report.md", "report.png", "images.parquet"
+
+def _check_folder(out, names, inputs):
+    "Raises `NocError` where files cannot be written, or are inputs. No folder is made."
+    if not out: return
+    path = Path(out).absolute()
     while not path.exists(): path = path.parent
-    if path.is_dir() and os.access(path, os.W_OK | os.X_OK): return
-    raise NocError(f"--out {out}: expected a folder to write into")
+    writable = path.is_dir() and os.access(path, os.W_OK | os.X_OK)
+    require(writable, f"--out {out}", "a folder to write into")
+    for name in names: check_outputs({"--out": Path(out)/name}, inputs)
+
+def _files_of(data, *others):
+    "What may be read: the data set's own files, and those of other options."
+    own = [Path(data)/name for name in ("classes.json", "heldout.json")]
+    for folder in "annotations", "splits": own += Path(data).glob(f"{folder}/*")
+    return own + [path for path in (data, *others) if isinstance(path, (str, Path))]
 
 def find_spice(
     refs:dict, # image id -> references
@@ -533,7 +544,7 @@ def evaluate_file(
 )->dict:              # the report
     "Evaluate a file of captions. Raises `NocError` for bad input, before anything is computed."
     check_range("--", 0, 100_000, samples=samples)
-    _check_folder(out)
+    _check_folder(out, _FILES, _files_of(data, captions, split, *kw.values()))
     system, task = read_system(captions), make_task(data, split, **kw)
     protocol.words_of(task.heldout)                           # refused now, if it is
     chosen, counts = match(system, task, captions, missing)
@@ -683,7 +694,8 @@ def _show_report(report): _show(_report_markdown(report, report["captions"]))
 
 def _compare_and_show(pair, out, samples):
     "Compare two reports."
-    _check_folder(out)
+    files = [Path(p)/name for p in pair for name in ("", *_FILES)]
+    _check_folder(out, ["compare.json"], files)
     rows = compare(*pair, samples)
     _show(_compare_markdown(rows, _names(pair)))
     if out: write_json(Path(out)/"compare.json", rows, indent=1)
