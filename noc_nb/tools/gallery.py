@@ -46,7 +46,7 @@ from .names import read_classes
 from .photos import FORMATS, image_column, image_files, image_names, open_image
 from .readers import image_sizes, json_items, read_coco, read_detections
 from .store import RegionStore
-from .viz import PALETTE
+from .viz import PALETTE, place_tags
 
 # %% ../../nbs/pages/132_gallery.ipynb #12ce2d82
 @dataclass(frozen=True)
@@ -463,17 +463,13 @@ def repeated(
         else: kept.append((name, box))
     return repeats
 
-def _tags(marks, width, height, font):
-    "The names on a picture as (mark, x, y, width): at the corners of their boxes, and free."
-    tags, step = [], font["height"]
-    for m in (m for m in marks if m.name):
-        wide = font["letter"]*len(m.name) + font["margin"]
-        x, top = max(0, min(m.box[0]*width, width - wide)), max(0, m.box[1]*height - step)
-        def free(y): return not any(abs(y - b) < step and x < a + w and a < x + wide
-                                    for _, a, b, w in tags)
-        below = (top + step*k for k in range(max(1, int((height - top)/step))))
-        tags.append((m, x, next(filter(free, below), top), wide))
-    return tags
+def _tags(marks, size, font):
+    "The names on a picture as (mark, x, y, width), at the corners of their boxes."
+    named = [m for m in marks if m.name]
+    widths = [font["letter"]*len(m.name) + font["margin"] for m in named]
+    corners = [(m.box[0]*size[0], m.box[1]*size[1]) for m in named]
+    places = place_tags(corners, widths, font["height"], size)
+    return [(m, *xy, wide) for m, xy, wide in zip(named, places, widths)]
 
 def picture(
     marks:list,  # `Mark`s, the most important last, on top
@@ -483,7 +479,7 @@ def picture(
     href=None,   # of the image
 )->Markup:       # SVG
     "Boxes on an image, and names at the corners of some."
-    tags = _tags(reversed(marks), *size, font)
+    tags = _tags(marks[::-1], size, font)
     return render("picture.html", marks=marks, tags=tags, width=size[0], height=size[1], font=font,
                   about=about, href=href)
 
