@@ -6,7 +6,7 @@
 __all__ = ['CaptionOptions', 'NovelCaption', 'NovelCaptioner', 'shipped', 'pipeline_folder']
 
 # %% ../nbs/50_pipeline.ipynb #d886582c
-import math, os
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from .captioner import Captioner
 from .constraints import FORMS
-from .core import NocError, check_range, default_device, read_json, write_json
+from .core import NocError, check_range, default_device, read_json, require, write_json
 from .data import CaptionBatch, SymbolicFeatures
 from .decode import decode
 from .grid_beam import SearchConfig
@@ -358,13 +358,14 @@ def shipped()->list: # names for `from_pretrained`, the one for photos first
     return sorted(file.parent.name for file in _SHIPPED.glob("*/pipeline.json"))
 
 def pipeline_folder(
-    name, # in the package, or a path, which has a slash
+    name, # in the package, or a folder of your own
 )->Path:
     "Where a pipeline stands. Raises `NocError` where there is none."
     if name in shipped(): return _SHIPPED/name
-    if (isinstance(name, Path) or os.path.dirname(name)) and Path(name).is_dir(): return Path(name)
-    raise NocError(f"{name}: no such folder, and no pipeline of the package; "
-                   f"expected one of {', '.join(shipped())}, or a path with a slash, like ./mine")
+    names = ", ".join(shipped())
+    where = f"{name}: no such folder, and no pipeline of the package"
+    require(Path(name).is_dir(), where, f"one of {names}, or a folder that noc_pipeline made")
+    return Path(name)
 
 # %% ../nbs/50_pipeline.ipynb #760a531d
 def _class_vectors(file, classes, width):
@@ -401,7 +402,7 @@ def _settings(file):
 # %% ../nbs/50_pipeline.ipynb #4d83a7f1
 @patch(cls_method=True)
 def from_pretrained(cls:NovelCaptioner,
-    name,        # a name in the package, or a path; a path given as text has a slash
+    name,        # as in `pipeline_folder`
     device=None, # default: the accelerator if there is one
 )->NovelCaptioner:
     "Read what `save_pretrained` wrote. Raises `NocError` naming what is missing or broken."
