@@ -183,26 +183,32 @@ def default_device()->torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 # %% ../nbs/00_core.ipynb #5597e7dd
-_lines = None # while a console command runs: shows progress in lines, as `tqdm` does in bars
+_command = False # whether a console command runs
 
 @contextmanager
-def command_lines(
-    lines, # called as `tqdm` is, where standard error is no terminal
-):
+def command_lines():
     "While a console command runs: what a notebook does not show is said in plain lines."
-    global _lines
-    before, _lines = _lines, lines
+    global _command
+    before, _command = _command, True
     try: yield
-    finally: _lines = before
+    finally: _command = before
 
 def say(
     line:str, # what a part of the work came to
 ):
     "A line on standard error, if a console command runs; bars on a terminal stay whole."
     from tqdm import tqdm
-    if _lines: tqdm.write(line, file=sys.stderr)
+    if _command: tqdm.write(line, file=sys.stderr)
 
 # %% ../nbs/00_core.ipynb #c1a50e03
+_LINE_SECONDS = 30 # between two lines of a log, and before the first
+
+class _Log:
+    "Standard error for a bar that a log file shows: each state of it is a line."
+    def write(self, text):
+        if text.strip(): print(text.strip(), file=sys.stderr)
+    def flush(self): sys.stderr.flush()
+
 def progress(
     items,          # anything that can be iterated; None: the caller counts by `update`
     desc:str="",    # what is being done
@@ -211,8 +217,11 @@ def progress(
 ):
     "`items`, with a progress bar on a terminal, and in lines where a command has none."
     from tqdm import tqdm
-    if _lines and not sys.stderr.isatty(): return _lines(items, desc, total, **kw)
-    return tqdm(items, desc, total, disable=None, dynamic_ncols=True, mininterval=.5, **kw)
+    how = dict(disable=None, dynamic_ncols=True, mininterval=.5)
+    if _command and not sys.stderr.isatty():
+        how = dict(file=_Log(), ncols=0, position=0, miniters=1, mininterval=_LINE_SECONDS,
+                   delay=_LINE_SECONDS)
+    return tqdm(items, desc, total, **how, **kw)
 
 # %% ../nbs/00_core.ipynb #4bfe9c6e
 def setting(

@@ -336,7 +336,7 @@ def _show(self:Trainer, values, bar=None):
     speed = self._speed()
     if hasattr(bar, "set_postfix"):
         texts = {name: f"{x:.3f}" for name, x in values.items()}
-        bar.set_postfix({**texts, f"{self.unit}/s": f"{speed:,.0f}"})
+        bar.set_postfix({**texts, f"{self.unit}/s": f"{speed:,.0f}"}, refresh=False)
     if not self.writer: return
     values = {**values, f"{self.unit}/s": speed, "learning rate": self.rate}
     kind = "epoch" if bar is None else "train"

@@ -10,8 +10,8 @@ from transformers import (
 from noc_nb.core import NocError
 from noc_nb.pipeline import NovelCaptioner
 from noc_nb.tools.captioners import NovelPhotoCaptioner, PhotoCaptioner
+from noc_nb.tools.cli import noc_caption
 from noc_nb.tools.command import main
-from noc_nb.tools.gallery import noc_caption
 from noc_nb.tools.pretrained import quiet
 from tiny_models import PICTURE, build, save_blip, save_detector, tokenizer
 

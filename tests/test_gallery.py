@@ -8,11 +8,12 @@ import pytest
 import torch
 from PIL import Image
 from noc_nb.tools.app import Studio
+from noc_nb.tools.command import main
 from noc_nb.captioner import Captioner
 from noc_nb.core import NocError
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.tools.gallery import (Job, caption_all, caption_files, caption_lines, detected, from_table,
-                                  noc_caption, open_source, photos, read_lines, write_report)
+                                  open_source, photos, read_lines, write_report)
 from noc_nb.heldout import COCO_CLASSES
 from noc_nb.pipeline import CaptionOptions, NovelCaptioner
 from noc_nb.runs import locked
@@ -310,7 +311,7 @@ def command(world, tmp_path, monkeypatch, capsys):
     def run(*args):
         typed = ["noc_caption", source, "--data", world, "--model", "toy", *args]
         monkeypatch.setattr(sys, "argv", [str(text) for text in typed])
-        try: code = noc_caption() or 0
+        try: code = main() or 0
         except SystemExit as e: code = e.code
         return subprocess.CompletedProcess(typed, code, *capsys.readouterr())
     return run

@@ -408,18 +408,18 @@ def test_large_uploads_give_their_memory_back(tmp_path):
                                      "captioner.max_len=-1", "xe.peak=Infinity", "scst.min_refs=-1", "prices.never=NaN",
                                      f"xe.seed={2**64}", f"min_count={10**12}", "train_selector.keep=-1"])
 def test_sizes_that_nobody_means(setting):
-    from noc_nb.tools.cli import _preset_of
+    from noc_nb.tools.reproduce import _preset_of
     with pytest.raises(NocError, match=r"expected -?\d+ to|10,000 at most"): _preset_of("toy", [setting])
 
 def test_a_path_that_was_mistyped_asks_no_hub(tmp_path, monkeypatch):
     from noc_nb.captioner import Captioner
-    from noc_nb.tools.cli import _part
+    from noc_nb.tools.reproduce import _part
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("noc_nb.saving.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
     with pytest.raises(NocError, match="runs/xe: no such folder"): _part(Captioner, "runs/xe")
 
 def test_names_are_no_formulas(tmp_path):
-    from noc_nb.tools.cli import _picture
+    from noc_nb.tools.reproduce import _picture
     from noc_nb.tools.viz import show_bars, show_boxes, show_looks
     odd = "$\\frac{", "$_{$", "a $ b ^ $"
     for name in odd: _picture(["", "", "x"], [[name, "Ours", "1.0"]], tmp_path/"t.png", name)

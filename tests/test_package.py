@@ -107,15 +107,16 @@ except SystemExit as e: print(e.code, *{name.partition('.')[0] for name in sys.m
 """
 
 def test_options_are_read_before_anything_is_imported():
-    "`--help` and a misspelt option take no seconds."
+    "`--help`, `--version` and a misspelt option take no seconds."
     for script in SETTINGS["console_scripts"].split():
         command, _, target = script.partition("=")
         assert target == "noc_nb.tools.command:main", f"{command}: {target}"
-        for option, leaves in ("--help", "0"), ("--hlep", "2"):
+        for option, leaves, says in (("--help", "0", f"usage: {command} "), ("--hlep", "2", f"usage: {command} "),
+                                     ("--version", "0", f"noc_nb {SETTINGS['version']}\n")):
             done = subprocess.run([sys.executable, "-c", OPTIONS, command, option], cwd=ROOT, capture_output=True,
                                   text=True)
             code, *loaded = done.stderr.splitlines()[-1].split()
-            assert code == leaves and f"usage: {command} " in done.stdout + done.stderr, done.stderr[-2000:]
+            assert code == leaves and says in done.stdout + done.stderr, done.stderr[-2000:]
             assert not {"torch", "numpy", *HEAVY} & set(loaded), f"{command} {option}: imports {loaded}"
 
 # ---- the wheel

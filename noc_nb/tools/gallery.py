@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Source', 'from_table', 'detected', 'photos', 'detector_for', 'open_source', 'caption_lines', 'run_settings',
            'check_settings', 'read_lines', 'caption_all', 'render', 'thumbnail', 'Mark', 'repeated', 'picture',
-           'write_report', 'Job', 'caption_files', 'noc_caption']
+           'write_report', 'Job', 'caption_files', 'run_caption']
 
 # %% ../../nbs/pages/132_gallery.ipynb #42b40744
 import base64, hashlib, io, json, os, sys, tempfile, warnings
@@ -22,7 +22,6 @@ from typing import NamedTuple
 import jinja2
 import numpy as np
 import torch
-from fastcore.script import store_true
 from markupsafe import Markup
 from PIL import Image
 
@@ -40,7 +39,7 @@ from ..results import read_rows
 from ..runs import check_outputs, locked
 from .classes import add_words, unsayable, with_classes
 from .captioners import NovelPhotoCaptioner, PhotoCaptioner
-from .command import command, keep_blocks
+from .command import keep_blocks
 from .int8 import int8
 from .names import read_classes
 from .photos import FORMATS, image_column, image_files, image_names, open_image
@@ -674,40 +673,22 @@ def _check_outputs(job, out, report):
         raise NocError(f"--html {report}: exists and is no page; expected a new file, or a page")
 
 # %% ../../nbs/pages/132_gallery.ipynb #7cb28042
-@command
-def noc_caption(
-    src:str,             # photos (folder, .tar, .parquet) or detections (.json, .parquet, store)
-    out:str=None,        # file for the captions, a line of JSON each (default: print them)
-    html:str=None,       # file for a page to look at
-    data:str=None,       # detections: a folder in COCO's layout, for the sizes of images
-    images:str=None,     # detections: folder of the images to caption, whose names end in their ids
-    objects:str=None,    # words to force, as "zebra, bus" ("": none; default: the selector's)
-    min_score:float=None, # a class below is never forced (default: the selector's threshold)
-    max_objects:int=None, # objects that the selector may force on an image (default: 5)
-    insist:str=None,     # on the selector's objects: 0 (hardly) or more, or must (default: model's)
-    model:str=None,      # a name in the package, or a path with a slash (default: its best)
-    classes:str=None,    # the detector's own: names, one a line, or JSON (default: the model's)
-    add_words:str=None,  # file of word vectors as in training, for words that the model lacks
-    features:str=None,   # detections: a region store whose features the captioner sees
-    detector:str=None,   # photos: of torchvision, or a folder or name of transformers'
-    weights:str=None,    # photos: weights of torchvision's: a file (default: downloaded once)
-    captioner:str=None,  # another captioner: a folder or name of transformers'; it sees the photos
-    prompt:str=None,     # its prompt (default: its own, or a question)
-    batch:int=None,      # images searched together (default: 50; with --captioner 8)
-    form:str=None,       # how an object may be said: words, forms or phrases (default: the model's)
-    dtype:str="float32", # of matrix products; int8 is faster on a CPU, see 64_search
-    resume:store_true=False, # go on with a run that was killed
+def run_caption(
+    o, # the options of `noc_caption`
 ):
-    "Caption your own images. An image that cannot be read is a line that says why."
-    names = None if objects is None else tuple(t.strip() for t in objects.split(",") if t.strip())
-    if batch is None: batch = 8 if captioner else 50
+    "Caption images by the options of the command. Raises `NocError` for bad ones."
+    names = None
+    if o.objects is not None: names = tuple(t.strip() for t in o.objects.split(",") if t.strip())
+    batch = o.batch
+    if batch is None: batch = 8 if o.captioner else 50
+    insist = o.insist
     with suppress(TypeError, ValueError): insist = float(insist)   # the options are checked later
-    options = CaptionOptions(names, min_score, max_objects, batch, insist)
-    look = {k: v for k, v in dict(name=detector, weights=weights).items() if v}
-    job = Job(src, model, classes, data, images, features, look, options, add_words,
-              captioner, prompt, dtype, form)
-    if detector and Path(src).exists() and _holds_regions(Path(src)):
-        raise NocError(f"--detector {detector}: {src} holds detections; expected photos")
+    options = CaptionOptions(names, o.min_score, o.max_objects, batch, insist)
+    look = {k: v for k, v in dict(name=o.detector, weights=o.weights).items() if v}
+    job = Job(o.src, o.model, o.classes, o.data, o.images, o.features, look, options, o.add_words,
+              o.captioner, o.prompt, o.dtype, o.form)
+    if o.detector and Path(o.src).exists() and _holds_regions(Path(o.src)):
+        raise NocError(f"--detector {o.detector}: {o.src} holds detections; expected photos")
     keep_blocks()
-    n, failed, lacking = caption_files(job, out, html, resume)
-    _tell(n, failed, lacking, out, html)
+    n, failed, lacking = caption_files(job, o.out, o.html, o.resume)
+    _tell(n, failed, lacking, o.out, o.html)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SPICE_JARS', 'java_version', 'find_java', 'Meteor', 'meteor', 'cache_folder', 'missing_jars', 'java_options', 'Spice',
-           'java_programs', 'noc_setup_spice']
+           'java_programs', 'run_setup_spice']
 
 # %% ../../nbs/scores/120_java.ipynb #648a073b
 import fcntl, hashlib, json, os, platform, re, shutil, signal, subprocess, sys, tempfile, threading
@@ -20,7 +20,6 @@ from pycocoevalcap.spice import spice as spice_package
 
 from ..core import NocError, progress, write_json
 from ..metrics import METRICS
-from .command import command
 from ..vocab import ptb_line
 
 # %% ../../nbs/scores/120_java.ipynb #438c72ab
@@ -476,12 +475,11 @@ def java_programs(
     return programs
 
 # %% ../../nbs/scores/120_java.ipynb #3d190fba
-@command
-def noc_setup_spice(
-    jars:str=None, # folder with jars that you have (default: Maven, else pycocoevalcap's download)
+def run_setup_spice(
+    o, # the options of `noc_setup_spice`
 ):
-    "Bring the jars that SPICE needs, once, with checksums."
-    folder = _setup_spice(jars)
+    "Bring SPICE's jars, and say where they are. Raises `NocError` without them."
+    folder = _setup_spice(o.jars)
     print(f"SPICE is ready: {folder}")
     print("For other tools that run spice-1.0.jar, with CoreNLP in its lib/:")
     print(f"export JDK_JAVA_OPTIONS='{java_options(folder)}'")

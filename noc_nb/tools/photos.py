@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'ImageFile', 'open_image', 'image_column', 'image_files', 'image_names', 'extract', 'random_weights',
-           'noc_features']
+           'run_features']
 
 # %% ../../nbs/models/115_photos.ipynb #e4f78821
 import hashlib, io, json, os, re, shutil, tarfile, warnings
@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from fastcore.basics import chunked
-from fastcore.script import store_true
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset
 
@@ -24,7 +23,6 @@ from ..core import (NocError, check_range, foreign_file, progress, read_json, wh
                          write_json)
 from ..runs import locked
 from .detector import Detector, prepare
-from .command import command
 from .readers import item_name, json_column, open_parquet, read_coco, refuse
 from .store import RegionStore
 
@@ -381,33 +379,19 @@ def _check_options(out, device):
         message = f"--device {device}: expected a device that this PyTorch can use, like cpu"
         raise NocError(message) from None
 
-@command
-def noc_features(
-    src:str,                  # image, folder, .tar or .parquet of images, .txt of names, COCO root
-    out:str=None,             # the region store to make; parts are in OUT.parts until it is whole
-    detector:str="fasterrcnn_resnet50_fpn", # a detection model of torchvision
-    weights:str="default",    # default (torchvision's, downloaded once), or a file
-    features:str="box",       # box (1,024 of the detector's box head), resnet101 (2,048) or none
-    feature_weights:str="default", # of the ResNet-101: default, or a file
-    classes:int=91,           # of the detector's weights, the background included
-    min_score:float=.2,       # detections below are dropped
-    size:int=None,            # short side of the images in pixels (default: the model's own)
-    batch:int=8,              # images at once, at most
-    part:int=64,              # images between two points to resume from
-    workers:int=2,            # processes that decode images
-    device:str=None,          # cpu, cuda ... (default: the accelerator if there is one)
-    resume:store_true=False,  # go on where a run was stopped
+def run_features(
+    o, # the options of `noc_features`
 ):
-    "Regions and features of images: a region store, with a list of what failed and why."
-    _check_options(out, device)
-    check_range("--", 1, part=part, batch=batch, size=size)
-    check_range("--", 0, workers=workers)
-    check_range("--", 2, 100_000, classes=classes)
-    check_range("--", 0, 1, min_score=min_score)
-    files, kind = image_files(src), None if features == "none" else features
-    model = Detector(detector, weights, kind, min_score, device, size, batch, classes,
-                     feature_weights)
-    with locked(out): store = extract(files, out, model, workers, part, resume)
-    failed = (Path(out)/"failed.jsonl").read_text(encoding="utf-8").count("\n")
-    note = f"; {failed} images failed, see {Path(out)/'failed.jsonl'}" if failed else ""
-    print(f"{store}: {out}{note}")
+    "Make a region store of images. Raises `NocError` for bad options."
+    _check_options(o.out, o.device)
+    check_range("--", 1, part=o.part, batch=o.batch, size=o.size)
+    check_range("--", 0, workers=o.workers)
+    check_range("--", 2, 100_000, classes=o.classes)
+    check_range("--", 0, 1, min_score=o.min_score)
+    files, kind = image_files(o.src), None if o.features == "none" else o.features
+    model = Detector(o.detector, o.weights, kind, o.min_score, o.device, o.size, o.batch,
+                     o.classes, o.feature_weights)
+    with locked(o.out): store = extract(files, o.out, model, o.workers, o.part, o.resume)
+    failed = (Path(o.out)/"failed.jsonl").read_text(encoding="utf-8").count("\n")
+    note = f"; {failed} images failed, see {Path(o.out)/'failed.jsonl'}" if failed else ""
+    print(f"{store}: {o.out}{note}")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAX_WORDS', 'read_system', 'Task', 'make_task', 'match', 'Judged', 'judge', 'scores_of', 'bootstrap', 'find_spice',
-           'evaluate_file', 'compare', 'noc_eval']
+           'evaluate_file', 'compare', 'run_eval']
 
 # %% ../../nbs/scores/122_report.ipynb #fe9646ed
 import json, os, platform, sys, warnings
@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fastcore.script import Param
 
 from ..core import NocError, check_range, code_version, find_data, foreign_file
 from ..core import json_text, read_json, require, whole_file, write_json
@@ -27,7 +26,6 @@ from ..novelty import Protocol, f1_counts
 from ..results import read_rows
 from ..runs import check_outputs
 from ..tables import markdown_table
-from .command import command
 from .dataset import data_files, find_split, load_captions, value_or_file
 from .java import Spice, find_java, java_programs, java_version, meteor
 from .names import read_classes
@@ -652,37 +650,24 @@ def _compare_markdown(rows, names):
     return f"{markdown_table(head, lines)}\n{text}\n"
 
 # %% ../../nbs/scores/122_report.ipynb #917c63c8
-@command
-def noc_eval(
-    captions:str=None,    # captions to score: COCO's results format, or lines of noc_caption
-    data:str=None,        # folder in COCO's layout, or a file of captions (default: NOC_DATA)
-    split:str=None,       # name in splits/, file, or .txt of ids (default: all with references)
-    part:str="test",      # part of the split: train, val or test
-    out:str=None,         # folder for report.json, report.md, report.png and images.parquet
-    protocol:str="dcc",   # words that F1 counts: dcc or extended
-    weight:str="image",   # what F1 counts once: image or caption
-    fp:str="other",       # false positives: other images, or nonnovel ones only
-    heldout:str=None,     # held-out objects: names, as "zebra, bus", or JSON with their words
-    classes:str=None,     # classes: JSON, or names, one a line, as in Open Images's CSV
-    missing:str="refuse", # images without a caption: refuse, or score as empty
-    metrics:str="M,C,S,B4,R", # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU-1 to 4), R (ROUGE-L)
-    samples:int=1000,     # draws of the bootstrap
-    compare:Param("folders of two reports: which differences are real", str, nargs=2)=None, # A B
+def run_eval(
+    o, # the options of `noc_eval`
 ):
-    "Score any system's captions, or compare two reports."
+    "Score captions, or compare two reports. Raises `NocError` for bad options."
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
-        if compare: return _compare_and_show(compare, out, samples)
-        if not captions:
+        if o.compare: return _compare_and_show(o.compare, o.out, o.samples)
+        if not o.captions:
             raise NocError("--captions: expected a file in COCO's results format, "
                            "or --compare A B")
-        data = data or find_data()
+        data = o.data or find_data()
         if data is None:
             raise NocError("--data: expected a folder in COCO's layout, or a captions file")
-        metrics = tuple(m.strip() for m in metrics.split(","))
-        evaluate_file(captions, data, split, out, Protocol(protocol, weight, fp), metrics, samples,
-                      missing, _show_report, part=part, heldout=heldout, classes=classes)
+        metrics = tuple(m.strip() for m in o.metrics.split(","))
+        counted = Protocol(o.protocol, o.weight, o.fp)
+        evaluate_file(o.captions, data, o.split, o.out, counted, metrics, o.samples, o.missing,
+                      _show_report, part=o.part, heldout=o.heldout, classes=o.classes)
 
 # %% ../../nbs/scores/122_report.ipynb #e0c4e420
 def _show(text):
@@ -694,6 +679,7 @@ def _show_report(report): _show(_report_markdown(report, report["captions"]))
 
 def _compare_and_show(pair, out, samples):
     "Compare two reports."
+    require(len(pair) == 2, f"--compare {' '.join(map(str, pair))}", "two folders of reports")
     files = [Path(p)/name for p in pair for name in ("", *_FILES)]
     _check_folder(out, ["compare.json"], files)
     rows = compare(*pair, samples)
