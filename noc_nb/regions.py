@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .core import NocError, check_range
 from .heldout import MOST_CLASSES
+from .vocab import check_vectors
 
 # %% ../nbs/04_regions.ipynb #d35c031c
 def _check_relative(boxes, image_id):
@@ -270,14 +271,11 @@ def class_vectors(
     classes:dict, # category id -> `ObjectClass`
     vectors:dict, # word -> (d,) vector
 )->dict:          # category id -> (d,) float32
-    "The mean vector of the words of each class. Raises `NocError` for a word without one."
+    "The mean vector of the words of each class. Raises `NocError` for words without one."
+    check_vectors(vectors, (word for c in classes.values() for word in c.phrase))
     means = {}
     for id, c in classes.items():
-        missing = [w for w in c.phrase if w not in vectors]
-        if missing:
-            raise NocError(f"word vectors: {missing[0]!r}: expected a vector for every word of "
-                           f"class {c.name!r}")
-        means[id] = np.mean([vectors[w] for w in c.phrase], 0, dtype=np.float32)
+        means[id] = np.mean([vectors[word] for word in c.phrase], 0, dtype=np.float32)
     return means
 
 def class_table(

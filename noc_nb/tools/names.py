@@ -10,8 +10,9 @@ import csv, re
 from dataclasses import replace
 from pathlib import Path
 
-from ..core import NocError, check_range, foreign_file, read_json
-from ..heldout import COCO_CLASSES, MOST_CLASSES, ObjectClass, load_classes, normalize
+from ..core import NocError, check_range, foreign_file, read_json, say
+from ..heldout import (COCO_CLASSES, MOST_CLASSES, ObjectClass, load_classes, normalize,
+                            people)
 
 # %% ../../nbs/models/110_names.ipynb #1787a5af
 def _read_names(path):
@@ -35,10 +36,11 @@ _ALSO = {   # what others call COCO's classes; a duck is a kind of bird, and no 
     "aeroplane": "airplane", "plane": "airplane", "bike": "bicycle", "cellphone": "cell phone",
     "cellular telephone": "cell phone", "computer keyboard": "keyboard", "computer mouse": "mouse",
     "diningtable": "dining table", "doughnut": "donut", "fridge": "refrigerator",
-    "hair dryer": "hair drier", "hotdog": "hot dog", "laptop computer": "laptop",
-    "microwave oven": "microwave", "mobile phone": "cell phone", "motorbike": "motorcycle",
-    "pottedplant": "potted plant", "remote control": "remote", "ski": "skis", "sofa": "couch",
-    "stoplight": "traffic light", "television": "tv", "television set": "tv", "teddy": "teddy bear",
+    "hair dryer": "hair drier", "hotdog": "hot dog", "human": "person", "human being": "person",
+    "laptop computer": "laptop", "microwave oven": "microwave", "mobile phone": "cell phone",
+    "motorbike": "motorcycle", "pedestrian": "person", "pottedplant": "potted plant",
+    "remote control": "remote", "ski": "skis", "sofa": "couch", "stoplight": "traffic light",
+    "television": "tv", "television set": "tv", "teddy": "teddy bear",
     "tennis racquet": "tennis racket", "tv monitor": "tv", "tvmonitor": "tv",
     "wineglass": "wine glass"}
 
@@ -56,6 +58,37 @@ def _named_class(i, name, words, engine):
     forms = dict.fromkeys(normalize(form) for form in forms if form)
     return ObjectClass(i, name, words[-1], tuple(forms), tuple(words))
 
+# %% ../../nbs/models/110_names.ipynb #210ea708
+_SMALL = frozenset("a an and at by for from in of on or the to with".split())
+_VERB = re.compile(r"\w*[aeiouy]\w*ing")           # being and dining, not ring and string
+
+def _odd_words(classes):
+    "What looks odd in the words of classes."
+    names, shared = {i: " ".join(c.phrase) for i, c in classes.items()}, {}
+    for i, c in classes.items(): shared.setdefault(c.word, set()).add(names[i])
+    for word, several in shared.items():
+        if len(several) > 1: yield f"{word} for {' and '.join(sorted(several))}"
+    for i, c in classes.items():
+        verb = len(c.phrase) > 1 and _VERB.fullmatch(c.word)
+        if _SMALL.isdisjoint(c.phrase) and c.word.isalpha() and not verb: continue
+        yield f"{c.word} for {names[i]}"
+
+def _listed(texts, sign=", "):
+    return sign.join(texts[:100]) + (f" and {len(texts) - 100:,} more" if texts[100:] else "")
+
+def _tell(names, classes, where):
+    "Say which word stands for each class, and what looks odd. `names`: as a file has them."
+    names = {i: plain_name(name) for i, name in names.items()}
+    others = [f"{name} as {classes[i].word}" for i, name in names.items()
+              if name != classes[i].word]
+    persons = [names[i] for i in people(classes)]
+    line = f"{where}: {len(classes):,} classes, each said by its name"
+    if others: line += f", but {_listed(others)}"
+    if persons: line += f"; persons, which are left to the captioner: {_listed(persons)}"
+    say(line)
+    odd = [*_odd_words(classes)]
+    if odd: say(f"{where}: looks odd: {_listed(odd, '; ')}. Other words go into classes as JSON "
+                "(docs/data.md)")
 
 # %% ../../nbs/models/110_names.ipynb #4e90e47a
 def classes_of(
@@ -75,6 +108,7 @@ def classes_of(
         check_range(f"{where}: class {name!r}: ", 0, MOST_CLASSES, id=i)
         known = coco.get(_ALSO.get(plain, plain))
         classes[i] = replace(known, id=i) if known else _named_class(i, name, plain.split(), engine)
+    _tell(names, classes, where)
     return classes
 
 # %% ../../nbs/models/110_names.ipynb #c4a50e01
@@ -86,4 +120,7 @@ def read_classes(
     if first not in (0, 1): raise NocError(f"--first {first}: expected 0 or 1")
     content = _read_names(path)
     whole = isinstance(content, list) and content and isinstance(content[0], dict)
-    return load_classes(path) if whole else classes_of(_names(content, path, first), path)
+    if not whole: return classes_of(_names(content, path, first), path)
+    classes = load_classes(path)
+    _tell({i: c.name for i, c in classes.items()}, classes, path)
+    return classes
