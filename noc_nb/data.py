@@ -53,12 +53,9 @@ class CocoData:
         self.tokens = _Lazy(lambda i: [tokenize(c) for c in self.captions[i]])
         self._mentioned = _Lazy(lambda i: mentioned(self.captions[i], self.classes))
 
-    @property
-    def vectors(self)->Mapping: # word -> vector
-        if self.word_vectors is not None: return self.word_vectors
-        raise NocError(f"{self.root}/vectors: expected a file of word vectors, which tell the "
-                       "captioner what classes and words mean (.txt, .gz or .zip in the format "
-                       "of https://nlp.stanford.edu/projects/glove)")
+    def mentioned(self, image_id)->set:
+        "Ids of the classes that some reference of the image mentions."
+        return self._mentioned[image_id]
 
 # %% ../nbs/07_data.ipynb #82cf1d20
 @patch
@@ -66,6 +63,14 @@ def __repr__(self:CocoData):
     images = ", ".join(f"{len(self.splits[p]):,} {p}" for p in PARTS)
     return (f"CocoData({self.name}: {images} images, {self.counts['captions']:,} captions, "
             f"{len(self.regions.boxes):,} regions)")
+
+@patch(as_prop=True)
+def vectors(self:CocoData)->Mapping:
+    "Word -> vector. Raises `NocError` where the data has none."
+    if self.word_vectors is not None: return self.word_vectors
+    raise NocError(f"{self.root}/vectors: expected a file of word vectors, which tell the "
+                   "captioner what classes and words mean (.txt, .gz or .zip in the format "
+                   "of https://nlp.stanford.edu/projects/glove)")
 
 @patch
 def ids(self:CocoData,
@@ -75,11 +80,6 @@ def ids(self:CocoData,
     if not isinstance(part, str): return list(part)
     if part in self.splits: return self.splits[part]
     raise NocError(f"{self.name}: part {part!r}: expected one of {', '.join(self.splits)}")
-
-@patch
-def mentioned(self:CocoData, image_id)->set:
-    "Ids of the classes that some reference of the image mentions."
-    return self._mentioned[image_id]
 
 @patch(as_prop=True)
 def dropped(self:CocoData)->set:

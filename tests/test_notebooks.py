@@ -170,6 +170,17 @@ def test_one_module_each():
             yield from (c.where for c in code if c.directives.get("export"))
     none_of(wrong(), "export into the notebook's own module, by `#| export`")
 
+def test_patched_methods_hide_no_name():
+    "fastcore 1.8's `patch` leaves None under the method's name: a function of that name would be gone."
+    def hidden():
+        for nb in CHAPTERS:
+            trees = [node for c in exported([nb]) for node in c.tree.body]
+            names = {a.asname or a.name for n in trees if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names}
+            names |= {n.name for n in trees if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and not patched(n)}
+            methods = (n.name for n in trees if isinstance(n, ast.FunctionDef) and patched(n))
+            yield from (f"{name(nb)}: {method}" for method in methods if method in names)
+    none_of(hidden(), "define the method in its class, or call the function something else")
+
 def code_lines(cell): return sum(bool(line.strip()) for line in cell.source.splitlines() if not line.startswith("#|"))
 
 def test_exported_cells_are_short():
