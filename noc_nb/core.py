@@ -244,28 +244,28 @@ def _check_declared(cfg, values, where):
         else: check_range(where, limits["least"], limits["most"], **{f.name: value})
 
 # %% ../nbs/00_core.ipynb #9547c54e
-def _changed(cfg, values, where):
-    "A configuration with other values for some of its settings."
+def _changed(cfg, values, where, prefix=""):
+    "A configuration with other values for some settings; `prefix`: what an option begins with."
     old = {f.name: getattr(cfg, f.name) for f in fields(cfg)}
     for name in values:
-        if name not in old:
-            known = ", ".join(old)
-            raise NocError(f"{where}: unknown setting {name!r}; expected one of {known}")
-    new = {name: _fitted(old[name], value, where, name) for name, value in values.items()}
-    _check_declared(cfg, new, f"{where}: ")
+        require(name in old, f"{where}: unknown setting {name!r}", f"one of {', '.join(old)}")
+    new = {name: _fitted(old[name], values[name], where, name, prefix) for name in values}
+    _check_declared(cfg, new, prefix or f"{where}: ")
     return replace(cfg, **new)
 
-def _fitted(old, new, where, name):
+def _fitted(old, new, where, name, prefix):
     "A new value in the type of the old one; where that is None, any value but a group fits."
     if isinstance(old, Config) != isinstance(new, dict):
         kind = "a group of settings" if isinstance(old, Config) else "a single value"
         raise NocError(f"{where}: {name!r} is {kind}")
-    if isinstance(old, Config): return _changed(old, new, f"{where}: {name}")
+    if isinstance(old, Config):
+        return _changed(old, new, f"{where}: {name}", prefix and f"{prefix}{name}.")
     if isinstance(old, float) and type(new) is int: return float(new)
     if isinstance(old, tuple) and isinstance(new, list): return tuple(new)
-    if old is None or type(new) is type(old): return new
     kind = type(old).__name__
-    raise NocError(f"{where}: {name}={new!r}: expected a value of type {kind}, like {old!r}")
+    require(old is None or type(new) is type(old), f"{where}: {name}={new!r}",
+            f"a value of type {kind}, like {old!r}")
+    return new
 
 # %% ../nbs/00_core.ipynb #1d0c8b1d
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ def override(
         try: value = json.loads(raw)
         except json.JSONDecodeError: value = raw
         for key in reversed(path.split(".")): value = {key: value}
-        cfg = _changed(cfg, value, f"--set {text}")
+        cfg = _changed(cfg, value, f"--set {text}", "--set ")
     return cfg
 
 # %% ../nbs/00_core.ipynb #fcddad80

@@ -16,9 +16,9 @@ from fastcore.basics import patch
 
 # %% ../nbs/44_experiment.ipynb #4c6b195d
 from .captioner import Captioner
-from .constraints import best_scores, constraint_classes
+from .constraints import FORMS, best_scores, constraint_classes
 from .core import (Config, NocError, default_device, foreign_file, progress,
-                         read_json, write_json)
+                         read_json, setting, write_json)
 from .data import CocoData, region_batches
 from .decode import decode
 from .encoder import CaptionerConfig
@@ -41,17 +41,18 @@ from .vocab import Vocab
 @dataclass(frozen=True)
 class Preset(Config):
     "Everything that a run depends on, besides its data and its seed. The defaults are the paper's."
-    data:str = "coco"            # name of the data set in rows and tables
-    split:str = "coco"           # which split of the data folder
-    min_count:int = 5            # a word of the vocabulary occurs so often in training
-    form:str = "words"           # constraints: "words" (the paper), "forms" or "phrases"
-    limit:int = 5                # constraints of an image, at most
-    distinct:bool = False        # top-k rows: k classes, not the classes of k detections
-    borrow:int = 0               # a word without a training caption gets the mean embedding of so
-                                 # many neighbours; 0: the paper
-    ensemble:bool = False        # selector rows: the mean logit of all `selector_seeds`
-    threads:int = 0              # of the CPU; 0: as PyTorch likes. Tiny models are faster with 1
-    selector_seeds:tuple = ()    # default: the run's; captions are made with the first
+    data:str = "coco"                  # name of the data set in rows and tables
+    split:str = "coco"                 # which split of the data folder
+    min_count:int = setting(5, 0, 10**9) # a word of the vocabulary occurs so often in training
+    form:str = setting("words", among=FORMS) # of constraints; "words": the paper
+    limit:int = setting(5, 0, 62)      # constraints of an image, at most
+    distinct:bool = False              # top-k rows: k classes, not the classes of k detections
+    borrow:int = setting(0, 0)         # a word without a training caption gets the mean embedding
+                                       # of so many neighbours; 0: the paper
+    ensemble:bool = False              # selector rows: the mean logit of all `selector_seeds`
+    threads:int = setting(0, 0, 1024)  # of the CPU; 0: as PyTorch likes. Tiny models are faster
+                                       # with 1
+    selector_seeds:tuple = ()          # default: the run's; captions are made with the first
     prices:PriceConfig = PriceConfig() # of chosen classes; all are musts: the paper
     selector:SelectorConfig = SelectorConfig()
     captioner:CaptionerConfig = CaptionerConfig()

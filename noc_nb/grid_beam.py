@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .beam import check_best, check_scores, check_sizes, next_words, reorder_state
 from .constraints import Table, check_ids, pack_groups, read_groups
-from .core import Config
+from .core import Config, setting
 
 # %% ../nbs/22_grid_beam.ipynb #8bd9f410
 def _extend(logp, cell, lower, constraints, eos, top, absorb):
@@ -69,9 +69,9 @@ class Cells(Table):
 @dataclass(frozen=True)
 class SearchConfig(Config):
     "How captions are searched (Section 2.3)."
-    k:int = 5                 # hypotheses in every row of the grid
-    max_len:int = 20          # tokens of a caption, the end of sentence counted
-    length_penalty:float = 0. # 0: the plain sum of log-probabilities
+    k:int = setting(5, 1, 10_000)        # hypotheses in every row of the grid
+    max_len:int = setting(20, 1, 10_000) # tokens of a caption, the end of sentence counted
+    length_penalty:float = setting(0., -100, 100) # 0: the plain sum of log-probabilities
     absorb:bool = False       # True: a constraint that the model writes of its own accord counts
     no_repeat:bool = False    # True: a finished constraint is not written again
     mode:str = "grid"         # "grid" (the paper), "bank" (k in all), "cbs" (a beam for every set)

@@ -396,7 +396,6 @@ def _settings(file):
     if type(limit) is not int: raise NocError(f"{file}: limit {limit!r}: expected a number")
     check_range(f"{file}: ", 0, limit=limit)
     prices = PriceConfig.from_dict(prices, f"{file}: prices")
-    prices.check(f"{file}: prices.")
     return SearchConfig.from_dict(search, f"{file}: search"), form, limit, prices
 
 # %% ../nbs/50_pipeline.ipynb #4d83a7f1

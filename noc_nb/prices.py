@@ -10,22 +10,17 @@ import math
 from dataclasses import dataclass
 
 from .constraints import constraint_tokens
-from .core import Config, NocError, check_range
+from .core import Config, setting
 
 # %% ../nbs/28_prices.ipynb #5b8dab9d
 @dataclass(frozen=True)
 class PriceConfig(Config):
     "What selected classes are worth; beyond the paper, whose prices are all infinite."
-    weight:float = None # w: nats for a unit of log-odds; None: what is selected is a must
-    never:float = 5.    # β: nats more for a word that no training caption has
-    min_prob:float = .1 # the lowest probability of a candidate, where it is no must
-
-    def check(self, prefix:str=""): # as in `check_range`
-        "Raises `NocError` for numbers that cannot work."
-        if type(self.weight) not in (int, float, type(None)):
-            raise NocError(f"{prefix}weight={self.weight!r}: expected a number, or null for musts")
-        check_range(prefix, 0, 1000, weight=self.weight)
-        check_range(prefix, 0, 1, min_prob=self.min_prob)
+    weight:float = setting(None, 0, 1000)  # w: nats for a unit of log-odds; None: what is selected
+                                           # is a must
+    never:float = setting(5., 0, 1e9)      # β: nats more for a word that no training caption has
+    min_prob:float = setting(.1, 0, 1)     # the lowest probability of a candidate, where it is
+                                           # no must
 
 # %% ../nbs/28_prices.ipynb #68ea72d7
 def class_prices(

@@ -19,13 +19,13 @@ from torch import Tensor
 from .captioner import Captioner
 from .cider import CiderReward
 from .constraints import constraint_classes
-from .core import NocError, set_seed
+from .core import require, set_seed, setting
 from .data import CaptionBatch, CocoData, ImageExamples, Loader
 from .decode import search
 from .grid_beam import SearchConfig
 from .heldout import mentioned
 from .prices import PriceConfig, bids, class_prices, priced_tokens
-from .train import TrainConfig, Trainer, finished_model
+from .train import SCHEDULES, TrainConfig, Trainer, finished_model
 from .train_xe import val_cider
 from .vocab import BOS, EOS, PAD, Vocab
 
@@ -79,14 +79,15 @@ def caption_log_probs(
 @dataclass(frozen=True)
 class ScstConfig(TrainConfig):
     "Self-critical training (Section 3.1). Defaults: the paper's where it says them."
-    schedule:str = "constant"
-    peak:float = 5e-6          # learning rate
-    epochs:int = 20
-    eos_in_reward:bool = True  # the end of sentence counts as a word of the reward
-    df_unit:str = "image"      # documents of CIDEr-D's frequencies: "image" or "caption"
-    min_refs:int = 5           # references that an image needs
-    baseline:str = "mean"      # one of `BASELINES`; the paper is silent
-    price_weight:float = None  # DGBS with prices, as in `oracle_constraints`; None: musts
+    schedule:str = setting("constant", among=SCHEDULES)
+    peak:float = setting(5e-6, 0, 1e9) # learning rate
+    epochs:int = setting(20, 1)
+    eos_in_reward:bool = True          # the end of sentence counts as a word of the reward
+    df_unit:str = setting("image", among=("image", "caption")) # documents of CIDEr-D's frequencies
+    min_refs:int = setting(5, 0)       # references that an image needs
+    baseline:str = setting("mean", among=BASELINES) # the paper is silent
+    price_weight:float = setting(None, 0, 1e9) # DGBS with prices, as in `oracle_constraints`;
+                                       # None: musts
 
 def scst_images(
     data:CocoData,               # captions and splits
@@ -94,9 +95,8 @@ def scst_images(
 )->list:                         # ids of training images
     "The training images with enough references. Raises `NocError` where there are none."
     ids = [i for i in data.splits["train"] if len(data.captions[i]) >= cfg.min_refs]
-    if ids: return ids
-    raise NocError(f"min_refs={cfg.min_refs}: no training image has so many references; "
-                   "expected fewer")
+    require(ids, f"min_refs={cfg.min_refs}: no training image has so many references", "fewer")
+    return ids
 
 # %% ../nbs/43_scst.ipynb #88a1f3d6
 def _oracle_prices(data, i, classes, weight):
@@ -151,8 +151,7 @@ class SelfCritical:
         baseline:str="mean",             # one of `BASELINES`
         prices:dict=None,                # image id -> a price for each group; default: musts
     ):
-        if baseline not in BASELINES:
-            raise NocError(f"baseline {baseline!r}: expected one of {', '.join(BASELINES)}")
+        require(baseline in BASELINES, f"baseline {baseline!r}", f"one of {', '.join(BASELINES)}")
         self.reward, self.constraints = reward, constraints or {}
         self.cfg, self.baseline, self.prices = cfg, baseline, prices
 
@@ -185,11 +184,10 @@ def rewards(self:SelfCritical,
     b, k, _ = tokens.shape
     rewards = self.reward(tokens.flatten(0, 1), [i for i in image_ids for _ in range(k)])
     shape = tuple(rewards.shape) if isinstance(rewards, Tensor) else type(rewards).__name__
-    if shape != (b*k,):
-        raise NocError(f"reward: {shape}; expected a tensor of {b*k} numbers, one for each caption")
+    require(shape == (b*k,), f"reward: {shape}", f"a tensor of {b*k} numbers, one for each caption")
     rewards = rewards.view(b, k).to(tokens.device, torch.float32)
-    for i in (~rewards.isfinite().all(1)).nonzero()[:,0].tolist():
-        raise NocError(f"reward: image {image_ids[i]}: NaN or infinite")
+    for i, finite in zip(image_ids, rewards.isfinite().all(1).tolist()):
+        require(finite, f"reward: image {i}: NaN or infinite", "a number for each caption")
     return rewards
 
 @patch
@@ -204,8 +202,9 @@ def _baseline(self:SelfCritical, model, batch, rewards, there):
 def _features(data, cfg):
     "The regions' features, as a captioner of this configuration sees them."
     features = data.region_features(cfg.max_regions)
-    if features.width == cfg.d_feature: return features
-    raise NocError(f"region features of width {features.width}: expected {cfg.d_feature}")
+    require(features.width == cfg.d_feature, f"region features of width {features.width}",
+            str(cfg.d_feature))
+    return features
 
 def _oracle(constrained, *about):
     "The oracle's constraints and their prices, or none."

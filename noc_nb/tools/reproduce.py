@@ -14,9 +14,7 @@ from types import SimpleNamespace
 import torch
 
 from ..captioner import Captioner
-from ..constraints import FORMS
-from ..core import (Config, NocError, check_range, find_data, override, read_json,
-                         require, say, whole_file)
+from ..core import NocError, find_data, override, read_json, require, say, whole_file
 from ..decode import make_search
 from ..experiment import PRESETS, Experiment, Run
 from ..heldout import COCO_CLASSES
@@ -25,7 +23,7 @@ from ..pipeline import NovelCaptioner, pipeline_folder, shipped
 from ..regions import class_vectors
 from ..results import LABELS, TRAINING_LABELS
 from ..runs import check_outputs
-from ..scst import BASELINES, train_scst
+from ..scst import train_scst
 from ..selector import RegionSelector
 from ..tables import markdown_table, spec, table_view
 from .dataset import load_checked
@@ -35,7 +33,7 @@ from .readers import read_vectors
 from .report import find_spice
 from .store import RegionStore
 from .drawing import make_toy
-from ..train import check_settings, kept_line
+from ..train import kept_line
 from ..train_selector import train_selector
 from ..train_xe import train_xe, word_rows
 
@@ -52,29 +50,14 @@ def _choice(text, allowed, option):
     return names
 
 # %% ../../nbs/commands/139_reproduce.ipynb #a21c0e06
-_RANGES = dict.fromkeys(("d_model", "heads", "d_ff", "max_regions"), (1, 100_000)) | dict(
-    layers=(1, 100), memory=(0, 100_000), dropout=(0, .999), threshold=(0, 1), threads=(0, 1024),
-    limit=(0, 62), k=(1, 10_000), max_len=(1, 10_000), length_penalty=(-100, 100),
-    seed=(-2**63, 2**64 - 1))                              # any other number: 0 to a billion
-_NAMES = dict(form=FORMS, baseline=BASELINES, df_unit=("image", "caption"))
-
-def _check_values(cfg, prefix=""):
-    "Raises `NocError` for a number or a name that cannot work, in any group of settings."
-    for name, value in vars(cfg).items():
-        if isinstance(value, Config): _check_values(value, f"{prefix}{name}.")
-        elif isinstance(value, (int, float)):
-            check_range(prefix, *_RANGES.get(name, (0, 10**9)), **{name: value})
-        elif value not in _NAMES.get(name, [value]):
-            raise NocError(f"{prefix}{name}={value}: expected one of {', '.join(_NAMES[name])}")
-
 def _preset_of(name, settings=()):
     "A preset with changes. Raises `NocError` for an unknown name, or a value that cannot work."
-    if name not in PRESETS: raise NocError(f"--preset {name}: expected one of {', '.join(PRESETS)}")
+    require(name in PRESETS, f"--preset {name}", f"one of {', '.join(PRESETS)}")
     cfg = override(PRESETS[name], settings)
-    _check_values(cfg)
     for part in ("train_selector", "xe", "scst"):
-        check_settings(getattr(cfg, part), prefix=f"{part}.")
-    cfg.prices.check("prices.")
+        train = getattr(cfg, part)
+        require(train.accumulate <= train.batch, f"{part}.accumulate={train.accumulate}",
+                f"at most {part}.batch={train.batch}")
     make_search([[]], cfg.search)
     return cfg
 
