@@ -29,7 +29,7 @@ from ..tables import markdown_table, spec, table_view
 from .dataset import load_checked
 from .java import java_programs
 from .names import read_classes
-from .readers import read_vectors
+from .readers import WordVectors
 from .report import find_spice
 from .store import RegionStore
 from .drawing import make_toy
@@ -321,8 +321,9 @@ def run_pipeline(
     if os.path.exists(o.out) and any(Path(o.out).iterdir()):
         raise NocError(f"{o.out}: is not empty; expected another folder")
     parts = _part(RegionSelector, o.selector), _part(Captioner, o.captioner)
-    words = read_vectors(o.vectors) if o.vectors else None
+    words = WordVectors(o.vectors) if o.vectors else None
     _check_features(parts[1], words)
     own = read_classes(o.classes, o.first) if o.classes else COCO_CLASSES
     _join_parts(o.out, *parts, own, words, cfg)
-    print(f"pipeline: {o.out}, for `noc_caption --model {o.out}`")
+    folder = f"./{o.out}" if str(o.out) in shipped() else o.out
+    print(f"pipeline: {o.out}, for `noc_caption --model {folder}`")
