@@ -40,13 +40,13 @@ class CaptionOptions:
     max_objects:int = None # classes that the selector may choose; None: the pipeline's limit
     batch:int = 50         # images searched together
     insist:object = None   # nats for a unit of log-odds, or "must"; None: as the pipeline does
+    costs:bool = False     # True: what saying each left-out class would have cost, by more searches
 
     def check(self, prefix:str=""): # "--" for a command's options, as in `check_range`
         "Raises `NocError` for a setting that cannot work."
         names = () if self.objects is None else self.objects
         texts = isinstance(names, Collection) and all(isinstance(name, str) for name in names)
-        if isinstance(names, str) or not texts:
-            raise NocError(f"objects {names!r}: expected a list of names")
+        require(texts and not isinstance(names, str), f"objects {names!r}", "a list of names")
         for name, n in dict(batch=self.batch, max_objects=self.max_objects).items():
             if n is None and name != "batch" or isinstance(n, Integral): continue
             raise NocError(f"{prefix}{name}={n!r}: expected a whole number")
@@ -73,7 +73,7 @@ class NovelCaption:
     probs:tuple       # the selector's probability of every region; None where it does not look
     reason:str = None # why a word is missing or nothing was selected, or None
     worth:tuple = ()  # nats that mentioning each selected class is worth; None for a must
-    costs:tuple = ()  # nats that mentioning each object would have cost; None unless left out
+    costs:tuple = ()  # nats that saying each object would have cost; None unless left out and asked
 
 # %% ../nbs/50_pipeline.ipynb #c538f8ec
 class NovelCaptioner:
@@ -253,10 +253,12 @@ def __call__(self:NovelCaptioner,
 # %% ../nbs/50_pipeline.ipynb #cfe603b7
 @patch
 def _search(self:NovelCaptioner, seen, groups, prices):
-    "The best caption of each image, by its place, with its constraints: `Decoded`."
-    groups, prices = dict(enumerate(groups)), dict(enumerate(prices))
-    return decode(self.captioner, [self._features(seen)], groups, self.search, prices=prices)
+    "The best caption of each image, with its constraints: `Decoded`."
+    batch = self._features(seen)
+    groups, prices = (dict(enumerate(x)) for x in (groups, prices))
+    return [*decode(self.captioner, [batch], groups, self.search, prices=prices).values()]
 
+# %% ../nbs/50_pipeline.ipynb #cfe603b8
 @patch
 def _caption(self:NovelCaptioner, images, seen, options):
     "Caption a batch: choose, search, record."
@@ -266,11 +268,13 @@ def _caption(self:NovelCaptioner, images, seen, options):
     offers = [self._offers(r, w, options) for r, w in zip(images, worth)]
     groups, prices = zip(*map(self._priced, offers))
     decoded = self._search(seen, groups, prices)
-    costs = self._costs(seen, offers, groups, prices, decoded)
+    left = [self._unmet(*row) for row in zip(offers, groups, decoded)]
+    costs = self._costs(seen, left, groups, prices, decoded) if options.costs else [{}]*len(left)
     captions = []
     for n, (r, p, c, offer) in enumerate(zip(images, probs, chosen, offers)):
         why = self._why(r, p, worth[n], offer, options)
-        reasons = filter(None, [*why, decoded[n].reason, *self._left_out(offer, costs[n])])
+        left_out = self._left_out(offer, left[n], costs[n])
+        reasons = filter(None, [*why, decoded[n].reason, *left_out])
         result = replace(decoded[n], reason="; ".join(reasons) or None)
         record = self._record(r, p, c, offer, groups[n], result)
         captions.append(_with_prices(record, map(worth[n].get, c), map(costs[n].get, offer)))
@@ -279,35 +283,35 @@ def _caption(self:NovelCaptioner, images, seen, options):
 # %% ../nbs/50_pipeline.ipynb #cfe603b9
 @patch
 def _unmet(self:NovelCaptioner, offer, groups, result):
-    "Pairs (class id, its group's place) of what has a finite price and is not in the caption."
+    "Class id -> its group's place, of what has a finite price and is not in the caption."
+    unmet = {}
     for c, price in offer.items():
         group = self._group(c)
         if price == math.inf or not group: continue
         g = groups.index(group)
-        if not result.spans[g]: yield c, g
+        if not result.spans[g]: unmet[c] = g
+    return unmet
 
 # %% ../nbs/50_pipeline.ipynb #cfe603bb
 @patch
-def _costs(self:NovelCaptioner, seen, offers, groups, prices, decoded):
+def _costs(self:NovelCaptioner, seen, left, groups, prices, decoded):
     "An image each: class id -> nats that mentioning it would have cost, of those left out."
-    costs, left, forced = [{} for _ in offers], [], []
-    for n, offer in enumerate(offers):
-        for c, g in self._unmet(offer, groups[n], decoded[n]):
-            left.append((n, c, g))
-            forced.append(prices[n][:g] + [math.inf] + prices[n][g+1:])
-    if not left: return costs
-    images = [n for n, _, _ in left]
-    these = [groups[n] for n in images]
-    again = self._search([seen[n] for n in images], these, forced)
-    for j, (n, c, g) in enumerate(left):
+    cases = [(n, c, g) for n, unmet in enumerate(left) for c, g in unmet.items()]
+    if not cases: return left
+    forced = [prices[n][:g] + [math.inf] + prices[n][g+1:] for n, _, g in cases]
+    images = [seen[n] for n, _, _ in cases]
+    these = [groups[n] for n, _, _ in cases]
+    again, costs = self._search(images, these, forced), [{} for _ in left]
+    for j, (n, c, g) in enumerate(cases):
         if again[j].spans[g]: costs[n][c] = decoded[n].objective - again[j].objective
     return costs
 
 @patch
-def _left_out(self:NovelCaptioner, offer, costs):
+def _left_out(self:NovelCaptioner, offer, unmet, costs):
     "What was not worth its cost, in words."
-    for c, cost in costs.items():
-        yield f"{self.classes[c].name}: worth {offer[c]:.1f}, would cost {cost:.1f}"
+    for c in unmet:
+        cost = f", would cost {costs[c]:.1f}" if c in costs else ""
+        yield f"{self.classes[c].name}: left out, worth {offer[c]:.1f}{cost}"
 
 def _with_prices(record, worth, costs):
     worth = [None if price == math.inf else price for price in worth]

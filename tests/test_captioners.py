@@ -158,7 +158,8 @@ def test_command(tmp_path, monkeypatch, capsys):
         for chosen in line["selected"]:                # the pipeline's price, without what is for words never said
             p = chosen["score"]
             assert chosen["worth"] == pytest.approx(2*math.log(p/(1 - p)), rel=.02, abs=.02)
-        for asked in line["constraints"]: assert asked["word"] or f"{asked['object']}: worth" in line["reason"]
+        for asked in line["constraints"]:
+            assert asked["word"] or f"{asked['object']}: left out, worth" in line["reason"]
     for line in typed("forced.jsonl", "--objects", "zebra, dog"):
         assert {"zebra", "dog"} <= set(line["caption"].lower().split())
     for option in "--captioner", "--detector":

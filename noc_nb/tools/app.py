@@ -58,7 +58,8 @@ _INSIST = {"as trained": None, "hardly": 1., "somewhat": 2., "strongly": 5., "mu
 
 def _propose(v, how="as trained"):
     "What the selector would have the caption mention, and what it leaves out."
-    proposal = _captioned(v.pipeline, v.regions, v.image, insist=_INSIST[how])
+    asked = dict(insist=_INSIST[how], costs=True)
+    proposal = _captioned(v.pipeline, v.regions, v.image, **asked)
     named = zip(proposal.objects, proposal.words)
     chosen = tuple(name for name, word in named if word is not None)
     return replace(v, chosen=chosen, note=proposal.reason or "")

@@ -171,7 +171,7 @@ def _seen(self:NovelPhotoCaptioner, images, seen):
 
 @patch
 def _search(self:NovelPhotoCaptioner, seen, groups, prices):
-    "The best caption of each photo, by its place, with its words."
+    "The best caption of each photo, with its words."
     words, penalties, decoded = [], [], {}
     for image in groups: words.append([list(map(" ".join, group)) for group in image])
     for row in prices:
@@ -182,7 +182,7 @@ def _search(self:NovelPhotoCaptioner, seen, groups, prices):
         some = [(seen[n], words[n], prices[n]) for n in places]
         found = self.captioner(*zip(*some), self.search.k, self.search.no_repeat, penalty)
         decoded |= dict(zip(places, found))
-    return decoded
+    return [decoded[n] for n in range(len(penalties))]
 
 @patch
 def _costs(self:NovelPhotoCaptioner, *args):

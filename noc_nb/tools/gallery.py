@@ -683,7 +683,7 @@ def run_caption(
     if batch is None: batch = 8 if o.captioner else 50
     insist = o.insist
     with suppress(TypeError, ValueError): insist = float(insist)   # the options are checked later
-    options = CaptionOptions(names, o.min_score, o.max_objects, batch, insist)
+    options = CaptionOptions(names, o.min_score, o.max_objects, batch, insist, o.costs)
     look = {k: v for k, v in dict(name=o.detector, weights=o.weights).items() if v}
     job = Job(o.src, o.model, o.classes, o.data, o.images, o.features, look, options, o.add_words,
               o.captioner, o.prompt, o.dtype, o.form)
