@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['reorder_state', 'state_size', 'Hypotheses', 'pick', 'top_words', 'check_best', 'check_scores', 'next_words',
-           'check_sizes', 'check_end', 'beam_search']
+           'in_order', 'check_sizes', 'check_end', 'beam_search']
 
 # %% ../nbs/20_beam.ipynb #57175433
 from dataclasses import dataclass, is_dataclass
@@ -79,21 +79,39 @@ def pick(
     return x[torch.arange(len(x), device=x.device)[:,None], place]
 
 # %% ../nbs/20_beam.ipynb #1d5cca0a
+def _distinct(scores):
+    "Integers (N,v) in the order of the scores, none twice in a row; of equals, the first first."
+    v, double = scores.shape[1], scores.dtype == torch.float64
+    scores = scores.nan_to_num(torch.inf, torch.inf, -torch.inf)       # NaN is the first to be seen
+    bits = scores.view(torch.int64) if double else scores.float().view(torch.int32)
+    most = torch.iinfo(bits.dtype).max
+    value = (bits & most) * (1 | bits >> most.bit_length())            # without the sign, times it
+    if double: value = value >> v.bit_length()                         # room for the place
+    return torch.add(-torch.arange(v, device=scores.device), value, alpha=2**v.bit_length())
+
+def _top(scores, k):
+    "The places of the `k` best of every row; of equals, the first."
+    return _distinct(scores).topk(min(k, scores.shape[1])).indices
+
+# %% ../nbs/20_beam.ipynb #1d5cca0b
 def top_words(
     scores:Tensor, # (N,v) any scores
     k:int,         # how many to find; more than v is legal
-    block:int=64,  # words of a block
+    sizes=(64, 8), # words of a block, and of the blocks in the best ones
 )->tuple:          # ((N,k) the best scores, falling; (N,k) their words)
-    "The exact `k` best words of every row, without sorting the row."
+    "The exact `k` best words of every row, without sorting the row; of equals, the lower ids."
     n, v = scores.shape
-    whole = v // block
-    if whole <= k + 1: return scores.topk(min(k, v))
-    blocks = scores[:,:whole*block].view(n, whole, block)
-    best = blocks.amax(-1).topk(k).indices                              # (N,k) blocks
-    kept = pick(blocks, best).flatten(1)                                # (N,k*block)
-    top, place = torch.cat([kept, scores[:,whole*block:]], 1).topk(k)
-    inside = best.gather(1, (place // block).clamp(max=k-1))*block + place % block
-    return top, torch.where(place < k*block, inside, place + (whole - k)*block)
+    size = sizes[0] if sizes else v
+    whole = v // size
+    if whole <= k + 1:
+        place = _top(scores, k)
+        return scores.gather(1, place), place
+    blocks = scores[:,:whole*size].view(n, whole, size)
+    best = _top(blocks.amax(-1), k).sort(1).values                      # (N,k) blocks
+    kept = torch.cat([pick(blocks, best).flatten(1), scores[:,whole*size:]], 1)
+    top, place = top_words(kept, k, sizes[1:])
+    inside = best.gather(1, (place // size).clamp(max=k-1))*size + place % size
+    return top, torch.where(place < k*size, inside, place + (whole - k)*size)
 
 # %% ../nbs/20_beam.ipynb #2b33d3e7
 def check_best(
@@ -137,7 +155,8 @@ def next_words(
     best, words = top_words(scores, k + special.shape[1] + len(forbidden)) # some are taken out
     check(best[:,0])
     out = (words[...,None] == special[:,None]).any(-1) | torch.isin(words, forbidden)
-    best, place = best.masked_fill(out, -torch.inf).topk(min(k, best.shape[1]))
+    place = out.argsort(dim=1, stable=True)[:,:k]
+    best = best.masked_fill(out, -torch.inf).gather(1, place)
     out = (special < 0) | torch.isin(special, forbidden)
     wanted = scores.gather(1, special.clamp(min=0)).masked_fill(out, -torch.inf)
     if normalize:
@@ -145,6 +164,16 @@ def next_words(
         norm = norm.masked_fill(norm == -torch.inf, 0)                  # a row of -inf stays one
         wanted, best = wanted - norm, best - norm
     return wanted, best, words.gather(1, place)
+
+# %% ../nbs/20_beam.ipynb #48a0b00d
+def in_order(
+    rank:Tensor, # (b,m) what is compared
+    tie:Tensor,  # (b,m) whole numbers
+)->Tensor:       # (b,m) places
+    "From the highest rank to the lowest; of equals, the lower `tie` first, then the first."
+    first = tie.argsort(dim=1, stable=True)
+    order = rank.gather(1, first).argsort(dim=1, descending=True, stable=True)
+    return first.gather(1, order)
 
 # %% ../nbs/20_beam.ipynb #c4c8ef39
 class _Beam(NamedTuple):
@@ -163,13 +192,15 @@ def _grow(beam, child, words, eos, k, length_penalty=0.):
     stay = beam.ended | stuck
     def first(x, others): return torch.cat([x.masked_fill(~stay, -torch.inf)[...,None], others], 2)
     score = first(beam.score, child)                                    # (b,g,1+c)
+    word = F.pad(words, (1, 0), value=-1).flatten(1)                    # -1 for what stays
     length = beam.tokens.shape[2] + 1
     rank = first(beam.rank, child / length**length_penalty).flatten(1)
-    rank, place = F.pad(rank, (0, k), value=-torch.inf).topk(k)         # k places, some empty
-    place = place.clamp(max=score[0].numel() - 1)
+    rank, tie = F.pad(rank, (0, k), value=-torch.inf), word.masked_fill(word < 0, eos)
+    place = in_order(rank, F.pad(tie, (0, k)))[:,:k]                    # k places, some empty
+    rank, place = rank.gather(1, place), place.clamp(max=score[0].numel() - 1)
     parent = place // score.shape[2]
     score = score.flatten(1).gather(1, place).masked_fill(rank == -torch.inf, -torch.inf)
-    word = F.pad(words, (1, 0), value=-1).flatten(1).gather(1, place)   # -1 for what stays
+    word = word.gather(1, place)
     tokens = torch.cat([pick(beam.tokens, parent), word[...,None]], 2)
     ended = (beam.ended.gather(1, parent) | (word == eos)) & (rank > -torch.inf)
     return _Beam(tokens, score, rank, ended, stuck), parent

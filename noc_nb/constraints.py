@@ -334,4 +334,4 @@ def may_end(self:Groups, done:Tensor)->Tensor:
 def worth(self:Groups, done:Tensor)->Tensor:
     "The prices of finished groups, by bit masks of any shape (b,...)."
     price = self.price.view(len(done), *[1]*(done.dim() - 1), -1)
-    return ((done[...,None] >> self.bits & 1)*price).sum(-1)
+    return ((done[...,None] >> self.bits & 1)*price).cumsum(-1)[...,-1] # the same if padded

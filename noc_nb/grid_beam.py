@@ -13,7 +13,8 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from .beam import check_best, check_scores, check_sizes, next_words, reorder_state
+from .beam import (check_best, check_scores, check_sizes, in_order, next_words,
+                         reorder_state)
 from .constraints import Table, check_ids, pack_groups, read_groups
 from .core import Config, setting
 
@@ -49,7 +50,7 @@ def algorithm_1(
             cell = _extend(logp, G.get((c, t-1), []), G.get((c-1, t-1), []), constraints, eos,
                            c == n, absorb)
             if (c, t) == (n, T): cell = [h for h in cell if h[0][-1] == eos]     # hasEOS
-            G[c, t] = sorted(cell, key=lambda h: -h[1])[:k]
+            G[c, t] = sorted(cell, key=lambda h: (-h[1], h[0][-1]))[:k]
     return [(tokens, score) for tokens, score, _ in G.get((n, T), [])], G
 
 # %% ../nbs/22_grid_beam.ipynb #13b68efa
@@ -205,14 +206,15 @@ def _choose(
     rank:Tensor, # (b,m) what candidates are worth; -inf if not allowed
     cell:Tensor, # (b,m) the cell they go to
     key:Tensor,  # (b,m) equal for candidates that are the same
+    tie:Tensor,  # (b,m) decides between equal ranks: the lower comes first
     cells:int,   # cells of the grid
     k:int,       # places of a cell
 )->Tensor:       # (b,cells*k) the candidate in every place; m where there is none
-    "Fill every cell with its `k` best candidates, each once. Of equals, the first comes first."
+    "Fill every cell with its `k` best candidates, each once."
     b, m = rank.shape
     rank = rank.masked_fill(duplicates(key, rank > -torch.inf), -torch.inf)
-    rank, order = rank.sort(dim=1, descending=True, stable=True)
-    cell = torch.where(rank > -torch.inf, cell.gather(1, order), -1)
+    order = in_order(rank, tie)
+    cell = torch.where(rank > -torch.inf, cell, -1).gather(1, order)
     members = cell[:,None] == torch.arange(cells, device=cell.device)[:,None]   # (b,cells,m)
     nth = torch.arange(1, k + 1, device=cell.device).expand(b, cells, k).contiguous()
     place = torch.searchsorted(members.long().cumsum(2), nth).flatten(1)
@@ -281,12 +283,14 @@ def advance(self:GridSearch, special, best, words)->Cells:
     children = self.expansions(parent, self.gains(parent), *answer).map(lambda x: x.flatten(1))
     pool = self.complete().join(children)                               # (b,m)
     ranks, cells, m = self.last_call(pool), len(self.level) // self.k, pool.rank.shape[1]
-    chosen = _choose(ranks, self.cell(pool), self.identity(pool), cells, self.k)   # (b,s)
+    own = torch.arange(len(self.level), device=ranks.device).expand(b, -1)
+    parent = torch.cat([own, self.slot.gather(1, children.line)], 1)    # what has ended: itself
+    tie = pool.word*len(self.level) + parent
+    chosen = _choose(ranks, self.cell(pool), self.identity(pool), tie, cells, self.k)  # (b,s)
     new = pool.at(chosen.clamp(max=m - 1))
     new.score = new.score.masked_fill(chosen == m, -torch.inf)
     self.rows = new.line + torch.arange(b, device=chosen.device)[:,None]*g   # of the model's state
-    place = torch.where(chosen < len(self.level), chosen, self.slot.gather(1, new.line))
-    return self.fill(self.cells.at(place), new)
+    return self.fill(self.cells.at(parent.gather(1, chosen.clamp(max=m - 1))), new)
 
 # %% ../nbs/22_grid_beam.ipynb #a80772dd
 @patch

@@ -86,10 +86,36 @@ def test_company_does_not_matter(given_case, rng):
             same_captions(captions(other, j), captions(out, i))
             assert other.reason[j] == out.reason[i] and other.satisfied[j].tolist() == out.satisfied[i].tolist()
 
-def all_of(out, i):
-    "Everything that is said of an image."
-    rows = zip(out.tokens[i].tolist(), out.scores[i].tolist(), out.spans[i].tolist(), out.satisfied[i].tolist())
+def all_of(out, i, n=None):
+    "Everything that is said of an image and its `n` constraints."
+    rows = zip(out.tokens[i].tolist(), out.scores[i].tolist(), out.objective[i].tolist(), out.spans[i,:,:n].tolist(),
+               out.satisfied[i].tolist())
     return [([t for t in tokens if t >= 0], *rest) for tokens, *rest in rows], out.reason[i]
+
+def coarse(model, dtype):
+    "The same model with few different scores: ties everywhere."
+    def step(tokens, state):
+        scores, state = model[0](tokens, state)
+        return scores.round().to(dtype), state
+    return step, model[1]
+
+@fifty
+@given(case(), st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
+       st.sampled_from(["grid", "bank", "cbs"]), st.booleans(), st.randoms(use_true_random=False))
+def test_ties_are_broken_alike_in_any_company(given_case, dtype, mode, priced, rng):
+    "With half of all scores equal: a batch, its images in another order, and each of them alone, to the bit."
+    (step, fresh), images, how = given_case
+    how, (step, _) = how | dict(mode=mode, forbidden=[2], bos=BOS, eos=EOS, pad=-1), coarse((step, fresh), dtype)
+    prices = [[rng.choice((math.inf, 0., 1., 2.5)) for _ in wanted] for wanted in images]
+    def find(part):
+        worth = dict(prices=[prices[i] for i in part]) if priced else {}
+        method = constrained_beam_search if mode == "cbs" else grid_beam_search
+        kw = {name: x for name, x in how.items() if mode != "cbs" or name not in ("mode", "absorb")}
+        return method(step, fresh(*part), [images[i] for i in part], **kw, **worth)
+    out = find(range(B))
+    for part in (rng.sample(range(B), B), *([i] for i in range(B))):
+        other = find(part)
+        for j, i in enumerate(part): assert all_of(other, j, len(images[i])) == all_of(out, i, len(images[i]))
 
 @pytest.mark.slow
 @fifty
@@ -159,6 +185,19 @@ def test_grid_is_algorithm_1(seed, v, k, T, absorb, wanted):
     out = search(model, [[[(w,)] for w in ws] for ws in wanted], k=k, max_len=T, absorb=absorb)
     for i, ws in enumerate(wanted):
         same_captions(captions(out, i), algorithm_1(scores_of(model, i), ws, k, T, EOS, absorb)[0])
+
+@fifty
+@given(st.integers(0, 999), st.sampled_from([5, 8, 90]), st.integers(1, 4), st.integers(2, 6), st.booleans(),
+       st.lists(st.lists(st.integers(1, 4), unique=True, max_size=3), min_size=B, max_size=B))
+def test_ties_are_algorithm_1s(seed, v, k, T, absorb, wanted):
+    "With half of all scores equal: of equals the lower last token comes first, and then the better parent."
+    model = coarse(tree(v, seed), torch.float64)
+    out = search(model, [[[(w,)] for w in ws] for ws in wanted], k=k, max_len=T, absorb=absorb)
+    beam = beam_search(model[0], model[1](*range(B)), bos=BOS, eos=EOS, k=k, max_len=T)
+    for i, ws in enumerate(wanted):
+        true = algorithm_1(scores_of(model, i), ws, k, T, EOS, absorb)[0]
+        same_captions(captions(out, i), true)
+        if not ws: same_captions(captions(beam, i), true)
 
 def has(body, wanted, need):
     "Whether a caption has an alternative of `need` groups."
