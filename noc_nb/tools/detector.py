@@ -21,20 +21,25 @@ from torch import Tensor, nn
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import roi_align
 
-from ..core import NocError, default_device
+from ..core import NocError, default_device, require
 from ..heldout import COCO_CLASSES
 from ..regions import Regions
 
 # %% ../../nbs/models/113_detector.ipynb #2107b743
+def _downloaded(name):
+    "torchvision's own weights. Raises `NocError`, which says what to do without a network."
+    weights = torchvision.models.get_model_weights(name).DEFAULT
+    try: return weights.get_state_dict(progress=False, check_hash=True)
+    except (OSError, RuntimeError) as e: why = e
+    file = Path(torch.hub.get_dir())/"checkpoints"/Path(weights.url).name
+    option = "--feature-weights" if name == "resnet101" else "--weights"
+    require(False, f"{name}: its weights cannot be downloaded ({why})",
+            f"{weights.url} as {file}, or any place for it as {option} FILE. Boxes that another "
+            "detector has found need no weights: noc_caption detections.json --images photos/")
+
 def _read_state(name, source):
     "The weights of a model. Raises `NocError` if there is no download, or none in the file."
-    if source == "default":
-        weights = torchvision.models.get_model_weights(name).DEFAULT
-        try: return weights.get_state_dict(progress=False, check_hash=True)
-        except (OSError, RuntimeError) as e:
-            why = f"{name}: its weights cannot be downloaded ({e})"
-            instead = "give the file instead of \"default\" (--weights FILE)"
-            raise NocError(f"{why}: fetch {weights.url} elsewhere, and {instead}") from None
+    if source == "default": return _downloaded(name)
     if not Path(source).is_file():
         raise NocError(f"{source}: no such file; expected the weights of {name}")
     try:
