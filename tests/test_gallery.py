@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from noc_nb.tools.app import Studio
+from noc_nb.tools.cli import noc_caption
 from noc_nb.tools.command import main
 from noc_nb.captioner import Captioner
 from noc_nb.core import NocError
@@ -124,7 +125,7 @@ def test_hostile_images_with_detections(toy, src, tmp_path):
     items = [dict(image_id=i, category_id=2, bbox=[6, 6, 40, 40], score=.9) for i in range(1, 30)]
     (tmp_path/"found.json").write_text(json.dumps(items))
     job = Job(tmp_path/"found.json", "toy", images=src)
-    n, failed, _ = caption_files(job, tmp_path/"c.jsonl", tmp_path/"c.html")
+    n, failed, _, _ = caption_files(job, tmp_path/"c.jsonl", tmp_path/"c.html")
     lines = {x["image_id"]: x for x in read_lines(tmp_path/"c.jsonl")}
     assert (n, failed) == (11, 3) and {i for i, x in lines.items() if "error" in x} == {7, 8, 10}
     assert all(lines[i]["file"] in lines[i]["error"] for i in (7, 8, 10)) and lines[5]["size"] == [60, 80]
@@ -160,13 +161,37 @@ def test_images_whose_ids_nobody_knows(toy, tmp_path):
     run = lambda: detected(tmp_path/"d.json", images=tmp_path/"in", classes=toy.classes)
     missing = caption_lines(toy, run(), run().ids)[-1]
     assert missing["image_id"] == -1
-    assert missing["error"].startswith("beach.jpg: expected a name that ends in the image's id")
+    assert missing["error"].startswith("beach.jpg: expected a name that ends in the image's id, or that stands with")
     (tmp_path/"in"/"beach.jpg").rename(tmp_path/"in"/"beach 007.jpg")
     with pytest.raises(NocError, match="x-7.jpg: image 7: is beach 007.jpg already"): run()
     (tmp_path/"in"/"beach 007.jpg").rename(tmp_path/"in"/"beach 8.jpg")
     assert {i: len(r) for i, r in zip((8, 7), run().regions([8, 7]))} == {8: 0, 7: 1}
     (tmp_path/"in"/"x-7.jpg").unlink()
     with pytest.raises(NocError, match="d.json: none of its images is in"): run()
+
+def test_names_of_files_come_from_a_list_of_images(toy, tmp_path):
+    "In the detections, or in a file beside them; and a list that knows sizes needs no photos."
+    (tmp_path/"in").mkdir()
+    for name in "beach.jpg", "IMG_2041.jpg": Image.new("RGB", (80, 60)).save(tmp_path/"in"/name)
+    boxes = [dict(image_id=7, category_id=2, bbox=[0, 0, 20, 20], score=1)]
+    images = [dict(id=7, file_name="beach.jpg")]
+    def write(name, content):
+        (tmp_path/name).write_text(json.dumps(content))
+        return tmp_path/name
+    whole = write("whole.json", dict(images=images, annotations=boxes))
+    for path, data in (whole, None), (write("d.json", boxes), write("names.json", dict(images=images))):
+        source = detected(path, data, tmp_path/"in", toy.classes)
+        assert {source.name(i): len(r) for i, r in zip(source.ids, source.regions(source.ids))} == {
+            "beach.jpg": 1, "IMG_2041.jpg": 0}
+        assert source.regions([7])[0].size == (80, 60)
+    sized = dict(images=[dict(images[0], width=80, height=60)], annotations=boxes)
+    one, = detected(write("sized.json", sized), classes=toy.classes).regions([7])
+    assert one.size == (80, 60) and torch.allclose(one.boxes, torch.tensor([[0, 0, .25, 1/3]]))
+    with pytest.raises(NocError, match="boxes in pixels: expected --data or --images"): detected(whole)
+    del boxes[0]["score"]
+    write("unscored.json", dict(images=images, annotations=boxes))
+    with pytest.raises(NocError, match=r"detection 0 \(image 7\): score: expected a number"):
+        detected(tmp_path/"unscored.json", images=tmp_path/"in")
 
 def test_no_and_ten_thousand_boxes(toy):
     generator = torch.Generator().manual_seed(0)
@@ -330,6 +355,21 @@ def test_resume_with_other_settings_names_them(command, tmp_path):
     one_line(command("--out", "c.jsonl", "--resume", "--batch", "7"), "c.jsonl: was begun with batch 50, and not 7")
     assert command("--out", "c.jsonl", "--resume").returncode == 0
     assert (tmp_path/"c.jsonl").read_bytes() == before
+
+def test_images_without_boxes_are_told(toy, tmp_path, monkeypatch, capsys):
+    "A photo that the detections do not list is captioned all the same, and nothing stands behind it."
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    for name in "IMG_2041.jpg", "7.jpg", "8.jpg": Image.new("RGB", (80, 60)).save(f"in/{name}")
+    Path("7.json").write_text('[{"image_id":7,"category_id":2,"bbox":[0,0,20,20],"score":1}]')
+    noc_caption("7.json", "c.jsonl", "c.html", images="in", model="toy", objects="cup")
+    said = capsys.readouterr().err
+    assert "3 images, 0 without a caption, 2 without boxes (8.jpg, IMG_2041.jpg); lines in c.jsonl" in said
+    page = Path("c.html").read_text()
+    assert page.count('<p class="why"><b>no boxes</b></p>') == 2 and "<b>2</b> have <b>no boxes</b>" in page
+    Path("in/8.jpg").unlink(), Path("in/IMG_2041.jpg").unlink()
+    noc_caption("7.json", "d.jsonl", "d.html", images="in", model="toy")
+    assert "without boxes" not in capsys.readouterr().err and "no boxes" not in Path("d.html").read_text()
 
 def test_two_runs_with_one_output(command, tmp_path):
     with locked(tmp_path/"c.jsonl"):

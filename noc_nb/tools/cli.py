@@ -16,7 +16,7 @@ def noc_caption(
     src:str,             # photos (folder, .tar, .parquet) or detections (.json, .parquet, store)
     out:str=None,        # file for the captions, a line of JSON each (default: print them)
     html:str=None,       # file for a page to look at
-    data:str=None,       # detections: a folder in COCO's layout, for the sizes of images
+    data:str=None,       # detections: a folder in COCO's layout, or JSON with the images' file_name
     images:str=None,     # detections: folder of the images to caption, whose names end in their ids
     objects:str=None,    # words to force, as "zebra, bus" ("": none; default: the selector's)
     min_score:float=None, # a class below is never forced (default: the selector's threshold)

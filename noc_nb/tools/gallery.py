@@ -42,8 +42,9 @@ from .captioners import NovelPhotoCaptioner, PhotoCaptioner
 from .command import keep_blocks
 from .int8 import int8
 from .names import read_classes
-from .photos import FORMATS, image_column, image_files, image_names, open_image
-from .readers import image_sizes, json_items, read_coco, read_detections
+from .photos import FORMATS, NAMED, image_column, image_files, image_names, open_image
+from .readers import (image_sizes, is_object, json_items, read_coco,
+                                  read_detections)
 from .store import RegionStore
 from .viz import PALETTE, place_tags
 
@@ -88,10 +89,11 @@ def _image_size(file):
             return image.size[::-1] if turned else image.size
     except Exception: return None                  # decoders fail in all ways
 
-def _annotated(root):
-    "What annotation files say: image id -> (width, height), and file name -> image id."
-    files = data_files(root, "annotations", "captions_*.json*", "*.json*")
-    if not files: raise NocError(f"{root}: no annotations/*.json; expected COCO's layout")
+def _annotated(data):
+    "What `images` says in a file or a folder: id -> (width, height), and file name -> id."
+    files = [data] if Path(data).is_file() else []
+    files = files or data_files(data, "annotations", "captions_*.json*", "*.json*")
+    if not files: raise NocError(f"{data}: no annotations/*.json; expected COCO's layout")
     sizes, names = {}, {}
     for path in files:
         coco = read_coco(path, "images")
@@ -112,29 +114,31 @@ def _try(f, x):
 
 # %% ../../nbs/pages/132_gallery.ipynb #821da148
 def detected(
-    path,         # detections: COCO results as .json or .json.gz, .parquet, or a region store
-    data=None,    # a folder in COCO's layout, for sizes and names of images
+    path,         # detections: .json or .json.gz as COCO has them, .parquet, or a region store
+    data=None,    # a folder in COCO's layout, or a file with `images`: their names and sizes
     images=None,  # folder of the images to caption; a size in them counts more
     classes=None, # category ids that may occur; None allows any
 )->Source:
     "Images that a detector has seen already. Raises `NocError` naming file and item."
     store = RegionStore(path) if Path(path).is_dir() else None
+    in_pixels = store is None and not str(path).endswith(".parquet")
     sizes, names = _annotated(data) if data else ({}, {})
     if store is not None: names |= _stored_names(Path(path)/"images.jsonl")
-    if store is None and images and not str(path).endswith(".parquet"): names |= _own_names(path)
+    if in_pixels:
+        own_sizes, own_names = _listed(path)
+        sizes, names = sizes | own_sizes, names | own_names
     files = image_files(images, names) if images else _beside(data, names)
     files = {f.id: f for f in files}
     failed = {i: _try(open_image, f) for i, f in files.items() if i < 0}   # of no number
-    if store is None and not str(path).endswith(".parquet"):
-        if not (data or images):
-            raise NocError(f"{path}: boxes in pixels; expected --data or --images, for sizes")
+    if in_pixels:
+        require(sizes or images, f"{path}: boxes in pixels", "--data or --images, for sizes")
         if images: sizes |= _sizes(files)
         failed = {i: _without_size(f) for i, f in files.items() if i not in sizes} | failed
     only = files.keys() - failed if images else None
     table = read_detections(path, sizes or None, 0., classes, only) if store is None else store
-    if images and not files.keys() & set(table) and (len(table) or table.counts.get("others")):
-        expected = "expected files whose names end in its image ids"
-        raise NocError(f"{path}: none of its images is in {images}; {expected}")
+    others = len(table) or table.counts.get("others")
+    found = not images or not others or files.keys() & set(table)
+    require(found, f"{path}: none of its images is in {images}", NAMED)
     return from_table(table, list(files) if images else None, files, failed)
 
 # %% ../../nbs/pages/132_gallery.ipynb #a21d9f03
@@ -144,14 +148,16 @@ def _stored_names(file):
     with foreign_file(file, "names and numbers of images"):
         return {str(row["name"]): int(row["id"]) for row in read_rows(file)}
 
-def _own_names(path):
-    "File name -> image id, of detections that name their files."
+def _listed(path):
+    "Sizes and names of its images in a detections file: in `images`, or beside each box."
+    if is_object(path): return _annotated(path)
     items, kinds = json_items(path), dict(file_name=str, image_id=int)
     def named(item):
         return isinstance(item, dict) and all(type(item.get(k)) is kinds[k] for k in kinds)
     first = next(items, None)
-    if not named(first): return {}
-    return {item["file_name"]: item["image_id"] for item in chain([first], items) if named(item)}
+    if not named(first): return {}, {}
+    items = filter(named, chain([first], items))
+    return {}, {item["file_name"]: item["image_id"] for item in items}
 
 def _sizes(files):
     sizes = {i: _image_size(file) for i, file in files.items()}
@@ -521,7 +527,8 @@ def _card(line, image):
     objects = [c | dict(hue=hues[c["object"]], score=scores.get(c["object"]))
                for c in line["constraints"]]
     return dict(picture=_picture(line, image, hues), words=_words(line, hues), objects=objects,
-                reason=line["reason"], file=line["file"] or f"image {line['image_id']}")
+                empty=not line["boxes"], reason=line["reason"],
+                file=line["file"] or f"image {line['image_id']}")
 
 # %% ../../nbs/pages/132_gallery.ipynb #435edd03
 def write_report(
@@ -547,10 +554,11 @@ def write_report(
         raise NocError(f"{where}: expected lines of noc_caption ({e!r})") from None
 
 def _counts(lines):
-    "Images with and without a caption; objects asked for, and those in the captions."
+    "Images with a caption, without, without boxes; objects asked for, and those in captions."
     counts = Counter()
     for line in lines:
         counts["bad" if "error" in line else "good"] += 1
+        counts["empty"] += line.get("boxes") == []
         words = [c["word"] for c in line.get("constraints", ())]
         counts["asked"] += len(words)
         counts["mentioned"] += len(words) - words.count(None)
@@ -611,9 +619,11 @@ def _device_of(job):
     return "cpu" if job.dtype == "int8" else None
 
 # %% ../../nbs/pages/132_gallery.ipynb #5ad81c20
-def _tell(n, failed, lacking, out, html):
+def _tell(n, failed, empty, lacking, out, html):
     "What a run came to, on standard error."
     summary = [f"{n:,} images, {failed:,} without a caption"]
+    some = ", ".join(repr(name)[1:-1] for name in empty[:5]) + (" …" if empty[5:] else "")
+    if empty: summary[0] += f", {len(empty):,} without boxes ({some})"
     if out: summary.append(f"lines in {out}")
     if html: summary.append(f"page: {html}")
     print("; ".join(summary), file=sys.stderr)
@@ -627,7 +637,7 @@ def caption_files(
     out=None,          # file for the lines; default: they are printed at the end
     report=None,       # file for the page
     resume:bool=False, # go on with a run that was killed
-)->tuple:              # images; those without a caption; word that the model lacks -> its objects
+)->tuple:              # images; without a caption; names without boxes; word that lacks -> objects
     "Caption whatever a path stands for. Raises `NocError` for bad input."
     job.options.check("--")
     _check_outputs(job, out, report)
@@ -643,13 +653,15 @@ def caption_files(
         return len(source.ids), *_failures(pipeline, file)
 
 def _failures(pipeline, file):
-    "How many images have no caption; word -> objects that could not be asked for without it."
-    failed, lacking, words = 0, Counter(), unsayable(pipeline)
+    """How many images have no caption; the names of those without boxes; word -> objects that
+    could not be asked for without it."""
+    failed, empty, lacking, words = 0, [], Counter(), unsayable(pipeline)
     for line in read_lines(file):
         failed += "error" in line
+        if line.get("boxes") == []: empty.append(line["file"] or f"image {line['image_id']}")
         objects = [c["object"] for c in line.get("constraints", ())]
         lacking.update(words[o] for o in objects if o in words)
-    return failed, lacking
+    return failed, empty, lacking
 
 # %% ../../nbs/pages/132_gallery.ipynb #d0c8d7cd
 def _opened(source, line):
@@ -690,5 +702,4 @@ def run_caption(
     if o.detector and Path(o.src).exists() and _holds_regions(Path(o.src)):
         raise NocError(f"--detector {o.detector}: {o.src} holds detections; expected photos")
     keep_blocks()
-    n, failed, lacking = caption_files(job, o.out, o.html, o.resume)
-    _tell(n, failed, lacking, o.out, o.html)
+    _tell(*caption_files(job, o.out, o.html, o.resume), o.out, o.html)

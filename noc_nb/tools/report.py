@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core import NocError, check_range, code_version, find_data, foreign_file
-from ..core import json_text, read_json, require, whole_file, write_json
+from ..core import read_json, require, whole_file, write_json
 from ..data import PARTS
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize
 from ..heldout import novel_images, read_heldout
@@ -30,7 +30,7 @@ from .dataset import data_files, find_split, load_captions, value_or_file
 from .java import Spice, find_java, java_programs, java_version, meteor
 from .names import read_classes
 from .quality import quality_numbers, quality_scores, vocabulary
-from .readers import json_column, open_parquet, read_coco, read_split
+from .readers import is_object, json_column, open_parquet, read_coco, read_split
 from ..vocab import TOKENISER, tokenize
 
 # %% ../../nbs/scores/122_report.ipynb #ef8e5cbf
@@ -38,8 +38,7 @@ MAX_WORDS = 500
 
 def _has_lines(path):
     "Whether a file has an object a line, as `noc_caption` writes them, and not one list."
-    if Path(path).suffix == ".jsonl": return True
-    with json_text(path) as f: return f.read(100).lstrip().startswith("{")
+    return Path(path).suffix == ".jsonl" or is_object(path)
 
 def _entries(path):
     "The entries of a results file, or of JSON lines."
