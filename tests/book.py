@@ -13,7 +13,7 @@ CHAPTERS = [*BOOK, *TOOLBOX]
 EXPERIMENTS = sorted((ROOT/"nbs/experiments").glob("*.ipynb"))
 INDEX = ROOT/"nbs/index.ipynb"
 NOTEBOOKS = [*CHAPTERS, *EXPERIMENTS, INDEX]
-MODULES = sorted(p for p in (ROOT/"noc_nb").glob("**/*.py") if not p.name.startswith("_"))
+MODULES = sorted(p for p in (ROOT/"noc_nb").glob("**/*.py") if not p.name.startswith("_") or p.stem == "__main__")
 PACKAGE_FILES = "settings.ini setup.py pyproject.toml MANIFEST.in LICENSE README.md noc_nb nbs".split()
 
 _ini = ConfigParser(delimiters=["="])
@@ -70,7 +70,8 @@ def number(path):
     return int(Path(path).name.partition("_")[0])
 
 def module_of(path):
-    "The module that a chapter exports: data, tools.report, bench.search."
+    "The module that a chapter exports: data, tools.report, bench.search; 142_main is `python -m noc_nb`."
+    if path.stem == "142_main": return "__main__"
     wing = "" if path in BOOK else "bench." if path.parent.name == "bench" else "tools."
     return wing + path.stem.partition("_")[2]
 
