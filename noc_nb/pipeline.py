@@ -239,6 +239,8 @@ def __call__(self:NovelCaptioner,
     "Caption images. Raises `NocError` for bad options or regions, or an unknown object."
     if isinstance(images, Regions):
         return self([images], objects, None if seen is None else [seen], **options)[0]
+    require(isinstance(images, (list, tuple)), f"images: {type(images).__name__}",
+            "`Regions` of an image, or a list of them")
     options = CaptionOptions(objects, **options)
     options.check()
     seen = self._seen(images, seen)
