@@ -1,0 +1,32 @@
+"""Twenty lines of the table of architectures, made again: twenty classes of other kinds."""
+import pytest
+import transformers
+from packaging.version import Version
+from architectures import CHECKS, names, read_table, row
+
+TWENTY = [
+    "BambaForCausalLM", "BartForConditionalGeneration", "BigBirdForCausalLM", "Blip2ForConditionalGeneration",
+    "BlipForConditionalGeneration", "DeepseekV3ForCausalLM", "Florence2ForConditionalGeneration",
+    "Gemma3ForConditionalGeneration", "GitForCausalLM", "GPT2LMHeadModel", "LlavaForConditionalGeneration",
+    "Mamba2ForCausalLM", "MiniMaxForCausalLM", "OPTForCausalLM", "PaliGemmaForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration", "Qwen3ForCausalLM", "SmolVLMForConditionalGeneration",
+    "T5ForConditionalGeneration", "WhisperForConditionalGeneration"]
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
+
+def test_table_is_whole():
+    "Every class of the library that it was made with has a line, and what is no yes has its reason."
+    table = read_table()
+    lines = [line for line in table.values() if line["own beams"]]
+    assert len(lines) >= 230 and len([line for line in lines if line["picture"]]) >= 46
+    for line in table.values():
+        cells = {line[column] for column in CHECKS} - {"", "yes"}
+        assert cells <= {"library"} and bool(line["reason"]) == bool(cells or not line["own beams"]), line
+    if Version(transformers.__version__).release[:2] == (5, 23): assert set(table) == set(names())
+
+@pytest.mark.parametrize("name", TWENTY)
+def test_line(name):
+    found, line = row(name), read_table()[name]
+    if found["reason"].startswith("does not run") and Version(transformers.__version__) < Version("5.23"):
+        pytest.skip(f"transformers {transformers.__version__} itself: {found['reason']}")
+    assert found == line
