@@ -107,6 +107,15 @@ def test_prompts(folders, name):
     scores = [c.score for c in made(PHOTOS, WORDS)]
     assert scores != [c.score for c in captioner(folders, name)(PHOTOS, WORDS)]
 
+def test_templates_of_others(folders):
+    "What a template must not do is one line; the sandbox stops it."
+    made = captioner(folders, "LLaVA")
+    for template in ("{{ ''.__class__.__mro__ }}", "{% for i in range(10**9) %}a{% endfor %}", "{{ 1 +",
+                     "{{ nothing.at }}"):
+        made.processor.chat_template = template
+        with pytest.raises(NocError, match="the model does not take it") as error: made(PHOTOS, WORDS)
+        assert "\n" not in str(error.value)
+
 def test_half_precision(folders):
     "As on a GPU that computes in bfloat16."
     made = captioner(folders, "BLIP")

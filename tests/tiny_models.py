@@ -8,19 +8,14 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import (
     BartConfig, BartForConditionalGeneration, BertConfig, Blip2Config, Blip2ForConditionalGeneration, BlipConfig,
-    BlipForConditionalGeneration, BlipImageProcessor, BlipProcessor, CLIPImageProcessor, CLIPVisionConfig,
-    DetrConfig, DetrForObjectDetection, DetrImageProcessor, DFineConfig, DFineForObjectDetection, Florence2Config,
-    Florence2ForConditionalGeneration, Gemma2Config, Gemma2ForCausalLM, Gemma3Config, Gemma3ForCausalLM,
-    Gemma3ForConditionalGeneration, Gemma3TextConfig, GitConfig, GitForCausalLM, GPT2Config, GPT2LMHeadModel,
-    GroundingDinoConfig, GroundingDinoForObjectDetection, GroundingDinoImageProcessor, GroundingDinoProcessor,
-    HGNetV2Config, LlamaConfig, LlamaForCausalLM, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor,
-    MambaConfig, MambaForCausalLM, OPTConfig, OPTForCausalLM, Owlv2Config, Owlv2ForObjectDetection,
-    Owlv2ImageProcessor, Owlv2Processor, PaliGemmaConfig, PaliGemmaForConditionalGeneration,
-    PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2VLConfig, Qwen2VLForConditionalGeneration,
-    Qwen3Config, Qwen3ForCausalLM, ResNetConfig, RTDetrConfig, RTDetrForObjectDetection, RTDetrImageProcessor,
-    RTDetrResNetConfig, SmolVLMConfig, SmolVLMForConditionalGeneration, SwinConfig, T5Config,
-    T5ForConditionalGeneration, ViTConfig, VisionEncoderDecoderConfig, VisionEncoderDecoderModel, WhisperConfig,
-    WhisperForConditionalGeneration)
+    BlipForConditionalGeneration, BlipImageProcessor, BlipProcessor, CLIPImageProcessor, CLIPVisionConfig, DetrConfig,
+    DetrForObjectDetection, DetrImageProcessor, DFineConfig, DFineForObjectDetection, Gemma2Config, Gemma2ForCausalLM,
+    GitConfig, GitForCausalLM, GPT2Config, GPT2LMHeadModel, GroundingDinoConfig, GroundingDinoForObjectDetection,
+    GroundingDinoImageProcessor, GroundingDinoProcessor, HGNetV2Config, LlamaConfig, LlamaForCausalLM, LlavaConfig,
+    LlavaForConditionalGeneration, LlavaProcessor, MambaConfig, MambaForCausalLM, Owlv2Config, Owlv2ForObjectDetection,
+    Owlv2ImageProcessor, Owlv2Processor, PreTrainedTokenizerFast, Qwen2VLConfig, Qwen2VLForConditionalGeneration,
+    ResNetConfig, RTDetrConfig, RTDetrForObjectDetection, RTDetrImageProcessor, RTDetrResNetConfig, SwinConfig,
+    VisionEncoderDecoderConfig, VisionEncoderDecoderModel, ViTConfig)
 
 V, PICTURE = 60, 59                                        # tokens; the one that stands for a picture
 IDS = dict(vocab_size=V, bos_token_id=0, pad_token_id=1, eos_token_id=2)
@@ -61,32 +56,17 @@ def gpt2():
     config = GPT2Config(**IDS, n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=.5)
     return only_text(GPT2LMHeadModel(config))
 
-def opt(): return only_text(OPTForCausalLM(OPTConfig(**OPT)))
 def llama(): return only_text(LlamaForCausalLM(LlamaConfig(**TEXT)))
-def qwen2(): return only_text(Qwen2ForCausalLM(Qwen2Config(**TEXT, num_key_value_heads=1)))
-def qwen3(): return only_text(Qwen3ForCausalLM(Qwen3Config(**TEXT, **HEADS)))
 def gemma2(): return only_text(Gemma2ForCausalLM(Gemma2Config(**TEXT, **HEADS, **WINDOW)))
-def gemma3(): return only_text(Gemma3ForCausalLM(Gemma3TextConfig(**TEXT, **HEADS, **WINDOW)))
 
 def mamba():
     config = MambaConfig(**IDS, hidden_size=16, state_size=4, num_hidden_layers=2, initializer_range=.5)
     return only_text(MambaForCausalLM(config))
 
-def t5():
-    config = T5Config(**IDS, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
-                      decoder_start_token_id=1, initializer_factor=4.)
-    return only_text(T5ForConditionalGeneration(config))
-
 def bart():
     config = BartConfig(**IDS, **SEQ2SEQ, max_position_embeddings=64, decoder_start_token_id=2,
                         forced_eos_token_id=None)
     return only_text(BartForConditionalGeneration(config))
-
-def whisper():
-    config = WhisperConfig(**IDS, **SEQ2SEQ, num_mel_bins=8, max_source_positions=20,
-                           max_target_positions=64, decoder_start_token_id=3, suppress_tokens=[],
-                           begin_suppress_tokens=[])
-    return WhisperForConditionalGeneration(config), dict(input_features=torch.randn(2, 8, 40))
 
 def vision_encoder_decoder():
     text = GPT2Config(**IDS, n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=.5,
@@ -132,47 +112,10 @@ def qwen2_vl():
                   pixel_values=torch.randn(32, 96), image_grid_thw=ids([1, 4, 4], [1, 4, 4]))
     return Qwen2VLForConditionalGeneration(config), inputs
 
-def paligemma():
-    text = dict(model_type="gemma") | TEXT | HEADS
-    config = PaliGemmaConfig(vision_config=SIGLIP, text_config=text, projection_dim=16,
-                             image_token_id=PICTURE)
-    rows = shown(4, front=[0])
-    inputs = dict(input_ids=rows, pixel_values=image(), token_type_ids=torch.zeros_like(rows))
-    return PaliGemmaForConditionalGeneration(config), inputs
-
-def gemma3_vision():
-    config = Gemma3Config(vision_config=SIGLIP, text_config=TEXT | HEADS | WINDOW,
-                          mm_tokens_per_image=4, image_token_id=PICTURE, boi_token_index=58,
-                          eoi_token_index=57)
-    rows = shown(4, front=[0])
-    inputs = dict(input_ids=rows, pixel_values=image(), token_type_ids=(rows == PICTURE).long())
-    model = Gemma3ForConditionalGeneration(config)
-    model.model.multi_modal_projector.mm_input_projection_weight.data.normal_(0, .5)   # zero at first
-    return model, inputs
-
-def smolvlm():
-    config = SmolVLMConfig(vision_config=WIDE, text_config=LlamaConfig(**TEXT), scale_factor=1,
-                           image_token_id=PICTURE, pad_token_id=1)
-    model = SmolVLMForConditionalGeneration(config)
-    return model, dict(input_ids=shown(4), pixel_values=image()[:,None])
-
-def florence2():
-    text = IDS | SEQ2SEQ | dict(model_type="bart", max_position_embeddings=64,
-                                decoder_start_token_id=2, forced_eos_token_id=None)
-    look = dict(depths=[1], embed_dim=[16], num_heads=[2], num_groups=[2], patch_size=[8],
-                patch_stride=[8], patch_padding=[0], patch_prenorm=[False], window_size=2,
-                projection_dim=16, max_temporal_embeddings=4, max_position_embeddings=8)
-    config = Florence2Config(text_config=text, vision_config=look, image_token_id=PICTURE)
-    model = Florence2ForConditionalGeneration(config)
-    for weight in model.model.vision_tower.parameters(): weight.data.normal_(0, .3)
-    return model, dict(input_ids=shown(5), pixel_values=image())
-
 BUILDERS = {
-    "GPT-2": gpt2, "OPT": opt, "Llama": llama, "Qwen2": qwen2, "Qwen3": qwen3, "Gemma 2": gemma2,
-    "Gemma 3": gemma3, "Mamba": mamba, "T5": t5, "BART": bart, "Whisper": whisper,
-    "VisionEncoderDecoder": vision_encoder_decoder, "BLIP": blip, "BLIP-2": blip2, "GIT": git,
-    "LLaVA": llava, "Qwen2-VL": qwen2_vl, "PaliGemma": paligemma, "Gemma 3 with pictures": gemma3_vision,
-    "SmolVLM": smolvlm, "Florence-2": florence2}
+    "GPT-2": gpt2, "Llama": llama, "Gemma 2": gemma2, "Mamba": mamba, "BART": bart,
+    "VisionEncoderDecoder": vision_encoder_decoder, "BLIP": blip, "BLIP-2": blip2, "GIT": git, "LLaVA": llava,
+    "Qwen2-VL": qwen2_vl}
 
 def build(name, seed=0):
     "A model of `BUILDERS` and its inputs."

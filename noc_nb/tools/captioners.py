@@ -12,13 +12,15 @@ from dataclasses import replace
 
 import torch
 from fastcore.basics import patch
+from jinja2 import TemplateError
 from PIL import Image
 
 from ..core import NocError, default_device
 from ..decode import Decoded
 from ..pipeline import NovelCaptioner
-from .generate import grid_beam, spellings
+from .generate import grid_beam
 from .pretrained import Pretrained, quiet
+from .spellings import spellings
 
 # %% ../../nbs/models/117_captioners.ipynb #5003a420
 QUESTION = "What does this picture show? Answer in one short sentence."
@@ -98,7 +100,7 @@ def __call__(self:PhotoCaptioner,
     with quiet(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")            # what is missing is in the record
         try: inputs = self._inputs(photos).to(device, dtype)
-        except (ValueError, TypeError, KeyError, IndexError) as e:
+        except (ValueError, TypeError, KeyError, IndexError, OverflowError, TemplateError) as e:
             why = f"{type(self.processor).__name__}: {str(e).partition(chr(10))[0]}"
             raise NocError(f"prompt {self.prompt!r}: the model does not take it ({why})") from e
         if penalty is None: penalty = self.model.generation_config.length_penalty

@@ -1,0 +1,211 @@
+"""How tokenizers of eight kinds write words, and whole words and prices by brute force."""
+import functools, gzip, itertools, json, math, random, re, warnings
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import ByT5Tokenizer, GPT2Config, GPT2LMHeadModel, LogitsProcessorList, PreTrainedTokenizerFast
+from noc_nb.core import NocError, find_data
+from noc_nb.tools.generate import grid_beam
+from noc_nb.tools.spellings import read_pieces, spellings
+from noc_nb.toy import toy_image
+from tiny_models import tokenizer
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:input \\d+")]
+
+# Tokenizers of eight kinds, of 900 pieces
+
+SPECIAL = ["<unk>", "<s>", "</s>", "<pad>"]
+NAMES = dict(unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+KINDS = ["byte BPE", "byte BPE, prefix", "WordPiece", "WordPiece, cased", "Unigram", "byte fallback", "ends of words",
+         "bytes"]
+VOCABULARY = ["cat", "bus", "dog", "cattle", "car", "cart", "man", "pan", "pancake", "table", "at", "a cat"]
+
+def captions():
+    "COCO's, or the toy world's."
+    coco = find_data()
+    if coco:
+        with gzip.open(coco/"annotations/captions_val2014.json.gz") as file: lines = json.load(file)
+        return [line["caption"] for line in lines["annotations"][:2000]]
+    return [text for n in range(400) for text in toy_image(0, n)[1]]
+
+def byte_bpe(prefix):
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    made.decoder = decoders.ByteLevel()
+    return made, trainers.BpeTrainer, dict(initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+
+def wordpiece(lowercase):
+    made = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    made.pre_tokenizer, made.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    return made, trainers.WordPieceTrainer, {}
+
+def unigram():
+    made = Tokenizer(models.Unigram())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return made, trainers.UnigramTrainer, dict(unk_token="<unk>")
+
+def byte_fallback():
+    made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                      decoders.Strip(" ", 1, 0)])
+    return made, trainers.BpeTrainer, dict(special_tokens=SPECIAL + [f"<0x{n:02X}>" for n in range(256)])
+
+def ends_of_words():
+    "As OpenAI's first GPT, CLIP and FSMT have it."
+    made = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.BertPreTokenizer(), decoders.BPEDecoder()
+    return made, trainers.BpeTrainer, dict(end_of_word_suffix="</w>")
+
+MAKERS = {"byte BPE": lambda: byte_bpe(False), "byte BPE, prefix": lambda: byte_bpe(True),
+          "WordPiece": lambda: wordpiece(True), "WordPiece, cased": lambda: wordpiece(False), "Unigram": unigram,
+          "byte fallback": byte_fallback, "ends of words": ends_of_words}
+
+@functools.cache
+def trained(kind):
+    if kind == "bytes": return ByT5Tokenizer(bos_token="<s>")
+    made, trainer, more = MAKERS[kind]()
+    settings = dict(vocab_size=900, special_tokens=SPECIAL, show_progress=False) | more
+    made.train_from_iterator(captions(), trainer(**settings))
+    return PreTrainedTokenizerFast(tokenizer_object=ordinary_bytes(made), **NAMES)
+
+def ordinary_bytes(made):
+    "The trainer takes single bytes as special tokens only; in a tokenizer with byte fallback they are none."
+    content = json.loads(made.to_str())
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in SPECIAL]
+    return Tokenizer.from_str(json.dumps(content))
+
+def tiny_gpt2(tok):
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(
+        vocab_size=len(tok), n_embd=16, n_layer=1, n_head=2, n_positions=96, initializer_range=.6,
+        eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id)).eval()
+
+# Whole words, by brute force
+
+def written(tok, word):
+    "The ways to write a word: as it is, with a capital, in capitals; at the start, after a space, on a new line."
+    def encode(text): return tok.encode(text, add_special_tokens=False)
+    forms = word, word[0].upper() + word[1:], word.upper(), word.title()
+    line = len(encode("\n"))
+    ways = {tuple(ids) for form in forms
+            for ids in (encode(form), encode(" " + form), encode("\n" + form)[line:])}
+    return {way for way in ways if tok.unk_token_id not in way}
+
+def names(tok, prompt, ids, word):
+    """Whether the decoded text holds the word as a whole word, written in one of these ways. A part of a character that
+    follows counts as a letter."""
+    def decode(ids): return tok.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    whole = decode(prompt + ids)
+    for way in written(tok, word):
+        for start in range(len(ids) - len(way) + 1):
+            if tuple(ids[start:start+len(way)]) != way: continue
+            head = decode(prompt + ids[:start+len(way)])
+            if any(decode([piece]) in ("", "\ufffd") for piece in ids[start+len(way):][:1] if piece > 3): continue
+            ends = re.search(rf"(?<![\w\ufffd]){word}$", head, re.I)
+            if ends and whole.startswith(head) and not re.match(r"\w|\ufffd", whole[len(head):]):
+                return True
+    return False
+
+class Chain:
+    "A random model that knows five pieces and the end, and texts of at most three."
+    length = 3
+    def __init__(self, tok, model, rng):
+        pieces, self.tok, self.model = read_pieces(tok), tok, model
+        self.groups = [rng.sample(VOCABULARY, rng.choice([1, 1, 2])) for _ in range(rng.choice([1, 1, 2]))]
+        self.known = set()
+        for group in self.groups: self.known |= set(rng.choice(sorted(written(tok, rng.choice(group)))))
+        seen = [n for n in range(len(tok)) if not pieces.hidden[n]]
+        longer = [n for n in seen if pieces.lengthens[n]]
+        while len(self.known) < 5: self.known.add(rng.choice(longer if rng.random() < .6 else seen))
+        self.known = sorted(self.known)
+        start = rng.choice(["a photo of", "What is it?", "the", "look:"])
+        self.prompt = tok.encode(start, add_special_tokens=False)
+
+    def holds(self, ids): return all(self.mentioned(ids))
+
+    @torch.no_grad()
+    def scores(self):
+        "Of all texts."
+        texts = torch.tensor(list(itertools.product(self.known, repeat=self.length)))
+        start, eos = len(self.prompt), self.tok.eos_token_id
+        ids = torch.cat([torch.tensor([self.prompt]).expand(len(texts), -1), texts], 1)
+        log_prob, scores = self.model(ids).logits.log_softmax(-1)[:,start-1:], {}
+        for row, text in zip(log_prob, texts.tolist()):
+            total = 0.
+            for t, token in enumerate(text):
+                scores[(*text[:t], eos)] = total + row[t,eos].item()
+                total += row[t,token].item()
+            scores[tuple(text)] = total
+        return scores
+
+    def __call__(self, ids, scores):
+        "As a logits processor."
+        out = torch.full_like(scores, -torch.inf)
+        known = [*self.known, self.tok.eos_token_id]
+        out[:,known] = scores[:,known]
+        return out
+
+    def mentioned(self, ids):
+        "Which groups a text names."
+        return [any(names(self.tok, self.prompt, list(ids), word) for word in group) for group in self.groups]
+
+    def search(self, **settings):
+        "The best text; with `return_dict_in_generate` also the whole answer."
+        ids, start = torch.tensor([self.prompt]), len(self.prompt)
+        settings = dict(num_beams=60, length_penalty=0.) | settings
+        out = self.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=self.length, custom_generate=grid_beam,
+            words=self.groups, processor=self.tok, logits_processor=LogitsProcessorList([self]), **settings)
+        found = getattr(out, "sequences", out)[0,start:].tolist()
+        eos = self.tok.eos_token_id
+        best = tuple(found[:found.index(eos)+1] if eos in found else found)
+        return (best, out) if "return_dict_in_generate" in settings else best
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_words_by_brute_force(kind):
+    "Of all texts of a chain whose decoded form names what was asked for, the best. Twenty-five chains have such texts."
+    tok, rng, hits = trained(kind), random.Random(0), 0
+    model = tiny_gpt2(tok)
+    while hits < 25:
+        chain = Chain(tok, model, rng)
+        scores = chain.scores()
+        true = next((ids for ids in sorted(scores, key=scores.get, reverse=True) if chain.holds(ids)), None)
+        try: found = chain.search()
+        except NocError as error:
+            assert true is None and "for its words" in str(error)
+            continue
+        if true is None: continue
+        hits += 1
+        assert chain.holds(found), (chain.groups, tok.convert_ids_to_tokens(found))
+        assert abs(scores[found] - scores[true]) < 1e-4, (chain.groups, tok.convert_ids_to_tokens(true))
+
+def worth(chain, ids, score, prices, penalty):
+    "What a text comes to; minus infinity where it lacks a must."
+    total = score/len(ids)**penalty
+    for price, said in zip(prices, chain.mentioned(ids)):
+        if said and price < math.inf: total += price
+        if not said and price == math.inf: return -math.inf
+    return total
+
+@pytest.mark.parametrize("mode, penalty", [("bank", 0.), ("grid", 0.), ("bank", 1.)])
+def test_prices_by_brute_force(mode, penalty):
+    "Of all texts of a chain, the one that is worth most, whatever it mentions: musts, prices below and above zero."
+    tok, rng, turned = trained("WordPiece"), random.Random(f"{mode}{penalty}"), 0
+    model = tiny_gpt2(tok)
+    while turned < 5:                                                   # chains whose best text prices change
+        chain = Chain(tok, model, rng)
+        prices = [rng.choice((math.inf, 0., rng.uniform(-20, 0), rng.uniform(0, 9))) for _ in chain.groups]
+        if math.inf in prices and all(u == math.inf for u in prices): continue
+        scores = chain.scores()
+        values = {ids: worth(chain, ids, score, prices, penalty) for ids, score in scores.items()}
+        best = max(values.values())
+        if best == -math.inf: continue
+        settings = dict(prices=prices, mode=mode, length_penalty=penalty, num_beams=100)
+        found, out = chain.search(return_dict_in_generate=True, **settings)
+        assert values[found] == pytest.approx(best, abs=1e-4), (chain.groups, prices, tok.convert_ids_to_tokens(found))
+        assert out.objective[0].item() == pytest.approx(best, abs=1e-4)
+        turned += found != max(scores, key=lambda ids: scores[ids]/len(ids)**penalty)
+
