@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NocError', 'require', 'check_range', 'foreign_file', 'whole_file', 'unpacked', 'json_text', 'read_json', 'write_json',
            'find_data', 'set_seed', 'default_device', 'command_lines', 'say', 'progress', 'setting', 'Config',
-           'override', 'code_version', 'device_name']
+           'override', 'read_options', 'code_version', 'device_name']
 
 # %% ../nbs/00_core.ipynb #0f256860
 import gzip, io, json, math, os, platform, random, subprocess, sys
@@ -308,6 +308,17 @@ def override(
         for key in reversed(path.split(".")): value = {key: value}
         cfg = _changed(cfg, value, f"--set {text}", "--set ")
     return cfg
+
+# %% ../nbs/00_core.ipynb #f55ab6f8
+def read_options(
+    kind:type, # of a `Config`
+    options,   # what a command was told: an object whose attributes have the settings' names
+    **more,    # settings whose options have other names
+):             # a configuration of this kind
+    "A command's options as a configuration. Raises `NocError` naming the option."
+    typed = {f.name: getattr(options, f.name, None) for f in fields(kind)} | more
+    typed = {name: value for name, value in typed.items() if value is not None}
+    return _changed(kind(), typed, kind.__name__, "--")
 
 # %% ../nbs/00_core.ipynb #fcddad80
 def _git(*arguments):

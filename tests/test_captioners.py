@@ -125,7 +125,8 @@ def test_half_precision(folders):
 def test_settings_of_a_run_know_the_weights(folders):
     "Also those in bfloat16, which NumPy does not know."
     from noc_nb.pipeline import CaptionOptions
-    from noc_nb.tools.gallery import Source, run_settings
+    from noc_nb.tools.gallery import run_settings
+    from noc_nb.tools.source import Source
     toy, made = NovelCaptioner.from_pretrained("toy", device="cpu"), captioner(folders, "GIT")
     made.model.to(torch.bfloat16)
     def settings(): return run_settings(NovelPhotoCaptioner(toy, made), Source([1], None, {}), CaptionOptions())
@@ -174,8 +175,9 @@ def test_command(tmp_path, monkeypatch, capsys):
     for option in "--captioner", "--detector":
         capsys.readouterr()
         with pytest.raises(SystemExit): typed("none.jsonl", option, "./none")
-        said = capsys.readouterr().err
-        assert "./none: no such folder; expected a" in said and said.count("\n") == 1
+        *told, said = capsys.readouterr().err.splitlines()
+        assert told == ["names.txt: 3 classes, each said by its name"]
+        assert said.startswith("error: ./none: no such folder; expected a")
     assert not (tmp_path/"none.jsonl").exists()
 
 @pytest.mark.parametrize("file, option", [("config.json", "--captioner"), ("config.json", "--detector"),

@@ -7,7 +7,8 @@ from noc_nb.core import NocError
 from noc_nb.pipeline import CaptionOptions
 from noc_nb.runs import locked
 from noc_nb.tools.distributed import _ray, caption_shards, read_shards, _shard_file
-from noc_nb.tools.gallery import Job, caption_files, read_lines
+from noc_nb.tools.gallery import caption_files, read_lines
+from noc_nb.tools.source import Job
 from noc_nb.tools.drawing import make_toy
 
 with_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: noc_nb[ray]")

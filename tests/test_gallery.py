@@ -13,14 +13,14 @@ from noc_nb.tools.command import main
 from noc_nb.captioner import Captioner
 from noc_nb.core import NocError
 from noc_nb.encoder import CaptionerConfig
-from noc_nb.tools.gallery import (Job, caption_all, caption_files, caption_lines, detected, from_table,
-                                  open_source, photos, read_lines, write_report)
+from noc_nb.tools.gallery import caption_all, caption_files, caption_lines, read_lines, write_report
 from noc_nb.heldout import COCO_CLASSES
 from noc_nb.pipeline import CaptionOptions, NovelCaptioner
 from noc_nb.runs import locked
 from noc_nb.tools.detector import Detector
 from noc_nb.tools.photos import extract, image_files, open_image
 from noc_nb.tools.formats import write_detections
+from noc_nb.tools.source import Job, detected, from_table, photos
 from noc_nb.tools.store import RegionStore
 from noc_nb.regions import Regions, table_of
 from noc_nb.selector import RegionSelector, SelectorConfig
@@ -91,8 +91,8 @@ def test_photos_in_parquet_are_those_of_the_folder(toy, src, tmp_path, pairs):
     def lines(source):
         made = caption_lines(toy, source, [f.id for f in inside])
         return [{k: v for k, v in line.items() if k not in ("file", "error")} for line in made]
-    source = open_source(tmp_path/"photos.parquet", detector=lambda: some_regions)
-    assert lines(source) == lines(open_source(src, detector=lambda: some_regions))
+    source = photos(image_files(tmp_path/"photos.parquet"), some_regions)
+    assert lines(source) == lines(photos(image_files(src), some_regions))
     assert source.ids == [f.id for f in inside] and source.name(6).startswith("photos.parquet/")
 
 def test_hostile_photos_are_lines(toy, src, tmp_path):
@@ -209,7 +209,7 @@ def test_every_kind_of_detections_gives_the_same_lines(toy, world, tmp_path):
     RegionStore.write(tmp_path/"store", table)
     write_detections(tmp_path/"found.parquet", table)
     for src in tmp_path/"store", tmp_path/"found.parquet":
-        other = caption_lines(toy, again := open_source(src, classes=toy.classes), again.ids)
+        other = caption_lines(toy, again := Job(src, "toy").source(toy), again.ids)
         assert [(x["caption"], x["constraints"]) for x in other] == [(x["caption"], x["constraints"]) for x in lines]
 
 def test_sizes_come_from_the_images(toy, world, tmp_path):
@@ -289,7 +289,8 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 from noc_nb.pipeline import CaptionOptions
-from noc_nb.tools.gallery import Job, caption_files
+from noc_nb.tools.gallery import caption_files
+from noc_nb.tools.source import Job
 folder, n = Path(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 job = Job(folder/f"{n}.json", folder/"small", data=folder/n, options=CaptionOptions(max_objects=0, batch=100))

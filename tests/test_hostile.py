@@ -10,10 +10,11 @@ from noc_nb.core import NocError, read_json, write_json
 from noc_nb.regions import Regions
 from noc_nb.results import append_row, read_rows
 from noc_nb.tools.formats import read_hdf5, read_npz, read_tsv, write_hdf5, write_npz, write_tsv
-from noc_nb.tools.gallery import Job, caption_files
+from noc_nb.tools.gallery import caption_files
 from noc_nb.tools.photos import image_files, open_image
 from noc_nb.tools.readers import ground_truth, read_captions, read_detections, read_vectors
 from noc_nb.tools.report import evaluate_file
+from noc_nb.tools.source import Job
 from noc_nb.tools.store import RegionStore
 from noc_nb.vocab import Vocab
 
@@ -260,7 +261,8 @@ def test_a_torn_last_row_is_left_out(tmp_path, capsys):
 # ---- NaN
 
 def test_a_nan_feature_costs_its_image_alone():
-    from noc_nb.tools.gallery import _batch_lines, from_table
+    from noc_nb.tools.gallery import _batch_lines
+    from noc_nb.tools.source import from_table
     from noc_nb.pipeline import CaptionOptions
     from noc_nb.regions import table_of
     images = [Regions(BOXES, [18, 1], [.9, .8], torch.ones(2, 4), i, (640, 480)) for i in (7, 8, 9)]

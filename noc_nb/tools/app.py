@@ -16,14 +16,14 @@ from pathlib import Path
 from fastcore.basics import patch
 from PIL import Image
 
-from ..core import NocError, check_range, say
+from ..core import NocError, check_range, read_options, require, say
 from ..pipeline import NovelCaption, NovelCaptioner, shipped
 from ..regions import Regions
 from .captioners import NovelPhotoCaptioner
-from .gallery import (Job, Mark, detected, detector_for, picture, render, repeated,
-                                  thumbnail)
+from .gallery import Mark, picture, render, repeated, thumbnail
 from .looks import looks
 from .photos import open_image
+from .source import Job, detector_for
 from .drawing import render as draw_scene
 from ..toy import VAL, detect, toy_image
 
@@ -200,10 +200,6 @@ def _gradio():
     return gradio
 
 # %% ../../nbs/pages/133_app.ipynb #a7cba85b
-def _opens(file):
-    try: return bool(open_image(file))
-    except NocError: return False
-
 _NO_EXAMPLES = """Drop a photo, or take one of the drawings. Photos are looked at by torchvision's
 detector, which is downloaded with the first one (160 MB), or by `noc_app --weights FILE`.
 `noc_app --detections FILE --images FOLDER` brings examples of your own."""
@@ -224,8 +220,8 @@ class Studio:
             toy = NovelCaptioner.from_pretrained("toy")
             self.examples = [lambda n=n: (toy, *_toy_scene(n)) for n in range(most)]
         else:
-            whole = (i for i in source.ids if i in source.files and _opens(source.files[i]))
-            def photo(i): return photos, open_image(source.files[i]), source.regions([i])[0]
+            whole = (i for i in source.ids if not isinstance(source.photo(i), NocError))
+            def photo(i): return photos, source.photo(i), source.regions([i])[0]
             self.examples = [partial(photo, i) for i in islice(whole, most)]
 
     def example(self, n:int)->View:
@@ -309,15 +305,15 @@ def wire(self:Studio, gr, state, file, gallery, insist, ticked, added, out):
 # %% ../../nbs/pages/133_app.ipynb #b09d9947
 def _open_studio(job):
     "What `noc_app` serves. Raises `NocError` for bad input."
-    source, detector = None, None
-    photos = None if (job.model or shipped()[0]) == "toy" else job.pipeline()
+    drawn, source, detector = (job.model or shipped()[0]) == "toy", None, None
+    require(not (drawn and job.src), "--detections", "--model with a pipeline for photos")
+    photos = None if drawn else job.pipeline()
     if job.src:
-        if photos is None:
-            raise NocError("--detections: expected --model with a pipeline for photos")
-        source = detected(job.src, job.data, job.images, photos.classes)
-        if not source.files.keys() & set(source.ids):
-            raise NocError(f"{job.src}: expected --images with its images")
-    if photos is not None and job.detector: detector = detector_for(photos, **job.detector)
+        source = job.source(photos)
+        shown = source.files.keys() & set(source.ids)
+        require(shown, f"{job.src}: without photos", "--images with its images")
+    if photos and (job.detector or job.weights):
+        detector = detector_for(photos, job.detector, job.weights)
     return Studio(photos, detector, source)
 
 def _check_serving(host, port, max_mb):
@@ -342,10 +338,7 @@ def run_app(
 ):
     "Serve the page until it is stopped. Raises `NocError` for bad options."
     _check_serving(o.host, o.port, o.max_mb)                        # before a model is read
-    look = dict(name=o.detector, weights=o.weights)
-    look = {name: value for name, value in look.items() if value}
-    job = Job(o.detections, o.model, o.classes, o.data, o.images, detector=look,
-              captioner=o.captioner, prompt=o.prompt, form=o.form)
+    studio = _open_studio(read_options(Job, o, src=o.detections))
     studio = _open_studio(job)
     say(studio.hint)
     page, options = studio.page(o.max_mb, o.host)

@@ -15,8 +15,9 @@ import pyarrow.parquet
 
 from ..core import NocError, progress, whole_file, write_json
 from ..runs import locked
-from .gallery import Job, caption_lines, check_settings, run_settings
+from .gallery import caption_lines, check_settings, run_settings
 from .readers import open_parquet
+from .source import Job
 
 # %% ../../nbs/commands/141_distributed.ipynb #6da652cc
 class _Worker:
