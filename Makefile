@@ -8,6 +8,7 @@
 # make export      noc_nb/*.py from the notebooks
 # make ship        a finished run as a pipeline of the package: make ship RUN=_runs/lite NAME=lite
 # make scale       every step of the coco preset on files of COCO's size: _runs/scale, results/scale.jsonl (a quarter of an hour; goes on)
+# make hub        the repository for transformers' hub in _hub: generate(custom_generate=_hub, trust_remote_code=True) loads it
 # make times       seconds of each notebook; fails above LIMIT=30
 # make venv        set-up alone: everything lives in .venv (PYTHON=python3.12: with this Python)
 # make clean       remove what builds and tests leave behind (.venv and _runs stay)
@@ -31,7 +32,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONWARNINGS ?= ignore:IProgress not found
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-fast reproduce notebooks readme lab book export ship scale times clean
+.PHONY: help venv test test-fast reproduce notebooks readme lab book export ship scale hub times clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -80,10 +81,13 @@ ship: venv
 scale: venv
 	$(BIN)/noc_bench_scale
 
+hub: export
+	$(BIN)/python tests/hub.py
+
 times: venv
 	$(BIN)/nbdev_test --n_workers 0 --timing | \
 	awk '{print} / secs$$/ && $$(NF-1) > $(LIMIT) {late = 1} END {if (late) {print "over $(LIMIT) s: make the notebook lighter"; exit 1}}'
 
 clean:
-	rm -rf _proc _docs _site _site_build build dist *.egg-info .pytest_cache .hypothesis
+	rm -rf _proc _docs _site _site_build _hub build dist *.egg-info .pytest_cache .hypothesis
 	find nbs noc_nb tests -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf

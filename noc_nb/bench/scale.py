@@ -27,7 +27,7 @@ from ..decode import decode, search
 from ..experiment import PRESETS
 from ..heldout import novel_images, removed_images
 from ..metrics import CaptionScorer
-from ..novelty import judge
+from ..novelty import evaluate
 from ..results import append_row, new_row, read_rows
 from ..scst import SelfCritical, caption_log_probs, cider_reward
 from ..scst import oracle_constraints, scst_images
@@ -250,10 +250,9 @@ def _score(bench, metrics=("C", "B4", "R")):
     captions = {i: data.captions[i][0] for i in ids}
     with bench.lap("references", 4*len(ids)):
         scorer = CaptionScorer(refs, metrics, java_programs(refs, metrics))
-        images = len(scorer.refs.cider.rows)
     with scorer, bench.lap("scores", len(ids)):
-        found = judge(captions, refs, ids, novel, data.heldout, scorer=scorer).row()
-    return dict(images=images, scores=found["in"])
+        found = evaluate(captions, refs, ids, novel, data.heldout, scorer=scorer)
+    return dict(images=len(ids), scores=found["in"])
 
 def _score_meteor(bench): return _score(bench, ("M", "C", "B4", "R"))
 
@@ -271,9 +270,8 @@ def _held(bench):
     test = data.splits["test"]
     with bench.lap("references", 5*len(test)):
         scorer = CaptionScorer({i: data.captions[i] for i in test}, ("C", "B4", "R"))
-        scored = len(scorer.refs.cider.rows)
     return dict(words=len(vocab), images=len(examples), captions=len(captions),
-                rewarded=len(reward.cider.rows), scored=scored)
+                rewarded=len(reward.cider.rows), scored=len(scorer.refs))
 
 def _whole(bench):
     "A little of everything, one after the other."

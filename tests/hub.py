@@ -1,0 +1,99 @@
+"""The folder that a repository of the hub needs for `generate(custom_generate=...)`: `python tests/hub.py [FOLDER]`.
+
+`hub/` has its card. The code is what `noc_nb.tools.generate` needs of the package and no line more: a file for each of
+its modules, with relative imports, so that nothing but torch, transformers and fastcore has to be there."""
+import ast, shutil, sys
+from pathlib import Path
+import noc_nb
+
+ROOT = Path(__file__).parent.parent
+START = "tools/generate", {"generate"}
+HEAD = '''"""{doc} A part of noc_nb {version}, made by `make hub`. Apache License 2.0."""
+'''
+
+def target(node):
+    "The class that a patched method belongs to, else None."
+    if not any(ast.unparse(d).startswith("patch") for d in getattr(node, "decorator_list", ())): return None
+    annotation = node.args.args[0].annotation
+    return annotation and ast.unparse(annotation)
+
+def defines(node):
+    "Names that a statement of a module gives a meaning."
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)): return {target(node) or node.name}
+    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+        return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return set()
+
+def uses(node): return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+
+class Module:
+    "A module of the package, and which of its statements are needed."
+    def __init__(self, name):
+        self.file = ROOT/"noc_nb"/f"{name}.py"
+        self.lines = self.file.read_text(encoding="utf-8").splitlines()
+        self.tree = ast.parse("\n".join(self.lines))
+        self.needed, self.names = set(), set()
+
+    def imports(self):
+        "(statement, alias, name of our module or None)."
+        for node in self.tree.body:
+            if not isinstance(node, (ast.Import, ast.ImportFrom)): continue
+            for alias in node.names:
+                own = isinstance(node, ast.ImportFrom) and node.level
+                up = self.file.parent.parent if own == 2 else self.file.parent
+                yield node, alias, str((up/node.module).relative_to(ROOT/"noc_nb")) if own else None
+
+    def need(self, names):
+        "Take statements until nothing is missing. Returns what other modules must have: {module: names}."
+        self.names |= names
+        size = -1
+        while size != len(self.needed) + len(self.names):
+            size = len(self.needed) + len(self.names)
+            for place, node in enumerate(self.tree.body):
+                if not defines(node) & self.names: continue
+                self.needed.add(place)
+                self.names |= uses(node)
+        out = {}
+        for _, alias, module in self.imports():
+            if module and alias.name in self.names: out.setdefault(module, set()).add(alias.name)
+        return out
+
+    def text(self):
+        "The module with what is needed of it, and with files beside it."
+        head = HEAD.format(doc=ast.get_docstring(self.tree), version=noc_nb.__version__)
+        outside, inside = [], {}
+        for node, alias, module in self.imports():
+            if (alias.asname or alias.name.partition(".")[0]) not in self.names: continue
+            line = f"import {ast.unparse(alias)}"
+            if module: inside.setdefault(Path(module).name, []).append(alias.name)
+            else: outside.append(f"from {node.module} {line}" if isinstance(node, ast.ImportFrom) else line)
+        outside += [f"from .{name} import {', '.join(names)}" for name, names in inside.items()]
+        parts = []
+        for place in sorted(self.needed):
+            node = self.tree.body[place]
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+            parts.append("\n".join(self.lines[first-1:node.end_lineno]))
+        return "\n\n".join([head + "\n".join(outside), *parts]) + "\n"
+
+def modules():
+    "{name: Module} of all that `START` needs."
+    found, todo = {}, [START]
+    while todo:
+        name, names = todo.pop()
+        module = found.setdefault(name, Module(name))
+        if names <= module.names: continue
+        todo += module.need(names).items()
+    return found
+
+def write(folder):
+    "Write the repository. Returns the folder."
+    folder = Path(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    code = folder/"custom_generate"
+    code.mkdir(parents=True)
+    for name, module in modules().items(): (code/f"{Path(name).name}.py").write_text(module.text(), encoding="utf-8")
+    shutil.copy(ROOT/"hub/README.md", folder)
+    shutil.copy(ROOT/"hub/requirements.txt", code)
+    return folder
+
+if __name__ == "__main__": print(f"{write(*sys.argv[1:] or [ROOT/'_hub'])}: README.md and custom_generate/")
