@@ -62,7 +62,7 @@ def _read_vocab(path, known):
     raise NocError(f"{path}: {len(vocab)} words; expected {len(known)} as in model.safetensors")
 
 # %% ../nbs/14_captioner.ipynb #4f3406b7
-class Captioner(nn.Module, Saved, library_name="noc_nb", license="apache-2.0"):
+class Captioner(nn.Module, Saved):
     "Encoder, decoder and a table of word vectors (Section 2.2). `NocError` where sizes disagree."
     config_class = CaptionerConfig
     def __init__(self,

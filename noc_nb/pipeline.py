@@ -27,7 +27,7 @@ from .grid_beam import SearchConfig
 from .heldout import load_classes, meanings, people, save_classes
 from .prices import PriceConfig, bids, class_prices, priced_tokens
 from .regions import Regions, geometry, table_of
-from .saving import read_weights
+from .saving import model_card, read_weights
 from .selector import RegionSelector, select
 from .vocab import Vocab
 
@@ -350,11 +350,26 @@ def save_pretrained(self:NovelCaptioner,
         save_file(vectors, folder/"class_vectors.safetensors")
     settings = dict(search=self.search.to_dict(), form=self.form, limit=self.limit,
                     prices=self.prices.to_dict())
+    if not (folder/"README.md").exists(): (folder/"README.md").write_text(self._card(), "utf-8")
     write_json(folder/"pipeline.json", settings, indent=1)
 
 def _halve(file):
     weights = load_file(file)
     save_file({k: w.half() if w.is_floating_point() else w for k, w in weights.items()}, file)
+
+# %% ../nbs/50_pipeline.ipynb #ba77538b
+@patch
+def _card(self:NovelCaptioner):
+    "What the folder's `README.md` says."
+    about = ("A region selector and a captioner. `NovelCaptioner.from_pretrained` of "
+             "noc_nb.pipeline reads this folder, and so does `noc_caption --model`.")
+    never = [self.classes[i].name for i in sorted(self.unsaid)]
+    words = f"{len(self.vocab):,} words; classes that no training caption mentions"
+    search = [f"{name}: {value}" for name, value in self.search.to_dict().items()]
+    return model_card("A captioning pipeline", about, {
+        f"{len(self.classes)} classes": [", ".join(c.name for c in self.classes.values())],
+        "Captioner": [f"{words}: {', '.join(never) or 'none'}"],
+        "Search": [*search, f"form: {self.form}", f"limit: {self.limit}"]})
 
 # %% ../nbs/50_pipeline.ipynb #68fe2266
 _SHIPPED = Path(files("noc_nb")/"models")

@@ -54,7 +54,7 @@ class SelectorLayer(nn.Module):
         return self.ff(self.over_all(x, mask=real))                     # Eq. 4
 
 # %% ../nbs/11_selector.ipynb #7c1fc8b1
-class RegionSelector(nn.Module, Saved, library_name="noc_nb", license="apache-2.0"):
+class RegionSelector(nn.Module, Saved):
     "How likely it is that a caption mentions a region's class (Section 2.1, Eq. 1 to 5)."
     config_class = SelectorConfig
     def __init__(self,

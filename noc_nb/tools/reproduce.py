@@ -23,6 +23,7 @@ from ..pipeline import NovelCaptioner, pipeline_folder, shipped
 from ..regions import class_vectors
 from ..results import LABELS, TRAINING_LABELS
 from ..runs import check_outputs
+from ..saving import model_card
 from ..scst import train_scst
 from ..selector import RegionSelector
 from ..tables import markdown_table, spec, table_view
@@ -233,15 +234,13 @@ _PARTS = dict(selector="region selector", xe="captioner, trained with cross-entr
 def _card(part, data, about):
     "The model card of a trained part, in Markdown."
     counts = [f"{len(ids):,} of {name}" for name, ids in data.splits.items() if name in _SPLITS]
-    settings = [f"- {name}: {value}" for name, value in about["config"].items()]
-    return "\n".join([
-        "---", "library_name: noc_nb", "license:", "---", "", f"# A {_PARTS[part]}", "",
-        "Made by `noc_train` of noc_nb, after *Learning to Select*.", "", "## Data", "",
-        f"- split {data.name}; images: {', '.join(counts)}",
-        f"- captions: {data.counts['captions']:,}; classes of the detector: {len(data.classes)}",
-        f"- held-out objects: {', '.join(data.heldout.objects) or 'none'}", "",
-        "## Scores", "", f"- {kept_line(about)}", f"- {about['seconds']:.0f} s of training", "",
-        "## Settings", "", *settings, ""])
+    made = "Made by `noc_train` of noc_nb, after *Learning to Select*."
+    sizes = f"captions: {data.counts['captions']:,}; classes of the detector: {len(data.classes)}"
+    return model_card(f"A {_PARTS[part]}", made, {
+        "Data": [f"split {data.name}; images: {', '.join(counts)}", sizes,
+                 f"held-out objects: {', '.join(data.heldout.objects) or 'none'}"],
+        "Scores": [kept_line(about), f"{about['seconds']:.0f} s of training"],
+        "Settings": [f"{name}: {value}" for name, value in about["config"].items()]})
 
 _SPLITS = "train", "val"
 
