@@ -195,7 +195,7 @@ def duplicates(
     real:Tensor, # (b,m) False for entries that count for nothing
 )->Tensor:       # (b,m) True where a real entry before has the same key
     "Second and later copies."
-    unlike = torch.arange(key.shape[1], device=key.device) - 2**63      # keys of no real entry
+    unlike = torch.arange(key.shape[1], device=key.device) + -2**63     # keys of no real entry
     key, order = torch.where(real, key, unlike).sort(dim=1, stable=True)
     copy = torch.zeros_like(real)
     copy[:,1:] = key[:,1:] == key[:,:-1]

@@ -14,8 +14,8 @@ from statistics import median
 import torch
 from pycocoevalcap.cider.cider import Cider
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.benchmark import timer
 
+from .search import clock
 from ..captioner import Captioner
 from ..cider import CiderD, CiderReward
 from ..core import Config, NocError, check_range, default_device, find_data, override, progress
@@ -66,11 +66,11 @@ def _batch(cfg, rows):
 # %% ../../nbs/bench/152_training.ipynb #8a8925bd
 class Watch:
     "Seconds of every phase of every step."
-    def __init__(self): self.laps, self.last = defaultdict(list), timer()
+    def __init__(self): self.laps, self.last = defaultdict(list), clock()
 
     def lap(self, phase:str):
         "A phase ends, and the next begins."
-        now = timer()
+        now = clock()
         self.laps[phase].append(now - self.last)
         self.last = now
 
@@ -82,9 +82,9 @@ def _gpu_busy(step):
     "The share of a step in which a GPU computes, in percent; None without a GPU."
     if not torch.cuda.is_available(): return None
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-        start = timer()
+        start = clock()
         step(Watch())
-        seconds = timer() - start
+        seconds = clock() - start
     microseconds = sum(event.self_device_time_total for event in seen.key_averages())
     return microseconds / 1e4 / seconds
 
