@@ -50,8 +50,6 @@ class Preset(Config):
     borrow:int = setting(0, 0)         # a word without a training caption gets the mean embedding
                                        # of so many neighbours; 0: the paper
     ensemble:bool = False              # selector rows: the mean logit of all `selector_seeds`
-    threads:int = setting(0, 0, 1024)  # of the CPU; 0: as PyTorch likes. Tiny models are faster
-                                       # with 1
     selector_seeds:tuple = ()          # default: the run's; captions are made with the first
     prices:PriceConfig = PriceConfig() # of chosen classes; all are musts: the paper
     selector:SelectorConfig = SelectorConfig()
@@ -71,7 +69,7 @@ PRESETS = dict(
         xe=TrainConfig(epochs=8, schedule="linear", warmup=500, peak=1e-3),
         scst=ScstConfig(epochs=3, schedule="linear", warmup=20, peak=1e-4, clip=1.)),
     toy=Preset(
-        data="toy", split="toy", min_count=1, threads=1,
+        data="toy", split="toy", min_count=1,
         selector=SelectorConfig(d_model=64, heads=4, d_ff=128),
         captioner=CaptionerConfig(d_model=64, heads=4, d_ff=128, layers=1, memory=8),
         train_selector=TrainConfig(epochs=6, warmup=60, peak=2e-3, patience=6),

@@ -405,7 +405,7 @@ def test_large_uploads_give_their_memory_back(tmp_path):
 
 # ---- sizes that nobody means, and names for pictures
 
-@pytest.mark.parametrize("setting", ["captioner.layers=2000", "captioner.d_ff=1000000", "threads=99999", "limit=63",
+@pytest.mark.parametrize("setting", ["captioner.layers=2000", "captioner.d_ff=1000000", "limit=63",
                                      "search.k=99999", "search.max_len=1000000", "captioner.memory=1000000",
                                      "captioner.max_len=-1", "xe.peak=Infinity", "scst.min_refs=-1", "prices.never=NaN",
                                      f"xe.seed={2**64}", f"min_count={10**12}", "train_selector.keep=-1"])

@@ -19,7 +19,6 @@ def noc_bench_search(
     images:int=50,                  # images of a batch
     peer_images:int=10,             # images of the baseline's run where constraints differ
     repeats:int=5,                  # runs of each side
-    threads:int=2,                  # of the CPU
     width:int=512,                  # of the model
     words:int=10201,                # of the vocabulary
     dtype:Literal["float32", "int8"]="float32", # int8: our side in 8 bits, beside itself in 32
@@ -34,12 +33,11 @@ def noc_bench_train(
     out:str="results/bench_train.jsonl", # file that rows are appended to
     constraints:str="0,3,5", # numbers of constraints to time, with commas between them
     modes:str="grid,bank",   # ways of searching, with commas between them
-    compiled:bool=False,    # also time cross-entropy through torch.compile
-    reward:bool=False,    # time the reward beside pycocoevalcap instead, on captions of NOC_DATA
+    compiled:bool=False,     # also time cross-entropy through torch.compile
+    reward:bool=False,       # time the reward beside pycocoevalcap, on captions of NOC_DATA
     set:list=None,           # changes of the sizes, as key=value
     run:str=None,            # append the training curves of this run's folder instead
     data:str="lite",         # name of the run's data set
-    threads:int=0,           # of the CPU (default: as PyTorch likes)
 ):
     "Time training steps and append result rows; or append the curves of a finished run."
     options = SimpleNamespace(**locals())
@@ -64,8 +62,8 @@ def noc_bench_pixels(
     out:str="_runs/pixels", # the run's folder
     seed:int=0,             # of selector and captioner
     part:Literal["test", "val"]="test", # what is captioned and scored; choose by val
-    set:list=None,           # changes of the preset, as key=value
-    resume:bool=False,    # go on with the run in OUT
+    set:list=None,          # changes of the preset, as key=value
+    resume:bool=False,      # go on with the run in OUT
 ):
     "Train a VisionEncoderDecoder on drawn pictures; caption and score with the selector's words."
     options = SimpleNamespace(**locals())

@@ -24,6 +24,7 @@ from ..heldout import normalize
 from ..prices import PriceConfig
 from ..results import append_row, new_row
 from ..selector import SelectorConfig
+from ..tools.command import one_thread
 from ..tools.dataset import load_data
 from ..tools.generate import grid_beam
 from ..tools.drawing import make_toy, render
@@ -259,7 +260,7 @@ def run_bench_pixels(
     o, # the options of `noc_bench_pixels`
 ):
     "Train, caption and score on drawn pictures. Raises `NocError` for bad options."
-    torch.set_num_threads(_TOY.threads)
+    one_thread()
     out, preset = Path(o.out), override(_PixelPreset(), o.set)
     typed = f"noc_bench_pixels --seed {o.seed} --part {o.part}"
     if o.set: typed = " ".join([typed, "--set", *o.set])

@@ -448,11 +448,12 @@ def run_bench_search(
     o, # the options of `noc_bench_search`
 ):
     "Measure the searches and append rows. Raises `NocError` for bad options."
-    base = BenchCase(images=o.images, threads=o.threads, d=o.width, v=o.words, dtype=o.dtype)
+    threads = torch.get_num_threads()
+    base = BenchCase(images=o.images, threads=threads, d=o.width, v=o.words, dtype=o.dtype)
     bench, cases = _Bench(base, o.repeats, baseline_images=o.peer_images), o.cases.split(",")
     bench.check(cases)
     command = (f"noc_bench_search --cases {o.cases} --images {o.images} "
-               f"--peer_images {o.peer_images} --repeats {o.repeats} --threads {o.threads} "
+               f"--peer_images {o.peer_images} --repeats {o.repeats} --threads {threads} "
                f"--width {o.width} --words {o.words}")
     if o.dtype != "float32": command += f" --dtype {o.dtype}"
     keep_blocks()                                                       # as `noc_caption` does

@@ -248,9 +248,10 @@ def _read_counts(constraints, cfg):
 def _command(o):
     "What makes rows again; the name of a folder is nobody's business."
     words = ["noc_bench_train"]
-    named = ("data",) if o.run is not None else ("constraints", "modes", "threads")
+    named = ("data",) if o.run is not None else ("constraints", "modes")
     if not o.reward: words += [f"--{name} {getattr(o, name)}" for name in named]
     if o.run is not None: words.append("--run FOLDER")
+    elif not o.reward: words.append(f"--threads {torch.get_num_threads()}")
     if o.compiled: words.append("--compiled")
     if o.reward: words.append("--reward")
     if o.set: words.append(f'--set {" ".join(o.set)}')
@@ -263,7 +264,6 @@ def run_bench_train(
     "Time training steps and append rows. Raises `NocError` for bad options."
     cfg, text = override(BenchConfig(), " ".join(o.set or ()).split()), _command(o)
     _check(cfg)
-    if o.threads: torch.set_num_threads(o.threads)
     if o.run is not None: rows = _history_rows(o.run, o.data, text)
     elif o.reward: rows = [_reward_row(cfg, text)]
     else:

@@ -9,9 +9,6 @@ __all__ = ['run_reproduce', 'run_train', 'run_pipeline']
 import os, shlex
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-
-import torch
 
 from ..captioner import Captioner
 from ..core import NocError, find_data, override, read_json, require, say, whole_file
@@ -27,6 +24,7 @@ from ..saving import model_card
 from ..scst import train_scst
 from ..selector import RegionSelector
 from ..tables import markdown_table, spec, table_view
+from .command import one_thread
 from .dataset import load_checked
 from .java import java_programs
 from .names import read_classes
@@ -166,6 +164,7 @@ def _reproduce(o):
     cfg, tables = _preset_of(o.preset, o.set), _choice(o.tables, _TABLES, "tables")
     if not (o.variant or "").isprintable():
         raise NocError(f"--variant {o.variant!r}: expected text that can be printed, on one line")
+    if cfg.data == "toy": one_thread()
     rows = _choice(o.rows, LABELS, "rows")
     metrics = _choice(o.metrics, METRICS, "metrics")
     if not o.spice: metrics = [m for m in metrics if m != "S"]
@@ -177,7 +176,6 @@ def _reproduce(o):
     data = _load(o, cfg)
     check_outputs({"--out": o.out}, [data.root, o.features])
     if lines and not o.models: word_rows(data, cfg.min_count)    # lacking vectors are an error now
-    if cfg.threads: torch.set_num_threads(cfg.threads)
     kind = Path(o.detections or "simulated").name.split(".")[0]
     kind = kind if kind in ("gt", "simulated") else "real"
     run = Run(cfg, kind, o.seed, o.part, o.variant, _command_line(o))
@@ -282,6 +280,7 @@ def run_train(
     captioner = "the folder of a captioner trained with `noc_train xe`"
     require(o.start or o.part != "scst", "--start", captioner)
     cfg, out = _preset_of(o.preset, o.set), Path(o.out)
+    if cfg.data == "toy": one_thread()
     if not o.resume and out.exists() and any(out.iterdir()):
         raise NocError(f"{out}: is not empty; give --resume to go on, or another folder")
     split = o.split or (None if o.captions else cfg.split)
