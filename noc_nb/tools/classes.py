@@ -12,7 +12,7 @@ import torch
 
 from ..captioner import WordTable
 from ..constraints import constraint_tokens
-from ..core import NocError
+from ..core import NocError, say
 from ..heldout import words_of
 from ..pipeline import NovelCaptioner
 from .readers import read_vectors
@@ -70,8 +70,11 @@ def add_words(
 )->NovelCaptioner:           # with the same models, and the words of its classes that it lacked
     "Words for constraints, after training. `NocError` for vectors of another kind than training's."
     lacking = [word for word in words_of(pipeline.classes) if word not in pipeline.vocab]
+    where = "word vectors" if isinstance(vectors, dict) else vectors
     if not isinstance(vectors, dict): vectors = read_vectors(vectors, set(lacking))
     added = {word: vectors[word] for word in lacking if word in vectors}
+    needed = {c.word for c in pipeline.classes.values()}.intersection(lacking) - added.keys()
+    if needed: say(f"{where}: no vector for {', '.join(sorted(needed))}; not asked for")
     if not added: return pipeline
     captioner = _lengthened(pipeline.captioner, added)
     new = _changed(pipeline, captioner, pipeline.classes, pipeline.vectors)
