@@ -14,7 +14,7 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from .core import NocError
+from .core import NocError, require
 from .vocab import PAD
 
 # %% ../nbs/30_cider.ipynb #fc92e78f
@@ -22,8 +22,7 @@ _MOST_WORDS = (1 << 16) - 1  # different words that a code of 16 bits can tell a
 
 def _check_words(count):
     "Raises `NocError` where there are more different words."
-    if count > _MOST_WORDS:
-        raise NocError(f"CIDEr-D: {count:,} different words; expected at most {_MOST_WORDS:,}")
+    require(count <= _MOST_WORDS, f"CIDEr-D: {count:,} different words", f"at most {_MOST_WORDS:,}")
 
 def _is_tokens(caption):
     return hasattr(caption, "__len__") and not isinstance(caption, (str, Tensor))
@@ -75,8 +74,7 @@ def ngram_size(
 # %% ../nbs/30_cider.ipynb #bca6fd8a
 def _inverse_frequency(row, gram, image, size, df="image"):
     "log N − log df of every n-gram (u,), and log N; from the references' n-grams and images."
-    if df not in ("image", "caption"):
-        raise NocError(f"CIDEr-D: df={df!r}: expected 'image' or 'caption'")
+    require(df in ("image", "caption"), f"CIDEr-D: df={df!r}", "'image' or 'caption'")
     if df == "image":
         pairs = np.sort(image[row]*size + gram)  # `np.unique` hashes, which takes ten times as long
         gram = pairs[np.diff(pairs, prepend=-1) != 0] % max(1, size)
@@ -91,12 +89,10 @@ class CiderD:
         df:str="image", # a document is an "image" or a "caption"
     ):
         "Raises `NocError` for an image without references, or one that is no list of tokens."
-        if not len(refs):
-            raise NocError("CIDEr-D: no references; expected at least one image with one")
+        require(len(refs), "CIDEr-D: no references", "at least one image with one")
         for i, texts in refs.items():
-            if isinstance(texts, str) or not len(texts) or not all(map(_is_tokens, texts)):
-                raise NocError(f"CIDEr-D: image {i}: expected references, each a list of tokens, "
-                               f"got {str(texts)[:40]!r}")
+            good = not isinstance(texts, str) and len(texts) and all(map(_is_tokens, texts))
+            require(good, f"CIDEr-D: image {i}", "references, each a list of tokens")
         self.rows = {i: k for k, i in enumerate(refs)}
         captions = list(chain.from_iterable(refs.values()))
         tokens = dict.fromkeys(chain.from_iterable(captions))
@@ -145,8 +141,7 @@ def score(self:CiderD,
     ids,           # the image of every caption; an image may come several times
 )->np.ndarray:     # (N,) CIDEr-D as in the equation, 0..10, float64
     "Raises `NocError` for an image without references or a caption that is no list of tokens."
-    if len(captions) != len(ids):
-        raise NocError(f"CIDEr-D: {len(captions)} captions for {len(ids)} image ids")
+    require(len(captions) == len(ids), f"CIDEr-D: {len(captions)} captions", f"{len(ids)}, as ids")
     return self.score_numbers(*word_numbers(captions, self.words), ids)
 
 # %% ../nbs/30_cider.ipynb #cd049044

@@ -11,7 +11,7 @@ import json, os, sys, time
 from dataclasses import asdict
 from pathlib import Path
 
-from .core import (NocError, code_version, device_name, foreign_file, read_json, whole_file,
+from .core import (code_version, device_name, foreign_file, read_json, require, whole_file,
                          write_json)
 from .decode import Decoded
 
@@ -22,20 +22,18 @@ LABELS = dict(
     oracle="Oracle constraints", cbs="CBS on our captioner")
 TRAINING_LABELS = dict(xe="cross-entropy", cider="CIDEr", cider_dgbs="CIDEr with DGBS")
 
-def _check_name(what, name, names):
-    if name not in names:
-        raise NocError(f"result row: unknown {what} {name!r}; expected one of {', '.join(names)}")
-
 def new_row(
     table:str,   # "main", "ablation", "bench" or "scale"
     row:str,     # a key of `LABELS` in the tables "main" and "ablation"; any name in the others
     **values,    # the other keys of the schema
 )->dict:         # the row, with schema, commit, device and time filled in
     "A result row. Raises `NocError` for an unknown table, row or training."
-    training = values.get("training")
-    _check_name("table", table, ("main", "ablation", "bench", "scale"))
-    if table in ("main", "ablation"): _check_name("row", row, LABELS)
-    if training is not None: _check_name("training", training, TRAINING_LABELS)
+    known = dict(table=("main", "ablation", "bench", "scale"), training=(None, *TRAINING_LABELS))
+    if table in ("main", "ablation"): known["row"] = LABELS
+    given = dict(table=table, row=row, training=values.get("training"))
+    for what, names in known.items():
+        require(given[what] in names, f"result row: unknown {what} {given[what]!r}",
+                f"one of {', '.join(filter(None, names))}")
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return dict(schema=1, table=table, row=row, **values,
                 commit=code_version(), device=device_name(), time=now)
@@ -79,7 +77,8 @@ def _rows_of(file):
     if rows[-1] is None:
         rows.pop()
         if lines[-1]: print(f"{file}: its last line is torn, and left out", file=sys.stderr)
-    if None in rows: raise NocError(f"{file}: line {rows.index(None) + 1}: not a JSON row")
+    for k, row in enumerate(rows, 1):
+        require(row is not None, f"{file}: line {k}: not a JSON row", "an object")
     return rows
 
 def read_rows(
@@ -103,8 +102,7 @@ def rows_from(
     for base in (Path.cwd(), *Path.cwd().parents):
         for path in (base/name/"rows.jsonl", base/name):     # a run's folder has its test log, too
             if path.exists(): return read_rows(path, **equal)
-    raise NocError(f"NOC_ROWS={name}: no such file or folder; "
-                   "expected a run's folder or a .jsonl file")
+    require(False, f"NOC_ROWS={name}: no such file or folder", "a run's folder or a .jsonl file")
 
 # %% ../nbs/33_results.ipynb #952bc736
 def table_line(

@@ -11,7 +11,7 @@ from importlib.resources import files
 from numbers import Real
 from statistics import mean, stdev
 
-from .core import NocError
+from .core import require
 from .heldout import COCO_HELDOUT
 from .results import LABELS, TRAINING_LABELS, table_line
 
@@ -40,8 +40,9 @@ def metric(
     "The number of a table's column in a result row."
     group, name = score_place(column)
     value = row["metrics"].get(group, {}).get(name)
-    if value is None or isinstance(value, Real): return value
-    raise NocError(f"result row: {column}: {value!r}: expected a number")
+    good = value is None or isinstance(value, Real)
+    require(good, f"result row: {column}: {value!r}", "a number")
+    return value
 
 # %% ../nbs/34_tables.ipynb #022dc04a
 def cell(
@@ -61,6 +62,7 @@ def spec(
     number:int, # 1, 2 or 3
 )->list:        # of (title, row, training, λ0)
     "The lines of one of the paper's tables. Raises `NocError` for a table it does not have."
+    require(number in (1, 2, 3), f"table {number}", "1, 2 or 3")
     if number == 1:
         rows = [row for row in LABELS if row != "cbs"]
         return [(f"{LABELS[row]} · {label}", *table_line(row, training))
@@ -69,10 +71,8 @@ def spec(
         ours = "cbs", "top2", "score", "selector_no_inner", "selector"
         published = [(f"{system} (published)", system, None, None) for system in _PUBLISHED]
         return published + [(LABELS[row], *table_line(row)) for row in ours]
-    if number == 3:
-        return [(f"{LABELS[row]} · λ {x}/{round(1 - x, 1)}", *table_line(row, lambda0=x))
-                for x in (.4, .3, .2, .1) for row in ("selector_no_inner", "selector")]
-    raise NocError(f"table {number}: expected 1, 2 or 3")
+    return [(f"{LABELS[row]} · λ {x}/{round(1 - x, 1)}", *table_line(row, lambda0=x))
+            for x in (.4, .3, .2, .1) for row in ("selector_no_inner", "selector")]
 
 # %% ../nbs/34_tables.ipynb #573325d5
 def matching(
@@ -98,15 +98,25 @@ def _check_rows(rows):
     "Raises `NocError` for what is no result row."
     for n, r in enumerate(rows, 1):
         groups = r.get("metrics") if {"table", "row"} <= r.keys() else None
-        if isinstance(groups, dict) and all(isinstance(g, dict) for g in groups.values()): continue
-        raise NocError(f"result row {n}: expected the keys table, row and metrics")
+        whole = isinstance(groups, dict) and all(isinstance(g, dict) for g in groups.values())
+        require(whole, f"result row {n}", "the keys table, row and metrics")
+
+_PRINTED = "M", "C", "S", "B4", "R"
+
+def _more(rows):
+    "The columns of scores that the paper's tables do not have and some row has."
+    every = [(m, x) for r in rows for m, x in r["metrics"].get("in", {}).items()]
+    names = dict.fromkeys(m for m, x in every if x is not None and m not in _PRINTED)
+    return [f"{part}_{m}" for m in names for part in ("in", "out")]
 
 def _columns(number, rows):
     "The columns of a table, the pooled CIDEr beside the macro one; in Table 2 also every object."
-    if number != 2: return ["in_M", "in_C", "in_S", "out_M", "out_C", "out_S", "out_F1", "pooled_C"]
+    if number != 2:
+        columns = ["in_M", "in_C", "in_S", "out_M", "out_C", "out_S", "out_F1", "pooled_C"]
+        return columns + _more(rows)
     objects = dict.fromkeys(name for r in rows for name in r["metrics"].get("f1", ()))
     columns = [f"F1_{name}" for name in objects or COCO_HELDOUT.objects]
-    return columns + ["F1", "out_B4", "out_M", "out_R", "out_C", "out_S", "pooled_C"]
+    return columns + ["F1", "out_B4", "out_M", "out_R", "out_C", "out_S", "pooled_C", *_more(rows)]
 
 def _compare(printed, runs, column):
     "Three cells: what the paper prints, our runs, and their mean difference."
