@@ -24,7 +24,7 @@ from .decode import decode
 from .encoder import CaptionerConfig
 from .grid_beam import SearchConfig
 from .metrics import CaptionScorer, METRICS
-from .novelty import evaluate, selection_f1
+from .novelty import judge, selection_f1
 from .prices import PriceConfig, bids, class_prices, priced_tokens
 from .regions import class_vectors
 from .results import (LABELS, append_row, captions_file, new_row, read_results, read_rows,
@@ -227,7 +227,7 @@ def threshold(self:Experiment)->float:
     weight = val_weight(data)
     def quality(threshold):
         chosen = {i: self._classes(i, how="score", threshold=threshold) for i in ids}
-        f1 = selection_f1(chosen, novel, ids, data.heldout, data.captions, fp_weight=weight)
+        f1 = selection_f1(chosen, data.captions, ids, novel, data.heldout, fp_weight=weight)
         return f1["mean"]
     return max((.2, .3, .4, .5, .6, .7, .8, .9), key=quality)
 
@@ -370,10 +370,10 @@ def _sentences(decoded): return {i: d.caption for i, d in decoded.items()}
 
 @patch
 def _evaluate(self:Experiment, line):
-    "Caption the images and score the captions: as `evaluate`, with more counts."
+    "Caption the images and score the captions: as `Judged.row`, with more counts."
     decoded, data = self.captions(*line), self.data
-    scores = evaluate(_sentences(decoded), data.captions, self.ids, self.novel, data.heldout,
-                      fp_weight=self.fp_weight, scorer=self._scorer())
+    scores = judge(_sentences(decoded), data.captions, self.ids, self.novel, data.heldout,
+                   fp_weight=self.fp_weight, scorer=self._scorer()).row()
     scores["counts"] |= _counts(decoded.values())
     return scores
 
@@ -395,8 +395,9 @@ def _score(self:Experiment, line, seeds):
     start, data, (row, training, lambda0) = time.monotonic(), self.data, line
     scores = self._evaluate(line) if training else dict(counts={}, protocol={})
     counts, protocol = scores.pop("counts"), scores.pop("protocol")
-    scores["selection_f1"] = selection_f1(self.offers(row, lambda0, seeds), self.novel, self.ids,
-                                          data.heldout, data.captions, fp_weight=self.fp_weight)
+    chosen = self.offers(row, lambda0, seeds)
+    scores["selection_f1"] = selection_f1(chosen, data.captions, self.ids, self.novel, data.heldout,
+                                          fp_weight=self.fp_weight)
     # captions that were there took their time before
     spent = sum(r["seconds"] for r in self.rows if training and _line_of(r) == line)
     seconds = round(spent + time.monotonic() - start, 1)

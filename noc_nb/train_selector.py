@@ -73,7 +73,7 @@ def _val_f1(data, cfg):
     examples = selector_examples(data, ids, min_refs=0, max_regions=cfg.max_regions)
     def score(model):
         chosen = selected(_example_scores(model, examples))
-        f1 = selection_f1(chosen, novel, ids, data.heldout, data.captions, fp_weight=weight)
+        f1 = selection_f1(chosen, data.captions, ids, novel, data.heldout, fp_weight=weight)
         return {"score": f1["mean"]}
     return score
 

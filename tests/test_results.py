@@ -6,7 +6,7 @@ from book import EXPERIMENTS, ROOT, name, none_of, read
 from nbclient import NotebookClient
 from noc_nb.core import find_data, read_json
 from noc_nb.metrics import CaptionScorer
-from noc_nb.novelty import evaluate
+from noc_nb.novelty import judge
 from noc_nb.results import read_rows
 from noc_nb.tools.dataset import load_data
 
@@ -77,8 +77,8 @@ def test_committed_captions_have_the_scores_of_their_rows():
                 continue
             row, part = rows[line], line[0]
             captions = {x["image_id"]: x["caption"] for x in read_json(file)}
-            scores = evaluate(captions, data.captions, data.splits[part], data.novel[part], metrics=("C", "B4", "R"),
-                              fp_weight=row["protocol"]["fp_weight"], scorer=scorers[part])
+            scores = judge(captions, data.captions, data.splits[part], data.novel[part],
+                           fp_weight=row["protocol"]["fp_weight"], scorer=scorers[part]).row()
             cells = [(p, m) for p in ("in", "out_macro", "out_pooled") for m in ("C", "B4", "R")]
             pairs = [(row["metrics"][p][m], scores[p][m]) for p, m in cells]
             pairs += [(row["metrics"]["f1"][o], f1) for o, f1 in scores["f1"].items()]

@@ -64,10 +64,11 @@ def brute_force_f1(ids, novel, said, refs, weight="image", fp="other", lists=LIS
 @pytest.mark.parametrize("fp", ["other", "nonnovel"])
 def test_f1_equals_brute_force(lite, weight, fp):
     from noc_nb.heldout import COCO_HELDOUT, novel_images
-    from noc_nb.novelty import f1_scores
+    from noc_nb.novelty import judge
     ids, listed, said, refs = lite
     novel = {o: own & listed for o, own in novel_images(refs, COCO_HELDOUT, ids).items()}
-    ours = f1_scores(said, novel, ids, weight=weight, fp=fp, refs=refs)
+    row = judge(said, refs, ids, novel, metrics=(), weight=weight, fp=fp).row()
+    ours = row["f1"] | {"mean": row["out_macro"]["F1"]}
     # the list says which images are novel, also where the reference that said the word was taken as the caption
     theirs = brute_force_f1(ids, set().union(*novel.values()), said, refs, weight, fp)
     assert ours == pytest.approx(theirs, abs=1e-9)
@@ -77,12 +78,14 @@ def test_f1_equals_brute_force(lite, weight, fp):
 def test_protocols_differ_as_documented(lite):
     "`buses` counts in the extended list alone; leaving out other objects' novel images can only raise F1."
     from noc_nb.heldout import COCO_HELDOUT, novel_images
-    from noc_nb.novelty import f1_counts, f1_scores
+    from noc_nb.novelty import judge
     ids, listed, said, refs = lite
     novel = {o: own & listed for o, own in novel_images(refs, COCO_HELDOUT, ids).items()}
-    f1 = {p: f1_counts(said, novel, ids, words=p) for p in ("dcc", "extended")}
-    assert f1["extended"]["bus"].tp > f1["dcc"]["bus"].tp and f1["extended"]["zebra"] == f1["dcc"]["zebra"]
-    assert f1_scores(said, novel, ids, fp="nonnovel")["mean"] >= f1_scores(said, novel, ids)["mean"]
+    def row(**protocol): return judge(said, refs, ids, novel, metrics=(), **protocol).row()
+    found = {words: row(words=words)["counts"]["found"] for words in ("dcc", "extended")}
+    assert found["extended"]["bus"]["tp"] > found["dcc"]["bus"]["tp"]
+    assert found["extended"]["zebra"] == found["dcc"]["zebra"]
+    assert row(fp="nonnovel")["out_macro"]["F1"] > row()["out_macro"]["F1"]
 
 # ---- equal to pycocoevalcap
 
@@ -121,8 +124,8 @@ def test_cider_bleu_rouge_equal_pycocoevalcap(captions):
 @pytest.mark.slow
 def test_meteor_equals_pycocoevalcap(captions):
     from pycocoevalcap.meteor.meteor import Meteor as Theirs
-    from noc_nb.metrics import CaptionScorer
-    from noc_nb.tools.java import java_programs, meteor
+    from noc_nb.metrics import CaptionScorer, meteor
+    from noc_nb.tools.java import java_programs
     said, refs, gts, res = real(captions, 100)
     theirs = Theirs()
     try: score, each = theirs.compute_score(gts, res)
@@ -265,10 +268,10 @@ def test_two_meteors_at_once_agree(tmp_path):
     assert read_json(tmp_path/"out0/report.json")["scores"]["all"]["M"] > 0
 
 @pytest.mark.parametrize("content, message", [
-    ([dict(image_id=0, caption="a"), dict(image_id=0, caption="b")], "entry 1: image 0: expected one caption an image"),
+    ([dict(image_id=0, caption="a"), dict(image_id=0, caption="b")], "entry 1: image 0: entry 0 has it, too: expected one caption an image"),
     ([dict(image_id="0", caption="a")], "entry 0: image_id '0': expected a whole number"),
-    ([dict(image_id=0, caption=7)], "entry 0: image 0: caption: expected a string, got int"),
-    ([dict(image_id=0, caption="dog "*10_000)], "entry 0: image 0: caption: expected at most 500 words, got 10,000"),
+    ([dict(image_id=0, caption=7)], "entry 0: image 0: caption: int: expected a string"),
+    ([dict(image_id=0, caption="dog "*10_000)], "entry 0: image 0: caption: 10,000 words: expected at most 500"),
     ([dict(image_id=0, caption="a")], "image 1: no caption for it; 29 of 30 images"),
     ('{"image_id": 0, "caption": "a"}\n{"image_id": 1, "caption"\n', "line 2: not a JSON row"),
     ([dict(image_id=90, caption="a")], "image 90: unknown; none of its 1 images is among the 30 of"),

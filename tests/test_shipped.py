@@ -2,7 +2,7 @@
 import pytest
 import torch
 from noc_nb.core import find_data
-from noc_nb.novelty import evaluate
+from noc_nb.novelty import judge
 from noc_nb.pipeline import NovelCaptioner
 from noc_nb.tools.dataset import load_data
 from noc_nb.tools.drawing import make_toy
@@ -19,7 +19,7 @@ def scores(name, data, ids):
     regions = data.regions.take(ids)                                  # an image without detections is empty
     captions = pipeline([regions[i] for i in ids])
     sentences = {i: caption.caption for i, caption in zip(ids, captions)}
-    found = evaluate(sentences, data.captions, ids, data.novel["val"], data.heldout, metrics=("C",))
+    found = judge(sentences, data.captions, ids, data.novel["val"], data.heldout, ("C",)).row()
     return dict(F1=found["out_macro"]["F1"], out=found["out_pooled"]["C"], within=found["in"]["C"])
 
 def floor(name, data, ids, least):

@@ -27,7 +27,7 @@ from ..decode import decode, search
 from ..experiment import PRESETS
 from ..heldout import novel_images, removed_images
 from ..metrics import CaptionScorer
-from ..novelty import evaluate
+from ..novelty import judge
 from ..results import append_row, new_row, read_rows
 from ..scst import SelfCritical, caption_log_probs, cider_reward
 from ..scst import oracle_constraints, scst_images
@@ -250,9 +250,10 @@ def _score(bench, metrics=("C", "B4", "R")):
     captions = {i: data.captions[i][0] for i in ids}
     with bench.lap("references", 4*len(ids)):
         scorer = CaptionScorer(refs, metrics, java_programs(refs, metrics))
+        images = len(scorer.refs.cider.rows)
     with scorer, bench.lap("scores", len(ids)):
-        found = evaluate(captions, refs, ids, novel, data.heldout, scorer=scorer)
-    return dict(images=len(ids), scores=found["in"])
+        found = judge(captions, refs, ids, novel, data.heldout, scorer=scorer).row()
+    return dict(images=images, scores=found["in"])
 
 def _score_meteor(bench): return _score(bench, ("M", "C", "B4", "R"))
 
@@ -270,8 +271,9 @@ def _held(bench):
     test = data.splits["test"]
     with bench.lap("references", 5*len(test)):
         scorer = CaptionScorer({i: data.captions[i] for i in test}, ("C", "B4", "R"))
+        scored = len(scorer.refs.cider.rows)
     return dict(words=len(vocab), images=len(examples), captions=len(captions),
-                rewarded=len(reward.cider.rows), scored=len(scorer.refs))
+                rewarded=len(reward.cider.rows), scored=scored)
 
 def _whole(bench):
     "A little of everything, one after the other."

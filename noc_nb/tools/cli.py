@@ -75,7 +75,7 @@ def noc_eval(
     heldout:str=None,     # held-out objects: names, as "zebra, bus", or JSON with their words
     classes:str=None,     # classes: JSON, or names, one a line, as in Open Images's CSV
     missing:Literal["refuse", "empty"]="refuse", # an image without a caption: score it as empty?
-    metrics:str="M,C,S,B4,R", # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU-1 to 4), R (ROUGE-L)
+    metrics:str=None,     # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU), R (ROUGE-L); default: all
     samples:int=1000,     # draws of the bootstrap
     compare:list=None,    # folders of two reports: which of their differences are real
 ):

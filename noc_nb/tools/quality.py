@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 
-from ..core import NocError
+from ..core import require
 from ..heldout import normalize
 from ..vocab import FUNCTION_WORDS
 
@@ -65,13 +65,12 @@ def quality_numbers(
     "What is counted of every caption. Raises `NocError` for an image without references."
     forms, rows = forms_of(classes, LOOSE), []
     for i, caption in captions.items():
-        if i not in refs:
-            raise NocError(f"references: image {i}: missing; expected at least one sentence")
+        require(i in refs, f"references: image {i}: missing", "at least one sentence")
         words = normalize(caption).split()
         objects = [ids for _, ids in objects_said(caption, forms)]
         expected = _classes_of(refs[i], forms)
-        there = expected | (truth.get(i, set()) if truth else set())
-        invented = sum(ids.isdisjoint(there) for ids in objects)
+        present = expected | (truth.get(i, set()) if truth else set())
+        invented = sum(ids.isdisjoint(present) for ids in objects)
         right = sum(not ids.isdisjoint(expected) for ids in objects)
         found = len(expected & _classes_of([caption], forms))
         new = np.nan if known is None else sum(w not in known for w in words)
