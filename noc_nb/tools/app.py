@@ -339,7 +339,6 @@ def run_app(
     "Serve the page until it is stopped. Raises `NocError` for bad options."
     _check_serving(o.host, o.port, o.max_mb)                        # before a model is read
     studio = _open_studio(read_options(Job, o, src=o.detections))
-    studio = _open_studio(job)
     say(studio.hint)
     page, options = studio.page(o.max_mb, o.host)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))        # uploads are removed
