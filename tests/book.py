@@ -14,7 +14,8 @@ EXPERIMENTS = sorted((ROOT/"nbs/experiments").glob("*.ipynb"))
 INDEX = ROOT/"nbs/index.ipynb"
 NOTEBOOKS = [*CHAPTERS, *EXPERIMENTS, INDEX]
 MODULES = sorted(p for p in (ROOT/"noc_nb").glob("**/*.py") if not p.name.startswith("_") or p.stem == "__main__")
-PACKAGE_FILES = "settings.ini setup.py pyproject.toml MANIFEST.in LICENSE README.md noc_nb nbs".split()
+PACKAGE_FILES = """settings.ini setup.py pyproject.toml MANIFEST.in LICENSE NOTICE README.md CHANGELOG.md CITATION.cff
+    noc_nb nbs""".split()
 
 _ini = ConfigParser(delimiters=["="])
 _ini.read(ROOT/"settings.ini", encoding="utf-8")
@@ -82,6 +83,12 @@ def scratch(folder, names=PACKAGE_FILES):
             shutil.copytree(ROOT/item, folder/item, ignore=shutil.ignore_patterns("__pycache__", ".*"))
         elif (ROOT/item).exists(): shutil.copy(ROOT/item, folder/item)
     return folder
+
+def tracked():
+    "The names of the files that git lists, or would list; none where this is no checkout."
+    git = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
+    return {file for file in listed if file and (ROOT/file).exists()}
 
 def run(*command, cwd, **kw):
     "Run one of the environment's commands; a failure shows its output."

@@ -13,6 +13,10 @@ def relink(text):
 
 def fence(text, language): return f"```{language}\n{text.strip(chr(10))}\n```"
 
+def fences(text, language):
+    "The fenced blocks of one language."
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+
 def picture(output):
     "The name, the description and the bytes of an output that is a named picture; else None."
     about = output.get("metadata", {}).get("image/png", {})

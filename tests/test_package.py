@@ -1,8 +1,5 @@
 "The package is what the notebooks say, and installs as `settings.ini` says."
-import ast, importlib.metadata, json, os, re, subprocess, sys, sysconfig, venv, zipfile
-from email.parser import Parser
-from pathlib import Path
-import pytest
+import ast, importlib.metadata, re, subprocess, sys
 from book import CHAPTERS, MODULES, ROOT, SETTINGS, cells, module_of, name, none_of, run, scratch
 
 def norm(dist): return re.sub(r"[-_.]+", "-", dist).lower()
@@ -118,84 +115,3 @@ def test_options_are_read_before_anything_is_imported():
             code, *loaded = done.stderr.splitlines()[-1].split()
             assert code == leaves and says in done.stdout + done.stderr, done.stderr[-2000:]
             assert not {"torch", "numpy", *HEAVY} & set(loaded), f"{command} {option}: imports {loaded}"
-
-# ---- the wheel
-
-IMPORT_ALL = """
-import importlib, importlib.metadata, json, pathlib, pkgutil, noc_nb
-for m in pkgutil.walk_packages(noc_nb.__path__, "noc_nb."): importlib.import_module(m.name)
-for e in importlib.metadata.distribution("noc_nb").entry_points: e.load()
-home = pathlib.Path(noc_nb.__file__).parent
-print(json.dumps([str(home), noc_nb.__version__, sorted(p.relative_to(home).as_posix() for p in home.rglob("*"))]))
-"""
-
-def ask(python, *arguments, cwd):
-    "Run Python, or a command beside it, away from the checkout."
-    command = [python, *arguments] if arguments[0].startswith("-") else [python.parent/arguments[0], *arguments[1:]]
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}     # a checkout may stand there
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    "The wheel, built from the source archive as an index would."
-    repo = scratch(tmp_path_factory.mktemp("build"))
-    run("python", "-m", "build", "--no-isolation", cwd=repo)
-    return next((repo/"dist").glob("*.whl"))
-
-@pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory):
-    "The Python of a fresh environment: our wheel without dependencies, over the packages of this environment."
-    folder = tmp_path_factory.mktemp("wheel")
-    venv.create(folder/"env", with_pip=False)
-    python = folder/"env/bin/python"
-    run("python", "-m", "pip", "--disable-pip-version-check", "--python", python, "install", "--no-deps", "--no-index",
-        wheel, cwd=folder)
-    site = ask(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).stdout.strip()
-    Path(site, "main_environment.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return python, site
-
-def test_every_module_imports_from_the_wheel(installed, tmp_path):
-    python, site = installed
-    done = ask(python, "-c", IMPORT_ALL, cwd=tmp_path)
-    assert done.returncode == 0, f"a module works in the checkout and not from the wheel:\n{done.stderr[-3000:]}"
-    where, version, held = json.loads(done.stdout.splitlines()[-1])
-    assert where.startswith(site), f"imported from {where} and not from the wheel"
-    assert version == SETTINGS["version"], "noc_nb.__version__ is not the version of settings.ini: run `make export`"
-    ours = {p.relative_to(ROOT/"noc_nb").as_posix() for p in (ROOT/"noc_nb").rglob("*")}
-    none_of(sorted(f for f in ours - set(held) if "__pycache__" not in f and not f.startswith(".")),
-            "these files of noc_nb/ are not in the wheel; name their kind in MANIFEST.in")
-
-@pytest.mark.slow
-def test_commands_answer(installed, tmp_path):
-    python, _ = installed
-    for script in SETTINGS["console_scripts"].split():
-        command = script.partition("=")[0]
-        done = ask(python, command, "--help", cwd=tmp_path)
-        assert done.returncode == 0 and done.stdout.strip(), f"`{command} --help` fails:\n{done.stderr[-2000:]}"
-
-def test_metadata_is_settings(wheel):
-    "What the wheel says of itself is what settings.ini says."
-    with zipfile.ZipFile(wheel) as z:
-        entry = next(n for n in z.namelist() if n.endswith(".dist-info/METADATA"))
-        meta = Parser().parsestr(z.read(entry).decode())
-        scripts = z.read(entry.replace("METADATA", "entry_points.txt")).decode()
-        assert any(n.endswith("/LICENSE") for n in z.namelist()), "the licence is not in the wheel"
-    for key, setting in dict(Name="lib_name", Version="version", Summary="description", Author="author").items():
-        assert meta[key] == SETTINGS[setting], f"{key} is not `{setting}` of settings.ini: setup.py must read it there"
-    assert meta["Requires-Python"] == f">={SETTINGS['min_python']}"
-    assert (SETTINGS["license"], meta["License-Expression"]) == ("apache2", "Apache-2.0")
-    def key(requirement): return norm(re.match(r"[\w.-]+", requirement)[0])
-    extras = " ".join(value for name, value in SETTINGS.items() if name.startswith("extra_"))
-    stated = f'{SETTINGS["requirements"]} {SETTINGS["dev_requirements"]} {extras}'.split()
-    assert set(map(key, meta.get_all("Requires-Dist"))) == set(map(key, stated)), \
-        "the wheel's requirements are not those of settings.ini"
-    none_of((s for s in SETTINGS["console_scripts"].split() if s.replace("=", " = ") not in scripts),
-            "a command of settings.ini is missing in the wheel")
-
-def test_wheel_names_its_version(installed, tmp_path):
-    "A wheel has no commit; the repository that it was installed into is somebody else's."
-    python, site = installed
-    for words in "init -q", "-c user.name=a -c user.email=a commit -qm theirs --allow-empty":
-        subprocess.run(["git", *words.split()], cwd=site, check=True)
-    done = ask(python, "-c", "from noc_nb.core import code_version; print(code_version())", cwd=tmp_path)
-    assert done.stdout.strip() == f"version {SETTINGS['version']}", done.stderr[-2000:]

@@ -1,9 +1,9 @@
 "What is committed: the README, the rows, and no file that must not be."
-import json, re, shlex, subprocess, sys
+import json, re, shlex
 from functools import cache
 import pytest
-from book import INDEX, NOTEBOOKS, ROOT, SETTINGS, cells, name, none_of, run
-from readme import IMAGES, README, pictures, to_markdown
+from book import INDEX, NOTEBOOKS, ROOT, SETTINGS, cells, name, none_of, run, tracked
+from readme import IMAGES, README, fences, pictures, to_markdown
 from website import TEXTS, links, page, relink, target
 
 def test_readme_is_the_index():
@@ -45,10 +45,6 @@ def test_pages_of_the_site():
     with pytest.raises(SystemExit, match="nbs/00_core.ipynb: the link to 99_none.ipynb leads nowhere"):
         relink("[a](99_none.ipynb)", "nbs/00_core.ipynb")
 
-def fences(text, language):
-    "The fenced blocks of one language."
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
-
 @cache
 def options(command):
     "The options that a command's help names."
@@ -71,14 +67,6 @@ def test_commands_of_the_readme():
     assert len(lines) > 15, "the index lost its commands"
     none_of((f"{line}: {word}" for line in lines for word in wrong_words(line)),
             "a shell block holds one command a line; this command, option or target is not there")
-
-def test_readme_python_runs(tmp_path):
-    "The README's examples run as they stand, outside the repository, and print what it shows."
-    text = README.read_text(encoding="utf-8")
-    code = "\n".join(fences(text, "python"))
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout == "".join(fences(text, "text")), "the README shows other outputs: `make notebooks NB=index`"
 
 def lines():
     "Every line of results/*.jsonl: where it stands, the file's name, the text."
@@ -113,15 +101,13 @@ def test_scores_on_test_are_logged():
 
 def test_no_file_that_must_not_be():
     "No photos, pickles or jars; nothing big."
-    git = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    done = subprocess.run(git, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode: pytest.skip("no git checkout")
-    tracked = [ROOT/f for f in done.stdout.split("\0") if f and (ROOT/f).exists()]
+    files = [ROOT/file for file in sorted(tracked())]
+    if not files: pytest.skip("no git checkout")
     banned = {".jpg", ".jpeg", ".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".jar"}
-    none_of((name(p) for p in tracked if p.suffix in banned),
+    none_of((name(p) for p in files if p.suffix in banned),
             "weights are safetensors, tables are JSON or CSV, and other people's photos stay outside; remove it")
     def most(p): return 15e6 if ROOT/"noc_nb/models" in p.parents else 5e6   # the pipelines that the package brings
-    none_of((f"{name(p)}: {p.stat().st_size/1e6:.1f} MB" for p in tracked if p.stat().st_size > most(p)),
+    none_of((f"{name(p)}: {p.stat().st_size/1e6:.1f} MB" for p in files if p.stat().st_size > most(p)),
             "a file over 5 MB does not belong in git; make it when it is needed")
 
 def test_scripts_name_no_host():

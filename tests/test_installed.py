@@ -1,0 +1,214 @@
+"""The package as people get it: its wheel in a fresh environment, used away from the repository.
+
+In `make test`, torch, torchvision and what only they bring come from this environment by links, and pip resolves all
+else anew, without the `dev` extra and its caps. NOC_INSTALL=newest shares nothing and tries the extras too.
+NOC_INSTALL=floors does the same with the oldest releases that settings.ini allows."""
+import json, os, re, subprocess, sysconfig, tarfile, venv, zipfile
+from importlib import metadata
+from pathlib import Path
+import pytest
+from packaging.metadata import Metadata
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from book import CHAPTERS, PACKAGE_FILES, ROOT, SETTINGS, cells, none_of, run, scratch, tracked
+from readme import README, fences
+from website import links
+
+pytestmark = pytest.mark.slow
+HOW = os.environ.get("NOC_INSTALL")
+CORE = SETTINGS["requirements"].split()
+EXTRAS = {key.removeprefix("extra_"): value.split() for key, value in SETTINGS.items() if key.startswith("extra_")}
+COMMANDS = [entry.partition("=")[0] for entry in SETTINGS["console_scripts"].split()]
+TORCH = {"torch", "torchvision"}
+SMALL = "train_selector.epochs=1", "xe.epochs=1", "captioner.d_model=32", "captioner.d_ff=64"
+ENV = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "NOC_DATA")}
+
+def norm(requirement): return canonicalize_name(Requirement(requirement).name)
+
+def brought(names, stop=()):
+    "The packages that some packages need, as they are installed here, with themselves. Those in `stop` need nothing."
+    found, left = set(), [Requirement(name) for name in names]
+    while left:
+        need = left.pop()
+        entry = canonicalize_name(need.name), *sorted(need.extras)
+        if entry in found or entry[0] in stop: continue
+        found.add(entry)
+        for more in map(Requirement, metadata.requires(need.name) or ()):
+            marker = more.marker
+            if not marker or any(marker.evaluate(dict(extra=extra)) for extra in ("", *need.extras)): left.append(more)
+    return {entry[0] for entry in found}
+
+def share(site):
+    "Link torch and what only it brings into an environment. Returns constraints that keep pip from replacing them."
+    names = brought(TORCH) - brought(CORE, stop=TORCH)
+    for dist in map(metadata.distribution, names):
+        for top in {file.parts[0] for file in dist.files} - {"..", "__pycache__"}:
+            if not (site/top).exists(): (site/top).symlink_to(dist.locate_file(top))
+    return [f"{name}=={metadata.version(name)}" for name in names]
+
+def floors(requirements): return [re.sub(r"\[.*\]", "", r).replace(">=", "==") for r in requirements]
+
+def pip(python, *words):
+    "Run this environment's pip on another one."
+    return run("python", "-m", "pip", "--python", python, *words, cwd=python.parent, env=ENV)
+
+def used(python, command, *words, cwd):
+    "Run a command of an environment; what it prints."
+    return run(python.with_name(command), *words, cwd=cwd, env=ENV)
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    "The source archive, and the wheel that is built from it: those in NOC_DIST, or made here."
+    dist = os.environ.get("NOC_DIST")
+    if not dist:
+        repo = scratch(tmp_path_factory.mktemp("build"))
+        run("python", "-m", "build", "--no-isolation", cwd=repo)
+        dist = repo/"dist"
+    return [next(Path(dist).resolve().glob(f"*{suffix}")) for suffix in (".tar.gz", ".whl")]
+
+@pytest.fixture(scope="module")
+def python(archives, tmp_path_factory):
+    "The Python of a fresh environment that has the wheel and what pip takes for it."
+    env = tmp_path_factory.mktemp("installed")/"env"
+    venv.create(env, with_pip=False)
+    python, limits = env/"bin/python", env/"limits.txt"
+    try: pip(python, "install", "--dry-run", "--no-deps", "--retries", "0", "fastcore")
+    except AssertionError: pytest.skip("no package index can be reached, so nobody can install the package from here")
+    if HOW == "floors": lines = floors(CORE)
+    else: lines = [] if HOW else share(Path(sysconfig.get_path("purelib", "posix_prefix", dict(base=str(env)))))
+    limits.write_text("\n".join(lines))
+    pip(python, "install", archives[1], "-c", limits)
+    return python
+
+def test_pip_takes_what_people_get(python):
+    pip(python, "check")
+    versions = {norm(d["name"]): d["version"] for d in json.loads(pip(python, "list", "--format", "json"))}
+    print(*(f"{norm(r)} {versions[norm(r)]}" for r in CORE), sep=", ")
+    if HOW != "floors": assert Version(versions["fastcore"]) >= Version("2"), "the caps of `dev` hold here"
+    else: none_of((r for r in floors(CORE) if versions[norm(r)] not in Requirement(r).specifier), "not at its floor")
+
+# ---- the wheel
+
+IMPORT_ALL = """
+import importlib, importlib.metadata, pathlib, pkgutil, noc_nb
+for m in pkgutil.walk_packages(noc_nb.__path__, "noc_nb."): importlib.import_module(m.name)
+for e in importlib.metadata.distribution("noc_nb").entry_points: e.load()
+home = pathlib.Path(noc_nb.__file__).parent
+print(home, noc_nb.__version__)
+"""
+
+def test_every_module_imports_from_the_wheel(python, tmp_path):
+    "No module needs an extra to be imported, and none is taken from the checkout."
+    where, version = used(python, "python", "-c", IMPORT_ALL, cwd=tmp_path).splitlines()[-1].split()
+    assert where.startswith(str(python.parents[1])), f"imported from {where} and not from the wheel"
+    assert version == SETTINGS["version"], "noc_nb.__version__ is not the version of settings.ini: run `make export`"
+
+def test_metadata_is_settings(archives):
+    "What the wheel says of itself is valid, and what settings.ini says."
+    with zipfile.ZipFile(archives[1]) as z:
+        files = {file.rpartition("/")[2]: z.read(file) for file in z.namelist() if "-info/" in file}
+    meta = Metadata.from_email(files["METADATA"])             # raises where a package index would refuse it
+    assert "LICENSE" in files and (SETTINGS["license"], meta.license_expression) == ("apache2", "Apache-2.0")
+    told = meta.name, str(meta.version), meta.summary, meta.author, str(meta.requires_python)
+    name, version, summary, author, oldest = map(SETTINGS.get, "lib_name version description author min_python".split())
+    assert told == (name, version, summary, author, f">={oldest}")
+    stated = [*CORE, *SETTINGS["dev_requirements"].split(), *sum(EXTRAS.values(), [])]
+    assert {canonicalize_name(r.name) for r in meta.requires_dist} == set(map(norm, stated))
+    scripts = files["entry_points.txt"].decode().replace(" = ", "=").split()
+    none_of(set(SETTINGS["console_scripts"].split()) - set(scripts), "commands of settings.ini that the wheel lacks")
+    none_of((link for link in links(meta.description) if not re.match("#|[a-z]+:", link)),
+            "links of the description that lead nowhere on a package index")
+
+def test_archives_hold_what_git_holds(archives):
+    "The whole package, with its pipelines, pages and data, and nothing that only lies about."
+    listed = tracked()
+    if not listed: pytest.skip("no git checkout")
+    package = {file for file in listed if file.startswith("noc_nb/")}
+    with tarfile.open(archives[0]) as t: source = {m.name.partition("/")[2] for m in t.getmembers() if m.isfile()}
+    with zipfile.ZipFile(archives[1]) as z: built = {file for file in z.namelist() if "-info/" not in file}
+    none_of(sorted(package ^ built), "these are in the wheel or in git, and not in both; see MANIFEST.in")
+    beside = {file for file in source - package if not re.match("PKG-INFO|setup.cfg|noc_nb.egg-info/", file)}
+    assert package <= source and beside <= listed & set(PACKAGE_FILES), f"the source archive holds {sorted(beside)}"
+
+def test_wheel_names_its_version(python, tmp_path):
+    "A wheel has no commit; the repository that it was installed into is somebody else's."
+    for words in "init -q", "-c user.name=a -c user.email=a commit -qm theirs --allow-empty":
+        subprocess.run(["git", *words.split()], cwd=python.parents[1], check=True)
+    code = "from noc_nb.core import code_version; print(code_version())"
+    assert used(python, "python", "-c", code, cwd=tmp_path).strip() == f"version {SETTINGS['version']}"
+
+# ---- what people do with it
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_answer(python, tmp_path, command):
+    assert f"usage: {command} " in used(python, command, "--help", cwd=tmp_path)
+
+def test_readme_python_runs(python, tmp_path):
+    "The README's examples run as they stand, and print what it shows."
+    text = README.read_text(encoding="utf-8")
+    printed = used(python, "python", "-c", "\n".join(fences(text, "python")), cwd=tmp_path)
+    assert printed == "".join(fences(text, "text")), "the README shows other outputs: `make notebooks NB=index`"
+
+@pytest.fixture(scope="module")
+def typed(python, tmp_path_factory):
+    "A function that runs a command in a folder that holds a small toy world."
+    folder = tmp_path_factory.mktemp("used")
+    code = "from noc_nb.tools.drawing import make_toy; make_toy('toy', train=60, val=8, test=8)"
+    used(python, "python", "-c", code, cwd=folder)
+    def typed(line, *files):
+        command, *words = line.split()
+        used(python, command, *words, cwd=folder)
+        return [(folder/file).read_text(encoding="utf-8") for file in files]
+    return typed
+
+def test_captions_are_made_and_scored(typed):
+    "Boxes in COCO's format become captions, a page, and a report."
+    line = "noc_caption toy/detections/simulated.json --images toy/images --model toy --out c.jsonl --html c.html"
+    captions, html = typed(line, "c.jsonl", "c.html")
+    made = [json.loads(line) for line in captions.splitlines()]
+    assert len(made) == html.count("data:image/jpeg") == 8
+    assert all(c["word"] in line["caption"] for line in made for c in line["constraints"] if c["word"])
+    line = "noc_eval --captions c.jsonl --data toy --split toy --part val --metrics C,R --samples 50 --out report"
+    report, _ = typed(line, "report/report.json", "report/report.md")
+    assert json.loads(report)
+
+def test_trained_parts_become_a_pipeline(typed):
+    small = f"--preset toy --data toy --set {' '.join(SMALL)}"
+    for part in "selector", "xe": typed(f"noc_train {part} --out {part} {small}")
+    words = "--vectors toy/vectors/toy.txt --classes toy/classes.json"
+    typed(f"noc_pipeline --selector selector --captioner xe {words} --preset toy --out mine")
+    captions, = typed("noc_caption toy/detections/simulated.json --data toy --model ./mine --out m.jsonl", "m.jsonl")
+    assert len(captions.splitlines()) == 76
+
+def test_tables_are_made(typed):
+    line = "noc_reproduce --data toy --out run --tables 1 --rows none,selector --training xe --metrics C --set"
+    table, rows = typed(f"{line} {' '.join(SMALL)}", "run/table1.md", "run/rows.jsonl")
+    assert "Region selector · cross-entropy" in table and len(rows.splitlines()) == 3
+
+# ---- the extras, where nothing is shared
+
+USES = dict(app=["133_app"], book=[], formats=["104_formats", "110_names"], ray=["141_distributed"],
+            tensorboard=["40_train"], transformers=["114_detectors", "116_generate", "117_captioners"])
+
+@pytest.fixture(scope="module")
+def extended(python, archives):
+    "The environment with all extras."
+    if not HOW: pytest.skip("extras are tried where NOC_INSTALL is set")
+    limits = python.with_name("extras.txt")
+    limits.write_text("\n".join(floors(sum(EXTRAS.values(), [])) if HOW == "floors" else []))
+    pip(python, "install", f"{archives[1]}[{','.join(EXTRAS)}]", "-c", limits)
+    pip(python, "check")
+    return python
+
+@pytest.mark.parametrize("chapter", [chapter for extra in EXTRAS for chapter in USES[extra]])
+def test_chapters_of_the_extras_run(extended, tmp_path, chapter):
+    notebook, = [nb for nb in CHAPTERS if nb.stem == chapter]
+    code = [c.source for c in cells(notebook, "code") if not {"slow", "gpu", "eval:"} & c.directives.keys()]
+    (tmp_path/"chapter.py").write_text("\n\n".join(code), encoding="utf-8")
+    used(extended, "python", "-m", "IPython", tmp_path/"chapter.py", cwd=notebook.parent)
+
+def test_site_is_made(extended, tmp_path):
+    code = "import pathlib, sys, website; sys.exit(website.build(pathlib.Path(sys.argv[1])))"
+    used(extended, "python", "-c", code, tmp_path/"site", cwd=ROOT/"tests")
+    assert (tmp_path/"site/index.html").exists()
