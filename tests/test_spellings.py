@@ -77,8 +77,8 @@ def ordinary_bytes(made):
     content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in SPECIAL]
     return Tokenizer.from_str(json.dumps(content))
 
-def tiny_gpt2(tok):
-    torch.manual_seed(0)
+def tiny_gpt2(tok, seed=0):
+    torch.manual_seed(seed)
     return GPT2LMHeadModel(GPT2Config(
         vocab_size=len(tok), n_embd=16, n_layer=1, n_head=2, n_positions=96, initializer_range=.6,
         eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id)).eval()
@@ -181,6 +181,20 @@ def test_whole_words_by_brute_force(kind):
         hits += 1
         assert chain.holds(found), (chain.groups, tok.convert_ids_to_tokens(found))
         assert abs(scores[found] - scores[true]) < 1e-4, (chain.groups, tok.convert_ids_to_tokens(true))
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_that_fit_are_said(kind):
+    "With one beam and room, also words of many pieces, which must not be begun behind a letter."
+    tok = trained(kind)
+    ids = torch.tensor([tok.encode("a photo of the", add_special_tokens=False)])
+    for seed, words in itertools.product(range(3), (["zebra"], ["quokka", "cat"])):
+        if not all(spellings(tok, word) for word in words): continue
+        model = tiny_gpt2(tok, seed)
+        for mode in "bank", "grid":
+            out = model.generate(ids, attention_mask=torch.ones_like(ids), custom_generate=grid_beam, words=words,
+                                 processor=tok, num_beams=1, max_new_tokens=30, mode=mode, do_sample=False,
+                                 return_dict_in_generate=True)
+            assert len(out.spans[0]) == len(words), (words, mode, tok.decode(out.texts[0]))
 
 def worth(chain, ids, score, prices, penalty):
     "What a text comes to; minus infinity where it lacks a must."

@@ -349,8 +349,11 @@ def constraints(self:WordGroups,
 def _group(self:WordGroups, n, group, fulfils):
     "The alternatives of group n."
     said = {(self.v + self.number[ids],) for ids in fulfils if n in fulfils[ids]}
-    plain = {(*ids[:-1], self.v + self.number[ids]) for ids in group}
-    return sorted(said | plain | {self._finished(ids, fulfils) for ids in group})
+    apart = [ids for ids in group if ids not in self.bare]               # with a space in front
+    safe = apart + [ids for ids in group if len(ids) == 1]
+    forced = safe if apart else group
+    plain = {(*ids[:-1], self.v + self.number[ids]) for ids in forced}
+    return sorted(said | plain | {self._finished(ids, fulfils) for ids in forced})
 
 @patch
 def _finished(self:WordGroups, ids, fulfils):
