@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .core import NocError, check_range
+from .core import check_range, require
 
 # %% ../nbs/20_beam.ipynb #260e2dfa
 def reorder_state(
@@ -49,11 +49,12 @@ def state_size(
     "How many images a fresh state is for. Raises `NocError` if that is unknown, or not `size`."
     first = _first_tensor(state)
     if first is None:
-        if size is not None: return size, torch.device("cpu")
-        raise NocError("state: holds no tensor to take the number of images from; expected `size`")
-    if size is not None and reorder is None and first.shape[:1] != (size,):
-        raise NocError(f"state: a tensor of shape {tuple(first.shape)}; "
-                       f"expected a row for each of {size} images")
+        nothing = "state: holds no tensor to take the number of images from"
+        require(size is not None, nothing, "`size`")
+        return size, torch.device("cpu")
+    fits = size is None or reorder is not None or first.shape[:1] == (size,)
+    require(fits, f"state: a tensor of shape {tuple(first.shape)}",
+            f"a row for each of {size} images")
     return len(first) if size is None else size, first.device
 
 # %% ../nbs/20_beam.ipynb #f53d9010
@@ -76,6 +77,7 @@ def pick(
     place:Tensor, # (b,j) places of every row
 )->Tensor:        # (b,j,...)
     "Other places for every row."
+    if x.dim() == 2: return x.gather(1, place)
     return x[torch.arange(len(x), device=x.device)[:,None], place]
 
 # %% ../nbs/20_beam.ipynb #1d5cca0a
@@ -125,20 +127,20 @@ def check_best(
     row = int(bad.nonzero()[0])
     image = int(images[row*len(images) // len(best)])
     defect = "NaN" if best[row].isnan() else "+inf"
-    raise NocError(f"image {image}, step {t}: the model's scores hold {defect}; "
-                   "expected log-probabilities")
+    require(False, f"image {image}, step {t}: the model's scores hold {defect}",
+            "log-probabilities")
 
 def check_scores(
     scores, # what `step` returned
     n:int,  # hypotheses that it was asked about
 )->int:     # how many words the model has
     "Raises `NocError` for what is no table of `n` rows of scores."
-    if not isinstance(scores, Tensor):
-        raise NocError(f"step: scores are a {type(scores).__name__}; expected a tensor")
+    tensor = isinstance(scores, Tensor)
+    require(tensor, f"step: scores are a {type(scores).__name__}", "a tensor")
     fits = scores.dim() == 2 and len(scores) == n and scores.is_floating_point()
-    if fits: return scores.shape[1]
-    raise NocError(f"step: scores of shape {tuple(scores.shape)}, {scores.dtype}; "
-                   f"expected ({n}, words), floating point")
+    require(fits, f"step: scores of shape {tuple(scores.shape)}, {scores.dtype}",
+            f"({n}, words), floating point")
+    return scores.shape[1]
 
 # %% ../nbs/20_beam.ipynb #b1d20a03
 def next_words(
@@ -149,13 +151,12 @@ def next_words(
     check,            # is called with the best score of every row (N,)
     normalize=False,  # True if the scores need a log-softmax
 )->tuple:             # log-probabilities (N,c) of `special`; (N,k) of the k best others; their ids
-    "What may come next. Raises `NocError` for scores of a wrong shape, and as `check` does."
-    check_scores(scores, len(special))
+    "What may come next. Raises `NocError` as `check` does."
     if scores.dtype in (torch.float16, torch.bfloat16): scores = scores.float()
     best, words = top_words(scores, k + special.shape[1] + len(forbidden)) # some are taken out
     check(best[:,0])
     out = (words[...,None] == special[:,None]).any(-1) | torch.isin(words, forbidden)
-    place = out.argsort(dim=1, stable=True)[:,:k]
+    place = out.byte().argsort(dim=1, stable=True)[:,:k]
     best = best.masked_fill(out, -torch.inf).gather(1, place)
     out = (special < 0) | torch.isin(special, forbidden)
     wanted = scores.gather(1, special.clamp(min=0)).masked_fill(out, -torch.inf)
@@ -213,9 +214,9 @@ def check_sizes(
 ):
     "Raises `NocError` for what is no whole number of 1 or more, or one that nobody means."
     for x in k, max_len:
-        if isinstance(x, bool) or not isinstance(x, Integral) or x < 1:
-            raise NocError(f"k={k}, max_len={max_len}; expected whole numbers, 1 or more")
-        if x > 10_000: raise NocError(f"k={k}, max_len={max_len}; expected 10,000 at most")
+        whole = isinstance(x, Integral) and not isinstance(x, bool)
+        require(whole and 1 <= x <= 10_000, f"k={k}, max_len={max_len}",
+                "whole numbers, 1 to 10,000")
     check_range("", -100, 100, length_penalty=length_penalty)
 
 def check_end(
@@ -223,8 +224,7 @@ def check_end(
     v,   # words of the model
 ):
     "Raises `NocError` for an end that the model does not have."
-    if not (isinstance(eos, Integral) and 0 <= eos < v):
-        raise NocError(f"eos={eos}; expected an id below {v}")
+    require(isinstance(eos, Integral) and 0 <= eos < v, f"eos={eos}", f"an id below {v}")
 
 # %% ../nbs/20_beam.ipynb #b1d20a05
 def _start(state, bos, forbidden):

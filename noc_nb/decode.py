@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
+import noc_nb.cbs # the third mode
 from .beam import Hypotheses
 from .captioner import Captioner
-from .cbs import CbsSearch
-from .core import NocError, progress
+from .core import progress, require
 from .data import CaptionBatch
 from .grid_beam import SearchConfig
-from .search import BankSearch, FastSearch
+from .search import Search
 from .vocab import BOS, EOS, PAD, UNK, Vocab
 
 # %% ../nbs/26_decode.ipynb #eb6631a3
@@ -24,16 +24,13 @@ def make_search(
     constraints:list,  # b lists of constraint groups
     cfg:SearchConfig,  # how to search
     device=None,       # where the captioner is
-    sync_free=False,   # as in `FastSearch`
+    sync_free=False,   # as in `Search`
     forbidden=(PAD, BOS, UNK), # ids that are no words
     prices=None,       # b lists with a price for every group; None: all are musts
-)->FastSearch:         # ready to begin
+)->Search:             # ready to begin
     "The search that a configuration asks for. Raises `NocError` for an unknown mode."
-    modes = dict(grid=FastSearch, bank=BankSearch, cbs=CbsSearch)
-    if cfg.mode not in modes:
-        raise NocError(f"mode {cfg.mode!r}; expected one of {', '.join(modes)}")
-    return modes[cfg.mode](constraints, device, eos=EOS, forbidden=forbidden, prices=prices,
-                           sync_free=sync_free, **cfg.to_dict())
+    return Search(constraints, device, eos=EOS, forbidden=forbidden, prices=prices,
+                  sync_free=sync_free, **cfg.to_dict())
 
 def check_lists(
     batch:CaptionBatch, # b images
@@ -41,7 +38,7 @@ def check_lists(
 ):
     "Raises `NocError` where there is not one list for each image."
     n, b = len(constraints), len(batch.features)
-    if n != b: raise NocError(f"constraints: {n} lists; expected one for each of {b} images")
+    require(n == b, f"constraints: {n} lists", f"one for each of {b} images")
 
 # %% ../nbs/26_decode.ipynb #b1d26a01
 @torch.no_grad()

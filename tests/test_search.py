@@ -3,7 +3,7 @@
 The models are trees whose next-word probabilities depend on everything said before, in 64 bits and without ties. An
 example is a batch of ten images, each with its own tree and its own constraints, and there are fifty: 500 cases a
 property."""
-import itertools, math
+import math, subprocess, sys
 from unittest.mock import patch
 import pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -15,9 +15,8 @@ from noc_nb.core import NocError
 from noc_nb.data import CaptionBatch
 from noc_nb.decode import make_search, search as search_images
 from noc_nb.encoder import CaptionerConfig
-from noc_nb.grid_beam import GridSearch, SearchConfig, algorithm_1
-from noc_nb.phrases import PhraseSearch
-from noc_nb.search import BankSearch, FastSearch, grid_beam_search
+from noc_nb.grid_beam import SearchConfig, algorithm_1
+from noc_nb.search import Search, grid_beam_search
 from noc_nb.tools.trees import captions_of, every_caption, prefix_scores, same_captions, tree
 from noc_nb.vocab import SPECIALS
 
@@ -109,9 +108,7 @@ def test_ties_are_broken_alike_in_any_company(given_case, dtype, mode, priced, r
     prices = [[rng.choice((math.inf, 0., 1., 2.5)) for _ in wanted] for wanted in images]
     def find(part):
         worth = dict(prices=[prices[i] for i in part]) if priced else {}
-        method = constrained_beam_search if mode == "cbs" else grid_beam_search
-        kw = {name: x for name, x in how.items() if mode != "cbs" or name not in ("mode", "absorb")}
-        return method(step, fresh(*part), [images[i] for i in part], **kw, **worth)
+        return grid_beam_search(step, fresh(*part), [images[i] for i in part], **how, **worth)
     out = find(range(B))
     for part in (rng.sample(range(B), B), *([i] for i in range(B))):
         other = find(part)
@@ -132,7 +129,7 @@ def test_pruned_hypotheses_are_not_missed(given_case, max_len):
         return find(counting, fresh(*range(B)), images, bos=BOS, eos=EOS, **how, **kw)
     for find, kw in (constrained_beam_search, {}), (grid_beam_search, dict(absorb=given_case[2]["absorb"])):
         out = both(find, **kw)
-        with patch.object(FastSearch, "outscored", lambda self, cells: cells): true = both(find, **kw)
+        with patch.object(Search, "_outscored", lambda self, cells: cells.score.isnan()): true = both(find, **kw)
         assert asked[-2] <= asked[-1]
         for i in range(B): assert all_of(out, i) == all_of(true, i)
 
@@ -142,12 +139,11 @@ def test_sync_free_is_the_same(given_case):
     "A search that never looks at its numbers finds what one that looks finds."
     (step, fresh), images, how = given_case
     out = search(given_case[0], images, **how)
-    make = BankSearch if how["mode"] == "bank" else FastSearch
-    other = make(images, eos=EOS, sync_free=True, **how)
+    other = Search(images, eos=EOS, sync_free=True, **how)
     for _ in range(2):                                             # and again, as a recording is played again
         other.begin()
-        for _ in other.walk(step, fresh(*range(B)), BOS): pass
-        for i in range(B): assert all_of(other.hypotheses(-1), i) == all_of(out, i)
+        found = other.run(step, fresh(*range(B)), BOS, pad=-1)
+        for i in range(B): assert all_of(found, i) == all_of(out, i)
 
 @fifty
 @given(case(), st.randoms(use_true_random=False))
@@ -268,8 +264,7 @@ def test_nan_and_infinity_are_errors(seed, wanted, when, what, image):
         asked.append(1)
         return log_probs, state
     def sync_free():
-        grids = FastSearch([wanted]*3, eos=EOS, k=2, max_len=3, absorb=True, sync_free=True)
-        grids.run(broken, fresh(0, 0, 0), BOS)
+        Search([wanted]*3, eos=EOS, k=2, max_len=3, absorb=True, sync_free=True).run(broken, fresh(0, 0, 0), BOS)
     for find in lambda: search((broken, fresh), [wanted]*3, of=(0, 0, 0), k=2, max_len=3), sync_free:
         asked.clear()
         try: find()
@@ -341,16 +336,16 @@ def test_recorded_on_a_gpu():
             for _ in grids.walk(captioner.step, state, 1, captioner.reorder): pass
         finally: torch.cuda.set_sync_debug_mode("default")
 
-@fifty
-@given(case())
-def test_active_hypotheses_are_enough(given_case):
-    "The plain classes of chapters 22 and 23, which ask about every place of the grid, find the same captions."
-    (step, fresh), images, how = given_case
-    single = [[[alt[:1] for alt in group] for group in wanted] for wanted in images]
-    for make, wanted in (PhraseSearch, images), (GridSearch, single):
-        kw = how | dict(mode="grid", no_repeat=how["no_repeat"] and make is PhraseSearch)
-        plain = make(wanted, eos=EOS, **kw)
-        for _ in plain.walk(step, fresh(*range(B)), BOS): pass
-        best, out = plain.best(), search(given_case[0], wanted, **kw)
-        for i in range(B):
-            same_captions(captions_of(best.tokens[i], best.score[i], best.ended[i]), captions(out, i))
+def test_the_search_imports_torch_and_fastcore_alone():
+    "Chapters 20 to 25 and what they need: torch, fastcore and the standard library, nothing else."
+    watch = """
+import builtins, sys
+taken, real = set(), builtins.__import__
+def note(name, globals=None, locals=None, fromlist=(), level=0):
+    if level == 0 and str((globals or {}).get("__name__")).startswith("noc_nb"): taken.add(name.partition(".")[0])
+    return real(name, globals, locals, fromlist, level)
+builtins.__import__ = note
+import noc_nb.beam, noc_nb.constraints, noc_nb.grid_beam, noc_nb.search, noc_nb.cbs
+print(*sorted(taken - sys.stdlib_module_names))"""
+    found = subprocess.run([sys.executable, "-c", watch], capture_output=True, text=True, check=True).stdout.split()
+    assert set(found) == {"fastcore", "noc_nb", "torch"}

@@ -14,7 +14,7 @@ from ..captioner import Captioner
 from ..data import CaptionBatch
 from ..decode import check_lists, make_search
 from ..grid_beam import SearchConfig
-from ..search import FastSearch
+from ..search import Search
 from ..vocab import BOS, PAD, UNK
 
 # %% ../../nbs/bench/150_recorded.ipynb #519ddb01
@@ -33,11 +33,11 @@ class Recorded:
         check_lists(batch, constraints)
         device = batch.features.device
         new = make_search(constraints, self.cfg, device, sync_free=True, forbidden=self.forbidden)
-        tensors = batch.features, batch.mask, new.level, *vars(new.all).values()
-        sizes = len(new.all.bits), *(x.shape for x in tensors)
+        tensors = batch.features, batch.mask, *new.all.columns()
+        sizes = tuple(x.shape for x in tensors)
         if sizes not in self.plays: self.plays[sizes] = self.record(batch, new)
         play, grids, features, mask = self.plays[sizes]
-        places = features, mask, grids.level, *vars(grids.all).values()
+        places = features, mask, *grids.all.columns()
         for place, x in zip(places, tensors): place.copy_(x)
         grids.read = new.read
         play()
@@ -45,7 +45,7 @@ class Recorded:
 
 # %% ../../nbs/bench/150_recorded.ipynb #b1d26a03
 @patch
-def record(self:Recorded, batch:CaptionBatch, grids:FastSearch)->tuple:
+def record(self:Recorded, batch:CaptionBatch, grids:Search)->tuple:
     "What replays a search, the search, and the places of its features and mask."
     features, mask, captioner = batch.features.clone(), batch.mask.clone(), self.captioner
     def play():
