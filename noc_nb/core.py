@@ -229,9 +229,10 @@ def setting(
     least=None,      # the smallest number that works
     most=None,       # the largest
     among:tuple=(),  # or the values that work
+    free:bool=False, # True: a run may go on with another value; it is no part of what the run is
 ):
     "A field of a `Config` that says which of its values work; None is always allowed."
-    return field(default=default, metadata=dict(least=least, most=most, among=among))
+    return field(default=default, metadata=dict(least=least, most=most, among=among, free=free))
 
 def _check_declared(cfg, values, where):
     "Raises `NocError` for a value that the field of its name does not allow."
@@ -241,7 +242,8 @@ def _check_declared(cfg, values, where):
         among = limits["among"]
         if among:
             require(value in among, f"{where}{f.name}={value}", f"one of {', '.join(among)}")
-        else: check_range(where, limits["least"], limits["most"], **{f.name: value})
+        elif limits["least"] is not None:
+            check_range(where, limits["least"], limits["most"], **{f.name: value})
 
 # %% ../nbs/00_core.ipynb #9547c54e
 def _changed(cfg, values, where, prefix=""):
@@ -284,6 +286,12 @@ class Config:
     def to_dict(self)->dict:
         "All settings, nested configurations included."
         return asdict(self)
+
+    def fixed(self, *free)->dict:
+        "The settings that a run which goes on must have begun with: all but those that are free."
+        free = {*free, *(f.name for f in fields(self) if f.metadata.get("free"))}
+        kept = {k: x for k, x in vars(self).items() if k not in free}
+        return {k: x.fixed() if isinstance(x, Config) else x for k, x in kept.items()}
 
     def save(self, path):
         "Write as JSON."

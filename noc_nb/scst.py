@@ -25,6 +25,7 @@ from .decode import search
 from .grid_beam import SearchConfig
 from .heldout import mentioned
 from .prices import PriceConfig, bids, class_prices, priced_tokens
+from .runs import called, contents, fingerprint
 from .train import SCHEDULES, TrainConfig, Trainer, finished_model
 from .train_xe import val_cider
 from .vocab import BOS, EOS, PAD, Vocab
@@ -210,6 +211,14 @@ def _oracle(constrained, *about):
     "The oracle's constraints and their prices, or none."
     return oracle_constraints(*about) if constrained else ({}, None)
 
+def _inputs(data, captioner):
+    "Fingerprints of what a captioner learns from, and of the weights that it begins with."
+    return contents(data, seen=True) | dict(start=fingerprint(*captioner.state_dict().values()))
+
+def _size(batch): return len(batch.image_ids)           # what the loss is a mean of
+
+_JUDGED = "CIDEr-D", "CIDEr-D with the oracle's constraints"
+
 # %% ../nbs/43_scst.ipynb #095f3581
 def train_scst(
     data:CocoData,          # captions and regions
@@ -223,16 +232,16 @@ def train_scst(
     reward=None,            # (tokens (N,t), image ids) -> (N,) tensor; default: `cider_reward`
 )->Captioner:               # in eval mode
     "Fine-tune a captioner on CIDEr-D (Section 3.1). `NocError` for features of another width."
-    finished = resume and finished_model(folder, Captioner, captioner.cfg, cfg)
+    about = dict(model=captioner.cfg, inputs=_inputs(data, captioner), constrained=constrained,
+                 search=search_cfg, limit=limit, reward=called(reward or cider_reward))
+    finished = resume and finished_model(folder, Captioner, cfg, about)
     if finished: return finished
-    features = _features(data, captioner.cfg)
     set_seed(cfg.seed)
     ids, vocab = scst_images(data, cfg), Vocab(captioner.tokens)
+    batches = Loader(ImageExamples(data, ids, _features(data, captioner.cfg)), cfg.batch, cfg.seed)
     reward = reward or cider_reward(data, ids, vocab, cfg)
-    constraints, prices = _oracle(constrained, data, ids, vocab, limit, cfg.price_weight)
-    loss = SelfCritical(reward, constraints, search_cfg, cfg.baseline, prices)
-    def images(batch): return len(batch.image_ids)          # what the loss is a mean of
-    trainer = Trainer(captioner, loss, cfg, folder, captioner.cfg.d_model, images, "images")
-    loader = Loader(ImageExamples(data, ids, features), cfg.batch, cfg.seed)
+    groups, prices = _oracle(constrained, data, ids, vocab, limit, cfg.price_weight)
+    loss = SelfCritical(reward, groups, search_cfg, cfg.baseline, prices)
+    trainer = Trainer(captioner, loss, cfg, folder, captioner.cfg.d_model, _size, "images", about)
     musts, _ = _oracle(constrained, data, data.splits["val"], vocab, limit)  # alike for all
-    return trainer.fit(loader, val_cider(data, musts), resume, "CIDEr-D")
+    return trainer.fit(batches, val_cider(data, musts), resume, _JUDGED[constrained])

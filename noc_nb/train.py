@@ -7,16 +7,15 @@ __all__ = ['SCHEDULES', 'TrainConfig', 'learning_rate', 'read_checkpoint', 'chec
            'finished_model']
 
 # %% ../nbs/40_train.ipynb #0af8a318
-import json, math, random, shutil, time, warnings, zlib
+import json, math, shutil, time, warnings, zlib
 from collections import Counter, defaultdict
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list, gather_object, is_tensorboard_available
 from fastcore.basics import patch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -24,7 +23,7 @@ from torch import nn
 
 from .core import (Config, NocError, default_device, foreign_file, progress, read_json,
                          require, say, set_seed, setting, whole_file, write_json)
-from .runs import difference, locked
+from .runs import begin, check_same, locked, put_back, room_for, whole_folder
 from .saving import read_weights
 
 # %% ../nbs/40_train.ipynb #b96fb256
@@ -41,11 +40,10 @@ class TrainConfig(Config):
     clip:float = setting(0., 0, 1e9)   # largest gradient norm; 0: no clipping
     patience:int = setting(5, 1)       # evaluations without a gain before stopping
     seed:int = setting(0, -2**63, 2**64 - 1) # of weights, order and dropout
-    accumulate:int = setting(1, 1)     # parts in which a step's batch is computed, where memory
-                                       # is short
-    save_seconds:float = setting(60., 0, 1e9) # between checkpoints within an epoch; 0: every step
-    keep:int = setting(2, 0)           # checkpoints that are kept, besides the best weights
-    tensorboard:bool = False           # write curves for TensorBoard
+    accumulate:int = setting(1, 1, free=True) # parts of a step's batch, where memory is short
+    save_seconds:float = setting(60., 0, 1e9, free=True) # between checkpoints; 0: every step
+    keep:int = setting(2, 0, free=True) # checkpoints that are kept, besides the best weights
+    tensorboard:bool = setting(False, free=True) # write curves for TensorBoard
 
 # %% ../nbs/40_train.ipynb #1b7d90e4
 def learning_rate(
@@ -63,27 +61,20 @@ def learning_rate(
     return peak*min(rise, max(0., fall))
 
 # %% ../nbs/40_train.ipynb #40d45822
-def _rng_state():
-    "The state of Python's, NumPy's, PyTorch's and the device's generators, as JSON holds it."
-    name, keys, *rest = np.random.get_state()
-    state = dict(python=random.getstate(), numpy=[name, keys.tolist(), *rest],
-                 torch=torch.get_rng_state().tolist())
+def _generators():
+    "The modules of PyTorch that have a generator, by the name that a checkpoint gives its state."
     device = default_device().type
-    if device != "cpu":
-        state["device"] = torch.get_device_module(device).get_rng_state().tolist()
-    return state
+    if device == "cpu": return dict(torch=torch)
+    return dict(torch=torch, device=torch.get_device_module(device))
+
+def _rng_state():
+    "The state of the generators, as JSON holds it."
+    return {name: module.get_rng_state().tolist() for name, module in _generators().items()}
 
 def _set_rng_state(state):
-    "Put every generator back where it was."
-    version, keys, gauss = state["python"]
-    random.setstate((version, tuple(keys), gauss))
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
-    device = default_device().type
-    if device != "cpu" and "device" in state:
-        numbers = torch.tensor(state["device"], dtype=torch.uint8)
-        torch.get_device_module(device).set_rng_state(numbers)
+    "Put the generators back where they were; one that another machine had is left out."
+    for name, module in _generators().items():
+        if name in state: module.set_rng_state(torch.tensor(state[name], dtype=torch.uint8))
 
 # %% ../nbs/40_train.ipynb #8e9f5836
 def _checksum(tensors, text):
@@ -94,14 +85,6 @@ def _checksum(tensors, text):
         crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy(), crc)
     return f"{crc:08x}"
 
-@contextmanager
-def _room_for(path):
-    "Raises `NocError` where the disk is full or cannot be written to."
-    try: yield
-    except OSError as e:
-        raise NocError(f"{path}: cannot be written ({e.strerror or e}); "
-                       "what was saved before is whole: make room and resume") from None
-
 # %% ../nbs/40_train.ipynb #2f5a77c1
 def _save_checkpoint(path, model, optimizer, **state):
     "Write all that is needed to go on, whole or not at all. `NocError` where there is no room."
@@ -111,7 +94,7 @@ def _save_checkpoint(path, model, optimizer, **state):
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
     text = json.dumps(state)
     content = save(tensors, dict(state=text, checksum=_checksum(tensors, text)))
-    with _room_for(path), whole_file(path, "wb") as f: f.write(content)
+    with room_for(path), whole_file(path, "wb") as f: f.write(content)
 
 # %% ../nbs/40_train.ipynb #4a52ca35
 class _Torn(NocError):
@@ -140,17 +123,13 @@ def _load_checkpoint(path, model, optimizer):
     tensors, state = read_checkpoint(path)
     weights, moments = {}, defaultdict(dict)
     for name, x in tensors.items():
-        kind, _, rest = name.partition(".")
-        i, _, moment = rest.partition(".")
-        if kind == "model": weights[rest] = x
-        else: moments[int(i)][moment] = x
+        kind, i, *rest = name.split(".")
+        if kind == "model": weights[name.removeprefix("model.")] = x
+        else: moments[int(i)][rest[0]] = x
     groups = optimizer.state_dict()["param_groups"]
-    try:
+    with foreign_file(path, "a checkpoint of this model"):
         model.load_state_dict(weights)
         optimizer.load_state_dict(dict(state=dict(moments), param_groups=groups))
-    except (RuntimeError, ValueError) as e:
-        reason = str(e).splitlines()[0]
-        raise NocError(f"{path}: a checkpoint of another model ({reason})") from None
     return state
 
 # %% ../nbs/40_train.ipynb #c214ee5b
@@ -164,19 +143,10 @@ def _newest_checkpoint(folder):
     "The newest whole checkpoint, or None. `NocError` where one cannot be read: it may be whole."
     for path in reversed(checkpoints(folder)):
         try: read_checkpoint(path)
-        except _Torn as e: warnings.warn(f"{e}; looking for an older one")
+        except _Torn as e:
+            warnings.warn(f"{e}; looking for an older one")
+            path.unlink()
         else: return path
-
-# %% ../nbs/40_train.ipynb #c7604c58
-def _save_best(folder, model):
-    "Replace `folder/best` by the present weights; the old ones stay until the new ones are whole."
-    new, best, old = (folder/name for name in ("best.new", "best", "best.old"))
-    shutil.rmtree(new, ignore_errors=True)
-    with _room_for(new): model.save_pretrained(new)
-    shutil.rmtree(old, ignore_errors=True)
-    if best.exists(): best.rename(old)
-    new.rename(best)
-    shutil.rmtree(old, ignore_errors=True)
 
 # %% ../nbs/40_train.ipynb #30fd58b2
 @dataclass(eq=False)
@@ -201,44 +171,30 @@ class Trainer(_Progress):
         d_model:int=512,    # width, for the paper's peak learning rate
         size=None,          # batch -> what the loss is a mean of, counted; default: 1
         unit:str="batches", # what `size` counts, for the speed
+        about:dict=None,    # what else the result depends on, as `begin` takes it
     ):
         super().__init__()
-        self.loss, self.cfg, self.folder, self.d_model = loss, cfg, Path(folder), d_model
-        self.size, self.unit = size or (lambda batch: 1), unit
-        precision = "bf16" if torch.cuda.is_available() else "no"
-        on_cpu = default_device().type == "cpu"
-        self.accelerator = Accelerator(mixed_precision=precision, cpu=on_cpu)
+        self.inner, self.loss, self.cfg, self.folder = model, loss, cfg, Path(folder)
+        self.d_model, self.size, self.unit = d_model, size or (lambda batch: 1), unit
+        self.about, self.sums, self.pending = about or {}, Counter(), []
+        self.steps, self.seen, self.saved, self.since = 0, 0., 0., time.monotonic()
+        how = dict(mixed_precision="bf16" if torch.cuda.is_available() else "no")
+        if cfg.tensorboard: how |= dict(log_with="tensorboard", project_dir=folder)
+        self.accelerator = Accelerator(cpu=default_device().type == "cpu", **how)
         parts = cfg.accumulate*self.accelerator.num_processes
         require(parts <= cfg.batch, f"batch={cfg.batch} in {parts} parts", "one example in each")
         trained = [p for p in model.parameters() if p.requires_grad]
         adam = torch.optim.Adam(trained, lr=1., betas=(.9, .98), eps=1e-9)
         self.model, self.optimizer = self.accelerator.prepare(model, adam)
-        self.steps, self.seen, self.writer, self.judged = 0, 0., None, "score"
-        self.sums, self.pending = Counter(), []
-        self.clock = self.saved = self.since = time.monotonic()
-
-# %% ../nbs/40_train.ipynb #64e9b1d0
-@patch(as_prop=True)
-def rate(self:Trainer)->float:
-    "The learning rate of the present step."
-    return learning_rate(self.step, self.cfg, self.d_model, self.steps)
-
-@patch(as_prop=True)
-def inner(self:Trainer)->nn.Module:
-    "The model without what Accelerate may have wrapped around it."
-    return self.accelerator.unwrap_model(self.model)
 
 # %% ../nbs/40_train.ipynb #dd3278bb
 @patch
-def _size_of_batch(self:Trainer, size):
-    "The sum of sizes over processes. It also lets all of them know whether a checkpoint is due."
-    acc = self.accelerator
-    self.due = time.monotonic() - self.saved >= self.cfg.save_seconds
-    if acc.num_processes == 1: return size
-    numbers = torch.tensor([size, self.due and acc.is_main_process], dtype=torch.float32)
-    size, due = acc.reduce(numbers.to(acc.device)).tolist()
-    self.due = due > 0
-    return size
+def _over_all(self:Trainer, size):
+    "The sum of sizes over processes, and whether the first one says that a checkpoint is due."
+    acc, due = self.accelerator, time.monotonic() - self.saved >= self.cfg.save_seconds
+    if acc.num_processes == 1: return size, due
+    numbers = torch.tensor([size, due and acc.is_main_process], dtype=torch.float32)
+    return acc.reduce(numbers.to(acc.device)).tolist()
 
 @patch
 def _backward(self:Trainer, part, share, last):
@@ -255,11 +211,12 @@ def _backward(self:Trainer, part, share, last):
 def train_step(self:Trainer, parts):
     "Forward and backward of this process's parts of a batch, then one step of the optimiser."
     sizes = [float(self.size(part)) for part in parts]
-    whole = self._size_of_batch(sum(sizes))
+    whole, self.due = self._over_all(sum(sizes))
     self.step += 1
     self.done += 1
     self.seen += whole
-    for group in self.optimizer.param_groups: group["lr"] = self.rate
+    rate = learning_rate(self.step, self.cfg, self.d_model, self.steps)
+    for group in self.optimizer.param_groups: group["lr"] = rate
     for i, (part, size) in enumerate(zip(parts, sizes), 1):
         self._backward(part, size/max(whole, 1.), last=i == len(parts))
     if self.cfg.clip: self.accelerator.clip_grad_norm_(self.model.parameters(), self.cfg.clip)
@@ -269,19 +226,16 @@ def train_step(self:Trainer, parts):
 # %% ../nbs/40_train.ipynb #6084a6fa
 @patch
 def _means(self:Trainer):
-    "The epoch's means so far, by name. Raises `NocError` for a loss that is not finite."
+    "The epoch's means so far, by name, and its speed. `NocError` for a loss that is not finite."
     for step, numbers in self.pending:
         numbers = {name: float(x) for name, x in numbers.items()}
-        if not math.isfinite(numbers["loss"]):
-            raise NocError(f"{self.folder.name}: step {step}: the loss is {numbers['loss']}")
+        where = f"{self.folder.name}: step {step}: the loss is {numbers['loss']}"
+        require(math.isfinite(numbers["loss"]), where, "a finite number")
         self.sums.update(numbers)
     self.pending.clear()
-    return {name: x/self.done for name, x in self.sums.items()}
-
-@patch
-def _speed(self:Trainer):
-    "Words, images or whatever `size` counts, in a second, over this epoch."
-    return self.seen/max(1e-9, time.monotonic() - self.since)
+    means = {name: x/self.done for name, x in self.sums.items()}
+    speed = self.seen/max(1e-9, time.monotonic() - self.since)
+    return {**means, f"{self.unit}/s": round(speed, 1)}
 
 # %% ../nbs/40_train.ipynb #c02d6ef4
 @patch
@@ -291,9 +245,8 @@ def _train_epoch(self:Trainer, batches):
     acc, count, name = self.accelerator, self.cfg.accumulate, self.folder.name
     mine = range(count*acc.process_index, count*(acc.process_index + 1))
     parts = batches(self.epoch, self.done, count*acc.num_processes, mine)
-    if not (len(parts) or self.done):
-        raise NocError(f"{name}: nothing to learn from; "
-                       f"expected at least {count*acc.num_processes} examples")
+    least = count*acc.num_processes
+    require(len(parts) or self.done, f"{name}: nothing to learn from", f"{least} examples or more")
     whole = self.done + len(parts)//count
     self.steps = whole*self.cfg.epochs
     steps = zip(*[iter(parts)]*count)                       # the parts of a step, together
@@ -308,96 +261,56 @@ def _train_epoch(self:Trainer, batches):
     self._means()
 
 # %% ../nbs/40_train.ipynb #7ddd6bd6
-def _curves(folder, step):
-    "A writer of TensorBoard's files; what is there from later steps is forgotten."
-    try: from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise NocError("TensorBoard is not installed; "
-                       "expected it, as from `pip install noc_nb[tensorboard]`") from None
-    return SummaryWriter(str(folder), purge_step=step)
-
 @patch
 def _show(self:Trainer, values, bar=None):
     "Show numbers on the bar, if there is one, and add them to the curves."
-    speed = self._speed()
     if hasattr(bar, "set_postfix"):
-        texts = {name: f"{x:.3f}" for name, x in values.items()}
-        bar.set_postfix({**texts, f"{self.unit}/s": f"{speed:,.0f}"}, refresh=False)
-    if not self.writer: return
-    values = {**values, f"{self.unit}/s": speed, "learning rate": self.rate}
+        bar.set_postfix({name: f"{x:,.4g}" for name, x in values.items()}, refresh=False)
     kind = "epoch" if bar is None else "train"
-    for name, x in values.items(): self.writer.add_scalar(f"{kind}/{name}", x, self.step)
+    values = {**values, "learning rate": self.optimizer.param_groups[0]["lr"]}
+    self.accelerator.log({f"{kind}/{name}": x for name, x in values.items()}, step=self.step)
 
 # %% ../nbs/40_train.ipynb #ead0846e
-_ORDER = "batch", "seed" # settings that decide on the order of what is learnt from
-
-@patch
-def _count_seconds(self:Trainer):
-    now = time.monotonic()
-    self.seconds += now - self.clock
-    self.clock = now
-
 @patch
 def _save(self:Trainer):
     "Write a checkpoint, take the oldest away. Raises `NocError` for weights that are not finite."
     self._means()
-    self._count_seconds()
-    if not all(p.isfinite().all() for p in self.inner.parameters()):
-        raise NocError(f"{self.folder.name}: step {self.step}: weights are NaN or infinite; "
-                       "the last checkpoint is older")
+    self.seconds = time.monotonic() - self.clock
+    require(all(p.isfinite().all() for p in self.inner.parameters()),
+            f"{self.folder.name}: step {self.step}: weights are NaN or infinite",
+            "finite ones; the last checkpoint is older")
     ranks = gather_object([dict(rng=_rng_state(), sums=self.sums)])
     if self.accelerator.is_main_process:
         path = self.folder/f"checkpoints/step-{self.step:08}.safetensors"
-        order = {name: getattr(self.cfg, name) for name in _ORDER}
+        order = dict(batch=self.cfg.batch, seed=self.cfg.seed)
         _save_checkpoint(path, self.inner, self.optimizer.optimizer,
                          **asdict(self), order=order, ranks=ranks)
         for old in checkpoints(self.folder)[:-max(1, self.cfg.keep)]: old.unlink()
     self.saved = time.monotonic()
 
-# %% ../nbs/40_train.ipynb #6ae8cc8e
-def _tidy(folder):
-    "Mend what a killed run left behind; the checkpoint to go on from, or None."
-    best, old = folder/"best", folder/"best.old"            # `_save_best` was cut between renames
-    if old.exists() and not best.exists(): old.rename(best)
-    for unfinished in (folder/"checkpoints").glob(".*.tmp"): unfinished.unlink()
-    newest = _newest_checkpoint(folder)
-    for path in checkpoints(folder):
-        if newest is None or path > newest: path.unlink()   # each of these is torn
-    return newest
-
 # %% ../nbs/40_train.ipynb #c3a50e04
-@patch
-def _go_back(self:Trainer):
-    "Fill in the newest whole checkpoint, if any. `NocError` where it had another order of batches."
-    acc, me = self.accelerator, self.accelerator.process_index
-    path, = broadcast_object_list([acc.is_main_process and _tidy(self.folder)])
-    if path is None: return
-    state = _load_checkpoint(path, self.inner, self.optimizer.optimizer)
-    with foreign_file(path, "a checkpoint of this training"): self._stand(path, **state)
-    if me == 0: say(f"{self.folder.name}: goes on after epoch {self.epoch} and step {self.step}")
-
-@patch
-def _stand(self:Trainer, path, order, ranks, **state):
-    "Stand where a checkpoint stood."
-    acc, me = self.accelerator, self.accelerator.process_index
-    for name in _ORDER:
-        was, now = order[name], getattr(self.cfg, name)
-        if was != now:
-            raise NocError(f"{path}: trained with {name}={was}; "
-                           f"expected the same to go on, not {now}")
-    for f in fields(_Progress):
-        value = state[f.name]
-        setattr(self, f.name, value if value is None else f.type(value))
-    if len(ranks) == acc.num_processes: self.sums = Counter(ranks[me]["sums"])
-    elif me == 0: self.sums = _added(rank["sums"] for rank in ranks)
-    _set_rng_state(ranks[me % len(ranks)]["rng"])
-
-# %% ../nbs/40_train.ipynb #73451811
 def _added(tables):
     "The sum of dicts of numbers."
     total = Counter()
     for table in tables: total.update(table)
     return total
+
+@patch
+def _go_back(self:Trainer):
+    "Fill in the newest whole checkpoint, if any. `NocError` where it had another order of batches."
+    acc, me = self.accelerator, self.accelerator.process_index
+    path, = broadcast_object_list([acc.is_main_process and _newest_checkpoint(self.folder)])
+    if path is None: return
+    state = _load_checkpoint(path, self.inner, self.optimizer.optimizer)
+    with foreign_file(path, "a checkpoint of this training"):
+        check_same(path, state["order"], dict(batch=self.cfg.batch, seed=self.cfg.seed))
+        for f in fields(_Progress):
+            value = state[f.name]
+            setattr(self, f.name, value if value is None else f.type(value))
+        ranks = state["ranks"]
+        self.sums = _added(rank["sums"] for rank in ranks if me == 0)
+        _set_rng_state(ranks[me % len(ranks)]["rng"])
+    if me == 0: say(f"{self.folder.name}: goes on after epoch {self.epoch} and step {self.step}")
 
 # %% ../nbs/40_train.ipynb #c3a50e05
 @patch
@@ -405,21 +318,20 @@ def _end_epoch(self:Trainer, evaluate):
     "Evaluate, remember the best weights, and save."
     main = self.accelerator.is_main_process
     self.model.eval()
-    sums = _added(gather_object([self.sums]))
-    entry = {name: x/self.done for name, x in sums.items()}
-    entry[f"{self.unit}/s"] = round(self._speed(), 1)
+    self.sums = _added(gather_object([self.sums]))
+    entry = self._means()
     if evaluate: entry |= broadcast_object_list([main and evaluate(self.inner)])[0]
     score = entry.get("score", float(self.epoch))
     better = self.best is None or score > self.best
+    if better: self.best = score
     self.epoch, self.done, self.sums = self.epoch + 1, 0, Counter()
     self.stale = 0 if better else self.stale + 1
-    self._count_seconds()
-    about = dict(epoch=self.epoch, step=self.step, seconds=round(self.seconds, 1))
-    self.history.append({**about, **entry})
     self._show(entry)
-    if better: self.best = score
-    if better and main: _save_best(self.folder, self.inner)
     if main: say(self._epoch_line(entry, better))
+    if better and main:
+        with whole_folder(self.folder/"best") as new: self.inner.save_pretrained(new)
+    seconds = round(time.monotonic() - self.clock, 1)
+    self.history.append(dict(epoch=self.epoch, step=self.step, seconds=seconds) | entry)
     self._save()
 
 # %% ../nbs/40_train.ipynb #c3a50e01
@@ -451,44 +363,71 @@ def fit(self:Trainer,
     judged:str="score", # what the score is, in words
 )->nn.Module:          # the model with its best weights, in eval mode
     "Train until the epochs or the patience are used up."
-    acc, done = self.accelerator, self.folder/"done.json"
+    done, main = self.folder/"done.json", self.accelerator.is_main_process
     self.judged = judged if evaluate else _UNJUDGED
-    if resume and done.exists(): return self._put_back_best(_read_done(done))
-    with locked(self.folder) if acc.is_main_process else nullcontext():
-        return self._put_back_best(self._train(batches, evaluate, resume))
+    if not (resume and done.exists()):
+        with locked(self.folder) if main else nullcontext(): self._train(batches, evaluate, resume)
+    about = _read_done(done)
+    self.history, self.best, self.seconds = about["history"], about["best"], about["seconds"]
+    best = self.folder/"best/model.safetensors"
+    with foreign_file(best, "this training's weights"):
+        self.inner.load_state_dict(read_weights(best))
+    return self.inner.eval()
 
-# %% ../nbs/40_train.ipynb #a21d9f01
 @patch
 def _train(self:Trainer, batches, evaluate, resume):
-    "Train; what `done.json` says in the end."
-    acc = self.accelerator
-    if acc.process_index: set_seed(self.cfg.seed + acc.process_index)  # a dropout of its own
-    if resume: self._go_back()
-    elif acc.is_main_process: _clear(self.folder)
-    acc.wait_for_everyone()
-    if self.cfg.tensorboard and acc.is_main_process:
-        self.writer = _curves(self.folder/"curves", self.step)
-    self.clock = self.saved = time.monotonic()
+    self._begin(resume)
     while self.epoch < self.cfg.epochs and self.stale < self.cfg.patience:
         self._train_epoch(batches)
         self._end_epoch(evaluate)
-    if self.writer: self.writer.close()
-    return self._finish(self.folder/"done.json")
+    self._finish()
+
+# %% ../nbs/40_train.ipynb #a21d9f01
+@patch
+def _begin(self:Trainer, resume):
+    "Say what is trained, or compare it with what is there, and stand where that stands."
+    acc = self.accelerator
+    if acc.process_index: set_seed(self.cfg.seed + acc.process_index)  # a dropout of its own
+    if acc.is_main_process: self._claim(resume)
+    if resume: self._go_back()
+    acc.wait_for_everyone()
+    require(is_tensorboard_available() or not self.cfg.tensorboard, "TensorBoard is not installed",
+            "it, as from `pip install noc_nb[tensorboard]`")
+    acc.init_trackers("curves", init_kwargs=dict(tensorboard=dict(purge_step=self.step)))
+    self.saved = time.monotonic()
+    self.clock = self.saved - self.seconds
+
+@patch
+def _claim(self:Trainer, resume):
+    folder, settings = self.folder, dict(training=self.cfg, **self.about)
+    put_back(folder/"best")
+    if not resume:                               # an earlier training goes, and nothing else
+        for name in ("checkpoints", "best", "curves"): shutil.rmtree(folder/name, True)
+        for name in ("run.json", "done.json"): (folder/name).unlink(missing_ok=True)
+    for unfinished in (folder/"checkpoints").glob(".*.tmp"): unfinished.unlink()
+    if checkpoints(folder): check_same(folder, _begun(folder), settings)
+    begin(folder/"run.json", folder, settings, made=False)
 
 # %% ../nbs/40_train.ipynb #6dd57968
 @patch
-def _finish(self:Trainer, path):
+def _finish(self:Trainer):
     "Write what says that the phase is done."
+    acc, path = self.accelerator, self.folder/"done.json"
+    for tracker in acc.trackers: tracker.finish()
     best = max(self.history, key=lambda entry: entry.get("score", entry["epoch"]))
     about = dict(best=self.best, score=self.judged, epoch=best["epoch"], seconds=self.seconds,
                  config=self.cfg.to_dict(), history=self.history)
-    if self.accelerator.is_main_process:
-        with _room_for(path): write_json(path, about, indent=1)
+    if acc.is_main_process:
+        with room_for(path): write_json(path, about, indent=1)
         say(f"{self.folder.name}: {kept_line(about)}")
-    self.accelerator.wait_for_everyone()
-    return about
+    acc.wait_for_everyone()
 
 # %% ../nbs/40_train.ipynb #a21d9f02
+def _begun(folder):
+    "What a training was begun with. One that does not say had the losses that there were then."
+    file, before = folder/"run.json", dict(loss="selector_loss", reward="cider_reward")
+    return read_json(file) if file.exists() else before
+
 def _read_done(path):
     "What `_finish` wrote. Raises `NocError` for something else."
     about = read_json(path)
@@ -497,38 +436,19 @@ def _read_done(path):
         keys = "history", "best", "score", "epoch", "seconds", "config"
         return {key: about[key] for key in keys}
 
-@patch
-def _put_back_best(self:Trainer, about):
-    "The model with its best weights, in eval mode, after a phase that is done."
-    self.history, self.best, self.seconds = about["history"], about["best"], about["seconds"]
-    best = self.folder/"best/model.safetensors"
-    with foreign_file(best, "this training's weights"):
-        self.inner.load_state_dict(read_weights(best))
-    return self.inner.eval()
-
-def _clear(folder):
-    "Remove what an earlier training left there, and nothing else."
-    for name in ("checkpoints", "best", "best.new", "best.old", "curves"):
-        shutil.rmtree(folder/name, ignore_errors=True)
-    (folder/"done.json").unlink(missing_ok=True)
-
 # %% ../nbs/40_train.ipynb #8f42c9d3
 def finished_model(
     folder,            # of the phase
     kind:type,         # the model's class, with `from_pretrained`
-    cfg:Config,        # the configuration it should have
     train:TrainConfig, # how it should have been trained
-    free:tuple=(),     # settings of the model that may differ
+    about:dict,        # what else it depends on, as `Trainer` takes it
 )->nn.Module:          # in eval mode; None where the phase is not finished
     "The model of a finished phase. Raises `NocError` where it is not the one that is asked for."
-    done = Path(folder)/"done.json"
-    if not done.exists(): return None
-    model = kind.from_pretrained(Path(folder)/"best", device=default_device())
-    about = _read_done(done)
-    trained = type(train).from_dict(about["config"])
-    expected = {name: value for name, value in cfg.to_dict().items() if name not in free}
-    other = difference(model.cfg.to_dict(), expected, "model")
-    other = other or difference(trained.to_dict(), train.to_dict(), "training")
-    if other: raise NocError(f"{folder}: {other}; expected the same, or another folder")
-    say(f"{Path(folder).name}: trained before, and not again; {kept_line(about)}")
+    folder = Path(folder)
+    if not (folder/"done.json").exists(): return None
+    model = kind.from_pretrained(folder/"best", device=default_device())
+    done = _read_done(folder/"done.json")
+    there = dict(model=model.cfg.to_dict(), training=done["config"]) | _begun(folder)
+    check_same(folder, there, dict(training=train, **about))
+    say(f"{folder.name}: trained before, and not again; {kept_line(done)}")
     return model

@@ -14,6 +14,7 @@ from .core import set_seed
 from .data import CocoData, Loader, selector_examples
 from .heldout import COCO_HELDOUT
 from .novelty import domains, nonnovel_weight, selection_f1
+from .runs import called, contents
 from .selector import RegionSelector, SelectorConfig, select, selector_loss
 from .train import TrainConfig, Trainer, finished_model
 
@@ -62,10 +63,11 @@ def val_weight(
 def val_score(
     data:CocoData,      # its part "val" judges
     cfg:SelectorConfig, # its loss weights and how many regions it sees
+    loss=selector_loss, # a function like this one
 ):                      # model -> dict with "score"; None without a `val`
     "How good a selector is on `val`: weighted F1 over held-out objects, or else minus the loss."
     if not data.splits["val"]: return None
-    return _val_f1(data, cfg) if any(data.novel["val"].values()) else _val_loss(data, cfg)
+    return _val_f1(data, cfg) if any(data.novel["val"].values()) else _val_loss(data, cfg, loss)
 
 # %% ../nbs/41_train_selector.ipynb #2bd3f75e
 def _val_f1(data, cfg):
@@ -77,16 +79,16 @@ def _val_f1(data, cfg):
         return {"score": f1["mean"]}
     return score
 
-def _val_loss(data, cfg):
+def _val_loss(data, cfg, loss):
     batch = selector_examples(data, data.splits["val"], max_regions=cfg.max_regions).whole
     def score(model):
         b = batch.to(next(model.parameters()).device)
-        with torch.no_grad(): return {"score": -_loss(model, b, cfg).item()}
+        with torch.no_grad(): return {"score": -_batch_loss(model, b, cfg, loss).item()}
     return score
 
-def _loss(model, batch, cfg):
+def _batch_loss(model, batch, cfg, loss):
     logits = model(batch.geometry, batch.labels)
-    return selector_loss(logits, batch.targets, batch.labels, cfg.lambda0, cfg.lambda1)
+    return loss(logits, batch.targets, batch.labels, cfg.lambda0, cfg.lambda1)
 
 # %% ../nbs/41_train_selector.ipynb #c5a6ee83
 def train_selector(
@@ -95,18 +97,20 @@ def train_selector(
     train:TrainConfig,  # how long and how fast
     folder,             # checkpoints and the best weights
     resume:bool=False,  # go on, or return at once if it is done
+    loss=selector_loss, # a function like this one: another loss is handed in
 )->RegionSelector:      # in eval mode
     "Train a region selector (Section 2.1, Training)."
-    finished = resume and finished_model(folder, RegionSelector, cfg, train, free=("threshold",))
+    about = dict(model=cfg.fixed("threshold"), inputs=contents(data), loss=called(loss))
+    finished = resume and finished_model(folder, RegionSelector, train, about)
     if finished:
-        finished.cfg = replace(finished.cfg, threshold=cfg.threshold)  # which is not trained
+        finished.cfg = cfg                              # its threshold may be another
         return finished
     set_seed(train.seed)
     model = RegionSelector(cfg)
     examples = selector_examples(data, "train", max_regions=cfg.max_regions)
-    def loss(model, batch): return _loss(model, batch, cfg), {}
+    def of_batch(model, batch): return _batch_loss(model, batch, cfg, loss), {}
     def regions(batch): return (batch.labels >= 0).sum().item()        # what the loss is a mean of
-    trainer = Trainer(model, loss, train, folder, cfg.d_model, regions, "regions")
+    trainer = Trainer(model, of_batch, train, folder, cfg.d_model, regions, "regions", about)
     judged = "F1 of the held-out objects" if any(data.novel["val"].values()) else "minus the loss"
     batches = Loader(examples, train.batch, train.seed)
-    return trainer.fit(batches, val_score(data, cfg), resume, judged)
+    return trainer.fit(batches, val_score(data, cfg, loss), resume, judged)

@@ -19,6 +19,7 @@ from .decode import decode
 from .encoder import CaptionerConfig
 from .grid_beam import SearchConfig
 from .heldout import words_of
+from .runs import contents
 from .train import TrainConfig, Trainer, finished_model
 from .vocab import FUNCTION_WORDS, PAD, Vocab, word_table
 
@@ -105,20 +106,21 @@ def val_cider(
 # %% ../nbs/42_train_xe.ipynb #6b5de048
 def train_xe(
     data:CocoData,       # captions, regions, word vectors
-    cfg:CaptionerConfig, # sizes
+    cfg:CaptionerConfig, # sizes; the widths of features and words are the data's
     train:TrainConfig,   # how long and how fast
     folder,              # checkpoints and the best weights
     min_count:int=5,     # as in `build_vocab`
     resume:bool=False,   # go on, or return at once if it is done
 )->Captioner:            # in eval mode
     "Train a captioner with cross-entropy (Section 3.1)."
-    widths = "d_feature", "d_word"                          # the data's, whatever `cfg` says
-    finished = resume and finished_model(folder, Captioner, cfg, train, free=widths)
+    about = dict(model=cfg.fixed("d_feature", "d_word"), inputs=contents(data, seen=True),
+                 min_count=min_count)
+    finished = resume and finished_model(folder, Captioner, train, about)
     if finished: return finished
     captioner = build_captioner(data, cfg, min_count, train.seed)
     features = data.region_features(cfg.max_regions)
     vocab = Vocab(captioner.tokens)
     examples = CaptionExamples(data, vocab, "train", cfg.max_len, features)
-    trainer = Trainer(captioner, xe_loss, train, folder, cfg.d_model, xe_size, "words")
+    trainer = Trainer(captioner, xe_loss, train, folder, cfg.d_model, xe_size, "words", about)
     batches = Loader(examples, train.batch, train.seed)
     return trainer.fit(batches, val_cider(data), resume, "CIDEr-D")

@@ -83,7 +83,7 @@ def test_killed_and_resumed(world, tmp_path, phase, kills):
 class Wide(torch.nn.Linear):
     def __init__(self): super().__init__(100, 100)
     def save_pretrained(self, folder):
-        Path(folder).mkdir(parents=True)
+        Path(folder).mkdir(parents=True, exist_ok=True)
         save_file(self.state_dict(), Path(folder)/"model.safetensors")
 
 def wide(folder):
