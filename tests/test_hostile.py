@@ -504,7 +504,7 @@ def test_a_run_that_was_altered_gives_rows_or_one_line(tmp_path):
     from noc_nb.tools.drawing import make_toy
     data, rng, out = load_data(make_toy(tmp_path/"toy", 40, 8, 8), "toy"), random.Random(0), tmp_path/"run"
     def run():
-        experiment = Experiment(Run(PRESETS["toy"]), data, out, True, ("C",), pipeline_folder("toy"))
+        experiment = Experiment(Run(PRESETS["toy"], variant="shipped"), data, out, True, ("C",), pipeline_folder("toy"))
         return experiment.complete([("none", "xe", None), ("top1", "xe", None)])
     run()
     captions = out/"captions/xe-top1.json.gz"

@@ -15,10 +15,10 @@ import torch
 from fastcore.basics import patch
 from torch.nn.utils.rnn import pad_sequence
 
-from ..core import (Config, NocError, override, progress, read_json, say, set_seed,
+from ..core import (Config, NocError, override, progress, read_json, require, say, set_seed,
                          write_json)
 from ..decode import Decoded
-from ..experiment import PRESETS, Experiment, Run
+from ..experiment import PRESETS, Experiment, Models, Run
 from ..grid_beam import SearchConfig
 from ..heldout import normalize
 from ..prices import PriceConfig
@@ -187,31 +187,36 @@ def _average_said(model, tokenizer, said, vectors, n):
     return neighbours
 
 # %% ../../nbs/bench/155_pixels.ipynb #33c1a106
-class _PixelExperiment(Experiment):
-    "A run whose captioner sees pixels."
-    def _claim(self, resume):
-        self.features = "pixels"
-        super()._claim(resume)
-
-    def _searched(self, row): return self.preset
-
+class _PixelModels(Models):
+    "Models of which the captioner sees pixels."
     def captioner(self, training:str)->tuple:
         "Model, tokenizer and image processor, from the run's folder or trained now."
         from transformers import AutoTokenizer, VisionEncoderDecoderModel, ViTImageProcessor
-        if training != "xe": raise NocError(f"from pixels: training {training!r}; expected xe")
-        folder = self.models/f"captioner-pixels-{self.run.seed}"
-        _train_pixels(self.preset.captioner, folder, self.run.seed)
+        require(training == "xe", f"from pixels: training {training!r}", "xe")
+        folder = self.folder/f"captioner-pixels-{self.run.seed}"
+        _train_pixels(self.run.preset.captioner, folder, self.run.seed)
         model = VisionEncoderDecoderModel.from_pretrained(folder).eval()
         tokenizer = AutoTokenizer.from_pretrained(folder)
         return model, tokenizer, ViTImageProcessor.from_pretrained(folder)
 
-    def borrowed(self):
-        "The captioner with neighbour-averaged embeddings."
-        model, tokenizer, processor = self.captioner("xe")
-        images = range(1, self.preset.captioner.pictures + 1)
+    def averaged(self, captioner):
+        "The captioner, in place, with neighbour-averaged embeddings where they are asked for."
+        preset, (model, tokenizer, processor) = self.run.preset, captioner
+        if not preset.borrow: return captioner
+        images = range(1, preset.captioner.pictures + 1)
         said = {word for own in _captions(images) for c in own for word in c.split()}
-        _average_said(model, tokenizer, said, self.data.vectors, self.preset.borrow)
+        _average_said(model, tokenizer, said, self.data.vectors, preset.borrow)
         return model, tokenizer, processor
+
+class _PixelExperiment(Experiment):
+    "A run whose captioner sees pixels."
+    kind, features, seen = _PixelModels, "pixels", None
+    def _searched(self, row): return self.run.preset
+
+    def pixels(self, processor):
+        "What a captioner sees of the run's images."
+        if self.seen is None: self.seen = _look(processor, self.ids)
+        return self.seen
 
 # %% ../../nbs/bench/155_pixels.ipynb #46dde8bf
 def _records(out, tokenizer, wanted):
@@ -225,9 +230,9 @@ def _records(out, tokenizer, wanted):
 def _describe(experiment, captioner, images, groups, prices=None):
     "The captions of some images, whose words are given, and what they are worth."
     model, tokenizer, processor = captioner
-    search, look = experiment.preset.search, lambda: _look(processor, experiment.ids)
+    search = experiment.run.preset.search
     places = [experiment.ids.index(i) for i in images]
-    pixels = experiment.once("pixels", look)[places].float()
+    pixels = experiment.pixels(processor)[places].float()
     out = model.generate(
         pixel_values=pixels, custom_generate=grid_beam, each=groups, prices=prices,
         processor=tokenizer, num_beams=search.k, max_new_tokens=search.max_len, mode=search.mode,
@@ -239,10 +244,9 @@ def _describe(experiment, captioner, images, groups, prices=None):
 @patch
 def _decode(self:_PixelExperiment, row, training, lambda0):
     "Caption the images of the run."
-    borrow = self.preset.borrow and row != "none"
-    captioner = self.once((training, borrow), self.borrowed if borrow
-                          else lambda: self.captioner(training))
-    offers = self.offers(row, lambda0, self.run.votes[0])
+    captioner = self.models.captioner(training)
+    if row != "none": captioner = self.models.averaged(captioner)
+    offers = self.choices.offers(row, lambda0, self.run.votes[0])
     def words(i): return [list(self.data.classes[c].forms) for c in offers[i]]
     # images with as many words go through the search together
     ids, decoded = sorted(self.ids, key=lambda i: (len(offers[i]), i)), {}
@@ -273,7 +277,7 @@ def run_bench_pixels(
         experiment = _PixelExperiment(run, data, out/f"{o.part}-{name}", o.resume,
                                       metrics=("C",), models=out)
         if name == "plain" and not (out/"training.jsonl").exists():
-            experiment.captioner("xe")
+            experiment.models.captioner("xe")
             done = read_json(out/f"captioner-pixels-{o.seed}/done.json")
             costs = new_row("bench", "pixels", config=preset.captioner.to_dict(), metrics=done,
                             command=typed, seconds=done["seconds"])

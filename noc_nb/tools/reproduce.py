@@ -133,11 +133,12 @@ def _join_parts(out, selector, captioner, classes, words, cfg):
 def _save_pipeline(experiment, training):
     "Leave the selector and the captioner of a training in the run's folder."
     data = experiment.data
-    selector = experiment.selector(seed=experiment.run.votes[0][0])
-    captioner = experiment.averaged(experiment.captioner(training))
+    models = experiment.models
+    selector = models.selector(seed=experiment.run.votes[0][0])
+    captioner = models.averaged(models.captioner(training))
     words = data.vectors if data.features is None else None
     out = experiment.out/"pipeline"
-    _join_parts(out, selector, captioner, data.classes, words, experiment.preset)
+    _join_parts(out, selector, captioner, data.classes, words, experiment.run.preset)
 
 # %% ../../nbs/commands/139_reproduce.ipynb #db1c13ca
 def _load(o, cfg):
