@@ -9,6 +9,7 @@
 # make ship        a finished run as a pipeline of the package: make ship RUN=_runs/lite NAME=lite
 # make scale       every step of the coco preset on files of COCO's size: _runs/scale, results/scale.jsonl (a quarter of an hour; goes on)
 # make hub        the repository for transformers' hub in _hub: generate(custom_generate=_hub, trust_remote_code=True) loads it
+# make release    sdist and wheel of the last commit in dist, checked and tried in a fresh environment; publishes nothing
 # make times       seconds of each notebook; fails above LIMIT=30
 # make venv        set-up alone: everything lives in .venv (PYTHON=python3.12: with this Python)
 # make clean       remove what builds and tests leave behind (.venv and _runs stay)
@@ -32,7 +33,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONWARNINGS ?= ignore:IProgress not found
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-fast reproduce notebooks readme lab book export ship scale hub times clean
+.PHONY: help venv test test-fast reproduce notebooks readme lab book export ship scale hub release times clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -83,6 +84,15 @@ scale: venv
 
 hub: export
 	$(BIN)/python tests/hub.py
+
+release: venv
+	@[ -z "$$(git status --porcelain)" ] || { echo "commit first: a release is what git holds"; exit 1; }
+	rm -rf dist
+	work=$$(mktemp -d); trap 'rm -rf $$work' EXIT; git archive HEAD | tar x -C $$work; \
+	$(BIN)/python -m build --no-isolation --outdir dist $$work
+	NOC_DIST=dist $(BIN)/python -m pytest -q tests/test_installed.py tests/test_repo.py
+	@v=$$(sed -n 's/^version = //p' settings.ini); printf '%s\n' "" "dist holds $$v, and nothing is published. To publish it, type:" \
+	"  git tag -a v$$v -m v$$v && git push origin v$$v" "  pipx run twine upload dist/noc_nb-$$v*"
 
 times: venv
 	$(BIN)/nbdev_test --n_workers 0 --timing | \

@@ -6,7 +6,7 @@ import copy, json, posixpath, re, shutil, sys
 from pathlib import Path
 from book import CHAPTERS, MODULES, NOTEBOOKS, PARTS, ROOT, SETTINGS, module_of, name, number, read
 
-TEXTS = {"CONTRIBUTING.md": "contributing", "docs/data.md": "data",
+TEXTS = {"CHANGELOG.md": "changelog", "CONTRIBUTING.md": "contributing", "docs/data.md": "data",
          "noc_nb/models/toy/README.md": "models/toy", "noc_nb/models/lite/README.md": "models/lite"}
 PAGES = {name(nb): name(nb)[len("nbs/"):-len(".ipynb")] for nb in NOTEBOOKS} | TEXTS   # a file -> its page
 SIDE = {"nbs": "The book", "nbs/experiments": "Experiments"} | {f"nbs/{part}": title for part, title in PARTS.items()}
