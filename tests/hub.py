@@ -20,9 +20,9 @@ def target(node):
 def defines(node):
     "Names that a statement of a module gives a meaning."
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)): return {target(node) or node.name}
-    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
-        return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    return set()
+    if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)): return set()
+    targets = getattr(node, "targets", None) or [node.target]
+    return {n.id for part in targets for n in ast.walk(part) if isinstance(n, ast.Name)}    # MODES["bank"] = Bank too
 
 def uses(node): return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
