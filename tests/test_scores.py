@@ -268,7 +268,8 @@ def test_two_meteors_at_once_agree(tmp_path):
     assert read_json(tmp_path/"out0/report.json")["scores"]["all"]["M"] > 0
 
 @pytest.mark.parametrize("content, message", [
-    ([dict(image_id=0, caption="a"), dict(image_id=0, caption="b")], "entry 1: image 0: entry 0 has it, too: expected one caption an image"),
+    ([dict(image_id=0, caption="a"), dict(image_id=0, caption="b")],
+     "entry 1: image 0: entry 0 has it, too: expected one caption an image"),
     ([dict(image_id="0", caption="a")], "entry 0: image_id '0': expected a whole number"),
     ([dict(image_id=0, caption=7)], "entry 0: image 0: caption: int: expected a string"),
     ([dict(image_id=0, caption="dog "*10_000)], "entry 0: image 0: caption: 10,000 words: expected at most 500"),
