@@ -39,16 +39,19 @@ def check_range(
     prefix:str,      # "--" for options, else what stands before `name=value`
     least:float,     # the smallest number that works
     most:float=None, # the largest; None: there is none
+    among:tuple=(),  # words that work too
     **values,        # numbers by name; None is not looked at
 ):
     "Raises `NocError` for the first number outside."
-    expected = f"{least} or more" if most is None else f"{least} to {most}"
+    numbers = f"{least} or more" if most is None else f"{least} to {most}"
     largest = math.inf if most is None else most
     for name, value in values.items():
-        if value is None or isinstance(value, Real) and least <= value <= largest: continue
+        if value is None or value in among: continue
+        number = isinstance(value, Real) and not isinstance(value, bool)
         option = f"--{name.replace('_', '-')} {value}"
         setting = option if prefix == "--" else f"{prefix}{name}={value}"
-        require(False, setting, expected)
+        fits = number and least <= value <= largest
+        require(fits, setting, ", or ".join([numbers, *among]))
 
 # %% ../nbs/00_core.ipynb #f655972e
 @contextmanager
@@ -228,7 +231,7 @@ def setting(
     default,         # the value, unless another one is given
     least=None,      # the smallest number that works
     most=None,       # the largest
-    among:tuple=(),  # or the values that work
+    among:tuple=(),  # words that work, beside numbers or alone
     free:bool=False, # True: a run may go on with another value; it is no part of what the run is
 ):
     "A field of a `Config` that says which of its values work; None is always allowed."
@@ -239,11 +242,11 @@ def _check_declared(cfg, values, where):
     for f in fields(cfg):
         value, limits = values.get(f.name), f.metadata
         if value is None or not limits: continue
-        among = limits["among"]
-        if among:
-            require(value in among, f"{where}{f.name}={value}", f"one of {', '.join(among)}")
-        elif limits["least"] is not None:
-            check_range(where, limits["least"], limits["most"], **{f.name: value})
+        least, most, among = limits["least"], limits["most"], limits["among"]
+        given, words = f"{where}{f.name}={value}", ", ".join(among)
+        if least is not None: check_range(where, least, most, among, **{f.name: value})
+        elif among: require(value in among, given, f"one of {words}")
+        require(f.type is not int or isinstance(value, Integral), given, "a whole number")
 
 # %% ../nbs/00_core.ipynb #9547c54e
 def _changed(cfg, values, where, prefix=""):

@@ -165,11 +165,9 @@ def test_command(tmp_path, monkeypatch, capsys):
         save_detector("OWLv2", "owl")
     for line in typed("chosen.jsonl"):
         assert line["boxes"] and {box["object"] for box in line["boxes"]} <= {"dog", "bus", "zebra"}
-        for chosen in line["selected"]:                # the pipeline's price, without what is for words never said
-            p = chosen["score"]
-            assert chosen["worth"] == pytest.approx(2*math.log(p/(1 - p)), rel=.02, abs=.02)
-        for asked in line["constraints"]:
-            assert asked["word"] or f"{asked['object']}: left out, worth" in line["reason"]
+        for c in line["candidates"]:                   # the pipeline's price, without what is for unseen words
+            p = c["selector"]
+            assert c["price"] == pytest.approx(2*math.log(p/(1 - p)), rel=.02, abs=.02)
     for line in typed("forced.jsonl", "--objects", "zebra, dog"):
         assert {"zebra", "dog"} <= set(line["caption"].lower().split())
     for option in "--captioner", "--detector":

@@ -15,7 +15,8 @@ from noc_nb.core import NocError
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.tools.gallery import caption_all, caption_files, caption_lines, read_lines, write_report
 from noc_nb.heldout import COCO_CLASSES
-from noc_nb.pipeline import CaptionOptions, NovelCaptioner
+from noc_nb.grid_beam import SearchConfig
+from noc_nb.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig
 from noc_nb.runs import locked
 from noc_nb.tools.detector import Detector
 from noc_nb.tools.photos import extract, image_files, open_image
@@ -200,7 +201,7 @@ def test_no_and_ten_thousand_boxes(toy):
                    torch.linspace(1, .2, 10_000), image_id=1)
     lines = caption_lines(toy, from_table(table_of([many, Regions.empty(2)])), [1, 2])
     assert len(lines[0]["boxes"]) <= 60 and len(json.dumps(lines[0])) < 20_000 and lines[0]["caption"]
-    assert lines[1]["boxes"] == [] and lines[1]["reason"] == "nothing selected: nothing was detected"
+    assert lines[1]["boxes"] == [] and lines[1]["reason"] == "no candidates: nothing was detected"
 
 def test_every_kind_of_detections_gives_the_same_lines(toy, world, tmp_path):
     source = detected(world/"detections/simulated.json", world, classes=toy.classes)
@@ -210,7 +211,7 @@ def test_every_kind_of_detections_gives_the_same_lines(toy, world, tmp_path):
     write_detections(tmp_path/"found.parquet", table)
     for src in tmp_path/"store", tmp_path/"found.parquet":
         other = caption_lines(toy, again := Job(src, "toy").source(toy), again.ids)
-        assert [(x["caption"], x["constraints"]) for x in other] == [(x["caption"], x["constraints"]) for x in lines]
+        assert [(x["caption"], x["candidates"]) for x in other] == [(x["caption"], x["candidates"]) for x in lines]
 
 def test_sizes_come_from_the_images(toy, world, tmp_path):
     "Eight images of the world are drawn; they are the images to caption, detected or not."
@@ -230,7 +231,7 @@ def test_sizes_come_from_the_images(toy, world, tmp_path):
     (dict(src="found.json", images="."), "none of its images is in"),
     (dict(src="found.json", data="empty"), "no annotations"), (dict(src="found.json", images="none"), "no such file"),
     (dict(src="torn.json", images=".in"), "not JSON"), (dict(src="a.jpg", data="."), "go with detections"),
-    (dict(src="found.json", options=CaptionOptions(max_objects=-1)), "--max-objects -1"),
+    (dict(src="found.json", form="verbs"), "form=verbs: expected one of"),
     (dict(src="found.json", model="huge"), "no such folder")])
 def test_bad_arguments_are_one_line(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
@@ -250,7 +251,8 @@ def test_random_detector_to_caption(tmp_path):
     detector = Detector(weights=None, features=None, min_score=0., size=64, device="cpu")
     source = photos(image_files(tmp_path), detector)
     line, = caption_lines(small_pipeline(), source, source.ids, CaptionOptions(("zebra",)))
-    assert line["constraints"] == [dict(object="zebra", word="zebra", span=line["constraints"][0]["span"], cost=None)]
+    zebra, = line["candidates"]
+    assert zebra == dict(object="zebra", selector=None, price=None, word="zebra", span=zebra["span"], cost=None)
     assert "zebra" in line["caption"].split() and line["file"] == "1.jpg"
 
 # ---- killed and resumed
@@ -278,8 +280,8 @@ def test_the_command(world, tmp_path):
     done = run("--data", world, "--html", "page.html", "--max-objects", "1", "--min_score", ".6")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(text) for text in done.stdout.splitlines()]
-    assert all(len(x["constraints"]) <= 1 for x in lines) and (tmp_path/"page.html").exists()
-    assert all(s["score"] >= .6 for x in lines for s in x["selected"])
+    assert all(len(x["candidates"]) <= 1 for x in lines) and (tmp_path/"page.html").exists()
+    assert all(c["selector"] >= .6 for x in lines for c in x["candidates"])
     bad = run()
     assert (bad.returncode, bad.stderr.count("\n")) == (2, 1) and "expected --data or --images" in bad.stderr
 
@@ -314,7 +316,7 @@ def test_memory_is_flat(tmp_path):
     "100,000 detections of 2,000 images, from a file to lines and page, take hardly more memory than 5,000 of 100."
     torch.manual_seed(0)
     pipeline = small_pipeline()
-    pipeline.search = replace(pipeline.search, k=1, max_len=4)
+    pipeline.cfg = PipelineConfig(SearchConfig(k=1, max_len=4))
     pipeline.save_pretrained(tmp_path/"small")
     def peak(n):
         records(tmp_path, n)
@@ -409,7 +411,7 @@ def test_page_in_a_browser(toy, world, tmp_path):
     sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install noc_nb[app]")
     if not os.path.exists(CHROMIUM): pytest.skip(f"{CHROMIUM} is not there: apt-get install chromium")
     source = detected(world/"detections/simulated.json", world, classes=toy.classes)
-    lines = [x for x in caption_lines(toy, source, source.ids[:20]) if len(x["constraints"]) > 1][:6]
+    lines = [x for x in caption_lines(toy, source, source.ids[:20]) if len(x["candidates"]) > 1][:6]
     lines[0]["file"] = lines[0]["boxes"][0]["object"] = EVIL
     write_report(tmp_path/"page.html", [*lines, dict(image_id=9, file=EVIL, error=EVIL)])
     with sync.sync_playwright() as p:

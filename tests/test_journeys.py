@@ -71,15 +71,15 @@ def test_own_photos(typed, tmp_path):
     small = "fasterrcnn_mobilenet_v3_large_320_fpn"
     weights = random_weights(tmp_path/"detector.pth", small)    # torchvision's cannot be downloaded here
     look = "--detector", small, "--weights", weights
-    chosen, asked, insisted = steps("To caption photos")
+    chosen, asked, must = steps("To caption photos")
     typed(chosen, *look)
     page = Path("report.html").read_text(encoding="utf-8")
     assert page.count("data:image/jpeg") == 2 and len(lines("captions.jsonl")) == 2
     typed(asked, *look)
     assert all({"zebra", "bus"} <= set(line["caption"].split()) for line in lines("forced.jsonl"))
-    typed(insisted, *look)
-    musts = [c for line in lines("musts.jsonl") for c in line["constraints"]]
-    assert all(c["word"] for c in musts) and not any("worth" in c for c in musts)
+    typed(must, *look)
+    musts = [c for line in lines("musts.jsonl") for c in line["candidates"]]
+    assert all(c["word"] and c["price"] is None for c in musts)
 
 NAMES = """fern lantern kettle compass anchor violin ladder bucket candle mirror pumpkin cactus helmet barrel
     wagon anvil feather pebble teapot hammock""".split()
@@ -112,7 +112,7 @@ def test_own_detector(typed):
     typed(caption)
     made = lines("captions.jsonl")
     assert [line["file"] for line in made] == ["1.png", "2.png"]
-    forced = [c for line in made for c in line["constraints"]]
+    forced = [c for line in made for c in line["candidates"]]
     assert {c["object"] for c in forced} <= set(NAMES) and all(c["word"] for c in forced)
 
 def test_evaluator(typed):

@@ -46,7 +46,7 @@ def test_averaged_embeddings_through_a_pipeline(world, tmp_path):
                  and not any(c.word in tokens for tokens in captions))
     near = ["cat", "dog"]
     averaged = toy.captioner.average_neighbours({never.word: near})
-    pipeline = NovelCaptioner(toy.selector, averaged, toy.classes, toy.vectors, toy.search, toy.form, toy.limit)
+    pipeline = NovelCaptioner(toy.selector, averaged, toy.classes, toy.vectors, toy.cfg)
     pipeline.save_pretrained(tmp_path/"averaged")
     again = NovelCaptioner.from_pretrained(tmp_path/"averaged", device="cpu")
     table, old, ids = again.captioner.words(), toy.captioner.words(), toy.vocab.stoi
@@ -57,6 +57,6 @@ def test_averaged_embeddings_through_a_pipeline(world, tmp_path):
     images = [world.regions[i] for i in sorted(world.novel["val"][never.name])][:4]
     for regions, caption, plain in zip(images, pipeline(images, [never.name]), toy(images, [never.name])):
         saved = again(regions, [never.name])
-        assert saved.words == (never.word,) and saved.reason is None
+        assert saved.said == {never.name: never.word} and saved.reason is None
         assert never.word in saved.caption.split() and saved.caption == caption.caption
         assert saved.score != plain.score                       # the search went by the new place

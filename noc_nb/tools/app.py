@@ -35,8 +35,12 @@ class View:
     image:Image.Image       # small enough for the page
     regions:Regions         # what the detector found
     free:NovelCaption       # the caption without constraints, with the selector's probabilities
-    chosen:tuple            # names of the classes that the selector would have mentioned
-    note:str = ""           # what to say about it
+    proposal:NovelCaption = None # the caption with the selector's candidates
+
+    @property
+    def chosen(self)->tuple:
+        "Names of the candidates that are said."
+        return tuple(self.proposal.said)
 
 _SIDE = 960 # pixels of a picture on the page, at most
 
@@ -50,19 +54,24 @@ def _view(pipeline, image, regions):
     small = image.copy()
     small.thumbnail((_SIDE, _SIDE))
     regions = regions.best(max(pipeline.max_regions, 30))    # of thousands
-    v = View(pipeline, small, regions, _captioned(pipeline, regions, small, []), ())
+    v = View(pipeline, small, regions, _captioned(pipeline, regions, small, []))
     return _propose(v)
 
 # %% ../../nbs/pages/133_app.ipynb #5ad81c32
-_INSIST = {"as trained": None, "hardly": 1., "somewhat": 2., "strongly": 5., "must": "must"}
+_WEIGHTS = {"as trained": None, "hardly": 1., "somewhat": 2., "strongly": 5., "must": "must"}
 
 def _propose(v, how="as trained"):
-    "What the selector would have the caption mention, and what it leaves out."
-    asked = dict(insist=_INSIST[how], costs=True)
-    proposal = _captioned(v.pipeline, v.regions, v.image, **asked)
-    named = zip(proposal.objects, proposal.words)
-    chosen = tuple(name for name, word in named if word is not None)
-    return replace(v, chosen=chosen, note=proposal.reason or "")
+    "The same with the selector's candidates, of which some are said and some left out."
+    asked = dict(price_weight=_WEIGHTS[how], costs=True)
+    return replace(v, proposal=_captioned(v.pipeline, v.regions, v.image, **asked))
+
+def _left_out(caption):
+    "Candidates that are not said, in words."
+    for c in caption.candidates:
+        if c.word is not None: continue
+        price = "" if c.price is None else f", price {c.price:.1f}"
+        cost = "" if c.cost is None else f", would cost {c.cost:.1f}"
+        yield f"{c.object}: {'left out' if price else 'not said'}{price}{cost}"
 
 def _class_scores(v):
     "Class name -> the selector's best probability, None for persons; the best first."
@@ -108,7 +117,7 @@ def _draw(v):
     order = sorted(range(len(probs)), key=probs.__getitem__)
     names = [v.pipeline.classes[c].name for c in v.regions.labels.tolist()]
     best = {names[n]: n for n in order}                               # a class is named once
-    chosen = {best[name] for name, _ in v.free.selected}
+    chosen = {best[c.object] for c in v.proposal.candidates}
     best_first, boxes = order[::-1], v.regions.boxes.tolist()
     ranked = [names[n] for n in best_first]
     again = repeated(ranked, [boxes[n] for n in best_first])
@@ -122,11 +131,12 @@ def _draw(v):
 def _card(v, title, caption, note):
     "A caption whose words carry their looks, as `stage.html` takes it."
     looked = looks(v.pipeline, v.regions, caption.caption).tolist()
-    forced = {n for span in caption.spans if span for n in range(*span)}
+    spans = [c.span for c in caption.candidates if c.span]
+    said = {n for span in spans for n in range(*span)}
     words = []
     for n, (text, look) in enumerate(zip(caption.caption.split(), looked)):
         look = json.dumps([round(x, 3) for x in look])
-        words.append(dict(text=text, looks=look, forced=n in forced))
+        words.append(dict(text=text, looks=look, said=n in said))
     return dict(title=title, words=words, score=caption.score, note=note)
 
 def _known(v, names):
@@ -142,11 +152,10 @@ def _known(v, names):
 def _stage(v, objects):
     "HTML of the picture and both captions; a note says which objects the pipeline lacks."
     known, notes = _known(v, objects)
-    caption = _captioned(v.pipeline, v.regions, v.image, known)
-    missing = [f"{o} is not said" for o, w in zip(caption.objects, caption.words) if w is None]
-    note = "; ".join(filter(None, [caption.reason, *missing, *notes]))
-    if tuple(objects) == v.chosen: note = note or v.note
-    if not objects: note = note or "Nothing has to be said."
+    own = tuple(objects) == v.chosen
+    caption = v.proposal if own else _captioned(v.pipeline, v.regions, v.image, known)
+    notes = filter(None, [caption.reason, *_left_out(caption), *notes])
+    note = "; ".join(notes) or ("" if objects else "Nothing has to be said.")
     cards = [_card(v, "With constraints", caption, note), _card(v, "Without", v.free, "")]
     colors = [_score_color(p/4) for p in range(5)]
     return render("stage.html", picture=_draw(v), colors=colors, cards=cards)
@@ -263,15 +272,15 @@ def page(self:Studio,
                 gallery = gr.Gallery(
                     thumbnails, show_label=False, columns=4, height=280, object_fit="cover",
                     allow_preview=False, elem_id="examples", buttons=[], interactive=False)
-                insist = gr.Radio(list(_INSIST), value="as trained", elem_id="insist",
+                weight = gr.Radio(list(_WEIGHTS), value="as trained", elem_id="weight",
                                   label="How much the selector's choice matters")
-                ticked = gr.CheckboxGroup([], label="Has to be said", elem_id="ticked")
+                ticked = gr.CheckboxGroup([], label="To be said", elem_id="ticked")
                 added = gr.Dropdown([], label="Add an object", multiselect=True, elem_id="added",
                                     allow_custom_value=True)
             with gr.Column(scale=5, min_width=420):
                 start = render("message.html", text=self.hint)
                 out = gr.HTML(start, js_on_load=render("stage.js"), elem_id="stage")
-        self.wire(gr, state, file, gallery, insist, ticked, added, out)
+        self.wire(gr, state, file, gallery, weight, ticked, added, out)
     fonts = dict(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
     theme = gr.themes.Soft(primary_hue="slate", neutral_hue="slate", **fonts)
     options = dict(app_kwargs=_only_for(host), theme=theme,
@@ -281,7 +290,7 @@ def page(self:Studio,
 
 # %% ../../nbs/pages/133_app.ipynb #481b401d
 @patch
-def wire(self:Studio, gr, state, file, gallery, insist, ticked, added, out):
+def wire(self:Studio, gr, state, file, gallery, weight, ticked, added, out):
     "What happens when."
     def none(): return gr.update(choices=[], value=[])
     def opened(find, how):
@@ -297,9 +306,9 @@ def wire(self:Studio, gr, state, file, gallery, insist, ticked, added, out):
     def proposed(v, how): return opened(lambda: v, how) if v else gr.skip()
     def again(v, some, more): return _stage(v, [*some, *more]) if v else gr.skip()
     shown = [state, ticked, added, out]
-    file.upload(upload, [file, insist], shown)
-    gallery.select(choose, insist, shown)
-    insist.input(proposed, [state, insist], shown)
+    file.upload(upload, [file, weight], shown)
+    gallery.select(choose, weight, shown)
+    weight.input(proposed, [state, weight], shown)
     for changed in ticked.input, added.change: changed(again, [state, ticked, added], out)
 
 # %% ../../nbs/pages/133_app.ipynb #b09d9947

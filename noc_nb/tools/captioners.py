@@ -15,7 +15,7 @@ from fastcore.basics import patch
 from jinja2 import TemplateError
 from PIL import Image
 
-from ..core import NocError, default_device
+from ..core import NocError, default_device, require
 from ..decode import Decoded
 from ..pipeline import NovelCaptioner
 from .generate import grid_beam
@@ -152,7 +152,7 @@ class NovelPhotoCaptioner(NovelCaptioner):
         self.pipeline, self.captioner = pipeline, captioner
         self.vectors = {}                          # no region features are looked at
         self.vocab = _Spelled(captioner.tokenizer)
-        self.unsaid = set()                        # nobody knows the captions that it learned from
+        self.unseen = set()                        # nobody knows the captions that it learned from
 
     @classmethod
     def from_pretrained(cls, name, captioner, prompt=None, device=None):
@@ -164,11 +164,10 @@ class NovelPhotoCaptioner(NovelCaptioner):
 @patch
 def _seen(self:NovelPhotoCaptioner, images, seen):
     "The photos. Raises `NocError` for an image without one."
-    if seen is None: raise NocError("seen: no photos; expected one for each image")
+    require(seen is not None, "seen: no photos", "one for each image")
     for regions, photo in zip(images, seen):
-        if isinstance(photo, Image.Image): continue
-        found = f"found {type(photo).__name__}"
-        raise NocError(f"image {regions.image_id}: no photo; expected a PIL image, {found}")
+        where = f"image {regions.image_id}: a {type(photo).__name__}, and no photo"
+        require(isinstance(photo, Image.Image), where, "a PIL image")
     return seen
 
 @patch
@@ -182,7 +181,8 @@ def _search(self:NovelPhotoCaptioner, seen, groups, prices):
     for penalty in dict.fromkeys(penalties):
         places = [n for n, p in enumerate(penalties) if p == penalty]
         some = [(seen[n], words[n], prices[n]) for n in places]
-        found = self.captioner(*zip(*some), self.search.k, self.search.no_repeat, penalty)
+        search = self.cfg.search
+        found = self.captioner(*zip(*some), search.k, search.no_repeat, penalty)
         decoded |= dict(zip(places, found))
     return [decoded[n] for n in range(len(penalties))]
 
@@ -197,5 +197,5 @@ def _costs(self:NovelPhotoCaptioner, *args):
 def _record(self:NovelPhotoCaptioner, *args):
     "The book's record; a word without what is written around it."
     caption = NovelCaptioner._record(self, *args)
-    words = [w and w.strip(string.punctuation) for w in caption.words]
-    return replace(caption, words=tuple(words))
+    def bare(c): return c._replace(word=c.word and c.word.strip(string.punctuation))
+    return replace(caption, candidates=tuple(map(bare, caption.candidates)))

@@ -21,8 +21,7 @@ from ..vocab import Vocab
 # %% ../../nbs/models/111_classes.ipynb #dda846c2
 def _changed(pipeline, captioner, classes, vectors):
     "A pipeline with the selector and the search of another one."
-    how = pipeline.search, pipeline.form, pipeline.limit, pipeline.prices
-    return NovelCaptioner(pipeline.selector, captioner, classes, vectors, *how)
+    return NovelCaptioner(pipeline.selector, captioner, classes, vectors, pipeline.cfg)
 
 def with_classes(
     pipeline:NovelCaptioner, # stays as it is
@@ -61,7 +60,7 @@ def unsayable(
 )->dict:                     # class name -> what the vocabulary cannot write
     "The classes that cannot be forced."
     classes = pipeline.classes
-    _, missing = constraint_tokens(classes, classes, pipeline.vocab, pipeline.form)
+    _, missing = constraint_tokens(classes, classes, pipeline.vocab, pipeline.cfg.form)
     return {classes[m.class_id].name: m.text for m in missing if m.lost}
 
 def add_words(

@@ -21,7 +21,7 @@ def noc_caption(
     objects:str=None,    # words to force, as "zebra, bus" ("": none; default: the selector's)
     min_score:float=None, # a class below is never forced (default: the selector's threshold)
     max_objects:int=None, # objects that the selector may force on an image (default: 5)
-    insist:str=None,     # on the selector's objects: 0 (hardly) or more, or must (default: model's)
+    price_weight:str=None, # of the selector's candidates: 0 or more, or must (default: model's)
     costs:bool=False,    # say what each object that was left out would have cost (slower)
     model:str=None,      # a name in the package, or a folder of your own (default: its best)
     classes:str=None,    # the detector's own: names, one a line, or JSON (default: the model's)

@@ -15,7 +15,7 @@ import pyarrow.parquet
 
 from ..core import NocError, progress, whole_file, write_json
 from ..runs import locked
-from .gallery import caption_lines, check_settings, run_settings
+from .gallery import caption_lines, check_settings, run_settings, with_candidates
 from .readers import open_parquet
 from .source import Job
 
@@ -24,7 +24,6 @@ class _Worker:
     "Captions shards of a job, also as Ray's actor. Raises `NocError` for bad input."
     def __init__(self, job, out, shard=500):
         self.job, self.out, self.shard = job, Path(out), shard
-        job.options.check()
         if shard < 1 or shard % job.options.batch:
             expected = f"a positive multiple of batch={job.options.batch}"
             raise NocError(f"shard={shard}: expected {expected}")
@@ -42,8 +41,9 @@ def _list(**fields): return pyarrow.list_(pyarrow.struct(fields))
 
 SCHEMA = pyarrow.schema(dict(
     image_id=pyarrow.int64(), file=_text, size=pyarrow.list_(pyarrow.int32()),
-    caption=_text, score=_real, selected=_list(object=_text, score=_real, worth=_real),
-    constraints=_list(object=_text, word=_text, span=pyarrow.list_(pyarrow.int32()), cost=_real),
+    caption=_text, score=_real, candidates=_list(
+        object=_text, selector=_real, price=_real, word=_text,
+        span=pyarrow.list_(pyarrow.int32()), cost=_real),
     boxes=_list(object=_text, box=pyarrow.list_(_real), score=_real, selector=_real),
     reason=_text, error=_text))
 
@@ -59,7 +59,7 @@ def read_shards(
         with open_parquet(path) as file: rows = file.read().to_pylist()
         for row in rows:
             keys = row.keys() - {"error"} if row["error"] is None else ("image_id", "file", "error")
-            yield {key: row[key] for key in row if key in keys}
+            yield with_candidates({key: row[key] for key in row if key in keys})
 
 # %% ../../nbs/commands/141_distributed.ipynb #a2c03d5f
 def _peak_mb():

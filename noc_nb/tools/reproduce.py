@@ -16,7 +16,7 @@ from ..decode import make_search
 from ..experiment import PRESETS, Experiment, Run
 from ..heldout import COCO_CLASSES
 from ..metrics import METRICS
-from ..pipeline import NovelCaptioner, pipeline_folder, shipped
+from ..pipeline import NovelCaptioner, PipelineConfig, pipeline_folder, shipped
 from ..regions import class_vectors
 from ..results import LABELS, TRAINING_LABELS
 from ..runs import check_outputs
@@ -127,8 +127,8 @@ def _write_tables(rows, tables, folder, about, variant, **shown):
 def _join_parts(out, selector, captioner, classes, words, cfg):
     "Write two parts as one pipeline. `words`: word -> vector; None: features come from a store."
     vectors = None if words is None else class_vectors(classes, words)
-    how = cfg.search, cfg.form, cfg.limit, cfg.prices
-    NovelCaptioner(selector, captioner, classes, vectors, *how).save_pretrained(out)
+    how = PipelineConfig(cfg.search, cfg.form, cfg.limit, cfg.prices)
+    NovelCaptioner(selector, captioner, classes, vectors, how).save_pretrained(out)
 
 def _save_pipeline(experiment, training):
     "Leave the selector and the captioner of a training in the run's folder."

@@ -277,7 +277,7 @@ def pipeline(self:Job)->NovelCaptioner:
     if classes: pipeline = with_classes(pipeline, classes)
     if self.add_words: pipeline = add_words(pipeline, self.add_words)
     if self.dtype == "int8": pipeline.captioner = int8(pipeline.captioner)
-    pipeline.form = self.form or pipeline.form
+    if self.form: pipeline.cfg = replace(pipeline.cfg, form=self.form)
     if not self.captioner: return pipeline
     captioner = PhotoCaptioner.from_pretrained(self.captioner, self.prompt)
     return NovelPhotoCaptioner(pipeline, captioner)
