@@ -6,8 +6,6 @@
 __all__ = ['selector_scores', 'selected', 'val_weight', 'val_score', 'train_selector']
 
 # %% ../nbs/41_train_selector.ipynb #e6021429
-from dataclasses import replace
-
 import torch
 
 from .core import set_seed

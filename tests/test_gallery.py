@@ -1,5 +1,5 @@
 "Files that nobody would send on purpose, in every command; noc_caption killed at any moment; its page in a browser."
-import json, multiprocessing, os, random, subprocess, sys, tarfile, time, weakref, zlib
+import json, multiprocessing, os, random, shutil, subprocess, sys, tarfile, time, weakref, zlib
 from dataclasses import replace
 from pathlib import Path
 import numpy as np
@@ -353,11 +353,40 @@ def test_resume_with_other_settings_names_them(command, tmp_path):
     "A whole output is no answer to another question."
     assert command("--out", "c.jsonl").returncode == 0
     before = (tmp_path/"c.jsonl").read_bytes()
-    one_line(command("--out", "c.jsonl", "--resume", "--objects", "kite"), "objects null", '["kite"]')
-    one_line(command("--out", "c.jsonl", "--resume", "--max-objects", "1"), "max_objects null", "not 1")
-    one_line(command("--out", "c.jsonl", "--resume", "--batch", "7"), "c.jsonl: was begun with batch 50, and not 7")
+    one_line(command("--out", "c.jsonl", "--resume", "--objects", "kite"), "objects: null there", '["kite"] here')
+    one_line(command("--out", "c.jsonl", "--resume", "--max-objects", "1"), "max_objects: null there, 1 here")
+    one_line(command("--out", "c.jsonl", "--resume", "--batch", "7"), "c.jsonl: batch: 50 there, 7 here")
     assert command("--out", "c.jsonl", "--resume").returncode == 0
     assert (tmp_path/"c.jsonl").read_bytes() == before
+
+def test_resume_sees_that_a_photo_was_replaced(command, world, tmp_path):
+    "Its name and its age say nothing; a run from before content was kept goes on, and keeps it from then on."
+    shutil.copytree(world/"images", tmp_path/"photos")
+    typed = "--images", "photos", "--out", "c.jsonl"
+    assert command(*typed).returncode == 0
+    before, about = (tmp_path/"c.jsonl").read_bytes(), tmp_path/".c.jsonl.run.json"
+    photo = min((tmp_path/"photos").glob("*.png"))
+    content, times = photo.read_bytes(), os.stat(photo)
+    Image.open(photo).rotate(180).save(photo)
+    os.utime(photo, ns=(times.st_atime_ns, times.st_mtime_ns))
+    one_line(command(*typed, "--resume", "--html", "r.html"), f"c.jsonl: {photo.name}: other content")
+    assert not (tmp_path/"r.html").exists()
+    older = {key: value for key, value in json.loads(about.read_text()).items() if key != "files"}
+    about.write_text(json.dumps(older))
+    assert command(*typed, "--resume").returncode == 0 and "files" in json.loads(about.read_text())
+    photo.write_bytes(content)
+    one_line(command(*typed, "--resume"), f"c.jsonl: {photo.name}: other content")
+    assert (tmp_path/"c.jsonl").read_bytes() == before
+
+def test_only_pages_of_ours_are_replaced(command, tmp_path):
+    "A page by hand, a hard link to the input, and the run's own files stay."
+    (tmp_path/"own.html").write_text("<!doctype html><p>mine")
+    one_line(command("--html", "own.html"), "own.html: exists and is no page of noc_caption")
+    os.link(command("--objects", "").args[1], tmp_path/"link.html")
+    one_line(command("--html", "link.html"), "--html link.html: is an input")
+    one_line(command("--out", "c.jsonl", "--html", ".c.jsonl.run.json"), "is an input, or the other output")
+    for _ in range(2): assert command("--html", "page.html").returncode == 0
+    assert (tmp_path/"own.html").read_text() == "<!doctype html><p>mine"
 
 def test_images_without_boxes_are_told(toy, tmp_path, monkeypatch, capsys):
     "A photo that the detections do not list is captioned all the same, and nothing stands behind it."

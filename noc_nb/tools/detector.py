@@ -6,7 +6,6 @@
 __all__ = ['DETECTORS', 'prepare', 'Detector']
 
 # %% ../../nbs/models/113_detector.ipynb #44951afe
-import hashlib
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -24,6 +23,7 @@ from torchvision.ops import roi_align
 from ..core import NocError, default_device, require
 from ..heldout import COCO_CLASSES
 from ..regions import Regions
+from ..runs import fingerprint
 
 # %% ../../nbs/models/113_detector.ipynb #2107b743
 def _downloaded(name):
@@ -238,15 +238,11 @@ def __call__(self:Detector,
     return self.detect([prepare(image, *self.limits) for image in images])
 
 # %% ../../nbs/models/113_detector.ipynb #6b1d4f2e
-def _checksum(model):
-    if model is None: return None
-    checksum = hashlib.sha256()
-    for v in model.state_dict().values(): checksum.update(v.cpu().contiguous().numpy())
-    return checksum.hexdigest()
+def _weights(model): return None if model is None else fingerprint(*model.state_dict().values())
 
 @patch
 def about(self:Detector)->dict: # name -> value
-    "All that the regions depend on; of the weights a checksum."
+    "All that the regions depend on; of the weights a fingerprint."
     names = "name", "features", "min_score", "size", "batch", "half"
     settings = {name: getattr(self, name) for name in names}
-    return settings | dict(weights=_checksum(self.model), feature_weights=_checksum(self.roi))
+    return settings | dict(weights=_weights(self.model), feature_weights=_weights(self.roi))

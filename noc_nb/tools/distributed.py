@@ -13,9 +13,9 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from ..core import NocError, progress, whole_file, write_json
+from ..core import NocError, progress, whole_file
 from ..runs import locked
-from .gallery import caption_lines, check_settings, run_settings, with_candidates
+from .gallery import begin_captions, caption_lines, run_settings, with_candidates
 from .readers import open_parquet
 from .source import Job
 
@@ -149,8 +149,7 @@ def caption_shards(
     settings = run_settings(first.pipeline, first.source, job.options, shard=shard)
     shards, file = math.ceil(len(first.source.ids)/shard), first.out/"job.json"
     with locked(out):
-        if file.exists(): check_settings(file, settings, out)
-        write_json(file, settings)
+        begin_captions(file, out, settings, first.source)
         todo = [n for n in range(shards) if not _shard_file(out, n).exists()]
         if not todo: return []
         if workers: costs = _spread(first, todo, workers, gpus)

@@ -7,7 +7,7 @@ __all__ = ['SPICE_JARS', 'java_version', 'find_java', 'Meteor', 'cache_folder', 
            'java_programs', 'find_spice', 'run_setup_spice']
 
 # %% ../../nbs/scores/120_java.ipynb #648a073b
-import fcntl, hashlib, json, os, platform, re, shutil, signal, subprocess, sys, tempfile, threading
+import fcntl, json, os, platform, re, shutil, signal, subprocess, sys, tempfile, threading
 import warnings, weakref
 from contextlib import contextmanager
 from functools import lru_cache
@@ -20,6 +20,7 @@ from pycocoevalcap.spice import spice as spice_package
 
 from ..core import NocError, progress, write_json
 from ..metrics import METRICS
+from ..runs import file_sum
 from ..vocab import ptb_line
 
 # %% ../../nbs/scores/120_java.ipynb #438c72ab
@@ -257,31 +258,17 @@ def _fetch_corenlp(jars, folder):
     for jar in (folder/"lib").glob("*.jar"): jar.rename(folder/jar.name)
 
 # %% ../../nbs/scores/120_java.ipynb #1c82377e
-@lru_cache
-def _sha256(path, changed):
-    "The checksum of a file of any size, computed once for each time that it was changed."
-    digest = hashlib.sha256()
-    with open(path, "rb") as f:
-        while block := f.read(1 << 20): digest.update(block)
-    return digest.hexdigest()
-
-def _checksum(path):
-    "The checksum of a file, or None where there is none."
-    if not path.is_file(): return None
-    about = path.stat()
-    return _sha256(path, (about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns))
-
 def missing_jars(
     target:Path, # the folder of the jars
 )->list:         # coordinates
     "The jars that are not there, or not as they should be."
-    return [c for c, sha256 in SPICE_JARS.items() if _checksum(target/_jar_name(c)) != sha256]
+    return [c for c, sha256 in SPICE_JARS.items() if file_sum(target/_jar_name(c)) != sha256]
 
 def _accept(folder, target):
     "Take over the jars that are right. Raises `NocError` for a file whose checksum is another."
     for coordinates in missing_jars(target):
         name, checksum = _jar_name(coordinates), SPICE_JARS[coordinates]
-        found = _checksum(folder/name)
+        found = file_sum(folder/name)
         if found is None: continue
         if found != checksum: raise NocError(f"{folder/name}: SHA-256 {found}; expected {checksum}")
         part = target/f".{name}.{os.getpid()}.tmp"     # renamed when whole: nobody sees half a jar

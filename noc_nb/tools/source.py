@@ -6,13 +6,12 @@
 __all__ = ['Source', 'from_table', 'detected', 'photos', 'detector_for', 'Job']
 
 # %% ../../nbs/models/119_source.ipynb #10600003
-import hashlib, json, warnings
+import json, warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 from fastcore.basics import patch
 from PIL import Image
 
@@ -23,6 +22,7 @@ from ..heldout import COCO_CLASSES
 from ..pipeline import CaptionOptions, NovelCaptioner, shipped
 from ..regions import RegionTable, Regions
 from ..results import read_rows
+from ..runs import fingerprint
 from .captioners import NovelPhotoCaptioner, PhotoCaptioner
 from .classes import add_words, with_classes
 from .dataset import data_files
@@ -82,14 +82,13 @@ def from_table(
     failed=None,       # image id -> `NocError`, for images that cannot be captioned
 )->Source:
     "A source of regions that are known already."
-    failed, key = failed or {}, hashlib.sha256()
+    failed = failed or {}
     def found(i): return failed.get(i) or table.get(i, Regions.empty(i))
     def regions(ids): return [_try(found, i) for i in ids]
-    if isinstance(table, RegionStore): key.update(json.dumps(table.meta, sort_keys=True).encode())
-    else:
-        for column in "ids", "offsets", "boxes", "labels", "scores", "sizes":
-            key.update(np.ascontiguousarray(getattr(table, column)))
-    return Source(list(table) if ids is None else list(ids), regions, files or {}, key.hexdigest())
+    columns = "ids", "offsets", "boxes", "labels", "scores", "sizes"
+    stored = isinstance(table, RegionStore)
+    key = fingerprint(*[table.meta] if stored else (getattr(table, name) for name in columns))
+    return Source(list(table) if ids is None else list(ids), regions, files or {}, key)
 
 # %% ../../nbs/models/119_source.ipynb #f2980062
 def _annotated(data):
