@@ -235,7 +235,7 @@ def whole_folder(
     path, # folder to write
 ):        # an empty folder beside it
     "Fill a folder; it takes the place of `path` if the block ends without an error."
-    path = Path(os.path.abspath(path))
+    path = Path(os.path.realpath(path))                    # a link to a folder stays one
     new = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.tmp")
     old = path.with_name(f"{path.name}.old")
     put_back(path)

@@ -7,6 +7,7 @@ __all__ = ['MAX_WORDS', 'read_system', 'Task', 'make_task', 'match', 'evaluate_f
 
 # %% ../../nbs/scores/122_report.ipynb #fe9646ed
 import json, os, platform, sys, warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +24,7 @@ from ..heldout import novel_images, read_heldout
 from ..metrics import METRICS, CaptionScorer
 from ..novelty import Judged, Protocol, by_group, interval, judge
 from ..results import read_rows
-from ..runs import check_outputs
+from ..runs import check_ours, check_outputs, locked, whole_folder
 from ..tables import markdown_table
 from .dataset import data_files, find_split, load_captions, value_or_file
 from .java import find_java, find_spice, java_programs, java_version
@@ -397,6 +398,7 @@ def _read_images(path, protocol=Protocol()):
 
 # %% ../../nbs/scores/122_report.ipynb #79ead545
 _FILES = "report.json", "report.md", "report.png", "images.parquet"
+_MARK = "<!-- written by noc_eval -->\n"                     # of report.md
 
 def _check_folder(out, names, inputs):
     "Raises `NocError` where files cannot be written, or are inputs. No folder is made."
@@ -406,6 +408,16 @@ def _check_folder(out, names, inputs):
     writable = path.is_dir() and os.access(path, os.W_OK | os.X_OK)
     require(writable, f"--out {out}", "a folder to write into")
     for name in names: check_outputs({"--out": Path(out)/name}, inputs)
+
+def _check_report(out):
+    "Raises `NocError` where a report, replaced as a whole, would take others' files along."
+    held = sorted(os.listdir(out)) if out and os.path.isdir(out) else []
+    for name in held:
+        ours = name in (*_FILES, "compare.json")
+        require(ours, f"--out {out}: holds {name}", "a new folder, or one with a report alone")
+    if not held: return
+    require(not os.path.samefile(out, "."), f"--out {out}: is where you are", "another folder")
+    check_ours(Path(out)/"report.md", _MARK.encode(), "--out", "report of noc_eval")
 
 def _files_of(data, *others):
     "What may be read: the data set's own files, and those of other options."
@@ -429,28 +441,28 @@ def evaluate_file(
     "Evaluate a file of captions. Raises `NocError` for bad input, before anything is computed."
     check_range("--", 0, 100_000, samples=samples)
     _check_folder(out, _FILES, _files_of(data, captions, split, *kw.values()))
+    _check_report(out)
     system, task = read_system(captions), make_task(data, split, **kw)
     protocol.words_of(task.heldout)                           # refused now, if it is
     chosen, counts = match(system, task, captions, missing)
     spice, why = find_spice(task.refs) if "S" in metrics else (None, None)
-    judged = _evaluate(chosen, task, protocol, metrics, spice)
-    if why: judged.left_out["SPICE"] = why
-    report = dict(captions=Path(captions).name) | _make_report(judged, task, counts, samples)
-    try:
-        if show: show(report)
-    finally:                                                  # whatever became of the terminal
-        if out: _write(Path(out), report, judged)
+    with locked(out) if out else nullcontext():
+        judged = _evaluate(chosen, task, protocol, metrics, spice)
+        if why: judged.left_out["SPICE"] = why
+        report = dict(captions=Path(captions).name) | _make_report(judged, task, counts, samples)
+        try:
+            if show: show(report)
+        finally:                                              # whatever became of the terminal
+            if out: _write(out, report, judged)
     return report
 
 def _write(out, report, judged):
-    "Write all files of a report. Raises `NocError` where that fails."
-    try:
-        _write_images(out/"images.parquet", judged)
-        _report_png(report, out/"report.png")
-        with whole_file(out/"report.md") as f: f.write(_report_markdown(report, report["captions"]))
-        write_json(out/"report.json", report, indent=1)
-    except OSError as e:
-        raise NocError(f"--out {out}: not all was written ({e.strerror})") from None
+    "Write all files of a report, or none. Raises `NocError` where that fails."
+    with whole_folder(out) as new:
+        _write_images(new/"images.parquet", judged)
+        _report_png(report, new/"report.png")
+        (new/"report.md").write_text(_MARK + _report_markdown(report, report["captions"]), "utf-8")
+        write_json(new/"report.json", report, indent=1)
 
 # %% ../../nbs/scores/122_report.ipynb #eca76955
 def _flat(scores):

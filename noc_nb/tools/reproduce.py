@@ -6,7 +6,7 @@
 __all__ = ['run_reproduce', 'run_train', 'run_pipeline']
 
 # %% ../../nbs/commands/139_reproduce.ipynb #62dc8727
-import os, shlex
+import os, shlex, shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from ..metrics import METRICS
 from ..pipeline import NovelCaptioner, PipelineConfig, pipeline_folder, shipped
 from ..regions import class_vectors
 from ..results import LABELS, TRAINING_LABELS
-from ..runs import check_outputs
+from ..runs import check_outputs, locked, whole_folder
 from ..saving import model_card
 from ..scst import train_scst
 from ..selector import RegionSelector
@@ -128,7 +128,10 @@ def _join_parts(out, selector, captioner, classes, words, cfg):
     "Write two parts as one pipeline. `words`: word -> vector; None: features come from a store."
     vectors = None if words is None else class_vectors(classes, words)
     how = PipelineConfig(cfg.search, cfg.form, cfg.limit, cfg.prices)
-    NovelCaptioner(selector, captioner, classes, vectors, how).save_pretrained(out)
+    card = Path(out)/"README.md"                           # which somebody may have completed
+    with whole_folder(out) as new:
+        if card.exists(): shutil.copy(card, new)
+        NovelCaptioner(selector, captioner, classes, vectors, how).save_pretrained(new)
 
 def _save_pipeline(experiment, training):
     "Leave the selector and the captioner of a training in the run's folder."
@@ -209,6 +212,10 @@ def run_reproduce(
           f"the tables as pictures: {o.out}/table*.png")
 
 # %% ../../nbs/commands/139_reproduce.ipynb #f36c9044
+def _check_new(out, expected):
+    "Raises `NocError` for a folder that holds something."
+    require(not os.path.exists(out) or not os.listdir(out), f"{out}: is not empty", expected)
+
 def _part(kind, folder):
     "A trained part from its folder, or from `best` in what `noc_train` leaves."
     folder = Path(folder)                       # a path that was mistyped asks no model hub
@@ -282,8 +289,7 @@ def run_train(
     require(o.start or o.part != "scst", "--start", captioner)
     cfg, out = _preset_of(o.preset, o.set), Path(o.out)
     if cfg.data == "toy": one_thread()
-    if not o.resume and out.exists() and any(out.iterdir()):
-        raise NocError(f"{out}: is not empty; give --resume to go on, or another folder")
+    if not o.resume: _check_new(out, "--resume, to go on, or another folder")
     split = o.split or (None if o.captions else cfg.split)
     store = RegionStore(o.features) if o.features else None
     own = read_classes(o.classes, o.first) if o.classes else None
@@ -317,12 +323,13 @@ def run_pipeline(
     for name in "selector", "captioner", "out":
         require(getattr(o, name), f"--{name}", "a folder")
     cfg = _preset_of(o.preset, o.set)
-    if os.path.exists(o.out) and any(Path(o.out).iterdir()):
-        raise NocError(f"{o.out}: is not empty; expected another folder")
+    _check_new(o.out, "another folder")
     parts = _part(RegionSelector, o.selector), _part(Captioner, o.captioner)
     words = WordVectors(o.vectors) if o.vectors else None
     _check_features(parts[1], words)
     own = read_classes(o.classes, o.first) if o.classes else COCO_CLASSES
-    _join_parts(o.out, *parts, own, words, cfg)
+    with locked(o.out):
+        _check_new(o.out, "another folder")
+        _join_parts(o.out, *parts, own, words, cfg)
     folder = f"./{o.out}" if str(o.out) in shipped() else o.out
     print(f"pipeline: {o.out}, for `noc_caption --model {folder}`")
