@@ -82,6 +82,13 @@ def test_python_versions_agree():
     matrix = re.search(r"python: \[(.*)\]", (ROOT/".github/workflows/test.yml").read_text())[1]
     assert re.findall(r"[\d.]+", matrix) == supported, "the workflow tests other Pythons than setup.py names"
 
+def test_readme_names_the_pythons_that_are_tried():
+    "What the README promises is what the package is installed with in CI; nbdev need not run on the newest."
+    told = re.search(r"It needs Python ([\d.]+) to ([\d.]+)", (ROOT/"README.md").read_text(encoding="utf-8"))
+    matrix = re.search(r"python: \[(.*)\]", (ROOT/".github/workflows/installed.yml").read_text())[1]
+    tried = re.findall(r"[\d.]+", matrix)
+    assert told.groups() == (tried[0], tried[-1]) and tried[0] == SETTINGS["min_python"]
+
 def test_flags_are_separated_by_spaces():
     assert SETTINGS["tst_flags"].split() == ["slow", "gpu"], \
         "settings.ini needs `tst_flags = slow gpu`: with `|` or `,` between them nbdev_test runs the flagged cells"
