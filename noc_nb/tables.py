@@ -46,14 +46,16 @@ def metric(
 
 # %% ../nbs/34_tables.ipynb #022dc04a
 def cell(
-    values:list,    # one number a seed; None is left out
+    values:list,    # one number a seed, in their order; None is left out
     signed=False,   # write the sign of a positive number
+    average=False,  # show the mean, not the number of the first seed
 )->str:             # "75.1", "75.1 ±0.4" or "—"
-    "Mean and spread of a column over seeds, as a table shows it."
-    values = [v for v in values if v is not None]
-    if not values: return "—"
-    text = f"{mean(values):+.1f}" if signed else f"{mean(values):.1f}"
-    return f"{text} ±{stdev(values):.1f}" if len(values) > 1 else text
+    "A column's number and its spread over seeds, as a table shows it."
+    known = [v for v in values if v is not None]
+    if not known or values[0] is None: return "—"
+    shown = mean(known) if average else values[0]
+    text = f"{shown:+.1f}" if signed else f"{shown:.1f}"
+    return f"{text} ±{stdev(known):.1f}" if len(known) > 1 else text
 
 # %% ../nbs/34_tables.ipynb #7b1bcc4b
 _PUBLISHED = "DCC", "NOC", "NBT", "CBS", "LSTM-C", "DNOC", "LSTM-P", "NBT+CBS"
@@ -83,7 +85,7 @@ def matching(
     lambda0:float, # weight of the zeros, or None where it does not matter
     variant:str=None, # None: the paper's own method
 )->list:           # the rows that this line of the table shows
-    "Rows of one method that belong to one line of a table; the newest of each seed."
+    "Rows of one method that belong to one line of a table, by seed; the newest of each seed."
     tables = ("main", "ablation") if number == 3 or variant else ("main",)
     runs = {}
     for r in rows:
@@ -91,7 +93,7 @@ def matching(
         same_weight = lambda0 is None or r.get("lambda0") == lambda0
         same_method = r["table"] in tables and r.get("variant") == variant
         if same_line and same_weight and same_method: runs[str(r.get("seed"))] = r
-    return list(runs.values())
+    return [runs[seed] for seed in sorted(runs, key=lambda seed: (len(seed), seed))]
 
 # %% ../nbs/34_tables.ipynb #899b15e1
 def _check_rows(rows):
@@ -119,10 +121,10 @@ def _columns(number, rows):
     return columns + ["F1", "out_B4", "out_M", "out_R", "out_C", "out_S", "pooled_C", *_more(rows)]
 
 def _compare(printed, runs, column):
-    "Three cells: what the paper prints, our runs, and their mean difference."
+    "Three cells: what the paper prints, our runs, and the difference of the first."
     ours = [metric(run, column) for run in runs]
-    deltas = [value - printed for value in ours if None not in (value, printed)]
-    return cell([printed]), cell(ours), cell(deltas and [mean(deltas)], signed=True)
+    delta = ours[0] - printed if ours and None not in (ours[0], printed) else None
+    return cell([printed]), cell(ours), cell([delta], signed=True)
 
 # %% ../nbs/34_tables.ipynb #cc663da2
 def _block(title, printed, runs, columns):
@@ -142,7 +144,8 @@ def table_view(
     paper:bool=True,  # False: our runs alone, as for another world than the paper's
     only=None,        # (row, training, λ0) of the lines to show; default: all
 )->tuple:         # names of the columns; lines of cells: title, Paper | Ours | Δ, the numbers
-    "One of the paper's tables: paper, ours and the difference below each other."
+    """One of the paper's tables: paper, ours (the lowest seed, ± the deviation over seeds) and the
+    difference below each other."""
     _check_rows(rows)
     columns, numbers, lines = _columns(number, rows), paper_numbers() if paper else {}, []
     for title, *line in spec(number):

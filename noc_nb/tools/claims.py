@@ -296,13 +296,14 @@ def _alone(claim, deltas):
 def _cells(claim, judged, deltas):
     "The paper's Δ, ours with its interval, over seeds, and the verdict, as text."
     macro, pooled = (judged.get(key, {}) for key in ("macro", "pooled"))
+    over = cell(deltas, signed=True, average=True)
     ours = macro.get("difference", deltas[0] if len(deltas) == 1 else None)
     return {
         "score": " + ".join(dict.fromkeys(_SCORES[column] for _, _, column in claim.terms)),
         "paper": signed(paper_delta(claim)),
         "ours (95 %)": signed(ours, macro.get("interval")),
         "pooled (95 %)": signed(pooled.get("difference"), pooled.get("interval")),
-        "over seeds": f"{cell(deltas, signed=True)} ({len(deltas)})" if len(deltas) > 1 else "—",
+        "over seeds": f"{over} ({len(deltas)})" if len(deltas) > 1 else "—",
         "verdict": verdict(macro.get("interval"), deltas) + _alone(claim, deltas)}
 
 def claims_view(
