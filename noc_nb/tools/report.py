@@ -461,7 +461,8 @@ def _write(out, report, judged):
     with whole_folder(out) as new:
         _write_images(new/"images.parquet", judged)
         _report_png(report, new/"report.png")
-        (new/"report.md").write_text(_MARK + _report_markdown(report, report["captions"]), "utf-8")
+        text = _MARK + _report_markdown(report, report["captions"])
+        (new/"report.md").write_text(text, "utf-8", errors="replace")   # names may be no text
         write_json(new/"report.json", report, indent=1)
 
 # %% ../../nbs/scores/122_report.ipynb #eca76955
