@@ -213,33 +213,6 @@ def text(self:_Rows, i:int, found:list, ended:bool)->_Text:
     ids += [last]*(last >= 0)
     return _Text(ids, said, totals[-1] + (step.cost[place].item() if ended else 0.), rows, totals)
 
-# %% ../../nbs/models/116_generate.ipynb #6a1d0c07
-class _IdGroups:
-    "Words as ids, which count wherever they stand."
-    extra = 0                 # ids that only the search knows
-    def __init__(self, lists): self.lists = lists
-    def real(self, said): return said
-    def mark(self, scores, said, inputs): return scores
-    def cut(self, said, inputs): return torch.zeros_like(inputs, dtype=torch.bool)
-
-    def constraints(self, v:int, ends:list):
-        "The groups for the search. Raises `NocError` for an id that the model does not have."
-        for i, groups in enumerate(self.lists):
-            tokens = [t for group in groups for ids in group for t in ids]
-            bad = [t for t in tokens if not 0 <= t < v or t in ends]
-            if not bad: continue
-            raise NocError(f"words: input {i}: id {bad[0]}; expected one below {v}, no end token")
-        return self.lists
-
-    def spans(self, i:int, said:list):
-        "Where the words of input `i` stand: {group: (first, last + 1)}."
-        found = {}
-        for n, group in enumerate(self.lists[i]):
-            places = [(j, j + len(ids)) for ids in group for j in range(len(said))]
-            places = [(j, end) for j, end in places if tuple(said[j:end]) in group]
-            if places: found[n] = min(places)
-        return found
-
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c13
 _PLAIN = "plain beams; num_return_sequences= gives several texts"
 _REFUSED = dict.fromkeys(("do_sample", "num_beam_groups", "diversity_penalty", "penalty_alpha",

@@ -447,7 +447,7 @@ def _wanted(self:WordGroups, said, inputs):
 @patch
 def _finishing(self:WordGroups, said, real, inputs):
     "(N,s) True where the next piece may finish a spelling behind a text."
-    n, back = len(real), self.before.shape[1]
+    back = self.before.shape[1]
     tail = F.pad(real, (back, 0), value=-2)[:,real.shape[1]:]
     match = ((tail[:,None] == self.before) | (self.before < 0)).all(2)
     opens, place = self._open_after(real, inputs), real.shape[1] - self.size + 1
