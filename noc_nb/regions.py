@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from .core import NocError, check_range
+from .core import NocError, check_range, require
 from .heldout import MOST_CLASSES
 from .vocab import check_vectors
 
@@ -34,6 +35,21 @@ def _check_relative(boxes, image_id):
                    "`size=` keeps")
 
 # %% ../nbs/04_regions.ipynb #82e9222a
+_COLUMNS = dict(boxes=(2, torch.float32, "four numbers a box"),
+                labels=(1, torch.int64, "a whole number a box"),
+                scores=(1, torch.float32, "a number from 0 to 1 a box"),
+                features=(2, torch.float32, "as many numbers a box"))
+
+def _column(value, dims, kind):
+    "A tensor without gradient; None where these are no such numbers, or would be rounded."
+    try:
+        given = torch.as_tensor(value).detach()
+        if given.dtype is torch.bool or given.is_complex() or given.is_sparse: return None
+        column = given.to(kind)
+        whole = kind.is_floating_point or bool((column == given).all())
+    except (TypeError, ValueError, RuntimeError): return None
+    return column if whole and given.dim() == dims or not given.numel() else None
+
 @dataclass(frozen=True, eq=False)
 class Regions:
     "The regions of one image, best first. Raises `NocError` for other lengths or boxes."
@@ -46,17 +62,17 @@ class Regions:
 
     def __post_init__(self):
         where = f"image {self.image_id}: regions"
-        kinds = dict(boxes=torch.float32, labels=torch.int64, scores=torch.float32)
-        for name, kind in kinds.items():
-            shape = (-1, 4) if name == "boxes" else (-1,)
-            try: column = torch.as_tensor(getattr(self, name), dtype=kind).reshape(shape)
-            except (TypeError, ValueError, RuntimeError):
-                raise NocError(f"{where}: {name}: expected numbers, four a box") from None
+        for name, (dims, kind, expected) in _COLUMNS.items():
+            if name == "features" and self.features is None: continue
+            column = _column(getattr(self, name), dims, kind)
+            if name == "boxes" and column is not None: column = column.reshape(-1, 4)
+            require(column is not None, f"{where}: {name}", expected)
             object.__setattr__(self, name, column)
         columns = self.boxes, self.labels, self.scores, self.features
         lengths = [len(c) for c in columns if c is not None]
-        if len(set(lengths)) > 1:
-            raise NocError(f"{where}: expected one label and score a box, found {lengths}")
+        require(len(set(lengths)) == 1, f"{where}: {lengths}", "one label and score a box")
+        outside = ((self.scores < 0) | (self.scores > 1)).any()
+        require(not outside, f"{where}: scores", _COLUMNS["scores"][2])
         _check_relative(self.boxes, self.image_id)
 
     def __len__(self): return len(self.boxes)
@@ -193,8 +209,8 @@ def join_regions(
 @patch
 def as_table(self:Regions)->RegionTable:
     "A table of this image alone. Raises `NocError` if it is not known which image it is."
-    if self.image_id is None:
-        raise NocError("regions: image None: expected regions that say of which image they are")
+    known = isinstance(self.image_id, Integral) and abs(self.image_id) < 2**63
+    require(known, f"regions: image {self.image_id!r}", "regions that say of which image they are")
     ids, labels = np.array([self.image_id], np.int64), self.labels.numpy().astype(np.int32)
     features = None if self.features is None else self.features.numpy()
     offsets, boxes, scores = np.array([0, len(self)]), self.boxes.numpy(), self.scores.numpy()

@@ -12,6 +12,7 @@ import gc, gzip, io, json, zipfile
 from collections.abc import Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import ijson
@@ -59,14 +60,18 @@ def is_object(
     with json_text(path) as f: return f.read(100).lstrip().startswith("{")
 
 # %% ../../nbs/files/101_readers.ipynb #3b794b56
-_SHAPES = {"a whole number": ((), "i"), "a number": ((), "if"), "four numbers": ((4,), "if")}
+_KINDS = {"a whole number": ((), "i", {int}), "a number": ((), "if", {int, float}),
+          "four numbers": ((4,), "if", {int, float})}
 
 def _numbers(values, expected):
     "Values as one array; None where they are no such numbers, or integers beyond 63 bits."
-    shape, kinds = _SHAPES[expected]
-    try: column = np.array(values).reshape(len(values), *shape)
-    except ValueError: return None
-    return column if column.dtype.kind in kinds else None
+    shape, kinds, types = _KINDS[expected]
+    try:
+        column = np.array(values)
+        fits = column.shape == (len(values), *shape) and column.dtype.kind in kinds
+        flat = chain.from_iterable(values) if shape else values
+        return column if fits and {*map(type, flat)} <= types else None
+    except (ValueError, TypeError): return None
 
 def json_column(
     items:list,       # JSON objects
@@ -78,7 +83,7 @@ def json_column(
 )->np.ndarray:        # (n,) or (n,4)
     "One value of every object. Raises `NocError` naming the first one without it."
     values = [item.get(key) if isinstance(item, dict) else None for item in items]
-    column = _numbers(values, expected) if items else np.zeros((0, *_SHAPES[expected][0]), int)
+    column = _numbers(values, expected) if items else np.zeros((0, *_KINDS[expected][0]), int)
     if column is not None: return column
     i = next(i for i, value in enumerate(values) if _numbers([value], expected) is None)
     value = "none" if values[i] is None else json.dumps(values[i])[:60]
