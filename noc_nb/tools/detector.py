@@ -6,6 +6,7 @@
 __all__ = ['DETECTORS', 'prepare', 'Detector']
 
 # %% ../../nbs/models/113_detector.ipynb #44951afe
+import re
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -219,15 +220,25 @@ def run(self:Detector,
 
 # %% ../../nbs/models/113_detector.ipynb #08400f4e
 @patch
+def _found(self:Detector, images):
+    "What `run` finds. Where it fails, images are alone, and what it refuses alone is a `NocError`."
+    try: return self.run(images)
+    except (RuntimeError, ValueError) as e:
+        if re.search("CUDA|memory", str(e)): raise             # no image is at fault
+        if len(images) > 1: return [found for image in images for found in self._found([image])]
+        (h, w), why = images[0].shape[1:], str(e).partition("\n")[0][:200]
+        return [NocError(f"{w} x {h} pixels: {self.name} cannot look at them ({why})")]
+
+@patch
 def detect(self:Detector,
     images:list, # what `prepare` gave
-)->list:         # `Regions`
+)->list:         # `Regions`, or a `NocError` for an image that the model refuses
     "Detect, in batches of images that are padded to one size."
     regions, sizes = {}, [self.padded(image) for image, _ in images]
     for _, same in groupby(sorted(range(len(images)), key=sizes.__getitem__), sizes.__getitem__):
         for batch in chunked(same, self.batch):
-            for i, r in zip(batch, self.run([images[i][0] for i in batch])):
-                regions[i] = replace(r, size=images[i][1])
+            for i, r in zip(batch, self._found([images[i][0] for i in batch])):
+                regions[i] = replace(r, size=images[i][1]) if isinstance(r, Regions) else r
     return [regions[i] for i in range(len(images))]
 
 @patch

@@ -287,6 +287,7 @@ def _detect_files(files, detector, workers=0, window=64):
 
 def _usable(file, regions):
     "The regions, or what is wrong with them."
+    if isinstance(regions, NocError): return f"{file.name}: {regions}"
     if regions.features is None or regions.features.half().isfinite().all():
         return replace(regions, image_id=file.id)
     return f"{file.name}: expected features below 65,504 (fp16); the detector gave others"
