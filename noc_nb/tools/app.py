@@ -6,7 +6,7 @@
 __all__ = ['View', 'Studio', 'run_app']
 
 # %% ../../nbs/pages/133_app.ipynb #01faa683
-import ctypes, ipaddress, json, os, random, re, signal, socket, sys, tempfile, threading
+import ctypes, json, os, random, re, signal, socket, sys, tempfile, threading
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache, partial
@@ -151,6 +151,7 @@ def _known(v, names):
 
 def _stage(v, objects):
     "HTML of the picture and both captions; a note says which objects the pipeline lacks."
+    objects = [str(o)[:100].encode(errors="replace").decode() for o in objects[:100]]   # or a book
     known, notes = _known(v, objects)
     own = tuple(objects) == v.chosen
     caption = v.proposal if own else _captioned(v.pipeline, v.regions, v.image, known)
@@ -170,22 +171,17 @@ def _give_back():
 
 
 # %% ../../nbs/pages/133_app.ipynb #c1a0e914
-def _is_own(host, names):
-    "Whether a request came by an address, or by one of the names."
-    name = re.sub(r":\d*$", "", host).strip("[]").lower()
-    if name in names: return True
-    try: return bool(ipaddress.ip_address(name))
-    except ValueError: return False
-
 class _OwnNames:
-    "What the server asks first: requests that came by other names are refused."
+    "What the server asks first: requests by other names, or from other pages, are refused."
     def __init__(self, app, names): self.app, self.names = app, names
 
     async def __call__(self, scope, receive, send):
-        headers = scope.get("headers", ())
-        hosts = [value.decode("latin-1") for key, value in headers if key == b"host"]
-        if all(_is_own(host, self.names) for host in hosts):
-            return await self.app(scope, receive, send)
+        headers, (address, *_) = scope.get("headers", ()), scope.get("server") or ("",)
+        def asked(what): return {value.decode("latin-1") for key, value in headers if key == what}
+        hosts, own = asked(b"host"), self.names | {address.removeprefix("::ffff:")}
+        names = {re.sub(r":\d*$", "", host).strip("[]").lower() for host in hosts}
+        pages = {re.sub(r"^https?://", "", page) for page in asked(b"origin")}
+        if names <= own and pages <= hosts: return await self.app(scope, receive, send)
         if scope["type"] == "websocket": return await send({"type": "websocket.close"})
         await send({"type": "http.response.start", "status": 421, "headers": []})
         await send({"type": "http.response.body", "body": b"not a name of this machine"})
@@ -248,7 +244,9 @@ class Studio:
     def _look(self, path):
         image = open_image(path, _PIXELS)
         self.detector = self.detector or detector_for(self.photos)
-        return _view(self.photos, image, self.detector([image])[0])
+        found, = self.detector([image])
+        if isinstance(found, NocError): raise found
+        return _view(self.photos, image, found)
 
 # %% ../../nbs/pages/133_app.ipynb #de87617f
 @patch
@@ -351,5 +349,7 @@ def run_app(
     say(studio.hint)
     page, options = studio.page(o.max_mb, o.host)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))        # uploads are removed
-    try: page.launch(server_name=o.host, server_port=o.port, **options)
+    address = o.host if o.host != "0.0.0.0" else socket.gethostname()
+    print(f"http://{address}:{o.port}", flush=True)
+    try: page.launch(server_name=o.host, server_port=o.port, quiet=True, **options)
     except OSError: raise NocError(f"--port {o.port}: expected a free port") from None
