@@ -34,8 +34,11 @@ def _polite(work, stopped="stopped"):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as e:
-        _leave(2, f"error: {e.filename}: {e.strerror}" if e.filename else f"error: {e}")
+        _leave(2, f"error: {e.filename or 'what it writes to'}: {e.strerror or e}")
     except MemoryError as e: _leave(2, f"error: {str(e) or 'not enough memory'}")
+    except ImportError as e:              # PyTorch's libraries, where memory is short
+        if (e.name or "").startswith("noc_nb"): raise
+        _leave(2, f"error: cannot be loaded: {e}")
     except ValueError as e:
         from noc_nb.core import NocError    # which imports PyTorch
         if not isinstance(e, NocError): raise
