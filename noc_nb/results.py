@@ -11,7 +11,7 @@ import json, os, sys, time
 from dataclasses import asdict
 from pathlib import Path
 
-from .core import (code_version, device_name, foreign_file, read_json, require, whole_file,
+from .core import (code_version, device_name, foreign_file, read_json, require, room_for, whole_file,
                          write_json)
 from .decode import Decoded
 
@@ -61,7 +61,7 @@ def append_row(
 ):
     "Append one line, in one piece. What a full disk left of another one at the end is cut off."
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab+") as f:
+    with room_for(path), open(path, "ab+") as f:
         if f.tell(): f.seek(-1, os.SEEK_END)
         if f.read() not in (b"", b"\n"):                # a last line without its end
             f.seek(0)

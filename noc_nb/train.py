@@ -23,7 +23,7 @@ from torch import nn
 
 from .core import (Config, NocError, default_device, foreign_file, progress, read_json,
                          require, say, set_seed, setting, whole_file, write_json)
-from .runs import begin, check_same, locked, put_back, room_for, whole_folder
+from .runs import begin, check_same, locked, put_back, whole_folder
 from .saving import read_weights
 
 # %% ../nbs/40_train.ipynb #b96fb256
@@ -94,7 +94,7 @@ def _save_checkpoint(path, model, optimizer, **state):
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
     text = json.dumps(state)
     content = save(tensors, dict(state=text, checksum=_checksum(tensors, text)))
-    with room_for(path), whole_file(path, "wb") as f: f.write(content)
+    with whole_file(path, "wb") as f: f.write(content)
 
 # %% ../nbs/40_train.ipynb #4a52ca35
 class _Torn(NocError):
@@ -404,7 +404,6 @@ def _claim(self:Trainer, resume):
     if not resume:                               # an earlier training goes, and nothing else
         for name in ("checkpoints", "best", "curves"): shutil.rmtree(folder/name, True)
         for name in ("run.json", "done.json"): (folder/name).unlink(missing_ok=True)
-    for unfinished in (folder/"checkpoints").glob(".*.tmp"): unfinished.unlink()
     if checkpoints(folder): check_same(folder, _begun(folder), settings)
     begin(folder/"run.json", folder, settings, made=False)
 
@@ -418,7 +417,7 @@ def _finish(self:Trainer):
     about = dict(best=self.best, score=self.judged, epoch=best["epoch"], seconds=self.seconds,
                  config=self.cfg.to_dict(), history=self.history)
     if acc.is_main_process:
-        with room_for(path): write_json(path, about, indent=1)
+        write_json(path, about, indent=1)
         say(f"{self.folder.name}: {kept_line(about)}")
     acc.wait_for_everyone()
 

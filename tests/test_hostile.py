@@ -372,22 +372,109 @@ def test_words_without_numbers_are_no_vectors(tmp_path, text):
     (tmp_path/"v.txt").write_bytes(b"\xef\xbb\xbf" + LINES)
     assert [*read_vectors(tmp_path/"v.txt")] == ["dog", "cat", "bus"]
 
+# ---- lines and files of a run that was begun
+
+def lines_altered(data, rng):
+    "A copy of a file of lines that nobody has written so."
+    lines = data.splitlines(keepends=True)
+    n, kind = rng.randrange(len(lines)), rng.randrange(6)
+    if kind == 0: lines.insert(n, lines[n])
+    elif kind == 1: del lines[n]
+    elif kind == 2: lines[n], lines[n - 1] = lines[n - 1], lines[n]
+    elif kind == 3: lines[n] = lines[n][:rng.randrange(len(lines[n]))]
+    elif kind == 4: lines[n] = lines[n].rpartition(b"\t")[0] + rng.choice([b"\n", b"\t00000000\n", b""])
+    data = bytearray(b"".join(lines))
+    for _ in range(4*(kind == 5)): data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(data)
+
+def test_altered_lines_are_made_again(tmp_path, monkeypatch):
+    import noc_nb.tools.gallery as gallery
+    from noc_nb.pipeline import CaptionOptions, NovelCaptioner
+    from noc_nb.regions import table_of
+    from noc_nb.tools.source import from_table
+    toy, rng = NovelCaptioner.from_pretrained("toy", device="cpu"), random.Random(0)
+    source = from_table(table_of(Regions(BOXES, [18, 2], [.9, .8], None, i, (640, 480)) for i in range(10)))
+    by_2, make, made = CaptionOptions(batch=2), gallery.caption_lines, []
+    whole = gallery.caption_all(toy, source, tmp_path/"whole.jsonl", by_2).read_bytes()
+    lines = {json.loads(line)["image_id"]: json.loads(line) for line in whole.splitlines()}
+    def known(pipeline, source, ids, options):
+        if len(made) == 3: raise KeyboardInterrupt
+        made.append(ids)
+        return [lines[i] for i in ids]
+    monkeypatch.setattr(gallery, "caption_lines", known)
+    for n in range(44):
+        out, part = tmp_path/f"{n}.jsonl", tmp_path/f".{n}.jsonl.part"
+        made.clear()
+        with pytest.raises(KeyboardInterrupt): gallery.caption_all(toy, source, out, by_2)
+        part.write_bytes(lines_altered(part.read_bytes(), rng))
+        for again in (1, 2, 3):
+            made.clear()
+            if again < 3: made.append(0)
+            try: gallery.caption_all(toy, source, out, by_2, resume=True)
+            except KeyboardInterrupt: continue
+        assert out.read_bytes() == whole and not part.exists()
+
+def test_another_content_is_seen_whatever_its_time(tmp_path):
+    "Photos that `cp -p`, `touch -r` or a link put in their places; a store whose arrays were altered."
+    import shutil
+    from noc_nb.runs import begin
+    about, photo, other = tmp_path/"run.json", tmp_path/"1.jpg", tmp_path/"2.jpg"
+    def start(resume=True): return begin(about, "c.jsonl", {}, resume, about.exists(), {"1.jpg": photo})
+    def copied(): shutil.copy2(other, photo)
+    def touched():
+        when = os.stat(photo)
+        photo.write_bytes(other.read_bytes())
+        os.utime(photo, ns=(when.st_atime_ns, when.st_mtime_ns))
+    def linked():
+        photo.unlink()
+        photo.symlink_to(other)
+    def moved(): os.replace(other, photo)
+    for replace in copied, touched, linked, moved:
+        photo.unlink(missing_ok=True)
+        about.unlink(missing_ok=True)
+        for path, byte in (photo, b"a"), (other, b"b"):
+            path.write_bytes(byte*1000)
+            os.utime(path, (1, 1))
+        start(False)
+        assert start()
+        replace()
+        with pytest.raises(NocError, match="1.jpg: other content"): start()
+    path, read = store(tmp_path)
+    RegionStore(path.parent).verify()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(NocError, match="features.npy: was altered"): RegionStore(path.parent).verify()
+
 # ---- the page
 
-def test_only_own_names_are_answered():
-    "A page elsewhere may turn its name to this machine's address; it cannot turn a number."
+def test_only_own_names_and_pages_are_answered():
+    "A page elsewhere may turn its name to this machine's address; no page but ours may send anything."
     import asyncio
     from noc_nb.tools.app import _OwnNames
     async def app(scope, receive, send): await send({"status": 200})
-    def status(*hosts):
+    def status(*hosts, origin=None, server="192.168.0.7"):
         sent = []
         async def send(message): sent.append(message)
-        headers = [(b"host", host.encode()) for host in hosts]
-        asyncio.run(_OwnNames(app, {"localhost", "here"})(dict(type="http", headers=headers), None, send))
+        headers = [(b"host", host.encode()) for host in hosts] + [(b"origin", o.encode()) for o in [origin] if o]
+        scope = dict(type="http", headers=headers, server=(server, 7860))
+        asyncio.run(_OwnNames(app, {"localhost", "here"})(scope, None, send))
         return sent[0]["status"]
-    for host in "127.0.0.1:7860", "192.168.0.7", "[::1]:7860", "localhost:7860", "Here": assert status(host) == 200
-    for host in "evil.org:7860", "localhost.evil.org", "127.0.0.1.evil.org", "", "é": assert status(host) == 421
+    for host in "192.168.0.7", "192.168.0.7:7860", "localhost:7860", "Here": assert status(host) == 200
+    assert status("[::1]:7860", server="::1") == status("10.0.0.1", server="::ffff:10.0.0.1") == 200
+    for host in "evil.org:7860", "localhost.evil.org", "127.0.0.1.evil.org", "", "é", "10.0.0.1", "0x7f.1": assert status(host) == 421
     assert status("localhost", "evil.org") == 421
+    assert status("here:7860", origin="http://here:7860") == 200
+    for page in "http://evil.org", "null", "http://here", "http://here:7861", "http://localhost:7860", "http://[", "here:7860.evil.org":
+        assert status("here:7860", origin=page) == 421
+
+def test_the_page_takes_any_words():
+    "Half a character would end the response, and a book would be looked up."
+    import time
+    from noc_nb.tools.app import Studio, _stage
+    view, start = Studio(most=1).example(0), time.process_time()
+    for words in ["\udce9"], ["x"*5_000_000], ["dog "*10]*100_000, [None, 7, {}]: _stage(view, words).encode()
+    assert time.process_time() - start < 5
 
 def test_large_uploads_give_their_memory_back(tmp_path):
     import gc
@@ -549,3 +636,29 @@ def test_odd_settings_of_a_pipeline():
         with pytest.raises(NocError, match="image 7: regions: "): Regions(BOXES, odd, [.9, .8], None, 7)
     for odd in (1.5, "1", None, 2**65):
         with pytest.raises(NocError, match="seed="): set_seed(odd)
+
+def test_regions_are_not_rounded():
+    "What would become another number is refused; a gradient is left behind."
+    for labels in ([18.7, 1], [True, False], [18, None], ["18", "1"], [18, float("nan")], [[18], [1]]):
+        with pytest.raises(NocError, match="image 7: regions: labels"): Regions(BOXES, labels, [.9, .8], None, 7)
+    for scores in ([2, .5], [.5, -1], [True, True], ["a", "b"], [1j, 0], [[.5], [.5]]):
+        with pytest.raises(NocError, match="image 7: regions: scores"): Regions(BOXES, [18, 1], scores, None, 7)
+    for boxes in ([BOXES], sum(BOXES, []), torch.tensor(BOXES).to_sparse(), [[True]*4]*2):
+        with pytest.raises(NocError, match="image 7: regions: boxes"): Regions(boxes, [18, 1], [.9, .8], None, 7)
+    for features in ("ab", [1, 2], [["a"], ["b"]]):
+        with pytest.raises(NocError, match="image 7: regions: features"): Regions(BOXES, [18, 1], [.9, .8], features, 7)
+    for image_id in (None, "7", 7.5, 2**70):
+        with pytest.raises(NocError, match="of which image"): Regions(BOXES, [18, 1], [.9, .8], None, image_id).as_table()
+    learnt = [torch.tensor(x, requires_grad=True) for x in (BOXES, [.9, .8], [[1.], [2.]])]
+    table = Regions(learnt[0], np.array([18., 1.]), learnt[1], learnt[2], 7).as_table()
+    assert table.features.tolist() == [[1.], [2.]] and table.labels.tolist() == [18, 1]
+
+def test_numbers_of_a_file_are_no_lists(tmp_path):
+    good = dict(image_id=7, category_id=18, bbox=[10, 20, 30, 40], score=.5)
+    for key, odd in [("image_id", [7]), ("image_id", True), ("image_id", 7.), ("category_id", [[18]]), ("score", [.5]),
+                     ("score", True), ("bbox", [[10, 20], [30, 40]]), ("bbox", [[10], [20], [30], [40]]),
+                     ("bbox", [True, 1, 2, 3]), ("bbox", [[10, 20, 30, 40]])]:
+        for others in [], [good]:
+            write_json(tmp_path/"d.json", [*others, good | {key: odd}])
+            with pytest.raises(NocError, match=f"d.json: detection {len(others)} .*: {key}: expected"):
+                read_detections(tmp_path/"d.json", {7: (640, 480)})

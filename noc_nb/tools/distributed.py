@@ -155,5 +155,4 @@ def caption_shards(
         if workers: costs = _spread(first, todo, workers, gpus)
         else: costs = (_caption_shard(first, n) for n in todo)
         costs = sorted(progress(costs, "shards", len(todo)), key=lambda row: row["shard"])
-        for left in first.out.glob(".*.tmp"): left.unlink()           # by workers that were killed
     return costs

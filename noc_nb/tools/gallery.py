@@ -7,7 +7,7 @@ __all__ = ['caption_lines', 'run_settings', 'begin_captions', 'read_lines', 'wit
            'thumbnail', 'Mark', 'repeated', 'picture', 'write_report', 'caption_files', 'run_caption']
 
 # %% ../../nbs/pages/132_gallery.ipynb #42b40744
-import base64, io, json, os, sys, tempfile
+import base64, io, json, os, sys, tempfile, zlib
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from markupsafe import Markup
 
-from ..core import NocError, progress, read_json, read_options, require, whole_file
+from ..core import (NocError, progress, read_json, read_options, require, room_for,
+                         whole_file)
 from ..pipeline import CaptionOptions, NovelCaptioner
 from ..results import read_rows
 from ..runs import begin, check_ours, check_outputs, fingerprint, locked
@@ -84,7 +85,7 @@ def run_settings(
     parts = pipeline.selector.state_dict(), pipeline.captioner.state_dict(), pipeline.vectors or {}
     weights = [torch.as_tensor(x) for part in parts for x in part.values()]
     return dict(
-        images=fingerprint(np.array(source.ids, np.int64), source.key)[:12],
+        images=fingerprint(np.array(source.ids, np.int64), source.key())[:12],
         model=fingerprint(*weights, pipeline.captioner.tokens)[:12],
         classes=fingerprint(classes)[:12],
         prompt=getattr(pipeline.captioner, "prompt", None),
@@ -107,14 +108,29 @@ def begin_captions(
 # %% ../../nbs/pages/132_gallery.ipynb #52e9b01c
 def _beside_output(out, kind): return out.with_name(f".{out.name}.{kind}")
 
-def _whole_groups(part, n, batch):
+def _checked(text, n): return b"%s\t%08x\n" % (text, zlib.crc32(text, n))
+
+def _line_of(line, n, image_id):
+    "What stands in line n of a file that was begun; None where it is torn, altered or moved."
+    text = line.rpartition(b"\t")[0]
+    if text: return text if line == _checked(text, n) else None
+    try: whole = json.loads(line)["image_id"] == image_id     # earlier versions wrote no checksum
+    except (ValueError, KeyError, TypeError): whole = False
+    return line.rstrip(b"\n") if whole and line.endswith(b"\n") else None
+
+def _lines_of(part, ids):
+    "The lines of a file that was begun, up to the first that is not as it was written."
+    with open(part, "rb") as f:
+        for n, (line, image_id) in enumerate(zip(f, ids)):
+            if (text := _line_of(line, n, image_id)) is None: return
+            yield text, len(line)
+
+def _whole_groups(part, ids, batch):
     "Cut a file back to whole groups of lines; how many lines that are."
     ends = [0]
-    with open(part, "rb+") as f:
-        for line in f:
-            if line.endswith(b"\n"): ends.append(ends[-1] + len(line))
-        lines = n if len(ends) > n else (len(ends) - 1)//batch*batch
-        f.truncate(ends[lines])
+    for _, size in _lines_of(part, ids): ends.append(ends[-1] + size)
+    lines = len(ids) if len(ends) > len(ids) else (len(ends) - 1)//batch*batch
+    os.truncate(part, ends[lines])
     return lines
 
 # %% ../../nbs/pages/132_gallery.ipynb #7aecc0cb
@@ -163,9 +179,12 @@ def caption_all(
         require(resume or not begun, f"{out}: {what}", "the name of a new file, or --resume")
         begin_captions(about, out, settings, source, resume, begun)
         if not out.exists():
-            done = _whole_groups(part, len(source.ids), options.batch) if begun else 0
-            _write_lines(pipeline, source, part, options, done)
-            os.replace(part, out)
+            part.touch()
+            while (done := _whole_groups(part, source.ids, options.batch)) < len(source.ids):
+                _write_lines(pipeline, source, part, options, done)
+            with whole_file(out, "wb") as f:
+                f.writelines(text + b"\n" for text, _ in _lines_of(part, source.ids))
+            part.unlink()
         elif [line.get("image_id") for line in read_lines(out)] != source.ids:
             raise NocError(f"{out}: holds captions of other images; expected a new file")
     return out
@@ -173,11 +192,12 @@ def caption_all(
 def _write_lines(pipeline, source, part, options, done):
     "Append the lines of all images but the first, a group in one piece."
     bar = progress(None, "captions", len(source.ids), initial=done)
-    with open(part, "a" if done else "w", encoding="utf-8") as f, bar:
+    with room_for(part), open(part, "ab") as f, bar:
         for start in range(done, len(source.ids), options.batch):
             ids = source.ids[start:start+options.batch]
             lines = caption_lines(pipeline, source, ids, options)
-            f.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+            texts = (json.dumps(line, ensure_ascii=False).encode() for line in lines)
+            f.write(b"".join(_checked(text, n) for n, text in enumerate(texts, start)))
             f.flush()
             bar.update(len(lines))
 
@@ -353,7 +373,7 @@ def caption_files(
     _check_outputs(job, out, report)
     pipeline = job.pipeline()
     source = job.source(pipeline)
-    with tempfile.TemporaryDirectory() as folder:
+    with locked(report), tempfile.TemporaryDirectory() as folder:
         file = caption_all(pipeline, source, out or Path(folder)/"lines.jsonl", job.options, resume)
         if not out:                     # first, for the page may fail; ASCII can write any letter
             few = sys.stdout.encoding not in (None, "utf-8", "UTF-8")

@@ -42,7 +42,7 @@ class Source:
     ids:list         # image ids, each once
     regions:Callable # some ids -> a list with `Regions`, or a `NocError`, for each
     files:dict       # image id -> `ImageFile`, where there is one
-    key:str = ""     # a checksum of what the captions depend on, ids apart
+    key:Callable = str # -> a checksum of what the captions depend on, ids apart
     seen:Callable = None # some ids -> what the captioner sees, `Regions` or photos; None: the same
 
     def name(self, image_id)->str:
@@ -86,8 +86,11 @@ def from_table(
     def found(i): return failed.get(i) or table.get(i, Regions.empty(i))
     def regions(ids): return [_try(found, i) for i in ids]
     columns = "ids", "offsets", "boxes", "labels", "scores", "sizes"
-    stored = isinstance(table, RegionStore)
-    key = fingerprint(*[table.meta] if stored else (getattr(table, name) for name in columns))
+    def key():
+        if not isinstance(table, RegionStore):
+            return fingerprint(*(getattr(table, name) for name in columns))
+        table.verify()
+        return fingerprint(table.meta)
     return Source(list(table) if ids is None else list(ids), regions, files or {}, key)
 
 # %% ../../nbs/models/119_source.ipynb #f2980062
@@ -182,7 +185,9 @@ def _with_features(source, path):
     def look(i):
         if i in store: return store[i]
         return NocError(f"image {i}: expected its features in {path}")
-    key = source.key + json.dumps(store.meta, sort_keys=True)
+    def key():
+        store.verify()
+        return source.key() + json.dumps(store.meta, sort_keys=True)
     return replace(source, seen=lambda ids: [*map(look, ids)], key=key)
 
 def _with_photos(source):
@@ -207,9 +212,8 @@ def photos(
                 else: yield image
         seen = iter(detector(opened()))
         return [failed.get(i) or next(seen) for i in ids]
-    key = json.dumps([about, [f.name for f in files.values()]])
+    def key(): return json.dumps([about, [f.name for f in files.values()]])
     return Source(list(files), regions, files, key)
-
 
 # %% ../../nbs/models/119_source.ipynb #9378576e
 def detector_for(

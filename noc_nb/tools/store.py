@@ -6,7 +6,9 @@
 __all__ = ['RegionStore']
 
 # %% ../../nbs/files/103_store.ipynb #489ce4bc
-import hashlib, os, shutil
+import hashlib
+from contextlib import closing
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from fastcore.basics import patch
 
 from ..core import NocError, foreign_file, read_json, write_json
 from ..regions import RegionTable
+from ..runs import stamp, whole_folder
 from .readers import refuse
 
 # %% ../../nbs/files/103_store.ipynb #ef6d8727
@@ -83,12 +86,18 @@ class RegionStore(RegionTable):
 
     def __reduce__(self): return RegionStore, (self.folder,)   # a worker opens the folder itself
 
+@lru_cache(1000)
+def _array_sum(path, stamp): return hashlib.sha256(np.load(path, mmap_mode="r")).hexdigest()
+
 @patch
-def verify(self:RegionStore):
-    "Compute the checksums of all arrays. Raises `NocError` naming the file that differs."
+def verify(self:RegionStore)->dict:
+    """What `meta.json` says of all arrays. Raises `NocError` naming the file that differs; one is
+    read again where it was changed."""
     for name, about in self.meta["columns"].items():
-        if hashlib.sha256(getattr(self, name)).hexdigest() != about.get("sha256"):
-            raise NocError(f"{self.folder/name}.npy: was altered: expected meta.json's checksum")
+        path = self.folder/f"{name}.npy"
+        if _array_sum(path, stamp(path)) != about.get("sha256"):
+            raise NocError(f"{path}: was altered: expected meta.json's checksum")
+    return self.meta["columns"]
 
 # %% ../../nbs/files/103_store.ipynb #988a7770
 class _Writer:
@@ -98,6 +107,9 @@ class _Writer:
         for column, (_, shape) in _COLUMNS.items():
             if shape is not None: self.add_column(column, shape)
         self.columns["offsets"].append([0])
+
+    def close(self):
+        for column in self.columns.values(): column.file.close()
 
     def add_column(self, name, shape):
         self.columns[name] = _Column(self.folder/f"{name}.npy", _COLUMNS[name][0], shape)
@@ -138,19 +150,11 @@ def write(cls:RegionStore,
     "Write a store. Raises `NocError` for an image twice, or features that fp16 cannot hold."
     folder = Path(folder)
     if folder.exists(): raise NocError(f"{folder}: exists; expected the name of a new region store")
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    writer = _Writer(partial, folder)
-    try:
+    with whole_folder(folder) as new, closing(_Writer(new, folder)) as writer:
         for part in [regions] if isinstance(regions, RegionTable) else regions:
             writer.append(part if isinstance(part, RegionTable) else part.as_table())
-        for name, text in (notes or {}).items(): (partial/name).write_text(text, encoding="utf-8")
+        for name, text in (notes or {}).items(): (new/name).write_text(text, encoding="utf-8")
         columns = {name: c.close() for name, c in writer.columns.items()}
         meta = dict(version=1, columns=columns, counts=getattr(regions, "counts", {}))
-        write_json(partial/"meta.json", meta, indent=1)
-        os.rename(partial, folder)
-    finally:
-        for c in writer.columns.values(): c.file.close()
-        shutil.rmtree(partial, ignore_errors=True)
+        write_json(new/"meta.json", meta, indent=1)
     return cls(folder)
