@@ -11,8 +11,8 @@ import json, os, sys, time
 from dataclasses import asdict
 from pathlib import Path
 
-from .core import (code_version, device_name, foreign_file, read_json, require, room_for, whole_file,
-                         write_json)
+from .core import (code_version, device_name, foreign_file, read_json, require, room_for,
+                         whole_file, write_json)
 from .decode import Decoded
 
 # %% ../nbs/33_results.ipynb #14820dcc
