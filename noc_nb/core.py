@@ -71,7 +71,7 @@ def foreign_file(
         raise NocError(f"{path}: expected {expected} ({why})") from None
 
 
-# %% ../nbs/00_core.ipynb #98e23f73
+# %% ../nbs/00_core.ipynb #8f46504c
 @contextmanager
 def room_for(
     path, # what is written
@@ -83,6 +83,7 @@ def room_for(
         where = f"{e.filename or path}: cannot be written ({e.strerror})"
         raise NocError(f"{where}; what was saved before is whole: make room and resume") from None
 
+# %% ../nbs/00_core.ipynb #98e23f73
 @contextmanager
 def whole_file(
     path,         # file to write; its folder is made if missing

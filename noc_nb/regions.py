@@ -34,7 +34,7 @@ def _check_relative(boxes, image_id):
                    "and y1 below y2; pixels are divided by the image's width and height, which "
                    "`size=` keeps")
 
-# %% ../nbs/04_regions.ipynb #82e9222a
+# %% ../nbs/04_regions.ipynb #02152b24
 _COLUMNS = dict(boxes=(2, torch.float32, "four numbers a box"),
                 labels=(1, torch.int64, "a whole number a box"),
                 scores=(1, torch.float32, "a number from 0 to 1 a box"),
@@ -50,6 +50,7 @@ def _column(value, dims, kind):
     except (TypeError, ValueError, RuntimeError): return None
     return column if whole and given.dim() == dims or not given.numel() else None
 
+# %% ../nbs/04_regions.ipynb #82e9222a
 @dataclass(frozen=True, eq=False)
 class Regions:
     "The regions of one image, best first. Raises `NocError` for other lengths or boxes."
