@@ -347,7 +347,7 @@ def read_options(
 # %% ../nbs/00_core.ipynb #fcddad80
 def _git(*arguments):
     here = Path(__file__).parent if "__file__" in globals() else Path.cwd()
-    git = ["git", "-C", str(here), *arguments]
+    git = ["git", "--no-optional-locks", "-C", str(here), *arguments]    # it only looks
     done = subprocess.run(git, capture_output=True, text=True, timeout=20)
     return done.stdout.strip() if done.returncode == 0 else None
 

@@ -276,9 +276,10 @@ def check_outputs(
     taken = set().union(*(_places(path) for path in inputs if path))
     for option, path in outputs.items():
         if path is None: continue
-        places = _places(path)
-        where = f"{option} {path}: is an input, or the other output"
-        require(not places & taken, where, "a new one")
+        places, where = _places(path), f"{option} {path}: is "
+        require(not os.path.islink(path) or os.path.exists(path), f"{where}a link to nothing",
+                "a new one")
+        require(not places & taken, f"{where}an input, or the other output", "a new one")
         taken |= places
 
 # %% ../nbs/09_runs.ipynb #003e5938

@@ -29,6 +29,7 @@ from ..heldout import novel_images, removed_images
 from ..metrics import CaptionScorer
 from ..novelty import judge
 from ..results import append_row, new_row, read_rows
+from ..runs import locked
 from ..scst import SelfCritical, caption_log_probs, cider_reward
 from ..scst import oracle_constraints, scst_images
 from ..selector import RegionSelector, selector_loss
@@ -385,10 +386,11 @@ def run_bench_scale(
     names = list(STEPS) if o.steps == "all" else _numbers("steps", o.steps, STEPS)
     chosen = [int(part) for part in _numbers("parts", o.parts, ("1", "4", "16"))]
     size = replace(WorldSize(), stored=o.stored)
-    measured = read_rows(o.out) if Path(o.out).exists() else []
-    done = {(r["row"], r["part"], r["processes"]) for r in measured}
-    for job in progress(_jobs(names, chosen), "steps"):
-        if job not in done: append_row(o.out, _measured_row(*job, Path(o.worlds), size))
+    with locked(o.out):
+        measured = read_rows(o.out) if Path(o.out).exists() else []
+        done = {(r["row"], r["part"], r["processes"]) for r in measured}
+        for job in progress(_jobs(names, chosen), "steps"):
+            if job not in done: append_row(o.out, _measured_row(*job, Path(o.worlds), size))
 
 def _measured_row(name, part, processes, worlds, size):
     "Make the world if it is not there, and measure a step on it."

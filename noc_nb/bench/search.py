@@ -26,6 +26,7 @@ from ..decode import make_search
 from ..encoder import CaptionerConfig
 from ..grid_beam import SearchConfig
 from ..results import append_row, new_row
+from ..runs import locked
 from ..search import grid_beam_search
 from ..tools.command import keep_blocks
 from ..tools.generate import grid_beam
@@ -459,5 +460,6 @@ def run_bench_search(
     keep_blocks()                                                       # as `noc_caption` does
     if o.peer: bench.baseline, command = _Baseline(o.peer), command + " --peer PYTHON"
     else: print("no --peer: transformers 4.55.4 is left out")
-    for row in bench.run(cases, o.out, command): print(_line(row))
+    with locked(o.out):
+        for row in bench.run(cases, o.out, command): print(_line(row))
     if bench.baseline: bench.baseline.close()

@@ -25,6 +25,7 @@ from ..decode import search
 from ..encoder import CaptionerConfig
 from ..grid_beam import SearchConfig
 from ..results import append_row, new_row
+from ..runs import locked
 from ..scst import SelfCritical, caption_log_probs, scst_loss
 from ..tools.readers import read_captions
 from ..train_xe import xe_loss, xe_size
@@ -264,12 +265,13 @@ def run_bench_train(
     "Time training steps and append rows. Raises `NocError` for bad options."
     cfg, text = override(BenchConfig(), " ".join(o.set or ()).split()), _command(o)
     _check(cfg)
-    if o.run is not None: rows = _history_rows(o.run, o.data, text)
-    elif o.reward: rows = [_reward_row(cfg, text)]
-    else:
-        counts = _read_counts(o.constraints, cfg)
-        rows = _bench_rows(cfg, counts, o.modes.split(","), o.compiled, text)
-    for row in progress(rows, "rows"): append_row(o.out, row)
+    with locked(o.out):
+        if o.run is not None: rows = _history_rows(o.run, o.data, text)
+        elif o.reward: rows = [_reward_row(cfg, text)]
+        else:
+            counts = _read_counts(o.constraints, cfg)
+            rows = _bench_rows(cfg, counts, o.modes.split(","), o.compiled, text)
+        for row in progress(rows, "rows"): append_row(o.out, row)
 
 def _reward_row(cfg, text):
     metrics = _bench_reward(_coco_references(), cfg.repeats)

@@ -18,9 +18,9 @@ from fastcore.basics import patch
 from pycocoevalcap.meteor import meteor as meteor_package
 from pycocoevalcap.spice import spice as spice_package
 
-from ..core import NocError, progress, write_json
+from ..core import NocError, progress, whole_file, write_json
 from ..metrics import METRICS
-from ..runs import file_sum
+from ..runs import file_sum, locked
 from ..vocab import ptb_line
 
 # %% ../../nbs/scores/120_java.ipynb #438c72ab
@@ -271,9 +271,8 @@ def _accept(folder, target):
         found = file_sum(folder/name)
         if found is None: continue
         if found != checksum: raise NocError(f"{folder/name}: SHA-256 {found}; expected {checksum}")
-        part = target/f".{name}.{os.getpid()}.tmp"     # renamed when whole: nobody sees half a jar
-        shutil.copyfile(folder/name, part)
-        os.replace(part, target/name)
+        with whole_file(target/name, "wb") as f, open(folder/name, "rb") as jar:
+            shutil.copyfileobj(jar, f)                 # nobody sees half a jar
 
 # %% ../../nbs/scores/120_java.ipynb #ce2d5021
 def _setup_spice(jars=None):
@@ -286,7 +285,7 @@ def _setup_spice(jars=None):
     for fetch in (_fetch_with_maven, _fetch_corenlp) if jars is None else ():
         missing = missing_jars(target)
         if not missing or (problems and not any(c.startswith(_NLP) for c in missing)): break
-        with tempfile.TemporaryDirectory(dir=target) as box:
+        with tempfile.TemporaryDirectory(f".{os.getpid()}.tmp", ".fetched.", target) as box:
             try: fetch(missing, Path(box))
             except (OSError, subprocess.TimeoutExpired) as e: problems.append(str(e))
             _accept(Path(box), target)
@@ -460,7 +459,7 @@ def run_setup_spice(
     o, # the options of `noc_setup_spice`
 ):
     "Bring SPICE's jars, and say where they are. Raises `NocError` without them."
-    folder = _setup_spice(o.jars)
+    with locked(cache_folder()/"spice"): folder = _setup_spice(o.jars)
     print(f"SPICE is ready: {folder}")
     print("For other tools that run spice-1.0.jar, with CoreNLP in its lib/:")
     print(f"export JDK_JAVA_OPTIONS='{java_options(folder)}'")
