@@ -9,7 +9,8 @@ __all__ = ['Regions', 'geometry', 'RegionTable', 'sizes_of', 'join_regions', 'ta
 # %% ../nbs/04_regions.ipynb #46736553
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
 from typing import NamedTuple
@@ -26,6 +27,9 @@ from .vocab import check_vectors
 # %% ../nbs/04_regions.ipynb #d35c031c
 def _check_relative(boxes, image_id):
     "Raises `NocError` for a box that is in pixels, outside, or turned round; NaN comes later."
+    plain = boxes.detach().cpu().numpy()
+    inside = not len(plain) or (plain.min() > -.0101 and plain.max() < 1.0101)
+    if inside and (plain[:,2:] >= plain[:,:2]).all(): return
     (x1, y1, x2, y2), strange = boxes.unbind(1), ~((boxes > -.0101) & (boxes < 1.0101)).all(1)
     wrong = boxes.isfinite().all(1) & (strange | (x2 < x1) | (y2 < y1))
     if not wrong.any(): return
@@ -42,6 +46,8 @@ _COLUMNS = dict(boxes=(2, torch.float32, "four numbers a box"),
 
 def _column(value, dims, kind):
     "A tensor without gradient; None where these are no such numbers, or would be rounded."
+    plain = isinstance(value, Tensor) and not value.requires_grad and not value.is_sparse
+    if plain and value.dtype is kind and value.dim() == dims: return value
     try:
         given = torch.as_tensor(value).detach()
         if given.dtype is torch.bool or given.is_complex() or given.is_sparse: return None
@@ -72,7 +78,7 @@ class Regions:
         columns = self.boxes, self.labels, self.scores, self.features
         lengths = [len(c) for c in columns if c is not None]
         require(len(set(lengths)) == 1, f"{where}: {lengths}", "one label and score a box")
-        outside = ((self.scores < 0) | (self.scores > 1)).any()
+        outside = len(self) and (self.scores.min() < 0 or self.scores.max() > 1)
         require(not outside, f"{where}: scores", _COLUMNS["scores"][2])
         _check_relative(self.boxes, self.image_id)
 
@@ -88,15 +94,16 @@ def keep(self:Regions,
     if not isinstance(index, Tensor):
         index = torch.tensor(index, dtype=None if len(index) else torch.int64)
     columns = "boxes", "labels", "scores", "features"
-    parts = {c: getattr(self, c)[index] for c in columns if getattr(self, c) is not None}
-    return replace(self, **parts)
+    kept = copy(self)                                  # of what was checked
+    vars(kept).update({c: getattr(self, c)[index] for c in columns if getattr(self, c) is not None})
+    return kept
 
 @patch
 def check_finite(self:Regions):
     "Raises `NocError` naming the image where a number is NaN or infinite."
     columns = dict(boxes=self.boxes, scores=self.scores, features=self.features)
     for name, column in columns.items():
-        if column is None or torch.as_tensor(column).isfinite().all(): continue
+        if column is None or np.isfinite(column.cpu().numpy()).all(): continue
         raise NocError(f"image {self.image_id}: {name}: expected finite numbers")
 
 # %% ../nbs/04_regions.ipynb #eef03e17

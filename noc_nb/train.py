@@ -23,7 +23,7 @@ from torch import nn
 
 from .core import (Config, NocError, default_device, foreign_file, progress, read_json,
                          require, say, set_seed, setting, whole_file, write_json)
-from .runs import begin, check_same, locked, put_back, whole_folder
+from .runs import begin, check_same, file_sum, locked, put_back, whole_folder
 from .saving import read_weights
 
 # %% ../nbs/40_train.ipynb #b96fb256
@@ -158,6 +158,7 @@ class _Progress:
     stale:int = 0                             # evaluations since the best one
     best:float = None                         # the highest score
     seconds:float = 0.                        # of training
+    weights:str = None                        # fingerprint of the file of the best weights
     history:list = field(default_factory=list) # a dict for every epoch
 
 # %% ../nbs/40_train.ipynb #0fea4da3
@@ -305,7 +306,7 @@ def _go_back(self:Trainer):
     with foreign_file(path, "a checkpoint of this training"):
         check_same(path, state["order"], dict(batch=self.cfg.batch, seed=self.cfg.seed))
         for f in fields(_Progress):
-            value = state[f.name]
+            value = state.get(f.name, None) if f.name == "weights" else state[f.name]
             setattr(self, f.name, value if value is None else f.type(value))
         ranks = state["ranks"]
         self.sums = _added(rank["sums"] for rank in ranks if me == 0)
@@ -330,6 +331,7 @@ def _end_epoch(self:Trainer, evaluate):
     if main: say(self._epoch_line(entry, better))
     if better and main:
         with whole_folder(self.folder/"best") as new: self.inner.save_pretrained(new)
+        self.weights = file_sum(self.folder/_BEST)
     seconds = round(time.monotonic() - self.clock, 1)
     self.history.append(dict(epoch=self.epoch, step=self.step, seconds=seconds) | entry)
     self._save()
@@ -368,10 +370,10 @@ def fit(self:Trainer,
     if not (resume and done.exists()):
         with locked(self.folder) if main else nullcontext(): self._train(batches, evaluate, resume)
     about = _read_done(done)
+    _check_weights(self.folder, about)
     self.history, self.best, self.seconds = about["history"], about["best"], about["seconds"]
-    best = self.folder/"best/model.safetensors"
-    with foreign_file(best, "this training's weights"):
-        self.inner.load_state_dict(read_weights(best))
+    with foreign_file(self.folder/_BEST, "this training's weights"):
+        self.inner.load_state_dict(read_weights(self.folder/_BEST))
     return self.inner.eval()
 
 @patch
@@ -415,7 +417,7 @@ def _finish(self:Trainer):
     for tracker in acc.trackers: tracker.finish()
     best = max(self.history, key=lambda entry: entry.get("score", entry["epoch"]))
     about = dict(best=self.best, score=self.judged, epoch=best["epoch"], seconds=self.seconds,
-                 config=self.cfg.to_dict(), history=self.history)
+                 config=self.cfg.to_dict(), history=self.history, weights=self.weights)
     if acc.is_main_process:
         write_json(path, about, indent=1)
         say(f"{self.folder.name}: {kept_line(about)}")
@@ -433,7 +435,15 @@ def _read_done(path):
     with foreign_file(path, "what a finished training leaves"):
         kept_line(about)
         keys = "history", "best", "score", "epoch", "seconds", "config"
-        return {key: about[key] for key in keys}
+        return {key: about[key] for key in keys} | dict(weights=about.get("weights"))
+
+_BEST = "best/model.safetensors"
+
+def _check_weights(folder, about):
+    "Raises `NocError` where the best weights are not those that `done.json` speaks of."
+    if about["weights"] is None: return                        # of an earlier version
+    same = file_sum(folder/_BEST) == about["weights"]
+    require(same, f"{folder/_BEST}: was altered", "the weights of this training")
 
 # %% ../nbs/40_train.ipynb #8f42c9d3
 def finished_model(
@@ -445,8 +455,9 @@ def finished_model(
     "The model of a finished phase. Raises `NocError` where it is not the one that is asked for."
     folder = Path(folder)
     if not (folder/"done.json").exists(): return None
-    model = kind.from_pretrained(folder/"best", device=default_device())
     done = _read_done(folder/"done.json")
+    _check_weights(folder, done)
+    model = kind.from_pretrained(folder/"best", device=default_device())
     there = dict(model=model.cfg.to_dict(), training=done["config"]) | _begun(folder)
     check_same(folder, there, dict(training=train, **about))
     say(f"{folder.name}: trained before, and not again; {kept_line(done)}")

@@ -462,10 +462,12 @@ def test_only_own_names_and_pages_are_answered():
         return sent[0]["status"]
     for host in "192.168.0.7", "192.168.0.7:7860", "localhost:7860", "Here": assert status(host) == 200
     assert status("[::1]:7860", server="::1") == status("10.0.0.1", server="::ffff:10.0.0.1") == 200
-    for host in "evil.org:7860", "localhost.evil.org", "127.0.0.1.evil.org", "", "é", "10.0.0.1", "0x7f.1": assert status(host) == 421
+    for host in "evil.org:7860", "localhost.evil.org", "127.0.0.1.evil.org", "", "é", "10.0.0.1", "0x7f.1":
+        assert status(host) == 421
     assert status("localhost", "evil.org") == 421
     assert status("here:7860", origin="http://here:7860") == 200
-    for page in "http://evil.org", "null", "http://here", "http://here:7861", "http://localhost:7860", "http://[", "here:7860.evil.org":
+    for page in ("http://evil.org", "null", "http://here", "http://here:7861", "http://localhost:7860", "http://[",
+                 "here:7860.evil.org"):
         assert status("here:7860", origin=page) == 421
 
 def test_the_page_takes_any_words():
@@ -646,9 +648,11 @@ def test_regions_are_not_rounded():
     for boxes in ([BOXES], sum(BOXES, []), torch.tensor(BOXES).to_sparse(), [[True]*4]*2):
         with pytest.raises(NocError, match="image 7: regions: boxes"): Regions(boxes, [18, 1], [.9, .8], None, 7)
     for features in ("ab", [1, 2], [["a"], ["b"]]):
-        with pytest.raises(NocError, match="image 7: regions: features"): Regions(BOXES, [18, 1], [.9, .8], features, 7)
+        with pytest.raises(NocError, match="image 7: regions: features"):
+            Regions(BOXES, [18, 1], [.9, .8], features, 7)
     for image_id in (None, "7", 7.5, 2**70):
-        with pytest.raises(NocError, match="of which image"): Regions(BOXES, [18, 1], [.9, .8], None, image_id).as_table()
+        with pytest.raises(NocError, match="of which image"):
+            Regions(BOXES, [18, 1], [.9, .8], None, image_id).as_table()
     learnt = [torch.tensor(x, requires_grad=True) for x in (BOXES, [.9, .8], [[1.], [2.]])]
     table = Regions(learnt[0], np.array([18., 1.]), learnt[1], learnt[2], 7).as_table()
     assert table.features.tolist() == [[1.], [2.]] and table.labels.tolist() == [18, 1]

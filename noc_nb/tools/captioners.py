@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import torch
 from fastcore.basics import patch
-from jinja2 import TemplateError
 from PIL import Image
 
 from ..core import NocError, default_device, require
@@ -99,8 +98,10 @@ def __call__(self:PhotoCaptioner,
     device, dtype = self.model.device, self.model.dtype
     with quiet(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")            # what is missing is in the record
-        try: inputs = self._inputs(photos).to(device, dtype)
-        except (ValueError, TypeError, KeyError, IndexError, OverflowError, TemplateError) as e:
+        try:
+            inputs = self._inputs(photos).to(device, dtype)
+            if not all(x.numel() for x in inputs.values()): raise ValueError("nothing is left")
+        except Exception as e:                     # templates fail in all ways
             why = f"{type(self.processor).__name__}: {str(e).partition(chr(10))[0]}"
             raise NocError(f"prompt {self.prompt!r}: the model does not take it ({why})") from e
         if penalty is None: penalty = self.model.generation_config.length_penalty

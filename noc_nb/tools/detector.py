@@ -159,6 +159,13 @@ class Detector:
         self._build()
 
 # %% ../../nbs/models/113_detector.ipynb #117e0c15
+@torch.no_grad()
+def _fix_scales(model):
+    """How much smaller each feature map is than an image, from one that is not padded: torchvision
+    guesses it from the first image that comes, and a thin one would spoil all others."""
+    maps = model.backbone(torch.zeros(1, 3, 256, 256))
+    model.roi_heads.box_roi_pool(maps, [torch.zeros(1, 4)], [(256, 256)])
+
 @patch
 def _build(self:Detector):
     options = dict(weights_backbone=None, num_classes=self.classes)
@@ -169,7 +176,9 @@ def _build(self:Detector):
         if heads is None:
             raise NocError(f"{self.name}: has no box head; expected features=\"resnet101\" or None")
         heads.register_forward_hook(_box_features)
-    if heads is not None: heads.mask_roi_pool = heads.keypoint_roi_pool = None   # boxes are enough
+    if heads is not None:
+        heads.mask_roi_pool = heads.keypoint_roi_pool = None                     # boxes are enough
+        _fix_scales(self.model)
     self.roi = None
     if self.features == "resnet101": self.roi = _RoIFeatures(self.transform, self.feature_weights)
     for m in self.model, self.roi:

@@ -69,13 +69,22 @@ def _peak_mb():
     unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
 
+def _is_whole(worker, n):
+    "Whether a shard's file is there, and as it was written."
+    path, ids = _shard_file(worker.out, n), worker.source.ids[n*worker.shard:(n+1)*worker.shard]
+    if not path.exists(): return False
+    try:
+        with open_parquet(path) as file: return file.read()["image_id"].to_pylist() == ids
+    except (NocError, KeyError): return False
+
 def _caption_shard(worker, n):
     "Make one shard's file, whole or not at all; what it cost."
     start, cpu = time.perf_counter(), time.process_time()
     ids = worker.source.ids[n*worker.shard:(n+1)*worker.shard]
     lines = caption_lines(worker.pipeline, worker.source, ids, worker.job.options)
     with whole_file(_shard_file(worker.out, n), "wb") as f:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(lines, SCHEMA), f)
+        table = pyarrow.Table.from_pylist(lines, SCHEMA)
+        pyarrow.parquet.write_table(table, f, write_page_checksum=True)
     return dict(shard=n, images=len(ids), failed=sum("error" in line for line in lines),
                 seconds=round(time.perf_counter() - start, 3),
                 cpu=round(time.process_time() - cpu, 3), peak_mb=_peak_mb(), pid=os.getpid())
@@ -150,7 +159,7 @@ def caption_shards(
     shards, file = math.ceil(len(first.source.ids)/shard), first.out/"job.json"
     with locked(out):
         begin_captions(file, out, settings, first.source)
-        todo = [n for n in range(shards) if not _shard_file(out, n).exists()]
+        todo = [n for n in range(shards) if not _is_whole(first, n)]
         if not todo: return []
         if workers: costs = _spread(first, todo, workers, gpus)
         else: costs = (_caption_shard(first, n) for n in todo)

@@ -308,7 +308,7 @@ def _join(out, parts, files, plan):
     notes = {"images.jsonl": images, "failed.jsonl": failed, "plan.json": plan}
     whole = parts[0].parent/"whole"
     shutil.rmtree(whole, ignore_errors=True)   # of a run that was killed before the rename
-    RegionStore.write(whole, (RegionStore(p) for p in parts), notes)
+    RegionStore.write(whole, (RegionStore(p, verify=True) for p in parts), notes)
     os.rename(whole, out)
 
 # %% ../../nbs/models/115_photos.ipynb #fe2f2e20

@@ -241,7 +241,8 @@ def open_parquet(
     "An open Parquet file. Raises `NocError` for what cannot be read, inside the `with` too."
     import pyarrow.parquet
     with foreign_file(path, "a whole parquet file"):
-        with pyarrow.parquet.ParquetFile(path) as file:
+        checked = dict(page_checksum_verification=True)        # where it has such
+        with pyarrow.parquet.ParquetFile(path, **checked) as file:
             rows, most = file.metadata.num_rows, max(1 << 24, Path(path).stat().st_size)
             if rows > most: raise ValueError(f"it pretends to hold {rows:,} rows")
             yield file

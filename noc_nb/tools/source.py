@@ -83,7 +83,7 @@ def from_table(
 )->Source:
     "A source of regions that are known already."
     failed = failed or {}
-    def found(i): return failed.get(i) or table.get(i, Regions.empty(i))
+    def found(i): return failed.get(i) or (table[i] if i in table else Regions.empty(i))
     def regions(ids): return [_try(found, i) for i in ids]
     columns = "ids", "offsets", "boxes", "labels", "scores", "sizes"
     def key():
