@@ -17,14 +17,11 @@ import torch.nn.functional as F
 from fastcore.basics import patch
 
 from ..beam import beam_search
-from .recorded import Recorded
 from ..captioner import Captioner
 from ..cbs import constrained_beam_search
-from ..core import Config, NocError, check_range, default_device, progress
+from ..core import Config, NocError, check_range, progress
 from ..data import CaptionBatch
-from ..decode import make_search
 from ..encoder import CaptionerConfig
-from ..grid_beam import SearchConfig
 from ..results import append_row, new_row
 from ..runs import locked
 from ..search import grid_beam_search
@@ -293,55 +290,12 @@ def _cases(group, base):
     if group == "plain": return [replace(base, mode="beam", n=0)]
     if group == "generate":
         return each(replace(base, constraints="shared"), "n", (1, 3, 5), ["bank"])
-    if group == "gpu": return each(base, "images", (50, 500))
     if group != "scale":
-        known = "differ, shared, plain, generate, scale or gpu"
+        known = "differ, shared, plain, generate or scale"
         raise NocError(f"cases {group!r}: expected {known}")
     return [*each(few, "n", range(9)), replace(few, mode="beam", n=0),
             *each(few, "n", range(5), ["cbs"]),
             *each(few, "k", (1, 2, 3, 7, 10)), *each(base, "images", (1, 50, 100, 200, 500))]
-
-# %% ../../nbs/bench/151_search.ipynb #b811983e
-def _traffic(case, asked):
-    "Bytes between a chip and its memory, two for a number and four for a score."
-    d, l, T = case.d, case.layers, case.max_len
-    weights = T*(l*14*d*d + 600*d + 300*case.v)
-    remembered = 2*l*d*(T*case.images*case.regions + asked*(T + 1)/2)
-    return 2*(weights + remembered) + 2*4*asked*case.v
-
-@patch
-@torch.no_grad()
-def measure_recorded(self:_Bench, case:BenchCase, captioner:Captioner)->dict:
-    "Metrics of a row: images a second on the default device, beside the floors."
-    device, groups = default_device(), _groups(case)
-    cfg = SearchConfig(k=case.k, max_len=case.max_len, mode=case.mode)
-    batch, captioner = _batch(case).to(device), captioner.to(device, torch.bfloat16)
-    batch = batch._replace(features=batch.features.bfloat16())
-    recorded = Recorded(captioner, cfg, _NO_END)
-    def replay(): recorded(batch, groups)
-    def plain():
-        state = captioner.start(batch.features, batch.mask, case.max_len)
-        search = make_search(groups, cfg, device, forbidden=_NO_END)
-        search.run(captioner.step, state, BOS, captioner.reorder)
-    replay()                                                        # record
-    plain()                                                         # warm up
-    seconds = [_quickest(replay, 1) for _ in range(self.repeats)]
-    unrecorded = [_quickest(plain, 1) for _ in range(self.repeats)]
-    return _against_floors(case, batch.features, seconds, unrecorded)
-
-# %% ../../nbs/bench/151_search.ipynb #b1d26b03
-def _against_floors(case, features, seconds, unrecorded):
-    "Metrics of runs on a device, from their seconds."
-    rows = case.images*case.k*(1 if case.mode == "bank" else case.n + 1) # hypotheses of a step
-    asked, scores = case.images + (case.max_len - 1)*rows, features.new_empty(rows, case.v)
-    bandwidth = 2*2*scores.numel() / _quickest(scores.clone)
-    speed = _matmul_speed(case.threads, rows, features)
-    floors = dict(multiplying=_flops(case, asked) / speed, moving=_traffic(case, asked) / bandwidth)
-    return dict(images_per_s=case.images / median(seconds),
-                plain_images_per_s=case.images / median(unrecorded),
-                asked_per_image=asked / case.images, seconds=seconds,
-                floor=max(floors.values()) / median(seconds), floors=floors,
-                tflops=speed / 1e12, gb_per_s=bandwidth / 1e9)
 
 # %% ../../nbs/bench/151_search.ipynb #b1d26b14
 def _beside_own(case, runs):
@@ -401,15 +355,12 @@ def measure_generate(self:_Bench, case:BenchCase)->dict:
 # %% ../../nbs/bench/151_search.ipynb #24bc6d89
 @patch
 def run(self:_Bench, groups:list, out, command:str="")->list:
-    "Measure the cases of some groups and append rows. Raises `NocError` for `gpu` without CUDA."
-    if "gpu" in groups and not torch.cuda.is_available():
-        raise NocError("cases gpu: no CUDA device; expected one")
+    "Measure the cases of some groups and append rows."
     cases = [(group, case) for group in groups for case in _cases(group, self.base)]
     captioner, speed, rows = self.base.captioner(), _matmul_speed(self.base.threads), []
     for group, case in progress(cases, "cases"):
         start = time.time()
-        if group == "gpu": found = self.measure_recorded(case, case.captioner())
-        elif group == "generate": found = self.measure_generate(case)
+        if group == "generate": found = self.measure_generate(case)
         elif group == "scale":
             found = replace(self, baseline=None).measure(case, captioner, speed, limit=5.)
         else: found = self.measure(case, captioner, speed)
