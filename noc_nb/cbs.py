@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .beam import Hypotheses
 from .core import require
+from .grid_beam import Groups
 from .search import MODES, Beams, Grid, grid_beam_search
 
 # %% ../nbs/25_cbs.ipynb #fc685e9f
@@ -18,16 +19,14 @@ class Machine(Grid):
     "A row for every state of a finite-state machine, which is a set of finished groups."
     absorb, most_groups = True, 8 # of an image: 256 states
 
-    def levels(self, search)->Tensor:
+    def levels(self, search, groups:Groups)->Tensor:
         "(2^n,) how many finished groups every state stands for. `NocError` for too many states."
-        for i, groups in enumerate(search.read):
-            n = len(groups)
+        for i, n in enumerate(map(len, search.read)):
             require(n <= self.most_groups, f"image {i}: {n} constraints are {2**n} states",
                     f"at most {self.most_groups}")
-        bits = search.all.bits
-        return search.all.finished(torch.arange(2**len(bits), device=bits.device))
+        return groups.finished(torch.arange(2**len(groups.bits), device=groups.bits.device))
 
-    def row(self, search, beams:Beams)->Tensor:
+    def row(self, search, groups:Groups, beams:Beams)->Tensor:
         "(b,m) the state of each hypothesis."
         return beams.done
 

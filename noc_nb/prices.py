@@ -18,7 +18,7 @@ class PriceConfig(Config):
     "What selected classes are worth; beyond the paper, whose prices are all infinite."
     weight:float = setting(None, 0, 1000)  # w: nats for a unit of log-odds; None: what is selected
                                            # is a must
-    never:float = setting(5., 0, 1e9)      # β: nats more for a word that no training caption has
+    never:float = setting(5., 0, 1000)     # β: nats more for a word that no training caption has
     min_prob:float = setting(.1, 0, 1)     # the lowest probability of a candidate, where it is
                                            # no must
 

@@ -16,16 +16,17 @@ from fastcore.basics import patch
 from torch import Tensor
 
 from .beam import (Hypotheses, check_best, check_scores, check_sizes, in_order, next_words,
-                         reorder_state, state_size)
+                         pick, reorder_state, state_size)
 from .core import require
-from .grid_beam import SearchConfig, Table, check_ids, pack_groups, padded, read_groups
+from .grid_beam import (Groups, SearchConfig, Table, check_ids, pack_groups, padded,
+                              read_groups)
 
 # %% ../nbs/24_search.ipynb #13b68efa
 @dataclass
 class Beams(Table):
     "Hypotheses of every image, or their expansions."
     score:Tensor  # (b,m) sum of log-probabilities; -inf where there is none
-    rank:Tensor   # (b,m) what is compared: the score over a power of the length, and prices
+    rank:Tensor   # (b,m) the score over a power of the length
     word:Tensor   # (b,m) the last token; -1 where there is none
     done:Tensor   # (b,m) finished groups, a bit for each
     phrase:Tensor # (b,m) how far a phrase is written; 0 outside of phrases
@@ -43,17 +44,16 @@ class Grid:
     "Algorithm 1: a row for every number of finished groups."
     absorb = False # True: what the model writes of its own accord counts, whatever is asked
 
-    def levels(self, search)->Tensor:
+    def levels(self, search, groups:Groups)->Tensor:
         "(r,) how many finished groups every row stands for."
-        return torch.arange(int(search.all.top.max()) + 1, device=search.all.top.device)
+        return torch.arange(int(groups.top.max()) + 1, device=groups.top.device)
 
-    def row(self, search, beams:Beams)->Tensor:
+    def row(self, search, groups:Groups, beams:Beams)->Tensor:
         "(b,m) the row that each hypothesis goes to."
-        return search.groups.row(beams.done)
+        return groups.row(beams.done)
 
     def most(self, search)->int:
-        "How many hypotheses of an image may go on."
-        return len(search.level)
+        "How many hypotheses of an image may go on; None: all."
 
 MODES = dict(grid=Grid) # the kinds of search by name
 
@@ -67,10 +67,9 @@ class Search:
         eos:int,          # the token that ends a caption
         forbidden=(),     # ids that may not come next
         prices=None,      # as in `read_prices`; None: every group is a must
-        sync_free=False,  # True: never looks at a number on the way, and asks the model about more
         **settings,       # those of `SearchConfig`
     ):
-        self.cfg, self.eos, self.sync_free = SearchConfig(**settings), eos, sync_free
+        self.cfg, self.eos = SearchConfig(**settings), eos
         k, mode = self.cfg.k, self.cfg.mode
         check_sizes(k, self.cfg.max_len, self.cfg.length_penalty)
         require(mode in tuple(MODES), f"mode {mode!r}", f"one of {', '.join(MODES)}")
@@ -79,8 +78,9 @@ class Search:
         self.all = pack_groups(self.read, self.cfg.at_least, self.absorb, device, prices)
         self.priced = any(price < math.inf for row in prices or () for price in row)
         self.long = self.all.spell.shape[2]                            # tokens of an alternative
+        self.twins = self.priced or self.long > 1 or not self.absorb   # texts in several cells
         self.forbidden = torch.tensor(list(forbidden), dtype=torch.long, device=device)
-        self.level = self.mode.levels(self).repeat_interleave(self.long*k) # (s,) row of a place
+        self._lay_out()
         self.begin()
 
 # %% ../nbs/24_search.ipynb #b1d22a03
@@ -88,18 +88,30 @@ _random = Random(0)
 _SALTS = [_random.randrange(-2**63, 2**63) | 1 for _ in range(10_002)] # of the most tokens, and two
 
 @patch
+def _parts(self:Search, groups:Groups)->list:
+    "What is searched for: the groups, and, beside candidates, the musts alone."
+    return [groups, replace(groups, top=groups.need)][:1 + self.priced]
+
+@patch
+def _lay_out(self:Search):
+    "Give every cell its `k` places."
+    size = self.long*self.cfg.k                                         # places of a row
+    levels = [self.mode.levels(self, groups) for groups in self._parts(self.all)]
+    self.sizes = [len(level)*size for level in levels]                  # places of the parts
+    self.level = torch.cat(levels).repeat_interleave(size)              # (s,) row of a place
+
+@patch
 def begin(self:Search):
     "Forget all but one empty hypothesis an image, in the first place of row 0."
     b, s, n, device = len(self.read), len(self.level), len(self.all.bits), self.level.device
     zero = torch.zeros(b, s, dtype=torch.long, device=device)
     score = torch.full((b, s), -torch.inf, device=device)
-    score[:,0] = 0.
+    score[:,0] = score[:,-self.sizes[-1]] = 0.                          # the root of every part
     tokens, span = zero.new_full((b, s, self.cfg.max_len), -1), zero.new_full((b, s, n, 2), -1)
     self.cells = Cells(score, score, zero - 1, zero, zero, zero, zero, tokens, span)
     self.t, self.groups, self.images = 0, self.all[:], torch.arange(b, device=device)
-    self.slot, self.active = zero[:,:1], ~zero.bool()[:,:1]            # (b,g) see `_look`
-    self.line, self.most = zero + self.images[:,None], self.mode.most(self)
-    self.out, self.stuck, self.unchecked = self.cells, torch.zeros_like(self.images).bool(), []
+    self.line, self.out = zero + self.images[:,None], self.cells       # (b,s) see `_look`
+    self.stuck = torch.zeros_like(self.images).bool()
 
 # %% ../nbs/24_search.ipynb #961770fe
 @patch
@@ -152,6 +164,7 @@ def _forced(self:Search, parent:Cells, gain, own)->tuple:
     inside = (written > 0)[...,None] & ((parent.phrase - written)[...,None] == name)
     begin = (written == 0) & ~q.at_top(parent.done)
     new = (q.size > self.absorb)[:,None] & (parent.done[...,None] & bit == 0) & begin[...,None]
+    if self.priced: new &= ~self._beside(self.slot)[...,None] | q.musts[:,None]
     written = torch.where(inside, written[...,None], 0)                 # (b,g,a)
     place = (self.long - q.size[:,None] + written)[...,None].clamp(max=self.long - 1)
     spell = q.spell[:,None].expand(*written.shape, -1).gather(3, place)[...,0].clamp(min=0)
@@ -190,7 +203,6 @@ def _children(self:Search, parent:Cells, log_prob, word, done, phrase)->Beams:
     "Expansions (b,g,m) as one list (b,g*m)."
     score = log_prob + parent.score[...,None]
     rank = score / (self.t + 1)**self.cfg.length_penalty
-    if self.priced: rank = rank + self.groups.worth(done)
     code = parent.code[...,None] + (word + 1)*_SALTS[self.t]
     place = self.slot[...,None].expand_as(word)
     return Beams(score, rank, word, done, phrase, code, place).map(lambda x: x.flatten(1))
@@ -234,36 +246,28 @@ def _ended(self:Search)->Beams:
     return Beams(score, rank, cells.word, cells.done, cells.phrase, cells.code, place)
 
 @patch
-def _identity(self:Search, pool:Beams)->Tensor:
+def _identity(self:Search, pool:Beams, groups:Groups)->Tensor:
     "(b,m) equal for expansions that are the same; in the top row, only the tokens count."
-    same = self.groups.at_top(pool.done) & (not self.cfg.no_repeat) | (pool.word == self.eos)
-    if self.priced: same &= self.absorb              # else what was forced decides on the prices
+    same = groups.at_top(pool.done) & (not self.cfg.no_repeat) | (pool.word == self.eos)
+    same &= (groups.top == groups.need)[:,None] | self.absorb          # prices of what was forced
     memory = pool.done*_SALTS[-1] + (pool.phrase + 1)*_SALTS[-2]
     return pool.code + torch.where(same, 0, memory)
 
 @patch
-def _last_call(self:Search, pool:Beams)->Tensor:
+def _last_call(self:Search, pool:Beams, rank)->Tensor:
     "(b,m) the ranks; with the last token, what does not end is given up where anything does."
-    if self.t + 1 < self.cfg.max_len: return pool.rank
+    if self.t + 1 < self.cfg.max_len: return rank
     ends = (pool.word == self.eos) & (pool.rank > -torch.inf)
-    return pool.rank.masked_fill(~ends & ends.any(1, keepdim=True), -torch.inf)
+    return rank.masked_fill(~ends & ends.any(1, keepdim=True), -torch.inf)
 
 # %% ../nbs/24_search.ipynb #cd103e51
 @patch
-def _advance(self:Search, special, best, words)->Cells:
-    "Continue every active hypothesis by a token, given what `next_words` returned."
-    (b, g), s, parent = self.slot.shape, len(self.level), self.cells.at(self.slot)
-    parent.score = parent.score.masked_fill(~self.active, -torch.inf)
-    answer = (x.view(b, g, -1) for x in (special, best, words))
-    pool = self._ended().join(self._expansions(parent, *answer))        # (b,m)
-    cell = self.mode.row(self, pool)*self.long + pool.phrase % self.long
-    tie, m = pool.word*s + pool.parent, pool.word.shape[1]
-    chosen = _choose(self._last_call(pool), cell, self._identity(pool), tie, s // self.cfg.k,
-                     self.cfg.k)                                        # (b,s)
-    new = pool.at(chosen.clamp(max=m - 1))
-    empty = chosen == m
-    return self._filled(replace(new, score=new.score.masked_fill(empty, -torch.inf),
-                                word=new.word.masked_fill(empty, -1)))
+def _chosen(self:Search, pool:Beams, rank, groups:Groups, places:int)->Tensor:
+    "(b,places) which of the pool's m fills every place of a part; m where there is none."
+    cell = self.mode.row(self, groups, pool)*self.long + pool.phrase % self.long
+    tie, k = pool.word*len(self.level) + pool.parent, self.cfg.k
+    key = self._identity(pool, groups)
+    return _choose(self._last_call(pool, rank), cell, key, tie, places // k, k)
 
 @patch
 def _filled(self:Search, new:Beams)->Cells:
@@ -273,6 +277,42 @@ def _filled(self:Search, new:Beams)->Cells:
     old.tokens[:,:,self.t] = new.word.masked_fill(old.word == self.eos, -1)
     self.t += 1
     return Cells(**vars(new), tokens=old.tokens, span=span)
+
+# %% ../nbs/24_search.ipynb #62bb16e0
+@patch
+def _advance(self:Search, special, best, words)->Cells:
+    "Continue every active hypothesis by a token, given what `next_words` returned."
+    parent = self.cells.at(self.slot)
+    parent.score = parent.score.masked_fill(~self.active, -torch.inf)
+    b, a = self.asked.shape
+    answer = (pick(x.view(b, a, -1), self.source) for x in (special, best, words))
+    pool = self._ended().join(self._expansions(parent, *answer))        # (b,m)
+    ways = [(pool, self._objective(pool, self.groups))]
+    if self.priced: ways.append(self._without_candidates(pool))
+    parts = zip(ways, self._parts(self.groups), self.sizes)
+    chosen = torch.cat([self._chosen(*way, part, size) for way, part, size in parts], 1)  # (b,s)
+    empty = chosen == pool.word.shape[1]
+    new = pool.at(chosen.masked_fill(empty, 0))
+    return self._filled(replace(new, score=new.score.masked_fill(empty, -torch.inf),
+                                word=new.word.masked_fill(empty, -1)))
+
+# %% ../nbs/24_search.ipynb #86632492
+@patch
+def _objective(self:Search, beams:Beams, groups:Groups)->Tensor:
+    "(b,m) what is compared: the rank, and the prices of what is said."
+    if not self.priced: return beams.rank
+    return beams.rank.to(groups.price) + groups.worth(beams.done)
+
+@patch
+def _beside(self:Search, place:Tensor)->Tensor:
+    "True for places of the part without candidates."
+    return place >= self.sizes[0]
+
+@patch
+def _without_candidates(self:Search, pool:Beams)->tuple:
+    "What the part without candidates chooses from, and how it compares."
+    done = pool.done & self.groups.must[:,None]
+    return replace(pool, done=done), pool.rank.masked_fill(~self._beside(pool.parent), -torch.inf)
 
 # %% ../nbs/24_search.ipynb #a80772dd
 @patch
@@ -294,32 +334,37 @@ def _bound(self:Search, cells:Cells)->Tensor:
     if not self.priced: return cells.score
     gain = self.groups.price.clamp(min=0)[:,None]                       # (b,1,n)
     left = 1 - (cells.done[...,None] >> self.groups.bits & 1)           # (b,s,n)
-    rank = cells.rank.masked_fill(cells.score == -torch.inf, -torch.inf)
+    rank = self._objective(cells, self.groups).masked_fill(cells.score == -torch.inf, -torch.inf)
     return rank + (left*gain).sum(-1)
 
 @patch
 def _outscored(self:Search, cells:Cells)->Tensor:
     "(b,s) True for hypotheses that `k` ended captions outscore."
-    ended = cells.rank.masked_fill(cells.word != self.eos, -torch.inf)
-    worst = ended.topk(self.cfg.k).values[:,-1:]
+    rank = self._objective(cells, self.groups)
+    ended, order = rank.masked_fill(cells.word != self.eos, -torch.inf).sort(descending=True)
+    copy = _duplicates(cells.code.gather(1, order), ended > -torch.inf) # it may stand in both parts
+    worst = ended.masked_fill(copy, -torch.inf).topk(self.cfg.k).values[:,-1:]
     return (self._bound(cells) <= worst) & (cells.word != self.eos)
 
 # %% ../nbs/24_search.ipynb #b1d24a21
 @patch
 def _crowded(self:Search, cells:Cells)->Tensor:
     "(b,s) True for what goes beyond `most`: the rows take turns, the highest first."
-    turns = torch.arange(len(self.level), device=self.level.device)
-    turns = turns.view(-1, self.cfg.k).flip(0).T.flatten()
-    going = self._open(cells)
-    late = going[:,turns].cumsum(1) > self.most
-    return torch.zeros_like(going).index_copy(1, turns, late) & going
+    late, most = [], self.mode.most(self)
+    for part, going in zip(self._parts(self.groups), self._open(cells).split(self.sizes, 1)):
+        turns = torch.arange(going.shape[1], device=going.device)
+        turns = turns.view(-1, self.cfg.k).flip(0).T.flatten()
+        limit = torch.where(part.top > part.need, max(1, most // 2), most) # candidates: half a beam
+        beyond = going[:,turns].cumsum(1) > limit[:,None]
+        late.append(torch.zeros_like(going).index_copy(1, turns, beyond) & going)
+    return torch.cat(late, 1)
 
 @patch
 def _pruned(self:Search, cells:Cells)->Cells:
     "The cells without what cannot win and what is too much."
     rules = [self._late]
     if not self.cfg.length_penalty: rules.append(self._outscored)
-    if self.most < len(self.level): rules.append(self._crowded)
+    if self.mode.most(self): rules.append(self._crowded)
     for rule in rules:
         cells = replace(cells, score=cells.score.masked_fill(rule(cells), -torch.inf))
     return cells
@@ -335,72 +380,74 @@ def _everything(self:Search)->Cells:
 def _settle(self:Search, cells:Cells):
     "Take the new cells, and put away the images that are done. What is stuck keeps what it had."
     going = self._open(cells).any(1)
-    if self.sync_free or not going.all():
+    if not going.all():
         stuck = (cells.score == -torch.inf).all(1)
         self.stuck[self.images] = stuck
         def kept(new, old): return torch.where(stuck.view(-1, *[1]*(new.dim() - 1)), old, new)
         cells = cells.map(kept, self.cells)
     self.cells = cells
-    if self.sync_free or going.all(): return
+    if going.all(): return
     self.out = self._everything()
     self.images, self.groups = self.images[going], self.groups[going]
     self.cells, self.line = self.cells[going], self.line[going]
 
 # %% ../nbs/24_search.ipynb #ec784f52
-@patch
-def _look(self:Search)->Tensor:
-    "Choose what the model is asked about: active hypotheses, then copies of the first; (b,g) rows."
-    active = self._open(self.cells) & ~self.stuck[self.images][:,None]
-    most = self.most if self.sync_free else int(active.sum(1).max())
-    slot = (~active).long().argsort(dim=1, stable=True)[:,:most]
-    self.active = active.gather(1, slot)                                # (b,g) False for copies
-    self.slot = slot.where(self.active, slot[:,:1])                     # (b,g) their places
-    rows = self.line.gather(1, self.cells.parent).gather(1, self.slot)  # of the model's memory
-    first = torch.arange(len(rows), device=rows.device)[:,None]*rows.shape[1]
-    self.line = first + (active.cumsum(1) - 1).clamp(min=0)             # (b,s) and those to come
-    return rows
+def _front(chosen):
+    "(b,g) the places of what is chosen (b,m), filled up with the first; (b,g) False for those."
+    place = (~chosen).long().argsort(dim=1, stable=True)[:,:int(chosen.sum(1).max())]
+    real = chosen.gather(1, place)
+    return place.where(real, place[:,:1]), real
 
 @patch
-def _check(self:Search, best:Tensor):
-    "Raises `NocError` for NaN and +inf; a sync-free search looks when the answer is wanted."
-    self.unchecked.append((best, self.images, self.t))
-    if not self.sync_free: check_best(*self.unchecked.pop())
+def _look(self:Search)->Tensor:
+    "Choose what the model is asked about, active hypotheses with different texts; (b,a) rows."
+    active, code = self._open(self.cells), self.cells.code
+    self.slot, self.active = _front(active)                             # (b,g) their places
+    self.asked = self.slot
+    if self.twins: self.asked = _front(active & ~_duplicates(code, active))[0]          # (b,a)
+    same = code.gather(1, self.slot)[...,None] == code.gather(1, self.asked)[:,None]
+    self.source = same.byte().argmax(2)                                 # (b,g) whose answer counts
+    rows = self.line.gather(1, self.cells.parent).gather(1, self.asked) # of the model's memory
+    first = torch.arange(len(rows), device=rows.device)[:,None]*rows.shape[1]
+    self.line = torch.zeros_like(self.cells.code).scatter(1, self.slot, first + self.source)
+    return rows
 
 # %% ../nbs/24_search.ipynb #b1d22a04
 @patch
 def walk(self:Search, step, state, bos, reorder=None, normalize=False):
     "Search to the end; stops after every step. The arguments are those of `grid_beam_search`."
-    last = torch.full_like(self.images, bos)
+    last, _ = torch.full_like(self.images, bos), self._look()
+    def check(best): check_best(best, self.images, self.t)
     for t in range(1, self.cfg.max_len + 1):
         scores, state = step(last, state)
         v = check_scores(scores, len(last))
         if t == 1: check_ids(self.read, self.eos, v)
         special = F.pad(self.groups.words, (0, 1), value=self.eos)
-        special = special.repeat_interleave(self.slot.shape[1], 0)
-        answer = next_words(scores, special, self.cfg.k, self.forbidden, self._check, normalize)
+        special = special.repeat_interleave(self.asked.shape[1], 0)
+        answer = next_words(scores, special, self.cfg.k, self.forbidden, check, normalize)
         self._settle(self._pruned(self._advance(*answer)))
         yield t
-        if t == self.cfg.max_len or not (self.sync_free or len(self.images)): return
+        if t == self.cfg.max_len or not len(self.images): return
         rows = self._look()
-        last = self.cells.word.gather(1, self.slot).clamp(min=0).flatten()
+        last = self.cells.word.gather(1, self.asked).clamp(min=0).flatten()
         state = (reorder or reorder_state)(state, rows)
 
 # %% ../nbs/24_search.ipynb #6619438e
 class Bank(Grid):
-    "`k` open hypotheses an image in all, and a row above the others for captions that have ended."
-    def levels(self, search)->Tensor:
+    "`k` open hypotheses a part in all, and a row above the others for captions that have ended."
+    def levels(self, search, groups:Groups)->Tensor:
         "(r,) how many finished groups every row stands for."
-        rows = super().levels(search)
+        rows = super().levels(search, groups)
         return torch.cat([rows, rows[-1:] + 1])
 
-    def row(self, search, beams:Beams)->Tensor:
+    def row(self, search, groups:Groups, beams:Beams)->Tensor:
         "(b,m) the row that each hypothesis goes to. Without constraints there is only row 0."
-        top, need = search.groups.top, search.groups.need
-        above = (beams.word == search.eos) & ((top > 0) & (need == top))[:,None]
-        return torch.where(above, search.level[-1], super().row(search, beams))
+        own = (groups.top > 0) & (groups.need == groups.top)
+        above = (beams.word == search.eos) & own[:,None]
+        return torch.where(above, groups.top.max() + 1, super().row(search, groups, beams))
 
     def most(self, search)->int:
-        "How many hypotheses of an image may go on."
+        "How many hypotheses of a part may go on."
         return search.cfg.k
 
 MODES["bank"] = Bank
@@ -420,7 +467,7 @@ def _best_places(self:Search, cells:Cells)->tuple:
     "(b,k) the places of the best hypotheses of every image; (b,k) which of them hold one."
     ended = cells.word == self.eos
     some = ended.any(1, keepdim=True)
-    ranks = cells.rank.masked_fill(~ended, -torch.inf)
+    ranks = self._objective(cells, self.all).masked_fill(~ended, -torch.inf)
     ranks = torch.where(some, ranks, self.level.to(ranks))          # where nothing ended: rows
     order = ranks.argsort(dim=1, descending=True, stable=True)
     valid = ((cells.score > -torch.inf) & (ended | ~some)).gather(1, order)
@@ -445,8 +492,7 @@ def _listed(self:Search, span, valid)->Tensor:
 # %% ../nbs/24_search.ipynb #52d703d5
 @patch
 def hypotheses(self:Search, pad:int=0)->Hypotheses: # `pad` fills `tokens` after the end
-    "The best captions found so far. Raises `NocError` for what was not checked before."
-    for scores in self.unchecked: check_best(*scores)
+    "The best captions found so far."
     cells = self._everything()
     place, valid = self._best_places(cells)
     best, complete = cells.at(place), (cells.word == self.eos).any(1).tolist()
@@ -454,7 +500,8 @@ def hypotheses(self:Search, pad:int=0)->Hypotheses: # `pad` fills `tokens` after
     tokens = tokens.masked_fill((tokens < 0) | ~valid[...,None], pad)
     musts = self.all.finished(best.done & self.all.must[:,None])[:,0]*valid[:,0]
     reason = [None if complete[i] else self._reason(i, n) for i, n in enumerate(musts.tolist())]
-    score, objective = (x.masked_fill(~valid, -torch.inf) for x in (best.score, best.rank))
+    score, objective = (x.masked_fill(~valid, -torch.inf)
+                        for x in (best.score, self._objective(best, self.all)))
     done, span = self.all.finished(best.done)*valid, self._listed(best.span, valid[...,None,None])
     ended = (best.word == self.eos) & valid
     return Hypotheses(tokens, score, ended, done, span, reason, objective)

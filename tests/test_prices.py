@@ -1,6 +1,8 @@
 "Constraints with a price: the search against all sentences and all subsets of what they mention."
 import itertools, math, random
+from fractions import Fraction
 import pytest, torch
+from noc_nb.beam import beam_search
 from noc_nb.cbs import constrained_beam_search
 from noc_nb.core import NocError
 from noc_nb.search import grid_beam_search
@@ -130,3 +132,46 @@ def test_bad_prices_are_named():
              ([math.nan], "image 0, constraint 0: price nan"), ([-math.inf], "price -inf"))
     for prices, expected in cases:
         with pytest.raises(NocError, match=expected): search(table, [[(1,)]], prices, 3)
+
+@pytest.mark.parametrize("mode", ["grid", "bank", "cbs"])
+def test_never_worse_than_without_prices(mode):
+    "At beams far from exact: the answer is worth as much as the best that the same search finds without prices."
+    better = 0
+    for seed in range(300):
+        rng = random.Random(f"{mode}{seed}")
+        table = chain(rng)
+        penalty, k = rng.choice((0., 0., 1.)), rng.choice((1, 1, 2, 3, 6))
+        groups = groups_of(rng, table.shape[1], rng.choice((1, 2, 3)))
+        prices = [rng.choice((0., -5., rng.uniform(-4, 4), rng.uniform(0, 3))) for _ in groups]
+        if seed % 3 == 0: prices[0] = math.inf                              # and a must beside them
+        step = lambda tokens, state: (table[tokens], state)
+        kw = dict(bos=len(table) - 1, eos=EOS, k=k, max_len=6, length_penalty=penalty)
+        musts = [group for group, price in zip(groups, prices) if price == math.inf]
+        if musts: plain = grid_beam_search(step, torch.zeros(1, 1), [musts], mode=mode, **kw)
+        else: plain = beam_search(step, torch.zeros(1, 1), **kw)
+        found = grid_beam_search(step, torch.zeros(1, 1), [groups], prices=[prices], mode=mode, **kw)
+        if plain.reason[0]: continue
+        sentences = [tuple(x[:x.index(EOS)]) for x, e in zip(plain.tokens[0].tolist(), plain.ended[0]) if e]
+        best = max(value(table, s, groups, prices, penalty) for s in sentences)
+        assert found.objective[0,0] >= best - 1e-9
+        better += bool(found.objective[0,0] > best + 1e-6)
+    assert better > 30                                                      # and prices are no ornament
+
+def test_large_prices_keep_their_order():
+    "Prices of ten thousand nats beside log-probabilities: the best of all sentences, in exact fractions."
+    for seed in range(1000):
+        rng = random.Random(seed)
+        table = chain(rng).float()
+        groups = groups_of(rng, table.shape[1], rng.choice((1, 2, 3)))
+        prices = [rng.choice((1e4, -1e4, 1., -1., 0.)) for _ in groups]
+        exact = {}
+        for n in range(3):
+            for s in itertools.product(range(1, table.shape[1]), repeat=n):
+                words = (len(table) - 1, *s, EOS)
+                nats = sum(Fraction(table[a, b].item()) for a, b in zip(words, words[1:]))
+                said = [any(contains(s, alternative) for alternative in group) for group in groups]
+                exact[s] = nats + sum(Fraction(u) for u, m in zip(prices, said) if m)
+        found = search(table, groups, prices, 3, mode=rng.choice(("grid", "bank")))
+        s = tuple(found.tokens[0,0].tolist())
+        assert max(exact.values()) - exact[s[:s.index(EOS)]] <= Fraction(1, 10**5)   # scores have 32 bits
+        assert abs(Fraction(found.objective[0,0].item()) - max(exact.values())) <= Fraction(1, 10**5)

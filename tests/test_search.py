@@ -8,17 +8,11 @@ from unittest.mock import patch
 import pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from noc_nb.beam import beam_search
-from noc_nb.bench.recorded import Recorded
-from noc_nb.captioner import Captioner
 from noc_nb.cbs import constrained_beam_search
 from noc_nb.core import NocError
-from noc_nb.data import CaptionBatch
-from noc_nb.decode import make_search, search as search_images
-from noc_nb.encoder import CaptionerConfig
-from noc_nb.grid_beam import SearchConfig, algorithm_1
+from noc_nb.grid_beam import algorithm_1
 from noc_nb.search import Search, grid_beam_search
 from noc_nb.tools.trees import captions_of, every_caption, prefix_scores, same_captions, tree
-from noc_nb.vocab import SPECIALS
 
 BOS, EOS = 1, 0
 B = 10
@@ -132,18 +126,6 @@ def test_pruned_hypotheses_are_not_missed(given_case, max_len):
         with patch.object(Search, "_outscored", lambda self, cells: cells.score.isnan()): true = both(find, **kw)
         assert asked[-2] <= asked[-1]
         for i in range(B): assert all_of(out, i) == all_of(true, i)
-
-@fifty
-@given(case())
-def test_sync_free_is_the_same(given_case):
-    "A search that never looks at its numbers finds what one that looks finds."
-    (step, fresh), images, how = given_case
-    out = search(given_case[0], images, **how)
-    other = Search(images, eos=EOS, sync_free=True, **how)
-    for _ in range(2):                                             # and again, as a recording is played again
-        other.begin()
-        found = other.run(step, fresh(*range(B)), BOS, pad=-1)
-        for i in range(B): assert all_of(found, i) == all_of(out, i)
 
 @fifty
 @given(case(), st.randoms(use_true_random=False))
@@ -263,14 +245,10 @@ def test_nan_and_infinity_are_errors(seed, wanted, when, what, image):
         if len(asked) == when: log_probs[len(tokens)//3*image, 1] = what
         asked.append(1)
         return log_probs, state
-    def sync_free():
-        Search([wanted]*3, eos=EOS, k=2, max_len=3, absorb=True, sync_free=True).run(broken, fresh(0, 0, 0), BOS)
-    for find in lambda: search((broken, fresh), [wanted]*3, of=(0, 0, 0), k=2, max_len=3), sync_free:
-        asked.clear()
-        try: find()
-        except NocError as e:
-            assert f"image {image}, step {when}" in str(e) and ("NaN" if what != what else "+inf") in str(e)
-        else: assert len(asked) <= when                                     # it ended before
+    try: search((broken, fresh), [wanted]*3, of=(0, 0, 0), k=2, max_len=3)
+    except NocError as e:
+        assert f"image {image}, step {when}" in str(e) and ("NaN" if what != what else "+inf") in str(e)
+    else: assert len(asked) <= when                                         # it ended before
 
 @fifty
 @given(st.integers(0, 999), st.integers(1, 4), st.integers(3, 6), batch(6, 4))
@@ -315,26 +293,6 @@ def test_no_repeat_lets_a_form_grow():
     once = grid_beam_search(step, None, [[[(3,), (3, 4)]]], no_repeat=True, **how)
     assert first_words(once) == (3, 4, 0)
     assert first_words(grid_beam_search(step, None, [[[(3,)], [(5,)]]], no_repeat=True, **how)).count(3) == 1
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@torch.no_grad()
-def test_recorded_on_a_gpu():
-    "A sync-free search never waits for the device, and its recording gives the captions of the plain search."
-    words = [f"w{i}" for i in range(40)]
-    cfg = CaptionerConfig(d_feature=6, d_word=8, d_model=16, heads=2, d_ff=32, layers=1, memory=2)
-    captioner, how = Captioner(cfg, [*SPECIALS, *words]).eval().cuda(), SearchConfig(k=3, max_len=8)
-    recorded, wanted = Recorded(captioner, how), [[], [[(7,)]], [[(8,)], [(9, 10)]]]
-    for seed in 0, 1, 2:
-        torch.manual_seed(seed)
-        batch = CaptionBatch(torch.randn(3, 4, 6), torch.ones(3, 4).bool(), None, [1, 2, 3]).to("cuda")
-        there, here = recorded(batch, wanted), search_images(captioner, batch, wanted, how)
-        said = [[[w for w in row if w] for row in x.tokens.flatten(0, 1).tolist()] for x in (there, here)]
-        assert said[0] == said[1] and there.reason == here.reason
-        grids, state = make_search(wanted, how, "cuda", sync_free=True), captioner.start(batch.features, batch.mask, 8)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            for _ in grids.walk(captioner.step, state, 1, captioner.reorder): pass
-        finally: torch.cuda.set_sync_debug_mode("default")
 
 def test_the_search_imports_torch_and_fastcore_alone():
     "Chapters 20 to 25 and what they need: torch, fastcore and the standard library, nothing else."

@@ -365,20 +365,22 @@ def _answer(rows, found, prices):
                 scores=tuple(step.scores for step in rows.steps if step.scores is not None))
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c16
-def _widen(model, groups, k, input_ids, kwargs):
+def _widen(model, groups, k, grid, priced, input_ids, kwargs):
     "Rows for the cells of a grid: k for every number of words and every place in a word."
     alternatives = [ids for lists in groups.lists for group in lists for ids in group]
     cells = (max(map(len, groups.lists)) + 1)*max(map(len, alternatives), default=1)
+    cells = (cells if grid else 1)*(1 + priced)       # and as many for the search without prices
+    if cells == 1: return k, input_ids, kwargs
     input_ids, kwargs = model._expand_inputs_for_generation(
         expand_size=cells, is_encoder_decoder=model.config.is_encoder_decoder,
         input_ids=input_ids, **kwargs)
     return k*cells, input_ids, kwargs
 
-def _check_grid(processors):
+def _check_rows(processors):
     "Raises `NocError` for what counts on `num_beams` rows an input."
     for processor in processors:
         if type(processor).__name__ != "PrefixConstrainedLogitsProcessor": continue
-        raise NocError("prefix_allowed_tokens_fn with mode='grid'; expected mode='bank'")
+        raise NocError("prefix_allowed_tokens_fn; expected mode='bank' and no prices")
 
 def _with_begin(at_least, inputs):
     "What each input must fulfil, the begin included. Raises `NocError` for what is no number."
@@ -468,10 +470,10 @@ def grid_beam(
     groups = _groups(wishes, processor, input_ids[::k].tolist(), no_repeat)
     prices = _read_word_prices(prices, groups.lists)
     if at_least is None: _check_room(groups.lists, prices, config.max_length - input_ids.shape[1])
-    least, width = _with_begin(at_least, len(groups.lists)), k
-    if isinstance(mode, str) and mode == "grid":
-        _check_grid(logits_processor)
-        width, input_ids, model_kwargs = _widen(model, groups, k, input_ids, model_kwargs)
+    least, grid = _with_begin(at_least, len(groups.lists)), mode == "grid"
+    priced = any(price < math.inf for row in prices or () for price in row)
+    if grid or priced: _check_rows(logits_processor)
+    width, input_ids, model_kwargs = _widen(model, groups, k, grid, priced, input_ids, model_kwargs)
     criteria = [*stopping_criteria, *_stopping(stop_strings, processor)]
     rows = _Rows(model, input_ids, logits_processor, criteria, config, model_kwargs, width, groups)
     found = rows.search(prices, at_least=least, mode=mode, no_repeat=no_repeat)

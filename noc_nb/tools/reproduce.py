@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ..captioner import Captioner
 from ..core import NocError, find_data, override, read_json, require, say, whole_file
-from ..decode import make_search
 from ..experiment import PRESETS, Experiment, Run
 from ..heldout import COCO_CLASSES
 from ..metrics import METRICS
@@ -22,6 +21,7 @@ from ..results import LABELS, TRAINING_LABELS
 from ..runs import check_outputs, locked, whole_folder
 from ..saving import model_card
 from ..scst import train_scst
+from ..search import Search
 from ..selector import RegionSelector
 from ..tables import markdown_table, spec, table_view
 from .command import one_thread
@@ -35,6 +35,7 @@ from .drawing import make_toy
 from ..train import kept_line
 from ..train_selector import train_selector
 from ..train_xe import train_xe, word_rows
+from ..vocab import EOS
 
 # %% ../../nbs/commands/139_reproduce.ipynb #25c1fc60
 _TABLES = "1", "2", "3"
@@ -57,7 +58,7 @@ def _preset_of(name, settings=()):
         train = getattr(cfg, part)
         require(train.accumulate <= train.batch, f"{part}.accumulate={train.accumulate}",
                 f"at most {part}.batch={train.batch}")
-    make_search([[]], cfg.search)
+    Search([[]], eos=EOS, **cfg.search.to_dict()) # has the mode
     return cfg
 
 # %% ../../nbs/commands/139_reproduce.ipynb #afaa7d14
