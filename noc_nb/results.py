@@ -72,7 +72,8 @@ def append_row(
 
 # %% ../nbs/33_results.ipynb #7a68e88a
 def _rows_of(file):
-    with foreign_file(file, "rows of JSON"): lines = file.read_bytes().split(b"\n")
+    rows = "rows of JSON, as in the repository's results; a chapter copied alone has none"
+    with foreign_file(file, rows): lines = file.read_bytes().split(b"\n")
     rows = [_row_of(line) for line in lines]             # `splitlines` also splits at a U+2028
     if rows[-1] is None:
         rows.pop()

@@ -18,10 +18,11 @@ def fences(text, language):
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
 
 def picture(output):
-    "The name, the description and the bytes of an output that is a named picture; else None."
+    "The name, description, bytes and link of an output that is a named picture; else None."
     about = output.get("metadata", {}).get("image/png", {})
     if "name" not in about: return None
-    return about["name"], about.get("alt", ""), base64.b64decode("".join(output["data"]["image/png"]))
+    data = base64.b64decode("".join(output["data"]["image/png"]))
+    return about["name"], about.get("alt", ""), data, about.get("link")
 
 def pictures(notebook=INDEX):
     "The named pictures of a notebook: file -> bytes."
@@ -33,7 +34,9 @@ def shown(cell, output):
     if output["output_type"] == "stream":
         return fence("".join(output["text"]), "text") if output["name"] == "stdout" else ""
     data, named = output["data"], picture(output)
-    if named: return f"![{named[1]}]({name(IMAGES)}/{named[0]}.png)"
+    if named:
+        shown = f"![{named[1]}]({name(IMAGES)}/{named[0]}.png)"
+        return f"[{shown}]({named[3]})" if named[3] else shown
     if "text/markdown" in data: return relink("".join(data["text/markdown"]))
     if any(mime.startswith(("image/", "text/html")) for mime in data):
         raise SystemExit(f"{cell.where}: README.md takes text, Markdown and pictures with a name in their metadata")

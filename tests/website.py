@@ -47,6 +47,8 @@ def page_cell(cell, source):
     for output in cell["outputs"]:
         if "text/markdown" in output.get("data", {}):
             output["data"]["text/markdown"] = relink("".join(output["data"]["text/markdown"]), source)
+        if "<a xlink:href" in (drawn := "".join(output.get("data", {}).get("text/html", ""))):
+            output["data"]["text/html"] = drawn.replace('.ipynb"', '.html"')
     return cell if cell["source"] else None
 
 def describe(cells):

@@ -1,0 +1,68 @@
+"The page of 134_steps in a real headless Chromium: its captions are Python's, its steps are drawn."
+import importlib.util, os, random
+import pytest
+from book import ROOT, cells
+
+CHROMIUM = "/usr/bin/chromium"
+pytestmark = [pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed"),
+              pytest.mark.skipif(not os.path.exists(CHROMIUM), reason=f"no {CHROMIUM}: apt-get install chromium")]
+
+def committed():
+    "The page as the chapter shows it."
+    outputs = [o for cell in cells(ROOT/"nbs/pages/134_steps.ipynb", "code") for o in cell.outputs]
+    shown, = ["".join(o["data"]["text/html"]) for o in outputs if "text/html" in o.get("data", {})]
+    return shown
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    "A function that opens a page from a file; what goes wrong there is an error."
+    from playwright.sync_api import sync_playwright
+    wrong, folder = [], tmp_path_factory.mktemp("page")
+    def open_page(html):
+        (folder/"page.html").write_text(f"<!doctype html><meta charset=utf-8>{html}", encoding="utf-8")
+        tab = browser.new_page()
+        tab.on("pageerror", lambda e: wrong.append(str(e)))
+        tab.on("request", lambda r: None if r.url.startswith("file:") else wrong.append(r.url))
+        tab.goto((folder/"page.html").as_uri())
+        return tab
+    with sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield open_page
+        browser.close()
+    assert wrong == []
+
+def compared(page): return page.locator(".check").inner_text()
+
+def test_equals_python(opened):
+    "A hundred captions and their values; a page with one wrong caption, or another search, counts it."
+    html = committed()
+    assert compared(opened(html)) == "100 of 100 saved captions equal Python's."
+    start = html.index('"cases":')
+    broken = html[:start] + html[start:].replace(' on a', ' in a', 1)
+    assert compared(opened(broken)) == "99 of 100 saved captions equal Python's."
+    no_ties = html.replace("|| a.tokens.at(-1) - b.tokens.at(-1)", "|| b.tokens.at(-1) - a.tokens.at(-1)")
+    assert no_ties != html and not compared(opened(no_ties)).startswith("100")
+
+def test_steps_are_drawn(opened):
+    "A step shows a column more; the answer comes with the last, and its cells lead up to the top row."
+    page = opened(committed())
+    assert "step 0 of 10" in page.locator(".steps").inner_text() and page.locator(".answer").inner_text().strip() == ""
+    for t in range(1, 11):
+        page.get_by_role("button", name="next").press("Enter")
+        assert page.locator("td.now").count() == 3 and page.locator("td.best:not(.later)").count() == t
+    assert {"zebra", "frisbee"} <= set(page.locator(".answer").inner_text().split())
+    assert all(row.startswith("row 2") for row in page.locator(".kept").all_inner_texts())
+
+def test_every_setting_is_stored(opened):
+    "The table of `lite` lacks no row, whatever is asked for; a low price is left out, a must is said."
+    page, rng = opened(committed()), random.Random(0)
+    page.locator("select").first.select_option("1")
+    slide = "(e, v) => { e.value = v; e.dispatchEvent(new Event('input', {bubbles: true})); }"
+    prices, step = page.get_by_label("price"), page.get_by_label("step")
+    for levels in [(0, 0, 0), (4, 4, 4), *(rng.choices(range(5), k=3) for _ in range(12))]:
+        page.locator("select").nth(1).select_option(rng.choice("123"))
+        for n, level in enumerate(levels): prices.nth(n).evaluate(slide, level)
+        step.evaluate(slide, 12)
+        words = page.locator(".answer").inner_text().split()
+        assert all(word in words for word, n in zip(("cat", "couch", "suitcase"), levels) if n == 4)
+    assert page.locator(".wanted output").first.inner_text() in ("not asked for", "4 nats", "8 nats", "12 nats", "must")
