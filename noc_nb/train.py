@@ -403,6 +403,8 @@ def _begin(self:Trainer, resume):
 def _claim(self:Trainer, resume):
     folder, settings = self.folder, dict(training=self.cfg, **self.about)
     put_back(folder/"best")
+    ours = (folder/"run.json").exists() or checkpoints(folder) or not (folder/"best").exists()
+    require(ours, f"{folder}/best: is of no training", "a new folder")
     if not resume:                               # an earlier training goes, and nothing else
         for name in ("checkpoints", "best", "curves"): shutil.rmtree(folder/name, True)
         for name in ("run.json", "done.json"): (folder/name).unlink(missing_ok=True)

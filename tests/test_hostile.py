@@ -306,6 +306,14 @@ def test_no_output_ends_a_command(tmp_path, closed):
     assert done.returncode == 0 and (tmp_path/"f").read_text() == "True"
     if not closed: assert (done.stdout, done.stderr) == ("??\n", "caf?\n")
 
+@pytest.mark.parametrize("work, told", [("print('x')", "what it writes to: No space left on device"),
+                                        ("__import__('torch').empty(1 << 50)", "not enough memory")])
+def test_what_is_full_is_one_line(work, told):
+    code = f"from noc_nb.tools.command import _polite; _polite(lambda: {work})"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, f"error: {told}\n")
+
 def evaluated(folder, captions, **kw):
     "A report on captions of two images."
     refs = [dict(id=n, image_id=n//2, caption=c) for n, c in enumerate(["a dog", "the dog", "a bus", "one bus"])]

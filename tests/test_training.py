@@ -147,6 +147,14 @@ def test_unreadable_checkpoints_are_kept(tmp_path, monkeypatch, error):
     assert {path: path.read_bytes() for path in checkpoints(tmp_path)} == before
     assert torch.equal(wide(tmp_path).fit(wide_batches(), resume=True).weight, whole.weight)
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_of_somebody_else_stays(tmp_path, resume):
+    (tmp_path/"best").mkdir()
+    (tmp_path/"best/mine.txt").write_text("mine")
+    with pytest.raises(NocError, match="best: is of no training: expected a new folder"):
+        wide(tmp_path).fit(wide_batches(), resume=resume)
+    assert [path.name for path in tmp_path.rglob("*.*")] == ["mine.txt"]
+
 def test_folder_in_place_of_a_checkpoint(tmp_path):
     "The system's own error, whoever runs the test."
     wide(tmp_path).fit(wide_batches())

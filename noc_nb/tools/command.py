@@ -19,9 +19,15 @@ from fastcore.docments import docments
 import noc_nb
 
 # %% ../../nbs/commands/100_command.ipynb #2b28e9ce
+def _silence():
+    "Write nothing more to standard output, at the exit either."
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
 def _leave(code, line):
     # names of files may hold ends of lines, and what a terminal obeys
     print("".join(c if c.isprintable() else repr(c)[1:-1] for c in line), file=sys.stderr)
+    try: sys.stdout.flush()
+    except OSError: _silence()
     sys.exit(code)
 
 def _polite(work, stopped="stopped"):
@@ -30,12 +36,15 @@ def _polite(work, stopped="stopped"):
         work()
         sys.stdout.flush()                # a full disk is told now, in a line
     except KeyboardInterrupt: _leave(130, stopped)
-    except BrokenPipeError:               # by `| head`: nothing may be written at the exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:               # by `| head`
+        _silence()
         sys.exit(1)
     except OSError as e:
         _leave(2, f"error: {e.filename or 'what it writes to'}: {e.strerror or e}")
     except MemoryError as e: _leave(2, f"error: {str(e) or 'not enough memory'}")
+    except RuntimeError as e:
+        if "can't allocate memory" not in str(e): raise
+        _leave(2, "error: not enough memory")
     except ImportError as e:              # PyTorch's libraries, where memory is short
         if (e.name or "").startswith("noc_nb"): raise
         _leave(2, f"error: cannot be loaded: {e}")
