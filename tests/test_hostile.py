@@ -453,6 +453,10 @@ def test_another_content_is_seen_whatever_its_time(tmp_path):
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(NocError, match="features.npy: was altered"): RegionStore(path.parent).verify()
+    named = RegionStore.write(tmp_path/"named", [Regions(BOXES, [18, 1], [.9, .8], None, 7)], {"images.jsonl": "7 a\n"})
+    named.verify()
+    (tmp_path/"named/images.jsonl").write_text("7 b\n")
+    with pytest.raises(NocError, match="images.jsonl: was altered"): RegionStore(tmp_path/"named").verify()
 
 # ---- the page
 

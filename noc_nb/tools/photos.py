@@ -333,7 +333,7 @@ def extract(
     folder = out.with_name(out.name + ".parts")
     images = fingerprint(_lines((f.id, f.name) for f in files))
     plan = dict(detector=detector.about(), part=part, count=len(files), images=images)
-    there = next((p for p in (out, folder) if p.exists()), None)
+    there = next((p for p in (out, folder) if p.is_file() or p.is_dir() and any(p.iterdir())), None)
     about = (there or folder)/"plan.json"
     begin(about, there or out, plan, resume, there is not None, input_files(files))
     if not out.exists():
@@ -345,7 +345,7 @@ def extract(
         for p, fs in left.items(): _write_part(p, list(islice(results, len(fs))))
         _join(out, list(parts), files, about.read_text("utf-8"))
     shutil.rmtree(folder, ignore_errors=True)
-    return RegionStore(out)
+    return RegionStore(out, verify=there == out)
 
 # %% ../../nbs/models/115_photos.ipynb #36408afd
 @torch.no_grad()

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
 
-from ..core import NocError, foreign_file, read_json, write_json
+from ..core import NocError, foreign_file, read_json, require, write_json
 from ..regions import RegionTable
-from ..runs import stamp, whole_folder
+from ..runs import file_sum, fingerprint, stamp, whole_folder
 from .readers import refuse
 
 # %% ../../nbs/files/103_store.ipynb #ef6d8727
@@ -95,8 +95,11 @@ def verify(self:RegionStore)->dict:
     read again where it was changed."""
     for name, about in self.meta["columns"].items():
         path = self.folder/f"{name}.npy"
-        if _array_sum(path, stamp(path)) != about.get("sha256"):
-            raise NocError(f"{path}: was altered: expected meta.json's checksum")
+        same = _array_sum(path, stamp(path)) == about.get("sha256")
+        require(same, f"{path}: was altered", "meta.json's checksum")
+    for name, total in self.meta.get("notes", {}).items():
+        same = file_sum(self.folder/name) == total
+        require(same, f"{self.folder/name}: was altered", "meta.json's checksum")
     return self.meta["columns"]
 
 # %% ../../nbs/files/103_store.ipynb #988a7770
@@ -153,8 +156,9 @@ def write(cls:RegionStore,
     with whole_folder(folder) as new, closing(_Writer(new, folder)) as writer:
         for part in [regions] if isinstance(regions, RegionTable) else regions:
             writer.append(part if isinstance(part, RegionTable) else part.as_table())
-        for name, text in (notes or {}).items(): (new/name).write_text(text, encoding="utf-8")
+        for name, text in (notes or {}).items(): (new/name).write_bytes(text.encode())
         columns = {name: c.close() for name, c in writer.columns.items()}
-        meta = dict(version=1, columns=columns, counts=getattr(regions, "counts", {}))
+        sums = {name: fingerprint(text) for name, text in (notes or {}).items()}
+        meta = dict(version=1, columns=columns, counts=getattr(regions, "counts", {}), notes=sums)
         write_json(new/"meta.json", meta, indent=1)
     return cls(folder)
