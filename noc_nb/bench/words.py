@@ -322,7 +322,7 @@ def _measures(found, sets, metrics, spice=None):
     out |= dict(concepts=100*(weights @ said)/(weights @ asked))
     return out | {name: weights @ x/n for name, x in own.items()}
 
-def _with_interval(drawn): return [float(drawn[0]), *interval(drawn)]
+def _with_interval(drawn): return [round(x, 4) for x in (float(drawn[0]), *interval(drawn))]
 
 # %% ../../nbs/bench/150_words.ipynb #c6e0001d
 class _WordsRun:
@@ -348,18 +348,18 @@ class _WordsRun:
         return read_json(file)
 
     def _row(self, name, texts, meter, drawn):
-        "A result row; `drawn` has all systems' measures."
-        beside, ours = {}, not name.startswith("published")
-        for other in drawn.keys() - {name}:
-            beside[other] = {m: _with_interval(x - drawn[other][m]) for m, x in drawn[name].items()}
+        "A result row; `drawn` has all systems' measures, the first to compare the others with."
+        (first, reference), *_ = drawn.items()
+        beside = {m: _with_interval(x - reference[m]) for m, x in drawn[name].items()}
         chosen = random.Random(0).sample(range(len(texts)), min(20, len(texts)))
+        ours = not name.startswith("published")
         examples = [(self.sets[i].concepts, texts[i]) for i in chosen if ours]
         new = [(s.concepts, text, forms) for s, text in zip(self.sets, texts) for forms in s.forms
                if self.read.isdisjoint(forms)]
         said = sum(_says(text, forms) for _, text, forms in new)
         return new_row(
-            "bench", "words", data="commongen", **self.keys, system=name, **meter, beside=beside,
-            config=self.cfg.to_dict(), threads=torch.get_num_threads(),
+            "bench", "words", data="commongen", **self.keys, system=name, **meter,
+            beside={first: beside}, config=self.cfg.to_dict(), threads=torch.get_num_threads(),
             metrics={m: _with_interval(x) for m, x in drawn[name].items()},
             examples=examples, new=dict(asked=len(new), said=said, examples=new[:10*ours]),
             command=self.o.command)
