@@ -87,6 +87,7 @@ def read_groups(
 )->list:              # b lists of (the caller's number of the group, its sorted alternatives)
     "Check constraints and put them in order. Raises `NocError` that names image and constraint."
     require(constraints, "constraints: no image", "a list of constraints for each")
+    require(isinstance(eos, Integral) and eos >= 0, f"eos={eos}", "an id of at least 0")
     read = []
     for i, groups in enumerate(constraints):
         lists = isinstance(groups, (list, tuple))
@@ -160,6 +161,7 @@ class Groups(Table):
     need:Tensor   # (b,) how many of the musts have to be finished
     must:Tensor   # (b,) the groups that are musts, a bit for each
     price:Tensor  # (b,n) the prices of the candidates, in nats and 64 bits; 0 for a must
+    least:Tensor  # (b,n) the tokens that a must takes; 0 for a candidate
     jump:Tensor   # (b,) the most groups that one token can finish
     words:Tensor  # (b,c) the distinct tokens; -1 pads
     group:Tensor  # (b,a) the group of an alternative
@@ -168,10 +170,6 @@ class Groups(Table):
     @cached_property
     def bits(self)->Tensor: # (n,) the place of every group's bit
         return torch.arange(self.price.shape[1], device=self.price.device)
-
-    @cached_property
-    def musts(self)->Tensor: # (b,a) True for the alternatives of musts
-        return (self.must[:,None] >> self.group & 1).bool()
 
     @cached_property
     def size(self)->Tensor: return (self.spell >= 0).sum(2) # (b,a) tokens of an alternative
@@ -193,6 +191,15 @@ def _needs(musts, at_least):
     require(good and len(needs) == len(musts), f"at_least: {at_least}",
             f"None, a number >= 0, or one of these for each of {len(musts)} images")
     return [n if m is None else min(m, n) for n, m in zip(musts, needs)]
+
+def _lengths(read, prices, least):
+    "b lists with the tokens that every must takes; 0 for a candidate."
+    rows = []
+    for i, (groups, row) in enumerate(zip(read, prices)):
+        sizes = [min(map(len, alternatives)) for _, alternatives in groups]
+        if least: sizes = [least[i][j] for j, _ in groups]
+        rows.append([size*(price == math.inf) for size, price in zip(sizes, row)])
+    return rows
 
 def _jump(groups, absorb):
     "The most groups that one token can finish."
@@ -225,6 +232,7 @@ def pack_groups(
     absorb=True,   # whether words that the model writes of its own accord count
     device=None,   # where the tensors go
     prices=None,   # b lists with a price for every group, inf for a must; None: all are musts
+    least=None,    # b lists with the tokens that every group takes; None: its shortest alternative
 )->Groups:
     "Constraints as tensors. Raises `NocError` for a bad `at_least`, or bad prices."
     def tensor(x, dtype=torch.long): return torch.tensor(x, dtype=dtype, device=device)
@@ -240,7 +248,8 @@ def pack_groups(
     jump, finite = [_jump(groups, absorb) for groups in read], padded(finite, 0., 1)
     wide = torch.float if torch.device(device or "cpu").type == "mps" else torch.double
     return Groups(tensor(top), tensor(need), tensor(must), tensor(finite, wide),
-                  tensor(jump), tensor(padded(words, -1, 1)), tensor(padded(group, 0, 1)),
+                  tensor(padded(_lengths(read, prices, least), 0, 1)), tensor(jump),
+                  tensor(padded(words, -1, 1)), tensor(padded(group, 0, 1)),
                   tensor(padded(spell, [-1]*long, 1)))
 
 # %% ../nbs/22_grid_beam.ipynb #13acde29
@@ -268,6 +277,13 @@ def at_top(self:Groups, done:Tensor)->Tensor:
 def may_end(self:Groups, done:Tensor)->Tensor:
     "True where a caption may end: with all musts, or as many as are needed."
     return self.finished(done & _each(self.must, done)) >= _each(self.need, done)
+
+@patch
+def takes(self:Groups, done:Tensor)->Tensor:
+    "The tokens that musts still take, by bit masks (b,...); or fewer, with `at_least`."
+    least = self.least.view(len(done), *[1]*(done.dim() - 1), -1)
+    left = ((~done[...,None] >> self.bits & 1)*least).sum(-1)
+    return left.masked_fill(self.may_end(done), 0)
 
 @patch
 def worth(self:Groups, done:Tensor)->Tensor:

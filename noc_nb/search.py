@@ -67,6 +67,7 @@ class Search:
         eos:int,          # the token that ends a caption
         forbidden=(),     # ids that may not come next
         prices=None,      # as in `read_prices`; None: every group is a must
+        least=None,       # as in `pack_groups`
         **settings,       # those of `SearchConfig`
     ):
         self.cfg, self.eos = SearchConfig(**settings), eos
@@ -75,7 +76,7 @@ class Search:
         require(mode in tuple(MODES), f"mode {mode!r}", f"one of {', '.join(MODES)}")
         self.mode, self.read = MODES[mode](), read_groups(constraints, eos)
         self.absorb = self.cfg.absorb or self.mode.absorb
-        self.all = pack_groups(self.read, self.cfg.at_least, self.absorb, device, prices)
+        self.all = pack_groups(self.read, self.cfg.at_least, self.absorb, device, prices, least)
         self.priced = any(price < math.inf for row in prices or () for price in row)
         self.long = self.all.spell.shape[2]                            # tokens of an alternative
         self.twins = self.priced or self.long > 1 or not self.absorb   # texts in several cells
@@ -164,7 +165,9 @@ def _forced(self:Search, parent:Cells, gain, own)->tuple:
     inside = (written > 0)[...,None] & ((parent.phrase - written)[...,None] == name)
     begin = (written == 0) & ~q.at_top(parent.done)
     new = (q.size > self.absorb)[:,None] & (parent.done[...,None] & bit == 0) & begin[...,None]
-    if self.priced: new &= ~self._beside(self.slot)[...,None] | q.musts[:,None]
+    if self.priced:
+        musts = q.must[:,None] >> q.group & 1 > 0
+        new &= ~self._beside(self.slot)[...,None] | musts[:,None]
     written = torch.where(inside, written[...,None], 0)                 # (b,g,a)
     place = (self.long - q.size[:,None] + written)[...,None].clamp(max=self.long - 1)
     spell = q.spell[:,None].expand(*written.shape, -1).gather(3, place)[...,0].clamp(min=0)
@@ -208,6 +211,11 @@ def _children(self:Search, parent:Cells, log_prob, word, done, phrase)->Beams:
     return Beams(score, rank, word, done, phrase, code, place).map(lambda x: x.flatten(1))
 
 # %% ../nbs/24_search.ipynb #1f8373ec
+def _behind(order, last):
+    "An order of places (b,m), but those where `last` is True behind the others."
+    if last is None: return order
+    return order.gather(1, last.gather(1, order).byte().argsort(dim=1, stable=True))
+
 def _duplicates(key, real):
     "(b,m) True where a real entry before has the same key. `key`, `real`: (b,m)."
     unlike = torch.arange(key.shape[1], device=key.device) + -2**63     # keys of no real entry
@@ -224,11 +232,12 @@ def _choose(
     tie:Tensor,  # (b,m) decides between equal ranks: the lower comes first
     cells:int,   # how many cells
     k:int,       # places of a cell
+    short=None,  # (b,m) True for those that come after all others
 )->Tensor:       # (b,cells*k) which of m is in every place; m where there is none
     "Fill every cell with its `k` best, each once."
     b, m = rank.shape
     rank = rank.masked_fill(_duplicates(key, rank > -torch.inf), -torch.inf)
-    order = in_order(rank, tie)
+    order = _behind(in_order(rank, tie), short)
     cell = torch.where(rank > -torch.inf, cell, -1).gather(1, order)
     members = cell[:,None] == torch.arange(cells, device=cell.device)[:,None]   # (b,cells,m)
     nth = torch.arange(1, k + 1, device=cell.device).expand(b, cells, k).contiguous()
@@ -260,6 +269,19 @@ def _last_call(self:Search, pool:Beams, rank)->Tensor:
     ends = (pool.word == self.eos) & (pool.rank > -torch.inf)
     return rank.masked_fill(~ends & ends.any(1, keepdim=True), -torch.inf)
 
+# %% ../nbs/24_search.ipynb #8b0c11e0
+@patch
+def _short(self:Search, beams:Beams, t:int)->Tensor:
+    "(b,m) True where t tokens leave too few for musts and end; None where there are many."
+    q, left = self.groups, self.cfg.max_len - t
+    if left > self.long + self.all.least.sum(1).max(): return None
+    alternative = (beams.phrase // self.long).clamp(max=q.group.shape[1] - 1)
+    usual = q.least.gather(1, q.group).gather(1, alternative)           # tokens of its group
+    written = beams.phrase % self.long
+    more = q.size.gather(1, alternative) - usual - written
+    takes = q.takes(beams.done) + torch.where(written > 0, more, 0)
+    return (takes + 1 > left) & (beams.word != self.eos)
+
 # %% ../nbs/24_search.ipynb #cd103e51
 @patch
 def _chosen(self:Search, pool:Beams, rank, groups:Groups, places:int)->Tensor:
@@ -267,7 +289,8 @@ def _chosen(self:Search, pool:Beams, rank, groups:Groups, places:int)->Tensor:
     cell = self.mode.row(self, groups, pool)*self.long + pool.phrase % self.long
     tie, k = pool.word*len(self.level) + pool.parent, self.cfg.k
     key = self._identity(pool, groups)
-    return _choose(self._last_call(pool, rank), cell, key, tie, places // k, k)
+    short = self._short(pool, self.t + 1)
+    return _choose(self._last_call(pool, rank), cell, key, tie, places // k, k, short)
 
 @patch
 def _filled(self:Search, new:Beams)->Cells:
@@ -351,13 +374,15 @@ def _outscored(self:Search, cells:Cells)->Tensor:
 def _crowded(self:Search, cells:Cells)->Tensor:
     "(b,s) True for what goes beyond `most`: the rows take turns, the highest first."
     late, most = [], self.mode.most(self)
-    for part, going in zip(self._parts(self.groups), self._open(cells).split(self.sizes, 1)):
-        turns = torch.arange(going.shape[1], device=going.device)
-        turns = turns.view(-1, self.cfg.k).flip(0).T.flatten()
+    place = torch.arange(len(self.level), device=cells.word.device)
+    going, short, parts = self._open(cells), self._short(cells, self.t), self._parts(self.groups)
+    for part, places in zip(parts, place.split(self.sizes)):
+        turns = places.view(-1, self.cfg.k).flip(0).T.flatten().expand(len(going), -1)
+        turns = _behind(turns, short)
         limit = torch.where(part.top > part.need, max(1, most // 2), most) # candidates: half a beam
-        beyond = going[:,turns].cumsum(1) > limit[:,None]
-        late.append(torch.zeros_like(going).index_copy(1, turns, beyond) & going)
-    return torch.cat(late, 1)
+        beyond = going.gather(1, turns).cumsum(1) > limit[:,None]
+        late.append(torch.zeros_like(going).scatter(1, turns, beyond))
+    return torch.stack(late).any(0) & going
 
 @patch
 def _pruned(self:Search, cells:Cells)->Cells:

@@ -128,6 +128,16 @@ def test_pruned_hypotheses_are_not_missed(given_case, max_len):
         for i in range(B): assert all_of(out, i) == all_of(true, i)
 
 @fifty
+@given(case(most=5), st.integers(0, 2))
+def test_musts_that_fit_are_said(given_case, spare):
+    "With any number of beams, also where there is just room for the shortest alternatives and the end."
+    model, images, how = given_case
+    how |= dict(at_least=None, no_repeat=False)
+    for i, wanted in enumerate(images):
+        how["max_len"] = sum(min(map(len, group)) for group in wanted) + 1 + spare
+        assert search(model, [wanted], of=[i], **how).reason == [None]
+
+@fifty
 @given(case(), st.randoms(use_true_random=False))
 def test_order_of_constraints_is_irrelevant(given_case, rng):
     model, images, how = given_case

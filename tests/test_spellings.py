@@ -184,17 +184,18 @@ def test_whole_words_by_brute_force(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_words_that_fit_are_said(kind):
-    "With one beam and room, also words of many pieces, which must not be begun behind a letter."
-    tok = trained(kind)
-    ids = torch.tensor([tok.encode("a photo of the", add_special_tokens=False)])
-    for seed, words in itertools.product(range(3), (["zebra"], ["quokka", "cat"])):
-        if not all(spellings(tok, word) for word in words): continue
-        model = tiny_gpt2(tok, seed)
-        for mode in "bank", "grid":
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), custom_generate=grid_beam, words=words,
-                                 processor=tok, num_beams=1, max_new_tokens=30, mode=mode, do_sample=False,
-                                 return_dict_in_generate=True)
-            assert len(out.spans[0]) == len(words), (words, mode, tok.decode(out.texts[0]))
+    """With one beam or more, wherever each word has room, another piece before it, and the end. Words of many pieces
+    must not be begun behind a letter, or too late."""
+    tok, rng = trained(kind), random.Random(1)
+    known = [word for word in ("zebra", "quokka", "cat", "bus", "fire hydrant", "T-shirt") if spellings(tok, word)]
+    for n in range(16):
+        words, mode = rng.sample(known, min(rng.randint(1, 4), len(known))), ("bank", "grid")[n % 2]
+        room = sum(min(map(len, spellings(tok, word))) + 1 for word in words) + 1 + rng.choice([0, 1, 8])
+        ids = torch.tensor([tok.encode(rng.choice(["a photo of the", "Zeb"]), add_special_tokens=False)])
+        out = tiny_gpt2(tok, n).generate(
+            ids, attention_mask=torch.ones_like(ids), custom_generate=grid_beam, words=words, processor=tok, mode=mode,
+            num_beams=rng.choice([1, 1, 2]), max_new_tokens=room, do_sample=False, return_dict_in_generate=True)
+        assert len(out.spans[0]) == len(words), (words, mode, room, tok.decode(out.texts[0]))
 
 def worth(chain, ids, score, prices, penalty):
     "What a text comes to; minus infinity where it lacks a must."

@@ -398,11 +398,13 @@ def search(self:_Rows, prices, **settings):
     groups, device = self.groups, self.prompts.device
     words = groups.constraints(self.v, self.ends, device)
     if prices is not None: prices = [[math.inf, *row] for row in prices]
+    least = [[1, *row] for row in groups.least()]
     first = torch.arange(len(groups.lists), device=device)*self.width
     return grid_beam_search(
         self.step, first, [[[(self.begin,)]] + part for part in words], bos=0, eos=self.end,
         pad=self.end, k=self.config.num_beams, max_len=self.room + 2, reorder=self.reorder,
-        length_penalty=self.config.length_penalty, prices=prices, **settings)
+        length_penalty=self.config.length_penalty, prices=prices, least=least,
+        **settings)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11604
 @patch

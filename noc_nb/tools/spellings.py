@@ -90,6 +90,8 @@ def read_words(
     return Wishes(lists, avoids, kinds == {str})
 
 # %% ../../nbs/models/109_spellings.ipynb #6a1d0c07
+def _shortest(groups): return [min(map(len, group)) for group in groups]
+
 class IdGroups:
     "Words as ids, which count wherever they stand."
     extra = 0                 # ids that only the search knows
@@ -97,6 +99,7 @@ class IdGroups:
         wishes:Wishes, # of ids
     ):
         self.lists = wishes.lists
+    def least(self): return [*map(_shortest, self.lists)]
     def real(self, said): return said
     def mark(self, scores, said, inputs, full): return scores
     def cut(self, said, inputs): return torch.zeros_like(inputs, dtype=torch.bool)
@@ -346,12 +349,22 @@ def constraints(self:WordGroups,
     return packed
 
 @patch
+def _anywhere(self:WordGroups, group):
+    "The spellings that may also stand behind a letter, as with a space in front; else all."
+    return [ids for ids in group if ids not in self.bare] or group
+
+@patch
+def least(self:WordGroups)->list: # b lists
+    "The tokens that every group takes, wherever it begins."
+    return [_shortest(map(self._anywhere, groups)) for groups in self.lists]
+
+@patch
 def _group(self:WordGroups, n, group, fulfils):
     "The alternatives of group n."
     said = {(self.v + self.number[ids],) for ids in fulfils if n in fulfils[ids]}
-    apart = [ids for ids in group if ids not in self.bare]               # with a space in front
-    safe = apart + [ids for ids in group if len(ids) == 1]
-    forced = safe if apart else group
+    anywhere = self._anywhere(group)
+    short = [ids for ids in group if len(ids) == 1 and ids not in anywhere]
+    forced = anywhere + short                                            # a piece may come or not
     plain = {(*ids[:-1], self.v + self.number[ids]) for ids in forced}
     return sorted(said | plain | {self._finished(ids, fulfils) for ids in forced})
 
