@@ -131,6 +131,16 @@ def test_finished_phase_needs_no_checkpoints(tmp_path):
     for file in checkpoints(tmp_path): file.unlink()
     assert torch.equal(wide(tmp_path).fit(None, resume=True).weight, whole.weight)
 
+def test_altered_weights_are_not_taken(tmp_path):
+    wide(tmp_path).fit(wide_batches())
+    for file in sorted((tmp_path/"best").iterdir()):
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-2] + b"  ")
+        with pytest.raises(NocError, match="best: was altered: expected the weights of this training"):
+            wide(tmp_path).fit(None, resume=True)
+        file.write_bytes(whole)
+    wide(tmp_path).fit(None, resume=True)
+
 @pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(5, "Input/output error"),
                                    MemoryError(), RuntimeError("can't allocate memory")], ids=repr)
 def test_unreadable_checkpoints_are_kept(tmp_path, monkeypatch, error):

@@ -305,10 +305,11 @@ def _join(out, parts, files, plan):
     "The whole store from its parts."
     failed = "".join((p/"failed.jsonl").read_text(encoding="utf-8") for p in parts)
     images = _lines(dict(id=f.id, name=f.name) for f in files)
-    notes = {"images.jsonl": images, "failed.jsonl": failed, "plan.json": plan}
+    notes = {"images.jsonl": images, "failed.jsonl": failed}
     whole = parts[0].parent/"whole"
     shutil.rmtree(whole, ignore_errors=True)   # of a run that was killed before the rename
     RegionStore.write(whole, (RegionStore(p, verify=True) for p in parts), notes)
+    (whole/"plan.json").write_text(plan, "utf-8")
     os.rename(whole, out)
 
 # %% ../../nbs/models/115_photos.ipynb #fe2f2e20
