@@ -23,8 +23,7 @@ from torch import nn
 
 from .core import (Config, NocError, default_device, foreign_file, progress, read_json,
                          require, say, set_seed, setting, whole_file, write_json)
-from .runs import (begin, check_same, file_sum, fingerprint, locked, put_back,
-                         whole_folder)
+from .runs import (begin, check_same, file_sum, locked, put_back, whole_folder)
 from .saving import read_weights
 
 # %% ../nbs/40_train.ipynb #b96fb256
@@ -159,7 +158,7 @@ class _Progress:
     stale:int = 0                             # evaluations since the best one
     best:float = None                         # the highest score
     seconds:float = 0.                        # of training
-    weights:str = None                        # fingerprint of the folder of the best weights
+    weights:dict = None                       # file of the best weights -> its fingerprint
     history:list = field(default_factory=list) # a dict for every epoch
 
 # %% ../nbs/40_train.ipynb #0fea4da3
@@ -332,7 +331,8 @@ def _end_epoch(self:Trainer, evaluate):
     if main: say(self._epoch_line(entry, better))
     if better and main:
         with whole_folder(self.folder/"best") as new: self.inner.save_pretrained(new)
-        self.weights = _best_sum(self.folder)
+        self.weights = {path.name: file_sum(path) for path in (self.folder/"best").iterdir()
+                        if path.name != "README.md"}       # which people complete
     seconds = round(time.monotonic() - self.clock, 1)
     self.history.append(dict(epoch=self.epoch, step=self.step, seconds=seconds) | entry)
     self._save()
@@ -442,13 +442,11 @@ def _read_done(path):
 
 _BEST = "best/model.safetensors"
 
-def _best_sum(folder): return fingerprint(*map(file_sum, sorted((folder/"best").iterdir())))
-
 def _check_weights(folder, about):
     "Raises `NocError` where the best weights are not those that `done.json` speaks of."
-    if about["weights"] is None: return                        # of an earlier version
-    same = (folder/"best").is_dir() and _best_sum(folder) == about["weights"]
-    require(same, f"{folder}/best: was altered", "the weights of this training")
+    for name, known in (about["weights"] or {}).items():       # none: of an earlier version
+        path = folder/"best"/name
+        require(file_sum(path) == known, f"{path}: was altered", "the weights of this training")
 
 # %% ../nbs/40_train.ipynb #8f42c9d3
 def finished_model(

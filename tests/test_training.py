@@ -136,9 +136,10 @@ def test_altered_weights_are_not_taken(tmp_path):
     for file in sorted((tmp_path/"best").iterdir()):
         whole = file.read_bytes()
         file.write_bytes(whole[:-2] + b"  ")
-        with pytest.raises(NocError, match="best: was altered: expected the weights of this training"):
+        with pytest.raises(NocError, match=f"{file.name}: was altered: expected the weights of this training"):
             wide(tmp_path).fit(None, resume=True)
         file.write_bytes(whole)
+    (tmp_path/"best/README.md").write_text("a card, which people complete")
     wide(tmp_path).fit(None, resume=True)
 
 @pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(5, "Input/output error"),
