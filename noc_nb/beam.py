@@ -147,18 +147,19 @@ def next_words(
     scores:Tensor,    # (N,v) what `step` returned
     special:Tensor,   # (N,c) ids whose log-probability is wanted in any case; -1 pads
     k:int,            # how many other words
-    forbidden:Tensor, # (f,) ids that may not come next
+    forbidden:Tensor, # (f,) ids that may not come next, or (N,f); -1 pads
     check,            # is called with the best score of every row (N,)
     normalize=False,  # True if the scores need a log-softmax
 )->tuple:             # log-probabilities (N,c) of `special`; (N,k) of the k best others; their ids
     "What may come next. Raises `NocError` as `check` does."
     if scores.dtype in (torch.float16, torch.bfloat16): scores = scores.float()
-    best, words = top_words(scores, k + special.shape[1] + len(forbidden)) # some are taken out
+    best, words = top_words(scores, k + special.shape[1] + forbidden.shape[-1]) # less these
     check(best[:,0])
-    out = (words[...,None] == special[:,None]).any(-1) | torch.isin(words, forbidden)
+    def barred(ids): return (ids[...,None] == forbidden[...,None,:]).any(-1)
+    out = (words[...,None] == special[:,None]).any(-1) | barred(words)
     place = out.byte().argsort(dim=1, stable=True)[:,:k]
     best = best.masked_fill(out, -torch.inf).gather(1, place)
-    out = (special < 0) | torch.isin(special, forbidden)
+    out = (special < 0) | barred(special)
     wanted = scores.gather(1, special.clamp(min=0)).masked_fill(out, -torch.inf)
     if normalize:
         norm = scores.logsumexp(1, keepdim=True)

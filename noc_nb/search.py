@@ -19,7 +19,7 @@ from .beam import (Hypotheses, check_best, check_scores, check_sizes, in_order, 
                          pick, reorder_state, state_size)
 from .core import require
 from .grid_beam import (Groups, SearchConfig, Table, check_ids, pack_groups, padded,
-                              read_groups)
+                              read_group, read_groups)
 
 # %% ../nbs/24_search.ipynb #13b68efa
 @dataclass
@@ -68,26 +68,31 @@ class Search:
         forbidden=(),     # ids that may not come next
         prices=None,      # as in `read_prices`; None: every group is a must
         least=None,       # as in `pack_groups`
+        ordered=False,    # True: the musts are finished in the caller's order
+        avoid=None,       # b lists of what may not be written, words or phrases, tuples of ids
         **settings,       # those of `SearchConfig`
     ):
-        self.cfg, self.eos = SearchConfig(**settings), eos
-        k, mode = self.cfg.k, self.cfg.mode
-        check_sizes(k, self.cfg.max_len, self.cfg.length_penalty)
-        require(mode in tuple(MODES), f"mode {mode!r}", f"one of {', '.join(MODES)}")
-        self.mode, self.read = MODES[mode](), read_groups(constraints, eos)
+        self.cfg, self.eos, self.ordered = SearchConfig(**settings), eos, ordered
+        self.mode, self.read = self._mode(), read_groups(constraints, eos, ordered)
         self.absorb = self.cfg.absorb or self.mode.absorb
         self.all = pack_groups(self.read, self.cfg.at_least, self.absorb, device, prices, least)
         self.priced = any(price < math.inf for row in prices or () for price in row)
-        self.long = self.all.spell.shape[2]                            # tokens of an alternative
-        self.twins = self.priced or self.long > 1 or not self.absorb   # texts in several cells
         self.forbidden = torch.tensor(list(forbidden), dtype=torch.long, device=device)
+        self.avoid = avoid and self._read_avoid(avoid, device)
         self._lay_out()
         self.begin()
 
-# %% ../nbs/24_search.ipynb #b1d22a03
-_random = Random(0)
-_SALTS = [_random.randrange(-2**63, 2**63) | 1 for _ in range(10_002)] # of the most tokens, and two
+# %% ../nbs/24_search.ipynb #0f806b23
+@patch
+def _mode(self:Search):
+    "The kind of search. Raises `NocError` for settings that do not go together."
+    mode, kinds = self.cfg.mode, ", ".join(MODES)
+    check_sizes(self.cfg.k, self.cfg.max_len, self.cfg.length_penalty)
+    require(mode in tuple(MODES), f"mode {mode!r}", f"one of {kinds}")
+    require(not self.ordered or self.cfg.at_least is None, "ordered", "all musts, no `at_least`")
+    return MODES[mode]()
 
+# %% ../nbs/24_search.ipynb #b1d22a03
 @patch
 def _parts(self:Search, groups:Groups)->list:
     "What is searched for: the groups, and, beside candidates, the musts alone."
@@ -96,6 +101,8 @@ def _parts(self:Search, groups:Groups)->list:
 @patch
 def _lay_out(self:Search):
     "Give every cell its `k` places."
+    self.long = self.all.spell.shape[2]                                 # tokens of an alternative
+    self.twins = self.priced or self.long > 1 or not self.absorb        # texts in several cells
     size = self.long*self.cfg.k                                         # places of a row
     levels = [self.mode.levels(self, groups) for groups in self._parts(self.all)]
     self.sizes = [len(level)*size for level in levels]                  # places of the parts
@@ -115,14 +122,18 @@ def begin(self:Search):
     self.stuck = torch.zeros_like(self.images).bool()
 
 # %% ../nbs/24_search.ipynb #961770fe
+def _ends_with(tokens, texts):
+    "(b,g,a) which texts (b,a,l) stand at the end of tokens (b,g,t). -1 pads texts on the left."
+    back, texts = texts.shape[2], texts[:,None]
+    if not back: return texts.new_ones(texts.shape[:-1], dtype=torch.bool)
+    recent = tokens[:,:,-back:]
+    recent = F.pad(recent, (back - recent.shape[2], 0), value=-2)
+    return ((recent[:,:,None] == texts) | (texts < 0)).all(-1)
+
 @patch
 def _begun(self:Search, cells)->Tensor:
     "(b,g,a) True where all of an alternative but its last token has just been written."
-    back, before = self.long - 1, self.groups.tokens[:,None,:,:-1]      # (b,1,a,l-1)
-    if not back: return before.new_ones(before.shape[:-1], dtype=torch.bool)
-    recent = cells.tokens[:,:,max(0, self.t - back):self.t]
-    recent = F.pad(recent, (back - recent.shape[2], 0), value=-2)
-    return ((recent[:,:,None] == before) | (before < 0)).all(-1)
+    return _ends_with(cells.tokens[:,:,:self.t], self.groups.tokens[...,:-1])
 
 @patch
 def _gains(self:Search, begun)->Tensor:
@@ -156,6 +167,38 @@ def _repeats(self:Search, parent:Cells, begun)->Tensor:
     ends = q.tokens[:,:,-1:] == q.words[:,None]                         # (b,a,c)
     return (begun & finished & apart).float() @ ends.float() > 0
 
+# %% ../nbs/24_search.ipynb #ee7f3a2d
+@patch
+def _in_turn(self:Search, done:Tensor)->Tensor:
+    "(b,g) as bits, the groups that may be finished next: of the musts, with `ordered`, the first."
+    if not self.ordered: return torch.full_like(done, -1)
+    must = self.groups.must[:,None]
+    missing = must & ~done
+    return ~must | (missing & -missing)
+
+# %% ../nbs/24_search.ipynb #ab237dd0
+@patch
+def _read_avoid(self:Search, avoid, device)->Tensor:
+    "(b,x,l) what may not be written; -1 pads phrases on the left. Raises `NocError` for bad ids."
+    n = len(self.read)
+    require(len(avoid) == n, f"avoid: {len(avoid)} lists", f"one for each of {n} images")
+    read = [read_group(row, self.eos, f"image {i}, avoid") if row else [(-1,)]
+            for i, row in enumerate(avoid)]
+    long = max(len(phrase) for row in read for phrase in row)
+    def line(phrase): return [-1]*(long - len(phrase)) + [*phrase]
+    rows = padded([[*map(line, row)] for row in read], [-1]*long)
+    return torch.tensor(rows, device=device)
+
+@patch
+def _barred(self:Search)->Tensor:
+    "(N,f) what may not come next in the rows of the model; -1 pads."
+    if self.avoid is None: return self.forbidden
+    avoid = self.avoid[self.images]
+    ended = _ends_with(pick(self.cells.tokens, self.asked)[:,:,:self.t], avoid[...,:-1])
+    last = torch.where(ended, avoid[:,None,:,-1], -1)                   # (b,a,x) or (b,1,x)
+    last = last.expand(*self.asked.shape, -1).flatten(0, 1)
+    return torch.cat([self.forbidden.expand(len(last), -1), last], 1)
+
 # %% ../nbs/24_search.ipynb #e14d54c8
 @patch
 def _forced(self:Search, parent:Cells, gain, own)->tuple:
@@ -165,6 +208,7 @@ def _forced(self:Search, parent:Cells, gain, own)->tuple:
     inside = (written > 0)[...,None] & ((parent.phrase - written)[...,None] == name)
     begin = (written == 0) & ~q.at_top(parent.done)
     new = (q.size > self.absorb)[:,None] & (parent.done[...,None] & bit == 0) & begin[...,None]
+    new &= (self._in_turn(parent.done)[...,None] & bit) != 0
     if self.priced:
         musts = q.must[:,None] >> q.group & 1 > 0
         new &= ~self._beside(self.slot)[...,None] | musts[:,None]
@@ -194,13 +238,16 @@ def _expansions(self:Search, parent:Cells, special, best, words)->Beams:
     wanted = self.groups.words[:,None].expand_as(own)
     word = torch.cat([torch.full_like(words[...,:1], self.eos), words, wanted], 2)
     done = parent.done[...,None].expand_as(free)
-    gain = self._gains(begun) if self.absorb else None
+    gain = self._gains(begun) & self._in_turn(parent.done)[...,None] if self.absorb else None
     if self.absorb: done = done | F.pad(gain, (free.shape[2] - gain.shape[2], 0))
     ways = [(free, word, done, torch.zeros_like(word))]
     if self.long > 1 or not self.absorb: ways.append(self._forced(parent, gain, own))
     return self._children(parent, *(torch.cat(parts, 2) for parts in zip(*ways)))
 
 # %% ../nbs/24_search.ipynb #b1d22a01
+_random = Random(0)
+_SALTS = [_random.randrange(-2**63, 2**63) | 1 for _ in range(10_002)] # of the most tokens, and two
+
 @patch
 def _children(self:Search, parent:Cells, log_prob, word, done, phrase)->Beams:
     "Expansions (b,g,m) as one list (b,g*m)."
@@ -449,7 +496,7 @@ def walk(self:Search, step, state, bos, reorder=None, normalize=False):
         if t == 1: check_ids(self.read, self.eos, v)
         special = F.pad(self.groups.words, (0, 1), value=self.eos)
         special = special.repeat_interleave(self.asked.shape[1], 0)
-        answer = next_words(scores, special, self.cfg.k, self.forbidden, check, normalize)
+        answer = next_words(scores, special, self.cfg.k, self._barred(), check, normalize)
         self._settle(self._pruned(self._advance(*answer)))
         yield t
         if t == self.cfg.max_len or not len(self.images): return

@@ -1,5 +1,5 @@
 """What `grid_beam` makes of every option of `generate`. The architectures have a table of their own."""
-import json, math, re, warnings
+import itertools, json, math, re, warnings
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
@@ -357,3 +357,25 @@ def test_avoided_words():
     assert any("cates" in text for text in found)
     line = ours(model, inputs, words="zebra, -cat", **settings)
     assert line.tolist() == ours(model, inputs, words=["zebra"], avoid=["cat"], **settings).tolist()
+
+@pytest.mark.parametrize("mode", ["bank", "grid"])
+def test_words_in_order(mode):
+    "Every order of three words is written as it was given, also where the model likes the last word first."
+    model, inputs = build("GPT-2")
+    last = tokenizer().get_vocab()["bus"]
+    def wants(ids, scores):
+        scores[:,last] += 9.
+        return scores
+    settings = dict(processor=tokenizer(), mode=mode, ordered=True, num_return_sequences=2,
+                    return_dict_in_generate=True, logits_processor=LogitsProcessorList([wants]))
+    for order in itertools.permutations(["zebra", "cat", "bus"]):
+        found = ours(model, inputs, words=[*order], **settings)
+        for text, spans in zip(texts(found.sequences), found.spans):
+            ends = [spans[n][1] for n in range(3)]
+            assert ends == sorted(set(ends))
+            rest = text.lower()
+            for word in order: rest = re.split(rf"\b{word}\b", rest, maxsplit=1)[1]
+    found = ours(model, inputs, words=["cat", "zebra", "bus"], prices=[math.inf, math.inf, 50.], **settings)
+    assert all(spans[0] < spans[1] and 2 in spans for spans in found.spans)       # a candidate has no place
+    with pytest.raises(NocError, match="ordered: expected all musts"):
+        ours(model, inputs, words=["zebra", "bus"], at_least=1, **settings)

@@ -128,11 +128,11 @@ def test_pruned_hypotheses_are_not_missed(given_case, max_len):
         for i in range(B): assert all_of(out, i) == all_of(true, i)
 
 @fifty
-@given(case(most=5), st.integers(0, 2))
-def test_musts_that_fit_are_said(given_case, spare):
+@given(case(most=5), st.integers(0, 2), st.booleans())
+def test_musts_that_fit_are_said(given_case, spare, ordered):
     "With any number of beams, also where there is just room for the shortest alternatives and the end."
     model, images, how = given_case
-    how |= dict(at_least=None, no_repeat=False)
+    how |= dict(at_least=None, no_repeat=False, ordered=ordered)
     for i, wanted in enumerate(images):
         how["max_len"] = sum(min(map(len, group)) for group in wanted) + 1 + spare
         assert search(model, [wanted], of=[i], **how).reason == [None]

@@ -293,12 +293,12 @@ def _read_word_prices(prices, lists):
     return [list(row) for row in rows]
 
 # %% ../../nbs/models/116_generate.ipynb #3e954c4c
-def _groups(wishes, processor, prompts, no_repeat):
+def _groups(wishes, processor, prompts, again):
     "`IdGroups` or `WordGroups`, by what was given."
     if not wishes.text: return IdGroups(wishes)
     require(processor is not None, "words: text",
             "processor=, a processor or tokenizer, as well; tokenizer= does not reach a function")
-    return WordGroups(wishes, getattr(processor, "tokenizer", processor), prompts, no_repeat)
+    return WordGroups(wishes, getattr(processor, "tokenizer", processor), prompts, again)
 
 @cache
 def _answer_kind(half):
@@ -328,16 +328,26 @@ def _padded(rows, fill):
     for line, row in zip(table, rows): line[:len(row)] = torch.tensor(row)
     return table
 
+def _spans(mentions, musts):
+    "The first mention of every group, {group: (first, last + 1)}; of `musts` in their order."
+    found, waiting, after = {}, list(musts), 0
+    for end, start, n in mentions:
+        if n in found or n in musts and (n != waiting[0] or end <= after): continue
+        found[n] = start, end
+        if n in musts: waiting, after = waiting[1:], end
+    return found
+
 @patch
-def known(self:_Rows, texts:list, prices)->dict:
+def known(self:_Rows, texts:list, prices, ordered:bool)->dict:
     "What is ours in the answer: which words came, where and at what cost; the texts' worth."
     n, spans, costs, worth = self.config.num_return_sequences, [], [], []
     for place, text in enumerate(texts):
         i = place // n
-        spans.append(self.groups.spans(i, text.said))
+        row = prices[i] if prices else [math.inf]*len(self.groups.lists[i])
+        musts = [g for g, u in enumerate(row) if u == math.inf and ordered]
+        spans.append(_spans(self.groups.mentions(i, text.said), musts))
         cost = {g: text.totals[end] - text.totals[start] for g, (start, end) in spans[-1].items()}
         costs.append(cost)
-        row = prices[i] if prices else []
         worth.append(sum(u for g, u in enumerate(row) if g in spans[-1] and u < math.inf))
     objective = self.total.new_tensor([self.mean(t) + u for t, u in zip(texts, worth)])
     return dict(texts=[t.ids for t in texts], spans=spans, costs=costs, objective=objective)
@@ -348,7 +358,7 @@ def mean(self:_Rows, text)->float:
     return text.score/max(1, len(text.ids))**self.config.length_penalty
 
 # %% ../../nbs/models/116_generate.ipynb #5be11603
-def _answer(rows, found, prices):
+def _answer(rows, found, prices, ordered):
     "What `generate` returns: ids, or all that is known of them if a dict is asked for."
     config, texts = rows.config, rows.texts(found)
     prompts = rows.prompts[::rows.width].repeat_interleave(config.num_return_sequences, 0)
@@ -357,7 +367,7 @@ def _answer(rows, found, prices):
     if not config.return_dict_in_generate: return sequences
     kind = _answer_kind("EncoderDecoder" if rows.model.config.is_encoder_decoder else "DecoderOnly")
     vars(kind.latest).clear()
-    vars(kind.latest).update(rows.known(texts, prices))
+    vars(kind.latest).update(rows.known(texts, prices, ordered))
     scores = rows.total.new_tensor([rows.mean(text) for text in texts])
     if not config.output_scores: return kind(sequences=sequences, sequences_scores=scores)
     paths = _padded([text.rows[:len(text.ids)] for text in texts], -1).to(prompts.device)
@@ -389,7 +399,7 @@ def _with_begin(at_least, inputs):
     if len(least) != inputs or not fits:
         raise NocError(f"at_least={at_least!r}; expected a number, or one for each of {inputs} "
                        "inputs")
-    return [None if n is None else n + 1 for n in least]
+    return at_least if at_least is None else [None if n is None else n + 1 for n in least]
 
 # %% ../../nbs/models/116_generate.ipynb #5be11608
 @patch
@@ -458,6 +468,7 @@ def grid_beam(
     prices=None,          # nats: one for each shared word, or b lists; None: all must come
     at_least=None,        # how many of its musts a text must hold; default: all
     no_repeat=False,      # True: a word that has come is not said again
+    ordered=False,        # True: the musts come in the order in which they are given
     text_only=False,      # True: an image model may go without an image
     force_words_ids=None, # more words, as ids; as in versions before 4.57
     constraints=None,     # the same, as objects with `token_ids`
@@ -469,7 +480,7 @@ def grid_beam(
     _check_options(config)
     if not text_only: _check_image(model, model_kwargs)
     wishes = _wishes(words, each, avoid, force_words_ids, constraints, config, len(input_ids) // k)
-    groups = _groups(wishes, processor, input_ids[::k].tolist(), no_repeat)
+    groups = _groups(wishes, processor, input_ids[::k].tolist(), no_repeat or ordered)
     prices = _read_word_prices(prices, groups.lists)
     if at_least is None: _check_room(groups.lists, prices, config.max_length - input_ids.shape[1])
     least, grid = _with_begin(at_least, len(groups.lists)), mode == "grid"
@@ -478,9 +489,9 @@ def grid_beam(
     width, input_ids, model_kwargs = _widen(model, groups, k, grid, priced, input_ids, model_kwargs)
     criteria = [*stopping_criteria, *_stopping(stop_strings, processor)]
     rows = _Rows(model, input_ids, logits_processor, criteria, config, model_kwargs, width, groups)
-    found = rows.search(prices, at_least=least, mode=mode, no_repeat=no_repeat)
+    found = rows.search(prices, at_least=least, mode=mode, no_repeat=no_repeat, ordered=ordered)
     _warn(rows, found, wishes)
-    return _answer(rows, found, prices)
+    return _answer(rows, found, prices, ordered)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11606
 def generate(

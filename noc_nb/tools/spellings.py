@@ -113,14 +113,13 @@ class IdGroups:
             raise NocError(f"words: input {i}: id {bad[0]}; expected one below {v}, no end token")
         return self.lists
 
-    def spans(self, i:int, said:list):
-        "Where the words of input `i` stand: {group: (first, last + 1)}."
-        found = {}
+    def mentions(self, i:int, said:list):
+        "Where the words of input `i` stand: (last + 1, first, group)."
+        found = []
         for n, group in enumerate(self.lists[i]):
-            places = [(j, j + len(ids)) for ids in group for j in range(len(said))]
-            places = [(j, end) for j, end in places if tuple(said[j:end]) in group]
-            if places: found[n] = min(places)
-        return found
+            places = [(j + len(ids), j) for ids in group for j in range(len(said))]
+            found += [(end, j, n) for end, j in places if tuple(said[j:end]) in group]
+        return sorted(found)
 
 # %% ../../nbs/models/109_spellings.ipynb #6a1d0c09
 @dataclass
@@ -234,10 +233,10 @@ class WordGroups:
         wishes:Wishes,   # of texts
         tokenizer,       # transformers'
         prompts:list,    # b lists of ids, what the texts go on from
-        no_repeat=False, # True: a word that has come is not said again
+        again=False,     # True: also words that have come are noticed
     ):
         "Raises `NocError` for a word that cannot be spelled, or not without one to avoid."
-        self.tokenizer, self.no_repeat, self.pieces = tokenizer, no_repeat, read_pieces(tokenizer)
+        self.tokenizer, self.pieces, self.again = tokenizer, read_pieces(tokenizer), again
         self.bare, self.ways, self.decoded = set(), {}, {}
         for i, groups in enumerate(wishes.lists):
             for word in sum(groups, []): self._spell(i, word)
@@ -421,15 +420,15 @@ def real(self:WordGroups,
     return self.token[said]
 
 @patch
-def spans(self:WordGroups,
+def mentions(self:WordGroups,
     i:int,     # an input
     said:list, # ids of the search
-)->dict:       # {group: (first, last + 1)}
+)->list:       # (last + 1, first, group)
     "Where the words of an input stand."
-    found = {}
+    found = []
     for place, token in enumerate(said):
         fulfils = self.fulfils[i][self.spelled[token-self.v]] if token >= self.v else {}
-        for n, ids in fulfils.items(): found.setdefault(n, (place + 1 - len(ids), place + 1))
+        found += [(place + 1, place + 1 - len(ids), n) for n, ids in fulfils.items()]
     return found
 
 # %% ../../nbs/models/109_spellings.ipynb #6a1d0c28
@@ -451,7 +450,7 @@ def _open_after(self:WordGroups, real, inputs):
 def _wanted(self:WordGroups, said, inputs):
     "(N,s) spellings of words that have not come."
     fulfil = self.fulfil[inputs]
-    if self.no_repeat: return fulfil.any(2)
+    if self.again: return fulfil.any(2)
     finished = torch.zeros(len(said), self.extra + 1, dtype=torch.bool, device=said.device)
     finished = finished.scatter_(1, (said - self.v + 1).clamp(min=0), True)[:,1:]  # (N,s)
     done = (fulfil & finished[...,None]).any(1)                          # (N,n)
