@@ -35,7 +35,8 @@ from .vocab import Vocab
 @dataclass(frozen=True)
 class CaptionOptions(Config):
     "What one call of the pipeline may ask for."
-    objects:tuple = None                   # names of musts; (): none; None: the selector's choice
+    objects:object = None                  # names of musts; (): none; None: the selector's choice;
+                                           # a dict: name -> nats that saying it adds
     min_score:float = setting(None, 0, 1)  # of a candidate's region; None: the selector's threshold
     max_objects:int = setting(None, 0)     # candidates of an image; None: the pipeline's limit
     batch:int = setting(50, 1)             # images searched together
@@ -149,7 +150,7 @@ def _seen(self:NovelCaptioner, images, seen):
 @patch
 def __call__(self:NovelCaptioner,
     images,       # `Regions` of one image, or a list of them
-    objects=None, # names of musts, as in `CaptionOptions`
+    objects=None, # names of musts, or name -> price, as in `CaptionOptions`
     seen=None,    # what the captioner sees, `Regions` of another detector; default: `images`
     **options,    # the other `CaptionOptions`
 ):                # a `NovelCaption`, or a list of them
@@ -225,8 +226,9 @@ def _candidates(self:NovelCaptioner, regions, probs, options):
         prices = class_prices(chosen, self.unseen, self._prices(options))
         return bids(prices, self.cfg.limit if limit is None else limit)
     def found(i): return (regions.scores[regions.labels == i] >= least).any()
-    ids = dict.fromkeys(self.class_ids(options.objects))
-    return {i: math.inf for i in ids if least is None or found(i)}
+    named = options.objects if isinstance(options.objects, dict) else {}
+    ids = zip(self.class_ids(options.objects), options.objects)
+    return {i: named.get(name, math.inf) for i, name in ids if least is None or found(i)}
 
 @patch
 def _group(self:NovelCaptioner, i):

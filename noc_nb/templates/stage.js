@@ -31,3 +31,31 @@ element.addEventListener('click', event => {
   pinned = target && target !== pinned ? target : null;
   show(pinned || target);
 });
+element.addEventListener('keydown', event => {
+  if (event.key === 'Enter' && find(event)) find(event).dispatchEvent(new Event('click', {bubbles: true}));
+});
+let from = null;                                 // where a box begins that is being drawn
+function place(event) {                          // in shares of the picture
+  const svg = element.querySelector('svg'), {width, height} = svg.viewBox.baseVal;
+  const {x, y} = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+  return [x / width, y / height].map(share => Math.min(1, Math.max(0, share)));
+}
+element.addEventListener('pointerdown', event => {
+  if (event.pointerType === 'touch' || !event.target.closest('svg')) return;
+  from = place(event);
+  event.preventDefault();
+});
+addEventListener('pointermove', event => {
+  if (!from) return;
+  const svg = element.querySelector('svg'), {width, height} = svg.viewBox.baseVal, to = place(event);
+  const line = svg.querySelector('.drawn') || svg.appendChild(document.createElementNS(svg.namespaceURI, 'path'));
+  line.setAttribute('class', 'drawn');
+  const [left, right] = [from[0], to[0]].map(x => x * width), [top, bottom] = [from[1], to[1]].map(y => y * height);
+  line.setAttribute('d', `M${left} ${top}H${right}V${bottom}H${left}Z`);
+});
+addEventListener('pointerup', event => {
+  if (!from) return;
+  const box = [...from, ...place(event)];
+  from = null;
+  if (Math.abs(box[0] - box[2]) > .02 && Math.abs(box[1] - box[3]) > .02) trigger('select', {box});
+});

@@ -6,12 +6,13 @@
 __all__ = ['View', 'Studio', 'run_app']
 
 # %% ../../nbs/pages/133_app.ipynb #01faa683
-import ctypes, json, os, random, re, signal, socket, sys, tempfile, threading
+import ctypes, json, math, os, random, re, shlex, signal, socket, sys, tempfile, threading
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import lru_cache, partial
 from itertools import islice
+from numbers import Real
 from pathlib import Path
+from types import SimpleNamespace
 
 from fastcore.basics import patch
 from PIL import Image
@@ -23,7 +24,7 @@ from .captioners import NovelPhotoCaptioner
 from .gallery import Mark, picture, render, repeated, thumbnail
 from .looks import looks
 from .photos import open_image
-from .source import Job, detector_for
+from .source import Job, detected, detector_for
 from .drawing import render as draw_scene
 from ..toy import VAL, detect, toy_image
 
@@ -33,14 +34,13 @@ class View:
     "An image, its regions, and what the selector thinks of them."
     pipeline:NovelCaptioner # that captions it
     image:Image.Image       # small enough for the page
-    regions:Regions         # what the detector found
+    regions:Regions         # what was found, or drawn
     free:NovelCaption       # the caption without constraints, with the selector's probabilities
-    proposal:NovelCaption = None # the caption with the selector's candidates
-
-    @property
-    def chosen(self)->tuple:
-        "Names of the candidates that are said."
-        return tuple(self.proposal.said)
+    name:str = "drawing"    # of the image
+    model:str = None        # the pipeline's name or folder, where that is all there is to say
+    note:str = None         # what the reader has to know
+    before:object = None    # the view without the last drawn box
+    proposed:tuple = ()     # names of the selector's candidates
 
 _SIDE = 960 # pixels of a picture on the page, at most
 
@@ -49,29 +49,38 @@ def _captioned(pipeline, regions, image, objects=None, **options):
     seen = image if isinstance(pipeline, NovelPhotoCaptioner) else None
     return pipeline(regions, objects, seen, **options)
 
-def _view(pipeline, image, regions):
+def _view(pipeline, image, regions, **more):
     "Look at an image. Raises `NocError` for regions that do not fit the pipeline."
     small = image.copy()
     small.thumbnail((_SIDE, _SIDE))
     regions = regions.best(max(pipeline.max_regions, 30))    # of thousands
-    v = View(pipeline, small, regions, _captioned(pipeline, regions, small, []))
-    return _propose(v)
+    free = _captioned(pipeline, regions, small, [])
+    return View(pipeline, small, regions, free, **more)
 
 # %% ../../nbs/pages/133_app.ipynb #5ad81c32
 _WEIGHTS = {"as trained": None, "hardly": 1., "somewhat": 2., "strongly": 5., "must": "must"}
+_MUST = 30. # nats from which on the page speaks of a must
 
-def _propose(v, how="as trained"):
-    "The same with the selector's candidates, of which some are said and some left out."
-    asked = dict(price_weight=_WEIGHTS[how], costs=True)
-    return replace(v, proposal=_captioned(v.pipeline, v.regions, v.image, **asked))
+def _propose(v, how="as trained", asked=()):
+    """The view with the selector's candidates; name -> price of these, and of others that
+    somebody asked for."""
+    caption = _captioned(v.pipeline, v.regions, v.image, price_weight=_WEIGHTS[how])
+    prices = {c.object: math.inf if c.price is None else c.price for c in caption.candidates}
+    own = {name: asked[name] for name in asked if name not in v.proposed}
+    return replace(v, proposed=tuple(prices)), prices | own
 
-def _left_out(caption):
-    "Candidates that are not said, in words."
-    for c in caption.candidates:
-        if c.word is not None: continue
-        price = "" if c.price is None else f", price {c.price:.1f}"
-        cost = "" if c.cost is None else f", would cost {c.cost:.1f}"
-        yield f"{c.object}: {'left out' if price else 'not said'}{price}{cost}"
+def _with_box(v, name, box):
+    "The view with one box more. Raises `NocError` for what is no box, or no object."
+    require(v.regions.features is None, "a drawn box", "a captioner that needs no region features")
+    label, = v.pipeline.class_ids([name])
+    numbers = isinstance(box, list) and len(box) == 4 and all(isinstance(x, Real) for x in box)
+    require(numbers, f"box {str(box)[:50]}", "four numbers from 0 to 1: left, top, right, bottom")
+    (x1, x2), (y1, y2) = sorted(box[::2]), sorted(box[1::2])
+    boxes = [*v.regions.boxes.tolist(), (x1, y1, x2, y2)]
+    columns = [*v.regions.labels.tolist(), label], [*v.regions.scores.tolist(), 1.]
+    regions = Regions(boxes, *columns, image_id=v.regions.image_id, size=v.regions.size)
+    more = dict(name=v.name, model=v.model, before=v, proposed=v.proposed)
+    return _view(v.pipeline, v.image, regions, **more)
 
 def _class_scores(v):
     "Class name -> the selector's best probability, None for persons; the best first."
@@ -110,14 +119,14 @@ def _mark(v, n, named, repeats):
 # %% ../../nbs/pages/133_app.ipynb #074720af
 _FONT = dict(size=14, letter=8.4, margin=10, height=21, base=15)
 
-def _draw(v):
-    "SVG of the image with its boxes, the likeliest to be mentioned on top."
+def _draw(v, named):
+    "SVG of the image with its boxes, the likeliest to be mentioned on top; some carry names."
     width, height = v.image.size
     probs = [-1. if p is None else p for p in v.free.probs]
     order = sorted(range(len(probs)), key=probs.__getitem__)
     names = [v.pipeline.classes[c].name for c in v.regions.labels.tolist()]
     best = {names[n]: n for n in order}                               # a class is named once
-    chosen = {best[c.object] for c in v.proposal.candidates}
+    chosen = {best[name] for name in named if name in best}
     best_first, boxes = order[::-1], v.regions.boxes.tolist()
     ranked = [names[n] for n in best_first]
     again = repeated(ranked, [boxes[n] for n in best_first])
@@ -128,8 +137,20 @@ def _draw(v):
     return picture(marks, (640, 640*height/width), _FONT, about, href)
 
 # %% ../../nbs/pages/133_app.ipynb #aa678cb1
-def _card(v, title, caption, note):
-    "A caption whose words carry their looks, as `stage.html` takes it."
+def _worth(v, caption, prices):
+    "What becomes of each object in a caption, in words; the sum of the prices of what is said."
+    candidates, said = {c.object: c for c in caption.candidates}, caption.caption.split()
+    lines, total = [], 0.
+    for name, price in prices.items():
+        c, told = candidates.get(name), "must" if price == math.inf else f"{price:.1f}"
+        word = c.word if c else v.pipeline.classes[v.pipeline.by_name[name]].word in said
+        if word: total += 0. if price == math.inf else price
+        cost = "" if c is None or c.cost is None else f", would cost {c.cost:.1f}"
+        lines.append(f"{name}: {told}" if word else f"{name}: {told}, left out{cost}")
+    return lines, total
+
+def _card(v, title, caption, prices):
+    "A caption whose words carry their looks, and what it comes to, as `stage.html` takes it."
     looked = looks(v.pipeline, v.regions, caption.caption).tolist()
     spans = [c.span for c in caption.candidates if c.span]
     said = {n for span in spans for n in range(*span)}
@@ -137,29 +158,52 @@ def _card(v, title, caption, note):
     for n, (text, look) in enumerate(zip(caption.caption.split(), looked)):
         look = json.dumps([round(x, 3) for x in look])
         words.append(dict(text=text, looks=look, said=n in said))
-    return dict(title=title, words=words, score=caption.score, note=note)
+    lines, total = _worth(v, caption, prices)
+    return dict(title=title, words=words, score=caption.score, lines=lines, total=total)
 
-def _known(v, names):
-    "Those of some names that are objects of the pipeline; notes on the others."
-    known, notes = [], []
-    for name in names:
-        try: known += v.pipeline.class_ids([name]) and [name]
-        except NocError:
-            near = ", ".join(get_close_matches(name, v.pipeline.by_name))
-            notes.append(f"{name}: no object, or several" + (f"; perhaps {near}" if near else ""))
-    return known, notes
-
-def _stage(v, objects):
-    "HTML of the picture and both captions; a note says which objects the pipeline lacks."
-    objects = [str(o)[:100].encode(errors="replace").decode() for o in objects[:100]]   # or a book
-    known, notes = _known(v, objects)
-    own = tuple(objects) == v.chosen
-    caption = v.proposal if own else _captioned(v.pipeline, v.regions, v.image, known)
-    notes = filter(None, [caption.reason, *_left_out(caption), *notes])
-    note = "; ".join(notes) or ("" if objects else "Nothing has to be said.")
-    cards = [_card(v, "With constraints", caption, note), _card(v, "Without", v.free, "")]
+def _stage(v, prices):
+    "HTML of the picture and both captions."
+    caption = _captioned(v.pipeline, v.regions, v.image, prices, costs=True)
+    notes = [text for text in (v.note, caption.reason if prices else None) if text]
+    cards = [_card(v, "With prices", caption, prices), _card(v, "Without", v.free, prices)]
     colors = [_score_color(p/4) for p in range(5)]
-    return render("stage.html", picture=_draw(v), colors=colors, cards=cards)
+    values = dict(colors=colors, cards=cards, notes=notes)
+    return render("stage.html", picture=_draw(v, prices), **values)
+
+# %% ../../nbs/pages/133_app.ipynb #d5094c72
+def _columns(v):
+    "Boxes, classes and scores in few digits."
+    def short(numbers): return [round(x, 4) for x in numbers]
+    r = v.regions
+    return [*map(short, r.boxes.tolist())], r.labels.tolist(), short(r.scores.tolist())
+
+def _command(v, prices):
+    "The caption as a command of a shell."
+    width, height = v.image.size
+    image, found = dict(id=1, file_name=v.name, width=width, height=height), []
+    for (x1, y1, x2, y2), label, score in zip(*_columns(v)):
+        bbox = [round(x, 2) for x in (x1*width, y1*height, (x2 - x1)*width, (y2 - y1)*height)]
+        found.append(dict(image_id=1, category_id=label, bbox=bbox, score=score))
+    boxes = json.dumps(dict(images=[image], annotations=found))
+    words = [name if price == math.inf else f"{name}={price:g}" for name, price in prices.items()]
+    asked = shlex.quote(", ".join(words))
+    call = f"noc_caption found.json --model {shlex.quote(v.model)} --objects {asked}"
+    return f"cat > found.json <<'END'\n{boxes}\nEND\n{call}"
+
+def _python(v, prices):
+    "The caption as Python."
+    boxes, labels, scores = _columns(v)
+    return f"""from math import inf
+from noc_nb.pipeline import NovelCaptioner
+from noc_nb.regions import Regions
+captioner = NovelCaptioner.from_pretrained({v.model!r})
+boxes = {boxes}
+image = Regions(boxes, labels={labels}, scores={scores})
+print(captioner(image, {prices}).caption)"""
+
+def _copies(v, prices):
+    "The caption as a command and as Python, where these need no more than a model's name."
+    return [_command(v, prices), _python(v, prices)] if v.model else ["", ""]
 
 # %% ../../nbs/pages/133_app.ipynb #c1a0e912
 _PIXELS = 50_000_000 # of a photo that is sent, at most
@@ -217,8 +261,10 @@ class Studio:
         detector=None,              # images -> `Regions`; default: made when the first photo comes
         source=None,                # a `Source` with files, for examples; default: drawn scenes
         most:int=12,                # examples
+        model:str=None,             # of the photo pipeline, as in `View`
     ):
         self.photos, self.detector, self.busy = photos, detector, threading.Lock()
+        self.model, self.drawn = model, source is None
         self.hint = "Drop a photo, or take one of the examples."
         if source is None: self.hint = _NO_PHOTOS if photos is None else _NO_EXAMPLES
         if source is None:
@@ -231,24 +277,55 @@ class Studio:
 
     def example(self, n:int)->View:
         "The n-th example."
-        return _view(*self.examples[n]())
+        return _view(*self.examples[n](), model="toy" if self.drawn else self.model)
 
-    def upload(self, path)->View:
-        "A photo that someone sent. Raises `NocError` if it cannot be used."
+    def upload(self, path, detections=None)->View:
+        "A photo that someone sent, and what was found in it. Raises `NocError` for a bad file."
         if self.photos is None:
             raise NocError("photos need a pipeline for photos: noc_app --model FOLDER")
         with self.busy:                                    # one photo at a time
-            try: return self._look(path)
+            try: return self._look(path, detections)
             finally: _give_back()
 
-    def _look(self, path):
-        image = open_image(path, _PIXELS)
-        self.detector = self.detector or detector_for(self.photos)
+# %% ../../nbs/pages/133_app.ipynb #91d21c45
+@patch
+def _look(self:Studio, path, detections):
+    image, more = open_image(path, _PIXELS), dict(name=Path(path).name, model=self.model)
+    if detections is not None:
+        source = detected(detections, images=Path(path).parent, classes=self.photos.classes)
+        found, = source.regions(source.ids)
+    else:
+        try: self.detector = self.detector or detector_for(self.photos)
+        except NocError as e:
+            more["note"] = f"{e}. Draw boxes, or send a file of detections with the photo."
+            return _view(self.photos, image, Regions.empty(), **more)
         found, = self.detector([image])
-        if isinstance(found, NocError): raise found
-        return _view(self.photos, image, found)
+    if isinstance(found, NocError): raise found
+    return _view(self.photos, image, found, **more)
 
 # %% ../../nbs/pages/133_app.ipynb #de87617f
+_SLIDERS = 8 # objects whose prices can be moved
+
+def _own_boxes(gr):
+    "How boxes are drawn, typed and taken back."
+    with gr.Accordion("Boxes of your own", open=False, elem_id="own"):
+        gr.Markdown("Drag on the picture, or type where the box is.")
+        name = gr.Dropdown([], label="What is in the box", elem_id="name")
+        typed = gr.Textbox(label="Left, top, right, bottom in percent, and Enter", elem_id="typed")
+        return name, typed, gr.Button("Undo the last box", elem_id="undo")
+
+def _asked(gr):
+    "What may be said, and at which price."
+    weight = gr.Radio(list(_WEIGHTS), value="as trained", elem_id="weight",
+                      label="How much the selector's choice matters")
+    ticked = gr.CheckboxGroup([], label="May be said", elem_id="ticked")
+    added = gr.Dropdown([], label="Add an object: some letters, and Enter", elem_id="added")
+    about = f"nats: 0 hardly … {_MUST:g} must"
+    sliders = [gr.Slider(0, _MUST, step=.5, info=about, visible=False, elem_classes="price")
+               for _ in range(_SLIDERS)]
+    return weight, ticked, added, sliders
+
+# %% ../../nbs/pages/133_app.ipynb #ad27e5cd
 @patch
 def page(self:Studio,
     max_mb:int=10,  # largest upload, in MB
@@ -258,56 +335,115 @@ def page(self:Studio,
     gr = _gradio()
     thumbnails = [(e()[1], f"example {n}") for n, e in enumerate(self.examples, 1)]
     for image, _ in thumbnails: image.thumbnail((200, 200))
-    title = "What is worth saying? · noc_nb"
-    with gr.Blocks(title=title, analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        state = gr.State()
-        gr.Markdown("## What is worth saying?\n Choose what the caption has to say. "
-                    "The pointer on a word shows where the decoder looked; a click keeps it.")
+    title, p = "What is worth saying? · noc_nb", SimpleNamespace()
+    with gr.Blocks(title=title, analytics_enabled=False, delete_cache=(600, 3600)) as p.page:
+        p.view, p.prices = gr.State(), gr.State({})
+        gr.Markdown("## What is worth saying?\n Choose what the caption may say, and what it is "
+                    "worth. A word shows where the decoder looked; a click keeps it.")
         with gr.Row():
-            with gr.Column(scale=2, min_width=300):
-                label = f"Your photo, up to {max_mb} MB"
-                file = gr.File(label=label, file_types=["image"], height=165)
-                gallery = gr.Gallery(
+            with gr.Column(scale=5, min_width=340):
+                start = render("message.html", text=self.hint)
+                p.out = gr.HTML(start, js_on_load=render("stage.js"), elem_id="stage")
+                p.name, p.typed, p.undo = _own_boxes(gr)
+            with gr.Column(scale=3, min_width=320):
+                p.weight, p.ticked, p.added, p.sliders = _asked(gr)
+                label = f"Your photo (and its detections), up to {max_mb} MB"
+                p.file = gr.File(label=label, file_types=["image", ".json", ".gz"], height=165,
+                                 file_count="multiple")
+                p.gallery = gr.Gallery(
                     thumbnails, show_label=False, columns=4, height=280, object_fit="cover",
                     allow_preview=False, elem_id="examples", buttons=[], interactive=False)
-                weight = gr.Radio(list(_WEIGHTS), value="as trained", elem_id="weight",
-                                  label="How much the selector's choice matters")
-                ticked = gr.CheckboxGroup([], label="To be said", elem_id="ticked")
-                added = gr.Dropdown([], label="Add an object", multiselect=True, elem_id="added",
-                                    allow_custom_value=True)
-            with gr.Column(scale=5, min_width=420):
-                start = render("message.html", text=self.hint)
-                out = gr.HTML(start, js_on_load=render("stage.js"), elem_id="stage")
-        self.wire(gr, state, file, gallery, weight, ticked, added, out)
+                with gr.Accordion("The same elsewhere", open=False):
+                    p.copies = [gr.Code(label=f"Copy as {what}", buttons=["copy"], max_lines=8)
+                                for what in ("command", "Python")]
+        self.wire(gr, p)
     fonts = dict(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
     theme = gr.themes.Soft(primary_hue="slate", neutral_hue="slate", **fonts)
     options = dict(app_kwargs=_only_for(host), theme=theme,
                    css=render("stage.css"), max_file_size=f"{max_mb}mb",
                    state_session_capacity=100, footer_links=[], share=False)
-    return page, options
+    return p.page, options
 
 # %% ../../nbs/pages/133_app.ipynb #481b401d
 @patch
-def wire(self:Studio, gr, state, file, gallery, weight, ticked, added, out):
+def _shown(self:Studio, gr, v, prices):
+    "What the parts of the page show of a view, in the order of `wire`."
+    scores = _class_scores(v)
+    choices = [(name if p is None else f"{name}  {p:.2f}", name) for name, p in scores.items()]
+    choices += [(name, name) for name in prices if name not in scores]
+    every = sorted(v.pipeline.by_name)
+    rest, sliders = [name for name in every if name not in prices], []
+    for name, price in [*prices.items(), *[(None, 0)]*_SLIDERS][:_SLIDERS]:
+        sliders.append(gr.update(visible=name is not None, label=name,
+                                 value=round(min(price, _MUST), 1)))
+    return [v, prices, gr.update(choices=choices, value=list(prices)),
+            gr.update(choices=rest, value=None), gr.update(choices=every), *sliders,
+            _stage(v, prices), *_copies(v, prices)]
+
+def _paths(files):
+    "The photo among uploaded files, and its detections. Raises `NocError` unless there is one."
+    files = [*map(Path, files)]
+    found = [path for path in files if path.suffix in (".json", ".gz")]
+    photos = [path for path in files if path not in found]
+    require(len(photos) == 1 and len(found) < 2, f"{len(files)} files",
+            "a photo, and one file of its detections")
+    return *photos, *found
+
+# %% ../../nbs/pages/133_app.ipynb #d6e8fae5
+@patch
+def _opened(self:Studio, gr, find, how):
+    "What the page shows of the view that `find` gives, or why there is none."
+    try: return self._shown(gr, *_propose(find(), how))
+    except NocError as e: text = render("message.html", text=e)
+    empty, hidden = gr.update(choices=[], value=[]), [gr.update(visible=False)]*_SLIDERS
+    none = gr.update(choices=[], value=None)
+    return [None, {}, empty, none, none, *hidden, text, "", ""]
+
+@patch
+def _boxed(self:Studio, gr, v, prices, how, name, corners):
+    "What the page shows with one box more, or why it is none."
+    try: return self._shown(gr, *_propose(_with_box(v, name, corners), how, prices))
+    except NocError as e: return self._shown(gr, replace(v, note=str(e)), prices)
+
+# %% ../../nbs/pages/133_app.ipynb #a2fb386e
+@patch
+def wire(self:Studio, gr, p):
     "What happens when."
-    def none(): return gr.update(choices=[], value=[])
-    def opened(find, how):
-        try: v = _propose(find(), how)
-        except NocError as e: return None, none(), none(), render("message.html", text=e)
-        scores = _class_scores(v).items()
-        choices = [(name if p is None else f"{name}  {p:.2f}", name) for name, p in scores]
-        rest = sorted(set(v.pipeline.by_name) - {name for _, name in choices})
-        return (v, gr.update(choices=choices, value=list(v.chosen)),
-                gr.update(choices=rest, value=[]), _stage(v, v.chosen))
-    def upload(path, how): return opened(lambda: self.upload(Path(path)), how)
+    live = [p.prices, p.out, *p.copies]
+    whole = [p.view, p.prices, p.ticked, p.added, p.name, *p.sliders, p.out, *p.copies]
+    opened, box = partial(self._opened, gr), partial(self._boxed, gr)
+    def begin(how): return opened(lambda: self.example(0), how)
+    def upload(files, how): return opened(lambda: self.upload(*_paths(files)), how)
     def choose(how, event: gr.SelectData): return opened(lambda: self.example(event.index), how)
-    def proposed(v, how): return opened(lambda: v, how) if v else gr.skip()
-    def again(v, some, more): return _stage(v, [*some, *more]) if v else gr.skip()
-    shown = [state, ticked, added, out]
-    file.upload(upload, [file, weight], shown)
-    gallery.select(choose, weight, shown)
-    weight.input(proposed, [state, weight], shown)
-    for changed in ticked.input, added.change: changed(again, [state, ticked, added], out)
+    def weigh(v, prices, how): return self._shown(gr, *_propose(v, how, prices))
+    def tick(v, prices, names):
+        return self._shown(gr, v, {name: prices.get(name, math.inf) for name in names})
+    def add(v, prices, name):
+        return self._shown(gr, v, prices | {name: math.inf}) if name else gr.skip()
+    def move(n, v, prices, nats):
+        prices = prices | {[*prices][n]: math.inf if nats >= _MUST else nats}
+        return [prices, _stage(v, prices), *_copies(v, prices)]
+    def draw(v, prices, how, name, event: gr.EventData):
+        return box(v, prices, how, name, event.box) if v else gr.skip()
+    def enter(v, prices, how, name, text):
+        return box(v, prices, how, name, [float(x)/100 for x in re.findall(r"\d+\.?\d*", text)])
+    def undo(v, prices, how):
+        asked = {name: prices[name] for name in prices if name not in v.proposed}
+        return weigh(v.before or v, asked, how)
+    def seen(f): return lambda v, *args: f(v, *args) if v else gr.skip()
+    ask = [p.view, p.prices]
+    if self.examples: p.page.load(begin, p.weight, whole)
+    p.file.upload(upload, [p.file, p.weight], whole)
+    p.gallery.select(choose, p.weight, whole)
+    p.weight.input(seen(weigh), [*ask, p.weight], whole)
+    p.ticked.input(seen(tick), [*ask, p.ticked], whole)
+    p.added.input(seen(add), [*ask, p.added], whole)
+    for n, slider in enumerate(p.sliders):
+        slider.input(seen(partial(move, n)), [*ask, slider], live, trigger_mode="always_last",
+                     show_progress="hidden")
+    p.out.select(draw, [*ask, p.weight, p.name], whole)
+    p.typed.submit(seen(enter), [*ask, p.weight, p.name, p.typed], whole)
+    p.undo.click(seen(undo), [*ask, p.weight], whole)
 
 # %% ../../nbs/pages/133_app.ipynb #b09d9947
 def _open_studio(job):
@@ -321,7 +457,8 @@ def _open_studio(job):
         require(shown, f"{job.src}: without photos", "--images with its images")
     if photos and (job.detector or job.weights):
         detector = detector_for(photos, job.detector, job.weights)
-    return Studio(photos, detector, source)
+    more = job.captioner or job.classes or job.form or job.detector
+    return Studio(photos, detector, source, model=None if more else job.model or shipped()[0])
 
 def _check_serving(host, port, max_mb):
     "Raise `NocError` for options that the server cannot use."
