@@ -2,7 +2,7 @@
 
 Each test runs the lines of one way as they stand there, in an empty folder with files of the names that they use,
 and ends in the artefact that its person is after. What a test adds is an option of `--help` that makes it small."""
-import json, random, re, shlex, subprocess, sys
+import json, os, random, re, shlex, subprocess, sys
 from pathlib import Path
 import numpy as np
 import pytest
@@ -130,7 +130,8 @@ def test_evaluator(typed):
     for line in scored: typed(line, "--metrics", "C,R", "--samples", 50)
     typed(compared, "--samples", 50, "--out", "both")
     rows = json.loads(Path("both/compare.json").read_text())
-    assert rows["all C"]["real"] and rows["all C"]["difference"] < 0
+    assert rows["all C"]["verdict"] == "does not hold" and rows["all C"]["difference"] < 0
+    assert sorted(os.listdir("both")) == ["compare.json", "compare.md", "compare.png"]
 
 def test_transformers_user(tmp_path, monkeypatch, capsys):
     "Ends in what a chat model says of a photo, with the words. A tiny folder takes the place of the hub's model."

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from noc_nb.core import NocError, find_data, read_json
+from noc_nb.tools.report import _difference, holm
 from noc_nb.tools.java import Spice, cache_folder, find_java, java_options, missing_jars
 
 try: find_java(); JAVA = True
@@ -194,6 +195,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NOC_CACHE", str(folder.parent))
 
 SCORE = """from noc_nb.metrics import CaptionScorer
+from noc_nb.tools.report import _difference, holm
 from noc_nb.tools.java import Spice, java_programs
 refs = {1: ['a bird']}
 """
@@ -297,3 +299,31 @@ def test_the_command_says_it_in_one_line(tmp_path):
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 2 and run.stdout == ""
     assert run.stderr.count("\n") == 1 and "none.json: no such file" in run.stderr
+
+# ---- verdicts
+
+def equal_systems(rng, runs, images=100, draws=300, by_training=1.):
+    "Draws of both sides' scores, (runs, 1+draws) each: equal systems whose images and trainings differ by chance."
+    weights = np.vstack([np.ones(images), rng.multinomial(images, [1/images]*images, draws)])/images
+    hard = rng.normal(size=images)
+    def run(): return weights @ (hard + rng.normal(size=images)) + by_training*rng.normal()
+    return [np.array([run() for _ in range(runs)]) for _ in "ab"]
+
+@pytest.mark.parametrize("runs, by_training", [(1, 0.), (3, .3), (5, 1.)])
+def test_equal_systems_get_few_verdicts(runs, by_training):
+    """At most one comparison of ten scores in twenty finds anything. Uncorrected many do; and where one training stands
+    for a system, its chance is taken for a difference."""
+    rng, found, alone, blind = np.random.default_rng(0), 0, 0, 0
+    for _ in range(trials := 200):
+        sides = [equal_systems(rng, runs, by_training=by_training) for _ in range(10)]
+        p = [_difference(*pair)["p"] for pair in sides]
+        found, alone = found + (min(holm(p)) < .05), alone + (min(p) < .05)
+        blind += min(holm([_difference(a[:1], b[:1])["p"] for a, b in sides])) < .05
+    limit = .05*trials + 2*(.05*.95*trials)**.5
+    assert found <= limit < alone
+    assert runs == 1 or blind > limit
+
+def test_a_difference_is_found():
+    rng = np.random.default_rng(1)
+    a, b = equal_systems(rng, 3, by_training=.1)
+    assert _difference(a, b + 2)["p"] < 1e-3 and _difference(a, b + 2)["interval"][0] > 0

@@ -78,7 +78,7 @@ def noc_eval(
     missing:Literal["refuse", "empty"]="refuse", # an image without a caption: score it as empty?
     metrics:str=None,     # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU), R (ROUGE-L); default: all
     samples:int=1000,     # draws of the bootstrap
-    compare:list=None,    # folders of two reports: which of their differences are real
+    compare:list=None,    # two reports, or folders of runs; or several, as: ours0 ours1 vs theirs0
 ):
     "Score any system's captions, or compare two reports."
     options = SimpleNamespace(**locals())
