@@ -65,7 +65,7 @@ def noc_app(
 
 # %% ../../nbs/commands/140_cli.ipynb #c0de0003
 def noc_eval(
-    captions:str=None,    # captions to score: COCO's results format, or lines of noc_caption
+    captions:str=None,    # captions to score: COCO's results format, lines of noc_caption, CSV, TSV
     data:str=None,        # folder in COCO's layout, or a file of captions (default: NOC_DATA)
     split:str=None,       # name in splits/, file, or .txt of ids (default: all with references)
     part:Literal["train", "val", "test"]="test", # of the split

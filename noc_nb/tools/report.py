@@ -7,7 +7,7 @@ __all__ = ['read_system', 'Task', 'make_task', 'match', 'evaluate_file', 'p_valu
            'compare', 'run_eval']
 
 # %% ../../nbs/scores/122_report.ipynb #fe9646ed
-import json, os, platform, sys, warnings
+import csv, json, os, platform, sys, warnings
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
@@ -42,14 +42,34 @@ def _has_lines(path):
     if Path(path).suffix == ".jsonl": return True
     with json_text(path) as f: return f.read(100).lstrip().startswith("{")
 
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+def _table_entries(path):
+    "The entries of a table. Raises `NocError` naming its columns, or the line."
+    with open(path, newline="", encoding="utf-8-sig") as f:
+        rows = csv.DictReader(f, delimiter=_DELIMITERS[Path(path).suffix], strict=True)
+        names = rows.fieldnames or []
+        require({"image_id", "caption"} <= {*names}, f"{path}: columns {', '.join(names)[:100]}",
+                "image_id and caption among them")
+        for entry in rows:
+            whole = None not in entry and None not in entry.values()
+            require(whole, f"{path}: line {rows.line_num}: other cells than {len(names)} columns",
+                    "a caption with the delimiter in quotes")
+            number = entry["image_id"].strip()
+            if number.isascii() and number.isdigit(): entry["image_id"] = int(number)
+            yield entry
+
 def _entries(path):
-    "The entries of a results file, or of JSON lines."
+    "The entries of a results file, of JSON lines or of a table."
+    if Path(path).suffix in _DELIMITERS:
+        with foreign_file(path, "a table of UTF-8 text"): return list(_table_entries(path))
     if _has_lines(path): return read_rows(path)
     entries = read_json(path)
     require(isinstance(entries, list), f"{path}: {type(entries).__name__}",
             'a list of {"image_id": …, "caption": …}')
     return entries
 
+# %% ../../nbs/scores/122_report.ipynb #a0bff669
 def _check_entry(entry, where):
     "Raises `NocError` for what is no caption of an image."
     whole = isinstance(entry, dict) and {"image_id", "caption"} <= entry.keys()
@@ -66,7 +86,7 @@ def _check_entry(entry, where):
 
 # %% ../../nbs/scores/122_report.ipynb #89857a4c
 def read_system(
-    path,   # a file in COCO's results format, or JSON lines
+    path,   # a file in COCO's results format, JSON lines, or a .csv or .tsv
 )->dict:    # image id -> caption
     "Read a system's captions. Raises `NocError` naming file and entry for anything broken."
     captions, first = {}, {}
