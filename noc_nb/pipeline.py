@@ -288,12 +288,21 @@ def _caption(self:NovelCaptioner, images, seen, options):
     return [self._record(*row, options) for row in rows]
 
 # %% ../nbs/50_pipeline.ipynb #cfe603b7
+def _whole_mention(text, span, forms):
+    "Where the longest form around a word stands: of 'fire hydrant', where 'hydrant' was asked for."
+    (start, end), found = span, [span]
+    for words in map(str.split, forms):
+        places = range(max(0, end - len(words)), start + 1)
+        found += [(at, at + len(words)) for at in places if text[at:at+len(words)] == words]
+    return max(found, key=lambda place: place[1] - place[0])
+
 @patch
 def _record(self:NovelCaptioner, regions, probs, ask, result, costs, options):
     "What became of an image's candidates."
     text, candidates = result.caption.split(), []
     for c, price in ask.candidates.items():
         span = result.spans[ask.places[c]] if c in ask.places else None
+        if span: span = _whole_mention(text, span, self.classes[c].forms)
         word = " ".join(text[slice(*span)]) if span else None
         price = None if price == math.inf else price
         highest = _highest(regions, probs, c)
