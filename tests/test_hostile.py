@@ -1,5 +1,5 @@
 "Files that anyone may have damaged: a reader gives a result, or one line that says which file is wrong."
-import gzip, io, json, os, random, subprocess, sys, tarfile, zipfile
+import base64, gzip, io, json, os, random, subprocess, sys, tarfile, zipfile
 import h5py
 import numpy as np
 import pyarrow, pyarrow.parquet
@@ -9,7 +9,7 @@ from PIL import Image
 from noc_nb.core import NocError, read_json, write_json
 from noc_nb.regions import Regions
 from noc_nb.results import append_row, read_rows
-from noc_nb.tools.formats import read_hdf5, read_npz, read_tsv, write_hdf5, write_npz, write_tsv
+from noc_nb.tools.formats import read_hdf5, read_npz, read_tsv
 from noc_nb.tools.gallery import caption_files
 from noc_nb.tools.photos import image_files, open_image
 from noc_nb.tools.readers import ground_truth, read_captions, read_detections, read_vectors
@@ -66,16 +66,26 @@ def archived_vectors(folder):
     with zipfile.ZipFile(folder/"v.zip", "w", zipfile.ZIP_DEFLATED) as z: z.writestr("v.txt", LINES)
     return folder/"v.zip", read_vectors
 
+def columns():
+    "The same as files of features have them: boxes in pixels, for one."
+    r = regions()
+    boxes = r.boxes.numpy()*np.array([*r.size]*2, np.float32)
+    return dict(features=r.features.numpy(), boxes=boxes, labels=r.labels.numpy(), scores=r.scores.numpy(), size=r.size)
+
 def hdf5(folder):
-    write_hdf5(folder/"f.hdf5", [regions()])
+    with h5py.File(folder/"f.hdf5", "w") as f:
+        for name, column in columns().items(): f[f"7_{name}"] = column
     return folder/"f.hdf5", lambda path: list(read_hdf5(path))
 
 def npz(folder):
-    write_npz(folder/"npz", [regions()])
+    (folder/"npz").mkdir()
+    features, boxes, labels, scores, (width, height) = columns().values()
+    np.savez(folder/"npz/7.npz", x=features, bbox=boxes, image_w=width, image_h=height, labels=labels, scores=scores)
     return folder/"npz/7.npz", lambda path: list(read_npz(path.parent))
 
 def tsv(folder):
-    write_tsv(folder/"f.tsv", [regions()])
+    texts = [base64.b64encode(np.asarray(columns()[name], "<f4")).decode() for name in ("boxes", "features")]
+    (folder/"f.tsv").write_text("\t".join(["7", "640", "480", "2", *texts]) + "\n")
     return folder/"f.tsv", lambda path: list(read_tsv(path))
 
 def jpeg(size=16):
