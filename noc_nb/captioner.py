@@ -70,23 +70,23 @@ class Captioner(nn.Module, Saved):
         tokens:list,         # v words, as `Vocab.tokens`; their order gives the ids
         table:Tensor=None,   # (v,d) word vectors, as from `word_table`; default: random
         known:Tensor=None,   # (v,) True for a row that stays as it is; default: none
-        unsaid=(),           # the words that no training caption has
+        unseen=(),           # the words that no training caption has
     ):
         super().__init__()
-        self.cfg, self.tokens, self.unsaid = cfg, Vocab(tokens).tokens, frozenset(unsaid)
+        self.cfg, self.tokens, self.unseen = cfg, Vocab(tokens).tokens, frozenset(unseen)
         self.words = _word_table(len(self.tokens), cfg.d_word, table, known)
         self.word_in = linear(cfg.d_word, cfg.d_model)
         self.word_out = linear(cfg.d_model, cfg.d_word)
         _fit_scales(self.word_in, self.word_out, self.words())
         self.encoder, self.decoder = MemoryEncoder(cfg), Decoder(cfg)
 
-    def _save_more(self, folder): Vocab(self.tokens, self.unsaid).save(folder/"vocab.json")
+    def _save_more(self, folder): Vocab(self.tokens, self.unseen).save(folder/"vocab.json")
 
     @classmethod
     def _build(cls, cfg, weights, folder):
         known = weights.get("words.known")
         vocab = _read_vocab(folder/"vocab.json", known)
-        return cls(cfg, vocab.tokens, known=known, unsaid=vocab.unsaid)
+        return cls(cfg, vocab.tokens, known=known, unseen=vocab.unseen)
 
 # %% ../nbs/14_captioner.ipynb #1e098ada
 @patch

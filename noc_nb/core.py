@@ -246,9 +246,11 @@ def setting(
     most=None,       # the largest
     among:tuple=(),  # words that work, beside numbers or alone
     free:bool=False, # True: a run may go on with another value; it is no part of what the run is
+    older:str=None,  # its name in files and commands of earlier versions
 ):
     "A field of a `Config` that says which of its values work; None is always allowed."
-    return field(default=default, metadata=dict(least=least, most=most, among=among, free=free))
+    about = dict(least=least, most=most, among=among, free=free, older=older)
+    return field(default=default, metadata=about)
 
 def _check_declared(cfg, values, where):
     "Raises `NocError` for a value that the field of its name does not allow."
@@ -264,7 +266,7 @@ def _check_declared(cfg, values, where):
 # %% ../nbs/00_core.ipynb #9547c54e
 def _changed(cfg, values, where, prefix=""):
     "A configuration with other values for some settings; `prefix`: what an option begins with."
-    old = {f.name: getattr(cfg, f.name) for f in fields(cfg)}
+    old, values = {f.name: getattr(cfg, f.name) for f in fields(cfg)}, cfg.renamed(values)
     for name in values:
         require(name in old, f"{where}: unknown setting {name!r}", f"one of {', '.join(old)}")
     new = {name: _fitted(old[name], values[name], where, name, prefix) for name in values}
@@ -302,6 +304,11 @@ class Config:
     def to_dict(self)->dict:
         "All settings, nested configurations included."
         return asdict(self)
+
+    def renamed(self, values:dict)->dict:
+        "Settings of an earlier version, with today's names."
+        today = {f.metadata.get("older"): f.name for f in fields(self)}
+        return {today.get(name, name): value for name, value in values.items()}
 
     def fixed(self, *free)->dict:
         "The settings that a run which goes on must have begun with: all but those that are free."

@@ -24,7 +24,7 @@ from .encoder import CaptionerConfig
 from .grid_beam import SearchConfig
 from .metrics import CaptionScorer, METRICS
 from .novelty import judge, selection_f1
-from .prices import PriceConfig, bids, class_prices, priced_tokens
+from .prices import PriceConfig, best_candidates, class_prices, priced_tokens
 from .regions import class_vectors
 from .results import (LABELS, append_row, captions_file, new_row, read_results, read_rows,
                             table_line, write_results)
@@ -200,10 +200,10 @@ class Choices:
         "Whether a row's classes have prices. The oracle is certain, and CBS has musts."
         return self.preset.prices.weight is not None and row not in ("none", "oracle", "cbs")
 
-    def never(self):
+    def unseen(self):
         "The classes whose words no training caption has."
-        unsaid = build_vocab(self.data, self.preset.min_count).unsaid
-        return {c for c, o in self.data.classes.items() if o.word in unsaid}
+        words = build_vocab(self.data, self.preset.min_count).unseen
+        return {c for c, o in self.data.classes.items() if o.word in words}
 
 # %% ../nbs/44_experiment.ipynb #93e682c4
 @patch
@@ -246,13 +246,13 @@ def _probabilities(self:Choices, row, lambda0, seeds):
     return {i: mean(i) for i in self.ids}
 
 @patch
-def _prices(self:Choices, i, classes, probs, never):
+def _prices(self:Choices, i, classes, probs, unseen):
     "What some classes of an image are worth: by the selector, or else by the detector."
     preset = self.preset
     scores = best_scores(self.data.regions[i], probs, preset.selector.max_regions,
                          self.data.dropped)
-    prices = class_prices({c: scores[c] for c in classes}, never, preset.prices)
-    return bids(prices, preset.limit)
+    prices = class_prices({c: scores[c] for c in classes}, unseen, preset.prices)
+    return best_candidates(prices, preset.limit)
 
 # %% ../nbs/44_experiment.ipynb #9e4547f4
 @patch
@@ -264,14 +264,14 @@ def offers(self:Choices,
     "The classes that a row of the tables chooses in every image, and what each is worth."
     if (row, lambda0, seeds) in self.made: return self.made[row, lambda0, seeds]
     rule, priced, offers = self.rule(row), self.priced(row), {}
-    never = self.never() if priced else None
+    unseen = self.unseen() if priced else None
     if priced: rule["limit"] = None                        # the price decides, not the place
     probs = self._probabilities(row, lambda0, seeds) if rule["how"] == "selector" else {}
     for i in self.ids:
         mentioned = self.data.mentioned(i) if row == "oracle" else None
         classes = self.classes(i, probs=probs.get(i), mentioned=mentioned, **rule)
         offers[i] = dict.fromkeys(classes, math.inf)
-        if priced: offers[i] = self._prices(i, classes, probs.get(i), never)
+        if priced: offers[i] = self._prices(i, classes, probs.get(i), unseen)
     self.made[row, lambda0, seeds] = offers
     return offers
 

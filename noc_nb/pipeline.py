@@ -25,7 +25,7 @@ from .data import CaptionBatch, SymbolicFeatures
 from .decode import decode
 from .grid_beam import SearchConfig
 from .heldout import load_classes, meanings, people, save_classes
-from .prices import PriceConfig, bids, class_prices, priced_tokens
+from .prices import PriceConfig, best_candidates, class_prices, priced_tokens
 from .regions import Regions, geometry, table_of
 from .saving import model_card, read_weights
 from .selector import RegionSelector, select
@@ -99,7 +99,7 @@ class NovelCaptioner:
         self.vocab = Vocab(captioner.tokens)
         self.by_name = {c.name: i for i, c in classes.items()}
         self.people = people(classes)
-        self.unseen = {i for i, c in classes.items() if c.word in captioner.unsaid}
+        self.unseen = {i for i, c in classes.items() if c.word in captioner.unseen}
         self.max_regions = captioner.cfg.max_regions # of an image, that the captioner looks at
 
 # %% ../nbs/50_pipeline.ipynb #0b1f6a3d
@@ -224,7 +224,7 @@ def _candidates(self:NovelCaptioner, regions, probs, options):
     if options.objects is None:
         chosen = self._choose(regions, probs, options)
         prices = class_prices(chosen, self.unseen, self._prices(options))
-        return bids(prices, self.cfg.limit if limit is None else limit)
+        return best_candidates(prices, self.cfg.limit if limit is None else limit)
     def found(i): return (regions.scores[regions.labels == i] >= least).any()
     named = options.objects if isinstance(options.objects, dict) else {}
     ids = zip(self.class_ids(options.objects), options.objects)

@@ -180,10 +180,11 @@ def _as_json(settings):
     fixed = {k: x.fixed() if isinstance(x, Config) else x for k, x in settings.items()}
     return json.loads(json.dumps(fixed))                 # as it is read again
 
-def _with_defaults(there, default):
-    "What a file says of a configuration, with the defaults of settings that came later."
-    if not (isinstance(there, dict) and isinstance(default, dict)): return there
-    return default | {key: _with_defaults(x, default.get(key)) for key, x in there.items()}
+def _as_today(there, cfg):
+    "What a file says of a configuration, with today's names, and the defaults of what came later."
+    if not (isinstance(there, dict) and isinstance(cfg, Config)): return there
+    found = {k: _as_today(x, getattr(cfg, k, None)) for k, x in cfg.renamed(there).items()}
+    return cfg.fixed() | found
 
 def check_same(
     out,             # the output, for the message
@@ -193,11 +194,10 @@ def check_same(
 ):
     "Raises `NocError` naming the first difference."
     there = (older or {}) | there
-    for key, x in settings.items():
-        default = _as_json({key: type(x)()}) if isinstance(x, Config) and key in there else {}
-        there = _with_defaults(there, default)
-    here = {key: x for key, x in _as_json(settings).items() if key in there}
-    other = difference(there, here)
+    known = {key: x for key, x in settings.items() if key in there}
+    kinds = {key: type(x)() for key, x in known.items() if isinstance(x, Config)}
+    there = {key: _as_today(x, kinds.get(key)) for key, x in there.items()}
+    other = difference(_as_json(there), _as_json(known))
     require(not other, f"{out}: {other}", "the same, or another output")
 
 # %% ../nbs/09_runs.ipynb #53fc7ed0

@@ -24,7 +24,7 @@ from .data import CaptionBatch, CocoData, ImageExamples, Loader
 from .decode import search
 from .grid_beam import SearchConfig
 from .heldout import mentioned
-from .prices import PriceConfig, bids, class_prices, priced_tokens
+from .prices import PriceConfig, best_candidates, class_prices, priced_tokens
 from .runs import called, contents, fingerprint
 from .train import SCHEDULES, TrainConfig, Trainer, finished_model
 from .train_xe import val_cider
@@ -106,7 +106,7 @@ def _oracle_prices(data, i, classes, weight):
     refs = data.captions[i]
     counts = Counter(c for text in refs for c in mentioned([text], data.classes))
     shares = {c: (counts[c] + .5)/(len(refs) + 1) for c in classes}
-    return bids(class_prices(shares, cfg=PriceConfig(weight)))
+    return best_candidates(class_prices(shares, cfg=PriceConfig(weight)))
 
 # %% ../nbs/43_scst.ipynb #5c0f1a23
 def oracle_constraints(

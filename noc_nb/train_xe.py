@@ -54,9 +54,9 @@ def build_captioner(
     width = data.region_features(cfg.max_regions).width
     set_seed(seed)
     if table is None:
-        return Captioner(replace(cfg, d_feature=width), vocab.tokens, unsaid=vocab.unsaid)
+        return Captioner(replace(cfg, d_feature=width), vocab.tokens, unseen=vocab.unseen)
     cfg = replace(cfg, d_feature=width, d_word=table.shape[1])
-    return Captioner(cfg, vocab.tokens, table, known & cfg.freeze, vocab.unsaid)
+    return Captioner(cfg, vocab.tokens, table, known & cfg.freeze, vocab.unseen)
 
 # %% ../nbs/42_train_xe.ipynb #e1cc9ec9
 def xe_loss(

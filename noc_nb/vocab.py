@@ -134,12 +134,12 @@ class Vocab:
     "Words and their numbers. The first four are `SPECIALS`."
     def __init__(self,
         tokens,    # the words in order of their numbers, with or without `SPECIALS` in front
-        unsaid=(), # those that no training caption has
+        unseen=(), # those that no training caption has
     ):
         "Raises `NocError` if a word stands there twice."
         tokens = tuple(tokens)
         self.tokens = tokens if tokens[:4] == SPECIALS else SPECIALS + tokens
-        self.unsaid = frozenset(unsaid)
+        self.unseen = frozenset(unseen)
         # a caption that spells "<eos>" does not end there: the specials have no spelling
         self.stoi = {word: i for i, word in enumerate(self.tokens) if i > UNK}
         if len(self.stoi) + 4 == len(self.tokens): return
@@ -195,7 +195,7 @@ def build(cls:Vocab,
 @patch
 def save(self:Vocab, path):
     "Write as JSON."
-    words = {"tokens": list(self.tokens), "unsaid": sorted(self.unsaid)}
+    words = {"tokens": list(self.tokens), "unseen": sorted(self.unseen)}
     write_json(path, words, indent=0)
 
 def _is_word(word): return isinstance(word, str) and word.split() == [word]
@@ -205,11 +205,11 @@ def load(cls:Vocab, path):
     "Read what `save` wrote. Raises `NocError` naming the file."
     content = read_json(path)
     if not isinstance(content, dict): content = {}
-    tokens, unsaid = content.get("tokens"), content.get("unsaid", [])
-    for words in tokens, unsaid:
+    tokens, unseen = content.get("tokens"), content.get("unseen", content.get("unsaid", []))
+    for words in tokens, unseen:
         if isinstance(words, list) and all(map(_is_word, words)): continue
-        raise NocError(f"{path}: expected {{\"tokens\": [words], \"unsaid\": [some of them]}}")
-    try: return cls(tokens, unsaid)
+        raise NocError(f"{path}: expected {{\"tokens\": [words], \"unseen\": [some of them]}}")
+    try: return cls(tokens, unseen)
     except NocError as e: raise NocError(f"{path}: {e}") from None
 
 # %% ../nbs/03_vocab.ipynb #b0005e03

@@ -47,8 +47,8 @@ def _lengthened(captioner, vectors):
         if row.shape == table.shape[1:]: continue
         raise NocError(f"word {word!r}: a vector of {row.numel()} numbers; "
                        f"expected {table.shape[1]}, as in training")
-    longer, unsaid = copy.deepcopy(captioner), captioner.unsaid.union(rows)
-    longer.tokens, longer.unsaid = (*captioner.tokens, *rows), unsaid
+    longer, unseen = copy.deepcopy(captioner), captioner.unseen.union(rows)
+    longer.tokens, longer.unseen = (*captioner.tokens, *rows), unseen
     known = torch.cat([known, known.new_ones(len(rows))])
     table = torch.cat([table, *(row[None] for row in rows.values())])
     longer.words = WordTable(table, known).to(table.device)
