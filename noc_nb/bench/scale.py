@@ -217,7 +217,7 @@ def _scst(bench):
     loader = Loader(images, 10, cfg.seed)                         # a fifth of the preset's batch
     found = {}
     for name, constraints in dict(cider={}, cider_dgbs=oracle).items():
-        loss = SelfCritical(reward, constraints, bench.preset.search, cfg.baseline)
+        loss = SelfCritical(reward, constraints, bench.preset.search)
         with bench.lap(name, bench.steps):
             found[name] = _train(bench, captioner, loss, cfg, loader, bench.steps)
     return found
