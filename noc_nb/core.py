@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NocError', 'require', 'check_range', 'foreign_file', 'room_for', 'whole_file', 'unpacked', 'json_text', 'read_json',
            'write_json', 'find_data', 'set_seed', 'default_device', 'command_lines', 'say', 'progress', 'setting',
-           'Config', 'override', 'read_options', 'code_version', 'device_name']
+           'renamed', 'Config', 'override', 'read_options', 'code_version', 'device_name']
 
 # %% ../nbs/00_core.ipynb #0f256860
 import gzip, io, json, math, os, platform, random, subprocess, sys
@@ -263,10 +263,19 @@ def _check_declared(cfg, values, where):
         elif among: require(value in among, given, f"one of {words}")
         require(f.type is not int or isinstance(value, Integral), given, "a whole number")
 
+# %% ../nbs/00_core.ipynb #81d86518
+def renamed(
+    cfg,         # a `Config`
+    values:dict, # some of its settings, maybe by names that an earlier version gave them
+)->dict:
+    "Settings by the names that they have today."
+    today = {f.metadata.get("older"): f.name for f in fields(cfg)}
+    return {today.get(name, name): value for name, value in values.items()}
+
 # %% ../nbs/00_core.ipynb #9547c54e
 def _changed(cfg, values, where, prefix=""):
     "A configuration with other values for some settings; `prefix`: what an option begins with."
-    old, values = {f.name: getattr(cfg, f.name) for f in fields(cfg)}, cfg.renamed(values)
+    old, values = {f.name: getattr(cfg, f.name) for f in fields(cfg)}, renamed(cfg, values)
     for name in values:
         require(name in old, f"{where}: unknown setting {name!r}", f"one of {', '.join(old)}")
     new = {name: _fitted(old[name], values[name], where, name, prefix) for name in values}
@@ -304,11 +313,6 @@ class Config:
     def to_dict(self)->dict:
         "All settings, nested configurations included."
         return asdict(self)
-
-    def renamed(self, values:dict)->dict:
-        "Settings of an earlier version, with today's names."
-        today = {f.metadata.get("older"): f.name for f in fields(self)}
-        return {today.get(name, name): value for name, value in values.items()}
 
     def fixed(self, *free)->dict:
         "The settings that a run which goes on must have begun with: all but those that are free."

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from .core import Config, NocError, read_json, require, room_for, write_json
+from .core import Config, NocError, read_json, renamed, require, room_for, write_json
 from .data import CocoData
 
 # %% ../nbs/09_runs.ipynb #66a27e0c
@@ -183,7 +183,7 @@ def _as_json(settings):
 def _as_today(there, cfg):
     "What a file says of a configuration, with today's names, and the defaults of what came later."
     if not (isinstance(there, dict) and isinstance(cfg, Config)): return there
-    found = {k: _as_today(x, getattr(cfg, k, None)) for k, x in cfg.renamed(there).items()}
+    found = {k: _as_today(x, getattr(cfg, k, None)) for k, x in renamed(cfg, there).items()}
     return cfg.fixed() | found
 
 def check_same(
