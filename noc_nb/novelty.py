@@ -163,7 +163,7 @@ def row(self:Judged)->dict:
     once, parts = self.once(), {}
     for group in "in", "out_macro", "out_pooled":
         found = once.get(group, {})
-        parts[group] = {m: found.get(m) for m in METRICS}
+        parts[group] = {m: found.get(m) for m in {**METRICS, **self.numbers}}
         if group != "in": parts[group]["F1"] = found.get("F1") or 0.
     parts["f1"] = {o: f1 or 0. for o, f1 in once["f1"].items()}
     return parts | dict(counts=_counts(self), protocol=self.choices())

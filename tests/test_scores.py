@@ -327,3 +327,40 @@ def test_a_difference_is_found():
     rng = np.random.default_rng(1)
     a, b = equal_systems(rng, 3, by_training=.1)
     assert _difference(a, b + 2)["p"] < 1e-3 and _difference(a, b + 2)["interval"][0] > 0
+
+# ---- a score of one's own
+
+def letters(images, captions, references):
+    "A stand-in for a model: the length of each caption."
+    return [len(c) for c in captions.values()]
+
+def more_letters(images, captions, references): return [len(c) + 1 for c in captions.values()]
+
+def test_a_function_is_a_score_like_the_others(tmp_path):
+    from noc_nb.tools.report import compare, evaluate_file
+    folder = world(tmp_path)
+    said = {e["image_id"]: e["caption"] for e in json.loads((folder/"ours.json").read_text())}
+    longer = [dict(image_id=i, caption=c + " in the sun") for i, c in said.items()]
+    (folder/"longer.json").write_text(json.dumps(longer))
+    def report(name, function, out):
+        return evaluate_file(folder/name, folder/"coco", out=folder/out, metrics={"R": None, "letters": function})
+    ours, _ = report("ours.json", letters, "ours"), report("longer.json", letters, "longer")
+    sizes = [len(c) for c in said.values()]
+    assert ours["scores"]["all"]["letters"] == pytest.approx(np.mean(sizes)) and ours["intervals"]["all"]["letters"]
+    assert ours.images.letters.tolist() == sizes and "- letters: by letters " in (folder/"ours/report.md").read_text()
+    rows = compare(folder/"ours", folder/"longer")        # no function is at hand here
+    assert rows["all letters"]["difference"] == pytest.approx(11) and rows["all letters"]["verdict"] == "holds"
+    report("ours.json", more_letters, "other")
+    with pytest.raises(NocError, match="protocol learned=.*more_letters .*: expected .*letters .*, as in"):
+        compare(folder/"ours", folder/"other")
+
+def test_the_command_takes_a_function(tmp_path, monkeypatch, capsys):
+    from noc_nb.tools.cli import noc_eval
+    folder = world(tmp_path)
+    function = "def words(images, captions, references): return [len(c.split()) for c in captions.values()]"
+    (folder/"mine.py").write_text(function)
+    monkeypatch.chdir(folder)
+    noc_eval("ours.json", "coco", metrics="R, mine:words", samples=0)
+    assert "|  | R | words | F1 |" in capsys.readouterr().out
+    for wrong in "mine:none", "none:words", ":", "R,X":
+        with pytest.raises(NocError, match="metrics.*expected"): noc_eval("ours.json", "coco", metrics=wrong, samples=0)

@@ -73,7 +73,9 @@ def noc_eval(
     heldout:str=None,     # held-out objects: names, as "zebra, bus", or JSON with their words
     classes:str=None,     # classes: JSON, or names, one a line, as in Open Images's CSV
     missing:Literal["refuse", "empty"]="refuse", # an image without a caption: score it as empty?
-    metrics:str=None,     # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU), R (ROUGE-L); default: all
+    images:str=None,      # photos whose names end in the images' ids, for scores that look at them
+    metrics:str=None,     # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU), R (ROUGE-L), or
+                          # module:function of yours; default: all five
     samples:int=1000,     # draws of the bootstrap
     compare:list=None,    # two reports, or folders of runs; or several, as: ours0 ours1 vs theirs0
 ):
