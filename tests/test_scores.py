@@ -364,3 +364,113 @@ def test_the_command_takes_a_function(tmp_path, monkeypatch, capsys):
     assert "|  | R | words | F1 |" in capsys.readouterr().out
     for wrong in "mine:none", "none:words", ":", "R,X":
         with pytest.raises(NocError, match="metrics.*expected"): noc_eval("ours.json", "coco", metrics=wrong, samples=0)
+
+# ---- CHAIR, by the definition of Rohrbach et al. (2018) and their code: each word alone, in the singular
+
+ONE = dict(men="man", women="woman", people="people", children="child", mice="mouse", geese="goose", calves="calf",
+           knives="knife", oxen="ox", buses="bus", busses="bus", glasses="glass", wolves="wolf", skis="ski")
+
+def singular(word):
+    if word in ONE: return ONE[word]
+    if word.endswith(("men", "women")) and len(word) > 5: return word[:-2] + "an"
+    if word.endswith("ies") and len(word) > 4 and not word.endswith(("ties", "kies")): return word[:-3] + "y"
+    if word in ("parties", "cities", "kitties", "teddies"): return word[:-3] + "y"
+    if word.endswith(("ches", "shes", "xes", "sses", "zzes", "oes")): return word[:-2]
+    if word.endswith("s") and not word.endswith(("ss", "us", "is", "scissors")): return word[:-1]
+    return word
+
+class SlowChair:
+    "Objects of a caption as they are found there: pairs of words first, then each word's line of the list."
+    def __init__(self, lines):
+        self.object = {word: words[0] for words in lines for word in words}
+        self.pairs = {word: word for word in self.object if " " in word}
+        for animal in "bird cat dog horse sheep cow elephant bear zebra giraffe animal cub".split():
+            self.pairs |= {f"baby {animal}": animal, f"adult {animal}": animal}
+        self.pairs |= {"passenger jet": "jet", "passenger train": "train", "bow tie": "tie", "toilet seat": "toilet"}
+
+    def objects(self, caption):
+        text = "".join(ch for ch in caption.lower() if ch.isalnum() or ch.isspace())
+        words, found = list(map(singular, text.split())), []
+        while words:
+            pair = " ".join(words[:2])
+            found.append(self.pairs.get(pair, words[0]))
+            words = words[2 if pair in self.pairs else 1:]
+        if "toilet" in found: found = [w for w in found if w != "seat"]
+        return [self.object[w] for w in found if w in self.object]
+
+    def __call__(self, caption, refs, boxed):
+        "Mentions, those of nothing that is there, whether there is one, what is there, what of it is said."
+        there = set(boxed).union(*map(self.objects, refs))
+        said = self.objects(caption)
+        wrong = [o for o in said if o not in there]
+        return [len(said), len(wrong), len(wrong) > 0, len(there), len(there & set(said))]
+
+def chair_list(tmp_path):
+    "A word list in the published form, of our classes' words: the first is the class's name."
+    from noc_nb.heldout import COCO_CLASSES
+    uses = [form for c in COCO_CLASSES.values() for form in c.forms]
+    def ours(c): return [f for f in c.forms if uses.count(f) == 1 and " ".join(map(singular, f.split())) == f != c.name]
+    lines = [[c.name, *ours(c)] for c in COCO_CLASSES.values()]
+    lines = [line + ["seat"] if line[0] == "chair" else line for line in lines]
+    (tmp_path/"synonyms.txt").write_text("".join(", ".join(line) + "\n" for line in lines))
+    return lines, tmp_path/"synonyms.txt"
+
+def check_chair(tmp_path, captions, refs, boxed):
+    "Both definitions of the same captions, caption by caption."
+    from noc_nb.heldout import COCO_CLASSES
+    from noc_nb.tools.quality import quality_numbers, quality_scores, word_list
+    lines, file = chair_list(tmp_path)
+    slow = SlowChair(lines)
+    numbers = quality_numbers(captions, refs, word_list(COCO_CLASSES, file), boxed)
+    ours = numbers[:, [3, 4, 5, 9, 10]]
+    names = {i: [COCO_CLASSES[c].name for c in boxed.get(i, ())] for i in captions}
+    theirs = np.array([slow(captions[i], refs[i], names[i]) for i in captions], float)
+    wrong = [(captions[i], refs[i], a, b) for i, a, b in zip(captions, ours.tolist(), theirs.tolist()) if a != b]
+    assert not wrong, (len(wrong), wrong[:3])
+    scores, (said, invented, _, there, seen) = quality_scores(numbers.sum(0)), theirs.sum(0)
+    assert scores["CHAIRi"] == pytest.approx(100*invented/said)
+    assert scores["CHAIR recall"] == pytest.approx(100*seen/there)
+    assert scores["CHAIRs"] == pytest.approx(100*theirs[:, 2].mean())
+    return scores
+
+def test_chair_of_any_words_is_the_published_one(tmp_path):
+    "Sentences of the list's words, their plurals and what stands before them, in any order."
+    from noc_nb.tools.quality import _numbers
+    lines, _ = chair_list(tmp_path)
+    words = [word for line in lines for form in line for word in (form, _numbers(form)[-1])
+             if singular(word) == singular(form)]
+    words += "a the baby adult passenger toilet seat seats bow tie jet cub cubs animal train hot dogs".split()*9
+    rng = np.random.default_rng(0)
+    def sentences(n): return {i: " ".join(rng.choice(words, rng.integers(0, 12))) for i in range(n)}
+    captions, refs = sentences(5000), {i: [c] for i, c in sentences(5000).items()}
+    boxed = {i: set(rng.choice([1, 17, 18, 22, 47, 62, 70], 2).tolist()) for i in range(4000)}
+    check_chair(tmp_path, captions, refs, boxed)
+
+def test_a_report_names_chairs_protocol(tmp_path):
+    from noc_nb.tools.report import compare, evaluate_file
+    folder, (_, file) = world(tmp_path), chair_list(tmp_path)
+    entries = json.loads((folder/"ours.json").read_text())
+    for e in entries: e["caption"] += ". It is a sunny day. A cat"
+    (folder/"long.json").write_text(json.dumps(entries))
+    def report(out, **how):
+        made = evaluate_file(folder/"long.json", folder/"coco", out=folder/out, metrics=("R",), synonyms=file, **how)
+        return made["scores"]["quality"], made["intervals"]["quality"], (folder/out/"report.md").read_text()
+    (all_, sure, text), (cut, _, cut_text) = report("all"), report("cut", cut=13, whole=True)
+    first, _, _ = report("first", cut=13)
+    assert all_["CHAIRs"] == first["CHAIRs"] > cut["CHAIRs"] and first["words a caption"] <= 13
+    low, high = sure["CHAIRi"]
+    assert low < all_["CHAIRi"] < high and "| CHAIR recall |" in text and "| words a caption |" in text
+    assert "words from synonyms.txt (" in text and "by references; 30 images" in text
+    assert "What counts of a caption: first 13 words, whole sentences (30 are cut)" in cut_text
+    with pytest.raises(NocError, match="about counted='all words': expected 'first 13 words, whole sentences', as in"):
+        compare(folder/"cut", folder/"all")
+
+@needs_coco
+def test_chair_of_real_captions_is_the_published_one(tmp_path, captions):
+    "Captions of other images, so that much is invented."
+    from noc_nb.tools.report import _boxed
+    ids = list(captions)[:int(os.environ.get("NOC_IMAGES", 4000))]
+    said = {i: captions[j][0] for i, j in zip(ids, ids[1:] + ids[:1])}
+    boxed = _boxed(COCO)
+    scores = check_chair(tmp_path, said, {i: captions[i] for i in ids}, {i: boxed.get(i, set()) for i in ids})
+    assert scores["CHAIRi"] > 40

@@ -76,6 +76,9 @@ def noc_eval(
     images:str=None,      # photos whose names end in the images' ids, for scores that look at them
     metrics:str=None,     # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU), R (ROUGE-L), or
                           # module:function of yours; default: all five
+    synonyms:str=None,    # CHAIR's words: a line an object (default: the classes' forms)
+    cut:int=None,         # so many words of each caption count (default: all)
+    whole_sentences:bool=False, # what follows the last full stop of a caption does not count
     samples:int=1000,     # draws of the bootstrap
     compare:list=None,    # two reports, or folders of runs; or several, as: ours0 ours1 vs theirs0
 ):
