@@ -187,7 +187,7 @@ def averaged(self:Models,
 
 # %% ../nbs/44_experiment.ipynb #aed07fec
 class Choices:
-    "Which classes of an image the rows of the tables ask for, and what each is worth."
+    "Which classes of an image the rows of the tables ask for, and at which price."
     def __init__(self,
         run:Run,       # its preset and its part
         data:CocoData, # regions, and captions for the oracle
@@ -245,9 +245,10 @@ def _probabilities(self:Choices, row, lambda0, seeds):
     def mean(i): return torch.stack([scores[i][1].logit() for scores in votes]).mean(0).sigmoid()
     return {i: mean(i) for i in self.ids}
 
+# %% ../nbs/44_experiment.ipynb #c37740f9
 @patch
 def _prices(self:Choices, i, classes, probs, unseen):
-    "What some classes of an image are worth: by the selector, or else by the detector."
+    "Prices of some classes of an image: by the selector, or else by the detector."
     preset = self.preset
     scores = best_scores(self.data.regions[i], probs, preset.selector.max_regions,
                          self.data.dropped)
@@ -256,24 +257,24 @@ def _prices(self:Choices, i, classes, probs, unseen):
 
 # %% ../nbs/44_experiment.ipynb #9e4547f4
 @patch
-def offers(self:Choices,
+def candidates(self:Choices,
     row:str,             # a key of `LABELS`
     lambda0:float=.2,    # of the selector rows
     seeds:tuple=(0,),    # of the selector rows; several vote
 )->dict:                 # image id -> {class id: price}, the best first; infinite for a must
-    "The classes that a row of the tables chooses in every image, and what each is worth."
+    "The classes that a row of the tables chooses in every image, and their prices."
     if (row, lambda0, seeds) in self.made: return self.made[row, lambda0, seeds]
-    rule, priced, offers = self.rule(row), self.priced(row), {}
+    rule, priced, found = self.rule(row), self.priced(row), {}
     unseen = self.unseen() if priced else None
     if priced: rule["limit"] = None                        # the price decides, not the place
     probs = self._probabilities(row, lambda0, seeds) if rule["how"] == "selector" else {}
     for i in self.ids:
         mentioned = self.data.mentioned(i) if row == "oracle" else None
         classes = self.classes(i, probs=probs.get(i), mentioned=mentioned, **rule)
-        offers[i] = dict.fromkeys(classes, math.inf)
-        if priced: offers[i] = self._prices(i, classes, probs.get(i), unseen)
-    self.made[row, lambda0, seeds] = offers
-    return offers
+        found[i] = dict.fromkeys(classes, math.inf)
+        if priced: found[i] = self._prices(i, classes, probs.get(i), unseen)
+    self.made[row, lambda0, seeds] = found
+    return found
 
 # %% ../nbs/44_experiment.ipynb #5058dc7c
 class Experiment:
@@ -334,13 +335,12 @@ def _searched(self:Experiment, row):
 def _constraints(self:Experiment, row, lambda0, vocab):
     "By image id: constraint groups; their prices; texts that the vocabulary lacks, with a warning."
     groups, prices, missing, form = {}, {}, {}, self._searched(row).form
-    for i, offer in self.choices.offers(row, lambda0, self.run.votes[0]).items():
-        groups[i], prices[i], unknown = priced_tokens(offer, self.data.classes, vocab, form)
-        missing[i] = tuple(word.text for word in unknown if word.lost)
-    words = {word for texts in missing.values() for word in texts}
+    for i, candidates in self.choices.candidates(row, lambda0, self.run.votes[0]).items():
+        groups[i], prices[i], lost = priced_tokens(candidates, self.data.classes, vocab, form)
+        missing[i] = tuple(word.text for word in lost if word.lost)
+    words = ", ".join(sorted({word for texts in missing.values() for word in texts}))
     images = sum(map(bool, missing.values()))
-    wanting = ", ".join(sorted(words))
-    if words: warnings.warn(f"{row}: {images} images lack constraints, for want of {wanting}")
+    if words: warnings.warn(f"{row}: {images} images lack constraints, for want of {words}")
     return groups, prices if self.choices.priced(row) else None, missing
 
 # %% ../nbs/44_experiment.ipynb #e7e48ccf
@@ -359,6 +359,7 @@ def _decode(self:Experiment, row, training, lambda0):
                      prices)
     return {i: replace(d, missing=missing[i]) for i, d in decoded.items()}
 
+# %% ../nbs/44_experiment.ipynb #416c93e7
 @patch
 def captions(self:Experiment,
     row:str,           # a key of `LABELS`
@@ -379,6 +380,7 @@ def _counts(decoded):
     for name in ("wanted", "satisfied"): counts[name] = sum(getattr(d, name) for d in decoded)
     return counts | dict(missing_words=missing) if missing else counts
 
+# %% ../nbs/44_experiment.ipynb #f3f7da33
 @patch
 def _scorer(self:Experiment):
     "The caption scores against the references of the run's images, prepared once."
@@ -388,6 +390,7 @@ def _scorer(self:Experiment):
     self.scorer = CaptionScorer(refs, self.metrics, programs)
     return self.scorer
 
+# %% ../nbs/44_experiment.ipynb #8cc9b8da
 def _sentences(decoded): return {i: d.caption for i, d in decoded.items()}
 
 @patch
@@ -411,13 +414,14 @@ def rows(self:Experiment)->list:
         for r in rows: hash((_line_of(r), r["seed"]["selector"], float(r["seconds"])))
     return rows
 
+# %% ../nbs/44_experiment.ipynb #284480b4
 @patch
 def _score(self:Experiment, line, seeds):
     "Score a line, and append its row."
     start, data, (row, training, lambda0) = time.monotonic(), self.data, line
     scores = self._evaluate(line) if training else dict(counts={}, protocol={})
     counts, protocol = scores.pop("counts"), scores.pop("protocol")
-    chosen = self.choices.offers(row, lambda0, seeds)
+    chosen = self.choices.candidates(row, lambda0, seeds)
     scores["selection_f1"] = selection_f1(chosen, data.captions, self.ids, self.novel, data.heldout,
                                           fp_weight=self.fp_weight)
     # captions that were there took their time before

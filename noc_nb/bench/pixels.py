@@ -246,14 +246,14 @@ def _decode(self:_PixelExperiment, row, training, lambda0):
     "Caption the images of the run."
     captioner = self.models.captioner(training)
     if row != "none": captioner = self.models.averaged(captioner)
-    offers = self.choices.offers(row, lambda0, self.run.votes[0])
-    def words(i): return [list(self.data.classes[c].forms) for c in offers[i]]
+    candidates = self.choices.candidates(row, lambda0, self.run.votes[0])
+    def words(i): return [list(self.data.classes[c].forms) for c in candidates[i]]
     # images with as many words go through the search together
-    ids, decoded = sorted(self.ids, key=lambda i: (len(offers[i]), i)), {}
+    ids, decoded = sorted(self.ids, key=lambda i: (len(candidates[i]), i)), {}
     for n in progress(range(0, len(ids), 50), f"pixels {row}"):
         part = ids[n:n+50]
         groups = list(map(words, part))
-        prices = [list(offers[i].values()) for i in part]
+        prices = [list(candidates[i].values()) for i in part]
         decoded |= _describe(self, captioner, part, groups, prices)
     return decoded
 
