@@ -290,11 +290,11 @@ def test_a_nan_feature_costs_its_image_alone():
 
 def test_a_user_without_home_has_a_cache(monkeypatch):
     from pathlib import Path
-    from noc_nb.tools.java import cache_folder
+    from noc_nb.tools.java import _cache_folder
     def homeless(): raise RuntimeError("Could not determine home directory.")
     monkeypatch.delenv("NOC_CACHE", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    assert cache_folder() == Path.cwd()/".cache/noc_nb"
+    assert _cache_folder() == Path.cwd()/".cache/noc_nb"
 
 # ---- terminals, logs and names of files
 

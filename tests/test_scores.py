@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from noc_nb.core import NocError, find_data, read_json
 from noc_nb.tools.report import _difference, holm
-from noc_nb.tools.java import Spice, cache_folder, find_java, java_options, missing_jars
+from noc_nb.tools.java import Spice, _cache_folder, find_java, _java_options, _missing_jars
 
 try: find_java(); JAVA = True
 except OSError: JAVA = False
 COCO = find_data()
 needs_java = pytest.mark.skipif(not JAVA, reason="needs Java")
-SPICE = JAVA and not missing_jars(cache_folder()/"spice")
+SPICE = JAVA and not _missing_jars(_cache_folder()/"spice")
 needs_spice = pytest.mark.skipif(not SPICE, reason="run noc_setup_spice first")
 needs_coco = pytest.mark.skipif(COCO is None, reason="set NOC_DATA to a COCO folder")
 
@@ -143,11 +143,11 @@ def test_meteor_equals_pycocoevalcap(captions):
 def test_spice_equals_pycocoevalcap(captions, tmp_path, monkeypatch):
     "Their class, unchanged, in a copy of its folder, by the options that noc_setup_spice prints for other tools."
     from pycocoevalcap.spice import spice as package
-    jars = cache_folder()/"spice"
+    jars = _cache_folder()/"spice"
     shutil.copytree(Path(package.__file__).parent, tmp_path/"their_spice", symlinks=True)
     for jar in jars.glob("stanford-corenlp-*.jar"): (tmp_path/"their_spice/lib"/jar.name).symlink_to(jar)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("JDK_JAVA_OPTIONS", java_options(jars))
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", _java_options(jars))
     said, refs, gts, res = real(captions, 12)
     score, each = importlib.import_module("their_spice.spice").Spice().compute_score(gts, res)
     each = np.nan_to_num([e["All"]["f"] for e in each])
@@ -191,7 +191,7 @@ def own_cache(tmp_path, monkeypatch):
     "A cache of the test's own, whose lock nobody else holds, at a path with spaces."
     folder = tmp_path/"a cache of its own/spice"
     folder.mkdir(parents=True)
-    for jar in (cache_folder()/"spice").glob("*.jar"): (folder/jar.name).symlink_to(jar)
+    for jar in (_cache_folder()/"spice").glob("*.jar"): (folder/jar.name).symlink_to(jar)
     monkeypatch.setenv("NOC_CACHE", str(folder.parent))
 
 SCORE = """from noc_nb.metrics import CaptionScorer
@@ -255,7 +255,7 @@ def at_once(folder, count, metrics):
 @pytest.mark.slow
 def test_ten_at_once_give_ten_equal_reports(tmp_path, own_cache):
     "SPICE shares one database. METEOR, which takes a gigabyte a program, is left to the next test."
-    spice = ("S",) if JAVA and not missing_jars(cache_folder()/"spice") else ()
+    spice = ("S",) if JAVA and not _missing_jars(_cache_folder()/"spice") else ()
     folder = world(tmp_path/"a folder with spaces")
     written = at_once(folder, 10, ("C", "B4", "R", *spice))
     assert {f: len(contents) for f, contents in written.items()} == dict.fromkeys(written, 1)
