@@ -15,7 +15,7 @@ import torch
 from fastcore.basics import patch
 from torch.nn.utils.rnn import pad_sequence
 
-from ..core import (Config, NocError, override, progress, read_json, require, say, set_seed,
+from ..core import (Config, override, progress, read_json, require, say, set_seed,
                          write_json)
 from ..decode import Decoded
 from ..experiment import PRESETS, Experiment, Models, Run
@@ -178,7 +178,8 @@ def _average_said(model, tokenizer, said, vectors, n):
     known = {w: t for w, t in tokenizer.get_vocab().items() if w in vectors}
     unit = {w: vectors[w]/np.linalg.norm(vectors[w]) for w in known}
     learned, table = sorted(set(known) & set(said)), model.decoder.get_input_embeddings().weight
-    if len(learned) < n: raise NocError(f"borrow={n}: {len(learned)} words have vectors")
+    most = f"at most {len(learned)}, the words that have vectors"
+    require(n <= len(learned), f"borrow={n}", most)
     neighbours = {}
     for word in sorted(set(known) - set(said)):
         nearest = sorted(learned, key=lambda other: -unit[word] @ unit[other])

@@ -12,7 +12,7 @@ import torch
 
 from ..captioner import WordTable
 from ..constraints import constraint_tokens
-from ..core import NocError, say
+from ..core import require, say
 from ..heldout import words_of
 from ..pipeline import NovelCaptioner
 from .readers import read_vectors
@@ -39,14 +39,13 @@ def with_classes(
 # %% ../../nbs/models/111_classes.ipynb #7b43daf7
 def _lengthened(captioner, vectors):
     "A copy with a longer vocabulary. `NocError` for vectors of another kind than training's."
-    if not captioner.words.known.any():
-        raise NocError("words: none can be added to a captioner that was trained without vectors")
+    with_vectors = captioner.words.known.any()
+    require(with_vectors, "words: the captioner was trained without vectors", "one that has some")
     table, known, vocab = captioner.words().detach(), captioner.words.known, Vocab(captioner.tokens)
     rows = {word: torch.as_tensor(v).to(table) for word, v in vectors.items() if word not in vocab}
     for word, row in rows.items():
-        if row.shape == table.shape[1:]: continue
-        raise NocError(f"word {word!r}: a vector of {row.numel()} numbers; "
-                       f"expected {table.shape[1]}, as in training")
+        where = f"word {word!r}: a vector of {row.numel()} numbers"
+        require(row.shape == table.shape[1:], where, f"{table.shape[1]}, as in training")
     longer, unseen = copy.deepcopy(captioner), captioner.unseen.union(rows)
     longer.tokens, longer.unseen = (*captioner.tokens, *rows), unseen
     known = torch.cat([known, known.new_ones(len(rows))])

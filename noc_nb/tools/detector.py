@@ -62,8 +62,8 @@ def _load_model(name, source, **options):
     try: missing, odd = model.load_state_dict(_read_state(name, source), strict=False)
     except RuntimeError as e: missing, odd = [], [str(e).splitlines()[1].strip()]
     odd = [f"{k} is missing" for k in missing if not k.endswith("num_batches_tracked")] + odd
-    if odd:
-        raise NocError(f"{source}: expected the weights of {name}, with as many classes; {odd[0]}")
+    expected = f"the weights of {name}, with as many classes"
+    require(not odd, source, f"{expected}; {''.join(odd[:1])}")
     published = Path(torchvision.models.get_model_weights(name).DEFAULT.url).name
     if name in _WITHOUT_EPS and (source == "default" or Path(source).name == published):
         for m in model.modules():
@@ -118,9 +118,9 @@ def prepare(
 )->tuple:      # uint8 tensor (3,h,w), made smaller if it was larger; (width, height) before
     "An image as the detector wants it. Raises `NocError` for another kind of tensor."
     if isinstance(image, Tensor):
-        if image.dtype != torch.uint8 or image.ndim != 3 or len(image) != 3:
-            kind = f"{image.dtype} {tuple(image.shape)}"
-            raise NocError(f"image: expected uint8 (3,h,w), found {kind}")
+        fits, kind = image.dtype == torch.uint8, f"{image.dtype} {tuple(image.shape)}"
+        fits = fits and image.ndim == 3 and len(image) == 3
+        require(fits, "image", f"uint8 (3,h,w), found {kind}")
         return image, (image.shape[2], image.shape[1])
     size, scale = image.size, min(least/min(image.size), most/max(image.size))
     small = [max(1, round(side*scale)) for side in size]
@@ -146,11 +146,10 @@ class Detector:
     half:bool = None                     # backbones in bfloat16; None: on a GPU that computes in it
 
     def __post_init__(self):
-        if self.name not in DETECTORS:
-            raise NocError(f"detector {self.name!r}: expected one of {', '.join(DETECTORS)}")
-        if self.features not in ("box", "resnet101", None):
-            expected = "box, resnet101 or none (in Python None)"
-            raise NocError(f"features {self.features!r}: expected {expected}")
+        known = f"one of {', '.join(DETECTORS)}"
+        require(self.name in DETECTORS, f"detector {self.name!r}", known)
+        kinds = "box, resnet101 or none (in Python None)"
+        require(self.features in ("box", "resnet101", None), f"features {self.features!r}", kinds)
         self.device = torch.device(self.device or default_device())
         on_gpu = self.device.type == "cuda"
         if self.half is None: self.half = on_gpu and torch.cuda.is_bf16_supported()

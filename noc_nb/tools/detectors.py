@@ -37,12 +37,15 @@ def _label_classes(names, where):
     "The classes of labels, a thing with several names once. Raises `NocError` naming a label."
     return _distinct(classes_of(dict(enumerate(dict.fromkeys(names), 1)), where))
 
+def _nameless(where, count):
+    return NocError(f"{where}: its {count} labels have no names; expected --classes with {count} "
+                    "names, in their order")
+
 def _label_ids(names, classes, where, count):
     "Number of a label -> class id. Raises `NocError` for a class that no label means."
     if names is None:
-        if len(classes) == count: return dict(enumerate(classes))
-        raise NocError(f"{where}: its {count} labels have no names; expected --classes with "
-                       f"{count} names, in their order")
+        if len(classes) != count: raise _nameless(where, count)
+        return dict(enumerate(classes))
     known, ids = meanings(classes), {}
     for n, name in names.items():
         found = known.get(name) or known.get(plain_name(name), [])
@@ -94,9 +97,7 @@ def _fixed_classes(config, name):
     "The classes of a model's labels. Raises `NocError` where they have no names."
     names = _label_names(config)
     if names is not None: return _label_classes(names.values(), name)
-    count = len(config.id2label)
-    raise NocError(f"{name}: its {count} labels have no names; expected --classes with "
-                   f"{count} names, in their order")
+    raise _nameless(name, len(config.id2label))
 
 @patch
 def _parts(self:PretrainedDetector):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageColor, ImageDraw
 
-from ..core import NocError, whole_file, write_json
+from ..core import require, whole_file, write_json
 from ..heldout import normalize, novel_images, save_classes, words_of
 from ..toy import (LOOKS, TEST, TOY_CLASSES, TOY_HELDOUT, VAL, WORLD, Scene, detect, plural,
                         toy_image)
@@ -164,8 +164,7 @@ def make_toy(
     "Write a toy world, always the same bytes. Raises `NocError` for a size out of range."
     folder = Path(folder)
     for part, n in dict(train=train, val=val, test=test).items():
-        if 0 < n < VAL: continue
-        raise NocError(f"toy world: {part}: expected 1 to {VAL-1} images, found {n}")
+        require(0 < n < VAL, f"toy world: {part}", f"1 to {VAL-1} images, found {n}")
     ids = dict(train=range(1, train+1), val=range(VAL, VAL+val), test=range(TEST, TEST+test))
     images = {i: toy_image(seed, i) for i in itertools.chain(*ids.values())}
     captions = {i: texts for i, (_, texts) in images.items()}

@@ -81,9 +81,8 @@ def _relative(boxes, size):
     width, height = size
     boxes = boxes/torch.tensor([width, height, width, height])
     outside = torch.maximum(-boxes, boxes - 1)
-    if not boxes.isfinite().all() or (outside > .1).any():
-        raise NocError("boxes: expected corners x1 y1 x2 y2 in pixels, in an image of "
-                       f"{width} x {height}")
+    require((outside <= .1).all(), "boxes",     # NaN is nowhere
+            f"corners x1 y1 x2 y2 in pixels, in an image of {width} x {height}")
     return boxes.clamp(0, 1)
 
 # %% ../../nbs/files/104_formats.ipynb #6e1a0b23
@@ -126,16 +125,15 @@ def _size(size, path, image_id):
     "A size as two whole numbers."
     if size is None: return None
     pair = np.asarray(size)
-    if pair.shape == (2,) and pair.dtype.kind in "iuf" and ((pair >= 1) & (pair < 2**31)).all():
-        return tuple(map(int, size))
-    raise NocError(f"{path}: image {image_id}: expected width and height in pixels, "
-                   f"found {pair.tolist()}")
+    numbers = pair.shape == (2,) and pair.dtype.kind in "iuf"
+    require(numbers and ((pair >= 1) & (pair < 2**31)).all(), f"{path}: image {image_id}",
+            f"width and height in pixels, found {pair.tolist()}")
+    return tuple(map(int, size))
 
 # %% ../../nbs/files/104_formats.ipynb #e7c941ec
 def _imported(path, image_id, features, boxes=None, size=None, labels=None, scores=None):
     "`Regions` from features (n,d) and boxes in pixels. `NocError` where parts of a file disagree."
-    if not 0 <= image_id < 2**63:
-        raise NocError(f"{path}: image {image_id}: expected a number below 2**63")
+    require(0 <= image_id < 2**63, f"{path}: image {image_id}", "a number below 2**63")
     n, size = len(features) if np.ndim(features) else 0, _size(size, path, image_id)
     boxes = None if boxes is None else np.asarray(boxes)
     columns = dict(features=(features, 2), boxes=(boxes, 2), labels=(labels, 1), scores=(scores, 1))
@@ -178,10 +176,10 @@ def _h5_columns(h5, image_id, size):
         name = f"{image_id}_{part}"
         if name not in names: continue
         link = type(h5.get(name, getlink=True)).__name__
-        if link != "HardLink": raise NocError(f"{name}: a link")
+        if link != "HardLink": raise ValueError(f"{name}: a link")
         data = h5[name]
-        if not hasattr(data, "nbytes"): raise NocError(f"{name}: a group")
-        if data.external or data.is_virtual: raise NocError(f"{name}: kept in another file")
+        if not hasattr(data, "nbytes"): raise ValueError(f"{name}: a group")
+        if data.external or data.is_virtual: raise ValueError(f"{name}: kept in another file")
         _check_bytes(name, data.nbytes, size)
         columns[part] = data[()]
     return columns

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..attention import FeedForward, MultiHead
 from ..captioner import Captioner, CaptionerState
-from ..core import NocError
+from ..core import NocError, require
 
 # %% ../../nbs/models/118_int8.ipynb #a8b10006
 def _whole_numbers(
@@ -114,17 +114,16 @@ class _Int8Captioner(Captioner):
 # %% ../../nbs/models/118_int8.ipynb #a8b1000f
 def _check():
     "Raises `NocError` where 8-bit products are missing or wrong."
-    if not torch.backends.mkldnn.is_available():
-        raise NocError("8 bits: this PyTorch has no oneDNN; expected 32 bits")
-    largest = _Int8Linear(torch.ones(1, 64))
-    if abs(float(largest(torch.ones(1, 64))) - 64) > .01:
-        raise NocError("8 bits: this processor's products overflow; expected 32 bits")
+    there = torch.backends.mkldnn.is_available()
+    require(there, "8 bits: this PyTorch has no oneDNN", "32 bits")
+    largest = float(_Int8Linear(torch.ones(1, 64))(torch.ones(1, 64)))
+    require(abs(largest - 64) < .01, "8 bits: this processor's products overflow", "32 bits")
 
 def int8(
     captioner:Captioner, # trained, on the CPU
 )->_Int8Captioner:       # a copy; this one stays as it is
     "A captioner in 8 bits, for inference on a CPU. Raises `NocError` where that does not work."
     device = next(captioner.parameters()).device
-    if device.type != "cpu": raise NocError(f"8 bits: a captioner on {device}; expected the CPU")
+    require(device.type == "cpu", f"8 bits: a captioner on {device}", "the CPU")
     _check()
     return _Int8Captioner(captioner)

@@ -17,7 +17,7 @@ from fastcore.basics import patch
 from pycocoevalcap.meteor import meteor as meteor_package
 from pycocoevalcap.spice import spice as spice_package
 
-from ..core import NocError, progress, whole_file, write_json
+from ..core import NocError, progress, require, whole_file, write_json
 from ..metrics import METRICS
 from ..runs import file_sum, locked
 from ..vocab import ptb_line
@@ -256,7 +256,7 @@ def _accept(folder, target):
         name, checksum = _jar_name(coordinates), _SPICE_JARS[coordinates]
         found = file_sum(folder/name)
         if found is None: continue
-        if found != checksum: raise NocError(f"{folder/name}: SHA-256 {found}; expected {checksum}")
+        require(found == checksum, f"{folder/name}: SHA-256 {found}", checksum)
         with whole_file(target/name, "wb") as f, open(folder/name, "rb") as jar:
             shutil.copyfileobj(jar, f)                 # nobody sees half a jar
 
@@ -265,8 +265,7 @@ def _setup_spice(jars=None):
     "Bring SPICE's jars, once: their folder. `NocError` names what is missing and its checksum."
     target, problems = _cache_folder()/"spice", []
     target.mkdir(parents=True, exist_ok=True)
-    if jars is not None and not Path(jars).is_dir():
-        raise NocError(f"--jars {jars}: expected a folder")
+    require(jars is None or Path(jars).is_dir(), f"--jars {jars}", "a folder")
     _accept(Path(jars or Path(spice_package.__file__).parent/"lib"), target)
     for fetch in (_fetch_with_maven, _fetch_corenlp) if jars is None else ():
         missing = _missing_jars(target)
@@ -304,9 +303,8 @@ class Spice:
         "Raises `OSError` where Java or a jar is missing. Nothing is started yet."
         self.folder, self.seconds, self.known = Path(folder or _cache_folder()/"spice"), seconds, {}
         self.java, self.heap = find_java(), _heap(2000, 1500)
-        if _missing_jars(self.folder):
-            raise FileNotFoundError("its jars are missing or were changed; `noc_setup_spice` brings "
-                                    "them")
+        lost = "its jars are missing or were changed; `noc_setup_spice` brings them"
+        if _missing_jars(self.folder): raise FileNotFoundError(lost)
         self.refs = {i: list(map(ptb_line, own)) for i, own in refs.items()}
         # the database is native code for this kind of processor; elsewhere parses are not kept
         self.keeps = platform.machine().lower() in ("x86_64", "amd64")

@@ -10,7 +10,7 @@ import csv, re
 from dataclasses import replace
 from pathlib import Path
 
-from ..core import NocError, check_range, foreign_file, read_json, say
+from ..core import NocError, check_range, foreign_file, read_json, require, say
 from ..heldout import (COCO_CLASSES, MOST_CLASSES, ObjectClass, load_classes, normalize,
                             people)
 
@@ -103,8 +103,8 @@ def classes_of(
     coco = {c.name: c for c in COCO_CLASSES.values()}
     for i, name in names.items():
         plain = plain_name(name) if isinstance(name, str) else ""
-        if not plain or type(i) is not int:
-            raise NocError(f"{where}: class {i!r}: {name!r}: expected a name in letters")
+        named = plain and type(i) is int
+        require(named, f"{where}: class {i!r}: {name!r}", "a name in letters")
         check_range(f"{where}: class {name!r}: ", 0, MOST_CLASSES, id=i)
         known = coco.get(_ALSO.get(plain, plain))
         classes[i] = replace(known, id=i) if known else _named_class(i, name, plain.split(), engine)
@@ -117,7 +117,7 @@ def read_classes(
     first:int=1, # number of the first class, where the file holds names alone: 1 or 0
 )->dict:         # class id -> `ObjectClass`
     "A detector's own classes. Raises `NocError` naming file and class."
-    if first not in (0, 1): raise NocError(f"--first {first}: expected 0 or 1")
+    require(first in (0, 1), f"--first {first}", "0 or 1")
     content = _read_names(path)
     whole = isinstance(content, list) and content and isinstance(content[0], dict)
     if not whole: return classes_of(_names(content, path, first), path)

@@ -19,7 +19,7 @@ from fastcore.basics import chunked
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset
 
-from ..core import NocError, check_range, foreign_file, progress, whole_file
+from ..core import NocError, check_range, foreign_file, progress, require, whole_file
 from ..runs import begin, fingerprint, locked
 from .detector import Detector, prepare
 from .readers import item_name, json_column, open_parquet, read_coco, refuse
@@ -41,7 +41,7 @@ class ImageFile:
 
     def open(self):
         "The file's content, as an open binary file. Raises `NocError` for what is no file."
-        if not self.path.is_file(): raise NocError(f"{self.name}: no such file; expected an image")
+        require(self.path.is_file(), f"{self.name}: no such file", "an image")
         if self.start is None: return open(self.path, "rb")
         with open(self.path, "rb") as f:
             f.seek(self.start)
@@ -214,7 +214,7 @@ def image_files(
     """The images of a source; those that cannot be reached or numbered come last, below zero, and
     say why when they are opened. Raises `NocError` if there is none, or two have one number."""
     src = Path(src)
-    if not src.exists(): raise NocError(f"{src}: no such file or folder; expected images")
+    require(src.exists(), f"{src}: no such file or folder", "images")
     files = [f for name, path in _sources(src).items() for f in _images(path, name)]
     files = [replace(f, name=_readable(f.name)) for f in files]
     damaged = [f for f in files if isinstance(f, _Damaged)]
@@ -225,9 +225,9 @@ def image_files(
         damaged += [_nameless(f) for f, i in zip(files, numbers) if i is None]
     files = [replace(f, id=i) for f, i in zip(files, numbers) if i is not None]
     files += [replace(f, id=-n) for n, f in enumerate(damaged, 1)]
-    if files: return files
-    raise NocError(f"{src}: expected images ({' '.join(_SUFFIXES)}), or .tar or .parquet files of "
-                   "them; found none")
+    require(files, src, f"images ({' '.join(_SUFFIXES)}), or .tar or .parquet files of them; found "
+            "none")
+    return files
 
 # %% ../../nbs/models/115_photos.ipynb #ab7044bb
 def _file_ids(files, ids):
@@ -379,8 +379,7 @@ def random_weights(
 # %% ../../nbs/models/115_photos.ipynb #31a79697
 def _check_options(out, device):
     "Raise `NocError` for an option that no run can use."
-    if not Path(out or "").name:
-        raise NocError(f"--out {out or ''}: expected a name for the region store")
+    require(Path(out or "").name, f"--out {out or ''}", "a name for the region store")
     try: torch.empty(0, device=device)
     except (RuntimeError, AssertionError):   # the second where PyTorch was built without CUDA
         message = f"--device {device}: expected a device that this PyTorch can use, like cpu"

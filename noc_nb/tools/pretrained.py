@@ -94,8 +94,7 @@ class Pretrained:
         require(self.is_a(kind), kind_of, self.expected)
         model, report = self.load(kind, output_loading_info=True, **settings)
         missing = sorted(report["missing_keys"])
-        if missing:
-            more = f", and {len(missing) - 1} more" if missing[1:] else ""
-            raise NocError(f"{self.name}: expected all weights of its model; {missing[0]} is "
-                           f"missing{more}")
+        more = f", and {len(missing) - 1} more" if missing[1:] else ""
+        lost = "".join(missing[:1])
+        require(not missing, self.name, f"all weights of its model; {lost} is missing{more}")
         return model.eval()

@@ -19,7 +19,7 @@ import ijson
 import numpy as np
 from fastcore.basics import chunked
 
-from ..core import NocError, foreign_file, json_text, read_json, unpacked
+from ..core import NocError, foreign_file, json_text, read_json, require, unpacked
 from ..data import PARTS
 from ..regions import RegionTable, sizes_of
 
@@ -43,7 +43,7 @@ def json_items(
     "Read a long list without holding it. Raises `NocError` naming file, line and item."
     with json_text(path) as f:
         start, lines, n = f.buffer.peek(1).lstrip()[:1], _Lines(f.buffer), -1
-        if start not in (b"[", b""): raise NocError(f"{path}: expected a list")
+        require(start in (b"[", b""), path, "a list")
         try:
             for n, item in enumerate(ijson.items(lines, "item", use_float=True)):
                 lines.size = 0
@@ -131,8 +131,8 @@ def read_coco(
     "Read a COCO annotation file. Raises `NocError` if it is not JSON or lacks a list."
     with _no_collection(): coco = read_json(path)
     for key in keys:
-        if not isinstance(coco, dict) or not isinstance(coco.get(key), list):
-            raise NocError(f"{path}: {key}: expected an object with a list of that name")
+        found = isinstance(coco, dict) and isinstance(coco.get(key), list)
+        require(found, f"{path}: {key}", "an object with a list of that name")
     return coco
 
 # %% ../../nbs/files/101_readers.ipynb #a02b345f
@@ -176,8 +176,9 @@ def _image_list(path, split, part):
     ids = split.get(part) if isinstance(split, dict) else None
     if ids is None and part not in PARTS: return None
     whole = isinstance(ids, list) and all(type(i) is int for i in ids)
-    if whole and len(set(ids)) == len(ids): return ids
-    raise NocError(f"{path}: {part}: expected a list of image ids, each once")
+    once = whole and len(set(ids)) == len(ids)
+    require(once, f"{path}: {part}", "a list of image ids, each once")
+    return ids
 
 def _check_within(path, part, ids, whole, of):
     strange = [i for i in ids if i not in whole]
@@ -276,17 +277,17 @@ def _number_columns(file, needed, path):
     from pyarrow import types
     for name in needed:
         found = [field.type for field in file.schema_arrow if field.name == name]
-        if not found:
-            raise NocError(f"{path}: column {name}: missing; expected {', '.join(needed)}")
-        if len(found) > 1: raise NocError(f"{path}: column {name}: is there twice; expected once")
-        if types.is_null(found[0]):            # such a column may pretend any length
-            raise NocError(f"{path}: column {name}: expected numbers, found none")
+        where = f"{path}: column {name}"
+        require(found, f"{where}: missing", ", ".join(needed))
+        require(len(found) == 1, f"{where}: is there twice", "it once")
+        empty = types.is_null(found[0])        # such a column may pretend any length
+        require(not empty, where, "numbers, found none")
     data, columns = file.read(columns=[*needed]), {}
     for name, kinds in needed.items():
         columns[name] = data[name].to_numpy()
-        if columns[name].dtype.kind not in kinds:
-            what = "numbers" if kinds == "f" else "whole numbers"
-            raise NocError(f"{path}: column {name}: expected {what}, none missing")
+        what = "numbers" if kinds == "f" else "whole numbers"
+        fits = columns[name].dtype.kind in kinds
+        require(fits, f"{path}: column {name}", f"{what}, none missing")
     return columns
 
 # %% ../../nbs/files/101_readers.ipynb #5a272547
@@ -376,9 +377,9 @@ def _lines(path):
     inside = zipfile.ZipFile(path)
     names = [name for name in inside.namelist() if name.endswith(".txt")]
     if len(names) > 1: names = [name for name in names if "300d" in name] or names
-    if len(names) == 1: return unpacked(inside.open(names[0]), path)
     expected = "one .txt file inside, or one with 300d in its name"
-    raise NocError(f"{path}: expected {expected}; found {len(names)}")
+    require(len(names) == 1, path, f"{expected}; found {len(names)}")
+    return unpacked(inside.open(names[0]), path)
 
 def _is_number(text):
     try: return np.isfinite(float(text))
@@ -405,8 +406,7 @@ def _vectors(lines, words, path):
             width = int(parts[1])                             # how many words, how many numbers
             continue
         width = width or len(parts) - 1
-        if not width:
-            raise NocError(f"{path}: line {number}: expected a word and numbers, spaces between")
+        require(width, f"{path}: line {number}", "a word and numbers, spaces between")
         if words is not None and len(parts) == width + 1 and parts[0] not in words: continue
         word, vector = _vector(parts, width, f"{path}: line {number}")
         if words is None or word in words: yield word, vector
@@ -421,8 +421,7 @@ def read_vectors(
     with foreign_file(path, "word vectors in UTF-8"), _lines(path) as f:
         lines = io.TextIOWrapper(f, encoding="utf-8-sig", newline="\n")
         for word, vector in _vectors(lines, words, path): vectors.setdefault(word, vector)
-    if not vectors and words is None:
-        raise NocError(f"{path}: expected word vectors, found none")
+    require(vectors or words is not None, path, "word vectors, found none")
     return vectors
 
 # %% ../../nbs/files/101_readers.ipynb #a05d000a

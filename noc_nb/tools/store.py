@@ -69,19 +69,18 @@ class RegionStore(RegionTable):
         verify:bool=False, # compute the checksums (reads everything)
     ):
         self.folder = self.where = Path(folder)
-        if not (self.folder/"meta.json").is_file():
-            raise NocError(f"{folder}: no meta.json; expected a region store")
+        require((self.folder/"meta.json").is_file(), f"{folder}: no meta.json", "a region store")
         self.meta = read_json(self.folder/"meta.json")
         def column(name): return _open_column(self.folder/f"{name}.npy", self.meta["columns"][name])
         try: columns = {name: column(name) for name in self.meta["columns"]}
         except (KeyError, TypeError): columns = {}
-        if not _COLUMNS.keys() - {"features"} <= columns.keys() <= _COLUMNS.keys():
-            raise NocError(f"{folder}/meta.json: columns: expected {', '.join(_COLUMNS)}")
+        whole = _COLUMNS.keys() - {"features"} <= columns.keys() <= _COLUMNS.keys()
+        require(whole, f"{folder}/meta.json: columns", ", ".join(_COLUMNS))
         super().__init__(**columns, counts=self.meta.get("counts"))
         images = {len(self.ids), len(self.sizes), len(self.offsets) - 1}
         rows = {len(columns[c]) for c in columns.keys() - {"ids", "sizes", "offsets"}}
-        if len(images) > 1 or rows != {int(self.offsets[-1])}:
-            raise NocError(f"{folder}: the store is torn: expected arrays whose lengths fit")
+        fit = len(images) == 1 and rows == {int(self.offsets[-1])}
+        require(fit, f"{folder}: the store is torn", "arrays whose lengths fit")
         if verify: self.verify()
 
     def __reduce__(self): return RegionStore, (self.folder,)   # a worker opens the folder itself
@@ -119,8 +118,8 @@ class _Writer:
 
     def append(self, table):
         "Append a table's images."
-        repeated = [i for i in table if i in self.images]
-        if repeated: raise NocError(f"{self.name}: image {repeated[0]}: comes twice; expected once")
+        for i in table:
+            require(i not in self.images, f"{self.name}: image {i}: comes twice", "it once")
         self.append_features(table)
         self.columns["offsets"].append(table.offsets[1:] + self.columns["boxes"].length)
         for name in "ids", "boxes", "labels", "scores", "sizes":
@@ -133,9 +132,8 @@ class _Writer:
         if shape and not started: self.add_column("features", shape)
         if not len(table.boxes): return
         expected = self.columns["features"].shape if "features" in self.columns else None
-        if shape != expected:
-            raise NocError(f"{self.name}: image {table.ids[0]}: expected features of shape "
-                           f"{expected}, as the first regions have")
+        require(shape == expected, f"{self.name}: image {table.ids[0]}",
+                f"features of shape {expected}, as the first regions have")
         if shape is None: return
         with np.errstate(over="ignore"): half = np.asarray(table.features, np.float16)
         images = np.repeat(table.ids, np.diff(table.offsets))
@@ -152,7 +150,7 @@ def write(cls:RegionStore,
 )->RegionStore:  # the store, open
     "Write a store. Raises `NocError` for an image twice, or features that fp16 cannot hold."
     folder = Path(folder)
-    if folder.exists(): raise NocError(f"{folder}: exists; expected the name of a new region store")
+    require(not folder.exists(), f"{folder}: exists", "the name of a new region store")
     with whole_folder(folder) as new, closing(_Writer(new, folder)) as writer:
         for part in [regions] if isinstance(regions, RegionTable) else regions:
             writer.append(part if isinstance(part, RegionTable) else part.as_table())
