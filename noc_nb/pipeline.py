@@ -102,49 +102,17 @@ class NovelCaptioner:
         self.unseen = {i for i, c in classes.items() if c.word in captioner.unseen}
         self.max_regions = captioner.cfg.max_regions # of an image, that the captioner looks at
 
-# %% ../nbs/50_pipeline.ipynb #0b1f6a3d
+# %% ../nbs/50_pipeline.ipynb #cfe603b8
 @patch
-def class_ids(self:NovelCaptioner,
-    names, # class names, or words for them
-)->list:   # class ids
-    "The classes of some names. Raises `NocError` for one that is unknown or means several."
-    ids, few = meanings(self.classes), len(self.by_name) <= 90
-    known = ", ".join([*self.by_name][:90]) + ("" if few else f" … ({len(ids):,} words)")
-    for name in names:
-        require(name in ids, f"object {name!r}", f"one of {known}")
-        several = ", ".join(self.classes[i].name for i in ids[name])
-        require(len(ids[name]) == 1, f"object {name!r}: means several", f"one of {several}")
-    return [ids[name][0] for name in names]
-
-# %% ../nbs/50_pipeline.ipynb #35a5cb05
-@patch
-def _check(self:NovelCaptioner, images):
-    "Raises `NocError` for images whose regions no pipeline of these classes can use."
-    kind, known = type(images).__name__, f"one of the pipeline's {len(self.classes)}"
-    require(isinstance(images, (list, tuple)), f"images: {kind}",
-            "`Regions` of an image, or a list of them")
-    for r in images:
-        require(isinstance(r, Regions), f"images: {r!r}", "`Regions`")
-        r.check_finite()
-        strange = set(r.labels.tolist()) - self.classes.keys()
-        where = f"image {r.image_id}: category {min(strange, default=0)}"
-        require(not strange, where, known)
-
-# %% ../nbs/50_pipeline.ipynb #35a5cb08
-@patch
-def _seen(self:NovelCaptioner, images, seen):
-    "What the captioner sees. Raises `NocError` for what it cannot look at."
-    if seen is None: seen = images
-    else: require(self.vectors is None, "seen", "a pipeline trained on stored features; this one "
-                  "makes them of boxes and classes")
-    if self.vectors is not None: return seen
-    expected = self.captioner.cfg.d_feature
-    for r in filter(len, seen):
-        r.check_finite()
-        width = 0 if r.features is None else r.features.shape[-1]
-        where = f"image {r.image_id}: region features of {width} numbers"
-        require(width == expected, where, f"{expected} a region")
-    return seen
+def _caption(self:NovelCaptioner, images, seen, options):
+    "Caption a batch: choose, search, record."
+    probs = self._probs(images)
+    asked = [self._ask(self._candidates(r, p, options)) for r, p in zip(images, probs)]
+    groups, prices = zip(*((a.groups, a.prices) for a in asked))
+    decoded = self._search(seen, groups, prices)
+    costs = self._costs(seen, asked, decoded) if options.costs else [{}]*len(asked)
+    rows = zip(images, probs, asked, decoded, costs)
+    return [self._record(*row, options) for row in rows]
 
 # %% ../nbs/50_pipeline.ipynb #35a5cb06
 @patch
@@ -158,15 +126,59 @@ def __call__(self:NovelCaptioner,
     if isinstance(images, Regions):
         return self([images], objects, None if seen is None else [seen], **options)[0]
     options, captions = CaptionOptions(objects, **options), []
-    self._check(images)
-    if seen is not None:
-        where = f"seen: {len(seen)} images"
-        require(len(seen) == len(images), where, f"{len(images)}, as the selector's")
+    self._check(images, seen)
+    self.class_ids(options.objects or ())
     seen = self._seen(images, seen)
     for start in range(0, len(images), options.batch):
         part = slice(start, start + options.batch)
         captions += self._caption(images[part], seen[part], options)
     return captions
+
+# %% ../nbs/50_pipeline.ipynb #35a5cb05
+@patch
+def _check(self:NovelCaptioner, images, seen):
+    "Raises `NocError` for images whose regions no pipeline of these classes can use."
+    kind, known = type(images).__name__, f"one of the pipeline's {len(self.classes)}"
+    require(isinstance(images, (list, tuple)), f"images: {kind}",
+            "`Regions` of an image, or a list of them")
+    for r in images:
+        require(isinstance(r, Regions), f"images: {r!r}", "`Regions`")
+        r.check_finite()
+        strange = set(r.labels.tolist()) - self.classes.keys()
+        where = f"image {r.image_id}: category {min(strange, default=0)}"
+        require(not strange, where, known)
+    count = len(images if seen is None else seen)
+    require(count == len(images), f"seen: {count} images", f"{len(images)}, as the selector's")
+
+# %% ../nbs/50_pipeline.ipynb #35a5cb08
+@patch
+def _seen(self:NovelCaptioner, images, seen):
+    "What the captioner sees. Raises `NocError` for what it cannot look at."
+    if self.vectors is not None:
+        require(seen is None, "seen", "a pipeline trained on stored features; this one makes them "
+                "of boxes and classes")
+        return images
+    seen, expected = images if seen is None else seen, self.captioner.cfg.d_feature
+    for r in filter(len, seen):
+        r.check_finite()
+        width = 0 if r.features is None else r.features.shape[-1]
+        where = f"image {r.image_id}: region features of {width} numbers"
+        require(width == expected, where, f"{expected} a region")
+    return seen
+
+# %% ../nbs/50_pipeline.ipynb #0b1f6a3d
+@patch
+def class_ids(self:NovelCaptioner,
+    names, # class names, or words for them
+)->list:   # class ids
+    "The classes of some names. Raises `NocError` for one that is unknown or means several."
+    ids, few = meanings(self.classes), len(self.by_name) <= 90
+    known = ", ".join([*self.by_name][:90]) + ("" if few else f" … ({len(ids):,} words)")
+    for name in names:
+        require(name in ids, f"object {name!r}", f"one of {known}")
+        several = ", ".join(self.classes[i].name for i in ids[name])
+        require(len(ids[name]) == 1, f"object {name!r}: means several", f"one of {several}")
+    return [ids[name][0] for name in names]
 
 # %% ../nbs/50_pipeline.ipynb #96696ad1
 def _table(images):
@@ -204,6 +216,7 @@ def _least(self:NovelCaptioner, options):
     prices = self._prices(options)
     return self.selector.cfg.threshold if prices.weight is None else prices.min_prob
 
+# %% ../nbs/50_pipeline.ipynb #a5eff2fd
 @patch
 def _choose(self:NovelCaptioner, regions, probs, options):
     "Class id -> probability of the classes that the selector chooses, the best first."
@@ -230,12 +243,6 @@ def _candidates(self:NovelCaptioner, regions, probs, options):
     ids = zip(self.class_ids(options.objects), options.objects)
     return {i: named.get(name, math.inf) for i, name in ids if least is None or found(i)}
 
-@patch
-def _group(self:NovelCaptioner, i):
-    "The constraint of a class; None where the vocabulary has no word for it."
-    groups, *_ = priced_tokens({i: math.inf}, self.classes, self.vocab, self.cfg.form)
-    return groups[0] if groups else None
-
 # %% ../nbs/50_pipeline.ipynb #1c9d7e46
 class _Ask(NamedTuple):
     "What is asked of the search for an image."
@@ -243,6 +250,13 @@ class _Ask(NamedTuple):
     groups:list     # constraints, each once
     prices:list     # of the groups
     places:dict     # class id -> its constraint's place; none where the vocabulary has no word
+
+# %% ../nbs/50_pipeline.ipynb #5474b175
+@patch
+def _group(self:NovelCaptioner, i):
+    "The constraint of a class; None where the vocabulary has no word for it."
+    groups, *_ = priced_tokens({i: math.inf}, self.classes, self.vocab, self.cfg.form)
+    return groups[0] if groups else None
 
 @patch
 def _ask(self:NovelCaptioner, candidates):
@@ -274,19 +288,6 @@ def _search(self:NovelCaptioner, seen, groups, prices):
     groups, prices = (dict(enumerate(x)) for x in (groups, prices))
     return [*decode(self.captioner, [batch], groups, self.cfg.search, prices=prices).values()]
 
-# %% ../nbs/50_pipeline.ipynb #cfe603b8
-@patch
-def _caption(self:NovelCaptioner, images, seen, options):
-    "Caption a batch: choose, search, record."
-    probs = self._probs(images)
-    asked = [self._ask(self._candidates(r, p, options)) for r, p in zip(images, probs)]
-    groups, prices = zip(*((a.groups, a.prices) for a in asked))
-    decoded = self._search(seen, groups, prices)
-    costs = [{}]*len(asked)
-    if options.costs: costs = self._costs(seen, asked, decoded)
-    rows = zip(images, probs, asked, decoded, costs)
-    return [self._record(*row, options) for row in rows]
-
 # %% ../nbs/50_pipeline.ipynb #cfe603b7
 def _whole_mention(text, span, forms):
     "Where the longest form around a word stands: of 'fire hydrant', where 'hydrant' was asked for."
@@ -296,6 +297,7 @@ def _whole_mention(text, span, forms):
         found += [(at, at + len(words)) for at in places if text[at:at+len(words)] == words]
     return max(found, key=lambda place: place[1] - place[0])
 
+# %% ../nbs/50_pipeline.ipynb #265b0cab
 @patch
 def _record(self:NovelCaptioner, regions, probs, ask, result, costs, options):
     "What became of an image's candidates."
