@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from fastcore.basics import patch
 from torch.nn.utils.rnn import pad_sequence
 
 from ..core import (Config, NocError, override, progress, read_json, require, say, set_seed,
@@ -99,6 +100,7 @@ class _WordsConfig(Config):
     batch:int = 64     # sentences of a step
     warmup:int = 300   # steps until the learning rate is at its peak; then it falls to zero
     peak:float = 1e-3  # learning rate
+    half:bool = True   # train with products of 16 bits
     room:int = 40      # tokens of a sentence that is searched
     penalty:float = 0. # length_penalty of all searches
 
@@ -137,7 +139,8 @@ def _read(tokenizer, concepts):
 def _pairs(tokenizer, lines):
     "Concepts and tokens of a sentence."
     ids = tokenizer([line["sentence"] for line in lines])["input_ids"]
-    return [dict(concepts=line["concepts"], labels=[*row[:62], 2]) for line, row in zip(lines, ids)]
+    return [dict(concepts=line["concepts"], input_ids=[*row[:62], 2])
+            for line, row in zip(lines, ids)]
 
 def _train_words(cfg, rest, dev, folder, seed):
     "Train a model, or go on where a training stopped."
@@ -147,7 +150,7 @@ def _train_words(cfg, rest, dev, folder, seed):
     tokenizer, start = _word_tokenizer((line["sentence"] for line in rest), cfg.pieces), time.time()
     def mixed(row): return [row["concepts"][j] for j in torch.randperm(len(row["concepts"]))]
     def batch(rows):
-        labels = _padded([row["labels"] for row in rows], -100)
+        labels = _padded([row["input_ids"] for row in rows], -100)
         return _read(tokenizer, list(map(mixed, rows))) | dict(labels=labels)
     set_seed(seed)
     model = _small_bart(cfg, len(tokenizer))
@@ -155,6 +158,7 @@ def _train_words(cfg, rest, dev, folder, seed):
         str(folder), num_train_epochs=cfg.epochs, per_device_train_batch_size=cfg.batch,
         per_device_eval_batch_size=cfg.batch, learning_rate=cfg.peak, warmup_steps=cfg.warmup,
         lr_scheduler_type="linear", max_grad_norm=1., seed=seed, eval_strategy="epoch",
+        train_sampling_strategy="group_by_length", bf16=cfg.half,
         save_strategy="epoch", save_total_limit=1, use_cpu=True, report_to=[], logging_steps=200,
         disable_tqdm=True, remove_unused_columns=False)
     trainer = Seq2SeqTrainer(model, how, batch, _pairs(tokenizer, rest), _pairs(tokenizer, dev))
@@ -164,7 +168,7 @@ def _train_words(cfg, rest, dev, folder, seed):
     say(f"seed {seed}: trained in {time.time() - start:.0f} s")
 
 # %% ../../nbs/bench/150_words.ipynb #c6e0000f
-_BATCH = 50 # sets that are decoded together
+_BATCH = 50 # sets that are decoded together, by one system after the other
 
 def _system(name):
     "Kind, beams and nats of a system. Raises `NocError` for a name that is none."
@@ -284,26 +288,25 @@ def _ask_peer(speaker, sets, kind, k, python):
     return list(map(_until_end, rows)), meter
 
 # %% ../../nbs/bench/150_words.ipynb #c6e00014
-def _speak(speaker, name, sets, peer=None, data=None):
+def _speak(speaker, name, sets, peer=None, texts=None):
     "Sentences of a system for sets, what it was asked and how likely the model finds them."
-    (kind, *how), texts = _system(name), None
-    parts = [sets[n:n+_BATCH] for n in range(0, len(sets), _BATCH)]
-    if kind == "published":
-        texts = (Path(data)/f"systems/{name.partition(':')[2]}.txt").read_text().splitlines()
-        require(len(texts) == len(sets), f"{name}: {len(texts)} lines", f"{len(sets)}")
-        rows, meter = [[*ids[:62], 2] for ids in speaker.tokenizer(texts)["input_ids"]], {}
+    (kind, *how), meter = _system(name), {}
+    set_seed(0)
+    if kind == "published": rows = [[*ids[:62], 2] for ids in speaker.tokenizer(texts)["input_ids"]]
     elif kind in ("one", "any"): rows, meter = _ask_peer(speaker, sets, kind, *how, peer)
     else:
-        set_seed(0)
-        def decode(part):
-            return speaker._sample(part) if kind == "sample" else speaker._search(part, kind, *how)
         with _meter(speaker.model) as meter:
-            rows = [row for part in progress(parts, name) for row in decode(part)]
-    log_prob = []
-    for n, part in enumerate(parts):
-        log_prob += speaker._log_prob(part, rows[n*_BATCH:n*_BATCH+len(part)])
+            if kind == "sample": rows = speaker._sample(sets)
+            else: rows = speaker._search(sets, kind, *how)
     return dict(texts=texts or list(map(speaker._text, rows)), tokens=list(map(len, rows)),
-                log_prob=log_prob, meter=meter)
+                log_prob=speaker._log_prob(sets, rows), meter=meter)
+
+def _joined(parts):
+    "Several answers of `_speak` as one."
+    def all_of(key): return [x for part in parts for x in part[key]]
+    def total(key): return sum(part["meter"][key] for part in parts)
+    lists = {key: all_of(key) for key in ("texts", "tokens", "log_prob")}
+    return lists | dict(meter={key: total(key) for key in parts[0]["meter"]})
 
 # %% ../../nbs/bench/150_words.ipynb #c6e0001a
 def _measures(found, sets, metrics, spice=None):
@@ -338,31 +341,50 @@ class _WordsRun:
         self.keys = dict(part=o.part, sets=len(self.sets), penalty=cfg.penalty, seed=o.seed)
         self.folder = folder/f"{o.part}-{len(self.sets)}-{cfg.penalty:g}"
 
-    def _said(self, name):
-        "What a system said, from the folder or now."
-        file, (kind, *k) = self.folder/f"{name.replace(':', '-')}.json", _system(name)
+    def _part(self, name, n):
+        "What a system said for the n-th fifty of the sets, from the folder or now."
+        file = self.folder/f"{name.replace(':', '-')}-{n}.json"
         if file.exists(): return read_json(file)
+        part = slice(n*_BATCH, (n + 1)*_BATCH)
+        sets, (kind, *k), texts = self.sets[part], _system(name), None
         if kind == "sample":
-            self.speaker.budget = self._said(f"bank:{k[0]}")["meter"]["asked"]/len(self.sets)
-        write_json(file, _speak(self.speaker, name, self.sets, self.o.peer, self.data))
+            self.speaker.budget = self._part(f"bank:{k[0]}", n)["meter"]["asked"]/len(sets)
+        if kind == "published": texts = self._published(name)[part]
+        write_json(file, _speak(self.speaker, name, sets, self.o.peer, texts))
         return read_json(file)
 
-    def _row(self, name, texts, meter, drawn):
-        "A result row; `drawn` has all systems' measures, the first to compare the others with."
-        (first, reference), *_ = drawn.items()
-        beside = {m: _with_interval(x - reference[m]) for m, x in drawn[name].items()}
-        chosen = random.Random(0).sample(range(len(texts)), min(20, len(texts)))
-        ours = not name.startswith("published")
-        examples = [(self.sets[i].concepts, texts[i]) for i in chosen if ours]
-        new = [(s.concepts, text, forms) for s, text in zip(self.sets, texts) for forms in s.forms
-               if self.read.isdisjoint(forms)]
-        said = sum(_says(text, forms) for _, text, forms in new)
-        return new_row(
-            "bench", "words", data="commongen", **self.keys, system=name, **meter,
-            beside={first: beside}, config=self.cfg.to_dict(), threads=torch.get_num_threads(),
-            metrics={m: _with_interval(x) for m, x in drawn[name].items()},
-            examples=examples, new=dict(asked=len(new), said=said, examples=new[:10*ours]),
-            command=self.o.command)
+    def _published(self, name):
+        file = self.data/f"systems/{name.partition(':')[2]}.txt"
+        require(file.exists(), f"{file}: no such file", "a sentence a line")
+        texts = file.read_text().splitlines()
+        require(len(texts) == len(self.sets), f"{file}: {len(texts)} lines", f"{len(self.sets)}")
+        return texts
+
+    def _said(self, names):
+        "What systems said; they take turns."
+        parts = range(-(-len(self.sets)//_BATCH))
+        def turn(n): return [self._part(name, n) for name in names]
+        found = zip(*map(turn, progress(parts, "systems")))
+        return dict(zip(names, map(_joined, found)))
+
+# %% ../../nbs/bench/150_words.ipynb #c6e00024
+@patch
+def _row(self:_WordsRun, name, texts, meter, drawn):
+    "A result row; `drawn` has the measures of all systems."
+    def compared(others): return {m: _with_interval(x - others[m]) for m, x in drawn[name].items()}
+    beside = {other: compared(drawn[other]) for other in drawn if other != name}
+    chosen = random.Random(0).sample(range(len(texts)), min(20, len(texts)))
+    ours = not name.startswith("published")
+    examples = [(self.sets[i].concepts, texts[i]) for i in chosen if ours]
+    new = [(s.concepts, text, forms) for s, text in zip(self.sets, texts) for forms in s.forms
+           if self.read.isdisjoint(forms)]
+    said = sum(_says(text, forms) for _, text, forms in new)
+    return new_row(
+        "bench", "words", data="commongen", **self.keys, system=name, **meter,
+        beside=beside, config=self.cfg.to_dict(), threads=torch.get_num_threads(),
+        metrics={m: _with_interval(x) for m, x in drawn[name].items()},
+        examples=examples, new=dict(asked=len(new), said=said, examples=new[:10*ours]),
+        command=self.o.command)
 
 # %% ../../nbs/bench/150_words.ipynb #c6e0001e
 def run_bench_words(
@@ -374,10 +396,11 @@ def run_bench_words(
     for name in names: _system(name)
     o.command = (f"noc_bench_words --part {o.part} --sets {o.sets} --seed {o.seed} "
                  f"--systems {o.systems} --metrics {o.metrics}")
+    if o.peer: o.command += " --peer PYTHON"
     if o.set: o.command = " ".join([o.command, "--set", *o.set])
     run = _WordsRun(o)
     before = read_rows(o.out, **run.keys) if Path(o.out).exists() else []
-    found = {name: run._said(name) for name in names}
+    found = run._said(names)
     refs = {i: s.references for i, s in enumerate(run.sets)}
     if "S" in metrics: spice, why = find_spice(refs)
     if why: say(f"no SPICE: {why}")
