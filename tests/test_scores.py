@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from noc_nb.core import NocError, find_data, read_json
-from noc_nb.tools.report import _difference, holm
 from noc_nb.tools.java import Spice, _cache_folder, find_java, _java_options, _missing_jars
+from noc_nb.verdict import gap, holm
 
 try: find_java(); JAVA = True
 except OSError: JAVA = False
@@ -195,7 +195,6 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NOC_CACHE", str(folder.parent))
 
 SCORE = """from noc_nb.metrics import CaptionScorer
-from noc_nb.tools.report import _difference, holm
 from noc_nb.tools.java import Spice, java_programs
 refs = {1: ['a bird']}
 """
@@ -316,9 +315,9 @@ def test_equal_systems_get_few_verdicts(runs, by_training):
     rng, found, alone, blind = np.random.default_rng(0), 0, 0, 0
     for _ in range(trials := 200):
         sides = [equal_systems(rng, runs, by_training=by_training) for _ in range(10)]
-        p = [_difference(*pair)["p"] for pair in sides]
+        p = [gap(*pair)["p"] for pair in sides]
         found, alone = found + (min(holm(p)) < .05), alone + (min(p) < .05)
-        blind += min(holm([_difference(a[:1], b[:1])["p"] for a, b in sides])) < .05
+        blind += min(holm([gap(a[:1], b[:1])["p"] for a, b in sides])) < .05
     limit = .05*trials + 2*(.05*.95*trials)**.5
     assert found <= limit < alone
     assert runs == 1 or blind > limit
@@ -326,7 +325,7 @@ def test_equal_systems_get_few_verdicts(runs, by_training):
 def test_a_difference_is_found():
     rng = np.random.default_rng(1)
     a, b = equal_systems(rng, 3, by_training=.1)
-    assert _difference(a, b + 2)["p"] < 1e-3 and _difference(a, b + 2)["interval"][0] > 0
+    assert gap(a, b + 2)["p"] < 1e-3 and gap(a, b + 2)["interval"][0] > 0
 
 # ---- a score of one's own
 

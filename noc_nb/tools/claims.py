@@ -20,8 +20,8 @@ from ..metrics import CaptionScorer
 from ..novelty import interval, judge, nonnovel_weight
 from ..results import captions_file, new_row, read_rows, table_line, write_rows
 from ..tables import cell, metric, paper_numbers, score_place
-from .report import (holm, make_task, match, p_value, read_system, short_p,
-                                 signed, verdict)
+from .report import make_task, match, read_system
+from ..verdict import holm, p_value, short_p, signed, verdict
 
 # %% ../../nbs/scores/123_claims.ipynb #3b0a79bc
 @dataclass(frozen=True)
