@@ -4,18 +4,19 @@
 
 # %% auto #0
 __all__ = ['reorder_state', 'state_size', 'Hypotheses', 'pick', 'top_words', 'check_best', 'check_scores', 'next_words',
-           'in_order', 'check_sizes', 'check_end', 'beam_search']
+           'in_order', 'check_sizes', 'check_id', 'read_ids', 'beam_search']
 
 # %% ../nbs/20_beam.ipynb #57175433
+import operator
 from dataclasses import dataclass, is_dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .core import check_range, require
+from .core import require
 
 # %% ../nbs/20_beam.ipynb #260e2dfa
 def reorder_state(
@@ -130,16 +131,18 @@ def check_best(
     require(False, f"image {image}, step {t}: the model's scores hold {defect}",
             "log-probabilities")
 
+_FLOATS = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
 def check_scores(
     scores, # what `step` returned
     n:int,  # hypotheses that it was asked about
 )->int:     # how many words the model has
     "Raises `NocError` for what is no table of `n` rows of scores."
-    tensor = isinstance(scores, Tensor)
-    require(tensor, f"step: scores are a {type(scores).__name__}", "a tensor")
-    fits = scores.dim() == 2 and len(scores) == n and scores.is_floating_point()
+    dense = isinstance(scores, Tensor) and scores.layout == torch.strided and not scores.is_nested
+    require(dense, f"step: scores are a {type(scores).__name__}", "a dense tensor")
+    fits = scores.dim() == 2 and len(scores) == n and scores.dtype in _FLOATS
     require(fits, f"step: scores of shape {tuple(scores.shape)}, {scores.dtype}",
-            f"({n}, words), floating point")
+            f"({n}, words), floating point of 16 bits or more")
     return scores.shape[1]
 
 # %% ../nbs/20_beam.ipynb #b1d20a03
@@ -196,7 +199,7 @@ def _grow(beam, child, words, eos, k, length_penalty=0.):
     score = first(beam.score, child)                                    # (b,g,1+c)
     word = F.pad(words, (1, 0), value=-1).flatten(1)                    # -1 for what stays
     length = beam.tokens.shape[2] + 1
-    rank = first(beam.rank, child / length**length_penalty).flatten(1)
+    rank = first(beam.rank, child / float(length)**length_penalty).flatten(1)
     rank, tie = F.pad(rank, (0, k), value=-torch.inf), word.masked_fill(word < 0, eos)
     place = in_order(rank, F.pad(tie, (0, k)))[:,:k]                    # k places, some empty
     rank, place = rank.gather(1, place), place.clamp(max=score[0].numel() - 1)
@@ -218,14 +221,30 @@ def check_sizes(
         whole = isinstance(x, Integral) and not isinstance(x, bool)
         require(whole and 1 <= x <= 10_000, f"k={k}, max_len={max_len}",
                 "whole numbers, 1 to 10,000")
-    check_range("", -100, 100, length_penalty=length_penalty)
+    number = isinstance(length_penalty, Real) and abs(length_penalty) <= 10
+    require(number, f"length_penalty={length_penalty}", "-10 to 10")
 
-def check_end(
-    eos, # the end token
-    v,   # words of the model
+# %% ../nbs/20_beam.ipynb #3f5031b2
+def check_id(
+    x,          # a token's number
+    where:str,  # for the message
+    v:int=None, # words of the model, if that is known
 ):
-    "Raises `NocError` for an end that the model does not have."
-    require(isinstance(eos, Integral) and 0 <= eos < v, f"eos={eos}", f"an id below {v}")
+    "Raises `NocError` for what is no number of a token."
+    whole = isinstance(x, Integral) and not isinstance(x, bool)
+    known = f"an id below {v}" if v else "the number of a token"
+    require(whole and 0 <= x < (v or 1 << 62), where, known)
+
+def read_ids(
+    name:str,    # what they are
+    ids,         # numbers of tokens
+    device=None, # of the model's state
+)->Tensor:       # (n,)
+    "Ids as a tensor. Raises `NocError` for others."
+    try: numbers = [*map(operator.index, ids)]
+    except TypeError: numbers = [-1]
+    require(all(0 <= x < 1 << 62 for x in numbers), f"{name}={ids}", "a list of ids")
+    return torch.tensor(numbers, dtype=torch.long, device=device)
 
 # %% ../nbs/20_beam.ipynb #b1d20a05
 def _start(state, bos, forbidden):
@@ -233,9 +252,10 @@ def _start(state, bos, forbidden):
     b, device = state_size(state)
     zero = torch.zeros(b, 1, device=device)
     images = torch.arange(b, device=device)
+    check_id(bos, f"bos={bos}")
     last = torch.full_like(images, bos)
     beam = _Beam(last.new_empty(b, 1, 0), zero, zero, zero.bool(), zero.bool())
-    return beam, images, last, torch.tensor(list(forbidden), dtype=torch.long, device=device)
+    return beam, images, last, read_ids("forbidden", forbidden, device)
 
 # %% ../nbs/20_beam.ipynb #39239c56
 def _children(beam, end, best, words, eos, last_step):
@@ -279,7 +299,7 @@ def beam_search(
     beam, images, last, forbidden = _start(state, bos, forbidden)
     for t in range(max_len):
         scores, state = step(last, state)
-        check_end(eos, check_scores(scores, len(last)))
+        check_id(eos, f"eos={eos}", check_scores(scores, len(last)))
         def check(best): check_best(best, images, t)
         answer = next_words(scores, torch.full_like(last, eos)[:,None], k, forbidden, check)
         children = _children(beam, *answer, eos, t == max_len - 1)

@@ -9,6 +9,7 @@ __all__ = ['MOST', 'algorithm_1', 'SearchConfig', 'read_group', 'read_groups', '
 # %% ../nbs/22_grid_beam.ipynb #e58f3672
 import math, operator
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from functools import cached_property
 from numbers import Integral, Real
@@ -17,7 +18,7 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from .beam import check_end, pick
+from .beam import check_id, pick
 from .core import Config, require, setting
 
 # %% ../nbs/22_grid_beam.ipynb #8bd9f410
@@ -61,7 +62,7 @@ class SearchConfig(Config):
     "How captions are searched (Section 2.3)."
     k:int = setting(5, 1, 10_000)        # hypotheses in every row of the grid
     max_len:int = setting(20, 1, 10_000) # tokens of a caption, the end of sentence counted
-    length_penalty:float = setting(0., -100, 100) # 0: the plain sum of log-probabilities
+    length_penalty:float = setting(0., -10, 10) # 0: the plain sum of log-probabilities
     absorb:bool = False       # True: a constraint that the model writes of its own accord counts
     no_repeat:bool = False    # True: a finished constraint is not written again
     mode:str = "grid"         # "grid" (the paper), "bank" (k in all), "cbs" (a beam for every set)
@@ -79,8 +80,10 @@ def read_group(
     tuples = "a list of alternatives, each a tuple of ids"
     require(alternatives is not None, f"{where}: {group!r}", tuples)
     require(alternatives and all(alternatives), f"{where}: empty", "at least one token")
+    longest = max(map(len, alternatives))
+    require(longest <= 100, f"{where}: a phrase of {longest:,} tokens", "at most 100")
     for token in sorted(set().union(*alternatives)):
-        require(token >= 0, f"{where}: token {token}", "an id of at least 0")
+        check_id(token, f"{where}: token {token}")
         require(token != eos, f"{where}: token {token}", "another than the end of the caption")
     return sorted(alternatives)
 
@@ -92,7 +95,7 @@ def read_groups(
 )->list:              # b lists of (the caller's number of the group, its sorted alternatives)
     "Check constraints and put them in order. Raises `NocError` that names image and constraint."
     require(constraints, "constraints: no image", "a list of constraints for each")
-    require(isinstance(eos, Integral) and eos >= 0, f"eos={eos}", "an id of at least 0")
+    check_id(eos, f"eos={eos}")
     read = []
     for i, groups in enumerate(constraints):
         lists = isinstance(groups, (list, tuple))
@@ -110,11 +113,11 @@ def check_ids(
     v:int,     # words of the model
 ):
     "Raises `NocError` for a constraint or an end that the model's words do not hold."
-    check_end(eos, v)
+    check_id(eos, f"eos={eos}", v)
     for i, groups in enumerate(read):
         for j, alternatives in groups:
             token = max(map(max, alternatives))
-            require(token < v, f"image {i}, constraint {j}: token {token}", f"an id below {v}")
+            check_id(token, f"image {i}, constraint {j}: token {token}", v)
 
 # %% ../nbs/22_grid_beam.ipynb #7b1e90aa
 MOST = 10_000 # nats of a price; what is worth more is a must
@@ -126,12 +129,15 @@ def read_prices(
     "Check prices and put them in order. Raises `NocError` that names image and constraint."
     if prices is None: return [[math.inf]*len(groups) for groups in read]
     b, ordered = len(read), []
+    lists = isinstance(prices, Collection) and all(isinstance(row, Collection) for row in prices)
+    require(lists, f"prices: {prices!r}", "a list of numbers for each image")
     require(len(prices) == b, f"prices: {len(prices)} lists", f"one for each of {b} images")
     for i, (groups, row) in enumerate(zip(read, prices)):
         n = len(groups)
         require(len(row) == n, f"image {i}: {len(row)} prices", f"{n}, one a constraint")
         for j, price in enumerate(row):
-            good = isinstance(price, Real) and (abs(price) <= MOST or price == math.inf)
+            number = isinstance(price, Real) and not isinstance(price, bool)
+            good = number and (abs(price) <= MOST or price == math.inf)
             require(good, f"image {i}, constraint {j}: price {price!r}",
                     f"nats, -{MOST:,} to {MOST:,}, or inf for a must")
         ordered.append([float(row[j]) for j, _ in groups])

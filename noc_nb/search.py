@@ -8,6 +8,7 @@ __all__ = ['MODES', 'Beams', 'Cells', 'Grid', 'Search', 'Bank', 'grid_beam_searc
 # %% ../nbs/24_search.ipynb #b1d24a02
 import math
 from dataclasses import dataclass, replace
+from numbers import Integral
 from random import Random
 
 import torch
@@ -15,8 +16,8 @@ import torch.nn.functional as F
 from fastcore.basics import patch
 from torch import Tensor
 
-from .beam import (Hypotheses, check_best, check_scores, check_sizes, in_order, next_words,
-                         pick, reorder_state, state_size)
+from .beam import (Hypotheses, check_best, check_id, check_scores, check_sizes, in_order,
+                         next_words, pick, read_ids, reorder_state, state_size)
 from .core import require
 from .grid_beam import (Groups, SearchConfig, Table, check_ids, pack_groups, padded,
                               read_group, read_groups)
@@ -77,7 +78,7 @@ class Search:
         self.absorb = self.cfg.absorb or self.mode.absorb
         self.all = pack_groups(self.read, self.cfg.at_least, self.absorb, device, prices, least)
         self.priced = any(price < math.inf for row in prices or () for price in row)
-        self.forbidden = torch.tensor(list(forbidden), dtype=torch.long, device=device)
+        self.forbidden = read_ids("forbidden", forbidden, device)
         self.avoid = avoid and self._read_avoid(avoid, device)
         self._lay_out()
         self.begin()
@@ -252,7 +253,7 @@ _SALTS = [_random.randrange(-2**63, 2**63) | 1 for _ in range(10_002)] # of the 
 def _children(self:Search, parent:Cells, log_prob, word, done, phrase)->Beams:
     "Expansions (b,g,m) as one list (b,g*m)."
     score = log_prob + parent.score[...,None]
-    rank = score / (self.t + 1)**self.cfg.length_penalty
+    rank = score / float(self.t + 1)**self.cfg.length_penalty
     code = parent.code[...,None] + (word + 1)*_SALTS[self.t]
     place = self.slot[...,None].expand_as(word)
     return Beams(score, rank, word, done, phrase, code, place).map(lambda x: x.flatten(1))
@@ -488,6 +489,7 @@ def _look(self:Search)->Tensor:
 @patch
 def walk(self:Search, step, state, bos, reorder=None, normalize=False):
     "Search to the end; stops after every step. The arguments are those of `grid_beam_search`."
+    check_id(bos, f"bos={bos}")
     last, _ = torch.full_like(self.images, bos), self._look()
     def check(best): check_best(best, self.images, self.t)
     for t in range(1, self.cfg.max_len + 1):
@@ -598,6 +600,7 @@ def grid_beam_search(
     **settings,       # `eos`, and what else `Search` and `SearchConfig` know: `mode`, `prices` ...
 )->Hypotheses:
     "The `k` best captions that fulfil the constraints. Raises `NocError` for bad input or scores."
+    require(isinstance(pad, Integral) and abs(pad) < 1 << 62, f"pad={pad}", "a whole number")
     device = state_size(state, len(constraints), reorder)[1]
     search = Search(constraints, device, absorb=absorb, **settings)
     return search.run(step, state, bos, reorder, normalize, pad=pad)

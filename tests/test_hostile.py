@@ -647,14 +647,25 @@ def test_odd_scores_and_settings_of_a_search():
     from noc_nb.beam import beam_search
     from noc_nb.search import grid_beam_search
     state, settings = torch.zeros(2, 1), dict(bos=0, eos=1, k=2, max_len=4)
-    def search(step=lambda tokens, state: (torch.zeros(len(tokens), 6), state), **changes):
+    def step(tokens, state): return torch.zeros(len(tokens), 6), state
+    def search(step=step, **changes):
         with pytest.raises(NocError): beam_search(step, state, **settings | changes)
         with pytest.raises(NocError): grid_beam_search(step, state, [[[(2,)]], []], **settings | changes)
-    for odd in (None, 1, [], "a", torch.tensor(1.), torch.zeros(2), torch.zeros(2, 6, dtype=torch.long)):
+    scores = torch.zeros(2, 6)
+    for odd in (None, 1, [], "a", torch.tensor(1.), torch.zeros(2), scores.long(), scores.to_sparse(),
+                scores.to(torch.float8_e4m3fn)):
         search(lambda tokens, state: (odd, state))
-    for odd in (float("nan"), float("inf"), 10**9, "1", 1j): search(length_penalty=odd)
+    for odd in (float("nan"), float("inf"), 10**9, "1", 1j, 50, None): search(length_penalty=odd)
     for odd in (0, -1, True, 1.5, "2", None, 10**6): search(k=odd), search(max_len=odd)
     for odd in (-1, 6, 1.5, "1", None): search(eos=odd)
+    for odd in (-1, 2**63, 1.5, "1", None, True): search(bos=odd)
+    for odd in (None, 2, "ab", [2**63], [-1], [None], [1.5]): search(forbidden=odd)
+    def grid(step=step, musts=[[[(2,)]], []], **changes):
+        with pytest.raises(NocError): grid_beam_search(step, state, musts, **settings | changes)
+    for odd in (None, "1", 1.5, 2**63): grid(pad=odd)
+    for odd in (1, [1, 1], [None, None], [["1"], []], [[True], []], [[1], [1]], [[1e39], []]): grid(prices=odd)
+    for odd in (2**63, -1, None, 1.5): grid(musts=[[[(odd,)]], []])
+    grid(musts=[[[(2, 3)*2500]], []])                                # would be 2.4 GB, and take minutes
 
 def test_odd_settings_of_a_pipeline():
     from noc_nb.core import set_seed
