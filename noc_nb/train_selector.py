@@ -12,7 +12,7 @@ from .core import set_seed
 from .data import CocoData, Loader, selector_examples
 from .heldout import COCO_HELDOUT
 from .novelty import domains, nonnovel_weight, selection_f1
-from .runs import called, contents
+from .runs import called, contents, fingerprint
 from .selector import RegionSelector, SelectorConfig, select, selector_loss
 from .train import TrainConfig, Trainer, finished_model
 
@@ -96,16 +96,18 @@ def train_selector(
     folder,             # checkpoints and the best weights
     resume:bool=False,  # go on, or return at once if it is done
     loss=selector_loss, # a function like this one: another loss is handed in
+    examples=None,      # `SelectorExamples` to learn from; default: `selector_examples` of "train"
 )->RegionSelector:      # in eval mode
     "Train a region selector (Section 2.1, Training)."
     about = dict(model=cfg.fixed("threshold"), inputs=contents(data), loss=called(loss))
+    if examples: about["inputs"]["targets"] = fingerprint(examples.whole.targets)
     finished = resume and finished_model(folder, RegionSelector, train, about)
     if finished:
         finished.cfg = cfg                              # its threshold may be another
         return finished
     set_seed(train.seed)
     model = RegionSelector(cfg)
-    examples = selector_examples(data, "train", max_regions=cfg.max_regions)
+    examples = examples or selector_examples(data, "train", max_regions=cfg.max_regions)
     def of_batch(model, batch): return _batch_loss(model, batch, cfg, loss), {}
     def regions(batch): return (batch.labels >= 0).sum().item()        # what the loss is a mean of
     trainer = Trainer(model, of_batch, train, folder, cfg.d_model, regions, "regions", about)
