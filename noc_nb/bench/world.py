@@ -6,8 +6,7 @@
 __all__ = ['WorldSize', 'make_world']
 
 # %% ../../nbs/bench/153_world.ipynb #8d352e81
-import gzip, itertools, json, math, random, shutil
-from contextlib import ExitStack
+import itertools, math, random
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +18,8 @@ import pyarrow.parquet
 from ..core import Config, progress, whole_file, write_json
 from ..heldout import novel_images, save_classes, words_of
 from ..regions import RegionTable
+from ..tools.drawing import write_part
+from ..tools.formats import write_items
 from ..tools.store import RegionStore
 from ..toy import TOY_CLASSES, TOY_HELDOUT, VAL, detect, toy_image
 
@@ -86,14 +87,11 @@ def _with_words(captions, rng):
 # %% ../../nbs/bench/153_world.ipynb #5b531179
 _OVAL = [((1 + math.cos(k*math.pi/12))/2, (1 + math.sin(k*math.pi/12))/2) for k in range(24)]
 
-def _box_text(k, scene):
-    "An annotation of instances_*.json, but for its ids, as text."
-    (x1, y1, x2, y2), (width, height) = scene.boxes[k], scene.size
-    x, y, w, h = x1*width, y1*height, (x2 - x1)*width, (y2 - y1)*height
+def _outlined(box):
+    "The annotation of a box, with an outline."
+    x, y, w, h = box["bbox"]
     outline = [round(v, 2) for a, b in _OVAL for v in (x + w*a, y + h*b)]
-    bbox = [round(v, 2) for v in (x, y, w, h)]
-    return json.dumps(dict(segmentation=[outline], area=round(w*h, 2), iscrowd=0, bbox=bbox,
-                           category_id=scene.labels[k]))[1:]
+    return box | dict(segmentation=[outline])
 
 def _found(seed, n, scene):
     "What the toy world's detector finds: (d,6) class, centre, width and height, score."
@@ -105,46 +103,22 @@ def _found(seed, n, scene):
 # %% ../../nbs/bench/153_world.ipynb #527357fa
 @lru_cache(maxsize=None)
 def _made(seed, n, mentioning):
-    "All of a scene: its size, captions, texts of boxes, detections."
+    "A scene, its captions and detections."
     scene, captions = _scene(seed, n, mentioning)
-    boxes = [_box_text(k, scene) for k in range(len(scene.boxes))]
-    return scene.size, captions, boxes, _found(seed, n, scene)
+    return scene, captions, _found(seed, n, scene)
 
 def _image(seed, i, mentioning): return _made(seed, i % (2000 if mentioning else 8000), mentioning)
 
 # %% ../../nbs/bench/153_world.ipynb #8d77058c
-class _Annotations:
-    "A COCO file whose annotations are written one by one."
-    def __init__(self, file):
-        self.file, self.comma = file, ""
-        file.write('{"annotations": [')
-
-    def add(self, text):
-        self.file.write(self.comma + text)
-        self.comma = ",\n"
-
-    def close(self, **rest):
-        self.file.write("]")
-        for key, value in rest.items(): self.file.write(f', "{key}": {json.dumps(value)}')
-        self.file.write("}")
-
 def _write_part(root, part, ids, mentioning, seed):
-    "Captions and instances of train2014 or val2014, both or neither."
-    images = []
-    with ExitStack() as files:
-        paths = [root/f"annotations/{kind}_{part}.json" for kind in ("instances", "captions")]
-        boxes, texts = (_Annotations(files.enter_context(whole_file(path))) for path in paths)
-        for i in progress(ids, part):
-            (width, height), captions, found, _ = _image(seed, i, i in mentioning)
-            name = f"COCO_{part}_{i:012d}.jpg"
-            images.append(dict(id=i, file_name=name, width=width, height=height))
-            for k, text in enumerate(_with_words(captions, random.Random(f"{seed}/{i}"))):
-                texts.add(json.dumps(dict(image_id=i, id=10*i + k, caption=text)))
-            for k, text in enumerate(found[:9 + i % 2]):   # as COCO has 7.4 an image
-                boxes.add(f'{{"image_id": {i}, "id": {100*i + k}, {text}')
-        categories = [dict(id=c.id, name=c.name) for c in TOY_CLASSES.values()]
-        texts.close(images=images)
-        boxes.close(images=images, categories=categories)
+    "Captions and instances of train2014 or val2014."
+    images = {}
+    for i in progress(ids, part):
+        scene, captions, _ = _image(seed, i, i in mentioning)
+        few = slice(9 + i % 2)                         # as COCO has 7.4 boxes an image
+        scene = replace(scene, labels=scene.labels[few], boxes=scene.boxes[few])
+        images[i] = scene, list(_with_words(captions, random.Random(f"{seed}/{i}")))
+    write_part(root, part, images, seed, _outlined)
 
 # %% ../../nbs/bench/153_world.ipynb #503040b9
 _NAMES = "category_id", "cx", "cy", "w", "h", "score"
@@ -169,32 +143,23 @@ def _detections(ids, mentioning, seed):
     return pyarrow.table(dict(image_id=images[order], **columns))
 
 # %% ../../nbs/bench/153_world.ipynb #4b9b3290
+def _results(table, seed, mentioning):
+    "Detections in COCO's format of results."
+    for row in (row for batch in table.to_batches(10_000) for row in batch.to_pylist()):
+        i, w, h = row["image_id"], row["w"], row["h"]
+        scene, *_ = _image(seed, i, i in mentioning)
+        x, y = row["cx"] - w/2, row["cy"] - h/2
+        bbox = [round(part*side, 2) for part, side in zip((x, y, w, h), scene.size*2)]
+        yield dict(image_id=i, category_id=row["category_id"], bbox=bbox,
+                   score=round(row["score"], 4))
+
 def _write_detections(root, ids, mentioning, seed):
     "The Parquet file is the last: where it is, all are."
     table = _detections(ids, mentioning, seed)
-    with whole_file(root/"detections/simulated.json") as f:
-        for n, batch in enumerate(table.to_batches(10_000)):
-            rows = batch.to_pylist()
-            images = [row["image_id"] for row in rows]
-            sizes = [_image(seed, i, i in mentioning)[0] for i in images]
-            texts = map(_result_text, rows, sizes)
-            f.write("," if n else "[")
-            f.write(",".join(texts))
-        f.write("]")
-    with ExitStack() as files:
-        plain = files.enter_context(open(root/"detections/simulated.json", "rb"))
-        packed = files.enter_context(whole_file(root/"detections/simulated.json.gz", "wb"))
-        with gzip.GzipFile("", "wb", 1, packed, 0) as f: shutil.copyfileobj(plain, f, 1 << 20)
+    for file in "simulated.json", "simulated.json.gz":
+        write_items(root/"detections"/file, _results(table, seed, mentioning))
     with whole_file(root/"detections/simulated.parquet", "wb") as f:
         pyarrow.parquet.write_table(table, f)
-
-def _result_text(row, size):
-    "A detection in COCO's format of results."
-    (width, height), (w, h) = size, (row["w"], row["h"])
-    x, y = row["cx"] - w/2, row["cy"] - h/2
-    bbox = [round(v, 2) for v in (x*width, y*height, w*width, h*height)]
-    return json.dumps(dict(image_id=row["image_id"], category_id=row["category_id"], bbox=bbox,
-                           score=round(row["score"], 4)))
 
 # %% ../../nbs/bench/153_world.ipynb #1d82c44e
 def _write_vectors(root, size, seed):
