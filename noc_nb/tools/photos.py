@@ -8,8 +8,9 @@ __all__ = ['FORMATS', 'NAMED', 'ImageFile', 'open_image', 'image_column', 'image
 
 # %% ../../nbs/models/115_photos.ipynb #e4f78821
 import io, json, os, re, shutil, tarfile, warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 
@@ -32,29 +33,18 @@ _MAX_PIXELS = 80_000_000 # 240 MB as RGB
 
 @dataclass(frozen=True)
 class ImageFile:
-    "A file with one image, or a part of a tar file."
-    id:int            # a number of its own
-    name:str          # where it was found, for people
-    path:Path         # the file, or the tar that holds it
-    start:int = None  # its first byte in the tar
-    length:int = None # its bytes in the tar
+    "An image in a file, or inside one that holds many."
+    id:int               # a number of its own
+    name:str             # where it was found, for people
+    path:Path            # the file
+    read:Callable = None # () -> the bytes of an image that lies inside
+    why:str = None       # what is wrong with it, if it cannot be reached
 
     def open(self):
-        "The file's content, as an open binary file. Raises `NocError` for what is no file."
+        "The image's bytes, as an open file. Raises `NocError` for what cannot be reached."
+        if self.why: raise NocError(f"{self.name}: {self.why}")
         require(self.path.is_file(), f"{self.name}: no such file", "an image")
-        if self.start is None: return open(self.path, "rb")
-        with open(self.path, "rb") as f:
-            f.seek(self.start)
-            return io.BytesIO(f.read(self.length))
-
-@dataclass(frozen=True)
-class _Damaged(ImageFile):
-    "A file that holds images which cannot be reached."
-    why:str = None # what is wrong with it
-
-    def open(self):
-        "Raises `NocError`, which says so."
-        raise NocError(f"{self.name}: {self.why}")
+        return io.BytesIO(self.read()) if self.read else open(self.path, "rb")
 
 # %% ../../nbs/models/115_photos.ipynb #05bd26d8
 def open_image(
@@ -93,17 +83,10 @@ def _rgb(image):
 def _row_group(path, number, column):
     with open_parquet(path) as file: return file.read_row_group(number, [column]).column(0)
 
-@dataclass(frozen=True)
-class _ImageRow(ImageFile):
-    "A row of a Parquet file with the bytes of an image."
-    column:str = None # that holds the bytes, or a struct of them and a path
-    group:int = None  # row group
-    row:int = None    # in the group
-
-    def open(self):
-        "The row's bytes, as an open binary file."
-        value = _row_group(self.path, self.group, self.column)[self.row].as_py()
-        return io.BytesIO(value["bytes"] if isinstance(value, dict) else value)
+def _row_bytes(path, group, column, row):
+    "The bytes in a row of a group; the column holds them, or structs of them and a path."
+    value = _row_group(path, group, column)[row].as_py()
+    return value["bytes"] if isinstance(value, dict) else value
 
 def _byte_columns(file):
     "The columns of bytes, or of structs with bytes."
@@ -143,14 +126,14 @@ def _rows(path, name):
             columns = _byte_columns(file)[:1]
             groups = [names for column in columns for names in _row_names(file, column)]
     except NocError:
-        yield _Damaged(0, name, path, why="expected a whole parquet file")
+        yield ImageFile(0, name, path, why="expected a whole parquet file")
         return
     column, n = image_column(path), 0
     for group, names in enumerate(groups):
         for row, title in enumerate(names):
             n += 1
             title = f"{name}/{n if title is None else title}"
-            yield _ImageRow(0, title, path, column=column, group=group, row=row)
+            yield ImageFile(0, title, path, partial(_row_bytes, path, group, column, row))
 
 # %% ../../nbs/models/115_photos.ipynb #726a4824
 def _is_image(name):
@@ -170,6 +153,13 @@ def _members(path, size):
         while block := f.read(1 << 20):
             if block.strip(b"\0"): raise NocError(f"there is no header at byte {end:,}")
 
+# %% ../../nbs/models/115_photos.ipynb #f9304e1c
+def _piece(path, start, length):
+    "Some bytes of a file."
+    with open(path, "rb") as f:
+        f.seek(start)
+        return f.read(length)
+
 def _shard(path, name):
     "The images in a tar file. If it is torn, the tar comes last, as one that is damaged."
     count = 0
@@ -178,11 +168,12 @@ def _shard(path, name):
             for m in _members(path, path.stat().st_size):
                 count += 1
                 if not (m.isreg() and _is_image(m.name)): continue
-                yield ImageFile(0, f"{name}/{m.name}", path, m.offset_data, m.size)
+                read = partial(_piece, path, m.offset_data, m.size)
+                yield ImageFile(0, f"{name}/{m.name}", path, read)
     except NocError as e:
         why = str(e).removeprefix(f"{path}: ")
         why = f"expected a whole tar file; after {count} members: {why}"
-        yield _Damaged(0, name, path, why=why)
+        yield ImageFile(0, name, path, why=why)
 
 def _images(path, name):
     "The images of a file or folder that is called `name`, in order."
@@ -217,8 +208,8 @@ def image_files(
     require(src.exists(), f"{src}: no such file or folder", "images")
     files = [f for name, path in _sources(src).items() for f in _images(path, name)]
     files = [replace(f, name=_readable(f.name)) for f in files]
-    damaged = [f for f in files if isinstance(f, _Damaged)]
-    files = [f for f in files if not isinstance(f, _Damaged)]
+    damaged = [f for f in files if f.why]
+    files = [f for f in files if not f.why]
     if (src/"annotations").is_dir(): numbers = _coco_ids(src, files)
     else:
         numbers = _file_ids(files, ids)
@@ -246,7 +237,7 @@ def _file_ids(files, ids):
 NAMED = ("a name that ends in the image's id, or that stands with its id in `images` of the "
          'detections, or of a JSON file for --data, as {"id": 7, "file_name": "beach.jpg"}')
 
-def _nameless(f): return _Damaged(0, f.name, f.path, why=f"expected {NAMED}")
+def _nameless(file): return replace(file, why=f"expected {NAMED}")
 
 def image_names(
     coco:dict, # what `read_coco` gave, with `images`
