@@ -309,11 +309,17 @@ def _joined(parts):
     return lists | dict(meter={key: total(key) for key in parts[0]["meter"]})
 
 # %% ../../nbs/bench/150_words.ipynb #c6e0001a
-def _measures(found, sets, metrics, spice=None):
+def _scorer(sets, metrics):
+    "Scores captions of sets, of all systems; without SPICE where it cannot run."
+    refs, spice, why = {i: s.references for i, s in enumerate(sets)}, None, None
+    if "S" in metrics: spice, why = find_spice(refs)
+    if why: say(f"no SPICE: {why}")
+    return CaptionScorer(refs, metrics, java_programs(refs, metrics, spice))
+
+def _measures(found, sets, scorer):
     "Scores of a system: name -> (1001,), of all sets, then of every draw of as many."
-    refs, n, texts = {i: s.references for i, s in enumerate(sets)}, len(sets), found["texts"]
-    with CaptionScorer(refs, metrics, java_programs(refs, metrics, spice)) as scorer:
-        captions = scorer.numbers(dict(enumerate(texts)))
+    n, texts = len(sets), found["texts"]
+    captions = scorer.numbers(dict(enumerate(texts)))
     said = np.array([*map(_count, texts, sets)])
     asked = np.array([len(s.forms) for s in sets])
     own = dict(words=[len(text.split()) for text in texts])
@@ -321,7 +327,7 @@ def _measures(found, sets, metrics, spice=None):
     own |= dict(nats=own["log_prob"]/own["tokens"], sentences=100*(said == asked))
     drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1/n), 1000)
     weights = np.concatenate([np.ones((1, n)), drawn])
-    out = {m: x for m, x in points(captions, weights).items() if m in metrics}
+    out = {m: x for m, x in points(captions, weights).items() if m in scorer.metrics}
     out |= dict(concepts=100*(weights @ said)/(weights @ asked))
     return out | {name: weights @ x/n for name, x in own.items()}
 
@@ -392,7 +398,7 @@ def run_bench_words(
 ):
     "Train, decode, score and append rows. Raises `NocError` for bad options."
     one_thread()
-    names, metrics, spice, why = o.systems.split(","), o.metrics.split(","), None, None
+    names, metrics = o.systems.split(","), o.metrics.split(",")
     for name in names: _system(name)
     o.command = (f"noc_bench_words --part {o.part} --sets {o.sets} --seed {o.seed} "
                  f"--systems {o.systems} --metrics {o.metrics}")
@@ -401,10 +407,8 @@ def run_bench_words(
     run = _WordsRun(o)
     before = read_rows(o.out, **run.keys) if Path(o.out).exists() else []
     found = run._said(names)
-    refs = {i: s.references for i, s in enumerate(run.sets)}
-    if "S" in metrics: spice, why = find_spice(refs)
-    if why: say(f"no SPICE: {why}")
-    drawn = {name: _measures(x, run.sets, metrics, spice) for name, x in found.items()}
+    with _scorer(run.sets, metrics) as scorer:
+        drawn = {name: _measures(x, run.sets, scorer) for name, x in found.items()}
     for name in names:
         if name in {row["system"] for row in before}: continue
         row = run._row(name, found[name]["texts"], found[name]["meter"], drawn)
