@@ -149,13 +149,13 @@ def _run(f):
 def works_in(
     module:str, # whose function does the work
 ):
-    "A function of options alone, `noc_example`, hands them to `run_example` of a module."
+    "A function of options alone, `noc_example`, hands them to `_run_example` of a module."
     def made(f):
         @wraps(f)
         def call(*args, **kw):
             given = signature(f).bind(*args, **kw)
             given.apply_defaults()
-            with loading(): work = getattr(import_module(module), f"run_{f.__name__[4:]}")
+            with loading(): work = getattr(import_module(module), f"_run{f.__name__[3:]}")
             work(SimpleNamespace(**given.arguments))
         return call
     return made

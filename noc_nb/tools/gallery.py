@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['caption_lines', 'run_settings', 'begin_captions', 'read_lines', 'with_candidates', 'caption_all', 'render',
-           'thumbnail', 'Mark', 'repeated', 'picture', 'write_report', 'caption_files', 'run_caption']
+           'thumbnail', 'Mark', 'repeated', 'picture', 'write_report', 'caption_files']
 
 # %% ../../nbs/pages/132_gallery.ipynb #42b40744
 import base64, io, json, os, sys, tempfile, zlib
@@ -421,9 +421,7 @@ def _objects(text):
         except ValueError: raise NocError(f"--objects {name}={price}: expected nats") from None
     return priced
 
-def run_caption(
-    o, # the options of `noc_caption`
-):
+def _run_caption(o):
     "Caption images by the options of the command. Raises `NocError` for bad ones."
     names = None if o.objects is None else _objects(o.objects)
     batch = o.batch

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'NAMED', 'ImageFile', 'open_image', 'image_column', 'image_files', 'image_names', 'input_files', 'extract',
-           'random_weights', 'run_features']
+           'random_weights']
 
 # %% ../../nbs/models/115_photos.ipynb #e4f78821
 import io, json, os, re, shutil, tarfile, warnings
@@ -376,9 +376,7 @@ def _check_options(out, device):
         message = f"--device {device}: expected a device that this PyTorch can use, like cpu"
         raise NocError(message) from None
 
-def run_features(
-    o, # the options of `noc_features`
-):
+def _run_features(o):
     "Make a region store of images. Raises `NocError` for bad options."
     _check_options(o.out, o.device)
     check_range("--", 1, part=o.part, batch=o.batch, size=o.size)
