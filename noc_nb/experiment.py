@@ -28,7 +28,7 @@ from .prices import PriceConfig, best_candidates, class_prices, priced_tokens
 from .regions import class_vectors
 from .results import (LABELS, append_row, captions_file, new_row, read_results, read_rows,
                             table_line, write_results)
-from .runs import begin, called, contents, fingerprint, locked
+from .runs import begin, called, contents, fingerprint, held, locked
 from .scst import ScstConfig, train_scst
 from .selector import RegionSelector, SelectorConfig, selector_loss
 from .train import TrainConfig, finished_model
@@ -321,7 +321,8 @@ def _claim(self:Experiment, resume):
                  features=self.features, regions=fingerprint(stored, *regions),
                  inputs=contents(data, seen=True), loss=called(models.loss))
     with locked(self.out):
-        begin(self.out/"run.json", self.out, about, resume, older=dict(loss="selector_loss"))
+        made = bool({*held(self.out)} - {"data"})           # of the toy world, made before
+        begin(self.out/"run.json", self.out, about, resume, made, older=dict(loss="selector_loss"))
 
 # %% ../nbs/44_experiment.ipynb #d8c1c1eb
 @patch

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['fingerprint', 'stamp', 'file_sum', 'file_sums', 'contents', 'called', 'locked', 'difference', 'check_same', 'begin',
-           'put_back', 'whole_folder', 'check_outputs', 'check_ours']
+           'read_about', 'held', 'put_back', 'whole_folder', 'check_outputs', 'check_ours']
 
 # %% ../nbs/09_runs.ipynb #f2bc3379
 import hashlib, inspect, json, os, platform, re, shutil
@@ -143,6 +143,8 @@ def locked(
     path = Path(os.path.abspath(out))
     file = path.parent/f".{path.name}.lock"
     lock = FileLock(file)
+    dangling = path.is_symlink() and not path.exists()
+    require(not dangling, f"{out}: is a link to nothing", "a new output")
     with room_for(out):
         file.parent.mkdir(parents=True, exist_ok=True)
         try: lock.acquire(timeout=0)
@@ -213,7 +215,7 @@ def begin(
     "Say what an output is made of. Raises `NocError` where one is there that may not go on."
     made = Path(about).exists() if made is None else made
     require(not made or resume, f"{out}: exists", "--resume, to go on with it, or another output")
-    there, here = _read_about(about, out) if made else {}, _as_json(settings)
+    there, here = read_about(about, out, settings) if made else {}, _as_json(settings)
     if made: check_same(out, there, settings, older)
     if files is not None:
         here["files"] = file_sums(files, there.get("files"))
@@ -221,10 +223,15 @@ def begin(
     write_json(about, here, indent=None if files else 1)
     return made
 
-def _read_about(about, out):
+def read_about(
+    about,         # as `begin` takes it
+    out,           # as `begin` takes it
+    settings:dict, # as `begin` takes it
+)->dict:
+    "What an output was made of. Raises `NocError` for a file that says nothing of it."
     there = read_json(about) if Path(about).is_file() else None
     where = f"{out}: {Path(about).name} does not say how it was made"
-    require(isinstance(there, dict), where, "another output")
+    require(isinstance(there, dict) and there.keys() & settings.keys(), where, "another output")
     return there
 
 # %% ../nbs/09_runs.ipynb #164afcd9
@@ -234,13 +241,22 @@ def _check_files(there, here, out):
         require(was == now, f"{out}: {name}: other content", "the same files, or another output")
 
 # %% ../nbs/09_runs.ipynb #c0838074
+def held(
+    folder, # that may not be there
+)->list:    # names, in order
+    "What is in a folder. Raises `NocError` for a file in its place."
+    if not os.path.exists(folder): return []
+    require(os.path.isdir(folder), folder, "a folder")
+    return sorted(os.listdir(folder))
+
 def put_back(
     folder:Path, # that `whole_folder` writes
 ):
     "Put back what a killed run had moved aside."
-    old = folder.with_name(f"{folder.name}.old")
+    old = folder.with_name(f".{folder.name}.old")           # of a name that nobody gives a copy
     if old.exists() and not folder.exists(): old.rename(folder)
 
+# %% ../nbs/09_runs.ipynb #c08380f4
 @contextmanager
 def whole_folder(
     path, # folder to write
@@ -248,7 +264,7 @@ def whole_folder(
     "Fill a folder; it takes the place of `path` if the block ends without an error."
     path = Path(os.path.realpath(path))                    # a link to a folder stays one
     new = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.tmp")
-    old = path.with_name(f"{path.name}.old")
+    old = path.with_name(f".{path.name}.old")
     put_back(path)
     shutil.rmtree(new, ignore_errors=True)
     try:
@@ -276,10 +292,8 @@ def check_outputs(
     taken = set().union(*(_places(path) for path in inputs if path))
     for option, path in outputs.items():
         if path is None: continue
-        places, where = _places(path), f"{option} {path}: is "
-        require(not os.path.islink(path) or os.path.exists(path), f"{where}a link to nothing",
-                "a new one")
-        require(not places & taken, f"{where}an input, or the other output", "a new one")
+        places, where = _places(path), f"{option} {path}: is an input, or the other output"
+        require(not places & taken, where, "a new one")
         taken |= places
 
 # %% ../nbs/09_runs.ipynb #003e5938

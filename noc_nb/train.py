@@ -23,7 +23,8 @@ from torch import nn
 
 from .core import (Config, NocError, default_device, foreign_file, progress, read_json,
                          require, say, set_seed, setting, whole_file, write_json)
-from .runs import (begin, check_same, file_sum, locked, put_back, whole_folder)
+from .runs import (begin, check_same, file_sum, held, locked, put_back, read_about,
+                         whole_folder)
 from .saving import read_weights
 
 # %% ../nbs/40_train.ipynb #b96fb256
@@ -382,19 +383,21 @@ def kept_line(
 def _claim(self:Trainer, resume):
     folder, settings = self.folder, dict(training=self.cfg, **self.about)
     put_back(folder/"best")
-    ours = (folder/"run.json").exists() or checkpoints(folder) or not (folder/"best").exists()
-    require(ours, f"{folder}/best: is of no training", "a new folder")
+    ours = checkpoints(folder) or {"run.json", "done.json"} & {*held(folder)}
+    taken = held(folder) if resume else (folder/"best").exists()
+    require(ours or not taken, f"{folder}: is of no training", "a new folder")
+    there = _begun(folder, settings)
     if not resume:
         for name in ("checkpoints", "best", "curves"): shutil.rmtree(folder/name, True)
         for name in ("run.json", "done.json"): (folder/name).unlink(missing_ok=True)
-    if checkpoints(folder): check_same(folder, _begun(folder), settings)
+    if checkpoints(folder): check_same(folder, there, settings)
     begin(folder/"run.json", folder, settings, made=False)
 
 # %% ../nbs/40_train.ipynb #a7ff7628
-def _begun(folder):
+def _begun(folder, settings):
     "What a training was begun with."
     file, before = folder/"run.json", dict(loss="selector_loss", reward="cider_reward")
-    return read_json(file) if file.exists() else before
+    return read_about(file, folder, settings) if file.exists() else before
 
 # %% ../nbs/40_train.ipynb #a21d9f01
 @patch
@@ -473,7 +476,8 @@ def finished_model(
     if not (folder/"done.json").exists(): return None
     done = _read_done(folder)
     model = kind.from_pretrained(folder/"best", device=default_device())
-    there = dict(model=model.cfg.to_dict(), training=done["config"]) | _begun(folder)
-    check_same(folder, there, dict(training=train, **about))
+    settings = dict(training=train, **about)
+    there = dict(model=model.cfg.to_dict(), training=done["config"]) | _begun(folder, settings)
+    check_same(folder, there, settings)
     say(f"{folder.name}: trained before, and not again; {kept_line(done)}")
     return model

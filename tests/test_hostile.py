@@ -468,6 +468,26 @@ def test_another_content_is_seen_whatever_its_time(tmp_path):
     (tmp_path/"named/images.jsonl").write_text("7 b\n")
     with pytest.raises(NocError, match="images.jsonl: was altered"): RegionStore(tmp_path/"named").verify()
 
+def test_a_run_takes_no_folder_of_others(tmp_path, monkeypatch):
+    "Data in COCO's layout, a `run.json` of another tool, a picture, and a report that was put aside stay as they are."
+    from noc_nb.tools.command import main
+    monkeypatch.chdir(tmp_path)
+    run = "noc_reproduce", "--preset", "toy", "--tables", "1", "--rows", "none", "--training", "xe", "--metrics", "C"
+    files = "data/annotations/captions_train2014.json", "run.json", "table1.png", "data/beach.jpg"
+    for n, name in enumerate(files):
+        file = tmp_path/f"{n}"/name
+        file.parent.mkdir(parents=True)
+        file.write_text('{"mine": 1}')
+        monkeypatch.setattr(sys, "argv", [*run, "--out", str(n), *["--resume"]*(n < 2)])
+        with pytest.raises(SystemExit, match="2"): main()
+        assert file.read_text() == '{"mine": 1}'
+    write_json(tmp_path/"s.json", [dict(image_id=i, caption="a dog") for i in (0, 1)])
+    evaluated(tmp_path, tmp_path/"s.json", out=tmp_path/"out")
+    os.rename("out", "out.old")
+    before = {path.name: path.read_bytes() for path in (tmp_path/"out.old").iterdir()}
+    for _ in range(2): evaluated(tmp_path, tmp_path/"s.json", out=tmp_path/"out")
+    assert {path.name: path.read_bytes() for path in (tmp_path/"out.old").iterdir()} == before
+
 # ---- the page
 
 def test_only_own_names_and_pages_are_answered():

@@ -158,13 +158,16 @@ def test_unreadable_checkpoints_are_kept(tmp_path, monkeypatch, error):
     assert {path: path.read_bytes() for path in checkpoints(tmp_path)} == before
     assert torch.equal(wide(tmp_path).fit(wide_batches(), resume=True).weight, whole.weight)
 
-@pytest.mark.parametrize("resume", [False, True])
-def test_a_folder_of_somebody_else_stays(tmp_path, resume):
-    (tmp_path/"best").mkdir()
-    (tmp_path/"best/mine.txt").write_text("mine")
-    with pytest.raises(NocError, match="best: is of no training: expected a new folder"):
-        wide(tmp_path).fit(wide_batches(), resume=resume)
-    assert [path.name for path in tmp_path.rglob("*.*")] == ["mine.txt"]
+@pytest.mark.parametrize("name, resume, told", [
+    ("best/mine.txt", False, "is of no training: expected a new folder"), ("best/mine.txt", True, "is of no training"),
+    ("captions.json", True, "is of no training"), ("run.json", False, "run.json does not say how it was made"),
+    ("run.json", True, "run.json does not say how it was made")])
+def test_a_folder_of_somebody_else_stays(tmp_path, resume, name, told):
+    file = tmp_path/"run"/name
+    file.parent.mkdir(parents=True)
+    file.write_text('{"mine": 1}')
+    with pytest.raises(NocError, match=told): wide(tmp_path/"run").fit(wide_batches(), resume=resume)
+    assert [path.name for path in tmp_path.rglob("*.*")] == [file.name] and file.read_text() == '{"mine": 1}'
 
 def test_folder_in_place_of_a_checkpoint(tmp_path):
     "The system's own error, whoever runs the test."

@@ -21,7 +21,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset
 
 from ..core import NocError, check_range, foreign_file, progress, require, whole_file
-from ..runs import begin, fingerprint, locked
+from ..runs import begin, fingerprint, held, locked
 from .detector import Detector, prepare
 from .readers import item_name, json_column, open_parquet, read_coco, refuse
 from .store import RegionStore
@@ -325,7 +325,7 @@ def extract(
     folder = out.with_name(out.name + ".parts")
     images = fingerprint(_lines((f.id, f.name) for f in files))
     plan = dict(detector=detector.about(), part=part, count=len(files), images=images)
-    there = next((p for p in (out, folder) if p.is_file() or p.is_dir() and any(p.iterdir())), None)
+    there = next((p for p in (out, folder) if held(p)), None)
     about = (there or folder)/"plan.json"
     begin(about, there or out, plan, resume, there is not None, input_files(files))
     if not out.exists():

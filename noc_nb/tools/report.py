@@ -25,7 +25,7 @@ from ..heldout import novel_images, read_heldout
 from ..metrics import METRICS, CaptionScorer, image_points
 from ..novelty import Judged, Protocol, by_group, interval, judge
 from ..results import read_rows
-from ..runs import called, check_ours, check_outputs, file_sum, locked, whole_folder
+from ..runs import called, check_ours, check_outputs, file_sum, held, locked, whole_folder
 from ..tables import markdown_table
 from .dataset import data_files, find_split, load_captions, value_or_file
 from .java import find_java, find_spice, java_programs, java_version
@@ -525,12 +525,11 @@ _MARK = "<!-- written by noc_eval -->\n"                     # of report.md
 def _check_folder(out, files, inputs):
     "Raises `NocError` where a report, replaced as a whole, would take others' files along."
     for name in files if out else (): check_outputs({"--out": Path(out)/name}, inputs)
-    require(not out or not os.path.isfile(out), f"--out {out}", "a folder to write into")
-    held = sorted(os.listdir(out)) if out and os.path.isdir(out) else []
-    for name in held:
-        ours = name in (*files, "compare.json")
+    there = held(out) if out else []
+    for name in there:
+        ours = files[1] in there and name in (*files, "compare.json")
         require(ours, f"--out {out}: holds {name}", "a new folder, or one with a report alone")
-    if not held: return
+    if not there: return
     require(not os.path.samefile(out, "."), f"--out {out}: is where you are", "another folder")
     check_ours(Path(out)/files[1], _MARK.encode(), "--out", "report of noc_eval")
 

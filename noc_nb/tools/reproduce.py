@@ -18,7 +18,7 @@ from ..metrics import METRICS
 from ..pipeline import NovelCaptioner, PipelineConfig, pipeline_folder, shipped
 from ..regions import class_vectors
 from ..results import LABELS, TRAINING_LABELS
-from ..runs import check_outputs, locked, whole_folder
+from ..runs import check_ours, check_outputs, held, locked, whole_folder
 from ..saving import model_card
 from ..scst import train_scst
 from ..search import Search
@@ -148,13 +148,20 @@ def _save_pipeline(experiment, training):
     _join_parts(out, selector, captioner, data.classes, words, experiment.run.preset)
 
 # %% ../../nbs/commands/139_reproduce.ipynb #db1c13ca
+def _toy_world(root):
+    "Make the toy world. Raises `NocError` where somebody's data are."
+    files = [*(root/"annotations").glob("*.json*")]
+    require(files or not held(root), f"{root}: is no toy world", "another --out")
+    for file in files: check_ours(file, b"the toy world", "--out", "toy world")
+    return make_toy(root, test=600)
+
 def _load(o, cfg):
     "The data of a run; the toy world is made."
     if not o.data and o.preset == "toy":
         for name in (o.detections, o.features):
             there = name in (None, "gt", "simulated") or Path(name).exists()
             require(there, f"{name}: no such file or folder", "boxes, or a region store")
-        root = make_toy(Path(o.out)/"data", test=600)
+        root = _toy_world(Path(o.out)/"data")
     else: root = find_data(o.data)
     store = RegionStore(o.features) if o.features else None
     return load_checked(root, cfg.split, o.detections or "simulated", features=store)
@@ -216,7 +223,7 @@ def _run_reproduce(o):
 # %% ../../nbs/commands/139_reproduce.ipynb #f36c9044
 def _check_new(out, expected):
     "Raises `NocError` for a folder that holds something."
-    require(not os.path.exists(out) or not os.listdir(out), f"{out}: is not empty", expected)
+    require(not held(out), f"{out}: is not empty", expected)
 
 def _part(kind, folder):
     "A trained part from its folder, or from `best` in what `noc_train` leaves."
