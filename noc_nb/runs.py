@@ -223,6 +223,7 @@ def begin(
     write_json(about, here, indent=None if files else 1)
     return made
 
+# %% ../nbs/09_runs.ipynb #164afcd9
 def read_about(
     about,         # as `begin` takes it
     out,           # as `begin` takes it
@@ -234,7 +235,6 @@ def read_about(
     require(isinstance(there, dict) and there.keys() & settings.keys(), where, "another output")
     return there
 
-# %% ../nbs/09_runs.ipynb #164afcd9
 def _check_files(there, here, out):
     for name in {**there, **here}:
         was, now = (sums.get(name, [None])[0] for sums in (there, here))
