@@ -125,8 +125,9 @@ def _follow(task, advice, way):
     known = name == "must" or name in ("price", "under") and size.replace(".", "").isdigit()
     require(known, f"way {way!r}", "must, price:2.0 or under:2.0")
     limit = float(size) if name == "under" else np.inf
-    words = [[word for word, cost, _ in row if cost < limit] for row in advice]
-    return task.say(range(len(words)), words, float(size) if name == "price" else None)
+    def used(row): return [word for word, cost, _ in row if cost < limit]
+    price = float(size) if name == "price" else None
+    return task.say(range(len(advice)), list(map(used, advice)), price)
 
 # %% ../../nbs/bench/157_advice.ipynb #ad1ce00c
 def _share(task, texts, advice, good):
