@@ -341,6 +341,7 @@ class _WordsRun:
         self.o, self.cfg, self.data = o, cfg, Path(data or "../shared/commongen")
         rest, parts = _prepare(self.data, cfg.held)
         self.sets, folder = parts[o.part][:o.sets or None], Path(o.runs)/f"lm-{o.seed}"
+        self.all = len(parts[o.part])
         _train_words(cfg, rest, _lines(self.data, "dev"), folder, o.seed)
         self.speaker = _Speaker(folder/"best", cfg)
         self.read = {w for s in rest for w in re.findall("[a-z]+", s["sentence"].lower())}
@@ -363,7 +364,7 @@ class _WordsRun:
         file = self.data/f"systems/{name.partition(':')[2]}.txt"
         require(file.exists(), f"{file}: no such file", "a sentence a line")
         texts = file.read_text().splitlines()
-        require(len(texts) == len(self.sets), f"{file}: {len(texts)} lines", f"{len(self.sets)}")
+        require(len(texts) == self.all, f"{file}: {len(texts)} lines", f"{self.all}")
         return texts
 
     def _said(self, names):
