@@ -112,18 +112,14 @@ class _Int8Captioner(Captioner):
         raise NocError("8-bit captioner: expected the one that it was made of, which can be saved")
 
 # %% ../../nbs/models/118_int8.ipynb #a8b1000f
-def _check():
-    "Raises `NocError` where 8-bit products are missing or wrong."
-    there = torch.backends.mkldnn.is_available()
-    require(there, "8 bits: this PyTorch has no oneDNN", "32 bits")
-    largest = float(_Int8Linear(torch.ones(1, 64))(torch.ones(1, 64)))
-    require(abs(largest - 64) < .01, "8 bits: this processor's products overflow", "32 bits")
-
 def int8(
     captioner:Captioner, # trained, on the CPU
 )->_Int8Captioner:       # a copy; this one stays as it is
     "A captioner in 8 bits, for inference on a CPU. Raises `NocError` where that does not work."
     device = next(captioner.parameters()).device
     require(device.type == "cpu", f"8 bits: a captioner on {device}", "the CPU")
-    _check()
+    there = torch.backends.mkldnn.is_available()
+    require(there, "8 bits: this PyTorch has no oneDNN", "32 bits")
+    largest = float(_Int8Linear(torch.ones(1, 64))(torch.ones(1, 64)))
+    require(abs(largest - 64) < .01, "8 bits: this processor's products overflow", "32 bits")
     return _Int8Captioner(captioner)

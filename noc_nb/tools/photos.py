@@ -368,17 +368,12 @@ def random_weights(
     return path
 
 # %% ../../nbs/models/115_photos.ipynb #31a79697
-def _check_options(out, device):
-    "Raise `NocError` for an option that no run can use."
-    require(Path(out or "").name, f"--out {out or ''}", "a name for the region store")
-    try: torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):   # the second where PyTorch was built without CUDA
-        message = f"--device {device}: expected a device that this PyTorch can use, like cpu"
-        raise NocError(message) from None
-
 def _run_features(o):
     "Make a region store of images. Raises `NocError` for bad options."
-    _check_options(o.out, o.device)
+    require(Path(o.out or "").name, f"--out {o.out or ''}", "a name for the region store")
+    try: torch.empty(0, device=o.device)
+    except (RuntimeError, AssertionError):   # the second where PyTorch was built without CUDA
+        require(False, f"--device {o.device}", "a device that this PyTorch can use, like cpu")
     check_range("--", 1, part=o.part, batch=o.batch, size=o.size)
     check_range("--", 0, workers=o.workers)
     check_range("--", 2, 100_000, classes=o.classes)

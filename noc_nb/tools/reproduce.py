@@ -248,7 +248,7 @@ _PARTS = dict(selector="region selector", xe="captioner, trained with cross-entr
 
 def _card(part, data, about):
     "The model card of a trained part, in Markdown."
-    counts = [f"{len(ids):,} of {name}" for name, ids in data.splits.items() if name in _SPLITS]
+    counts = [f"{len(data.splits[name]):,} of {name}" for name in ("train", "val")]
     made = "Made by `noc_train` of noc_nb, after *Learning to Select*."
     sizes = f"captions: {data.counts['captions']:,}; classes of the detector: {len(data.classes)}"
     return model_card(f"A {_PARTS[part]}", made, {
@@ -256,8 +256,6 @@ def _card(part, data, about):
                  f"held-out objects: {', '.join(data.heldout.objects) or 'none'}"],
         "Scores": [kept_line(about), f"{about['seconds']:.0f} s of training"],
         "Settings": [f"{name}: {value}" for name, value in about["config"].items()]})
-
-_SPLITS = "train", "val"
 
 # %% ../../nbs/commands/139_reproduce.ipynb #c5a50e03
 def _join_command(part, out, data, options):
