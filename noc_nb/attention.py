@@ -70,6 +70,7 @@ class MemorySlots(nn.Module):
         _, m, d = self.k.shape
         return _lengthened(k, d**.5*self.k), _lengthened(v, m**.5*self.v)
 
+# %% ../nbs/10_attention.ipynb #847b129d
 def _lengthened(x, slots):
     slots = slots.to(x.dtype).expand(len(x), -1, -1, -1)    # for every image
     return torch.cat([x, slots], -2)
@@ -115,6 +116,7 @@ def project(self:MultiHead,
     parts = F.linear(x, self.qkv.weight[rows], self.qkv.bias[rows]).chunk(len(which), -1)
     return [part.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for part in parts]
 
+# %% ../nbs/10_attention.ipynb #b751c765
 @patch
 def merge(self:MultiHead,
     x:Tensor, # (b,h,t,d/h) what each head has read
@@ -145,6 +147,7 @@ def forward(self:MultiHead,
     q, k, v, mask = self._inputs(x, kv, mask)
     return self.merge(attend(q, k, v, mask, self.dropout if self.training else 0., causal))
 
+# %% ../nbs/10_attention.ipynb #e30b4857
 @patch
 def weights(self:MultiHead,
     x:Tensor,         # (b,t,d) what looks

@@ -126,6 +126,7 @@ class CaptionerState(NamedTuple):
     decoder:DecoderState # b images with g hypotheses each
     table:Tensor         # (v,d)
 
+# %% ../nbs/14_captioner.ipynb #69e5ae2d
 @patch
 def start(self:Captioner,
     features:Tensor,  # (b,n,d) region features
@@ -149,6 +150,7 @@ def step(self:Captioner,
     out = None if torch.is_grad_enabled() else logits       # in place: half the memory
     return torch.log_softmax(logits, -1, out=out), CaptionerState(decoder, state.table)
 
+# %% ../nbs/14_captioner.ipynb #f7ff671f
 @patch
 def reorder(self:Captioner,
     state:CaptionerState, # b images, b·g rows

@@ -167,6 +167,7 @@ def _with_end(captions, eos):
     "Captions with EOS at their ends; what is no list of tokens is left for `CiderD` to refuse."
     return [[*c, eos] if _is_tokens(c) else c for c in captions]
 
+# %% ../nbs/30_cider.ipynb #04dd9dc8
 class CiderReward:
     "CIDEr-D as a reward: token ids and image ids to a tensor."
     def __init__(self,

@@ -106,6 +106,7 @@ def whole_file(
 def _open_text(path):
     return _unzipped(path) if path.suffix == ".gz" else open(path, encoding="utf-8")
 
+# %% ../nbs/00_core.ipynb #7a83779a
 @contextmanager
 def json_text(
     path, # a `.json` or `.json.gz` file; `x.json` also finds `x.json.gz`
@@ -132,6 +133,7 @@ def read_json(
         if "\\ud" in text or "\\uD" in text: json.dumps(content, ensure_ascii=False).encode()
         return content
 
+# %% ../nbs/00_core.ipynb #a45b4507
 def write_json(
     path,        # file to write; compressed if it ends in .gz
     content,     # anything that JSON holds
@@ -155,6 +157,7 @@ def setting(
     about = dict(least=least, most=most, among=among, free=free, older=older)
     return field(default=default, metadata=about)
 
+# %% ../nbs/00_core.ipynb #c50fd619
 def _check_declared(cfg, values, where):
     "Raises `NocError` for a value that the field of its name does not allow."
     for f in fields(cfg):
@@ -185,6 +188,7 @@ def _changed(cfg, values, where, prefix=""):
     _check_declared(cfg, new, prefix or f"{where}: ")
     return replace(cfg, **new)
 
+# %% ../nbs/00_core.ipynb #1aa77297
 def _fitted(old, new, where, name, prefix):
     "A new value in the type of the old one; where that is None, any value but a group fits."
     if isinstance(old, Config) != isinstance(new, dict):
@@ -285,6 +289,7 @@ def set_seed(
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
+# %% ../nbs/00_core.ipynb #5ef2b2ac
 def default_device()->torch.device:
     "The accelerator if there is one, else the CPU."
     if torch.cuda.is_available(): return torch.device("cuda")
@@ -301,6 +306,7 @@ def command_lines():
     try: yield
     finally: _command = before
 
+# %% ../nbs/00_core.ipynb #29420d79
 def say(
     line:str, # what a part of the work came to
 ):
@@ -317,6 +323,7 @@ class _Log:
         if text.strip(): print(text.strip(), file=sys.stderr)
     def flush(self): sys.stderr.flush()
 
+# %% ../nbs/00_core.ipynb #bb2843d6
 def progress(
     items,          # anything that can be iterated; None: the caller counts by `update`
     desc:str="",    # what is being done
@@ -338,6 +345,7 @@ def _git(*arguments):
     done = subprocess.run(git, capture_output=True, text=True, timeout=20)
     return done.stdout.strip() if done.returncode == 0 else None
 
+# %% ../nbs/00_core.ipynb #819b7ae7
 def code_version()->str:
     "The commit that runs, `+` for changes; else the variable `NOC_COMMIT`, or the version."
     try:
@@ -372,6 +380,7 @@ class _Unpacked(io.RawIOBase):
         self.file.close()
         super().close()
 
+# %% ../nbs/00_core.ipynb #0594ba86
 def unpacked(
     file, # what a packed file holds, open
     path, # the packed file

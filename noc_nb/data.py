@@ -72,6 +72,7 @@ def vectors(self:CocoData)->Mapping:
                    "captioner what classes and words mean (.txt, .gz or .zip in the format "
                    "of https://nlp.stanford.edu/projects/glove)")
 
+# %% ../nbs/07_data.ipynb #8b52db32
 @patch
 def ids(self:CocoData,
     part,   # name of a part (train, val, test, novel_val, novel_test), or image ids
@@ -112,6 +113,7 @@ class SelectorBatch(NamedTuple):
     image_ids:list  # b ids
     def to(self, device): return _to(self, device)
 
+# %% ../nbs/07_data.ipynb #54d1959c
 class SelectorExamples:
     "All examples, padded once. Indexing with a list gives a `SelectorBatch`."
     def __init__(self, whole:SelectorBatch):
@@ -155,6 +157,7 @@ class SymbolicFeatures:
         batch = self.regions.batch(ids, self.max_regions)
         return symbolic_features(batch, self.table), batch.labels >= 0
 
+# %% ../nbs/07_data.ipynb #8c622add
 class RegionFeatures:
     "Features that a table has: image ids -> (features (b,n,d), mask (b,n))."
     def __init__(self,
@@ -186,6 +189,7 @@ class CaptionBatch(NamedTuple):
     image_ids:list  # b ids
     def to(self, device): return _to(self, device)
 
+# %% ../nbs/07_data.ipynb #0b6c4ec1
 class ImageExamples:
     "Images without captions. Indexing with a list gives a `CaptionBatch` whose `tokens` are None."
     def __init__(self,

@@ -87,6 +87,7 @@ class DecoderState(NamedTuple):
     t:int         # words in each hypothesis
     max_len:int   # most words a hypothesis may have
 
+# %% ../nbs/13_decoder.ipynb #f79cf27f
 def _closed(where):
     "-inf where `where` is True, 0 elsewhere: to be added to what a softmax is taken of."
     return torch.zeros_like(where, dtype=torch.float).masked_fill(where, -torch.inf)

@@ -93,6 +93,7 @@ class Run:
         seeds = tuple(self.preset.selector_seeds or (self.seed,))
         return [seeds] if self.preset.ensemble else [(seed,) for seed in seeds]
 
+# %% ../nbs/44_experiment.ipynb #59b16246
 def _seed_text(row, seeds):
     "The selectors of a row, as rows name them."
     if not row.startswith("selector"): return None
@@ -217,6 +218,7 @@ def rule(self:Choices, row):
     if row.startswith("top"): return dict(how="topk", k=int(row[-1]), distinct=p.distinct)
     return dict(how="selector", threshold=least or p.selector.threshold)
 
+# %% ../nbs/44_experiment.ipynb #5ba8dc18
 @patch
 def classes(self:Choices, i, **rule):
     "The classes of an image by a rule. By score, no more regions count than the selector sees."
@@ -307,6 +309,7 @@ def features(self:Experiment)->str:
     "What the captioner sees, as rows name it."
     return "symbolic" if self.data.features is None else "store"
 
+# %% ../nbs/44_experiment.ipynb #72d72952
 @patch
 def _claim(self:Experiment, resume):
     "Write `run.json`, or compare with the one that is there."
@@ -332,6 +335,7 @@ def _searched(self:Experiment, row):
     if row != "cbs": return preset
     return replace(preset, form="forms", search=replace(preset.search, mode="cbs", at_least=2))
 
+# %% ../nbs/44_experiment.ipynb #bb757884
 @patch
 def _constraints(self:Experiment, row, lambda0, vocab):
     "By image id: constraint groups; their prices; texts that the vocabulary lacks, with a warning."

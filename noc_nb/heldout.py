@@ -26,6 +26,7 @@ def normalize(
         raise NocError(f"caption {caption!r}: expected a string, got {type(caption).__name__}")
     return " ".join(re.sub(r"[^a-z0-9\s]", "", caption.lower()).split())
 
+# %% ../nbs/02_heldout.ipynb #629cd79b
 def says(
     caption:str, # as people wrote it
     forms,       # words or phrases, normalised
@@ -59,6 +60,7 @@ def _check_forms(forms, where):
             raise NocError(f"{where}: {form!r}: expected words of a-z and 0-9 in lower case")
     return tuple(forms)
 
+# %% ../nbs/02_heldout.ipynb #9c157403
 MOST_CLASSES = 100_000   # tables are as long as the largest id
 
 def _read_class(row, where):
@@ -89,6 +91,7 @@ def load_classes(
         classes[c.id] = c
     return classes
 
+# %% ../nbs/02_heldout.ipynb #d467efdd
 def save_classes(
     path,         # JSON file to write
     classes:dict, # class id -> `ObjectClass`
@@ -110,6 +113,7 @@ def _runs(captions, longest):
             runs.update(" ".join(words[k:k+n]) for k in range(len(words) - n + 1))
     return runs
 
+# %% ../nbs/02_heldout.ipynb #21da58eb
 def mentioned(
     captions,      # the reference captions of one image
     classes:dict,  # class id -> `ObjectClass`
@@ -119,6 +123,7 @@ def mentioned(
     runs = _runs(captions, longest)
     return {i for i, c in classes.items() if not runs.isdisjoint(c.forms)}
 
+# %% ../nbs/02_heldout.ipynb #f34a1c6c
 def people(
     classes:dict,  # class id -> `ObjectClass`
 )->set:            # ids
@@ -152,6 +157,7 @@ def save(self:HeldOut, path):
     "Write as JSON."
     write_json(path, asdict(self), indent=1)
 
+# %% ../nbs/02_heldout.ipynb #f9510cbf
 def _check_lists(lists, objects, where):
     "object -> words, or an error that names the place."
     if not isinstance(lists, dict) or set(lists) != set(objects):
@@ -213,6 +219,7 @@ def _images_with(captions, lists, ids):
             if not runs.isdisjoint(words): images[name].add(i)
     return images
 
+# %% ../nbs/02_heldout.ipynb #d6c78e91
 def removed_images(
     captions:dict, # image id -> its captions
     heldout,       # `HeldOut`
@@ -220,6 +227,7 @@ def removed_images(
     "The images with a caption that mentions a held-out object, by the list of removal."
     return set().union(*_images_with(captions, heldout.removal, captions).values())
 
+# %% ../nbs/02_heldout.ipynb #e3a13135
 def novel_images(
     captions:dict, # image id -> its captions
     heldout,       # `HeldOut`
@@ -242,6 +250,7 @@ def of(cls:HeldOut,
     words = {name: classes[ids[name]].forms for name in names}
     return cls({name: ids[name] for name in names}, words, words, {"dcc": words, "extended": words})
 
+# %% ../nbs/02_heldout.ipynb #51f52480
 def read_heldout(
     what,         # a JSON file, or names with commas between them: "zebra, bus"
     classes:dict, # class id -> `ObjectClass`

@@ -61,6 +61,7 @@ class Candidate(NamedTuple):
     span:tuple = None # (start, end) of that, counted in words
     cost:float = None # nats that saying it would have cost, if it was left out and that was asked
 
+# %% ../nbs/50_pipeline.ipynb #62b469bb
 @dataclass(frozen=True)
 class NovelCaption:
     "A caption, and how it came about."
@@ -85,6 +86,7 @@ class PipelineConfig(Config):
     limit:int = setting(5, 0)                # candidates of an image, at most
     prices:PriceConfig = PriceConfig()       # of the selector's candidates
 
+# %% ../nbs/50_pipeline.ipynb #a415ab3b
 class NovelCaptioner:
     "Region selector, captioner and grid beam search together (Section 2)."
     def __init__(self,
@@ -185,6 +187,7 @@ def _table(images):
     "Their boxes in one table; an image's id is its place."
     return table_of(replace(r, image_id=n, features=None) for n, r in enumerate(images))
 
+# %% ../nbs/50_pipeline.ipynb #a0540b05
 @patch
 def _probs(self:NovelCaptioner, images):
     "The selector's probability of every region, (n,) an image; NaN where it does not look."
@@ -281,6 +284,7 @@ def _features(self:NovelCaptioner, images):
     lengths = torch.tensor([[len(r)] for r in best])
     return CaptionBatch(x, torch.arange(x.shape[1]) < lengths, None, ids)
 
+# %% ../nbs/50_pipeline.ipynb #31233ffa
 @patch
 def _search(self:NovelCaptioner, seen, groups, prices):
     "The best caption of each image, with its constraints: `Decoded`."
@@ -346,6 +350,7 @@ def _costs(self:NovelCaptioner, seen, asked, decoded):
         if again.spans[g]: costs[n][c] = decoded[n].objective - again.objective
     return costs
 
+# %% ../nbs/50_pipeline.ipynb #7dc34389
 def _with_must(prices, g): return prices[:g] + [math.inf] + prices[g+1:]
 
 # %% ../nbs/50_pipeline.ipynb #ba77538a
@@ -367,6 +372,7 @@ def save_pretrained(self:NovelCaptioner,
     if not (folder/"README.md").exists(): (folder/"README.md").write_text(self._card(), "utf-8")
     self.cfg.save(folder/"pipeline.json")
 
+# %% ../nbs/50_pipeline.ipynb #9a03a5c4
 def _halve(file):
     weights = load_file(file)
     save_file({k: w.half() if w.is_floating_point() else w for k, w in weights.items()}, file)
@@ -392,6 +398,7 @@ def shipped()->list: # names for `from_pretrained`, the one for photos first
     "The pipelines that come with the package."
     return sorted(file.parent.name for file in _SHIPPED.glob("*/pipeline.json"))
 
+# %% ../nbs/50_pipeline.ipynb #15896a6b
 def pipeline_folder(
     name, # in the package, or a folder of your own
 )->Path:

@@ -37,6 +37,7 @@ def class_prices(
         prices[c] = cfg.weight*math.log(p/(1 - p)) + cfg.unseen*(c in unseen)
     return dict(sorted(prices.items(), key=lambda item: -item[1]))
 
+# %% ../nbs/28_prices.ipynb #48e20873
 def best_candidates(
     prices:dict,    # class id -> price, the highest first
     limit:int=None, # classes at most; None: any number

@@ -98,6 +98,7 @@ def keep(self:Regions,
     vars(kept).update({c: getattr(self, c)[index] for c in columns if getattr(self, c) is not None})
     return kept
 
+# %% ../nbs/04_regions.ipynb #53f0a952
 @patch
 def check_finite(self:Regions):
     "Raises `NocError` naming the image where a number is NaN or infinite."
@@ -119,6 +120,7 @@ def best(self:Regions,
     "The `k` regions with the highest scores."
     return self.keep(self.ranked[:k])
 
+# %% ../nbs/04_regions.ipynb #af3219b4
 @patch
 def without(self:Regions, labels)->Regions:
     "The regions of all classes but these."
@@ -174,6 +176,7 @@ def places(self:RegionTable, image_ids)->np.ndarray:
     if missing: raise NocError(f"{self.where}: no image {missing[0]!r} among {len(self):,} images")
     return np.array([self.place[i] for i in image_ids], np.int64)
 
+# %% ../nbs/04_regions.ipynb #f9fd8e51
 @patch
 def regions(self:RegionTable, image_id)->Regions:
     "Copies of the rows of one image."
@@ -225,6 +228,7 @@ def as_table(self:Regions)->RegionTable:
     sizes = sizes_of(ids, {self.image_id: self.size})
     return RegionTable(ids, offsets, boxes, labels, scores, features, sizes)
 
+# %% ../nbs/04_regions.ipynb #6214b137
 def table_of(
     regions, # `Regions`, each with its image_id
 )->RegionTable:
@@ -245,6 +249,7 @@ def without(self:RegionTable, labels)->RegionTable:
     keep = ~np.isin(self.labels, list(labels))
     return _part(self, keep, self.ids, np.append(0, keep.cumsum())[self.offsets], self.sizes)
 
+# %% ../nbs/04_regions.ipynb #05987a0e
 @patch
 def take(self:RegionTable,
     ids,         # image ids
@@ -275,6 +280,7 @@ def _padded(column, spans, width, dtype, fill=0):
     for row, (start, end) in zip(rows, spans): row[:end-start] = column[start:end]
     return torch.from_numpy(rows).to(dtype)   # PyTorch widens half precision much faster than NumPy
 
+# %% ../nbs/04_regions.ipynb #afe1faad
 @patch
 def batch(self:RegionTable,
     ids,           # b image ids
@@ -302,6 +308,7 @@ def class_vectors(
         means[id] = np.mean([vectors[word] for word in c.phrase], 0, dtype=np.float32)
     return means
 
+# %% ../nbs/04_regions.ipynb #8fddb2a5
 def class_table(
     vectors:dict, # category id -> (d,) vector
 )->Tensor:        # (c,d) row = category id; NaN where there is no such class

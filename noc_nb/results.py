@@ -82,6 +82,7 @@ def _rows_of(file):
         require(row is not None, f"{file}: line {k}: not a JSON row", "an object")
     return rows
 
+# %% ../nbs/33_results.ipynb #eee9ace0
 def read_rows(
     path,    # a `.jsonl` file, or a folder of them
     **equal, # keys and the values that they must have; default: all rows
@@ -114,6 +115,7 @@ def table_line(
     "A line of the paper's tables."
     return row, training, lambda0 if row.startswith("selector") else None
 
+# %% ../nbs/33_results.ipynb #721d3d2a
 def captions_file(
     folder,        # of caption files
     line:tuple,    # (row, training, λ0), from `table_line`
@@ -138,6 +140,7 @@ def write_results(
     "Write captions in COCO's results format; constraints that were asked for go with them."
     write_json(path, [_entry(image_id, decoded) for image_id, decoded in captions.items()])
 
+# %% ../nbs/33_results.ipynb #a33a3189
 def read_results(
     path, # what `write_results` wrote
 )->dict:  # image id -> `Decoded`

@@ -41,6 +41,7 @@ def _write_weights(path, model):
     weights = {name: w.detach().contiguous() for name, w in model.state_dict().items()}
     with whole_file(path, "wb") as f: f.write(safetensors.torch.save(weights))
 
+# %% ../nbs/08_saving.ipynb #9046cf48
 def _check_weights(model, weights, path):
     "Raises `NocError` for a weight that is missing, unexpected, misshapen or not finite."
     expected = {name: tuple(w.shape) for name, w in model.state_dict().items()}

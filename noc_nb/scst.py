@@ -67,6 +67,8 @@ class ScstConfig(TrainConfig):
     df_unit:str = setting("image", among=("image", "caption")) # documents of CIDEr-D's frequencies
     min_refs:int = setting(5, 0)       # references that an image needs
     price_weight:float = setting(None, 0, 1e9) # DGBS with prices, as in `oracle_constraints`;
+
+# %% ../nbs/43_scst.ipynb #507f7ef0
                                        # None: musts
 
 def scst_images(
@@ -177,6 +179,7 @@ def _inputs(data, captioner):
     "Fingerprints of what a captioner learns from, and of the weights that it begins with."
     return contents(data, seen=True) | dict(start=fingerprint(*captioner.state_dict().values()))
 
+# %% ../nbs/43_scst.ipynb #dd268102
 def _size(batch): return len(batch.image_ids)           # what the loss is a mean of
 
 _JUDGED = "CIDEr-D", "CIDEr-D with the oracle's constraints"

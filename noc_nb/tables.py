@@ -33,6 +33,7 @@ def score_place(
     group, _, name = ("out_F1" if column == "F1" else column).partition("_")
     return dict(F1="f1", out="out_macro", pooled="out_pooled").get(group, group), name
 
+# %% ../nbs/34_tables.ipynb #cbc361a9
 def metric(
     row:dict,    # a result row
     column:str,  # as in `score_place`
@@ -111,6 +112,7 @@ def _more(rows):
     names = dict.fromkeys(m for m, x in every if x is not None and m not in _PRINTED)
     return [f"{part}_{m}" for m in names for part in ("in", "out")]
 
+# %% ../nbs/34_tables.ipynb #1fc261d3
 def _columns(number, rows):
     "The columns of a table, the pooled CIDEr beside the macro one; in Table 2 also every object."
     if number != 2:
@@ -120,6 +122,7 @@ def _columns(number, rows):
     columns = [f"F1_{name}" for name in objects or COCO_HELDOUT.objects]
     return columns + ["F1", "out_B4", "out_M", "out_R", "out_C", "out_S", "pooled_C", *_more(rows)]
 
+# %% ../nbs/34_tables.ipynb #de3776c7
 def _compare(printed, runs, column):
     "Three cells: what the paper prints, our runs, and the difference of the first."
     ours = [metric(run, column) for run in runs]

@@ -28,6 +28,7 @@ def plural(
     ending = "es" if name.endswith("ch") else "s"
     return WORLD["plurals"].get(name, name + ending)
 
+# %% ../nbs/06_toy.ipynb #7efb43e6
 def _toy_class(i, names):
     "A name that ends in the constraint word, as \"beach ball\" in \"ball\", is the phrase."
     phrase = next((name for name in names if name.endswith(f" {names[0]}")), names[0])
@@ -69,6 +70,7 @@ def _scatter(rng, n, spread):
     x, y = rng.uniform(.15, .85), rng.uniform(.3, .8)
     return [(_clip(x + rng.gauss(0, spread)), _clip(y + rng.gauss(0, .7*spread))) for _ in range(n)]
 
+# %% ../nbs/06_toy.ipynb #589d49ed
 def _pattern(rng):
     "Boxes of one class, in a pattern drawn by chance."
     pattern = rng.choices(list(_PATTERNS), list(_PATTERNS.values()))[0]
@@ -112,6 +114,7 @@ def _weight(box):
     distance = math.hypot(x1 + x2 - 1, y1 + y2 - 1) / math.sqrt(2)  # 1 in a corner
     return _side(box) * (1 - .6*distance)
 
+# %% ../nbs/06_toy.ipynb #42773121
 def _worthy(labels, boxes):
     "The class ids worth mentioning, heaviest first; never the person."
     total = {}
@@ -158,6 +161,7 @@ def _groups(scene):
     "The boxes of a scene by class."
     return groupby(zip(scene.labels, scene.boxes), 0, 1)
 
+# %% ../nbs/06_toy.ipynb #004a79fe
 def _caption(rng, scene, ids):
     "One sentence about a scene that mentions these classes, at most three, and perhaps people."
     groups, place = _groups(scene), _PLACES[scene.place]
@@ -214,6 +218,7 @@ class _DetectorNoise(Config):
     jitter: float = .06       # shift of an edge, in widths or heights of the box (deviation)
     min_score: float = .2     # detections below are not reported
 
+# %% ../nbs/06_toy.ipynb #37c59dee
 def _shifted(rng, box, jitter):
     x1, y1, x2, y2 = box
     lengths = (x2 - x1, y2 - y1)*2

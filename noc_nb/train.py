@@ -114,6 +114,7 @@ def _save_checkpoint(path, model, optimizer, **state):
 class _Torn(NocError):
     "A checkpoint that was not written to its end, or was altered since."
 
+# %% ../nbs/40_train.ipynb #8fec3410
 def read_checkpoint(
     path,   # a checkpoint, which is a `.safetensors` file
 )->tuple:   # (name -> tensor, state)
@@ -153,6 +154,7 @@ def checkpoints(
     "The checkpoints of a phase, torn ones included."
     return sorted((Path(folder)/"checkpoints").glob("step-*.safetensors"))
 
+# %% ../nbs/40_train.ipynb #4b3513d1
 def _newest_checkpoint(folder):
     "The newest whole checkpoint, or None. `NocError` where one cannot be read: it may be whole."
     for path in reversed(checkpoints(folder)):
@@ -312,6 +314,7 @@ def _added(tables):
     for table in tables: total.update(table)
     return total
 
+# %% ../nbs/40_train.ipynb #3ea4773c
 @patch
 def _go_back(self:Trainer):
     "Fill in the newest whole checkpoint, if any. `NocError` where it had another order of batches."
@@ -369,6 +372,7 @@ def _epoch_line(self:Trainer, entry, better):
     line = f"{self.folder.name}: epoch {self.epoch} of {self.cfg.epochs}: " + ", ".join(numbers)
     return line + " (best so far)"*(better and "score" in entry)
 
+# %% ../nbs/40_train.ipynb #ed85a23c
 def kept_line(
     about:dict, # what `done.json` holds
 )->str:

@@ -29,6 +29,7 @@ def _example_scores(model, examples, batch=1000):
             scores[i] = labels[labels >= 0], p[labels >= 0]
     return scores
 
+# %% ../nbs/41_train_selector.ipynb #fda1ce08
 def selector_scores(
     model:RegionSelector, # in eval mode
     data:CocoData,        # regions
@@ -77,6 +78,7 @@ def _val_f1(data, cfg):
         return {"score": f1["mean"]}
     return score
 
+# %% ../nbs/41_train_selector.ipynb #fdf2aa2f
 def _val_loss(data, cfg, loss):
     batch = selector_examples(data, data.splits["val"], max_regions=cfg.max_regions).whole
     def score(model):

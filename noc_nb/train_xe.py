@@ -32,6 +32,7 @@ def build_vocab(
     train = (tokens for i in data.splits["train"] for tokens in data.tokens[i])
     return Vocab.build(train, min_count, words_of(data.classes, data.heldout))
 
+# %% ../nbs/42_train_xe.ipynb #a1dc72fa
 def word_rows(
     data:CocoData,   # captions, classes and word vectors
     min_count:int=5, # as in `build_vocab`
@@ -68,6 +69,7 @@ def xe_loss(
     words = batch.tokens[:,1:].flatten()
     return cross_entropy(logits.float().flatten(0, 1), words, ignore_index=PAD), {}
 
+# %% ../nbs/42_train_xe.ipynb #6363350a
 def xe_size(
     batch:CaptionBatch,  # captions
 )->int:                  # words, EOS counted

@@ -64,6 +64,7 @@ def _spans(text, run, end):
     for m in re.finditer(f"{run}({end})?", text) if re.search(end, text) else ():
         if m[1] is not None: yield from range(*m.span())
 
+# %% ../nbs/03_vocab.ipynb #0e785037
 def _far_places(text):
     "Pattern of a rule that looks far ahead -> the places where it may match."
     p, line = SimpleNamespace(**_PARTS), text.partition("\n")[0]
@@ -107,6 +108,7 @@ def _plain_words(caption):
     if words and "." in caption and (len(words[-1]) == 1 or words[-1] in _STOPPED): return None
     return words if _CUTS.keys().isdisjoint(words) else None
 
+# %% ../nbs/03_vocab.ipynb #411587b1
 def ptb_line(
     caption:str,  # one caption, as people write it
     after:str="", # the caption on the next line, to repeat an effect of `pycocoevalcap`: see below
@@ -158,6 +160,7 @@ def encode(self:Vocab,
     "The numbers of a list of tokens, without BOS and EOS."
     return [self.stoi.get(token, UNK) for token in tokens]
 
+# %% ../nbs/03_vocab.ipynb #5bf8e956
 @patch
 def decode(self:Vocab,
     ids,    # numbers (list or tensor)
@@ -200,6 +203,7 @@ def save(self:Vocab, path):
 
 def _is_word(word): return isinstance(word, str) and word.split() == [word]
 
+# %% ../nbs/03_vocab.ipynb #f1ee8c7c
 @patch(cls_method=True)
 def load(cls:Vocab, path):
     "Read what `save` wrote. Raises `NocError` naming the file."
