@@ -99,6 +99,27 @@ def test_unknown_object(page):
     assert captions(page) == [forced, free] and page.locator("#ticked input:checked").count() == ticked
     assert page.locator("#examples img").first.get_attribute("alt") == "example 1"
 
+def test_lists_cover_nothing(page):
+    "An open list lies between its own box and the next control, far down too."
+    example(page, 2)
+    page.get_by_text("Boxes of your own").click()
+    page.wait_for_timeout(500)
+    for where, below in ("#added", ".price"), ("#name", "#typed"):
+        page.locator(f"{where} input").click()
+        found = page.locator(f"{where} [role=listbox]")
+        found.wait_for()
+        lowest, top = (page.locator(css).first.bounding_box() for css in (f"{where} .options", below))
+        assert lowest["y"] + lowest["height"] <= top["y"]
+        page.locator(f"{where} input").press("Escape")
+
+def test_whole_names(page):
+    "Offered where a class has one."
+    example(page, 2)
+    assert not page.locator("#phrases").is_visible()
+    more, _ = changes(page, lambda: type_in(page, "#added", "hot air"))
+    whole, _ = changes(page, page.locator("#phrases input").check)
+    assert "hot air balloon" not in more and "balloon" in more and "hot air balloon" in whole
+
 def test_prices_by_hand(page):
     "Below its cost an object is left out, and the sums beside the caption are those of what is said."
     example(page, 2)

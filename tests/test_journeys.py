@@ -1,8 +1,8 @@
-"""The six ways into the package, as README.md tells them, walked by somebody who knows nothing else.
+"""The six ways into the package, as README.md tells them, walked by somebody who knows nothing else; and the page.
 
 Each test runs the lines of one way as they stand there, in an empty folder with files of the names that they use,
 and ends in the artefact that its person is after. What a test adds is an option of `--help` that makes it small."""
-import json, os, random, re, shlex, subprocess, sys
+import json, os, random, re, shlex, signal, socket, subprocess, sys
 from pathlib import Path
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from noc_nb.tools.photos import random_weights
 from noc_nb.tools.drawing import make_toy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+CHROMIUM = "/usr/bin/chromium"
 SMALL = "train_selector.epochs=1", "xe.epochs=1", "captioner.d_model=32", "captioner.d_ff=64"
 
 def ways():
@@ -160,3 +161,48 @@ def test_reader(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     def figures(path): return Path(path).read_text(encoding="utf-8").count('"image/png"')
     assert figures(out) == figures(ROOT/chapter) > 0
+
+@pytest.fixture
+def page(tmp_path):
+    "The page of `noc_app`, in a phone's browser; at the end it is told to stop."
+    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install noc_nb[app]")
+    if not os.path.exists(CHROMIUM): pytest.skip(f"{CHROMIUM} is not there: apt-get install chromium")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = str(s.getsockname()[1])
+    code = "import sys; from noc_nb.tools.command import main; sys.argv[0] = 'noc_app'; main()"
+    served = subprocess.Popen([sys.executable, "-c", code, "--port", port], text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, env=os.environ | dict(PYTHONPATH=str(ROOT)))
+    try:
+        with sync.sync_playwright() as p:
+            browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+            tab = browser.new_page(viewport=dict(width=390, height=844))
+            tab.goto(served.stdout.readline().strip())
+            yield tab
+            browser.close()
+    finally:
+        served.send_signal(signal.SIGTERM)
+        out, err = served.communicate(timeout=30)
+    assert served.returncode == 143 and "Traceback" not in err and "share" not in out + err
+
+@pytest.mark.slow
+def test_page(page, typed, tmp_path, monkeypatch, capsys):
+    "Ends in a caption with a word of one's own, and in the same caption by a command and by Python."
+    page.wait_for_selector("#stage .word", timeout=60_000)
+    picture, controls = (page.locator(css).bounding_box() for css in ("#stage svg", "#weight"))
+    assert picture["y"] + picture["height"] < 844 and picture["y"] < controls["y"]
+    page.locator("#added input").press_sequentially("umbrel", delay=50)
+    page.wait_for_timeout(800)
+    page.locator("#added input").press("Enter")
+    page.wait_for_function("document.querySelector('#stage .caption').innerText.includes('umbrella')")
+    said = " ".join(page.locator("#stage .caption").first.inner_text().split())
+    page.get_by_text("The same elsewhere").click()
+    page.wait_for_timeout(1000)
+    copies = [code.locator(".cm-line").all_inner_texts() for code in page.locator(".cm-content").all()]
+    command, python = map("\n".join, copies)
+    boxes = re.fullmatch(r"cat > found.json <<'END'\n(.*)\nEND\n(.*)", command, re.S)
+    Path("found.json").write_text(boxes[1])
+    typed(boxes[2], "--out", "captions.jsonl")
+    capsys.readouterr()
+    exec(python, {})
+    assert [line["caption"] for line in lines("captions.jsonl")] == [said] == [capsys.readouterr().out.strip()]

@@ -6,7 +6,7 @@
 __all__ = ['View', 'Studio']
 
 # %% ../../nbs/pages/133_app.ipynb #01faa683
-import ctypes, json, math, os, random, re, shlex, signal, socket, sys, tempfile, threading
+import copy, ctypes, json, math, os, random, re, shlex, signal, socket, sys, tempfile, threading
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -41,11 +41,15 @@ class View:
     note:str = None         # what the reader has to know
     before:object = None    # the view without the last drawn box
     proposed:tuple = ()     # names of the selector's candidates
+    phrases:bool = False    # whole names are asked for, not one word of each
 
 _SIDE = 960 # pixels of a picture on the page, at most
 
-def _captioned(pipeline, regions, image, objects=None, **options):
+def _captioned(pipeline, regions, image, objects=None, phrases=False, **options):
     "The caption of an image; some captioners look at the picture itself."
+    if phrases:
+        pipeline = copy.copy(pipeline)
+        pipeline.cfg = replace(pipeline.cfg, form="phrases")
     seen = image if isinstance(pipeline, NovelPhotoCaptioner) else None
     return pipeline(regions, objects, seen, **options)
 
@@ -61,11 +65,13 @@ def _view(pipeline, image, regions, **more):
 _WEIGHTS = {"as trained": None, "hardly": 1., "somewhat": 2., "strongly": 5., "must": "must"}
 _MUST = 30. # nats from which on the page speaks of a must
 
+def _price(nats): return math.inf if nats is None or nats >= _MUST else nats
+
 def _propose(v, how="as trained", asked=()):
     """The view with the selector's candidates; name -> price of these, and of others that
     somebody asked for."""
     caption = _captioned(v.pipeline, v.regions, v.image, price_weight=_WEIGHTS[how])
-    prices = {c.object: math.inf if c.price is None else c.price for c in caption.candidates}
+    prices = {c.object: _price(c.price) for c in caption.candidates}
     own = {name: asked[name] for name in asked if name not in v.proposed}
     return replace(v, proposed=tuple(prices)), prices | own
 
@@ -79,8 +85,8 @@ def _with_box(v, name, box):
     boxes = [*v.regions.boxes.tolist(), (x1, y1, x2, y2)]
     columns = [*v.regions.labels.tolist(), label], [*v.regions.scores.tolist(), 1.]
     regions = Regions(boxes, *columns, image_id=v.regions.image_id, size=v.regions.size)
-    more = dict(name=v.name, model=v.model, before=v, proposed=v.proposed)
-    return _view(v.pipeline, v.image, regions, **more)
+    seen = _view(v.pipeline, v.image, regions)
+    return replace(v, regions=seen.regions, free=seen.free, note=None, before=v)
 
 def _class_scores(v):
     "Class name -> the selector's best probability, None for persons; the best first."
@@ -134,19 +140,22 @@ def _draw(v, named):
     marks = [_mark(v, n, n in chosen, n in repeats) for n in order]
     about = f"the image, in which were found: {', '.join(dict.fromkeys(names))}"
     href = thumbnail(v.image, _SIDE)
-    return picture(marks, (640, 640*height/width), _FONT, about, href)
+    return picture(marks, (480, 480*height/width), _FONT, about, href)
 
 # %% ../../nbs/pages/133_app.ipynb #aa678cb1
+def _class(v, name): return v.pipeline.classes[v.pipeline.by_name[name]]
+
 def _worth(v, caption, prices):
     "What becomes of each object in a caption, in words; the sum of the prices of what is said."
     candidates, said = {c.object: c for c in caption.candidates}, caption.caption.split()
     lines, total = [], 0.
     for name, price in prices.items():
-        c, told = candidates.get(name), "must" if price == math.inf else f"{price:.1f}"
-        word = c.word if c else v.pipeline.classes[v.pipeline.by_name[name]].word in said
-        if word: total += 0. if price == math.inf else price
+        c, must = candidates.get(name), price == math.inf
+        told, out = ("must", "not said") if must else (f"{price:.1f}", "left out")
+        word = c.word if c else _class(v, name).word in said
+        if word: total += 0. if must else price
         cost = "" if c is None or c.cost is None else f", would cost {c.cost:.1f}"
-        lines.append(f"{name}: {told}" if word else f"{name}: {told}, left out{cost}")
+        lines.append(f"{name}: {told}" if word else f"{name}: {told}, {out}{cost}")
     return lines, total
 
 def _card(v, title, caption, prices):
@@ -163,7 +172,7 @@ def _card(v, title, caption, prices):
 
 def _stage(v, prices):
     "HTML of the picture and both captions."
-    caption = _captioned(v.pipeline, v.regions, v.image, prices, costs=True)
+    caption = _captioned(v.pipeline, v.regions, v.image, prices, v.phrases, costs=True)
     notes = [text for text in (v.note, caption.reason if prices else None) if text]
     cards = [_card(v, "With prices", caption, prices), _card(v, "Without", v.free, prices)]
     colors = [_score_color(p/4) for p in range(5)]
@@ -188,16 +197,20 @@ def _command(v, prices):
     words = [name if price == math.inf else f"{name}={price:g}" for name, price in prices.items()]
     asked = shlex.quote(", ".join(words))
     call = f"noc_caption found.json --model {shlex.quote(v.model)} --objects {asked}"
+    if v.phrases: call += " --form phrases"
     return f"cat > found.json <<'END'\n{boxes}\nEND\n{call}"
 
 def _python(v, prices):
     "The caption as Python."
     boxes, labels, scores = _columns(v)
-    return f"""from math import inf
+    prices = {name: round(price, 4) for name, price in prices.items()}
+    form = 'captioner.cfg = replace(captioner.cfg, form="phrases")\n' if v.phrases else ""
+    return f"""from dataclasses import replace
+from math import inf
 from noc_nb.pipeline import NovelCaptioner
 from noc_nb.regions import Regions
 captioner = NovelCaptioner.from_pretrained({v.model!r})
-boxes = {boxes}
+{form}boxes = {boxes}
 image = Regions(boxes, labels={labels}, scores={scores})
 print(captioner(image, {prices}).caption)"""
 
@@ -323,7 +336,8 @@ def _asked(gr):
     about = f"nats: 0 hardly … {_MUST:g} must"
     sliders = [gr.Slider(0, _MUST, step=.5, info=about, visible=False, elem_classes="price")
                for _ in range(_SLIDERS)]
-    return weight, ticked, added, sliders
+    phrases = gr.Checkbox(False, label="", container=False, visible=False, elem_id="phrases")
+    return weight, ticked, phrases, added, sliders
 
 # %% ../../nbs/pages/133_app.ipynb #ad27e5cd
 @patch
@@ -346,12 +360,12 @@ def page(self:Studio,
                 p.out = gr.HTML(start, js_on_load=render("stage.js"), elem_id="stage")
                 p.name, p.typed, p.undo = _own_boxes(gr)
             with gr.Column(scale=3, min_width=320):
-                p.weight, p.ticked, p.added, p.sliders = _asked(gr)
-                label = f"Your photo (and its detections), up to {max_mb} MB"
+                p.weight, p.ticked, p.phrases, p.added, p.sliders = _asked(gr)
+                label = f"Photo (and detections), ≤ {max_mb} MB"
                 p.file = gr.File(label=label, file_types=["image", ".json", ".gz"], height=165,
                                  file_count="multiple")
                 p.gallery = gr.Gallery(
-                    thumbnails, show_label=False, columns=4, height=280, object_fit="cover",
+                    thumbnails, show_label=False, columns=4, height=None, object_fit="cover",
                     allow_preview=False, elem_id="examples", buttons=[], interactive=False)
                 with gr.Accordion("The same elsewhere", open=False):
                     p.copies = [gr.Code(label=f"Copy as {what}", buttons=["copy"], max_lines=8)
@@ -373,11 +387,14 @@ def _shown(self:Studio, gr, v, prices):
     choices += [(name, name) for name in prices if name not in scores]
     every = sorted(v.pipeline.by_name)
     rest, sliders = [name for name in every if name not in prices], []
+    long = [name for name in prices if len(_class(v, name).phrase) > 1]
+    phrases = gr.update(visible=bool(long), value=v.phrases,
+                        label=f"Say whole names: {', '.join(long)}")
     for name, price in [*prices.items(), *[(None, 0)]*_SLIDERS][:_SLIDERS]:
         sliders.append(gr.update(visible=name is not None, label=name,
                                  value=round(min(price, _MUST), 1)))
     return [v, prices, gr.update(choices=choices, value=list(prices)),
-            gr.update(choices=rest, value=None), gr.update(choices=every), *sliders,
+            gr.update(choices=rest, value=None), gr.update(choices=every), phrases, *sliders,
             _stage(v, prices), *_copies(v, prices)]
 
 def _paths(files):
@@ -395,7 +412,7 @@ def _opened(self:Studio, gr, find, how):
     "What the page shows of the view that `find` gives, or why there is none."
     try: return self._shown(gr, *_propose(find(), how))
     except NocError as e: text = render("message.html", text=e)
-    empty, hidden = gr.update(choices=[], value=[]), [gr.update(visible=False)]*_SLIDERS
+    empty, hidden = gr.update(choices=[], value=[]), [gr.update(visible=False)]*(1 + _SLIDERS)
     none = gr.update(choices=[], value=None)
     return [None, {}, empty, none, none, *hidden, text, "", ""]
 
@@ -410,7 +427,7 @@ def _boxed(self:Studio, gr, v, prices, how, name, corners):
 def wire(self:Studio, gr, p):
     "What happens when."
     live = [p.prices, p.out, *p.copies]
-    whole = [p.view, p.prices, p.ticked, p.added, p.name, *p.sliders, p.out, *p.copies]
+    whole = [p.view, p.prices, p.ticked, p.added, p.name, p.phrases, *p.sliders, p.out, *p.copies]
     opened, box = partial(self._opened, gr), partial(self._boxed, gr)
     def begin(how): return opened(lambda: self.example(0), how)
     def upload(files, how): return opened(lambda: self.upload(*_paths(files)), how)
@@ -418,10 +435,11 @@ def wire(self:Studio, gr, p):
     def weigh(v, prices, how): return self._shown(gr, *_propose(v, how, prices))
     def tick(v, prices, names):
         return self._shown(gr, v, {name: prices.get(name, math.inf) for name in names})
+    def phrase(v, prices, on): return self._shown(gr, replace(v, phrases=on), prices)
     def add(v, prices, name):
         return self._shown(gr, v, prices | {name: math.inf}) if name else gr.skip()
     def move(n, v, prices, nats):
-        prices = prices | {[*prices][n]: math.inf if nats >= _MUST else nats}
+        prices = prices | {[*prices][n]: _price(nats)}
         return [prices, _stage(v, prices), *_copies(v, prices)]
     def draw(v, prices, how, name, event: gr.EventData):
         return box(v, prices, how, name, event.box) if v else gr.skip()
@@ -437,6 +455,7 @@ def wire(self:Studio, gr, p):
     p.gallery.select(choose, p.weight, whole)
     p.weight.input(seen(weigh), [*ask, p.weight], whole)
     p.ticked.input(seen(tick), [*ask, p.ticked], whole)
+    p.phrases.input(seen(phrase), [*ask, p.phrases], whole)
     p.added.input(seen(add), [*ask, p.added], whole)
     for n, slider in enumerate(p.sliders):
         slider.input(seen(partial(move, n)), [*ask, slider], live, trigger_mode="always_last",
@@ -485,6 +504,8 @@ def _run_app(o):
     page, options = studio.page(o.max_mb, o.host)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))        # uploads are removed
     address = o.host if o.host != "0.0.0.0" else socket.gethostname()
-    print(f"http://{address}:{o.port}", flush=True)
-    try: page.launch(server_name=o.host, server_port=o.port, quiet=True, **options)
+    options |= dict(server_name=o.host, server_port=o.port, quiet=True)
+    try: page.launch(prevent_thread_lock=True, **options)
     except OSError: raise NocError(f"--port {o.port}: expected a free port") from None
+    print(f"http://{address}:{o.port}", flush=True)                 # it answers from now on
+    page.block_thread()

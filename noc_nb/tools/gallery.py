@@ -344,9 +344,12 @@ def _counts(lines):
     for line in lines:
         counts["bad" if "error" in line else "good"] += 1
         counts["empty"] += line.get("boxes") == []
-        words = [c["word"] for c in line.get("candidates", ())]
+        candidates = line.get("candidates", ())
+        words = [c["word"] for c in candidates]
         counts["candidates"] += len(words)
         counts["said"] += len(words) - words.count(None)
+        names = ((c["word"], c["object"]) for c in candidates)
+        counts["short"] += sum(word != name and word in name.split() for word, name in names)
     return counts
 
 # %% ../../nbs/pages/132_gallery.ipynb #5ad81c20
