@@ -132,7 +132,7 @@ def test_evaluator(typed):
     typed(compared, "--samples", 50, "--out", "both")
     rows = json.loads(Path("both/compare.json").read_text())
     assert rows["all C"]["verdict"] == "does not hold" and rows["all C"]["difference"] < 0
-    assert sorted(os.listdir("both")) == ["compare.json", "compare.md", "compare.png"]
+    assert sorted(os.listdir("both")) == ["compare.html", "compare.json", "compare.md", "compare.png"]
 
 def test_transformers_user(tmp_path, monkeypatch, capsys):
     "Ends in what a chat model says of a photo, with the words. A tiny folder takes the place of the hub's model."

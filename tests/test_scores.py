@@ -249,7 +249,7 @@ def at_once(folder, count, metrics):
     with multiprocessing.get_context("fork").Pool(count) as pool:
         pool.map(evaluate_into, [(folder, k, metrics) for k in range(count)], chunksize=1)
     return {f: {(folder/f"out{k}"/f).read_bytes() for k in range(count)}
-            for f in ("report.json", "report.md", "report.png", "images.parquet")}
+            for f in ("report.json", "report.md", "report.html", "report.png", "images.parquet")}
 
 @pytest.mark.slow
 def test_ten_at_once_give_ten_equal_reports(tmp_path, own_cache):
@@ -473,3 +473,29 @@ def test_chair_of_real_captions_is_the_published_one(tmp_path, captions):
     boxed = _boxed(COCO)
     scores = check_chair(tmp_path, said, {i: captions[i] for i in ids}, {i: boxed.get(i, set()) for i in ids})
     assert scores["CHAIRi"] > 40
+
+# ---- pages
+
+def test_the_page_of_a_comparison_shows_the_largest_differences(tmp_path, monkeypatch, capsys):
+    "One file: what differs most comes first, with both sentences, what people wrote, and photos where there are any."
+    import re
+    from PIL import Image
+    from noc_nb.tools.cli import noc_eval
+    folder = world(tmp_path)
+    entries = json.loads((folder/"ours.json").read_text())
+    worse = [e | dict(caption="a <thing>" if e["image_id"] in (4, 8) else e["caption"]) for e in entries]
+    (folder/"worse.json").write_text(json.dumps(worse))
+    (folder/"photos").mkdir()
+    Image.new("RGB", (900, 600), "red").save(folder/"photos/photo_8.png")
+    monkeypatch.chdir(folder)
+    for name in "ours", "worse": noc_eval(f"{name}.json", "coco", metrics="C,R", samples=20, out=name)
+    noc_eval(compare=["ours", "worse"], out="both", images="photos", samples=50)
+    page = Path("both/compare.html").read_text()
+    cards = re.findall(r"<article>.*?</article>", page, re.S)
+    assert [re.search(r"image (\d+): CIDEr-D -", card)[1] for card in cards] == ["4", "8"]    # no others differ
+    assert all("a &lt;thing&gt;" in card and "a dog runs on the grass" in card for card in cards)
+    assert ["data:image/jpeg" in card for card in cards] == [False, True]
+    assert not re.search(r"<script|https?://|@import|url\(", page) and len(page) < 100_000
+    Path("both/compare.html").write_text("<p>of mine</p>")
+    with pytest.raises(NocError, match="compare.html: exists and is no report of noc_eval"):
+        noc_eval(compare=["ours", "worse"], out="both", samples=50)

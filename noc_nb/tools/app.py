@@ -21,7 +21,8 @@ from ..core import NocError, check_range, read_options, require, say
 from ..pipeline import NovelCaption, NovelCaptioner, shipped
 from ..regions import Regions
 from .captioners import NovelPhotoCaptioner
-from .gallery import Mark, picture, render, repeated, thumbnail
+from .gallery import Mark, picture, repeated
+from .page import render, thumbnail
 from .looks import looks
 from .photos import open_image
 from .source import Job, detected, detector_for

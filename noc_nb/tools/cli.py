@@ -66,14 +66,14 @@ def noc_eval(
     data:str=None,        # folder in COCO's layout, or a file of captions (default: NOC_DATA)
     split:str=None,       # name in splits/, file, or .txt of ids (default: all with references)
     part:Literal["train", "val", "test"]="test", # of the split
-    out:str=None,         # folder for report.json, report.md, report.png and images.parquet
+    out:str=None,         # folder for a report as a page, Markdown, picture and JSON
     protocol:Literal["dcc", "extended"]="dcc", # words that F1 counts
     weight:Literal["image", "caption"]="image", # what F1 counts once
     fp:Literal["other", "nonnovel"]="other", # false positives: any other image, or no novel one
     heldout:str=None,     # held-out objects: names, as "zebra, bus", or JSON with their words
     classes:str=None,     # classes: JSON, or names, one a line, as in Open Images's CSV
     missing:Literal["refuse", "empty"]="refuse", # an image without a caption: score it as empty?
-    images:str=None,      # photos whose names end in the images' ids, for scores that look at them
+    images:str=None,      # photos whose names end in their ids, for a page and for your scores
     metrics:str=None,     # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU), R (ROUGE-L), or
                           # module:function of yours; default: all five
     synonyms:str=None,    # CHAIR's words: a line an object (default: the classes' forms)

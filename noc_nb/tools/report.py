@@ -26,10 +26,10 @@ from ..metrics import METRICS, CaptionScorer, image_points
 from ..novelty import Judged, Protocol, by_group, interval, judge
 from ..results import read_rows
 from ..runs import called, check_ours, check_outputs, file_sum, held, locked, whole_folder
-from ..tables import markdown_table
 from .dataset import data_files, find_split, load_captions, value_or_file
 from .java import find_java, find_spice, java_programs, java_version
 from .names import read_classes
+from .page import Part, as_markdown, as_page, bar_rows, thumbnail
 from .quality import quality_numbers, quality_scores, vocabulary, word_list
 from .readers import json_column, open_parquet, read_coco, read_split
 from ..verdict import gap, holm, short_p, signed, verdict
@@ -304,6 +304,7 @@ def match(
 class _Evaluated(Judged):
     "One system's captions, with what is kept of each: for its scores, and for its quality."
     captions:list = None      # (N,) what was scored
+    refs:list = None          # (N,) its references
     quality:np.ndarray = None # (N,13) as `quality_numbers` gives them
     left_out:dict = field(default_factory=dict) # score -> why it is missing
     learned:dict = field(default_factory=dict)  # score -> what its function is called
@@ -326,7 +327,8 @@ def _evaluate(captions, task, protocol=Protocol(), metrics=METRICS, spice=None):
     for name, ids in task.domains.items(): judged.sets[f"domain {name}"] = np.isin(judged.ids, ids)
     chosen = {i: captions[i] for i in judged.ids}
     quality = quality_numbers(chosen, task.refs, task.forms, task.truth, task.known)
-    return _Evaluated(**vars(judged), captions=[*chosen.values()], quality=quality,
+    return _Evaluated(**vars(judged), captions=[*chosen.values()],
+                      refs=[*map(task.refs.get, chosen)], quality=quality,
                       left_out=left_out, learned={x.metric: called(x.function) for x in learned})
 
 # %% ../../nbs/scores/122_report.ipynb #52b0930f
@@ -409,18 +411,18 @@ def _how(report):
     p, t, draws = report["protocol"], report["tokeniser"], report["protocol"]["bootstrap"]
     about, counts = report["about"], report["counts"]
     versions = ", ".join(f"{name} {v}" for name, v in report["versions"].items() if v)
-    return "\n".join([
-        f"- F1: words of {p['words']!r}; each {p['weight']} counts once; "
+    return [
+        f"F1: words of {p['words']!r}; each {p['weight']} counts once; "
         f"false positives: {p['fp']} images.",
-        f"- CHAIR: words from {about['words']}; an object is there by {about['truth']}; "
+        f"CHAIR: words from {about['words']}; an object is there by {about['truth']}; "
         f"{counts['scored']:,} images.",
-        f"- What counts of a caption: {about['counted']} ({counts['cut']:,} are cut).",
-        f"- CIDEr-D: document frequencies of {p['cider_df']}.",
-        f"- Tokens: {t['name']}. {t['differ']} of {t['captions']:,} real captions "
+        f"What counts of a caption: {about['counted']} ({counts['cut']:,} are cut).",
+        f"CIDEr-D: document frequencies of {p['cider_df']}.",
+        f"Tokens: {t['name']}. {t['differ']} of {t['captions']:,} real captions "
         f"({t['differ']/t['captions']:.0%}) have other tokens than by {t['reference']}.",
-        f"- Intervals: {draws['samples']:,} draws of the images, seed {draws['seed']}.",
-        *(f"- {m}: by {name}." for m, name in p["learned"].items()),
-        f"- Versions: {versions}."])
+        f"Intervals: {draws['samples']:,} draws of the images, seed {draws['seed']}.",
+        *(f"{m}: by {name}." for m, name in p["learned"].items()),
+        f"Versions: {versions}."]
 
 # %% ../../nbs/scores/122_report.ipynb #5a07a385
 def _main_table(scores, intervals):
@@ -432,36 +434,41 @@ def _main_table(scores, intervals):
     def line(part):
         sure = intervals.get(part, {})
         return [names[part], *(_cell(scores[part].get(m), sure.get(m)) for m in heads)]
-    return markdown_table(["", *heads], map(line, parts))
+    return ["", *heads], [*map(line, parts)]
 
 def _f1_table(f1):
     "A line for every object."
     rows = [[o, _cell(x["F1"], x["interval"]), _cell(x["precision"]), _cell(x["recall"]),
              f"{x['tp']:g}", f"{x['fp']:g}", f"{x['fn']:g}"] for o, x in f1.items()]
-    return markdown_table(["", "F1", "precision", "recall", "right", "wrong", "missed"], rows)
+    return ["", "F1", "precision", "recall", "right", "wrong", "missed"], rows
 
-def _quality_text(report):
+def _quality(report):
     "The table of quality, and a line on the vocabulary."
     sure, words = report["intervals"].get("quality", {}), report["vocabulary"]
     rows = [[k, _cell(v, sure.get(k))] for k, v in report["scores"]["quality"].items()]
     line = f"{words['words']:,} different words, {words['captions']:,} different captions"
     new = words["new"]
     if new is not None: line += f", {len(new):,} words that no training caption has"
-    return f"{markdown_table(['', ''], rows)}\n{line}."
+    return Part("Quality", f"{line}.", (["", ""], rows))
 
 # %% ../../nbs/scores/122_report.ipynb #5f4494ab
-def _report_markdown(report, title="Scores"):
+def _report_parts(report):
     "A report of `evaluate_file`, for people."
     about, counts, intervals = report["about"], report["counts"], report["intervals"]
     numbers = ", ".join(f"{counts[k]:,} {k}" for k in ("missing", "extra", "empty"))
-    left_out = "".join(f"\n{name} is left out: {why}." for name, why in report["left_out"].items())
+    left_out = "".join(f" {name} is left out: {why}." for name, why in report["left_out"].items())
     sure = ", with 95 % bootstrap intervals" if intervals else ""
     head = (f"{about['data']}: {about['split']}. {counts['scored']:,} images scored; "
             f"captions: {numbers}. Novel images: {about['novel']}. In points{sure}.{left_out}")
-    parts = [f"# {title}", head, _main_table(report["scores"], intervals)]
-    if report["f1"]: parts += ["## F1", _f1_table(report["f1"])]
-    parts += ["## Quality", _quality_text(report), "## How", _how(report)]
-    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+    f1 = [Part("F1", table=_f1_table(report["f1"]))] if report["f1"] else []
+    return [Part("", head, _main_table(report["scores"], intervals)), *f1, _quality(report),
+            Part("How", items=_how(report))]
+
+def _f1_bars(report):
+    "F1 of every object with its interval, and the mean."
+    bars = {o: (x["F1"], x["interval"]) for o, x in report["f1"].items()}
+    mean = tuple(report[k].get("out_macro", {}).get("F1") for k in ("scores", "intervals"))
+    return bars | {"mean": mean}
 
 # %% ../../nbs/scores/122_report.ipynb #7f0b663e
 def _bars_png(bars, path, label, colors):
@@ -483,8 +490,7 @@ def _bars_png(bars, path, label, colors):
 
 def _report_png(report, path):
     "Draw F1 of every object with its interval, and the mean."
-    bars = {o: (x["F1"], x["interval"]) for o, x in report["f1"].items()}
-    bars["mean"] = tuple(report[k].get("out_macro", {}).get("F1") for k in ("scores", "intervals"))
+    bars = _f1_bars(report)
     colors = ["tab:blue"]*(len(bars) - 1) + ["tab:gray"]
     _bars_png(bars, path, "F1, with 95 % interval", colors)
 
@@ -493,7 +499,8 @@ def _write_images(path, judged):
     "Write a line an image: id, caption, its sets, all numbers, and its own METEOR and BLEU-4."
     def sets_of(k): return [name for name, rows in judged.sets.items() if rows[k]]
     size = len(judged.ids)
-    columns = dict(image_id=judged.ids, caption=judged.captions, sets=[*map(sets_of, range(size))])
+    columns = dict(image_id=judged.ids, caption=judged.captions, references=judged.refs,
+                   sets=[*map(sets_of, range(size))])
     cells = dict(F1=judged.cells.reshape(size, -1), quality=judged.quality)
     for m, x in (judged.numbers | cells).items():
         columns[m] = (x[:, 0] if x.shape[1] == 1 else x).tolist()
@@ -510,17 +517,64 @@ def _read_images(path, protocol=Protocol()):
     require(about, str(path), "the images.parquet of a report")
     about, columns = json.loads(about), table.to_pydict()
     ids, captions, own = (columns.pop(k) for k in ("image_id", "caption", "sets"))
+    refs = columns.pop("references", [()]*len(ids))            # earlier versions wrote none
     def rows(name): return np.array([name in names for names in own])
     sets = {name: rows(name) for name in about["sets"]}
     numbers = {m: np.array(x, dtype=float).reshape(len(ids), -1)
                for m, x in columns.items() if not m.endswith(" score")}
     cells = numbers.pop("F1", np.zeros(0)).reshape(len(ids), len(about["objects"]), 3)
     quality = numbers.pop("quality")
-    return _Evaluated(ids, numbers, cells, sets, about["objects"], protocol, captions, quality)
+    return _Evaluated(ids, numbers, cells, sets, about["objects"], protocol, captions, refs,
+                      quality)
+
+# %% ../../nbs/scores/122_report.ipynb #9b81cc96
+def _thumbnail(photos, i):
+    "A photo for the page; None where it is missing or broken."
+    try: return thumbnail(photos[i]) if i in photos else None
+    except NocError: return None
+
+def _main_score(runs):
+    "What images are ordered by: CIDEr-D, or the first score that all runs have; its numbers."
+    points = [image_points(run.numbers) for run in runs]
+    shared = set.intersection(*map(set, points))
+    m = next(filter(shared.__contains__, ("C", *points[0])), None)
+    return m, [own.get(m) for own in points]
+
+def _title(m): return METRICS[m].title if m in METRICS else m
+
+def _cards(judged, rows, photos, said, scores):
+    "Cards of some images; `said` and `scores` are of a row."
+    def card(k):
+        i = judged.ids[k]
+        return dict(name=f"image {i}", photo=_thumbnail(photos, i), refs=judged.refs[k],
+                    said=said(k), score=scores(k))
+    return [*map(card, rows)]
+
+def _extremes(judged, photos, most=10):
+    "The images whose captions are scored lowest and highest."
+    m, (points,) = _main_score([judged])
+    if m is None: return []
+    half = len(judged.ids)//2
+    order = np.argsort(points, kind="stable").tolist()
+    def said(k): return [("", judged.captions[k])]
+    title = _title(m)
+    def score(k): return f"{title} {points[k]:.1f}"
+    parts = {f"Lowest {title}": order[:min(most, half)],
+             f"Highest {title}": order[half:][::-1][:most]}
+    return [Part(heading, cards=_cards(judged, rows, photos, said, score))
+            for heading, rows in parts.items()]
+
+def _report_page(report, judged, photos):
+    "A report as a page."
+    bars = {o: (*bar, _cell(*bar), "holds") for o, bar in _f1_bars(report).items()}
+    *parts, how = _report_parts(report)
+    drawn = [p._replace(bars=bar_rows(bars)) if p.heading == "F1" else p for p in parts]
+    return as_page(report["captions"], [*drawn, *_extremes(judged, photos), how])
 
 # %% ../../nbs/scores/122_report.ipynb #79ead545
-_FILES = "report.json", "report.md", "report.png", "images.parquet"
-_MARK = "<!-- written by noc_eval -->\n"                     # of report.md
+_FILES = "report.json", "report.md", "report.html", "report.png", "images.parquet"
+_MARK = "<!-- written by noc_eval -->\n"                     # of what people read
+_MARKS = {".md": _MARK, ".html": '<meta name="generator" content="noc_eval">'}
 
 def _check_folder(out, files, inputs):
     "Raises `NocError` where a report, replaced as a whole, would take others' files along."
@@ -531,7 +585,9 @@ def _check_folder(out, files, inputs):
         require(ours, f"--out {out}: holds {name}", "a new folder, or one with a report alone")
     if not there: return
     require(not os.path.samefile(out, "."), f"--out {out}: is where you are", "another folder")
-    check_ours(Path(out)/files[1], _MARK.encode(), "--out", "report of noc_eval")
+    for name in files:
+        mark = _MARKS.get(Path(name).suffix)
+        if mark: check_ours(Path(out)/name, mark.encode(), "--out", "report of noc_eval")
 
 def _files_of(data, *others):
     "What may be read: the data set's own files, and those of other options."
@@ -573,7 +629,7 @@ def evaluate_file(
     captions,         # a file in COCO's results format, or JSON lines
     data,             # a folder in COCO's layout, or a captions file of COCO or nocaps
     split:str=None,   # name in the data's splits/, or a file; default: all images with references
-    out=None,         # folder for report.json, report.md, report.png and images.parquet
+    out=None,         # folder for report.json, .md, .html and .png, and images.parquet
     protocol:Protocol=Protocol(), # of F1
     metrics=METRICS,  # caption scores to compute; a dict may have functions, as `Learned` takes
     samples:int=1000, # draws of the bootstrap; 0: no intervals
@@ -595,16 +651,18 @@ def evaluate_file(
         try:
             if show: show(report)
         finally:                                              # whatever became of the terminal
-            if out: _write(out, report, judged)
+            if out: _write(out, report, judged, task.photos)
     return Report(report, judged)
 
-def _write(out, report, judged):
+def _write(out, report, judged, photos):
     "Write all files of a report, or none. Raises `NocError` where that fails."
     with whole_folder(out) as new:
         _write_images(new/"images.parquet", judged)
         _report_png(report, new/"report.png")
-        text = _MARK + _report_markdown(report, report["captions"])
-        (new/"report.md").write_text(text, "utf-8", errors="replace")   # names may be no text
+        texts = {".md": _MARK + as_markdown(report["captions"], _report_parts(report)),
+                 ".html": _report_page(report, judged, photos)}
+        for kind, text in texts.items():                        # names may be no text
+            (new/f"report{kind}").write_text(text, "utf-8", errors="replace")
         write_json(new/"report.json", report, indent=1)
 
 # %% ../../nbs/scores/122_report.ipynb #eca76955
@@ -668,11 +726,11 @@ def compare(
     samples:int=1000, # draws of the bootstrap
 )->dict:              # "set metric" -> a, b, difference (b - a), interval, p, holm, verdict
     "Which differences are there? Raises `NocError` for reports of different images or protocols."
-    check_range("--", 1, 100_000, samples=samples)
     return _differences(*_read_sides([_runs(a), _runs(b)]), samples)
 
 def _differences(a, b, samples):
     "`compare` of what is kept of every run."
+    check_range("--", 1, 100_000, samples=samples)
     def draw(side): return [judged.bootstrap(samples) for judged in side]
     drawn = draw(a), draw(b)
     about, rows = "systems" if min(map(len, drawn)) > 2 else "these captions", {}
@@ -706,7 +764,7 @@ def _chance(runs):
     return (f"{count}: the chance of training is not in this. The verdicts are on these captions; "
             "three runs a side give one on the systems.")
 
-def _compare_markdown(rows, names, runs):
+def _compare_parts(rows, names, runs):
     "The comparison of two systems, for people; `runs` is how many there are of each."
     lines, about = [], "systems" if min(runs) > 2 else "these captions"
     for k, x in rows.items():
@@ -719,8 +777,33 @@ def _compare_markdown(rows, names, runs):
             f"{len(rows)} tests (Holm): of comparisons of equal systems 5 % find anything.")
     low = [m for m in _LOW_IS_GOOD if f"quality {m}" in rows]
     if low: text += f" Low is good for {', '.join(low)}."
-    parts = f"# {names[1]} minus {names[0]}", _chance(runs), markdown_table(head, lines), text
-    return "\n\n".join(parts) + "\n"
+    return [Part("", _chance(runs)), Part("", text, (head, lines))]
+
+# %% ../../nbs/scores/122_report.ipynb #595c4ad7
+def _largest(a, b, names, photos, most=20):
+    "The images in which two sides differ most, with the captions of their first runs."
+    m, points = _main_score([*a, *b])
+    if m is None: return []
+    delta = np.mean(points[len(a):], 0) - np.mean(points[:len(a)], 0)
+    order = np.argsort(-np.abs(delta), kind="stable")[:most]
+    def said(k): return [(name, side[0].captions[k]) for name, side in zip(names, (a, b))]
+    def score(k): return f"{_title(m)} {signed(delta[k])}"
+    rows = [k for k in order.tolist() if delta[k]]
+    cards = _cards(a[0], rows, photos, said, score)
+    return [Part(f"Largest differences in {_title(m)}", cards=cards)]
+
+_KINDS = {"holds": "holds", "does not hold": "fails", "undecided": "open"}
+
+def _compare_page(rows, names, runs, cards):
+    "A comparison as a page."
+    bars = {k: (x["difference"], x["interval"], signed(x["difference"], x["interval"]),
+                _KINDS[x["verdict"]]) for k, x in rows.items()}
+    chance, table = _compare_parts(rows, names, runs)
+    about = "Blue holds, orange does not, gray is undecided. A stroke is the 95 % interval."
+    picture = Part("Differences", about, bars=bar_rows(bars))
+    return as_page(_against(names), [chance, picture, table, *cards])
+
+def _against(names): return f"{names[1]} minus {names[0]}"
 
 # %% ../../nbs/scores/122_report.ipynb #917c63c8
 def _run_eval(o):
@@ -728,7 +811,7 @@ def _run_eval(o):
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
-        if o.compare: return _compare_and_show(o.compare, o.out, o.samples)
+        if o.compare: return _compare_and_show(o)
         require(o.captions, "--captions", "a file in COCO's results format, or --compare A B")
         data = o.data or find_data()
         require(data, "--data", "a folder in COCO's layout, or a captions file")
@@ -758,7 +841,7 @@ def _show(text):
     encoding = sys.stdout.encoding or "utf-8"
     print(text.encode(encoding, "replace").decode(encoding), flush=True)
 
-def _show_report(report): _show(_report_markdown(report, report["captions"]))
+def _show_report(report): _show(as_markdown(report["captions"], _report_parts(report)))
 
 def _sides(given):
     "Both sides of `--compare`: two folders, or several on each side of the word vs."
@@ -769,25 +852,31 @@ def _sides(given):
             "two folders of reports, or several on each side of the word vs")
     return [_runs(side[0]) if len(side) == 1 else side for side in sides]
 
-_COMPARED = "compare.json", "compare.md", "compare.png"
+_COMPARED = "compare.json", "compare.md", "compare.html", "compare.png"
 _COLORS = {"holds": "tab:blue", "does not hold": "tab:orange", "undecided": "tab:gray"}
 
-def _write_comparison(out, rows, names, text):
+def _write_comparison(out, rows, names, text, page):
     "Write the files of a comparison, together."
     bars = {k: (x["difference"], x["interval"]) for k, x in rows.items()}
     colors = [_COLORS[x["verdict"]] for x in rows.values()]
     with whole_folder(out) as new:
         write_json(new/"compare.json", rows, indent=1)
-        (new/"compare.md").write_text(_MARK + text, "utf-8")
-        _bars_png(bars, new/"compare.png", f"{names[1]} minus {names[0]}; gray: undecided", colors)
+        (new/"compare.md").write_text(_MARK + text, "utf-8", errors="replace")
+        (new/"compare.html").write_text(page, "utf-8", errors="replace")
+        _bars_png(bars, new/"compare.png", f"{_against(names)}; gray: undecided", colors)
 
-def _compare_and_show(given, out, samples):
+def _compare_and_show(o):
     "Compare the reports of two systems, and write what was found."
-    sides = _sides(given)
+    sides = _sides(o.compare)
     read = [Path(p)/name for side in sides for p in side for name in ("", *_FILES)]
-    with locked(out):
-        _check_folder(out, _COMPARED, read)
-        rows, names = compare(*sides, samples), _names(sides)
-        text = _compare_markdown(rows, names, list(map(len, sides)))
-        _show(text)
-        if out: _write_comparison(out, rows, names, text)
+    with locked(o.out):
+        _check_folder(o.out, _COMPARED, [*read, o.images, o.data])
+        photos = Photos(o.images, o.data) if o.images else {}
+        names, runs, kept = _names(sides), list(map(len, sides)), _read_sides(sides)
+        rows = _differences(*kept, o.samples)
+        text = as_markdown(_against(names), _compare_parts(rows, names, runs))
+        try: _show(text)
+        finally:                                              # whatever became of the terminal
+            if o.out:
+                page = _compare_page(rows, names, runs, _largest(*kept, names, photos))
+                _write_comparison(o.out, rows, names, text, page)

@@ -10,7 +10,7 @@ import json
 
 from markupsafe import Markup
 
-from .gallery import render
+from .page import render
 
 # %% ../../nbs/pages/134_steps.ipynb #134a0006
 def step_page(
