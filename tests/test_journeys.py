@@ -125,13 +125,14 @@ def test_evaluator(typed):
     texts = {a["image_id"]: a["caption"] for a in captions["annotations"]}
     entries = [dict(image_id=i, caption=texts[i]) for i in split["val"]]
     Path("ours.json").write_text(json.dumps(entries))
-    theirs = [entry | dict(caption="a view of a street") for entry in entries]
-    Path("theirs.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in theirs))
+    rows = [f'{i},"a street, seen from above"\r\n' for i in split["val"]]             # as a spreadsheet writes it
+    Path("theirs.csv").write_text("\ufeffimage_id,caption\r\n" + "".join(rows), encoding="utf-8")
     *scored, compared = steps("To score any captions")
     for line in scored: typed(line, "--metrics", "C,R", "--samples", 50)
     typed(compared, "--samples", 50, "--out", "both")
     rows = json.loads(Path("both/compare.json").read_text())
     assert rows["all C"]["verdict"] == "does not hold" and rows["all C"]["difference"] < 0
+    assert "a street, seen from above" in Path("both/compare.html").read_text(encoding="utf-8")
     assert sorted(os.listdir("both")) == ["compare.html", "compare.json", "compare.md", "compare.png"]
 
 def test_transformers_user(tmp_path, monkeypatch, capsys):

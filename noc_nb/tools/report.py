@@ -626,7 +626,7 @@ class Report(dict):
 
 # %% ../../nbs/scores/122_report.ipynb #f13e42ba
 def evaluate_file(
-    captions,         # a file in COCO's results format, or JSON lines
+    captions,         # a file in COCO's results format, JSON lines, CSV or TSV
     data,             # a folder in COCO's layout, or a captions file of COCO or nocaps
     split:str=None,   # name in the data's splits/, or a file; default: all images with references
     out=None,         # folder for report.json, .md, .html and .png, and images.parquet
