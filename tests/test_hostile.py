@@ -437,7 +437,7 @@ def test_another_content_is_seen_whatever_its_time(tmp_path):
     import shutil
     from noc_nb.runs import begin
     about, photo, other = tmp_path/"run.json", tmp_path/"1.jpg", tmp_path/"2.jpg"
-    def start(resume=True): return begin(about, "c.jsonl", {}, resume, about.exists(), {"1.jpg": photo})
+    def start(resume=True): return begin(about, "c.jsonl", dict(k=5), resume, about.exists(), {"1.jpg": photo})
     def copied(): shutil.copy2(other, photo)
     def touched():
         when = os.stat(photo)
