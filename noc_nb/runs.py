@@ -149,7 +149,8 @@ def locked(
         file.parent.mkdir(parents=True, exist_ok=True)
         try: lock.acquire(timeout=0)
         except Timeout:
-            raise NocError(f"{out}: another run is writing it; expected a new output") from None
+            why = "another run is writing it" if file.exists() else "cannot be written"
+            raise NocError(f"{out}: {why}; expected a new output") from None
     try:
         _sweep(path)
         yield
