@@ -79,7 +79,9 @@ def pick(
 )->Tensor:        # (b,j,...)
     "Other places for every row."
     if x.dim() == 2: return x.gather(1, place)
-    return x[torch.arange(len(x), device=x.device)[:,None], place]
+    b, s, *rest = x.shape
+    first = torch.arange(0, b*s, s, device=x.device)[:,None]
+    return x.flatten(0, 1).index_select(0, (first + place).flatten()).view(*place.shape, *rest)
 
 # %% ../nbs/20_beam.ipynb #1d5cca0a
 def _distinct(scores):
@@ -94,7 +96,11 @@ def _distinct(scores):
 
 def _top(scores, k):
     "The places of the `k` best of every row; of equals, the first."
-    return _distinct(scores).topk(min(k, scores.shape[1])).indices
+    k = min(k, scores.shape[1])
+    best, place = scores.topk(min(k + 1, scores.shape[1]))
+    place, equal = place[:,:k], (best[:,1:] == best[:,:-1]).any(1)      # (N,) rarely True
+    if equal.any(): place[equal] = _distinct(scores[equal]).topk(k).indices
+    return place
 
 # %% ../nbs/20_beam.ipynb #1d5cca0b
 def top_words(
@@ -106,12 +112,14 @@ def top_words(
     n, v = scores.shape
     size = sizes[0] if sizes else v
     whole = v // size
-    if whole <= k + 1:
+    if whole <= k + 1 or n*v < 2**15:                                    # too little to save
         place = _top(scores, k)
         return scores.gather(1, place), place
     blocks = scores[:,:whole*size].view(n, whole, size)
     best = _top(blocks.amax(-1), k).sort(1).values                      # (N,k) blocks
-    kept = torch.cat([pick(blocks, best).flatten(1), scores[:,whole*size:]], 1)
+    first = torch.arange(0, n*v, v, device=scores.device)[:,None] + best*size
+    kept = scores.flatten().unfold(0, size, 1).index_select(0, first.flatten()).view(n, -1)
+    kept = torch.cat([kept, scores[:,whole*size:]], 1)
     top, place = top_words(kept, k, sizes[1:])
     inside = best.gather(1, (place // size).clamp(max=k-1))*size + place % size
     return top, torch.where(place < k*size, inside, place + (whole - k)*size)
@@ -158,11 +166,11 @@ def next_words(
     if scores.dtype in (torch.float16, torch.bfloat16): scores = scores.float()
     best, words = top_words(scores, k + special.shape[1] + forbidden.shape[-1]) # less these
     check(best[:,0])
-    def barred(ids): return (ids[...,None] == forbidden[...,None,:]).any(-1)
-    out = (words[...,None] == special[:,None]).any(-1) | barred(words)
+    barred = forbidden.expand(len(special), -1)
+    out = (words[...,None] == torch.cat([special, barred], 1)[:,None]).any(-1)
     place = out.byte().argsort(dim=1, stable=True)[:,:k]
     best = best.masked_fill(out, -torch.inf).gather(1, place)
-    out = (special < 0) | barred(special)
+    out = (special[...,None] == barred[:,None]).any(-1) | (special < 0)
     wanted = scores.gather(1, special.clamp(min=0)).masked_fill(out, -torch.inf)
     if normalize:
         norm = scores.logsumexp(1, keepdim=True)
@@ -171,14 +179,29 @@ def next_words(
     return wanted, best, words.gather(1, place)
 
 # %% ../nbs/20_beam.ipynb #48a0b00d
+def _by_tie(rank, tie, last):
+    "Places (N,m) from the highest rank to the lowest, by `tie` (N,m) where ranks are equal."
+    order = tie.argsort(dim=1, stable=True)
+    order = order.gather(1, rank.gather(1, order).argsort(dim=1, descending=True, stable=True))
+    if last is None: return order
+    late = last.byte().masked_fill(rank == -torch.inf, 2)
+    return order.gather(1, late.gather(1, order).argsort(dim=1, stable=True))
+
 def in_order(
-    rank:Tensor, # (b,m) what is compared
-    tie:Tensor,  # (b,m) whole numbers
-)->Tensor:       # (b,m) places
-    "From the highest rank to the lowest; of equals, the lower `tie` first, then the first."
-    first = tie.argsort(dim=1, stable=True)
-    order = rank.gather(1, first).argsort(dim=1, descending=True, stable=True)
-    return first.gather(1, order)
+    rank:Tensor, # (N,m) what is compared
+    tie:Tensor,  # (b,m) whole numbers, of N/b rows each
+    k:int,       # how many to find
+    last=None,   # (b,m) True for those that stand behind the others
+)->Tensor:       # (N,k) places
+    "The highest ranks; of equals, the lower `tie` first, then the first. −inf in any order."
+    best, place = rank.topk(min(k + 1, rank.shape[1]))
+    equal = ((best[:,1:] == best[:,:-1]) & (best[:,1:] > -torch.inf)).any(1)
+    if last is not None: equal = torch.ones_like(equal)
+    rows, place = equal.nonzero()[:,0], place[:,:k]
+    if not len(rows): return place
+    image = rows // (len(rank) // len(tie))
+    place[rows] = _by_tie(rank[rows], tie[image], None if last is None else last[image])[:,:k]
+    return place
 
 # %% ../nbs/20_beam.ipynb #c4c8ef39
 class _Beam(NamedTuple):
@@ -201,7 +224,7 @@ def _grow(beam, child, words, eos, k, length_penalty=0.):
     length = beam.tokens.shape[2] + 1
     rank = first(beam.rank, child / float(length)**length_penalty).flatten(1)
     rank, tie = F.pad(rank, (0, k), value=-torch.inf), word.masked_fill(word < 0, eos)
-    place = in_order(rank, F.pad(tie, (0, k)))[:,:k]                    # k places, some empty
+    place = in_order(rank, F.pad(tie, (0, k)), k)                       # k places, some empty
     rank, place = rank.gather(1, place), place.clamp(max=score[0].numel() - 1)
     parent = place // score.shape[2]
     score = score.flatten(1).gather(1, place).masked_fill(rank == -torch.inf, -torch.inf)

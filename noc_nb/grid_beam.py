@@ -10,7 +10,7 @@ __all__ = ['MOST', 'algorithm_1', 'SearchConfig', 'read_group', 'read_groups', '
 import math, operator
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral, Real
 
@@ -148,7 +148,7 @@ class Table:
     "Base of dataclasses that hold tensors with a row an image."
     def columns(self)->list:
         "The tensors."
-        return [getattr(self, field.name) for field in fields(self)]
+        return [getattr(self, name) for name in self.__dataclass_fields__]
 
     def map(self, f, *others):
         "The table that holds `f` of every field of this one, and of the others'."
@@ -184,9 +184,6 @@ class Groups(Table):
 
     @cached_property
     def size(self)->Tensor: return (self.spell >= 0).sum(2) # (b,a) tokens of an alternative
-
-    @cached_property
-    def members(self)->Tensor: return self.group[...,None] == self.bits # (b,a,n) whose it is
 
     @cached_property
     def tokens(self)->Tensor: # (b,a,l) as `spell`, but the tokens
@@ -281,7 +278,7 @@ def row(self:Groups, done:Tensor)->Tensor:
 @patch
 def at_top(self:Groups, done:Tensor)->Tensor:
     "True in the highest row, by bit masks of any shape (b,...)."
-    return self.row(done) == _each(self.top, done)
+    return self.finished(done) >= _each(self.top, done)
 
 # %% ../nbs/22_grid_beam.ipynb #13acde30
 @patch

@@ -37,8 +37,7 @@ class Beams(Table):
 @dataclass
 class Cells(Beams):
     "The hypotheses in their s places: cell by cell, `k` places each, best first."
-    tokens:Tensor # (b,s,T) ids; -1 where nothing is written
-    span:Tensor   # (b,s,n,2) where every group stands; -1 where it does not
+    trail:Tensor  # (b,s,T,3) token, `done` and `phrase` at every step; token -1: nothing written
 
 # %% ../nbs/24_search.ipynb #b1d24a20
 class Grid:
@@ -81,7 +80,7 @@ class Search:
         self.forbidden = read_ids("forbidden", forbidden, device)
         self.avoid = avoid and self._read_avoid(avoid, device)
         self._lay_out()
-        self.begin()
+        self._begin()
 
 # %% ../nbs/24_search.ipynb #0f806b23
 @patch
@@ -95,32 +94,103 @@ def _mode(self:Search):
 
 # %% ../nbs/24_search.ipynb #b1d22a03
 @patch
-def _parts(self:Search, groups:Groups)->list:
-    "What is searched for: the groups, and, beside candidates, the musts alone."
-    return [groups, replace(groups, top=groups.need)][:1 + self.priced]
-
-@patch
 def _lay_out(self:Search):
     "Give every cell its `k` places."
     self.long = self.all.spell.shape[2]                                 # tokens of an alternative
     self.twins = self.priced or self.long > 1 or not self.absorb        # texts in several cells
+    self.need, self.takes = int(self.all.need.max()), int(self.all.least.sum(1).max())
     size = self.long*self.cfg.k                                         # places of a row
-    levels = [self.mode.levels(self, groups) for groups in self._parts(self.all)]
+    self._work_on(self.all[:])
+    levels = [self.mode.levels(self, groups) for groups in self.parts]
     self.sizes = [len(level)*size for level in levels]                  # places of the parts
     self.level = torch.cat(levels).repeat_interleave(size)              # (s,) row of a place
+    self.place = torch.arange(len(self.level), device=self.level.device)
+
+# %% ../nbs/24_search.ipynb #5eed2405
+@patch
+def _work_on(self:Search, groups:Groups):
+    "Take the groups of the images that go on: all, and, beside candidates, the musts alone."
+    self.groups = groups
+    self.parts = [groups, replace(groups, top=groups.need)] if self.priced else [groups]
+    self.special = F.pad(groups.words, (0, 1), value=self.eos)[:,None]  # (b,1,c+1)
+    self.bit = (1 << groups.group)[:,None]                              # (b,1,a)
+    self.name = torch.arange(groups.group.shape[1], device=groups.bits.device)*self.long
+    ends = groups.tokens[:,:,-1:] == groups.words[:,None]               # (b,a,c)
+    members = groups.group[...,None] == groups.bits                     # (b,a,n)
+    self.ends = (ends[...,None] & members[:,:,None]).flatten(2).float() # (b,a,c*n)
+
+# %% ../nbs/24_search.ipynb #5eed2403
+@patch
+def _open(self:Search, cells:Cells)->Tensor:
+    "(b,s) True for hypotheses that may go on."
+    return (cells.score > -torch.inf) & (cells.word != self.eos)
 
 @patch
-def begin(self:Search):
-    "Forget all but one empty hypothesis an image, in the first place of row 0."
-    b, s, n, device = len(self.read), len(self.level), len(self.all.bits), self.level.device
+def _begin(self:Search):
+    "One empty hypothesis an image, in the first place of row 0 of every part."
+    b, s, T, device = len(self.read), len(self.level), self.cfg.max_len, self.level.device
     zero = torch.zeros(b, s, dtype=torch.long, device=device)
     score = torch.full((b, s), -torch.inf, device=device)
-    score[:,0] = score[:,-self.sizes[-1]] = 0.                          # the root of every part
-    tokens, span = zero.new_full((b, s, self.cfg.max_len), -1), zero.new_full((b, s, n, 2), -1)
-    self.cells = Cells(score, score, zero - 1, zero, zero, zero, zero, tokens, span)
-    self.t, self.groups, self.images = 0, self.all[:], torch.arange(b, device=device)
-    self.line, self.out = zero + self.images[:,None], self.cells       # (b,s) see `_look`
-    self.stuck = torch.zeros_like(self.images).bool()
+    score[:,0] = score[:,-self.sizes[-1]] = 0.
+    trail = zero.new_zeros(b, s, T, 3)
+    trail[...,0] = -1
+    self.cells = self.out = Cells(score, score, zero - 1, zero, zero, zero, zero, trail)
+    self.t, self.images = 0, torch.arange(b, device=device)
+    self.line = zero + self.images[:,None]                              # (b,s) see `_look`
+    self.going, self.stuck = self._open(self.cells), torch.zeros_like(self.images).bool()
+
+# %% ../nbs/24_search.ipynb #62bb16e0
+@patch
+def _advance(self:Search, special, best, words)->Cells:
+    "Continue every active hypothesis by a token, given what `next_words` returned."
+    parent, (b, a) = self.cells.at(self.slot), self.asked.shape
+    parent.score = parent.score.masked_fill(~self.active, -torch.inf)
+    answer = [x.view(b, a, -1) for x in (special, best, words)]
+    if self.twins: answer = [pick(x, self.source) for x in answer]
+    pool = self._ended().join(self._expansions(parent, *answer))        # (b,m)
+    ways = [(pool, self._objective(pool, self.groups))]
+    if self.priced: ways.append(self._without_candidates(pool))
+    parts = zip(ways, self.parts, self.sizes)
+    chosen = torch.cat([self._chosen(*way, part, size) for way, part, size in parts], 1)  # (b,s)
+    empty = chosen == pool.word.shape[1]
+    new = pool.at(chosen.masked_fill(empty, 0))
+    return self._filled(replace(new, score=new.score.masked_fill(empty, -torch.inf),
+                                word=new.word.masked_fill(empty, -1)))
+
+@patch
+def _filled(self:Search, new:Beams)->Cells:
+    "The cells with what was chosen for every place."
+    trail, last = (pick(x, new.parent) for x in (self.cells.trail, self.cells.word))
+    word = new.word.masked_fill(last == self.eos, -1)
+    trail[:,:,self.t] = torch.stack([word, new.done, new.phrase], 2)
+    self.t += 1
+    return Cells(**vars(new), trail=trail)
+
+# %% ../nbs/24_search.ipynb #b1d22a04
+@patch
+def walk(self:Search, step, state, bos, reorder=None, normalize=False):
+    "Search to the end; stops after every step. The arguments are those of `grid_beam_search`."
+    check_id(bos, f"bos={bos}")
+    last, _ = torch.full_like(self.images, bos), self._look()
+    def check(best): check_best(best, self.images, self.t)
+    for t in range(1, self.cfg.max_len + 1):
+        scores, state = step(last, state)
+        v = check_scores(scores, len(last))
+        if t == 1: check_ids(self.read, self.eos, v)
+        special = self.special.expand(-1, self.asked.shape[1], -1).flatten(0, 1)
+        answer = next_words(scores, special, self.cfg.k, self._barred(), check, normalize)
+        self._settle(self._pruned(self._advance(*answer)))
+        yield t
+        if t == self.cfg.max_len or not len(self.images): return
+        rows = self._look()
+        last = self.cells.word.gather(1, self.asked).clamp(min=0).flatten()
+        state = (reorder or reorder_state)(state, rows)
+
+@patch
+def run(self:Search, *args, pad:int=0, **kw)->Hypotheses: # `pad` as in `hypotheses`
+    "`walk`, and the answer."
+    for _ in self.walk(*args, **kw): pass
+    return self.hypotheses(pad)
 
 # %% ../nbs/24_search.ipynb #961770fe
 def _ends_with(tokens, texts):
@@ -134,95 +204,14 @@ def _ends_with(tokens, texts):
 @patch
 def _begun(self:Search, cells)->Tensor:
     "(b,g,a) True where all of an alternative but its last token has just been written."
-    return _ends_with(cells.tokens[:,:,:self.t], self.groups.tokens[...,:-1])
+    return _ends_with(cells.trail[:,:,:self.t,0], self.groups.tokens[...,:-1])
 
 @patch
 def _gains(self:Search, begun)->Tensor:
     "(b,g,c) the groups that each constraint word finishes, as bits."
     q = self.groups
-    ends = (q.tokens[:,:,-1:] == q.words[:,None])[...,None] & q.members[:,:,None]   # (b,a,c,n)
-    gain = begun.float() @ ends.flatten(2).float() > 0                  # (b,g,c*n)
+    gain = begun.float() @ self.ends > 0                                   # (b,g,c*n)
     return (gain.view(*begun.shape[:2], -1, len(q.bits)).long() << q.bits).sum(-1)
-
-# %% ../nbs/24_search.ipynb #b1d23a04
-@patch
-def _spans(self:Search, old:Cells, new:Beams)->Tensor:
-    "(b,s,n,2) where the groups stand, with those that the new token has just finished."
-    size = old.phrase[...,None] % self.long + 1                        # of the phrase, now complete
-    if self.absorb:
-        here = self._begun(old) & (self.groups.tokens[:,None,:,-1] == new.word[...,None])
-        size = torch.where(here, self.groups.size[:,None], 0)[...,None]*self.groups.members[:,None]
-        size = size.amax(2)                                             # the longest alternative
-    fresh = ((new.done & ~old.done)[...,None] >> self.all.bits & 1).bool()     # (b,s,n)
-    start = (self.t + 1 - size).expand_as(fresh)
-    here = torch.stack([start, torch.full_like(start, self.t + 1)], 3)
-    return torch.where(fresh[...,None], here, old.span)
-
-@patch
-def _repeats(self:Search, parent:Cells, begun)->Tensor:
-    "(b,g,c) True where a constraint word would complete a second mention of a finished group."
-    q = self.groups
-    finished = (parent.done[...,None] >> q.group[:,None] & 1).bool()    # (b,g,a)
-    end = parent.span[...,1].gather(2, q.group[:,None].expand_as(finished))
-    apart = self.t + 1 - q.size[:,None] >= end                          # begins after the first one
-    ends = q.tokens[:,:,-1:] == q.words[:,None]                         # (b,a,c)
-    return (begun & finished & apart).float() @ ends.float() > 0
-
-# %% ../nbs/24_search.ipynb #ee7f3a2d
-@patch
-def _in_turn(self:Search, done:Tensor)->Tensor:
-    "(b,g) as bits, the groups that may be finished next: of the musts, with `ordered`, the first."
-    if not self.ordered: return torch.full_like(done, -1)
-    must = self.groups.must[:,None]
-    missing = must & ~done
-    return ~must | (missing & -missing)
-
-# %% ../nbs/24_search.ipynb #ab237dd0
-@patch
-def _read_avoid(self:Search, avoid, device)->Tensor:
-    "(b,x,l) what may not be written; -1 pads phrases on the left. Raises `NocError` for bad ids."
-    n = len(self.read)
-    require(len(avoid) == n, f"avoid: {len(avoid)} lists", f"one for each of {n} images")
-    read = [read_group(row, self.eos, f"image {i}, avoid") if row else [(-1,)]
-            for i, row in enumerate(avoid)]
-    long = max(len(phrase) for row in read for phrase in row)
-    def line(phrase): return [-1]*(long - len(phrase)) + [*phrase]
-    rows = padded([[*map(line, row)] for row in read], [-1]*long)
-    return torch.tensor(rows, device=device)
-
-@patch
-def _barred(self:Search)->Tensor:
-    "(N,f) what may not come next in the rows of the model; -1 pads."
-    if self.avoid is None: return self.forbidden
-    avoid = self.avoid[self.images]
-    ended = _ends_with(pick(self.cells.tokens, self.asked)[:,:,:self.t], avoid[...,:-1])
-    last = torch.where(ended, avoid[:,None,:,-1], -1)                   # (b,a,x) or (b,1,x)
-    last = last.expand(*self.asked.shape, -1).flatten(0, 1)
-    return torch.cat([self.forbidden.expand(len(last), -1), last], 1)
-
-# %% ../nbs/24_search.ipynb #e14d54c8
-@patch
-def _forced(self:Search, parent:Cells, gain, own)->tuple:
-    "`add_constr`, for every alternative (b,g,a): log-probabilities, tokens, groups, phrases."
-    q, written = self.groups, parent.phrase % self.long                 # tokens of the phrase
-    bit, name = (1 << q.group)[:,None], torch.arange(q.size.shape[1], device=own.device)*self.long
-    inside = (written > 0)[...,None] & ((parent.phrase - written)[...,None] == name)
-    begin = (written == 0) & ~q.at_top(parent.done)
-    new = (q.size > self.absorb)[:,None] & (parent.done[...,None] & bit == 0) & begin[...,None]
-    new &= (self._in_turn(parent.done)[...,None] & bit) != 0
-    if self.priced:
-        musts = q.must[:,None] >> q.group & 1 > 0
-        new &= ~self._beside(self.slot)[...,None] | musts[:,None]
-    written = torch.where(inside, written[...,None], 0)                 # (b,g,a)
-    place = (self.long - q.size[:,None] + written)[...,None].clamp(max=self.long - 1)
-    spell = q.spell[:,None].expand(*written.shape, -1).gather(3, place)[...,0].clamp(min=0)
-    full = written + 1 == q.size[:,None]
-    done = parent.done[...,None] | torch.where(full, bit, 0)
-    if self.absorb: done = done | gain.expand_as(own).gather(2, spell)
-    on = ~full & (done & bit == 0) & ~q.at_top(done)                    # the phrase goes on
-    log_prob = own.gather(2, spell).masked_fill(~(inside | new), -torch.inf)
-    word = q.words[:,None].expand_as(own).gather(2, spell)
-    return log_prob, word, done, torch.where(on, name + written + 1, 0)
 
 # %% ../nbs/24_search.ipynb #b1d22a10
 @patch
@@ -234,16 +223,39 @@ def _expansions(self:Search, parent:Cells, special, best, words)->Beams:
         special = special.masked_fill(again, -torch.inf)
     own, end = special[...,:-1], special[...,-1:]
     end = end.masked_fill(~self.groups.may_end(parent.done)[...,None], -torch.inf)
-    free = torch.cat([end, best, own], 2)
-    free = free.masked_fill((parent.phrase > 0)[...,None], -torch.inf)
-    wanted = self.groups.words[:,None].expand_as(own)
-    word = torch.cat([torch.full_like(words[...,:1], self.eos), words, wanted], 2)
-    done = parent.done[...,None].expand_as(free)
-    gain = self._gains(begun) & self._in_turn(parent.done)[...,None] if self.absorb else None
-    if self.absorb: done = done | F.pad(gain, (free.shape[2] - gain.shape[2], 0))
+    free = torch.cat([best, own, end], 2)
+    if self.long > 1: free = free.masked_fill((parent.phrase > 0)[...,None], -torch.inf)
+    word = torch.cat([words, self.special.expand(-1, words.shape[1], -1)], 2)
+    done, gain = parent.done[...,None].expand_as(free), None
+    if self.absorb:
+        gain = self._gains(begun)
+        if self.ordered: gain = gain & self._in_turn(parent.done)[...,None]
+        done = done | F.pad(gain, (words.shape[2], 1))
     ways = [(free, word, done, torch.zeros_like(word))]
     if self.long > 1 or not self.absorb: ways.append(self._forced(parent, gain, own))
-    return self._children(parent, *(torch.cat(parts, 2) for parts in zip(*ways)))
+    return self._children(parent, *(torch.cat(x, 2) if x[1:] else x[0] for x in zip(*ways)))
+
+# %% ../nbs/24_search.ipynb #e14d54c8
+@patch
+def _forced(self:Search, parent:Cells, gain, own)->tuple:
+    "`add_constr`, for every alternative (b,g,a): log-probabilities, tokens, `done`, `phrase`."
+    q, bit, written = self.groups, self.bit, parent.phrase % self.long
+    size, done = q.size[:,None], parent.done[...,None]
+    inside = (written > 0)[...,None] & ((parent.phrase - written)[...,None] == self.name)
+    begin = (written == 0) & ~q.at_top(parent.done)
+    new = (size > self.absorb) & (done & bit == 0) & begin[...,None]
+    if self.ordered: new &= (self._in_turn(parent.done)[...,None] & bit) != 0
+    if self.priced: new &= ~self._beside(self.slot)[...,None] | (q.must[:,None,None] & bit > 0)
+    written = torch.where(inside, written[...,None], 0)                 # (b,g,a)
+    place = (self.long - size + written).clamp(max=self.long - 1)[...,None]
+    spell = q.spell[:,None].expand(*written.shape, -1).gather(3, place)[...,0].clamp(min=0)
+    full = written + 1 == size
+    done = done | torch.where(full, bit, 0)
+    if self.absorb: done = done | gain.expand_as(own).gather(2, spell)
+    on = ~full & (done & bit == 0) & ~q.at_top(done)                    # the phrase goes on
+    log_prob = own.gather(2, spell).masked_fill(~(inside | new), -torch.inf)
+    word = q.words[:,None].expand_as(own).gather(2, spell)
+    return log_prob, word, done, torch.where(on, self.name + written + 1, 0)
 
 # %% ../nbs/24_search.ipynb #b1d22a01
 _random = Random(0)
@@ -258,6 +270,14 @@ def _children(self:Search, parent:Cells, log_prob, word, done, phrase)->Beams:
     place = self.slot[...,None].expand_as(word)
     return Beams(score, rank, word, done, phrase, code, place).map(lambda x: x.flatten(1))
 
+@patch
+def _ended(self:Search)->Beams:
+    "(b,s) the captions that have ended, as expansions that stay as they are."
+    cells, open = self.cells, self.cells.word != self.eos
+    score, rank = (x.masked_fill(open, -torch.inf) for x in (cells.score, cells.rank))
+    place = self.place.expand_as(cells.word)
+    return Beams(score, rank, cells.word, cells.done, cells.phrase, cells.code, place)
+
 # %% ../nbs/24_search.ipynb #1f8373ec
 def _behind(order, last):
     "An order of places (b,m), but those where `last` is True behind the others."
@@ -268,61 +288,54 @@ def _duplicates(key, real):
     "(b,m) True where a real entry before has the same key. `key`, `real`: (b,m)."
     unlike = torch.arange(key.shape[1], device=key.device) + -2**63     # keys of no real entry
     key, order = torch.where(real, key, unlike).sort(dim=1, stable=True)
-    copy = torch.zeros_like(real)
-    copy[:,1:] = key[:,1:] == key[:,:-1]
+    copy = F.pad(key[:,1:] == key[:,:-1], (1, 0))
     return torch.zeros_like(real).scatter(1, order, copy)
 
 # %% ../nbs/24_search.ipynb #b1d22a11
 def _choose(
     rank:Tensor, # (b,m) what is compared; -inf if not allowed
     cell:Tensor, # (b,m) the cell that each goes to
-    key:Tensor,  # (b,m) equal for those that are the same
     tie:Tensor,  # (b,m) decides between equal ranks: the lower comes first
     cells:int,   # how many cells
     k:int,       # places of a cell
     short=None,  # (b,m) True for those that come after all others
 )->Tensor:       # (b,cells*k) which of m is in every place; m where there is none
-    "Fill every cell with its `k` best, each once."
+    "Fill every cell with its `k` best."
     b, m = rank.shape
-    rank = rank.masked_fill(_duplicates(key, rank > -torch.inf), -torch.inf)
-    order = _behind(in_order(rank, tie), short)
-    cell = torch.where(rank > -torch.inf, cell, -1).gather(1, order)
-    members = cell[:,None] == torch.arange(cells, device=cell.device)[:,None]   # (b,cells,m)
-    nth = torch.arange(1, k + 1, device=cell.device).expand(b, cells, k).contiguous()
-    place = torch.searchsorted(members.long().cumsum(2), nth).flatten(1)
-    return torch.cat([order, order.new_full((b, 1), m)], 1).gather(1, place)
+    other = cell[:,None] != torch.arange(cells, device=cell.device)[:,None]     # (b,cells,m)
+    rank = rank[:,None].masked_fill(other, -torch.inf).flatten(0, 1)
+    place = in_order(rank, tie, k, short)                               # (b*cells,k)
+    return place.masked_fill(rank.gather(1, place) == -torch.inf, m).view(b, -1)
 
-# %% ../nbs/24_search.ipynb #39c3cad6
-@patch
-def _ended(self:Search)->Beams:
-    "(b,s) the captions that have ended, as expansions that stay as they are."
-    cells = self.cells
-    place = torch.arange(len(self.level), device=cells.word.device).expand_as(cells.word)
-    score, rank = (torch.where(cells.word == self.eos, x, -torch.inf)
-                   for x in (cells.score, cells.rank))
-    return Beams(score, rank, cells.word, cells.done, cells.phrase, cells.code, place)
-
+# %% ../nbs/24_search.ipynb #cd103e51
 @patch
 def _identity(self:Search, pool:Beams, groups:Groups)->Tensor:
     "(b,m) equal for expansions that are the same; in the top row, only the tokens count."
     same = groups.at_top(pool.done) & (not self.cfg.no_repeat) | (pool.word == self.eos)
     same &= (groups.top == groups.need)[:,None] | self.absorb          # prices of what was forced
     memory = pool.done*_SALTS[-1] + (pool.phrase + 1)*_SALTS[-2]
-    return pool.code + torch.where(same, 0, memory)
+    return pool.code + memory.masked_fill(same, 0)
 
 @patch
-def _last_call(self:Search, pool:Beams, rank)->Tensor:
-    "(b,m) the ranks; with the last token, what does not end is given up where anything does."
-    if self.t + 1 < self.cfg.max_len: return rank
-    ends = (pool.word == self.eos) & (pool.rank > -torch.inf)
-    return rank.masked_fill(~ends & ends.any(1, keepdim=True), -torch.inf)
+def _chosen(self:Search, pool:Beams, rank, groups:Groups, places:int)->Tensor:
+    "(b,places) which of the pool's m fills every place of a part; m where there is none."
+    cell = self.mode.row(self, groups, pool)
+    if self.long > 1: cell = cell*self.long + pool.phrase % self.long
+    if self.twins:
+        copy = _duplicates(self._identity(pool, groups), rank > -torch.inf)
+        rank = rank.masked_fill(copy, -torch.inf)
+    if self.t + 1 == self.cfg.max_len:                                  # now only what ends, if any
+        ends = (pool.word == self.eos) & (pool.rank > -torch.inf)
+        rank = rank.masked_fill(~ends & ends.any(1, keepdim=True), -torch.inf)
+    tie, k = pool.word*len(self.level) + pool.parent, self.cfg.k
+    return _choose(rank, cell, tie, places // k, k, self._short(pool, self.t + 1))
 
 # %% ../nbs/24_search.ipynb #8b0c11e0
 @patch
 def _short(self:Search, beams:Beams, t:int)->Tensor:
     "(b,m) True where t tokens leave too few for musts and end; None where there are many."
     q, left = self.groups, self.cfg.max_len - t
-    if left > self.long + self.all.least.sum(1).max(): return None
+    if left > self.long + self.takes: return None
     alternative = (beams.phrase // self.long).clamp(max=q.group.shape[1] - 1)
     usual = q.least.gather(1, q.group).gather(1, alternative)           # tokens of its group
     written = beams.phrase % self.long
@@ -330,66 +343,16 @@ def _short(self:Search, beams:Beams, t:int)->Tensor:
     takes = q.takes(beams.done) + torch.where(written > 0, more, 0)
     return (takes + 1 > left) & (beams.word != self.eos)
 
-# %% ../nbs/24_search.ipynb #cd103e51
-@patch
-def _chosen(self:Search, pool:Beams, rank, groups:Groups, places:int)->Tensor:
-    "(b,places) which of the pool's m fills every place of a part; m where there is none."
-    cell = self.mode.row(self, groups, pool)*self.long + pool.phrase % self.long
-    tie, k = pool.word*len(self.level) + pool.parent, self.cfg.k
-    key = self._identity(pool, groups)
-    short = self._short(pool, self.t + 1)
-    return _choose(self._last_call(pool, rank), cell, key, tie, places // k, k, short)
-
-@patch
-def _filled(self:Search, new:Beams)->Cells:
-    "The cells with what was chosen for every place."
-    old = self.cells.at(new.parent)
-    span = self._spans(old, new)
-    old.tokens[:,:,self.t] = new.word.masked_fill(old.word == self.eos, -1)
-    self.t += 1
-    return Cells(**vars(new), tokens=old.tokens, span=span)
-
-# %% ../nbs/24_search.ipynb #62bb16e0
-@patch
-def _advance(self:Search, special, best, words)->Cells:
-    "Continue every active hypothesis by a token, given what `next_words` returned."
-    parent = self.cells.at(self.slot)
-    parent.score = parent.score.masked_fill(~self.active, -torch.inf)
-    b, a = self.asked.shape
-    answer = (pick(x.view(b, a, -1), self.source) for x in (special, best, words))
-    pool = self._ended().join(self._expansions(parent, *answer))        # (b,m)
-    ways = [(pool, self._objective(pool, self.groups))]
-    if self.priced: ways.append(self._without_candidates(pool))
-    parts = zip(ways, self._parts(self.groups), self.sizes)
-    chosen = torch.cat([self._chosen(*way, part, size) for way, part, size in parts], 1)  # (b,s)
-    empty = chosen == pool.word.shape[1]
-    new = pool.at(chosen.masked_fill(empty, 0))
-    return self._filled(replace(new, score=new.score.masked_fill(empty, -torch.inf),
-                                word=new.word.masked_fill(empty, -1)))
-
-# %% ../nbs/24_search.ipynb #86632492
-@patch
-def _objective(self:Search, beams:Beams, groups:Groups)->Tensor:
-    "(b,m) what is compared: the rank, and the prices of what is said."
-    if not self.priced: return beams.rank
-    return beams.rank.to(groups.price) + groups.worth(beams.done)
-
-@patch
-def _beside(self:Search, place:Tensor)->Tensor:
-    "True for places of the part without candidates."
-    return place >= self.sizes[0]
-
-@patch
-def _without_candidates(self:Search, pool:Beams)->tuple:
-    "What the part without candidates chooses from, and how it compares."
-    done = pool.done & self.groups.must[:,None]
-    return replace(pool, done=done), pool.rank.masked_fill(~self._beside(pool.parent), -torch.inf)
-
 # %% ../nbs/24_search.ipynb #a80772dd
 @patch
-def _open(self:Search, cells:Cells)->Tensor:
-    "(b,s) True for hypotheses that may go on."
-    return (cells.score > -torch.inf) & (cells.word != self.eos)
+def _pruned(self:Search, cells:Cells)->Cells:
+    "The cells without what cannot win and what is too much."
+    rules = []
+    if self.need > self.cfg.max_len - self.t: rules.append(self._late)
+    if not self.cfg.length_penalty: rules.append(self._outscored)
+    if self.mode.most(self): rules.append(self._crowded)
+    for rule in rules: cells.score = cells.score.masked_fill(rule(cells), -torch.inf)
+    return cells
 
 @patch
 def _late(self:Search, cells:Cells)->Tensor:
@@ -411,36 +374,14 @@ def _bound(self:Search, cells:Cells)->Tensor:
 @patch
 def _outscored(self:Search, cells:Cells)->Tensor:
     "(b,s) True for hypotheses that `k` ended captions outscore."
-    rank = self._objective(cells, self.groups)
-    ended, order = rank.masked_fill(cells.word != self.eos, -torch.inf).sort(descending=True)
-    copy = _duplicates(cells.code.gather(1, order), ended > -torch.inf) # it may stand in both parts
-    worst = ended.masked_fill(copy, -torch.inf).topk(self.cfg.k).values[:,-1:]
-    return (self._bound(cells) <= worst) & (cells.word != self.eos)
-
-# %% ../nbs/24_search.ipynb #b1d24a21
-@patch
-def _crowded(self:Search, cells:Cells)->Tensor:
-    "(b,s) True for what goes beyond `most`: the rows take turns, the highest first."
-    late, most = [], self.mode.most(self)
-    place = torch.arange(len(self.level), device=cells.word.device)
-    going, short, parts = self._open(cells), self._short(cells, self.t), self._parts(self.groups)
-    for part, places in zip(parts, place.split(self.sizes)):
-        turns = places.view(-1, self.cfg.k).flip(0).T.flatten().expand(len(going), -1)
-        turns = _behind(turns, short)
-        limit = torch.where(part.top > part.need, max(1, most // 2), most) # candidates: half a beam
-        beyond = going.gather(1, turns).cumsum(1) > limit[:,None]
-        late.append(torch.zeros_like(going).scatter(1, turns, beyond))
-    return torch.stack(late).any(0) & going
-
-@patch
-def _pruned(self:Search, cells:Cells)->Cells:
-    "The cells without what cannot win and what is too much."
-    rules = [self._late]
-    if not self.cfg.length_penalty: rules.append(self._outscored)
-    if self.mode.most(self): rules.append(self._crowded)
-    for rule in rules:
-        cells = replace(cells, score=cells.score.masked_fill(rule(cells), -torch.inf))
-    return cells
+    going = cells.word != self.eos
+    ended = self._objective(cells, self.groups).masked_fill(going, -torch.inf)
+    if self.priced:                                                     # it may stand in both parts
+        ended, order = ended.sort(descending=True)
+        copy = _duplicates(cells.code.gather(1, order), ended > -torch.inf)
+        ended = ended.masked_fill(copy, -torch.inf)
+    worst = ended.topk(self.cfg.k).values[:,-1:]
+    return (self._bound(cells) <= worst) & going
 
 # %% ../nbs/24_search.ipynb #79d5322c
 @patch
@@ -452,7 +393,8 @@ def _everything(self:Search)->Cells:
 @patch
 def _settle(self:Search, cells:Cells):
     "Take the new cells, and put away the images that are done. What is stuck keeps what it had."
-    going = self._open(cells).any(1)
+    self.going = self._open(cells)
+    going = self.going.any(1)
     if not going.all():
         stuck = (cells.score == -torch.inf).all(1)
         self.stuck[self.images] = stuck
@@ -461,50 +403,51 @@ def _settle(self:Search, cells:Cells):
     self.cells = cells
     if going.all(): return
     self.out = self._everything()
-    self.images, self.groups = self.images[going], self.groups[going]
-    self.cells, self.line = self.cells[going], self.line[going]
+    self.images, self.cells, self.line = self.images[going], cells[going], self.line[going]
+    self.going = self.going[going]
+    self._work_on(self.groups[going])
 
 # %% ../nbs/24_search.ipynb #ec784f52
 def _front(chosen):
     "(b,g) the places of what is chosen (b,m), filled up with the first; (b,g) False for those."
-    place = (~chosen).long().argsort(dim=1, stable=True)[:,:int(chosen.sum(1).max())]
-    real = chosen.gather(1, place)
+    real, place = chosen.byte().sort(dim=1, descending=True, stable=True)
+    g = int(real.sum(1).max())
+    real, place = real[:,:g].bool(), place[:,:g]
     return place.where(real, place[:,:1]), real
 
 @patch
 def _look(self:Search)->Tensor:
     "Choose what the model is asked about, active hypotheses with different texts; (b,a) rows."
-    active, code = self._open(self.cells), self.cells.code
-    self.slot, self.active = _front(active)                             # (b,g) their places
-    self.asked = self.slot
-    if self.twins: self.asked = _front(active & ~_duplicates(code, active))[0]          # (b,a)
-    same = code.gather(1, self.slot)[...,None] == code.gather(1, self.asked)[:,None]
-    self.source = same.byte().argmax(2)                                 # (b,g) whose answer counts
-    rows = self.line.gather(1, self.cells.parent).gather(1, self.asked) # of the model's memory
-    first = torch.arange(len(rows), device=rows.device)[:,None]*rows.shape[1]
-    self.line = torch.zeros_like(self.cells.code).scatter(1, self.slot, first + self.source)
+    code = self.cells.code
+    self.slot, self.active = _front(self.going)                         # (b,g) their places
+    if self.twins:
+        self.asked, _ = _front(self.going & ~_duplicates(code, self.going))             # (b,a)
+        same = code.gather(1, self.slot)[...,None] == code.gather(1, self.asked)[:,None]
+        self.source = same.byte().argmax(2)                             # (b,g) whose answer counts
+    else: self.asked, self.source = self.slot, self.place[:self.slot.shape[1]]*self.active
+    b, a = self.asked.shape
+    rows = self.line.gather(1, self.cells.parent.gather(1, self.asked)) # of the model's memory
+    first = torch.arange(0, b*a, a, device=rows.device)[:,None]
+    self.line = torch.zeros_like(code).scatter(1, self.slot, first + self.source)
     return rows
 
-# %% ../nbs/24_search.ipynb #b1d22a04
+# %% ../nbs/24_search.ipynb #86632492
 @patch
-def walk(self:Search, step, state, bos, reorder=None, normalize=False):
-    "Search to the end; stops after every step. The arguments are those of `grid_beam_search`."
-    check_id(bos, f"bos={bos}")
-    last, _ = torch.full_like(self.images, bos), self._look()
-    def check(best): check_best(best, self.images, self.t)
-    for t in range(1, self.cfg.max_len + 1):
-        scores, state = step(last, state)
-        v = check_scores(scores, len(last))
-        if t == 1: check_ids(self.read, self.eos, v)
-        special = F.pad(self.groups.words, (0, 1), value=self.eos)
-        special = special.repeat_interleave(self.asked.shape[1], 0)
-        answer = next_words(scores, special, self.cfg.k, self._barred(), check, normalize)
-        self._settle(self._pruned(self._advance(*answer)))
-        yield t
-        if t == self.cfg.max_len or not len(self.images): return
-        rows = self._look()
-        last = self.cells.word.gather(1, self.asked).clamp(min=0).flatten()
-        state = (reorder or reorder_state)(state, rows)
+def _objective(self:Search, beams:Beams, groups:Groups)->Tensor:
+    "(b,m) what is compared: the rank, and the prices of what is said."
+    if not self.priced: return beams.rank
+    return beams.rank.to(groups.price) + groups.worth(beams.done)
+
+@patch
+def _beside(self:Search, place:Tensor)->Tensor:
+    "True for places of the part without candidates."
+    return place >= self.sizes[0]
+
+@patch
+def _without_candidates(self:Search, pool:Beams)->tuple:
+    "What the part without candidates chooses from, and how it compares."
+    done = pool.done & self.groups.must[:,None]
+    return replace(pool, done=done), pool.rank.masked_fill(~self._beside(pool.parent), -torch.inf)
 
 # %% ../nbs/24_search.ipynb #6619438e
 class Bank(Grid):
@@ -525,6 +468,81 @@ class Bank(Grid):
         return search.cfg.k
 
 MODES["bank"] = Bank
+
+# %% ../nbs/24_search.ipynb #b1d24a21
+@patch
+def _crowded(self:Search, cells:Cells)->Tensor:
+    "(b,s) True for what goes beyond `most`: the rows take turns, the highest first."
+    going, short, most = self._open(cells), self._short(cells, self.t), self.mode.most(self)
+    crowded = []
+    for part, places in zip(self.parts, self.place.split(self.sizes)):
+        turns = places.view(-1, self.cfg.k).flip(0).T.flatten().expand(len(going), -1)
+        turns = _behind(turns, short)
+        limit = torch.where(part.top > part.need, max(1, most // 2), most) # candidates: half a beam
+        beyond = going.gather(1, turns).cumsum(1) > limit[:,None]
+        crowded.append(torch.zeros_like(going).scatter(1, turns, beyond))
+    return (torch.stack(crowded).any(0) if self.priced else crowded[0]) & going
+
+# %% ../nbs/24_search.ipynb #ee7f3a2d
+@patch
+def _in_turn(self:Search, done:Tensor)->Tensor:
+    "(b,g) as bits, with `ordered`, the groups that may be finished next: of the musts, the first."
+    must = self.groups.must[:,None]
+    missing = must & ~done
+    return ~must | (missing & -missing)
+
+# %% ../nbs/24_search.ipynb #ab237dd0
+@patch
+def _read_avoid(self:Search, avoid, device)->Tensor:
+    "(b,x,l) what may not be written; -1 pads phrases on the left. Raises `NocError` for bad ids."
+    n = len(self.read)
+    require(len(avoid) == n, f"avoid: {len(avoid)} lists", f"one for each of {n} images")
+    read = [read_group(row, self.eos, f"image {i}, avoid") if row else [(-1,)]
+            for i, row in enumerate(avoid)]
+    long = max(len(phrase) for row in read for phrase in row)
+    def line(phrase): return [-1]*(long - len(phrase)) + [*phrase]
+    rows = padded([[*map(line, row)] for row in read], [-1]*long)
+    return torch.tensor(rows, device=device)
+
+@patch
+def _barred(self:Search)->Tensor:
+    "(N,f) what may not come next in the rows of the model; -1 pads."
+    if self.avoid is None: return self.forbidden
+    avoid, trail = self.avoid[self.images], pick(self.cells.trail, self.asked)
+    ended = _ends_with(trail[:,:,:self.t,0], avoid[...,:-1])
+    last = torch.where(ended, avoid[:,None,:,-1], -1)                   # (b,a,x) or (b,1,x)
+    last = last.expand(*self.asked.shape, -1).flatten(0, 1)
+    return torch.cat([self.forbidden.expand(len(last), -1), last], 1)
+
+# %% ../nbs/24_search.ipynb #b1d23a04
+@patch
+def _spans(self:Search, trail:Tensor, groups:Groups)->Tensor:
+    "(b,m,n,2) where the groups stand, by trails (b,m,t,3); -1 where they do not."
+    tokens, done, phrase = trail.unbind(3)
+    before, part = F.pad(done, (1, 0))[...,:-1], F.pad(phrase, (1, 0))[...,:-1]
+    fresh = ((done & ~before)[...,None] >> groups.bits & 1).bool()      # (b,m,t,n)
+    size = (part % self.long + 1)[...,None].expand(fresh.shape)         # of a phrase, now complete
+    if self.absorb:
+        recent = F.pad(tokens, (self.long - 1, 0), value=-2).unfold(2, self.long, 1)
+        texts = groups.tokens[:,None,None]                              # (b,1,1,a,l)
+        here = ((recent[:,:,:,None] == texts) | (texts < 0)).all(-1)*groups.size[:,None,None]
+        own = groups.group[:,None,None].expand(here.shape)
+        size = torch.zeros_like(size).scatter_reduce(3, own, here, "amax") # the longest alternative
+    end = fresh.byte().argmax(2, keepdim=True)                          # (b,m,1,n)
+    span = torch.cat([end + 1 - size.gather(2, end), end + 1], 2).transpose(2, 3)
+    return span.masked_fill(~fresh.any(2)[...,None], -1)
+
+# %% ../nbs/24_search.ipynb #5eed2404
+@patch
+def _repeats(self:Search, parent:Cells, begun)->Tensor:
+    "(b,g,c) True where a constraint word would complete a second mention of a finished group."
+    q = self.groups
+    finished = (parent.done[...,None] & self.bit) != 0             # (b,g,a)
+    end = self._spans(parent.trail, q)[...,1]
+    end = end.gather(2, q.group[:,None].expand_as(finished))
+    apart = self.t + 1 - q.size[:,None] >= end                          # begins after the first one
+    ends = q.tokens[:,:,-1:] == q.words[:,None]                         # (b,a,c)
+    return (begun & finished & apart).float() @ ends.float() > 0
 
 # %% ../nbs/24_search.ipynb #744ad02b
 @patch
@@ -550,15 +568,13 @@ def _best_places(self:Search, cells:Cells)->tuple:
     return order.gather(1, place), valid.gather(1, place)
 
 # %% ../nbs/24_search.ipynb #b1d24a22
-def _order(groups):
-    "The places that the caller's groups have here."
-    numbers = [number for number, _ in groups]
-    return [*map(numbers.index, range(len(groups)))]
-
 @patch
 def _listed(self:Search, span, valid)->Tensor:
     "(b,k,n,2) where the groups stand, in the caller's order."
-    order = [*map(_order, self.read)]
+    order = []
+    for groups in self.read:
+        numbers = [number for number, _ in groups]
+        order.append([*map(numbers.index, range(len(groups)))])
     order = torch.tensor(padded(order, -1), dtype=torch.long, device=span.device)
     order = order[:,None,:,None].expand(-1, span.shape[1], -1, 2)
     return span.gather(2, order.clamp(min=0)).masked_fill((order < 0) | ~valid, -1)
@@ -570,21 +586,15 @@ def hypotheses(self:Search, pad:int=0)->Hypotheses: # `pad` fills `tokens` after
     cells = self._everything()
     place, valid = self._best_places(cells)
     best, complete = cells.at(place), (cells.word == self.eos).any(1).tolist()
-    tokens = best.tokens[:,:,:self.t]
+    tokens = best.trail[:,:,:self.t,0]
     tokens = tokens.masked_fill((tokens < 0) | ~valid[...,None], pad)
     musts = self.all.finished(best.done & self.all.must[:,None])[:,0]*valid[:,0]
     reason = [None if complete[i] else self._reason(i, n) for i, n in enumerate(musts.tolist())]
     score, objective = (x.masked_fill(~valid, -torch.inf)
                         for x in (best.score, self._objective(best, self.all)))
-    done, span = self.all.finished(best.done)*valid, self._listed(best.span, valid[...,None,None])
-    ended = (best.word == self.eos) & valid
+    span = self._listed(self._spans(best.trail, self.all), valid[...,None,None])
+    done, ended = self.all.finished(best.done)*valid, (best.word == self.eos) & valid
     return Hypotheses(tokens, score, ended, done, span, reason, objective)
-
-@patch
-def run(self:Search, *args, pad:int=0, **kw)->Hypotheses: # `pad` as in `hypotheses`
-    "`walk`, and the answer."
-    for _ in self.walk(*args, **kw): pass
-    return self.hypotheses(pad)
 
 # %% ../nbs/24_search.ipynb #b1d24a05
 def grid_beam_search(
