@@ -26,6 +26,7 @@ myst_heading_anchors = 4
 html_theme = "furo"
 html_title = settings["title"]
 html_copy_source = html_show_sourcelink = False
+html_search_scorer = str(ROOT/"docs/scorer.js")
 html_show_search_summary = False   # it reads the pages again, which a browser does not allow for files
 html_static_path = ["book.css"]
 html_css_files = ["book.css"]

@@ -4,12 +4,12 @@ A page is a notebook as it is committed, without nbdev's directives. Links betwe
 pages, links to other files of the repository lead to its host, and a link that leads nowhere stops the build."""
 import copy, json, posixpath, re, shutil, sys
 from pathlib import Path
-from book import CHAPTERS, MODULES, NOTEBOOKS, PARTS, ROOT, SETTINGS, module_of, name, number, read
+from book import CHAPTERS, MODULES, NOTEBOOKS, ROOT, SETTINGS, module_of, name, number, read
 
 TEXTS = {"CHANGELOG.md": "changelog", "CONTRIBUTING.md": "contributing", "docs/data.md": "data",
          "noc_nb/models/toy/README.md": "models/toy", "noc_nb/models/lite/README.md": "models/lite"}
 PAGES = {name(nb): name(nb)[len("nbs/"):-len(".ipynb")] for nb in NOTEBOOKS} | TEXTS   # a file -> its page
-SIDE = {"nbs": "The book", "nbs/experiments": "Experiments"} | {f"nbs/{part}": title for part, title in PARTS.items()}
+README = (ROOT/"README.md").read_text(encoding="utf-8")
 LINK = re.compile(r"(```.*?```|`[^`\n]*`)|\]\(([^)\s]+)\)", re.S)   # code, which is left alone, or a link's target
 
 def target(link, source):
@@ -65,6 +65,9 @@ def page(path):
     book = read(path)
     kept = [c for c in (page_cell(c, name(path)) for c in book["cells"]) if c]
     describe(kept)
+    if path.stem != "index":
+        where = f"{SETTINGS['git_url']}/blob/{SETTINGS['branch']}/{name(path)}"
+        kept[0]["source"] += f"\n\nThis page is the notebook [{name(path)}]({where})."
     return dict(book, cells=kept)
 
 def dotted(path): return ".".join(Path(name(path)).with_suffix("").parts)
@@ -82,11 +85,23 @@ def toctree(caption, pages):
     listed = "\n".join(pages)
     return f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}\n```"
 
+def parts():
+    "README's parts -> their notebooks, in its order."
+    rows = re.findall(r"^\| ([^|]+) \| (\[.*\)) \|$", README, re.M)
+    return {part: [ROOT/file for file in re.findall(r"\]\(([^)]+)\)", links)] for part, links in rows}
+
+def on_path():
+    "The numbers of the chapters that README names to follow the paper alone."
+    told = re.search(r"the paper alone, read (.*?);", " ".join(README.split()))[1]
+    spans = re.findall(r"(\d+)(?: to (\d+))?", told)
+    return {n for first, last in spans for n in range(int(first), int(last or first) + 1)}
+
 def contents():
-    "The side bar: parts of the book and their chapters."
-    def entry(notebook): return f"{number(notebook):02} {title(notebook)} <{PAGES[name(notebook)]}>"
-    def part(folder): return [entry(nb) for nb in NOTEBOOKS if name(nb.parent) == folder and nb.stem != "index"]
-    trees = [toctree(caption, part(folder)) for folder, caption in SIDE.items()]
+    "The side bar: README's parts and their chapters, those of the paper's path marked."
+    path = on_path()
+    def entry(nb): return f"{number(nb):02} {title(nb)}{' ◆' if number(nb) in path else ''} <{PAGES[name(nb)]}>"
+    trees = [toctree(part, map(entry, notebooks)) for part, notebooks in parts().items()]
+    trees[0] = trees[0].replace(":caption: ", ":caption: ◆ the paper alone · ")
     reference = [f"{dotted(path)} <api/{dotted(path)}>" for path in MODULES]
     return "\n\n".join([*trees, toctree("Pages", TEXTS.values()), toctree("Reference", reference)])
 
