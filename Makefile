@@ -88,7 +88,7 @@ hub: export
 release: venv
 	@[ -z "$$(git status --porcelain)" ] || { echo "commit first: a release is what git holds"; exit 1; }
 	rm -rf dist
-	work=$$(mktemp -d); trap 'rm -rf $$work' EXIT; git archive HEAD | tar x -C $$work; \
+	work=$$(mktemp -d); trap 'rm -rf $$work' EXIT; git archive HEAD | tar x -C $$work; $(BIN)/python tests/stubs.py $$work/noc_nb; \
 	$(BIN)/python -m build --no-isolation --outdir dist $$work
 	NOC_DIST=dist $(BIN)/python -m pytest -q tests/test_installed.py tests/test_repo.py
 	@v=$$(sed -n 's/^version = //p' settings.ini); printf '%s\n' "" "dist holds $$v, and nothing is published. To publish it, type:" \

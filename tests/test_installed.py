@@ -125,8 +125,9 @@ def test_archives_hold_what_git_holds(archives):
     listed = tracked()
     if not listed: pytest.skip("no git checkout")
     package = {file for file in listed if file.startswith("noc_nb/")}
-    with tarfile.open(archives[0]) as t: source = {m.name.partition("/")[2] for m in t.getmembers() if m.isfile()}
-    with zipfile.ZipFile(archives[1]) as z: built = {file for file in z.namelist() if "-info/" not in file}
+    def of_git(files): return {file for file in files if not file.endswith((".pyi", "/py.typed"))}   # no stubs
+    with tarfile.open(archives[0]) as t: source = of_git(m.name.partition("/")[2] for m in t.getmembers() if m.isfile())
+    with zipfile.ZipFile(archives[1]) as z: built = of_git(file for file in z.namelist() if "-info/" not in file)
     none_of(sorted(package ^ built), "these are in the wheel or in git, and not in both; see MANIFEST.in")
     beside = {file for file in source - package if not re.match("PKG-INFO|setup.cfg|noc_nb.egg-info/", file)}
     assert package <= source and beside <= listed & set(PACKAGE_FILES), f"the source archive holds {sorted(beside)}"

@@ -1,6 +1,7 @@
 "The package is what the notebooks say, and installs as `settings.ini` says."
-import ast, importlib.metadata, re, subprocess, sys
+import ast, importlib.metadata, inspect, re, subprocess, sys
 from book import CHAPTERS, MODULES, ROOT, SETTINGS, cells, module_of, name, none_of, run, scratch
+from stubs import stub
 
 def norm(dist): return re.sub(r"[-_.]+", "-", dist).lower()
 
@@ -60,6 +61,18 @@ def test_no_module_has_an_undefined_name():
     none_of((m for p in MODULES for m in undefined(p)), "import or define these names in a cell that is exported")
 
 # ---- settings
+
+def test_stubs_hold_what_is_patched_in():
+    "A class of a stub has the methods that `@patch` adds; lists make `Regions`."
+    from noc_nb import pipeline, regions, search
+    for module in pipeline, regions, search:
+        text = inspect.getsource(module)
+        made = {c.name: c for c in ast.parse(stub(text)).body if isinstance(c, ast.ClassDef)}
+        patched = re.findall(r"^@patch\S*(?: *#.*)?\ndef (\w+)\((?:self|cls):(\w+)", text, re.M)
+        assert len(patched) == text.count("\n@patch") > 2
+        for method, name in patched: assert method in {getattr(f, "name", None) for f in made[name].body}
+    assert "def from_pretrained(cls, name, device=None) -> NovelCaptioner:" in stub(inspect.getsource(pipeline))
+    assert "boxes: Tensor | list, labels: Tensor | list" in stub(inspect.getsource(regions))
 
 def test_requirements_name_every_import():
     "A user who installs the package gets all that its modules import."
