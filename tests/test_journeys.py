@@ -7,9 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from torch.nn.functional import binary_cross_entropy_with_logits
 from book import ROOT, none_of
 from readme import README
+from noc_nb.core import override
+from noc_nb.experiment import PRESETS, Experiment, Run
 from noc_nb.tools.command import main
+from noc_nb.tools.dataset import load_data
 from noc_nb.tools.photos import random_weights
 from noc_nb.tools.drawing import make_toy
 
@@ -59,6 +63,30 @@ def test_researcher(typed):
         assert "Region selector · cross-entropy" in table and "| Ours |" in table
     rows = lines("beam3/rows.jsonl")
     assert {row["variant"] for row in rows} == {"beam of 3"} and rows[0]["config"]["search"]["k"] == 3
+
+def even(logits, targets, labels, lambda0=None, lambda1=None):
+    "A loss of one's own: every region counts the same."
+    real = labels >= 0
+    return binary_cross_entropy_with_logits(logits[real], targets[real].to(logits.dtype))
+
+@pytest.mark.slow
+def test_another_loss(typed):
+    "Ends in a verdict: a selector trained with a loss of one's own, beside the paper's, with the same captioner."
+    data, cfg = load_data(make_toy("small", train=60, val=20, test=20), split="toy"), override(PRESETS["toy"], [*SMALL])
+    for folder, more in ("paper", {}), ("even", dict(loss=even, models="paper")):
+        run = Experiment(Run(cfg, variant="even loss" if more else None), data, folder, metrics=("C",), **more)
+        run.complete([("selector", "xe", .2)])
+        found = run.captions("selector", "xe", .2)
+        entries = [dict(image_id=i, caption=d.caption) for i, d in found.items()]
+        Path(f"{folder}.json").write_text(json.dumps(entries))
+        typed(f"noc_eval --captions {folder}.json --data small --split toy --part test", "--metrics", "C",
+              "--out", f"{folder}_report")
+    assert not [name for name in os.listdir("even") if "xe" in name and name.endswith("safetensors")]
+    typed("noc_eval --compare paper_report even_report --samples 50 --out both")
+    row = json.loads(Path("both/compare.json").read_text())["all C"]
+    scores = [json.loads(Path(f"{x}_report/report.json").read_text())["scores"]["all"]["C"] for x in ("paper", "even")]
+    assert row["verdict"] in ("holds", "does not hold", "undecided")
+    assert abs(row["difference"]) == pytest.approx(abs(scores[1] - scores[0]), abs=1e-6)
 
 def photo(path, seed):
     "A picture of noise."
