@@ -36,7 +36,8 @@ def case(draw, most=3):
     images = draw(batch(min(v, 7), most))
     how = dict(k=draw(st.integers(1, 4)), max_len=draw(st.integers(1, 7)), absorb=draw(st.booleans()),
                no_repeat=draw(st.booleans()), length_penalty=draw(st.sampled_from([0., 0., .7])),
-               at_least=draw(st.sampled_from([None, None, 1, 2])), mode=draw(st.sampled_from(["grid", "bank"])))
+               at_least=draw(st.sampled_from([None, None, 1, 2])),
+               mode=draw(st.sampled_from(["grid", "bank", "credit"])))
     return tree(v, draw(st.integers(0, 999))), images, how
 
 def search(model, images, of=None, **how):
@@ -94,7 +95,7 @@ def coarse(model, dtype):
 
 @fifty
 @given(case(), st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
-       st.sampled_from(["grid", "bank", "cbs"]), st.booleans(), st.randoms(use_true_random=False))
+       st.sampled_from(["grid", "bank", "credit", "cbs"]), st.booleans(), st.randoms(use_true_random=False))
 def test_ties_are_broken_alike_in_any_company(given_case, dtype, mode, priced, rng):
     "With half of all scores equal: a batch, its images in another order, and each of them alone, to the bit."
     (step, fresh), images, how = given_case
@@ -152,7 +153,7 @@ def test_order_of_constraints_is_irrelevant(given_case, rng):
 
 @fifty
 @given(st.integers(0, 999), st.sampled_from([4, 9, 70]), st.integers(1, 5), st.integers(1, 7),
-       st.sampled_from([0., 1.]), st.sampled_from(["grid", "bank"]))
+       st.sampled_from([0., 1.]), st.sampled_from(["grid", "bank", "credit"]))
 def test_no_constraints_is_beam_search(seed, v, k, max_len, length_penalty, mode):
     step, fresh = tree(v, seed)
     how = dict(bos=BOS, eos=EOS, k=k, max_len=max_len, length_penalty=length_penalty, pad=-1)
@@ -194,7 +195,7 @@ def has(body, wanted, need):
 
 @pytest.mark.slow
 @fifty
-@given(st.integers(0, 99), batch(4), st.sampled_from([None, 1, 2]), st.sampled_from(["grid", "bank", "cbs"]))
+@given(st.integers(0, 99), batch(4), st.sampled_from([None, 1, 2]), st.sampled_from(["grid", "bank", "credit", "cbs"]))
 def test_large_k_is_exhaustive(seed, images, at_least, mode):
     "With a place for everything all modes find all captions there are."
     model, how = tree(4, seed), dict(k=130, max_len=4, at_least=at_least)
