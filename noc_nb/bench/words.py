@@ -172,7 +172,7 @@ _BATCH = 50 # sets that are decoded together, by one system after the other
 
 def _system(name):
     "Kind, beams and nats of a system. Raises `NocError` for a name that is none."
-    known = r"(beam|bank|grid|sample|one|any):(\d+)|(prices):(\d+):([\d.]+)|(published):\w+"
+    known = r"(beam|bank|credit|grid|sample|one|any):(\d+)|(prices):(\d+):([\d.]+)|(published):\w+"
     found = re.fullmatch(known, name)
     require(found, f"--systems {name}", "beam:5, bank:5, grid:5, prices:5:1.0, sample:5, one:5, "
             "any:5 or published:bart")
@@ -214,7 +214,7 @@ class _Speaker:
         how = dict(num_beams=k, length_penalty=self.cfg.penalty, do_sample=False)
         if kind != "beam":
             how |= dict(custom_generate=grid_beam, each=[s.forms for s in sets],
-                        processor=self.tokenizer, mode="grid" if kind == "grid" else "bank")
+                        processor=self.tokenizer, mode="bank" if price else kind)
         if price: how |= dict(prices=[[*price]*len(s.forms) for s in sets])
         return self._generate(sets, **how)
 
