@@ -15,11 +15,12 @@ from timeit import repeat
 import torch
 import torch.nn.functional as F
 from fastcore.basics import patch
+from torch import Tensor
 
 from ..beam import beam_search
 from ..captioner import Captioner
 from ..cbs import constrained_beam_search
-from ..core import Config, NocError, check_range, progress
+from ..core import Config, NocError, check_range, default_device, progress
 from ..data import CaptionBatch
 from ..encoder import CaptionerConfig
 from ..results import append_row, new_row
@@ -45,14 +46,19 @@ class BenchCase(Config):
     d:int = 512             # width; four times that in the feed-forward network
     layers:int = 3          # of the encoder, and of the decoder
     threads:int = 2         # of the CPU
-    dtype:str = "float32"   # of our matrix products: "float32" or "int8"
+    dtype:str = "float32"   # of numbers: "float32" or "bfloat16"; of our products: "int8"
 
     def captioner(self)->Captioner:
         "With random weights, in eval mode."
         torch.manual_seed(0)
         sizes = dict(d_model=self.d, d_ff=4*self.d, layers=self.layers, max_len=self.max_len)
         words = [*SPECIALS, *(f"w{i}" for i in range(self.v - len(SPECIALS)))]
-        return Captioner(CaptionerConfig(**sizes), words).eval()
+        return self.place(Captioner(CaptionerConfig(**sizes), words).eval())
+
+    def place(self, x):
+        "Put a model or tensor where it is measured, in the numbers that are measured."
+        half = self.dtype == "bfloat16" and (not isinstance(x, Tensor) or x.is_floating_point())
+        return x.to(default_device(), torch.bfloat16 if half else None)
 
 # %% ../../nbs/bench/151_search.ipynb #b1d26b01
 _NO_END = PAD, BOS, EOS, UNK   # no caption ends before its last token
@@ -73,7 +79,7 @@ def _batch(case):
     torch.manual_seed(1)
     mask = torch.ones(case.images, case.regions, dtype=torch.bool)
     features = torch.randn(case.images, case.regions, 2048)
-    return CaptionBatch(features, mask, None, list(range(case.images)))
+    return CaptionBatch(case.place(features), case.place(mask), None, list(range(case.images)))
 
 # %% ../../nbs/bench/151_search.ipynb #4c6bcd52
 @torch.no_grad()
@@ -82,21 +88,21 @@ def _run_ours(case, captioner):
     batch, groups, asked = _batch(case), _groups(case), []
     phases = dict(encoder=0., decoder=0., reorder=0.)
     def timed(phase, f, *args):
-        start = time.perf_counter()
+        start = clock()
         out = f(*args)
-        phases[phase] += time.perf_counter() - start
+        phases[phase] += clock() - start
         return out
     def step(tokens, state):
         asked.append(len(tokens))
         return timed("decoder", captioner.step, tokens, state)
     def reorder(state, index): return timed("reorder", captioner.reorder, state, index)
     how = dict(bos=BOS, eos=EOS, k=case.k, max_len=case.max_len, forbidden=_NO_END, reorder=reorder)
-    start, cpu = time.perf_counter(), time.process_time()
+    start, cpu = clock(), time.process_time()
     state = timed("encoder", captioner.start, batch.features, batch.mask, case.max_len)
     if case.mode == "beam": beam_search(step, state, **how)
     elif case.mode == "cbs": constrained_beam_search(step, state, groups, **how)
     else: grid_beam_search(step, state, groups, absorb=False, mode=case.mode, **how)
-    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    seconds, cpu = clock() - start, time.process_time() - cpu
     phases["search"] = seconds - sum(phases.values())
     return dict(seconds=seconds, cpu_seconds=cpu, asked=sum(asked), phases=phases)
 
@@ -169,10 +175,14 @@ for line in sys.stdin:
     c = json.loads(line)
     torch.set_num_threads(c["threads"])
     torch.manual_seed(0)
-    sizes = c["v"], c["d"], c["layers"]
+    sizes = c["v"], c["d"], c["layers"], c["dtype"]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    half = torch.bfloat16 if c["dtype"] == "bfloat16" else None
     if sizes not in models:
-        models[sizes] = BartForConditionalGeneration(BartConfig(**c["bart"])).eval()
-    model, ids = models[sizes], torch.randint(4, c["v"], (c["images"], c["regions"]))
+        model = BartForConditionalGeneration(BartConfig(**c["bart"])).eval()
+        models[sizes] = model.to(device, half)
+    model = models[sizes]
+    ids = torch.randint(4, c["v"], (c["images"], c["regions"])).to(device)
     how = dict(num_beams=c["k"], do_sample=False, max_new_tokens=c["max_len"],
                min_new_tokens=c["max_len"])
     alone = c["mode"] != "beam" and c["constraints"] == "differ"
@@ -183,6 +193,7 @@ for line in sys.stdin:
             for row, words in zip(ids, c["words"]):
                 model.generate(row[None], force_words_ids=[[w] for w in words], **how)
         else: model.generate(ids, force_words_ids=[[w] for w in c["words"][0]], **how)
+    if device == "cuda": torch.cuda.synchronize()
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     parameters = sum(p.numel() for p in model.parameters())
     answer = dict(seconds=seconds, cpu_seconds=cpu, parameters=parameters)
@@ -321,16 +332,16 @@ def _beside_own(case, runs):
 def _run_generate(case, model):
     "Seconds, CPU seconds and forward passes of `generate` for a batch."
     torch.manual_seed(1)
-    ids, passes = torch.randint(4, case.v, (case.images, case.regions)), []
+    ids, passes = case.place(torch.randint(4, case.v, (case.images, case.regions))), []
     how = dict(num_beams=case.k, do_sample=False, max_new_tokens=case.max_len,
                min_new_tokens=case.max_len, attention_mask=torch.ones_like(ids))
     if case.mode != "beam":
         words = [[word] for word in _words(case)[0]]
         how |= dict(custom_generate=grid_beam, words=words, mode=case.mode)
     hook = model.get_decoder().register_forward_hook(lambda *_: passes.append(1))
-    start, cpu = time.perf_counter(), time.process_time()
+    start, cpu = clock(), time.process_time()
     model.generate(ids, **how)
-    out = dict(seconds=time.perf_counter() - start, cpu_seconds=time.process_time() - cpu)
+    out = dict(seconds=clock() - start, cpu_seconds=time.process_time() - cpu)
     hook.remove()
     return out | dict(passes=len(passes))
 
@@ -340,7 +351,7 @@ def measure_generate(self:_Bench, case:BenchCase)->dict:
     from transformers import BartConfig, BartForConditionalGeneration
     torch.set_num_threads(case.threads)
     torch.manual_seed(0)
-    model = BartForConditionalGeneration(BartConfig(**_bart(case))).eval()
+    model = case.place(BartForConditionalGeneration(BartConfig(**_bart(case))).eval())
     plain = replace(case, mode="beam", n=0)
     sides = dict(ours=lambda: _run_generate(case, model), own=lambda: _run_generate(plain, model))
     if self.baseline:
@@ -357,7 +368,8 @@ def measure_generate(self:_Bench, case:BenchCase)->dict:
 def run(self:_Bench, groups:list, out, command:str="")->list:
     "Measure the cases of some groups and append rows."
     cases = [(group, case) for group in groups for case in _cases(group, self.base)]
-    captioner, speed, rows = self.base.captioner(), _matmul_speed(self.base.threads), []
+    captioner, rows = self.base.captioner(), []
+    speed = _matmul_speed(self.base.threads, like=next(captioner.parameters()))
     for group, case in progress(cases, "cases"):
         start = time.time()
         if group == "generate": found = self.measure_generate(case)
@@ -375,8 +387,8 @@ def run(self:_Bench, groups:list, out, command:str="")->list:
 def check(self:_Bench, groups:list):
     "Raises `NocError` for an unknown group, or a number that leaves nothing to measure."
     base = self.base
-    if base.dtype not in ("float32", "int8"):
-        raise NocError(f"--dtype {base.dtype}: expected float32 or int8")
+    if base.dtype not in ("float32", "bfloat16", "int8"):
+        raise NocError(f"--dtype {base.dtype}: expected float32, bfloat16 or int8")
     check_range("--", 1, images=base.images, peer_images=self.baseline_images,
                 repeats=self.repeats, threads=base.threads, width=base.d)
     constraints = [case.n for group in groups for case in _cases(group, base)]
@@ -399,12 +411,14 @@ def _line(row):
 def _run_bench_search(o):
     "Measure the searches and append rows. Raises `NocError` for bad options."
     threads = torch.get_num_threads()
-    base = BenchCase(images=o.images, threads=threads, d=o.width, v=o.words, dtype=o.dtype)
+    base = BenchCase(images=o.images, threads=threads, d=o.width, v=o.words, dtype=o.dtype,
+                     layers=o.layers)
     bench, cases = _Bench(base, o.repeats, baseline_images=o.peer_images), o.cases.split(",")
     bench.check(cases)
     command = (f"noc_bench_search --cases {o.cases} --images {o.images} "
                f"--peer_images {o.peer_images} --repeats {o.repeats} --threads {threads} "
                f"--width {o.width} --words {o.words}")
+    if o.layers != 3: command += f" --layers {o.layers}"
     if o.dtype != "float32": command += f" --dtype {o.dtype}"
     keep_blocks()                                                       # as `noc_caption` does
     if o.peer: bench.baseline, command = _Baseline(o.peer), command + " --peer PYTHON"

@@ -181,7 +181,8 @@ def noc_bench_search(
     repeats:int=5,                  # runs of each side
     width:int=512,                  # of the model
     words:int=10201,                # of the vocabulary
-    dtype:Literal["float32", "int8"]="float32", # int8: our side in 8 bits, beside itself in 32
+    layers:int=3,                   # of the model's encoder, and of its decoder
+    dtype:Literal["float32", "bfloat16", "int8"]="float32", # int8: our side, beside itself in 32
 ):
     "Measure the searches beside transformers 4.55 and append rows with table=bench."
 
