@@ -150,10 +150,10 @@ def changed(config, more):
         config[key] = changed(dict(config.get(key) or {}), x) if isinstance(x, dict) and key != "vocabulary_map" else x
     return config
 
-def build(name, seed=0):
-    "A model of a few thousand random weights."
+def build(name, seed=0, **more):
+    "A model of a few thousand random weights; `more` is for its configuration."
     kind = getattr(transformers, name)
-    config = changed(shrunk(kind.config_class().to_dict()), CHANGES.get(name, {}))
+    config = changed(shrunk(kind.config_class().to_dict()), CHANGES.get(name, {}) | more)
     torch.manual_seed(seed)
     model = kind(kind.config_class.from_dict(config)).eval()
     for key, weight in model.named_parameters():
