@@ -27,6 +27,7 @@ def search(
     constraints:list,    # b lists of constraint groups, empty for plain beam search
     cfg:SearchConfig=SearchConfig(), # how to search
     prices=None,         # b lists with a price for every group; None: all are musts
+    avoid=(),            # what no caption may hold, tuples of ids
 )->Hypotheses:           # (b,k,t) tokens, best first, with scores, satisfied, spans and reasons
     "Search a batch of images. Raises `NocError` for an unknown mode or a wrong number of lists."
     b = len(batch.features)
@@ -34,7 +35,7 @@ def search(
             f"one for each of {b} images")
     state = captioner.start(batch.features, batch.mask, cfg.max_len)
     grids = Search(constraints, batch.features.device, eos=EOS, forbidden=(PAD, BOS, UNK),
-                   prices=prices, **cfg.to_dict())
+                   prices=prices, avoid=[[*avoid]]*b if avoid else None, **cfg.to_dict())
     return grids.run(captioner.step, state, BOS, captioner.reorder, pad=PAD)
 
 # %% ../nbs/26_decode.ipynb #88544829
@@ -65,6 +66,7 @@ def decode(
     cfg:SearchConfig=SearchConfig(), # how to search
     desc="captions",       # what the progress bar says
     prices:dict=None,      # image id -> a price for each of its groups; None: all are musts
+    avoid=(),              # as in `search`
 )->dict:                   # image id -> `Decoded`
     "Caption every image of the batches."
     training, constraints = captioner.training, constraints or {}
@@ -74,7 +76,7 @@ def decode(
     for batch in progress(batches, desc, leave=False):
         groups = [constraints.get(i, []) for i in batch.image_ids]
         worth = prices and [prices.get(i, []) for i in batch.image_ids]
-        found = search(captioner, batch.to(device), groups, cfg, worth)
+        found = search(captioner, batch.to(device), groups, cfg, worth, avoid)
         tensors = found.tokens, found.scores, found.satisfied, found.spans
         objectives = found.objective[:,0].tolist() if prices else [None]*len(groups)
         rows = zip(groups, *(x[:,0].tolist() for x in tensors), found.reason, objectives)

@@ -8,6 +8,7 @@ __all__ = ['CaptionOptions', 'Candidate', 'NovelCaption', 'PipelineConfig', 'Nov
 # %% ../nbs/50_pipeline.ipynb #d886582c
 import math
 from collections.abc import Collection
+from copy import copy
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -19,13 +20,13 @@ from safetensors.torch import load_file, save_file
 from torch.nn.utils.rnn import pad_sequence
 
 from .captioner import Captioner
-from .constraints import FORMS
+from .constraints import FORMS, constraint_tokens
 from .core import Config, default_device, require, setting
 from .data import CaptionBatch, SymbolicFeatures
 from .decode import decode
 from .grid_beam import SearchConfig
-from .heldout import load_classes, meanings, people, save_classes
-from .prices import PriceConfig, best_candidates, class_prices, priced_tokens
+from .heldout import ObjectClass, load_classes, meanings, people, save_classes
+from .prices import PriceConfig, best_candidates, class_prices, read_wishes
 from .regions import Regions, geometry, table_of
 from .saving import model_card, read_weights
 from .selector import RegionSelector, select
@@ -36,7 +37,8 @@ from .vocab import Vocab
 class CaptionOptions(Config):
     "What one call of the pipeline may ask for."
     objects:object = None                  # names of musts; (): none; None: the selector's choice;
-                                           # a dict: name -> nats that saying it adds
+                                           # a dict: name -> nats that saying it adds; or a line,
+                                           # as `read_wishes` takes it
     min_score:float = setting(None, 0, 1)  # of a candidate's region; None: the selector's threshold
     max_objects:int = setting(None, 0)     # candidates of an image; None: the pipeline's limit
     batch:int = setting(50, 1)             # images searched together
@@ -49,7 +51,21 @@ class CaptionOptions(Config):
         require(self.batch, f"batch={self.batch}", "1 or more")
         names = () if self.objects is None else self.objects
         texts = isinstance(names, Collection) and all(isinstance(name, str) for name in names)
-        require(texts and not isinstance(names, str), f"objects {names!r}", "a list of names")
+        require(texts, f"objects {names!r}", "a list of names, or a line")
+        self.wishes                        # raises for a line that says nothing
+
+    @property
+    def wishes(self)->dict:
+        "Name -> nats, as `read_wishes` has them; None: the selector's choice."
+        if isinstance(self.objects, str): return read_wishes(self.objects)
+        if self.objects is None or isinstance(self.objects, dict): return self.objects
+        return dict.fromkeys(self.objects, math.inf)
+
+    @property
+    def named(self)->bool:
+        "True where all that may be said is named, whatever was detected."
+        prices = [*(self.wishes or {}).values()]
+        return self.min_score is None and any(price != -math.inf for price in prices)
 
 # %% ../nbs/50_pipeline.ipynb #227f4da7
 class Candidate(NamedTuple):
@@ -103,6 +119,7 @@ class NovelCaptioner:
         self.people = people(classes)
         self.unseen = {i for i, c in classes.items() if c.word in captioner.unseen}
         self.max_regions = captioner.cfg.max_regions # of an image, that the captioner looks at
+        self.wanted, self.avoid = None, []           # see `with_objects`
 
 # %% ../nbs/50_pipeline.ipynb #cfe603b8
 @patch
@@ -120,7 +137,7 @@ def _caption(self:NovelCaptioner, images, seen, options):
 @patch
 def __call__(self:NovelCaptioner,
     images,       # `Regions` of one image, or a list of them
-    objects=None, # names of musts, or name -> price, as in `CaptionOptions`
+    objects=None, # names of musts, name -> price, or a line, as in `CaptionOptions`
     seen=None,    # what the captioner sees, `Regions` of another detector; default: `images`
     **options,    # the other `CaptionOptions`
 ):                # a `NovelCaption`, or a list of them
@@ -129,11 +146,11 @@ def __call__(self:NovelCaptioner,
         return self([images], objects, None if seen is None else [seen], **options)[0]
     options, captions = CaptionOptions(objects, **options), []
     self._check(images, seen)
-    self.class_ids(options.objects or ())
+    pipeline = self if options.objects is None else self.with_objects(options.wishes)
     seen = self._seen(images, seen)
     for start in range(0, len(images), options.batch):
         part = slice(start, start + options.batch)
-        captions += self._caption(images[part], seen[part], options)
+        captions += pipeline._caption(images[part], seen[part], options)
     return captions
 
 # %% ../nbs/50_pipeline.ipynb #35a5cb05
@@ -177,10 +194,46 @@ def class_ids(self:NovelCaptioner,
     ids, few = meanings(self.classes), len(self.by_name) <= 90
     known = ", ".join([*self.by_name][:90]) + ("" if few else f" … ({len(ids):,} words)")
     for name in names:
-        require(name in ids, f"object {name!r}", f"one of {known}")
+        require(name in ids, f"object {name!r}", "another word of the captioner's vocabulary "
+                f"(--add-words brings some), or one of {known}")
         several = ", ".join(self.classes[i].name for i in ids[name])
         require(len(ids[name]) == 1, f"object {name!r}: means several", f"one of {several}")
     return [ids[name][0] for name in names]
+
+# %% ../nbs/50_pipeline.ipynb #1dc38c4f
+@patch
+def _forms(self:NovelCaptioner, name, known):
+    "What the captioner can write of words with bars between; a class counts in all its forms."
+    texts = []
+    for word in name.split("|"):
+        ids = known.get(word, ())
+        texts += self.classes[ids[0]].forms if len(ids) == 1 else (word, word.lower())
+    return tuple(text for text in dict.fromkeys(texts) if None not in self._tokens(text))
+
+@patch
+def _tokens(self:NovelCaptioner, text): return tuple(map(self.vocab.stoi.get, text.split()))
+
+@patch
+def with_objects(self:NovelCaptioner,
+    wishes:dict,  # as in `CaptionOptions`
+)->NovelCaptioner:
+    "A copy that asks for these in every image. Raises `NocError` for what it cannot say."
+    new, known = copy(self), meanings(self.classes)
+    new.classes, new.wanted, barred = dict(self.classes), {}, []
+    for name, price in wishes.items():
+        i, forms = -len(new.classes), self._forms(name, known)
+        if price == -math.inf:
+            barred += forms
+            continue
+        if name in known or not forms: [i] = self.class_ids([name])
+        else: new.classes[i] = ObjectClass(i, name, name, forms, ())
+        new.wanted[i] = price
+    new.avoid = [*map(self._tokens, barred)]
+    for i in new.wanted:
+        lost = new._alternatives(i) and not new._group(i)
+        require(not lost, f"object {new.classes[i].name!r}", f"one to be said without {barred}")
+    if barred and not new.wanted: new.wanted = None                # the selector chooses
+    return new
 
 # %% ../nbs/50_pipeline.ipynb #96696ad1
 def _table(images):
@@ -237,14 +290,13 @@ def _highest(regions, probs, c):
 def _candidates(self:NovelCaptioner, regions, probs, options):
     "Class id -> price of what may be said; infinite for a must."
     least, limit = options.min_score, options.max_objects
-    if options.objects is None:
+    if self.wanted is None:
         chosen = self._choose(regions, probs, options)
+        if self.avoid: chosen = {c: p for c, p in chosen.items() if self._group(c)}
         prices = class_prices(chosen, self.unseen, self._prices(options))
         return best_candidates(prices, self.cfg.limit if limit is None else limit)
     def found(i): return (regions.scores[regions.labels == i] >= least).any()
-    named = options.objects if isinstance(options.objects, dict) else {}
-    ids = zip(self.class_ids(options.objects), options.objects)
-    return {i: named.get(name, math.inf) for i, name in ids if least is None or found(i)}
+    return {i: price for i, price in self.wanted.items() if least is None or found(i)}
 
 # %% ../nbs/50_pipeline.ipynb #1c9d7e46
 class _Ask(NamedTuple):
@@ -256,16 +308,26 @@ class _Ask(NamedTuple):
 
 # %% ../nbs/50_pipeline.ipynb #5474b175
 @patch
+def _alternatives(self:NovelCaptioner, i):
+    "How a class may be said; words by hand in all that is given. Empty without a word for it."
+    form = "forms" if i < 0 else self.cfg.form
+    groups, _ = constraint_tokens([i], self.classes, self.vocab, form)
+    return groups[0] if groups else []
+
+@patch
 def _group(self:NovelCaptioner, i):
-    "The constraint of a class; None where the vocabulary has no word for it."
-    groups, *_ = priced_tokens({i: math.inf}, self.classes, self.vocab, self.cfg.form)
-    return groups[0] if groups else None
+    "The constraint of a class, without what is to be avoided; empty where nothing is left."
+    def holds(ids, part): return part in [ids[j:j+len(part)] for j in range(len(ids))]
+    return [ids for ids in self._alternatives(i) if not any(holds(ids, x) for x in self.avoid)]
 
 @patch
 def _ask(self:NovelCaptioner, candidates):
     "Candidates as constraints."
-    groups, prices, _ = priced_tokens(candidates, self.classes, self.vocab, self.cfg.form)
-    found = {c: self._group(c) for c in candidates}
+    found, groups, prices = {c: self._group(c) for c in candidates}, [], []
+    for c, group in found.items():
+        if not group or group in groups: continue
+        groups.append(group)
+        prices.append(candidates[c])
     places = {c: groups.index(group) for c, group in found.items() if group}
     return _Ask(candidates, groups, prices, places)
 
@@ -290,7 +352,8 @@ def _search(self:NovelCaptioner, seen, groups, prices):
     "The best caption of each image, with its constraints: `Decoded`."
     batch = self._features(seen)
     groups, prices = (dict(enumerate(x)) for x in (groups, prices))
-    return [*decode(self.captioner, [batch], groups, self.cfg.search, prices=prices).values()]
+    found = decode(self.captioner, [batch], groups, self.cfg.search, prices=prices, avoid=self.avoid)
+    return [*found.values()]
 
 # %% ../nbs/50_pipeline.ipynb #cfe603b7
 def _whole_mention(text, span, forms):
@@ -325,11 +388,10 @@ def _why(self:NovelCaptioner, regions, probs, ask, options):
     "Why objects are not asked for, or why there are no candidates."
     mute = ", ".join(self.classes[i].name for i in ask.candidates if i not in ask.places)
     if mute: yield f"no word for {mute} in the vocabulary"
-    named = options.objects or ()
-    ids = zip(named, self.class_ids(named))
-    low = ", ".join(name for name, i in ids if i not in ask.candidates)
+    missed = [i for i in self.wanted or () if i not in ask.candidates]
+    low = ", ".join(self.classes[i].name for i in missed)
     if low: yield f"not detected with a score of {options.min_score:g} or more: {low}"
-    if options.objects is not None or ask.candidates: return
+    if self.wanted is not None or ask.candidates: return
     why = f"no object with a score of {self._least(options):g} or more"
     if self._choose(regions, probs, options): why = "no object has a price above 0"
     if not (probs >= 0).any(): why = "only persons were detected"

@@ -93,6 +93,7 @@ def __call__(self:PhotoCaptioner,
     beams:int=5,      # hypotheses
     no_repeat=False,  # True: a word that has come is not said again
     penalty=None,     # of the length, as in `generate`; default: the model's own
+    avoid=(),         # words that must not come
 )->list:              # `Decoded`
     "Caption photos, each with its words. Raises `NocError` for a prompt that the model refuses."
     device, dtype = self.model.device, self.model.dtype
@@ -109,6 +110,7 @@ def __call__(self:PhotoCaptioner,
         prices = prices or [[math.inf]*len(groups) for groups in words]
         out = self.model.generate(
             **inputs, custom_generate=grid_beam, processor=self.tokenizer, each=words,
+            avoid=list(avoid),
             prices=prices, at_least=[*map(len, words)], no_repeat=no_repeat, num_beams=beams,
             do_sample=False, max_new_tokens=self.room, length_penalty=penalty,
             return_dict_in_generate=True)
@@ -183,7 +185,8 @@ def _search(self:NovelPhotoCaptioner, seen, groups, prices):
         places = [n for n, p in enumerate(penalties) if p == penalty]
         some = [(seen[n], words[n], prices[n]) for n in places]
         search = self.cfg.search
-        found = self.captioner(*zip(*some), search.k, search.no_repeat, penalty)
+        avoid = [*map(" ".join, self.avoid)]
+        found = self.captioner(*zip(*some), search.k, search.no_repeat, penalty, avoid)
         decoded |= dict(zip(places, found))
     return [decoded[n] for n in range(len(penalties))]
 

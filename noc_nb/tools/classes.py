@@ -65,13 +65,16 @@ def unsayable(
 def add_words(
     pipeline:NovelCaptioner, # stays as it is
     vectors,                 # a file of word vectors, or word -> vector; those of the training
-)->NovelCaptioner:           # with the same models, and the words of its classes that it lacked
+    more=(),                 # words beside those of its classes
+)->NovelCaptioner:           # with the same models, and the words that it lacked
     "Words for constraints, after training. `NocError` for vectors of another kind than training's."
-    lacking = [word for word in words_of(pipeline.classes) if word not in pipeline.vocab]
+    words = [*words_of(pipeline.classes), *more]
+    lacking = [word for word in words if word not in pipeline.vocab]
     where = "word vectors" if isinstance(vectors, dict) else vectors
     if not isinstance(vectors, dict): vectors = read_vectors(vectors, set(lacking))
     added = {word: vectors[word] for word in lacking if word in vectors}
-    needed = {c.word for c in pipeline.classes.values()}.intersection(lacking) - added.keys()
+    needed = {*more, *(c.word for c in pipeline.classes.values())}
+    needed = needed.intersection(lacking) - added.keys()
     if needed: say(f"{where}: no vector for {', '.join(sorted(needed))}; not asked for")
     if not added: return pipeline
     captioner = _lengthened(pipeline.captioner, added)

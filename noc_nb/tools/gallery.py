@@ -390,24 +390,13 @@ def _check_outputs(job, out, report):
     if report: check_ours(report, _MARK, "--html", "page of noc_caption")
 
 # %% ../../nbs/pages/132_gallery.ipynb #7cb28042
-def _objects(text):
-    "What `--objects` asks for: names of musts, or prices in nats by name."
-    names, priced = [t.strip() for t in text.split(",") if t.strip()], {}
-    if "=" not in text: return tuple(names)
-    for name in names:
-        name, _, price = map(str.strip, name.rpartition("=") if "=" in name else (name, "", ""))
-        try: priced[name] = float(price or "inf")
-        except ValueError: raise NocError(f"--objects {name}={price}: expected nats") from None
-    return priced
-
 def _run_caption(o):
     "Caption images by the options of the command. Raises `NocError` for bad ones."
-    names = None if o.objects is None else _objects(o.objects)
     batch = o.batch
     if batch is None: batch = 8 if o.captioner else 50
     weight = o.price_weight
     with suppress(TypeError, ValueError): weight = float(weight)   # else a word
-    told = dict(objects=names, batch=batch, price_weight=weight)
+    told = dict(batch=batch, price_weight=weight)
     options = read_options(CaptionOptions, o, **told)
     job = replace(read_options(Job, o), options=options)
     keep_blocks()

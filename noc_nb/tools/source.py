@@ -278,7 +278,9 @@ def pipeline(self:Job)->NovelCaptioner:
     device = "cpu" if self.dtype == "int8" else None
     pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0], device)
     if classes: pipeline = with_classes(pipeline, classes)
-    if self.add_words: pipeline = add_words(pipeline, self.add_words)
+    if self.add_words:
+        more = " ".join(self.options.wishes or ()).replace("|", " ").lower().split()
+        pipeline = add_words(pipeline, self.add_words, [w for w in more if w not in pipeline.by_name])
     if self.dtype == "int8": pipeline.captioner = int8(pipeline.captioner)
     if self.form: pipeline.cfg = replace(pipeline.cfg, form=self.form)
     if not self.captioner: return pipeline
@@ -290,6 +292,10 @@ def _holds_regions(path):
     if path.suffix == ".parquet": return not (path.is_file() and image_column(path))
     return path.name.endswith((".json", ".json.gz")) or (path/"meta.json").is_file()
 
+def _nothing(images):
+    "For a captioner that looks at photos itself, and words by hand."
+    return (Regions.empty(size=image.size) for image in images)
+
 def _opened(job, pipeline):
     "The images that a job's path stands for, with what a detector found or will find in them."
     src, detector = Path(job.src), job.detector
@@ -300,6 +306,7 @@ def _opened(job, pipeline):
     where = f"{job.src}: --data, --images and --features go with detections"
     none = not (job.data or job.images or job.features)
     require(none, where, ".json, .parquet, or a region store")
+    if job.captioner and not detector and job.options.named: return photos(image_files(src), _nothing)
     return photos(image_files(src), detector_for(pipeline, detector, job.weights))
 
 @patch
@@ -307,7 +314,7 @@ def source(self:Job,
     pipeline:NovelCaptioner, # that captions them
 )->Source:
     "The images. Raises `NocError` for bad input, and for an unknown object before any work."
-    pipeline.class_ids(self.options.objects or [])
+    pipeline.with_objects(self.options.wishes or {})
     source = _opened(self, pipeline)
     require(source.ids, f"{self.src}: no images", "some")
     if self.features: source = _with_features(source, self.features)
