@@ -76,5 +76,6 @@ def read_wishes(
                 "words between commas and bars: cat, red|white, zebra=4, -dog")
         try: price = float(nats)
         except ValueError: raise NocError(f"words: {part!r}: expected nats, as in zebra=4") from None
-        wishes["|".join(words)] = -math.inf if barred else price
+        name, price = "|".join(words), -math.inf if barred else price
+        require(wishes.setdefault(name, price) == price, f"words: {part!r}", "every word once")
     return wishes

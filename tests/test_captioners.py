@@ -170,6 +170,12 @@ def test_command(tmp_path, monkeypatch, capsys):
             assert c["price"] == pytest.approx(2*math.log(p/(1 - p)), rel=.02, abs=.02)
     for line in typed("forced.jsonl", "--objects", "zebra, dog"):
         assert {"zebra", "dog"} <= set(line["caption"].lower().split())
+    options = "--captioner", "blip", "--out", "words.jsonl", "--objects", "hydrant, old|near, -dog"
+    monkeypatch.setattr(sys, "argv", ["noc_caption", "photos", *options])
+    main()                                             # words of no class; no detector is loaded
+    for line in map(json.loads, (tmp_path/"words.jsonl").read_text().splitlines()):
+        words = set(line["caption"].lower().split())
+        assert "hydrant" in words and words & {"old", "near"} and "dog" not in words and not line["boxes"]
     for option in "--captioner", "--detector":
         capsys.readouterr()
         with pytest.raises(SystemExit): typed("none.jsonl", option, "./none")

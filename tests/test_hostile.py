@@ -694,8 +694,10 @@ def test_odd_settings_of_a_pipeline():
         with pytest.raises(NocError, match="batch="): CaptionOptions(batch=odd)
     for odd in (-1, 2, "a", float("nan"), [], torch.zeros(2)):
         with pytest.raises(NocError, match="min_score="): CaptionOptions(min_score=odd)
-    for odd in ("dog", 1, [None], [["dog"]], [1], lambda: 1):
+    for odd in (1, [None], [["dog"]], [1], lambda: 1):
         with pytest.raises(NocError, match="expected a list of names"): CaptionOptions(objects=odd)
+    for odd in ("dog|", "-", "=3", "dog=much", "-dog=2", "dog, -dog"):
+        with pytest.raises(NocError, match="words: "): CaptionOptions(objects=odd)
     for odd in ([["a"]], "a", None, {}, [1, 2, 3]):
         with pytest.raises(NocError, match="image 7: regions: "): Regions(odd, [18, 1], [.9, .8], None, 7)
         with pytest.raises(NocError, match="image 7: regions: "): Regions(BOXES, odd, [.9, .8], None, 7)
