@@ -352,8 +352,8 @@ def _search(self:NovelCaptioner, seen, groups, prices):
     "The best caption of each image, with its constraints: `Decoded`."
     batch = self._features(seen)
     groups, prices = (dict(enumerate(x)) for x in (groups, prices))
-    found = decode(self.captioner, [batch], groups, self.cfg.search, prices=prices, avoid=self.avoid)
-    return [*found.values()]
+    search, avoid = self.cfg.search, self.avoid
+    return [*decode(self.captioner, [batch], groups, search, prices=prices, avoid=avoid).values()]
 
 # %% ../nbs/50_pipeline.ipynb #cfe603b7
 def _whole_mention(text, span, forms):

@@ -75,7 +75,8 @@ def read_wishes(
         require(all(words) and not (barred and sign), f"words: {part!r}",
                 "words between commas and bars: cat, red|white, zebra=4, -dog")
         try: price = float(nats)
-        except ValueError: raise NocError(f"words: {part!r}: expected nats, as in zebra=4") from None
+        except ValueError: raise NocError(f"words: {part!r}: expected nats, as zebra=4") from None
         name, price = "|".join(words), -math.inf if barred else price
-        require(wishes.setdefault(name, price) == price, f"words: {part!r}", "every word once")
+        once = wishes.setdefault(name, price) == price
+        require(once, f"words: {part!r}", "every word once")
     return wishes

@@ -19,8 +19,8 @@ def noc_caption(
     html:str=None,       # file for a page to look at
     data:str=None,       # detections: a folder in COCO's layout, or JSON with the images' file_name
     images:str=None,     # detections: folder of the images to caption, whose names end in their ids
-    objects:str=None,    # words by hand: "zebra, red|white, bus=4, -text" (either; worth 4 nats; not
-                         # this; "": none; default: the selector's)
+    objects:str=None,    # words by hand: "zebra, red|white, bus=4, -text" (either; worth 4 nats;
+                         # not this; "": none; default: the selector's)
     min_score:float=None, # a class below is never forced (default: the selector's threshold)
     max_objects:int=None, # objects that the selector may force on an image (default: 5)
     price_weight:str=None, # of the selector's candidates: 0 or more, or must (default: model's)

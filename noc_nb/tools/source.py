@@ -280,7 +280,8 @@ def pipeline(self:Job)->NovelCaptioner:
     if classes: pipeline = with_classes(pipeline, classes)
     if self.add_words:
         more = " ".join(self.options.wishes or ()).replace("|", " ").lower().split()
-        pipeline = add_words(pipeline, self.add_words, [w for w in more if w not in pipeline.by_name])
+        more = [word for word in more if word not in pipeline.by_name]
+        pipeline = add_words(pipeline, self.add_words, more)
     if self.dtype == "int8": pipeline.captioner = int8(pipeline.captioner)
     if self.form: pipeline.cfg = replace(pipeline.cfg, form=self.form)
     if not self.captioner: return pipeline
@@ -306,8 +307,9 @@ def _opened(job, pipeline):
     where = f"{job.src}: --data, --images and --features go with detections"
     none = not (job.data or job.images or job.features)
     require(none, where, ".json, .parquet, or a region store")
-    if job.captioner and not detector and job.options.named: return photos(image_files(src), _nothing)
-    return photos(image_files(src), detector_for(pipeline, detector, job.weights))
+    blind = job.captioner and not detector and job.options.named
+    look = _nothing if blind else detector_for(pipeline, detector, job.weights)
+    return photos(image_files(src), look)
 
 @patch
 def source(self:Job,
