@@ -54,18 +54,19 @@ class CaptionOptions(Config):
         require(texts, f"objects {names!r}", "a list of names, or a line")
         self.wishes                        # raises for a line that says nothing
 
-    @property
-    def wishes(self)->dict:
-        "Name -> nats, as `read_wishes` has them; None: the selector's choice."
-        if isinstance(self.objects, str): return read_wishes(self.objects)
-        if self.objects is None or isinstance(self.objects, dict): return self.objects
-        return dict.fromkeys(self.objects, math.inf)
+# %% ../nbs/50_pipeline.ipynb #c0da07c9
+@patch(as_prop=True)
+def wishes(self:CaptionOptions)->dict:
+    "Name -> nats, as `read_wishes` has them; None: the selector's choice."
+    if isinstance(self.objects, str): return read_wishes(self.objects)
+    if self.objects is None or isinstance(self.objects, dict): return self.objects
+    return dict.fromkeys(self.objects, math.inf)
 
-    @property
-    def named(self)->bool:
-        "True where all that may be said is named, whatever was detected."
-        prices = [*(self.wishes or {}).values()]
-        return self.min_score is None and any(price != -math.inf for price in prices)
+@patch(as_prop=True)
+def named(self:CaptionOptions)->bool:
+    "True where all that may be said is named, whatever was detected."
+    prices = [*(self.wishes or {}).values()]
+    return self.min_score is None and any(price != -math.inf for price in prices)
 
 # %% ../nbs/50_pipeline.ipynb #227f4da7
 class Candidate(NamedTuple):
@@ -213,6 +214,7 @@ def _forms(self:NovelCaptioner, name, known):
 @patch
 def _tokens(self:NovelCaptioner, text): return tuple(map(self.vocab.stoi.get, text.split()))
 
+# %% ../nbs/50_pipeline.ipynb #79f4e182
 @patch
 def with_objects(self:NovelCaptioner,
     wishes:dict,  # as in `CaptionOptions`
@@ -318,7 +320,8 @@ def _alternatives(self:NovelCaptioner, i):
 def _group(self:NovelCaptioner, i):
     "The constraint of a class, without what is to be avoided; empty where nothing is left."
     def holds(ids, part): return part in [ids[j:j+len(part)] for j in range(len(ids))]
-    return [ids for ids in self._alternatives(i) if not any(holds(ids, x) for x in self.avoid)]
+    def fine(ids): return not any(holds(ids, part) for part in self.avoid)
+    return [*filter(fine, self._alternatives(i))]
 
 @patch
 def _ask(self:NovelCaptioner, candidates):
