@@ -199,8 +199,13 @@ def in_order(
     if last is not None: equal = torch.ones_like(equal)
     rows, place = equal.nonzero()[:,0], place[:,:k]
     if not len(rows): return place
-    image = rows // (len(rank) // len(tie))
-    place[rows] = _by_tie(rank[rows], tie[image], None if last is None else last[image])[:,:k]
+    rank, image = rank[rows], rows // (len(rank) // len(tie))
+    best, at = rank.topk(min(4*k, rank.shape[1]))                       # enough where few are equal
+    if last is not None or ((best[:,-1] == best[:,k-1]) & (best[:,-1] > -torch.inf)).any():
+        at = torch.arange(rank.shape[1], device=rank.device).expand_as(rank)
+    at = at.sort(dim=1).values
+    tie, last = (x if x is None else x[image].gather(1, at) for x in (tie, last))
+    place[rows] = at.gather(1, _by_tie(rank.gather(1, at), tie, last)[:,:k])
     return place
 
 # %% ../nbs/20_beam.ipynb #c4c8ef39
