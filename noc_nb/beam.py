@@ -178,7 +178,7 @@ def next_words(
         wanted, best = wanted - norm, best - norm
     return wanted, best, words.gather(1, place)
 
-# %% ../nbs/20_beam.ipynb #48a0b00d
+# %% ../nbs/20_beam.ipynb #5eed2001
 def _by_tie(rank, tie, last):
     "Places (N,m) from the highest rank to the lowest, by `tie` (N,m) where ranks are equal."
     order = tie.argsort(dim=1, stable=True)
@@ -187,6 +187,7 @@ def _by_tie(rank, tie, last):
     late = last.byte().masked_fill(rank == -torch.inf, 2)
     return order.gather(1, late.gather(1, order).argsort(dim=1, stable=True))
 
+# %% ../nbs/20_beam.ipynb #48a0b00d
 def in_order(
     rank:Tensor, # (N,m) what is compared
     tie:Tensor,  # (b,m) whole numbers, of N/b rows each
