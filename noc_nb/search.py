@@ -55,6 +55,10 @@ class Grid:
     def most(self, search)->int:
         "How many hypotheses of an image may go on; None: all."
 
+    def turns(self, search, groups:Groups, cells, places)->Tensor:
+        "(b,m) a part's places in the order in which they may go on, if not all may."
+        return places.view(-1, search.cfg.k).flip(0).T.flatten().expand(len(cells.word), -1)
+
 MODES = dict(grid=Grid) # the kinds of search by name
 
 # %% ../nbs/24_search.ipynb #fa23a511
@@ -466,10 +470,6 @@ class Bank(Grid):
     def most(self, search)->int:
         "How many hypotheses of a part may go on."
         return search.cfg.k
-
-    def turns(self, search, groups:Groups, cells:Cells, places)->Tensor:
-        "(b,m) a part's places in the order in which they may go on."
-        return places.view(-1, search.cfg.k).flip(0).T.flatten().expand(len(cells.word), -1)
 
 MODES["bank"] = Bank
 
