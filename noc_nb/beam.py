@@ -178,36 +178,19 @@ def next_words(
         wanted, best = wanted - norm, best - norm
     return wanted, best, words.gather(1, place)
 
-# %% ../nbs/20_beam.ipynb #5eed2001
-def _by_tie(rank, tie, last):
-    "Places (N,m) from the highest rank to the lowest, by `tie` (N,m) where ranks are equal."
-    order = tie.argsort(dim=1, stable=True)
-    order = order.gather(1, rank.gather(1, order).argsort(dim=1, descending=True, stable=True))
-    if last is None: return order
-    late = last.byte().masked_fill(rank == -torch.inf, 2)
-    return order.gather(1, late.gather(1, order).argsort(dim=1, stable=True))
-
 # %% ../nbs/20_beam.ipynb #48a0b00d
 def in_order(
-    rank:Tensor, # (N,m) what is compared
-    tie:Tensor,  # (b,m) whole numbers, of N/b rows each
+    rank:Tensor, # (b,m) what is compared
+    tie:Tensor,  # (b,m) whole numbers
     k:int,       # how many to find
     last=None,   # (b,m) True for those that stand behind the others
-)->Tensor:       # (N,k) places
-    "The highest ranks; of equals, the lower `tie` first, then the first. −inf in any order."
-    best, place = rank.topk(min(k + 1, rank.shape[1]))
-    equal = ((best[:,1:] == best[:,:-1]) & (best[:,1:] > -torch.inf)).any(1)
-    if last is not None: equal = torch.ones_like(equal)
-    rows, place = equal.nonzero()[:,0], place[:,:k]
-    if not len(rows): return place
-    rank, image = rank[rows], rows // (len(rank) // len(tie))
-    best, at = rank.topk(min(4*k, rank.shape[1]))                       # enough where few are equal
-    if last is not None or ((best[:,-1] == best[:,k-1]) & (best[:,-1] > -torch.inf)).any():
-        at = torch.arange(rank.shape[1], device=rank.device).expand_as(rank)
-    at = at.sort(dim=1).values
-    tie, last = (x if x is None else x[image].gather(1, at) for x in (tie, last))
-    place[rows] = at.gather(1, _by_tie(rank.gather(1, at), tie, last)[:,:k])
-    return place
+)->Tensor:       # (b,k) places
+    "The highest ranks; of equals, the lower `tie` first, then the first. −inf comes last."
+    order = tie.argsort(dim=1, stable=True)
+    order = order.gather(1, rank.gather(1, order).argsort(dim=1, descending=True, stable=True))
+    if last is None: return order[:,:k]
+    late = last.byte().masked_fill(rank == -torch.inf, 2)
+    return order.gather(1, late.gather(1, order).argsort(dim=1, stable=True))[:,:k]
 
 # %% ../nbs/20_beam.ipynb #c4c8ef39
 class _Beam(NamedTuple):

@@ -306,10 +306,12 @@ def _choose(
 )->Tensor:       # (b,cells*k) which of m is in every place; m where there is none
     "Fill every cell with its `k` best."
     b, m = rank.shape
-    other = cell[:,None] != torch.arange(cells, device=cell.device)[:,None]     # (b,cells,m)
-    rank = rank[:,None].masked_fill(other, -torch.inf).flatten(0, 1)
-    place = in_order(rank, tie, k, short)                               # (b*cells,k)
-    return place.masked_fill(rank.gather(1, place) == -torch.inf, m).view(b, -1)
+    order = in_order(rank, tie, m, short)                               # (b,m)
+    cell = torch.where(rank > -torch.inf, cell, -1).gather(1, order)
+    members = cell[:,None] == torch.arange(cells, device=cell.device)[:,None]   # (b,cells,m)
+    nth = torch.arange(1, k + 1, device=cell.device).expand(b, cells, k).contiguous()
+    place = torch.searchsorted(members.long().cumsum(2), nth).flatten(1)
+    return F.pad(order, (0, 1), value=m).gather(1, place)
 
 # %% ../nbs/24_search.ipynb #cd103e51
 @patch
