@@ -307,9 +307,9 @@ def _opened(job, pipeline):
     where = f"{job.src}: --data, --images and --features go with detections"
     none = not (job.data or job.images or job.features)
     require(none, where, ".json, .parquet, or a region store")
+    files = image_files(src)                                            # before a detector is read
     blind = job.captioner and not detector and job.options.named
-    look = _nothing if blind else detector_for(pipeline, detector, job.weights)
-    return photos(image_files(src), look)
+    return photos(files, _nothing if blind else detector_for(pipeline, detector, job.weights))
 
 @patch
 def source(self:Job,
