@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import broadcast_object_list, gather_object, is_tensorboard_available
 from fastcore.basics import patch
 from safetensors import SafetensorError, safe_open
@@ -171,6 +172,7 @@ def _accelerator(cfg, folder):
     require(is_tensorboard_available() or not cfg.tensorboard, "TensorBoard is not installed",
             "it, as from `pip install noc_nb[tensorboard]`")
     if cfg.tensorboard: how |= dict(log_with="tensorboard", project_dir=folder)
+    AcceleratorState._reset_state()                        # another trainer's precision is not ours
     accelerator = Accelerator(cpu=default_device().type == "cpu", **how)
     parts = cfg.accumulate*accelerator.num_processes
     require(parts <= cfg.batch, f"batch={cfg.batch} in {parts} parts", "one example in each")
