@@ -61,6 +61,14 @@ def _draw_box(ax, corners, color):
     x1, y1, x2, y2 = corners
     ax.add_patch(plt.Rectangle((x1, y1), x2-x1, y2-y1, fill=False, edgecolor=color, linewidth=1.6))
 
+def _texts(labels, scores, once):
+    "What stands at the boxes."
+    texts = [""]*len(labels)
+    for n, label in enumerate(labels):
+        if once and label in labels[:n]: continue
+        texts[n] = label if scores is None else f"{label} {scores[n]:.2f}"
+    return texts
+
 class _Tags(Artist):
     "Names at the corners of boxes. Their places are found late: a layout changes the axes' size."
     def __init__(self, ax, corners, texts, colors, size):
@@ -91,6 +99,7 @@ def show_boxes(
     color=None,  # one colour for all boxes, or n colours
     size=(4, 3), # (width,height) of the empty canvas; only their ratio matters
     title="",    # text above the picture
+    once=False,  # True: a label stands at the first of its boxes alone
 ):               # the axes
     "Draw boxes on an image or on an empty canvas. Raises `NocError` where the lengths differ."
     boxes = np.asarray(boxes, dtype=float).reshape(-1, 4)
@@ -102,8 +111,7 @@ def show_boxes(
     if isinstance(color, str): color = [color]*n
     pixels = boxes * [*size, *size]
     for corners, c in zip(pixels, color): _draw_box(ax, corners, c)
-    texts = [""]*n if labels is None else map(str, labels)
-    if scores is not None: texts = [f"{text} {score:.2f}" for text, score in zip(texts, scores)]
+    texts = _texts([""]*n if labels is None else [*map(str, labels)], scores, once)
     named = [(xy, text, c) for xy, text, c in zip(pixels[:,:2], texts, color) if text]
     if named: _Tags(ax, *zip(*named), size)
     if title: ax.set_title(title, fontsize=9)
