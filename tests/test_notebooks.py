@@ -98,6 +98,11 @@ def test_chapters_end_with_prose():
     none_of((name(nb) for nb in CHAPTERS if CELLS[nb][-1].kind != "markdown"),
             "end with two lines of Markdown: what we have, what comes next")
 
+def test_chapters_lead_to_the_next_number():
+    order = sorted([*CHAPTERS, *EXPERIMENTS], key=number)
+    none_of((name(nb) for nb, after in zip(order, order[1:]) if after.name not in CELLS[nb][-1].source),
+            "link the chapter with the next number in the last lines: the numbers are the reading order")
+
 def test_prose_has_at_most_120_columns():
     "Tables, links and formulas may be longer."
     def long(c):
