@@ -70,7 +70,6 @@ def foreign_file(
         why = str(e).partition("\n")[0][:200] or type(e).__name__
         raise NocError(f"{path}: expected {expected} ({why})") from None
 
-
 # %% ../nbs/00_core.ipynb #8f46504c
 @contextmanager
 def room_for(

@@ -67,10 +67,9 @@ class ScstConfig(TrainConfig):
     df_unit:str = setting("image", among=("image", "caption")) # documents of CIDEr-D's frequencies
     min_refs:int = setting(5, 0)       # references that an image needs
     price_weight:float = setting(None, 0, 1e9) # DGBS with prices, as in `oracle_constraints`;
-
-# %% ../nbs/43_scst.ipynb #507f7ef0
                                        # None: musts
 
+# %% ../nbs/43_scst.ipynb #507f7ef0
 def scst_images(
     data:CocoData,               # captions and splits
     cfg:ScstConfig=ScstConfig(), # its `min_refs`
