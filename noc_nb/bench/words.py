@@ -7,9 +7,10 @@ __all__ = []
 
 # %% ../../nbs/bench/150_words.ipynb #c6e00002
 import json, os, random, re, subprocess, time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,16 +58,17 @@ def _says(sentence, forms):
 
 def _count(sentence, one): return sum(_says(sentence, forms) for forms in one.forms)
 
+def _words_of(lines): return {w for s in lines for w in re.findall("[a-z]+", s["sentence"].lower())}
+
 # %% ../../nbs/bench/150_words.ipynb #c6e00007
 def _known_forms(train, tests):
     "A function from a concept to its forms: listed ones, and regular ones that `train` says."
-    seen = {w for line in train for w in re.findall("[a-z]+", line["sentence"].lower())}
-    listed = defaultdict(set)
-    for concepts, groups, _ in tests:
-        for concept in concepts:
-            listed[concept].update(*(forms for forms in groups if concept in forms))
+    seen, listed = _words_of(train), defaultdict(set)
+    for one in tests:
+        for concept, forms in product(one.concepts, one.forms):
+            if concept in forms: listed[concept].update(forms)
     def forms(concept):
-        known = listed.get(concept, set()) | _regular(concept)
+        known = listed[concept] | _regular(concept)
         return sorted(form for form in known if form in seen or form == concept)
     return forms
 
@@ -78,14 +80,13 @@ def _prepare(folder, held):
         parts[part] = [_Set(one["concepts"], forms, [one["sentence"]]) for one, forms in pairs]
     forms = _known_forms(train, parts["dev"] + parts["test"])
     for line in train: sentences[frozenset(line["concepts"])].append(line["sentence"])
-    def whole(concepts):
-        groups = list(map(forms, concepts))
-        return all(_says(s, group) for s in sentences[concepts] for group in groups)
-    several = sorted(sorted(c) for c, found in sentences.items() if len(found) > 1 and whole(c))
-    require(len(several) >= held, f"{folder}: {len(several)} sets to hold out", f"{held}")
-    out = random.Random(0).sample(several, held)
-    left = set(map(frozenset, out))
-    parts["held"] = [_Set(c, list(map(forms, c)), sentences[frozenset(c)]) for c in out]
+    several = [_Set(sorted(c), list(map(forms, sorted(c))), found)
+               for c, found in sentences.items() if len(found) > 1]
+    def complete(one): return all(_says(*pair) for pair in product(one.references, one.forms))
+    whole = sorted(filter(complete, several))
+    require(len(whole) >= held, f"{folder}: {len(whole)} sets to hold out", f"{held}")
+    parts["held"] = random.Random(0).sample(whole, held)
+    left = {frozenset(one.concepts) for one in parts["held"]}
     return [line for line in train if frozenset(line["concepts"]) not in left], parts
 
 # %% ../../nbs/bench/150_words.ipynb #c6e0000b
@@ -196,9 +197,9 @@ def _until_end(ids): return ids[:ids.index(2) + 1] if 2 in ids else ids
 # %% ../../nbs/bench/150_words.ipynb #c6e00010
 class _Speaker:
     "A trained model, its tokenizer, and how it decodes."
-    def __init__(self, folder, cfg):
+    def __init__(self, folder, cfg, peer=None):
         from transformers import AutoTokenizer, BartForConditionalGeneration
-        self.folder, self.cfg, self.budget = folder, cfg, 0.
+        self.folder, self.cfg, self.peer = folder, cfg, peer # a Python with the other library
         self.model = BartForConditionalGeneration.from_pretrained(folder).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
 
@@ -218,16 +219,17 @@ class _Speaker:
         if price: how |= dict(prices=[[*price]*len(s.forms) for s in sets])
         return self._generate(sets, **how)
 
-    def _sample(self, sets):
+    def _sample(self, sets, budget):
         "Draw until a sentence has all words or its budget of tokens is spent; the fullest one."
-        best, spent, todo = [(-1, [])]*len(sets), [0]*len(sets), list(range(len(sets)))
+        best, most, spent, todo = [[]]*len(sets), [-1]*len(sets), [0]*len(sets), range(len(sets))
+        how = dict(do_sample=True, num_beams=1, top_k=0, top_p=.9)
         while todo:
-            how = dict(do_sample=True, num_beams=1, top_k=0, top_p=.9)
             for i, row in zip(todo, self._generate([sets[i] for i in todo], **how)):
-                best[i] = max(best[i], (_count(self._text(row), sets[i]), row), key=lambda x: x[0])
+                said = _count(self._text(row), sets[i])
+                if said > most[i]: best[i], most[i] = row, said
                 spent[i] += len(row)
-            todo = [i for i in todo if best[i][0] < len(sets[i].forms) and spent[i] < self.budget]
-        return [row for _, row in best]
+            todo = [i for i in todo if most[i] < len(sets[i].forms) and spent[i] < budget]
+        return best
 
     @torch.no_grad()
     def _log_prob(self, sets, rows):
@@ -262,25 +264,23 @@ print(json.dumps([rows, dict(asked=sum(asked), calls=len(asked),
 # %% ../../nbs/bench/150_words.ipynb #c6e00013
 def _forced(tokenizer, kind, one):
     "What `force_words_ids` gets for a set: of each concept one form, or all that go together."
-    groups = []
-    for forms in one.forms:
-        named = [form for form in forms if form in one.concepts] or forms
-        spelled = [tokenizer(form)["input_ids"] for form in forms]
-        def longer(ids): return any(ids != other == ids[:len(other)] for other in spelled)
-        if kind == "one": groups.append(tokenizer(named[0])["input_ids"])
-        else: groups.append([ids for ids in spelled if not longer(ids)])
-    return groups
+    def spelled(form): return tokenizer(form)["input_ids"]
+    def alone(forms): return spelled(next((f for f in forms if f in one.concepts), forms[0]))
+    def together(forms):
+        known = list(map(spelled, forms))
+        def longer(ids): return any(ids != other == ids[:len(other)] for other in known)
+        return [ids for ids in known if not longer(ids)]
+    return list(map(alone if kind == "one" else together, one.forms))
 
-def _ask_peer(speaker, sets, kind, k, python):
+def _ask_peer(speaker, sets, kind, k):
     "Ids of sentences by transformers 4.55.4, and `_meter`'s numbers. Raises `NocError`."
-    cfg, expected = speaker.cfg, "--peer, a Python with transformers==4.55.4"
+    cfg, python, expected = speaker.cfg, speaker.peer, "--peer, a Python with transformers==4.55.4"
     how = dict(threads=torch.get_num_threads(), model=str(Path(speaker.folder).resolve()),
                num_beams=k, max_new_tokens=cfg.room, length_penalty=cfg.penalty)
     cases = [dict(ids=speaker.tokenizer(" ".join(one.concepts))["input_ids"],
                   words=_forced(speaker.tokenizer, kind, one)) for one in sets]
-    lines = "\n".join(map(json.dumps, [how, *cases]))
-    call = [f"{python}", "-c", _PEER]
-    try: run = subprocess.run(call, input=lines, text=True, capture_output=True)
+    call = dict(input="\n".join(map(json.dumps, [how, *cases])), text=True, capture_output=True)
+    try: run = subprocess.run([f"{python}", "-c", _PEER], **call)
     except OSError as e: raise NocError(f"{python}: {e.strerror}; expected {expected}") from None
     last = (run.stderr.strip().splitlines() or ["no word"])[-1]
     require(run.returncode == 0, f"{python}: {last}", expected)
@@ -288,15 +288,15 @@ def _ask_peer(speaker, sets, kind, k, python):
     return list(map(_until_end, rows)), meter
 
 # %% ../../nbs/bench/150_words.ipynb #c6e00014
-def _speak(speaker, name, sets, peer=None, texts=None):
+def _speak(speaker, name, sets, texts=None, budget=None):
     "Sentences of a system for sets, what it was asked and how likely the model finds them."
     (kind, *how), meter = _system(name), {}
     set_seed(0)
     if kind == "published": rows = [[*ids[:62], 2] for ids in speaker.tokenizer(texts)["input_ids"]]
-    elif kind in ("one", "any"): rows, meter = _ask_peer(speaker, sets, kind, *how, peer)
+    elif kind in ("one", "any"): rows, meter = _ask_peer(speaker, sets, kind, *how)
     else:
         with _meter(speaker.model) as meter:
-            if kind == "sample": rows = speaker._sample(sets)
+            if kind == "sample": rows = speaker._sample(sets, budget)
             else: rows = speaker._search(sets, kind, *how)
     return dict(texts=texts or list(map(speaker._text, rows)), tokens=list(map(len, rows)),
                 log_prob=speaker._log_prob(sets, rows), meter=meter)
@@ -343,8 +343,7 @@ class _WordsRun:
         self.sets, folder = parts[o.part][:o.sets or None], Path(o.runs)/f"lm-{o.seed}"
         self.all = len(parts[o.part])
         _train_words(cfg, rest, _lines(self.data, "dev"), folder, o.seed)
-        self.speaker = _Speaker(folder/"best", cfg)
-        self.read = {w for s in rest for w in re.findall("[a-z]+", s["sentence"].lower())}
+        self.speaker, self.read = _Speaker(folder/"best", cfg, o.peer), _words_of(rest)
         self.keys = dict(part=o.part, sets=len(self.sets), penalty=cfg.penalty, seed=o.seed)
         self.folder = folder/f"{o.part}-{len(self.sets)}-{cfg.penalty:g}"
 
@@ -352,12 +351,12 @@ class _WordsRun:
         "What a system said for the n-th fifty of the sets, from the folder or now."
         file = self.folder/f"{name.replace(':', '-')}-{n}.json"
         if file.exists(): return read_json(file)
-        part = slice(n*_BATCH, (n + 1)*_BATCH)
-        sets, (kind, *k), texts = self.sets[part], _system(name), None
+        part, (kind, k, *_), given = slice(n*_BATCH, (n + 1)*_BATCH), _system(name), {}
+        sets = self.sets[part]
+        if kind == "published": given = dict(texts=self._published(name)[part])
         if kind == "sample":
-            self.speaker.budget = self._part(f"bank:{k[0]}", n)["meter"]["asked"]/len(sets)
-        if kind == "published": texts = self._published(name)[part]
-        write_json(file, _speak(self.speaker, name, sets, self.o.peer, texts))
+            given = dict(budget=self._part(f"bank:{k}", n)["meter"]["asked"]/len(sets))
+        write_json(file, _speak(self.speaker, name, sets, **given))
         return read_json(file)
 
     def _published(self, name):
@@ -378,20 +377,19 @@ class _WordsRun:
 @patch
 def _row(self:_WordsRun, name, texts, meter, drawn):
     "A result row; `drawn` has the measures of all systems."
-    def compared(others): return {m: _with_interval(x - others[m]) for m, x in drawn[name].items()}
-    beside = {other: compared(drawn[other]) for other in drawn if other != name}
-    chosen = random.Random(0).sample(range(len(texts)), min(20, len(texts)))
-    ours = not name.startswith("published")
-    examples = [(self.sets[i].concepts, texts[i]) for i in chosen if ours]
+    def told(measures): return {m: _with_interval(x) for m, x in measures.items()}
+    def less(other): return {m: x - other[m] for m, x in drawn[name].items()}
+    beside = {other: told(less(x)) for other, x in drawn.items() if other != name}
+    chosen, ours = random.Random(0).sample(range(len(texts)), min(20, len(texts))), "asked" in meter
     new = [(s.concepts, text, forms) for s, text in zip(self.sets, texts) for forms in s.forms
            if self.read.isdisjoint(forms)]
     said = sum(_says(text, forms) for _, text, forms in new)
     return new_row(
         "bench", "words", data="commongen", **self.keys, system=name, **meter,
-        beside=beside, config=self.cfg.to_dict(), threads=torch.get_num_threads(),
-        metrics={m: _with_interval(x) for m, x in drawn[name].items()},
-        examples=examples, new=dict(asked=len(new), said=said, examples=new[:10*ours]),
-        command=self.o.command)
+        metrics=told(drawn[name]), beside=beside, config=self.cfg.to_dict(),
+        examples=[(self.sets[i].concepts, texts[i]) for i in chosen if ours],
+        new=dict(asked=len(new), said=said, examples=new[:10*ours]),
+        threads=torch.get_num_threads(), command=self.o.command)
 
 # %% ../../nbs/bench/150_words.ipynb #c6e0001e
 def _run_bench_words(o):
