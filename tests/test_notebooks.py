@@ -103,6 +103,14 @@ def test_chapters_lead_to_the_next_number():
     none_of((name(nb) for nb, after in zip(order, order[1:]) if after.name not in CELLS[nb][-1].source),
             "link the chapter with the next number in the last lines: the numbers are the reading order")
 
+def test_displayed_formulas_stand_alone():
+    "On the site one within a paragraph is no formula."
+    def joined(c):
+        texts = c.source.split("$$")[::2]                      # before, between and behind formulas
+        ends, starts = (filter(None, part) for part in (texts[:-1], texts[1:]))
+        return not (all(t.endswith("\n\n") for t in ends) and all(t.startswith("\n\n") for t in starts))
+    none_of((c.where for c in every("markdown") if joined(c)), "put a blank line before and behind $$ ... $$")
+
 def test_prose_has_at_most_120_columns():
     "Tables, links and formulas may be longer."
     def long(c):
