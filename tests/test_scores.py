@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from noc_nb.core import NocError, find_data, read_json
-from noc_nb.tools.java import Spice, _cache_folder, find_java, _java_options, _missing_jars
+from noc_nb.tools.java import _Spice, _cache_folder, find_java, _java_options, _missing_jars
 from noc_nb.verdict import gap, holm
 
 try: find_java(); JAVA = True
@@ -153,7 +153,7 @@ def test_spice_equals_pycocoevalcap(captions, tmp_path, monkeypatch):
     each = np.nan_to_num([e["All"]["f"] for e in each])
     monkeypatch.delenv("JDK_JAVA_OPTIONS")
     start = time.time()
-    ours, parrot = Spice(refs).score_many([said, {i: own[0] for i, own in refs.items()}])
+    ours, parrot = _Spice(refs)._score_many([said, {i: own[0] for i, own in refs.items()}])
     tell(f"S, two systems in {time.time()-start:.0f} s", ours, each)
     assert ours.tolist() == each.tolist() and ours.mean() == pytest.approx(score, abs=1e-12) and parrot.mean() > score
 
@@ -195,14 +195,14 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NOC_CACHE", str(folder.parent))
 
 SCORE = """from noc_nb.metrics import CaptionScorer
-from noc_nb.tools.java import Spice, java_programs
+from noc_nb.tools.java import java_programs
 refs = {1: ['a bird']}
 """
 KILLED = {
     "METEOR": ("meteor-1.5.jar", SCORE + "programs = java_programs(refs, ('M',))\n"
                "with CaptionScorer(refs, ('M',), programs) as scorer: scorer.numbers({1: 'a bird that sings'})"),
-    "SPICE": ("SpiceScorer", SCORE + "spice = Spice(refs)\nspice.keeps = False\n"
-              "programs = java_programs(refs, ('S',), spice)\n"
+    "SPICE": ("SpiceScorer", SCORE + "programs = java_programs(refs, ('S',))\n"
+              "programs[0].spice.keeps = False\n"
               "with CaptionScorer(refs, ('S',), programs) as scorer: scorer.numbers({1: 'a bird that sings'})"),
 }
 
@@ -336,7 +336,8 @@ def letters(images, captions, references):
 def more_letters(images, captions, references): return [len(c) + 1 for c in captions.values()]
 
 def test_a_function_is_a_score_like_the_others(tmp_path):
-    from noc_nb.tools.report import compare, evaluate_file
+    from noc_nb.tools.compare import compare
+    from noc_nb.tools.report import evaluate_file
     folder = world(tmp_path)
     said = {e["image_id"]: e["caption"] for e in json.loads((folder/"ours.json").read_text())}
     longer = [dict(image_id=i, caption=c + " in the sun") for i, c in said.items()]
@@ -446,7 +447,8 @@ def test_chair_of_any_words_is_the_published_one(tmp_path):
     check_chair(tmp_path, captions, refs, boxed)
 
 def test_a_report_names_chairs_protocol(tmp_path):
-    from noc_nb.tools.report import compare, evaluate_file
+    from noc_nb.tools.compare import compare
+    from noc_nb.tools.report import evaluate_file
     folder, (_, file) = world(tmp_path), chair_list(tmp_path)
     entries = json.loads((folder/"ours.json").read_text())
     for e in entries: e["caption"] += ". It is a sunny day. A cat"

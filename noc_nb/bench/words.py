@@ -26,7 +26,7 @@ from ..novelty import interval
 from ..results import append_row, new_row, read_rows
 from ..tools.command import one_thread
 from ..tools.generate import grid_beam
-from ..tools.java import find_spice, java_programs
+from ..tools.java import java_programs
 
 # %% ../../nbs/bench/150_words.ipynb #c6e00005
 class _Set(NamedTuple):
@@ -311,10 +311,8 @@ def _joined(parts):
 # %% ../../nbs/bench/150_words.ipynb #c6e0001a
 def _scorer(sets, metrics):
     "Scores captions of sets, of all systems; without SPICE where it cannot run."
-    refs, spice, why = {i: s.references for i, s in enumerate(sets)}, None, None
-    if "S" in metrics: spice, why = find_spice(refs)
-    if why: say(f"no SPICE: {why}")
-    return CaptionScorer(refs, metrics, java_programs(refs, metrics, spice))
+    refs = {i: s.references for i, s in enumerate(sets)}
+    return CaptionScorer(refs, metrics, java_programs(refs, metrics))
 
 def _measures(found, sets, scorer):
     "Scores of a system: name -> (1001,), of all sets, then of every draw of as many."

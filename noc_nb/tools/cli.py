@@ -60,7 +60,7 @@ def noc_app(
     "Serve a page to try captions on, on this machine alone."
 
 # %% ../../nbs/commands/140_cli.ipynb #c0de0003
-@works_in("noc_nb.tools.report")
+@works_in("noc_nb.tools.compare")
 def noc_eval(
     captions:str=None,    # captions to score: COCO's results format, lines of noc_caption, CSV, TSV
     data:str=None,        # folder in COCO's layout, or a file of captions (default: NOC_DATA)

@@ -8,6 +8,7 @@ __all__ = ['choice']
 # %% ../../nbs/commands/139_reproduce.ipynb #62dc8727
 import os, shlex, shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ..captioner import Captioner
@@ -26,10 +27,10 @@ from ..selector import RegionSelector
 from ..tables import markdown_table, spec, table_view
 from .command import one_thread
 from .dataset import load_checked
-from .java import java_programs
+from .java import java_programs, spice_lacks
 from .names import read_classes
+from .page import save_figure
 from .readers import WordVectors
-from .report import find_spice
 from .store import RegionStore
 from .drawing import make_toy
 from ..train import kept_line
@@ -113,9 +114,7 @@ def _picture(head, rows, path, caption):
     drawn.set_fontsize(8)
     drawn.auto_set_column_width(range(len(head)))
     _style(drawn, rows)
-    with whole_file(path, "wb") as f:
-        figure.savefig(f, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
-    plt.close(figure)
+    save_figure(figure, path)
 
 def _write_tables(rows, tables, folder, about, variant, **shown):
     "Write the paper's tables: table1.md, table1.png and so on. A table without a line is left out."
@@ -166,13 +165,6 @@ def _load(o, cfg):
     store = RegionStore(o.features) if o.features else None
     return load_checked(root, cfg.split, o.detections or "simulated", features=store)
 
-def _java_scores(data, part, metrics, spice):
-    "What makes METEOR, and SPICE where it is wanted."
-    if not spice: return lambda refs: java_programs(refs, metrics)
-    spice, why = find_spice({i: data.captions[i] for i in data.splits[part]})
-    if why: raise NocError(f"SPICE: {why}")
-    return lambda refs: java_programs(refs, metrics, spice)
-
 # %% ../../nbs/commands/139_reproduce.ipynb #7934e638
 def _reproduce(o):
     "Make a run by the options of `noc_reproduce`: its experiment, and its rows."
@@ -182,6 +174,8 @@ def _reproduce(o):
     if cfg.data == "toy": one_thread()
     rows = choice(o.rows, LABELS, "rows")
     metrics = choice(o.metrics, METRICS, "metrics")
+    lacks = spice_lacks() if o.spice else None
+    if lacks: raise NocError(f"SPICE: {lacks}")
     if not o.spice: metrics = [m for m in metrics if m != "S"]
     choice(o.part, ("test", "val"), "part")
     trainings = [] if o.training == "none" else choice(o.training, TRAINING_LABELS, "training")
@@ -194,7 +188,7 @@ def _reproduce(o):
     kind = Path(o.detections or "simulated").name.split(".")[0]
     kind = kind if kind in ("gt", "simulated") else "real"
     run = Run(cfg, kind, o.seed, o.part, o.variant, _command_line(o))
-    programs = _java_scores(data, o.part, metrics, o.spice)
+    programs = partial(java_programs, metrics=metrics)
     models = pipeline_folder(o.models) if o.models in shipped() else o.models
     experiment = Experiment(run, data, o.out, o.resume, metrics, models, programs)
     made = experiment.complete(lines, selections)
