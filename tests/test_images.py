@@ -6,7 +6,7 @@ import pytest, torch, torchvision
 from PIL import Image
 from noc_nb.core import NocError
 from noc_nb.tools.detector import Detector
-from noc_nb.tools.photos import _detect_files, extract, image_files, open_image, random_weights
+from noc_nb.tools.photos import _detect_files, _extract, image_files, open_image, random_weights
 from noc_nb.tools.readers import read_detections
 from noc_nb.tools.store import RegionStore
 
@@ -88,17 +88,17 @@ def test_killed_at_random_and_resumed_gives_the_same_bytes(tmp_path, photos, wei
     torch.set_num_threads(1)   # so that it can fork
     detector, files = Detector(SMALL, weights, size=64, device="cpu"), image_files(photos)
     rng, kills = np.random.default_rng(0), 0
-    extract(files, tmp_path/"straight", detector, part=2)
+    _extract(files, tmp_path/"straight", detector, part=2)
     def done(): return len(list(tmp_path.glob("killed.parts/0*")))
     for _ in range(3):
         kw = dict(part=2, resume=True)
         args = files, tmp_path/"killed", detector
-        run = multiprocessing.get_context("fork").Process(target=extract, args=args, kwargs=kw)
+        run = multiprocessing.get_context("fork").Process(target=_extract, args=args, kwargs=kw)
         at = done() + 1 + rng.integers(2); run.start()
         while run.is_alive() and done() < at: time.sleep(.002)
         time.sleep(rng.uniform(0, .1))
         kills += run.is_alive(); run.kill(); run.join()
-    extract(files, tmp_path/"killed", detector, workers=1, part=2, resume=True)
+    _extract(files, tmp_path/"killed", detector, workers=1, part=2, resume=True)
     assert kills >= 2 and content(tmp_path/"killed") == content(tmp_path/"straight")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["killed", "photos", "straight"]
     failed = [json.loads(l) for l in (tmp_path/"killed"/"failed.jsonl").read_text().splitlines()]

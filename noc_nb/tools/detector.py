@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import roi_align
 
-from ..core import NocError, default_device, require
+from ..core import NocError, default_device, foreign_file, require
 from ..heldout import COCO_CLASSES
 from ..regions import Regions
 from ..runs import fingerprint
@@ -41,15 +41,10 @@ def _downloaded(name):
 def _read_state(name, source):
     "The weights of a model. Raises `NocError` if there is no download, or none in the file."
     if source == "default": return _downloaded(name)
-    if not Path(source).is_file():
-        raise NocError(f"{source}: no such file; expected the weights of {name}")
-    try:
+    with foreign_file(source, f"the weights of {name}, .safetensors or .pth"):
         if str(source).endswith(".safetensors"): return load_file(source)
         state = torch.load(source, "cpu", weights_only=True)
         return dict(state.get("model", state))   # torchvision's training script keeps more
-    except Exception as e:                       # a broken file may fail in any way
-        kind = type(e).__name__
-        raise NocError(f"{source}: expected weights, .safetensors or .pth ({kind})") from None
 
 # %% ../../nbs/models/113_detector.ipynb #e9d237c2
 _WITHOUT_EPS = ("fasterrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn", "keypointrcnn_resnet50_fpn",
@@ -193,10 +188,8 @@ def limits(self:Detector)->tuple:
 
 # %% ../../nbs/models/113_detector.ipynb #3d40f999
 @patch
-def padded(self:Detector,
-    image:Tensor, # (3,h,w)
-)->tuple:         # height and width
-    "The size that the model resizes and pads an image to."
+def _padded(self:Detector, image):
+    "Height and width that the model resizes and pads an image (3,h,w) to."
     if self.transform.fixed_size: return self.transform.fixed_size
     (least, most), sides, unit = self.limits, image.shape[1:], self.transform.size_divisible
     scale = min(least/min(sides), most/max(sides))
@@ -205,10 +198,8 @@ def padded(self:Detector,
 # %% ../../nbs/models/113_detector.ipynb #5e33d8ce
 @patch
 @torch.no_grad()
-def run(self:Detector,
-    images:list, # uint8 tensors (3,h,w)
-)->list:         # `Regions`
-    "Detect in one batch."
+def _run(self:Detector, images):
+    "`Regions` of uint8 tensors (3,h,w), detected in one batch."
     images = [image.to(self.device).float()/255 for image in images]
     detections = self.model(list(images))
     for image, d in zip(images, detections):
@@ -230,7 +221,7 @@ def run(self:Detector,
 @patch
 def _found(self:Detector, images):
     "What `run` finds. Where it fails, images are alone, and what it refuses alone is a `NocError`."
-    try: return self.run(images)
+    try: return self._run(images)
     except (RuntimeError, ValueError) as e:
         if re.search("CUDA|memory", str(e)): raise             # no image is at fault
         if len(images) > 1: return [found for image in images for found in self._found([image])]
@@ -242,7 +233,7 @@ def detect(self:Detector,
     images:list, # what `prepare` gave
 )->list:         # `Regions`, or a `NocError` for an image that the model refuses
     "Detect, in batches of images that are padded to one size."
-    regions, sizes = {}, [self.padded(image) for image, _ in images]
+    regions, sizes = {}, [self._padded(image) for image, _ in images]
     for _, same in groupby(sorted(range(len(images)), key=sizes.__getitem__), sizes.__getitem__):
         for batch in chunked(same, self.batch):
             for i, r in zip(batch, self._found([images[i][0] for i in batch])):

@@ -84,7 +84,7 @@ class PretrainedDetector(Detector):
             count, names = len(model.config.id2label), _label_names(model.config)
             self.ids = _label_ids(names, self.classes, name, count)
 
-    def padded(self, image):
+    def _padded(self, image):
         "The size of an image: those of one size are looked at together."
         return tuple(image.shape[1:])
 
@@ -162,10 +162,8 @@ def _grounded(self:PretrainedDetector, out, inputs, sizes):
 # %% ../../nbs/models/114_detectors.ipynb #dd3f1b45
 @patch
 @torch.no_grad()
-def run(self:PretrainedDetector,
-    images:list, # uint8 tensors (3,h,w) of one size
-)->list:         # `Regions`
-    "Detect in one batch."
+def _run(self:PretrainedDetector, images):
+    "`Regions` of uint8 tensors (3,h,w) of one size, detected in one batch."
     h, w = images[0].shape[1:]
     sizes = [(h, w)]*len(images)
     if self.told: looks = [self._look_for(images, sizes, part) for part in self.parts]
