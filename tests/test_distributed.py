@@ -7,7 +7,7 @@ from noc_nb.core import NocError
 from noc_nb.pipeline import CaptionOptions
 from noc_nb.runs import locked
 from noc_nb.tools.distributed import _ray, caption_shards, read_shards, _shard_file
-from noc_nb.tools.gallery import caption_files, read_lines
+from noc_nb.tools.gallery import caption_files, _read_lines
 from noc_nb.tools.source import Job
 from noc_nb.tools.drawing import make_toy
 
@@ -22,7 +22,7 @@ def world(tmp_path_factory):
     found = root/"detections/simulated.json"
     job = Job(str(found), "toy", data=str(root), options=CaptionOptions(batch=5))
     caption_files(job, folder/"lines.jsonl")
-    return job, sorted(read_lines(folder/"lines.jsonl"), key=lambda x: x["image_id"])
+    return job, sorted(_read_lines(folder/"lines.jsonl"), key=lambda x: x["image_id"])
 
 def run(job, out, workers=0): return caption_shards(job, out, workers, shard=10)
 

@@ -13,15 +13,15 @@ from noc_nb.tools.command import main
 from noc_nb.captioner import Captioner
 from noc_nb.core import NocError
 from noc_nb.encoder import CaptionerConfig
-from noc_nb.tools.gallery import caption_all, caption_files, caption_lines, read_lines, write_report
+from noc_nb.tools.gallery import _caption_all, caption_files, caption_lines, _read_lines, _write_report
 from noc_nb.heldout import COCO_CLASSES
 from noc_nb.grid_beam import SearchConfig
 from noc_nb.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig
 from noc_nb.runs import locked
 from noc_nb.tools.detector import Detector
-from noc_nb.tools.photos import extract, image_files, open_image
+from noc_nb.tools.photos import _extract, image_files, open_image
 from noc_nb.tools.formats import write_detections
-from noc_nb.tools.source import Job, detected, from_table, photos
+from noc_nb.tools.source import Job, detected, _from_table, photos
 from noc_nb.tools.store import RegionStore
 from noc_nb.regions import Regions, table_of
 from noc_nb.selector import RegionSelector, SelectorConfig
@@ -102,9 +102,9 @@ def test_hostile_photos_are_lines(toy, src, tmp_path):
     assert good == {1, 2, 3, 4, 5, 9, 12} and len(lines) == 11
     assert all("\n" not in line["error"] and line["file"] in line["error"] for line in lines if "error" in line)
     assert next(line for line in lines if line["image_id"] == 5)["size"] == (60, 80)
-    out = caption_all(toy, source, tmp_path/"lines.jsonl")
+    out = _caption_all(toy, source, tmp_path/"lines.jsonl")
     show = lambda line: open_image(source.files[line["image_id"]])
-    write_report(tmp_path/"page.html", out, show, title=EVIL)
+    _write_report(tmp_path/"page.html", out, show, title=EVIL)
     page = (tmp_path/"page.html").read_text()
     assert "<img" not in page and "&lt;img" in page and page.count("<article") == 7
     assert not list(tmp_path.rglob("000012.jpg"))
@@ -127,7 +127,7 @@ def test_hostile_images_with_detections(toy, src, tmp_path):
     (tmp_path/"found.json").write_text(json.dumps(items))
     job = Job(tmp_path/"found.json", "toy", images=src)
     n, failed, _, _ = caption_files(job, tmp_path/"c.jsonl", tmp_path/"c.html")
-    lines = {x["image_id"]: x for x in read_lines(tmp_path/"c.jsonl")}
+    lines = {x["image_id"]: x for x in _read_lines(tmp_path/"c.jsonl")}
     assert (n, failed) == (11, 3) and {i for i, x in lines.items() if "error" in x} == {7, 8, 10}
     assert all(lines[i]["file"] in lines[i]["error"] for i in (7, 8, 10)) and lines[5]["size"] == [60, 80]
     page = (tmp_path/"c.html").read_text()
@@ -137,7 +137,7 @@ def test_hostile_files_become_a_store(src, tmp_path):
     class Fixed:
         limits, about = (64, 64), staticmethod(dict)
         def detect(self, images): return [Regions([[.1, .1, .6, .9]], [2], [.9], size=size) for _, size in images]
-    store = extract(image_files(src), tmp_path/"store", Fixed(), part=3)
+    store = _extract(image_files(src), tmp_path/"store", Fixed(), part=3)
     failed = [json.loads(text) for text in (tmp_path/"store/failed.jsonl").read_text().splitlines()]
     assert set(store) == {1, 2, 3, 4, 5, 9, 12} and {f["id"] for f in failed} == {6, 7, 8, 10}
     again = detected(tmp_path/"store", images=src)             # the store knows the names of its images
@@ -152,7 +152,7 @@ def test_hostile_uploads(toy, src):
             assert "\n" not in str(e.value)
     files = image_files(src)
     table = table_of(Regions([[.1, .1, .6, .9]], [2], [.9], image_id=f.id) for f in files)
-    page = Studio(toy, source=from_table(table, files={f.id: f for f in files}))
+    page = Studio(toy, source=_from_table(table, files={f.id: f for f in files}))
     assert len(page.examples) == 7 and all(page.example(n).free.caption for n in range(7))   # what opens, and no other
 
 def test_images_whose_ids_nobody_knows(toy, tmp_path):
@@ -199,7 +199,7 @@ def test_no_and_ten_thousand_boxes(toy):
     corner = torch.rand(10_000, 2, generator=generator)*.9
     many = Regions(torch.cat([corner, corner + .05], 1), torch.randint(1, 32, (10_000,), generator=generator),
                    torch.linspace(1, .2, 10_000), image_id=1)
-    lines = caption_lines(toy, from_table(table_of([many, Regions.empty(2)])), [1, 2])
+    lines = caption_lines(toy, _from_table(table_of([many, Regions.empty(2)])), [1, 2])
     assert len(lines[0]["boxes"]) <= 60 and len(json.dumps(lines[0])) < 20_000 and lines[0]["caption"]
     assert lines[1]["boxes"] == [] and lines[1]["reason"] == "no candidates: nothing was detected"
 
@@ -263,10 +263,10 @@ def test_killed_and_resumed_gives_the_same_lines(toy, world, tmp_path):
     rng, out, fork = random.Random(0), tmp_path/"killed.jsonl", multiprocessing.get_context("fork")
     start = time.time()
     by_4 = CaptionOptions(batch=4)
-    whole = caption_all(toy, source, tmp_path/"whole.jsonl", by_4).read_bytes()
+    whole = _caption_all(toy, source, tmp_path/"whole.jsonl", by_4).read_bytes()
     took, kills = time.time() - start, 0
     while not out.exists():
-        child = fork.Process(target=caption_all, args=(toy, source, out, by_4, True))
+        child = fork.Process(target=_caption_all, args=(toy, source, out, by_4, True))
         child.start()
         child.join(rng.uniform(.05, .3)*took if kills < 6 else None)
         kills += child.is_alive()
@@ -442,7 +442,7 @@ def test_page_in_a_browser(toy, world, tmp_path):
     source = detected(world/"detections/simulated.json", world, classes=toy.classes)
     lines = [x for x in caption_lines(toy, source, source.ids[:20]) if len(x["candidates"]) > 1][:6]
     lines[0]["file"] = lines[0]["boxes"][0]["object"] = EVIL
-    write_report(tmp_path/"page.html", [*lines, dict(image_id=9, file=EVIL, error=EVIL)])
+    _write_report(tmp_path/"page.html", [*lines, dict(image_id=9, file=EVIL, error=EVIL)])
     with sync.sync_playwright() as p:
         browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page, asked = browser.new_page(viewport=dict(width=1200, height=900)), []

@@ -272,14 +272,14 @@ def test_a_torn_last_row_is_left_out(tmp_path, capsys):
 
 def test_a_nan_feature_costs_its_image_alone():
     from noc_nb.tools.gallery import _batch_lines
-    from noc_nb.tools.source import from_table
+    from noc_nb.tools.source import _from_table
     from noc_nb.pipeline import CaptionOptions
     from noc_nb.regions import table_of
     images = [Regions(BOXES, [18, 1], [.9, .8], torch.ones(2, 4), i, (640, 480)) for i in (7, 8, 9)]
     images[1].features[1, 2] = torch.nan
     class Pipeline:
         def __call__(self, images, seen, **options): return [r.image_id for r in images]
-    source = from_table(table_of(images))
+    source = _from_table(table_of(images))
     asked = []
     import noc_nb.tools.gallery as gallery
     line, gallery._line = gallery._line, lambda pipeline, regions, caption, name: asked.append(caption) or {}
@@ -409,11 +409,11 @@ def test_altered_lines_are_made_again(tmp_path, monkeypatch):
     import noc_nb.tools.gallery as gallery
     from noc_nb.pipeline import CaptionOptions, NovelCaptioner
     from noc_nb.regions import table_of
-    from noc_nb.tools.source import from_table
+    from noc_nb.tools.source import _from_table
     toy, rng = NovelCaptioner.from_pretrained("toy", device="cpu"), random.Random(0)
-    source = from_table(table_of(Regions(BOXES, [18, 2], [.9, .8], None, i, (640, 480)) for i in range(10)))
+    source = _from_table(table_of(Regions(BOXES, [18, 2], [.9, .8], None, i, (640, 480)) for i in range(10)))
     by_2, make, made = CaptionOptions(batch=2), gallery.caption_lines, []
-    whole = gallery.caption_all(toy, source, tmp_path/"whole.jsonl", by_2).read_bytes()
+    whole = gallery._caption_all(toy, source, tmp_path/"whole.jsonl", by_2).read_bytes()
     lines = {json.loads(line)["image_id"]: json.loads(line) for line in whole.splitlines()}
     def known(pipeline, source, ids, options):
         if len(made) == 3: raise KeyboardInterrupt
@@ -423,12 +423,12 @@ def test_altered_lines_are_made_again(tmp_path, monkeypatch):
     for n in range(44):
         out, part = tmp_path/f"{n}.jsonl", tmp_path/f".{n}.jsonl.part"
         made.clear()
-        with pytest.raises(KeyboardInterrupt): gallery.caption_all(toy, source, out, by_2)
+        with pytest.raises(KeyboardInterrupt): gallery._caption_all(toy, source, out, by_2)
         part.write_bytes(lines_altered(part.read_bytes(), rng))
         for again in (1, 2, 3):
             made.clear()
             if again < 3: made.append(0)
-            try: gallery.caption_all(toy, source, out, by_2, resume=True)
+            try: gallery._caption_all(toy, source, out, by_2, resume=True)
             except KeyboardInterrupt: continue
         assert out.read_bytes() == whole and not part.exists()
 
@@ -602,12 +602,12 @@ def json_readers(folder):
     from noc_nb.grid_beam import SearchConfig
     from noc_nb.results import read_results
     from noc_nb.tables import table_view
-    from noc_nb.tools.gallery import write_report
+    from noc_nb.tools.gallery import _write_report
     from noc_nb.tools.readers import read_split
     from noc_nb.tools.report import make_task, read_system
     captions = [dict(id=n, image_id=n//2 + 1, caption=c) for n, c in enumerate(("a dog", "dogs", "a bus", "buses"))]
     row = dict(table="main", row="selector", training="xe", lambda0=.2, metrics={"in": {"C": 90.}, "f1": {"bus": 1.}})
-    def page(path): write_report(folder/"page.html", path)
+    def page(path): _write_report(folder/"page.html", path)
     def tables(path):
         for number in (1, 2, 3): table_view(read_rows(path), number)
     return {

@@ -9,7 +9,7 @@ from noc_nb.data import CocoData, selector_examples
 from noc_nb.decode import Decoded
 from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT
 from noc_nb.results import append_row, read_results, read_rows, write_results
-from noc_nb.tools.gallery import read_lines
+from noc_nb.tools.gallery import _read_lines
 from noc_nb.tools.readers import (ground_truth, json_items, read_captions, read_detections,
                                   read_vectors)
 from noc_nb.tools.report import read_system
@@ -86,7 +86,7 @@ def coco_results(folder, count):
 def json_lines(folder, count):
     with open(folder/"r.jsonl", "w") as f:
         for i, text in enumerate(some_texts(count)): print(json.dumps(dict(image_id=i, caption=text)), file=f)
-    return lambda: (list(read_lines(folder/"r.jsonl")), read_system(folder/"r.jsonl"), read_rows(folder/"r.jsonl"))
+    return lambda: (list(_read_lines(folder/"r.jsonl")), read_system(folder/"r.jsonl"), read_rows(folder/"r.jsonl"))
 
 def rows(folder, count):
     def append():

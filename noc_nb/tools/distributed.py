@@ -31,9 +31,8 @@ class _Worker:
         self.source = job.source(self.pipeline)
 
     def __call__(self, batch):
-        rows = [_caption_shard(self, int(n)) for n in batch["shard"]]
-        def column(name): return [row[name] for row in rows]
-        return {name: column(name) for name in rows[0]}
+        [n] = batch["shard"]
+        return {name: [x] for name, x in _caption_shard(self, int(n)).items()}
 
 # %% ../../nbs/commands/141_distributed.ipynb #6c8f4eb6
 _text, _real = pyarrow.string(), pyarrow.float64()
