@@ -241,15 +241,13 @@ def _read_counts(constraints, cfg):
 # %% ../../nbs/bench/152_training.ipynb #6cf1e7a9
 def _command(o):
     "What makes rows again; the name of a folder is nobody's business."
-    words = ["noc_bench_train"]
-    named = ("data",) if o.run is not None else ("constraints", "modes")
-    if not o.reward: words += [f"--{name} {getattr(o, name)}" for name in named]
-    if o.run is not None: words.append("--run FOLDER")
-    elif not o.reward: words.append(f"--threads {torch.get_num_threads()}")
-    if o.compiled: words.append("--compiled")
-    if o.reward: words.append("--reward")
+    shown = {} if o.reward else dict(constraints=o.constraints, modes=o.modes,
+                                     threads=torch.get_num_threads())
+    if o.run is not None: shown = dict(data=o.data, run="FOLDER")
+    words = [f"--{name} {value}" for name, value in shown.items()]
+    words += [f"--{name}" for name in ("compiled", "reward") if getattr(o, name)]
     if o.set: words.append(f'--set {" ".join(o.set)}')
-    return " ".join(words)
+    return " ".join(["noc_bench_train", *words])
 
 # %% ../../nbs/bench/152_training.ipynb #b2d3655f
 def _run_bench_train(o):
