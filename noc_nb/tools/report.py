@@ -532,8 +532,9 @@ def check_folder(
     for file in there:
         ours = f"{name}.md" in there and file in (*files, "images.parquet", "compare.json")
         require(ours, f"--out {out}: holds {file}", "a new folder, or one with a report alone")
-    if there: require(not os.path.samefile(out, "."), f"--out {out}: is where you are", "another")
-    for file, mark in files.items() if there else ():
+    if not there: return
+    require(not os.path.samefile(out, "."), f"--out {out}: is where you are", "another folder")
+    for file, mark in files.items():
         if mark: check_ours(Path(out)/file, mark.encode(), "--out", "report of noc_eval")
 
 def write_files(
