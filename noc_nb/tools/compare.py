@@ -31,8 +31,8 @@ def _check_alike(a, b, one, two):
         require(was == now, f"{b}: {part} {key}={now!r}", f"{was!r}, as in {a}")
     require(one.judged.ids == two.judged.ids, f"{b}: {len(two.judged.ids):,} images",
             f"the {len(one.judged.ids):,} of {a}")
-    sets = [{name: rows.tolist() for name, rows in r.judged.sets.items()} for r in (one, two)]
-    same = sets[0] == sets[1] and one["counts"]["references"] == two["counts"]["references"]
+    def sets(r): return {name: rows.tolist() for name, rows in r.judged.sets.items()}
+    same = sets(one) == sets(two) and one["counts"]["references"] == two["counts"]["references"]
     require(same, f"{b}: others", f"the references and the novel images of {a}")
 
 def _runs(side):
