@@ -60,11 +60,8 @@ class _Bench:
     "A world on which steps are timed; what many need is made once. Processes share a folder."
     def __init__(self, root, rank=0, processes=1, steps=5, preset=PRESETS["coco"], scratch=None):
         self.root, self.rank, self.processes, self.preset = Path(root), rank, processes, preset
-        self.shared = scratch
+        self.scratch = Path(scratch or mkdtemp())              # where something is trained
         self.steps, self.images, self.laps = steps, 100, {}    # of training; to caption; timed
-
-    @cached_property
-    def scratch(self): return Path(self.shared or mkdtemp())  # where something is trained
 
     @cached_property
     def data(self):
