@@ -246,6 +246,7 @@ def _setup_spice(jars=None):
     "Bring SPICE's jars, once: their folder. `NocError` names what is missing and its checksum."
     target, problems = _cache_folder()/"spice", []
     target.mkdir(parents=True, exist_ok=True)
+    require(jars is None or Path(jars).is_dir(), f"--jars {jars}", "a folder")
     _accept(Path(jars or Path(spice_package.__file__).parent/"lib"), target)
     for fetch in (_fetch_with_maven, _fetch_corenlp) if jars is None else ():
         missing = _missing_jars(target)
