@@ -69,6 +69,9 @@ class ScstConfig(TrainConfig):
     price_weight:float = setting(None, 0, 1e9) # DGBS with prices, as in `oracle_constraints`;
                                        # None: musts
 
+    def fixed(self, *free)->dict:      # earlier versions had other baselines
+        return super().fixed(*free) | dict(baseline="mean")
+
 # %% ../nbs/43_scst.ipynb #507f7ef0
 def scst_images(
     data:CocoData,               # captions and splits

@@ -169,6 +169,20 @@ def test_a_folder_of_somebody_else_stays(tmp_path, resume, name, told):
     with pytest.raises(NocError, match=told): wide(tmp_path/"run").fit(wide_batches(), resume=resume)
     assert [path.name for path in tmp_path.rglob("*.*")] == [file.name] and file.read_text() == '{"mine": 1}'
 
+def test_a_baseline_that_is_gone(tmp_path):
+    "Earlier versions had three. A training that was begun with another one than today's does not go on."
+    def train():
+        def loss(model, x): return model(x).square().mean(), {}
+        Trainer(Wide(), loss, scst, tmp_path, 100).fit(wide_batches(), resume=True)
+    train()
+    run = tmp_path/"run.json"
+    text = run.read_text()
+    (tmp_path/"done.json").unlink()
+    run.write_text(text.replace('"baseline": "mean"', '"baseline": "loo"'))
+    with pytest.raises(NocError, match='training.baseline: "loo" there, "mean" here'): train()
+    run.write_text(text.replace('"baseline": "mean"', '"eos": 1'))         # of a version without it
+    train()
+
 def test_folder_in_place_of_a_checkpoint(tmp_path):
     "The system's own error, whoever runs the test."
     wide(tmp_path).fit(wide_batches())
