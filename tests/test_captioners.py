@@ -172,7 +172,9 @@ def test_command(tmp_path, monkeypatch, capsys):
         assert {"zebra", "dog"} <= set(line["caption"].lower().split())
     options = "--captioner", "blip", "--out", "words.jsonl", "--objects", "hydrant, old|near, -dog"
     monkeypatch.setattr(sys, "argv", ["noc_caption", "photos", *options])
+    capsys.readouterr()
     main()                                             # words of no class; no detector is loaded
+    assert "without boxes" not in capsys.readouterr().err
     for line in map(json.loads, (tmp_path/"words.jsonl").read_text().splitlines()):
         words = set(line["caption"].lower().split())
         assert "hydrant" in words and words & {"old", "near"} and "dog" not in words and not line["boxes"]

@@ -348,7 +348,8 @@ def caption_files(
             for line in _read_lines(file): print(json.dumps(line, ensure_ascii=few))
         title = f"Captions of {Path(job.src).name}"
         if report: _write_report(report, file, partial(_picture_of, source), title)
-        return len(source.ids), *_failures(pipeline, file)
+        failed, empty, lacking = _failures(pipeline, file)
+        return len(source.ids), failed, [] if job.blind else empty, lacking
 
 def _failures(pipeline, file):
     """How many images have no caption; the names of those without boxes; word -> objects that

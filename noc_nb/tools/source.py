@@ -290,8 +290,13 @@ def _holds_regions(path):
     if path.suffix == ".parquet": return not (path.is_file() and image_column(path))
     return path.name.endswith((".json", ".json.gz")) or (path/"meta.json").is_file()
 
+@patch(as_prop=True)
+def blind(self:Job)->bool:
+    "Whether nothing is detected: the captioner looks at photos itself, and words are by hand."
+    by_hand = bool(self.captioner) and not self.detector and self.options.named
+    return by_hand and not _holds_regions(Path(self.src))
+
 def _nothing(images):
-    "For a captioner that looks at photos itself, and words by hand."
     return (Regions.empty(size=image.size) for image in images)
 
 def _opened(job, pipeline):
@@ -305,8 +310,7 @@ def _opened(job, pipeline):
     none = not (job.data or job.images or job.features)
     require(none, where, ".json, .parquet, or a region store")
     files = image_files(src)                                            # before a detector is read
-    blind = job.captioner and not detector and job.options.named
-    return photos(files, _nothing if blind else detector_for(pipeline, detector, job.weights))
+    return photos(files, _nothing if job.blind else detector_for(pipeline, detector, job.weights))
 
 @patch
 def source(self:Job,
