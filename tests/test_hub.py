@@ -1,5 +1,7 @@
 """The repository for the hub: loaded from its folder where there is no noc_nb, it finds what the package finds."""
-import ast, json, os, re, subprocess, sys
+import ast, inspect, json, os, re, subprocess, sys
+from inspect import signature, unwrap
+from operator import attrgetter
 import pytest
 import torch
 import transformers
@@ -65,7 +67,6 @@ def test_what_its_files_import(repository):
 def test_the_card_says_what_there_is(repository):
     "Its arguments are the function's, and its numbers the table's."
     from architectures import read_table
-    from inspect import signature
     card = (repository/"README.md").read_text()
     rows = re.findall(r"^\| (`.*?) \|", card, re.M)
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
@@ -77,20 +78,52 @@ def test_the_card_says_what_there_is(repository):
     assert f"Of {len(read_table())} classes" in card and f"{len(lines)} were built" in card
     assert f"{len(seen)} of {len(seen)} that were given pictures" in card
 
-METHODS = ("_prefill", "_update_model_kwargs_for_generation", "_expand_inputs_for_generation",
-           "prepare_inputs_for_generation")
-NAMES = "ALL_CACHE_NAMES", "GenerateBeamDecoderOnlyOutput", "GenerateBeamEncoderDecoderOutput"
-TENSORS = "_eos_token_tensor", "_pad_token_tensor"
+# What the library does not promise, and the search leans on
+GIVEN = {                                                  # methods -> the arguments that are handed to them, in order
+    "_prefill": ["input_ids", "generation_config", "model_kwargs"],
+    "_update_model_kwargs_for_generation": ["outputs", "model_kwargs", "is_encoder_decoder"],
+    "_expand_inputs_for_generation": ["expand_size", "is_encoder_decoder", "input_ids"],
+    "prepare_inputs_for_generation": ["input_ids", "next_sequence_length"]}
+PARTS = ["generation.utils.ALL_CACHE_NAMES", "generation.utils.GenerateBeamDecoderOnlyOutput",
+         "generation.utils.GenerateBeamEncoderDecoderOutput", "PreTrainedModel.input_modalities",
+         "cache_utils.Cache.reorder_cache"]
+TOLD_BY_NAME = ["MaxLengthCriteria", "EosTokenCriteria", "MaxTimeCriteria", "PrefixConstrainedLogitsProcessor"]
+TENSORS = ["_eos_token_tensor", "_pad_token_tensor"]       # of a configuration that `generate` has prepared
+LOCALS = ["streamer", "assistant_model", "synced_gpus"]    # of `generate`
+IF_THERE = ["_reorder_cache", "linear_cache"]              # of some models, and of MiniMax's memory
 
-def test_names_that_the_library_keeps_to_itself():
+def test_what_the_library_does_not_promise():
     "A release that moves one of them fails here, and says which."
-    from transformers.generation import utils
-    missing = [name for name in METHODS if not hasattr(utils.GenerationMixin, name)]
-    missing += [name for name in NAMES if not hasattr(utils, name)]
+    def lacks(name):
+        try: return not attrgetter(name)(transformers)
+        except AttributeError: return True
+    missing = [name for name in PARTS + TOLD_BY_NAME if lacks(name)]
+    for name, given in GIVEN.items():
+        method = getattr(transformers.GenerationMixin, name, None)
+        takes = [n for n in signature(method).parameters if n in given] if method else []
+        if takes != given: missing.append(f"{name}({', '.join(given)})")
+    prepared = transformers.GenerationConfig(eos_token_id=2, pad_token_id=1)
+    build("GPT-2")[0]._prepare_special_tokens(prepared)
+    missing += [name for name in TENSORS if not isinstance(getattr(prepared, name, None), torch.Tensor)]
+    missing += {*LOCALS} - {*unwrap(transformers.GenerationMixin.generate).__code__.co_varnames}
     assert not missing, f"transformers {transformers.__version__} has no {', '.join(missing)}"
-    source = (hub.ROOT/"noc_nb/tools/generate.py").read_text()
-    used = set(re.findall(r"(?:model|config)\.(_\w+)", source))
-    assert used <= {*METHODS, *TENSORS, "_reorder_cache"}, "the list above lacks some"
-    config = transformers.GenerationConfig(eos_token_id=2, pad_token_id=1)
-    build("GPT-2")[0]._prepare_special_tokens(config)
-    assert config._eos_token_tensor.tolist() == [2] and config._pad_token_tensor.item() == 1
+
+def test_all_of_that_is_named(repository):
+    "What the code uses of the library, and nobody offers, stands in the lists above."
+    from transformers.generation import utils
+    trees = [ast.parse(file.read_text()) for file in (repository/"custom_generate").glob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+    private = {name for name in attributes | texts if re.fullmatch("_[a-z]\\w+", name)} - own - {"_fields"}
+    def is_inside(name):
+        part = getattr(utils, name, None)
+        known = part is None or inspect.ismodule(part) or hasattr(transformers, name)
+        return not known and getattr(part, "__module__", "transformers").startswith("transformers")
+    inside = {*filter(is_inside, attributes | texts | imported)}
+    by_name = {name for name in texts if name[:1].isupper() and hasattr(transformers, name)}
+    named = {name.rpartition(".")[2] for name in PARTS} | {*GIVEN, *TOLD_BY_NAME, *TENSORS, *IF_THERE}
+    assert private | inside | by_name <= named
+    assert named - attributes - texts - imported == {part for part in named if part.startswith("GenerateBeam")}
