@@ -518,7 +518,8 @@ def _in_turn(self:Search, done:Tensor)->Tensor:
 def _read_avoid(self:Search, avoid, device)->Tensor:
     "(b,x,l) what may not be written; -1 pads phrases on the left. Raises `NocError` for bad ids."
     n = len(self.read)
-    require(len(avoid) == n, f"avoid: {len(avoid)} lists", f"one for each of {n} images")
+    given = f"{len(avoid)} lists" if isinstance(avoid, (list, tuple)) else repr(avoid)
+    require(given == f"{n} lists", f"avoid: {given}", f"one for each of {n} images")
     read = [read_group(row, self.eos, f"image {i}, avoid") if row else [(-1,)]
             for i, row in enumerate(avoid)]
     long = max(len(phrase) for row in read for phrase in row)
@@ -632,6 +633,7 @@ def grid_beam_search(
     **settings,       # `eos`, and what else `Search` and `SearchConfig` know: `mode`, `prices` ...
 )->Hypotheses:
     "The `k` best captions that fulfil the constraints. Raises `NocError` for bad input or scores."
+    require(isinstance(constraints, (list, tuple)), f"constraints: {constraints!r}", "b lists")
     require(isinstance(pad, Integral) and abs(pad) < 1 << 62, f"pad={pad}", "a whole number")
     device = state_size(state, len(constraints), reorder)[1]
     search = Search(constraints, device, absorb=absorb, **settings)

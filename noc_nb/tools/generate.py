@@ -9,7 +9,7 @@ __all__ = ['grid_beam', 'generate']
 import copy, inspect, math, threading, warnings
 from dataclasses import dataclass
 from functools import cache
-from numbers import Real
+from numbers import Integral, Real
 
 import torch
 from fastcore.basics import patch
@@ -244,7 +244,7 @@ def _check_options(config):
         what = type(value).__name__ if name in ("streamer", "assistant_model") else repr(value)
         require(value is None or not value, f"{name}={what}", _REFUSED[name])
     k = config.num_beams
-    require(isinstance(k, int) and k > 0, f"num_beams={k}", "a whole number, 1 or more")
+    require(isinstance(k, Integral) and k > 0, f"num_beams={k}", "a whole number, 1 or more")
 
 # %% ../../nbs/models/116_generate.ipynb #5be11601
 def _check_image(model, kwargs):
@@ -395,7 +395,7 @@ def _check_rows(processors):
 def _with_begin(at_least, inputs):
     "What each input must fulfil, the begin included. Raises `NocError` for what is no number."
     least = at_least if isinstance(at_least, (list, tuple)) else [at_least]*inputs
-    fits = all(n is None or isinstance(n, int) and n >= 0 for n in least)
+    fits = all(n is None or isinstance(n, Integral) and n >= 0 for n in least)
     if len(least) != inputs or not fits:
         raise NocError(f"at_least={at_least!r}; expected a number, or one for each of {inputs} "
                        "inputs")
@@ -438,10 +438,10 @@ def _warn(rows, found, wishes):
 # %% ../../nbs/models/116_generate.ipynb #5be11605
 def _wishes(words, each, avoid, ids, constraints, config, inputs):
     "All that is wanted, in the new way and in the library's old one."
-    ids = ids or getattr(config, "force_words_ids", None) or []
-    constraints = constraints or getattr(config, "constraints", None) or []
-    old = [*ids, *constraints]
-    if old: words = [*(words or []), *old]
+    for name, old in dict(force_words_ids=ids, constraints=constraints).items():
+        old = getattr(config, name, None) if old is None else old
+        require(old is None or hasattr(old, "__iter__"), f"{name}={old!r}", "a list, as in 4.56")
+        if old is not None and len(old): words = [*(words or []), *old]
     return read_words(words, each, avoid, inputs)
 
 def _stopping(strings, processor):
