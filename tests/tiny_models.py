@@ -48,9 +48,10 @@ def image(): return torch.randn(2, 3, 16, 16)
 def prompt(): return ids([12, 13, 14, 15], [18, 19, 20, 21])
 def only_text(model): return model, dict(input_ids=prompt())
 
-def shown(pieces, front=()):
-    "Two prompts with a picture of some pieces in front."
-    return ids([PICTURE]*pieces + [*front, 12, 13], [PICTURE]*pieces + [*front, 18, 19])
+def shown(pieces, start=(), end=()):
+    "Two prompts with a picture of some pieces in front, between what marks its start and its end."
+    picture = [*start, *[PICTURE]*pieces, *end]
+    return ids([*picture, 12, 13], [*picture, 18, 19])
 
 def gpt2():
     config = GPT2Config(**IDS, n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=.5)
@@ -107,7 +108,7 @@ def qwen2_vl():
     config = Qwen2VLConfig(text_config=TEXT | dict(num_key_value_heads=2, rope_parameters=rope),
                            vision_config=look, image_token_id=PICTURE, video_token_id=58,
                            vision_start_token_id=57, vision_end_token_id=56)
-    rows = shown(4, front=[56])
+    rows = shown(4, [57], [56])
     inputs = dict(input_ids=rows, mm_token_type_ids=(rows == PICTURE).int(),
                   pixel_values=torch.randn(32, 96), image_grid_thw=ids([1, 4, 4], [1, 4, 4]))
     return Qwen2VLForConditionalGeneration(config), inputs
