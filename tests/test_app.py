@@ -1,5 +1,5 @@
 "noc_app in a real headless Chromium: look, argue, upload, and nothing asked of the net."
-import importlib.util, os, socket
+import importlib.util, os, re, socket
 from urllib.parse import urlsplit
 import pytest
 import torch
@@ -130,6 +130,23 @@ def test_prices_by_hand(page):
     cheap, _ = changes(page, lambda: slider.press("Home"))
     assert name not in cheap.split()
     page.get_by_text(f"{name}: 0.0, left out").first.wait_for()
+
+def test_words_in_a_line(page, tmp_path):
+    "As noc_caption takes them: either of some, at a price, or not at all. A line that says nothing is told, and stays."
+    example(page, 2)
+    name = page.locator("#ticked label:has(input:checked)").first.inner_text().split()[0]
+    line = page.locator("#line input, #line textarea")
+    def say(text):
+        line.fill(text)
+        line.press("Enter")
+    more, _ = changes(page, lambda: say(f"umbrella|boat, dog=.5, -{name}"))
+    assert re.search("umbrellas?|boats?", more) and name not in more.split()
+    assert page.locator("#ticked label:has(input:checked)").filter(has_text=f"not {name}").count() == 1
+    assert line.input_value() == "" and page.get_by_text(f"{name}: not this").count() == 2
+    page.screenshot(path=tmp_path/"words.png")
+    say("dog=much")
+    page.get_by_text("'dog=much': expected nats").first.wait_for()
+    assert line.input_value() == "dog=much" and captions(page)[0] == more
 
 def test_a_box_of_ones_own(page):
     "Typed or drawn, a box is looked at like those that were found, and is taken back."
