@@ -108,6 +108,11 @@ def test_what_the_library_does_not_promise():
     missing += {*LOCALS} - {*unwrap(transformers.GenerationMixin.generate).__code__.co_varnames}
     assert not missing, f"transformers {transformers.__version__} has no {', '.join(missing)}"
 
+def test_the_weekly_run_begins_with_the_oldest():
+    "The floor of the extra."
+    oldest = re.search(r"^extra_transformers = transformers>=([\d.]+)", (hub.ROOT/"settings.ini").read_text(), re.M)[1]
+    assert f'release: ["=={oldest}", ' in (hub.ROOT/".github/workflows/transformers.yml").read_text()
+
 def test_all_of_that_is_named(repository):
     "What the code uses of the library, and nobody offers, stands in the lists above."
     from transformers.generation import utils
