@@ -10,7 +10,7 @@
 # make scale       every step of the coco preset on files of COCO's size: _runs/scale, results/scale.jsonl (a quarter of an hour; goes on)
 # make hub        the repository for transformers' hub in _hub: generate(custom_generate=_hub, trust_remote_code=True) loads it
 # make release    sdist and wheel of the last commit in dist, checked and tried in a fresh environment; publishes nothing
-# make gpu        what CI skips, on this machine's device, as rows in _runs/gpu: search and generate (PEER=PYTHON: beside transformers 4.55.4), training steps
+# make gpu        what CI skips, on this machine's device, as rows in _runs/gpu: search and generate (PEER=PYTHON: beside transformers 4.55.4), training steps, the page
 # make times       seconds of each notebook; fails above LIMIT=30
 # make venv        set-up alone: everything lives in .venv (PYTHON=python3.12: with this Python)
 # make clean       remove what builds and tests leave behind (.venv and _runs stay)
@@ -95,16 +95,18 @@ release: venv
 	@v=$$(sed -n 's/^version = //p' settings.ini); printf '%s\n' "" "dist holds $$v, and nothing is published. To publish it, type:" \
 	"  git tag -a v$$v -m v$$v && git push origin v$$v" "  pipx run twine upload dist/noc_nb-$$v*"
 
-# GPU_SIZES, GPU_LARGE and GPU_TRAIN are smaller where there is only a CPU to try it on; generate's model has half a billion parameters
+# GPU_SIZES, GPU_LARGE, GPU_TRAIN and GPU_PAGE are smaller where there is only a CPU to try it on; generate's model has half a billion parameters
 GPU_SIZES ?= --images 50 --repeats 5
 GPU_LARGE ?= --images 2 --repeats 3 --width 1280 --words 32000 --layers 10
 GPU_TRAIN ?= repeats=5
+GPU_PAGE ?= 5
 gpu:
 	mkdir -p _runs/gpu
 	for dtype in float32 bfloat16; do \
 	$(BIN)/noc_bench_search --out _runs/gpu/bench.jsonl --cases differ,shared,plain --dtype $$dtype $(GPU_SIZES) $(if $(PEER),--peer $(PEER)); \
 	$(BIN)/noc_bench_search --out _runs/gpu/bench.jsonl --cases generate --dtype $$dtype $(GPU_LARGE) $(if $(PEER),--peer $(PEER)); done
 	$(BIN)/noc_bench_train --out _runs/gpu/bench_train.jsonl --set $(GPU_TRAIN)
+	$(BIN)/python tests/page_times.py _runs/gpu/bench_page.jsonl $(GPU_PAGE)
 
 times: venv
 	$(BIN)/nbdev_test --n_workers 0 --timing | \

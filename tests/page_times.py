@@ -1,0 +1,34 @@
+"""How long the page takes for a picture on this machine's device: `python tests/page_times.py FILE.jsonl [REPEATS]`
+appends a row for each pipeline of the package. They see the drawn scenes, whose boxes hold some of their classes."""
+import sys
+from dataclasses import replace
+from statistics import median
+import torch
+from noc_nb.bench.search import clock
+from noc_nb.pipeline import NovelCaptioner, shipped
+from noc_nb.results import append_row, new_row
+from noc_nb.tools.app import _propose, _stage, _toy_scene, _view
+
+def seconds(pipeline, repeats):
+    "Medians: what an image takes when it is opened, and what one change of a price does. The first run warms up."
+    known, opened, changed = torch.tensor([*pipeline.classes]), [], []
+    for n in range(repeats + 1):
+        image, regions = _toy_scene(n)
+        regions = replace(regions, labels=known[regions.labels % len(known)])
+        start = clock()
+        v = _view(pipeline, image, regions)
+        middle = clock()
+        _stage(*_propose(v))
+        opened.append(middle - start)
+        changed.append(clock() - middle)
+    return dict(open_seconds=median(opened[1:]), change_seconds=median(changed[1:]))
+
+def main(out, repeats=5):
+    for name in shipped():
+        metrics = seconds(NovelCaptioner.from_pretrained(name), int(repeats))
+        row = new_row("bench", "page", variant=name, command=f"tests/page_times.py FILE {repeats}", metrics=metrics,
+                      threads=torch.get_num_threads())
+        append_row(out, row)
+        print(f"page {name}: opened in {metrics['open_seconds']:.3f} s, changed in {metrics['change_seconds']:.3f} s")
+
+if __name__ == "__main__": main(*sys.argv[1:])
