@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/bench/154_scale.ipynb #5d69c42d
-import json, os, re, socket, subprocess, sys, time
+import json, os, socket, subprocess, sys, time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -33,6 +33,7 @@ from ..runs import locked
 from ..scst import SelfCritical, caption_log_probs, cider_reward
 from ..scst import oracle_constraints, scst_images
 from ..selector import RegionSelector, selector_loss
+from ..tools.command import peak_mb
 from ..tools.dataset import load_captions, load_data
 from ..tools.java import java_programs
 from ..tools.reproduce import choice
@@ -44,16 +45,11 @@ from ..train_xe import build_captioner, build_vocab, xe_loss
 from ..vocab import Vocab
 
 # %% ../../nbs/bench/154_scale.ipynb #f4638b66
-def _usage():
-    "CPU seconds of this process and of its children so far; the most memory it held, in MB."
+def _cpu_seconds():
+    "Of this process and of its children so far."
     import resource                                        # which Windows lacks
     me, children = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    spent = (u.ru_utime + u.ru_stime for u in (me, children))
-    peak = me.ru_maxrss >> (20 if sys.platform == "darwin" else 10)
-    status = Path("/proc/self/status")
-    if status.exists():                 # on Linux `ru_maxrss` begins with what the parent held
-        peak = int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1]) >> 10
-    return sum(spent), peak
+    return sum(u.ru_utime + u.ru_stime for u in (me, children))
 
 # %% ../../nbs/bench/154_scale.ipynb #f4638b67
 class _Bench:
@@ -78,11 +74,11 @@ class _Bench:
     @contextmanager
     def lap(self, name:str, items:int=1):
         "Time a part that works on so many items."
-        began, spent = time.monotonic(), _usage()[0]
+        began, spent = time.monotonic(), _cpu_seconds()
         yield
-        used, peak = _usage()
+        used = _cpu_seconds()
         self.laps[name] = dict(seconds=round(time.monotonic() - began, 2), items=items,
-                               cpu_seconds=round(used - spent, 2), peak_mb=peak)
+                               cpu_seconds=round(used - spent, 2), peak_mb=peak_mb())
 
 # %% ../../nbs/bench/154_scale.ipynb #a2c310a5
 def _load(bench, detections="simulated"):
@@ -132,9 +128,9 @@ class _Part:
 
     def __iter__(self):
         for batch in islice(self.batches, self.steps):
-            self.clock.append((time.monotonic(), _usage()[0]))
+            self.clock.append((time.monotonic(), _cpu_seconds()))
             yield batch
-        self.clock.append((time.monotonic(), _usage()[0]))
+        self.clock.append((time.monotonic(), _cpu_seconds()))
 
     def medians(self):
         "Seconds and CPU seconds of a step, the median; the first is left out."
@@ -328,7 +324,7 @@ def _run_step(name, root, rank=0, processes=1, scratch=None):
     bench = _Bench(root, rank, processes, scratch=scratch)
     with bench.lap("start"): pass
     numbers = _STEPS[name].work(bench)
-    print(json.dumps(dict(peak_mb=_usage()[1], numbers=dict(**numbers, laps=bench.laps))))
+    print(json.dumps(dict(peak_mb=peak_mb(), numbers=dict(**numbers, laps=bench.laps))))
 
 def _free_port():
     with socket.socket() as s:

@@ -15,6 +15,7 @@ import pyarrow.parquet
 
 from ..core import NocError, progress, require, whole_file
 from ..runs import locked
+from .command import peak_mb
 from .gallery import begin_captions, caption_lines, run_settings, with_candidates
 from .readers import open_parquet
 from .source import Job
@@ -61,13 +62,6 @@ def read_shards(
             yield with_candidates({key: row[key] for key in row if key in keys})
 
 # %% ../../nbs/commands/141_distributed.ipynb #a2c03d5f
-def _peak_mb():
-    "The most memory that this process ever held, in MB; None on Windows, which does not say."
-    try: import resource
-    except ImportError: return None
-    unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
-
 def _is_whole(worker, n):
     "Whether a shard's file is there, and as it was written."
     path, ids = _shard_file(worker.out, n), worker.source.ids[n*worker.shard:(n+1)*worker.shard]
@@ -86,7 +80,7 @@ def _caption_shard(worker, n):
         pyarrow.parquet.write_table(table, f, write_page_checksum=True)
     return dict(shard=n, images=len(ids), failed=sum("error" in line for line in lines),
                 seconds=round(time.perf_counter() - start, 3),
-                cpu=round(time.process_time() - cpu, 3), peak_mb=_peak_mb(), pid=os.getpid())
+                cpu=round(time.process_time() - cpu, 3), peak_mb=peak_mb(), pid=os.getpid())
 
 # %% ../../nbs/commands/141_distributed.ipynb #52158f70
 _LIMITS = dict(RAY_raylet_start_wait_time_s="60", RAY_gcs_server_port_wait_time_s="120",
