@@ -5,6 +5,7 @@ import ast, re, sys
 from pathlib import Path
 
 TAKE_LISTS = {"Regions"}   # dataclasses that make tensors of lists
+BASES = {"Config", "nn.Module"}   # say too little of a result: it is of the class that was asked, or of what was given
 KINDS = dict(cls_method="classmethod", as_prop="property")
 
 def patch_of(node):
@@ -33,10 +34,17 @@ def shorten(node):
     for arg, default in [*zip(a.args[::-1], a.defaults[::-1]), *zip(a.kwonlyargs, a.kw_defaults)]:
         or_none(arg, default)
 
+def own_kind(node):
+    "A function whose result is known by a base class alone; a class's own method gives its own kind."
+    if not isinstance(node, ast.FunctionDef): return
+    own = any(ast.unparse(d) == "classmethod" for d in node.decorator_list)
+    if node.returns and ast.unparse(node.returns) not in BASES: return
+    node.returns = ast.Name("Self") if own else None
+
 def constructor(node):
     "What makes a dataclass whose columns may be lists."
     fields = [ast.unparse(field) for field in node.body if isinstance(field, ast.AnnAssign)]
-    given = ", ".join(fields).replace(": Tensor", ": Tensor | list")
+    given = ", ".join(fields).replace(": Tensor", ": Tensor | np.ndarray | list | tuple")
     return ast.parse(f"def __init__(self, {given}): ...").body[0]
 
 def stub(text):
@@ -48,7 +56,11 @@ def stub(text):
         for name in names: classes.get(name, tree).body.append(made)
         tree.body.remove(node)
     for name in TAKE_LISTS & classes.keys(): classes[name].body.append(constructor(classes[name]))
-    for node in [*ast.walk(tree)]: shorten(node)
+    for node in [*ast.walk(tree)]:
+        shorten(node)
+        own_kind(node)
+    if any(isinstance(node, ast.Name) and node.id == "Self" for node in ast.walk(tree)):
+        tree.body[1:1] = ast.parse("from typing_extensions import Self").body
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
 
 def write_stubs(package):

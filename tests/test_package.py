@@ -63,8 +63,8 @@ def test_no_module_has_an_undefined_name():
 # ---- settings
 
 def test_stubs_hold_what_is_patched_in():
-    "A class of a stub has the methods that `@patch` adds; lists make `Regions`."
-    from noc_nb import pipeline, regions, search
+    "A class of a stub has the methods that `@patch` adds; lists and arrays make `Regions`; a model reads its own kind."
+    from noc_nb import core, pipeline, regions, saving, search
     for module in pipeline, regions, search:
         text = inspect.getsource(module)
         made = {c.name: c for c in ast.parse(stub(text)).body if isinstance(c, ast.ClassDef)}
@@ -72,7 +72,9 @@ def test_stubs_hold_what_is_patched_in():
         assert len(patched) == text.count("\n@patch") > 2
         for method, name in patched: assert method in {getattr(f, "name", None) for f in made[name].body}
     assert "def from_pretrained(cls, name, device=None) -> NovelCaptioner:" in stub(inspect.getsource(pipeline))
-    assert "boxes: Tensor | list, labels: Tensor | list" in stub(inspect.getsource(regions))
+    assert "boxes: Tensor | np.ndarray | list | tuple, labels: Tensor | np" in stub(inspect.getsource(regions))
+    assert "def from_pretrained(cls, name, *, device='cpu', **hub) -> Self:" in stub(inspect.getsource(saving))
+    assert "def override(cfg: Config, settings: list):" in stub(inspect.getsource(core))
 
 def test_requirements_name_every_import():
     "A user who installs the package gets all that its modules import."
