@@ -79,8 +79,7 @@ def _propose(v, how="as trained", asked=None):
 
 def _by_hand(v, prices):
     "Those that somebody asked for, or does not want; the selector proposed the others."
-    own = (name for name, u in prices.items() if name not in v.proposed or u == -math.inf)
-    return {name: prices[name] for name in own}
+    return {name: u for name, u in prices.items() if name not in v.proposed or u == -math.inf}
 
 def _with_box(v, name, box):
     "The view with one box more. Raises `NocError` for what is no box, or no object."
