@@ -309,10 +309,13 @@ def _joined(parts):
     return lists | dict(meter={key: total(key) for key in parts[0]["meter"]})
 
 # %% ../../nbs/bench/150_words.ipynb #c6e0001a
-def _scorer(sets, metrics):
-    "Scores captions of sets, of all systems; without SPICE where it cannot run."
+def _scorer(sets, metrics, texts=()):
+    "Scores captions of sets; without SPICE where it cannot run, which takes all `texts` at once."
     refs = {i: s.references for i, s in enumerate(sets)}
-    return CaptionScorer(refs, metrics, java_programs(refs, metrics))
+    programs = java_programs(refs, metrics)
+    for program in programs:
+        if hasattr(program, "prepare"): program.prepare([dict(enumerate(own)) for own in texts])
+    return CaptionScorer(refs, metrics, programs)
 
 def _measures(found, sets, scorer):
     "Scores of a system: name -> (1001,), of all sets, then of every draw of as many."
@@ -402,7 +405,7 @@ def _run_bench_words(o):
     run = _WordsRun(o)
     before = read_rows(o.out, **run.keys) if Path(o.out).exists() else []
     found = run._said(names)
-    with _scorer(run.sets, metrics) as scorer:
+    with _scorer(run.sets, metrics, [x["texts"] for x in found.values()]) as scorer:
         drawn = {name: _measures(x, run.sets, scorer) for name, x in found.items()}
     for name in names:
         if name in {row["system"] for row in before}: continue
