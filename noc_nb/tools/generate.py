@@ -464,7 +464,7 @@ def grid_beam(
     each=None,            # b such lists or lines, each for one input, besides the shared one
     avoid=None,           # a list of words that must not come
     processor=None,       # a processor or tokenizer, to spell words that are text
-    mode="bank",          # "bank" (as fast as beam search) or "grid" (more thorough, more rows)
+    mode="bank",          # "bank", as fast as beams; "credit", looking ahead; "grid", more thorough
     prices=None,          # nats: one for each shared word, or b lists; None: all must come
     at_least=None,        # how many of its musts a text must hold; default: all
     no_repeat=False,      # True: a word that has come is not said again
