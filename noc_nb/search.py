@@ -450,6 +450,16 @@ def _beside(self:Search, place:Tensor)->Tensor:
     return place >= self.sizes[0]
 
 @patch
+def standing(self:Search)->list:
+    "For every part, what the texts that are asked about are worth in it (b,a); -inf: not there."
+    worth, beside = self.groups.worth(self.cells.done.gather(1, self.slot)), self._beside(self.slot)
+    nowhere, found = torch.full_like(self.asked, -torch.inf, dtype=worth.dtype), []
+    for n in range(len(self.parts)):
+        own = (worth*(n == 0)).masked_fill(~self.active | (beside != n), -torch.inf)
+        found.append(nowhere.scatter_reduce(1, self.source, own, "amax"))
+    return found
+
+@patch
 def _without_candidates(self:Search, pool:Beams)->tuple:
     "What the part without candidates chooses from, and how it compares."
     done = pool.done & self.groups.must[:,None]

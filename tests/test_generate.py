@@ -186,6 +186,21 @@ def test_a_price_below_zero_is_not_dodged():
             said = [is_whole(text, "cat") for text in texts(out.sequences[:,4:])]
             assert said == [bool(spans) for spans in out.spans] == [price == 0.]*2
 
+@pytest.mark.parametrize("more", [dict(), dict(mode="grid"), dict(prices=[3., math.inf, -1.])])
+def test_processors_that_count_rows(more):
+    "They see `num_beams` rows of every input, as from the library; what each input may say is its own."
+    model, inputs = build("GPT-2")
+    def even(ids, scores):
+        assert ids[:,:4].tolist() == inputs["input_ids"].repeat_interleave(4, 0).tolist()
+        return scores
+    def allowed(i, ids): return [n for n in range(60) if n % 2 == i or n in (2, *spelled)]
+    spelled = sorted({t for word in ("cat", "bus", "buses", "fire hydrant") for ids in spellings(tokenizer(), word)
+                      for t in ids})
+    settings = dict(words=WORDS, processor=tokenizer(), repetition_penalty=1.2, logits_processor=[even],
+                    prefix_allowed_tokens_fn=allowed, max_new_tokens=10) | more
+    for i, row in enumerate(ours(model, inputs, **settings)[:,4:].tolist()):
+        assert all(t in (1, *allowed(i, None)) for t in row)
+
 def test_infinite_prices_are_musts():
     for name in ("GPT-2", "BLIP"):
         model, inputs = build(name)

@@ -82,12 +82,11 @@ def test_the_card_says_what_there_is(repository):
 GIVEN = {                                                  # methods -> the arguments that are handed to them, in order
     "_prefill": ["input_ids", "generation_config", "model_kwargs"],
     "_update_model_kwargs_for_generation": ["outputs", "model_kwargs", "is_encoder_decoder"],
-    "_expand_inputs_for_generation": ["expand_size", "is_encoder_decoder", "input_ids"],
     "prepare_inputs_for_generation": ["input_ids", "next_sequence_length"]}
 PARTS = ["generation.utils.ALL_CACHE_NAMES", "generation.utils.GenerateBeamDecoderOnlyOutput",
          "generation.utils.GenerateBeamEncoderDecoderOutput", "PreTrainedModel.input_modalities",
          "cache_utils.Cache.reorder_cache"]
-TOLD_BY_NAME = ["MaxLengthCriteria", "EosTokenCriteria", "MaxTimeCriteria", "PrefixConstrainedLogitsProcessor"]
+TOLD_BY_NAME = ["MaxLengthCriteria", "EosTokenCriteria", "MaxTimeCriteria"]
 TENSORS = ["_eos_token_tensor", "_pad_token_tensor"]       # of a configuration that `generate` has prepared
 LOCALS = ["streamer", "assistant_model", "synced_gpus"]    # of `generate`
 IF_THERE = ["_reorder_cache", "linear_cache"]              # of some models, and of MiniMax's memory

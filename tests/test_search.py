@@ -207,6 +207,21 @@ def test_large_k_is_exhaustive(seed, images, at_least, mode):
         true = every_caption(scores_of(model, i), 4, 4, lambda body: has(body, wanted, need))
         same_captions(captions(out, i), true)
 
+@settings(fifty, max_examples=20)
+@given(st.integers(0, 99), st.lists(st.lists(st.lists(word(4), min_size=1, max_size=2, unique=True), max_size=3),
+                                    min_size=B, max_size=B),
+       st.sampled_from([None, 0, 1, 2]), st.booleans(), st.sampled_from(["grid", "bank", "credit", "cbs"]))
+def test_so_many_and_not_twice_by_brute_force(seed, drawn, at_least, once, mode):
+    "`at_least` and `no_repeat`, alone and together: of all captions those that hold so many groups, and none twice."
+    model, images = tree(4, seed), [[[(w,) for w in words] for words in groups] for groups in drawn]
+    out = search(model, images, k=130, max_len=4, at_least=at_least, no_repeat=once, mode=mode)
+    for i, wanted in enumerate(images):
+        need = len(wanted) if at_least is None else min(at_least, len(wanted))
+        def fits(body):
+            twice = any(sum(body.count(w) for (w,) in group) > 1 for group in wanted)
+            return has(body, wanted, need) and not (once and twice)
+        same_captions(captions(out, i), every_caption(scores_of(model, i), 4, 4, fits))
+
 @pytest.mark.slow
 @fifty
 @given(st.integers(0, 999), st.lists(st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=2, unique=True),

@@ -12,94 +12,112 @@ from functools import cache
 from numbers import Integral, Real
 
 import torch
+import torch.nn.functional as F
 from fastcore.basics import patch
 from torch import Tensor
 
 from ..core import NocError, require
-from ..search import grid_beam_search
+from ..search import Search
 from .spellings import IdGroups, WordGroups, read_words
 
 # %% ../../nbs/models/116_generate.ipynb #ecc025a7
 @dataclass
 class _Step:
     "What a step looked at: N texts, what they come to, and how they could have ended."
-    rows:Tensor   # (N,)
+    input:Tensor  # (N,) whose they are
     said:Tensor   # (N,t) in ids of the search
+    source:Tensor # (N,) which texts of the step before they go on from
     total:Tensor  # (N,) log-probability
     end:Tensor    # (N,) the best end token; -1 where the text needs none
     cost:Tensor   # (N,) its log-probability
-    scores:Tensor # (b*width,v) of the next token, where somebody wants to have them
+    scores:Tensor # (N,v) of the next token, where somebody wants to have them
 
 class _Rows:
-    "A transformers model as the search sees it; of b inputs each has `width` rows of `prompts`."
-    def __init__(self, model, prompts, processors, criteria, config, kwargs, width, groups):
-        self.model, self.prompts, self.config = model, prompts, config
-        self.processors, self.kwargs, self.width, self.groups = processors, kwargs, width, groups
+    "A transformers model as the search sees it: N rows, each a text."
+    def __init__(self, model, prompts, processors, criteria, config, kwargs, groups, prices):
+        self.model, self.processors, self.config, self.kwargs = model, processors, config, kwargs
+        self.groups, self.prices, self.k, device = groups, prices, config.num_beams, prompts.device
         known = "MaxLengthCriteria", "EosTokenCriteria"                  # the search has its own
         self.criteria = [c for c in criteria if type(c).__name__ not in known]
         ends, pad = config._eos_token_tensor, config._pad_token_tensor
-        self.ends = [] if ends is None else ends.flatten().tolist()
+        self.ends = prompts.new_empty(0) if ends is None else ends.flatten()
         self.fill = -1                                                   # as in `_beam_search`
-        if self.ends: self.fill = self.ends[0] if pad is None or not pad.item() else pad.item()
+        if len(self.ends): self.fill = (pad.item() if pad is not None else 0) or self.ends[0].item()
+        self.prompts, self.ids = prompts[::self.k], prompts              # (b,p), (N,p+t)
         self.room = config.max_length - prompts.shape[1]
-        self.said = prompts.new_zeros(len(prompts), 0)                   # (b*width,t) the new text
-        self.total = torch.zeros(len(prompts), device=prompts.device)    # its log-probability
-        self.steps, self.begun, self.late = [], False, False
-        self.scores = self.keep(model._prefill(prompts, config, kwargs))
-        self.v = self.scores.shape[1]
-        require(max(self.ends, default=0) < self.v, f"eos_token_id={self.ends}",
-                f"ids below {self.v}, which is what the model writes")
-        self.begin = self.v + groups.extra                               # ids of the search
-        self.end = self.begin + 1
-        self.pieces = sorted({t for part in groups.lists for g in part for ids in g for t in ids})
-        self.possible = torch.zeros(len(self.pieces), dtype=torch.bool, device=prompts.device)
+        self.input = torch.arange(len(prompts), device=device) // self.k # (N,) whose row it is
+        self.said = prompts.new_zeros(len(prompts), 0)                   # (N,t) the new text
+        self.total = torch.zeros(len(prompts), device=device)            # (N,) its log-probability
+        self.musts = torch.tensor([math.inf in row for row in prices], device=device)
+        self.steps, self.marked, self.late = [], None, False
+        self.next = self.keep(model._prefill(prompts, config, kwargs))[::self.k]
+        self.show()
+        self.take(torch.arange(0, len(prompts), self.k, device=device))
+        self.number()
+
+# %% ../../nbs/models/116_generate.ipynb #6a1d0c37
+@patch
+def number(self:_Rows):
+    "Numbers of the words that only the search knows."
+    self.v, ends = self.next.shape[1], self.ends.tolist()
+    require(max(ends, default=0) < self.v, f"eos_token_id={ends}",
+            f"ids below {self.v}, which is what the model writes")
+    self.begin = self.v + self.groups.extra
+    self.end = self.begin + 1
+    spellings = {ids for groups in self.groups.lists for group in groups for ids in group}
+    self.pieces = sorted({t for ids in spellings for t in ids})
+    self.possible = torch.zeros(len(self.pieces), dtype=torch.bool, device=self.next.device)
 
 # %% ../../nbs/models/116_generate.ipynb #1abc4548
 @patch
-def keep(self:_Rows, out)->Tensor: # (b*width,v) scores of the next token
+def keep(self:_Rows, out)->Tensor: # (N,v) log-probabilities of the next token
     "Keep the model's memory from its answer."
     encoder = self.model.config.is_encoder_decoder
     self.kwargs = self.model._update_model_kwargs_for_generation(out, self.kwargs, encoder)
-    return out.logits[:,-1].to(copy=True, dtype=torch.float32, device=self.prompts.device)
+    return out.logits[:,-1].to(self.prompts.device).log_softmax(-1, dtype=torch.float32)
 
 @patch
-def sequences(self:_Rows)->Tensor: # (b*width,p+t)
-    "Prompts and new text, as the model reads them."
-    return torch.cat([self.prompts, self.groups.real(self.said)], 1)
-
-@patch
-def read(self:_Rows)->Tensor: # (b*width,v) scores of the next token
+def read(self:_Rows)->Tensor: # (N,v) log-probabilities of the next token
     "Let the model read the last tokens."
     new = 1 if self.kwargs["use_cache"] else None
     inputs = self.model.prepare_inputs_for_generation(
-        self.sequences(), next_sequence_length=new, **self.kwargs)
+        self.ids, next_sequence_length=new, **self.kwargs)
     return self.keep(self.model(**inputs, return_dict=True))
 
 @patch
-def write(self:_Rows, tokens, rows):
-    "Append tokens (N,) to the texts of rows (N,). Rows that nothing uses get padding."
-    said = self.said.new_full((len(self.said), 1), max(self.fill, 0))
-    said[rows,0] = tokens
-    self.total[rows] += self.marked[self.parent[rows], tokens]
-    self.said = torch.cat([self.said, said], 1)
+def write(self:_Rows, tokens, source):
+    "Go on from rows `source` (N,) with tokens (N,)."
+    cost = self.marked[source,tokens]
+    self.take(source)
+    self.total = self.total + cost
+    self.said = torch.cat([self.said, tokens[:,None]], 1)
+    self.ids = torch.cat([self.ids, self.groups.real(tokens)[:,None]], 1)
 
 # %% ../../nbs/models/116_generate.ipynb #c8541620
+def _rows_of(x, source, n, dim=0):
+    "Rows of what a model is given: of tensors that have `n`, also in lists and dicts."
+    if isinstance(x, Tensor):
+        fits = x.dim() >= max(1, -dim) and x.shape[dim] == n
+        return x.index_select(dim, source) if fits else x
+    if isinstance(x, dict):
+        return type(x)(**{name: _rows_of(part, source, n) for name, part in x.items()})
+    if type(x) in (list, tuple): return type(x)(_rows_of(part, source, n) for part in x)
+    return x
+
 @patch
-def reorder(self:_Rows,
-    rows:Tensor,  # (N,) the row of every hypothesis
-    index:Tensor, # (b',g) old place of each new hypothesis; a line is an input
-)->Tensor:        # (b'*g,) their new rows
-    "Move texts and cache. Raises `NocError` where an input has more hypotheses than rows."
-    old, g = rows[index], index.shape[1]
-    if g > self.width: raise NocError(f"search: {g} hypotheses; expected at most {self.width}")
-    new = old[:,:1] // self.width*self.width + torch.arange(g, device=old.device)
-    new, source = new.flatten(), torch.arange(len(self.said), device=old.device)
-    source[new] = old.flatten()
-    self.said, self.total = self.said[source], self.total[source]
-    self.parent = torch.zeros_like(source)
-    self.parent[new] = index.flatten()
+def take(self:_Rows, source):
+    "Go on with rows `source` (N,)."
+    from transformers.generation.utils import ALL_CACHE_NAMES
+    old = self.input
+    self.input, self.ids, self.said, self.total = (
+        x[source] for x in (old, self.ids, self.said, self.total))
     self.move_cache(source)
-    return new
+    if torch.equal(self.input, old): return
+    for name, x in self.kwargs.items():
+        if name in ALL_CACHE_NAMES: continue
+        dim = -2 if name.endswith("position_ids") else 0                 # some have several
+        self.kwargs[name] = _rows_of(x, source, len(old), dim)
+    self.show()
 
 @patch
 def move_cache(self:_Rows, source):
@@ -117,75 +135,100 @@ def move_cache(self:_Rows, source):
     for n, state in enumerate(getattr(memory, "linear_cache", ())):      # MiniMax forgets its own
         if isinstance(state, Tensor): memory.linear_cache[n] = state[source]
 
-# %% ../../nbs/models/116_generate.ipynb #6a1d0c05
+# %% ../../nbs/models/116_generate.ipynb #6a1d0c36
 @patch
-def step(self:_Rows, tokens, rows):
-    "One token more: log-probabilities (N,v+extra+2), begin and end last, and the rows."
-    if not self.begun:
-        self.begun = True
-        self.marked = torch.full((len(rows), self.begin), -torch.inf, device=rows.device)
-        columns = torch.tensor([0., -torch.inf], device=rows.device).expand(len(rows), 2)
-        return torch.cat([self.marked, columns], 1), rows
-    if self.scores is None: self.write(tokens, rows)
-    if self.said.shape[1] == self.room:                                  # nothing more to read
-        self.marked = torch.full((len(rows), self.begin), -torch.inf, device=rows.device)
-        return self.close(rows, torch.ones_like(rows, dtype=torch.bool), None), rows
-    scores = self.read() if self.scores is None else self.scores
-    self.scores = None
-    scores = self.processors(self.sequences(), scores.log_softmax(-1))
-    self.possible |= (scores[rows][:,self.pieces] > -torch.inf).any(0)
-    full = self.said.shape[1] + 1 == self.room
-    self.marked = self.groups.mark(scores[rows], self.said[rows], rows // self.width, full)
-    return self.close(rows, self.stopped()[rows], scores), rows
+def show(self:_Rows):
+    "Choose where the processors see each row."
+    n, k, device = len(self.input), self.k, self.input.device
+    first = torch.searchsorted(self.input, torch.arange(len(self.prompts), device=device))
+    nth = torch.arange(n, device=device) - first[self.input]             # row of its input
+    some = first.clamp(max=n - 1).repeat_interleave(k)
+    self.shown = some.repeat(int(nth.max()) // k + 1, 1)                 # (turns,b*k)
+    self.place = nth // k, self.input*k + nth % k
+    self.shown[self.place] = torch.arange(n, device=device)
 
 @patch
-def stopped(self:_Rows)->Tensor: # (b*width,)
+def processed(self:_Rows, log_probs)->Tensor: # (N,v)
+    "What the logits processors make of them."
+    if not self.processors: return log_probs
+    turns = [self.processors(self.ids[rows], log_probs[rows]) for rows in self.shown]
+    return torch.stack(turns)[self.place]
+
+# %% ../../nbs/models/116_generate.ipynb #6a1d0c05
+@patch
+def step(self:_Rows, tokens, source):
+    "One token more: log-probabilities (N,v+extra+2), begin and end last."
+    nothing = self.total.new_full((len(tokens), self.end + 1), -torch.inf)
+    if self.marked is None:
+        self.marked = nothing
+        self.marked[:,self.begin] = 0.
+        return self.marked, None
+    log_probs, self.next = self.next, None
+    if log_probs is None: self.write(tokens, source)
+    if self.said.shape[1] == self.room:                                  # nothing more to read
+        self.marked = nothing
+        return self.close(None, source, torch.ones_like(tokens, dtype=torch.bool)), None
+    log_probs = self.processed(self.read() if log_probs is None else log_probs)
+    self.possible |= (log_probs[:,self.pieces] > -torch.inf).any(0)
+    self.marked = F.pad(log_probs, (0, self.groups.extra + 2), value=-torch.inf)
+    full = self.said.shape[1] + 1 == self.room
+    self.groups.mark(self.marked, self.said, self.input, full)
+    return self.close(log_probs, source, self.stopped()), None
+
+@patch
+def stopped(self:_Rows)->Tensor: # (N,)
     "True where a stopping criterion ends the text."
-    stop = torch.zeros(len(self.said), dtype=torch.bool, device=self.said.device)
+    stop = torch.zeros_like(self.input, dtype=torch.bool)
     if not self.said.shape[1]: return stop
     for criterion in self.criteria:
-        now = criterion(self.sequences(), None)
+        now = criterion(self.ids, None)
         if type(criterion).__name__ == "MaxTimeCriteria": self.late |= bool(now.any())
         stop |= now
     return stop
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c06
 @patch
-def close(self:_Rows, rows, stopped, scores):
-    "Scores of the N rows with columns for begin and end."
-    total, t, said = self.total[rows], self.said.shape[1], self.said[rows]
-    end, which = torch.full_like(total, -torch.inf), torch.full_like(rows, -1)
-    if self.ends:
+def close(self:_Rows, log_probs, source, stopped):
+    "Keep what this step looked at, and give the end its column."
+    total, t = self.total, self.said.shape[1]
+    end, which = torch.full_like(total, -torch.inf), torch.full_like(self.input, -1)
+    if len(self.ends):
         end, best = self.marked[:,self.ends].max(1)
-        end = end.masked_fill(~self.may_end(rows, said, end), -torch.inf)
-        which = torch.tensor(self.ends, device=rows.device)[best]
+        end = end.masked_fill(~self.may_end(end), -torch.inf)
+        which = self.ends[best]
     self.marked[:,self.ends] = -torch.inf
     if stopped.any():
         self.marked[stopped] = -torch.inf
-        cut = self.groups.cut(said, rows // self.width)                  # the same text has a twin
+        cut = self.groups.cut(self.said, self.input)                     # the same text has a twin
         end = torch.where(stopped, torch.where(cut, -torch.inf, 0.), end)
         which = which.masked_fill(stopped, -1)
-    kept = scores if self.config.output_scores else None
-    self.steps.append(_Step(rows, said, total, which, end, kept))
+    kept = log_probs if self.config.output_scores else None
+    self.steps.append(_Step(self.input, self.said, source, total, which, end, kept))
     tokens = torch.where(stopped, max(t, 1), t + 1)
-    end = (end + total)*((t + 2)/tokens)**self.config.length_penalty - total
-    columns = torch.stack([torch.full_like(end, -torch.inf), end], 1)    # begin and end
-    return torch.cat([self.marked, columns], 1)
+    self.marked[:,self.end] = (end + total)*((t + 2)/tokens)**self.config.length_penalty - total
+    return self.marked
 
 @patch
-def may_end(self:_Rows, rows, said, end):
-    "(N,) True where the library would take an end, and for inputs with words."
-    inputs, n = rows // self.width, self.config.num_beams
-    free = torch.tensor([not groups for groups in self.groups.lists], device=rows.device)[inputs]
-    if not free.any(): return ~free
-    b = len(inputs.unique())
-    lines = said.view(b, len(said) // b, said.shape[1])                  # of each input
-    same = (lines[:,:,None] == lines[:,None]).all(3).tril(-1).any(2)     # copies only fill a line
-    sums = self.total[rows][:,None] + self.marked[:,:self.v]
-    sums = sums.masked_fill(same.view(-1, 1), -torch.inf).view(b, -1)
-    least = sums.topk(min(n, sums.shape[1])).values[:,-1]
-    own = self.total[rows] + end
-    return ~free | (own >= least.repeat_interleave(lines.shape[1]))
+def best_next(self:_Rows)->Tensor: # (N,k)
+    "What the texts come to with their best next tokens of the model, finished words among them."
+    plain, words = self.marked[:,:self.v], self.marked[:,self.v:self.begin]
+    last = self.groups.real(torch.arange(self.v, self.begin, device=words.device))
+    best = plain.scatter_reduce(1, last.expand_as(words), words, "amax").topk(min(self.k, self.v))
+    return best.values + self.total[:,None]
+
+@patch
+def may_end(self:_Rows, end):
+    "(N,) True where the library would take an end, and for inputs with musts."
+    may = self.musts[self.input]
+    if may.all(): return may
+    may, total = may.view(len(self.finder.asked), -1), self.total.view(len(self.finder.asked), -1)
+    best = self.best_next().view(*total.shape, -1)                       # (b,a,k)
+    scale = (self.said.shape[1] + 1)**self.config.length_penalty
+    for worth in self.finder.standing():                                 # (b,a)
+        sums = (best + worth[...,None]*scale).flatten(1)
+        least = sums.topk(min(self.k, sums.shape[1])).values[:,-1:]
+        may = may | (total + end.view_as(total) + worth*scale >= least)
+    return may.flatten()
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c1b
 @dataclass
@@ -198,20 +241,18 @@ class _Text:
     totals:list # log-probabilities of what is before each token, and of all without the end
 
 @patch
-def text(self:_Rows, i:int, found:list, ended:bool)->_Text:
+def text(self:_Rows, i:int, found:list, ended:bool, traces:list)->_Text:
     "What became of a text of input `i`, by what the steps looked at."
-    said = [t for t in found if t < self.begin]
-    rows, totals = [], []
-    for step in self.steps[:len(said)+1]:
-        part = torch.tensor(said[:step.said.shape[1]], dtype=torch.long, device=step.said.device)
-        here = (step.rows // self.width == i) & (step.said == part).all(1)
-        place = here.nonzero()[0].item()
-        rows.append(step.rows[place].item())
-        totals.append(step.total[place].item())
-    last = step.end[place].item() if ended else -1
-    ids = self.groups.real(torch.tensor(said, dtype=torch.long, device=part.device)).tolist()
-    ids += [last]*(last >= 0)
-    return _Text(ids, said, totals[-1] + (step.cost[place].item() if ended else 0.), rows, totals)
+    said = self.prompts.new_tensor([t for t in found if t < self.begin])
+    step, rows, totals = self.steps[len(said)], [], []
+    place = row = ((step.input == i) & (step.said == said).all(1)).nonzero()[0].item()
+    for source, total in traces[len(said)::-1]:
+        rows.insert(0, row)
+        totals.insert(0, total[row])
+        row = source[row]
+    ids, last, cost = self.groups.real(said).tolist(), -1, 0.
+    if ended: last, cost = step.end[place].item(), step.cost[place].item()
+    return _Text(ids + [last]*(last >= 0), said.tolist(), totals[-1] + cost, rows, totals)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c13
 _PLAIN = "plain beams; num_return_sequences= gives several texts"
@@ -265,7 +306,7 @@ def _check_room(lists, prices, room):
     "Raises `NocError` for musts that cannot fit. One that may stand inside another takes no room."
     for i, groups in enumerate(lists):
         require(len(groups) <= 61, f"words: input {i} has {len(groups)}", "at most 61 for one text")
-        if prices: groups = [g for g, u in zip(groups, prices[i]) if u == math.inf]
+        groups = [g for g, u in zip(groups, prices[i]) if u == math.inf]
         need = 0
         for n, group in enumerate(groups):
             others = [ids for m, other in enumerate(groups) if m != n for ids in other]
@@ -278,7 +319,7 @@ def _check_room(lists, prices, room):
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c32
 def _read_word_prices(prices, lists):
     "b lists of prices in nats, inf for a must. Raises `NocError` for a wrong number, and no price."
-    if prices is None: return None
+    if prices is None: return [[math.inf]*len(groups) for groups in lists]
     nested = isinstance(prices, (list, tuple)) and any(isinstance(u, (list, tuple)) for u in prices)
     rows = prices if nested else [prices]*len(lists)
     if len(rows) != len(lists):
@@ -318,8 +359,9 @@ def _answer_kind(half):
 def texts(self:_Rows, found)->list: # b*n
     "The best texts of every input, the best first."
     n, out = self.config.num_return_sequences, []
+    traces = [(step.source.tolist(), step.total.tolist()) for step in self.steps]
     for i, lines in enumerate(zip(found.tokens[:,:n].tolist(), found.ended[:,:n].tolist())):
-        out += [self.text(i, said, ended) for said, ended in zip(*lines)]
+        out += [self.text(i, said, ended, traces) for said, ended in zip(*lines)]
     return out
 
 def _padded(rows, fill):
@@ -338,12 +380,12 @@ def _spans(mentions, musts):
     return found
 
 @patch
-def known(self:_Rows, texts:list, prices, ordered:bool)->dict:
+def known(self:_Rows, texts:list, ordered:bool)->dict:
     "What is ours in the answer: which words came, where and at what cost; the texts' worth."
     n, spans, costs, worth = self.config.num_return_sequences, [], [], []
     for place, text in enumerate(texts):
         i = place // n
-        row = prices[i] if prices else [math.inf]*len(self.groups.lists[i])
+        row = self.prices[i]
         musts = [g for g, u in enumerate(row) if u == math.inf and ordered]
         spans.append(_spans(self.groups.mentions(i, text.said), musts))
         cost = {g: text.totals[end] - text.totals[start] for g, (start, end) in spans[-1].items()}
@@ -358,40 +400,25 @@ def mean(self:_Rows, text)->float:
     return text.score/max(1, len(text.ids))**self.config.length_penalty
 
 # %% ../../nbs/models/116_generate.ipynb #5be11603
-def _answer(rows, found, prices, ordered):
+def _answer(rows, found, ordered):
     "What `generate` returns: ids, or all that is known of them if a dict is asked for."
     config, texts = rows.config, rows.texts(found)
-    prompts = rows.prompts[::rows.width].repeat_interleave(config.num_return_sequences, 0)
+    prompts = rows.prompts.repeat_interleave(config.num_return_sequences, 0)
     new = _padded([text.ids for text in texts], rows.fill).to(prompts.device)
     sequences = torch.cat([prompts, new], 1)
     if not config.return_dict_in_generate: return sequences
     kind = _answer_kind("EncoderDecoder" if rows.model.config.is_encoder_decoder else "DecoderOnly")
     vars(kind.latest).clear()
-    vars(kind.latest).update(rows.known(texts, prices, ordered))
-    scores = rows.total.new_tensor([rows.mean(text) for text in texts])
-    if not config.output_scores: return kind(sequences=sequences, sequences_scores=scores)
+    vars(kind.latest).update(rows.known(texts, ordered))
+    means = rows.total.new_tensor([rows.mean(text) for text in texts])
+    if not config.output_scores: return kind(sequences=sequences, sequences_scores=means)
     paths = _padded([text.rows[:len(text.ids)] for text in texts], -1).to(prompts.device)
-    return kind(sequences=sequences, sequences_scores=scores, beam_indices=paths,
-                scores=tuple(step.scores for step in rows.steps if step.scores is not None))
+    scores = [step.scores for step in rows.steps if step.scores is not None]
+    most = max(map(len, scores))                                         # every step has as many
+    scores = tuple(F.pad(x, (0, 0, 0, most - len(x)), value=-torch.inf) for x in scores)
+    return kind(sequences=sequences, sequences_scores=means, beam_indices=paths, scores=scores)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c16
-def _widen(model, groups, k, grid, priced, input_ids, kwargs):
-    "Rows for the cells of a grid: k for every number of words and every place in a word."
-    alternatives = [ids for lists in groups.lists for group in lists for ids in group]
-    cells = (max(map(len, groups.lists)) + 1)*max(map(len, alternatives), default=1)
-    cells = (cells if grid else 1)*(1 + priced)       # and as many for the search without prices
-    if cells == 1: return k, input_ids, kwargs
-    input_ids, kwargs = model._expand_inputs_for_generation(
-        expand_size=cells, is_encoder_decoder=model.config.is_encoder_decoder,
-        input_ids=input_ids, **kwargs)
-    return k*cells, input_ids, kwargs
-
-def _check_rows(processors):
-    "Raises `NocError` for what counts on `num_beams` rows an input."
-    for processor in processors:
-        if type(processor).__name__ != "PrefixConstrainedLogitsProcessor": continue
-        raise NocError("prefix_allowed_tokens_fn; expected mode='bank' and no prices")
-
 def _with_begin(at_least, inputs):
     "What each input must fulfil, the begin included. Raises `NocError` for what is no number."
     least = at_least if isinstance(at_least, (list, tuple)) else [at_least]*inputs
@@ -401,20 +428,19 @@ def _with_begin(at_least, inputs):
                        "inputs")
     return at_least if at_least is None else [None if n is None else n + 1 for n in least]
 
-# %% ../../nbs/models/116_generate.ipynb #5be11608
 @patch
-def search(self:_Rows, prices, **settings):
+def search(self:_Rows, **settings):
     "Search, with the begin as one more must."
-    groups, device = self.groups, self.prompts.device
-    words = groups.constraints(self.v, self.ends, device)
-    if prices is not None: prices = [[math.inf, *row] for row in prices]
+    groups, device, config = self.groups, self.prompts.device, self.config
+    words = groups.constraints(self.v, self.ends.tolist(), device)
+    prices = [[math.inf, *row] for row in self.prices]
     least = [[1, *row] for row in groups.least()]
-    first = torch.arange(len(groups.lists), device=device)*self.width
-    return grid_beam_search(
-        self.step, first, [[[(self.begin,)]] + part for part in words], bos=0, eos=self.end,
-        pad=self.end, k=self.config.num_beams, max_len=self.room + 2, reorder=self.reorder,
-        length_penalty=self.config.length_penalty, prices=prices, least=least,
-        **settings)
+    self.finder = Search(
+        [[[(self.begin,)], *part] for part in words], device, eos=self.end, k=self.k,
+        max_len=self.room + 2, absorb=True, length_penalty=config.length_penalty,
+        prices=prices, least=least, **settings)
+    def reorder(_, index): return index.flatten()
+    return self.finder.run(self.step, None, 0, reorder, pad=self.end)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11604
 @patch
@@ -483,15 +509,12 @@ def grid_beam(
     groups = _groups(wishes, processor, input_ids[::k].tolist(), no_repeat or ordered)
     prices = _read_word_prices(prices, groups.lists)
     if at_least is None: _check_room(groups.lists, prices, config.max_length - input_ids.shape[1])
-    least, grid = _with_begin(at_least, len(groups.lists)), mode == "grid"
-    priced = any(price < math.inf for row in prices or () for price in row)
-    if grid or priced: _check_rows(logits_processor)
-    width, input_ids, model_kwargs = _widen(model, groups, k, grid, priced, input_ids, model_kwargs)
+    least = _with_begin(at_least, len(groups.lists))
     criteria = [*stopping_criteria, *_stopping(stop_strings, processor)]
-    rows = _Rows(model, input_ids, logits_processor, criteria, config, model_kwargs, width, groups)
-    found = rows.search(prices, at_least=least, mode=mode, no_repeat=no_repeat, ordered=ordered)
+    rows = _Rows(model, input_ids, logits_processor, criteria, config, model_kwargs, groups, prices)
+    found = rows.search(at_least=least, mode=mode, no_repeat=no_repeat, ordered=ordered)
     _warn(rows, found, wishes)
-    return _answer(rows, found, prices, ordered)
+    return _answer(rows, found, ordered)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11606
 def generate(

@@ -8,6 +8,7 @@ __all__ = ['Wishes', 'read_words', 'IdGroups', 'Pieces', 'read_pieces', 'spellin
 # %% ../../nbs/models/109_spellings.ipynb #5be11a03
 import math, re, unicodedata
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -93,7 +94,7 @@ class IdGroups:
         self.lists = wishes.lists
     def least(self): return [*map(_shortest, self.lists)]
     def real(self, said): return said
-    def mark(self, scores, said, inputs, full): return scores
+    def mark(self, scores, said, inputs, full): pass
     def cut(self, said, inputs): return torch.zeros_like(inputs, dtype=torch.bool)
 
     def constraints(self, v:int, ends:list, device=None):
@@ -117,13 +118,13 @@ class IdGroups:
 @dataclass
 class Pieces:
     "What the pieces of a tokenizer do to a text, looked at behind a letter."
-    lengthens:Tensor # (v,) True where an open word goes on; also where that cannot be known
-    opens:Tensor     # (v,) True where the text then ends inside a word
-    closes:Tensor    # (v,) True where the piece ends its word itself
-    parts:Tensor     # (v,) True where the text then ends in a part of a character
-    hidden:Tensor    # (v,) True for special tokens, which decoding leaves out
-    letter:list      # ids of the letter
-    head:str         # its text
+    lengthens:Any # (v,) array: True where an open word goes on; also where that cannot be known
+    opens:Any     # (v,) True where the text then ends inside a word
+    closes:Any    # (v,) True where the piece ends its word itself
+    parts:Any     # (v,) True where the text then ends in a part of a character
+    hidden:Any    # (v,) True for special tokens, which decoding leaves out
+    letter:list   # ids of the letter
+    head:str      # its text
 
 _PIECES = WeakKeyDictionary()
 
@@ -161,13 +162,13 @@ def _closing(tokenizer, ids, end, letter):
     return [text.endswith(" " + letter) for text in texts]
 
 def _flags(rests, hidden, closes):
-    "The tensors of `Pieces`."
+    "The arrays of `Pieces`."
     lengthens, opens, parts = [], [], []
     for rest, closed in zip(rests, closes):
         lengthens.append(not rest or _in_word(rest[0]))                  # parts of letters as well
         opens.append(not closed and (not rest or _in_word(rest[-1])))
         parts.append(not rest or rest[-1] == "\ufffd")
-    return map(torch.tensor, (lengthens, opens, closes, parts, hidden))
+    return [torch.tensor(flags).numpy() for flags in (lengthens, opens, closes, parts, hidden)]
 
 # %% ../../nbs/models/109_spellings.ipynb #6a1d0c0a
 def read_pieces(
@@ -242,34 +243,42 @@ class WordGroups:
         self.number = {ids: n for n, ids in enumerate(self.spelled)}
         self.tails = [self._tail(ids) for ids in prompts]                # b
         self.fulfils = [*map(self._fulfilled, self.counted)]             # b
+        self.sizes, self.starts, self.texts = sorted({*map(len, self.spelled)}), {}, {}
+        for ids in self.spelled: self.starts.setdefault(ids[:-1], []).append(ids)
+        self.banned = []                                                 # b
+        for avoid in self.avoid:
+            self.banned.append({ids for ids in self.spelled if self._endings(ids, avoid)})
         self._check_avoid(wishes)
 
-    def _spell(self, i, word, must=True):
-        "Keep the spellings of a word of input i: those to ask for, and those that count."
-        if re.search("[\ud800-\udfff]", word):
-            raise NocError(f"words: input {i}: {word!r}: half a character; expected text")
-        asked = spellings(self.tokenizer, word)
-        if must and not asked:
-            raise NocError(f"words: input {i}: {word!r}; the tokenizer cannot spell it")
-        counted = asked | _in_capitals(self.tokenizer, word)
-        self.bare |= {ids for ids, bare in counted.items() if bare}
-        self.ways[word] = asked, counted
+# %% ../../nbs/models/109_spellings.ipynb #5be11a28
+@patch
+def _spell(self:WordGroups, i, word, must=True):
+    "Keep the spellings of a word of input i: those to ask for, and those that count."
+    if re.search("[\ud800-\udfff]", word):
+        raise NocError(f"words: input {i}: {word!r}: half a character; expected text")
+    asked = spellings(self.tokenizer, word)
+    if must and not asked:
+        raise NocError(f"words: input {i}: {word!r}; the tokenizer cannot spell it")
+    counted = asked | _in_capitals(self.tokenizer, word)
+    self.bare |= {ids for ids, bare in counted.items() if bare}
+    self.ways[word] = asked, counted
 
-    def _ids(self, which, groups):
-        "Groups of words as groups of spellings."
-        out = []
-        for group in groups: out.append(sorted(set().union(*(self.ways[w][which] for w in group))))
-        return out
+@patch
+def _ids(self:WordGroups, which, groups):
+    "Groups of words as groups of spellings."
+    out = []
+    for group in groups: out.append(sorted(set().union(*(self.ways[w][which] for w in group))))
+    return out
 
 # %% ../../nbs/models/109_spellings.ipynb #6a1d0c0e
 @patch
 def _ends_open(self:WordGroups, ids, inside=False):
     "Whether a text ends inside a word; `inside` says so of what is before it."
-    opens, hidden = self.pieces.opens, self.pieces.hidden
-    seen = [t for t in ids if t >= len(hidden) or not hidden[t]]
+    looks, known = self.pieces, len(self.pieces.hidden)
+    seen = [t for t in ids if t >= known or not looks.hidden[t]]
     if not seen: return inside
-    if seen[-1] >= len(opens): return True
-    if not self.pieces.parts[seen[-1]]: return opens[seen[-1]].item()
+    if seen[-1] >= known: return True
+    if not looks.parts[seen[-1]]: return bool(looks.opens[seen[-1]])
     last = tuple(seen[-8:])
     if last not in self.decoded: self.decoded[last] = _decode(self.tokenizer, [last])[0]
     text = self.decoded[last]
@@ -280,7 +289,7 @@ def _tail(self:WordGroups, prompt):
     "What a text goes on from. A special token ends all before it, but for the unknown piece."
     seen = [t for t in prompt if t != self.tokenizer.unk_token_id][-8:]
     hidden = self.pieces.hidden
-    return [] if not seen or seen[-1] >= len(hidden) or hidden[seen[-1]] else seen
+    return () if not seen or seen[-1] >= len(hidden) or hidden[seen[-1]] else tuple(seen)
 
 # %% ../../nbs/models/109_spellings.ipynb #5be11a18
 @patch
@@ -332,11 +341,12 @@ def constraints(self:WordGroups,
 )->list:         # b lists of groups, in ids of the search: the model's, then the finished ones
     "The groups for the search."
     self.v = v
+    self._bar(ends, device)
+    last = torch.tensor([ids[-1] for ids in self.spelled], dtype=torch.long, device=device)
+    self.token = torch.cat([torch.arange(v, device=device), last])       # the model's id
     packed = []
     for groups, fulfils in zip(self.lists, self.fulfils):
         packed.append([self._group(n, group, fulfils) for n, group in enumerate(groups)])
-    self._pack_pieces(ends, device)
-    self._pack_spellings(device)
     return packed
 
 @patch
@@ -367,41 +377,20 @@ def _finished(self:WordGroups, ids, fulfils):
     return (*inner, self.v + self.number[ids])
 
 # %% ../../nbs/models/109_spellings.ipynb #5be11a19
-@patch
-def _pack_pieces(self:WordGroups, ends, device):
-    "What a text does with each token of the model; what the tokenizer lacks is part of words."
-    def whole(flags, other):
-        return F.pad(flags[:self.v], (0, max(0, self.v - len(flags))), value=other).to(device)
-    looks = self.pieces
-    self.lengthens, self.opens = whole(looks.lengthens, True), whole(looks.opens, True)
-    self.closes, self.parts = whole(looks.closes, False), whole(looks.parts, False)
-    self.hidden = whole(looks.hidden, False)
-    self.has_parts = bool((looks.parts & ~looks.hidden).any())
-    self.lengthens[ends] = False
-    known = torch.arange(self.v, device=device) < len(looks.opens)
-    self.surely = self.lengthens & known & ~self.parts & ~self.hidden   # it goes on, in any case
+_FREE, _SAID, _PLAIN, _BAD = range(4) # what a text ends with, as far as words go
 
 @patch
-def _pack_spellings(self:WordGroups, device):
-    "The spellings as tensors: s of them, of at most l pieces."
-    def tensor(x, kind=torch.long): return torch.tensor(x, dtype=kind, device=device)
-    s, groups = self.extra, max(map(len, self.lists))
-    long = max(map(len, self.spelled), default=1)
-    before = [[-1]*(long - len(ids)) + [*ids[:-1]] for ids in self.spelled]
-    self.before = tensor(before).view(s, long - 1)                       # -1 stands for anything
-    self.last = tensor([ids[-1] for ids in self.spelled])
-    self.size = tensor([*map(len, self.spelled)])
-    self.is_bare = tensor([ids in self.bare for ids in self.spelled], torch.bool)
-    self.token = torch.cat([torch.arange(self.v, device=device), self.last])   # the model's id
-    same, longer = self.last[:,None] == self.last, self.size > self.size[:,None]
-    self.beaten = (same & longer).float()                                # (s,s) row by column
-    self.starts = tensor([*map(self._ends_open, self.tails)], torch.bool)
-    self.fulfil = torch.zeros(len(self.lists), s, groups, dtype=torch.bool, device=device)
-    self.banned = torch.zeros(len(self.lists), s, dtype=torch.bool, device=device)
-    for i, (fulfils, avoid) in enumerate(zip(self.fulfils, self.avoid)):
-        for ids, found in fulfils.items(): self.fulfil[i,self.number[ids],[*found]] = True
-        for ids in self.spelled:
-            self.banned[i,self.number[ids]] = bool(self._endings(ids, avoid))
+def _bar(self:WordGroups, ends, device):
+    "What may not follow a word. What the tokenizer lacks is part of words."
+    def whole(flags, other):
+        flags = torch.tensor(flags[:self.v], device=device)
+        return F.pad(flags, (0, self.v - len(flags)), value=other)
+    looks = self.pieces
+    longer = whole(looks.lengthens, True)
+    longer[ends] = False
+    surely = longer & whole(~looks.parts & ~looks.hidden, False)         # it goes on, in any case
+    barred = torch.stack([longer & False, longer, ~longer, ~surely])     # (4,v)
+    self.barred = torch.zeros_like(barred, dtype=torch.float).masked_fill(barred, -torch.inf)
 
 # %% ../../nbs/models/109_spellings.ipynb #6a1d0c11
 @patch
@@ -424,75 +413,85 @@ def mentions(self:WordGroups,
     return found
 
 # %% ../../nbs/models/109_spellings.ipynb #6a1d0c28
-@patch
-def _open_after(self:WordGroups, real, inputs):
-    "(N,t+1) whether texts end inside a word, after 0 to t pieces."
-    n, t = real.shape
-    opens = torch.cat([self.starts[inputs][:,None], self.opens[real]], 1)
-    if not t: return opens
-    seen = F.pad(~self.hidden[real], (1, 0), value=True)
-    if self.has_parts:
-        for row, place in (self.parts[real] & seen[:,1:]).nonzero().tolist():
-            before = self.tails[inputs[row]] + real[row,:place+1].tolist()
-            opens[row,place+1] = self._ends_open(before)
-    place = torch.where(seen, torch.arange(t + 1, device=real.device), 0).cummax(1).values
-    return opens.gather(1, place)
+class _Text(NamedTuple):
+    "What a text has come to."
+    pieces:tuple   # its last ones, and the prompt's
+    opens:tuple    # of its last places, the one before it included, whether it ends inside a word
+    done:frozenset # the groups that are fulfilled
+    ends:int       # _FREE, _SAID, _PLAIN or _BAD: a row of `barred`
+    next:dict      # what its next piece may finish: {piece: spellings, the longest last}
 
 @patch
-def _wanted(self:WordGroups, said, inputs):
-    "(N,s) spellings of words that have not come."
-    fulfil = self.fulfil[inputs]
-    if self.again: return fulfil.any(2)
-    finished = torch.zeros(len(said), self.extra + 1, dtype=torch.bool, device=said.device)
-    finished = finished.scatter_(1, (said - self.v + 1).clamp(min=0), True)[:,1:]  # (N,s)
-    done = (fulfil & finished[...,None]).any(1)                          # (N,n)
-    return (fulfil & ~done[:,None]).any(2)
+def _text(self:WordGroups, i, said):
+    "What a text of input i has come to; `said` is in ids of the search."
+    if (i, said) in self.texts: return self.texts[i,said]
+    if not said:
+        tail = self.tails[i]
+        return self._with_next(i, tail, (self._ends_open(tail),), frozenset(), _FREE)
+    before, token = self._text(i, said[:-1]), said[-1]
+    word = self.spelled[token - self.v] if token >= self.v else None
+    piece = word[-1] if word else token
+    keep = max(8, *self.sizes)
+    pieces = (*before.pieces, piece)[-keep:]
+    opens = (*before.opens, self._ends_open(pieces, before.opens[-1]))[-keep:]
+    done, ends = before.done, _FREE
+    if word:
+        done = done | self.fulfils[i].get(word, {}).keys()
+        if not self.pieces.closes[piece]: ends = _SAID
+    elif piece in before.next:
+        ends = _PLAIN if self.banned[i].isdisjoint(before.next[piece]) else _BAD
+    return self._with_next(i, pieces, opens, done, ends)
+
+# %% ../../nbs/models/109_spellings.ipynb #5be11a27
+@patch
+def _with_next(self:WordGroups, i, pieces, opens, done, ends):
+    "A text of input i, with what its next piece may finish."
+    found = {}
+    for size in self.sizes:
+        if size > len(opens): break
+        for word in self.starts.get(pieces[len(pieces)-size+1:], ()):
+            if word in self.bare and opens[-size]: continue
+            groups = self.fulfils[i].get(word, {}).keys()
+            wanted = groups if self.again else groups - done
+            if wanted or word in self.banned[i]: found.setdefault(word[-1], []).append(word)
+    return _Text(pieces, opens, done, ends, found)
 
 @patch
-def _finishing(self:WordGroups, said, real, inputs):
-    "(N,s) True where the next piece may finish a spelling behind a text."
-    back = self.before.shape[1]
-    tail = F.pad(real, (back, 0), value=-2)[:,real.shape[1]:]
-    match = ((tail[:,None] == self.before) | (self.before < 0)).all(2)
-    opens, place = self._open_after(real, inputs), real.shape[1] - self.size + 1
-    begins = ~self.is_bare | ~opens[:,place.clamp(min=0)]
-    return match & begins & (self._wanted(said, inputs) | self.banned[inputs])
+def _texts(self:WordGroups, said, inputs):
+    "What N texts have come to."
+    keys = [*zip(inputs.tolist(), map(tuple, said.tolist()))]
+    self.texts = {key: self._text(*key) for key in keys}                 # of the next ones' parents
+    return [self.texts[key] for key in keys]
 
 # %% ../../nbs/models/109_spellings.ipynb #5be11a21
-@patch
-def _plain_ends(self:WordGroups, said, real, inputs):
-    "(N,s) spellings whose plain last piece has just come, though they could have been finished."
-    if not said.shape[1]: return torch.zeros_like(self.banned[inputs])
-    return self._finishing(said[:,:-1], real[:,:-1], inputs) & (self.last == said[:,-1:])
-
 @patch
 def cut(self:WordGroups,
     said:Tensor,   # (N,t) texts in ids of the search
     inputs:Tensor, # (N,) whose they are
 )->Tensor:         # (N,)
     "True for texts that would break off inside a word; what finished it is a text of its own."
-    return self._plain_ends(said, self.real(said), inputs).any(1)
+    plain = [text.ends in (_PLAIN, _BAD) for text in self._texts(said, inputs)]
+    return torch.tensor(plain, device=said.device)
 
 @patch
 def mark(self:WordGroups,
-    scores:Tensor, # (N,v) log-probabilities
+    scores:Tensor, # (N,v+extra or more) log-probabilities of the model's tokens, and -inf
     said:Tensor,   # (N,t) texts in ids of the search
     inputs:Tensor, # (N,) whose they are
     full:bool,     # True: this is the last token, so that no word can go on
-)->Tensor:         # (N,v+extra)
-    "Scores with the finished tokens, without what may not follow."
-    real, longer = self.real(said), self.lengthens
-    ends = self._plain_ends(said, real, inputs)
-    bad = (ends & self.banned[inputs]).any(1, keepdim=True)              # a word to avoid
-    stops = ends.any(1, keepdim=True) & ~longer | bad & ~self.surely
-    plain = scores.masked_fill(stops, -torch.inf)
-    if said.shape[1]:
-        ended = (said[:,-1] >= self.v) & ~self.closes[real[:,-1]]
-        plain = plain.masked_fill(ended[:,None] & longer, -torch.inf)
-    finishing = self._finishing(said, real, inputs)
-    finishing &= finishing.float() @ self.beaten.T == 0                  # the longest spelling
-    allowed = finishing & ~self.banned[inputs]
-    finished = plain[:,self.last].masked_fill(~allowed, -torch.inf)
-    lone = torch.where(finishing & (self.closes[self.last] | full), -torch.inf, 0.)
-    plain = plain.scatter_add(1, self.last.expand_as(lone), lone)        # without a plain twin
-    return torch.cat([plain, finished], 1)
+):
+    "In place: give finished words their scores, and take what may not follow."
+    texts = self._texts(said, inputs)
+    scores[:,:self.v] += self.barred[[text.ends for text in texts]]
+    words, lone = [], []
+    for row, (i, text) in enumerate(zip(inputs.tolist(), texts)):
+        for piece, found in text.next.items():
+            number = self.v + self.number[found[-1]]
+            if found[-1] not in self.banned[i]: words.append((row, piece, number))
+            if full or self.pieces.closes[piece]: lone.append((row, piece))
+    if words:
+        rows, pieces, numbers = zip(*words)
+        scores[rows,numbers] = scores[rows,pieces]
+    if lone:
+        rows, pieces = zip(*lone)
+        scores[rows,pieces] = -torch.inf                                 # no plain twin
