@@ -15,7 +15,7 @@ from noc_nb.grid_beam import SearchConfig
 from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, scst_images, train_scst
 from noc_nb.tools.dataset import load_data
 from noc_nb.tools.drawing import make_toy
-from noc_nb.train import TrainConfig, Trainer, _checksum, checkpoints, read_checkpoint
+from noc_nb.train import TrainConfig, Trainer, _checksum, checkpoints, _read_checkpoint
 from noc_nb.train_xe import build_captioner, train_xe, xe_loss, xe_size
 from noc_nb.vocab import Vocab
 from test_hostile import altered
@@ -45,7 +45,7 @@ def outcome(folder):
     "What training left, but for times."
     history = read_json(folder/"done.json")["history"]
     history = [{k: v for k, v in h.items() if k != "seconds" and "/s" not in k} for h in history]
-    return history, load_file(folder/"best/model.safetensors"), read_checkpoint(checkpoints(folder)[-1])[0]
+    return history, load_file(folder/"best/model.safetensors"), _read_checkpoint(checkpoints(folder)[-1])[0]
 
 def assert_same(a, b):
     assert a[0] == b[0]
@@ -118,7 +118,7 @@ def test_full_disk(tmp_path, how):
             wide(disk/"run").fit(wide_batches(2, fill))
         empty()
         last = checkpoints(disk/"run")[-1]
-        assert read_checkpoint(last)[1]["step"] == 12 and not list((disk/"run/checkpoints").glob(".*"))
+        assert _read_checkpoint(last)[1]["step"] == 12 and not list((disk/"run/checkpoints").glob(".*"))
         assert torch.equal(wide(disk/"run").fit(wide_batches(), resume=True).weight, whole.weight)
     finally:
         empty()
@@ -197,7 +197,7 @@ def test_altered_states_are_one_line(tmp_path):
     wide(tmp_path).fit(wide_batches())
     done, rng = tmp_path/"done.json", random.Random(0)
     about, last = read_json(done), checkpoints(tmp_path)[-1]
-    tensors, state = read_checkpoint(last)
+    tensors, state = _read_checkpoint(last)
     tensors = {name: x.clone() for name, x in tensors.items()}     # they are the file, which is written anew
     def resume():
         try: wide(tmp_path).fit(wide_batches(), resume=True)
@@ -247,7 +247,7 @@ def twenty_losses(phase, root, folder):
     trainer.model.train()
     while len(losses) < 20:
         for part in loader(trainer.epoch, 0, acc.num_processes, [acc.process_index]):
-            trainer.train_step([part])
+            trainer._train_step([part])
             losses.append(sum(gather_object([float(trainer.pending[-1][1]["loss"])])))
         trainer.epoch += 1
     return losses[:20]
@@ -302,7 +302,7 @@ def test_accelerate_launch(world, tmp_path):
         command = list(map(str, [*command, "--out", tmp_path/out]))
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
-    states = [read_checkpoint(checkpoints(tmp_path/out)[-1])[1] for out in ("one", "two")]
+    states = [_read_checkpoint(checkpoints(tmp_path/out)[-1])[1] for out in ("one", "two")]
     assert [len(state["ranks"]) for state in states] == [1, 2]
     (one,), (two,) = (state["history"] for state in states)
     assert abs(one["loss"] - two["loss"]) < 1e-4 and one["step"] == two["step"]
