@@ -10,7 +10,6 @@ __all__ = ['TOKENISER', 'PAD', 'BOS', 'EOS', 'UNK', 'SPECIALS', 'FUNCTION_WORDS'
 import csv, re
 from collections import Counter
 from importlib.resources import files
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -51,44 +50,20 @@ def _finish(piece):
     if low[0] in "(<>:;=" and len(low) > 1: low = low.replace("(", "-lrb-").replace(")", "-rrb-")
     return _CUTS.get(low) or _BRACKETS.get(low, low.replace(" ", "\xa0"))
 
-# %% ../nbs/03_vocab.ipynb #94dcb297
-def _runs(text, label, end, start="(?=.)"):
-    "Places in dotted runs of labels where `start` matches, and further on in the run `end`."
-    for run in re.finditer(rf"{label}(?:\.{label})*", text) if re.search(end, text) else ():
-        ends = [m.start() for m in re.finditer(end, run[0])]
-        for m in re.finditer(start, run[0]) if ends else ():
-            if m.end() <= ends[-1]: yield run.start() + m.start()
-
-def _spans(text, run, end):
-    "All places in runs that are followed by `end`. No search begins twice in one run."
-    for m in re.finditer(f"{run}({end})?", text) if re.search(end, text) else ():
-        if m[1] is not None: yield from range(*m.span())
-
-# %% ../nbs/03_vocab.ipynb #0e785037
-def _far_places(text):
-    "Pattern of a rule that looks far ahead -> the places where it may match."
-    p, line = SimpleNamespace(**_PARTS), text.partition("\n")[0]
-    sites = {*_runs(text, p.label, r"\.(?i:com|net|org|edu)"),
-             *_runs(text, p.web, r"\.(?=[a-zA-Z]{2})", r"www(?=\.)")}
-    return {p.site: sites, p.mail: {*_spans(text, r"[\w.+-]+", r"@(?=[\w-])")},
-            p.dashed: {*_spans(text, rf"{p.sign}[A-Za-z0-9.,]*", "-(?=[A-Za-z0-9])")},
-            p.file: {*_runs(text, f"{p.sign}+", rf"\.(?i:{p.ending})(?!{p.sign})")},
-            p.tags: range(line.rfind(">"))}
-
 # %% ../nbs/03_vocab.ipynb #94dcb298
+_REACH = 200 # letters
+
 def _lex(caption, after):
     "The tokens of a caption, rule by rule, with spaces. The text after it is only looked at."
     text = caption.translate(_PLAINER)
     text = re.sub("|".join(_ENTITIES), lambda entity: _ENTITIES[entity[0]], text)
     line = " ".join(text.splitlines())
     text, at, tokens = f"{line}\n{after} \n", 0, []
-    far = _far_places(text)
-    rules = [(rule, far.get(rule.pattern, range(len(line)))) for rule in _RULES]
     while at < len(line):
         if text[at].isspace():
             at += 1
             continue
-        matches = filter(None, (rule.match(text, at) for rule, places in rules if at in places))
+        matches = filter(None, (rule.match(text, at, at + _REACH) for rule in _RULES))
         longest = max(matches, key=re.Match.end)
         group = 1 if longest.re.groups else 0
         tokens.append(_finish(longest[group]))
@@ -177,9 +152,8 @@ def encode_open(self:Vocab,
     extra:dict, # word -> number for words outside the vocabulary; grows
 )->list:        # numbers; never UNK
     "The numbers of a list of tokens, unknown words keeping ids of their own from `len(vocab)` on."
-    for token in tokens:
-        if token not in self.stoi: extra.setdefault(token, len(self) + len(extra))
-    return [self.stoi[token] if token in self.stoi else extra[token] for token in tokens]
+    def new(word): return extra.setdefault(word, len(self) + len(extra))
+    return [self.stoi[word] if word in self.stoi else new(word) for word in tokens]
 
 # %% ../nbs/03_vocab.ipynb #37885fa6
 @patch(cls_method=True)
@@ -211,8 +185,8 @@ def load(cls:Vocab, path):
     if not isinstance(content, dict): content = {}
     tokens, unseen = content.get("tokens"), content.get("unseen", content.get("unsaid", []))
     for words in tokens, unseen:
-        if isinstance(words, list) and all(map(_is_word, words)): continue
-        raise NocError(f"{path}: expected {{\"tokens\": [words], \"unseen\": [some of them]}}")
+        whole = isinstance(words, list) and all(map(_is_word, words))
+        require(whole, path, '{"tokens": [words], "unseen": [some of them]}')
     try: return cls(tokens, unseen)
     except NocError as e: raise NocError(f"{path}: {e}") from None
 
@@ -244,7 +218,6 @@ def word_table(
         require(word in vocab, f"word {word!r}", "a word of the vocabulary, for constraints")
     check_vectors(vectors, required)
     known = torch.tensor([word in vocab and word in vectors for word in vocab.tokens])
-    if not known.any(): raise NocError("word vectors: expected at least one word of the vocabulary")
     rows = [vectors[word] for word, has_vector in zip(vocab.tokens, known.tolist()) if has_vector]
     rows = torch.from_numpy(np.stack(rows))
     generator = torch.Generator().manual_seed(seed)
