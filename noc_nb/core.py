@@ -38,37 +38,35 @@ def require(
 def check_range(
     prefix:str,      # "--" for options, else what stands before `name=value`
     least:float,     # the smallest number that works
-    most:float=None, # the largest; None: there is none
+    most:float=math.inf, # the largest
     among:tuple=(),  # words that work too
     **values,        # numbers by name; None is not looked at
 ):
     "Raises `NocError` for the first number outside."
-    numbers = f"{least} or more" if most is None else f"{least} to {most}"
-    largest = math.inf if most is None else most
+    numbers = f"{least} or more" if most == math.inf else f"{least} to {most}"
     for name, value in values.items():
         if value is None or value in among: continue
         number = isinstance(value, Real) and not isinstance(value, bool)
-        option = f"--{name.replace('_', '-')} {value}"
-        setting = option if prefix == "--" else f"{prefix}{name}={value}"
-        fits = number and least <= value <= largest
-        require(fits, setting, ", or ".join([numbers, *among]))
+        given = f"{prefix}{name}={value}"
+        if prefix == "--": given = f"--{name.replace('_', '-')} {value}"
+        require(number and least <= value <= most, given, ", or ".join([numbers, *among]))
 
 # %% ../nbs/00_core.ipynb #f655972e
 @contextmanager
 def foreign_file(
-    path,     # a file that anyone may have made
-    expected, # what it should be, for the message
+    path,       # a file that anyone may have made
+    expected,   # what it should be, for the message
+    item:str="", # which part of it is read
 ):
     "Guard the reading of a file. Raises `NocError` naming it, whatever its decoder raises."
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise NocError(f"{path}: is no regular file; expected {expected}")
+    odd, where = os.path.exists(path) and not os.path.isfile(path), f"{path}: {item}".strip(": ")
+    if odd: raise NocError(f"{path}: is no regular file; expected {expected}")
     try: yield
     except NocError: raise
-    except FileNotFoundError:
-        raise NocError(f"{path}: no such file; expected {expected}") from None
+    except FileNotFoundError: raise NocError(f"{path}: no such file; expected {expected}") from None
     except Exception as e:                     # decoders fail in all ways
         why = str(e).partition("\n")[0][:200] or type(e).__name__
-        raise NocError(f"{path}: expected {expected} ({why})") from None
+        raise NocError(f"{where}: expected {expected} ({why})") from None
 
 # %% ../nbs/00_core.ipynb #8f46504c
 @contextmanager
@@ -103,7 +101,8 @@ def whole_file(
 
 # %% ../nbs/00_core.ipynb #2b45296f
 def _open_text(path):
-    return _unzipped(path) if path.suffix == ".gz" else open(path, encoding="utf-8")
+    if path.suffix != ".gz": return open(path, encoding="utf-8")
+    return io.TextIOWrapper(unpacked(gzip.open(path, "rb"), path), encoding="utf-8")
 
 # %% ../nbs/00_core.ipynb #7a83779a
 @contextmanager
@@ -147,7 +146,7 @@ def write_json(
 def setting(
     default,         # the value, unless another one is given
     least=None,      # the smallest number that works
-    most=None,       # the largest
+    most=math.inf,   # the largest
     among:tuple=(),  # words that work, beside numbers or alone
     free:bool=False, # True: a run may go on with another value; it is no part of what the run is
     older:str=None,  # its name in files and commands of earlier versions
@@ -190,10 +189,10 @@ def _changed(cfg, values, where, prefix=""):
 # %% ../nbs/00_core.ipynb #1aa77297
 def _fitted(old, new, where, name, prefix):
     "A new value in the type of the old one; where that is None, any value but a group fits."
-    if isinstance(old, Config) != isinstance(new, dict):
-        kind = "a group of settings" if isinstance(old, Config) else "a single value"
-        raise NocError(f"{where}: {name!r} is {kind}")
-    if isinstance(old, Config):
+    group = isinstance(old, Config)
+    kind = "a group of settings" if group else "a single value"
+    require(group == isinstance(new, dict), f"{where}: {name}", kind)
+    if group:
         return _changed(old, new, f"{where}: {name}", prefix and f"{prefix}{name}.")
     if isinstance(old, float) and type(new) is int: return float(new)
     if isinstance(old, tuple) and isinstance(new, list): return tuple(new)
@@ -213,7 +212,7 @@ class Config:
     def from_dict(cls, values:dict, where:str=""):
         "A configuration from a dict. Raises `NocError` for an unknown setting or type."
         where = where or cls.__name__
-        if not isinstance(values, dict): raise NocError(f"{where}: expected settings, as an object")
+        require(isinstance(values, dict), where, "settings, as an object")
         return _changed(cls(), values, where)
 
     def to_dict(self)->dict:
@@ -243,7 +242,7 @@ def override(
     "Apply `key=value` settings. Raises `NocError` for an unknown key or a value of another type."
     for text in settings or []:
         path, sign, raw = text.partition("=")
-        if not sign: raise NocError(f"--set {text}: expected key=value")
+        require(sign, f"--set {text}", "key=value")
         try: value = json.loads(raw)
         except json.JSONDecodeError: value = raw
         for key in reversed(path.split(".")): value = {key: value}
@@ -281,8 +280,8 @@ def set_seed(
 ):
     "Seed Python, NumPy and PyTorch. Raises `NocError` for a seed that PyTorch does not take."
     import numpy as np
-    require(isinstance(seed, Integral), f"seed={seed!r}", "a whole number")
-    check_range("", -2**63, 2**64 - 1, seed=seed)
+    whole = isinstance(seed, Integral) and -2**63 <= seed < 2**64
+    require(whole, f"seed={seed!r}", "a whole number of 64 bits")
     seed = int(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -339,7 +338,7 @@ def progress(
 
 # %% ../nbs/00_core.ipynb #fcddad80
 def _git(*arguments):
-    here = Path(__file__).parent if "__file__" in globals() else Path.cwd()
+    here = Path(noc_nb.__file__).parent
     git = ["git", "--no-optional-locks", "-C", str(here), *arguments]    # it only looks
     done = subprocess.run(git, capture_output=True, text=True, timeout=20)
     return done.stdout.strip() if done.returncode == 0 else None
@@ -348,8 +347,7 @@ def _git(*arguments):
 def code_version()->str:
     "The commit that runs, `+` for changes; else the variable `NOC_COMMIT`, or the version."
     try:
-        own = ["ls-files", "--error-unmatch", "core.py"]        # a wheel may lie in any repository
-        ours = "__file__" not in globals() or _git(*own)
+        ours = _git("ls-files", "--error-unmatch", "core.py")   # a wheel may lie in any repository
         head = ours and _git("rev-parse", "--short=12", "HEAD")
         if head:
             changes = _git("status", "--porcelain", "--untracked-files=no", "--", "*.py", "*.ipynb")
@@ -386,7 +384,3 @@ def unpacked(
 )->io.BufferedReader:
     "The same, to be read. Raises `ValueError` when it comes to more than any text does."
     return io.BufferedReader(_Unpacked(file, max(_MUCH, _DENSE*os.path.getsize(path))), 1 << 16)
-
-# %% ../nbs/00_core.ipynb #bcb2bbd2
-def _unzipped(path):
-    return io.TextIOWrapper(unpacked(gzip.open(path, "rb"), path), encoding="utf-8")

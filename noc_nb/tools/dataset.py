@@ -61,10 +61,9 @@ def _ground_truth(root, classes):
 
 def _detections_file(root, name):
     named = [Path(root)/"detections"/f"{name}{end}" for end in (".parquet", ".json", ".json.gz")]
-    for path in (*named, Path(name)):
-        if path.is_file(): return path
-    raise NocError(f"--detections {name}: no such file; expected a path, or a name in "
-                   f"{root}/detections")
+    path = next((path for path in (*named, Path(name)) if path.is_file()), None)
+    require(path, f"--detections {name}: no such file", f"a path, or a name in {root}/detections")
+    return path
 
 # %% ../../nbs/files/102_dataset.ipynb #a3c3943f
 def _detected(path, sizes, min_score, classes):
@@ -170,9 +169,8 @@ def _objects(root, split, classes, heldout):
 
 def _check_features(table, ids):
     missing = [i for i in ids if i not in table]
-    if not missing: return
-    raise NocError(f"{table.where}: image {missing[0]}: expected features; "
-                   f"{len(missing):,} images have none")
+    where = f"{table.where}: image {min(missing, default='')}"
+    require(not missing, where, f"features; {len(missing):,} images have none")
 
 def _vectors(root, path):
     files = [p for p in data_files(root, "vectors", "*") if p.suffix in (".txt", ".gz", ".zip")]

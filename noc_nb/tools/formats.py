@@ -6,7 +6,7 @@
 __all__ = ['write_items', 'write_detections', 'from_results', 'read_hdf5', 'read_tsv', 'read_npz']
 
 # %% ../../nbs/files/104_formats.ipynb #f9077091
-import base64, gzip, io, json, math, re, zipfile
+import base64, gzip, json, re
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -80,9 +80,8 @@ def _label_names(labels, names):
     named = dict(enumerate(names)) if isinstance(names, (list, tuple)) else names or {}
     for label in labels.tolist() if hasattr(labels, "tolist") else labels:
         name = label if isinstance(label, str) else named.get(label)
-        if name is None:
-            raise NocError(f"label {label!r}: has no name; expected names=, the detector's own, as "
-                           "each detector counts in its own way")
+        require(name is not None, f"label {label!r}: has no name",
+                "names=, the detector's own, as each detector counts in its own way")
         yield name
 
 # %% ../../nbs/files/104_formats.ipynb #6e1a0b22
@@ -91,10 +90,9 @@ def _label_ids(labels, names, classes):
     known = meanings(classes)
     for name in _label_names(labels, names):
         ids = known.get(name) or known.get(normalize(name), [])
-        if len(ids) != 1:
-            what = "means several" if ids else "is none of them"
-            some = ", ".join(classes[i].name for i in [*(ids or classes)][:9])
-            raise NocError(f"label {name!r}: {what}; expected the name of a class, like {some}")
+        what = "means several" if ids else "is none of them"
+        some = ", ".join(classes[i].name for i in [*(ids or classes)][:9])
+        require(len(ids) == 1, f"label {name!r}: {what}", f"the name of a class, like {some}")
         yield ids[0]
 
 def _relative(boxes, size):
@@ -111,7 +109,7 @@ def _relative(boxes, size):
 def _from_results(results, classes, size, names, image_id):
     boxes, labels, scores = _found(results)
     for name, column in dict(boxes=boxes, labels=labels, scores=scores).items():
-        if column is None: raise NocError(f"results: no {name}; expected boxes, labels and scores")
+        require(column is not None, f"results: no {name}", "boxes, labels and scores")
     boxes, ids = _relative(boxes, size), [*_label_ids(labels, names, classes)]
     scores = torch.as_tensor(scores).detach().cpu()
     area = (boxes[:,2:] > boxes[:,:2]).all(1)
@@ -133,43 +131,40 @@ def from_results(
                        f"size=(width, height), and names by number ({e})") from None
 
 # %% ../../nbs/files/104_formats.ipynb #cda5478d
-def _check_columns(path, image_id, n, columns):
-    "One row of numbers a region; `columns`: name -> (array or None, its dimensions)."
-    for name, (column, ndim) in columns.items():
-        if column is None: continue
-        where, array = f"{path}: image {image_id}: {name}", np.asarray(column)
-        rows = array.ndim == ndim and len(array) == n and array.dtype.kind in "iuf"
-        require(rows, where, f"one row of numbers for each of {n} regions")
-        four = name != "boxes" or array.shape[1] == 4
-        require(four, where, f"four numbers a box, found {array.shape[-1]}")
+def _column(value, default, where):
+    "What a file says of each region, in the shape of what stands there where it says nothing."
+    array = default if value is None else np.asarray(value)
+    good = array.shape == default.shape and array.dtype.kind in "iuf"
+    require(good, where, f"numbers {default.shape}, found {array.dtype} {array.shape}")
+    return array
 
-def _size(size, path, image_id):
+def _size(size, where):
     "A size as two whole numbers."
     if size is None: return None
     pair = np.asarray(size)
     numbers = pair.shape == (2,) and pair.dtype.kind in "iuf"
-    require(numbers and ((pair >= 1) & (pair < 2**31)).all(), f"{path}: image {image_id}",
+    require(numbers and ((pair >= 1) & (pair < 2**31)).all(), where,
             f"width and height in pixels, found {pair.tolist()}")
     return tuple(map(int, size))
 
 # %% ../../nbs/files/104_formats.ipynb #e7c941ec
 def _imported(path, image_id, features, boxes=None, size=None, labels=None, scores=None):
     "`Regions` from features (n,d) and boxes in pixels. `NocError` where parts of a file disagree."
-    require(0 <= image_id < 2**63, f"{path}: image {image_id}", "a number below 2**63")
-    n, size = len(features) if np.ndim(features) else 0, _size(size, path, image_id)
-    boxes = None if boxes is None else np.asarray(boxes)
-    columns = dict(features=(features, 2), boxes=(boxes, 2), labels=(labels, 1), scores=(scores, 1))
-    _check_columns(path, image_id, n, columns)
-    corners = np.tile([0., 0, 1, 1], (n, 1))
-    if boxes is not None and size is not None: corners = boxes.astype(float)/[*size, *size]
-    labels = np.zeros(n, int) if labels is None else np.array(labels)
-    scores = np.ones(n) if scores is None else np.array(scores)
+    where, x = f"{path}: image {image_id}", np.asarray(features)
+    require(0 <= image_id < 2**63, where, "a number below 2**63")
+    rows = x.ndim == 2 and x.dtype.kind in "iuf"
+    require(rows, f"{where}: features", "a row of numbers for each region")
+    n, size, corners = len(x), _size(size, where), np.tile([0., 0, 1, 1], (len(x), 1))
+    pixels = _column(boxes, corners, f"{where}: boxes")
+    if boxes is not None and size is not None: corners = pixels/[*size, *size]
+    labels = _column(labels, np.zeros(n, int), f"{where}: labels")
+    scores = _column(scores, np.ones(n), f"{where}: scores")
     def name(i): return f"image {image_id}: box {i}"
     boxes, area, _ = check_boxes(corners[:,:2], corners[:,2:] - corners[:,:2], path, name)
     whole = (labels >= 0) & (labels < 2**31) & (labels == labels.round())
     refuse(path, name, ~whole, "a whole number as its class")
     refuse(path, name, ~((scores >= 0) & (scores <= 1)), "a score between 0 and 1")
-    x = torch.tensor(np.asarray(features, np.float32)) if n else None
+    x = torch.tensor(x.astype(np.float32)) if n else None
     return Regions(boxes, labels, scores, x, image_id, size).keep(area).best()
 
 # %% ../../nbs/files/104_formats.ipynb #02d3678b
@@ -177,9 +172,9 @@ _LARGEST = 1 << 28    # bytes of an array of one image, at most
 _DENSEST = 1100       # what deflate makes of one byte, at most
 
 def _check_bytes(name, claimed, size):
-    "Before anything is allocated: raise `NocError` for what a file of so many bytes cannot hold."
+    "Before anything is allocated: raise `ValueError` for what a file of so many bytes cannot hold."
     most = min(_LARGEST, _DENSEST*size)
-    require(claimed <= most, f"{name}: claims {claimed:,} bytes", f"{most:,} at most")
+    if claimed > most: raise ValueError(f"{name} claims {claimed:,} bytes, of {most:,} at most")
 
 def _is_id(text): return re.fullmatch(r"\d{1,18}", text, re.ASCII)
 
@@ -218,10 +213,8 @@ def read_hdf5(
         found = f"found {odd[:1] or 'none'}"
         require(ids and not odd, path, f"data sets <image id>_features, {found}")
         for i in sorted(ids, key=int):
-            try: columns = _h5_columns(h5, i, Path(path).stat().st_size)
-            except Exception as e:             # h5py fails in all ways
-                where, why = f"{path}: image {i}", str(e).partition("\n")[0]
-                raise NocError(f"{where}: expected data sets of numbers ({why})") from None
+            with foreign_file(path, "data sets of numbers", f"image {i}"):
+                columns = _h5_columns(h5, i, Path(path).stat().st_size)
             yield _imported(path, int(i), **{"size": (sizes or {}).get(int(i))} | columns)
 
 # %% ../../nbs/files/104_formats.ipynb #ce730af8
@@ -241,36 +234,20 @@ def read_tsv(
     with (foreign_file(path, f"a table of {_COLUMNS}"),
           open(path, encoding="utf-8", errors="replace") as f):
         for n, line in enumerate(f, 1):
-            try: yield _row(line, f"{path}: line {n}")
-            except NocError: raise
-            except ValueError:
-                message = f"{path}: line {n}: expected {_COLUMNS}, with tabs between"
-                raise NocError(message) from None
-
-# %% ../../nbs/files/104_formats.ipynb #dcd08947
-def _array(archive, name, size):
-    "An array of an archive of so many bytes. Raises `NocError` if its header says another length."
-    _check_bytes(name, archive.getinfo(name).file_size, size)
-    data = archive.read(name)
-    file, version = io.BytesIO(data), np.lib.format.read_magic(io.BytesIO(data))
-    file.seek(8)
-    headers = {(1, 0): np.lib.format.read_array_header_1_0,
-               (2, 0): np.lib.format.read_array_header_2_0}
-    require(version in headers, name, "an array")
-    shape, _, dtype = headers[version](file)
-    require(not dtype.hasobject, f"{name}: holds objects", "numbers")
-    whole = math.prod(shape)*dtype.itemsize == len(data) - file.tell()
-    require(whole, name, "as many bytes as its header says")
-    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+            with foreign_file(path, f"{_COLUMNS}, with tabs between", f"line {n}"):
+                regions = _row(line, f"{path}: line {n}")
+            yield regions
 
 # %% ../../nbs/files/104_formats.ipynb #91927c4b
 def _read_archive(path, size):
     "What an archive holds of features, boxes, size, labels and scores."
-    with zipfile.ZipFile(path) as z:
-        names, length = set(z.namelist()), Path(path).stat().st_size
-        def array(name): return _array(z, f"{name}.npy", length)
-        def first(*keys): return next((array(k) for k in keys if f"{k}.npy" in names), None)
-        if "image_w.npy" in names: size = int(array("image_w")), int(array("image_h"))
+    with np.load(path, allow_pickle=False) as archive:
+        length = Path(path).stat().st_size
+        def array(name):
+            _check_bytes(name, archive.zip.getinfo(f"{name}.npy").file_size, length)
+            return archive[name]
+        def first(*names): return next((array(name) for name in names if name in archive), None)
+        if "image_w" in archive: size = int(array("image_w")), int(array("image_h"))
         x, boxes = first("x", "feat", "features"), first("bbox", "boxes")
         return x, boxes, size, first("labels"), first("scores")
 
@@ -284,7 +261,6 @@ def read_npz(
     for i, path in sorted(files.items()):
         expected = "an archive with features, named x, feat or features"
         with foreign_file(path, expected):
-            try: columns = _read_archive(path, (sizes or {}).get(i))
-            except NocError as e: raise NocError(f"{path}: {e}") from None
+            columns = _read_archive(path, (sizes or {}).get(i))
         require(columns[0] is not None, path, expected)
         yield _imported(path, i, *columns)

@@ -143,11 +143,12 @@ def image_sizes(
     "Sizes of a file's images. Raises `NocError` for a bad size, or an id that comes twice."
     ids, sizes = json_column(coco["images"], "id", path, "image", "a whole number"), {}
     for id, image in zip(ids.tolist(), coco["images"]):
-        size = image.get("width"), image.get("height")
-        if id in sizes: raise NocError(f"{path}: image {id}: comes twice; expected each image once")
-        if size != (None, None) and not all(type(s) is int and 0 < s < 2**31 for s in size):
-            raise NocError(f"{path}: image {id}: expected width and height in pixels, found {size}")
-        sizes[id] = None if size == (None, None) else size
+        size, where = (image.get("width"), image.get("height")), f"{path}: image {id}"
+        require(id not in sizes, f"{where}: comes twice", "each image once")
+        known = size != (None, None)
+        whole = not known or all(type(s) is int and 0 < s < 2**31 for s in size)
+        require(whole, where, f"width and height in pixels, found {size}")
+        sizes[id] = size if known else None
     return sizes
 
 # %% ../../nbs/files/101_readers.ipynb #e7ee8ea4
@@ -182,9 +183,8 @@ def _image_list(path, split, part):
 
 def _check_within(path, part, ids, whole, of):
     strange = [i for i in ids if i not in whole]
-    if strange:
-        raise NocError(f"{path}: {part}: image {strange[0]}: expected one of {of} "
-                       f"(such images: {len(strange):,})")
+    where = f"{path}: {part}: image {min(strange, default='')}"
+    require(not strange, where, f"one of {of} (such images: {len(strange):,})")
 
 # %% ../../nbs/files/101_readers.ipynb #0b3d0d7e
 def read_split(
@@ -203,7 +203,8 @@ def read_split(
         _check_within(path, f"novel_{part}", split[f"novel_{part}"] or [], set(split[part]), part)
     for a, b in (("train", "val"), ("train", "test"), ("val", "test")):
         both = set(split[a]) & set(split[b])
-        if both: raise NocError(f"{path}: {a}: image {min(both)}: expected it once, not in {b} too")
+        where = f"{path}: {a}: image {min(both, default='')}"
+        require(not both, where, f"it once, not in {b} too")
     return split
 
 # %% ../../nbs/files/101_readers.ipynb #df98937f

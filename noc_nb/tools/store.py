@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
 
-from ..core import NocError, foreign_file, read_json, require, write_json
+from ..core import foreign_file, read_json, require, write_json
 from ..regions import RegionTable
 from ..runs import file_sum, fingerprint, stamp, whole_folder
 from .readers import refuse
@@ -51,15 +51,12 @@ _COLUMNS = dict(ids=("<i8", ()), offsets=("<i8", ()), boxes=("<f4", (4,)), label
 
 def _open_column(path, about):
     "A memory map of an array. Raises `NocError` if it is not what `meta.json` says."
-    try:
-        with foreign_file(path, "an array"):
-            column = np.load(path, mmap_mode="r", allow_pickle=False)
-    except NocError: found = "a broken file" if path.exists() else "nothing"
-    else:
-        if [*column.shape] == about["shape"] and column.dtype.str == about["dtype"]: return column
-        found = f"{[*column.shape]} {column.dtype.str}"
-    expected = f"{about['shape']} {about['dtype']}".replace("\n", " ")
-    raise NocError(f"{path}: the store is torn: expected {expected}, found {found}")
+    expected = f"{about['shape']} {about['dtype']}"
+    with foreign_file(path, f"{expected}, by meta.json"):
+        column = np.load(path, mmap_mode="r", allow_pickle=False)
+    found = f"{[*column.shape]} {column.dtype.str}"
+    require(found == expected, f"{path}: the store is torn: {found}", f"{expected}, by meta.json")
+    return column
 
 # %% ../../nbs/files/103_store.ipynb #cf6036f3
 class RegionStore(RegionTable):
