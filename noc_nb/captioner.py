@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from fastcore.basics import patch
 from torch import Tensor, nn
 from .attention import linear
-from .core import NocError
+from .core import require
 from .decoder import Decoder, DecoderState
 from .encoder import CaptionerConfig, MemoryEncoder
 from .saving import Saved
@@ -51,15 +51,15 @@ def _word_table(v, d, table, known):
     if table is None: table = torch.randn(v, d) / d**.5
     if known is None: known = torch.zeros(v, dtype=torch.bool)
     for name, x, shape in ("word table", table, (v, d)), ("known words", known, (v,)):
-        if x.shape != shape:
-            raise NocError(f"{name}: expected shape {shape}, found {tuple(x.shape)}")
+        require(x.shape == shape, name, f"shape {shape}, found {tuple(x.shape)}")
     return WordTable(table.float(), known.bool())
 
 def _read_vocab(path, known):
     "The words of a captioner's folder, of which the weights say which are `known`."
     vocab = Vocab.load(path)
-    if known is None or len(known) == len(vocab): return vocab
-    raise NocError(f"{path}: {len(vocab)} words; expected {len(known)} as in model.safetensors")
+    count = len(vocab) if known is None else len(known)
+    require(count == len(vocab), f"{path}: {len(vocab)} words", f"{count} as in model.safetensors")
+    return vocab
 
 # %% ../nbs/14_captioner.ipynb #4f3406b7
 class Captioner(nn.Module, Saved):
@@ -109,8 +109,7 @@ def average_neighbours(self:Captioner,
     "Neighbour-averaged embeddings. Raises `NocError` for a word outside the vocabulary."
     ids = Vocab(self.tokens).stoi
     for word in chain(neighbours, *neighbours.values()):
-        if word not in ids:
-            raise NocError(f"neighbours: {word!r}: expected a word of the captioner")
+        require(word in ids, f"neighbours: {word!r}", "a word of the captioner")
     table = self.words().detach()
     averaged = table.clone()
     for word, others in neighbours.items():

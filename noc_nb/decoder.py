@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from fastcore.basics import patch
 from torch import Tensor, nn
 from .attention import FeedForward, MultiHead, Residual
-from .core import NocError
+from .core import NocError, require
 from .encoder import CaptionerConfig
 
 # %% ../nbs/13_decoder.ipynb #a3e5b703
@@ -22,7 +22,7 @@ def positions(
     d:int, # width, even
 )->Tensor: # (t,d)
     "Sinusoidal positions. Raises `NocError` if the width is odd."
-    if d % 2: raise NocError(f"d_model={d}: expected an even width, for pairs of sine and cosine")
+    require(d % 2 == 0, f"d_model={d}", "an even width, for pairs of sine and cosine")
     angle = torch.arange(t)[:,None] / 10000**(torch.arange(0, d, 2)/d)
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
 
@@ -66,11 +66,9 @@ class Decoder(nn.Module):
         mask:Tensor, # (b,n) True for a real region
     )->Tensor:       # (b·g,t,d) what is known after each word
         "All words at once, for training. `NocError` for sequences too long, or not g an image."
-        if len(y) % max(len(x), 1):
-            raise NocError(f"{len(y)} sequences for {len(x)} images: expected as many for each")
-        t = y.shape[1]
-        if t > self.longest:
-            raise NocError(f"a sequence of {t} words: expected at most {self.longest}")
+        alike, t = len(y) % max(len(x), 1) == 0, y.shape[1]
+        require(alike, f"{len(y)} sequences for {len(x)} images", "as many for each")
+        require(t <= self.longest, f"a sequence of {t} words", f"at most {self.longest}")
         y = self.drop(y + self.positions[:t])
         for layer in self.layers: y = layer(y, x, mask)
         return y
@@ -134,9 +132,7 @@ def _make_room(state, g):
     "The state with `g` free places in the pool or more; `NocError` where the hypotheses are full."
     t, used = state.t, state.used
     left = state.max_len - t                                # words that may still come
-    if not left:
-        raise NocError(f"step {t+1}: the state is for {t} words; "
-                       f"expected start(…, max_len={t+1}) or more")
+    require(left, f"step {t+1}: the state is for {t} words", f"start(…, max_len={t+1}) or more")
     if used + g <= state.past.shape[2]: return state
     active = (state.past == 0).any(1)                       # (b,p) words of some hypothesis
     if active.device.type == "cpu":

@@ -76,10 +76,9 @@ def read_group(
 )->list:
     "The sorted alternatives of a group, each a tuple of token ids. Raises `NocError` for others."
     try: alternatives = {tuple(map(operator.index, alternative)) for alternative in group}
-    except TypeError: alternatives = None
+    except TypeError: alternatives = {()}
     tuples = "a list of alternatives, each a tuple of ids"
-    require(alternatives is not None, f"{where}: {group!r}", tuples)
-    require(alternatives and all(alternatives), f"{where}: empty", "at least one token")
+    require(alternatives and all(alternatives), f"{where}: {group!r}", tuples)
     longest = max(map(len, alternatives))
     require(longest <= 100, f"{where}: a phrase of {longest:,} tokens", "at most 100")
     for token in sorted(set().union(*alternatives)):
@@ -128,20 +127,17 @@ def read_prices(
 )->list:         # b lists of prices, in the order of `read`; infinite for a must
     "Check prices and put them in order. Raises `NocError` that names image and constraint."
     if prices is None: return [[math.inf]*len(groups) for groups in read]
-    b, ordered = len(read), []
+    shape = [len(groups) for groups in read]
     lists = isinstance(prices, Collection) and all(isinstance(row, Collection) for row in prices)
-    require(lists, f"prices: {prices!r}", "a list of numbers for each image")
-    require(len(prices) == b, f"prices: {len(prices)} lists", f"one for each of {b} images")
-    for i, (groups, row) in enumerate(zip(read, prices)):
-        n = len(groups)
-        require(len(row) == n, f"image {i}: {len(row)} prices", f"{n}, one a constraint")
+    require(lists and [*map(len, prices)] == shape, f"prices: {prices!r}",
+            f"a list for each image, of {shape} numbers, one a constraint")
+    for i, row in enumerate(prices):
         for j, price in enumerate(row):
             number = isinstance(price, Real) and not isinstance(price, bool)
             good = number and (abs(price) <= MOST or price == math.inf)
             require(good, f"image {i}, constraint {j}: price {price!r}",
                     f"nats, -{MOST:,} to {MOST:,}, or inf for a must")
-        ordered.append([float(row[j]) for j, _ in groups])
-    return ordered
+    return [[float(row[j]) for j, _ in groups] for groups, row in zip(read, prices)]
 
 # %% ../nbs/22_grid_beam.ipynb #dae56545
 class Table:

@@ -15,7 +15,7 @@ from importlib.resources import files
 
 from fastcore.basics import patch
 
-from .core import NocError, check_range, read_json, write_json
+from .core import NocError, read_json, require, write_json
 
 # %% ../nbs/02_heldout.ipynb #52625b19
 def normalize(
@@ -53,11 +53,9 @@ class ObjectClass:
 # %% ../nbs/02_heldout.ipynb #b32e5dfe
 def _check_forms(forms, where):
     "A tuple of forms, or an error that names the place."
-    if not isinstance(forms, (list, tuple)) or not forms:
-        raise NocError(f"{where}: expected a list of words, got {forms!r}")
-    for form in forms:
-        if not isinstance(form, str) or not form or normalize(form) != form:
-            raise NocError(f"{where}: {form!r}: expected words of a-z and 0-9 in lower case")
+    def plain(form): return isinstance(form, str) and form and normalize(form) == form
+    good = isinstance(forms, (list, tuple)) and forms and all(map(plain, forms))
+    require(good, f"{where}: {forms!r}", "a list of words of a-z and 0-9 in lower case")
     return tuple(forms)
 
 # %% ../nbs/02_heldout.ipynb #9c157403
@@ -65,29 +63,27 @@ MOST_CLASSES = 100_000   # tables are as long as the largest id
 
 def _read_class(row, where):
     keys = [f.name for f in fields(ObjectClass)]
-    if not isinstance(row, dict) or set(row) != set(keys):
-        raise NocError(f"{where}: expected the keys {', '.join(keys)}")
-    for key, kind in ("id", int), ("name", str):
-        if type(row[key]) is not kind:
-            raise NocError(f"{where}: {key} {row[key]!r}: expected a value of type {kind.__name__}")
-    check_range(f"{where}: ", 0, MOST_CLASSES, id=row["id"])
+    require(isinstance(row, dict) and {*row} == {*keys}, where, f"the keys {', '.join(keys)}")
+    id, name = row["id"], row["name"]
+    number = type(id) is int and 0 <= id <= MOST_CLASSES
+    require(number, f"{where}: id {id!r}", f"a number from 0 to {MOST_CLASSES:,}")
+    require(isinstance(name, str), f"{where}: name {name!r}", "a text")
     lists = {key: _check_forms(row[key], f"{where}: {key}") for key in ("forms", "phrase")}
     c = ObjectClass(**row | lists)
-    if c.word in c.forms and " " not in c.word: return c
-    raise NocError(f"{where}: word {c.word!r}: expected a single word that is one of the forms")
+    good = c.word in c.forms and " " not in c.word
+    require(good, f"{where}: word {c.word!r}", "a single word that is one of the forms")
+    return c
 
 # %% ../nbs/02_heldout.ipynb #4d8e0b21
 def load_classes(
     path, # JSON: a list of {"id", "name", "word", "forms", "phrase"}
 )->dict:  # class id -> `ObjectClass`
     "Read classes. Raises `NocError` naming the file and the entry."
-    rows = read_json(path)
-    if not isinstance(rows, list): raise NocError(f"{path}: expected a list of classes")
-    classes = {}
+    rows, classes = read_json(path), {}
+    require(isinstance(rows, list), path, "a list of classes")
     for n, row in enumerate(rows):
         c = _read_class(row, f"{path}: class {n}")
-        if c.id in classes:
-            raise NocError(f"{path}: class {n}: id {c.id}: expected a number of its own")
+        require(c.id not in classes, f"{path}: class {n}: id {c.id}", "a number of its own")
         classes[c.id] = c
     return classes
 
@@ -160,8 +156,8 @@ def save(self:HeldOut, path):
 # %% ../nbs/02_heldout.ipynb #f9510cbf
 def _check_lists(lists, objects, where):
     "object -> words, or an error that names the place."
-    if not isinstance(lists, dict) or set(lists) != set(objects):
-        raise NocError(f"{where}: expected one list of words for each of {', '.join(objects)}")
+    whole = isinstance(lists, dict) and {*lists} == {*objects}
+    require(whole, where, f"one list of words for each of {', '.join(objects)}")
     return {name: _check_forms(lists[name], f"{where}: {name}") for name in objects}
 
 # %% ../nbs/02_heldout.ipynb #a9128212
@@ -172,17 +168,15 @@ def load(cls:HeldOut,
 )->HeldOut:       # the held-out objects; where "novel" or "f1" is missing, those of removal
     "Read held-out objects. Raises `NocError` naming the file and the item."
     content, keys = read_json(path), {f.name for f in fields(cls)}
-    if not isinstance(content, dict) or not {"objects", "removal"} <= set(content) <= keys:
-        found = ", ".join(content) if isinstance(content, dict) else type(content).__name__
-        raise NocError(f"{path}: expected objects, removal and perhaps novel, f1; found {found}")
+    whole = isinstance(content, dict) and {"objects", "removal"} <= {*content} <= keys
+    require(whole, path, "objects, removal and perhaps novel, f1")
     objects, removal = content["objects"], content["removal"]
     f1 = content.get("f1", {"dcc": removal, "extended": removal})
-    for key, value in ("objects", objects), ("f1", f1):
-        if not isinstance(value, dict) or not value:
-            raise NocError(f"{path}: {key}: expected entries by name, found {value!r}")
+    for key, value in dict(objects=objects, f1=f1).items():
+        require(isinstance(value, dict) and value, f"{path}: {key}: {value!r}", "entries by name")
     for name, i in objects.items():
-        if type(i) is not int or (classes and i not in classes):
-            raise NocError(f"{path}: objects: {name}: {i!r}: expected a class id")
+        known = type(i) is int and (not classes or i in classes)
+        require(known, f"{path}: objects: {name}: {i!r}", "a class id")
     def checked(lists, key): return _check_lists(lists, objects, f"{path}: {key}")
     removal = checked(removal, "removal")
     novel = checked(content.get("novel", removal), "novel")
@@ -213,7 +207,7 @@ def _images_with(captions, lists, ids):
     longest = max((len(word.split()) for words in lists.values() for word in words), default=1)
     images = {name: set() for name in lists}
     for i in ids:
-        if i not in captions: raise NocError(f"image {i}: expected captions for it, found none")
+        require(i in captions, f"image {i}", "captions for it")
         runs = _runs(captions[i], longest)
         for name, words in lists.items():
             if not runs.isdisjoint(words): images[name].add(i)
@@ -236,26 +230,17 @@ def novel_images(
     "The novel images of every object. Raises `NocError` for an image without captions."
     return _images_with(captions, heldout.novel, captions if ids is None else ids)
 
-# %% ../nbs/02_heldout.ipynb #6f60e8be
-@patch(cls_method=True)
-def of(cls:HeldOut,
-    names,        # of classes
-    classes:dict, # class id -> `ObjectClass`
-)->HeldOut:
-    "Classes as held-out objects, in all their word forms. Raises `NocError` for an unknown name."
-    ids = {c.name: i for i, c in classes.items()}
-    for name in names:
-        if name in ids: continue
-        raise NocError(f"held-out object {name!r}: expected one of {', '.join(ids)[:400]}")
-    words = {name: classes[ids[name]].forms for name in names}
-    return cls({name: ids[name] for name in names}, words, words, {"dcc": words, "extended": words})
-
 # %% ../nbs/02_heldout.ipynb #51f52480
 def read_heldout(
     what,         # a JSON file, or names with commas between them: "zebra, bus"
     classes:dict, # class id -> `ObjectClass`
-)->HeldOut:
-    "Held-out objects as an option gives them. Raises `NocError` as `load` and `of` do."
+)->HeldOut:       # of names: these classes, in all their word forms
+    "Held-out objects as an option gives them. `NocError` for an unknown name, and as `load`."
     if str(what).endswith((".json", ".json.gz")): return HeldOut.load(what, classes)
-    names = [name.strip() for name in str(what).split(",") if name.strip()]
-    return HeldOut.of(names, classes)
+    names, ids = map(str.strip, str(what).split(",")), {c.name: i for i, c in classes.items()}
+    objects, known = {}, f"one of {', '.join(ids)[:400]}"
+    for name in filter(None, names):
+        require(name in ids, f"held-out object {name!r}", known)
+        objects[name] = ids[name]
+    words = {name: classes[i].forms for name, i in objects.items()}
+    return HeldOut(objects, words, words, {"dcc": words, "extended": words})

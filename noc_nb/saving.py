@@ -12,16 +12,15 @@ from pathlib import Path
 import safetensors, safetensors.torch, torch
 from huggingface_hub import ModelCard, PyTorchModelHubMixin, snapshot_download
 from torch import nn
-from .core import Config, NocError, foreign_file, whole_file
+from .core import Config, NocError, foreign_file, require, whole_file
 
 # %% ../nbs/08_saving.ipynb #657add63
 def _find_model(name, hub):
     "The folder of a model. Raises `NocError` where there is none."
     if os.path.isdir(name): return Path(name)
     is_path = isinstance(name, Path) or os.path.isdir(os.path.dirname(name))
-    if is_path or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
-        raise NocError(f"{name}: no such folder; "
-                       "expected one with model.safetensors and config.json")
+    on_hub = not is_path and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name)
+    require(on_hub, f"{name}: no such folder", "one with model.safetensors and config.json")
     try: return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"], **hub))
     except (OSError, ValueError) as e:
         reason = str(e).partition("\n")[0]
@@ -44,30 +43,22 @@ def _write_weights(path, model):
 # %% ../nbs/08_saving.ipynb #9046cf48
 def _check_weights(model, weights, path):
     "Raises `NocError` for a weight that is missing, unexpected, misshapen or not finite."
-    expected = {name: tuple(w.shape) for name, w in model.state_dict().items()}
-    for name, shape in expected.items():
-        if name not in weights:
-            raise NocError(f"{path}: {name}: missing; expected a tensor of shape {shape}")
-        actual = tuple(weights[name].shape)
-        if actual != shape:
-            raise NocError(f"{path}: {name}: expected shape {shape}, found {actual}")
-    for name in weights:
-        if name not in expected:
-            raise NocError(f"{path}: {name}: unexpected; config.json describes no such tensor")
-        if weights[name].is_floating_point() and not weights[name].isfinite().all():
-            raise NocError(f"{path}: {name}: expected finite numbers")
+    there, expected = ({name: tuple(w.shape) for name, w in tensors.items()}
+                       for tensors in (weights, model.state_dict()))
+    for name in there | expected:
+        found, shape = there.get(name), expected.get(name)
+        require(found == shape, f"{path}: {name}: shape {found}", f"{shape}, by config.json")
+        finite = not weights[name].is_floating_point() or weights[name].isfinite().all()
+        require(finite, f"{path}: {name}", "finite numbers")
 
 # %% ../nbs/08_saving.ipynb #52ef5989
 def _shapes(cls, cfg, weights, folder):
     "The model without memory. Raises `NocError` where the settings describe none."
     where = folder/"config.json"
-    try:
-        with torch.device("meta"): return cls._build(cfg, weights, folder)
-    except NocError as e:                               # what names no file is about the settings
-        raise e if str(folder) in str(e) else NocError(f"{where}: {e}")
-    except Exception as e:                              # PyTorch fails in all ways
-        why = str(e).partition("\n")[0]
-        raise NocError(f"{where}: describes no model ({why})") from None
+    with foreign_file(where, "settings that describe a model"), torch.device("meta"):
+        try: return cls._build(cfg, weights, folder)
+        except NocError as e:                           # what names no file is about the settings
+            raise e if str(folder) in str(e) else NocError(f"{where}: {e}")
 
 # %% ../nbs/08_saving.ipynb #ecf9dea2
 def model_card(

@@ -128,7 +128,7 @@ def test_at_least_counts_musts():
 
 def test_bad_prices_are_named():
     table = torch.zeros(4, 3)
-    cases = (([1., 2.], "image 0: 2 prices: expected 1"), (["a"], "price 'a'"),
+    cases = (([1., 2.], r"prices: \[\[1.0, 2.0\]\]: expected a list for each image"), (["a"], "price 'a'"),
              ([math.nan], "image 0, constraint 0: price nan"), ([-math.inf], "price -inf"))
     for prices, expected in cases:
         with pytest.raises(NocError, match=expected): search(table, [[(1,)]], prices, 3)
