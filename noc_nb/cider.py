@@ -33,10 +33,8 @@ def word_numbers(
     words:dict,    # token -> its number, from 1
 )->tuple:          # (t,) numbers of all captions in a row, (N,) length of every caption
     "The captions' words as one array. Raises `NocError` for a caption that is no list of tokens."
-    for i, caption in enumerate(captions):
-        if not _is_tokens(caption):
-            raise NocError(f"CIDEr-D: caption {i}: expected a list of tokens, "
-                           f"got {type(caption).__name__} {caption!r}")
+    odd = [i for i, caption in enumerate(captions) if not _is_tokens(caption)]
+    require(not odd, f"CIDEr-D: caption {min(odd, default='')}", "a list of tokens")
     tokens = list(chain.from_iterable(captions))
     numbers = list(map(words.get, tokens))
     if None in numbers:
@@ -142,11 +140,11 @@ def score(self:CiderD,
 )->np.ndarray:     # (N,) CIDEr-D as in the equation, 0..10, float64
     "Raises `NocError` for an image without references or a caption that is no list of tokens."
     require(len(captions) == len(ids), f"CIDEr-D: {len(captions)} captions", f"{len(ids)}, as ids")
-    return self.score_numbers(*word_numbers(captions, self.words), ids)
+    return self._score_numbers(*word_numbers(captions, self.words), ids)
 
 # %% ../nbs/30_cider.ipynb #cd049044
 @patch
-def score_numbers(self:CiderD, flat, lengths, ids):
+def _score_numbers(self:CiderD, flat, lengths, ids):
     "As `score`, for captions whose words are numbers already, as `word_numbers` gives them."
     row, gram, count, codes = ngrams(flat, lengths)
     place, at, post = self.find(row, gram, codes, ids)
@@ -182,8 +180,8 @@ class CiderReward:
         if eos_in_reward: refs = {i: _with_end(texts, eos) for i, texts in refs.items()}
         self.cider = CiderD(refs, df)
         for w in self.cider.words:
-            if not isinstance(w, (int, np.integer)) or not 0 <= w < _MOST_WORDS:
-                raise NocError(f"CIDEr-D: token {w!r}: expected an id from 0 to {_MOST_WORDS-1:,}")
+            number = isinstance(w, (int, np.integer)) and 0 <= w < _MOST_WORDS
+            require(number, f"CIDEr-D: token {w!r}", f"an id from 0 to {_MOST_WORDS-1:,}")
         known = np.fromiter(self.cider.words, np.int64, len(self.cider.words))
         unknown = np.setdiff1d(np.arange(_MOST_WORDS), known)
         self.number = np.empty(_MOST_WORDS, np.uint64)       # (ids,) the number of every id, from 1
@@ -196,15 +194,14 @@ def __call__(self:CiderReward,
     ids,           # the image of every caption
 )->Tensor:         # (N,) CIDEr-D, on the tokens' device
     "Score captions. Raises `NocError` for what is no id, and for an image without references."
-    if not isinstance(tokens, Tensor) or tokens.dim() != 2 or len(tokens) != len(ids):
-        raise NocError(f"CIDEr-D: expected token ids (N,t) of {len(ids)} captions, "
-                       f"got {str(tokens)[:60]}")
+    table = isinstance(tokens, Tensor) and tokens.dim() == 2 and len(tokens) == len(ids)
+    require(table, f"CIDEr-D: {str(tokens)[:60]}", f"token ids (N,t) of {len(ids)} captions")
     words = tokens.cpu().numpy()
-    if words.size and not 0 <= words.min() <= words.max() < _MOST_WORDS:
-        raise NocError(f"CIDEr-D: tokens from {words.min()} to {words.max()}; "
-                       f"expected ids from 0 to {_MOST_WORDS-1:,}")
+    low, high = words.min(initial=0), words.max(initial=0)
+    require(0 <= low <= high < _MOST_WORDS, f"CIDEr-D: tokens from {low} to {high}",
+            f"ids from 0 to {_MOST_WORDS-1:,}")
     ends = words == self.eos
     real = (ends.cumsum(1) - ends == 0) & (words != PAD)         # (N,t) up to the first EOS
     if not self.eos_in_reward: real &= ~ends
-    scores = self.cider.score_numbers(self.number[words[real]], real.sum(1), ids)
+    scores = self.cider._score_numbers(self.number[words[real]], real.sum(1), ids)
     return torch.from_numpy(scores).to(tokens.device, self.dtype)

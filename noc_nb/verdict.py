@@ -6,14 +6,14 @@
 __all__ = ['p_value', 'holm', 'gap', 'verdict', 'short_p', 'signed']
 
 # %% ../nbs/35_verdict.ipynb #35ae0003
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
 from .novelty import interval
 
 # %% ../nbs/35_verdict.ipynb #9b643b5e
-@cache
+@lru_cache(10)
 def _student(freedom):
     "Angles, and how often Student's t is beyond ± √freedom times their tangents."
     angles = np.linspace(0, np.pi/2, 100_001)

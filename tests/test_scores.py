@@ -108,7 +108,7 @@ def test_cider_bleu_rouge_equal_pycocoevalcap(captions):
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.rouge.rouge import Rouge
-    from noc_nb.metrics import CaptionScorer, bleu
+    from noc_nb.metrics import CaptionScorer, _bleu
     said, refs, gts, res = real(captions, 2000)
     with CaptionScorer(refs, ("C", "B4", "R")) as scorer: ours = scorer.numbers(said)
     for name, scorer in ("C", Cider()), ("R", Rouge()):
@@ -116,9 +116,9 @@ def test_cider_bleu_rouge_equal_pycocoevalcap(captions):
         tell(name, ours[name][:, 0], each)
         assert np.abs(ours[name][:, 0] - each).max() < 1e-9 and abs(ours[name].mean() - mean) < 1e-9
     mean, each = Bleu(4).compute_score(gts, res, verbose=0)
-    tell("B4", bleu(ours["B4"])[:, 3], each[3])
-    assert np.abs(bleu(ours["B4"].sum(0)) - mean).max() < 1e-9
-    assert np.abs(bleu(ours["B4"]) - np.array(each).T).max() < 1e-9
+    tell("B4", _bleu(ours["B4"])[:, 3], each[3])
+    assert np.abs(_bleu(ours["B4"].sum(0)) - mean).max() < 1e-9
+    assert np.abs(_bleu(ours["B4"]) - np.array(each).T).max() < 1e-9
 
 @needs_coco
 @needs_java
