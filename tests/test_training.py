@@ -15,7 +15,7 @@ from noc_nb.grid_beam import SearchConfig
 from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, scst_images, train_scst
 from noc_nb.tools.dataset import load_data
 from noc_nb.tools.drawing import make_toy
-from noc_nb.train import TrainConfig, Trainer, _checksum, checkpoints, _read_checkpoint
+from noc_nb.train import TrainConfig, Trainer, _checkpoints, _checksum, _read_checkpoint
 from noc_nb.train_xe import build_captioner, train_xe, xe_loss, xe_size
 from noc_nb.vocab import Vocab
 from test_hostile import altered
@@ -45,7 +45,7 @@ def outcome(folder):
     "What training left, but for times."
     history = read_json(folder/"done.json")["history"]
     history = [{k: v for k, v in h.items() if k != "seconds" and "/s" not in k} for h in history]
-    return history, load_file(folder/"best/model.safetensors"), _read_checkpoint(checkpoints(folder)[-1])[0]
+    return history, load_file(folder/"best/model.safetensors"), _read_checkpoint(_checkpoints(folder)[-1])[0]
 
 def assert_same(a, b):
     assert a[0] == b[0]
@@ -61,7 +61,7 @@ def test_killed_and_resumed(world, tmp_path, phase, kills):
         process = spawn.Process(target=train, args=(phase, world, tmp_path/name))
         process.start()
         return process
-    def steps(name): return max((int(c.stem.removeprefix("step-")) for c in checkpoints(tmp_path/name)), default=0)
+    def steps(name): return max((int(c.stem.removeprefix("step-")) for c in _checkpoints(tmp_path/name)), default=0)
     process = start("whole"); process.join()
     assert process.exitcode == 0
     whole, rng, seen = outcome(tmp_path/"whole"), random.Random(0), []
@@ -117,7 +117,7 @@ def test_full_disk(tmp_path, how):
         with pytest.raises(NocError, match="cannot be written .*make room and resume"):
             wide(disk/"run").fit(wide_batches(2, fill))
         empty()
-        last = checkpoints(disk/"run")[-1]
+        last = _checkpoints(disk/"run")[-1]
         assert _read_checkpoint(last)[1]["step"] == 12 and not list((disk/"run/checkpoints").glob(".*"))
         assert torch.equal(wide(disk/"run").fit(wide_batches(), resume=True).weight, whole.weight)
     finally:
@@ -128,7 +128,7 @@ def test_full_disk(tmp_path, how):
 
 def test_finished_phase_needs_no_checkpoints(tmp_path):
     whole = wide(tmp_path).fit(wide_batches())
-    for file in checkpoints(tmp_path): file.unlink()
+    for file in _checkpoints(tmp_path): file.unlink()
     assert torch.equal(wide(tmp_path).fit(None, resume=True).weight, whole.weight)
 
 def test_altered_weights_are_not_taken(tmp_path):
@@ -148,14 +148,14 @@ def test_unreadable_checkpoints_are_kept(tmp_path, monkeypatch, error):
     "Only what is provably torn is deleted. A checkpoint that cannot be opened may be whole, and training stops."
     whole = wide(tmp_path).fit(wide_batches())
     (tmp_path/"done.json").unlink()
-    before = {path: path.read_bytes() for path in checkpoints(tmp_path)}
+    before = {path: path.read_bytes() for path in _checkpoints(tmp_path)}
     assert len(before) == 2
     def opened(*args): raise error
     with monkeypatch.context() as broken:
         broken.setattr("noc_nb.train.safe_open", opened)
         with pytest.raises(NocError, match=r"step-\d+.safetensors: cannot be read"):
             wide(tmp_path).fit(wide_batches(), resume=True)
-    assert {path: path.read_bytes() for path in checkpoints(tmp_path)} == before
+    assert {path: path.read_bytes() for path in _checkpoints(tmp_path)} == before
     assert torch.equal(wide(tmp_path).fit(wide_batches(), resume=True).weight, whole.weight)
 
 @pytest.mark.parametrize("name, resume, told", [
@@ -190,13 +190,13 @@ def test_folder_in_place_of_a_checkpoint(tmp_path):
     (tmp_path/"checkpoints/step-99999999.safetensors").mkdir()
     with pytest.raises(NocError, match="step-99999999.safetensors: cannot be read"):
         wide(tmp_path).fit(wide_batches(), resume=True)
-    assert len(checkpoints(tmp_path)) == 3
+    assert len(_checkpoints(tmp_path)) == 3
 
 def test_altered_states_are_one_line(tmp_path):
     "A checkpoint with a right checksum and a wrong state, and a `done.json` of another shape; nothing is deleted."
     wide(tmp_path).fit(wide_batches())
     done, rng = tmp_path/"done.json", random.Random(0)
-    about, last = read_json(done), checkpoints(tmp_path)[-1]
+    about, last = read_json(done), _checkpoints(tmp_path)[-1]
     tensors, state = _read_checkpoint(last)
     tensors = {name: x.clone() for name, x in tensors.items()}     # they are the file, which is written anew
     def resume():
@@ -302,7 +302,7 @@ def test_accelerate_launch(world, tmp_path):
         command = list(map(str, [*command, "--out", tmp_path/out]))
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
-    states = [_read_checkpoint(checkpoints(tmp_path/out)[-1])[1] for out in ("one", "two")]
+    states = [_read_checkpoint(_checkpoints(tmp_path/out)[-1])[1] for out in ("one", "two")]
     assert [len(state["ranks"]) for state in states] == [1, 2]
     (one,), (two,) = (state["history"] for state in states)
     assert abs(one["loss"] - two["loss"]) < 1e-4 and one["step"] == two["step"]
