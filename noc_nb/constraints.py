@@ -12,13 +12,6 @@ from .core import require
 from .heldout import PERSON
 
 # %% ../nbs/21_constraints.ipynb #223980b5
-RULES = "none", "topk", "score", "selector", "oracle"
-
-def _ranked(scores, labels, drop=()):
-    "Pairs (score, class), the highest score first; of equal scores, the first comes first."
-    pairs = [(float(s), int(c)) for s, c in zip(scores, labels) if c not in drop]
-    return sorted(pairs, key=lambda pair: -pair[0])
-
 def best_scores(
     regions,          # `Regions` of an image: all its detections
     probs=None,       # (n,) probabilities of the first n detections that are not dropped
@@ -26,20 +19,15 @@ def best_scores(
     drop=(0, PERSON), # classes that do not count
 )->dict:              # class id -> its best probability, or else score; the best first
     "How certain every class is."
-    detected = _ranked(regions.scores.tolist(), regions.labels.tolist(), drop)[:max_regions]
-    if probs is not None: detected = _ranked(probs, [c for _, c in detected])
-    best = {}
-    for score, c in detected: best.setdefault(c, score)
+    seen, best = regions.without(drop).best(max_regions), {}
+    scores = seen.scores.tolist() if probs is None else map(float, probs)
+    pairs = zip(scores, seen.labels.tolist())
+    for score, c in sorted(pairs, key=lambda pair: -pair[0]): best.setdefault(c, score)
     return best
 
-def _check_rule(how, needs):
-    "Raises `NocError` for an unknown rule, or one that lacks what it needs."
-    require(how in RULES, f"constraints: rule {how!r}", f"one of {', '.join(RULES)}")
-    for rule, name, value in needs:
-        lacks = how == rule and value is None
-        require(not lacks, f"constraints: rule {how!r} without {name}", name)
-
 # %% ../nbs/21_constraints.ipynb #b1d21a01
+RULES = "none", "topk", "score", "selector", "oracle"
+
 def constraint_classes(
     regions,          # `Regions` of an image: all its detections
     how:str,          # one of `RULES`
@@ -54,17 +42,17 @@ def constraint_classes(
     drop=(0, PERSON), # classes that are never chosen
 )->list:              # class ids, best first, each once
     "The classes that a caption must mention. Raises `NocError` for a rule that it cannot follow."
-    _check_rule(how, [("selector", "probs", probs), ("oracle", "mentioned", mentioned)])
-    labels = [c for _, c in _ranked(regions.scores.tolist(), regions.labels.tolist(), drop)]
-    if how == "none": return []
-    if how == "oracle": labels = [c for c in labels if c in mentioned]
-    elif how == "topk":
-        labels = labels[:max_regions]
-        labels = [*dict.fromkeys(labels)][:k] if distinct else labels[:k]
-    else:
+    require(how in RULES, f"constraints: rule {how!r}", f"one of {', '.join(RULES)}")
+    require(how != "selector" or probs is not None, "constraints: rule 'selector'", "probs")
+    require(how != "oracle" or mentioned is not None, "constraints: rule 'oracle'", "mentioned")
+    if how in ("score", "selector"):
         scores = best_scores(regions, probs if how == "selector" else None, max_regions, drop)
-        labels = [c for c, score in scores.items() if score >= threshold]
-    return [*dict.fromkeys(labels)][:limit]
+        return [c for c, score in scores.items() if score >= threshold][:limit]
+    seen = regions.without(drop).best(max_regions if how == "topk" else None).labels.tolist()
+    if distinct: seen = [*dict.fromkeys(seen)]
+    if how == "topk": seen = seen[:k]
+    if how == "oracle": seen = [c for c in seen if c in mentioned]
+    return [] if how == "none" else [*dict.fromkeys(seen)][:limit]
 
 # %% ../nbs/21_constraints.ipynb #507eb3b0
 FORMS = "words", "forms", "phrases"
@@ -75,11 +63,7 @@ class Missing(NamedTuple):
     text:str     # what cannot be written
     lost:bool    # True where nothing else stands for the class, so that it gives no constraint
 
-def _texts(cls, form):
-    "How a class may be written."
-    if form == "words": return [cls.word]
-    if form == "phrases": return [" ".join(cls.phrase)]
-    return list(cls.forms)
+def _texts(c, form): return dict(words=[c.word], forms=c.forms, phrases=[" ".join(c.phrase)])[form]
 
 # %% ../nbs/21_constraints.ipynb #b1d21a02
 def constraint_tokens(
@@ -87,18 +71,14 @@ def constraint_tokens(
     classes:dict,     # class id -> `ObjectClass`
     vocab,            # `Vocab` of the captioner
     form:str="words", # one of `FORMS`
-)->tuple:             # (groups of token ids, in the order of the classes; list of `Missing`)
-    "Classes as groups of token ids, each once. Raises `NocError` for an unknown form or class."
+)->tuple:             # class id -> its alternatives, each a tuple of token ids; list of `Missing`
+    "Classes as groups of tokens, each group once. `NocError` for an unknown form or class."
     require(form in FORMS, f"constraints: form {form!r}", f"one of {', '.join(FORMS)}")
-    groups, missing = [], []
+    groups, missing, known = {}, [], f"one of the {len(classes)} known ones"
     for i in dict.fromkeys(class_ids):
-        known = f"one of the {len(classes)} known ones"
         require(i in classes, f"constraints: class {i}", known)
-        group, unknown = [], []
-        for text in _texts(classes[i], form):
-            tokens = tuple(vocab.stoi.get(word) for word in text.split())
-            if None in tokens: unknown.append(text)
-            else: group.append(tokens)
-        missing += [Missing(i, text, not group) for text in unknown]
-        if group and group not in groups: groups.append(group)
+        spelt = {text: (*map(vocab.stoi.get, text.split()),) for text in _texts(classes[i], form)}
+        group = [tokens for tokens in spelt.values() if None not in tokens]
+        missing += [Missing(i, text, not group) for text, ids in spelt.items() if None in ids]
+        if group and group not in groups.values(): groups[i] = group
     return groups, missing

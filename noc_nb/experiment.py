@@ -16,7 +16,7 @@ from fastcore.basics import patch
 
 # %% ../nbs/44_experiment.ipynb #4c6b195d
 from .captioner import Captioner
-from .constraints import FORMS, best_scores, constraint_classes
+from .constraints import FORMS, best_scores, constraint_classes, constraint_tokens
 from .core import Config, default_device, foreign_file, progress, require, setting
 from .data import CocoData, region_batches
 from .decode import decode
@@ -24,11 +24,11 @@ from .encoder import CaptionerConfig
 from .grid_beam import SearchConfig
 from .metrics import CaptionScorer, METRICS
 from .novelty import judge, selection_f1
-from .prices import PriceConfig, best_candidates, class_prices, priced_tokens
+from .prices import PriceConfig, best_candidates
 from .regions import class_vectors
 from .results import (LABELS, append_row, captions_file, new_row, read_results, read_rows,
                             table_line, write_results)
-from .runs import begin, called, contents, fingerprint, held, locked
+from .runs import begin, called, contents, held, locked
 from .scst import ScstConfig, train_scst
 from .selector import RegionSelector, SelectorConfig, selector_loss
 from .train import TrainConfig, finished_model
@@ -208,19 +208,19 @@ class Choices:
 
 # %% ../nbs/44_experiment.ipynb #93e682c4
 @patch
-def rule(self:Choices, row):
+def _rule(self:Choices, row):
     "How a row of the tables chooses: keywords of `constraint_classes`."
     p, least = self.preset, self.preset.prices.min_prob if self.priced(row) else None
     require(row in LABELS, f"row {row!r}", f"one of {', '.join(LABELS)}")
     if row in ("none", "oracle"): return dict(how=row)
     if row == "cbs": return dict(how="topk", k=3, distinct=True)
-    if row == "score": return dict(how="score", threshold=least or self.threshold())
+    if row == "score": return dict(how="score", threshold=least or self._threshold())
     if row.startswith("top"): return dict(how="topk", k=int(row[-1]), distinct=p.distinct)
     return dict(how="selector", threshold=least or p.selector.threshold)
 
 # %% ../nbs/44_experiment.ipynb #5ba8dc18
 @patch
-def classes(self:Choices, i, **rule):
+def _classes(self:Choices, i, **rule):
     "The classes of an image by a rule. By score, no more regions count than the selector sees."
     rule = dict(limit=self.preset.limit) | rule
     return constraint_classes(self.data.regions[i], drop=self.data.dropped,
@@ -228,12 +228,12 @@ def classes(self:Choices, i, **rule):
 
 # %% ../nbs/44_experiment.ipynb #b85f122b
 @patch
-def threshold(self:Choices)->float:
+def _threshold(self:Choices)->float:
     "The detection score of the `score` row: best weighted F1 on `val`, from .2 to .9."
     data, ids, novel = self.data, self.data.splits["val"], self.data.novel["val"]
     weight = val_weight(data)
     def quality(threshold):
-        chosen = {i: self.classes(i, how="score", threshold=threshold) for i in ids}
+        chosen = {i: self._classes(i, how="score", threshold=threshold) for i in ids}
         f1 = selection_f1(chosen, data.captions, ids, novel, data.heldout, fp_weight=weight)
         return f1["mean"]
     return max((.2, .3, .4, .5, .6, .7, .8, .9), key=quality)
@@ -254,8 +254,7 @@ def _prices(self:Choices, i, classes, probs, unseen):
     preset = self.preset
     scores = best_scores(self.data.regions[i], probs, preset.selector.max_regions,
                          self.data.dropped)
-    prices = class_prices({c: scores[c] for c in classes}, unseen, preset.prices)
-    return best_candidates(prices, preset.limit)
+    return best_candidates({c: scores[c] for c in classes}, unseen, preset.prices, preset.limit)
 
 # %% ../nbs/44_experiment.ipynb #9e4547f4
 @patch
@@ -266,13 +265,13 @@ def candidates(self:Choices,
 )->dict:                 # image id -> {class id: price}, the best first; infinite for a must
     "The classes that a row of the tables chooses in every image, and their prices."
     if (row, lambda0, seeds) in self.made: return self.made[row, lambda0, seeds]
-    rule, priced, found = self.rule(row), self.priced(row), {}
+    rule, priced, found = self._rule(row), self.priced(row), {}
     unseen = self.unseen() if priced else None
     if priced: rule["limit"] = None                        # the price decides, not the place
     probs = self._probabilities(row, lambda0, seeds) if rule["how"] == "selector" else {}
     for i in self.ids:
         mentioned = self.data.mentioned(i) if row == "oracle" else None
-        classes = self.classes(i, probs=probs.get(i), mentioned=mentioned, **rule)
+        classes = self._classes(i, probs=probs.get(i), mentioned=mentioned, **rule)
         found[i] = dict.fromkeys(classes, math.inf)
         if priced: found[i] = self._prices(i, classes, probs.get(i), unseen)
     self.made[row, lambda0, seeds] = found
@@ -317,12 +316,9 @@ def _claim(self:Experiment, resume):
     odd = models.pipeline or (models.loss is not selector_loss and called(models.loss))
     require(run.variant or not odd, f"{odd}: is not the paper's", "a variant that says what it is")
     images = {part: len(ids) for part, ids in data.splits.items()}
-    regions = [getattr(data.regions, x) for x in ("ids", "offsets", "boxes", "labels", "scores")]
-    stored = {} if data.features is None else data.features.meta["columns"]
     about = dict(preset=run.preset, seed=run.seed, detections=run.detections, images=images,
                  captions=data.counts["captions"], part=run.part, variant=run.variant,
-                 features=self.features, regions=fingerprint(stored, *regions),
-                 inputs=contents(data, seen=True), loss=called(models.loss))
+                 features=self.features, inputs=contents(data, seen=True), loss=called(models.loss))
     with locked(self.out):
         made = bool({*held(self.out)} - {"data"})           # of the toy world, made before
         begin(self.out/"run.json", self.out, about, resume, made, older=dict(loss="selector_loss"))
@@ -341,7 +337,8 @@ def _constraints(self:Experiment, row, lambda0, vocab):
     "By image id: constraint groups; their prices; texts that the vocabulary lacks, with a warning."
     groups, prices, missing, form = {}, {}, {}, self._searched(row).form
     for i, candidates in self.choices.candidates(row, lambda0, self.run.votes[0]).items():
-        groups[i], prices[i], lost = priced_tokens(candidates, self.data.classes, vocab, form)
+        found, lost = constraint_tokens(candidates, self.data.classes, vocab, form)
+        groups[i], prices[i] = [*found.values()], [candidates[c] for c in found]
         missing[i] = tuple(word.text for word in lost if word.lost)
     words = ", ".join(sorted({word for texts in missing.values() for word in texts}))
     images = sum(map(bool, missing.values()))
@@ -441,7 +438,7 @@ def _append(self:Experiment, line, seeds, **measured):
     (row, training, lambda0), run = line, self.run
     seed = dict(selector=_seed_text(row, seeds), captioner=run.seed if training else None)
     config, loss = self._searched(row).to_dict(), self.models.loss
-    if row == "score": config["threshold"] = self.choices.rule(row)["threshold"]
+    if row == "score": config["threshold"] = self.choices._rule(row)["threshold"]
     if loss is not selector_loss: config["loss"] = called(loss)
     main = run.variant is None and lambda0 in (None, .2)
     result = new_row("main" if main else "ablation", row, training=training, variant=run.variant,

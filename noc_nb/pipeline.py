@@ -22,11 +22,11 @@ from torch.nn.utils.rnn import pad_sequence
 from .captioner import Captioner
 from .constraints import FORMS, constraint_tokens
 from .core import Config, default_device, require, setting
-from .data import CaptionBatch, SymbolicFeatures
+from .data import CaptionBatch, RegionFeatures
 from .decode import decode
 from .grid_beam import SearchConfig
 from .heldout import ObjectClass, load_classes, meanings, people, save_classes
-from .prices import PriceConfig, best_candidates, class_prices, read_wishes
+from .prices import PriceConfig, best_candidates, read_wishes
 from .regions import Regions, geometry, table_of
 from .saving import model_card, read_weights
 from .selector import RegionSelector, select
@@ -295,8 +295,8 @@ def _candidates(self:NovelCaptioner, regions, probs, options):
     if self.wanted is None:
         chosen = self._choose(regions, probs, options)
         if self.avoid: chosen = {c: p for c, p in chosen.items() if self._group(c)}
-        prices = class_prices(chosen, self.unseen, self._prices(options))
-        return best_candidates(prices, self.cfg.limit if limit is None else limit)
+        limit = self.cfg.limit if limit is None else limit
+        return best_candidates(chosen, self.unseen, self._prices(options), limit)
     def found(i): return (regions.scores[regions.labels == i] >= least).any()
     return {i: price for i, price in self.wanted.items() if least is None or found(i)}
 
@@ -314,7 +314,7 @@ def _alternatives(self:NovelCaptioner, i):
     "How a class may be said; words by hand in all that is given. Empty without a word for it."
     form = "forms" if i < 0 else self.cfg.form
     groups, _ = constraint_tokens([i], self.classes, self.vocab, form)
-    return groups[0] if groups else []
+    return groups.get(i, [])
 
 @patch
 def _group(self:NovelCaptioner, i):
@@ -341,7 +341,7 @@ def _features(self:NovelCaptioner, images):
     ids, cfg = [*range(len(images))], self.captioner.cfg
     best = [r.best(cfg.max_regions) for r in images]
     if self.vectors is not None:
-        symbolic = SymbolicFeatures(_table(best), self.vectors, cfg.max_regions)
+        symbolic = RegionFeatures(_table(best), cfg.max_regions, self.vectors)
         return CaptionBatch(*symbolic(ids), None, ids)
     nothing = torch.zeros(1, cfg.d_feature)
     rows = [r.features if len(r) else nothing[:0] for r in best]
@@ -477,16 +477,14 @@ def pipeline_folder(
 # %% ../nbs/50_pipeline.ipynb #760a531d
 def _class_vectors(file, classes, width):
     "Class id -> vector. Raises `NocError` unless each class has one, of `width` finite numbers."
-    vectors, ids = {}, {str(i): i for i in classes}
-    for key, vector in read_weights(file).items():
-        require(key in ids, f"{file}: {key[:20]!r}", "an id of classes.json")
+    vectors = read_weights(file)
+    odd = sorted(vectors.keys() ^ map(str, classes))
+    require(not odd, f"{file}: class {''.join(odd[:1])[:20]}", "a vector for each of classes.json")
+    for i, vector in vectors.items():
         whole = vector.shape == (width,) and vector.isfinite().all()
         found = f"{width} finite numbers, found {tuple(vector.shape)}"
-        require(whole, f"{file}: class {key}", found)
-        vectors[ids[key]] = vector
-    missing = [i for i in classes if i not in vectors]
-    require(not missing, f"{file}: class {min(missing, default=None)}", "a vector for each class")
-    return vectors
+        require(whole, f"{file}: class {i}", found)
+    return {int(i): vector for i, vector in vectors.items()}
 
 # %% ../nbs/50_pipeline.ipynb #4d83a7f1
 @patch(cls_method=True)

@@ -10,7 +10,7 @@ __all__ = ['scst_loss', 'caption_log_probs', 'ScstConfig', 'scst_images', 'oracl
 import math
 import warnings
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from fastcore.basics import patch
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from .captioner import Captioner
 from .cider import CiderReward
-from .constraints import constraint_classes
+from .constraints import constraint_classes, constraint_tokens
 from .core import require, set_seed, setting
 from .data import CaptionBatch, CocoData, ImageExamples, Loader
 from .decode import search
 from .grid_beam import SearchConfig
 from .heldout import mentioned
-from .prices import PriceConfig, best_candidates, class_prices, priced_tokens
+from .prices import PriceConfig, best_candidates
 from .runs import called, contents, fingerprint
 from .train import SCHEDULES, TrainConfig, Trainer, finished_model
 from .train_xe import val_cider
@@ -66,8 +66,7 @@ class ScstConfig(TrainConfig):
     eos_in_reward:bool = True          # the end of sentence counts as a word of the reward
     df_unit:str = setting("image", among=("image", "caption")) # documents of CIDEr-D's frequencies
     min_refs:int = setting(5, 0)       # references that an image needs
-    price_weight:float = setting(None, 0, 1e9) # DGBS with prices, as in `oracle_constraints`;
-                                       # None: musts
+    price_weight:float = setting(None, 0, 1e9) # of DGBS with prices; None: musts
 
     def fixed(self, *free)->dict:      # earlier versions had other baselines
         return super().fixed(*free) | dict(baseline="mean")
@@ -89,7 +88,7 @@ def _oracle_prices(data, i, classes, weight):
     refs = data.captions[i]
     counts = Counter(c for text in refs for c in mentioned([text], data.classes))
     shares = {c: (counts[c] + .5)/(len(refs) + 1) for c in classes}
-    return best_candidates(class_prices(shares, cfg=PriceConfig(weight)))
+    return best_candidates(shares, cfg=PriceConfig(weight))
 
 # %% ../nbs/43_scst.ipynb #5c0f1a23
 def oracle_constraints(
@@ -105,7 +104,8 @@ def oracle_constraints(
         classes = constraint_classes(data.regions[i], how="oracle", limit=limit, drop=data.dropped,
                                      mentioned=data.mentioned(i))
         candidates = _oracle_prices(data, i, classes, weight)
-        constraints[i], prices[i], left_out = priced_tokens(candidates, data.classes, vocab)
+        groups, left_out = constraint_tokens(candidates, data.classes, vocab)
+        constraints[i], prices[i] = [*groups.values()], [candidates[c] for c in groups]
         missing.update(word.text for word in left_out)
     if missing:
         words = ", ".join(f"{word!r} of {n} images" for word, n in missing.most_common())
@@ -177,13 +177,9 @@ def _oracle(constrained, *about):
     "The oracle's constraints and their prices, or none."
     return oracle_constraints(*about) if constrained else ({}, None)
 
-def _inputs(data, captioner):
-    "Fingerprints of what a captioner learns from, and of the weights that it begins with."
-    return contents(data, seen=True) | dict(start=fingerprint(*captioner.state_dict().values()))
+
 
 # %% ../nbs/43_scst.ipynb #dd268102
-def _size(batch): return len(batch.image_ids)           # what the loss is a mean of
-
 _JUDGED = "CIDEr-D", "CIDEr-D with the oracle's constraints"
 
 # %% ../nbs/43_scst.ipynb #095f3581
@@ -199,7 +195,8 @@ def train_scst(
     reward=None,            # (tokens (N,t), image ids) -> (N,) tensor; default: `cider_reward`
 )->Captioner:               # in eval mode
     "Fine-tune a captioner on CIDEr-D (Section 3.1). `NocError` for features of another width."
-    about = dict(model=captioner.cfg, inputs=_inputs(data, captioner), constrained=constrained,
+    inputs = contents(data, seen=True) | dict(start=fingerprint(*captioner.state_dict().values()))
+    about = dict(model=captioner.cfg, inputs=inputs, constrained=constrained,
                  search=search_cfg, limit=limit, reward=called(reward or cider_reward))
     finished = resume and finished_model(folder, Captioner, cfg, about)
     if finished: return finished
@@ -209,6 +206,7 @@ def train_scst(
     reward = reward or cider_reward(data, ids, vocab, cfg)
     groups, prices = _oracle(constrained, data, ids, vocab, limit, cfg.price_weight)
     loss = SelfCritical(reward, groups, search_cfg, prices)
-    trainer = Trainer(captioner, loss, cfg, folder, captioner.cfg.d_model, _size, "images", about)
+    def size(batch): return len(batch.image_ids)                  # what the loss is a mean of
+    trainer = Trainer(captioner, loss, cfg, folder, captioner.cfg.d_model, size, "images", about)
     musts, _ = _oracle(constrained, data, data.splits["val"], vocab, limit)  # alike for all
     return trainer.fit(batches, val_cider(data, musts), resume, _JUDGED[constrained])

@@ -16,28 +16,23 @@ from .runs import called, contents, fingerprint
 from .selector import RegionSelector, SelectorConfig, select, selector_loss
 from .train import TrainConfig, Trainer, finished_model
 
-# %% ../nbs/41_train_selector.ipynb #06ec289d
-@torch.no_grad()
-def _example_scores(model, examples, batch=1000):
-    "Selection probabilities of examples, a thousand images at once."
-    scores = {}
-    device = next(model.parameters()).device
-    for start in range(0, len(examples), batch):
-        b = examples.__getitems__(list(range(start, min(start + batch, len(examples)))))
-        probs = model(b.geometry.to(device), b.labels.to(device)).sigmoid().cpu()
-        for i, labels, p in zip(b.image_ids, b.labels, probs):
-            scores[i] = labels[labels >= 0], p[labels >= 0]
-    return scores
-
 # %% ../nbs/41_train_selector.ipynb #fda1ce08
+@torch.no_grad()
 def selector_scores(
     model:RegionSelector, # in eval mode
     data:CocoData,        # regions
     ids,                  # image ids, or the name of a part
+    examples=None,        # `selector_examples` of these images, where they are made already
 )->dict:                  # image id -> (labels (n,), probabilities (n,)), best detection first
     "Selection probabilities of the best regions of every image, persons left out (Eq. 5)."
-    examples = selector_examples(data, ids, min_refs=0, max_regions=model.cfg.max_regions)
-    return _example_scores(model, examples)
+    if examples is None: examples = selector_examples(data, ids, 0, model.cfg.max_regions)
+    scores, device = {}, next(model.parameters()).device
+    for start in range(0, len(examples), 1000):
+        b = examples.__getitems__([*range(start, min(start + 1000, len(examples)))])
+        probs = model(b.geometry.to(device), b.labels.to(device)).sigmoid().cpu()
+        for i, labels, p in zip(b.image_ids, b.labels, probs):
+            scores[i] = labels[labels >= 0], p[labels >= 0]
+    return scores
 
 # %% ../nbs/41_train_selector.ipynb #70fc2b9e
 def selected(
@@ -73,7 +68,7 @@ def _val_f1(data, cfg):
     ids, novel, weight = data.splits["val"], data.novel["val"], val_weight(data)
     examples = selector_examples(data, ids, min_refs=0, max_regions=cfg.max_regions)
     def score(model):
-        chosen = selected(_example_scores(model, examples))
+        chosen = selected(selector_scores(model, data, ids, examples))
         f1 = selection_f1(chosen, data.captions, ids, novel, data.heldout, fp_weight=weight)
         return {"score": f1["mean"]}
     return score
