@@ -112,6 +112,8 @@ class _SelectorBatch(NamedTuple):
     targets:Tensor  # (b,n) float32: 1 where a reference mentions the class; 0 where padded
     image_ids:list  # b ids
     def to(self, device): return _to(self, device)
+    @property
+    def weight(self)->int: return (self.labels >= 0).sum().item()  # regions
 
 # %% ../nbs/07_data.ipynb #54d1959c
 class SelectorExamples:
@@ -178,6 +180,10 @@ class CaptionBatch(NamedTuple):
     tokens:Tensor   # (b,t) int64, BOS ... EOS, then PAD; None where no caption is asked for
     image_ids:list  # b ids
     def to(self, device): return _to(self, device)
+    @property
+    def weight(self)->int: # words that are asked for, EOS counted; without captions, images
+        if self.tokens is None: return len(self.image_ids)
+        return (self.tokens[:,1:] != PAD).sum().item()
 
 # %% ../nbs/07_data.ipynb #0b6c4ec1
 class ImageExamples:

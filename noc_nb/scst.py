@@ -198,15 +198,13 @@ def train_scst(
     inputs = contents(data, seen=True) | dict(start=fingerprint(*captioner.state_dict().values()))
     about = dict(model=captioner.cfg, inputs=inputs, constrained=constrained,
                  search=search_cfg, limit=limit, reward=called(reward or cider_reward))
-    finished = resume and finished_model(folder, Captioner, cfg, about)
-    if finished: return finished
+    if resume and (done := finished_model(folder, Captioner, cfg, about)): return done
     set_seed(cfg.seed)
     ids, vocab = scst_images(data, cfg), Vocab(captioner.tokens)
     batches = Loader(ImageExamples(data, ids, _features(data, captioner.cfg)), cfg.batch, cfg.seed)
     reward = reward or cider_reward(data, ids, vocab, cfg)
     groups, prices = _oracle(constrained, data, ids, vocab, limit, cfg.price_weight)
     loss = SelfCritical(reward, groups, search_cfg, prices)
-    def size(batch): return len(batch.image_ids)                  # what the loss is a mean of
-    trainer = Trainer(captioner, loss, cfg, folder, captioner.cfg.d_model, size, "images", about)
+    trainer = Trainer(captioner, loss, cfg, folder, captioner.cfg.d_model, "images", about)
     musts, _ = _oracle(constrained, data, data.splits["val"], vocab, limit)  # alike for all
     return trainer.fit(batches, val_cider(data, musts), resume, _JUDGED[constrained])

@@ -168,14 +168,13 @@ class Trainer(_Progress):
         cfg:TrainConfig,    # epochs, schedule, patience ...
         folder,             # of the phase; its name is what messages and the progress bar say
         d_model:int=512,    # width, for the paper's peak learning rate
-        size=None,          # batch -> what the loss is a mean of, counted; default: 1
-        unit:str="batches", # what `size` counts, for the speed
+        unit:str="batches", # what the `weight` of batches counts, for the speed
         about:dict=None,    # what else the result depends on, as `begin` takes it
     ):
         super().__init__()
         self.inner, self.loss, self.cfg, self.folder = model, loss, cfg, Path(folder)
-        self.d_model, self.size, self.unit = d_model, size or (lambda batch: 1), unit
-        self.about, self.sums, self.pending = about or {}, Counter(), []
+        self.d_model, self.unit, self.about = d_model, unit, about or {}
+        self.sums, self.pending = Counter(), []
         self.steps, self.seen, self.saved, self.since = 0, 0., 0., time.monotonic()
         self.accelerator = _accelerator(cfg, folder)
         self.main = self.accelerator.is_main_process
@@ -196,26 +195,26 @@ def _backward(self:Trainer, part, share, last):
 
 # %% ../nbs/40_train.ipynb #5630d18a
 @patch
-def _over_all(self:Trainer, size):
-    "The sum of sizes over processes, and whether the first one says that a checkpoint is due."
+def _over_all(self:Trainer, weight):
+    "The sum of weights over processes, and whether the first one says that a checkpoint is due."
     acc, due = self.accelerator, time.monotonic() - self.saved >= self.cfg.save_seconds
-    if acc.num_processes == 1: return size, due
-    numbers = torch.tensor([size, due and self.main], dtype=torch.float32)
+    if acc.num_processes == 1: return weight, due
+    numbers = torch.tensor([weight, due and self.main], dtype=torch.float32)
     return acc.reduce(numbers.to(acc.device)).tolist()
 
 # %% ../nbs/40_train.ipynb #53ac07f9
 @patch
 def _train_step(self:Trainer, parts):
     "Forward and backward of this process's parts of a batch, then one step of the optimiser."
-    sizes = [float(self.size(part)) for part in parts]
-    whole, self.due = self._over_all(sum(sizes))
+    weights = [float(getattr(part, "weight", 1)) for part in parts]
+    whole, self.due = self._over_all(sum(weights))
     self.step += 1
     self.done += 1
     self.seen += whole
     rate = _learning_rate(self.step, self.cfg, self.d_model, self.steps)
     self.optimizer.param_groups[0]["lr"] = rate
-    for part, size in zip(parts, sizes):
-        self._backward(part, size/max(whole, 1.), last=part is parts[-1])
+    for part, weight in zip(parts, weights):
+        self._backward(part, weight/max(whole, 1.), last=part is parts[-1])
     if self.cfg.clip: self.accelerator.clip_grad_norm_(self.model.parameters(), self.cfg.clip)
     self.optimizer.step()
     self.optimizer.zero_grad()

@@ -106,8 +106,7 @@ def train_selector(
     model = RegionSelector(cfg)
     examples = examples or selector_examples(data, "train", max_regions=cfg.max_regions)
     def of_batch(model, batch): return _batch_loss(model, batch, cfg, loss), {}
-    def regions(batch): return (batch.labels >= 0).sum().item()        # what the loss is a mean of
-    trainer = Trainer(model, of_batch, train, folder, cfg.d_model, regions, "regions", about)
+    trainer = Trainer(model, of_batch, train, folder, cfg.d_model, "regions", about)
     judged = "F1 of the held-out objects" if any(data.novel["val"].values()) else "minus the loss"
     batches = Loader(examples, train.batch, train.seed)
     return trainer.fit(batches, val_score(data, cfg, loss), resume, judged)

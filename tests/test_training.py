@@ -16,7 +16,7 @@ from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, scst_images, tra
 from noc_nb.tools.dataset import load_data
 from noc_nb.tools.drawing import make_toy
 from noc_nb.train import TrainConfig, Trainer, _checkpoints, _checksum, _read_checkpoint
-from noc_nb.train_xe import build_captioner, train_xe, xe_loss, xe_size
+from noc_nb.train_xe import build_captioner, train_xe, xe_loss
 from noc_nb.vocab import Vocab
 from test_hostile import altered
 
@@ -235,11 +235,10 @@ def phase_of(phase, root, folder):
     captioner = build_captioner(data, calm, 1)
     vocab, features = Vocab(captioner.tokens), data.region_features()
     if phase == "xe":
-        return Trainer(captioner, xe_loss, xe, folder, 32, size=xe_size), Loader(CaptionExamples(data, vocab), 20)
+        return Trainer(captioner, xe_loss, xe, folder, 32), Loader(CaptionExamples(data, vocab), 20)
     ids = scst_images(data)
     loss = SelfCritical(cider_reward(data, ids, vocab), {}, how)
-    def images(batch): return len(batch.image_ids)
-    return Trainer(captioner, loss, scst, folder, 32, size=images), Loader(ImageExamples(data, ids, features), 7)
+    return Trainer(captioner, loss, scst, folder, 32), Loader(ImageExamples(data, ids, features), 7)
 
 def twenty_losses(phase, root, folder):
     trainer, loader = phase_of(phase, root, folder)

@@ -28,7 +28,7 @@ from ..results import append_row, new_row
 from ..runs import locked
 from ..scst import SelfCritical, caption_log_probs, scst_loss
 from ..tools.readers import read_captions
-from ..train_xe import xe_loss, xe_size
+from ..train_xe import xe_loss
 from ..vocab import BOS, EOS, PAD, SPECIALS, tokenize
 
 # %% ../../nbs/bench/152_training.ipynb #86274a2e
@@ -122,7 +122,7 @@ def _bench_xe(cfg, compiled=False):
         with _autocast(): loss, _ = xe_loss(model, batch)
         watch.lap("forward")
         _learn(loss, adam, watch)
-    return _timed(cfg, step, captions=cfg.captions, words=xe_size(batch))
+    return _timed(cfg, step, captions=cfg.captions, words=batch.weight)
 
 # %% ../../nbs/bench/152_training.ipynb #b419b289
 def _bench_scst(cfg, constraints=0):
