@@ -11,6 +11,9 @@ from typing import NamedTuple
 from .core import require
 from .heldout import PERSON
 
+# %% ../nbs/21_constraints.ipynb #1470e13d
+RULES = "none", "topk", "score", "selector", "oracle"
+
 # %% ../nbs/21_constraints.ipynb #223980b5
 def best_scores(
     regions,          # `Regions` of an image: all its detections
@@ -26,8 +29,6 @@ def best_scores(
     return best
 
 # %% ../nbs/21_constraints.ipynb #b1d21a01
-RULES = "none", "topk", "score", "selector", "oracle"
-
 def constraint_classes(
     regions,          # `Regions` of an image: all its detections
     how:str,          # one of `RULES`

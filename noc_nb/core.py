@@ -113,11 +113,7 @@ def json_text(
     path = Path(path)
     zipped = Path(f"{path}.gz")
     if not path.exists() and zipped.exists(): path = zipped
-    with foreign_file(path, "a JSON file"):
-        try:
-            with _open_text(path) as f: yield f
-        except json.JSONDecodeError as e:
-            raise NocError(f"{path}: line {e.lineno}: not JSON ({e.msg})") from None
+    with foreign_file(path, "a JSON file"), _open_text(path) as f: yield f
 
 # %% ../nbs/00_core.ipynb #c7e16698
 def read_json(

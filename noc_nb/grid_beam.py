@@ -137,7 +137,8 @@ def read_prices(
             good = number and (abs(price) <= MOST or price == math.inf)
             require(good, f"image {i}, constraint {j}: price {price!r}",
                     f"nats, -{MOST:,} to {MOST:,}, or inf for a must")
-    return [[float(row[j]) for j, _ in groups] for groups, row in zip(read, prices)]
+    def ordered(groups, row): return [float(row[j]) for j, _ in groups]
+    return [*map(ordered, read, prices)]
 
 # %% ../nbs/22_grid_beam.ipynb #dae56545
 class Table:

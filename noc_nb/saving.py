@@ -43,8 +43,8 @@ def _write_weights(path, model):
 # %% ../nbs/08_saving.ipynb #9046cf48
 def _check_weights(model, weights, path):
     "Raises `NocError` for a weight that is missing, unexpected, misshapen or not finite."
-    there, expected = ({name: tuple(w.shape) for name, w in tensors.items()}
-                       for tensors in (weights, model.state_dict()))
+    def shapes(tensors): return {name: tuple(w.shape) for name, w in tensors.items()}
+    there, expected = shapes(weights), shapes(model.state_dict())
     for name in there | expected:
         found, shape = there.get(name), expected.get(name)
         require(found == shape, f"{path}: {name}: shape {found}", f"{shape}, by config.json")
