@@ -145,7 +145,7 @@ def test_words_in_a_line(page, tmp_path):
     assert line.input_value() == "" and page.get_by_text(f"{name}: not this").count() == 2
     page.screenshot(path=tmp_path/"words.png")
     say("dog=much")
-    page.get_by_text("'dog=much': expected nats").first.wait_for()
+    page.get_by_text("'dog=much': expected words").first.wait_for()
     assert line.input_value() == "dog=much" and captions(page)[0] == more
 
 def test_a_box_of_ones_own(page):
