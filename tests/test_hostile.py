@@ -516,18 +516,21 @@ def test_the_page_takes_any_words():
     "Half a character would end the response, and a book would be looked up."
     import time
     import gradio as gr
-    from noc_nb.tools.app import Studio
+    from noc_nb.tools.app import Studio, _propose, _with_box, _with_words
     studio = Studio(most=1)
     view, choices = studio.example(0), (gr.CheckboxGroup, gr.Dropdown)
     asked = [part for part in studio.page()[0].blocks.values() if isinstance(part, choices)]
     assert len(asked) > 2
-    studio._boxed(gr, view, {}, "as trained", "dog", [])                       # the first caption takes seconds
+    def stage(change): return studio._tried(gr, view, {}, change)[-3].encode()
+    def box(corners): return stage(lambda: _propose(_with_box(view, "dog", corners)))
+    box([])                                                                    # the first caption takes seconds
     start = time.process_time()
     for words in ["\udce9"], ["x"*5_000_000], ["dog "*10]*100_000, [None, 7]:
         for part in asked: pytest.raises(gr.Error, part.preprocess, words)     # no event comes of it
     for corners in [1.]*1_000_000, [.1, .1, float("nan"), .5], ["\udce9"]*4, {}:   # a box that a browser sends
-        stage = studio._boxed(gr, view, {}, "as trained", "dog", corners)[-3]
-        stage.encode()
+        box(corners)
+    for line in "\udce9", "x"*5_000_000, "dog,"*1_000_000, "cat|"*1_000_000, "dog=nan", "=", "\0":
+        stage(lambda: _with_words(view, {}, line))
     assert time.process_time() - start < 5
 
 def test_large_uploads_give_their_memory_back(tmp_path):
