@@ -245,6 +245,7 @@ class WordGroups:
         self.fulfils = [*map(self._fulfilled, self.counted)]             # b
         self.sizes, self.starts, self.texts = sorted({*map(len, self.spelled)}), {}, {}
         for ids in self.spelled: self.starts.setdefault(ids[:-1], []).append(ids)
+        self.keep = max([8, *self.sizes])                                # last pieces that matter
         self.banned = []                                                 # b
         for avoid in self.avoid:
             self.banned.append({ids for ids in self.spelled if self._endings(ids, avoid)})
@@ -431,9 +432,8 @@ def _text(self:WordGroups, i, said):
     before, token = self._text(i, said[:-1]), said[-1]
     word = self.spelled[token - self.v] if token >= self.v else None
     piece = word[-1] if word else token
-    keep = max(8, *self.sizes)
-    pieces = (*before.pieces, piece)[-keep:]
-    opens = (*before.opens, self._ends_open(pieces, before.opens[-1]))[-keep:]
+    pieces = (*before.pieces, piece)[-self.keep:]
+    opens = (*before.opens, self._ends_open(pieces, before.opens[-1]))[-self.keep:]
     done, ends = before.done, _FREE
     if word:
         done = done | self.fulfils[i].get(word, {}).keys()
