@@ -84,15 +84,20 @@ def pick(
     return x.flatten(0, 1).index_select(0, (first + place).flatten()).view(*place.shape, *rest)
 
 # %% ../nbs/20_beam.ipynb #1d5cca0a
+def _whole(scores):
+    "Whole numbers in the order of the scores."
+    double = scores.dtype == torch.float64
+    bits = scores.view(torch.int64) if double else scores.float().view(torch.int32)
+    size = bits & torch.iinfo(bits.dtype).max                          # all bits but the sign
+    return size * bits.sign()
+
 def _distinct(scores):
     "Integers (N,v) in the order of the scores, none twice in a row; of equals, the first first."
-    v, double = scores.shape[1], scores.dtype == torch.float64
-    scores = scores.nan_to_num(torch.inf, torch.inf, -torch.inf)       # NaN is the first to be seen
-    bits = scores.view(torch.int64) if double else scores.float().view(torch.int32)
-    most = torch.iinfo(bits.dtype).max
-    value = (bits & most) * (1 | bits >> most.bit_length())            # without the sign, times it
-    if double: value = value >> v.bit_length()                         # room for the place
-    return torch.add(-torch.arange(v, device=scores.device), value, alpha=2**v.bit_length())
+    v = scores.shape[1]
+    room = v.bit_length()
+    number = _whole(scores.nan_to_num(torch.inf, torch.inf, -torch.inf)) # NaN is seen first
+    if scores.dtype == torch.float64: number = number >> room
+    return torch.add(-torch.arange(v, device=scores.device), number, alpha=2**room)
 
 def _top(scores, k):
     "The places of the `k` best of every row; of equals, the first."
@@ -103,6 +108,16 @@ def _top(scores, k):
     return place
 
 # %% ../nbs/20_beam.ipynb #1d5cca0b
+def _candidates(scores, k, size):
+    "Words (N,m), rising, that hold the `k` best of every row: its `k` best blocks and the rest."
+    n, v = scores.shape
+    whole = v - v % size                                                # the rest fills no block
+    best = scores[:,:whole].unflatten(1, (-1, size)).amax(-1)           # (N,blocks)
+    first = _top(best, k).sort(1).values * size                         # (N,k) of a block
+    words = first[...,None] + torch.arange(size, device=first.device)   # (N,k,size)
+    rest = torch.arange(whole, v, device=first.device)
+    return torch.cat([words.flatten(1), rest.expand(n, -1)], 1)
+
 def top_words(
     scores:Tensor, # (N,v) any scores
     k:int,         # how many to find; more than v is legal
@@ -110,19 +125,13 @@ def top_words(
 )->tuple:          # ((N,k) the best scores, falling; (N,k) their words)
     "The exact `k` best words of every row, without sorting the row; of equals, the lower ids."
     n, v = scores.shape
-    size = sizes[0] if sizes else v
-    whole = v // size
-    if whole <= k + 1 or n*v < 2**15:                                    # too little to save
-        place = _top(scores, k)
-        return scores.gather(1, place), place
-    blocks = scores[:,:whole*size].view(n, whole, size)
-    best = _top(blocks.amax(-1), k).sort(1).values                      # (N,k) blocks
-    first = torch.arange(0, n*v, v, device=scores.device)[:,None] + best*size
-    kept = scores.flatten().unfold(0, size, 1).index_select(0, first.flatten()).view(n, -1)
-    kept = torch.cat([kept, scores[:,whole*size:]], 1)
-    top, place = top_words(kept, k, sizes[1:])
-    inside = best.gather(1, (place // size).clamp(max=k-1))*size + place % size
-    return top, torch.where(place < k*size, inside, place + (whole - k)*size)
+    few = n*v < 2**15 or not sizes or v // sizes[0] <= k + 1            # too little to save
+    if few:
+        words = _top(scores, k)
+        return scores.gather(1, words), words
+    words = _candidates(scores, k, sizes[0])
+    best, place = top_words(scores.gather(1, words), k, sizes[1:])
+    return best, words.gather(1, place)
 
 # %% ../nbs/20_beam.ipynb #2b33d3e7
 def check_best(
