@@ -119,6 +119,12 @@ class Models:
         "A finished model of a folder that was given, or None."
         return finished_model(self.folder/name, kind, train, about) if self.given else None
 
+# %% ../nbs/44_experiment.ipynb #be2bb20a
+@patch(as_prop=True)
+def other_loss(self:Models)->str:
+    "The name of a loss of selectors that is not the paper's; else None."
+    return None if self.loss is selector_loss else called(self.loss)
+
 # %% ../nbs/44_experiment.ipynb #d8b9fe8e
 @patch
 def selector(self:Models,
@@ -129,11 +135,11 @@ def selector(self:Models,
     "A trained region selector."
     if self.pipeline and (inner, lambda0) == (True, .2):
         return RegionSelector.from_pretrained(self.pipeline/"selector", device=default_device())
-    preset, loss, kind = self.run.preset, called(self.loss), "" if inner else "-no-inner"
+    preset, kind = self.run.preset, "" if inner else "-no-inner"
     cfg = replace(preset.selector, inner=inner, lambda0=lambda0, lambda1=round(1 - lambda0, 6))
     train = replace(preset.train_selector, seed=seed)
-    if self.loss is not selector_loss: kind += "-" + re.sub(r"[^\w.=]+", "-", loss)
-    name = f"selector{kind}-{lambda0}-{seed}"
+    if self.other_loss: kind += "-" + re.sub(r"[^\w.=]+", "-", self.other_loss)
+    name, loss = f"selector{kind}-{lambda0}-{seed}", called(self.loss)
     model = self.known(name, RegionSelector, train, model=cfg.fixed("threshold"), loss=loss)
     model = model or train_selector(self.data, cfg, train, self.folder/name, True, self.loss)
     model.cfg = cfg
@@ -310,18 +316,25 @@ def features(self:Experiment)->str:
 
 # %% ../nbs/44_experiment.ipynb #72d72952
 @patch
+def _identity(self:Experiment):
+    "What all rows of the run's folder have in common."
+    run, data = self.run, self.data
+    images = {part: len(ids) for part, ids in data.splits.items()}
+    return dict(preset=run.preset, seed=run.seed, detections=run.detections, images=images,
+                captions=data.counts["captions"], part=run.part, variant=run.variant,
+                features=self.features, inputs=contents(data, seen=True),
+                loss=called(self.models.loss))
+
+@patch
 def _claim(self:Experiment, resume):
     "Write `run.json`, or compare with the one that is there."
-    run, data, models = self.run, self.data, self.models
-    odd = models.pipeline or (models.loss is not selector_loss and called(models.loss))
-    require(run.variant or not odd, f"{odd}: is not the paper's", "a variant that says what it is")
-    images = {part: len(ids) for part, ids in data.splits.items()}
-    about = dict(preset=run.preset, seed=run.seed, detections=run.detections, images=images,
-                 captions=data.counts["captions"], part=run.part, variant=run.variant,
-                 features=self.features, inputs=contents(data, seen=True), loss=called(models.loss))
+    odd = self.models.pipeline or self.models.other_loss
+    require(self.run.variant or not odd, f"{odd}: is not the paper's",
+            "a variant that says what it is")
+    identity, older = self._identity(), dict(loss="selector_loss")
     with locked(self.out):
         made = bool({*held(self.out)} - {"data"})           # of the toy world, made before
-        begin(self.out/"run.json", self.out, about, resume, made, older=dict(loss="selector_loss"))
+        begin(self.out/"run.json", self.out, identity, resume, made, older=older)
 
 # %% ../nbs/44_experiment.ipynb #d8c1c1eb
 @patch
@@ -416,6 +429,37 @@ def rows(self:Experiment)->list:
         for r in rows: hash((_line_of(r), r["seed"]["selector"], float(r["seconds"])))
     return rows
 
+# %% ../nbs/44_experiment.ipynb #f49a52b5
+@patch
+def _config(self:Experiment, row):
+    "The settings that a row of the tables was made with."
+    config, models = self._searched(row).to_dict(), self.models
+    if row == "score": config["threshold"] = self.choices._rule(row)["threshold"]
+    if models.other_loss: config["loss"] = models.other_loss
+    return config
+
+@patch
+def _result(self:Experiment, line, seeds, **measured):
+    "A result row: what was run, and what was measured."
+    (row, training, lambda0), run = line, self.run
+    main = run.variant is None and lambda0 in (None, .2)    # the paper's method
+    lambda1 = None if lambda0 is None else round(1 - lambda0, 6)
+    seed = dict(selector=_seed_text(row, seeds), captioner=run.seed if training else None)
+    return new_row("main" if main else "ablation", row, training=training, variant=run.variant,
+                   lambda0=lambda0, lambda1=lambda1, data=run.preset.data, split=run.part,
+                   detections=run.detections, features=self.features, seed=seed,
+                   command=run.command, config=self._config(row), **measured)
+
+# %% ../nbs/44_experiment.ipynb #a68482de
+@patch
+def _append(self:Experiment, result):
+    "Append a row, and a line of the test log: what was scored, when, by which code."
+    append_row(self.out/"rows.jsonl", result)
+    if self.run.part != "test": return
+    keys = "time", "commit", "command", "data", "row", "training", "variant", "lambda0", "seed"
+    entry = {key: result[key] for key in keys}
+    append_row(self.out/"test_log.jsonl", entry | {"why": "final score"})
+
 # %% ../nbs/44_experiment.ipynb #284480b4
 @patch
 def _score(self:Experiment, line, seeds):
@@ -429,28 +473,8 @@ def _score(self:Experiment, line, seeds):
     # captions that were there took their time before
     spent = sum(r["seconds"] for r in self.rows if training and _line_of(r) == line)
     seconds = round(spent + time.monotonic() - start, 1)
-    self._append(line, seeds, protocol=protocol, counts=counts, metrics=scores, seconds=seconds)
-
-# %% ../nbs/44_experiment.ipynb #a68482de
-@patch
-def _append(self:Experiment, line, seeds, **measured):
-    "Append a row, and a line of the test log: what was scored, when, by which code."
-    (row, training, lambda0), run = line, self.run
-    seed = dict(selector=_seed_text(row, seeds), captioner=run.seed if training else None)
-    config, loss = self._searched(row).to_dict(), self.models.loss
-    if row == "score": config["threshold"] = self.choices._rule(row)["threshold"]
-    if loss is not selector_loss: config["loss"] = called(loss)
-    main = run.variant is None and lambda0 in (None, .2)
-    result = new_row("main" if main else "ablation", row, training=training, variant=run.variant,
-                     lambda0=lambda0, lambda1=None if lambda0 is None else round(1 - lambda0, 6),
-                     data=run.preset.data, split=run.part, detections=run.detections,
-                     features=self.features, seed=seed, command=run.command, config=config,
-                     **measured)
-    append_row(self.out/"rows.jsonl", result)
-    if run.part != "test": return
-    keys = "time", "commit", "command", "data", "row", "training", "variant", "lambda0", "seed"
-    entry = {key: result[key] for key in keys}
-    append_row(self.out/"test_log.jsonl", entry | {"why": "final score"})
+    self._append(self._result(line, seeds, protocol=protocol, counts=counts, metrics=scores,
+                              seconds=seconds))
 
 # %% ../nbs/44_experiment.ipynb #e1f475b8
 @patch
