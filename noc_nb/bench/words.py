@@ -196,7 +196,7 @@ def _until_end(ids): return ids[:ids.index(2) + 1] if 2 in ids else ids
 
 # %% ../../nbs/bench/150_words.ipynb #c6e00010
 class _Speaker:
-    "A trained model, its tokenizer, and how it decodes."
+    "A trained model and its tokenizer."
     def __init__(self, folder, cfg, peer=None):
         from transformers import AutoTokenizer, BartForConditionalGeneration
         self.folder, self.cfg, self.peer = folder, cfg, peer # a Python with the other library
@@ -206,40 +206,50 @@ class _Speaker:
     def _text(self, ids): return self.tokenizer.decode(ids, skip_special_tokens=True).strip()
 
     def _generate(self, sets, **how):
+        "Ids of a sentence for each set, up to its end."
         ids = self.model.generate(**_read(self.tokenizer, [s.concepts for s in sets]),
                                   max_new_tokens=self.cfg.room, **how)
         return list(map(_until_end, ids[:,1:].tolist()))
 
-    def _search(self, sets, kind, k, *price):
-        "Ids of the best sentence for each set."
-        how = dict(num_beams=k, length_penalty=self.cfg.penalty, do_sample=False)
-        if kind != "beam":
-            how |= dict(custom_generate=grid_beam, each=[s.forms for s in sets],
-                        processor=self.tokenizer, mode="bank" if price else kind)
-        if price: how |= dict(prices=[[*price]*len(s.forms) for s in sets])
-        return self._generate(sets, **how)
+# %% ../../nbs/bench/150_words.ipynb #c6e00026
+@patch
+def _search(self:_Speaker, sets, kind, k, *price):
+    "Ids of the best sentence for each set."
+    how = dict(num_beams=k, length_penalty=self.cfg.penalty, do_sample=False)
+    if kind != "beam":
+        how |= dict(custom_generate=grid_beam, each=[s.forms for s in sets],
+                    processor=self.tokenizer, mode="bank" if price else kind)
+    if price: how |= dict(prices=[[*price]*len(s.forms) for s in sets])
+    return self._generate(sets, **how)
 
-    def _sample(self, sets, budget):
-        "Draw until a sentence has all words or its budget of tokens is spent; the fullest one."
-        best, most, spent, todo = [[]]*len(sets), [-1]*len(sets), [0]*len(sets), range(len(sets))
-        how = dict(do_sample=True, num_beams=1, top_k=0, top_p=.9)
-        while todo:
-            for i, row in zip(todo, self._generate([sets[i] for i in todo], **how)):
-                said = _count(self._text(row), sets[i])
-                if said > most[i]: best[i], most[i] = row, said
-                spent[i] += len(row)
-            todo = [i for i in todo if most[i] < len(sets[i].forms) and spent[i] < budget]
-        return best
+# %% ../../nbs/bench/150_words.ipynb #c6e00028
+@patch
+def _sample(self:_Speaker, sets, budget):
+    "Ids of a sentence for each set: the first with all words, else the one with most of them."
+    n, how = len(sets), dict(do_sample=True, num_beams=1, top_k=0, top_p=.9)
+    best, most, spent, todo = [[]]*n, [-1]*n, [0]*n, range(n)
+    def goes_on(i): return most[i] < len(sets[i].forms) and spent[i] < budget
+    while todo:
+        drawn = self._generate([sets[i] for i in todo], **how)
+        for i, ids in zip(todo, drawn):
+            said = _count(self._text(ids), sets[i])
+            if said > most[i]: best[i], most[i] = ids, said
+            spent[i] += len(ids)
+        todo = list(filter(goes_on, todo))
+    return best
 
-    @torch.no_grad()
-    def _log_prob(self, sets, rows):
-        "The log-probability of sentences, given as ids, whoever wrote them."
-        labels = _padded(rows, -100)
-        before = torch.cat([torch.ones(len(rows), 1).long(), labels[:,:-1].clamp(min=0)], 1)
-        read = _read(self.tokenizer, [s.concepts for s in sets])
-        scores = self.model(**read, decoder_input_ids=before).logits.log_softmax(-1)
-        each = scores.gather(2, labels.clamp(min=0)[:,:,None])[:,:,0]
-        return each.masked_fill(labels < 0, 0).sum(1).tolist()
+# %% ../../nbs/bench/150_words.ipynb #c6e0002a
+@patch
+@torch.no_grad()
+def _log_prob(self:_Speaker, sets, rows):
+    "The log-probability of sentences, given as ids."
+    labels = _padded(rows, -100)                                        # (b,t)
+    start = torch.ones(len(rows), 1).long()
+    before = torch.cat([start, labels[:,:-1].clamp(min=0)], 1)
+    read = _read(self.tokenizer, [s.concepts for s in sets])
+    scores = self.model(**read, decoder_input_ids=before).logits.log_softmax(-1) # (b,t,v)
+    each = scores.gather(2, labels.clamp(min=0)[:,:,None])[:,:,0]
+    return each.masked_fill(labels < 0, 0).sum(1).tolist()
 
 # %% ../../nbs/bench/150_words.ipynb #c6e00012
 _PEER = '''
