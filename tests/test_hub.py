@@ -5,8 +5,10 @@ from operator import attrgetter
 import pytest
 import torch
 import transformers
+from transformers import PreTrainedTokenizerFast
 from noc_nb.tools.generate import grid_beam
 import hub
+from readme import fences
 from tiny_models import build, tokenizer
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
@@ -51,6 +53,20 @@ def test_without_the_package(name, repository, tmp_path):
     done = subprocess.run([*map(str, command)], cwd=tmp_path, env=place, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1]) == expected
+
+def test_the_lines_of_the_card(repository, monkeypatch, capsys):
+    "They run with a tokenizer that has no token to pad with, as GPT-2's."
+    def spells(name, **settings):
+        made = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend_tokenizer, eos_token="[EOS]",
+                                       unk_token="[UNK]", **settings)
+        made.model_input_names = ["input_ids", "attention_mask"]
+        return made
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", spells)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda name: build("GPT-2")[0])
+    lines = fences((repository/"README.md").read_text(encoding="utf-8"), "python")[0]
+    exec(lines.replace("REPOSITORY", str(repository)), {})
+    texts = capsys.readouterr().out
+    assert len(re.findall(r"\bzebra\b", texts)) == len(re.findall(r"\bbus(?:es)?\b", texts)) == 2, texts
 
 def test_what_its_files_import(repository):
     "Each other, the standard library, torch, transformers and fastcore; and it is all code of the package."

@@ -258,6 +258,7 @@ def text(self:_Rows, i:int, found:list, ended:bool, traces:list)->_Text:
 _PLAIN = "plain beams; num_return_sequences= gives several texts"
 _REFUSED = dict.fromkeys(("do_sample", "num_beam_groups", "diversity_penalty", "penalty_alpha",
                           "dola_layers", "low_memory"), _PLAIN)
+_REFUSED["do_sample"] = f"do_sample=False: {_PLAIN}"
 _REFUSED |= dict.fromkeys(("prompt_lookup_num_tokens", "use_mtp", "is_assistant",
                            "speculation_type", "assistant_early_exit",
                            "assistant_ensemble_weight", "assistant_model"),
