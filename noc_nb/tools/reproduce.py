@@ -77,14 +77,15 @@ def _selections(tables, rows):
     return list(dict.fromkeys((row, lambda0) for row, _, lambda0 in lines if lambda0))
 
 # %% ../../nbs/commands/139_reproduce.ipynb #d83d1f98
-_IN_ROWS = ("preset", "detections", "features", "rows", "training", "metrics", "seed", "part",
-            "variant", "set", "models")
+_IN_ROWS = ("preset", "detections", "features", "tables", "rows", "training", "metrics", "seed",
+            "part", "variant", "set", "models")
 
 def _command_line(options):
     "The command that makes the same rows again, without paths of one machine."
     shown = vars(options) | dict(set=" ".join(options.set or ()))
     if "/" in str(options.detections): shown["detections"] = "FILE"
     if options.features: shown["features"] = "STORE"
+    if options.tables == ",".join(_TABLES): shown["tables"] = None
     if options.part == "test": shown["part"] = None
     if options.models not in shipped(): shown["models"] = None
     if options.variant: shown["variant"] = f'"{options.variant}"'
