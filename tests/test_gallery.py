@@ -286,18 +286,18 @@ def test_the_command(world, tmp_path):
     assert (bad.returncode, bad.stderr.count("\n")) == (2, 1) and "expected --data or --images" in bad.stderr
 
 MEASURE = """
-import resource, sys
-from dataclasses import replace
+import sys
 from pathlib import Path
 import torch
 from noc_nb.pipeline import CaptionOptions
+from noc_nb.tools.command import peak_mb
 from noc_nb.tools.gallery import caption_files
 from noc_nb.tools.source import Job
 folder, n = Path(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 job = Job(folder/f"{n}.json", folder/"small", data=folder/n, options=CaptionOptions(max_objects=0, batch=100))
 caption_files(job, folder/f"{n}.jsonl", folder/f"{n}.html")
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss//1024)
+print(peak_mb())
 """
 
 def records(folder, n):
