@@ -49,8 +49,8 @@ def fingerprint(
 # %% ../nbs/09_runs.ipynb #a0d65f1a
 def stamp(
     path, # a file
-)->tuple: # size, times of content and of change in ns, inode: what no copy keeps
-    "What is another after each change of a file, also by `cp -p`."
+)->tuple: # size, time of the content and of the last change of anything in ns, inode
+    "Numbers that differ after every change of a file, which is not read. `OSError` for no file."
     about = os.stat(path)
     return about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino
 
