@@ -17,6 +17,7 @@ from ..metrics import METRICS
 from ..novelty import Protocol
 from ..runs import locked, whole_folder
 from .page import Part, as_markdown
+from .quality import LOW_IS_GOOD
 from .report import check_folder, evaluate_file, main_score, photos_by_id
 from .report import read_report, write_files
 from ..verdict import gap, holm, short_p, signed, verdict
@@ -75,14 +76,18 @@ def _differences(a, b, samples):
         sides = list(map(of, drawn))
         if any(np.isnan(x[:, 0]).any() for x in sides): continue
         rows[" ".join(place)] = gap(*sides)
-    for row, p in zip(rows.values(), holm([row["p"] for row in rows.values()])):
-        sure = row["interval"]
-        row |= dict(holm=p, verdict=verdict(sure, p=p), about=about)
+    for (name, row), p in zip(rows.items(), holm([row["p"] for row in rows.values()])):
+        row |= dict(holm=p, verdict=verdict(_gain(name, row["interval"]), p=p), about=about)
     return rows
 
-# %% ../../nbs/scores/124_compare.ipynb #968326af
-_LOW_IS_GOOD = "CHAIRi", "CHAIRs", "repeats two words", "repeats three words", "ends badly", "empty"
+_FEWER = {f"quality {name}" for name in LOW_IS_GOOD}
 
+def _gain(name, interval):
+    "The interval of what is better by a difference in a score."
+    low, high = interval
+    return [-high, -low] if name in _FEWER else [low, high]
+
+# %% ../../nbs/scores/124_compare.ipynb #968326af
 def _names(sides):
     "What two sides are called: by their folders where these have two names."
     def folder(path): return Path(path) if Path(path).is_dir() else Path(path).parent
@@ -118,10 +123,11 @@ def _table(rows, names):
 
 def _parts(rows, names, runs):
     "The comparison of two systems, for people; `runs` is how many there are of each."
-    text = (f"The claim of each line is that {names[1]} is higher. Verdicts are corrected for "
-            f"{len(rows)} tests (Holm): of comparisons of equal systems 5 % find anything.")
-    low = [m for m in _LOW_IS_GOOD if f"quality {m}" in rows]
-    if low: text += f" Low is good for {', '.join(low)}."
+    low = [name for name in LOW_IS_GOOD if f"quality {name}" in rows]
+    claim = f"The claim of each line is that {names[1]} is higher"
+    if low: claim += f"; for {', '.join(low)}, that it is lower"
+    text = (f"{claim}. Verdicts are corrected for {len(rows)} tests (Holm): of comparisons of "
+            "equal systems 5 % find anything.")
     legend = "Blue holds, orange does not, gray is undecided. A stroke is the 95 % interval."
     return [Part("", _chance(runs)), Part("Differences", legend, bars=_bars(rows)),
             Part("", text, _table(rows, names))]
