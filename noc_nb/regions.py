@@ -56,7 +56,7 @@ def _column(value, dims, kind):
 # %% ../nbs/04_regions.ipynb #82e9222a
 @dataclass(frozen=True, eq=False)
 class Regions:
-    "The regions of one image, best first. Raises `NocError` for other lengths or boxes."
+    "The regions of one image. Raises `NocError` for other lengths or boxes."
     boxes:Tensor            # (n,4) float32 x1 y1 x2 y2, relative to the image (0..1)
     labels:Tensor           # (n,) int64 category id
     scores:Tensor           # (n,) float32 the detector's score (0..1); 1 for ground truth
