@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NocError', 'require', 'check_range', 'foreign_file', 'room_for', 'whole_file', 'json_text', 'read_json', 'write_json',
            'setting', 'renamed', 'Config', 'override', 'read_options', 'find_data', 'set_seed', 'default_device',
-           'command_lines', 'say', 'progress', 'code_version', 'device_name', 'unpacked']
+           'command_lines', 'say', 'progress', 'code_version', 'unpacked']
 
 # %% ../nbs/00_core.ipynb #0f256860
 import gzip, io, json, math, os, platform, random, subprocess, sys
@@ -350,13 +350,6 @@ def code_version()->str:
             return head + ("+" if changes else "")
     except (OSError, subprocess.TimeoutExpired): pass
     return os.environ.get("NOC_COMMIT", f"version {noc_nb.__version__}")
-
-# %% ../nbs/00_core.ipynb #c1a50e06
-def device_name():
-    "The device that results were made on, in words."
-    device = default_device()
-    if device.type == "cuda": return torch.cuda.get_device_name()
-    return f"{device.type} ({os.cpu_count()} cores)"
 
 # %% ../nbs/00_core.ipynb #2b45296e
 _MUCH, _DENSE = 1 << 28, 100 # bytes; how many times its size a packed text may come to

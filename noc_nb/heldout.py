@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['MOST_CLASSES', 'COCO_CLASSES', 'PERSON', 'COCO_HELDOUT', 'normalize', 'says', 'ObjectClass', 'load_classes',
-           'save_classes', 'mentioned', 'people', 'meanings', 'HeldOut', 'words_of', 'removed_images', 'novel_images',
-           'read_heldout']
+           'save_classes', 'mentioned', 'people', 'meanings', 'HeldOut', 'words_of', 'removed_images', 'novel_images']
 
 # %% ../nbs/02_heldout.ipynb #a3be7ccf
 import re
@@ -148,10 +147,9 @@ class HeldOut:
     novel:dict   # object -> words that make an image novel
     f1:dict      # protocol -> object -> words of which a right caption holds one
 
-@patch
-def save(self:HeldOut, path):
-    "Write as JSON."
-    write_json(path, asdict(self), indent=1)
+    def save(self, path):
+        "Write as JSON."
+        write_json(path, asdict(self), indent=1)
 
 # %% ../nbs/02_heldout.ipynb #f9510cbf
 def _check_lists(lists, objects, where):
@@ -161,13 +159,9 @@ def _check_lists(lists, objects, where):
     return {name: _check_forms(lists[name], f"{where}: {name}") for name in objects}
 
 # %% ../nbs/02_heldout.ipynb #a9128212
-@patch(cls_method=True)
-def load(cls:HeldOut,
-    path,         # JSON: {"objects": {object: id}, "removal": {object: [words]}, "novel", "f1"}
-    classes=None, # class id -> `ObjectClass`: the objects must be among them
-)->HeldOut:       # the held-out objects; where "novel" or "f1" is missing, those of removal
-    "Read held-out objects. Raises `NocError` naming the file and the item."
-    content, keys = read_json(path), {f.name for f in fields(cls)}
+def _of_file(path, classes):
+    "Held-out objects of a JSON file. Raises `NocError` naming the file and the item."
+    content, keys = read_json(path), {f.name for f in fields(HeldOut)}
     whole = isinstance(content, dict) and {"objects", "removal"} <= {*content} <= keys
     require(whole, path, "objects, removal and perhaps novel, f1")
     objects, removal = content["objects"], content["removal"]
@@ -181,7 +175,18 @@ def load(cls:HeldOut,
     removal = checked(removal, "removal")
     novel = checked(content.get("novel", removal), "novel")
     f1 = {name: checked(lists, f"f1: {name}") for name, lists in f1.items()}
-    return cls(objects, removal, novel, f1)
+    return HeldOut(objects, removal, novel, f1)
+
+# %% ../nbs/02_heldout.ipynb #c5a7e011
+@patch(cls_method=True)
+def load(cls:HeldOut,
+    what,         # JSON: {"objects": {object: id}, "removal": {object: [words]}, "novel", "f1"};
+                  # or names of classes with commas between them: "zebra, bus"
+    classes=None, # class id -> `ObjectClass`: the objects must be among them
+)->HeldOut:       # where "novel" or "f1" is missing, the words of removal
+    "Read held-out objects. Raises `NocError` naming the file and the item, or an unknown name."
+    named = classes and not str(what).endswith((".json", ".json.gz"))
+    return _of_names(what, classes) if named else _of_file(what, classes)
 
 # %% ../nbs/02_heldout.ipynb #986b8e95
 COCO_HELDOUT = HeldOut.load(files("noc_nb")/"coco_heldout.json", COCO_CLASSES)
@@ -231,13 +236,9 @@ def novel_images(
     return _images_with(captions, heldout.novel, captions if ids is None else ids)
 
 # %% ../nbs/02_heldout.ipynb #51f52480
-def read_heldout(
-    what,         # a JSON file, or names with commas between them: "zebra, bus"
-    classes:dict, # class id -> `ObjectClass`
-)->HeldOut:       # of names: these classes, in all their word forms
-    "Held-out objects as an option gives them. `NocError` for an unknown name, and as `load`."
-    if str(what).endswith((".json", ".json.gz")): return HeldOut.load(what, classes)
-    names, ids = map(str.strip, str(what).split(",")), {c.name: i for i, c in classes.items()}
+def _of_names(text, classes):
+    "Classes in all their word forms as held-out objects. `NocError` for an unknown name."
+    names, ids = map(str.strip, str(text).split(",")), {c.name: i for i, c in classes.items()}
     objects, known = {}, f"one of {', '.join(ids)[:400]}"
     for name in filter(None, names):
         require(name in ids, f"held-out object {name!r}", known)

@@ -11,9 +11,18 @@ import json, os, sys, time
 from dataclasses import asdict
 from pathlib import Path
 
-from .core import (code_version, device_name, foreign_file, read_json, require, room_for,
+import torch
+
+from .core import (code_version, default_device, foreign_file, read_json, require, room_for,
                          whole_file, write_json)
 from .decode import Decoded
+
+# %% ../nbs/33_results.ipynb #c1a50e06
+def _device_name():
+    "The device that results were made on, in words."
+    device = default_device()
+    if device.type == "cuda": return torch.cuda.get_device_name()
+    return f"{device.type} ({os.cpu_count()} cores)"
 
 # %% ../nbs/33_results.ipynb #14820dcc
 LABELS = dict(
@@ -36,7 +45,7 @@ def new_row(
                 f"one of {', '.join(filter(None, names))}")
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return dict(schema=1, table=table, row=row, **values,
-                commit=code_version(), device=device_name(), time=now)
+                commit=code_version(), device=_device_name(), time=now)
 
 # %% ../nbs/33_results.ipynb #a44390bc
 def _json_line(row): return json.dumps(row, ensure_ascii=False) + "\n"

@@ -120,9 +120,10 @@ def cider_reward(
     cfg:ScstConfig=ScstConfig(), # what counts in the reward
 )->CiderReward:        # on token ids
     "CIDEr-D against the images' own references, prepared once."
-    extra = {}
-    def encoded(i): return [vocab.encode_open(tokens, extra) for tokens in data.tokens[i]]
-    refs = {i: encoded(i) for i in ids}
+    new = {}                           # word outside the vocabulary -> its id, behind the others
+    def number(word): return vocab.stoi.get(word) or new.setdefault(word, len(vocab) + len(new))
+    def numbers(i): return [[*map(number, tokens)] for tokens in data.tokens[i]]
+    refs = {i: numbers(i) for i in ids}
     return CiderReward(refs, EOS, cfg.eos_in_reward, cfg.df_unit)
 
 # %% ../nbs/43_scst.ipynb #9bffb311

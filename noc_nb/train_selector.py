@@ -9,7 +9,7 @@ __all__ = ['selector_scores', 'selected', 'val_weight', 'val_score', 'train_sele
 import torch
 
 from .core import set_seed
-from .data import CocoData, Loader, selector_examples
+from .data import CocoData, Loader, SelectorExamples
 from .heldout import COCO_HELDOUT
 from .novelty import domains, nonnovel_weight, selection_f1
 from .runs import called, contents, fingerprint
@@ -22,10 +22,10 @@ def selector_scores(
     model:RegionSelector, # in eval mode
     data:CocoData,        # regions
     ids,                  # image ids, or the name of a part
-    examples=None,        # `selector_examples` of these images, where they are made already
+    examples=None,        # `SelectorExamples` of these images, where they are made already
 )->dict:                  # image id -> (labels (n,), probabilities (n,)), best detection first
     "Selection probabilities of the best regions of every image, persons left out (Eq. 5)."
-    if examples is None: examples = selector_examples(data, ids, 0, model.cfg.max_regions)
+    if examples is None: examples = SelectorExamples(data, ids, 0, model.cfg.max_regions)
     scores, device = {}, next(model.parameters()).device
     for start in range(0, len(examples), 1000):
         b = examples.__getitems__([*range(start, min(start + 1000, len(examples)))])
@@ -66,7 +66,7 @@ def val_score(
 # %% ../nbs/41_train_selector.ipynb #2bd3f75e
 def _val_f1(data, cfg):
     ids, novel, weight = data.splits["val"], data.novel["val"], val_weight(data)
-    examples = selector_examples(data, ids, min_refs=0, max_regions=cfg.max_regions)
+    examples = SelectorExamples(data, ids, min_refs=0, max_regions=cfg.max_regions)
     def score(model):
         chosen = selected(selector_scores(model, data, ids, examples))
         f1 = selection_f1(chosen, data.captions, ids, novel, data.heldout, fp_weight=weight)
@@ -75,7 +75,7 @@ def _val_f1(data, cfg):
 
 # %% ../nbs/41_train_selector.ipynb #fdf2aa2f
 def _val_loss(data, cfg, loss):
-    batch = selector_examples(data, data.splits["val"], max_regions=cfg.max_regions).whole
+    batch = SelectorExamples(data, data.splits["val"], max_regions=cfg.max_regions).whole
     def score(model):
         b = batch.to(next(model.parameters()).device)
         with torch.no_grad(): return {"score": -_batch_loss(model, b, cfg, loss).item()}
@@ -93,7 +93,7 @@ def train_selector(
     folder,             # checkpoints and the best weights
     resume:bool=False,  # go on, or return at once if it is done
     loss=selector_loss, # a function like this one: another loss is handed in
-    examples=None,      # `SelectorExamples` to learn from; default: `selector_examples` of "train"
+    examples=None,      # `SelectorExamples` to learn from; default: those of "train"
 )->RegionSelector:      # in eval mode
     "Train a region selector (Section 2.1, Training)."
     about = dict(model=cfg.fixed("threshold"), inputs=contents(data), loss=called(loss))
@@ -104,7 +104,7 @@ def train_selector(
         return finished
     set_seed(train.seed)
     model = RegionSelector(cfg)
-    examples = examples or selector_examples(data, "train", max_regions=cfg.max_regions)
+    examples = examples or SelectorExamples(data, "train", max_regions=cfg.max_regions)
     def of_batch(model, batch): return _batch_loss(model, batch, cfg, loss), {}
     trainer = Trainer(model, of_batch, train, folder, cfg.d_model, "regions", about)
     judged = "F1 of the held-out objects" if any(data.novel["val"].values()) else "minus the loss"

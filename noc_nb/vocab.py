@@ -145,16 +145,6 @@ def decode(self:Vocab,
     if EOS in ids: ids = ids[:ids.index(EOS)]
     return " ".join(self.tokens[i] for i in ids if i not in (PAD, BOS))
 
-# %% ../nbs/03_vocab.ipynb #d7d7f6fb
-@patch
-def encode_open(self:Vocab,
-    tokens,     # what `tokenize` gave
-    extra:dict, # word -> number for words outside the vocabulary; grows
-)->list:        # numbers; never UNK
-    "The numbers of a list of tokens, unknown words keeping ids of their own from `len(vocab)` on."
-    def new(word): return extra.setdefault(word, len(self) + len(extra))
-    return [self.stoi[word] if word in self.stoi else new(word) for word in tokens]
-
 # %% ../nbs/03_vocab.ipynb #37885fa6
 @patch(cls_method=True)
 def build(cls:Vocab,

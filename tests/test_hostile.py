@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from noc_nb.core import NocError, read_json, write_json
-from noc_nb.regions import Regions
+from noc_nb.regions import Regions, table_of
 from noc_nb.results import append_row, read_rows
 from noc_nb.tools.formats import read_hdf5, read_npz, read_tsv
 from noc_nb.tools.gallery import caption_files
@@ -274,7 +274,6 @@ def test_a_nan_feature_costs_its_image_alone():
     from noc_nb.tools.gallery import _batch_lines
     from noc_nb.tools.source import _from_table
     from noc_nb.pipeline import CaptionOptions
-    from noc_nb.regions import table_of
     images = [Regions(BOXES, [18, 1], [.9, .8], torch.ones(2, 4), i, (640, 480)) for i in (7, 8, 9)]
     images[1].features[1, 2] = torch.nan
     class Pipeline:
@@ -408,7 +407,6 @@ def lines_altered(data, rng):
 def test_altered_lines_are_made_again(tmp_path, monkeypatch):
     import noc_nb.tools.gallery as gallery
     from noc_nb.pipeline import CaptionOptions, NovelCaptioner
-    from noc_nb.regions import table_of
     from noc_nb.tools.source import _from_table
     toy, rng = NovelCaptioner.from_pretrained("toy", device="cpu"), random.Random(0)
     source = _from_table(table_of(Regions(BOXES, [18, 2], [.9, .8], None, i, (640, 480)) for i in range(10)))
@@ -720,9 +718,9 @@ def test_regions_are_not_rounded():
             Regions(BOXES, [18, 1], [.9, .8], features, 7)
     for image_id in (None, "7", 7.5, 2**70):
         with pytest.raises(NocError, match="of which image"):
-            Regions(BOXES, [18, 1], [.9, .8], None, image_id).as_table()
+            table_of([Regions(BOXES, [18, 1], [.9, .8], None, image_id)])
     learnt = [torch.tensor(x, requires_grad=True) for x in (BOXES, [.9, .8], [[1.], [2.]])]
-    table = Regions(learnt[0], np.array([18., 1.]), learnt[1], learnt[2], 7).as_table()
+    table = table_of([Regions(learnt[0], np.array([18., 1.]), learnt[1], learnt[2], 7)])
     assert table.features.tolist() == [[1.], [2.]] and table.labels.tolist() == [18, 1]
 
 def test_numbers_of_a_file_are_no_lists(tmp_path):

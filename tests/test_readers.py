@@ -5,7 +5,7 @@ import pyarrow, pyarrow.parquet
 import pytest
 from noc_nb.core import write_json
 from noc_nb.cider import CiderD
-from noc_nb.data import CocoData, selector_examples
+from noc_nb.data import CocoData, SelectorExamples
 from noc_nb.decode import Decoded
 from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT
 from noc_nb.results import append_row, read_results, read_rows, write_results
@@ -100,7 +100,7 @@ def examples(folder, count):
     split = dict(train=list(table), val=[], test=[])
     def make():
         data = CocoData("own", folder, texts, table, split, {}, COCO_CLASSES, COCO_HELDOUT, {})
-        selector_examples(data, min_refs=1)
+        SelectorExamples(data, min_refs=1)
     return make
 
 def vocabulary(folder, count):

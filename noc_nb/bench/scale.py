@@ -22,7 +22,7 @@ from .training import BenchConfig, _batch, _captioner
 from .world import WorldSize, make_world
 from ..core import progress, require
 from ..data import CaptionExamples, ImageExamples, Loader, RegionFeatures
-from ..data import region_batches, selector_examples
+from ..data import SelectorExamples, region_batches
 from ..decode import decode, search
 from ..experiment import PRESETS
 from ..heldout import novel_images, removed_images
@@ -162,7 +162,7 @@ def _selector(bench):
     data, cfg, train = bench.data, bench.preset.selector, bench.preset.train_selector
     kept, model = len(data.splits["train"]), RegionSelector(cfg)
     with bench.lap("examples", kept):
-        examples = selector_examples(data, "train", max_regions=cfg.max_regions)
+        examples = SelectorExamples(data, "train", max_regions=cfg.max_regions)
     def loss(model, batch):
         logits = model(batch.geometry, batch.labels)
         return selector_loss(logits, batch.targets, batch.labels, cfg.lambda0, cfg.lambda1), {}
@@ -257,7 +257,7 @@ def _held(bench):
     "What a whole run holds while it trains: examples, words, vectors, a captioner, references."
     data, preset = bench.data, bench.preset
     ids = data.splits["train"]
-    with bench.lap("regions", len(ids)): examples = selector_examples(data)
+    with bench.lap("regions", len(ids)): examples = SelectorExamples(data)
     captioner = bench.captioner
     vocab, length = Vocab(captioner.tokens), preset.captioner.max_len
     with bench.lap("captions", 5*len(ids)):

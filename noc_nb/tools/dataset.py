@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from ..core import NocError, find_data, require
-from ..data import PARTS, CocoData, check_training
+from ..data import PARTS, CocoData
 from ..heldout import (COCO_CLASSES, COCO_HELDOUT, HeldOut, load_classes, novel_images,
-                            read_heldout, removed_images)
-from ..regions import join_regions, table_of
+                            removed_images)
+from ..regions import table_of
 from .readers import (WordVectors, ground_truth, read_captions, read_detections,
                                   read_split)
 
@@ -53,7 +53,7 @@ def load_captions(
 def _ground_truth(root, classes):
     files = data_files(root, "annotations", "instances_*2014.json*", "instances_*.json*")
     require(files, f"{root}: no annotations/instances_*.json", "ground-truth boxes")
-    table = join_regions(ground_truth(f) for f in files)
+    table = table_of(ground_truth(f) for f in files)
     strange = set(np.unique(table.labels).tolist()) - set(classes)
     where = f"{files[0]}: category {min(strange, default='')}"
     require(not strange, where, "a class of the data set")
@@ -126,7 +126,7 @@ def load_data(
     classes, heldout = _objects(root, split, classes, heldout)
     texts, sizes, counts = load_captions(root, captions)
     name, splits, where, counts["removed"] = _split_of(root, split, texts, heldout)
-    check_training(texts, splits["train"], heldout, where)
+    _check_training(texts, splits["train"], heldout, where)
     texts = {i: texts[i] for part in PARTS for i in splits[part]}
     regions = _load_regions(root, detections, list(texts), sizes, classes, min_score)
     novel = _novel(texts, splits, heldout, counts)
@@ -158,13 +158,22 @@ def _novel(captions, splits, heldout, counts):
         counts[f"unlisted_novel_{part}"] = len(union - listed)
     return novel
 
+# %% ../../nbs/files/102_dataset.ipynb #b7a10003
+def _check_training(captions, train, heldout, where):
+    "Raises `NocError` if a training caption has a held-out word: how many images, and the first."
+    images = removed_images({i: captions[i] for i in train}, heldout)
+    if not images: return
+    first = next(i for i in train if i in images)
+    raise NocError(f"{where}: train: image {first}: expected no caption with a held-out word, "
+                   f"found {' / '.join(captions[first])[:100]!r} (such images: {len(images):,})")
+
 # %% ../../nbs/files/102_dataset.ipynb #b4fd28fd
 def _objects(root, split, classes, heldout):
     "The classes and the held-out objects of a data set."
     require(root, "data: no folder", "a COCO root, by --data or the variable NOC_DATA")
     classes = value_or_file(classes, load_classes, root/"classes.json", COCO_CLASSES)
     usual = COCO_HELDOUT if classes is COCO_CLASSES and split else HeldOut({}, {}, {}, {})
-    def load(what): return read_heldout(what, classes)
+    def load(what): return HeldOut.load(what, classes)
     return classes, value_or_file(heldout, load, root/"heldout.json", usual)
 
 def _check_features(table, ids):

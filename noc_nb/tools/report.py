@@ -21,7 +21,7 @@ from ..core import NocError, check_range, code_version, find_data, foreign_file
 from ..core import json_text, read_json, require, whole_file, write_json
 from ..data import PARTS
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize
-from ..heldout import novel_images, read_heldout
+from ..heldout import novel_images
 from ..metrics import METRICS, CaptionScorer, image_points
 from ..novelty import Judged, Protocol, by_group, interval, judge
 from ..results import read_rows
@@ -246,7 +246,7 @@ def _objects(heldout, classes, root):
     "The classes and the held-out objects: given, or the data's, or COCO's."
     objects = value_or_file(classes, read_classes, root and root/"classes.json", COCO_CLASSES)
     usual = _beyond_coco(objects) or COCO_HELDOUT
-    def load(what): return read_heldout(what, objects)
+    def load(what): return HeldOut.load(what, objects)
     return objects, value_or_file(heldout, load, root and root/"heldout.json", usual)
 
 # %% ../../nbs/scores/122_report.ipynb #817b851d

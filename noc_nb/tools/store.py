@@ -15,7 +15,7 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..core import foreign_file, read_json, require, write_json
-from ..regions import RegionTable
+from ..regions import RegionTable, table_of
 from ..runs import file_sum, fingerprint, stamp, whole_folder
 from .readers import refuse
 
@@ -150,7 +150,7 @@ def write(cls:RegionStore,
     require(not folder.exists(), f"{folder}: exists", "the name of a new region store")
     with whole_folder(folder) as new, closing(_Writer(new, folder)) as writer:
         for part in [regions] if isinstance(regions, RegionTable) else regions:
-            writer.append(part if isinstance(part, RegionTable) else part.as_table())
+            writer.append(part if isinstance(part, RegionTable) else table_of([part]))
         for name, text in (notes or {}).items(): (new/name).write_bytes(text.encode())
         columns = {name: c.close() for name, c in writer.columns.items()}
         sums = {name: fingerprint(text) for name, text in (notes or {}).items()}
