@@ -13,11 +13,11 @@ from .tools.command import commands
 _BEGIN = """noc_nb {version}: novel object captioning, after "Learning to Select"
 
 To begin, with what the package brings:
-  noc_app                                  a page to try it on
-  noc_reproduce                            the method on a drawn world, with the paper's tables
+  noc_app                                        a page to try it on
+  noc_reproduce                                  the method on a drawn world, and the tables
 With files of yours:
-  noc_caption photos/ --html page.html     captions of photos; boxes of any detector will do as well
-  noc_eval --captions results.json         all scores of any system's captions
+  noc_caption photos/ --html page.html           captions of photos, or of any detector's boxes
+  noc_eval --captions own.json --data refs.json  all scores of any system's captions
 
 All commands; each has --help:
 {commands}"""

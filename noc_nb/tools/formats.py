@@ -6,7 +6,7 @@
 __all__ = ['write_items', 'write_detections', 'from_results', 'read_hdf5', 'read_tsv', 'read_npz']
 
 # %% ../../nbs/files/104_formats.ipynb #f9077091
-import base64, gzip, json, re
+import base64, gzip, json, re, zipfile
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -241,6 +241,7 @@ def read_tsv(
 # %% ../../nbs/files/104_formats.ipynb #91927c4b
 def _read_archive(path, size):
     "What an archive holds of features, boxes, size, labels and scores."
+    if not zipfile.is_zipfile(path): raise ValueError("no archive, or half of one")
     with np.load(path, allow_pickle=False) as archive:
         length = Path(path).stat().st_size
         def array(name):

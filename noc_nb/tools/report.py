@@ -293,7 +293,7 @@ class _Evaluated(Judged):
     "One system's captions, with what is kept of each: for its scores, and for its quality."
     captions:list = None      # (N,) what was scored
     refs:list = None          # (N,) its references
-    quality:np.ndarray = None # (N,13) as `quality_numbers` gives them
+    quality:np.ndarray = None # (N,15) as `quality_numbers` gives them
     left_out:dict = field(default_factory=dict) # score -> why it is missing
     learned:dict = field(default_factory=dict)  # score -> what its function is called
 

@@ -53,7 +53,7 @@ def _open_column(path, about):
     "A memory map of an array. Raises `NocError` if it is not what `meta.json` says."
     expected = f"{about['shape']} {about['dtype']}"
     with foreign_file(path, f"{expected}, by meta.json"):
-        column = np.load(path, mmap_mode="r", allow_pickle=False)
+        column = np.lib.format.open_memmap(path, mode="r")
     found = f"{[*column.shape]} {column.dtype.str}"
     require(found == expected, f"{path}: the store is torn: {found}", f"{expected}, by meta.json")
     return column
