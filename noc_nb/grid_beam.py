@@ -65,7 +65,8 @@ class SearchConfig(Config):
     length_penalty:float = setting(0., -10, 10) # 0: the plain sum of log-probabilities
     absorb:bool = False       # True: a constraint that the model writes of its own accord counts
     no_repeat:bool = False    # True: a finished constraint is not written again
-    mode:str = "grid"         # "grid" (the paper), "bank" (k in all), "cbs" (a beam for every set)
+    mode:str = "grid"         # "grid" (the paper), "bank" or "credit" (k in all), "cbs" (a beam for
+                              # every set)
     at_least:int = None       # constraints that must be in the caption; default: all
 
 # %% ../nbs/22_grid_beam.ipynb #3766e0ac
