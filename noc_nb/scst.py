@@ -178,8 +178,6 @@ def _oracle(constrained, *about):
     "The oracle's constraints and their prices, or none."
     return oracle_constraints(*about) if constrained else ({}, None)
 
-
-
 # %% ../nbs/43_scst.ipynb #dd268102
 _JUDGED = "CIDEr-D", "CIDEr-D with the oracle's constraints"
 
