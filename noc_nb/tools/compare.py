@@ -16,10 +16,9 @@ from ..core import NocError, check_range, find_data, require
 from ..metrics import METRICS
 from ..novelty import Protocol
 from ..runs import locked, whole_folder
-from .page import Part, as_markdown
+from .page import Part, as_markdown, check_folder, write_files
 from .quality import LOW_IS_GOOD
-from .report import check_folder, evaluate_file, main_score, photos_by_id
-from .report import read_report, write_files
+from .report import evaluate_file, photos_by_id, read_report
 from ..verdict import gap, holm, short_p, signed, verdict
 
 # %% ../../nbs/scores/124_compare.ipynb #1d854865
@@ -135,7 +134,7 @@ def _parts(rows, names, runs):
 # %% ../../nbs/scores/124_compare.ipynb #595c4ad7
 def _largest(a, b, names, photos, most=20):
     "The images in which two sides differ most, with the captions of their first runs."
-    title, points = main_score([*a, *b])
+    title, points = a[0].main_score(*a[1:], *b)
     if not title: return []
     delta = np.mean(points[len(a):], 0) - np.mean(points[:len(a)], 0)
     order = np.argsort(-np.abs(delta), kind="stable")[:most]
