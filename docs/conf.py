@@ -53,4 +53,16 @@ def describe(app, what, full_name, obj, options, lines):
               for key, about in found.items() if key not in ("self", "cls") and about["docment"]]
     if fields: lines += ["", *fields, ""]
 
-def setup(app): app.connect("autodoc-process-docstring", describe)
+def by_number(app, page, template, context, tree):
+    "At the foot of a chapter stand the chapters before and after it in the reading order, which is that of the numbers."
+    chapters = {int(m[1]): name for name in app.env.found_docs if (m := re.search(r"(?:^|/)(\d+)_\w+$", name))}
+    order = ["index", *map(chapters.get, sorted(chapters)), "index"]
+    if page not in order[1:-1]: return
+    at = order.index(page, 1)
+    for key, name in (("prev", order[at-1]), ("next", order[at+1])):
+        title = app.env.titles[name].astext()
+        context[key] = dict(link=app.builder.get_relative_uri(page, name), title=title)
+
+def setup(app):
+    app.connect("autodoc-process-docstring", describe)
+    app.connect("html-page-context", by_number)
