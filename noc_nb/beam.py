@@ -79,9 +79,8 @@ def pick(
 )->Tensor:        # (b,j,...)
     "Other places for every row."
     if x.dim() == 2: return x.gather(1, place)
-    b, s, *rest = x.shape
-    first = torch.arange(0, b*s, s, device=x.device)[:,None]
-    return x.flatten(0, 1).index_select(0, (first + place).flatten()).view(*place.shape, *rest)
+    place = place.view(*place.shape, *[1]*(x.dim() - 2))
+    return x.gather(1, place.expand(-1, -1, *x.shape[2:]))
 
 # %% ../nbs/20_beam.ipynb #1d5cca0a
 def _whole(scores):
@@ -140,9 +139,9 @@ def check_best(
     t:int,         # tokens so far, for messages
 ):
     "Raises `NocError` where the best score of a row is NaN or +inf."
-    bad = ~(best < torch.inf)                                           # true of NaN as well
-    if not bad.any(): return
-    row = int(bad.nonzero()[0])
+    good = best < torch.inf                                             # not true of NaN
+    if good.all(): return
+    row = int((~good).nonzero()[0])
     image = int(images[row*len(images) // len(best)])
     defect = "NaN" if best[row].isnan() else "+inf"
     require(False, f"image {image}, step {t}: the model's scores hold {defect}",
@@ -158,9 +157,9 @@ def check_scores(
     dense = isinstance(scores, Tensor) and scores.layout == torch.strided and not scores.is_nested
     require(dense, f"step: scores are a {type(scores).__name__}", "a dense tensor")
     fits = scores.dim() == 2 and len(scores) == n and scores.dtype in _FLOATS
-    require(fits, f"step: scores of shape {tuple(scores.shape)}, {scores.dtype}",
+    if fits: return scores.shape[1]
+    require(False, f"step: scores of shape {tuple(scores.shape)}, {scores.dtype}",
             f"({n}, words), floating point of 16 bits or more")
-    return scores.shape[1]
 
 # %% ../nbs/20_beam.ipynb #b1d20a03
 def next_words(
@@ -175,12 +174,15 @@ def next_words(
     if scores.dtype in (torch.float16, torch.bfloat16): scores = scores.float()
     best, words = top_words(scores, k + special.shape[1] + forbidden.shape[-1]) # less these
     check(best[:,0])
-    barred = forbidden.expand(len(special), -1)
-    out = (words[...,None] == torch.cat([special, barred], 1)[:,None]).any(-1)
+    known, barred = special, special < 0
+    if forbidden.shape[-1]:
+        rows = forbidden.expand(len(special), -1)
+        known = torch.cat([special, rows], 1)
+        barred = barred | (special[...,None] == rows[:,None]).any(-1)
+    wanted = scores.gather(1, special.clamp(min=0)).masked_fill(barred, -torch.inf)
+    out = (words[...,None] == known[:,None]).any(-1)
     place = out.byte().argsort(dim=1, stable=True)[:,:k]
     best = best.masked_fill(out, -torch.inf).gather(1, place)
-    out = (special[...,None] == barred[:,None]).any(-1) | (special < 0)
-    wanted = scores.gather(1, special.clamp(min=0)).masked_fill(out, -torch.inf)
     if normalize:
         norm = scores.logsumexp(1, keepdim=True)
         norm = norm.masked_fill(norm == -torch.inf, 0)                  # a row of -inf stays one

@@ -11,7 +11,7 @@ import math, operator
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from numbers import Integral, Real
 
 import torch
@@ -181,6 +181,9 @@ class Groups(Table):
         return torch.arange(self.price.shape[1], device=self.price.device)
 
     @cached_property
+    def musts_alone(self)->Tensor: return self.need == self.top # (b,) True: no group is a candidate
+
+    @cached_property
     def size(self)->Tensor: return (self.spell >= 0).sum(2) # (b,a) tokens of an alternative
 
     @cached_property
@@ -263,10 +266,18 @@ def _each(x, done):
     "A number an image (b,), in the shape of bit masks (b,...)."
     return x.view(-1, *[1]*(done.dim() - 1))
 
+def _count(done, bits): return (done[...,None] >> bits & 1).sum(-1)
+
+@cache
+def _counts(n, device):
+    "(2^n,) how many bits every number has."
+    return _count(torch.arange(2**n, device=device), torch.arange(n, device=device))
+
 @patch
 def finished(self:Groups, done:Tensor)->Tensor:
     "How many groups are finished, by bit masks of any shape (b,...)."
-    return (done[...,None] >> self.bits & 1).sum(-1)
+    n = len(self.bits)
+    return _counts(n, done.device).take(done) if n <= 12 else _count(done, self.bits)
 
 @patch
 def row(self:Groups, done:Tensor)->Tensor:

@@ -55,9 +55,9 @@ class Grid:
     def most(self, search)->int:
         "How many hypotheses of an image may go on; None: all."
 
-    def turns(self, search, groups:Groups, cells, places)->Tensor:
-        "(b,m) a part's places in the order in which they may go on, if not all may."
-        return places.view(-1, search.cfg.k).flip(0).T.flatten().expand(len(cells.word), -1)
+    def turns(self, search, groups:Groups, cells, turns:Tensor)->Tensor:
+        "(b,m) a part's places as they may go on, if not all may; `turns` (m,): the rows take turns."
+        return turns.expand(len(cells.word), -1)
 
 MODES = dict(grid=Grid) # the kinds of search by name
 
@@ -109,6 +109,8 @@ def _lay_out(self:Search):
     self.sizes = [len(level)*size for level in levels]                  # places of the parts
     self.level = torch.cat(levels).repeat_interleave(size)              # (s,) row of a place
     self.place = torch.arange(len(self.level), device=self.level.device)
+    parts = self.place.split(self.sizes)                                # the highest row first
+    self.turns = [places.view(-1, self.cfg.k).flip(0).T.flatten() for places in parts]
 
 # %% ../nbs/24_search.ipynb #5eed2405
 @patch
@@ -118,10 +120,23 @@ def _work_on(self:Search, groups:Groups):
     self.parts = [groups, replace(groups, top=groups.need)] if self.priced else [groups]
     self.special = F.pad(groups.words, (0, 1), value=self.eos)[:,None]  # (b,1,c+1)
     self.bit = (1 << groups.group)[:,None]                              # (b,1,a)
-    self.name = torch.arange(groups.group.shape[1], device=groups.bits.device)*self.long
     ends = groups.tokens[:,:,-1:] == groups.words[:,None]               # (b,a,c)
     members = groups.group[...,None] == groups.bits                     # (b,a,n)
     self.ends = (ends[...,None] & members[:,:,None]).flatten(2).float() # (b,a,c*n)
+    self._read_phrases()
+
+# %% ../nbs/24_search.ipynb #5eed2406
+@patch
+def _read_phrases(self:Search):
+    "Tables (b,a*l) that know what comes next, by `phrase`: with as many tokens of an alternative."
+    q, written = self.groups, torch.arange(self.long, device=self.groups.spell.device)
+    nth = self.long - q.size[...,None] + written                        # (b,a,l)
+    place = q.spell.gather(2, nth.clamp(max=self.long - 1)).clamp(min=0)
+    bit = self.bit.transpose(1, 2).expand_as(place)                     # of the group
+    full = bit.where(written == q.size[...,None] - 1, 0)                # the same, if it is then finished
+    word = q.words[:,None].expand(-1, place.shape[1], -1).gather(2, place)
+    self.phrases = [x.flatten(1) for x in (place, word, bit, full)]
+    self.fresh = self.long*torch.arange(place.shape[1], device=place.device)  # (a,) nothing written
 
 # %% ../nbs/24_search.ipynb #5eed2403
 @patch
@@ -139,7 +154,7 @@ def _begin(self:Search):
     trail = zero.new_zeros(b, s, T, 3)
     trail[...,0] = -1
     self.cells = self.out = Cells(score, score, zero - 1, zero, zero, zero, zero, trail)
-    self.t, self.images = 0, torch.arange(b, device=device)
+    self.t, self.some_ended, self.images = 0, False, torch.arange(b, device=device)
     self.line = zero + self.images[:,None]                              # (b,s) see `_look`
     self.going, self.stuck = self._open(self.cells), torch.zeros_like(self.images).bool()
 
@@ -147,19 +162,19 @@ def _begin(self:Search):
 @patch
 def _advance(self:Search, special, best, words)->Cells:
     "Continue every active hypothesis by a token, given what `next_words` returned."
-    parent, (b, a) = self.cells.at(self.slot), self.asked.shape
+    parent = self.cells.at(self.slot)
     parent.score = parent.score.masked_fill(~self.active, -torch.inf)
-    answer = [x.view(b, a, -1) for x in (special, best, words)]
-    if self.twins: answer = [pick(x, self.source) for x in answer]
-    pool = self._ended().join(self._expansions(parent, *answer))        # (b,m)
+    answer = (x[self.row] for x in (special, best, words))              # (b,g,...)
+    pool = self._expansions(parent, *answer)                            # (b,m)
+    if self.some_ended: pool = self._ended().join(pool)
     ways = [(pool, self._objective(pool, self.groups))]
     if self.priced: ways.append(self._without_candidates(pool))
     parts = zip(ways, self.parts, self.sizes)
     chosen = torch.cat([self._chosen(*way, part, size) for way, part, size in parts], 1)  # (b,s)
     empty = chosen == pool.word.shape[1]
     new = pool.at(chosen.masked_fill(empty, 0))
-    return self._filled(replace(new, score=new.score.masked_fill(empty, -torch.inf),
-                                word=new.word.masked_fill(empty, -1)))
+    new.score, new.word = new.score.masked_fill(empty, -torch.inf), new.word.masked_fill(empty, -1)
+    return self._filled(new)
 
 @patch
 def _filled(self:Search, new:Beams)->Cells:
@@ -202,7 +217,8 @@ def _ends_with(tokens, texts):
     back, texts = texts.shape[2], texts[:,None]
     if not back: return texts.new_ones(texts.shape[:-1], dtype=torch.bool)
     recent = tokens[:,:,-back:]
-    recent = F.pad(recent, (back - recent.shape[2], 0), value=-2)
+    missing = back - recent.shape[2]
+    if missing: recent = F.pad(recent, (missing, 0), value=-2)
     return ((recent[:,:,None] == texts) | (texts < 0)).all(-1)
 
 @patch
@@ -215,7 +231,7 @@ def _gains(self:Search, begun)->Tensor:
     "(b,g,c) the groups that each constraint word finishes, as bits."
     q = self.groups
     gain = begun.float() @ self.ends > 0                                   # (b,g,c*n)
-    return (gain.view(*begun.shape[:2], -1, len(q.bits)).long() << q.bits).sum(-1)
+    return (gain.view(*begun.shape[:2], -1, len(q.bits))*(1 << q.bits)).sum(-1)
 
 # %% ../nbs/24_search.ipynb #b1d22a10
 @patch
@@ -242,24 +258,26 @@ def _expansions(self:Search, parent:Cells, special, best, words)->Beams:
 # %% ../nbs/24_search.ipynb #e14d54c8
 @patch
 def _forced(self:Search, parent:Cells, gain, own)->tuple:
-    "`add_constr`, for every alternative (b,g,a): log-probabilities, tokens, `done`, `phrase`."
-    q, bit, written = self.groups, self.bit, parent.phrase % self.long
-    size, done = q.size[:,None], parent.done[...,None]
-    inside = (written > 0)[...,None] & ((parent.phrase - written)[...,None] == self.name)
-    begin = (written == 0) & ~q.at_top(parent.done)
-    new = (size > self.absorb) & (done & bit == 0) & begin[...,None]
-    if self.ordered: new &= (self._in_turn(parent.done)[...,None] & bit) != 0
-    if self.priced: new &= ~self._beside(self.slot)[...,None] | (q.must[:,None,None] & bit > 0)
-    written = torch.where(inside, written[...,None], 0)                 # (b,g,a)
-    place = (self.long - size + written).clamp(max=self.long - 1)[...,None]
-    spell = q.spell[:,None].expand(*written.shape, -1).gather(3, place)[...,0].clamp(min=0)
-    full = written + 1 == size
-    done = done | torch.where(full, bit, 0)
-    if self.absorb: done = done | gain.expand_as(own).gather(2, spell)
-    on = ~full & (done & bit == 0) & ~q.at_top(done)                    # the phrase goes on
-    log_prob = own.gather(2, spell).masked_fill(~(inside | new), -torch.inf)
-    word = q.words[:,None].expand_as(own).gather(2, spell)
-    return log_prob, word, done, torch.where(on, self.name + written + 1, 0)
+    "`add_constr`: log-probabilities, tokens, `done`, `phrase` (b,g,a+1); last, phrases go on."
+    phrase = parent.phrase[...,None]
+    at = torch.cat([self.fresh.expand(*phrase.shape[:2], -1), phrase], 2)
+    place, word, bit, full = (x.gather(1, at.flatten(1)).view_as(at) for x in self.phrases)
+    may = torch.cat([self._may_begin(parent), phrase > 0], 2)
+    log_prob = own.gather(2, place).masked_fill(~may, -torch.inf)
+    done = parent.done[...,None] | full
+    if self.absorb: done = done | gain.gather(2, place)
+    on = (done & bit == 0) & ~self.groups.at_top(done)                  # the phrase goes on
+    return log_prob, word, done, (at + 1).masked_fill(~on, 0)
+
+@patch
+def _may_begin(self:Search, parent:Cells)->Tensor:
+    "(b,g,a) True where an alternative may be begun by force."
+    q, done = self.groups, parent.done[...,None]
+    outside = (parent.phrase == 0) & ~q.at_top(parent.done)
+    may = (done & self.bit == 0) & outside[...,None] & (q.size > self.absorb)[:,None]
+    if self.ordered: may &= (self._in_turn(parent.done)[...,None] & self.bit) != 0
+    if self.priced: may &= ~self._beside(self.slot)[...,None] | (q.must[:,None,None] & self.bit > 0)
+    return may
 
 # %% ../nbs/24_search.ipynb #b1d22a01
 _random = Random(0)
@@ -289,9 +307,8 @@ def _behind(order, last):
     return order.gather(1, last.gather(1, order).byte().argsort(dim=1, stable=True))
 
 def _duplicates(key, real):
-    "(b,m) True where a real entry before has the same key. `key`, `real`: (b,m)."
-    unlike = torch.arange(key.shape[1], device=key.device) + -2**63     # keys of no real entry
-    key, order = torch.where(real, key, unlike).sort(dim=1, stable=True)
+    "(b,m) True where a real entry before has the same key, if this is real. `key`, `real`: (b,m)."
+    key, order = key.masked_fill(~real, -2**63).sort(dim=1, stable=True)
     copy = F.pad(key[:,1:] == key[:,:-1], (1, 0))
     return torch.zeros_like(real).scatter(1, order, copy)
 
@@ -317,8 +334,9 @@ def _choose(
 @patch
 def _identity(self:Search, pool:Beams, groups:Groups)->Tensor:
     "(b,m) equal for expansions that are the same; in the top row, only the tokens count."
-    same = groups.at_top(pool.done) & (not self.cfg.no_repeat) | (pool.word == self.eos)
-    same &= (groups.top == groups.need)[:,None] | self.absorb          # prices of what was forced
+    same = pool.word == self.eos
+    if not self.cfg.no_repeat: same = same | groups.at_top(pool.done)
+    if not self.absorb: same = same & groups.musts_alone[:,None]        # prices of what was forced
     memory = pool.done*_SALTS[-1] + (pool.phrase + 1)*_SALTS[-2]
     return pool.code + memory.masked_fill(same, 0)
 
@@ -400,6 +418,7 @@ def _everything(self:Search)->Cells:
 def _settle(self:Search, cells:Cells):
     "Take the new cells, and put away the images that are done. What is stuck keeps what it had."
     self.going = self._open(cells)
+    self.some_ended = bool((cells.word == self.eos).any())
     going = self.going.any(1)
     if not going.all():
         stuck = (cells.score == -torch.inf).all(1)
@@ -424,17 +443,18 @@ def _front(chosen):
 @patch
 def _look(self:Search)->Tensor:
     "Choose what the model is asked about, active hypotheses with different texts; (b,a) rows."
-    code = self.cells.code
     self.slot, self.active = _front(self.going)                         # (b,g) their places
-    if self.twins:
-        self.asked, _ = _front(self.going & ~_duplicates(code, self.going))             # (b,a)
-        same = code.gather(1, self.slot)[...,None] == code.gather(1, self.asked)[:,None]
-        self.source = same.byte().argmax(2)                             # (b,g) whose answer counts
-    else: self.asked, self.source = self.slot, self.place[:self.slot.shape[1]]*self.active
+    self.asked, self.source = self.slot, self.place[:self.slot.shape[1]]*self.active
+    if self.twins:                                                      # (b,g) whose answer counts
+        code = self.cells.code.gather(1, self.slot)
+        first = (code[...,None] == code[:,None]).byte().argmax(2)       # (b,g) with the same text
+        alone = first == self.place[:first.shape[1]]
+        self.asked = self.slot.gather(1, _front(alone)[0])              # (b,a)
+        self.source = (alone.cumsum(1) - 1).gather(1, first)
     b, a = self.asked.shape
+    self.row = torch.arange(0, b*a, a, device=self.slot.device)[:,None] + self.source # (b,g)
     rows = self.line.gather(1, self.cells.parent.gather(1, self.asked)) # of the model's memory
-    first = torch.arange(0, b*a, a, device=rows.device)[:,None]
-    self.line = torch.zeros_like(code).scatter(1, self.slot, first + self.source)
+    self.line = torch.zeros_like(self.line).scatter(1, self.slot, self.row)
     return rows
 
 # %% ../nbs/24_search.ipynb #86632492
@@ -475,9 +495,8 @@ class Bank(Grid):
 
     def row(self, search, groups:Groups, beams:Beams)->Tensor:
         "(b,m) the row that each hypothesis goes to. Without constraints there is only row 0."
-        own = (groups.top > 0) & (groups.need == groups.top)
-        above = (beams.word == search.eos) & own[:,None]
-        return torch.where(above, groups.top.max() + 1, super().row(search, groups, beams))
+        own = (groups.top > 0) & groups.musts_alone
+        return super().row(search, groups, beams) + ((beams.word == search.eos) & own[:,None])
 
     def most(self, search)->int:
         "How many hypotheses of a part may go on."
@@ -491,9 +510,9 @@ def _crowded(self:Search, cells:Cells)->Tensor:
     "(b,s) True for what goes beyond `most`: the rows take turns, the highest first."
     going, short, most = self._open(cells), self._short(cells, self.t), self.mode.most(self)
     crowded = []
-    for part, places in zip(self.parts, self.place.split(self.sizes)):
-        turns = _behind(self.mode.turns(self, part, cells, places), short)
-        limit = torch.where(part.top > part.need, max(1, most // 2), most) # candidates: half a beam
+    for part, turns in zip(self.parts, self.turns):
+        turns = _behind(self.mode.turns(self, part, cells, turns), short)
+        limit = torch.where(part.musts_alone, most, max(1, most // 2))  # candidates: half a beam
         beyond = going.gather(1, turns).cumsum(1) > limit[:,None]
         crowded.append(torch.zeros_like(going).scatter(1, turns, beyond))
     return (torch.stack(crowded).any(0) if self.priced else crowded[0]) & going
@@ -503,9 +522,9 @@ class Credit(Bank):
     "A bank whose places, all but one, go to the best by score and credit for finished groups."
     nats = 1.5 # for a group
 
-    def turns(self, search, groups:Groups, cells:Cells, places)->Tensor:
-        "(b,m) a part's places in the order in which they may go on."
-        turns = super().turns(search, groups, cells, places)
+    def turns(self, search, groups:Groups, cells:Cells, turns:Tensor)->Tensor:
+        "(b,m) a part's places as they may go on."
+        turns = super().turns(search, groups, cells, turns)
         if search.priced: return turns                                  # prices are a credit
         going = search._open(cells).gather(1, turns)
         finished = groups.finished(cells.done) + (cells.phrase % search.long > 0)

@@ -48,7 +48,8 @@ class _Rows:
         self.input = torch.arange(len(prompts), device=device) // self.k # (N,) whose row it is
         self.said = prompts.new_zeros(len(prompts), 0)                   # (N,t) the new text
         self.total = torch.zeros(len(prompts), device=device)            # (N,) its log-probability
-        self.musts = torch.tensor([math.inf in row for row in prices], device=device)
+        musts = [math.inf in row for row in prices]
+        self.musts, self.all_musts = torch.tensor(musts, device=device), all(musts)
         self.steps, self.marked, self.late = [], None, False
         self.next = self.keep(model._prefill(prompts, config, kwargs))[::self.k]
         self.show()
@@ -65,8 +66,8 @@ def number(self:_Rows):
     self.begin = self.v + self.groups.extra
     self.end = self.begin + 1
     spellings = {ids for groups in self.groups.lists for group in groups for ids in group}
-    self.pieces = sorted({t for ids in spellings for t in ids})
-    self.possible = torch.zeros(len(self.pieces), dtype=torch.bool, device=self.next.device)
+    pieces = sorted({t for ids in spellings for t in ids})
+    self.never = self.input.new_tensor(pieces)                           # not allowed up to now
 
 # %% ../../nbs/models/116_generate.ipynb #1abc4548
 @patch
@@ -104,17 +105,21 @@ def _rows_of(x, source, n, dim=0):
     if type(x) in (list, tuple): return type(x)(_rows_of(part, source, n) for part in x)
     return x
 
+@cache
+def _memory_names():
+    from transformers.generation.utils import ALL_CACHE_NAMES
+    return ALL_CACHE_NAMES
+
 @patch
 def take(self:_Rows, source):
     "Go on with rows `source` (N,)."
-    from transformers.generation.utils import ALL_CACHE_NAMES
     old = self.input
     self.input, self.ids, self.said, self.total = (
-        x[source] for x in (old, self.ids, self.said, self.total))
+        x.index_select(0, source) for x in (old, self.ids, self.said, self.total))
     self.move_cache(source)
     if torch.equal(self.input, old): return
     for name, x in self.kwargs.items():
-        if name in ALL_CACHE_NAMES: continue
+        if name in _memory_names(): continue
         dim = -2 if name.endswith("position_ids") else 0                 # some have several
         self.kwargs[name] = _rows_of(x, source, len(old), dim)
     self.show()
@@ -122,15 +127,15 @@ def take(self:_Rows, source):
 @patch
 def move_cache(self:_Rows, source):
     "Raises `NocError` for a memory that cannot be put in another order."
-    from transformers.generation.utils import ALL_CACHE_NAMES
-    names = [name for name in ALL_CACHE_NAMES if self.kwargs.get(name) is not None]
-    if not names: return
-    memory, kind = self.kwargs[names[0]], type(self.model).__name__
-    if hasattr(self.model, "_reorder_cache"):
-        self.kwargs[names[0]] = self.model._reorder_cache(memory, source)
+    name = next((name for name in _memory_names() if self.kwargs.get(name) is not None), None)
+    if name is None: return
+    memory, own = self.kwargs[name], getattr(self.model, "_reorder_cache", None)
+    if own:
+        self.kwargs[name] = own(memory, source)
         return
-    require(hasattr(memory, "reorder_cache"), f"{kind}: its memory, a {type(memory).__name__}",
-            "one that can be reordered, as beam search needs it")
+    if not hasattr(memory, "reorder_cache"):
+        require(False, f"{type(self.model).__name__}: its memory, a {type(memory).__name__}",
+                "one that can be reordered, as beam search needs it")
     memory.reorder_cache(source)
     for n, state in enumerate(getattr(memory, "linear_cache", ())):      # MiniMax forgets its own
         if isinstance(state, Tensor): memory.linear_cache[n] = state[source]
@@ -144,32 +149,39 @@ def show(self:_Rows):
     nth = torch.arange(n, device=device) - first[self.input]             # row of its input
     some = first.clamp(max=n - 1).repeat_interleave(k)
     self.shown = some.repeat(int(nth.max()) // k + 1, 1)                 # (turns,b*k)
-    self.place = nth // k, self.input*k + nth % k
-    self.shown[self.place] = torch.arange(n, device=device)
+    self.place = nth // k*len(some) + self.input*k + nth % k
+    self.shown.view(-1)[self.place] = torch.arange(n, device=device)
 
 @patch
 def processed(self:_Rows, log_probs)->Tensor: # (N,v)
     "What the logits processors make of them."
     if not self.processors: return log_probs
-    turns = [self.processors(self.ids[rows], log_probs[rows]) for rows in self.shown]
-    return torch.stack(turns)[self.place]
+    turns = []
+    for rows in self.shown:
+        ids, scores = (x.index_select(0, rows) for x in (self.ids, log_probs))
+        for processor in self.processors: scores = processor(ids, scores)
+        turns.append(scores)
+    return torch.cat(turns).index_select(0, self.place)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c05
 @patch
+@torch.inference_mode(False)
 def step(self:_Rows, tokens, source):
     "One token more: log-probabilities (N,v+extra+2), begin and end last."
-    nothing = self.total.new_full((len(tokens), self.end + 1), -torch.inf)
+    torch.set_grad_enabled(False)                                        # until the end of the step
+    def nothing(): return self.total.new_full((len(tokens), self.end + 1), -torch.inf)
     if self.marked is None:
-        self.marked = nothing
+        self.marked = nothing()
         self.marked[:,self.begin] = 0.
         return self.marked, None
     log_probs, self.next = self.next, None
     if log_probs is None: self.write(tokens, source)
     if self.said.shape[1] == self.room:                                  # nothing more to read
-        self.marked = nothing
+        self.marked = nothing()
         return self.close(None, source, torch.ones_like(tokens, dtype=torch.bool)), None
     log_probs = self.processed(self.read() if log_probs is None else log_probs)
-    self.possible |= (log_probs[:,self.pieces] > -torch.inf).any(0)
+    if len(self.never):
+        self.never = self.never[(log_probs[:,self.never] == -torch.inf).all(0)]
     self.marked = F.pad(log_probs, (0, self.groups.extra + 2), value=-torch.inf)
     full = self.said.shape[1] + 1 == self.room
     self.groups.mark(self.marked, self.said, self.input, full)
@@ -177,9 +189,9 @@ def step(self:_Rows, tokens, source):
 
 @patch
 def stopped(self:_Rows)->Tensor: # (N,)
-    "True where a stopping criterion ends the text."
+    "True where a stopping criterion ends the text; None without criteria."
+    if not self.criteria or not self.said.shape[1]: return None
     stop = torch.zeros_like(self.input, dtype=torch.bool)
-    if not self.said.shape[1]: return stop
     for criterion in self.criteria:
         now = criterion(self.ids, None)
         if type(criterion).__name__ == "MaxTimeCriteria": self.late |= bool(now.any())
@@ -191,20 +203,21 @@ def stopped(self:_Rows)->Tensor: # (N,)
 def close(self:_Rows, log_probs, source, stopped):
     "Keep what this step looked at, and give the end its column."
     total, t = self.total, self.said.shape[1]
-    end, which = torch.full_like(total, -torch.inf), torch.full_like(self.input, -1)
-    if len(self.ends):
-        end, best = self.marked[:,self.ends].max(1)
-        end = end.masked_fill(~self.may_end(end), -torch.inf)
+    if not len(self.ends):
+        end, which = torch.full_like(total, -torch.inf), torch.full_like(self.input, -1)
+    else:
+        end, best = self.marked.index_select(1, self.ends).max(1)
+        if not self.all_musts: end = end.masked_fill(~self.may_end(end), -torch.inf)
         which = self.ends[best]
-    self.marked[:,self.ends] = -torch.inf
-    if stopped.any():
+    self.marked.index_fill_(1, self.ends, -torch.inf)
+    tokens = t + 1
+    if stopped is not None and stopped.any():
         self.marked[stopped] = -torch.inf
         cut = self.groups.cut(self.said, self.input)                     # the same text has a twin
         end = torch.where(stopped, torch.where(cut, -torch.inf, 0.), end)
-        which = which.masked_fill(stopped, -1)
+        which, tokens = which.masked_fill(stopped, -1), torch.where(stopped, max(t, 1), tokens)
     kept = log_probs if self.config.output_scores else None
     self.steps.append(_Step(self.input, self.said, source, total, which, end, kept))
-    tokens = torch.where(stopped, max(t, 1), t + 1)
     self.marked[:,self.end] = (end + total)*((t + 2)/tokens)**self.config.length_penalty - total
     return self.marked
 
@@ -219,9 +232,7 @@ def best_next(self:_Rows)->Tensor: # (N,k)
 @patch
 def may_end(self:_Rows, end):
     "(N,) True where the library would take an end, and for inputs with musts."
-    may = self.musts[self.input]
-    if may.all(): return may
-    may, total = may.view(len(self.finder.asked), -1), self.total.view(len(self.finder.asked), -1)
+    may, total = (x.view(len(self.finder.asked), -1) for x in (self.musts[self.input], self.total))
     best = self.best_next().view(*total.shape, -1)                       # (b,a,k)
     scale = (self.said.shape[1] + 1)**self.config.length_penalty
     for worth in self.finder.standing():                                 # (b,a)
@@ -441,15 +452,15 @@ def search(self:_Rows, **settings):
         max_len=self.room + 2, absorb=True, length_penalty=config.length_penalty,
         prices=prices, least=least, **settings)
     def reorder(_, index): return index.flatten()
-    return self.finder.run(self.step, None, 0, reorder, pad=self.end)
+    with torch.inference_mode():                                         # but for the model
+        return self.finder.run(self.step, None, 0, reorder, pad=self.end)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11604
 @patch
 def barred(self:_Rows, ids:tuple)->bool:
     "Whether a spelling could not come: a piece of it was never allowed, or `bad_words_ids` has it."
-    never = {t for t, possible in zip(self.pieces, self.possible.tolist()) if not possible}
     bad = map(tuple, self.config.bad_words_ids or ())
-    return not never.isdisjoint(ids) or any(_holds(ids, part) for part in bad)
+    return not set(self.never.tolist()).isdisjoint(ids) or any(_holds(ids, part) for part in bad)
 
 def _warn(rows, found, wishes):
     "Warn of inputs whose best text misses words, and say why if it is known."
