@@ -102,8 +102,9 @@ def names(tok, prompt, ids, word):
     for way in written(tok, word):
         for start in range(len(ids) - len(way) + 1):
             if tuple(ids[start:start+len(way)]) != way: continue
-            head = decode(prompt + ids[:start+len(way)])
-            if any(decode([piece]) in ("", "\ufffd") for piece in ids[start+len(way):][:1] if piece > 3): continue
+            end = start + len(way)
+            head, follows = decode(prompt + ids[:end]), decode(prompt + ids[:end+1])
+            if any(piece > 3 for piece in ids[end:end+1]) and follows[len(head):] in ("", "\ufffd"): continue
             ends = re.search(rf"(?<![\w\ufffd]){word}$", head, re.I)
             if ends and whole.startswith(head) and not re.match(r"\w|\ufffd", whole[len(head):]):
                 return True
