@@ -394,3 +394,34 @@ def test_words_in_order(mode):
     assert all(spans[0] < spans[1] and 2 in spans for spans in found.spans)       # a candidate has no place
     with pytest.raises(NocError, match="ordered: expected all musts"):
         ours(model, inputs, words=["zebra", "bus"], at_least=1, **settings)
+
+class Keeps(transformers.GPT2LMHeadModel):
+    "A model that keeps what a pass made: a product, and a view of what it was given."
+    def forward(self, input_ids, **kwargs):
+        self.scale, self.seen = torch.full((1,), .5)*len(input_ids), input_ids[-1:]
+        out = super().forward(input_ids, **kwargs)
+        out.logits = out.logits*self.scale
+        return out
+
+@pytest.mark.parametrize("more", [{}, dict(prices=[1., math.inf, 2.]), dict(mode="grid")])
+def test_model_may_be_trained_afterwards(more):
+    "Nothing that the model, a processor or the user gets is a tensor of torch's inference mode."
+    model, inputs = build("GPT-2")
+    model = Keeps(model.config)
+    cache, kept = transformers.DynamicCache(config=model.config), []
+    def processor(ids, scores):
+        kept.append(ids)
+        return scores.mul_(.5)                              # in place, which only inference mode forbids
+    def criterion(ids, scores):
+        kept.append(ids)
+        return torch.zeros(len(ids), dtype=torch.bool)
+    with torch.enable_grad():
+        out = ours(model, inputs, words=WORDS, processor=tokenizer(), past_key_values=cache, logits_processor=[processor],
+                   stopping_criteria=[criterion], return_dict_in_generate=True, output_scores=True, **more)
+        assert torch.is_grad_enabled()
+        layers = [x for layer in cache.layers for x in (layer.keys, layer.values)]
+        found = [out.sequences, out.sequences_scores, out.objective, out.beam_indices, *out.scores]
+        for x in [*kept, *layers, *found, model.scale, model.seen]:
+            assert not x.is_inference() and not x.requires_grad
+        (model.transformer.wte(model.seen).sum()*model.scale).backward()
+        assert model.transformer.wte.weight.grad.abs().sum() > 0
