@@ -161,6 +161,15 @@ def check_scores(
     require(False, f"step: scores of shape {tuple(scores.shape)}, {scores.dtype}",
             f"({n}, words), floating point of 16 bits or more")
 
+# %% ../nbs/20_beam.ipynb #b1d20a09
+def _known(special, forbidden):
+    "All ids (N,j) that are not among the others, and (N,c) which of `special` may not come."
+    barred = special < 0
+    if not forbidden.shape[-1]: return special, barred
+    rows = forbidden.expand(len(special), -1)
+    barred = barred | (special[...,None] == rows[:,None]).any(-1)
+    return torch.cat([special, rows], 1), barred
+
 # %% ../nbs/20_beam.ipynb #b1d20a03
 def next_words(
     scores:Tensor,    # (N,v) what `step` returned
@@ -174,11 +183,7 @@ def next_words(
     if scores.dtype in (torch.float16, torch.bfloat16): scores = scores.float()
     best, words = top_words(scores, k + special.shape[1] + forbidden.shape[-1]) # less these
     check(best[:,0])
-    known, barred = special, special < 0
-    if forbidden.shape[-1]:
-        rows = forbidden.expand(len(special), -1)
-        known = torch.cat([special, rows], 1)
-        barred = barred | (special[...,None] == rows[:,None]).any(-1)
+    known, barred = _known(special, forbidden)
     wanted = scores.gather(1, special.clamp(min=0)).masked_fill(barred, -torch.inf)
     out = (words[...,None] == known[:,None]).any(-1)
     place = out.byte().argsort(dim=1, stable=True)[:,:k]

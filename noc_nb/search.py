@@ -56,7 +56,7 @@ class Grid:
         "How many hypotheses of an image may go on; None: all."
 
     def turns(self, search, groups:Groups, cells, turns:Tensor)->Tensor:
-        "(b,m) a part's places as they may go on, if not all may; `turns` (m,): the rows take turns."
+        "(b,m) a part's places as they may go on, if not all may; by `turns` (m,) rows take turns."
         return turns.expand(len(cells.word), -1)
 
 MODES = dict(grid=Grid) # the kinds of search by name
@@ -133,7 +133,7 @@ def _read_phrases(self:Search):
     nth = self.long - q.size[...,None] + written                        # (b,a,l)
     place = q.spell.gather(2, nth.clamp(max=self.long - 1)).clamp(min=0)
     bit = self.bit.transpose(1, 2).expand_as(place)                     # of the group
-    full = bit.where(written == q.size[...,None] - 1, 0)                # the same, if it is then finished
+    full = bit.where(written == q.size[...,None] - 1, 0)  # if then finished
     word = q.words[:,None].expand(-1, place.shape[1], -1).gather(2, place)
     self.phrases = [x.flatten(1) for x in (place, word, bit, full)]
     self.fresh = self.long*torch.arange(place.shape[1], device=place.device)  # (a,) nothing written

@@ -416,8 +416,9 @@ def test_model_may_be_trained_afterwards(more):
         kept.append(ids)
         return torch.zeros(len(ids), dtype=torch.bool)
     with torch.enable_grad():
-        out = ours(model, inputs, words=WORDS, processor=tokenizer(), past_key_values=cache, logits_processor=[processor],
-                   stopping_criteria=[criterion], return_dict_in_generate=True, output_scores=True, **more)
+        out = ours(model, inputs, words=WORDS, processor=tokenizer(), past_key_values=cache,
+                   logits_processor=[processor], stopping_criteria=[criterion], return_dict_in_generate=True,
+                   output_scores=True, **more)
         assert torch.is_grad_enabled()
         layers = [x for layer in cache.layers for x in (layer.keys, layer.values)]
         found = [out.sequences, out.sequences_scores, out.objective, out.beam_indices, *out.scores]

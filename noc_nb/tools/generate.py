@@ -94,35 +94,11 @@ def write(self:_Rows, tokens, source):
     self.said = torch.cat([self.said, tokens[:,None]], 1)
     self.ids = torch.cat([self.ids, self.groups.real(tokens)[:,None]], 1)
 
-# %% ../../nbs/models/116_generate.ipynb #c8541620
-def _rows_of(x, source, n, dim=0):
-    "Rows of what a model is given: of tensors that have `n`, also in lists and dicts."
-    if isinstance(x, Tensor):
-        fits = x.dim() >= max(1, -dim) and x.shape[dim] == n
-        return x.index_select(dim, source) if fits else x
-    if isinstance(x, dict):
-        return type(x)(**{name: _rows_of(part, source, n) for name, part in x.items()})
-    if type(x) in (list, tuple): return type(x)(_rows_of(part, source, n) for part in x)
-    return x
-
+# %% ../../nbs/models/116_generate.ipynb #c8541621
 @cache
 def _memory_names():
     from transformers.generation.utils import ALL_CACHE_NAMES
     return ALL_CACHE_NAMES
-
-@patch
-def take(self:_Rows, source):
-    "Go on with rows `source` (N,)."
-    old = self.input
-    self.input, self.ids, self.said, self.total = (
-        x.index_select(0, source) for x in (old, self.ids, self.said, self.total))
-    self.move_cache(source)
-    if torch.equal(self.input, old): return
-    for name, x in self.kwargs.items():
-        if name in _memory_names(): continue
-        dim = -2 if name.endswith("position_ids") else 0                 # some have several
-        self.kwargs[name] = _rows_of(x, source, len(old), dim)
-    self.show()
 
 @patch
 def move_cache(self:_Rows, source):
@@ -139,6 +115,31 @@ def move_cache(self:_Rows, source):
     memory.reorder_cache(source)
     for n, state in enumerate(getattr(memory, "linear_cache", ())):      # MiniMax forgets its own
         if isinstance(state, Tensor): memory.linear_cache[n] = state[source]
+
+# %% ../../nbs/models/116_generate.ipynb #c8541620
+def _rows_of(x, source, n, dim=0):
+    "Rows of what a model is given: of tensors that have `n`, also in lists and dicts."
+    if isinstance(x, Tensor):
+        fits = x.dim() >= max(1, -dim) and x.shape[dim] == n
+        return x.index_select(dim, source) if fits else x
+    if isinstance(x, dict):
+        return type(x)(**{name: _rows_of(part, source, n) for name, part in x.items()})
+    if type(x) in (list, tuple): return type(x)(_rows_of(part, source, n) for part in x)
+    return x
+
+@patch
+def take(self:_Rows, source):
+    "Go on with rows `source` (N,)."
+    old = self.input
+    self.input, self.ids, self.said, self.total = (
+        x.index_select(0, source) for x in (old, self.ids, self.said, self.total))
+    self.move_cache(source)
+    if torch.equal(self.input, old): return
+    for name, x in self.kwargs.items():
+        if name in _memory_names(): continue
+        dim = -2 if name.endswith("position_ids") else 0                 # some have several
+        self.kwargs[name] = _rows_of(x, source, len(old), dim)
+    self.show()
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c36
 @patch
