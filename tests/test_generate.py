@@ -9,7 +9,7 @@ import transformers
 from packaging.version import Version
 from transformers import GenerationConfig, LogitsProcessorList
 from noc_nb.core import NocError
-from noc_nb.tools.generate import grid_beam
+from noc_nb.tools.generate import generate, grid_beam
 from noc_nb.tools.spellings import read_pieces, spellings
 from architectures import WORDS, is_whole, texts
 from test_spellings import tiny_gpt2, trained
@@ -283,6 +283,9 @@ def test_what_a_function_is_not_handed():
     streamer = SimpleNamespace(put=print, end=print)
     for name, value in dict(streamer=streamer, assistant_model=model, synced_gpus=True).items():
         with pytest.raises(NocError, match=f"{name}="): ours(model, one, **{name: value})
+    streamer = transformers.TextStreamer(tokenizer())        # of the library's, which takes no beams
+    with pytest.raises(NocError, match="streamer: expected None"):
+        generate(model, **one, streamer=streamer, num_beams=4)
 
 def test_stop_strings():
     "The library drops the tokenizer for functions, so it is the processor's."
@@ -372,6 +375,10 @@ def test_avoided_words():
     assert any("cates" in text for text in found)
     line = ours(model, inputs, words="zebra, -cat", **settings)
     assert line.tolist() == ours(model, inputs, words=["zebra"], avoid=["cat"], **settings).tolist()
+    assert line.tolist() == ours(model, inputs, words=["zebra"], avoid="cat", **settings).tolist()
+    for minus in "-cat", "dog, -cat":
+        with pytest.raises(NocError, match=f"avoid: '{minus}': expected words without a minus"):
+            ours(model, inputs, avoid=minus, **settings)
 
 @pytest.mark.parametrize("mode", ["bank", "grid"])
 def test_words_in_order(mode):

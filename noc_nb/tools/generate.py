@@ -268,8 +268,8 @@ def text(self:_Rows, i:int, found:list, ended:bool, traces:list)->_Text:
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c13
 _PLAIN = "plain beams; num_return_sequences= gives several texts"
-_REFUSED = dict.fromkeys(("do_sample", "num_beam_groups", "diversity_penalty", "penalty_alpha",
-                          "dola_layers", "low_memory"), _PLAIN)
+_REFUSED = dict.fromkeys(("num_beam_groups", "diversity_penalty"), _PLAIN)
+_REFUSED |= dict.fromkeys(("penalty_alpha", "dola_layers", "low_memory"), "beam search without it")
 _REFUSED["do_sample"] = f"do_sample=False: {_PLAIN}"
 _REFUSED |= dict.fromkeys(("prompt_lookup_num_tokens", "use_mtp", "is_assistant",
                            "speculation_type", "assistant_early_exit",
@@ -350,8 +350,8 @@ def _read_word_prices(prices, lists):
 def _groups(wishes, processor, prompts, again):
     "`IdGroups` or `WordGroups`, by what was given."
     if not wishes.text: return IdGroups(wishes)
-    require(processor is not None, "words: text",
-            "processor=, a processor or tokenizer, as well; tokenizer= does not reach a function")
+    require(processor is not None, "words: text", "processor=, a processor or tokenizer, as well; "
+            "tokenizer= reaches a folder of the hub, but no function")
     return WordGroups(wishes, getattr(processor, "tokenizer", processor), prompts, again)
 
 @cache
@@ -437,8 +437,8 @@ def _with_begin(at_least, inputs):
     least = at_least if isinstance(at_least, (list, tuple)) else [at_least]*inputs
     fits = all(n is None or isinstance(n, Integral) and n >= 0 for n in least)
     if len(least) != inputs or not fits:
-        raise NocError(f"at_least={at_least!r}; expected a number, or one for each of {inputs} "
-                       "inputs")
+        raise NocError(f"at_least={at_least!r}; expected a whole number, 0 or more, or one for "
+                       f"each of {inputs} inputs")
     return at_least if at_least is None else [None if n is None else n + 1 for n in least]
 
 @patch
@@ -538,6 +538,7 @@ def generate(
     **arguments,    # of `generate` and of `grid_beam`
 ):                  # as `generate` gives it
     "Beam search with words that must come, or may; the function of a repository of the hub."
+    require(arguments.get("streamer") is None, "streamer", _REFUSED["streamer"])
     config = arguments.pop("generation_config", None)
     own = config or model.generation_config
     if getattr(own, "stop_strings", None):       # the library wants the tokenizer that it drops

@@ -71,7 +71,9 @@ def read_words(
     require(isinstance(each, (list, tuple)) and len(each) == inputs, f"each: {given}",
             f"one for each of {inputs} inputs")
     shared, unwanted = _read_list(words)
-    unwanted = unwanted + sum(_read_list(avoid)[0], [])
+    listed, minus = _read_list(avoid)
+    require(not minus, f"avoid: {avoid!r}", "words without a minus")
+    unwanted = unwanted + sum(listed, [])
     own = [_read_list(part) for part in each]
     lists = [shared + more for more, _ in own]
     avoids = [unwanted + more for _, more in own]
@@ -103,7 +105,8 @@ class IdGroups:
             tokens = [t for group in groups for ids in group for t in ids]
             bad = [t for t in tokens if not 0 <= t < v or t in ends]
             if not bad: continue
-            raise NocError(f"words: input {i}: id {bad[0]}; expected one below {v}, no end token")
+            raise NocError(f"words: input {i}: id {bad[0]}; expected one from 0 to {v - 1}, "
+                           "no end token")
         return self.lists
 
     def mentions(self, i:int, said:list):
