@@ -349,7 +349,8 @@ class _WordsRun:
     "A trained model, the sets it is asked for, and the folder of what was said."
     def __init__(self, o):
         cfg, data = override(_WordsConfig(), o.set), os.environ.get("NOC_COMMONGEN")
-        self.o, self.cfg, self.data = o, cfg, Path(data or "../shared/commongen")
+        require(data, "NOC_COMMONGEN: is not set", "CommonGen's folder")
+        self.o, self.cfg, self.data = o, cfg, Path(data)
         rest, parts = _prepare(self.data, cfg.held)
         self.sets, folder = parts[o.part][:o.sets or None], Path(o.runs)/f"lm-{o.seed}"
         self.all = len(parts[o.part])
