@@ -8,6 +8,7 @@ __all__ = ['clock']
 # %% ../../nbs/bench/151_search.ipynb #118e14be
 import ctypes, json, math, random, subprocess, threading, time
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import median
 from timeit import repeat
@@ -47,6 +48,7 @@ class _BenchCase(Config):
     layers:int = 3          # of the encoder, and of the decoder
     threads:int = 2         # of the CPU
     dtype:str = "float32"   # of numbers: "float32" or "bfloat16"; of our products: "int8"
+    given:str = "ids"       # how `generate` gets the words: "ids", "texts", or texts with "prices"
 
     def captioner(self)->Captioner:
         "With random weights, in eval mode."
@@ -299,10 +301,14 @@ def _cases(group, base):
         return [replace(case, mode=mode, **{field: x}) for x in values for mode in modes]
     if group in ("differ", "shared"): return each(replace(base, constraints=group), "n", (1, 3, 5))
     if group == "plain": return [replace(base, mode="beam", n=0)]
+    three, kinds = replace(base, mode="bank", constraints="shared"), ("ids", "texts", "prices")
+    if group == "step": three = replace(three, v=60, d=16, layers=2, regions=4, images=2, threads=1)
+    if group == "step": return [replace(three, given=given) for given in kinds]
     if group == "generate":
-        return each(replace(base, constraints="shared"), "n", (1, 3, 5), ["bank"])
+        given = [replace(three, given=given) for given in kinds[1:]]
+        return each(three, "n", (1, 3, 5), ["bank"]) + given
     if group != "scale":
-        known = "differ, shared, plain, generate or scale"
+        known = "differ, shared, plain, generate, step or scale"
         raise NocError(f"cases {group!r}: expected {known}")
     return [*each(few, "n", range(9)), replace(few, mode="beam", n=0),
             *each(few, "n", range(5), ["cbs"]),
@@ -328,6 +334,22 @@ def _beside_own(case, runs):
 
 
 # %% ../../nbs/bench/151_search.ipynb #b1d26b12
+@cache
+def _tokenizer(v):
+    "One with v words: letters and numbers."
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    words = Tokenizer(models.WordLevel({"a": 0} | {str(i): i for i in range(1, v)}, "a"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words)
+
+def _asked(case):
+    "Arguments of `grid_beam`."
+    words = _words(case)[0]
+    if case.given == "ids": return dict(words=[[word] for word in words])
+    prices = dict(prices=[-1., 0., 1.][:case.n]) if case.given == "prices" else {}
+    return dict(words=[*map(str, words)], processor=_tokenizer(case.v)) | prices
+
 @torch.no_grad()
 def _run_generate(case, model):
     "Seconds, CPU seconds and forward passes of `generate` for a batch."
@@ -335,9 +357,7 @@ def _run_generate(case, model):
     ids, passes = case.place(torch.randint(4, case.v, (case.images, case.regions))), []
     how = dict(num_beams=case.k, do_sample=False, max_new_tokens=case.max_len,
                min_new_tokens=case.max_len, attention_mask=torch.ones_like(ids))
-    if case.mode != "beam":
-        words = [[word] for word in _words(case)[0]]
-        how |= dict(custom_generate=grid_beam, words=words, mode=case.mode)
+    if case.mode != "beam": how |= dict(custom_generate=grid_beam, mode=case.mode) | _asked(case)
     hook = model.get_decoder().register_forward_hook(lambda *_: passes.append(1))
     start, cpu = clock(), time.process_time()
     model.generate(ids, **how)
@@ -372,7 +392,7 @@ def run(self:_Bench, groups:list, out, command:str="")->list:
     speed = _matmul_speed(self.base.threads, like=next(captioner.parameters()))
     for group, case in progress(cases, "cases"):
         start = time.time()
-        if group == "generate": found = self.measure_generate(case)
+        if group in ("generate", "step"): found = self.measure_generate(case)
         elif group == "scale":
             found = replace(self, baseline=None).measure(case, captioner, speed, limit=5.)
         else: found = self.measure(case, captioner, speed)
@@ -400,7 +420,7 @@ def check(self:_Bench, groups:list):
 def _line(row):
     "A row in words."
     c, m = row["config"], row["metrics"]
-    text = (f"{row['case']} {c['mode']} n={c['n']} k={c['k']} images={c['images']}: "
+    text = (f"{row['case']} {c['mode']} n={c['n']} k={c['k']} images={c['images']} {c['given']}: "
             f"{m['images_per_s']:.1f} images/s")
     if "cpu_gain" in m: text += f", {m['cpu_gain']:.2f} times 32 bits by CPU time"
     if "cost" in m: text += f", {m['cost']:.2f} times its own beam search"
