@@ -106,17 +106,20 @@ def _top(scores, k):
     if equal.any(): place[equal] = _distinct(scores[equal]).topk(k).indices
     return place
 
-# %% ../nbs/20_beam.ipynb #1d5cca0b
-def _candidates(scores, k, size):
-    "Words (N,m), rising, that hold the `k` best of every row: its `k` best blocks and the rest."
-    n, v = scores.shape
-    whole = v - v % size                                                # the rest fills no block
-    best = scores[:,:whole].unflatten(1, (-1, size)).amax(-1)           # (N,blocks)
-    first = _top(best, k).sort(1).values * size                         # (N,k) of a block
-    words = first[...,None] + torch.arange(size, device=first.device)   # (N,k,size)
-    rest = torch.arange(whole, v, device=first.device)
-    return torch.cat([words.flatten(1), rest.expand(n, -1)], 1)
+# %% ../nbs/20_beam.ipynb #1d5cca0c
+def _best_blocks(scores, k, size):
+    "Where the `k` blocks of words with the best maxima begin (N,k), rising."
+    best = scores.unflatten(1, (-1, size)).amax(-1)                     # (N,blocks)
+    return _top(best, k).sort(1).values * size
 
+def _contents(scores, first, size):
+    "The scores (N,k*size) of blocks, copied block by block."
+    n, v = scores.shape
+    start = torch.arange(0, n*v, v, device=first.device)[:,None] + first
+    windows = scores.flatten().unfold(0, size, 1)
+    return windows.index_select(0, start.flatten()).view(n, -1)
+
+# %% ../nbs/20_beam.ipynb #1d5cca0b
 def top_words(
     scores:Tensor, # (N,v) any scores
     k:int,         # how many to find; more than v is legal
@@ -128,9 +131,12 @@ def top_words(
     if few:
         words = _top(scores, k)
         return scores.gather(1, words), words
-    words = _candidates(scores, k, sizes[0])
-    best, place = top_words(scores.gather(1, words), k, sizes[1:])
-    return best, words.gather(1, place)
+    size, whole = sizes[0], v - v % sizes[0]                            # the rest fills no block
+    first = _best_blocks(scores[:,:whole], k, size)
+    kept = torch.cat([_contents(scores, first, size), scores[:,whole:]], 1)
+    best, place = top_words(kept, k, sizes[1:])
+    inside = first.gather(1, (place // size).clamp(max=k - 1)) + place % size
+    return best, torch.where(place < k*size, inside, place - k*size + whole)
 
 # %% ../nbs/20_beam.ipynb #2b33d3e7
 def check_best(
