@@ -333,7 +333,7 @@ def _beside_own(case, runs):
         cpu_times=middle("peer", "cpu_seconds") / middle("ours", "cpu_seconds"))
 
 
-# %% ../../nbs/bench/151_search.ipynb #b1d26b12
+# %% ../../nbs/bench/151_search.ipynb #b1d26b15
 @cache
 def _tokenizer(v):
     "One with v words: letters and numbers."
@@ -350,6 +350,7 @@ def _asked(case):
     prices = dict(prices=[-1., 0., 1.][:case.n]) if case.given == "prices" else {}
     return dict(words=[*map(str, words)], processor=_tokenizer(case.v)) | prices
 
+# %% ../../nbs/bench/151_search.ipynb #b1d26b12
 @torch.no_grad()
 def _run_generate(case, model):
     "Seconds, CPU seconds and forward passes of `generate` for a batch."
