@@ -39,7 +39,7 @@ from .vocab import Vocab
 # %% ../nbs/44_experiment.ipynb #158a869b
 @dataclass(frozen=True)
 class Preset(Config):
-    "Everything that a run depends on, besides its data and its seed. The defaults are the paper's."
+    "What a run depends on, besides its data and its seed. The paper's, where it says."
     data:str = "coco"                  # name of the data set in rows and tables
     split:str = "coco"                 # which split of the data folder
     min_count:int = setting(5, 0, 10**9) # a word of the vocabulary occurs so often in training
