@@ -125,11 +125,11 @@ def test_half_precision(folders):
 def test_settings_of_a_run_know_the_weights(folders):
     "Also those in bfloat16, which NumPy does not know."
     from noc_nb.pipeline import CaptionOptions
-    from noc_nb.tools.gallery import run_settings
+    from noc_nb.tools.gallery import _settings
     from noc_nb.tools.source import Source
     toy, made = NovelCaptioner.from_pretrained("toy", device="cpu"), captioner(folders, "GIT")
     made.model.to(torch.bfloat16)
-    def settings(): return run_settings(NovelPhotoCaptioner(toy, made), Source([1], None, {}), CaptionOptions())
+    def settings(): return _settings(NovelPhotoCaptioner(toy, made), Source([1], None, {}), CaptionOptions())
     before = settings()
     assert before == settings()
     next(made.model.parameters()).data.add_(1)

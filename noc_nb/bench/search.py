@@ -264,7 +264,7 @@ def _middle(runs, clock="seconds"):
 def _each(runs, clock="seconds"): return [round(run[clock], 4) for run in runs]
 
 @patch
-def measure(self:_Bench, case:_BenchCase, captioner:Captioner, speed=None, limit=math.inf)->dict:
+def _measure(self:_Bench, case:_BenchCase, captioner:Captioner, speed=None, limit=math.inf)->dict:
     "Metrics of a row; `speed` is from `_matmul_speed`."
     runs, theirs, memory = self.runs(case, captioner, limit)
     ours, others = runs["ours"], runs["peer"]
@@ -367,7 +367,7 @@ def _run_generate(case, model):
     return out | dict(passes=len(passes))
 
 @patch
-def measure_generate(self:_Bench, case:_BenchCase)->dict:
+def _measure_generate(self:_Bench, case:_BenchCase)->dict:
     "Metrics of a row: words in `generate`, and its own beam search, here and in the baseline."
     from transformers import BartConfig, BartForConditionalGeneration
     torch.set_num_threads(case.threads)
@@ -386,17 +386,17 @@ def measure_generate(self:_Bench, case:_BenchCase)->dict:
 
 # %% ../../nbs/bench/151_search.ipynb #24bc6d89
 @patch
-def run(self:_Bench, groups:list, out, command:str="")->list:
+def _run(self:_Bench, groups:list, out, command:str="")->list:
     "Measure the cases of some groups and append rows."
     cases = [(group, case) for group in groups for case in _cases(group, self.base)]
     captioner, rows = self.base.captioner(), []
     speed = _matmul_speed(self.base.threads, like=next(captioner.parameters()))
     for group, case in progress(cases, "cases"):
         start = time.time()
-        if group in ("generate", "step"): found = self.measure_generate(case)
+        if group in ("generate", "step"): found = self._measure_generate(case)
         elif group == "scale":
-            found = replace(self, baseline=None).measure(case, captioner, speed, limit=5.)
-        else: found = self.measure(case, captioner, speed)
+            found = replace(self, baseline=None)._measure(case, captioner, speed, limit=5.)
+        else: found = self._measure(case, captioner, speed)
         seconds = round(time.time() - start, 1)
         rows.append(new_row("bench", "search", case=group, config=case.to_dict(), metrics=found,
                             repeats=self.repeats, command=command, seconds=seconds))
@@ -405,7 +405,7 @@ def run(self:_Bench, groups:list, out, command:str="")->list:
 
 # %% ../../nbs/bench/151_search.ipynb #98f9e970
 @patch
-def check(self:_Bench, groups:list):
+def _check(self:_Bench, groups:list):
     "Raises `NocError` for an unknown group, or a number that leaves nothing to measure."
     base = self.base
     if base.dtype not in ("float32", "bfloat16", "int8"):
@@ -435,7 +435,7 @@ def _run_bench_search(o):
     base = _BenchCase(images=o.images, threads=threads, d=o.width, v=o.words, dtype=o.dtype,
                      layers=o.layers)
     bench, cases = _Bench(base, o.repeats, baseline_images=o.peer_images), o.cases.split(",")
-    bench.check(cases)
+    bench._check(cases)
     command = (f"noc_bench_search --cases {o.cases} --images {o.images} "
                f"--peer_images {o.peer_images} --repeats {o.repeats} --threads {threads} "
                f"--width {o.width} --words {o.words}")
@@ -445,5 +445,5 @@ def _run_bench_search(o):
     if o.peer: bench.baseline, command = _Baseline(o.peer), command + " --peer PYTHON"
     else: print("no --peer: transformers 4.55.4 is left out")
     with locked(o.out):
-        for row in bench.run(cases, o.out, command): print(_line(row))
+        for row in bench._run(cases, o.out, command): print(_line(row))
     if bench.baseline: bench.baseline.close()

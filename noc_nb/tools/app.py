@@ -404,7 +404,7 @@ def page(self:Studio,
                 with gr.Accordion("The same elsewhere", open=False):
                     p.copies = [gr.Code(label=f"Copy as {what}", buttons=["copy"], max_lines=8)
                                 for what in ("command", "Python")]
-        self.wire(gr, p)
+        self._wire(gr, p)
     fonts = dict(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
     theme = gr.themes.Soft(primary_hue="slate", neutral_hue="slate", **fonts)
     options = dict(app_kwargs=_only_for(host), theme=theme,
@@ -415,7 +415,7 @@ def page(self:Studio,
 # %% ../../nbs/pages/133_app.ipynb #481b401d
 @patch
 def _shown(self:Studio, gr, v, prices):
-    "What the parts of the page show of a view, in the order of `wire`."
+    "What the parts of the page show of a view, in the order of `_wire`."
     scores = _class_scores(v)
     def label(name):
         if prices.get(name) == -math.inf: return f"not {name}"
@@ -461,7 +461,7 @@ def _tried(self:Studio, gr, v, prices, change):
 
 # %% ../../nbs/pages/133_app.ipynb #a2fb386e
 @patch
-def wire(self:Studio, gr, p):
+def _wire(self:Studio, gr, p):
     "What happens when."
     ask, live = [p.view, p.prices], [p.prices, p.out, *p.copies]
     whole = [*ask, p.ticked, p.added, p.line, p.name, p.phrases, *p.sliders, p.out, *p.copies]

@@ -16,7 +16,7 @@ import pyarrow.parquet
 from ..core import NocError, progress, require, whole_file
 from ..runs import locked
 from .command import peak_mb
-from .gallery import begin_captions, caption_lines, run_settings, with_candidates
+from .gallery import begin_captions, caption_lines, with_candidates
 from .readers import open_parquet
 from .source import Job
 
@@ -148,10 +148,9 @@ def caption_shards(
 )->list:                 # what each shard cost that was made now
     "Caption all images of a job. Raises `NocError` for bad input, or another job's folder."
     first = _Worker(job, out, shard)
-    settings = run_settings(first.pipeline, first.source, job.options, shard=shard)
     shards, file = math.ceil(len(first.source.ids)/shard), first.out/"job.json"
     with locked(out):
-        begin_captions(file, out, settings, first.source)
+        begin_captions(file, out, first.pipeline, first.source, job.options, shard=shard)
         todo = [n for n in range(shards) if not _is_whole(first, n)]
         if not todo: return []
         if workers: costs = _spread(first, todo, workers, gpus)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention import FeedForward, MultiHead
-from ..captioner import Captioner, CaptionerState
+from ..captioner import Captioner
 from ..core import NocError, require
 
 # %% ../../nbs/models/118_int8.ipynb #a8b10006
@@ -97,12 +97,12 @@ class _Int8Captioner(Captioner):
         self.scores = _Int8Linear(captioner.words())
         self.eval().requires_grad_(False)
 
-    def step(self, tokens:Tensor, state:CaptionerState)->tuple:
+    def step(self, tokens:Tensor, state:tuple)->tuple:
         "One word more, as `Captioner.step`."
         y = self.word_in(F.embedding(tokens, state.table))
         y, decoder = self.decoder.step(y, state.decoder)
         logits = self.scores(self.word_out(y))
-        return torch.log_softmax(logits, -1, out=logits), CaptionerState(decoder, state.table)
+        return torch.log_softmax(logits, -1, out=logits), state._replace(decoder=decoder)
 
     def average_neighbours(self, neighbours:dict):
         "Raises `NocError`: words are averaged before."

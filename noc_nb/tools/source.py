@@ -30,8 +30,8 @@ from .detector import DETECTORS, Detector
 from .detectors import PretrainedDetector, classes_for
 from .int8 import int8
 from .names import read_classes
-from .photos import FORMATS, NAMED, image_column, image_files, image_names, open_image
-from .readers import (image_sizes, is_object, json_items, read_coco,
+from .photos import FORMATS, NAMED, image_column, image_files, open_image
+from .readers import (image_names, image_sizes, is_object, json_items, read_coco,
                                   read_detections)
 from .store import RegionStore
 
@@ -41,7 +41,7 @@ class Source:
     "Images to caption, in order."
     ids:list         # image ids, each once
     regions:Callable # some ids -> a list with `Regions`, or a `NocError`, for each
-    files:dict       # image id -> `ImageFile`, where there is one
+    files:dict       # image id -> its file, as `image_files` gives it, where there is one
     key:Callable = str # -> a checksum of what the captions depend on, ids apart
     seen:Callable = None # some ids -> what the captioner sees, `Regions` or photos; None: the same
 
@@ -195,7 +195,7 @@ def _with_photos(source):
 
 # %% ../../nbs/models/119_source.ipynb #9378576d
 def photos(
-    files,    # `ImageFile`s
+    files,    # of `image_files`
     detector, # images, one by one -> `Regions` of each
 )->Source:
     "Photos to look at."
