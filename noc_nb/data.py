@@ -18,10 +18,9 @@ from fastcore.basics import noop, patch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from .core import NocError, require
-from .heldout import HeldOut, mentioned, people
-from .regions import (RegionTable, class_table, class_vectors, geometry,
-                            symbolic_features)
+from .core import NocError, check_range, require
+from .heldout import MOST_CLASSES, HeldOut, mentioned, people
+from .regions import RegionTable, class_vectors, geometry
 from .vocab import BOS, EOS, PAD, Vocab, tokenize
 
 # %% ../nbs/07_data.ipynb #e04867fb
@@ -131,6 +130,25 @@ class SelectorExamples:
         ids = [self.whole.image_ids[i] for i in index]
         return _SelectorBatch(*(x[index] for x in self.whole[:3]), ids)
 
+# %% ../nbs/07_data.ipynb #8fddb2a5
+def _class_table(vectors):
+    "(c,d) class vectors, a row a category id; NaN for no class. `NocError` for too large an id."
+    for id in min(vectors), max(vectors): check_range("class vectors: ", 0, MOST_CLASSES, id=id)
+    table = torch.full((max(vectors) + 1, len(next(iter(vectors.values())))), torch.nan)
+    for id, v in vectors.items(): table[id] = torch.as_tensor(v)
+    return table
+
+# %% ../nbs/07_data.ipynb #e8a134de
+def _symbolic(regions, table):
+    "(…,n,d+6) class vector, then Eq. 1; 0 where padded. `NocError` for a class without a vector."
+    labels, real = regions.labels, regions.labels >= 0
+    rows = table[labels.clamp(0, len(table) - 1)]
+    unknown = real & ((labels >= len(table)) | rows[...,0].isnan())
+    where = f"symbolic features: category {min(labels[unknown].tolist(), default='')}"
+    require(not unknown.any(), where, "one that has a class vector")
+    rows = torch.cat([rows, geometry(regions.boxes, regions.scores)], -1)
+    return rows.masked_fill_(~real[...,None], 0.)
+
 # %% ../nbs/07_data.ipynb #8c622add
 class RegionFeatures:
     "Image ids -> (features (b,n,d), mask (b,n)): those that a table has, or symbolic ones."
@@ -140,13 +158,13 @@ class RegionFeatures:
         vectors:dict=None,  # category id -> (d,) vector, for symbolic features
     ):
         self.table, self.max_regions = table, max_regions
-        self.vectors = None if vectors is None else class_table(vectors)
+        self.vectors = None if vectors is None else _class_table(vectors)
         there = table.features is not None or vectors is not None
         require(there, f"{table.where}: has no features", "regions with features")
         self.width = table.features.shape[1] if vectors is None else self.vectors.shape[1] + 6
     def __call__(self, ids):
         batch = self.table.batch(ids, self.max_regions)
-        x = batch.features if self.vectors is None else symbolic_features(batch, self.vectors)
+        x = batch.features if self.vectors is None else _symbolic(batch, self.vectors)
         return x, batch.labels >= 0
 
 # %% ../nbs/07_data.ipynb #88e3d7c9

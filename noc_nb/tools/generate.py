@@ -51,14 +51,14 @@ class _Rows:
         musts = [math.inf in row for row in prices]
         self.musts, self.all_musts = torch.tensor(musts, device=device), all(musts)
         self.steps, self.marked, self.late = [], None, False
-        self.next = self.keep(model._prefill(prompts, config, kwargs))[::self.k]
-        self.show()
-        self.take(torch.arange(0, len(prompts), self.k, device=device))
-        self.number()
+        self.next = self._keep(model._prefill(prompts, config, kwargs))[::self.k]
+        self._show()
+        self._take(torch.arange(0, len(prompts), self.k, device=device))
+        self._number()
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c37
 @patch
-def number(self:_Rows):
+def _number(self:_Rows):
     "Numbers of the words that only the search knows."
     self.v, ends = self.next.shape[1], self.ends.tolist()
     require(max(ends, default=0) < self.v, f"eos_token_id={ends}",
@@ -71,25 +71,25 @@ def number(self:_Rows):
 
 # %% ../../nbs/models/116_generate.ipynb #1abc4548
 @patch
-def keep(self:_Rows, out)->Tensor: # (N,v) log-probabilities of the next token
+def _keep(self:_Rows, out)->Tensor: # (N,v) log-probabilities of the next token
     "Keep the model's memory from its answer."
     encoder = self.model.config.is_encoder_decoder
     self.kwargs = self.model._update_model_kwargs_for_generation(out, self.kwargs, encoder)
     return out.logits[:,-1].to(self.prompts.device).log_softmax(-1, dtype=torch.float32)
 
 @patch
-def read(self:_Rows)->Tensor: # (N,v) log-probabilities of the next token
+def _read(self:_Rows)->Tensor: # (N,v) log-probabilities of the next token
     "Let the model read the last tokens."
     new = 1 if self.kwargs["use_cache"] else None
     inputs = self.model.prepare_inputs_for_generation(
         self.ids, next_sequence_length=new, **self.kwargs)
-    return self.keep(self.model(**inputs, return_dict=True))
+    return self._keep(self.model(**inputs, return_dict=True))
 
 @patch
-def write(self:_Rows, tokens, source):
+def _write(self:_Rows, tokens, source):
     "Go on from rows `source` (N,) with tokens (N,)."
     cost = self.marked[source,tokens]
-    self.take(source)
+    self._take(source)
     self.total = self.total + cost
     self.said = torch.cat([self.said, tokens[:,None]], 1)
     self.ids = torch.cat([self.ids, self.groups.real(tokens)[:,None]], 1)
@@ -101,7 +101,7 @@ def _memory_names():
     return ALL_CACHE_NAMES
 
 @patch
-def move_cache(self:_Rows, source):
+def _move_cache(self:_Rows, source):
     "Raises `NocError` for a memory that cannot be put in another order."
     name = next((name for name in _memory_names() if self.kwargs.get(name) is not None), None)
     if name is None: return
@@ -128,22 +128,22 @@ def _rows_of(x, source, n, dim=0):
     return x
 
 @patch
-def take(self:_Rows, source):
+def _take(self:_Rows, source):
     "Go on with rows `source` (N,)."
     old = self.input
     self.input, self.ids, self.said, self.total = (
         x.index_select(0, source) for x in (old, self.ids, self.said, self.total))
-    self.move_cache(source)
+    self._move_cache(source)
     if torch.equal(self.input, old): return
     for name, x in self.kwargs.items():
         if name in _memory_names(): continue
         dim = -2 if name.endswith("position_ids") else 0                 # some have several
         self.kwargs[name] = _rows_of(x, source, len(old), dim)
-    self.show()
+    self._show()
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c36
 @patch
-def show(self:_Rows):
+def _show(self:_Rows):
     "Choose where the processors see each row."
     n, k, device = len(self.input), self.k, self.input.device
     first = torch.searchsorted(self.input, torch.arange(len(self.prompts), device=device))
@@ -154,7 +154,7 @@ def show(self:_Rows):
     self.shown.view(-1)[self.place] = torch.arange(n, device=device)
 
 @patch
-def processed(self:_Rows, log_probs)->Tensor: # (N,v)
+def _processed(self:_Rows, log_probs)->Tensor: # (N,v)
     "What the logits processors make of them."
     if not self.processors: return log_probs
     turns = []
@@ -167,7 +167,7 @@ def processed(self:_Rows, log_probs)->Tensor: # (N,v)
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c05
 @patch
 @torch.inference_mode(False)
-def step(self:_Rows, tokens, source):
+def _step(self:_Rows, tokens, source):
     "One token more: log-probabilities (N,v+extra+2), begin and end last."
     torch.set_grad_enabled(False)                                        # until the end of the step
     def nothing(): return self.total.new_full((len(tokens), self.end + 1), -torch.inf)
@@ -176,20 +176,20 @@ def step(self:_Rows, tokens, source):
         self.marked[:,self.begin] = 0.
         return self.marked, None
     log_probs, self.next = self.next, None
-    if log_probs is None: self.write(tokens, source)
+    if log_probs is None: self._write(tokens, source)
     if self.said.shape[1] == self.room:                                  # nothing more to read
         self.marked = nothing()
-        return self.close(None, source, torch.ones_like(tokens, dtype=torch.bool)), None
-    log_probs = self.processed(self.read() if log_probs is None else log_probs)
+        return self._close(None, source, torch.ones_like(tokens, dtype=torch.bool)), None
+    log_probs = self._processed(self._read() if log_probs is None else log_probs)
     if len(self.never):
         self.never = self.never[(log_probs[:,self.never] == -torch.inf).all(0)]
     self.marked = F.pad(log_probs, (0, self.groups.extra + 2), value=-torch.inf)
     full = self.said.shape[1] + 1 == self.room
     self.groups.mark(self.marked, self.said, self.input, full)
-    return self.close(log_probs, source, self.stopped()), None
+    return self._close(log_probs, source, self._stopped()), None
 
 @patch
-def stopped(self:_Rows)->Tensor: # (N,)
+def _stopped(self:_Rows)->Tensor: # (N,)
     "True where a stopping criterion ends the text; None without criteria."
     if not self.criteria or not self.said.shape[1]: return None
     stop = torch.zeros_like(self.input, dtype=torch.bool)
@@ -201,14 +201,14 @@ def stopped(self:_Rows)->Tensor: # (N,)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c06
 @patch
-def close(self:_Rows, log_probs, source, stopped):
+def _close(self:_Rows, log_probs, source, stopped):
     "Keep what this step looked at, and give the end its column."
     total, t = self.total, self.said.shape[1]
     if not len(self.ends):
         end, which = torch.full_like(total, -torch.inf), torch.full_like(self.input, -1)
     else:
         end, best = self.marked.index_select(1, self.ends).max(1)
-        if not self.all_musts: end = end.masked_fill(~self.may_end(end), -torch.inf)
+        if not self.all_musts: end = end.masked_fill(~self._may_end(end), -torch.inf)
         which = self.ends[best]
     self.marked.index_fill_(1, self.ends, -torch.inf)
     tokens = t + 1
@@ -223,7 +223,7 @@ def close(self:_Rows, log_probs, source, stopped):
     return self.marked
 
 @patch
-def best_next(self:_Rows)->Tensor: # (N,k)
+def _best_next(self:_Rows)->Tensor: # (N,k)
     "What the texts come to with their best next tokens of the model, finished words among them."
     plain, words = self.marked[:,:self.v], self.marked[:,self.v:self.begin]
     last = self.groups.real(torch.arange(self.v, self.begin, device=words.device))
@@ -231,10 +231,10 @@ def best_next(self:_Rows)->Tensor: # (N,k)
     return best.values + self.total[:,None]
 
 @patch
-def may_end(self:_Rows, end):
+def _may_end(self:_Rows, end):
     "(N,) True where the library would take an end, and for inputs with musts."
     may, total = (x.view(len(self.finder.asked), -1) for x in (self.musts[self.input], self.total))
-    best = self.best_next().view(*total.shape, -1)                       # (b,a,k)
+    best = self._best_next().view(*total.shape, -1)                       # (b,a,k)
     scale = (self.said.shape[1] + 1)**self.config.length_penalty
     for worth in self.finder.standing():                                 # (b,a)
         sums = (best + worth[...,None]*scale).flatten(1)
@@ -253,7 +253,7 @@ class _Text:
     totals:list # log-probabilities of what is before each token, and of all without the end
 
 @patch
-def text(self:_Rows, i:int, found:list, ended:bool, traces:list)->_Text:
+def _text(self:_Rows, i:int, found:list, ended:bool, traces:list)->_Text:
     "What became of a text of input `i`, by what the steps looked at."
     said = self.prompts.new_tensor([t for t in found if t < self.begin])
     step, rows, totals = self.steps[len(said)], [], []
@@ -369,12 +369,12 @@ def _answer_kind(half):
 
 # %% ../../nbs/models/116_generate.ipynb #5be11602
 @patch
-def texts(self:_Rows, found)->list: # b*n
+def _texts(self:_Rows, found)->list: # b*n
     "The best texts of every input, the best first."
     n, out = self.config.num_return_sequences, []
     traces = [(step.source.tolist(), step.total.tolist()) for step in self.steps]
     for i, lines in enumerate(zip(found.tokens[:,:n].tolist(), found.ended[:,:n].tolist())):
-        out += [self.text(i, said, ended, traces) for said, ended in zip(*lines)]
+        out += [self._text(i, said, ended, traces) for said, ended in zip(*lines)]
     return out
 
 def _padded(rows, fill):
@@ -393,7 +393,7 @@ def _spans(mentions, musts):
     return found
 
 @patch
-def known(self:_Rows, texts:list, ordered:bool)->dict:
+def _known(self:_Rows, texts:list, ordered:bool)->dict:
     "What is ours in the answer: which words came, where and at what cost; the texts' worth."
     n, spans, costs, worth = self.config.num_return_sequences, [], [], []
     for place, text in enumerate(texts):
@@ -404,26 +404,26 @@ def known(self:_Rows, texts:list, ordered:bool)->dict:
         cost = {g: text.totals[end] - text.totals[start] for g, (start, end) in spans[-1].items()}
         costs.append(cost)
         worth.append(sum(u for g, u in enumerate(row) if g in spans[-1] and u < math.inf))
-    objective = self.total.new_tensor([self.mean(t) + u for t, u in zip(texts, worth)])
+    objective = self.total.new_tensor([self._mean(t) + u for t, u in zip(texts, worth)])
     return dict(texts=[t.ids for t in texts], spans=spans, costs=costs, objective=objective)
 
 @patch
-def mean(self:_Rows, text)->float:
+def _mean(self:_Rows, text)->float:
     "The score of `generate`: the log-probability over a power of the length."
     return text.score/max(1, len(text.ids))**self.config.length_penalty
 
 # %% ../../nbs/models/116_generate.ipynb #5be11603
 def _answer(rows, found, ordered):
     "What `generate` returns: ids, or all that is known of them if a dict is asked for."
-    config, texts = rows.config, rows.texts(found)
+    config, texts = rows.config, rows._texts(found)
     prompts = rows.prompts.repeat_interleave(config.num_return_sequences, 0)
     new = _padded([text.ids for text in texts], rows.fill).to(prompts.device)
     sequences = torch.cat([prompts, new], 1)
     if not config.return_dict_in_generate: return sequences
     kind = _answer_kind("EncoderDecoder" if rows.model.config.is_encoder_decoder else "DecoderOnly")
     vars(kind.latest).clear()
-    vars(kind.latest).update(rows.known(texts, ordered))
-    means = rows.total.new_tensor([rows.mean(text) for text in texts])
+    vars(kind.latest).update(rows._known(texts, ordered))
+    means = rows.total.new_tensor([rows._mean(text) for text in texts])
     if not config.output_scores: return kind(sequences=sequences, sequences_scores=means)
     paths = _padded([text.rows[:len(text.ids)] for text in texts], -1).to(prompts.device)
     scores = [step.scores for step in rows.steps if step.scores is not None]
@@ -442,7 +442,7 @@ def _with_begin(at_least, inputs):
     return at_least if at_least is None else [None if n is None else n + 1 for n in least]
 
 @patch
-def search(self:_Rows, **settings):
+def _search(self:_Rows, **settings):
     "Search, with the begin as one more must."
     groups, device, config = self.groups, self.prompts.device, self.config
     words = groups.constraints(self.v, self.ends.tolist(), device)
@@ -454,11 +454,11 @@ def search(self:_Rows, **settings):
         prices=prices, least=least, **settings)
     def reorder(_, index): return index.flatten()
     with torch.inference_mode():                                         # but for the model
-        return self.finder.run(self.step, None, 0, reorder, pad=self.end)
+        return self.finder.run(self._step, None, 0, reorder, pad=self.end)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11604
 @patch
-def barred(self:_Rows, ids:tuple)->bool:
+def _barred(self:_Rows, ids:tuple)->bool:
     "Whether a spelling could not come: a piece of it was never allowed, or `bad_words_ids` has it."
     bad = map(tuple, self.config.bad_words_ids or ())
     return not set(self.never.tolist()).isdisjoint(ids) or any(_holds(ids, part) for part in bad)
@@ -470,7 +470,7 @@ def _warn(rows, found, wishes):
         line = f"input {i}: {done} of {len(groups)} words within {rows.room} tokens"
         if rows.late: line += f"; max_time={rows.config.max_time} was up"
         for word, group in zip(wishes.lists[i], groups):
-            if not all(map(rows.barred, group)): continue
+            if not all(map(rows._barred, group)): continue
             line += f"; {word[0]!r} is forbidden, by an option or a logits processor"
         warnings.warn(line)
 
@@ -525,7 +525,7 @@ def grid_beam(
     least = _with_begin(at_least, len(groups.lists))
     criteria = [*stopping_criteria, *_stopping(stop_strings, processor)]
     rows = _Rows(model, input_ids, logits_processor, criteria, config, model_kwargs, groups, prices)
-    found = rows.search(at_least=least, mode=mode, no_repeat=no_repeat, ordered=ordered)
+    found = rows._search(at_least=least, mode=mode, no_repeat=no_repeat, ordered=ordered)
     _warn(rows, found, wishes)
     return _answer(rows, found, ordered)
 
