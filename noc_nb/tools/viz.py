@@ -252,7 +252,7 @@ def label_points(
             spots = _beside(place, .3*size*len(text))
             room = np.linalg.norm(spots[:,:,None] - taken, axis=-1).min((1, 2))
             inside = np.minimum(spots - low, high - spots).min((1, 2))
-            best = np.argmax(np.minimum(room, inside).clip(max=.8*size))
+            best = np.argmax(np.minimum(room, inside).clip(max=1.2*size))
             taken = np.concatenate([taken, spots[best]])
             ax.annotate(text, ax.transData.inverted().transform(place*point),
                         spots[best,1] - place, color=color, **style)
