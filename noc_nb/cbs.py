@@ -12,7 +12,7 @@ from torch import Tensor
 from .beam import Hypotheses
 from .core import require
 from .grid_beam import Groups
-from .search import MODES, Beams, Grid, grid_beam_search
+from .search import MODES, Grid, grid_beam_search
 
 # %% ../nbs/25_cbs.ipynb #fc685e9f
 class Machine(Grid):
@@ -26,7 +26,7 @@ class Machine(Grid):
                     f"at most {self.most_groups}")
         return groups.finished(torch.arange(2**len(groups.bits), device=groups.bits.device))
 
-    def row(self, search, groups:Groups, beams:Beams)->Tensor:
+    def row(self, search, groups:Groups, beams)->Tensor:
         "(b,m) the state of each hypothesis."
         return beams.done
 

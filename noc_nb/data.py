@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PARTS', 'CocoData', 'SelectorExamples', 'RegionFeatures', 'CaptionBatch', 'ImageExamples', 'CaptionExamples',
-           'Loader', 'region_batches']
+           'Loader']
 
 # %% ../nbs/07_data.ipynb #69558550
 from collections.abc import Mapping
@@ -263,13 +263,3 @@ def _batches(self:Loader, epoch):
     turns = rng.permutation(full) if self.shuffle else range(full)
     batches = [order[i*size:(i+1)*size].tolist() for i in turns]
     return batches + [order[full*size:].tolist()]*(len(order) > full*size)
-
-# %% ../nbs/07_data.ipynb #ff479af7
-def region_batches(
-    data:CocoData,     # captions and regions
-    ids,               # image ids, or the name of a part
-    batch_size:int=50, # images a batch
-    features=None,     # image ids -> (features, mask); default: the data's
-)->Loader:             # of `CaptionBatch`es without tokens
-    "Images in the order given, for decoding."
-    return Loader(ImageExamples(data, ids, features), batch_size, shuffle=False)

@@ -18,7 +18,7 @@ from fastcore.basics import patch
 from .captioner import Captioner
 from .constraints import FORMS, best_scores, constraint_classes, constraint_tokens
 from .core import Config, default_device, foreign_file, progress, require, setting
-from .data import CocoData, region_batches
+from .data import CocoData, ImageExamples, Loader
 from .decode import decode
 from .encoder import CaptionerConfig
 from .grid_beam import SearchConfig
@@ -310,7 +310,7 @@ class Experiment:
 
 # %% ../nbs/44_experiment.ipynb #8ef3c1b0
 @patch(as_prop=True)
-def features(self:Experiment)->str:
+def _features(self:Experiment)->str:
     "What the captioner sees, as rows name it."
     return "symbolic" if self.data.features is None else "store"
 
@@ -322,7 +322,7 @@ def _identity(self:Experiment):
     images = {part: len(ids) for part, ids in data.splits.items()}
     return dict(preset=run.preset, seed=run.seed, detections=run.detections, images=images,
                 captions=data.counts["captions"], part=run.part, variant=run.variant,
-                features=self.features, inputs=contents(data, seen=True),
+                features=self._features, inputs=contents(data, seen=True),
                 loss=called(self.models.loss))
 
 @patch
@@ -369,7 +369,8 @@ def _decode(self:Experiment, row, training, lambda0):
     groups, prices, missing = self._constraints(row, lambda0, Vocab(captioner.tokens))
     # images with as many constraints go through the search together, so that no grid has empty rows
     ids = sorted(self.ids, key=lambda i: (len(groups[i]), i))
-    batches = region_batches(data, ids, 100, data.region_features(captioner.cfg.max_regions))
+    features = data.region_features(captioner.cfg.max_regions)
+    batches = Loader(ImageExamples(data, ids, features), 100, shuffle=False)
     decoded = decode(captioner, batches, groups, self._searched(row).search, f"{training} {row}",
                      prices)
     return {i: replace(d, missing=missing[i]) for i, d in decoded.items()}
@@ -421,7 +422,7 @@ def _evaluate(self:Experiment, line):
 def _line_of(r): return r["row"], r["training"], r["lambda0"]
 
 @patch(as_prop=True)
-def rows(self:Experiment)->list:
+def _rows(self:Experiment)->list:
     "The result rows so far. Raises `NocError` for rows of something else."
     file = self.out/"rows.jsonl"
     rows = read_rows(file) if file.exists() else []
@@ -447,7 +448,7 @@ def _result(self:Experiment, line, seeds, **measured):
     seed = dict(selector=_seed_text(row, seeds), captioner=run.seed if training else None)
     return new_row("main" if main else "ablation", row, training=training, variant=run.variant,
                    lambda0=lambda0, lambda1=lambda1, data=run.preset.data, split=run.part,
-                   detections=run.detections, features=self.features, seed=seed,
+                   detections=run.detections, features=self._features, seed=seed,
                    command=run.command, config=self._config(row), **measured)
 
 # %% ../nbs/44_experiment.ipynb #a68482de
@@ -471,7 +472,7 @@ def _score(self:Experiment, line, seeds):
     scores["selection_f1"] = selection_f1(chosen, data.captions, self.ids, self.novel, data.heldout,
                                           fp_weight=self.fp_weight)
     # captions that were there took their time before
-    spent = sum(r["seconds"] for r in self.rows if training and _line_of(r) == line)
+    spent = sum(r["seconds"] for r in self._rows if training and _line_of(r) == line)
     seconds = round(spent + time.monotonic() - start, 1)
     self._append(self._result(line, seeds, protocol=protocol, counts=counts, metrics=scores,
                               seconds=seconds))
@@ -491,12 +492,12 @@ def _done(self:Experiment):
     "Lines, with selectors' seeds, that have their row: with SPICE, where that is wanted."
     spice = self.programs and "S" in self.metrics
     def whole(r): return not (spice and r["training"] and r["metrics"]["in"]["S"] is None)
-    return {(*_line_of(r), r["seed"]["selector"]) for r in self.rows if whole(r)}
+    return {(*_line_of(r), r["seed"]["selector"]) for r in self._rows if whole(r)}
 
 @patch
 def _check_pipeline(self:Experiment, lines):
     "Raises `NocError` where its one captioner would pass for several trainings."
-    trainings = {training for _, training, _ in [*lines, *map(_line_of, self.rows)] if training}
+    trainings = {training for _, training, _ in [*lines, *map(_line_of, self._rows)] if training}
     require(len(trainings) < 2 or not self.models.pipeline,
             f"{self.models.pipeline}: holds one captioner", "one training, the one that it had")
 
@@ -518,4 +519,4 @@ def complete(self:Experiment,
         for line, seeds in progress(todo, "rows"):
             if line in captioned[:1]: self._prepare(captioned)
             self._score(line, seeds)
-    return self.rows
+    return self._rows

@@ -11,7 +11,7 @@ import torch
 from .core import set_seed
 from .data import CocoData, Loader, SelectorExamples
 from .heldout import COCO_HELDOUT
-from .novelty import domains, nonnovel_weight, selection_f1
+from .novelty import nonnovel_weight, selection_f1
 from .runs import called, contents, fingerprint
 from .selector import RegionSelector, SelectorConfig, select, selector_loss
 from .train import TrainConfig, Trainer, finished_model
@@ -43,15 +43,19 @@ def selected(
     return {i: select(p[None], labels[None], threshold)[0] for i, (labels, p) in scores.items()}
 
 # %% ../nbs/41_train_selector.ipynb #19c4ed3f
+def _sizes(data, part):
+    "How many images of a part are not novel, and how many are."
+    novel = set().union(*data.novel[part].values()).intersection(data.splits[part])
+    return len(data.splits[part]) - len(novel), len(novel)
+
 def val_weight(
     data:CocoData, # its parts "val" and "test"
 )->float:          # `fp_weight` of F1 on `val`; 1 where there is nothing to weigh
     "How often a false positive on a non-novel image of `val` counts."
-    val, novel = data.splits["val"], data.novel["val"]
-    if not all(domains(val, novel)): return 1.
-    if data.heldout == COCO_HELDOUT: return nonnovel_weight(val, novel)
-    test = domains(data.splits["test"], data.novel["test"])
-    return nonnovel_weight(val, novel, tuple(map(len, test))) if all(test) else 1.
+    val, test = data.splits["val"], _sizes(data, "test")
+    if not all(_sizes(data, "val")): return 1.
+    if data.heldout == COCO_HELDOUT: return nonnovel_weight(val, data.novel["val"])
+    return nonnovel_weight(val, data.novel["val"], test) if all(test) else 1.
 
 # %% ../nbs/41_train_selector.ipynb #7fa3ddc8
 def val_score(

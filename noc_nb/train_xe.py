@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from .captioner import Captioner
 from .cider import CiderD
 from .core import set_seed
-from .data import CaptionBatch, CaptionExamples, CocoData, Loader, region_batches
+from .data import CaptionBatch, CaptionExamples, CocoData, ImageExamples, Loader
 from .decode import decode
 from .encoder import CaptionerConfig
 from .grid_beam import SearchConfig
@@ -89,7 +89,7 @@ def val_cider(
     cider = CiderD({i: data.tokens[i] for i in ids})
     def score(model):
         features = data.region_features(model.cfg.max_regions)
-        batches = region_batches(data, ids, features=features)
+        batches = Loader(ImageExamples(data, ids, features), shuffle=False)
         decoded = decode(model, batches, constraints, SearchConfig(k=1), "val")
         captions = [decoded[i].caption for i in ids]
         tokens = [caption.split() for caption in captions]

@@ -127,6 +127,10 @@ class Vocab:
     def __contains__(self, word): return word in self.stoi
     def __repr__(self): return f"Vocab({len(self):,} words)"
 
+    def save(self, path):
+        "Write as JSON."
+        write_json(path, dict(tokens=list(self.tokens), unseen=sorted(self.unseen)), indent=0)
+
 # %% ../nbs/03_vocab.ipynb #c506fb8f
 @patch
 def encode(self:Vocab,
@@ -159,12 +163,6 @@ def build(cls:Vocab,
     return cls(ordered, {word for word in ordered if not counts[word]})
 
 # %% ../nbs/03_vocab.ipynb #37885fa7
-@patch
-def save(self:Vocab, path):
-    "Write as JSON."
-    words = {"tokens": list(self.tokens), "unseen": sorted(self.unseen)}
-    write_json(path, words, indent=0)
-
 def _is_word(word): return isinstance(word, str) and word.split() == [word]
 
 # %% ../nbs/03_vocab.ipynb #f1ee8c7c

@@ -4,7 +4,7 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 from PIL import Image
-from noc_nb.tools.app import Studio
+from noc_nb.tools.app import _Studio
 from noc_nb.pipeline import NovelCaptioner
 from noc_nb.regions import Regions
 
@@ -21,8 +21,8 @@ def dog_and_kite(images):
 def served():
     "The page over drawn scenes, with a stand-in for a detector."
     torch.set_num_threads(1)
-    studio = Studio(NovelCaptioner.from_pretrained("toy", device="cpu"), dog_and_kite, most=4)
-    page, options = studio.page(max_mb=1)
+    studio = _Studio(NovelCaptioner.from_pretrained("toy", device="cpu"), dog_and_kite, most=4)
+    page, options = studio._page(max_mb=1)
     _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **options)
     yield url
     page.close()

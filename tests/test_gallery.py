@@ -7,7 +7,7 @@ import pyarrow, pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
-from noc_nb.tools.app import Studio
+from noc_nb.tools.app import _Studio
 from noc_nb.tools.cli import noc_caption
 from noc_nb.tools.command import main
 from noc_nb.captioner import Captioner
@@ -144,7 +144,7 @@ def test_hostile_files_become_a_store(src, tmp_path):
     assert again.ids == [f.id for f in image_files(src)] and again.name(12).endswith("000012.jpg")
 
 def test_hostile_uploads(toy, src):
-    studio = Studio(toy, some_regions, most=1)
+    studio = _Studio(toy, some_regions, most=1)
     for f in image_files(src):
         if f.id in (1, 2, 3, 4, 5, 9): assert len(studio.upload(f.path).regions) == 2
         elif f.id != 12:
@@ -152,7 +152,7 @@ def test_hostile_uploads(toy, src):
             assert "\n" not in str(e.value)
     files = image_files(src)
     table = table_of(Regions([[.1, .1, .6, .9]], [2], [.9], image_id=f.id) for f in files)
-    page = Studio(toy, source=_from_table(table, files={f.id: f for f in files}))
+    page = _Studio(toy, source=_from_table(table, files={f.id: f for f in files}))
     assert len(page.examples) == 7 and all(page.example(n).free.caption for n in range(7))   # what opens, and no other
 
 def test_images_whose_ids_nobody_knows(toy, tmp_path):

@@ -514,10 +514,10 @@ def test_the_page_takes_any_words():
     "Half a character would end the response, and a book would be looked up."
     import time
     import gradio as gr
-    from noc_nb.tools.app import Studio, _propose, _with_box, _with_words
-    studio = Studio(most=1)
+    from noc_nb.tools.app import _Studio, _propose, _with_box, _with_words
+    studio = _Studio(most=1)
     view, choices = studio.example(0), (gr.CheckboxGroup, gr.Dropdown)
-    asked = [part for part in studio.page()[0].blocks.values() if isinstance(part, choices)]
+    asked = [part for part in studio._page()[0].blocks.values() if isinstance(part, choices)]
     assert len(asked) > 2
     def stage(change): return studio._tried(gr, view, {}, change)[-3].encode()
     def box(corners): return stage(lambda: _propose(_with_box(view, "dog", corners)))
@@ -533,8 +533,8 @@ def test_the_page_takes_any_words():
 
 def test_large_uploads_give_their_memory_back(tmp_path):
     import gc
-    from noc_nb.tools.app import Studio
-    studio = Studio(object(), lambda images: (_ for _ in ()).throw(NocError("seen")), most=0)
+    from noc_nb.tools.app import _Studio
+    studio = _Studio(object(), lambda images: (_ for _ in ()).throw(NocError("seen")), most=0)
     Image.new("1", (16_000, 3_000)).save(tmp_path/"large.png")
     Image.new("1", (16_000, 5_000)).save(tmp_path/"larger.png")
     with pytest.raises(NocError, match="at most 50,000,000 pixels"): studio.upload(tmp_path/"larger.png")

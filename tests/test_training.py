@@ -12,7 +12,7 @@ from noc_nb.core import NocError, read_json, set_seed
 from noc_nb.data import CaptionExamples, ImageExamples, Loader
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.grid_beam import SearchConfig
-from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, scst_images, train_scst
+from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, _images, train_scst
 from noc_nb.tools.dataset import load_data
 from noc_nb.tools.drawing import make_toy
 from noc_nb.train import TrainConfig, Trainer, _checkpoints, _checksum, _read_checkpoint
@@ -236,7 +236,7 @@ def phase_of(phase, root, folder):
     vocab, features = Vocab(captioner.tokens), data.region_features()
     if phase == "xe":
         return Trainer(captioner, xe_loss, xe, folder, 32), Loader(CaptionExamples(data, vocab), 20)
-    ids = scst_images(data)
+    ids = _images(data)
     loss = SelfCritical(cider_reward(data, ids, vocab), {}, how)
     return Trainer(captioner, loss, scst, folder, 32), Loader(ImageExamples(data, ids, features), 7)
 

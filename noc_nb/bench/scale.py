@@ -22,7 +22,7 @@ from .training import BenchConfig, _batch, _captioner
 from .world import WorldSize, make_world
 from ..core import progress, require
 from ..data import CaptionExamples, ImageExamples, Loader, RegionFeatures
-from ..data import SelectorExamples, region_batches
+from ..data import SelectorExamples
 from ..decode import decode, search
 from ..experiment import PRESETS
 from ..heldout import novel_images, removed_images
@@ -30,8 +30,7 @@ from ..metrics import CaptionScorer
 from ..novelty import judge
 from ..results import append_row, new_row, read_rows
 from ..runs import locked
-from ..scst import SelfCritical, caption_log_probs, cider_reward
-from ..scst import oracle_constraints, scst_images
+from ..scst import SelfCritical, caption_log_probs, cider_reward, oracle_constraints
 from ..selector import RegionSelector, selector_loss
 from ..tools.command import peak_mb
 from ..tools.dataset import load_captions, load_data
@@ -203,7 +202,8 @@ def _xe_store(bench):
 def _scst(bench):
     "Steps of self-critical training, without constraints and with the oracle's."
     data, captioner, cfg = bench.data, bench.captioner, bench.preset.scst
-    ids, vocab = scst_images(data, cfg), Vocab(captioner.tokens)
+    train, vocab = data.splits["train"], Vocab(captioner.tokens)
+    ids = [i for i in train if len(data.captions[i]) >= cfg.min_refs]
     with bench.lap("reward", 5*len(ids)): reward = cider_reward(data, ids, vocab, cfg)
     with bench.lap("constraints", len(ids)): oracle, _ = oracle_constraints(data, ids, vocab)
     features = data.region_features(bench.preset.captioner.max_regions)
@@ -227,10 +227,10 @@ def _decode(bench):
     found = dict(images=bench.images, test=len(test),
                  constraints=sum(map(len, oracle.values()))/len(ids))
     for name, constraints in dict(none={}, oracle=oracle).items():
-        batches = region_batches(data, ids, 100, features)
+        batches = Loader(ImageExamples(data, ids, features), 100, shuffle=False)
         with bench.lap(name, len(ids)): decode(captioner, batches, constraints, bench.preset.search)
     if bench.processes > 1: return found
-    some = region_batches(data, ids[:10], 10, features)
+    some = Loader(ImageExamples(data, ids[:10], features), 10, shuffle=False)
     for name, constraints in dict(none={}, oracle=oracle).items():
         work = partial(decode, captioner, some, constraints, bench.preset.search)
         found[f"{name}_teraflop"] = _operations(work)/len(ids[:10])

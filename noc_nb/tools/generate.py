@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..core import NocError, require
 from ..search import Search
-from .spellings import IdGroups, WordGroups, read_words
+from .spellings import read_words
 
 # %% ../../nbs/models/116_generate.ipynb #ecc025a7
 @dataclass
@@ -347,13 +347,6 @@ def _read_word_prices(prices, lists):
     return [list(row) for row in rows]
 
 # %% ../../nbs/models/116_generate.ipynb #3e954c4c
-def _groups(wishes, processor, prompts, again):
-    "`IdGroups` or `WordGroups`, by what was given."
-    if not wishes.text: return IdGroups(wishes)
-    require(processor is not None, "words: text", "processor=, a processor or tokenizer, as well; "
-            "tokenizer= reaches a folder of the hub, but no function")
-    return WordGroups(wishes, getattr(processor, "tokenizer", processor), prompts, again)
-
 @cache
 def _answer_kind(half):
     "The library's class, whose copies keep what is ours: Whisper builds its answer once more."
@@ -519,7 +512,7 @@ def grid_beam(
     _check_options(config)
     if not text_only: _check_image(model, model_kwargs)
     wishes = _wishes(words, each, avoid, force_words_ids, constraints, config, len(input_ids) // k)
-    groups = _groups(wishes, processor, input_ids[::k].tolist(), no_repeat or ordered)
+    groups = wishes.groups(processor, input_ids[::k].tolist(), no_repeat or ordered)
     prices = _read_word_prices(prices, groups.lists)
     if at_least is None: _check_room(groups.lists, prices, config.max_length - input_ids.shape[1])
     least = _with_begin(at_least, len(groups.lists))

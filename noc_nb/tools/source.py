@@ -6,7 +6,7 @@
 __all__ = ['Source', 'annotated', 'detected', 'photos', 'detector_for', 'Job']
 
 # %% ../../nbs/models/119_source.ipynb #10600003
-import json, warnings
+import json, math, warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -266,6 +266,13 @@ class Job(Config):
         names = ("src model classes data images features detector weights add_words captioner")
         return [getattr(self, name) for name in names.split()]
 
+    @property
+    def blind(self)->bool:
+        "Whether nothing is detected: the captioner looks at photos itself, and words are by hand."
+        wanted = any(price != -math.inf for price in (self.options.wishes or {}).values())
+        by_hand = self.captioner and not self.detector and self.options.min_score is None
+        return bool(by_hand and wanted) and not _holds_regions(Path(self.src))
+
 # %% ../../nbs/models/119_source.ipynb #52a8b103
 @patch
 def pipeline(self:Job)->NovelCaptioner:
@@ -289,12 +296,6 @@ def pipeline(self:Job)->NovelCaptioner:
 def _holds_regions(path):
     if path.suffix == ".parquet": return not (path.is_file() and image_column(path))
     return path.name.endswith((".json", ".json.gz")) or (path/"meta.json").is_file()
-
-@patch(as_prop=True)
-def blind(self:Job)->bool:
-    "Whether nothing is detected: the captioner looks at photos itself, and words are by hand."
-    by_hand = bool(self.captioner) and not self.detector and self.options.named
-    return by_hand and not _holds_regions(Path(self.src))
 
 def _nothing(images):
     return (Regions.empty(size=image.size) for image in images)
