@@ -56,6 +56,11 @@ class CocoData:
         "Ids of the classes that some reference of the image mentions."
         return self._mentioned[image_id]
 
+    @property
+    def dropped(self)->set:
+        "Ids of classes never chosen: people, and background where 0 is no class of its own."
+        return people(self.classes) | ({0} - self.classes.keys())
+
 # %% ../nbs/07_data.ipynb #82cf1d20
 @patch
 def __repr__(self:CocoData):
@@ -80,11 +85,6 @@ def ids(self:CocoData,
     if not isinstance(part, str): return list(part)
     if part in self.splits: return self.splits[part]
     raise NocError(f"{self.name}: part {part!r}: expected one of {', '.join(self.splits)}")
-
-@patch(as_prop=True)
-def dropped(self:CocoData)->set:
-    "Ids of classes that are never chosen: people, and background where 0 is no class of its own."
-    return people(self.classes) | ({0} - self.classes.keys())
 
 # %% ../nbs/07_data.ipynb #7a71e7d7
 def _to(batch, device):

@@ -310,7 +310,7 @@ class Experiment:
 
 # %% ../nbs/44_experiment.ipynb #8ef3c1b0
 @patch(as_prop=True)
-def _features(self:Experiment)->str:
+def features(self:Experiment)->str:
     "What the captioner sees, as rows name it."
     return "symbolic" if self.data.features is None else "store"
 
@@ -322,7 +322,7 @@ def _identity(self:Experiment):
     images = {part: len(ids) for part, ids in data.splits.items()}
     return dict(preset=run.preset, seed=run.seed, detections=run.detections, images=images,
                 captions=data.counts["captions"], part=run.part, variant=run.variant,
-                features=self._features, inputs=contents(data, seen=True),
+                features=self.features, inputs=contents(data, seen=True),
                 loss=called(self.models.loss))
 
 @patch
@@ -448,7 +448,7 @@ def _result(self:Experiment, line, seeds, **measured):
     seed = dict(selector=_seed_text(row, seeds), captioner=run.seed if training else None)
     return new_row("main" if main else "ablation", row, training=training, variant=run.variant,
                    lambda0=lambda0, lambda1=lambda1, data=run.preset.data, split=run.part,
-                   detections=run.detections, features=self._features, seed=seed,
+                   detections=run.detections, features=self.features, seed=seed,
                    command=run.command, config=self._config(row), **measured)
 
 # %% ../nbs/44_experiment.ipynb #a68482de
