@@ -237,23 +237,29 @@ def _gains(self:Search, begun)->Tensor:
 @patch
 def _expansions(self:Search, parent:_Cells, special, best, words)->_Beams:
     "(b,m) what may follow hypotheses (b,g). `special`, `best`, `words` are what `next_words` gave."
-    begun = self._begun(parent) if self.absorb or self.cfg.no_repeat else None
+    begun, gain = None, None
+    if self.absorb or self.cfg.no_repeat: begun = self._begun(parent)
     if self.cfg.no_repeat:
         again = F.pad(self._repeats(parent, begun), (0, 1))             # the end repeats nothing
         special = special.masked_fill(again, -torch.inf)
+    if self.absorb: gain = self._gains(begun)
+    if self.absorb and self.ordered: gain = gain & self._in_turn(parent.done)[...,None]
+    ways = [self._free(parent, gain, special, best, words)]
+    if self.long > 1 or not self.absorb: ways.append(self._forced(parent, gain, special[...,:-1]))
+    return self._children(parent, *(torch.cat(x, 2) if x[1:] else x[0] for x in zip(*ways)))
+
+# %% ../nbs/24_search.ipynb #b1d22a13
+@patch
+def _free(self:Search, parent:_Cells, gain, special, best, words)->tuple:
+    "Log-probabilities, tokens, `done`, `phrase` (b,g,k+c+1) of what comes by itself; the end last."
     own, end = special[...,:-1], special[...,-1:]
     end = end.masked_fill(~self.groups.may_end(parent.done)[...,None], -torch.inf)
-    free = torch.cat([best, own, end], 2)
-    if self.long > 1: free = free.masked_fill((parent.phrase > 0)[...,None], -torch.inf)
+    log_prob = torch.cat([best, own, end], 2)
+    if self.long > 1: log_prob = log_prob.masked_fill((parent.phrase > 0)[...,None], -torch.inf)
     word = torch.cat([words, self.special.expand(-1, words.shape[1], -1)], 2)
-    done, gain = parent.done[...,None].expand_as(free), None
-    if self.absorb:
-        gain = self._gains(begun)
-        if self.ordered: gain = gain & self._in_turn(parent.done)[...,None]
-        done = done | F.pad(gain, (words.shape[2], 1))
-    ways = [(free, word, done, torch.zeros_like(word))]
-    if self.long > 1 or not self.absorb: ways.append(self._forced(parent, gain, own))
-    return self._children(parent, *(torch.cat(x, 2) if x[1:] else x[0] for x in zip(*ways)))
+    done = parent.done[...,None].expand_as(log_prob)
+    if self.absorb: done = done | F.pad(gain, (words.shape[2], 1))
+    return log_prob, word, done, torch.zeros_like(word)
 
 # %% ../nbs/24_search.ipynb #e14d54c8
 @patch
