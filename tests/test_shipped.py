@@ -1,7 +1,11 @@
-"The pipelines of the package: how good their captions are; averaged embeddings through a pipeline."
+"The pipelines of the package: how good their captions are; averaged embeddings through a pipeline; broken folders."
+import json
+import re
+from pathlib import Path
 import pytest
 import torch
-from noc_nb.core import find_data
+from safetensors.torch import load, save
+from noc_nb.core import NocError, find_data
 from noc_nb.novelty import judge
 from noc_nb.pipeline import NovelCaptioner
 from noc_nb.tools.dataset import load_data
@@ -60,3 +64,66 @@ def test_averaged_embeddings_through_a_pipeline(world, tmp_path):
         assert saved.said == {never.name: never.word} and saved.reason is None
         assert never.word in saved.caption.split() and saved.caption == caption.caption
         assert saved.score != plain.score                       # the search went by the new place
+
+# ---- folders that are broken
+
+@pytest.fixture(scope="module")
+def toy(): return NovelCaptioner.from_pretrained("toy", device="cpu")
+
+def of_json(**changes): return lambda whole: json.dumps(json.loads(whole) | changes).encode()
+
+def of_vectors(**changes):
+    "A file of class vectors in which some are others; None takes one out."
+    def change(whole):
+        vectors = load(whole) | changes
+        return save({name: vector for name, vector in vectors.items() if vector is not None})
+    return change
+
+WIDTH = len(NovelCaptioner.from_pretrained("toy", device="cpu").vectors[1])
+BROKEN = {
+    "pipeline.json": [
+        (lambda whole: b"[]", "expected settings, as an object"),
+        (of_json(search=dict(beams=5)), "search: unknown setting 'beams'"),
+        (of_json(limit="5"), "limit='5': expected a value of type int"),
+        (of_json(form="verbs"), "form=verbs: expected one of words"),
+        (of_json(beams=5), "unknown setting 'beams'"),
+        (of_json(limit=-1), "limit=-1: expected 0 or more"),
+        (of_json(prices=dict(weight=-1)), "prices: weight=-1: expected 0 to 1000")],
+    "captioner/config.json": [
+        (of_json(layers=2000), "layers=2000: expected 1 to 100"),
+        (of_json(heads=0), "heads=0: expected 1 to 100000"),
+        (of_json(heads=7), "d_model=")],
+    "class_vectors.safetensors": [
+        (lambda whole: whole[:-9], "expected the model's weights, as"),
+        (lambda whole: b"", "expected the model's weights, as"),
+        (of_vectors(abc=torch.ones(WIDTH)), "class abc: expected a vector for each"),
+        (of_vectors(**{"50000000": torch.ones(WIDTH)}), "class 50000000: expected a vector"),
+        (of_vectors(**{"1": torch.ones(WIDTH + 1)}), "class 1: expected"),
+        (of_vectors(**{"1": torch.full((WIDTH,), torch.nan)}), "class 1: expected"),
+        (of_vectors(**{"1": torch.tensor(1.)}), f"class 1: expected {WIDTH} finite"),
+        (of_vectors(**{"1": None}), "class 1: expected a vector")]}
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_folder_says_which_file_is(toy, tmp_path, name):
+    toy.save_pretrained(tmp_path, half=True)
+    file = tmp_path/name
+    whole = file.read_bytes()
+    for change, expected in BROKEN[name]:
+        file.write_bytes(change(whole))
+        with pytest.raises(NocError, match=re.escape(f"{file}: {expected}")):
+            NovelCaptioner.from_pretrained(tmp_path, device="cpu")
+    file.write_bytes(whole)
+    NovelCaptioner.from_pretrained(tmp_path, device="cpu")
+
+def test_a_folder_is_never_taken_for_a_shipped_pipeline(toy, tmp_path, monkeypatch):
+    "A name of the package comes first; as a path it is the folder, and the folder needs a pipeline."
+    monkeypatch.chdir(tmp_path)
+    for name in "lite", "mine": toy.save_pretrained(name)
+    words = [len(NovelCaptioner.from_pretrained(name, device="cpu").vocab)
+             for name in ("./lite", Path("lite"), "mine", "./mine")]
+    assert words == [len(toy.vocab)]*4 != [len(NovelCaptioner.from_pretrained("lite", device="cpu").vocab)]*4
+    Path("empty").mkdir()
+    with pytest.raises(NocError, match="^empty/pipeline.json: no such file"): NovelCaptioner.from_pretrained("empty")
+    for name in "huge", "./huge":
+        with pytest.raises(NocError, match=f"^{name}: no such folder, and no pipeline of the package: expected one of"):
+            NovelCaptioner.from_pretrained(name)
