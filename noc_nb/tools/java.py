@@ -197,67 +197,9 @@ def _cache_folder()->Path:
     except RuntimeError: home = Path.cwd()                  # a user without a home
     return Path(os.environ.get("NOC_CACHE") or home/".cache/noc_nb")
 
-# %% ../../nbs/scores/120_java.ipynb #ece7ed3b
-def _call(command, folder):
-    "Run a program in a folder; what it says if it fails, else nothing."
-    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800,
-                         stdin=subprocess.DEVNULL)
-    return (run.stdout + run.stderr).strip() or "no message" if run.returncode else ""
-
-# %% ../../nbs/scores/120_java.ipynb #ff6db298
-def _fetch_with_maven(jars, folder):
-    "Fetch artefacts. Raises `OSError` where there is no Maven, or where it fails."
-    if not shutil.which("mvn"): raise FileNotFoundError("there is no program `mvn`")
-    for coordinates in jars:
-        group, name, version, *kind = coordinates.split(":")
-        artifact = ":".join([group, name, version, "jar", *kind])
-        text = _call(["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={artifact}",
-                      "-DoutputDirectory=."], folder)
-        if text: raise OSError(f"`mvn` failed: {text[:300]}")
-
-def _fetch_corenlp(jars, folder):
-    "`pycocoevalcap`'s own download of CoreNLP. Raises `OSError` where it cannot be reached."
-    (folder/"lib").mkdir(exist_ok=True)
-    code = ("import sys; from pycocoevalcap.spice import get_stanford_models as g; "
-            "g.SPICEDIR = sys.argv[1]; g.get_stanford_models()")
-    text = _call([sys.executable, "-c", code, folder], folder)
-    if text: raise OSError(f"pycocoevalcap's download failed: {text.splitlines()[-1][:200]}")
-    for jar in (folder/"lib").glob("*.jar"): jar.rename(folder/jar.name)
-
-# %% ../../nbs/scores/120_java.ipynb #1c82377e
 def _missing_jars(target):
     "The coordinates of jars that are not in a folder, or not as they should be."
     return [c for c, sha256 in _SPICE_JARS.items() if file_sum(target/_jar_name(c)) != sha256]
-
-def _accept(folder, target):
-    "Take over the jars that are right. Raises `NocError` for a file whose checksum is another."
-    for coordinates in _missing_jars(target):
-        name, checksum = _jar_name(coordinates), _SPICE_JARS[coordinates]
-        found = file_sum(folder/name)
-        if found is None: continue
-        require(found == checksum, f"{folder/name}: SHA-256 {found}", checksum)
-        with whole_file(target/name, "wb") as f, open(folder/name, "rb") as jar:
-            shutil.copyfileobj(jar, f)                 # nobody sees half a jar
-
-# %% ../../nbs/scores/120_java.ipynb #ce2d5021
-def _setup_spice(jars=None):
-    "Bring SPICE's jars, once: their folder. `NocError` names what is missing and its checksum."
-    target, problems = _cache_folder()/"spice", []
-    target.mkdir(parents=True, exist_ok=True)
-    require(jars is None or Path(jars).is_dir(), f"--jars {jars}", "a folder")
-    _accept(Path(jars or Path(spice_package.__file__).parent/"lib"), target)
-    for fetch in (_fetch_with_maven, _fetch_corenlp) if jars is None else ():
-        missing = _missing_jars(target)
-        if not missing or (problems and not any(c.startswith(_NLP) for c in missing)): break
-        with tempfile.TemporaryDirectory(f".{os.getpid()}.tmp", ".fetched.", target) as box:
-            try: fetch(missing, Path(box))
-            except (OSError, subprocess.TimeoutExpired) as e: problems.append(str(e))
-            _accept(Path(box), target)
-    missing = _missing_jars(target)
-    if not missing: return target
-    files = ", ".join(f"{_jar_name(c)} ({c}, SHA-256 {_SPICE_JARS[c]})" for c in missing)
-    raise NocError(f"SPICE: {'; '.join(problems) or jars}: not everything is there. "
-                   f"Give these files with --jars FOLDER: {files}")
 
 # %% ../../nbs/scores/120_java.ipynb #2f7333dd
 _PACKAGES = """java.base/java.lang java.base/java.util java.base/java.util.concurrent
@@ -388,7 +330,6 @@ class _SpiceScore(_Program):
 
     def close(self): pass
 
-# %% ../../nbs/scores/120_java.ipynb #a74c5fa8
 def java_programs(
     refs:dict,       # image id -> its reference sentences
     metrics=METRICS, # which scores are wanted; of them METEOR and SPICE are made here
@@ -396,11 +337,67 @@ def java_programs(
     "METEOR, started, and SPICE. Where Java fails there is a warning, and `why` of the program."
     return [program(refs) for program in (_MeteorScore, _SpiceScore) if program.metric in metrics]
 
-# %% ../../nbs/scores/120_java.ipynb #a74c5fa9
 def spice_lacks()->str:
     "Why SPICE cannot run; None where Java and its jars are there."
     try: _Spice({})
     except OSError as e: return str(e)
+
+# %% ../../nbs/scores/120_java.ipynb #ece7ed3b
+def _call(command, folder):
+    "Run a program in a folder; what it says if it fails, else nothing."
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800,
+                         stdin=subprocess.DEVNULL)
+    return (run.stdout + run.stderr).strip() or "no message" if run.returncode else ""
+
+def _fetch_with_maven(jars, folder):
+    "Fetch artefacts. Raises `OSError` where there is no Maven, or where it fails."
+    if not shutil.which("mvn"): raise FileNotFoundError("there is no program `mvn`")
+    for coordinates in jars:
+        group, name, version, *kind = coordinates.split(":")
+        artifact = ":".join([group, name, version, "jar", *kind])
+        text = _call(["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={artifact}",
+                      "-DoutputDirectory=."], folder)
+        if text: raise OSError(f"`mvn` failed: {text[:300]}")
+
+def _fetch_corenlp(jars, folder):
+    "`pycocoevalcap`'s own download of CoreNLP. Raises `OSError` where it cannot be reached."
+    (folder/"lib").mkdir(exist_ok=True)
+    code = ("import sys; from pycocoevalcap.spice import get_stanford_models as g; "
+            "g.SPICEDIR = sys.argv[1]; g.get_stanford_models()")
+    text = _call([sys.executable, "-c", code, folder], folder)
+    if text: raise OSError(f"pycocoevalcap's download failed: {text.splitlines()[-1][:200]}")
+    for jar in (folder/"lib").glob("*.jar"): jar.rename(folder/jar.name)
+
+# %% ../../nbs/scores/120_java.ipynb #1c82377e
+def _accept(folder, target):
+    "Take over the jars that are right. Raises `NocError` for a file whose checksum is another."
+    for coordinates in _missing_jars(target):
+        name, checksum = _jar_name(coordinates), _SPICE_JARS[coordinates]
+        found = file_sum(folder/name)
+        if found is None: continue
+        require(found == checksum, f"{folder/name}: SHA-256 {found}", checksum)
+        with whole_file(target/name, "wb") as f, open(folder/name, "rb") as jar:
+            shutil.copyfileobj(jar, f)                 # nobody sees half a jar
+
+# %% ../../nbs/scores/120_java.ipynb #ce2d5021
+def _setup_spice(jars=None):
+    "Bring SPICE's jars, once: their folder. `NocError` names what is missing and its checksum."
+    target, problems = _cache_folder()/"spice", []
+    target.mkdir(parents=True, exist_ok=True)
+    require(jars is None or Path(jars).is_dir(), f"--jars {jars}", "a folder")
+    _accept(Path(jars or Path(spice_package.__file__).parent/"lib"), target)
+    for fetch in (_fetch_with_maven, _fetch_corenlp) if jars is None else ():
+        missing = _missing_jars(target)
+        if not missing or (problems and not any(c.startswith(_NLP) for c in missing)): break
+        with tempfile.TemporaryDirectory(f".{os.getpid()}.tmp", ".fetched.", target) as box:
+            try: fetch(missing, Path(box))
+            except (OSError, subprocess.TimeoutExpired) as e: problems.append(str(e))
+            _accept(Path(box), target)
+    missing = _missing_jars(target)
+    if not missing: return target
+    files = ", ".join(f"{_jar_name(c)} ({c}, SHA-256 {_SPICE_JARS[c]})" for c in missing)
+    raise NocError(f"SPICE: {'; '.join(problems) or jars}: not everything is there. "
+                   f"Give these files with --jars FOLDER: {files}")
 
 # %% ../../nbs/scores/120_java.ipynb #3d190fba
 def _run_setup_spice(o):
