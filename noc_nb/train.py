@@ -69,83 +69,6 @@ class _Progress:
     weights:dict = None                       # file of the best weights -> its fingerprint
     history:list = field(default_factory=list) # a dict for every epoch
 
-# %% ../nbs/40_train.ipynb #40d45822
-def _generators():
-    "The modules of PyTorch that have a generator, by the name that a checkpoint gives its state."
-    device, found = default_device().type, dict(torch=torch)
-    if device != "cpu": found["device"] = torch.get_device_module(device)
-    return found
-
-def _rng_state(): return {name: g.get_rng_state().tolist() for name, g in _generators().items()}
-
-def _set_rng_state(state):
-    "Put the generators back where they were; one that another machine had is left out."
-    for name, g in _generators().items():
-        if name in state: g.set_rng_state(torch.tensor(state[name], dtype=torch.uint8))
-
-# %% ../nbs/40_train.ipynb #8e9f5836
-def _checksum(tensors, text):
-    "One number for all names and bytes of a checkpoint."
-    crc = zlib.crc32(text.encode())
-    for name in sorted(tensors):
-        crc = zlib.crc32(name.encode(), crc)
-        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy(), crc)
-    return f"{crc:08x}"
-
-# %% ../nbs/40_train.ipynb #2f5a77c1
-def _save_checkpoint(path, model, optimizer, **state):
-    "Write all that is needed to go on, whole or not at all. `NocError` where there is no room."
-    tensors = {f"model.{name}": x for name, x in model.state_dict().items()}
-    for i, moments in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{i}.{name}": x for name, x in moments.items()}
-    tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
-    text = json.dumps(state)
-    content = save(tensors, dict(state=text, checksum=_checksum(tensors, text)))
-    with whole_file(path, "wb") as f: f.write(content)
-
-# %% ../nbs/40_train.ipynb #8fec3410
-def _read_checkpoint(path):
-    "(name -> tensor, state). Raises `ValueError` or `SafetensorError` for a file that is torn."
-    with safe_open(path, "pt") as f:
-        tensors, header = {name: f.get_tensor(name) for name in f.keys()}, f.metadata() or {}
-    text = header.get("state", "")
-    if header.get("checksum") != _checksum(tensors, text): raise ValueError("its checksum differs")
-    return tensors, json.loads(text)
-
-# %% ../nbs/40_train.ipynb #9d4be02a
-def _load_checkpoint(path, model, optimizer):
-    "Fill in model and optimiser; the rest of the state. `NocError` for another model's checkpoint."
-    weights, moments = {}, defaultdict(dict)
-    with foreign_file(path, "a checkpoint of this model"):
-        tensors, state = _read_checkpoint(path)
-        for name, x in tensors.items():
-            kind, _, name = name.partition(".")
-            i, _, moment = name.partition(".")
-            if kind == "model": weights[name] = x
-            else: moments[int(i)][moment] = x
-        model.load_state_dict(weights)
-        optimizer.load_state_dict(optimizer.state_dict() | dict(state=moments))
-    return state
-
-# %% ../nbs/40_train.ipynb #c214ee5b
-def _checkpoints(folder):
-    "The checkpoints of a phase, torn ones included, the oldest first."
-    return sorted((Path(folder)/"checkpoints").glob("step-*.safetensors"))
-
-# %% ../nbs/40_train.ipynb #4b3513d1
-def _newest_checkpoint(folder):
-    "The newest whole checkpoint, or None. `NocError` where one cannot be read: it may be whole."
-    for path in reversed(_checkpoints(folder)):
-        try:
-            _read_checkpoint(path)
-            return path
-        except (SafetensorError, ValueError) as e:
-            warnings.warn(f"{path}: not a whole checkpoint ({e}); looking for an older one")
-            path.unlink()
-        except (OSError, MemoryError, RuntimeError) as e:
-            why = str(e) or type(e).__name__
-            raise NocError(f"{path}: cannot be read ({why}); it is left as it is") from None
-
 # %% ../nbs/40_train.ipynb #3eb6a530
 def _accelerator(cfg, folder):
     "What knows the device and the processes. `NocError` for a batch that they cannot share."
@@ -193,7 +116,6 @@ def _backward(self:Trainer, part, share, last):
     numbers = {"loss": loss.detach(), **numbers}
     self.pending.append((self.step, {name: x*share for name, x in numbers.items()}))
 
-# %% ../nbs/40_train.ipynb #5630d18a
 @patch
 def _over_all(self:Trainer, weight):
     "The sum of weights over processes, and whether the first one says that a checkpoint is due."
@@ -261,7 +183,6 @@ def _train_epoch(self:Trainer, batches):
         if self.due: self._save()
     self._means()
 
-# %% ../nbs/40_train.ipynb #7ddd6bd6
 @patch
 def _show(self:Trainer, values, bar=None):
     "Show numbers on the bar, if there is one, and add them to the curves."
@@ -271,24 +192,6 @@ def _show(self:Trainer, values, bar=None):
     values = {**values, "learning rate": self.optimizer.param_groups[0]["lr"]}
     self.accelerator.log({f"{kind}/{name}": x for name, x in values.items()}, step=self.step)
 
-# %% ../nbs/40_train.ipynb #ead0846e
-@patch
-def _save(self:Trainer):
-    "Write a checkpoint, take the oldest away. Raises `NocError` for weights that are not finite."
-    self._means()
-    self.seconds = time.monotonic() - self.clock
-    require(all(p.isfinite().all() for p in self.inner.parameters()),
-            f"{self.folder.name}: step {self.step}: weights are NaN or infinite",
-            "finite ones; the last checkpoint is older")
-    ranks = gather_object([dict(rng=_rng_state(), sums=self.sums)])
-    if self.main:
-        path = self.folder/f"checkpoints/step-{self.step:08}.safetensors"
-        order = dict(batch=self.cfg.batch, seed=self.cfg.seed)
-        _save_checkpoint(path, self.inner, self.optimizer.optimizer,
-                         **asdict(self), order=order, ranks=ranks)
-        for old in _checkpoints(self.folder)[:-max(1, self.cfg.keep)]: old.unlink()
-    self.saved = time.monotonic()
-
 # %% ../nbs/40_train.ipynb #c3a50e04
 def _added(tables):
     "The sum of dicts of numbers."
@@ -296,23 +199,14 @@ def _added(tables):
     for table in tables: total.update(table)
     return total
 
-# %% ../nbs/40_train.ipynb #3ea4773c
 @patch
-def _go_back(self:Trainer):
-    "Fill in the newest whole checkpoint, if any. `NocError` where it had another order of batches."
-    me = self.accelerator.process_index
-    path, = broadcast_object_list([self.main and _newest_checkpoint(self.folder)])
-    if path is None: return
-    with foreign_file(path, "a checkpoint of this training"):
-        state = dict(weights=None) | _load_checkpoint(path, self.inner, self.optimizer.optimizer)
-        check_same(path, state["order"], dict(batch=self.cfg.batch, seed=self.cfg.seed))
-        for f in fields(_Progress):
-            value = state[f.name]
-            setattr(self, f.name, value if value is None else f.type(value))
-        ranks = state["ranks"]
-        self.sums = _added(rank["sums"] for rank in ranks if self.main)
-        _set_rng_state(ranks[me % len(ranks)]["rng"])
-    if self.main: say(f"{self.folder.name}: goes on after epoch {self.epoch} and step {self.step}")
+def _keep_best(self:Trainer, score):
+    "Write the weights to `best/`, and remember what they are."
+    self.best = score
+    if not self.main: return
+    with whole_folder(self.folder/"best") as new: self.inner.save_pretrained(new)
+    self.weights = {path.name: file_sum(path) for path in (self.folder/"best").iterdir()
+                    if path.name != "README.md"}           # which people complete
 
 # %% ../nbs/40_train.ipynb #c3a50e05
 @patch
@@ -333,16 +227,6 @@ def _end_epoch(self:Trainer, evaluate):
     self.history.append(dict(epoch=self.epoch, step=self.step, seconds=seconds) | entry)
     self._save()
 
-# %% ../nbs/40_train.ipynb #aa241f01
-@patch
-def _keep_best(self:Trainer, score):
-    "Write the weights to `best/`, and remember what they are."
-    self.best = score
-    if not self.main: return
-    with whole_folder(self.folder/"best") as new: self.inner.save_pretrained(new)
-    self.weights = {path.name: file_sum(path) for path in (self.folder/"best").iterdir()
-                    if path.name != "README.md"}           # which people complete
-
 # %% ../nbs/40_train.ipynb #c3a50e01
 _UNJUDGED = "none: without a val, the last epoch is kept"
 
@@ -354,7 +238,6 @@ def _epoch_line(self:Trainer, entry, better):
     line = f"{self.folder.name}: epoch {self.epoch} of {self.cfg.epochs}: " + ", ".join(numbers)
     return line + " (best so far)"*(better and "score" in entry)
 
-# %% ../nbs/40_train.ipynb #ed85a23c
 def kept_line(
     about:dict, # what `done.json` holds
 )->str:
@@ -363,6 +246,116 @@ def kept_line(
     if about["score"] == _UNJUDGED: return f"epoch {last}, the last, is kept: there is no val"
     score = f"{about['score']} on val {about['best']:.4g}"
     return f"epoch {about['epoch']} of {last} is kept: {score}"
+
+# %% ../nbs/40_train.ipynb #40d45822
+def _generators():
+    "The modules of PyTorch that have a generator, by the name that a checkpoint gives its state."
+    device, found = default_device().type, dict(torch=torch)
+    if device != "cpu": found["device"] = torch.get_device_module(device)
+    return found
+
+def _rng_state(): return {name: g.get_rng_state().tolist() for name, g in _generators().items()}
+
+def _set_rng_state(state):
+    "Put the generators back where they were; one that another machine had is left out."
+    for name, g in _generators().items():
+        if name in state: g.set_rng_state(torch.tensor(state[name], dtype=torch.uint8))
+
+# %% ../nbs/40_train.ipynb #8e9f5836
+def _checksum(tensors, text):
+    "One number for all names and bytes of a checkpoint."
+    crc = zlib.crc32(text.encode())
+    for name in sorted(tensors):
+        crc = zlib.crc32(name.encode(), crc)
+        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy(), crc)
+    return f"{crc:08x}"
+
+def _save_checkpoint(path, model, optimizer, **state):
+    "Write all that is needed to go on, whole or not at all. `NocError` where there is no room."
+    tensors = {f"model.{name}": x for name, x in model.state_dict().items()}
+    for i, moments in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{i}.{name}": x for name, x in moments.items()}
+    tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    text = json.dumps(state)
+    content = save(tensors, dict(state=text, checksum=_checksum(tensors, text)))
+    with whole_file(path, "wb") as f: f.write(content)
+
+# %% ../nbs/40_train.ipynb #8fec3410
+def _read_checkpoint(path):
+    "(name -> tensor, state). Raises `ValueError` or `SafetensorError` for a file that is torn."
+    with safe_open(path, "pt") as f:
+        tensors, header = {name: f.get_tensor(name) for name in f.keys()}, f.metadata() or {}
+    text = header.get("state", "")
+    if header.get("checksum") != _checksum(tensors, text): raise ValueError("its checksum differs")
+    return tensors, json.loads(text)
+
+def _load_checkpoint(path, model, optimizer):
+    "Fill in model and optimiser; the rest of the state. `NocError` for another model's checkpoint."
+    weights, moments = {}, defaultdict(dict)
+    with foreign_file(path, "a checkpoint of this model"):
+        tensors, state = _read_checkpoint(path)
+        for name, x in tensors.items():
+            kind, _, name = name.partition(".")
+            i, _, moment = name.partition(".")
+            if kind == "model": weights[name] = x
+            else: moments[int(i)][moment] = x
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(optimizer.state_dict() | dict(state=moments))
+    return state
+
+# %% ../nbs/40_train.ipynb #c214ee5b
+def _checkpoints(folder):
+    "The checkpoints of a phase, torn ones included, the oldest first."
+    return sorted((Path(folder)/"checkpoints").glob("step-*.safetensors"))
+
+def _newest_checkpoint(folder):
+    "The newest whole checkpoint, or None. `NocError` where one cannot be read: it may be whole."
+    for path in reversed(_checkpoints(folder)):
+        try:
+            _read_checkpoint(path)
+            return path
+        except (SafetensorError, ValueError) as e:
+            warnings.warn(f"{path}: not a whole checkpoint ({e}); looking for an older one")
+            path.unlink()
+        except (OSError, MemoryError, RuntimeError) as e:
+            why = str(e) or type(e).__name__
+            raise NocError(f"{path}: cannot be read ({why}); it is left as it is") from None
+
+# %% ../nbs/40_train.ipynb #ead0846e
+@patch
+def _save(self:Trainer):
+    "Write a checkpoint, take the oldest away. Raises `NocError` for weights that are not finite."
+    self._means()
+    self.seconds = time.monotonic() - self.clock
+    require(all(p.isfinite().all() for p in self.inner.parameters()),
+            f"{self.folder.name}: step {self.step}: weights are NaN or infinite",
+            "finite ones; the last checkpoint is older")
+    ranks = gather_object([dict(rng=_rng_state(), sums=self.sums)])
+    if self.main:
+        path = self.folder/f"checkpoints/step-{self.step:08}.safetensors"
+        order = dict(batch=self.cfg.batch, seed=self.cfg.seed)
+        _save_checkpoint(path, self.inner, self.optimizer.optimizer,
+                         **asdict(self), order=order, ranks=ranks)
+        for old in _checkpoints(self.folder)[:-max(1, self.cfg.keep)]: old.unlink()
+    self.saved = time.monotonic()
+
+# %% ../nbs/40_train.ipynb #3ea4773c
+@patch
+def _go_back(self:Trainer):
+    "Fill in the newest whole checkpoint, if any. `NocError` where it had another order of batches."
+    me = self.accelerator.process_index
+    path, = broadcast_object_list([self.main and _newest_checkpoint(self.folder)])
+    if path is None: return
+    with foreign_file(path, "a checkpoint of this training"):
+        state = dict(weights=None) | _load_checkpoint(path, self.inner, self.optimizer.optimizer)
+        check_same(path, state["order"], dict(batch=self.cfg.batch, seed=self.cfg.seed))
+        for f in fields(_Progress):
+            value = state[f.name]
+            setattr(self, f.name, value if value is None else f.type(value))
+        ranks = state["ranks"]
+        self.sums = _added(rank["sums"] for rank in ranks if self.main)
+        _set_rng_state(ranks[me % len(ranks)]["rng"])
+    if self.main: say(f"{self.folder.name}: goes on after epoch {self.epoch} and step {self.step}")
 
 # %% ../nbs/40_train.ipynb #0cf56763
 @patch
@@ -379,7 +372,6 @@ def _claim(self:Trainer, resume):
     if _checkpoints(folder): check_same(folder, there, settings)
     begin(folder/"run.json", folder, settings, made=False)
 
-# %% ../nbs/40_train.ipynb #a7ff7628
 def _begun(folder, settings):
     "What a training was begun with."
     file, before = folder/"run.json", dict(loss="selector_loss", reward="cider_reward")
