@@ -450,8 +450,9 @@ def _front(chosen):
 def _look(self:Search)->Tensor:
     "Choose what the model is asked about, active hypotheses with different texts; (b,a) rows."
     self.slot, self.active = _front(self.going)                         # (b,g) their places
-    self.asked, self.source = self.slot, self.place[:self.slot.shape[1]]*self.active
-    if self.twins:                                                      # (b,g) whose answer counts
+    if not self.twins:
+        self.asked, self.source = self.slot, self.place[:self.slot.shape[1]]*self.active
+    else:                                                               # (b,g) whose answer counts
         code = self.cells.code.gather(1, self.slot)
         first = (code[...,None] == code[:,None]).byte().argmax(2)       # (b,g) with the same text
         alone = first == self.place[:first.shape[1]]

@@ -302,8 +302,9 @@ def _cases(group, base):
     if group in ("differ", "shared"): return each(replace(base, constraints=group), "n", (1, 3, 5))
     if group == "plain": return [replace(base, mode="beam", n=0)]
     three, kinds = replace(base, mode="bank", constraints="shared"), ("ids", "texts", "prices")
-    if group == "step": three = replace(three, v=60, d=16, layers=2, regions=4, images=2, threads=1)
-    if group == "step": return [replace(three, given=given) for given in kinds]
+    if group == "step":
+        tiny = replace(three, v=60, d=16, layers=2, regions=4, images=2, threads=1)
+        return [replace(tiny, given=given) for given in kinds]
     if group == "generate":
         given = [replace(three, given=given) for given in kinds[1:]]
         return each(three, "n", (1, 3, 5), ["bank"]) + given
