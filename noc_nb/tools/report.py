@@ -313,6 +313,7 @@ class _Evaluated(Judged):
         quality = quality_scores(weights @ self.quality)
         return super().scores(weights) | {("quality", name): s for name, s in quality.items()}
 
+# %% ../../nbs/scores/122_report.ipynb #52b093e0
 def _evaluate(captions, task, protocol=Protocol(), metrics=METRICS):
     "Evaluate one caption for every image of a task."
     own = metrics.items() if isinstance(metrics, dict) else ()
