@@ -207,6 +207,7 @@ def make_world(
     once(f"vectors/random.{size.width}d.txt", _write_vectors, size, seed)
     save_classes(root/"classes.json", TOY_CLASSES)
     TOY_HELDOUT.save(root/"heldout.json")
-    write_json(root/"splits/split_noc_coco.json", lists)
+    published = {part: {str(i): 1 for i in ids} for part, ids in lists.items()}
+    write_json(root/"splits/split_noc_coco.json", published)
     if size.stored: once("features", _write_features, size, seed)
     return root

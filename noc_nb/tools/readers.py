@@ -8,7 +8,7 @@ __all__ = ['json_items', 'is_object', 'json_column', 'refuse', 'read_coco', 'ima
            'WordVectors']
 
 # %% ../../nbs/files/101_readers.ipynb #a05d0003
-import gc, gzip, io, json, zipfile
+import gc, gzip, io, json, re, zipfile
 from collections.abc import Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -185,10 +185,19 @@ def _image_list(path, split, part):
     "A list of a split file; None for a novel list that it lacks."
     ids = split.get(part) if isinstance(split, dict) else None
     if ids is None and part not in PARTS: return None
+    if isinstance(ids, dict): return _ids_of_keys(path, part, ids)
     whole = isinstance(ids, list) and all(type(i) is int for i in ids)
     once = whole and len(set(ids)) == len(ids)
     require(once, f"{path}: {part}", "a list of image ids, each once")
     return ids
+
+def _ids_of_keys(path, part, ids):
+    "The sorted keys of an object like the published lists."
+    def odd(key): return ids[key] != 1 or not re.fullmatch("0|[1-9][0-9]{0,17}", key)
+    strange = {key: ids[key] for key in filter(odd, ids)}
+    where = f"{path}: {part}: {json.dumps(strange)[:60]}"
+    require(not strange, where, 'image ids as keys and 1 as each value, like {"318556": 1}')
+    return sorted(map(int, ids))
 
 def _check_within(path, part, ids, whole, of):
     strange = [i for i in ids if i not in whole]
