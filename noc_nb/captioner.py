@@ -18,7 +18,6 @@ from .attention import linear
 from .core import require
 from .decoder import Decoder
 from .encoder import CaptionerConfig, MemoryEncoder
-from .saving import Saved
 from .vocab import Vocab
 
 # %% ../nbs/14_captioner.ipynb #e8fce1aa
@@ -54,17 +53,9 @@ def _word_table(v, d, table, known):
         require(x.shape == shape, name, f"shape {shape}, found {tuple(x.shape)}")
     return WordTable(table.float(), known.bool())
 
-def _read_vocab(path, known):
-    "The words of a captioner's folder, of which the weights say which are `known`."
-    vocab = Vocab.load(path)
-    count = len(vocab) if known is None else len(known)
-    require(count == len(vocab), f"{path}: {len(vocab)} words", f"{count} as in model.safetensors")
-    return vocab
-
 # %% ../nbs/14_captioner.ipynb #4f3406b7
-class Captioner(nn.Module, Saved):
+class Captioner(nn.Module):
     "Encoder, decoder and a table of word vectors (Section 2.2). `NocError` where sizes disagree."
-    config_class = CaptionerConfig
     def __init__(self,
         cfg:CaptionerConfig, # the paper's is `CaptionerConfig()`
         tokens:list,         # v words, as `Vocab.tokens`; their order gives the ids
@@ -79,14 +70,6 @@ class Captioner(nn.Module, Saved):
         self.word_out = linear(cfg.d_model, cfg.d_word)
         _fit_scales(self.word_in, self.word_out, self.words())
         self.encoder, self.decoder = MemoryEncoder(cfg), Decoder(cfg)
-
-    def _save_more(self, folder): Vocab(self.tokens, self.unseen).save(folder/"vocab.json")
-
-    @classmethod
-    def _build(cls, cfg, weights, folder):
-        known = weights.get("words.known")
-        vocab = _read_vocab(folder/"vocab.json", known)
-        return cls(cfg, vocab.tokens, known=known, unseen=vocab.unseen)
 
 # %% ../nbs/14_captioner.ipynb #1e098ada
 @patch

@@ -18,8 +18,9 @@ from fastcore.basics import noop, patch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from .core import NocError, check_range, require
+from .core import NocError, require
 from .heldout import MOST_CLASSES, HeldOut, mentioned, people
+from .lab.config import check_range
 from .regions import RegionTable, class_vectors, geometry
 from .vocab import BOS, EOS, PAD, Vocab, tokenize
 

@@ -6,16 +6,17 @@
 __all__ = ['search', 'Decoded', 'decode']
 
 # %% ../nbs/26_decode.ipynb #7c26e05b
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
 import noc_nb.cbs # the third mode
 from .beam import Hypotheses
 from .captioner import Captioner
-from .core import progress, require
+from .core import require
 from .data import CaptionBatch
 from .grid_beam import SearchConfig
+from .lab.progress import progress
 from .search import Search
 from .vocab import BOS, EOS, PAD, UNK, Vocab
 
@@ -35,7 +36,7 @@ def search(
             f"one for each of {b} images")
     state = captioner.start(batch.features, batch.mask, cfg.max_len)
     grids = Search(constraints, batch.features.device, eos=EOS, forbidden=(PAD, BOS, UNK),
-                   prices=prices, avoid=[[*avoid]]*b if avoid else None, **cfg.to_dict())
+                   prices=prices, avoid=[[*avoid]]*b if avoid else None, **asdict(cfg))
     return grids.run(captioner.step, state, BOS, captioner.reorder, pad=PAD)
 
 # %% ../nbs/26_decode.ipynb #88544829

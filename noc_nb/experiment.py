@@ -8,20 +8,25 @@ __all__ = ['PRESETS', 'Preset', 'Run', 'Models', 'Choices', 'Experiment']
 # %% ../nbs/44_experiment.ipynb #f4550ad9
 import math, re, time, warnings
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np, torch
 from fastcore.basics import patch
+from .lab.config import fixed
+from .lab.saving import load_model
 
 # %% ../nbs/44_experiment.ipynb #4c6b195d
 from .captioner import Captioner
 from .constraints import FORMS, best_scores, constraint_classes, constraint_tokens
-from .core import Config, default_device, foreign_file, progress, require, setting
+from .core import default_device, require
 from .data import CocoData, ImageExamples, Loader
 from .decode import decode
 from .encoder import CaptionerConfig
 from .grid_beam import SearchConfig
+from .lab.config import Config, setting
+from .lab.disk import foreign_file
+from .lab.progress import progress
 from .metrics import CaptionScorer, METRICS
 from .novelty import judge, selection_f1
 from .prices import PriceConfig, best_candidates
@@ -134,13 +139,13 @@ def selector(self:Models,
 )->RegionSelector:
     "A trained region selector."
     if self.pipeline and (inner, lambda0) == (True, .2):
-        return RegionSelector.from_pretrained(self.pipeline/"selector", device=default_device())
+        return load_model(self.pipeline/"selector", RegionSelector, default_device())
     preset, kind = self.run.preset, "" if inner else "-no-inner"
     cfg = replace(preset.selector, inner=inner, lambda0=lambda0, lambda1=round(1 - lambda0, 6))
     train = replace(preset.train_selector, seed=seed)
     if self.other_loss: kind += "-" + re.sub(r"[^\w.=]+", "-", self.other_loss)
     name, loss = f"selector{kind}-{lambda0}-{seed}", called(self.loss)
-    model = self.known(name, RegionSelector, train, model=cfg.fixed("threshold"), loss=loss)
+    model = self.known(name, RegionSelector, train, model=fixed(cfg, "threshold"), loss=loss)
     model = model or train_selector(self.data, cfg, train, self.folder/name, True, self.loss)
     model.cfg = cfg
     return model
@@ -152,13 +157,13 @@ def captioner(self:Models,
 )->Captioner:
     "A trained captioner."
     if self.pipeline:
-        return Captioner.from_pretrained(self.pipeline/"captioner", device=default_device())
+        return load_model(self.pipeline/"captioner", Captioner, default_device())
     data, preset, seed = self.data, self.run.preset, self.run.seed
     name, cfg = f"captioner-{training}-{seed}", preset.captioner
     folder = self.folder/name
     if training == "xe":
         train = replace(preset.xe, seed=seed)
-        known = self.known(name, Captioner, train, model=cfg.fixed("d_feature", "d_word"))
+        known = self.known(name, Captioner, train, model=fixed(cfg, "d_feature", "d_word"))
         return known or train_xe(data, cfg, train, folder, preset.min_count, resume=True)
     start, train = self.captioner("xe"), replace(preset.scst, seed=seed)
     known = self.known(name, Captioner, train, model=start.cfg)
@@ -434,7 +439,7 @@ def _rows(self:Experiment)->list:
 @patch
 def _config(self:Experiment, row):
     "The settings that a row of the tables was made with."
-    config, models = self._searched(row).to_dict(), self.models
+    config, models = asdict(self._searched(row)), self.models
     if row == "score": config["threshold"] = self.choices._rule(row)["threshold"]
     if models.other_loss: config["loss"] = models.other_loss
     return config

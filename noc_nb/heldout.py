@@ -14,7 +14,8 @@ from importlib.resources import files
 
 from fastcore.basics import patch
 
-from .core import NocError, read_json, require, write_json
+from .core import NocError, require
+from .lab.disk import read_json, write_json
 
 # %% ../nbs/02_heldout.ipynb #52625b19
 def normalize(

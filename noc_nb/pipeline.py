@@ -9,7 +9,7 @@ __all__ = ['PipelineConfig', 'CaptionOptions', 'NovelCaptioner', 'shipped', 'pip
 import math
 from collections.abc import Collection
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -21,14 +21,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from .captioner import Captioner
 from .constraints import FORMS, constraint_tokens
-from .core import Config, default_device, require, setting
+from .core import default_device, require
 from .data import CaptionBatch, RegionFeatures
 from .decode import decode
 from .grid_beam import SearchConfig
 from .heldout import ObjectClass, load_classes, meanings, people, save_classes
+from .lab.config import Config, load_config, save_config, setting
 from .prices import PriceConfig, best_candidates, read_wishes
 from .regions import Regions, geometry, table_of
-from .saving import model_card, read_weights
+from .lab.saving import load_model, model_card, read_weights, save_model
 from .selector import RegionSelector, select
 from .vocab import Vocab
 
@@ -414,7 +415,7 @@ def save_pretrained(self:NovelCaptioner,
     "Write the pipeline to a folder."
     folder = Path(folder)
     for part in "selector", "captioner":
-        getattr(self, part).save_pretrained(folder/part)
+        save_model(getattr(self, part), folder/part)
         (folder/part/"README.md").unlink(missing_ok=True)   # the pipeline has one card
         if half: _halve(folder/part/"model.safetensors")
     save_classes(folder/"classes.json", self.classes)
@@ -422,7 +423,7 @@ def save_pretrained(self:NovelCaptioner,
         vectors = {str(i): torch.as_tensor(v).contiguous() for i, v in self.vectors.items()}
         save_file(vectors, folder/"class_vectors.safetensors")
     if not (folder/"README.md").exists(): (folder/"README.md").write_text(self._card(), "utf-8")
-    self.cfg.save(folder/"pipeline.json")
+    save_config(folder/"pipeline.json", self.cfg)
 
 def _halve(file):
     weights = load_file(file)
@@ -436,7 +437,7 @@ def _card(self:NovelCaptioner):
              "noc_nb.pipeline reads this folder, and so does `noc_caption --model`.")
     unseen = [self.classes[i].name for i in sorted(self.unseen)]
     words = f"{len(self.vocab):,} words; classes that no training caption mentions"
-    search = [f"{name}: {value}" for name, value in self.cfg.search.to_dict().items()]
+    search = [f"{name}: {value}" for name, value in asdict(self.cfg.search).items()]
     return model_card("A captioning pipeline", about, {
         f"{len(self.classes)} classes": [", ".join(c.name for c in self.classes.values())],
         "Captioner": [f"{words}: {', '.join(unseen) or 'none'}"],
@@ -482,9 +483,9 @@ def from_pretrained(cls:NovelCaptioner,
     file = folder/"pipeline.json"
     require(file.exists(), f"{file}: no such file", "a pipeline, as `noc_pipeline --selector DIR "
             "--captioner DIR` makes of trained parts")
-    cfg = PipelineConfig.load(file)
-    selector = RegionSelector.from_pretrained(folder/"selector", device=device)
-    captioner = Captioner.from_pretrained(folder/"captioner", device=device)
+    cfg = load_config(PipelineConfig, file)
+    selector = load_model(folder/"selector", RegionSelector, device)
+    captioner = load_model(folder/"captioner", Captioner, device)
     classes, vectors = load_classes(folder/"classes.json"), None
     file = folder/"class_vectors.safetensors"
     if file.exists(): vectors = _class_vectors(file, classes, captioner.cfg.d_feature - 6)

@@ -9,18 +9,15 @@ __all__ = ['PriceConfig', 'best_candidates', 'read_wishes']
 import math
 from dataclasses import dataclass
 
-from .core import Config, require, setting
+from .core import require
 
 # %% ../nbs/28_prices.ipynb #5b8dab9d
 @dataclass(frozen=True)
-class PriceConfig(Config):
+class PriceConfig:
     "What selected classes are worth; beyond the paper, whose prices are all infinite."
-    weight:float = setting(None, 0, 1000)  # w: nats for a unit of log-odds; None: what is selected
-                                           # is a must
-    unseen:float = setting(5., 0, 1000, older="never") # β: nats more for a word that no training
-                                           # caption has
-    min_prob:float = setting(.1, 0, 1)     # the lowest probability of a candidate, where it is
-                                           # no must
+    weight:float = None    # w: nats for a unit of log-odds; None: what is selected is a must
+    unseen:float = 5.      # β: nats more for a word that no training caption has
+    min_prob:float = .1    # the lowest probability of a candidate, where it is no must
 
 # %% ../nbs/28_prices.ipynb #68ea72d7
 def best_candidates(

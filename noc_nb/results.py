@@ -13,9 +13,10 @@ from pathlib import Path
 
 import torch
 
-from .core import (code_version, default_device, foreign_file, read_json, require, room_for,
-                         whole_file, write_json)
+from .core import default_device, require
 from .decode import Decoded
+from .lab.disk import foreign_file, read_json, room_for, whole_file, write_json
+from .lab.progress import code_version
 
 # %% ../nbs/33_results.ipynb #c1a50e06
 def _device_name():

@@ -9,15 +9,17 @@ __all__ = ['fingerprint', 'stamp', 'file_sum', 'contents', 'called', 'locked', '
 # %% ../nbs/09_runs.ipynb #f2bc3379
 import hashlib, inspect, json, os, platform, re, shutil
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from functools import lru_cache, partial
 from glob import escape
 from pathlib import Path
 
 import numpy as np
 import torch
-from .core import Config, NocError, read_json, renamed, require, room_for, write_json
+from .core import NocError, require
 from .data import CocoData
+from .lab.config import fixed, renamed
+from .lab.disk import read_json, room_for, write_json
 
 # %% ../nbs/09_runs.ipynb #66a27e0c
 def _bytes(x):
@@ -176,14 +178,14 @@ def difference(
     return f"{name}: {was} there, {now} here"
 
 # %% ../nbs/09_runs.ipynb #0dae9444
-def _as_json(x): return json.loads(json.dumps(x.fixed() if isinstance(x, Config) else x))
+def _as_json(x): return json.loads(json.dumps(fixed(x) if is_dataclass(x) else x))
 
 def _as_today(there, cfg):
     "What a file says of a configuration, with today's names, and the defaults of what came later."
-    if not (isinstance(there, dict) and isinstance(cfg, Config)): return there
+    if not (isinstance(there, dict) and is_dataclass(cfg)): return there
     usual = type(cfg)()
-    found = {k: _as_today(x, getattr(usual, k, None)) for k, x in renamed(usual, there).items()}
-    return usual.fixed() | found
+    found = {k: _as_today(x, getattr(usual, k, None)) for k, x in renamed(type(usual), there).items()}
+    return fixed(usual) | found
 
 def check_same(
     out,             # the output, for the message

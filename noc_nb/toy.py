@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 from fastcore.basics import groupby
 
-from .core import Config
 from .heldout import PERSON, HeldOut, ObjectClass, removed_images
 
 # %% ../nbs/06_toy.ipynb #58f68744
@@ -209,7 +208,7 @@ def toy_image(
 
 # %% ../nbs/06_toy.ipynb #ede5c4a1
 @dataclass(frozen=True)
-class _DetectorNoise(Config):
+class _DetectorNoise:
     "The mistakes of the simulated detector."
     missed: float = .03       # share of large things that are missed
     missed_small: float = .25 # further share, times exp(-side/.08)

@@ -21,11 +21,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 
-from .core import (Config, NocError, default_device, foreign_file, progress, read_json,
-                         require, say, set_seed, setting, whole_file, write_json)
+from .core import NocError, default_device, require, set_seed
+from .lab.config import Config, setting
+from .lab.disk import foreign_file, read_json, whole_file, write_json
+from .lab.progress import progress, say
 from .runs import (begin, check_same, file_sum, held, locked, put_back, read_about,
                          whole_folder)
-from .saving import read_weights
+from .lab.saving import load_model, read_weights, save_model
 
 # %% ../nbs/40_train.ipynb #b96fb256
 SCHEDULES = "warmup", "linear", "constant"
@@ -86,18 +88,19 @@ def _accelerator(cfg, folder):
 class Trainer(_Progress):
     "One phase of training. Stopped at any moment, it goes on from its last checkpoint."
     def __init__(self,
-        model:nn.Module,    # with `save_pretrained`
+        model:nn.Module,    # what is trained
         loss,               # (model, batch) -> (scalar tensor, dict of numbers to show)
         cfg:TrainConfig,    # epochs, schedule, patience ...
         folder,             # of the phase; its name is what messages and the progress bar say
         d_model:int=512,    # width, for the paper's peak learning rate
         unit:str="batches", # what the `weight` of batches counts, for the speed
         about:dict=None,    # what else the result depends on, as `begin` takes it
+        save=save_model,    # (model, folder): writes the model to a folder
     ):
         super().__init__()
         self.inner, self.loss, self.cfg, self.folder = model, loss, cfg, Path(folder)
         self.d_model, self.unit, self.about = d_model, unit, about or {}
-        self.sums, self.pending = Counter(), []
+        self.sums, self.pending, self.save = Counter(), [], save
         self.steps, self.seen, self.saved, self.since = 0, 0., 0., time.monotonic()
         self.accelerator = _accelerator(cfg, folder)
         self.main = self.accelerator.is_main_process
@@ -204,7 +207,7 @@ def _keep_best(self:Trainer, score):
     "Write the weights to `best/`, and remember what they are."
     self.best = score
     if not self.main: return
-    with whole_folder(self.folder/"best") as new: self.inner.save_pretrained(new)
+    with whole_folder(self.folder/"best") as new: self.save(self.inner, new)
     self.weights = {path.name: file_sum(path) for path in (self.folder/"best").iterdir()
                     if path.name != "README.md"}           # which people complete
 
@@ -420,7 +423,7 @@ def _finish(self:Trainer):
     for tracker in acc.trackers: tracker.finish()
     best = max(self.history, key=lambda entry: entry.get("score", entry["epoch"]))
     about = dict(best=self.best, score=self.judged, epoch=best["epoch"], seconds=self.seconds,
-                 config=self.cfg.to_dict(), history=self.history, weights=self.weights)
+                 config=asdict(self.cfg), history=self.history, weights=self.weights)
     if self.main:
         write_json(self.folder/"done.json", about, indent=1)
         say(f"{self.folder.name}: {kept_line(about)}")
@@ -444,7 +447,7 @@ def _read_done(folder):
 # %% ../nbs/40_train.ipynb #8f42c9d3
 def finished_model(
     folder,            # of the phase
-    kind:type,         # the model's class, with `from_pretrained`
+    kind:type,         # the model's class, as `load_model` takes it
     train:TrainConfig, # how it should have been trained
     about:dict,        # what else it depends on, as `Trainer` takes it
 )->nn.Module:          # in eval mode; None where the phase is not finished
@@ -452,9 +455,9 @@ def finished_model(
     folder = Path(folder)
     if not (folder/"done.json").exists(): return None
     done = _read_done(folder)
-    model = kind.from_pretrained(folder/"best", device=default_device())
+    model = load_model(folder/"best", kind, default_device())
     settings = dict(training=train, **about)
-    there = dict(model=model.cfg.to_dict(), training=done["config"]) | _begun(folder, settings)
+    there = dict(model=asdict(model.cfg), training=done["config"]) | _begun(folder, settings)
     check_same(folder, there, settings)
     say(f"{folder.name}: trained before, and not again; {kept_line(done)}")
     return model

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 
-from .core import NocError, read_json, require, write_json
+from .core import NocError, require
+from .lab.disk import read_json, write_json
 
 # %% ../nbs/03_vocab.ipynb #7bc789d4
 def _read_rules():

@@ -6,7 +6,8 @@ import pyarrow, pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
-from noc_nb.core import NocError, read_json, write_json
+from noc_nb.core import NocError
+from noc_nb.lab.disk import read_json, write_json
 from noc_nb.regions import Regions, table_of
 from noc_nb.results import append_row, read_rows
 from noc_nb.tools.formats import read_hdf5, read_npz, read_tsv

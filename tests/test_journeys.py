@@ -10,12 +10,12 @@ from PIL import Image
 from torch.nn.functional import binary_cross_entropy_with_logits
 from book import ROOT, none_of
 from readme import README
-from noc_nb.core import override
 from noc_nb.experiment import PRESETS, Experiment, Run
+from noc_nb.lab.config import override
 from noc_nb.tools.command import main
 from noc_nb.tools.dataset import load_data
-from noc_nb.tools.photos import random_weights
 from noc_nb.tools.drawing import make_toy
+from noc_nb.tools.photos import random_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CHROMIUM = "/usr/bin/chromium"

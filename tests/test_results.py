@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import nbformat, pytest
 from book import EXPERIMENTS, ROOT, name, none_of, read
 from nbclient import NotebookClient
-from noc_nb.core import find_data, read_json
+from noc_nb.lab.disk import find_data, read_json
 from noc_nb.metrics import CaptionScorer
 from noc_nb.novelty import judge
 from noc_nb.results import read_rows

@@ -7,7 +7,8 @@ import importlib, json, multiprocessing, os, shutil, signal, subprocess, sys, ti
 from pathlib import Path
 import numpy as np
 import pytest
-from noc_nb.core import NocError, find_data, read_json
+from noc_nb.core import NocError
+from noc_nb.lab.disk import find_data, read_json
 from noc_nb.tools.java import _Spice, _cache_folder, find_java, _java_options, _missing_jars
 from noc_nb.verdict import gap, holm
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load, save
-from noc_nb.core import NocError, find_data
+from noc_nb.core import NocError
+from noc_nb.lab.disk import find_data
 from noc_nb.novelty import judge
 from noc_nb.pipeline import NovelCaptioner
 from noc_nb.tools.dataset import load_data

@@ -8,6 +8,7 @@ __all__ = ['bench_advice', 'bench_surprise', 'bench_musts']
 # %% ../../nbs/bench/157_advice.ipynb #ad1ce002
 import random, re
 from collections import Counter
+from dataclasses import asdict
 
 from itertools import islice, product
 from pathlib import Path
@@ -17,8 +18,9 @@ import numpy as np
 
 from .words import (_BATCH, _lines, _measures, _regular, _says, _scorer, _Set,
                                 _with_interval, _words_of, _WordsRun)
-from ..core import progress, require, say
+from ..core import require
 from ..heldout import mentioned
+from ..lab.progress import progress, say
 from ..pipeline import NovelCaptioner
 from ..results import append_row, new_row, read_rows, write_rows
 from ..tools.claims import write_variants
@@ -48,7 +50,7 @@ class _Sentences:
     "CommonGen's held-out sets, and its language model."
     def __init__(self, o):
         run, rng = _WordsRun(o), random.Random(0)
-        self.speaker, self.sets, self.config = run.speaker, run.sets, run.cfg.to_dict()
+        self.speaker, self.sets, self.config = run.speaker, run.sets, asdict(run.cfg)
         kinds, ranked = _by_kind(_lines(run.data, "train"))
         self.right = [one.forms for one in self.sets]
         def strange(word, one):

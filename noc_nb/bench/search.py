@@ -7,7 +7,7 @@ __all__ = ['clock']
 
 # %% ../../nbs/bench/151_search.ipynb #118e14be
 import ctypes, json, math, random, subprocess, threading, time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -21,9 +21,11 @@ from torch import Tensor
 from ..beam import beam_search
 from ..captioner import Captioner
 from ..cbs import constrained_beam_search
-from ..core import Config, NocError, check_range, default_device, progress
+from ..core import NocError, default_device
 from ..data import CaptionBatch
 from ..encoder import CaptionerConfig
+from ..lab.config import Config, check_range
+from ..lab.progress import progress
 from ..results import append_row, new_row
 from ..runs import locked
 from ..search import grid_beam_search
@@ -217,7 +219,7 @@ class _Baseline:
         "Seconds for one run of a case, and the model's parameters."
         try:
             about = dict(words=_words(case), bart=_bart(case))
-            self.process.stdin.write(json.dumps(case.to_dict() | about) + "\n")
+            self.process.stdin.write(json.dumps(asdict(case) | about) + "\n")
             self.process.stdin.flush()
             answer = self.process.stdout.readline()
         except BrokenPipeError: answer = ""
@@ -399,7 +401,7 @@ def _run(self:_Bench, groups:list, out, command:str="")->list:
             found = replace(self, baseline=None)._measure(case, captioner, speed, limit=5.)
         else: found = self._measure(case, captioner, speed)
         seconds = round(time.time() - start, 1)
-        rows.append(new_row("bench", "search", case=group, config=case.to_dict(), metrics=found,
+        rows.append(new_row("bench", "search", case=group, config=asdict(case), metrics=found,
                             repeats=self.repeats, command=command, seconds=seconds))
         append_row(out, rows[-1])
     return rows

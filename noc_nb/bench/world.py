@@ -15,8 +15,10 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from ..core import Config, progress, whole_file, write_json
 from ..heldout import novel_images, save_classes, words_of
+from ..lab.config import Config
+from ..lab.disk import whole_file, write_json
+from ..lab.progress import progress
 from ..regions import RegionTable
 from ..tools.drawing import write_part
 from ..tools.formats import write_items

@@ -17,18 +17,20 @@ from types import SimpleNamespace
 from fastcore.basics import patch
 from PIL import Image
 
-from ..core import NocError, check_range, read_options, require, say
+from ..core import NocError, require
 from ..heldout import meanings
+from ..lab.config import check_range, read_options
+from ..lab.progress import say
 from ..pipeline import NovelCaptioner, shipped
 from ..prices import read_wishes
 from ..regions import Regions
 from .captioners import NovelPhotoCaptioner
+from .drawing import render as draw_scene
 from .gallery import Mark, picture, repeated
-from .page import render, thumbnail
 from .looks import looks
+from .page import render, thumbnail
 from .photos import open_image
 from .source import Job, detected, detector_for
-from .drawing import render as draw_scene
 from ..toy import VAL, detect, toy_image
 
 # %% ../../nbs/pages/133_app.ipynb #c4fb4951

@@ -14,7 +14,9 @@ from statistics import NormalDist
 
 import numpy as np
 
-from ..core import find_data, progress, read_json, require
+from ..core import require
+from ..lab.disk import find_data, read_json
+from ..lab.progress import progress
 from ..metrics import CaptionScorer
 from ..novelty import interval, judge, nonnovel_weight
 from ..results import captions_file, new_row, read_rows, table_line, write_rows

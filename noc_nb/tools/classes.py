@@ -11,8 +11,9 @@ import copy
 import torch
 
 from ..captioner import WordTable
-from ..core import require, say
+from ..core import require
 from ..heldout import words_of
+from ..lab.progress import say
 from ..pipeline import NovelCaptioner
 from .readers import read_vectors
 from ..vocab import Vocab

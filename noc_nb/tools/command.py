@@ -148,7 +148,7 @@ def _call(f):
     options = vars(_parser(f).parse_args([_dashed(text) for text in sys.argv[1:]]))
     with _loading():
         _use_threads(options.pop("threads", None))
-        from noc_nb.core import command_lines
+        from noc_nb.lab.progress import command_lines
     with command_lines(): f(**options)
 
 def _run(f):

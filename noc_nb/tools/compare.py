@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core import NocError, check_range, find_data, require
+from ..core import NocError, require
+from ..lab.config import check_range
+from ..lab.disk import find_data
 from ..metrics import METRICS
 from ..novelty import Protocol
 from ..runs import locked, whole_folder

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core import NocError, find_data, require
+from ..core import NocError, require
 from ..data import PARTS, CocoData
 from ..heldout import (COCO_CLASSES, COCO_HELDOUT, HeldOut, load_classes, novel_images,
                             removed_images)
+from ..lab.disk import find_data
 from ..regions import table_of
 from .readers import (WordVectors, ground_truth, read_captions, read_detections,
                                   read_split)

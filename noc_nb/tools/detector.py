@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import roi_align
 
-from ..core import NocError, default_device, foreign_file, require
+from ..core import NocError, default_device, require
 from ..heldout import COCO_CLASSES
+from ..lab.disk import foreign_file
 from ..regions import Regions
 from ..runs import fingerprint
 

@@ -13,7 +13,9 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from ..core import NocError, progress, require, whole_file
+from ..core import NocError, require
+from ..lab.disk import whole_file
+from ..lab.progress import progress
 from ..runs import locked
 from .command import peak_mb
 from .gallery import begin_captions, caption_lines, with_candidates

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageColor, ImageDraw
 
-from ..core import require, whole_file, write_json
+from ..core import require
 from ..heldout import normalize, novel_images, save_classes, words_of
+from ..lab.disk import whole_file, write_json
 from .formats import write_items
 from ..toy import (LOOKS, TEST, TOY_CLASSES, TOY_HELDOUT, VAL, WORLD, Scene, detect, plural,
                         toy_image)

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..core import NocError, foreign_file, require, whole_file
+from ..core import NocError, require
 from ..heldout import meanings, normalize
+from ..lab.disk import foreign_file, whole_file
 from ..regions import RegionTable, Regions, table_of
 from .readers import check_boxes, refuse
 

@@ -9,7 +9,7 @@ __all__ = ['caption_lines', 'begin_captions', 'with_candidates', 'Mark', 'repeat
 import json, os, sys, tempfile, zlib
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,8 +20,10 @@ import torch
 from markupsafe import Markup
 
 from ..constraints import constraint_tokens
-from ..core import (NocError, progress, read_json, read_options, require, room_for,
-                         whole_file)
+from ..core import NocError, require
+from ..lab.config import read_options
+from ..lab.disk import read_json, room_for, whole_file
+from ..lab.progress import progress
 from ..pipeline import CaptionOptions, NovelCaptioner
 from ..results import read_rows
 from ..runs import begin, check_ours, check_outputs, fingerprint, locked
@@ -82,7 +84,7 @@ def _settings(pipeline, source, options, **more):
         model=fingerprint(*weights, pipeline.captioner.tokens)[:12],
         classes=fingerprint(classes)[:12],
         prompt=getattr(pipeline.captioner, "prompt", None),
-        **vars(pipeline.cfg), **options.to_dict(), **more)
+        **vars(pipeline.cfg), **asdict(options), **more)
 
 def begin_captions(
     about:Path,              # as `begin` takes it

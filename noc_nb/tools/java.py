@@ -17,7 +17,9 @@ from fastcore.basics import patch
 from pycocoevalcap.meteor import meteor as meteor_package
 from pycocoevalcap.spice import spice as spice_package
 
-from ..core import NocError, progress, require, whole_file, write_json
+from ..core import NocError, require
+from ..lab.disk import whole_file, write_json
+from ..lab.progress import progress
 from ..metrics import METRICS
 from ..runs import file_sum, locked
 from ..vocab import ptb_line

@@ -10,9 +10,11 @@ import csv, re
 from dataclasses import replace
 from pathlib import Path
 
-from ..core import NocError, check_range, foreign_file, read_json, require, say
-from ..heldout import (COCO_CLASSES, MOST_CLASSES, ObjectClass, load_classes, normalize,
-                            people)
+from ..core import NocError, require
+from ..heldout import COCO_CLASSES, MOST_CLASSES, ObjectClass, load_classes, normalize, people
+from ..lab.config import check_range
+from ..lab.disk import foreign_file, read_json
+from ..lab.progress import say
 
 # %% ../../nbs/models/110_names.ipynb #1787a5af
 def _read_names(path):

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import jinja2
 from markupsafe import Markup
 
-from ..core import require, whole_file, write_json
+from ..core import require
+from ..lab.disk import whole_file, write_json
 from ..runs import check_ours, check_outputs, held
 from ..tables import markdown_table
 

@@ -19,7 +19,10 @@ from fastcore.basics import chunked
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset
 
-from ..core import NocError, check_range, foreign_file, progress, require, whole_file
+from ..core import NocError, require
+from ..lab.config import check_range
+from ..lab.disk import foreign_file, whole_file
+from ..lab.progress import progress
 from ..runs import begin, fingerprint, held, locked
 from .detector import Detector, prepare
 from .readers import image_names, open_parquet, read_coco

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core import foreign_file, require
+from ..core import require
 from ..heldout import normalize
+from ..lab.disk import foreign_file
 from ..vocab import FUNCTION_WORDS
 
 # %% ../../nbs/scores/121_quality.ipynb #3029204f

@@ -19,8 +19,9 @@ import ijson
 import numpy as np
 from fastcore.basics import chunked
 
-from ..core import NocError, foreign_file, json_text, read_json, require, unpacked
+from ..core import NocError, require
 from ..data import PARTS
+from ..lab.disk import foreign_file, json_text, read_json, unpacked
 from ..regions import RegionTable, sizes_of
 
 # %% ../../nbs/files/101_readers.ipynb #12759273

@@ -8,7 +8,7 @@ __all__ = ['read_system', 'photos_by_id', 'make_task', 'match', 'evaluate_file',
 # %% ../../nbs/scores/122_report.ipynb #fe9646ed
 import csv, json, platform, re, warnings
 from collections import UserDict
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..core import NocError, check_range, code_version, find_data, foreign_file
-from ..core import read_json, require, whole_file
+from ..core import NocError, require
 from ..data import PARTS
-from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize
-from ..heldout import novel_images
+from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize, novel_images
+from ..lab.config import check_range
+from ..lab.disk import find_data, foreign_file, read_json, whole_file
+from ..lab.progress import code_version
 from ..metrics import METRICS, CaptionScorer, points
 from ..novelty import Judged, Protocol, by_group, interval, judge
 from ..results import read_rows
@@ -321,7 +322,7 @@ def _evaluate(captions, task, protocol=Protocol(), metrics=METRICS):
     programs = [*learned, *java_programs(task.refs, metrics)]
     with CaptionScorer(task.refs, metrics, programs) as scorer:
         judged = judge(captions, task.refs, task.refs, task.novel, task.heldout, scorer=scorer,
-                       **protocol.to_dict())
+                       **asdict(protocol))
         left_out = {program.name: program.why for program in scorer.programs if program.why}
     for name, ids in task.domains.items(): judged.sets[f"domain {name}"] = np.isin(judged.ids, ids)
     chosen = {i: captions[i] for i in judged.ids}

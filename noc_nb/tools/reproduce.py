@@ -6,33 +6,36 @@
 __all__ = ['choice']
 
 # %% ../../nbs/commands/139_reproduce.ipynb #62dc8727
-import os, shlex, shutil
-from dataclasses import replace
+import shlex, shutil
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from ..captioner import Captioner
-from ..core import NocError, find_data, override, read_json, require, say, whole_file
+from ..core import NocError, require
 from ..experiment import PRESETS, Experiment, Run
 from ..heldout import COCO_CLASSES
+from ..lab.config import override
+from ..lab.disk import find_data, read_json, whole_file
+from ..lab.progress import say
+from ..lab.saving import model_card, load_model
 from ..metrics import METRICS
 from ..pipeline import NovelCaptioner, PipelineConfig, pipeline_folder, shipped
 from ..regions import class_vectors
 from ..results import LABELS, TRAINING_LABELS
 from ..runs import check_ours, check_outputs, held, locked, whole_folder
-from ..saving import model_card
 from ..scst import train_scst
 from ..search import Search
 from ..selector import RegionSelector
 from ..tables import markdown_table, spec, table_view
 from .command import one_thread
 from .dataset import load_checked
+from .drawing import make_toy
 from .java import java_programs, spice_lacks
 from .names import read_classes
 from .page import save_figure
 from .readers import WordVectors
 from .store import RegionStore
-from .drawing import make_toy
 from ..train import kept_line
 from ..train_selector import train_selector
 from ..train_xe import train_xe, word_rows
@@ -62,7 +65,7 @@ def _preset_of(name, settings=()):
         train = getattr(cfg, part)
         require(train.accumulate <= train.batch, f"{part}.accumulate={train.accumulate}",
                 f"at most {part}.batch={train.batch}")
-    Search([[]], eos=EOS, **cfg.search.to_dict()) # has the mode
+    Search([[]], eos=EOS, **asdict(cfg.search)) # has the mode
     return cfg
 
 # %% ../../nbs/commands/139_reproduce.ipynb #afaa7d14
@@ -224,7 +227,7 @@ def _part(kind, folder):
     "A trained part from its folder, or from `best` in what `noc_train` leaves."
     folder = Path(folder)                       # a path that was mistyped asks no model hub
     best = folder/"best"
-    return kind.from_pretrained(best if best.is_dir() else folder)
+    return load_model(best if best.is_dir() else folder, kind)
 
 def _train(part, data, out, cfg, seed, resume, start, constrained):
     "Train one part of the method; self-critical training starts from a trained captioner."

@@ -16,11 +16,13 @@ from fastcore.basics import patch
 from PIL import Image
 
 from ..constraints import FORMS
-from ..core import Config, NocError, foreign_file, require, setting
+from ..core import NocError, require
 from ..data import RegionFeatures
 from ..heldout import COCO_CLASSES
+from ..lab.config import Config, setting
+from ..lab.disk import foreign_file
 from ..pipeline import CaptionOptions, NovelCaptioner, shipped
-from ..regions import RegionTable, Regions
+from ..regions import Regions
 from ..results import read_rows
 from ..runs import fingerprint
 from .captioners import NovelPhotoCaptioner, PhotoCaptioner

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
 
-from ..core import foreign_file, read_json, require, write_json
+from ..core import require
+from ..lab.disk import foreign_file, read_json, write_json
 from ..regions import RegionTable, table_of
 from ..runs import file_sum, fingerprint, stamp, whole_folder
 from .readers import refuse
