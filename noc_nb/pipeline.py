@@ -25,11 +25,12 @@ from .core import default_device, require
 from .data import CaptionBatch, RegionFeatures
 from .decode import decode
 from .grid_beam import SearchConfig
-from .heldout import ObjectClass, load_classes, meanings, people, save_classes
+from .heldout import ObjectClass, meanings, people
 from .lab.config import Config, load_config, save_config, setting
+from .lab.objects import load_classes, save_classes
+from .lab.saving import load_model, model_card, read_weights, save_model
 from .prices import PriceConfig, best_candidates, read_wishes
 from .regions import Regions, geometry, table_of
-from .lab.saving import load_model, model_card, read_weights, save_model
 from .selector import RegionSelector, select
 from .vocab import Vocab
 
@@ -444,7 +445,7 @@ def _card(self:NovelCaptioner):
         "Search": [*search, f"form: {self.cfg.form}", f"limit: {self.cfg.limit}"]})
 
 # %% ../nbs/50_pipeline.ipynb #68fe2266
-_SHIPPED = Path(files("noc_nb")/"models")
+_SHIPPED = Path(files("noc_nb")/"assets/models")
 
 def shipped()->list: # names for `from_pretrained`, the one for photos first
     "The pipelines that come with the package."

@@ -8,18 +8,17 @@ __all__ = ['paper_numbers', 'score_place', 'metric', 'cell', 'spec', 'matching',
 
 # %% ../nbs/34_tables.ipynb #174ed840
 import csv
-from importlib.resources import files
 from numbers import Real
 from statistics import mean, stdev
 
-from .core import require
+from .core import require, asset
 from .heldout import COCO_HELDOUT
 from .results import LABELS, TRAINING_LABELS, table_line
 
 # %% ../nbs/34_tables.ipynb #09e161e9
 def paper_numbers()->dict: # (table, row, training, λ0, column) -> value
     "Every number of the paper's three tables; a dash in the paper has no entry."
-    text, numbers = (files("noc_nb")/"paper.csv").read_text(encoding="utf-8"), {}
+    text, numbers = asset("paper.csv"), {}
     for x in csv.DictReader(text.splitlines()):
         lambda0 = float(x["lambda0"]) if x["lambda0"] else None
         place = int(x["table"]), x["row"], x["training"] or None, lambda0, x["column"]

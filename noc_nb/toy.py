@@ -8,15 +8,15 @@ __all__ = ['WORLD', 'LOOKS', 'TOY_CLASSES', 'TOY_HELDOUT', 'VAL', 'TEST', 'plura
 # %% ../nbs/06_toy.ipynb #4020639e
 import itertools, json, math, random
 from dataclasses import dataclass
-from importlib.resources import files
 from types import SimpleNamespace
 
 from fastcore.basics import groupby
 
+from .core import asset
 from .heldout import PERSON, HeldOut, ObjectClass, removed_images
 
 # %% ../nbs/06_toy.ipynb #58f68744
-WORLD = json.loads((files("noc_nb")/"toy_world.json").read_text(encoding="utf-8"))
+WORLD = json.loads(asset("toy_world.json"))
 
 LOOKS = {i: SimpleNamespace(**look) for i, look in enumerate(WORLD["classes"], PERSON)}
 
@@ -38,7 +38,7 @@ TOY_CLASSES = {i: _toy_class(i, look.names) for i, look in LOOKS.items()}
 _WORD_TO_ID = {c.word: i for i, c in TOY_CLASSES.items()}
 
 # %% ../nbs/06_toy.ipynb #39a10eca
-TOY_HELDOUT = HeldOut.load(files("noc_nb")/"toy_heldout.json", TOY_CLASSES)
+TOY_HELDOUT = HeldOut.of(**json.loads(asset("toy_heldout.json")))
 
 # %% ../nbs/06_toy.ipynb #069a787c
 _PLACES = WORLD["places"]

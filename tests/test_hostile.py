@@ -1,5 +1,6 @@
 "Files that anyone may have damaged: a reader gives a result, or one line that says which file is wrong."
 import base64, gzip, io, json, os, random, subprocess, sys, tarfile, zipfile
+from functools import partial
 import h5py
 import numpy as np
 import pyarrow, pyarrow.parquet
@@ -7,7 +8,9 @@ import pytest
 import torch
 from PIL import Image
 from noc_nb.core import NocError
+from noc_nb.lab.config import load_config
 from noc_nb.lab.disk import read_json, write_json
+from noc_nb.lab.saving import load_vocab, save_vocab
 from noc_nb.regions import Regions, table_of
 from noc_nb.results import append_row, read_rows
 from noc_nb.tools.formats import read_hdf5, read_npz, read_tsv
@@ -45,8 +48,8 @@ def instances(folder):
     return folder/"i.json", ground_truth
 
 def vocabulary(folder):
-    Vocab(["dog", "cat"]).save(folder/"v.json")
-    return folder/"v.json", Vocab.load
+    save_vocab(folder/"v.json", Vocab(["dog", "cat"]))
+    return folder/"v.json", load_vocab
 
 def parquet(folder):
     columns = dict(image_id=[7, 9], category_id=[18, 1], cx=[.5]*2, cy=[.5]*2, w=[.1]*2, h=[.1]*2, score=[.5]*2)
@@ -357,7 +360,7 @@ def test_a_report_is_written_whatever_became_of_the_terminal(tmp_path):
 # ---- packed text
 
 def test_what_unpacks_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("noc_nb.core._MUCH", 1 << 24)
+    monkeypatch.setattr("noc_nb.lab.disk._MUCH", 1 << 24)
     (tmp_path/"b.json.gz").write_bytes(bomb := gzip.compress(bytes(1 << 20))*20)
     (tmp_path/"b.gz").write_bytes(bomb)
     with zipfile.ZipFile(tmp_path/"b.zip", "w", zipfile.ZIP_DEFLATED) as z:
@@ -600,8 +603,9 @@ LINE = dict(image_id=1, file="1.jpg", size=[640, 480], caption="a dog", score=-1
 
 def json_readers(folder):
     "Name -> a good content, and what reads it."
-    from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, load_classes
     from noc_nb.grid_beam import SearchConfig
+    from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT
+    from noc_nb.lab.objects import load_classes, load_heldout
     from noc_nb.results import read_results
     from noc_nb.tables import table_view
     from noc_nb.tools.gallery import _write_report
@@ -618,8 +622,9 @@ def json_readers(folder):
         "detections": (BOXED, lambda path: read_detections(path, {1: (640, 480), 2: (640, 480)})),
         "split": (dict(train=[1], val=[2], test=[3], novel_val=[2], novel_test=[]), lambda p: read_split(p, {1, 2, 3})),
         "classes": ([vars(COCO_CLASSES[i]) for i in (1, 2)], load_classes),
-        "heldout": (vars(COCO_HELDOUT), HeldOut.load), "search": (vars(SearchConfig()), SearchConfig.load),
-        "vocab": (dict(tokens=["dog", "cat"]), Vocab.load),
+        "heldout": (vars(COCO_HELDOUT), load_heldout),
+        "search": (vars(SearchConfig()), partial(load_config, SearchConfig)),
+        "vocab": (dict(tokens=["dog", "cat"]), load_vocab),
         "system": ([dict(image_id=i, caption="a dog") for i in (1, 2)], read_system),
         "results": ([dict(image_id=1, caption="a dog", score=1., spans=[[1, 2]])], read_results),
         "task": (dict(images=IMAGES, annotations=captions), make_task),

@@ -74,8 +74,7 @@ def test_stubs_hold_what_is_patched_in():
         for method, name in patched: assert method in {getattr(f, "name", None) for f in made[name].body}
     assert "def from_pretrained(cls, name, device=None) -> NovelCaptioner:" in stub(inspect.getsource(pipeline))
     assert "boxes: Tensor | np.ndarray | list | tuple, labels: Tensor | np" in stub(inspect.getsource(regions))
-    assert "def from_pretrained(cls, name, *, device='cpu', **hub) -> Self:" in stub(inspect.getsource(saving))
-    assert "def override(cfg: Config, settings: list):" in stub(inspect.getsource(core))
+    assert "def override(cfg, settings: list):" in stub(inspect.getsource(config))
 
 def test_requirements_name_every_import():
     "A user who installs the package gets all that its modules import."

@@ -7,12 +7,12 @@ import torch
 from accelerate.utils import gather_object
 from fastcore.basics import patch
 from safetensors.torch import load_file, save, save_file
-from noc_nb.captioner import Captioner
 from noc_nb.core import NocError, set_seed
 from noc_nb.data import CaptionExamples, ImageExamples, Loader
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.grid_beam import SearchConfig
 from noc_nb.lab.disk import read_json
+from noc_nb.lab.saving import load_model, save_model
 from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, _images, train_scst
 from noc_nb.tools.dataset import load_data
 from noc_nb.tools.drawing import make_toy

@@ -7,8 +7,8 @@ from pathlib import Path
 from book import CHAPTERS, MODULES, NOTEBOOKS, ROOT, SETTINGS, module_of, name, number, read
 
 TEXTS = {"CHANGELOG.md": "changelog", "CONTRIBUTING.md": "contributing", "docs/data.md": "data",
-         "hub/README.md": "hub", "noc_nb/models/toy/README.md": "models/toy",
-         "noc_nb/models/lite/README.md": "models/lite"}
+         "hub/README.md": "hub", "noc_nb/assets/models/toy/README.md": "models/toy",
+         "noc_nb/assets/models/lite/README.md": "models/lite"}
 PAGES = {name(nb): name(nb)[len("nbs/"):-len(".ipynb")] for nb in NOTEBOOKS} | TEXTS   # a file -> its page
 README = (ROOT/"README.md").read_text(encoding="utf-8")
 LINK = re.compile(r"(```.*?```|`[^`\n]*`)|\]\(([^)\s]+)\)", re.S)   # code, which is left alone, or a link's target

@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from ..heldout import novel_images, save_classes, words_of
+from ..heldout import novel_images, words_of
 from ..lab.config import Config
 from ..lab.disk import whole_file, write_json
+from ..lab.objects import save_classes, save_heldout
 from ..lab.progress import progress
 from ..regions import RegionTable
 from ..tools.drawing import write_part
@@ -208,7 +209,7 @@ def make_world(
     once("detections/simulated.parquet", _write_detections, ids, mentioning, seed)
     once(f"vectors/random.{size.width}d.txt", _write_vectors, size, seed)
     save_classes(root/"classes.json", TOY_CLASSES)
-    TOY_HELDOUT.save(root/"heldout.json")
+    save_heldout(root/"heldout.json", TOY_HELDOUT)
     published = {part: {str(i): 1 for i in ids} for part, ids in lists.items()}
     write_json(root/"splits/split_noc_coco.json", published)
     if size.stored: once("features", _write_features, size, seed)

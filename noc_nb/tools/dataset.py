@@ -14,9 +14,9 @@ import numpy as np
 
 from ..core import NocError, require
 from ..data import PARTS, CocoData
-from ..heldout import (COCO_CLASSES, COCO_HELDOUT, HeldOut, load_classes, novel_images,
-                            removed_images)
+from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, novel_images, removed_images
 from ..lab.disk import find_data
+from ..lab.objects import load_classes, load_heldout
 from ..regions import table_of
 from .readers import (WordVectors, ground_truth, read_captions, read_detections,
                                   read_split)
@@ -174,7 +174,7 @@ def _objects(root, split, classes, heldout):
     require(root, "data: no folder", "a COCO root, by --data or the variable NOC_DATA")
     classes = value_or_file(classes, load_classes, root/"classes.json", COCO_CLASSES)
     usual = COCO_HELDOUT if classes is COCO_CLASSES and split else HeldOut({}, {}, {}, {})
-    def load(what): return HeldOut.load(what, classes)
+    def load(what): return load_heldout(what, classes)
     return classes, value_or_file(heldout, load, root/"heldout.json", usual)
 
 def _check_features(table, ids):

@@ -13,8 +13,9 @@ import numpy as np
 from PIL import Image, ImageColor, ImageDraw
 
 from ..core import require
-from ..heldout import normalize, novel_images, save_classes, words_of
+from ..heldout import normalize, novel_images, words_of
 from ..lab.disk import whole_file, write_json
+from ..lab.objects import save_classes, save_heldout
 from .formats import write_items
 from ..toy import (LOOKS, TEST, TOY_CLASSES, TOY_HELDOUT, VAL, WORLD, Scene, detect, plural,
                         toy_image)
@@ -146,7 +147,7 @@ def _write_words(folder, captions, seed):
     with whole_file(folder/"vectors/toy.txt") as f:
         for word, vector in vectors.items(): print(word, *map("{:.4f}".format, vector), file=f)
     save_classes(folder/"classes.json", TOY_CLASSES)
-    TOY_HELDOUT.save(folder/"heldout.json")
+    save_heldout(folder/"heldout.json", TOY_HELDOUT)
 
 def _write_split(folder, captions, ids):
     "The images of each part, and the novel ones of val and test."

@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..core import NocError, require
-from ..heldout import COCO_CLASSES, MOST_CLASSES, ObjectClass, load_classes, normalize, people
+from ..heldout import COCO_CLASSES, MOST_CLASSES, ObjectClass, normalize, people
 from ..lab.config import check_range
 from ..lab.disk import foreign_file, read_json
+from ..lab.objects import load_classes
 from ..lab.progress import say
 
 # %% ../../nbs/models/110_names.ipynb #1787a5af

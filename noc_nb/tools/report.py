@@ -21,6 +21,7 @@ from ..data import PARTS
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize, novel_images
 from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json, whole_file
+from ..lab.objects import load_heldout
 from ..lab.progress import code_version
 from ..metrics import METRICS, CaptionScorer, points
 from ..novelty import Judged, Protocol, by_group, interval, judge
@@ -242,7 +243,7 @@ def _objects(heldout, classes, root):
     "The classes and the held-out objects: given, or the data's, or COCO's."
     objects = value_or_file(classes, read_classes, root and root/"classes.json", COCO_CLASSES)
     usual = _beyond_coco(objects) or COCO_HELDOUT
-    def load(what): return HeldOut.load(what, objects)
+    def load(what): return load_heldout(what, objects)
     return objects, value_or_file(heldout, load, root and root/"heldout.json", usual)
 
 # %% ../../nbs/scores/122_report.ipynb #817b851d

@@ -17,6 +17,7 @@ from ..experiment import PRESETS, Experiment, Run
 from ..heldout import COCO_CLASSES
 from ..lab.config import override
 from ..lab.disk import find_data, read_json, whole_file
+from ..lab.objects import save_heldout
 from ..lab.progress import say
 from ..lab.saving import model_card, load_model
 from ..metrics import METRICS
@@ -271,7 +272,7 @@ def _join_command(part, out, data, options):
 # %% ../../nbs/commands/139_reproduce.ipynb #8adabffc
 def _write_about(part, data, out):
     "Leave the held-out objects and the model card of a trained part."
-    data.heldout.save(out/"heldout.json")
+    save_heldout(out/"heldout.json", data.heldout)
     with whole_file(out/"best/README.md") as f:
         f.write(_card(part, data, read_json(out/"done.json")))
 
