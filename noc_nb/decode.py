@@ -15,6 +15,7 @@ from .beam import Hypotheses
 from .captioner import Captioner
 from .core import require
 from .data import CaptionBatch
+from .fast.pool import Pool
 from .grid_beam import SearchConfig
 from .lab.progress import progress
 from .search import Search
@@ -34,10 +35,11 @@ def search(
     b = len(batch.features)
     require(len(constraints) == b, f"constraints: {len(constraints)} lists",
             f"one for each of {b} images")
-    state = captioner.start(batch.features, batch.mask, cfg.max_len)
+    pool = Pool(captioner)
+    state = pool.start(batch.features, batch.mask, cfg.max_len)
     grids = Search(constraints, batch.features.device, eos=EOS, forbidden=(PAD, BOS, UNK),
                    prices=prices, avoid=[[*avoid]]*b if avoid else None, **asdict(cfg))
-    return grids.run(captioner.step, state, BOS, captioner.reorder, pad=PAD)
+    return grids.run(pool.step, state, BOS, pool.reorder, pad=PAD)
 
 # %% ../nbs/26_decode.ipynb #88544829
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ __all__ = ['int8']
 import copy
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention import FeedForward, MultiHead
@@ -97,19 +96,13 @@ class _Int8Captioner(Captioner):
         self.scores = _Int8Linear(captioner.words())
         self.eval().requires_grad_(False)
 
-    def step(self, tokens:Tensor, state:tuple)->tuple:
-        "One word more, as `Captioner.step`."
-        y = self.word_in(F.embedding(tokens, state.table))
-        y, decoder = self.decoder.step(y, state.decoder)
-        logits = self.scores(self.word_out(y))
-        return torch.log_softmax(logits, -1, out=logits), state._replace(decoder=decoder)
+    def logits(self, y:Tensor, table:Tensor)->Tensor:
+        "Scores of all words, as `Captioner.logits`."
+        return self.scores(self.word_out(y))
 
     def average_neighbours(self, neighbours:dict):
         "Raises `NocError`: words are averaged before."
         raise NocError("8-bit captioner: expected `average_neighbours` before `int8`")
-
-    def _save_pretrained(self, save_directory):
-        raise NocError("8-bit captioner: expected the one that it was made of, which can be saved")
 
 # %% ../../nbs/models/118_int8.ipynb #a8b1000f
 def int8(
