@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Does the working tree still do what REVISION did?   python tests/same.py REVISION
 
-Checks REVISION out beside the working tree, runs the commands of both on this machine with the same seeds, and compares
-what they write. Prints "the same", or every difference, and exits with 0 or 1. Needs `NOC_DATA`, and takes some minutes.
-It uses nothing but commands and files, since modules may have other places in the two trees."""
+Checks REVISION out beside a copy of the working tree, runs the commands of both on this machine with the same seeds, and
+compares what they write. Prints "the same", or the differences, and exits with 0 or 1. Needs `NOC_DATA`, and takes some
+minutes. It uses nothing but commands and files, since modules may have other places in the two trees."""
 import gzip, hashlib, json, os, subprocess, sys, tempfile
 from concurrent.futures import ThreadPoolExecutor
 from configparser import ConfigParser
@@ -13,15 +13,18 @@ import pandas as pd
 from safetensors import safe_open
 
 HERE = Path(__file__).resolve().parent.parent
-CHANGING = {"time", "seconds", "commit", "device", "created", "version"}   # of rows and reports
-SMALL = ["xe.epochs=1", "train_selector.epochs=2", "scst.batch=100"]       # of the toy run
+CHANGING = {"time", "seconds", "commit", "device"}   # keys of rows and reports that differ between two equal runs
+TOY = ["--metrics", "C,B4", "--rows", "none,top2,selector", "--tables", "1", "--part", "val",
+       "--set", "xe.epochs=1", "train_selector.epochs=2"]
 WORDS = {"musts": ["--price-weight", "must"], "prices": ["--price-weight", "1"], "none": ["--objects", ""]}
 
 def checked_out(revision, folder):
-    "The files of a revision, in a folder of their own."
+    "The files of a revision, or of the working tree (None), in a folder of their own and outside git."
     folder.mkdir()
-    archive = subprocess.run(["git", "archive", revision], cwd=HERE, check=True, capture_output=True).stdout
-    subprocess.run(["tar", "x", "-C", folder], input=archive, check=True)
+    files = ["settings.ini", "noc_nb"]
+    archive = ["git", "archive", revision, *files] if revision else ["tar", "c", "--exclude=__pycache__", *files]
+    content = subprocess.run(archive, cwd=HERE, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "x", "-C", folder], input=content, check=True)
     return folder
 
 def run(tree, out, command, *options):
@@ -52,7 +55,7 @@ def inputs(coco, folder):
 def work(tree, coco, given, out):
     "Run everything in one tree; its files go to `out`."
     out.mkdir()
-    run(tree, out, "noc_reproduce", "--preset", "toy", "--out", "toy", "--metrics", "C,B4,R", "--set", *SMALL)
+    run(tree, out, "noc_reproduce", "--preset", "toy", "--out", "toy", *TOY)
     for name, options in WORDS.items():
         run(tree, out, "noc_caption", given/"val.parquet", "--model", "lite", "--out", f"{name}.jsonl", *options)
         run(tree, out, "noc_eval", "--captions", f"{name}.jsonl", "--data", coco, "--split", given/"val.txt",
@@ -95,7 +98,8 @@ def main(revision, most=20):
     with tempfile.TemporaryDirectory(prefix="same-") as folder:
         folder = Path(folder)
         inputs(coco, folder)
-        trees = {folder/"there": checked_out(revision, folder/"revision"), folder/"here": HERE}
+        trees = {folder/"there": checked_out(revision, folder/"revision"),
+                 folder/"here": checked_out(None, folder/"working")}
         with ThreadPoolExecutor(2) as both: [*both.map(lambda out: work(trees[out], coco, folder, out), trees)]
         there, here = (facts(tree, out) for out, tree in trees.items())
     equal = True
