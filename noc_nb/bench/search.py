@@ -26,11 +26,10 @@ from ..data import CaptionBatch
 from ..encoder import CaptionerConfig
 from ..fast.pool import Pool
 from ..lab.config import Config, check_range
-from ..lab.progress import progress
+from ..lab.progress import progress, keep_blocks
 from ..results import append_row, new_row
 from ..runs import locked
 from ..search import grid_beam_search
-from ..tools.command import keep_blocks
 from ..tools.generate import grid_beam
 from ..tools.int8 import int8
 from ..vocab import BOS, EOS, PAD, SPECIALS, UNK

@@ -23,11 +23,10 @@ from ..constraints import constraint_tokens
 from ..core import NocError, require
 from ..lab.config import read_options
 from ..lab.disk import read_json, room_for, whole_file
-from ..lab.progress import progress
+from ..lab.progress import progress, keep_blocks
 from ..pipeline import CaptionOptions, NovelCaptioner
 from ..results import read_rows
 from ..runs import begin, check_ours, check_outputs, fingerprint, locked
-from .command import keep_blocks
 from .page import TEMPLATES, render, thumbnail
 from .photos import input_files
 from .source import Job, Source
