@@ -3,8 +3,9 @@
 A pin fails when a line of the model, the search or the training changes, even if the configuration keeps the right
 value. The references are written out here: literal loops, NumPy, numbers by hand. Nothing is trained for long."""
 import itertools, math
-from collections import Counter
+from collections import Counter, namedtuple
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
@@ -24,16 +25,18 @@ from noc_nb.encoder import CaptionerConfig, MemoryEncoder
 from noc_nb.experiment import PRESETS, Choices, Experiment, Run
 from noc_nb.grid_beam import SearchConfig, algorithm_1
 from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, novel_images, removed_images, words_of
-from noc_nb.novelty import judge, nonnovel_weight, selection_f1
+from noc_nb.metrics import CaptionScorer, meteor, points
+from noc_nb.novelty import interval, judge, nonnovel_weight, selection_f1
 from noc_nb.pipeline import NovelCaptioner, PipelineConfig
 from noc_nb.prices import PriceConfig, best_candidates
 from noc_nb.regions import Regions, geometry, table_of
+from noc_nb.runs import contents
 from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, oracle_constraints, scst_loss, train_scst
 from noc_nb.search import grid_beam_search
 from noc_nb.selector import RegionSelector, SelectorConfig, select, selector_loss
 from noc_nb.train import TrainConfig
 from noc_nb.train_selector import selected, selector_scores, train_selector, val_score, val_weight
-from noc_nb.train_xe import build_captioner, build_vocab, train_xe, val_cider, xe_loss
+from noc_nb.train_xe import bad_endings, build_captioner, build_vocab, train_xe, val_cider, xe_loss
 from noc_nb.vocab import BOS, EOS, PAD, UNK, Vocab
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -375,6 +378,58 @@ def test_real_attention_is_the_same(paper):
         close(out[i], plain_captioner(model.state_dict(), x[i,:n].float(), tokens[i]), 1e-4)
     assert (model.encoder(x.float(), mask)[1,3:] == 0).all()
 
+def test_an_image_without_regions(captioner, data):
+    "It is captioned all the same, from the memory and the words, and what it says depends on nothing beside it."
+    x, _ = data.region_features()([0, 1])
+    none = torch.zeros(2, x.shape[1]).bool()
+    alone = captioner(x[:1, :0], none[:1, :0], torch.tensor([[BOS, 7]])).detach()
+    for features in x, 9*x:
+        both = captioner(features, none, torch.tensor([[BOS, 7], [BOS, 7]])).detach()
+        close(both, alone.expand(2, -1, -1), 1e-5)
+    for features, mask in (x, none), (x[:, :0], none[:, :0]):
+        out, state = captioner.step(torch.full((2,), BOS), captioner.start(features, mask, 2))
+        out, _ = captioner.step(torch.full((2,), 7), state)
+        close(out.detach(), alone[:,1].log_softmax(1).expand(2, -1), 1e-4)
+
+def test_stored_features_are_widened(paper):
+    "Features in 16 bits are those of 32 bits."
+    x, mask = features(3)
+    paper.eval()
+    close(paper.encoder(x.half(), mask).detach(), paper.encoder(x.half().float(), mask).detach(), 1e-6)
+
+def test_a_state_is_for_so_many_words(captioner, data):
+    "T tokens and not one more; default: the configuration's 20."
+    x, mask = data.region_features()([0])
+    for max_len, room in (3, 3), (None, 20):
+        state, steps = captioner.start(x, mask, max_len), 0
+        with pytest.raises(NocError, match=f"step {room + 1}: the state is for {room} words"):
+            while True:
+                _, state = captioner.step(torch.tensor([5]), state)
+                steps += 1
+        assert steps == room
+    _, state = captioner.step(torch.tensor([BOS, BOS]), captioner.start(x.expand(2, -1, -1), mask.expand(2, -1), 3))
+    with pytest.raises(NocError, match="expected one image a line"): captioner.reorder(state, torch.tensor([[1], [0]]))
+
+def test_fresh_words_have_the_scale_of_the_model():
+    "Where learning starts: FC in gives √½ over the table, and logits are as large as those of vectors of length 1."
+    torch.manual_seed(0)
+    table = 5*torch.randn(400, 300)
+    model = Captioner(CaptionerConfig(layers=1, d_ff=8), [f"w{i}" for i in range(396)], table)
+    close(model.word_in(table).std().item(), .5**.5, 1e-5)
+    close(model.word_out.weight.abs().max().item(), (6/(300 + 512))**.5/table.norm(dim=1).mean().item(), 1e-4)
+    free = Captioner(CaptionerConfig(layers=1, d_ff=8), [f"w{i}" for i in range(396)])
+    assert abs(free.words().std().item()*300**.5 - 1) < .02 and not free.words.known.any()
+    for wrong in dict(table=table[:9]), dict(known=torch.zeros(9).bool()):
+        with pytest.raises(NocError, match="shape"): Captioner(CaptionerConfig(), model.tokens, **wrong)
+
+def test_a_captioner_is_its_folder(captioner, tmp_path):
+    "Words, frozen rows, learned rows and unseen words come back."
+    captioner.save_pretrained(tmp_path/"model")
+    other = Captioner.from_pretrained(tmp_path/"model")
+    assert other.tokens == captioner.tokens and other.unseen == captioner.unseen and "zebra" in other.unseen
+    assert torch.equal(other.words(), captioner.words()) and torch.equal(other.words.known, captioner.words.known)
+    assert other.cfg == captioner.cfg
+
 def test_known_words_stay_as_they_are(data):
     "D4: rows with a vector are frozen, BOS, EOS, PAD, UNK and words without one are learned."
     model = build_captioner(data, TINY, 1)
@@ -515,10 +570,12 @@ def language(v, seed, digits=None):
         code = (code*31 + tokens*7 + 3) % 10_007
         return after(code), code
     def logp(i):
+        @cache
+        def scores(code): return after(torch.tensor([code]))[0].tolist()
         def of(prefix):
-            code = torch.tensor([101*i + 5])
-            for w in (START, *prefix): scores, code = step(torch.tensor([w]), code)
-            return scores[0].tolist()
+            code = 101*i + 5
+            for w in (START, *prefix): code = (code*31 + w*7 + 3) % 10_007
+            return scores(code)
         return of
     return step, lambda b: 101*torch.arange(b) + 5, logp
 
@@ -608,6 +665,70 @@ def test_defaults_of_the_search_are_the_papers():
     G = literal_grid(language(9, 3)[2](0), [2], 5, 20, False)
     same(captions_of(own), [(y, score) for score, y, _ in G[1, 20]])
 
+def test_the_best_of_many_words():
+    "The k best of 700 and of 40,000 words without sorting them: ties, forbidden words, several images."
+    for v, b, k in (700, 20, 5), (40_000, 2, 3), (64*9, 60, 6):
+        step, fresh, _ = language(v, 2, 1)
+        forbidden = [5, v - 1]
+        out = beam_search(step, fresh(b), bos=START, eos=END, k=k, max_len=3, forbidden=forbidden)
+        beams = [[((), 0., code)] for code in fresh(b)]
+        for t in range(3):
+            for i, beam in enumerate(beams):
+                new = [h for h in beam if h[0][-1:] == (END,)]
+                for y, s, code in beam:
+                    if y[-1:] == (END,): continue
+                    scores, code = step(torch.tensor([y[-1] if y else START]), code.view(1))
+                    scores[0,forbidden] = -torch.inf
+                    words = [END] if t == 2 else scores[0].argsort(descending=True, stable=True)[:k].tolist() + [END]
+                    new += [(y + (w,), s + scores[0,w].item(), code) for w in dict.fromkeys(words)]
+                beams[i] = sorted(new, key=lambda h: (-h[1], h[0][-1]))[:k]
+        for i, beam in enumerate(beams): same(captions_of(out, i), [h[:2] for h in beam], 1e-5)
+
+@pytest.mark.parametrize("find", [beam_search, grid_beam_search])
+def test_what_a_model_may_not_return(find):
+    "NaN and +inf are errors that name image and step; -inf forbids; where no word may come, the reason says so."
+    def run(rows, **kw):
+        table = torch.tensor(rows, dtype=kw.pop("dtype", torch.float32))
+        args = [[[]]*2] if find is grid_beam_search else []
+        return find(lambda tokens, state: (table[tokens], state), torch.zeros(2, 1), *args,
+                    **dict(bos=2, eos=END, k=2, max_len=3) | kw)
+    good = [[-9., -1., -2.], [-2., -1., -2.], [-3., -1., -2.]]
+    for value, name in (math.nan, "NaN"), (math.inf, r"\+inf"):
+        with pytest.raises(NocError, match=f"image 0, step 0: the model's scores hold {name}"):
+            run([*good[:2], [0., value, 0.]])
+        with pytest.raises(NocError, match=f"image 0, step 1: the model's scores hold {name}"):
+            run([good[0], [0., value, 0.], good[2]])
+    dead = run([good[0], [-math.inf]*3, [-math.inf, -1., -math.inf]])
+    assert not dead.ended.any() and "no" in dead.reason[0] and "next" in dead.reason[0]
+    assert dead.tokens[0,0].tolist()[:1] == [1]
+    for dtype in torch.float16, torch.bfloat16, torch.float64:
+        assert captions_of(run(good, dtype=dtype))[0][0] == captions_of(run(good))[0][0]
+    for wrong in dict(k=0), dict(k=True), dict(max_len=0), dict(max_len=10_001), dict(bos=-1), dict(eos=3), \
+            dict(forbidden=[-1]), dict(forbidden=["a"]), dict(length_penalty=11):
+        with pytest.raises(NocError): run(good, **wrong)
+    run(good, k=10, max_len=2, length_penalty=-10)
+    with pytest.raises(NocError, match="step: scores of shape"): run(good[0])
+    with pytest.raises(NocError, match="step: scores are a"):
+        find(lambda tokens, state: ([[0.]], state), torch.zeros(1, 1), *([[[]]] if find is grid_beam_search else []),
+             bos=2, eos=END)
+
+def test_states_of_any_nest_are_put_in_order():
+    "Rows of tensors in tuples, lists and dicts; a fresh state says how many images there are."
+    Pair = namedtuple("Pair", "a b")
+    step, fresh, _ = language(6, 1)
+    plain = beam_search(step, fresh(3), bos=START, eos=END, k=2, max_len=4)
+    nests = ((lambda c: (c, "x"), lambda s: s[0]), (lambda c: [None, c], lambda s: s[1]),
+             (lambda c: {"a": 7, "b": {"c": c}}, lambda s: s["b"]["c"]), (lambda c: Pair(c, 5), lambda s: s.a))
+    for pack, unpack in nests:
+        def nested(tokens, state):
+            out, code = step(tokens, unpack(state))
+            return out, pack(code)
+        out = beam_search(nested, pack(fresh(3)), bos=START, eos=END, k=2, max_len=4)
+        assert torch.equal(out.tokens, plain.tokens)
+    with pytest.raises(NocError, match="no tensor"): beam_search(step, None, bos=START, eos=END)
+    with pytest.raises(NocError, match="a row for each of 2"):
+        grid_beam_search(step, fresh(3), [[], []], bos=START, eos=END)
+
 def markov(rows, k=5, **kw):
     "The search of one image over a language of pairs; rows of chances, the last one starts."
     table = torch.tensor(rows, dtype=torch.float64).log()
@@ -668,10 +789,49 @@ def test_ties_take_the_lower_token():
     assert [y for y, _ in captions_of(markov(rows, max_len=2, k=2)([[(3,), (2,), (1,)]]))] == [(1, 0), (2, 0)]
 
 def test_at_least():
-    "CBS: any two of three."
+    "CBS: any two of three; a number for all images or one for each; never more than there are."
     rows = [[.4, .3, .2, .1]]*5
-    out = markov(rows, max_len=3, k=1)([[(1,)], [(2,)], [(3,)]], at_least=2)
-    assert first(out) == (1, 2, END) and out.satisfied[0,0] == 2
+    find, groups = markov(rows, max_len=4, k=1), [[(1,)], [(2,)], [(3,)]]
+    assert first(find(groups, at_least=2)) == (1, 2, END) and find(groups, at_least=2).satisfied[0,0] == 2
+    assert first(find(groups, at_least=[0])) == (END,) and len(first(find(groups, at_least=torch.tensor([9])))) == 4
+    for wrong in -1, [1, 1], 1.5, "a":
+        with pytest.raises(NocError, match="at_least"): find(groups, at_least=wrong)
+
+def test_constraints_that_are_none():
+    "Each is refused by its image and its place."
+    find = markov([[.25]*4]*5, max_len=4)
+    for groups, message in (([[]], "image 0, constraint 0"), ([[(2,)], [()]], "constraint 1"), ([[(0,)]], "token 0"),
+                            ([[(4,)]], "token 4: expected an id below 4"), ([[(-1,)]], "token -1"),
+                            ([[2]], "constraint 0"), (7, "image 0: 7"), ([[(1,)]]*63, "63 constraints"),
+                            ([[(1,)*101]], "101 tokens")):
+        with pytest.raises(NocError, match=message): find(groups)
+    with pytest.raises(NocError, match="constraints"): grid_beam_search(None, None, [], bos=1, eos=0)
+    one = markov([[.25]*4]*5, max_len=1)([[(1,)]]*62)
+    assert one.reason[0].startswith("62 of 62 constraints: 1 tokens hold at most 0")
+
+def test_many_groups():
+    "Thirteen groups and more are counted another way; one token finishes all groups that it is in."
+    find = markov([[.1] + [.05]*18]*20, max_len=16, k=1)
+    out = find([[(w,)] for w in range(1, 15)])
+    assert {*first(out)} == {*range(15)} and len(first(out)) == 15 and out.satisfied[0,0] == 14
+    assert first(find([[(1,)], [(1,)], [(1,), (2,)]])) == (1, END)
+    assert find([[(1,)], [(1,)], [(1,), (2,)]]).spans[0,0].tolist() == [[0, 1]]*3
+    late = find([[(w,)] for w in range(1, 19)], max_len=16)
+    assert late.reason[0].endswith("16 tokens hold at most 15 and the end")
+    assert find([[(w,)] for w in range(1, 16)]).reason == [None]                 # there is just room
+
+def test_prices_that_are_none():
+    "D11: a finite price is within 10,000 nats; beyond it there are musts."
+    find = markov([[.25]*4]*5, max_len=4)
+    for price in 10_000, -10_000, 0, math.inf: find([[(1,)]], prices=[[price]])
+    for price in 10_001, -10_001, -math.inf, math.nan, True, "1":
+        with pytest.raises(NocError, match="image 0, constraint 0: price"): find([[(1,)]], prices=[[price]])
+    for prices in [[]], [[1., 2.]], [], 3:
+        with pytest.raises(NocError, match="prices"): find([[(1,)]], prices=prices)
+    out = find([[(1,)], [(2,)]], prices=[[math.inf, 3.]])                       # a must, and one worth three nats
+    assert {1, 2} <= {*first(out)} and out.satisfied[0,0] == 2
+    close(out.objective[0,0], out.scores[0,0] + 3, 1e-5)
+    assert 2 not in first(find([[(1,)], [(2,)]], prices=[[math.inf, .5]]))       # a token costs log 4 = 1.39 nats
 
 def test_cbs_is_a_beam_for_every_set():
     "The baseline against a literal machine: a cell for each set of said groups, k captions each."
@@ -811,9 +971,12 @@ def test_threshold_of_the_score_row_is_weighted():
 
 def plain_cider(refs, captions, ids, unit="image"):
     "CIDEr-D of Vedantam et al. (2015): σ = 6, ten times the mean over n = 1 to 4 and the references."
-    def grams(tokens): return Counter(tuple(tokens[i:i+n]) for n in range(1, 5) for i in range(len(tokens) - n + 1))
+    @cache
+    def grams(tokens): return Counter(tokens[i:i+n] for n in range(1, 5) for i in range(len(tokens) - n + 1))
+    refs, captions = {i: [*map(tuple, texts)] for i, texts in refs.items()}, map(tuple, captions)
     documents = [[text] for texts in refs.values() for text in texts] if unit == "caption" else refs.values()
     df = Counter(g for texts in documents for g in {g for text in texts for g in grams(text)})
+    @cache
     def weights(tokens, n):
         return {g: c*(math.log(len(documents)) - math.log(max(1, df[g]))) for g, c in grams(tokens).items()
                 if len(g) == n}
@@ -998,11 +1161,73 @@ def test_images_and_constraints_of_scst(tmp_path):
                SearchConfig(k=2, max_len=6), reward=reward)
     assert {*heard} == {0, 2}
 
-def greedy(model, data, ids, groups):
+def greedy(model, data, ids, groups, kept=None):
     "CIDEr-D in points of greedy captions, against these images' references."
     found = decode(model, Loader(ImageExamples(data, ids), shuffle=False), groups, SearchConfig(k=1))
     refs = {i: [text.split() for text in data.captions[i]] for i in ids}
+    if kept is not None: kept += [found[i].caption for i in ids]
     return 100*np.mean(plain_cider(refs, [found[i].caption.split() for i in ids], ids))
+
+def test_dgbs_with_prices(data):
+    "D7d: a class's price is w times the log-odds of a reference that mentions it; half a reference more of each."
+    own = world({0: (["a dog", "a dog", "a dog", "a cat", "a horse and a dog"], [(CAT, .9), (DOG, .8), (HORSE, .7)])})
+    vocab = build_vocab(own, 1)
+    groups, prices = oracle_constraints(own, [0], vocab, weight=2.)
+    assert groups == {0: [[(vocab.stoi["dog"],)]]}             # the others would cost: 1.5 of 6
+    close(prices[0], [2*math.log((4.5/6)/(1.5/6))], 1e-9)
+
+def test_scst_refuses_what_it_cannot_learn_from(data, captioner, tmp_path):
+    "No image with so many references; a reward of another shape, or not finite."
+    with pytest.raises(NocError, match="min_refs=6: no training image"):
+        train_scst(data, captioner, ScstConfig(min_refs=6, epochs=1), tmp_path/"run")
+    batch = ImageExamples(data, [0, 1]).__getitems__([0, 1])
+    def loss(reward): return SelfCritical(reward, None, SearchConfig(k=2, max_len=3))(captioner, batch)
+    with pytest.raises(NocError, match="a tensor of 4 numbers"): loss(lambda tokens, ids: torch.zeros(3))
+    with pytest.raises(NocError, match="a tensor of 4 numbers"): loss(lambda tokens, ids: [0.]*4)
+    for bad in math.nan, math.inf:
+        with pytest.raises(NocError, match="image 1: NaN or infinite"):
+            loss(lambda tokens, ids: torch.tensor([0., 0., 0., bad]))
+    captioner.eval()
+
+def test_the_number_of_living_captions_is_that_of_the_beam(captioner, data):
+    "D6: rewards are told of living captions alone: with three words in all, a beam of 5 is not full."
+    stoi = Vocab(captioner.tokens).stoi
+    heard = []
+    def reward(tokens, ids):
+        heard.append((tokens, ids))
+        return (tokens != PAD).sum(1)*1.
+    batch = ImageExamples(data, [3]).__getitems__([0])
+    groups = {3: [[(stoi["dog"],)], [(stoi["cat"],)]]}
+    _, numbers = SelfCritical(reward, groups, SearchConfig(k=5, max_len=3))(captioner, batch)
+    (tokens, ids), = heard
+    assert ids == [3]*5 and {tuple(row) for row in tokens.tolist()} == {
+        (stoi["dog"], stoi["cat"], EOS), (stoi["cat"], stoi["dog"], EOS), (PAD, PAD, PAD)}
+    assert numbers["reward"] == 3 and numbers["satisfied"] == 2
+    captioner.eval()
+
+def test_the_best_epoch_is_kept(data, tmp_path):
+    "The weights that val liked best, of all epochs, and patience; a finished run is read and not repeated."
+    cfg, seen = SelectorConfig(d_model=8, heads=2, d_ff=8, layers=1, dropout=0.), []
+    def loss(*args):
+        seen.append(1)
+        return selector_loss(*args)
+    calm = world({i: ((DOGS, CATS)[i % 2], [(DOG, .6), (CAT, .5)]) for i in range(30)}, range(20), range(20, 30))
+    train = TrainConfig(epochs=8, warmup=1, peak=.5, batch=7, patience=3)
+    model = train_selector(calm, cfg, train, tmp_path/"run", loss=loss)
+    done = read_json(tmp_path/"run/done.json")
+    scores = [entry["score"] for entry in done["history"]]
+    close(val_score(calm, cfg)(model)["score"], max(scores), 1e-6)
+    best = scores.index(max(scores))
+    assert done["best"] == max(scores) and done["epoch"] == best + 1 and len(scores) == min(8, best + 4)
+    assert len(seen) == len(scores)*(3 + 1)                    # batches of 7, 7, 6; val
+    again = train_selector(calm, replace(cfg, threshold=.3), train, tmp_path/"run", True, loss)
+    assert len(seen) == len(scores)*4 and again.cfg.threshold == .3 and model.cfg.threshold == .5
+    for p, q in zip(again.parameters(), model.parameters()): assert torch.equal(p, q)
+
+def test_function_words_end_badly():
+    "In percent; an empty caption ends neither well nor badly."
+    assert bad_endings(["a man with a", "a dog", "a dog on the grass", "", "cat is"]) == 40
+    assert bad_endings([]) == bad_endings([""]) == 0
 
 def test_val_is_judged_by_its_non_novel_images(captioner):
     "val_cider: CIDEr-D of greedy captions of the non-novel val images, at most 500, and of no others."
@@ -1011,7 +1236,11 @@ def test_val_is_judged_by_its_non_novel_images(captioner):
     own = world(images, val=[1000, *range(502)])
     assert own.novel["val"]["zebra"] == {1000}
     for i in (500, 501): del own.captions[i]                   # whoever looks at these fails
-    close(val_cider(own)(captioner)["score"], greedy(captioner, own, [*range(500)], {}), 1e-3)
+    found, decoded = val_cider(own)(captioner), []
+    close(found["score"], greedy(captioner, own, [*range(500)], {}, decoded), 1e-3)
+    close(found["words"], np.mean([len(text.split()) for text in decoded]), 1e-6)
+    close(found["bad_endings"], bad_endings(decoded), 1e-6)
+    assert val_cider(world({1: (ZEBRAS, [])}, val=[1])) is None
 
 def test_dgbs_is_judged_with_the_oracles_constraints(captioner, data, tmp_path):
     "D6: DGBS training by greedy captions under the oracle's constraints of val; the others without any."
@@ -1027,6 +1256,169 @@ def test_dgbs_is_judged_with_the_oracles_constraints(captioner, data, tmp_path):
         found[constrained] = read_json(folder/"done.json")["best"]
         close(found[constrained], greedy(model, data, ids, musts if constrained else {}), 1e-3)
         assert abs(found[constrained] - greedy(model, data, ids, {} if constrained else musts)) > .05
+
+# ---- scores (D7)
+
+TRUE = {1: ["a zebra", "zebras run"], 2: ["a zebra", "grass", "grass"], 3: ["a bus"], 4: ["a road", "a road"],
+        5: ["a road"], 6: ["two buses"]}                       # 1 and 2 are novel for the zebra, 3 and 6 for the bus
+HEARD = {1: "Zebras!", 2: "a bus", 3: "a zebra and a bus", 4: "a zebra", 5: "a busy road", 6: "two buses"}
+NOVEL = dict.fromkeys(COCO_HELDOUT.objects, set()) | dict(zebra={1, 2}, bus={3, 6})
+
+@pytest.mark.parametrize("protocol, zebra, bus", [
+    (dict(), (1, 2, 1), (1, 1, 0)),                            # FP of the zebra: 3 and 4; of the bus: 2
+    (dict(fp="nonnovel"), (1, 1, 1), (1, 0, 0)),
+    (dict(weight="caption"), (2, 3, 3), (1, 3, 0)),            # 1 has two references, 2 three, 4 two
+    (dict(weight="caption", fp="nonnovel"), (2, 2, 3), (1, 0, 0)),
+    (dict(fp_weight=4.85), (1, 1 + 4.85, 1), (1, 1, 0)),
+    (dict(fp_weight=0, fp="nonnovel"), (1, 0, 1), (1, 0, 0)),
+    (dict(words="extended"), (1, 2, 1), (2, 1, 0)),            # `buses` is in this list alone
+])
+def test_f1_by_hand(protocol, zebra, bus):
+    "D7: both forms of a false positive, both weights; the unweighted mean over objects; pooled, all cells together."
+    row = judge(HEARD, TRUE, [1, 2, 3, 4, 5, 6, 6], NOVEL, metrics=(), **protocol).row()
+    def f1(tp, fp, fn): return 100*2*tp/(2*tp + fp + fn)
+    for o, cells in dict(zebra=zebra, bus=bus).items():
+        close([row["counts"]["found"][o][k] for k in ("tp", "fp", "fn")], cells)
+        close(row["f1"][o], f1(*cells))
+    close(row["out_macro"]["F1"], (f1(*zebra) + f1(*bus))/2)
+    close(row["out_pooled"]["F1"], f1(*np.add(zebra, bus)))
+    assert (row["counts"]["images"], row["counts"]["in"], row["counts"]["out"]) == (6, 2, 4)
+    assert row["counts"]["novel"]["bus"] == 2 and row["f1"]["pizza"] == 0
+    assert row["protocol"]["cider_df"] == "6 evaluated images"
+    expected = dict(words="dcc", weight="image", fp="other", fp_weight=1.) | protocol
+    assert {k: row["protocol"][k] for k in expected} == expected
+
+def test_f1_is_0_where_nothing_is_right():
+    "D7: also where no caption says the word; and the mean counts it."
+    row = judge(dict.fromkeys(TRUE, "a bus"), TRUE, TRUE, NOVEL, metrics=()).row()
+    assert row["f1"]["zebra"] == 0 and row["f1"]["bus"] == 100*2/(2 + 5)
+    close(row["out_macro"]["F1"], 100/7)
+    for captions, refs, ids, match in ((HEARD, {1: ["x"]}, [1, 2], "image 2"), ({1: "x"}, TRUE, [1, 2], "image 2"),
+                                       (HEARD | {1: 7}, TRUE, [1], "image 1"), (HEARD, {1: "x"}, [1], "image 1")):
+        with pytest.raises(NocError, match=match): judge(captions, refs, ids, NOVEL, metrics=())
+    with pytest.raises(NocError, match="object 'zebra'"):
+        judge(HEARD, TRUE, TRUE, {o: x for o, x in NOVEL.items() if o != "zebra"}, metrics=())
+    for wrong in dict(words="none"), dict(weight="x"), dict(fp="x"), dict(fp_weight=-1.):
+        with pytest.raises(NocError): judge(HEARD, TRUE, TRUE, NOVEL, metrics=(), **wrong)
+    scorer = CaptionScorer({1: ["a"]}, ())
+    with pytest.raises(NocError, match="prepared for 1 images"): judge(HEARD, TRUE, TRUE, NOVEL, scorer=scorer)
+    with pytest.raises(NocError, match="metrics: 'X'"): CaptionScorer({1: ["a"]}, ("X",))
+
+def test_selection_f1_by_hand():
+    "The same of chosen classes; a class counts by its number and not by a word."
+    chosen = {1: [ZEBRA, DOG], 2: [BUS], 3: [ZEBRA, BUS], 4: [ZEBRA], 5: [], 6: [BUS]}
+    found = selection_f1(chosen, TRUE, TRUE, NOVEL)
+    close([found["zebra"], found["bus"]], [100*2/(2 + 2 + 1), 100*2/(2 + 2)])  # 6 has no word of the list: BUS is wrong
+    close(found["mean"], (found["zebra"] + found["bus"])/2)
+    assert found["pizza"] == 0 and len(found) == 9
+    close(selection_f1(chosen, TRUE, TRUE, NOVEL, fp_weight=3.)["zebra"], 100*2/(2 + 4 + 1))
+    with pytest.raises(NocError, match="image 6: missing"):
+        selection_f1({i: chosen[i] for i in (1, 2, 3, 4, 5)}, TRUE, TRUE, NOVEL)
+    for ids in [1, 2], [4, 5]:
+        with pytest.raises(NocError, match="some of each"): nonnovel_weight(ids, NOVEL)
+    close(nonnovel_weight([1, 2, 4, 4], NOVEL, (9, 2)), 9/2*2/1)
+
+JUDGED = {1: "a zebra stands on the grass", 2: "two zebras", 3: "a bus on the road", 4: "a road a road a road",
+          5: "a road", 6: "two buses on the grass"}
+LONGER = {1: ZEBRAS, 2: ZEBRAS[:2], 3: ["a bus on a road", "a bus drives on the road today"],
+          4: ["a road", "road to a road"], 5: ["a long road", "road"], 6: ["two buses on the road"]}
+SETS = {"all": [1, 2, 3, 4, 5, 6], "in": [4, 5], "out_pooled": [1, 2, 3, 6], "zebra": [1, 2], "bus": [3, 6]}
+
+def test_caption_scores_are_pycocoevalcaps():
+    "D7: BLEU, ROUGE-L and CIDEr-D of every image and of sets; frequencies of the whole split; macro and pooled."
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.rouge.rouge import Rouge
+    def theirs(ids):
+        gts, res = {i: LONGER[i] for i in ids}, {i: [JUDGED[i]] for i in ids}
+        return 100*np.array([*Bleu(4).compute_score(gts, res, verbose=0)[0], Rouge().compute_score(gts, res)[0]])
+    cider = 100*Cider().compute_score(LONGER, {i: [c] for i, c in JUDGED.items()})[1]
+    judged = judge(JUDGED, LONGER, LONGER, NOVEL, metrics=("C", "B4", "R"))
+    once, row = judged.once(), judged.row()
+    own = {}
+    for name, ids in SETS.items():
+        own[name] = np.append(theirs(ids), np.mean([cider[[*LONGER].index(i)] for i in ids]))
+        if name in once: close([once[name][m] for m in ("B1", "B2", "B3", "B4", "R", "C")], own[name], 1e-7)
+    macro = (own["zebra"] + own["bus"])/2
+    close([once["out_macro"][m] for m in ("B1", "B2", "B3", "B4", "R", "C")], macro, 1e-7)
+    close([row["out_macro"][m] for m in ("B4", "R", "C")], macro[3:], 1e-7)
+    close(row["in"]["C"], own["in"][-1], 1e-7)
+    assert row["in"]["M"] is None and "F1" not in row["in"]
+    refs = {i: [text.split() for text in texts] for i, texts in LONGER.items()}
+    close(plain_cider(refs, [c.split() for c in JUDGED.values()], JUDGED), cider/100, 1e-9)
+    scorer = CaptionScorer(LONGER, ("C", "B4", "R"))
+    for i, each in zip(LONGER, np.array(points(scorer.numbers(JUDGED))["B4"])): close(each, theirs([i])[3], 1e-7)
+    with pytest.raises(NocError, match="captions: image 6: missing"): scorer.numbers({i: "x" for i in (1, 2, 3, 4, 5)})
+
+def test_unequal_captions_are_scored_by_hand():
+    "BLEU's closest length, of equals the shorter; ROUGE-L's β of 1.2; empty captions."
+    scorer = CaptionScorer({1: ["a b c d e f", "a b"], 2: ["x y z"], 3: ["x"]}, ("B4", "R"))
+    numbers = scorer.numbers({1: "a b q r", 2: "x z", 3: ""})
+    assert numbers["B4"][0].tolist() == [2, 1, 0, 0, 4, 3, 2, 1, 4, 2]
+    assert numbers["B4"][2].tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 0, 1]
+    close(numbers["R"][:,0], [(1 + 1.44)*(2/4)*(2/2)/(2/2 + 1.44*2/4), (1 + 1.44)*1*(2/3)/(2/3 + 1.44), 0])
+    found = points(numbers, np.array([[1., 0, 0], [2., 1, 0], [0, 0, 0]]))
+    close(found["R"][1], 100*(2*numbers["R"][0,0] + numbers["R"][1,0])/3)
+    assert np.isnan(found["R"][2]) and np.isnan(found["B1"][2])
+    close(found["B1"][0], 100*2/4, 1e-6)
+    close(found["B2"][1], 100*math.sqrt((6/10)*(2/7))*math.exp(0), 1e-6)
+
+def plain_meteor(x):
+    "METEOR 1.5's formula: exact, stem, synonym, paraphrase; content and function words; caption and reference."
+    test, ref, test_function, ref_function = x[:4]
+    sides = []
+    for side, (length, function) in enumerate(((test, test_function), (ref, ref_function))):
+        weighted = .75*(length - function) + .25*function
+        kinds = enumerate((1., .6, .8, .6))
+        matched = sum(w*(.75*x[4 + 4*kind + side] + .25*x[6 + 4*kind + side]) for kind, w in kinds)
+        sides.append(matched/weighted)
+    precision, recall = sides
+    mean = 1/(.15/precision + .85/recall)
+    return mean*(1 - .6*(x[20]/((x[21] + x[22])/2))**.2)
+
+def test_meteor_by_hand():
+    x = [9, 11, 4, 5, *range(1, 17), 3, 7, 8]
+    close(meteor(np.array(x, float)), plain_meteor(x), 1e-12)
+    close(meteor(np.array([x, [0]*23], float)), [plain_meteor(x), 0], 1e-12)
+
+def test_intervals_draw_images():
+    "The first is the score of all images; the others of as many images drawn with replacement; 95 % between the ends."
+    judged = judge(JUDGED, LONGER, LONGER, NOVEL, metrics=("R",))
+    drawn, again = judged.bootstrap(250), judged.bootstrap(250)
+    rng, each = np.random.default_rng(0), judged.numbers["R"][:,0]
+    expected = [each.mean(), *(each[rng.integers(6, size=6)].mean() for _ in range(250))]
+    close(drawn["all", "R"], 100*np.array(expected), 1e-9)
+    assert all(np.array_equal(drawn[k], again[k], equal_nan=True) for k in drawn)
+    low, high = interval(drawn["all", "R"])
+    close([low, high], np.percentile(drawn["all", "R"][1:], [2.5, 97.5]), 1e-9)
+    assert judged.bootstrap(0)["all", "R"].shape == (1,) and not np.array_equal(judged.bootstrap(250, 1)["all", "R"],
+                                                                                 drawn["all", "R"])
+    assert judged.once()["f1"]["pizza"] is None and judged.once()["f1"]["zebra"] == 100
+
+def test_common_ngrams():
+    "Clipped by the reference that has most of them."
+    cider = CiderD({1: [["a", "a", "b"], ["a", "b", "b"]], 2: [["c"]]})
+    shared, lengths = cider.common([["a", "a", "a", "b"], ["a", "c"]], [1, 2])
+    assert shared.tolist() == [[3, 2, 1, 0], [1, 0, 0, 0]] and lengths.tolist() == [4, 2]
+
+def test_what_cider_refuses():
+    refs = {1: [["a"]]}
+    with pytest.raises(NocError, match="no references"): CiderD({})
+    for wrong in [], "a b", ["a b"]:
+        with pytest.raises(NocError, match="image 1"): CiderD({1: wrong})
+    with pytest.raises(NocError, match="df='x'"): CiderD(refs, "x")
+    with pytest.raises(NocError, match="image 2: no references"): CiderD(refs).score([["a"]], [2])
+    with pytest.raises(NocError, match="2 captions"): CiderD(refs).score([["a"], ["b"]], [1])
+    with pytest.raises(NocError, match="caption 1"): CiderD(refs).score([["a"], "b"], [1, 1])
+    with pytest.raises(NocError, match="65,536 different words"): CiderD({1: [[str(i) for i in range(65_536)]]})
+    CiderD({1: [[str(i) for i in range(65_535)]]})
+    with pytest.raises(NocError, match="token 'a'"): CiderReward(refs, EOS)
+    with pytest.raises(NocError, match="token 65535"): CiderReward({1: [[65_535]]}, EOS)
+    reward = CiderReward({1: [[4]], 2: [[65_534]]}, EOS, dtype=torch.float64)
+    found = reward(torch.tensor([[65_534, EOS]]), [2])
+    assert found.tolist() == [5.] and found.dtype == torch.float64
+    for tokens in torch.tensor([[-1]]), torch.tensor([[65_535]]), torch.tensor([4]), [[4]], torch.tensor([[4], [5]]):
+        with pytest.raises(NocError, match="CIDEr-D: "): reward(tokens, [1])
 
 # ---- the tables
 
@@ -1055,3 +1447,75 @@ def test_averaged_words_under_constraints_alone(data, tmp_path):
             if d.reason: continue
             close(d.score, log_prob(model, data, i, d.caption), 1e-4)
             assert abs(d.score - log_prob(other, data, i, d.caption)) > 1e-3
+
+def test_rows_of_a_run(captioner, data, tmp_path):
+    "D7, D7c: a row's scores by hand; on test each scoring leaves a line in the log and false positives count once."
+    for part in "val", "test":
+        folder = tmp_path/part
+        run = Run(replace(PRESETS["coco"], search=SearchConfig(k=2, max_len=8)), part=part, command="noc x", seed=7)
+        own = Experiment(run, data, folder, metrics=("C",))
+        own.models.captioner, own.models.selector = lambda training: captioner, lambda *about: ByScore()
+        rows = own.complete([("none", "xe", None), ("score", "xe", None), ("oracle", "xe", None)])
+        assert [row["row"] for row in rows] == ["none", "score", "oracle"] and (folder/"rows.jsonl").exists()
+        assert own.complete([("none", "xe", None)]) == rows                 # nothing is made twice
+        log = folder/"test_log.jsonl"
+        assert log.exists() == (part == "test")
+        if part == "test": assert len(log.read_text().splitlines()) == 3
+        refs = {i: [text.split() for text in data.captions[i]] for i in data.splits[part]}
+        for row in rows:
+            said = own.captions(row["row"], "xe")
+            each = dict(zip(said, plain_cider(refs, [d.caption.split() for d in said.values()], said)))
+            zebra, = (i for i in refs if i % 4 == 2)
+            close(row["metrics"]["out_macro"]["C"], 100*each.pop(zebra), 1e-4)
+            close(row["metrics"]["in"]["C"], 100*np.mean([*each.values()]), 1e-4)
+            weight = 17_234/3_018*1/3 if part == "val" else 1
+            says = {i for i, d in said.items() if {"zebra", "zebras"} & {*d.caption.split()}}
+            tp, fp = len(says & {zebra}), weight*len(says - {zebra})
+            close(row["metrics"]["f1"]["zebra"], 100*2*tp/(2*tp + fp + 1 - tp), 1e-6)
+            close(row["protocol"]["fp_weight"], weight, 1e-9)
+            assert row["split"] == part and row["table"] == "main" and row["command"] == "noc x"
+            assert row["seed"]["captioner"] == 7 and row["metrics"]["selection_f1"]["zebra"] == (
+                0 if row["row"] == "none" else 100)
+        assert rows[1]["config"]["threshold"] == .2            # all up to .8 are equally good on this val
+
+def test_no_run_goes_on_as_another(data, tmp_path):
+    "D10: an output that exists is refused without `resume`, and with it where anything differs that it depends on."
+    run = Run(PRESETS["toy"], part="val")
+    Experiment(run, data, tmp_path/"run")
+    with pytest.raises(NocError, match="exists"): Experiment(run, data, tmp_path/"run")
+    Experiment(run, data, tmp_path/"run", resume=True)
+    for other in replace(run, seed=1), replace(run, part="test"), replace(run, preset=replace(run.preset, limit=4)), \
+            replace(run, variant="x"), replace(run, detections="gt"):
+        with pytest.raises(NocError, match="expected the same, or another output"):
+            Experiment(other, data, tmp_path/"run", resume=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    Experiment(run, data, tmp_path/"run", resume=True)         # the number of threads is no part of it
+    torch.set_num_threads(threads)
+    own = contents(data, seen=True)
+    assert contents(small_world(), seen=True) == own
+    other = small_world()
+    other.regions.scores[0] += .01
+    text, word = small_world(), small_world()
+    text.captions[0] = ["a", *text.captions[0][1:]]
+    word.word_vectors["dog"] = word.word_vectors["dog"] + 1
+    changed = dict(regions=other, captions=text, vectors=word, splits=world(
+        {i: (data.captions[i], []) for i in data.captions}, range(11), range(100, 104), range(104, 108)),
+        classes=replace(small_world(), classes=COCO_CLASSES),
+        heldout=replace(small_world(), heldout=replace(COCO_HELDOUT, f1={"dcc": COCO_HELDOUT.removal})))
+    for name, new in changed.items():
+        assert contents(new, seen=True)[name] != own[name], name
+        with pytest.raises(NocError, match="expected the same, or another output"):
+            Experiment(run, new, tmp_path/"run", resume=True)
+
+def test_published_counts():
+    "D8: 70,194 are kept; halves of 20,252; novel 3,018 and 3,024; `lite` counts a false positive 4.85 times."
+    root = find_data()
+    if root is None: pytest.skip("set NOC_DATA to a COCO folder")
+    split = read_json(root/"splits/split_noc_coco.json")
+    assert [len(split[k]) for k in ("train", "val", "test", "val_train", "test_train")] == [70_194, 3_018, 3_024,
+                                                                                            20_252, 20_252]
+    lite = read_json(root/"splits/lite.json")
+    assert (len(lite["val"]), len(lite["novel_val"])) == (1777, 816)
+    close(nonnovel_weight(lite["val"], {"all": {*lite["novel_val"]}}), (17_234/3_018)/(961/816), 1e-12)
+    assert (20_252 - 3_018, 3_018) == (17_234, 3_018)
