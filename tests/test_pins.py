@@ -40,8 +40,8 @@ from noc_nb.train_xe import bad_endings, build_captioner, build_vocab, train_xe,
 from noc_nb.vocab import BOS, EOS, PAD, UNK, Vocab
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-PERSON, BUS, CAT, DOG, HORSE, ZEBRA = 1, 6, 17, 18, 19, 24
-CLASSES = {i: COCO_CLASSES[i] for i in (PERSON, BUS, CAT, DOG, HORSE, ZEBRA)}
+PERSON, BICYCLE, BUS, CAT, DOG, HORSE, ZEBRA = 1, 2, 6, 17, 18, 19, 24
+CLASSES = {i: COCO_CLASSES[i] for i in (PERSON, BICYCLE, BUS, CAT, DOG, HORSE, ZEBRA)}
 TINY = CaptionerConfig(d_model=16, heads=2, d_ff=32, layers=1, memory=2, dropout=0.)
 
 def close(a, b, eps=1e-9): assert np.abs(np.asarray(a) - np.asarray(b)).max(initial=0) < eps, (a, b)
@@ -520,8 +520,8 @@ def test_words_of_the_classes():
     hot_dog = next(c for c in COCO_CLASSES.values() if c.name == "hot dog")
     assert hot_dog.word != "dog" and "dog" not in hot_dog.forms and hot_dog.phrase == ("hot", "dog")
 
-NINE = Regions(np.tile([.1, .1, .5, .5], (9, 1)), [PERSON, DOG, CAT, DOG, BUS, HORSE, ZEBRA, 0, 2],
-               [.99, .5, .9, .8, .75, .4, .3, .95, .2], image_id=1)        # by score: CAT DOG BUS DOG HORSE ZEBRA 2
+NINE = Regions(np.tile([.1, .1, .5, .5], (9, 1)), [PERSON, DOG, CAT, DOG, BUS, HORSE, ZEBRA, 0, BICYCLE],
+               [.99, .5, .9, .8, .75, .4, .3, .95, .2], image_id=1)  # by score: CAT DOG BUS DOG HORSE ZEBRA BICYCLE
 
 def test_rules_by_hand():
     "D2: detections by score, person and background dropped, duplicates merged, at most 5."
@@ -530,14 +530,14 @@ def test_rules_by_hand():
     assert rule("topk", k=4) == [CAT, DOG, BUS]                              # the 4 best detections, merged
     assert rule("topk", k=4, distinct=True) == [CAT, DOG, BUS, HORSE]        # 4 classes: the ablation
     assert rule("topk", k=9, max_regions=3) == [CAT, DOG, BUS]
-    assert rule("topk", k=9) == [CAT, DOG, BUS, HORSE, ZEBRA] and rule("topk", k=9, limit=None)[-1] == 2
+    assert rule("topk", k=9) == [CAT, DOG, BUS, HORSE, ZEBRA] and rule("topk", k=9, limit=None)[-1] == BICYCLE
     assert rule("score") == [CAT, DOG, BUS] and rule("score", threshold=.75) == [CAT, DOG, BUS]
     assert rule("score", threshold=.2, max_regions=2) == [CAT, DOG]
     assert rule("score", threshold=.25) == [CAT, DOG, BUS, HORSE, ZEBRA]
     probs = torch.tensor([.2, .6, .5, .9, .49])                              # CAT DOG BUS DOG HORSE
     assert rule("selector", probs=probs) == [DOG, BUS]
-    everything = {PERSON, DOG, ZEBRA, 2, 0, 99}
-    assert rule("oracle", mentioned=everything, max_regions=2) == [DOG, ZEBRA, 2]      # of all detections in the file
+    everything = {PERSON, DOG, ZEBRA, BICYCLE, 0, 99}
+    assert rule("oracle", mentioned=everything, max_regions=2) == [DOG, ZEBRA, BICYCLE]   # of all in the file
     assert rule("oracle", mentioned=everything | {CAT, BUS, HORSE}) == [CAT, DOG, BUS, HORSE, ZEBRA]   # the first 5
     assert rule("topk", k=2, drop=(0, CAT)) == [PERSON, DOG]
     close([*best_scores(NINE).values()], [.9, .8, .75, .4, .3, .2], 1e-6)
@@ -652,7 +652,7 @@ def test_no_constraints_is_plain_beam_search():
 
 def test_defaults_of_the_search_are_the_papers():
     "Beams of 5, captions of 20 tokens, the plain sum; the words that the model says by itself do not count."
-    step, fresh, _ = language(9, 3)
+    step, fresh, logp = language(9, 3)
     def longer(tokens, code):
         scores, code = step(tokens, code)
         scores[:,END] -= 30
@@ -661,9 +661,10 @@ def test_defaults_of_the_search_are_the_papers():
     def counting(tokens, code): seen.append(len(tokens)); return longer(tokens, code)
     out = beam_search(counting, fresh(1), bos=START, eos=END)
     assert out.tokens.shape == (1, 5, 20) and len(seen) == 20 and max(seen) == 5
-    own = grid_beam_search(step, fresh(1), [[[(2,)]]], bos=START, eos=END, **SearchConfig().to_dict())
-    G = literal_grid(language(9, 3)[2](0), [2], 5, 20, False)
-    same(captions_of(own), [(y, score) for score, y, _ in G[1, 20]])
+    G = literal_grid(logp(0), [2], 5, 20, False)
+    for cfg in SearchConfig(), PRESETS["coco"].search, PRESETS["lite"].search, PipelineConfig().search:
+        own = grid_beam_search(step, fresh(1), [[[(2,)]]], bos=START, eos=END, **cfg.to_dict())
+        same(captions_of(own), [(y, score) for score, y, _ in G[1, 20]])
 
 def test_the_best_of_many_words():
     "The k best of 700 and of 40,000 words without sorting them: ties, forbidden words, several images."
@@ -886,6 +887,7 @@ def test_no_caption_holds_a_special_token(data):
             assert d.caption and not {"<unk>", "<pad>", "<bos>"} & {*d.caption.split()}
     batch = ImageExamples(data, ids).__getitems__(ids)
     found = search(model, batch, [[], [], []], SearchConfig(max_len=6))
+    assert not found.scores.requires_grad
     real = found.tokens[found.scores > -torch.inf]
     assert (real == UNK).sum() == (real == BOS).sum() == 0
     for row in real.tolist():
@@ -1061,6 +1063,18 @@ def test_first_steps_have_the_papers_rate(data, tmp_path):
     assert [n for n, _ in heard] == [10*5]                                    # beams of 5
     close(max(moved(start, after.state_dict())), 5e-6, 1e-7)
 
+def test_batches_of_50(tmp_path):
+    "Section 3.1: captions in cross-entropy, images with five beams each in SCST."
+    own = world({i: (((DOGS, CATS)[i % 2])[:1], [(DOG, .9), (CAT, .4)]) for i in range(55)}, range(55))
+    coco, heard = PRESETS["coco"], []
+    def reward(tokens, ids):
+        heard.append(len(tokens))
+        return torch.zeros(len(tokens))
+    model = train_xe(own, TINY, replace(coco.xe, epochs=1), tmp_path/"xe", 1)
+    assert read_json(tmp_path/"xe/done.json")["history"][-1]["step"] == 2
+    train_scst(own, model, replace(coco.scst, epochs=1, min_refs=1), tmp_path/"scst", reward=reward)
+    assert sorted(heard) == [5*5, 50*5]
+
 def test_adam_and_the_schedule_step_by_step(data, tmp_path):
     "D5: Adam with (.9, .98) under d^-.5 · min(s^-.5, s · w^-1.5), written out: the same weights after twelve steps."
     pairs = [(DOG, .9), (CAT, .4), (CAT, .3)]
@@ -1160,6 +1174,12 @@ def test_images_and_constraints_of_scst(tmp_path):
     train_scst(own, build_captioner(own, TINY, 1), ScstConfig(epochs=1), tmp_path/"run", True,
                SearchConfig(k=2, max_len=6), reward=reward)
     assert {*heard} == {0, 2}
+    pairs = [(c, .1*i) for i, c in enumerate(CLASSES)]
+    six = world({0: (["a bicycle a bus a cat a dog a horse and a zebra"], pairs)})
+    groups = oracle_constraints(six, [0], build_vocab(six, 1))[0][0]
+    assert [build_vocab(six, 1).tokens[w] for (w,), in groups] == ["zebra", "horse", "dog", "cat", "bus"]
+    with pytest.warns(UserWarning, match="'dog' of 1 images"):   # D3: a missing word is reported
+        assert oracle_constraints(own, [0], Vocab(["cat"]))[0] == {0: [[(4,)]]}
 
 def greedy(model, data, ids, groups, kept=None):
     "CIDEr-D in points of greedy captions, against these images' references."
@@ -1437,7 +1457,7 @@ def test_averaged_words_under_constraints_alone(data, tmp_path):
     unit = {c: data.word_vectors[o.word]/np.linalg.norm(data.word_vectors[o.word]) for c, o in CLASSES.items()}
     seen = {c for c in (CAT, DOG)}                             # the others' words are in no training caption
     def nearest(c): return sorted(seen, key=lambda other: -unit[c] @ unit[other])
-    near = {CLASSES[c].word: [CLASSES[n].word for n in nearest(c)] for c in (PERSON, BUS, HORSE, ZEBRA)}
+    near = {CLASSES[c].word: [CLASSES[n].word for n in nearest(c)] for c in CLASSES.keys() - seen}
     captioner = build_captioner(data, TINY, 1).eval()
     for word in near: captioner.words.frozen[Vocab(captioner.tokens).stoi[word]] *= 3   # so that they matter
     averaged = captioner.average_neighbours(near)
@@ -1447,6 +1467,21 @@ def test_averaged_words_under_constraints_alone(data, tmp_path):
             if d.reason: continue
             close(d.score, log_prob(model, data, i, d.caption), 1e-4)
             assert abs(d.score - log_prob(other, data, i, d.caption)) > 1e-3
+
+def test_the_cbs_row(captioner, data, tmp_path):
+    "CBS on our captioner: two of the three best classes, in any form, by the machine."
+    images = {1: (CATS, [(CAT, .9), (DOG, .8), (HORSE, .7), (BUS, .6)])}
+    own = world({0: (DOGS, []), 1: (CATS, images[1][1])}, train=[0], val=[1])
+    run = Run(replace(PRESETS["coco"], search=SearchConfig(k=2, max_len=6)), part="val")
+    table = Experiment(run, own, tmp_path/"run", metrics=("C",))
+    table.models.captioner, stoi = lambda training: captioner, Vocab(captioner.tokens).stoi
+    forms = [[tuple(stoi[w] for w in form.split()) for form in CLASSES[c].forms] for c in (CAT, DOG, HORSE)]
+    x, mask = own.region_features()([1])
+    how = dict(bos=BOS, eos=EOS, k=2, max_len=6, forbidden=(PAD, BOS, UNK), reorder=captioner.reorder)
+    out = constrained_beam_search(captioner.step, captioner.start(x, mask, 6), [forms], at_least=2, **how)
+    found = table.captions("cbs", "xe")[1]
+    assert found.caption == Vocab(captioner.tokens).decode(out.tokens[0,0]) and found.wanted == 3
+    assert found.satisfied == out.satisfied[0,0] >= 2
 
 def test_rows_of_a_run(captioner, data, tmp_path):
     "D7, D7c: a row's scores by hand; on test each scoring leaves a line in the log and false positives count once."
