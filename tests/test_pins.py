@@ -665,6 +665,8 @@ def test_defaults_of_the_search_are_the_papers():
     for cfg in SearchConfig(), PRESETS["coco"].search, PRESETS["lite"].search, PipelineConfig().search:
         own = grid_beam_search(step, fresh(1), [[[(2,)]]], bos=START, eos=END, **cfg.to_dict())
         same(captions_of(own), [(y, score) for score, y, _ in G[1, 20]])
+        own = grid_beam_search(longer, fresh(1), [[]], bos=START, eos=END, **cfg.to_dict())
+        assert [len(y) for y, _ in captions_of(own)] == [20]*5
 
 def test_the_best_of_many_words():
     "The k best of 700 and of 40,000 words without sorting them: ties, forbidden words, several images."
@@ -788,6 +790,15 @@ def test_ties_take_the_lower_token():
     rows = [[.25, .25, .25, .25]]*5
     assert [y for y, _ in captions_of(markov(rows, max_len=3)([]))] == [(0,), (1, 0), (2, 0), (3, 0), (1, 1, 0)]
     assert [y for y, _ in captions_of(markov(rows, max_len=2, k=2)([[(3,), (2,), (1,)]]))] == [(1, 0), (2, 0)]
+
+def test_ties_with_what_has_ended():
+    "D11: an ended caption is ordered by its last token, the end: here (1, 0) and (1, 1) drive out the one that is 2."
+    never = -math.inf
+    table = torch.tensor([[never, never, 0., never], [0., 0., -1., never], [never]*4, [never, 0., 0., never]])
+    how = dict(bos=3, eos=2, k=2, max_len=3)
+    def step(tokens, state): return table[tokens], state
+    for out in beam_search(step, torch.zeros(1, 1), **how), grid_beam_search(step, torch.zeros(1, 1), [[]], **how):
+        assert out.tokens[0].tolist() == [[1, 0, 2], [1, 1, 2]] and out.scores[0].tolist() == [0, -1]
 
 def test_at_least():
     "CBS: any two of three; a number for all images or one for each; never more than there are."
