@@ -2,7 +2,7 @@
 
 A pin fails when a line of the model, the search or the training changes, even if the configuration keeps the right
 value. The references are written out here: literal loops, NumPy, numbers by hand. Nothing is trained for long."""
-import itertools, math
+import itertools, json, math
 from collections import Counter, namedtuple
 from dataclasses import replace
 from functools import cache
@@ -34,10 +34,11 @@ from noc_nb.runs import contents
 from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, oracle_constraints, scst_loss, train_scst
 from noc_nb.search import grid_beam_search
 from noc_nb.selector import RegionSelector, SelectorConfig, select, selector_loss
+from noc_nb.tools.dataset import load_data
 from noc_nb.train import TrainConfig
 from noc_nb.train_selector import selected, selector_scores, train_selector, val_score, val_weight
 from noc_nb.train_xe import bad_endings, build_captioner, build_vocab, train_xe, val_cider, xe_loss
-from noc_nb.vocab import BOS, EOS, PAD, UNK, Vocab
+from noc_nb.vocab import BOS, EOS, PAD, UNK, Vocab, tokenize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PERSON, BICYCLE, BUS, CAT, DOG, HORSE, ZEBRA = 1, 2, 6, 17, 18, 19, 24
@@ -281,6 +282,22 @@ def test_targets_are_any_form_in_any_reference():
     assert x.labels[2].tolist() == [-1]*10
     close(x.geometry[0,:3,5], [.5, .4, .3], 1e-6)
 
+def test_ground_truth_boxes_are_ordered_by_area(tmp_path):
+    "D1: they have no score: it is 1, and the largest are the best. An image without boxes is valid, and empty."
+    (tmp_path/"annotations").mkdir()
+    images = [dict(id=i, width=100, height=50) for i in (7, 8)]
+    captions = [dict(id=i, image_id=i, caption="a dog") for i in (7, 8)]
+    boxes = [dict(id=n, image_id=7, category_id=c, bbox=box, iscrowd=0)
+             for n, (c, box) in enumerate([(DOG, [0, 0, 10, 10]), (CAT, [0, 0, 50, 40]), (BUS, [50, 10, 20, 40])])]
+    categories = [dict(id=i, name=c.name) for i, c in COCO_CLASSES.items()]
+    for kind, rows in ("captions", captions), ("instances", boxes):
+        content = dict(images=images, annotations=rows, categories=categories)
+        (tmp_path/f"annotations/{kind}_val2014.json").write_text(json.dumps(content))
+    own = load_data(tmp_path, None, "gt")
+    assert own.regions[7].labels.tolist() == [CAT, BUS, DOG] and own.regions[7].scores.tolist() == [1, 1, 1]
+    close(own.regions[7].boxes[1], [.5, .2, .7, 1.], 1e-6)
+    assert len(own.regions[8]) == 0
+
 def test_half_selects():
     "Section 2.1: from .5 on, by the best region of a class, the best class first."
     probs, labels = torch.tensor([[.49, .5, .7, .99, .6]]), torch.tensor([[1, 2, 3, -1, 2]])
@@ -474,6 +491,8 @@ def test_vocabulary_has_every_constraint_word(data):
         assert {*vocab.tokens[4:]} == {w for w, n in count.items() if n >= least} | forms
         assert vocab.unseen == forms - count.keys() and "zebra" in vocab.unseen and "dog" not in vocab.unseen
     assert vocab.encode(["a", "giraffe"])[1] == UNK
+    assert tokenize("A man's dog isn't at the T.V. (red), 2:30 - o'clock!") \
+        == "a man 's dog is n't at the t.v. -lrb- red -rrb- 2:30 o'clock".split()      # PTB, as pycocoevalcap
 
 def test_a_constraint_word_without_a_vector_is_an_error(data):
     "D4: its row could not be frozen, and nobody would learn it."
@@ -1534,6 +1553,12 @@ def test_no_run_goes_on_as_another(data, tmp_path):
             replace(run, variant="x"), replace(run, detections="gt"):
         with pytest.raises(NocError, match="expected the same, or another output"):
             Experiment(other, data, tmp_path/"run", resume=True)
+    file, about = tmp_path/"run/run.json", read_json(tmp_path/"run/run.json")
+    older = {k: x for k, x in about["preset"].items() if k != "borrow"}     # made before there was this setting
+    file.write_text(json.dumps(about | dict(preset=older)))
+    with pytest.raises(NocError, match="preset.borrow: 0 there, 2 here"):
+        Experiment(replace(run, preset=replace(run.preset, borrow=2)), data, tmp_path/"run", resume=True)
+    Experiment(run, data, tmp_path/"run", resume=True)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     Experiment(run, data, tmp_path/"run", resume=True)         # the number of threads is no part of it
