@@ -30,6 +30,12 @@ class Protocol:
     fp:str = "other"         # which images are false positives: "other" or "nonnovel"
     fp_weight:float = 1.     # of those that are not novel
 
+    def __post_init__(self):
+        for name, words in dict(weight=("image", "caption"), fp=("other", "nonnovel")).items():
+            value = getattr(self, name)
+            require(value in words, f"Protocol: {name}={value}", f"one of {', '.join(words)}")
+        require(self.fp_weight >= 0, f"Protocol: fp_weight={self.fp_weight}", "0 or more")
+
     def words_of(self, heldout:HeldOut)->dict: # object -> words
         "The words of the held-out objects. Raises `NocError` for an unknown list."
         known = ", ".join(heldout.f1)

@@ -64,8 +64,8 @@ def test_no_module_has_an_undefined_name():
 
 def test_stubs_hold_what_is_patched_in():
     "A class of a stub has the methods that `@patch` adds; lists and arrays make `Regions`; a model reads its own kind."
-    from noc_nb import core, pipeline, regions, search
-    from noc_nb.lab import saving
+    from noc_nb import pipeline, regions, search
+    from noc_nb.lab import config
     for module in pipeline, regions, search:
         text = inspect.getsource(module)
         made = {c.name: c for c in ast.parse(stub(text)).body if isinstance(c, ast.ClassDef)}

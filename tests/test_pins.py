@@ -4,7 +4,7 @@ A pin fails when a line of the model, the search or the training changes, even i
 value. The references are written out here: literal loops, NumPy, numbers by hand. Nothing is trained for long."""
 import itertools, json, math
 from collections import Counter, namedtuple
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,18 +13,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from noc_nb.beam import beam_search
+from noc_nb.beam import beam_search, reorder_state
 from noc_nb.captioner import Captioner
 from noc_nb.cbs import constrained_beam_search
 from noc_nb.cider import CiderD, CiderReward
 from noc_nb.constraints import best_scores, constraint_classes, constraint_tokens
-from noc_nb.core import NocError, find_data, read_json
+from noc_nb.core import NocError
 from noc_nb.data import CaptionBatch, CocoData, ImageExamples, Loader, SelectorExamples
 from noc_nb.decode import decode, search
-from noc_nb.encoder import CaptionerConfig, MemoryEncoder
+from noc_nb.encoder import CaptionerConfig
 from noc_nb.experiment import PRESETS, Choices, Experiment, Run
 from noc_nb.grid_beam import SearchConfig, algorithm_1
 from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, novel_images, removed_images, words_of
+from noc_nb.fast.pool import Pool
+from noc_nb.lab.disk import find_data, read_json
+from noc_nb.lab.saving import load_model, save_model
 from noc_nb.metrics import CaptionScorer, meteor, points
 from noc_nb.novelty import interval, judge, nonnovel_weight, selection_f1
 from noc_nb.pipeline import NovelCaptioner, PipelineConfig
@@ -404,9 +407,10 @@ def test_an_image_without_regions(captioner, data):
         both = captioner(features, none, torch.tensor([[BOS, 7], [BOS, 7]])).detach()
         close(both, alone.expand(2, -1, -1), 1e-5)
     for features, mask in (x, none), (x[:, :0], none[:, :0]):
-        out, state = captioner.step(torch.full((2,), BOS), captioner.start(features, mask, 2))
-        out, _ = captioner.step(torch.full((2,), 7), state)
-        close(out.detach(), alone[:,1].log_softmax(1).expand(2, -1), 1e-4)
+        for model in captioner, Pool(captioner):
+            out, state = model.step(torch.full((2,), BOS), model.start(features, mask))
+            out, _ = model.step(torch.full((2,), 7), state)
+            close(out.detach(), alone[:,1].log_softmax(1).expand(2, -1), 1e-4)
 
 def test_stored_features_are_widened(paper):
     "Features in 16 bits are those of 32 bits."
@@ -416,16 +420,16 @@ def test_stored_features_are_widened(paper):
 
 def test_a_state_is_for_so_many_words(captioner, data):
     "T tokens and not one more; default: the configuration's 20."
-    x, mask = data.region_features()([0])
+    (x, mask), pool = data.region_features()([0]), Pool(captioner)
     for max_len, room in (3, 3), (None, 20):
-        state, steps = captioner.start(x, mask, max_len), 0
+        state, steps = pool.start(x, mask, max_len), 0
         with pytest.raises(NocError, match=f"step {room + 1}: the state is for {room} words"):
             while True:
-                _, state = captioner.step(torch.tensor([5]), state)
+                _, state = pool.step(torch.tensor([5]), state)
                 steps += 1
         assert steps == room
-    _, state = captioner.step(torch.tensor([BOS, BOS]), captioner.start(x.expand(2, -1, -1), mask.expand(2, -1), 3))
-    with pytest.raises(NocError, match="expected one image a line"): captioner.reorder(state, torch.tensor([[1], [0]]))
+    _, state = pool.step(torch.tensor([BOS, BOS]), pool.start(x.expand(2, -1, -1), mask.expand(2, -1), 3))
+    with pytest.raises(NocError, match="expected one image a line"): pool.reorder(state, torch.tensor([[1], [0]]))
 
 def test_fresh_words_have_the_scale_of_the_model():
     "Where learning starts: FC in gives √½ over the table, and logits are as large as those of vectors of length 1."
@@ -441,8 +445,8 @@ def test_fresh_words_have_the_scale_of_the_model():
 
 def test_a_captioner_is_its_folder(captioner, tmp_path):
     "Words, frozen rows, learned rows and unseen words come back."
-    captioner.save_pretrained(tmp_path/"model")
-    other = Captioner.from_pretrained(tmp_path/"model")
+    save_model(captioner, tmp_path/"model")
+    other = load_model(tmp_path/"model")
     assert other.tokens == captioner.tokens and other.unseen == captioner.unseen and "zebra" in other.unseen
     assert torch.equal(other.words(), captioner.words()) and torch.equal(other.words.known, captioner.words.known)
     assert other.cfg == captioner.cfg
@@ -466,9 +470,12 @@ def test_stepping_is_teacher_forcing(captioner, data):
     x, mask = data.region_features()([0, 1, 2])
     images, said = [0, 1, 2], [[[BOS]], [[BOS]], [[BOS]]]                # the hypotheses of every image
     orders = [[0, 0, 1, 1, 2, 2], [1, 0, 2, 2, 5, 4], [1, 1, 4, 5], [0, 1, 3, 2], [2, 3, 2], [2, 1, 0], [0, 0, 2]]
-    state = captioner.start(x, mask, 8)
+    pool = Pool(captioner)
+    state, plain = pool.start(x, mask, 8), captioner.start(x, mask)
     for t, order in enumerate(orders):
-        out, state = captioner.step(torch.tensor([own[-1] for beam in said for own in beam]), state)
+        last = torch.tensor([own[-1] for beam in said for own in beam])
+        (out, state), (same, plain) = pool.step(last, state), captioner.step(last, plain)
+        close(out.detach(), same.detach(), 1e-4)
         rows = [(image, own) for image, beam in zip(images, said) for own in beam]
         for row, (i, own) in zip(out, rows):
             whole = captioner(x[i:i+1], mask[i:i+1], torch.tensor([own]))[0,-1].log_softmax(0)
@@ -477,7 +484,8 @@ def test_stepping_is_teacher_forcing(captioner, data):
         images = [rows[old][0] for old in order[::g]]
         new = [[*rows[old][1], 4 + (3*t + 5*j) % 20] for j, old in enumerate(order)]
         said = [new[j:j+g] for j in range(0, len(new), g)]
-        state = captioner.reorder(state, torch.tensor(order).view(-1, g))
+        index = torch.tensor(order).view(-1, g)
+        state, plain = pool.reorder(state, index), reorder_state(plain, index)
     assert images == [2] and len(said[0][0]) == 8
 
 def test_vocabulary_has_every_constraint_word(data):
@@ -682,9 +690,9 @@ def test_defaults_of_the_search_are_the_papers():
     assert out.tokens.shape == (1, 5, 20) and len(seen) == 20 and max(seen) == 5
     G = literal_grid(logp(0), [2], 5, 20, False)
     for cfg in SearchConfig(), PRESETS["coco"].search, PRESETS["lite"].search, PipelineConfig().search:
-        own = grid_beam_search(step, fresh(1), [[[(2,)]]], bos=START, eos=END, **cfg.to_dict())
+        own = grid_beam_search(step, fresh(1), [[[(2,)]]], bos=START, eos=END, **asdict(cfg))
         same(captions_of(own), [(y, score) for score, y, _ in G[1, 20]])
-        own = grid_beam_search(longer, fresh(1), [[]], bos=START, eos=END, **cfg.to_dict())
+        own = grid_beam_search(longer, fresh(1), [[]], bos=START, eos=END, **asdict(cfg))
         assert [len(y) for y, _ in captions_of(own)] == [20]*5
 
 def test_the_best_of_many_words():
@@ -1155,7 +1163,7 @@ def test_two_passes_have_the_gradient_of_one(captioner, data):
         captions = [row for row, s in zip(found.tokens[i].tolist(), found.scores[i]) if s > -torch.inf]
         worth = [reward(torch.tensor([row]), None).item() for row in captions]
         for row, r in zip(captions, worth):
-            state, last, log_prob = captioner.start(batch.features[i:i+1], batch.mask[i:i+1], 6), BOS, 0.
+            state, last, log_prob = captioner.start(batch.features[i:i+1], batch.mask[i:i+1]), BOS, 0.
             for w in row:
                 if w == PAD: break
                 out, state = captioner.step(torch.tensor([last]), state)
@@ -1507,8 +1515,8 @@ def test_the_cbs_row(captioner, data, tmp_path):
     table.models.captioner, stoi = lambda training: captioner, Vocab(captioner.tokens).stoi
     forms = [[tuple(stoi[w] for w in form.split()) for form in CLASSES[c].forms] for c in (CAT, DOG, HORSE)]
     x, mask = own.region_features()([1])
-    how = dict(bos=BOS, eos=EOS, k=2, max_len=6, forbidden=(PAD, BOS, UNK), reorder=captioner.reorder)
-    out = constrained_beam_search(captioner.step, captioner.start(x, mask, 6), [forms], at_least=2, **how)
+    how = dict(bos=BOS, eos=EOS, k=2, max_len=6, forbidden=(PAD, BOS, UNK))
+    out = constrained_beam_search(captioner.step, captioner.start(x, mask), [forms], at_least=2, **how)
     found = table.captions("cbs", "xe")[1]
     assert found.caption == Vocab(captioner.tokens).decode(out.tokens[0,0]) and found.wanted == 3
     assert found.satisfied == out.satisfied[0,0] >= 2
