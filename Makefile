@@ -78,7 +78,7 @@ export: venv
 	$(BIN)/nbdev_export
 
 ship: venv
-	$(BIN)/python -c "from noc_nb.pipeline import NovelCaptioner as N; N.from_pretrained('$(RUN)/pipeline').save_pretrained('noc_nb/assets/models/$(NAME)', half=True)"
+	$(BIN)/python -c "from noc_nb.models.pipeline import NovelCaptioner as N; N.from_pretrained('$(RUN)/pipeline').save_pretrained('noc_nb/assets/models/$(NAME)', half=True)"
 
 scale: venv
 	$(BIN)/noc_bench_scale

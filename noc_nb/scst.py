@@ -20,13 +20,13 @@ from .cider import CiderReward
 from .constraints import constraint_classes, constraint_tokens
 from .core import require, set_seed
 from .data import CaptionBatch, CocoData, ImageExamples, Loader
-from .decode import search
+from .fast.decode import search
+from .fast.prices import PriceConfig, best_candidates
 from .grid_beam import SearchConfig
 from .heldout import mentioned
 from .lab.config import setting
-from .prices import PriceConfig, best_candidates
-from .runs import called, contents, fingerprint
-from .train import SCHEDULES, TrainConfig, Trainer, finished_model
+from .lab.runs import called, contents, fingerprint
+from .lab.train import SCHEDULES, TrainConfig, Trainer, finished_model
 from .train_xe import val_cider
 from .vocab import BOS, EOS, PAD, Vocab
 

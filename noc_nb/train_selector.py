@@ -12,10 +12,10 @@ from .core import set_seed
 from .data import CocoData, Loader, SelectorExamples
 from .heldout import COCO_HELDOUT
 from .lab.config import fixed
+from .lab.runs import called, contents, fingerprint
+from .lab.train import TrainConfig, Trainer, finished_model
 from .novelty import nonnovel_weight, selection_f1
-from .runs import called, contents, fingerprint
 from .selector import RegionSelector, SelectorConfig, select, selector_loss
-from .train import TrainConfig, Trainer, finished_model
 
 # %% ../nbs/41_train_selector.ipynb #fda1ce08
 @torch.no_grad()

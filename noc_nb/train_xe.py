@@ -15,13 +15,13 @@ from .captioner import Captioner
 from .cider import CiderD
 from .core import set_seed
 from .data import CaptionBatch, CaptionExamples, CocoData, ImageExamples, Loader
-from .decode import decode
 from .encoder import CaptionerConfig
+from .fast.decode import decode
 from .grid_beam import SearchConfig
 from .heldout import words_of
 from .lab.config import fixed
-from .runs import contents
-from .train import TrainConfig, Trainer, finished_model
+from .lab.runs import contents
+from .lab.train import TrainConfig, Trainer, finished_model
 from .vocab import FUNCTION_WORDS, PAD, Vocab, word_table
 
 # %% ../nbs/42_train_xe.ipynb #e305f887

@@ -18,7 +18,8 @@ BOOK, EXPERIMENTS = FOLDERS[""], FOLDERS["experiments"]
 CHAPTERS = [nb for folder, notebooks in FOLDERS.items() if folder != "experiments" for nb in notebooks]
 INDEX = ROOT/"nbs/index.ipynb"
 NOTEBOOKS = [*CHAPTERS, *EXPERIMENTS, INDEX]
-MODULES = sorted(p for p in (ROOT/"noc_nb").glob("**/*.py") if not p.name.startswith("_") or p.stem == "__main__")
+MODULES = sorted(p for p in (ROOT/"noc_nb").glob("**/*.py")
+                 if not p.name.startswith("_") or p.stem == "__main__" or p == ROOT/"noc_nb/__init__.py")
 PACKAGE_FILES = """settings.ini setup.py pyproject.toml MANIFEST.in LICENSE NOTICE README.md CHANGELOG.md CITATION.cff
     noc_nb nbs""".split()
 
@@ -78,11 +79,9 @@ def number(path):
 def folder(path): return path.parent.relative_to(ROOT/"nbs").as_posix().removeprefix(".")
 
 def module_of(path):
-    "The module that a chapter exports: data, lab.saving, tools.report; 142_main is `python -m noc_nb`."
-    if path.stem == "142_main": return "__main__"
-    wing = folder(path)
-    if wing not in ("", "fast", "lab", "bench"): wing = "tools"
-    return ".".join(filter(None, [wing, path.stem.partition("_")[2]]))
+    "The module that a chapter exports: data, lab.saving, scores.report; two belong to the package itself."
+    own = {"142_main": "__main__", "143_names": "__init__"}
+    return own.get(path.stem) or ".".join(filter(None, [folder(path), path.stem.partition("_")[2]]))
 
 def scratch(folder, names=PACKAGE_FILES):
     "A copy of the project's files to experiment on."

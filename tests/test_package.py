@@ -64,7 +64,9 @@ def test_no_module_has_an_undefined_name():
 
 def test_stubs_hold_what_is_patched_in():
     "A class of a stub has the methods that `@patch` adds; lists and arrays make `Regions`; a model reads its own kind."
-    from noc_nb import pipeline, regions, search
+    from noc_nb.models import pipeline
+    from noc_nb import regions
+    from noc_nb.fast import search
     from noc_nb.lab import config
     for module in pipeline, regions, search:
         text = inspect.getsource(module)
@@ -112,14 +114,14 @@ HEAVY = "pandas pyarrow matplotlib torchvision gradio ray pycocoevalcap accelera
 
 def test_the_book_is_light():
     "Captions from Python need none of the packages that tables, files, plots and pages need."
-    code = "import sys, noc_nb.pipeline; print(*{name.partition('.')[0] for name in sys.modules})"
+    code = "import sys, noc_nb.models.pipeline; print(*{name.partition('.')[0] for name in sys.modules})"
     loaded = run(sys.executable, "-c", code, cwd=ROOT).split()
     none_of(sorted(set(HEAVY) & set(loaded)),
-            "`import noc_nb.pipeline` loads these; import them in the function that needs them")
+            "`import noc_nb.models.pipeline` loads these; import them in the function that needs them")
 
 OPTIONS = """
 import sys
-from noc_nb.tools.command import main
+from noc_nb.commands.command import main
 sys.argv = sys.argv[1:]
 try: main()
 except SystemExit as e: print(e.code, *{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)
@@ -129,7 +131,7 @@ def test_options_are_read_before_anything_is_imported():
     "`--help`, `--version` and a misspelt option take no seconds."
     for script in SETTINGS["console_scripts"].split():
         command, _, target = script.partition("=")
-        assert target == "noc_nb.tools.command:main", f"{command}: {target}"
+        assert target == "noc_nb.commands.command:main", f"{command}: {target}"
         for option, leaves, says in (("--help", "0", f"usage: {command} "), ("--hlep", "2", f"usage: {command} "),
                                      ("--version", "0", f"noc_nb {SETTINGS['version']}\n")):
             done = subprocess.run([sys.executable, "-c", OPTIONS, command, option], cwd=ROOT, capture_output=True,

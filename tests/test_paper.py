@@ -6,7 +6,7 @@ import os, re
 from pathlib import Path
 import pytest
 from book import ROOT, none_of
-from noc_nb.tables import paper_numbers
+from noc_nb.lab.tables import paper_numbers
 
 def latex():
     "The paper's source; skips where it is not there."

@@ -20,25 +20,25 @@ from noc_nb.cider import CiderD, CiderReward
 from noc_nb.constraints import best_scores, constraint_classes, constraint_tokens
 from noc_nb.core import NocError
 from noc_nb.data import CaptionBatch, CocoData, ImageExamples, Loader, SelectorExamples
-from noc_nb.decode import decode, search
 from noc_nb.encoder import CaptionerConfig
-from noc_nb.experiment import PRESETS, Choices, Experiment, Run
+from noc_nb.fast.decode import decode, search
+from noc_nb.fast.pool import Pool
+from noc_nb.fast.prices import PriceConfig, best_candidates
+from noc_nb.fast.search import grid_beam_search
+from noc_nb.files.dataset import load_data
 from noc_nb.grid_beam import SearchConfig, algorithm_1
 from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, novel_images, removed_images, words_of
-from noc_nb.fast.pool import Pool
 from noc_nb.lab.disk import find_data, read_json
+from noc_nb.lab.experiment import PRESETS, Choices, Experiment, Run
+from noc_nb.lab.runs import contents
 from noc_nb.lab.saving import load_model, save_model
+from noc_nb.lab.train import TrainConfig
 from noc_nb.metrics import CaptionScorer, meteor, points
+from noc_nb.models.pipeline import NovelCaptioner, PipelineConfig
 from noc_nb.novelty import interval, judge, nonnovel_weight, selection_f1
-from noc_nb.pipeline import NovelCaptioner, PipelineConfig
-from noc_nb.prices import PriceConfig, best_candidates
 from noc_nb.regions import Regions, geometry, table_of
-from noc_nb.runs import contents
 from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, oracle_constraints, scst_loss, train_scst
-from noc_nb.search import grid_beam_search
 from noc_nb.selector import RegionSelector, SelectorConfig, select, selector_loss
-from noc_nb.tools.dataset import load_data
-from noc_nb.train import TrainConfig
 from noc_nb.train_selector import selected, selector_scores, train_selector, val_score, val_weight
 from noc_nb.train_xe import bad_endings, build_captioner, build_vocab, train_xe, val_cider, xe_loss
 from noc_nb.vocab import BOS, EOS, PAD, UNK, Vocab, tokenize

@@ -10,13 +10,13 @@ from safetensors.torch import load_file, save, save_file
 from noc_nb.core import NocError, set_seed
 from noc_nb.data import CaptionExamples, ImageExamples, Loader
 from noc_nb.encoder import CaptionerConfig
+from noc_nb.files.dataset import load_data
+from noc_nb.files.drawing import make_toy
 from noc_nb.grid_beam import SearchConfig
 from noc_nb.lab.disk import read_json
 from noc_nb.lab.saving import load_model, save_model
+from noc_nb.lab.train import TrainConfig, Trainer, _checkpoints, _checksum, _read_checkpoint
 from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, _images, train_scst
-from noc_nb.tools.dataset import load_data
-from noc_nb.tools.drawing import make_toy
-from noc_nb.train import TrainConfig, Trainer, _checkpoints, _checksum, _read_checkpoint
 from noc_nb.train_xe import build_captioner, train_xe, xe_loss
 from noc_nb.vocab import Vocab
 from test_hostile import altered
@@ -154,7 +154,7 @@ def test_unreadable_checkpoints_are_kept(tmp_path, monkeypatch, error):
     assert len(before) == 2
     def opened(*args): raise error
     with monkeypatch.context() as broken:
-        broken.setattr("noc_nb.train.safe_open", opened)
+        broken.setattr("noc_nb.lab.train.safe_open", opened)
         with pytest.raises(NocError, match=r"step-\d+.safetensors: cannot be read"):
             wide(tmp_path).fit(wide_batches(), resume=True)
     assert {path: path.read_bytes() for path in _checkpoints(tmp_path)} == before

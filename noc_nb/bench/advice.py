@@ -18,15 +18,15 @@ import numpy as np
 
 from .words import (_BATCH, _lines, _measures, _regular, _says, _scorer, _Set,
                                 _with_interval, _words_of, _WordsRun)
+from ..commands.cli import noc_reproduce
+from ..commands.command import one_thread
 from ..core import require
+from ..files.dataset import load_data
 from ..heldout import mentioned
 from ..lab.progress import progress, say
-from ..pipeline import NovelCaptioner
-from ..results import append_row, new_row, read_rows, write_rows
-from ..tools.claims import write_variants
-from ..tools.cli import noc_reproduce
-from ..tools.command import one_thread
-from ..tools.dataset import load_data
+from ..lab.results import append_row, new_row, read_rows, write_rows
+from ..models.pipeline import NovelCaptioner
+from ..scores.claims import write_variants
 
 # %% ../../nbs/bench/157_advice.ipynb #ad1ce005
 def _by_kind(train):

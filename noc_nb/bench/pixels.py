@@ -15,23 +15,23 @@ import torch
 from fastcore.basics import patch
 from torch.nn.utils.rnn import pad_sequence
 
+from ..commands.command import one_thread
 from ..core import require, set_seed
-from ..decode import Decoded
-from ..experiment import PRESETS, Experiment, Models, Run
+from ..fast.decode import Decoded
+from ..fast.prices import PriceConfig
+from ..files.dataset import load_data
+from ..files.drawing import make_toy, render
 from ..grid_beam import SearchConfig
 from ..heldout import normalize
 from ..lab.config import Config, override
 from ..lab.disk import read_json, write_json
+from ..lab.experiment import PRESETS, Experiment, Models, Run
 from ..lab.progress import progress, say
-from ..prices import PriceConfig
-from ..results import append_row, new_row
+from ..lab.results import append_row, new_row
+from ..lab.train import TrainConfig
+from ..models.generate import grid_beam
 from ..selector import SelectorConfig
-from ..tools.command import one_thread
-from ..tools.dataset import load_data
-from ..tools.drawing import make_toy, render
-from ..tools.generate import grid_beam
 from ..toy import TOY_CLASSES, toy_image
-from ..train import TrainConfig
 
 # %% ../../nbs/bench/155_pixels.ipynb #c979237f
 @dataclass(frozen=True)

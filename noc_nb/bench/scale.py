@@ -20,25 +20,25 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .training import BenchConfig, _batch, _captioner
 from .world import WorldSize, make_world
+from ..commands.command import peak_mb
+from ..commands.reproduce import choice
 from ..core import require
 from ..data import CaptionExamples, ImageExamples, Loader, RegionFeatures, SelectorExamples
-from ..decode import decode, search
-from ..experiment import PRESETS
+from ..fast.decode import decode, search
+from ..files.dataset import load_captions, load_data
+from ..files.readers import ground_truth, read_detections
+from ..files.store import RegionStore
 from ..heldout import novel_images, removed_images
+from ..lab.experiment import PRESETS
 from ..lab.progress import progress
+from ..lab.results import append_row, new_row, read_rows
+from ..lab.runs import locked
+from ..lab.train import Trainer
 from ..metrics import CaptionScorer
 from ..novelty import judge
-from ..results import append_row, new_row, read_rows
-from ..runs import locked
+from ..scores.java import java_programs
 from ..scst import SelfCritical, caption_log_probs, cider_reward, oracle_constraints
 from ..selector import RegionSelector, selector_loss
-from ..tools.command import peak_mb
-from ..tools.dataset import load_captions, load_data
-from ..tools.java import java_programs
-from ..tools.readers import ground_truth, read_detections
-from ..tools.reproduce import choice
-from ..tools.store import RegionStore
-from ..train import Trainer
 from ..train_selector import val_score
 from ..train_xe import build_captioner, build_vocab, xe_loss
 from ..vocab import Vocab

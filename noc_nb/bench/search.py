@@ -25,13 +25,13 @@ from ..core import NocError, default_device
 from ..data import CaptionBatch
 from ..encoder import CaptionerConfig
 from ..fast.pool import Pool
+from ..fast.search import grid_beam_search
 from ..lab.config import Config, check_range
 from ..lab.progress import progress, keep_blocks
-from ..results import append_row, new_row
-from ..runs import locked
-from ..search import grid_beam_search
-from ..tools.generate import grid_beam
-from ..tools.int8 import int8
+from ..lab.results import append_row, new_row
+from ..lab.runs import locked
+from ..models.generate import grid_beam
+from ..models.int8 import int8
 from ..vocab import BOS, EOS, PAD, SPECIALS, UNK
 
 # %% ../../nbs/bench/151_search.ipynb #caf83e3e

@@ -20,16 +20,16 @@ from ..captioner import Captioner
 from ..cider import CiderD, CiderReward
 from ..core import default_device, require, set_seed
 from ..data import CaptionBatch
-from ..decode import search
 from ..encoder import CaptionerConfig
+from ..fast.decode import search
+from ..files.readers import read_captions
 from ..grid_beam import SearchConfig
 from ..lab.config import Config, check_range, override, setting
 from ..lab.disk import find_data, read_json
 from ..lab.progress import progress
-from ..results import append_row, new_row
-from ..runs import locked
+from ..lab.results import append_row, new_row
+from ..lab.runs import locked
 from ..scst import SelfCritical, caption_log_probs, scst_loss
-from ..tools.readers import read_captions
 from ..train_xe import xe_loss
 from ..vocab import BOS, EOS, PAD, SPECIALS, tokenize
 

@@ -19,16 +19,16 @@ import torch
 from fastcore.basics import patch
 from torch.nn.utils.rnn import pad_sequence
 
+from ..commands.command import one_thread
 from ..core import NocError, require, set_seed
 from ..lab.config import Config, override
 from ..lab.disk import read_json, write_json
 from ..lab.progress import progress, say
+from ..lab.results import append_row, new_row, read_rows
 from ..metrics import CaptionScorer, points
+from ..models.generate import grid_beam
 from ..novelty import interval
-from ..results import append_row, new_row, read_rows
-from ..tools.command import one_thread
-from ..tools.generate import grid_beam
-from ..tools.java import java_programs
+from ..scores.java import java_programs
 
 # %% ../../nbs/bench/150_words.ipynb #c6e00005
 class _Set(NamedTuple):

@@ -15,15 +15,15 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
+from ..files.drawing import write_part
+from ..files.formats import write_items
+from ..files.store import RegionStore
 from ..heldout import novel_images, words_of
 from ..lab.config import Config
 from ..lab.disk import whole_file, write_json
 from ..lab.objects import save_classes, save_heldout
 from ..lab.progress import progress
 from ..regions import RegionTable
-from ..tools.drawing import write_part
-from ..tools.formats import write_items
-from ..tools.store import RegionStore
 from ..toy import TOY_CLASSES, TOY_HELDOUT, VAL, detect, toy_image
 
 # %% ../../nbs/bench/153_world.ipynb #f442a969

@@ -13,9 +13,9 @@ from numbers import Integral, Real
 
 from ..core import require
 from ..encoder import CaptionerConfig
+from ..fast.prices import PriceConfig
 from ..grid_beam import SearchConfig
 from .disk import read_json, write_json
-from ..prices import PriceConfig
 from ..selector import SelectorConfig
 
 # %% ../../nbs/lab/05_config.ipynb #0bc54d27
