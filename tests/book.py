@@ -7,13 +7,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = "", "fast", "lab", "files", "models", "scores", "pages", "commands"   # the order of reading and of imports
 
+def number(path):
+    "The number of a notebook: a chapter's place on its floor."
+    return int(Path(path).name.partition("_")[0])
+
 def _folders():
     "The folders of notebooks in reading order; one that is named nowhere comes before the experiments."
     there = {p.parent.relative_to(ROOT/"nbs").as_posix().removeprefix(".") for p in (ROOT/"nbs").rglob("[0-9]*_*.ipynb")
              if ".ipynb_checkpoints" not in p.parts}
     return [*(f for f in FLOORS if f in there), *sorted(there - {*FLOORS, "experiments"}), "experiments"]
 
-FOLDERS = {folder: sorted((ROOT/"nbs"/folder).glob("[0-9]*_*.ipynb")) for folder in _folders()}
+FOLDERS = {folder: sorted((ROOT/"nbs"/folder).glob("[0-9]*_*.ipynb"), key=number) for folder in _folders()}
 BOOK, EXPERIMENTS = FOLDERS[""], FOLDERS["experiments"]
 CHAPTERS = [nb for folder, notebooks in FOLDERS.items() if folder != "experiments" for nb in notebooks]
 INDEX = ROOT/"nbs/index.ipynb"
@@ -71,10 +75,6 @@ def cells(path, kind=None):
     found = [Cell(Path(path), c.get("id"), c["cell_type"], "".join(c["source"]), c.get("outputs", []), c)
              for c in read(path)["cells"]]
     return [c for c in found if kind in (None, c.kind)]
-
-def number(path):
-    "The number of a notebook: a chapter's place in the reading order."
-    return int(Path(path).name.partition("_")[0])
 
 def folder(path): return path.parent.relative_to(ROOT/"nbs").as_posix().removeprefix(".")
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Does the working tree still do what REVISION did?   python tests/same.py REVISION
 
-Checks REVISION out beside a copy of the working tree, runs the commands of both on this machine with the same seeds, and
-compares what they write. Prints "the same", or the differences, and exits with 0 or 1. Needs `NOC_DATA`, and takes some
-minutes. It uses nothing but commands and files, since modules may have other places in the two trees."""
+Checks REVISION out beside a copy of the working tree, runs the commands of both on this machine with the same seeds,
+and compares what they write. Prints "the same", or the differences, and exits with 0 or 1. Needs `NOC_DATA`, and takes
+some minutes. It uses nothing but commands and files, since modules may have other places in the two trees."""
 import gzip, hashlib, json, os, subprocess, sys, tempfile
 from concurrent.futures import ThreadPoolExecutor
 from configparser import ConfigParser

@@ -210,7 +210,8 @@ def make_world(
     once(f"vectors/random.{size.width}d.txt", _write_vectors, size, seed)
     save_classes(root/"classes.json", TOY_CLASSES)
     save_heldout(root/"heldout.json", TOY_HELDOUT)
-    published = {part: {str(i): 1 for i in ids} for part, ids in lists.items()}
-    write_json(root/"splits/split_noc_coco.json", published)
+    def published(ids): return {str(i): 1 for i in ids}
+    lists = {part: published(ids) for part, ids in lists.items()}
+    write_json(root/"splits/split_noc_coco.json", lists)
     if size.stored: once("features", _write_features, size, seed)
     return root

@@ -184,7 +184,8 @@ def _as_today(there, cfg):
     "What a file says of a configuration, with today's names, and the defaults of what came later."
     if not (isinstance(there, dict) and is_dataclass(cfg)): return there
     usual = type(cfg)()
-    found = {k: _as_today(x, getattr(usual, k, None)) for k, x in renamed(type(usual), there).items()}
+    today = renamed(type(usual), there)
+    found = {k: _as_today(x, getattr(usual, k, None)) for k, x in today.items()}
     return fixed(usual) | found
 
 def check_same(

@@ -22,7 +22,8 @@ from ..lab.tables import markdown_table
 
 # %% ../../nbs/scores/106_page.ipynb #b770f2b7
 TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(package_files("noc_nb")/"assets/templates")), autoescape=True,
+    loader=jinja2.FileSystemLoader(Path(package_files("noc_nb")/"assets/templates")),
+    autoescape=True,
     undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 TEMPLATES.filters["thousands"] = "{:,}".format
 
