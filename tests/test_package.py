@@ -110,6 +110,21 @@ def test_flags_are_separated_by_spaces():
     assert SETTINGS["tst_flags"].split() == ["slow", "gpu"], \
         "settings.ini needs `tst_flags = slow gpu`: with `|` or `,` between them nbdev_test runs the flagged cells"
 
+CLOSURE = """
+import sys, torch, numpy, fastcore.basics
+before = {*sys.modules}
+import noc_nb.scst
+print(*sorted({*sys.modules} - before))
+"""
+
+def test_the_papers_floor_stands_alone():
+    "Training with CIDEr-D loads the paper's modules, and besides them nothing but the standard library."
+    loaded = run(sys.executable, "-c", CLOSURE, cwd=ROOT).split()
+    others = [name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names | {"noc_nb"}]
+    none_of(others, "`import noc_nb.scst` loads these; hand them in as arguments")
+    none_of((name for name in loaded if name.count(".") > 1), "the paper's floor imports another floor")
+    none_of({"filelock", "hashlib", "configparser", "sqlite3"} & {*loaded}, "the paper's floor needs no file, lock or hash")
+
 HEAVY = "pandas pyarrow matplotlib torchvision gradio ray pycocoevalcap accelerate jinja2".split()
 
 def test_the_book_is_light():
