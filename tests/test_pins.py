@@ -328,6 +328,8 @@ def test_val_counts_non_novel_images_as_the_published_split():
     other = replace(own, heldout=replace(COCO_HELDOUT, removal=COCO_HELDOUT.novel))   # not COCO's: by its own test
     other.splits["test"], other.novel["test"] = [0, 1, 4, 8, 9], {"zebra": {0, 1}}
     close(val_weight(other), 3/2*4/4, 1e-12)
+    other.novel["test"] = {"zebra": set()}
+    assert val_weight(other) == 1
     assert val_weight(world({0: (CATS, [])}, val=[0])) == 1
 
 def test_selector_is_judged_by_weighted_f1():
@@ -454,6 +456,7 @@ def test_known_words_stay_as_they_are(data):
     known = [i for i, word in enumerate(model.tokens) if word in data.word_vectors]
     assert {*range(len(model.tokens))} - {*known} == {PAD, BOS, EOS, UNK, stoi["blurry"]}
     for i in known: assert before[i].tolist() == data.word_vectors[model.tokens[i]].tolist()
+    assert not build_captioner(data, replace(TINY, freeze=False), 1).words.known.any()
     optimizer = torch.optim.SGD(model.parameters(), 1.)
     x, mask = data.region_features()([1, 2])
     model(x, mask, torch.tensor([[BOS, 5], [BOS, 6]])).square().sum().backward()
@@ -486,8 +489,8 @@ def test_vocabulary_has_every_constraint_word(data):
     forms = {w for c in CLASSES.values() for form in (c.word, *c.forms, *c.phrase) for w in form.split()}
     forms |= {w for lists in (COCO_HELDOUT.removal, COCO_HELDOUT.novel) for words in lists.values() for w in words}
     count = Counter(w for i in data.splits["train"] for text in data.captions[i] for w in text.split())
-    for least in 1, 6, 7, 19:
-        vocab = build_vocab(data, least)
+    for least in 1, 5, 6, 7, 19:
+        vocab = build_vocab(data, least) if least != 5 else build_vocab(data)
         assert {*vocab.tokens[4:]} == {w for w, n in count.items() if n >= least} | forms
         assert vocab.unseen == forms - count.keys() and "zebra" in vocab.unseen and "dog" not in vocab.unseen
     assert vocab.encode(["a", "giraffe"])[1] == UNK
@@ -888,6 +891,15 @@ def test_cbs_is_a_beam_for_every_set():
             true = sorted((h for said, beam in cells.items() for h in beam if h[0][-1] == END), key=lambda h: -h[1])
             same(captions_of(out, i), true[:k])
 
+def test_a_machine_has_at_most_256_states():
+    "Eight objects an image; a ninth is an error that names the image."
+    step, fresh, _ = language(12, 0)
+    how = dict(bos=START, eos=END, k=1, max_len=10)
+    out = constrained_beam_search(step, fresh(1), [[[(w,)] for w in range(2, 10)]], **how)
+    assert out.satisfied[0,0] == 8 and out.reason == [None]
+    with pytest.raises(NocError, match="image 1: 9 constraints are 512 states: expected at most 8"):
+        constrained_beam_search(step, fresh(2), [[], [[(w,)] for w in range(2, 11)]], **how)
+
 def test_prices_never_do_worse_than_plain_beams():
     "D11: with prices alone the objective is at least that of plain beam search with the same beam."
     better = 0
@@ -1105,6 +1117,30 @@ def test_batches_of_50(tmp_path):
     train_scst(own, model, replace(coco.scst, epochs=1, min_refs=1), tmp_path/"scst", reward=reward)
     assert sorted(heard) == [5*5, 50*5]
 
+def test_a_training_is_its_content(captioner, data, tmp_path):
+    "D10: other words, vectors, weights or settings are another training; its finished one is returned, and not theirs."
+    train, scst = TrainConfig(epochs=1), ScstConfig(epochs=1)
+    start = train_xe(data, TINY, train, tmp_path/"xe", 1)
+    again = train_xe(data, TINY, train, tmp_path/"xe", 1, True)
+    assert all(torch.equal(p, q) for p, q in zip(start.parameters(), again.parameters()))
+    before, how = start.average_neighbours({}), SearchConfig(k=2, max_len=4)
+    done = train_scst(data, start, scst, tmp_path/"scst", search_cfg=how)
+    other, text = small_world(), small_world()
+    other.word_vectors["dog"] = other.word_vectors["dog"] + 1
+    text.captions[0] = ["a", *text.captions[0][1:]]
+    for args in ((other, TINY, train), (text, TINY, train), (data, replace(TINY, memory=3), train),
+                 (data, TINY, replace(train, batch=49)), (data, TINY, train, 2)):
+        with pytest.raises(NocError, match="expected the same, or another output"):
+            train_xe(*args[:3], tmp_path/"xe", *args[3:] or (1,), True)
+    cases = [((data, before), {}), ((other, before), dict(search_cfg=how)), ((data, captioner), dict(search_cfg=how)),
+             ((data, before), dict(search_cfg=how, constrained=True)), ((data, before), dict(search_cfg=how, limit=4)),
+             ((data, before), dict(search_cfg=how, reward=lambda tokens, ids: torch.zeros(len(tokens))))]
+    for args, more in cases:
+        with pytest.raises(NocError, match="expected the same, or another output"):
+            train_scst(*args, scst, tmp_path/"scst", resume=True, **more)
+    again = train_scst(data, before, scst, tmp_path/"scst", search_cfg=how, resume=True)
+    assert all(torch.equal(p, q) for p, q in zip(done.parameters(), again.parameters()))
+
 def test_adam_and_the_schedule_step_by_step(data, tmp_path):
     "D5: Adam with (.9, .98) under d^-.5 · min(s^-.5, s · w^-1.5), written out: the same weights after twelve steps."
     pairs = [(DOG, .9), (CAT, .4), (CAT, .3)]
@@ -1144,18 +1180,21 @@ def test_two_passes_have_the_gradient_of_one(captioner, data):
     ids = [0, 1]
     batch = ImageExamples(data, ids).__getitems__([0, 1])
     def reward(tokens, of): return (tokens*torch.arange(1, tokens.shape[1] + 1)).sum(1) % 7.
-    cfg = SearchConfig(k=3, max_len=5)
+    cfg = SearchConfig(k=5, max_len=6)
+    captioner = captioner.average_neighbours({})
+    with torch.no_grad(): captioner.word_out.bias += 4*captioner.words()[EOS]     # some captions are short
     groups = {1: [[(Vocab(captioner.tokens).stoi["cat"],)]]}
     loss, numbers = SelfCritical(reward, groups, cfg)(captioner, batch)
     two = torch.autograd.grad(loss, [*captioner.parameters()], allow_unused=True)
     captioner.eval()
     found = search(captioner, batch, [[], groups[1]], cfg)
-    total = 0.
+    total, lengths = 0., (found.tokens != PAD).sum(2)
+    assert len(lengths.unique()) > 2
     for i in ids:
         captions = [row for row, s in zip(found.tokens[i].tolist(), found.scores[i]) if s > -torch.inf]
         worth = [reward(torch.tensor([row]), None).item() for row in captions]
         for row, r in zip(captions, worth):
-            state, last, log_prob = captioner.start(batch.features[i:i+1], batch.mask[i:i+1], 6), BOS, 0.
+            state, last, log_prob = captioner.start(batch.features[i:i+1], batch.mask[i:i+1], 7), BOS, 0.
             for w in row:
                 if w == PAD: break
                 out, state = captioner.step(torch.tensor([last]), state)
@@ -1236,7 +1275,7 @@ def test_scst_refuses_what_it_cannot_learn_from(data, captioner, tmp_path):
     with pytest.raises(NocError, match="a tensor of 4 numbers"): loss(lambda tokens, ids: [0.]*4)
     for bad in math.nan, math.inf:
         with pytest.raises(NocError, match="image 1: NaN or infinite"):
-            loss(lambda tokens, ids: torch.tensor([0., 0., 0., bad]))
+            loss(lambda tokens, ids: torch.tensor([0., 0., bad, 0.]))
     captioner.eval()
 
 def test_the_number_of_living_captions_is_that_of_the_beam(captioner, data):
@@ -1273,6 +1312,8 @@ def test_the_best_epoch_is_kept(data, tmp_path):
     again = train_selector(calm, replace(cfg, threshold=.3), train, tmp_path/"run", True, loss)
     assert len(seen) == len(scores)*4 and again.cfg.threshold == .3 and model.cfg.threshold == .5
     for p, q in zip(again.parameters(), model.parameters()): assert torch.equal(p, q)
+    train_selector(calm, cfg, train, tmp_path/"run", loss=loss)
+    assert len(seen) == len(scores)*4*2                        # without `resume` it begins again
 
 def test_function_words_end_badly():
     "In percent; an empty caption ends neither well nor badly."
@@ -1302,7 +1343,8 @@ def test_dgbs_is_judged_with_the_oracles_constraints(captioner, data, tmp_path):
         model = build_captioner(data, TINY, 1)
         model.load_state_dict(weights)
         folder = tmp_path/str(constrained)
-        model = train_scst(data, model, ScstConfig(epochs=1), folder, constrained, SearchConfig(k=2, max_len=8))
+        how = dict(constrained=True) if constrained else {}
+        model = train_scst(data, model, ScstConfig(epochs=1), folder, search_cfg=SearchConfig(k=2, max_len=8), **how)
         found[constrained] = read_json(folder/"done.json")["best"]
         close(found[constrained], greedy(model, data, ids, musts if constrained else {}), 1e-3)
         assert abs(found[constrained] - greedy(model, data, ids, {} if constrained else musts)) > .05
