@@ -22,7 +22,7 @@ from noc_nb.core import NocError, find_data, read_json
 from noc_nb.data import CaptionBatch, CocoData, ImageExamples, Loader, SelectorExamples
 from noc_nb.decode import decode, search
 from noc_nb.encoder import CaptionerConfig, MemoryEncoder
-from noc_nb.experiment import PRESETS, Choices, Experiment, Run
+from noc_nb.experiment import PRESETS, Choices, Experiment, Models, Run
 from noc_nb.grid_beam import SearchConfig, algorithm_1
 from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, novel_images, removed_images, words_of
 from noc_nb.metrics import CaptionScorer, meteor, points
@@ -310,6 +310,7 @@ def test_selector_looks_at_the_ten_best(data):
     found = selector_scores(ByScore(), world(images), [0, 1])
     close(found[0][1], [.9 - .05*i for i in range(10)], 1e-6)
     assert found[1][0].tolist() == [CAT]
+    close(found[1][1], [.3], 1e-6)
 
 def val_of_thresholds():
     "A `val` of four zebras and four cats: at .4 F1 is higher; weighted, at .5."
@@ -969,9 +970,12 @@ def test_pipeline_prices_its_candidates(data):
     assert candidates(pipeline(), pairs) == {"dog": None}      # the paper: from .5 on, a must
     assert candidates(pipeline(limit=1), [(DOG, .6), (CAT, .7)]) == {"cat": None}
 
-def choices(data, **preset):
+def choices(data, heard=None, **preset):
     run = Run(replace(PRESETS["coco"], **preset))
-    return Choices(run, data, SimpleNamespace(selector=lambda inner, lambda0, seed: ByScore()))
+    def selector(*about):
+        if heard is not None: heard.append(about)
+        return ByScore()
+    return Choices(run, data, SimpleNamespace(selector=selector))
 
 def test_rows_choose_as_the_paper_says():
     "D2 and Table 1: what every row asks for, of an image with eleven detections of which the last is mentioned."
@@ -989,6 +993,20 @@ def test_rows_choose_as_the_paper_says():
     assert rows(limit=1) == {row: found[:1] for row, found in paper.items()}
     priced = [DOG, CAT, BUS, HORSE]                            # no place for ZEBRA: it is not among the ten best
     assert rows(prices=PRICED) == paper | dict(selector=priced, selector_no_inner=priced)
+
+def test_selector_rows_ask_the_papers_selector(data, tmp_path):
+    "λ0 = .2 and λ1 = .8 where nothing else is said; a model of its own with and without inner, and for each seed."
+    heard = []
+    for row in "selector", "selector_no_inner": choices(data, heard).candidates(row)
+    choices(data, heard).candidates("selector", .4, (3,))
+    assert heard == [(True, .2, 0), (False, .2, 0), (True, .4, 3)]
+    small = replace(PRESETS["coco"], selector=SelectorConfig(d_model=8, heads=1, d_ff=8, layers=1, threshold=.4),
+                    train_selector=TrainConfig(epochs=1))
+    models = Models(Run(small), data, tmp_path)
+    for about, expected in (((), (True, .2, .8)), ((False, .3, 5), (False, .3, .7))):
+        model = models.selector(*about)
+        assert (model.cfg.inner, model.cfg.lambda0, model.cfg.lambda1, model.cfg.threshold) == (*expected, .4)
+    assert {path.name for path in tmp_path.iterdir()} == {"selector-0.2-0", "selector-no-inner-0.3-5"}
 
 def test_rows_price_unseen_words():
     "D7d: in the tables as in the pipeline, by training captions alone; the oracle and CBS have musts."
