@@ -91,7 +91,7 @@ def val_cider(
     def score(model):
         features = data.region_features(model.cfg.max_regions)
         batches = Loader(ImageExamples(data, ids, features), shuffle=False)
-        decoded = decode(model, batches, constraints, SearchConfig(k=1), "val")
+        decoded = decode(model, batches, constraints, SearchConfig(k=1))
         captions = [decoded[i].caption for i in ids]
         tokens = [caption.split() for caption in captions]
         points = float(100*cider.score(tokens, ids).mean())

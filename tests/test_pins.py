@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import nn
 from noc_nb.beam import beam_search, reorder_state
 from noc_nb.captioner import Captioner
-from noc_nb.cbs import constrained_beam_search
 from noc_nb.cider import CiderD, CiderReward
 from noc_nb.constraints import best_scores, constraint_classes, constraint_tokens
 from noc_nb.core import NocError
 from noc_nb.data import CaptionBatch, CocoData, ImageExamples, Loader, SelectorExamples
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.fast.decode import decode, search
+from noc_nb.fast.machine import constrained_beam_search
 from noc_nb.fast.pool import Pool
 from noc_nb.fast.prices import PriceConfig, best_candidates
 from noc_nb.fast.search import grid_beam_search

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from ..beam import beam_search
 from ..captioner import Captioner
-from ..cbs import constrained_beam_search
 from ..core import NocError, default_device
 from ..data import CaptionBatch
 from ..encoder import CaptionerConfig
+from ..fast.machine import constrained_beam_search
 from ..fast.pool import Pool
 from ..fast.search import grid_beam_search
 from ..lab.config import Config, check_range

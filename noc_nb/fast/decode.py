@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-import noc_nb.cbs # the third mode
 from ..beam import Hypotheses
 from ..captioner import Captioner
 from ..core import require
@@ -18,7 +17,6 @@ from ..data import CaptionBatch
 from .pool import Pool
 from .search import Search
 from ..grid_beam import SearchConfig
-from ..lab.progress import progress
 from ..vocab import BOS, EOS, PAD, UNK, Vocab
 
 # %% ../../nbs/fast/26_decode.ipynb #b1d26a01
@@ -67,7 +65,6 @@ def decode(
     batches,               # `CaptionBatch`es; their tokens are not looked at
     constraints:dict=None, # image id -> constraint groups; an image that is not in it has none
     cfg:SearchConfig=SearchConfig(), # how to search
-    desc="captions",       # what the progress bar says
     prices:dict=None,      # image id -> a price for each of its groups; None: all are musts
     avoid=(),              # as in `search`
 )->dict:                   # image id -> `Decoded`
@@ -76,7 +73,7 @@ def decode(
     vocab, device = Vocab(captioner.tokens), next(captioner.parameters()).device
     captioner.eval()
     captions = {}
-    for batch in progress(batches, desc, leave=False):
+    for batch in batches:
         groups = [constraints.get(i, []) for i in batch.image_ids]
         worth = prices and [prices.get(i, []) for i in batch.image_ids]
         found = search(captioner, batch.to(device), groups, cfg, worth, avoid)

@@ -17,6 +17,7 @@ from .config import fixed
 from .saving import load_model
 
 # %% ../../nbs/lab/44_experiment.ipynb #4c6b195d
+import noc_nb.fast.machine # the search of CBS
 from ..captioner import Captioner
 from ..constraints import FORMS, best_scores, constraint_classes, constraint_tokens
 from ..core import default_device, require
@@ -376,8 +377,8 @@ def _decode(self:Experiment, row, training, lambda0):
     ids = sorted(self.ids, key=lambda i: (len(groups[i]), i))
     features = data.region_features(captioner.cfg.max_regions)
     batches = Loader(ImageExamples(data, ids, features), 100, shuffle=False)
-    decoded = decode(captioner, batches, groups, self._searched(row).search, f"{training} {row}",
-                     prices)
+    shown = progress(batches, f"{training} {row}", leave=False)
+    decoded = decode(captioner, shown, groups, self._searched(row).search, prices)
     return {i: replace(d, missing=missing[i]) for i, d in decoded.items()}
 
 # %% ../../nbs/lab/44_experiment.ipynb #416c93e7

@@ -19,6 +19,7 @@ from fastcore.basics import patch
 from safetensors.torch import load_file, save_file
 from torch.nn.utils.rnn import pad_sequence
 
+import noc_nb.fast.machine # the search of CBS
 from ..captioner import Captioner
 from ..constraints import FORMS, constraint_tokens
 from ..core import default_device, require
