@@ -25,8 +25,9 @@ from .fast.prices import PriceConfig, best_candidates
 from .grid_beam import SearchConfig
 from .heldout import mentioned
 from .lab.config import setting
+from .fit import SCHEDULES
 from .lab.runs import called, contents, fingerprint
-from .lab.train import SCHEDULES, TrainConfig, Trainer, finished_model
+from .lab.train import TrainConfig, Trainer, finished_model
 from .train_xe import val_cider
 from .vocab import BOS, EOS, PAD, Vocab
 

@@ -14,6 +14,7 @@ from numbers import Integral, Real
 from ..core import require
 from ..encoder import CaptionerConfig
 from ..fast.prices import PriceConfig
+from ..fit import SCHEDULES, FitConfig
 from ..grid_beam import SearchConfig
 from .disk import read_json, write_json
 from ..selector import SelectorConfig
@@ -67,6 +68,10 @@ RANGES = {   # configuration -> setting -> its limits
         max_len=limits(1, 10_000)),
     SearchConfig: dict(
         k=limits(1, 10_000), max_len=limits(1, 10_000), length_penalty=limits(-10, 10)),
+    FitConfig: dict(
+        epochs=limits(1), batch=limits(1), schedule=limits(among=SCHEDULES), warmup=limits(1),
+        peak=limits(0, 1e9), clip=limits(0, 1e9), patience=limits(1),
+        seed=limits(-2**63, 2**64 - 1)),
     PriceConfig: dict(
         weight=limits(0, 1000), unseen=limits(0, 1000, older="never"), min_prob=limits(0, 1)),
 }
