@@ -10,10 +10,8 @@ import torch
 
 from .core import set_seed
 from .data import CocoData, Loader, SelectorExamples
+from .fit import FitConfig, plain_fit
 from .heldout import COCO_HELDOUT
-from .lab.config import fixed
-from .lab.runs import called, contents, fingerprint
-from .lab.train import TrainConfig, Trainer, finished_model
 from .novelty import nonnovel_weight, selection_f1
 from .selector import RegionSelector, SelectorConfig, select, selector_loss
 
@@ -93,25 +91,16 @@ def _batch_loss(model, batch, cfg, loss):
 # %% ../nbs/41_train_selector.ipynb #c5a6ee83
 def train_selector(
     data:CocoData,      # images with references, regions
-    cfg:SelectorConfig, # the model, its loss weights and threshold
-    train:TrainConfig,  # how long and how fast
-    folder,             # checkpoints and the best weights
-    resume:bool=False,  # go on, or return at once if it is done
+    cfg:SelectorConfig, # the model, and its loss weights
+    train:FitConfig,    # how long and how fast
+    fit=plain_fit,      # a loop like this one
     loss=selector_loss, # a function like this one: another loss is handed in
     examples=None,      # `SelectorExamples` to learn from; default: those of "train"
 )->RegionSelector:      # in eval mode
     "Train a region selector (Section 2.1, Training)."
-    about = dict(model=fixed(cfg, "threshold"), inputs=contents(data), loss=called(loss))
-    if examples: about["inputs"]["targets"] = fingerprint(examples.whole.targets)
-    finished = resume and finished_model(folder, RegionSelector, train, about)
-    if finished:
-        finished.cfg = cfg                              # its threshold may be another
-        return finished
     set_seed(train.seed)
     model = RegionSelector(cfg)
     examples = examples or SelectorExamples(data, "train", max_regions=cfg.max_regions)
     def of_batch(model, batch): return _batch_loss(model, batch, cfg, loss), {}
-    trainer = Trainer(model, of_batch, train, folder, cfg.d_model, "regions", about)
-    judged = "F1 of the held-out objects" if any(data.novel["val"].values()) else "minus the loss"
     batches = Loader(examples, train.batch, train.seed)
-    return trainer.fit(batches, val_score(data, cfg, loss), resume, judged)
+    return fit(model, of_batch, batches, train, val_score(data, cfg, loss), cfg.d_model)

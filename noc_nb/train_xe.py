@@ -15,13 +15,10 @@ from .captioner import Captioner
 from .cider import CiderD
 from .core import set_seed
 from .data import CaptionBatch, CaptionExamples, CocoData, ImageExamples, Loader
+from .decode import plain_decode
 from .encoder import CaptionerConfig
-from .fast.decode import decode
-from .grid_beam import SearchConfig
+from .fit import FitConfig, plain_fit
 from .heldout import words_of
-from .lab.config import fixed
-from .lab.runs import contents
-from .lab.train import TrainConfig, Trainer, finished_model
 from .vocab import FUNCTION_WORDS, PAD, Vocab, word_table
 
 # %% ../nbs/42_train_xe.ipynb #e305f887
@@ -80,9 +77,10 @@ def bad_endings(
 
 # %% ../nbs/42_train_xe.ipynb #cb0d6f37
 def val_cider(
-    data:CocoData,         # its part "val" judges
-    constraints:dict=None, # image id -> constraint groups; default: none
-):                         # model -> dict with "score"; None without a `val`
+    data:CocoData,       # its part "val" judges
+    words:dict=None,     # image id -> what its caption must say, as `decode` takes it; default: nothing
+    decode=plain_decode, # a function like this one
+):                       # model -> dict with "score"; None without a `val`
     "How good a captioner's greedy captions of `val` are: CIDEr-D in points."
     novel = set().union(*data.novel["val"].values())
     ids = [i for i in data.splits["val"] if i not in novel][:500]  # enough of them
@@ -91,31 +89,28 @@ def val_cider(
     def score(model):
         features = data.region_features(model.cfg.max_regions)
         batches = Loader(ImageExamples(data, ids, features), shuffle=False)
-        decoded = decode(model, batches, constraints, SearchConfig(k=1))
-        captions = [decoded[i].caption for i in ids]
+        decoded = decode(model, batches, words, k=1)
+        captions = [decoded[i] for i in ids]
         tokens = [caption.split() for caption in captions]
         points = float(100*cider.score(tokens, ids).mean())
-        words = float(np.mean([len(caption) for caption in tokens]))
-        return {"score": points, "bad_endings": bad_endings(captions), "words": words}
+        length = float(np.mean([len(caption) for caption in tokens]))
+        return {"score": points, "bad_endings": bad_endings(captions), "words": length}
     return score
 
 # %% ../nbs/42_train_xe.ipynb #6b5de048
 def train_xe(
     data:CocoData,       # captions, regions, word vectors
     cfg:CaptionerConfig, # sizes; the widths of features and words are the data's
-    train:TrainConfig,   # how long and how fast
-    folder,              # checkpoints and the best weights
+    train:FitConfig,     # how long and how fast
     min_count:int=5,     # as in `build_vocab`
-    resume:bool=False,   # go on, or return at once if it is done
+    fit=plain_fit,       # a loop like this one
+    decode=plain_decode, # of the captions that `val` judges: a function like this one
 )->Captioner:            # in eval mode
     "Train a captioner with cross-entropy (Section 3.1)."
-    about = dict(model=fixed(cfg, "d_feature", "d_word"), inputs=contents(data, seen=True),
-                 min_count=min_count)
-    if resume and (done := finished_model(folder, Captioner, train, about)): return done
     captioner = build_captioner(data, cfg, min_count, train.seed)
     features = data.region_features(cfg.max_regions)
     vocab = Vocab(captioner.tokens)
     examples = CaptionExamples(data, vocab, "train", cfg.max_len, features)
-    trainer = Trainer(captioner, xe_loss, train, folder, cfg.d_model, "words", about)
     batches = Loader(examples, train.batch, train.seed)
-    return trainer.fit(batches, val_cider(data), resume, "CIDEr-D")
+    judge = val_cider(data, decode=decode)
+    return fit(captioner, xe_loss, batches, train, judge, cfg.d_model)

@@ -1,6 +1,7 @@
 "Training that is killed, fills the disk, or runs in two processes ends where undisturbed training ends."
 import json, multiprocessing, os, random, resource, shutil, signal, subprocess, sys, time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 import pytest
 import torch
@@ -9,21 +10,27 @@ from fastcore.basics import patch
 from safetensors.torch import load_file, save, save_file
 from noc_nb.core import NocError, set_seed
 from noc_nb.data import CaptionExamples, ImageExamples, Loader
+from noc_nb.decode import plain_search
 from noc_nb.encoder import CaptionerConfig
+from noc_nb.fast.oracle import fast_search
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
+from noc_nb.fit import plain_fit
 from noc_nb.grid_beam import SearchConfig
 from noc_nb.lab.disk import read_json
 from noc_nb.lab.saving import load_model, save_model
-from noc_nb.lab.train import TrainConfig, Trainer, _checkpoints, _checksum, _read_checkpoint
-from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, _images, train_scst
+from noc_nb.lab.train import (ScstTrainConfig, TrainConfig, Trainer, _checkpoints, _checksum, _read_checkpoint,
+                              train_scst_in, train_selector_in, train_xe_in)
+from noc_nb.scst import SelfCritical, cider_reward, oracle_words, rewarded_images, train_scst
+from noc_nb.selector import SelectorConfig
+from noc_nb.train_selector import train_selector
 from noc_nb.train_xe import build_captioner, train_xe, xe_loss
 from noc_nb.vocab import Vocab
 from test_hostile import altered
 
 tiny = CaptionerConfig(d_model=32, heads=4, d_ff=64, layers=1, memory=4)
 xe = TrainConfig(epochs=3, batch=20, warmup=20, peak=5e-3, save_seconds=0.)
-scst = ScstConfig(epochs=2, batch=10, peak=1e-3, save_seconds=0.)
+scst = ScstTrainConfig(epochs=2, batch=10, peak=1e-3, save_seconds=0.)
 how = SearchConfig(k=3, max_len=12)
 
 @pytest.fixture(scope="module")
@@ -33,14 +40,38 @@ def world(tmp_path_factory):
     save_model(build_captioner(load_data(root, "toy"), tiny, 1), root/"start")
     return root
 
+# ---- the plain loop
+
+def trained(phase, root, folder, fit):
+    "A training that is kept in a folder, and by the plain loop, with the plain search."
+    data, start, constrained = load_data(root, "toy"), load_model(root/"start"), phase == "dgbs"
+    if phase == "selector":
+        cfg = SelectorConfig(d_model=32, heads=4, d_ff=64)
+        return train_selector_in(folder, data, cfg, xe), train_selector(data, cfg, xe, fit)
+    if phase == "xe": return train_xe_in(folder, data, tiny, xe, 1), train_xe(data, tiny, xe, 1, fit)
+    kept = train_scst_in(folder, data, load_model(root/"start"), scst, constrained, how)
+    ids = data.splits["train"] + data.splits["val"]
+    words = oracle_words(data, ids, Vocab(start.tokens)) if constrained else None
+    search = partial(plain_search, k=how.k, max_len=how.max_len)
+    return kept, train_scst(data, start, scst, words, fit, search)
+
+@pytest.mark.parametrize("phase", ["selector", "xe", "scst", "dgbs"])
+def test_the_plain_loop_ends_at_the_same_weights(world, tmp_path, phase):
+    "To the last bit, on one process and the CPU, by the same numbers in every epoch."
+    entries = []
+    kept, plain = trained(phase, world, tmp_path, partial(plain_fit, show=entries.append))
+    for name, x in plain.state_dict().items(): assert torch.equal(kept.state_dict()[name], x), name
+    history = [{k: v for k, v in e.items() if k in entries[0]} for e in read_json(tmp_path/"done.json")["history"]]
+    assert history == entries and len(history) > 1
+
 # ---- kill -9
 
 def train(phase, root, folder):
     "One phase in a process of its own; resumes what is there."
     torch.set_num_threads(1)
     data = load_data(root, "toy")
-    if phase == "xe": train_xe(data, tiny, xe, folder, 1, resume=True)
-    else: train_scst(data, load_model(root/"start"), scst, folder, True, how, resume=True)
+    if phase == "xe": train_xe_in(folder, data, tiny, xe, 1, resume=True)
+    else: train_scst_in(folder, data, load_model(root/"start"), scst, True, how, resume=True)
 
 def outcome(folder):
     "What training left, but for times."
@@ -238,8 +269,8 @@ def phase_of(phase, root, folder):
     vocab, features = Vocab(captioner.tokens), data.region_features()
     if phase == "xe":
         return Trainer(captioner, xe_loss, xe, folder, 32), Loader(CaptionExamples(data, vocab), 20)
-    ids = _images(data)
-    loss = SelfCritical(cider_reward(data, ids, vocab), {}, how)
+    ids = rewarded_images(data)
+    loss = SelfCritical(cider_reward(data, ids, vocab), {}, partial(fast_search, cfg=how))
     return Trainer(captioner, loss, scst, folder, 32), Loader(ImageExamples(data, ids, features), 7)
 
 def twenty_losses(phase, root, folder):

@@ -25,6 +25,7 @@ from ..commands.reproduce import choice
 from ..core import require
 from ..data import CaptionExamples, ImageExamples, Loader, RegionFeatures, SelectorExamples
 from ..fast.decode import decode, search
+from ..fast.oracle import fast_search, word_groups
 from ..files.dataset import load_captions, load_data
 from ..files.readers import ground_truth, read_detections
 from ..files.store import RegionStore
@@ -37,7 +38,7 @@ from ..lab.train import Trainer
 from ..metrics import CaptionScorer
 from ..novelty import judge
 from ..scores.java import java_programs
-from ..scst import SelfCritical, caption_log_probs, cider_reward, oracle_constraints
+from ..scst import SelfCritical, caption_log_probs, cider_reward, oracle_words
 from ..selector import RegionSelector, selector_loss
 from ..train_selector import val_score
 from ..train_xe import build_captioner, build_vocab, xe_loss
@@ -205,13 +206,13 @@ def _scst(bench):
     train, vocab = data.splits["train"], Vocab(captioner.tokens)
     ids = [i for i in train if len(data.captions[i]) >= cfg.min_refs]
     with bench.lap("reward", 5*len(ids)): reward = cider_reward(data, ids, vocab, cfg)
-    with bench.lap("constraints", len(ids)): oracle, _ = oracle_constraints(data, ids, vocab)
+    with bench.lap("constraints", len(ids)): oracle = oracle_words(data, ids, vocab)
     features = data.region_features(bench.preset.captioner.max_regions)
     images = ImageExamples(data, ids, features)
     loader = Loader(images, 10, cfg.seed)                         # a fifth of the preset's batch
     found = {}
-    for name, constraints in dict(cider={}, cider_dgbs=oracle).items():
-        loss = SelfCritical(reward, constraints, bench.preset.search)
+    for name, words in dict(cider={}, cider_dgbs=oracle).items():
+        loss = SelfCritical(reward, words, partial(fast_search, cfg=bench.preset.search))
         with bench.lap(name, bench.steps):
             found[name] = _train(bench, captioner, loss, cfg, loader, bench.steps)
     return found
@@ -222,7 +223,8 @@ def _decode(bench):
     data, captioner = bench.data, bench.captioner.eval()
     test = data.splits["test"]
     ids = test[:bench.images][bench.rank::bench.processes]
-    oracle, _ = oracle_constraints(data, ids, Vocab(captioner.tokens))
+    words = oracle_words(data, ids, Vocab(captioner.tokens))
+    oracle = {i: word_groups(own) for i, own in words.items()}
     features = data.region_features(bench.preset.captioner.max_regions)
     found = dict(images=bench.images, test=len(test),
                  constraints=sum(map(len, oracle.values()))/len(ids))

@@ -29,17 +29,15 @@ from ..lab.results import LABELS, TRAINING_LABELS
 from ..lab.runs import check_ours, check_outputs, held, locked, whole_folder
 from ..lab.saving import model_card, load_model
 from ..lab.tables import markdown_table, spec, table_view
-from ..lab.train import kept_line
+from ..lab.train import kept_line, train_scst_in, train_selector_in, train_xe_in
 from ..metrics import METRICS
 from ..models.names import read_classes
 from ..models.pipeline import NovelCaptioner, PipelineConfig, pipeline_folder, shipped
 from ..regions import class_vectors
 from ..scores.java import java_programs, spice_lacks
 from ..scores.page import save_figure
-from ..scst import train_scst
 from ..selector import RegionSelector
-from ..train_selector import train_selector
-from ..train_xe import train_xe, word_rows
+from ..train_xe import word_rows
 from ..vocab import EOS
 
 # %% ../../nbs/commands/139_reproduce.ipynb #25c1fc60
@@ -234,12 +232,13 @@ def _train(part, data, out, cfg, seed, resume, start, constrained):
     "Train one part of the method; self-critical training starts from a trained captioner."
     if part == "selector":
         train = replace(cfg.train_selector, seed=seed)
-        return train_selector(data, cfg.selector, train, out, resume)
+        return train_selector_in(out, data, cfg.selector, train, resume)
     if part == "xe":
-        return train_xe(data, cfg.captioner, replace(cfg.xe, seed=seed), out, cfg.min_count, resume)
+        xe = replace(cfg.xe, seed=seed)
+        return train_xe_in(out, data, cfg.captioner, xe, cfg.min_count, resume)
     captioner = _part(Captioner, start)
     scst = replace(cfg.scst, seed=seed)
-    return train_scst(data, captioner, scst, out, constrained, cfg.search, cfg.limit, resume)
+    return train_scst_in(out, data, captioner, scst, constrained, cfg.search, cfg.limit, resume)
 
 # %% ../../nbs/commands/139_reproduce.ipynb #c5a50e02
 _PARTS = dict(selector="region selector", xe="captioner, trained with cross-entropy",

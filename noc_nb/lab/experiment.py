@@ -32,14 +32,14 @@ from .progress import progress
 from .results import (LABELS, append_row, captions_file, new_row, read_results, read_rows,
                                 table_line, write_results)
 from .runs import begin, called, contents, held, locked
-from .train import TrainConfig, finished_model
+from .train import (ScstTrainConfig, TrainConfig, finished_model, train_scst_in,
+                              train_selector_in, train_xe_in)
 from ..metrics import CaptionScorer, METRICS
 from ..novelty import judge, selection_f1
 from ..regions import class_vectors
-from ..scst import ScstConfig, train_scst
 from ..selector import RegionSelector, SelectorConfig, selector_loss
-from ..train_selector import selector_scores, train_selector, val_weight
-from ..train_xe import bad_endings, build_vocab, train_xe
+from ..train_selector import selector_scores, val_weight
+from ..train_xe import bad_endings, build_vocab
 from ..vocab import Vocab
 
 # %% ../../nbs/lab/44_experiment.ipynb #158a869b
@@ -62,7 +62,7 @@ class Preset(Config):
     search:SearchConfig = SearchConfig()
     train_selector:TrainConfig = TrainConfig()
     xe:TrainConfig = TrainConfig()
-    scst:ScstConfig = ScstConfig()
+    scst:ScstTrainConfig = ScstTrainConfig()
 
 # %% ../../nbs/lab/44_experiment.ipynb #00f6557b
 PRESETS = dict(
@@ -72,14 +72,14 @@ PRESETS = dict(
         captioner=CaptionerConfig(d_model=192, heads=4, d_ff=768, layers=2, max_regions=20),
         train_selector=TrainConfig(epochs=20, warmup=300, peak=1e-3, patience=20),
         xe=TrainConfig(epochs=8, schedule="linear", warmup=500, peak=1e-3),
-        scst=ScstConfig(epochs=3, schedule="linear", warmup=20, peak=1e-4, clip=1.)),
+        scst=ScstTrainConfig(epochs=3, schedule="linear", warmup=20, peak=1e-4, clip=1.)),
     toy=Preset(
         data="toy", split="toy", min_count=1,
         selector=SelectorConfig(d_model=64, heads=4, d_ff=128),
         captioner=CaptionerConfig(d_model=64, heads=4, d_ff=128, layers=1, memory=8),
         train_selector=TrainConfig(epochs=6, warmup=60, peak=2e-3, patience=6),
         xe=TrainConfig(epochs=5, batch=100, warmup=150, peak=4e-3),
-        scst=ScstConfig(epochs=1, batch=50, peak=1e-4)),
+        scst=ScstTrainConfig(epochs=1, batch=50, peak=1e-4)),
 )
 
 # %% ../../nbs/lab/44_experiment.ipynb #b1106417
@@ -147,7 +147,7 @@ def selector(self:Models,
     if self.other_loss: kind += "-" + re.sub(r"[^\w.=]+", "-", self.other_loss)
     name, loss = f"selector{kind}-{lambda0}-{seed}", called(self.loss)
     model = self.known(name, RegionSelector, train, model=fixed(cfg, "threshold"), loss=loss)
-    model = model or train_selector(self.data, cfg, train, self.folder/name, True, self.loss)
+    model = model or train_selector_in(self.folder/name, self.data, cfg, train, True, self.loss)
     model.cfg = cfg
     return model
 
@@ -165,11 +165,11 @@ def captioner(self:Models,
     if training == "xe":
         train = replace(preset.xe, seed=seed)
         known = self.known(name, Captioner, train, model=fixed(cfg, "d_feature", "d_word"))
-        return known or train_xe(data, cfg, train, folder, preset.min_count, resume=True)
+        return known or train_xe_in(folder, data, cfg, train, preset.min_count, resume=True)
     start, train = self.captioner("xe"), replace(preset.scst, seed=seed)
     known = self.known(name, Captioner, train, model=start.cfg)
-    return known or train_scst(data, start, train, folder, training == "cider_dgbs", preset.search,
-                               preset.limit, resume=True)
+    return known or train_scst_in(folder, data, start, train, training == "cider_dgbs",
+                                  preset.search, preset.limit, resume=True)
 
 # %% ../../nbs/lab/44_experiment.ipynb #b0506641
 def _nearest_neighbours(data, n=2):
