@@ -433,6 +433,50 @@ def test_a_folder_never_hides_a_shipped_pipeline(command, toy, tmp_path):
     one_line(command("--model", "min"), "min: no such folder, and no pipeline of the package")
     for name in "mine", "./mine": assert command("--model", name).stdout == command().stdout
 
+# ---- in 16 bits
+
+@pytest.mark.parametrize("mode", ["grid", "bank"])
+@pytest.mark.parametrize("options", [CaptionOptions(("penguin", "cup")), CaptionOptions(price_weight="must")])
+def test_captions_in_16_bits_keep_their_musts(world, mode, options):
+    "Every must is said, most captions are those of 32 bits, and a caption that is the same has nearly the same score."
+    def lines(dtype):
+        job = Job(world/"detections/simulated.json", "toy", data=world, dtype=dtype)
+        pipeline = job.pipeline()
+        assert {p.dtype for p in pipeline.captioner.parameters()} == {getattr(torch, dtype)}
+        pipeline.cfg = replace(pipeline.cfg, search=replace(pipeline.cfg.search, mode=mode))
+        source = job.source(pipeline)
+        return caption_lines(pipeline, source, source.ids, options)
+    exact, near = lines("float32"), lines("bfloat16")
+    candidates = [c for line in near for c in line["candidates"]]
+    assert len(candidates) > len(near) and all(c["word"] for c in candidates)
+    apart = [b["score"] - a["score"] for a, b in zip(exact, near) if a["caption"] == b["caption"]]
+    assert len(apart) > .7*len(near) and 0 < max(map(abs, apart)) < .25
+    assert abs(sum(b["score"] - a["score"] for a, b in zip(exact, near)))/len(near) < .15
+
+def test_a_machine_without_bfloat16_is_told_and_computes_in_32(command, tmp_path, monkeypatch):
+    "Its lines are those of 32 bits; one that has it makes others, and neither goes on with a run of the other's."
+    def made(out, has, *more):
+        monkeypatch.setattr("noc_nb.tools.source.has_bfloat16", lambda device: has)
+        return command("--out", out, "--dtype", "bfloat16", *more)
+    assert command("--out", "wide.jsonl").returncode == 0
+    without, has = made("without.jsonl", False), made("half.jsonl", True)
+    told = [line for line in without.stderr.splitlines() if "bfloat16" in line]
+    assert len(told) == 1 and told[0].startswith("--dtype bfloat16: ") and told[0].endswith("computing in 32 bits")
+    assert has.returncode == 0 and "bfloat16" not in has.stderr
+    wide, fallen, half = ((tmp_path/f"{name}.jsonl").read_bytes() for name in ("wide", "without", "half"))
+    assert fallen == wide and half != wide
+    assert made("half.jsonl", True, "--resume").returncode == made("without.jsonl", False, "--resume").returncode == 0
+    for out, has in ("half", False), ("without", True):
+        again = made(f"{out}.jsonl", has, "--resume")
+        assert again.returncode == 2 and f"{out}.jsonl: model: other content" in again.stderr
+
+def test_eight_bits_are_refused(command, tmp_path):
+    "The option of earlier versions; the refusal names what there is."
+    refused = command("--dtype", "int8")
+    *_, last = refused.stderr.splitlines()
+    assert refused.returncode == 2 and all(word in last for word in ("--dtype", "int8", "float32", "bfloat16"))
+    with pytest.raises(NocError, match="dtype=int8: expected one of float32, bfloat16"): Job("x", dtype="int8")
+
 # ---- the page in a browser
 
 @pytest.mark.slow

@@ -31,7 +31,6 @@ from ..lab.progress import progress, keep_blocks
 from ..lab.results import append_row, new_row
 from ..lab.runs import locked
 from ..models.generate import grid_beam
-from ..models.int8 import int8
 from ..vocab import BOS, EOS, PAD, SPECIALS, UNK
 
 # %% ../../nbs/bench/151_search.ipynb #caf83e3e
@@ -49,7 +48,7 @@ class _BenchCase(Config):
     d:int = 512             # width; four times that in the feed-forward network
     layers:int = 3          # of the encoder, and of the decoder
     threads:int = 2         # of the CPU
-    dtype:str = "float32"   # of numbers: "float32" or "bfloat16"; of our products: "int8"
+    dtype:str = "float32"   # of numbers: "float32" or "bfloat16"
     given:str = "ids"       # how `generate` gets the words: "ids", "texts", or texts with "prices"
 
     def captioner(self)->Captioner:
@@ -246,15 +245,13 @@ class _Bench:
         torch.set_num_threads(case.threads)
         alone = case.mode != "beam" and case.constraints == "differ"
         theirs = replace(case, images=min(self.baseline_images, case.images)) if alone else case
-        sides = dict(ours=captioner)
-        if case.dtype == "int8": sides = dict(ours=int8(captioner), float32=captioner)
-        for model in sides.values(): _run_ours(replace(case, images=min(case.images, 2)), model)
+        _run_ours(replace(case, images=min(case.images, 2)), captioner)     # to warm up
         if self.baseline: self.baseline.run(replace(theirs, images=1))
-        runs, start = {side: [] for side in (*sides, "peer")}, time.perf_counter()
+        runs, start = dict(ours=[], peer=[]), time.perf_counter()
         with _PeakMemory() as memory:
             while len(runs["ours"]) < self.repeats:
                 if runs["ours"] and time.perf_counter() - start >= limit: break
-                for side, model in sides.items(): runs[side].append(_run_ours(case, model))
+                runs["ours"].append(_run_ours(case, captioner))
                 if self.baseline: runs["peer"].append(self.baseline.run(theirs))
         return runs, theirs, memory.mb
 
@@ -278,8 +275,7 @@ def _measure(self:_Bench, case:_BenchCase, captioner:Captioner, speed=None, limi
                peak_mb=memory, share=share, seconds=_each(ours),
                cpu_seconds=_each(ours, "cpu_seconds"),
                parameters=sum(p.numel() for p in captioner.parameters()))
-    if "float32" in runs: out |= _gain(ours, runs["float32"])
-    elif speed: out |= dict(floor=_flops(case, asked) / speed / seconds, matmul_gflops=speed / 1e9)
+    if speed: out |= dict(floor=_flops(case, asked) / speed / seconds, matmul_gflops=speed / 1e9)
     if not others: return out
     out |= dict(peer_images_per_s=theirs.images / _middle(others),
                 peer_parameters=others[0]["parameters"], peer_seconds=_each(others),
@@ -287,13 +283,6 @@ def _measure(self:_Bench, case:_BenchCase, captioner:Captioner, speed=None, limi
     share = theirs.images / case.images
     cpu_times = _middle(others, "cpu_seconds") / share / _middle(ours, "cpu_seconds")
     return out | dict(times=out["images_per_s"] / out["peer_images_per_s"], cpu_times=cpu_times)
-
-def _gain(ours, float32):
-    "What 8 bits give beside 32, by the clock and by the processor's time."
-    clocks = "seconds", "cpu_seconds"
-    found = {f"float32_{clock}": _each(float32, clock) for clock in clocks}
-    gains = [_middle(float32, clock) / _middle(ours, clock) for clock in clocks]
-    return found | dict(zip(("gain", "cpu_gain"), gains))
 
 # %% ../../nbs/bench/151_search.ipynb #552bbf4d
 def _cases(group, base):
@@ -411,8 +400,8 @@ def _run(self:_Bench, groups:list, out, command:str="")->list:
 def _check(self:_Bench, groups:list):
     "Raises `NocError` for an unknown group, or a number that leaves nothing to measure."
     base = self.base
-    if base.dtype not in ("float32", "bfloat16", "int8"):
-        raise NocError(f"--dtype {base.dtype}: expected float32, bfloat16 or int8")
+    if base.dtype not in ("float32", "bfloat16"):
+        raise NocError(f"--dtype {base.dtype}: expected float32 or bfloat16")
     check_range("--", 1, images=base.images, peer_images=self.baseline_images,
                 repeats=self.repeats, threads=base.threads, width=base.d)
     constraints = [case.n for group in groups for case in _cases(group, base)]
@@ -426,7 +415,6 @@ def _line(row):
     c, m = row["config"], row["metrics"]
     text = (f"{row['case']} {c['mode']} n={c['n']} k={c['k']} images={c['images']} {c['given']}: "
             f"{m['images_per_s']:.1f} images/s")
-    if "cpu_gain" in m: text += f", {m['cpu_gain']:.2f} times 32 bits by CPU time"
     if "cost" in m: text += f", {m['cost']:.2f} times its own beam search"
     if "times" not in m: return text
     return f"{text}, baseline {m['peer_images_per_s']:.1f}, {m['times']:.1f} times"

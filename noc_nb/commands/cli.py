@@ -35,7 +35,7 @@ def noc_caption(
     prompt:str=None,     # its prompt (default: its own, or a question)
     batch:int=None,      # images searched together (default: 50; with --captioner 8)
     form:Literal["words", "forms", "phrases"]=None, # how an object is said (default: the model's)
-    dtype:Literal["float32", "int8"]="float32", # int8 is faster on a CPU, see 64_search
+    dtype:Literal["float32", "bfloat16"]="float32", # bfloat16: faster on some machines, 64_search
     resume:bool=False,   # go on with a run that was killed
 ):
     "Caption your own images. An image that cannot be read is a line that says why."
@@ -182,7 +182,7 @@ def noc_bench_search(
     width:int=512,                  # of the model
     words:int=10201,                # of the vocabulary
     layers:int=3,                   # of the model's encoder, and of its decoder
-    dtype:Literal["float32", "bfloat16", "int8"]="float32", # int8: our side, beside itself in 32
+    dtype:Literal["float32", "bfloat16"]="float32", # of both sides
 ):
     "Measure the searches beside transformers 4.55 and append rows with table=bench."
 

@@ -392,6 +392,6 @@ def _run_caption(o):
     with suppress(TypeError, ValueError): weight = float(weight)   # else a word
     told = dict(batch=batch, price_weight=weight)
     options = read_options(CaptionOptions, o, **told)
-    job = replace(read_options(Job, o), options=options)
+    job = replace(read_options(Job, o), options=options).where_fast()
     keep_blocks()
     _tell(*caption_files(job, o.out, o.html, o.resume), o.out, o.html)
