@@ -5,7 +5,7 @@ appends a line for each to OUT: the place, the operator, the line before and aft
 or "timeout" after 90 seconds of processor time (without a mutant, the tests take less than half of that). It continues
 where it stopped; a line that is deleted from OUT is tried again. It needs the tests' environment, cosmic-ray (`pip
 install --target DIR cosmic-ray` and PYTHONPATH=DIR), NOC_DATA, and one to two hours of a core. Repository checks are
-left out, as they compare modules with notebooks; so are long tests, which a survivor deserves before it is believed."""
+left out, as they compare modules with notebooks; so are the longest tests, which can still kill a survivor."""
 import ast, contextlib, itertools, json, multiprocessing, os, random, re, resource, shutil, signal, sys, tempfile
 from pathlib import Path
 import hypothesis, pandas, pytest, torch  # noqa: here, so that a fork does not have to
@@ -17,15 +17,18 @@ HERE, N, LIMIT = Path(__file__).resolve().parent, 200, 90
 TESTS = {  # modules: test files; parts of the names of sharp tests in them, in the order in which they run
     "selector": ("pins", "eq_1 half loss inner targets selector papers_weights"),
     "encoder decoder captioner": (
-        "pins shipped", "stepping transformer memory_starts papers_sizes known_words averaged special gradient toy_is"),
+        "pins shipped", "stepping transformer memory_starts papers_sizes known_words averaged widened folder "
+        "another_size so_many_words multiply without_regions fresh special gradient toy_is"),
     "beam grid_beam cbs": (
-        "pins search prices hostile", "plain_beam top_row unfinished phrase absorb repeat ties_take at_least_counts "
-        "by_hand algorithm_1 cbs_is is_beam_search 32_bit odd_scores minus_inf so_many infinite_prices prices_never"),
+        "pins search prices hostile", "plain_beam top_row unfinished phrase absorb repeat ties_ at_least_counts "
+        "by_hand many_words next_words cannot_end still_take may_not checked nest many_groups logits algorithm_1 "
+        "cbs_is machine is_beam_search 32_bit odd_scores minus_inf so_many infinite_prices prices_never defaults_of"),
     "constraints": ("pins shipped", "words rules rows images_and special toy_is"),
-    "cider metrics": ("pins scores", "cider_d reward cider_bleu meteor_equals f1_equals"),
-    "novelty": ("pins scores results", "weight f1 non_novel protocols difference_is committed"),
+    "cider metrics": ("pins scores", "cider reward common new_word unequal meteor caption_scores f1_equals"),
+    "novelty": ("pins scores results", "weight f1 nothing non_novel intervals protocols difference_is committed"),
     "train_selector train_xe scst": (
-        "pins", "scst xe vocabulary vector known adam first special gradient calm reward images dgbs val selector best")}
+        "pins", "scst xe vocabulary vector known adam first special badly gradient calm reward images dgbs content "
+        "living val selector best")}
 TESTS = {module: how for modules, how in TESTS.items() for module in modules.split()}
 
 def what_runs(code):
