@@ -8,7 +8,7 @@ install --target DIR cosmic-ray` and PYTHONPATH=DIR), NOC_DATA, and one to two h
 left out, as they compare modules with notebooks; so are the longest tests, which can still kill a survivor."""
 import ast, contextlib, itertools, json, multiprocessing, os, random, re, resource, shutil, signal, sys, tempfile
 from pathlib import Path
-import hypothesis, pandas, pytest, torch  # noqa: here, so that a fork does not have to
+import hypothesis, pandas, pytest, torch  # here, so that a fork does not have to
 from cosmic_ray import plugins
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
