@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NocError', 'require', 'check_range', 'foreign_file', 'room_for', 'whole_file', 'json_text', 'read_json', 'write_json',
            'setting', 'renamed', 'Config', 'override', 'read_options', 'find_data', 'set_seed', 'default_device',
-           'command_lines', 'say', 'progress', 'code_version', 'unpacked']
+           'command_lines', 'say', 'note', 'say_notes', 'progress', 'code_version', 'unpacked']
 
 # %% ../nbs/00_core.ipynb #0f256860
 import gzip, io, json, math, os, platform, random, subprocess, sys
@@ -291,14 +291,19 @@ def default_device()->torch.device:
 
 # %% ../nbs/00_core.ipynb #5597e7dd
 _command = False # whether a console command runs
+_notes = []      # lines for later
 
 @contextmanager
 def command_lines():
     "While a console command runs: what a notebook does not show is said in plain lines."
     global _command
     before, _command = _command, True
-    try: yield
-    finally: _command = before
+    try:
+        yield
+        say_notes()
+    finally:
+        _notes.clear()
+        _command = before
 
 # %% ../nbs/00_core.ipynb #29420d79
 def say(
@@ -307,6 +312,17 @@ def say(
     "A line on standard error, if a console command runs; bars on a terminal stay whole."
     from tqdm import tqdm
     if _command: tqdm.write(line, file=sys.stderr)
+
+# %% ../nbs/00_core.ipynb #fb0e8f70
+def note(
+    line:str, # a remark on what was read
+):
+    "A line for `say_notes`, if a console command runs."
+    if _command: _notes.append(line)
+
+def say_notes():
+    "Say the lines that have waited."
+    while _notes: say(_notes.pop(0))
 
 # %% ../nbs/00_core.ipynb #c1a50e03
 _LINE_SECONDS = 30 # between two lines of a log, and before the first
