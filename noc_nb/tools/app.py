@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from fastcore.basics import patch
 from PIL import Image
 
-from ..core import NocError, check_range, read_options, require, say
+from ..core import NocError, check_range, read_options, require, say, say_notes
 from ..heldout import meanings
 from ..pipeline import NovelCaptioner, shipped
 from ..prices import read_wishes
@@ -314,14 +314,17 @@ class _Studio:
         if source is None:
             toy = NovelCaptioner.from_pretrained("toy")
             self.examples = [lambda n=n: (toy, *_toy_scene(n)) for n in range(most)]
+            self.names = ["drawing"]*most
         else:
             whole = (i for i in source.ids if not isinstance(source.photo(i), NocError))
             def photo(i): return photos, source.photo(i), source.regions([i])[0]
-            self.examples = [partial(photo, i) for i in islice(whole, most)]
+            ids = [*islice(whole, most)]
+            self.examples, self.names = [partial(photo, i) for i in ids], [*map(source.name, ids)]
 
     def example(self, n:int)->_View:
         "The n-th example."
-        return _view(*self.examples[n](), model="toy" if self.drawn else self.model)
+        model = "toy" if self.drawn else self.model
+        return _view(*self.examples[n](), name=self.names[n], model=model)
 
     def upload(self, path, detections=None)->_View:
         "A photo that someone sent, and what was found in it. Raises `NocError` for a bad file."
@@ -336,7 +339,7 @@ class _Studio:
 def _look(self:_Studio, path, detections):
     image, more = open_image(path, _PIXELS), dict(name=Path(path).name, model=self.model)
     if detections is not None:
-        source = detected(detections, images=Path(path).parent, classes=self.photos.classes)
+        source = detected(detections, images=path, classes=self.photos.classes)
         found, = source.regions(source.ids)
     else:
         try: self.detector = self.detector or detector_for(self.photos)
@@ -537,6 +540,7 @@ def _run_app(o):
     "Serve the page until it is stopped. Raises `NocError` for bad options."
     _check_serving(o.host, o.port, o.max_mb)                        # before a model is read
     studio = _open_studio(read_options(Job, o, src=o.detections))
+    say_notes()
     say(studio.hint)
     page, options = studio._page(o.max_mb, o.host)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))        # uploads are removed

@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from ..constraints import constraint_tokens
 from ..core import (NocError, progress, read_json, read_options, require, room_for,
-                         whole_file)
+                         say_notes, whole_file)
 from ..pipeline import CaptionOptions, NovelCaptioner
 from ..results import read_rows
 from ..runs import begin, check_ours, check_outputs, fingerprint, locked
@@ -166,6 +166,7 @@ def _caption_all(pipeline, source, out, options=CaptionOptions(), resume=False):
         what = "exists" if out.exists() else f"was begun, and {part.name} holds its first lines"
         require(resume or not begun, f"{out}: {what}", "the name of a new file, or --resume")
         begin_captions(about, out, pipeline, source, options, resume, begun)
+        say_notes()
         if not out.exists():
             part.touch()
             while (done := _whole_groups(part, source.ids, options.batch)) < len(source.ids):

@@ -180,12 +180,13 @@ class _Photos(UserDict):
     def __getitem__(self, i): return open_image(self.data[i])
 
 def photos_by_id(
-    src,       # a folder, .tar or .parquet of photos whose names end in their ids; None: no photos
-    data=None, # a folder in COCO's layout or a captions file: ids by `file_name`
+    src,       # a folder, .tar or .parquet of photos; None: no photos
+    data=None, # a folder in COCO's layout or a captions file, which may name them by `file_name`
 )->dict:       # image id -> PIL image
     "The photos of images. Raises `NocError` where there is none."
-    names = annotated(data)[1] if src and data else {}
-    return _Photos({f.id: f for f in image_files(src, names)} if src else {})
+    names = annotated(data)[1] if src and data else []
+    files = image_files(src, names, data) if src else []
+    return _Photos({f.id: f for f in files if f.id >= 0})
 
 # %% ../../nbs/scores/122_report.ipynb #207cd4b7
 def make_task(
