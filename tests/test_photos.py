@@ -14,6 +14,7 @@ from noc_nb.tools.command import main
 from noc_nb.tools.photos import image_files
 from noc_nb.tools.readers import _fits, match_photos, name_parts
 from noc_nb.tools.report import photos_by_id
+from noc_nb.tools.reproduce import _check_names
 from noc_nb.tools.source import detected
 from noc_nb.tools.store import RegionStore
 
@@ -173,6 +174,9 @@ def test_scores_get_the_photos_that_the_references_name(typed):
     status, told = typed("noc_eval", "--captions", "ours.json", "--data", "refs.json", "--images", "photos",
                          "--metrics", "C", "--samples", 0, "--out", "r")
     assert status == 0 and "refs.json: images without a photo in photos, 1 of 3: 'val/3.jpg'" in told
+    write_json(Path("ours.json"), [dict(x, file=f"{x['image_id']}.jpg") for x in captions])
+    assert typed("noc_eval", "--captions", "ours.json", "--data", "refs.json") == (2, [
+        "error: ours.json: image 1: its photo '1.jpg' is image 2 in refs.json: expected the image ids of refs.json"])
 
 def test_the_page_shows_the_photo_of_its_detections(tmp_path):
     "Examples have the names of their photos; beside an uploaded photo, others in its folder do not matter."
@@ -187,6 +191,17 @@ def test_the_page_shows_the_photo_of_its_detections(tmp_path):
     sent = studio.upload(tmp_path/"in/IMG_0012.jpg", tmp_path/"found.json")
     assert round(sent.regions.boxes[0, 0].item()*SIZE[0]) == 7
     with pytest.raises(NocError, match="none of its names"): studio.upload(tmp_path/"in/x.jpg", tmp_path/"found.json")
+
+def test_a_store_with_numbers_of_its_own_trains_nothing(tmp_path):
+    write_json(tmp_path/"captions.json", entries({1: "zebra.jpg", 2: "apple.jpg"}))
+    kept = [Regions([[0, 0, .5, .5]], [2], [.9], image_id=i) for i in (1, 2)]
+    def check(name, *photos):
+        rows = "".join(json.dumps(dict(id=i, name=photo)) + "\n" for i, photo in enumerate(photos, 1))
+        RegionStore.write(tmp_path/name, kept, {"images.jsonl": rows})
+        _check_names(tmp_path/name, None, tmp_path/"captions.json")
+    check("good", "in/zebra.jpg", "in/apple.jpg")
+    with pytest.raises(NocError, match="other: image 1: its photo 'apple.jpg' is image 2 in .*captions.json: expected"):
+        check("other", "apple.jpg", "zebra.jpg")
 
 # ---- files that name photos
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['json_items', 'is_object', 'json_column', 'refuse', 'read_coco', 'image_sizes', 'image_names', 'name_parts', 'Clash',
-           'match_photos', 'read_captions', 'read_split', 'check_boxes', 'open_parquet', 'read_detections',
-           'ground_truth', 'read_vectors', 'WordVectors']
+           'match_photos', 'check_numbers', 'read_captions', 'read_split', 'check_boxes', 'open_parquet',
+           'read_detections', 'ground_truth', 'read_vectors', 'WordVectors']
 
 # %% ../../nbs/files/101_readers.ipynb #a05d0003
 import gc, gzip, io, json, posixpath, unicodedata, zipfile
@@ -268,6 +268,22 @@ def match_photos(
     clashes = [_clash(i, *of, shown, photos) for i, of in clashes.items()]
     _tell_lost(shown, photos, matched, clashes, where, folder)
     return [matched.get(p) for p in range(len(photos))], clashes
+
+# %% ../../nbs/files/101_readers.ipynb #2c9aef60
+def check_numbers(
+    names,  # (file name, image id) of images, as `image_names` gives them
+    photos, # the same of photos, from another file
+    where,  # the file of the names, for messages
+    other,  # the other file, for messages
+):
+    "Raises `NocError` where a photo has the name of one image and the id of another."
+    owners, parts = defaultdict(set), [name_parts(name) for name, _ in [*names, *photos]]
+    pairs = _fits(parts[:len(names)], parts[len(names):])
+    for _, n, p in pairs: owners[p].add(names[n][1])
+    for p, own in sorted(owners.items()):
+        name, i = photos[p]
+        require(i in own, f"{other}: image {i}: its photo {name!r} is image {min(own)} in {where}",
+                f"the image ids of {where}")
 
 # %% ../../nbs/files/101_readers.ipynb #e7ee8ea4
 def read_captions(

@@ -31,7 +31,8 @@ from .names import read_classes
 from .page import Part, as_markdown, check_folder, thumbnail, write_files
 from .photos import image_files, open_image
 from .quality import quality_numbers, quality_scores, vocabulary, word_list
-from .readers import is_object, json_column, open_parquet, read_coco, read_split
+from .readers import check_numbers, is_object, json_column, open_parquet, read_coco
+from .readers import read_split
 from .source import annotated
 from ..vocab import TOKENISER, tokenize
 
@@ -178,6 +179,12 @@ def _check_worded(refs, where):
 class _Photos(UserDict):
     "Image id -> its photo, which is opened when it is asked for."
     def __getitem__(self, i): return open_image(self.data[i])
+
+def _check_files(captions, data):
+    "Raises `NocError` where captions name photos, and number them otherwise than the data does."
+    entries = [entry for entry in _entries(captions) if isinstance(entry.get("file"), str)]
+    files = [(entry["file"], entry["image_id"]) for entry in entries if "error" not in entry]
+    if files: check_numbers(annotated(data)[1], files, data, captions)
 
 def photos_by_id(
     src,       # a folder, .tar or .parquet of photos; None: no photos
@@ -575,6 +582,7 @@ def evaluate_file(
     check_folder(out, "report", _files_of(data, captions, split, *kw.values()))
     with locked(out):
         system, task = read_system(captions), make_task(data, split, **kw)
+        _check_files(captions, data)
         protocol.words_of(task.heldout)                       # refused now, if it is
         chosen, counts = match(system, task, captions, missing)
         judged = _evaluate(chosen, task, protocol, metrics)

@@ -30,7 +30,8 @@ from .dataset import load_checked
 from .java import java_programs, spice_lacks
 from .names import read_classes
 from .page import save_figure
-from .readers import WordVectors
+from .readers import WordVectors, check_numbers
+from .source import annotated, stored_names
 from .store import RegionStore
 from .drawing import make_toy
 from ..train import kept_line
@@ -155,6 +156,13 @@ def _toy_world(root):
     for file in files: check_ours(file, b"the toy world", "--out", "toy world")
     return make_toy(root, test=600)
 
+def _check_names(store, data, captions=None):
+    "Raises `NocError` where a store that was made of photos numbers them in its own way."
+    names = stored_names(store) if store else []
+    if not names: return
+    file = captions or data.root
+    check_numbers(annotated(file)[1], names, file, store)
+
 def _load(o, cfg):
     "The data of a run; the toy world is made."
     if not o.data and o.preset == "toy":
@@ -164,7 +172,9 @@ def _load(o, cfg):
         root = _toy_world(Path(o.out)/"data")
     else: root = find_data(o.data)
     store = RegionStore(o.features) if o.features else None
-    return load_checked(root, cfg.split, o.detections or "simulated", features=store)
+    data = load_checked(root, cfg.split, o.detections or "simulated", features=store)
+    _check_names(o.features, data)
+    return data
 
 # %% ../../nbs/commands/139_reproduce.ipynb #7934e638
 def _reproduce(o):
@@ -295,6 +305,7 @@ def _run_train(o):
     own = read_classes(o.classes, o.first) if o.classes else None
     found = o.detections or "simulated"
     data = load_checked(o.data, split, found, o.captions, store, o.heldout, own, o.vectors)
+    _check_names(o.features, data, o.captions)
     check_outputs({"--out": out}, [data.root, o.features, o.start])
     _say_what_lacks(o.part, data)
     _train(o.part, data, out, cfg, o.seed, o.resume, o.start, not o.free)
