@@ -26,7 +26,7 @@ DONE := $(VENV)/.done
 TOOLS := $(VENV)/.tools
 SETUP := .ci/setup settings.ini setup.py pyproject.toml
 FAST := ^(00_core|02_heldout|10_attention|22_grid_beam|32_novelty)\.ipynb$$
-NOTEBOOKS = $(if $(NB),nbs/$(NB).ipynb,$(foreach part,. files models scores pages commands support bench experiments,$(sort $(wildcard nbs/$(part)/[0-9]*.ipynb))) nbs/index.ipynb)
+NOTEBOOKS = $(if $(NB),nbs/$(NB).ipynb,$(shell python3 tests/book.py))
 
 # two notebooks at a time on two cores: one thread each
 export OMP_NUM_THREADS ?= 1
@@ -78,7 +78,7 @@ export: venv
 	$(BIN)/nbdev_export
 
 ship: venv
-	$(BIN)/python -c "from noc_nb.pipeline import NovelCaptioner as N; N.from_pretrained('$(RUN)/pipeline').save_pretrained('noc_nb/models/$(NAME)', half=True)"
+	$(BIN)/python -c "from noc_nb.models.pipeline import NovelCaptioner as N; N.from_pretrained('$(RUN)/pipeline').save_pretrained('noc_nb/assets/models/$(NAME)', half=True)"
 
 scale: venv
 	$(BIN)/noc_bench_scale

@@ -8,7 +8,6 @@ __all__ = ['WordTable', 'Captioner']
 # %% ../nbs/14_captioner.ipynb #e63cffac
 import copy
 from itertools import chain
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +17,6 @@ from .attention import linear
 from .core import require
 from .decoder import Decoder
 from .encoder import CaptionerConfig, MemoryEncoder
-from .saving import Saved
 from .vocab import Vocab
 
 # %% ../nbs/14_captioner.ipynb #e8fce1aa
@@ -54,17 +52,9 @@ def _word_table(v, d, table, known):
         require(x.shape == shape, name, f"shape {shape}, found {tuple(x.shape)}")
     return WordTable(table.float(), known.bool())
 
-def _read_vocab(path, known):
-    "The words of a captioner's folder, of which the weights say which are `known`."
-    vocab = Vocab.load(path)
-    count = len(vocab) if known is None else len(known)
-    require(count == len(vocab), f"{path}: {len(vocab)} words", f"{count} as in model.safetensors")
-    return vocab
-
 # %% ../nbs/14_captioner.ipynb #4f3406b7
-class Captioner(nn.Module, Saved):
+class Captioner(nn.Module):
     "Encoder, decoder and a table of word vectors (Section 2.2). `NocError` where sizes disagree."
-    config_class = CaptionerConfig
     def __init__(self,
         cfg:CaptionerConfig, # the paper's is `CaptionerConfig()`
         tokens:list,         # v words, as `Vocab.tokens`; their order gives the ids
@@ -80,14 +70,6 @@ class Captioner(nn.Module, Saved):
         _fit_scales(self.word_in, self.word_out, self.words())
         self.encoder, self.decoder = MemoryEncoder(cfg), Decoder(cfg)
 
-    def _save_more(self, folder): Vocab(self.tokens, self.unseen).save(folder/"vocab.json")
-
-    @classmethod
-    def _build(cls, cfg, weights, folder):
-        known = weights.get("words.known")
-        vocab = _read_vocab(folder/"vocab.json", known)
-        return cls(cfg, vocab.tokens, known=known, unseen=vocab.unseen)
-
 # %% ../nbs/14_captioner.ipynb #1e098ada
 @patch
 def forward(self:Captioner,
@@ -99,7 +81,15 @@ def forward(self:Captioner,
     table = self.words()
     x = self.encoder(features, mask)
     y = self.word_in(F.embedding(tokens, table))
-    return F.linear(self.word_out(self.decoder(y, x, mask)), table)
+    return self.logits(self.decoder(y, x, mask), table)
+
+@patch
+def logits(self:Captioner,
+    y:Tensor,     # (...,d) what the decoder knows after each word
+    table:Tensor, # (v,d) word vectors
+)->Tensor:        # (...,v)
+    "Scores of all words, against the transposed table (Section 3.1)."
+    return F.linear(self.word_out(y), table)
 
 # %% ../nbs/14_captioner.ipynb #05ede1d8
 @patch
@@ -119,41 +109,21 @@ def average_neighbours(self:Captioner,
     captioner.words = WordTable(averaged, self.words.known).to(table.device)
     return captioner
 
-# %% ../nbs/14_captioner.ipynb #39e7c60c
-class _CaptionerState(NamedTuple):
-    "The decoder's state and the table of words. A state is used up by `step`."
-    decoder:object # what `Decoder` keeps of b images with g hypotheses each
-    table:Tensor   # (v,d)
-
 # %% ../nbs/14_captioner.ipynb #69e5ae2d
 @patch
 def start(self:Captioner,
-    features:Tensor,  # (b,n,d) region features
-    mask:Tensor,      # (b,n) True for a real region
-    max_len:int=None, # longest caption, EOS counted; default: the configuration's
-)->_CaptionerState:   # one hypothesis an image
+    features:Tensor, # (b,n,d) region features
+    mask:Tensor,     # (b,n) True for a real region
+)->tuple:            # the decoder's cache, one hypothesis an image
     "Encode the images. The first `step` takes b tokens BOS."
-    state = self.decoder.start(self.encoder(features, mask), mask, max_len)
-    return _CaptionerState(state, self.words().to(state.keys.dtype))
+    return self.decoder.start(self.encoder(features, mask), mask)
 
-# %% ../nbs/14_captioner.ipynb #90ab6e1d
 @patch
 def step(self:Captioner,
-    tokens:Tensor,         # (b·g,) last word of every hypothesis
-    state:_CaptionerState, # from `start`, `step` or `reorder`
-)->tuple:                  # (b·g,v) log-probabilities of the next word, 32 bits, and the new state
-    "One word more, in evaluation mode. Raises `NocError` where the state has no room for it."
-    y = self.word_in(F.embedding(tokens, state.table))
-    y, decoder = self.decoder.step(y, state.decoder)
-    logits = F.linear(self.word_out(y), state.table).float()
-    out = None if torch.is_grad_enabled() else logits       # in place: half the memory
-    return torch.log_softmax(logits, -1, out=out), _CaptionerState(decoder, state.table)
-
-# %% ../nbs/14_captioner.ipynb #f7ff671f
-@patch
-def reorder(self:Captioner,
-    state:_CaptionerState, # b images, b·g rows
-    index:Tensor,          # (b',g') old rows of new hypotheses; a line is an image, in old order
-)->_CaptionerState:        # b' images, b'·g' rows
-    "The state of the hypotheses that go on. Raises `NocError` where a line mixes images."
-    return state._replace(decoder=self.decoder.reorder(state.decoder, index))
+    tokens:Tensor, # (N,) last word of every hypothesis
+    cache:tuple,   # from `start` or `step`
+)->tuple:          # (N,v) log-probabilities of the next word, 32 bits, and the new cache
+    "One word more, in evaluation mode."
+    table = self.words()
+    y, cache = self.decoder.step(self.word_in(F.embedding(tokens, table)), cache)
+    return self.logits(y, table).float().log_softmax(-1), cache

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from .beam import Hypotheses
 from .core import require
+from .fast.search import MODES, Grid, grid_beam_search
 from .grid_beam import Groups
-from .search import MODES, Grid, grid_beam_search
 
 # %% ../nbs/25_cbs.ipynb #fc685e9f
 class Machine(Grid):

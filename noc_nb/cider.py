@@ -9,7 +9,6 @@ __all__ = ['CiderD', 'CiderReward']
 from itertools import chain
 
 import numpy as np
-import pandas as pd
 import torch
 from fastcore.basics import patch
 from torch import Tensor
@@ -42,6 +41,21 @@ def _word_numbers(captions, words):
     lengths = np.fromiter(map(len, captions), dtype=np.int64, count=len(captions))
     return np.array(numbers, dtype=np.uint64), lengths
 
+# %% ../nbs/30_cider.ipynb #30c1de51
+def _numbered(values):
+    "Numbers of values in the order in which they first come (t,), and the different values (u,)."
+    different, first, index = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order))
+    return number[index], different[order]
+
+def _places(sorted_keys, values):
+    "The place of each value among sorted keys, or −1."
+    if not len(sorted_keys): return np.full(len(values), -1)
+    at = np.searchsorted(sorted_keys, values).clip(max=len(sorted_keys) - 1)
+    return np.where(sorted_keys[at] == values, at, -1)
+
 # %% ../nbs/30_cider.ipynb #6f916cf7
 def _ngrams(
     flat:np.ndarray,    # (t,) word numbers of all captions in a row
@@ -53,7 +67,7 @@ def _ngrams(
     code = np.tile(flat, (4, 1))                               # (4,t) n-gram that ends at a word
     for n in (1, 2, 3): code[n,n:] |= code[n-1,n-1:-1] << np.uint64(16)
     inside = place >= np.arange(4)[:,None]                     # (4,t) it begins in the same caption
-    index, codes = pd.factorize(code[inside])                  # hashing is faster than sorting here
+    index, codes = _numbered(code[inside])
     size = max(1, len(codes))
     pairs = np.broadcast_to(row, inside.shape)[inside]*size + index
     pairs, count = np.unique(pairs, return_counts=True)
@@ -99,7 +113,8 @@ class CiderD:
 @patch
 def _prepare(self:CiderD, row, gram, count, codes, lengths, image, df):
     "Weigh the references' n-grams, and sort them by image and n-gram."
-    self.codes = pd.Index(codes)
+    self.order = np.argsort(codes)
+    self.codes = codes[self.order]                             # (u,) all n-grams, sorted
     self.idf, self.log_n = _inverse_frequency(row, gram, image, len(codes), df)
     slot = row*4 + _ngram_size(codes)[gram]                     # (g,) reference and size
     weight = count*self.idf[gram]                              # (g,) g_j
@@ -108,8 +123,8 @@ def _prepare(self:CiderD, row, gram, count, codes, lengths, image, df):
     share = share/np.bincount(image)[image[row]]
     key = image[row]*len(codes) + gram
     order = np.argsort(key, kind="stable")
-    keys, self.starts, self.postings = np.unique(key[order], return_index=True, return_counts=True)
-    self.keys = pd.Index(keys)
+    found = np.unique(key[order], return_index=True, return_counts=True)
+    self.keys, self.starts, self.postings = found
     self.count, self.share = count[order], share[order]
     self.length = np.maximum(lengths[row[order]]-1, 0)
 
@@ -121,9 +136,10 @@ def _find(self:CiderD, row, gram, codes, ids):
     try: image = np.array([self.rows[i] for i in ids], dtype=np.int64)
     except KeyError as e:
         raise NocError(f"CIDEr-D: image {e.args[0]!r}: no references for it") from None
-    place = self.codes.get_indexer(codes)
+    place = _places(self.codes, codes)
+    place = np.where(place >= 0, self.order[place], -1) if len(self.codes) else place
     at = (place >= 0)[gram].nonzero()[0]
-    post = self.keys.get_indexer(image[row[at]]*len(self.codes) + place[gram[at]])
+    post = _places(self.keys, image[row[at]]*len(self.codes) + place[gram[at]])
     hit = post >= 0
     return place, at[hit], post[hit]
 

@@ -18,7 +18,7 @@ from fastcore.basics import noop, patch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from .core import NocError, check_range, require
+from .core import NocError, require
 from .heldout import MOST_CLASSES, HeldOut, mentioned, people
 from .regions import RegionTable, class_vectors, geometry
 from .vocab import BOS, EOS, PAD, Vocab, tokenize
@@ -133,7 +133,8 @@ class SelectorExamples:
 # %% ../nbs/07_data.ipynb #8fddb2a5
 def _class_table(vectors):
     "(c,d) class vectors, a row a category id; NaN for no class. `NocError` for too large an id."
-    for id in min(vectors), max(vectors): check_range("class vectors: ", 0, MOST_CLASSES, id=id)
+    for id in min(vectors), max(vectors):
+        require(0 <= id <= MOST_CLASSES, f"class vectors: id={id}", f"0 to {MOST_CLASSES}")
     table = torch.full((max(vectors) + 1, len(next(iter(vectors.values())))), torch.nan)
     for id, v in vectors.items(): table[id] = torch.as_tensor(v)
     return table

@@ -11,24 +11,22 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from .attention import FeedForward, MultiHead, Residual, linear
-from .core import Config, setting
 
 # %% ../nbs/12_encoder.ipynb #b9396f2f
 @dataclass(frozen=True)
-class CaptionerConfig(Config):
+class CaptionerConfig:
     "The image captioner (Sections 2.2 and 3.1)."
-    d_feature:int = setting(2048, 1)       # width of a region's features
-    d_word:int = setting(300, 1)           # width of a word vector
-    d_model:int = setting(512, 1, 100_000) # width of the model
-    heads:int = setting(8, 1, 100_000)     # h
-    d_ff:int = setting(2048, 1, 100_000)   # width inside the feed-forward networks
-    layers:int = setting(3, 1, 100)        # of the encoder, and of the decoder
-    memory:int = setting(40, 0, 100_000)   # m, slots of every encoder layer
-    max_regions:int = setting(50, 1, 100_000) # most confident regions of an image that it sees
-    dropout:float = setting(.1, 0, .999)   # of attention weights, in feed-forward networks, after
-                                           # every operator
-    max_len:int = setting(20, 1, 10_000)   # T, longest caption; counts EOS and not BOS
-    freeze:bool = True                     # False: word vectors are only where learning starts
+    d_feature:int = 2048   # width of a region's features
+    d_word:int = 300       # width of a word vector
+    d_model:int = 512      # width of the model
+    heads:int = 8          # h
+    d_ff:int = 2048        # width inside the feed-forward networks
+    layers:int = 3         # of the encoder, and of the decoder
+    memory:int = 40        # m, slots of every encoder layer
+    max_regions:int = 50   # most confident regions of an image that it sees
+    dropout:float = .1     # of attention weights, in feed-forward networks, after every operator
+    max_len:int = 20       # T, longest caption; counts EOS and not BOS
+    freeze:bool = True     # False: word vectors are only where learning starts
 
 # %% ../nbs/12_encoder.ipynb #4b128d65
 class MemoryEncoder(nn.Module):

@@ -19,7 +19,7 @@ from fastcore.basics import patch
 from torch import Tensor
 
 from .beam import check_id, pick
-from .core import Config, require, setting
+from .core import require
 
 # %% ../nbs/22_grid_beam.ipynb #8bd9f410
 def _extend(logp, cell, lower, constraints, eos, top, absorb):
@@ -58,16 +58,16 @@ def algorithm_1(
 
 # %% ../nbs/22_grid_beam.ipynb #b1d22a02
 @dataclass(frozen=True)
-class SearchConfig(Config):
+class SearchConfig:
     "How captions are searched (Section 2.3)."
-    k:int = setting(5, 1, 10_000)        # hypotheses in every row of the grid
-    max_len:int = setting(20, 1, 10_000) # tokens of a caption, the end of sentence counted
-    length_penalty:float = setting(0., -10, 10) # 0: the plain sum of log-probabilities
-    absorb:bool = False       # True: a constraint that the model writes of its own accord counts
-    no_repeat:bool = False    # True: a finished constraint is not written again
-    mode:str = "grid"         # "grid" (the paper), "bank" or "credit" (k in all), "cbs" (a beam for
-                              # every set)
-    at_least:int = None       # constraints that must be in the caption; default: all
+    k:int = 5                   # hypotheses in every row of the grid
+    max_len:int = 20            # tokens of a caption, the end of sentence counted
+    length_penalty:float = 0.   # 0: the plain sum of log-probabilities
+    absorb:bool = False         # True: a constraint that the model writes of its own accord counts
+    no_repeat:bool = False      # True: a finished constraint is not written again
+    mode:str = "grid"           # "grid" (the paper), "bank" or "credit" (k in all), "cbs" (a beam
+                                # for every set)
+    at_least:int = None         # constraints that must be in the caption; default: all
 
 # %% ../nbs/22_grid_beam.ipynb #3766e0ac
 def read_group(

@@ -6,12 +6,12 @@
 __all__ = ['Protocol', 'Judged', 'judge', 'by_group', 'interval', 'nonnovel_weight', 'selection_f1']
 
 # %% ../nbs/32_novelty.ipynb #bf1f8897
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from fastcore.basics import patch
 
-from .core import Config, require, setting
+from .core import require
 from .heldout import COCO_HELDOUT, HeldOut, normalize
 from .metrics import METRICS, CaptionScorer, points
 
@@ -23,12 +23,18 @@ def _f1_points(cells):
 
 # %% ../nbs/32_novelty.ipynb #24a5a7ca
 @dataclass(frozen=True)
-class Protocol(Config):
+class Protocol:
     "The choices behind an F1."
-    words:str = "dcc"                                         # the list of words
-    weight:str = setting("image", among=("image", "caption")) # what counts once
-    fp:str = setting("other", among=("other", "nonnovel"))    # which images are false positives
-    fp_weight:float = setting(1., least=0)                    # of those that are not novel
+    words:str = "dcc"        # the list of words
+    weight:str = "image"     # what counts once: "image" or "caption"
+    fp:str = "other"         # which images are false positives: "other" or "nonnovel"
+    fp_weight:float = 1.     # of those that are not novel
+
+    def __post_init__(self):
+        for name, words in dict(weight=("image", "caption"), fp=("other", "nonnovel")).items():
+            value = getattr(self, name)
+            require(value in words, f"Protocol: {name}={value}", f"one of {', '.join(words)}")
+        require(self.fp_weight >= 0, f"Protocol: fp_weight={self.fp_weight}", "0 or more")
 
     def words_of(self, heldout:HeldOut)->dict: # object -> words
         "The words of the held-out objects. Raises `NocError` for an unknown list."
@@ -74,7 +80,7 @@ class Judged:
 
     def choices(self)->dict:
         "By name, what the scores depend on besides captions and references."
-        return self.protocol.to_dict() | {"cider_df": f"{len(self.ids)} evaluated images"}
+        return asdict(self.protocol) | {"cider_df": f"{len(self.ids)} evaluated images"}
 
     def once(self)->dict:
         "The scores of all images: group -> name -> points; None where there is no score."

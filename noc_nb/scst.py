@@ -18,14 +18,15 @@ from torch import Tensor
 from .captioner import Captioner
 from .cider import CiderReward
 from .constraints import constraint_classes, constraint_tokens
-from .core import require, set_seed, setting
+from .core import require, set_seed
 from .data import CaptionBatch, CocoData, ImageExamples, Loader
-from .decode import search
+from .fast.decode import search
+from .fast.prices import PriceConfig, best_candidates
 from .grid_beam import SearchConfig
 from .heldout import mentioned
-from .prices import PriceConfig, best_candidates
-from .runs import called, contents, fingerprint
-from .train import SCHEDULES, TrainConfig, Trainer, finished_model
+from .lab.config import setting
+from .lab.runs import called, contents, fingerprint
+from .lab.train import SCHEDULES, TrainConfig, Trainer, finished_model
 from .train_xe import val_cider
 from .vocab import BOS, EOS, PAD, Vocab
 
@@ -66,9 +67,6 @@ class ScstConfig(TrainConfig):
     df_unit:str = setting("image", among=("image", "caption")) # documents of CIDEr-D's frequencies
     min_refs:int = setting(5, 0)       # references that an image needs
     price_weight:float = setting(None, 0, 1e9) # of DGBS with prices; None: musts
-
-    def fixed(self, *free)->dict:      # earlier versions had other baselines
-        return super().fixed(*free) | dict(baseline="mean")
 
 # %% ../nbs/43_scst.ipynb #507f7ef0
 def _images(data, cfg=ScstConfig()):

@@ -12,24 +12,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from .attention import FeedForward, MultiHead, Residual, linear, same_class
-from .core import Config, setting
-from .saving import Saved
 
 # %% ../nbs/11_selector.ipynb #4c0c779f
 @dataclass(frozen=True)
-class SelectorConfig(Config):
+class SelectorConfig:
     "The region selector (Section 3.1, Implementation details)."
-    d_model:int = setting(128, 1, 100_000) # width
-    heads:int = setting(8, 1, 100_000)     # h
-    d_ff:int = setting(512, 1, 100_000)    # width inside the feed-forward network
-    layers:int = setting(2, 1, 100)        # N
-    dropout:float = setting(.1, 0, .999)   # of attention weights, in the feed-forward network,
-                                           # after every operator
-    inner:bool = True                      # False: the ablation "w/o Inner"
-    max_regions:int = setting(10, 1, 100_000) # most confident detections kept
-    lambda0:float = setting(.2, 0, 1e9)    # loss weight of a region whose class is not mentioned
-    lambda1:float = setting(.8, 0, 1e9)    # loss weight of a region whose class is mentioned
-    threshold:float = setting(.5, 0, 1)    # probability from which a region is selected
+    d_model:int = 128      # width
+    heads:int = 8          # h
+    d_ff:int = 512         # width inside the feed-forward network
+    layers:int = 2         # N
+    dropout:float = .1     # of attention weights, in the feed-forward network, after every operator
+    inner:bool = True      # False: the ablation "w/o Inner"
+    max_regions:int = 10   # most confident detections kept
+    lambda0:float = .2     # loss weight of a region whose class is not mentioned
+    lambda1:float = .8     # loss weight of a region whose class is mentioned
+    threshold:float = .5   # probability from which a region is selected
 
 # %% ../nbs/11_selector.ipynb #8c8b33f7
 class _SelectorLayer(nn.Module):
@@ -54,9 +51,8 @@ class _SelectorLayer(nn.Module):
         return self.ff(self.over_all(x, mask=real))                     # Eq. 4
 
 # %% ../nbs/11_selector.ipynb #7c1fc8b1
-class RegionSelector(nn.Module, Saved):
+class RegionSelector(nn.Module):
     "How likely it is that a caption mentions a region's class (Section 2.1, Eq. 1 to 5)."
-    config_class = SelectorConfig
     def __init__(self,
         cfg:SelectorConfig=SelectorConfig(), # the paper's by default
     ):

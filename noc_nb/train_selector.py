@@ -11,10 +11,11 @@ import torch
 from .core import set_seed
 from .data import CocoData, Loader, SelectorExamples
 from .heldout import COCO_HELDOUT
+from .lab.config import fixed
+from .lab.runs import called, contents, fingerprint
+from .lab.train import TrainConfig, Trainer, finished_model
 from .novelty import nonnovel_weight, selection_f1
-from .runs import called, contents, fingerprint
 from .selector import RegionSelector, SelectorConfig, select, selector_loss
-from .train import TrainConfig, Trainer, finished_model
 
 # %% ../nbs/41_train_selector.ipynb #fda1ce08
 @torch.no_grad()
@@ -100,7 +101,7 @@ def train_selector(
     examples=None,      # `SelectorExamples` to learn from; default: those of "train"
 )->RegionSelector:      # in eval mode
     "Train a region selector (Section 2.1, Training)."
-    about = dict(model=cfg.fixed("threshold"), inputs=contents(data), loss=called(loss))
+    about = dict(model=fixed(cfg, "threshold"), inputs=contents(data), loss=called(loss))
     if examples: about["inputs"]["targets"] = fingerprint(examples.whole.targets)
     finished = resume and finished_model(folder, RegionSelector, train, about)
     if finished:

@@ -15,12 +15,13 @@ from .captioner import Captioner
 from .cider import CiderD
 from .core import set_seed
 from .data import CaptionBatch, CaptionExamples, CocoData, ImageExamples, Loader
-from .decode import decode
 from .encoder import CaptionerConfig
+from .fast.decode import decode
 from .grid_beam import SearchConfig
 from .heldout import words_of
-from .runs import contents
-from .train import TrainConfig, Trainer, finished_model
+from .lab.config import fixed
+from .lab.runs import contents
+from .lab.train import TrainConfig, Trainer, finished_model
 from .vocab import FUNCTION_WORDS, PAD, Vocab, word_table
 
 # %% ../nbs/42_train_xe.ipynb #e305f887
@@ -108,7 +109,7 @@ def train_xe(
     resume:bool=False,   # go on, or return at once if it is done
 )->Captioner:            # in eval mode
     "Train a captioner with cross-entropy (Section 3.1)."
-    about = dict(model=cfg.fixed("d_feature", "d_word"), inputs=contents(data, seen=True),
+    about = dict(model=fixed(cfg, "d_feature", "d_word"), inputs=contents(data, seen=True),
                  min_count=min_count)
     if resume and (done := finished_model(folder, Captioner, train, about)): return done
     captioner = build_captioner(data, cfg, min_count, train.seed)

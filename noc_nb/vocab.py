@@ -9,20 +9,18 @@ __all__ = ['TOKENISER', 'PAD', 'BOS', 'EOS', 'UNK', 'SPECIALS', 'FUNCTION_WORDS'
 # %% ../nbs/03_vocab.ipynb #f67766f1
 import csv, re
 from collections import Counter
-from importlib.resources import files
 
 import numpy as np
 import torch
 from fastcore.basics import patch
 
-from .core import NocError, read_json, require, write_json
+from .core import NocError, require, asset
 
 # %% ../nbs/03_vocab.ipynb #7bc789d4
 def _read_rules():
     "The named parts of patterns, and the rules in their order."
     parts, rules = {}, []
-    table = (files("noc_nb")/"ptb_rules.csv").read_text(encoding="utf-8")
-    for row in csv.DictReader(table.splitlines()):
+    for row in csv.DictReader(asset("ptb_rules.csv").splitlines()):
         pattern = row["pattern"] % parts
         if row["part"]: parts[row["part"]] = pattern
         else: rules.append(re.compile(pattern))
@@ -127,10 +125,6 @@ class Vocab:
     def __contains__(self, word): return word in self.stoi
     def __repr__(self): return f"Vocab({len(self):,} words)"
 
-    def save(self, path):
-        "Write as JSON."
-        write_json(path, dict(tokens=list(self.tokens), unseen=sorted(self.unseen)), indent=0)
-
 # %% ../nbs/03_vocab.ipynb #c506fb8f
 @patch
 def encode(self:Vocab,
@@ -161,22 +155,6 @@ def build(cls:Vocab,
     words = {word for word, n in counts.items() if n >= min_count} | set(required)
     ordered = sorted(words - set(SPECIALS), key=lambda word: (-counts[word], word))
     return cls(ordered, {word for word in ordered if not counts[word]})
-
-# %% ../nbs/03_vocab.ipynb #37885fa7
-def _is_word(word): return isinstance(word, str) and word.split() == [word]
-
-# %% ../nbs/03_vocab.ipynb #f1ee8c7c
-@patch(cls_method=True)
-def load(cls:Vocab, path):
-    "Read what `save` wrote. Raises `NocError` naming the file."
-    content = read_json(path)
-    if not isinstance(content, dict): content = {}
-    tokens, unseen = content.get("tokens"), content.get("unseen", content.get("unsaid", []))
-    for words in tokens, unseen:
-        whole = isinstance(words, list) and all(map(_is_word, words))
-        require(whole, path, '{"tokens": [words], "unseen": [some of them]}')
-    try: return cls(tokens, unseen)
-    except NocError as e: raise NocError(f"{path}: {e}") from None
 
 # %% ../nbs/03_vocab.ipynb #b0005e03
 FUNCTION_WORDS = frozenset(

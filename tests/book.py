@@ -5,15 +5,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BOOK = sorted((ROOT/"nbs").glob("[0-9]*.ipynb"))
-PARTS = dict(files="Toolbox: files", models="Toolbox: models", scores="Toolbox: scores", pages="Toolbox: pages",
-             commands="Toolbox: commands", support="Toolbox: tests' support", bench="Benchmarks")   # by folder
-TOOLBOX = sorted((nb for part in PARTS for nb in (ROOT/"nbs"/part).glob("*.ipynb")), key=lambda nb: nb.name)
-CHAPTERS = [*BOOK, *TOOLBOX]
-EXPERIMENTS = sorted((ROOT/"nbs/experiments").glob("*.ipynb"))
+FLOORS = "", "fast", "lab", "files", "models", "scores", "pages", "commands"   # the order of reading and of imports
+
+def number(path):
+    "The number of a notebook: a chapter's place on its floor."
+    return int(Path(path).name.partition("_")[0])
+
+def _folders():
+    "The folders of notebooks in reading order; one that is named nowhere comes before the experiments."
+    there = {p.parent.relative_to(ROOT/"nbs").as_posix().removeprefix(".") for p in (ROOT/"nbs").rglob("[0-9]*_*.ipynb")
+             if ".ipynb_checkpoints" not in p.parts}
+    return [*(f for f in FLOORS if f in there), *sorted(there - {*FLOORS, "experiments"}), "experiments"]
+
+FOLDERS = {folder: sorted((ROOT/"nbs"/folder).glob("[0-9]*_*.ipynb"), key=number) for folder in _folders()}
+BOOK, EXPERIMENTS = FOLDERS[""], FOLDERS["experiments"]
+CHAPTERS = [nb for folder, notebooks in FOLDERS.items() if folder != "experiments" for nb in notebooks]
 INDEX = ROOT/"nbs/index.ipynb"
 NOTEBOOKS = [*CHAPTERS, *EXPERIMENTS, INDEX]
-MODULES = sorted(p for p in (ROOT/"noc_nb").glob("**/*.py") if not p.name.startswith("_") or p.stem == "__main__")
+MODULES = sorted(p for p in (ROOT/"noc_nb").glob("**/*.py")
+                 if not p.name.startswith("_") or p.stem == "__main__" or p == ROOT/"noc_nb/__init__.py")
 PACKAGE_FILES = """settings.ini setup.py pyproject.toml MANIFEST.in LICENSE NOTICE README.md CHANGELOG.md CITATION.cff
     noc_nb nbs""".split()
 
@@ -66,15 +76,12 @@ def cells(path, kind=None):
              for c in read(path)["cells"]]
     return [c for c in found if kind in (None, c.kind)]
 
-def number(path):
-    "The number of a notebook: a chapter's place in the reading order."
-    return int(Path(path).name.partition("_")[0])
+def folder(path): return path.parent.relative_to(ROOT/"nbs").as_posix().removeprefix(".")
 
 def module_of(path):
-    "The module that a chapter exports: data, tools.report, bench.search; 142_main is `python -m noc_nb`."
-    if path.stem == "142_main": return "__main__"
-    wing = "" if path in BOOK else "bench." if path.parent.name == "bench" else "tools."
-    return wing + path.stem.partition("_")[2]
+    "The module that a chapter exports: data, lab.saving, scores.report; two belong to the package itself."
+    own = {"142_main": "__main__", "143_names": "__init__"}
+    return own.get(path.stem) or ".".join(filter(None, [folder(path), path.stem.partition("_")[2]]))
 
 def scratch(folder, names=PACKAGE_FILES):
     "A copy of the project's files to experiment on."
@@ -101,3 +108,5 @@ def none_of(problems, advice):
     "Fail with the list of problems and what to do about them."
     problems = list(problems)
     assert not problems, f"{advice}:\n  " + "\n  ".join(problems)
+
+if __name__ == "__main__": print(*map(name, NOTEBOOKS))   # in reading order

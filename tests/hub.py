@@ -1,13 +1,13 @@
 """The folder that a repository of the hub needs for `generate(custom_generate=...)`: `python tests/hub.py [FOLDER]`.
 
-`hub/` has its card. The code is what `noc_nb.tools.generate` needs of the package and no line more: a file for each of
+`hub/` has its card. The code is what `noc_nb.models.generate` needs of the package and no line more: a file for each of
 its modules, with relative imports, so that nothing but torch, transformers and fastcore has to be there."""
 import ast, shutil, sys
 from pathlib import Path
 import noc_nb
 
 ROOT = Path(__file__).parent.parent
-START = "tools/generate", {"generate"}
+START = "models/generate", {"generate"}
 HEAD = '''"""{doc} A part of noc_nb {version}, made by `make hub`. Apache License 2.0."""
 '''
 

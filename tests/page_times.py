@@ -5,9 +5,9 @@ from dataclasses import replace
 from statistics import median
 import torch
 from noc_nb.bench.search import clock
-from noc_nb.pipeline import NovelCaptioner, shipped
-from noc_nb.results import append_row, new_row
-from noc_nb.tools.app import _propose, _stage, _toy_scene, _view
+from noc_nb.lab.results import append_row, new_row
+from noc_nb.models.pipeline import NovelCaptioner, shipped
+from noc_nb.pages.app import _propose, _stage, _toy_scene, _view
 
 def seconds(pipeline, repeats):
     "Medians: what an image takes when it is opened, and what one change of a price does. The first run warms up."

@@ -4,8 +4,8 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 from PIL import Image
-from noc_nb.tools.app import _Studio
-from noc_nb.pipeline import NovelCaptioner
+from noc_nb.models.pipeline import NovelCaptioner
+from noc_nb.pages.app import _Studio
 from noc_nb.regions import Regions
 
 CHROMIUM = "/usr/bin/chromium"

@@ -7,12 +7,12 @@ from tokenizers import processors
 from transformers import (
     Blip2Processor, BlipImageProcessor, BlipProcessor, CLIPImageProcessor, GitProcessor, LlavaProcessor,
     PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen2VLProcessor, Qwen2VLVideoProcessor, ViTImageProcessor)
+from noc_nb.commands.cli import noc_caption
+from noc_nb.commands.command import main
 from noc_nb.core import NocError
-from noc_nb.pipeline import NovelCaptioner
-from noc_nb.tools.captioners import NovelPhotoCaptioner, PhotoCaptioner
-from noc_nb.tools.cli import noc_caption
-from noc_nb.tools.command import main
-from noc_nb.tools.pretrained import quiet
+from noc_nb.models.captioners import NovelPhotoCaptioner, PhotoCaptioner
+from noc_nb.models.pipeline import NovelCaptioner
+from noc_nb.models.pretrained import quiet
 from tiny_models import PICTURE, build, save_blip, save_detector, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -124,9 +124,9 @@ def test_half_precision(folders):
 
 def test_settings_of_a_run_know_the_weights(folders):
     "Also those in bfloat16, which NumPy does not know."
-    from noc_nb.pipeline import CaptionOptions
-    from noc_nb.tools.gallery import _settings
-    from noc_nb.tools.source import Source
+    from noc_nb.models.pipeline import CaptionOptions
+    from noc_nb.pages.gallery import _settings
+    from noc_nb.models.source import Source
     toy, made = NovelCaptioner.from_pretrained("toy", device="cpu"), captioner(folders, "GIT")
     made.model.to(torch.bfloat16)
     def settings(): return _settings(NovelPhotoCaptioner(toy, made), Source([1], None, {}), CaptionOptions())

@@ -3,10 +3,10 @@ import pytest, torch
 pytest.importorskip("transformers")
 from PIL import Image
 from noc_nb.core import NocError
-from noc_nb.tools.detectors import PretrainedDetector, classes_for
-from noc_nb.tools.formats import from_results
-from noc_nb.tools.names import classes_of
-from noc_nb.tools.pretrained import quiet
+from noc_nb.files.formats import from_results
+from noc_nb.models.detectors import PretrainedDetector, classes_for
+from noc_nb.models.names import classes_of
+from noc_nb.models.pretrained import quiet
 from tiny_models import DETECTORS, TOLD, save_detector
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -3,13 +3,13 @@ import importlib.util, multiprocessing, os, random, signal, subprocess, sys, thr
 from pathlib import Path
 import pytest
 import torch
+from noc_nb.commands.distributed import _ray, caption_shards, read_shards, _shard_file
 from noc_nb.core import NocError
-from noc_nb.pipeline import CaptionOptions
-from noc_nb.runs import locked
-from noc_nb.tools.distributed import _ray, caption_shards, read_shards, _shard_file
-from noc_nb.tools.gallery import caption_files, _read_lines
-from noc_nb.tools.source import Job
-from noc_nb.tools.drawing import make_toy
+from noc_nb.files.drawing import make_toy
+from noc_nb.lab.runs import locked
+from noc_nb.models.pipeline import CaptionOptions
+from noc_nb.models.source import Job
+from noc_nb.pages.gallery import caption_files, _read_lines
 
 with_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: noc_nb[ray]")
 
@@ -73,8 +73,8 @@ def actors():
 
 DRIVER = """
 import sys
-from noc_nb.pipeline import CaptionOptions
-from noc_nb.tools.distributed import Job, caption_shards
+from noc_nb.models.pipeline import CaptionOptions
+from noc_nb.commands.distributed import Job, caption_shards
 src, data, out = sys.argv[1:]
 caption_shards(Job(src, "toy", data=data, options=CaptionOptions(batch=5)), out, 2, shard=10)
 """

@@ -9,8 +9,8 @@ import transformers
 from packaging.version import Version
 from transformers import GenerationConfig, LogitsProcessorList
 from noc_nb.core import NocError
-from noc_nb.tools.generate import generate, grid_beam
-from noc_nb.tools.spellings import read_pieces, spellings
+from noc_nb.models.generate import generate, grid_beam
+from noc_nb.models.spellings import read_pieces, spellings
 from architectures import WORDS, is_whole, texts
 from test_spellings import tiny_gpt2, trained
 from tiny_models import BUILDERS, build, tokenizer

@@ -1,21 +1,25 @@
 "Files that anyone may have damaged: a reader gives a result, or one line that says which file is wrong."
 import base64, gzip, io, json, os, random, subprocess, sys, tarfile, zipfile
+from functools import partial
 import h5py
 import numpy as np
 import pyarrow, pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
-from noc_nb.core import NocError, read_json, write_json
+from noc_nb.core import NocError
+from noc_nb.files.formats import read_hdf5, read_npz, read_tsv
+from noc_nb.files.readers import ground_truth, read_captions, read_detections, read_vectors
+from noc_nb.files.store import RegionStore
+from noc_nb.lab.config import load_config
+from noc_nb.lab.disk import read_json, write_json
+from noc_nb.lab.results import append_row, read_rows
+from noc_nb.lab.saving import load_vocab, save_vocab
+from noc_nb.models.photos import image_files, open_image
+from noc_nb.models.source import Job
+from noc_nb.pages.gallery import caption_files
 from noc_nb.regions import Regions, table_of
-from noc_nb.results import append_row, read_rows
-from noc_nb.tools.formats import read_hdf5, read_npz, read_tsv
-from noc_nb.tools.gallery import caption_files
-from noc_nb.tools.photos import image_files, open_image
-from noc_nb.tools.readers import ground_truth, read_captions, read_detections, read_vectors
-from noc_nb.tools.report import evaluate_file
-from noc_nb.tools.source import Job
-from noc_nb.tools.store import RegionStore
+from noc_nb.scores.report import evaluate_file
 from noc_nb.vocab import Vocab
 
 BOXES = [[.1, .1, .5, .5], [.2, .3, .9, .8]]
@@ -44,8 +48,8 @@ def instances(folder):
     return folder/"i.json", ground_truth
 
 def vocabulary(folder):
-    Vocab(["dog", "cat"]).save(folder/"v.json")
-    return folder/"v.json", Vocab.load
+    save_vocab(folder/"v.json", Vocab(["dog", "cat"]))
+    return folder/"v.json", load_vocab
 
 def parquet(folder):
     columns = dict(image_id=[7, 9], category_id=[18, 1], cx=[.5]*2, cy=[.5]*2, w=[.1]*2, h=[.1]*2, score=[.5]*2)
@@ -271,16 +275,16 @@ def test_a_torn_last_row_is_left_out(tmp_path, capsys):
 # ---- NaN
 
 def test_a_nan_feature_costs_its_image_alone():
-    from noc_nb.tools.gallery import _batch_lines
-    from noc_nb.tools.source import _from_table
-    from noc_nb.pipeline import CaptionOptions
+    from noc_nb.pages.gallery import _batch_lines
+    from noc_nb.models.source import _from_table
+    from noc_nb.models.pipeline import CaptionOptions
     images = [Regions(BOXES, [18, 1], [.9, .8], torch.ones(2, 4), i, (640, 480)) for i in (7, 8, 9)]
     images[1].features[1, 2] = torch.nan
     class Pipeline:
         def __call__(self, images, seen, **options): return [r.image_id for r in images]
     source = _from_table(table_of(images))
     asked = []
-    import noc_nb.tools.gallery as gallery
+    import noc_nb.pages.gallery as gallery
     line, gallery._line = gallery._line, lambda pipeline, regions, caption, name: asked.append(caption) or {}
     try: lines = _batch_lines(Pipeline(), source, [7, 8, 9], CaptionOptions())
     finally: gallery._line = line
@@ -289,7 +293,7 @@ def test_a_nan_feature_costs_its_image_alone():
 
 def test_a_user_without_home_has_a_cache(monkeypatch):
     from pathlib import Path
-    from noc_nb.tools.java import _cache_folder
+    from noc_nb.scores.java import _cache_folder
     def homeless(): raise RuntimeError("Could not determine home directory.")
     monkeypatch.delenv("NOC_CACHE", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
@@ -299,7 +303,7 @@ def test_a_user_without_home_has_a_cache(monkeypatch):
 
 STREAMS = """
 import os, sys
-from noc_nb.tools.command import _open_streams
+from noc_nb.commands.command import _open_streams
 _open_streams()
 print("·é")
 print("caf\\udce9", file=sys.stderr)
@@ -318,7 +322,7 @@ def test_no_output_ends_a_command(tmp_path, closed):
 @pytest.mark.parametrize("work, told", [("print('x')", "what it writes to: No space left on device"),
                                         ("__import__('torch').empty(1 << 50)", "not enough memory")])
 def test_what_is_full_is_one_line(work, told):
-    code = f"from noc_nb.tools.command import _polite; _polite(lambda: {work})"
+    code = f"from noc_nb.commands.command import _polite; _polite(lambda: {work})"
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (2, f"error: {told}\n")
@@ -356,7 +360,7 @@ def test_a_report_is_written_whatever_became_of_the_terminal(tmp_path):
 # ---- packed text
 
 def test_what_unpacks_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("noc_nb.core._MUCH", 1 << 24)
+    monkeypatch.setattr("noc_nb.lab.disk._MUCH", 1 << 24)
     (tmp_path/"b.json.gz").write_bytes(bomb := gzip.compress(bytes(1 << 20))*20)
     (tmp_path/"b.gz").write_bytes(bomb)
     with zipfile.ZipFile(tmp_path/"b.zip", "w", zipfile.ZIP_DEFLATED) as z:
@@ -405,9 +409,9 @@ def lines_altered(data, rng):
     return bytes(data)
 
 def test_altered_lines_are_made_again(tmp_path, monkeypatch):
-    import noc_nb.tools.gallery as gallery
-    from noc_nb.pipeline import CaptionOptions, NovelCaptioner
-    from noc_nb.tools.source import _from_table
+    import noc_nb.pages.gallery as gallery
+    from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner
+    from noc_nb.models.source import _from_table
     toy, rng = NovelCaptioner.from_pretrained("toy", device="cpu"), random.Random(0)
     source = _from_table(table_of(Regions(BOXES, [18, 2], [.9, .8], None, i, (640, 480)) for i in range(10)))
     by_2, make, made = CaptionOptions(batch=2), gallery.caption_lines, []
@@ -433,7 +437,7 @@ def test_altered_lines_are_made_again(tmp_path, monkeypatch):
 def test_another_content_is_seen_whatever_its_time(tmp_path):
     "Photos that `cp -p`, `touch -r` or a link put in their places; a store whose arrays were altered."
     import shutil
-    from noc_nb.runs import begin
+    from noc_nb.lab.runs import begin
     about, photo, other = tmp_path/"run.json", tmp_path/"1.jpg", tmp_path/"2.jpg"
     def start(resume=True): return begin(about, "c.jsonl", dict(k=5), resume, about.exists(), {"1.jpg": photo})
     def copied(): shutil.copy2(other, photo)
@@ -468,7 +472,7 @@ def test_another_content_is_seen_whatever_its_time(tmp_path):
 
 def test_a_run_takes_no_folder_of_others(tmp_path, monkeypatch):
     "Data in COCO's layout, a `run.json` of another tool, a picture, and a report that was put aside stay as they are."
-    from noc_nb.tools.command import main
+    from noc_nb.commands.command import main
     monkeypatch.chdir(tmp_path)
     run = "noc_reproduce", "--preset", "toy", "--tables", "1", "--rows", "none", "--training", "xe", "--metrics", "C"
     files = "data/annotations/captions_train2014.json", "run.json", "table1.png", "data/beach.jpg"
@@ -491,7 +495,7 @@ def test_a_run_takes_no_folder_of_others(tmp_path, monkeypatch):
 def test_only_own_names_and_pages_are_answered():
     "A page elsewhere may turn its name to this machine's address; no page but ours may send anything."
     import asyncio
-    from noc_nb.tools.app import _OwnNames
+    from noc_nb.pages.app import _OwnNames
     async def app(scope, receive, send): await send({"status": 200})
     def status(*hosts, origin=None, server="192.168.0.7"):
         sent = []
@@ -514,7 +518,7 @@ def test_the_page_takes_any_words():
     "Half a character would end the response, and a book would be looked up."
     import time
     import gradio as gr
-    from noc_nb.tools.app import _Studio, _propose, _with_box, _with_words
+    from noc_nb.pages.app import _Studio, _propose, _with_box, _with_words
     studio = _Studio(most=1)
     view, choices = studio.example(0), (gr.CheckboxGroup, gr.Dropdown)
     asked = [part for part in studio._page()[0].blocks.values() if isinstance(part, choices)]
@@ -533,7 +537,7 @@ def test_the_page_takes_any_words():
 
 def test_large_uploads_give_their_memory_back(tmp_path):
     import gc
-    from noc_nb.tools.app import _Studio
+    from noc_nb.pages.app import _Studio
     studio = _Studio(object(), lambda images: (_ for _ in ()).throw(NocError("seen")), most=0)
     Image.new("1", (16_000, 3_000)).save(tmp_path/"large.png")
     Image.new("1", (16_000, 5_000)).save(tmp_path/"larger.png")
@@ -552,19 +556,19 @@ def test_large_uploads_give_their_memory_back(tmp_path):
                                      "captioner.max_len=-1", "xe.peak=Infinity", "scst.min_refs=-1", "prices.never=NaN",
                                      f"xe.seed={2**64}", f"min_count={10**12}", "train_selector.keep=-1"])
 def test_sizes_that_nobody_means(setting):
-    from noc_nb.tools.reproduce import _preset_of
+    from noc_nb.commands.reproduce import _preset_of
     with pytest.raises(NocError, match=r"expected -?\d+ (to|or more)"): _preset_of("toy", [setting])
 
 def test_a_path_that_was_mistyped_asks_no_hub(tmp_path, monkeypatch):
     from noc_nb.captioner import Captioner
-    from noc_nb.tools.reproduce import _part
+    from noc_nb.commands.reproduce import _part
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("noc_nb.saving.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
     with pytest.raises(NocError, match="runs/xe: no such folder"): _part(Captioner, "runs/xe")
 
 def test_names_are_no_formulas(tmp_path):
-    from noc_nb.tools.reproduce import _picture
-    from noc_nb.tools.viz import show_bars, show_boxes, show_looks
+    from noc_nb.commands.reproduce import _picture
+    from noc_nb.pages.viz import show_bars, show_boxes, show_looks
     odd = "$\\frac{", "$_{$", "a $ b ^ $"
     for name in odd: _picture(["", "", "x"], [[name, "Ours", "1.0"]], tmp_path/"t.png", name)
     figures = [show_bars({name: 1. for name in odd}).figure, show_boxes([[0, 0, 1, 1]]*3, odd).figure,
@@ -599,13 +603,14 @@ LINE = dict(image_id=1, file="1.jpg", size=[640, 480], caption="a dog", score=-1
 
 def json_readers(folder):
     "Name -> a good content, and what reads it."
-    from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, load_classes
     from noc_nb.grid_beam import SearchConfig
-    from noc_nb.results import read_results
-    from noc_nb.tables import table_view
-    from noc_nb.tools.gallery import _write_report
-    from noc_nb.tools.readers import read_split
-    from noc_nb.tools.report import make_task, read_system
+    from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT
+    from noc_nb.lab.objects import load_classes, load_heldout
+    from noc_nb.lab.results import read_results
+    from noc_nb.lab.tables import table_view
+    from noc_nb.pages.gallery import _write_report
+    from noc_nb.files.readers import read_split
+    from noc_nb.scores.report import make_task, read_system
     captions = [dict(id=n, image_id=n//2 + 1, caption=c) for n, c in enumerate(("a dog", "dogs", "a bus", "buses"))]
     row = dict(table="main", row="selector", training="xe", lambda0=.2, metrics={"in": {"C": 90.}, "f1": {"bus": 1.}})
     def page(path): _write_report(folder/"page.html", path)
@@ -617,8 +622,9 @@ def json_readers(folder):
         "detections": (BOXED, lambda path: read_detections(path, {1: (640, 480), 2: (640, 480)})),
         "split": (dict(train=[1], val=[2], test=[3], novel_val=[2], novel_test=[]), lambda p: read_split(p, {1, 2, 3})),
         "classes": ([vars(COCO_CLASSES[i]) for i in (1, 2)], load_classes),
-        "heldout": (vars(COCO_HELDOUT), HeldOut.load), "search": (vars(SearchConfig()), SearchConfig.load),
-        "vocab": (dict(tokens=["dog", "cat"]), Vocab.load),
+        "heldout": (vars(COCO_HELDOUT), load_heldout),
+        "search": (vars(SearchConfig()), partial(load_config, SearchConfig)),
+        "vocab": (dict(tokens=["dog", "cat"]), load_vocab),
         "system": ([dict(image_id=i, caption="a dog") for i in (1, 2)], read_system),
         "results": ([dict(image_id=1, caption="a dog", score=1., spans=[[1, 2]])], read_results),
         "task": (dict(images=IMAGES, annotations=captions), make_task),
@@ -640,10 +646,10 @@ def test_an_odd_value_gives_a_result_or_one_line(tmp_path, name):
 
 def test_a_run_that_was_altered_gives_rows_or_one_line(tmp_path):
     "Its settings, rows and captions."
-    from noc_nb.experiment import Experiment, PRESETS, Run
-    from noc_nb.pipeline import pipeline_folder
-    from noc_nb.tools.dataset import load_data
-    from noc_nb.tools.drawing import make_toy
+    from noc_nb.lab.experiment import Experiment, PRESETS, Run
+    from noc_nb.models.pipeline import pipeline_folder
+    from noc_nb.files.dataset import load_data
+    from noc_nb.files.drawing import make_toy
     data, rng, out = load_data(make_toy(tmp_path/"toy", 40, 8, 8), "toy"), random.Random(0), tmp_path/"run"
     def run():
         experiment = Experiment(Run(PRESETS["toy"], variant="shipped"), data, out, True, ("C",), pipeline_folder("toy"))
@@ -666,7 +672,7 @@ def test_a_run_that_was_altered_gives_rows_or_one_line(tmp_path):
 
 def test_odd_scores_and_settings_of_a_search():
     from noc_nb.beam import beam_search
-    from noc_nb.search import grid_beam_search
+    from noc_nb.fast.search import grid_beam_search
     state, settings = torch.zeros(2, 1), dict(bos=0, eos=1, k=2, max_len=4)
     def step(tokens, state): return torch.zeros(len(tokens), 6), state
     def search(step=step, **changes):
@@ -690,7 +696,7 @@ def test_odd_scores_and_settings_of_a_search():
 
 def test_odd_settings_of_a_pipeline():
     from noc_nb.core import set_seed
-    from noc_nb.pipeline import CaptionOptions
+    from noc_nb.models.pipeline import CaptionOptions
     for odd in (0, -1, 1.5, "1", float("nan"), None, []):
         with pytest.raises(NocError, match="batch="): CaptionOptions(batch=odd)
     for odd in (-1, 2, "a", float("nan"), [], torch.zeros(2)):

@@ -5,10 +5,10 @@ import numpy as np
 import pytest, torch, torchvision
 from PIL import Image
 from noc_nb.core import NocError
-from noc_nb.tools.detector import Detector
-from noc_nb.tools.photos import _detect_files, _extract, image_files, open_image, random_weights
-from noc_nb.tools.readers import read_detections
-from noc_nb.tools.store import RegionStore
+from noc_nb.files.readers import read_detections
+from noc_nb.files.store import RegionStore
+from noc_nb.models.detector import Detector
+from noc_nb.models.photos import _detect_files, _extract, image_files, open_image, random_weights
 
 SMALL = "fasterrcnn_mobilenet_v3_large_320_fpn"
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -121,7 +121,7 @@ def test_memory_is_flat_in_the_number_of_images(tmp_path):
 import sys
 import numpy as np
 from noc_nb.regions import RegionTable
-from noc_nb.tools.store import RegionStore
+from noc_nb.files.store import RegionStore
 def tables(count, k=100):
     for at in range(0, count, k):
         boxes = np.tile(np.array([0, 0, 1, 1], np.float32), (k*10, 1)); ones = np.ones(k*10, np.int32)

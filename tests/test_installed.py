@@ -155,7 +155,7 @@ def test_readme_python_runs(python, tmp_path):
 def typed(python, tmp_path_factory):
     "A function that runs a command in a folder that holds a small toy world."
     folder = tmp_path_factory.mktemp("used")
-    code = "from noc_nb.tools.drawing import make_toy; make_toy('toy', train=60, val=8, test=8)"
+    code = "from noc_nb.files.drawing import make_toy; make_toy('toy', train=60, val=8, test=8)"
     used(python, "python", "-c", code, cwd=folder)
     def typed(line, *files):
         command, *words = line.split()

@@ -10,12 +10,12 @@ from PIL import Image
 from torch.nn.functional import binary_cross_entropy_with_logits
 from book import ROOT, none_of
 from readme import README
-from noc_nb.core import override
-from noc_nb.experiment import PRESETS, Experiment, Run
-from noc_nb.tools.command import main
-from noc_nb.tools.dataset import load_data
-from noc_nb.tools.photos import random_weights
-from noc_nb.tools.drawing import make_toy
+from noc_nb.commands.command import main
+from noc_nb.files.dataset import load_data
+from noc_nb.files.drawing import make_toy
+from noc_nb.lab.config import override
+from noc_nb.lab.experiment import PRESETS, Experiment, Run
+from noc_nb.models.photos import random_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CHROMIUM = "/usr/bin/chromium"
@@ -199,7 +199,7 @@ def page(tmp_path):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
-    code = "import sys; from noc_nb.tools.command import main; sys.argv[0] = 'noc_app'; main()"
+    code = "import sys; from noc_nb.commands.command import main; sys.argv[0] = 'noc_app'; main()"
     served = subprocess.Popen([sys.executable, "-c", code, "--port", port], text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, env=os.environ | dict(PYTHONPATH=str(ROOT)))
     try:

@@ -1,7 +1,8 @@
 "Every notebook keeps the house rules of CONTRIBUTING.md. A failure lists its offenders and says what to change."
 import ast, io, re, tokenize
 from statistics import median
-from book import BOOK, CHAPTERS, EXPERIMENTS, NOTEBOOKS, PARTS, ROOT, cells, module_of, name, none_of, number, read
+from book import (BOOK, CHAPTERS, EXPERIMENTS, FLOORS, FOLDERS, NOTEBOOKS, cells, folder, module_of, name, none_of,
+                  number, read)
 
 EVAL_FALSE = set()  # "10_attention.ipynb:cell id" of cells that may stay unexecuted; none does
 DIRECTIVES = {"default_exp", "export", "slow", "gpu", "eval:", "echo:"}
@@ -33,9 +34,8 @@ def test_numbers_are_unique():
     numbers = [number(nb) for nb in NOTEBOOKS if nb.stem != "index"]
     none_of((name(nb) for nb in NOTEBOOKS if nb.stem != "index" and numbers.count(number(nb)) > 1),
             "two notebooks have one number")
-    folders = {part: range(150, 160) if part == "bench" else range(100, 150) for part in PARTS} | {"nbs": range(58)}
-    none_of((name(nb) for nb in CHAPTERS if number(nb) not in folders[nb.parent.name]),
-            "the book is below 58, the toolbox 100 to 149, the benchmarks 150 to 159")
+    none_of((name(nb) for nb in CHAPTERS if folder(nb) in FLOORS[:3] and number(nb) > 57),
+            "the paper, fast and the lab have numbers below 58")
 
 def test_size():
     none_of((f"{name(nb)}: {nb.stat().st_size/1000:.0f} KB" for nb in NOTEBOOKS if nb.stat().st_size > 300_000),
@@ -98,10 +98,10 @@ def test_chapters_end_with_prose():
     none_of((name(nb) for nb in CHAPTERS if CELLS[nb][-1].kind != "markdown"),
             "end with two lines of Markdown: what we have, what comes next")
 
-def test_chapters_lead_to_the_next_number():
-    order = sorted([*CHAPTERS, *EXPERIMENTS], key=number)
+def test_chapters_lead_to_the_next():
+    order = [nb for notebooks in FOLDERS.values() for nb in notebooks]
     none_of((name(nb) for nb, after in zip(order, order[1:]) if after.name not in CELLS[nb][-1].source),
-            "link the chapter with the next number in the last lines: the numbers are the reading order")
+            "link the next chapter in the last lines: floor by floor, by number")
 
 def test_displayed_formulas_stand_alone():
     "On the site one within a paragraph is no formula."
@@ -227,8 +227,9 @@ def own_imports(cell):
             yield from (a.name.partition(".")[2] for a in node.names if a.name.startswith("noc_nb."))
 
 def test_exported_imports():
-    "No star. The book imports only what comes before; the toolbox the whole book, and of itself what comes before."
-    order = {module_of(p): number(p) for p in CHAPTERS}
+    "No star. A chapter imports from lower numbers of its own floor, and from floors above it in the design's table."
+    floor = {folder: i for i, folder in enumerate(FOLDERS)}
+    order = {module_of(nb): (floor[folder(nb)], number(nb)) for nb in CHAPTERS}
     def early(m, here): return m in order and order[m] < order[here]
     none_of((f"{c.where}: {m}" for c in exported() for m in own_imports(c)
              if not early(m, module_of(c.notebook))),

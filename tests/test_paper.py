@@ -6,7 +6,7 @@ import os, re
 from pathlib import Path
 import pytest
 from book import ROOT, none_of
-from noc_nb.tables import paper_numbers
+from noc_nb.lab.tables import paper_numbers
 
 def latex():
     "The paper's source; skips where it is not there."
@@ -61,7 +61,7 @@ def test_every_number_of_the_paper_is_copied_right():
     assert len(paper) == 7*3*7 + 11*14 + 8*7
     different = (f"{key}: {paper.get(key)} in the paper, {ours.get(key)} in paper.csv"
                  for key in {**paper, **ours} if paper.get(key) != ours.get(key))
-    none_of(different, "mend noc_nb/paper.csv")
+    none_of(different, "mend noc_nb/assets/paper.csv")
 
 def test_results_has_the_same_file():
-    assert (ROOT/"results/paper.csv").resolve() == ROOT/"noc_nb/paper.csv", "one file serves both: link it"
+    assert (ROOT/"results/paper.csv").resolve() == ROOT/"noc_nb/assets/paper.csv", "one file serves both: link it"

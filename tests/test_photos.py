@@ -6,17 +6,18 @@ import pyarrow, pyarrow.parquet
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 from PIL import Image
-from noc_nb.core import NocError, write_json
-from noc_nb.pipeline import NovelCaptioner
+from noc_nb.commands.command import main
+from noc_nb.commands.reproduce import _check_names
+from noc_nb.core import NocError
+from noc_nb.files.readers import _fits, match_photos, name_parts
+from noc_nb.files.store import RegionStore
+from noc_nb.lab.disk import write_json
+from noc_nb.models.photos import image_files
+from noc_nb.models.pipeline import NovelCaptioner
+from noc_nb.models.source import detected
+from noc_nb.pages.app import _Studio
 from noc_nb.regions import Regions
-from noc_nb.tools.app import _Studio
-from noc_nb.tools.command import main
-from noc_nb.tools.photos import image_files
-from noc_nb.tools.readers import _fits, match_photos, name_parts
-from noc_nb.tools.report import photos_by_id
-from noc_nb.tools.reproduce import _check_names
-from noc_nb.tools.source import detected
-from noc_nb.tools.store import RegionStore
+from noc_nb.scores.report import photos_by_id
 
 SIZE = 40, 30
 

@@ -5,7 +5,7 @@ import pytest, torch
 from noc_nb.beam import beam_search
 from noc_nb.cbs import constrained_beam_search
 from noc_nb.core import NocError
-from noc_nb.search import grid_beam_search
+from noc_nb.fast.search import grid_beam_search
 
 EOS = 0
 

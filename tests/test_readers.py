@@ -3,17 +3,16 @@ import gzip, itertools, json, sys, time, tracemalloc
 import numpy as np
 import pyarrow, pyarrow.parquet
 import pytest
-from noc_nb.core import write_json
 from noc_nb.cider import CiderD
 from noc_nb.data import CocoData, SelectorExamples
-from noc_nb.decode import Decoded
+from noc_nb.fast.decode import Decoded
+from noc_nb.files.readers import ground_truth, json_items, read_captions, read_detections, read_vectors
+from noc_nb.files.store import RegionStore
 from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT
-from noc_nb.results import append_row, read_results, read_rows, write_results
-from noc_nb.tools.gallery import _read_lines
-from noc_nb.tools.readers import (ground_truth, json_items, read_captions, read_detections,
-                                  read_vectors)
-from noc_nb.tools.report import read_system
-from noc_nb.tools.store import RegionStore
+from noc_nb.lab.disk import write_json
+from noc_nb.lab.results import append_row, read_results, read_rows, write_results
+from noc_nb.pages.gallery import _read_lines
+from noc_nb.scores.report import read_system
 from noc_nb.vocab import Vocab, tokenize
 
 COUNTS = 5_000, 20_000, 80_000

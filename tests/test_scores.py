@@ -7,9 +7,10 @@ import importlib, json, multiprocessing, os, shutil, signal, subprocess, sys, ti
 from pathlib import Path
 import numpy as np
 import pytest
-from noc_nb.core import NocError, find_data, read_json
-from noc_nb.tools.java import _Spice, _cache_folder, find_java, _java_options, _missing_jars
-from noc_nb.verdict import gap, holm
+from noc_nb.core import NocError
+from noc_nb.lab.disk import find_data, read_json
+from noc_nb.lab.verdict import gap, holm
+from noc_nb.scores.java import _Spice, _cache_folder, find_java, _java_options, _missing_jars
 
 try: find_java(); JAVA = True
 except OSError: JAVA = False
@@ -126,7 +127,7 @@ def test_cider_bleu_rouge_equal_pycocoevalcap(captions):
 def test_meteor_equals_pycocoevalcap(captions):
     from pycocoevalcap.meteor.meteor import Meteor as Theirs
     from noc_nb.metrics import CaptionScorer, meteor
-    from noc_nb.tools.java import java_programs
+    from noc_nb.scores.java import java_programs
     said, refs, gts, res = real(captions, 100)
     theirs = Theirs()
     try: score, each = theirs.compute_score(gts, res)
@@ -195,7 +196,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NOC_CACHE", str(folder.parent))
 
 SCORE = """from noc_nb.metrics import CaptionScorer
-from noc_nb.tools.java import java_programs
+from noc_nb.scores.java import java_programs
 refs = {1: ['a bird']}
 """
 KILLED = {
@@ -240,7 +241,7 @@ def world(folder, images=30):
 
 def evaluate_into(arguments):
     "One evaluation, in a process of its own."
-    from noc_nb.tools.report import evaluate_file
+    from noc_nb.scores.report import evaluate_file
     folder, k, metrics = arguments
     evaluate_file(folder/"ours.json", folder/"coco", out=folder/f"out{k}", metrics=metrics, samples=50)
 
@@ -282,7 +283,7 @@ def test_two_meteors_at_once_agree(tmp_path):
     (b'[{"image_id": 0, "caption": "\xff"}]', "expected a JSON file"),
 ])
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, content, message):
-    from noc_nb.tools.report import evaluate_file
+    from noc_nb.scores.report import evaluate_file
     folder, bad = world(tmp_path), tmp_path/"bad.json"
     if not isinstance(content, (bytes, str)): content = json.dumps(content)
     data = content if isinstance(content, bytes) else content.encode()
@@ -336,8 +337,8 @@ def letters(images, captions, references):
 def more_letters(images, captions, references): return [len(c) + 1 for c in captions.values()]
 
 def test_a_function_is_a_score_like_the_others(tmp_path):
-    from noc_nb.tools.compare import compare
-    from noc_nb.tools.report import evaluate_file
+    from noc_nb.scores.compare import compare
+    from noc_nb.scores.report import evaluate_file
     folder = world(tmp_path)
     said = {e["image_id"]: e["caption"] for e in json.loads((folder/"ours.json").read_text())}
     longer = [dict(image_id=i, caption=c + " in the sun") for i, c in said.items()]
@@ -355,7 +356,7 @@ def test_a_function_is_a_score_like_the_others(tmp_path):
         compare(folder/"ours", folder/"other")
 
 def test_the_command_takes_a_function(tmp_path, monkeypatch, capsys):
-    from noc_nb.tools.cli import noc_eval
+    from noc_nb.commands.cli import noc_eval
     folder = world(tmp_path)
     function = "def words(images, captions, references): return [len(c.split()) for c in captions.values()]"
     (folder/"mine.py").write_text(function)
@@ -418,7 +419,7 @@ def chair_list(tmp_path):
 def check_chair(tmp_path, captions, refs, boxed):
     "Both definitions of the same captions, caption by caption."
     from noc_nb.heldout import COCO_CLASSES
-    from noc_nb.tools.quality import quality_numbers, quality_scores, word_list
+    from noc_nb.scores.quality import quality_numbers, quality_scores, word_list
     lines, file = chair_list(tmp_path)
     slow = SlowChair(lines)
     numbers = quality_numbers(captions, refs, word_list(COCO_CLASSES, file), boxed)
@@ -435,7 +436,7 @@ def check_chair(tmp_path, captions, refs, boxed):
 
 def test_chair_of_any_words_is_the_published_one(tmp_path):
     "Sentences of the list's words, their plurals and what stands before them, in any order."
-    from noc_nb.tools.quality import _numbers
+    from noc_nb.scores.quality import _numbers
     lines, _ = chair_list(tmp_path)
     words = [word for line in lines for form in line for word in (form, _numbers(form)[-1])
              if singular(word) == singular(form)]
@@ -447,8 +448,8 @@ def test_chair_of_any_words_is_the_published_one(tmp_path):
     check_chair(tmp_path, captions, refs, boxed)
 
 def test_a_report_names_chairs_protocol(tmp_path):
-    from noc_nb.tools.compare import compare
-    from noc_nb.tools.report import evaluate_file
+    from noc_nb.scores.compare import compare
+    from noc_nb.scores.report import evaluate_file
     folder, (_, file) = world(tmp_path), chair_list(tmp_path)
     entries = json.loads((folder/"ours.json").read_text())
     for e in entries: e["caption"] += ". It is a sunny day. A cat"
@@ -469,7 +470,7 @@ def test_a_report_names_chairs_protocol(tmp_path):
 @needs_coco
 def test_chair_of_real_captions_is_the_published_one(tmp_path, captions):
     "Captions of other images, so that much is invented."
-    from noc_nb.tools.report import _boxed
+    from noc_nb.scores.report import _boxed
     ids = list(captions)[:int(os.environ.get("NOC_IMAGES", 4000))]
     said = {i: captions[j][0] for i, j in zip(ids, ids[1:] + ids[:1])}
     boxed = _boxed(COCO)
@@ -482,7 +483,7 @@ def test_the_page_of_a_comparison_shows_the_largest_differences(tmp_path, monkey
     "One file: what differs most comes first, with both sentences, what people wrote, and photos where there are any."
     import re
     from PIL import Image
-    from noc_nb.tools.cli import noc_eval
+    from noc_nb.commands.cli import noc_eval
     folder = world(tmp_path)
     entries = json.loads((folder/"ours.json").read_text())
     worse = [e | dict(caption="a <thing>" if e["image_id"] in (4, 8) else e["caption"]) for e in entries]

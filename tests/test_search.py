@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from noc_nb.beam import beam_search
 from noc_nb.cbs import constrained_beam_search
 from noc_nb.core import NocError
+from noc_nb.fast.search import Search, grid_beam_search
 from noc_nb.grid_beam import algorithm_1
-from noc_nb.search import Search, grid_beam_search
-from noc_nb.tools.trees import captions_of, every_caption, prefix_scores, same_captions, tree
+from noc_nb.support.trees import captions_of, every_caption, prefix_scores, same_captions, tree
 
 BOS, EOS = 1, 0
 B = 10
@@ -329,7 +329,7 @@ def note(name, globals=None, locals=None, fromlist=(), level=0):
     if level == 0 and str((globals or {}).get("__name__")).startswith("noc_nb"): taken.add(name.partition(".")[0])
     return real(name, globals, locals, fromlist, level)
 builtins.__import__ = note
-import noc_nb.beam, noc_nb.constraints, noc_nb.grid_beam, noc_nb.search, noc_nb.cbs
+import noc_nb.beam, noc_nb.constraints, noc_nb.grid_beam, noc_nb.fast.search, noc_nb.cbs
 print(*sorted(taken - sys.stdlib_module_names))"""
     found = subprocess.run([sys.executable, "-c", watch], capture_output=True, text=True, check=True).stdout.split()
     assert set(found) == {"fastcore", "noc_nb", "torch"}

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load, save
-from noc_nb.core import NocError, find_data
+from noc_nb.core import NocError
+from noc_nb.files.dataset import load_data
+from noc_nb.files.drawing import make_toy
+from noc_nb.lab.disk import find_data
+from noc_nb.models.pipeline import NovelCaptioner
 from noc_nb.novelty import judge
-from noc_nb.pipeline import NovelCaptioner
-from noc_nb.tools.dataset import load_data
-from noc_nb.tools.drawing import make_toy
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):

@@ -4,9 +4,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, GPT2Config, GPT2LMHeadModel, LogitsProcessorList, PreTrainedTokenizerFast
-from noc_nb.core import NocError, find_data
-from noc_nb.tools.generate import grid_beam
-from noc_nb.tools.spellings import read_pieces, spellings
+from noc_nb.core import NocError
+from noc_nb.lab.disk import find_data
+from noc_nb.models.generate import grid_beam
+from noc_nb.models.spellings import read_pieces, spellings
 from noc_nb.toy import toy_image
 from tiny_models import tokenizer
 

@@ -7,15 +7,16 @@ import torch
 from accelerate.utils import gather_object
 from fastcore.basics import patch
 from safetensors.torch import load_file, save, save_file
-from noc_nb.captioner import Captioner
-from noc_nb.core import NocError, read_json, set_seed
+from noc_nb.core import NocError, set_seed
 from noc_nb.data import CaptionExamples, ImageExamples, Loader
 from noc_nb.encoder import CaptionerConfig
+from noc_nb.files.dataset import load_data
+from noc_nb.files.drawing import make_toy
 from noc_nb.grid_beam import SearchConfig
+from noc_nb.lab.disk import read_json
+from noc_nb.lab.saving import load_model, save_model
+from noc_nb.lab.train import TrainConfig, Trainer, _checkpoints, _checksum, _read_checkpoint
 from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, _images, train_scst
-from noc_nb.tools.dataset import load_data
-from noc_nb.tools.drawing import make_toy
-from noc_nb.train import TrainConfig, Trainer, _checkpoints, _checksum, _read_checkpoint
 from noc_nb.train_xe import build_captioner, train_xe, xe_loss
 from noc_nb.vocab import Vocab
 from test_hostile import altered
@@ -29,7 +30,7 @@ how = SearchConfig(k=3, max_len=12)
 def world(tmp_path_factory):
     "A small toy world, and a captioner to start self-critical training from."
     root = make_toy(tmp_path_factory.mktemp("world")/"toy", train=60, val=12, test=5)
-    build_captioner(load_data(root, "toy"), tiny, 1).save_pretrained(root/"start")
+    save_model(build_captioner(load_data(root, "toy"), tiny, 1), root/"start")
     return root
 
 # ---- kill -9
@@ -39,7 +40,7 @@ def train(phase, root, folder):
     torch.set_num_threads(1)
     data = load_data(root, "toy")
     if phase == "xe": train_xe(data, tiny, xe, folder, 1, resume=True)
-    else: train_scst(data, Captioner.from_pretrained(root/"start"), scst, folder, True, how, resume=True)
+    else: train_scst(data, load_model(root/"start"), scst, folder, True, how, resume=True)
 
 def outcome(folder):
     "What training left, but for times."
@@ -82,13 +83,14 @@ def test_killed_and_resumed(world, tmp_path, phase, kills):
 
 class Wide(torch.nn.Linear):
     def __init__(self): super().__init__(100, 100)
-    def save_pretrained(self, folder):
+    def save(self, folder):
         Path(folder).mkdir(parents=True, exist_ok=True)
         save_file(self.state_dict(), Path(folder)/"model.safetensors")
 
 def wide(folder):
     set_seed(0)
-    return Trainer(Wide(), lambda model, x: (model(x).square().mean(), {}), replace(xe, epochs=4), folder, 100)
+    return Trainer(Wide(), lambda model, x: (model(x).square().mean(), {}), replace(xe, epochs=4), folder, 100,
+                   save=Wide.save)
 
 def wide_batches(at=None, act=None):
     def batches(epoch, start=0, parts=1, mine=(0,)):
@@ -152,7 +154,7 @@ def test_unreadable_checkpoints_are_kept(tmp_path, monkeypatch, error):
     assert len(before) == 2
     def opened(*args): raise error
     with monkeypatch.context() as broken:
-        broken.setattr("noc_nb.train.safe_open", opened)
+        broken.setattr("noc_nb.lab.train.safe_open", opened)
         with pytest.raises(NocError, match=r"step-\d+.safetensors: cannot be read"):
             wide(tmp_path).fit(wide_batches(), resume=True)
     assert {path: path.read_bytes() for path in _checkpoints(tmp_path)} == before
@@ -173,7 +175,7 @@ def test_a_baseline_that_is_gone(tmp_path):
     "Earlier versions had three. A training that was begun with another one than today's does not go on."
     def train():
         def loss(model, x): return model(x).square().mean(), {}
-        Trainer(Wide(), loss, scst, tmp_path, 100).fit(wide_batches(), resume=True)
+        Trainer(Wide(), loss, scst, tmp_path, 100, save=Wide.save).fit(wide_batches(), resume=True)
     train()
     run = tmp_path/"run.json"
     text = run.read_text()

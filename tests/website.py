@@ -7,8 +7,8 @@ from pathlib import Path
 from book import CHAPTERS, MODULES, NOTEBOOKS, ROOT, SETTINGS, module_of, name, number, read
 
 TEXTS = {"CHANGELOG.md": "changelog", "CONTRIBUTING.md": "contributing", "docs/data.md": "data",
-         "hub/README.md": "hub", "noc_nb/models/toy/README.md": "models/toy",
-         "noc_nb/models/lite/README.md": "models/lite"}
+         "hub/README.md": "hub", "noc_nb/assets/models/toy/README.md": "models/toy",
+         "noc_nb/assets/models/lite/README.md": "models/lite"}
 PAGES = {name(nb): name(nb)[len("nbs/"):-len(".ipynb")] for nb in NOTEBOOKS} | TEXTS   # a file -> its page
 README = (ROOT/"README.md").read_text(encoding="utf-8")
 LINK = re.compile(r"(```.*?```|`[^`\n]*`)|\]\(([^)\s]+)\)", re.S)   # code, which is left alone, or a link's target
@@ -91,18 +91,10 @@ def parts():
     rows = re.findall(r"^\| ([^|]+) \| (\[.*\)) \|$", README, re.M)
     return {part: [ROOT/file for file in re.findall(r"\]\(([^)]+)\)", links)] for part, links in rows}
 
-def on_path():
-    "The numbers of the chapters that README names to follow the paper alone."
-    told = re.search(r"the paper alone, read (.*?);", " ".join(README.split()))[1]
-    spans = re.findall(r"(\d+)(?: to (\d+))?", told)
-    return {n for first, last in spans for n in range(int(first), int(last or first) + 1)}
-
 def contents():
-    "The side bar: README's parts and their chapters, those of the paper's path marked."
-    path = on_path()
-    def entry(nb): return f"{number(nb):02} {title(nb)}{' ◆' if number(nb) in path else ''} <{PAGES[name(nb)]}>"
+    "The side bar: README's floors and their chapters."
+    def entry(nb): return f"{number(nb):02} {title(nb)} <{PAGES[name(nb)]}>"
     trees = [toctree(part, map(entry, notebooks)) for part, notebooks in parts().items()]
-    trees[0] = trees[0].replace(":caption: ", ":caption: ◆ the paper alone · ")
     reference = [f"{dotted(path)} <api/{dotted(path)}>" for path in MODULES]
     return "\n\n".join([*trees, toctree("Pages", TEXTS.values()), toctree("Reference", reference)])
 

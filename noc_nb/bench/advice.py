@@ -8,6 +8,7 @@ __all__ = ['bench_advice', 'bench_surprise', 'bench_musts']
 # %% ../../nbs/bench/157_advice.ipynb #ad1ce002
 import random, re
 from collections import Counter
+from dataclasses import asdict
 
 from itertools import islice, product
 from pathlib import Path
@@ -17,14 +18,15 @@ import numpy as np
 
 from .words import (_BATCH, _lines, _measures, _regular, _says, _scorer, _Set,
                                 _with_interval, _words_of, _WordsRun)
-from ..core import progress, require, say
+from ..commands.cli import noc_reproduce
+from ..commands.command import one_thread
+from ..core import require
+from ..files.dataset import load_data
 from ..heldout import mentioned
-from ..pipeline import NovelCaptioner
-from ..results import append_row, new_row, read_rows, write_rows
-from ..tools.claims import write_variants
-from ..tools.cli import noc_reproduce
-from ..tools.command import one_thread
-from ..tools.dataset import load_data
+from ..lab.progress import progress, say
+from ..lab.results import append_row, new_row, read_rows, write_rows
+from ..models.pipeline import NovelCaptioner
+from ..scores.claims import write_variants
 
 # %% ../../nbs/bench/157_advice.ipynb #ad1ce005
 def _by_kind(train):
@@ -48,7 +50,7 @@ class _Sentences:
     "CommonGen's held-out sets, and its language model."
     def __init__(self, o):
         run, rng = _WordsRun(o), random.Random(0)
-        self.speaker, self.sets, self.config = run.speaker, run.sets, run.cfg.to_dict()
+        self.speaker, self.sets, self.config = run.speaker, run.sets, asdict(run.cfg)
         kinds, ranked = _by_kind(_lines(run.data, "train"))
         self.right = [one.forms for one in self.sets]
         def strange(word, one):

@@ -7,7 +7,7 @@ __all__ = []
 
 # %% ../../nbs/bench/155_pixels.ipynb #d8d76440
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,21 +15,23 @@ import torch
 from fastcore.basics import patch
 from torch.nn.utils.rnn import pad_sequence
 
-from ..core import (Config, override, progress, read_json, require, say, set_seed,
-                         write_json)
-from ..decode import Decoded
-from ..experiment import PRESETS, Experiment, Models, Run
+from ..commands.command import one_thread
+from ..core import require, set_seed
+from ..fast.decode import Decoded
+from ..fast.prices import PriceConfig
+from ..files.dataset import load_data
+from ..files.drawing import make_toy, render
 from ..grid_beam import SearchConfig
 from ..heldout import normalize
-from ..prices import PriceConfig
-from ..results import append_row, new_row
+from ..lab.config import Config, override
+from ..lab.disk import read_json, write_json
+from ..lab.experiment import PRESETS, Experiment, Models, Run
+from ..lab.progress import progress, say
+from ..lab.results import append_row, new_row
+from ..lab.train import TrainConfig
+from ..models.generate import grid_beam
 from ..selector import SelectorConfig
-from ..tools.command import one_thread
-from ..tools.dataset import load_data
-from ..tools.generate import grid_beam
-from ..tools.drawing import make_toy, render
 from ..toy import TOY_CLASSES, toy_image
-from ..train import TrainConfig
 
 # %% ../../nbs/bench/155_pixels.ipynb #c979237f
 @dataclass(frozen=True)
@@ -278,7 +280,7 @@ def _run_bench_pixels(o):
         if name == "plain" and not (out/"training.jsonl").exists():
             experiment.models.captioner("xe")
             done = read_json(out/f"captioner-pixels-{o.seed}/done.json")
-            costs = new_row("bench", "pixels", config=preset.captioner.to_dict(), metrics=done,
+            costs = new_row("bench", "pixels", config=asdict(preset.captioner), metrics=done,
                             command=typed, seconds=done["seconds"])
             append_row(out/"training.jsonl", costs)
         for r in experiment.complete(lines):

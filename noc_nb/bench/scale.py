@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/bench/154_scale.ipynb #5d69c42d
 import json, os, socket, subprocess, sys, time
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -20,25 +20,25 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .training import BenchConfig, _batch, _captioner
 from .world import WorldSize, make_world
-from ..core import progress, require
-from ..data import CaptionExamples, ImageExamples, Loader, RegionFeatures
-from ..data import SelectorExamples
-from ..decode import decode, search
-from ..experiment import PRESETS
+from ..commands.command import peak_mb
+from ..commands.reproduce import choice
+from ..core import require
+from ..data import CaptionExamples, ImageExamples, Loader, RegionFeatures, SelectorExamples
+from ..fast.decode import decode, search
+from ..files.dataset import load_captions, load_data
+from ..files.readers import ground_truth, read_detections
+from ..files.store import RegionStore
 from ..heldout import novel_images, removed_images
+from ..lab.experiment import PRESETS
+from ..lab.progress import progress
+from ..lab.results import append_row, new_row, read_rows
+from ..lab.runs import locked
+from ..lab.train import Trainer
 from ..metrics import CaptionScorer
 from ..novelty import judge
-from ..results import append_row, new_row, read_rows
-from ..runs import locked
+from ..scores.java import java_programs
 from ..scst import SelfCritical, caption_log_probs, cider_reward, oracle_constraints
 from ..selector import RegionSelector, selector_loss
-from ..tools.command import peak_mb
-from ..tools.dataset import load_captions, load_data
-from ..tools.java import java_programs
-from ..tools.reproduce import choice
-from ..tools.readers import ground_truth, read_detections
-from ..tools.store import RegionStore
-from ..train import Trainer
 from ..train_selector import val_score
 from ..train_xe import build_captioner, build_vocab, xe_loss
 from ..vocab import Vocab
@@ -382,5 +382,5 @@ def _measured_row(name, part, processes, worlds, size):
     size = size if part == 1 else size.share(part)
     root = make_world(worlds/f"world-{part}", size)
     return new_row("scale", name, part=part, images=size.images, processes=processes,
-                   command="noc_bench_scale", config=dict(preset="coco", world=size.to_dict()),
+                   command="noc_bench_scale", config=dict(preset="coco", world=asdict(size)),
                    threads=1, **_measure(name, root, processes))

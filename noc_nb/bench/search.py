@@ -7,7 +7,7 @@ __all__ = ['clock']
 
 # %% ../../nbs/bench/151_search.ipynb #118e14be
 import ctypes, json, math, random, subprocess, threading, time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -21,15 +21,17 @@ from torch import Tensor
 from ..beam import beam_search
 from ..captioner import Captioner
 from ..cbs import constrained_beam_search
-from ..core import Config, NocError, check_range, default_device, progress
+from ..core import NocError, default_device
 from ..data import CaptionBatch
 from ..encoder import CaptionerConfig
-from ..results import append_row, new_row
-from ..runs import locked
-from ..search import grid_beam_search
-from ..tools.command import keep_blocks
-from ..tools.generate import grid_beam
-from ..tools.int8 import int8
+from ..fast.pool import Pool
+from ..fast.search import grid_beam_search
+from ..lab.config import Config, check_range
+from ..lab.progress import progress, keep_blocks
+from ..lab.results import append_row, new_row
+from ..lab.runs import locked
+from ..models.generate import grid_beam
+from ..models.int8 import int8
 from ..vocab import BOS, EOS, PAD, SPECIALS, UNK
 
 # %% ../../nbs/bench/151_search.ipynb #caf83e3e
@@ -88,7 +90,7 @@ def _batch(case):
 def _run_ours(case, captioner):
     "Caption a batch once: seconds, those of the CPU and of each phase, and hypotheses asked about."
     batch, groups, asked = _batch(case), _groups(case), []
-    phases = dict(encoder=0., decoder=0., reorder=0.)
+    phases, pool = dict(encoder=0., decoder=0., reorder=0.), Pool(captioner)
     def timed(phase, f, *args):
         start = clock()
         out = f(*args)
@@ -96,11 +98,11 @@ def _run_ours(case, captioner):
         return out
     def step(tokens, state):
         asked.append(len(tokens))
-        return timed("decoder", captioner.step, tokens, state)
-    def reorder(state, index): return timed("reorder", captioner.reorder, state, index)
+        return timed("decoder", pool.step, tokens, state)
+    def reorder(state, index): return timed("reorder", pool.reorder, state, index)
     how = dict(bos=BOS, eos=EOS, k=case.k, max_len=case.max_len, forbidden=_NO_END, reorder=reorder)
     start, cpu = clock(), time.process_time()
-    state = timed("encoder", captioner.start, batch.features, batch.mask, case.max_len)
+    state = timed("encoder", pool.start, batch.features, batch.mask, case.max_len)
     if case.mode == "beam": beam_search(step, state, **how)
     elif case.mode == "cbs": constrained_beam_search(step, state, groups, **how)
     else: grid_beam_search(step, state, groups, absorb=False, mode=case.mode, **how)
@@ -217,7 +219,7 @@ class _Baseline:
         "Seconds for one run of a case, and the model's parameters."
         try:
             about = dict(words=_words(case), bart=_bart(case))
-            self.process.stdin.write(json.dumps(case.to_dict() | about) + "\n")
+            self.process.stdin.write(json.dumps(asdict(case) | about) + "\n")
             self.process.stdin.flush()
             answer = self.process.stdout.readline()
         except BrokenPipeError: answer = ""
@@ -399,7 +401,7 @@ def _run(self:_Bench, groups:list, out, command:str="")->list:
             found = replace(self, baseline=None)._measure(case, captioner, speed, limit=5.)
         else: found = self._measure(case, captioner, speed)
         seconds = round(time.time() - start, 1)
-        rows.append(new_row("bench", "search", case=group, config=case.to_dict(), metrics=found,
+        rows.append(new_row("bench", "search", case=group, config=asdict(case), metrics=found,
                             repeats=self.repeats, command=command, seconds=seconds))
         append_row(out, rows[-1])
     return rows

@@ -7,7 +7,7 @@ __all__ = ['BenchConfig']
 
 # %% ../../nbs/bench/152_training.ipynb #2d462af1
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -18,16 +18,18 @@ from torch.nn.utils.rnn import pad_sequence
 from .search import clock
 from ..captioner import Captioner
 from ..cider import CiderD, CiderReward
-from ..core import Config, check_range, default_device, find_data, override, progress
-from ..core import read_json, require, set_seed, setting
+from ..core import default_device, require, set_seed
 from ..data import CaptionBatch
-from ..decode import search
 from ..encoder import CaptionerConfig
+from ..fast.decode import search
+from ..files.readers import read_captions
 from ..grid_beam import SearchConfig
-from ..results import append_row, new_row
-from ..runs import locked
+from ..lab.config import Config, check_range, override, setting
+from ..lab.disk import find_data, read_json
+from ..lab.progress import progress
+from ..lab.results import append_row, new_row
+from ..lab.runs import locked
 from ..scst import SelfCritical, caption_log_probs, scst_loss
-from ..tools.readers import read_captions
 from ..train_xe import xe_loss
 from ..vocab import BOS, EOS, PAD, SPECIALS, tokenize
 
@@ -209,7 +211,7 @@ def _coco_references(images=5000):
 def _bench_rows(cfg, constraints, modes, compiled=False, command="noc_bench_train"):
     "Yield result rows of everything. Raises `NocError` for an unknown mode."
     def row(name, variant, cfg, metrics):
-        return new_row("bench", name, variant=variant, command=command, config=cfg.to_dict(),
+        return new_row("bench", name, variant=variant, command=command, config=asdict(cfg),
                        metrics=metrics, threads=torch.get_num_threads(), seed=cfg.seed)
     yield row("train_xe", None, cfg, _bench_xe(cfg))
     if compiled: yield row("train_xe", "compiled", cfg, _bench_xe(cfg, True))

@@ -9,7 +9,7 @@ __all__ = []
 import json, os, random, re, subprocess, time
 from collections import defaultdict
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -19,14 +19,16 @@ import torch
 from fastcore.basics import patch
 from torch.nn.utils.rnn import pad_sequence
 
-from ..core import (Config, NocError, override, progress, read_json, require, say, set_seed,
-                         write_json)
+from ..commands.command import one_thread
+from ..core import NocError, require, set_seed
+from ..lab.config import Config, override
+from ..lab.disk import read_json, write_json
+from ..lab.progress import progress, say
+from ..lab.results import append_row, new_row, read_rows
 from ..metrics import CaptionScorer, points
+from ..models.generate import grid_beam
 from ..novelty import interval
-from ..results import append_row, new_row, read_rows
-from ..tools.command import one_thread
-from ..tools.generate import grid_beam
-from ..tools.java import java_programs
+from ..scores.java import java_programs
 
 # %% ../../nbs/bench/150_words.ipynb #c6e00005
 class _Set(NamedTuple):
@@ -398,7 +400,7 @@ def _row(self:_WordsRun, name, texts, meter, drawn):
     said = sum(_says(text, forms) for _, text, forms in new)
     return new_row(
         "bench", "words", data="commongen", **self.keys, system=name, **meter,
-        metrics=told(drawn[name]), beside=beside, config=self.cfg.to_dict(),
+        metrics=told(drawn[name]), beside=beside, config=asdict(self.cfg),
         examples=[(self.sets[i].concepts, texts[i]) for i in chosen if ours],
         new=dict(asked=len(new), said=said, examples=new[:10*ours]),
         threads=torch.get_num_threads(), command=self.o.command)

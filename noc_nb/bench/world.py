@@ -15,12 +15,15 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from ..core import Config, progress, whole_file, write_json
-from ..heldout import novel_images, save_classes, words_of
+from ..files.drawing import write_part
+from ..files.formats import write_items
+from ..files.store import RegionStore
+from ..heldout import novel_images, words_of
+from ..lab.config import Config
+from ..lab.disk import whole_file, write_json
+from ..lab.objects import save_classes, save_heldout
+from ..lab.progress import progress
 from ..regions import RegionTable
-from ..tools.drawing import write_part
-from ..tools.formats import write_items
-from ..tools.store import RegionStore
 from ..toy import TOY_CLASSES, TOY_HELDOUT, VAL, detect, toy_image
 
 # %% ../../nbs/bench/153_world.ipynb #f442a969
@@ -206,7 +209,9 @@ def make_world(
     once("detections/simulated.parquet", _write_detections, ids, mentioning, seed)
     once(f"vectors/random.{size.width}d.txt", _write_vectors, size, seed)
     save_classes(root/"classes.json", TOY_CLASSES)
-    TOY_HELDOUT.save(root/"heldout.json")
+    save_heldout(root/"heldout.json", TOY_HELDOUT)
+    def published(ids): return {str(i): 1 for i in ids}
+    lists = {part: published(ids) for part, ids in lists.items()}
     write_json(root/"splits/split_noc_coco.json", lists)
     if size.stored: once("features", _write_features, size, seed)
     return root

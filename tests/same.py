@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Does the working tree still do what REVISION did?   python tests/same.py REVISION
+
+Checks REVISION out beside a copy of the working tree, runs the commands of both on this machine with the same seeds,
+and compares what they write. Prints "the same", or the differences, and exits with 0 or 1. Needs `NOC_DATA`, and takes
+some minutes. It uses nothing but commands and files, since modules may have other places in the two trees."""
+import gzip, hashlib, json, os, subprocess, sys, tempfile
+from concurrent.futures import ThreadPoolExecutor
+from configparser import ConfigParser
+from pathlib import Path
+
+import pandas as pd
+from safetensors import safe_open
+
+HERE = Path(__file__).resolve().parent.parent
+CHANGING = {"time", "seconds", "commit", "device"}   # keys of rows and reports that differ between two equal runs
+TOY = ["--metrics", "C,B4", "--rows", "none,top2,selector", "--tables", "1", "--part", "val",
+       "--set", "xe.epochs=1", "train_selector.epochs=2"]
+WORDS = {"musts": ["--price-weight", "must"], "prices": ["--price-weight", "1"], "none": ["--objects", ""]}
+
+def checked_out(revision, folder):
+    "The files of a revision, or of the working tree (None), in a folder of their own and outside git."
+    folder.mkdir()
+    files = ["settings.ini", "noc_nb"]
+    archive = ["git", "archive", revision, *files] if revision else ["tar", "c", "--exclude=__pycache__", *files]
+    content = subprocess.run(archive, cwd=HERE, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "x", "-C", folder], input=content, check=True)
+    return folder
+
+def run(tree, out, command, *options):
+    "Run one of the console commands of a tree, as its `settings.ini` names them, from the folder `out`."
+    ini = ConfigParser(delimiters=["="])
+    ini.read(tree/"settings.ini", encoding="utf-8")
+    scripts = dict(entry.split("=") for entry in ini["DEFAULT"]["console_scripts"].split())
+    module, function = scripts[command].split(":")
+    code = f"import sys, {module} as module; sys.argv[0] = {command!r}; module.{function}()"
+    variables = os.environ | dict(PYTHONPATH=str(tree), OMP_NUM_THREADS="1", NOC_COMMIT="same", PYTHONHASHSEED="0")
+    done = subprocess.run([sys.executable, "-c", code, *map(str, options)], cwd=out, env=variables, text=True,
+                          stdin=subprocess.DEVNULL, capture_output=True)
+    if done.returncode: sys.exit(f"{tree}: {command} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+
+def inputs(coco, folder):
+    "What both sides read: boxes of 200 images of `lite` val, the boxes of ten photos, and these photos."
+    ids = json.loads((coco/"splits/lite.json").read_text())["val"][:200]
+    boxes = pd.read_parquet(coco/"detections/simulated.parquet")
+    boxes[boxes.image_id.isin(ids)].to_parquet(folder/"val.parquet")
+    (folder/"val.txt").write_text("\n".join(map(str, ids)))
+    photos = sorted((coco/"images").glob("*.jpg"))[:10]
+    (folder/"photos").mkdir()
+    for photo in photos: (folder/"photos"/photo.name).symlink_to(photo)
+    found = json.loads((coco/"detections/picodet_s_416.json").read_text())
+    ten = {int(photo.stem[-12:]) for photo in photos}
+    (folder/"photos.json").write_text(json.dumps([box for box in found if box["image_id"] in ten]))
+
+def work(tree, coco, given, out):
+    "Run everything in one tree; its files go to `out`."
+    out.mkdir()
+    run(tree, out, "noc_reproduce", "--preset", "toy", "--out", "toy", *TOY)
+    for name, options in WORDS.items():
+        run(tree, out, "noc_caption", given/"val.parquet", "--model", "lite", "--out", f"{name}.jsonl", *options)
+        run(tree, out, "noc_eval", "--captions", f"{name}.jsonl", "--data", coco, "--split", given/"val.txt",
+            "--metrics", "C,B4,R", "--out", f"report_{name}")
+    run(tree, out, "noc_caption", given/"photos.json", "--images", given/"photos", "--out", "photos.jsonl")
+
+def weights(tree):
+    "Checksum and state-dict keys of every shipped weights file, by model and part."
+    shipped = {}
+    for path in (tree/"noc_nb").rglob("*.safetensors"):
+        with safe_open(path, "pt") as file: keys = sorted(file.keys())
+        name = "/".join(path.parts[-3:]).removeprefix("models/")
+        shipped[name] = dict(sum=hashlib.sha256(path.read_bytes()).hexdigest(), keys=" ".join(keys))
+    return shipped
+
+def content(path):
+    "A file of JSON, or of lines of it, compressed or not."
+    text = (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8").read()
+    return [*map(json.loads, text.splitlines())] if ".jsonl" in path.name else json.loads(text)
+
+def facts(tree, out):
+    "What a side came to: all that is compared."
+    names = "toy/rows.jsonl", "toy/captions/*", "*.jsonl", "report_*/report.json"
+    files = [path for name in names for path in sorted(out.glob(name))]
+    return {str(path.relative_to(out)): content(path) for path in files} | {"weights": weights(tree)}
+
+def differences(there, here, place=""):
+    "Yield every place at which two nests of dicts and lists differ, with both values."
+    if isinstance(there, list) and isinstance(here, list):
+        there, here = dict(enumerate(there)), dict(enumerate(here))
+    if isinstance(there, dict) and isinstance(here, dict):
+        for key in [*there, *(here.keys() - there.keys())]:
+            if key in CHANGING: continue
+            yield from differences(there.get(key, "nothing"), here.get(key, "nothing"), f"{place}: {key}".strip(": "))
+    elif there != here: yield f"{place}: {str(there)[:100]!r} there, {str(here)[:100]!r} here"
+
+def main(revision, most=20):
+    "Compare, and print at most so many differences of each file."
+    coco = Path(os.environ.get("NOC_DATA") or sys.exit("set NOC_DATA to the folder of COCO")).resolve()
+    with tempfile.TemporaryDirectory(prefix="same-") as folder:
+        folder = Path(folder)
+        inputs(coco, folder)
+        trees = {folder/"there": checked_out(revision, folder/"revision"),
+                 folder/"here": checked_out(None, folder/"working")}
+        with ThreadPoolExecutor(2) as both: [*both.map(lambda out: work(trees[out], coco, folder, out), trees)]
+        there, here = (facts(tree, out) for out, tree in trees.items())
+    equal = True
+    for name in [*there, *(here.keys() - there.keys())]:
+        found = [*differences(there.get(name, "nothing"), here.get(name, "nothing"), name)]
+        print(*found[:most], sep="\n", end="\n" if found else "")
+        if len(found) > most: print(f"{name}: {len(found) - most:,} more differences")
+        equal = equal and not found
+    print("the same" if equal else "not the same")
+    return not equal
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2: sys.exit(__doc__)
+    sys.exit(main(sys.argv[1]))

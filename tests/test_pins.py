@@ -1,0 +1,1658 @@
+"""What the paper's Section 3.1 gives and the design decides (D1 to D11), pinned by behaviour, in the paper's order.
+
+A pin fails when a line of the model, the search or the training changes, even if the configuration keeps the right
+value. The references are written out here: literal loops, NumPy, numbers by hand. Nothing is trained for long."""
+import itertools, json, math
+from collections import Counter, namedtuple
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from noc_nb.beam import beam_search, reorder_state
+from noc_nb.captioner import Captioner
+from noc_nb.cbs import constrained_beam_search
+from noc_nb.cider import CiderD, CiderReward
+from noc_nb.constraints import best_scores, constraint_classes, constraint_tokens
+from noc_nb.core import NocError
+from noc_nb.data import CaptionBatch, CocoData, ImageExamples, Loader, SelectorExamples
+from noc_nb.encoder import CaptionerConfig
+from noc_nb.fast.decode import decode, search
+from noc_nb.fast.pool import Pool
+from noc_nb.fast.prices import PriceConfig, best_candidates
+from noc_nb.fast.search import grid_beam_search
+from noc_nb.files.dataset import load_data
+from noc_nb.grid_beam import SearchConfig, algorithm_1
+from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, novel_images, removed_images, words_of
+from noc_nb.lab.disk import find_data, read_json
+from noc_nb.lab.experiment import PRESETS, Choices, Experiment, Models, Run
+from noc_nb.lab.runs import contents
+from noc_nb.lab.saving import load_model, save_model
+from noc_nb.lab.train import TrainConfig
+from noc_nb.metrics import CaptionScorer, meteor, points
+from noc_nb.models.pipeline import NovelCaptioner, PipelineConfig
+from noc_nb.novelty import interval, judge, nonnovel_weight, selection_f1
+from noc_nb.regions import Regions, geometry, table_of
+from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, oracle_constraints, scst_loss, train_scst
+from noc_nb.selector import RegionSelector, SelectorConfig, select, selector_loss
+from noc_nb.train_selector import selected, selector_scores, train_selector, val_score, val_weight
+from noc_nb.train_xe import bad_endings, build_captioner, build_vocab, train_xe, val_cider, xe_loss
+from noc_nb.vocab import BOS, EOS, PAD, UNK, Vocab, tokenize
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PERSON, BICYCLE, BUS, CAT, DOG, HORSE, ZEBRA = 1, 2, 6, 17, 18, 19, 24
+CLASSES = {i: COCO_CLASSES[i] for i in (PERSON, BICYCLE, BUS, CAT, DOG, HORSE, ZEBRA)}
+TINY = CaptionerConfig(d_model=16, heads=2, d_ff=32, layers=1, memory=2, dropout=0.)
+
+def close(a, b, eps=1e-9): assert np.abs(np.asarray(a) - np.asarray(b)).max(initial=0) < eps, (a, b)
+
+# ---- a data set by hand
+
+def world(images, train=(), val=(), test=()):
+    "Image id -> (captions, [(class, score)]), and its parts. Novel images are those with a published novel word."
+    rng, splits = np.random.default_rng(0), dict(train=[*train], val=[*val], test=[*test])
+    def found(i, pairs):
+        pairs = sorted(pairs, key=lambda pair: -pair[1])         # a data set's detections are, the best first
+        boxes = np.sort(rng.random((len(pairs), 2, 2)), 1).reshape(-1, 4)
+        return Regions(boxes, [c for c, _ in pairs], [s for _, s in pairs], image_id=i, size=(100, 100))
+    captions = {i: texts for i, (texts, _) in images.items()}
+    def says(i, words): return any(word in text.split() for text in captions[i] for word in words)
+    novel = {part: {o: {i for i in splits[part] if says(i, words)} for o, words in COCO_HELDOUT.novel.items()}
+             for part in ("val", "test")}
+    for part in "val", "test": splits[f"novel_{part}"] = sorted(set().union(*novel[part].values()))
+    words = {w for texts in captions.values() for text in texts for w in text.split()}
+    vectors = {w: rng.normal(size=12).astype(np.float32) for w in sorted(words | {*words_of(CLASSES, COCO_HELDOUT)})}
+    vectors.pop("blurry", None)                                  # a word without a vector
+    return CocoData("own", Path("."), captions, table_of(found(i, pairs) for i, (_, pairs) in images.items()), splits,
+                    novel, CLASSES, COCO_HELDOUT, dict(captions=sum(map(len, captions.values()))),
+                    word_vectors=vectors)
+
+DOGS = ["a dog runs on the grass", "a brown dog runs", "the dog is on the grass", "a dog and a cat", "a blurry dog"]
+CATS = ["a cat sits on a bed", "a black cat sits", "the cat is on the bed", "a cat", "a cat sleeps on a bed"]
+ZEBRAS = ["a zebra stands on the grass", "two zebras on the grass", "a zebra", "a zebra eats grass", "a zebra runs"]
+
+def small_world(n=12):
+    "Dogs and cats to train on; dogs, cats and zebras to judge by and to test."
+    images = {}
+    for i in range(n):
+        images[i] = DOGS if i % 2 else CATS, [(PERSON, .99), (DOG if i % 2 else CAT, .9 - .01*i), (HORSE, .3)]
+    for i in range(100, 108):
+        own = (DOGS, DOG), (CATS, CAT), (ZEBRAS, ZEBRA), (CATS, CAT)
+        texts, c = own[i % 4]
+        images[i] = texts, [(c, .8), (DOG, .45), (PERSON, .7)]
+    return world(images, range(n), range(100, 104), range(104, 108))
+
+@pytest.fixture(scope="module")
+def data(): return small_world()
+
+@pytest.fixture(scope="module")
+def captioner(data):
+    "An untrained captioner whose random weights are large enough to make captions differ."
+    model = build_captioner(data, TINY, 1, seed=3).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters(): p += .4*torch.randn(p.shape, generator=generator)
+    return model
+
+def shaken(model, seed=0):
+    "The model in 64 bits, with other biases and norms than those of a fresh one."
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.double().parameters(): p += .1*torch.randn(p.shape, generator=generator).double()
+    return model.eval()
+
+class ByScore(nn.Module):
+    "A selector whose probability of a region is the detector's score."
+    cfg = SelectorConfig()
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+    def forward(self, geometry, labels): return geometry[...,5].logit().masked_fill(labels < 0, -torch.inf)
+
+# ---- a transformer by hand, of one image without padding. `drop` is what dropout multiplies by
+
+def plain_attention(w, at, x, kv, heads, drop=1., causal=False):
+    d, out = x.shape[1], []
+    q, k, v = (y @ m.T + b for y, m, b in zip((x, kv, kv), w[at+"qkv.weight"].chunk(3), w[at+"qkv.bias"].chunk(3)))
+    for h in range(heads):
+        own = slice(h*d//heads, (h + 1)*d//heads)
+        keys, values, size = k[:,own], v[:,own], d//heads
+        if at+"slots.k" in w:
+            slots = w[at+"slots.k"][h], w[at+"slots.v"][h]
+            keys = torch.cat([keys, size**.5*slots[0]])
+            values = torch.cat([values, len(slots[1])**.5*slots[1]])
+        scores = q[:,own] @ keys.T / size**.5
+        if causal: scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+        out.append(drop*scores.softmax(1) @ values)
+    return torch.cat(out, 1) @ w[at+"out.weight"].T + w[at+"out.bias"]
+
+def plain_norm(w, at, x):
+    x = x - x.mean(1, keepdim=True)
+    return x / (x.square().mean(1, keepdim=True) + 1e-5).sqrt() * w[at+"weight"] + w[at+"bias"]
+
+def plain_block(w, at, x, drop, *args, **kw):
+    "LayerNorm(x + dropout(attention)), or of the feed-forward network where nothing is looked at."
+    if args: y = plain_attention(w, at+"f.", x, *args, drop, **kw)
+    else: y = drop*(x @ w[at+"f.0.weight"].T + w[at+"f.0.bias"]).relu() @ w[at+"f.3.weight"].T + w[at+"f.3.bias"]
+    return plain_norm(w, at+"norm.", x + drop*y)
+
+def plain_selector(w, x, labels, inner=True, drop=1., layers=2, heads=8):
+    x = x @ w["embed.weight"].T + w["embed.bias"]
+    for l in range(layers):
+        if inner:                                                # class by class (Eq. 2 and 3)
+            new = torch.zeros_like(x)
+            for c in set(labels):
+                own = [i for i, label in enumerate(labels) if label == c]
+                new[own] = plain_block(w, f"layers.{l}.inner.", x[own], drop, x[own], heads)
+            x = new
+        x = plain_block(w, f"layers.{l}.over_all.", x, drop, x, heads)
+        x = plain_block(w, f"layers.{l}.ff.", x, drop)
+    return (x @ w["score.weight"].T + w["score.bias"])[:,0]
+
+def plain_encoder(w, x, drop=1., layers=3, heads=8, at="encoder."):
+    x = drop*(x @ w[at+"embed.0.weight"].T + w[at+"embed.0.bias"]).relu()
+    x = plain_norm(w, at+"embed.3.", x)
+    for l in range(layers):
+        x = plain_block(w, f"{at}attention.{l}.", x, drop, x, heads)
+        x = plain_block(w, f"{at}ff.{l}.", x, drop)
+    return x
+
+def plain_captioner(w, x, tokens, drop=1., layers=3, heads=8):
+    "Logits (t,v) after every token."
+    table = w["words.frozen"].clone()
+    table[~w["words.known"]] = w["words.learned"]
+    x = plain_encoder(w, x, drop, layers, heads)
+    y = table[tokens] @ w["word_in.weight"].T + w["word_in.bias"]
+    t, d = y.shape
+    position = torch.zeros(t, d, dtype=y.dtype)
+    for i, j in itertools.product(range(t), range(0, d, 2)):
+        position[i,j], position[i,j+1] = math.sin(i/10000**(j/d)), math.cos(i/10000**(j/d))
+    y = drop*(y + position)
+    for l in range(layers):
+        y = plain_block(w, f"decoder.layers.{l}.words.", y, drop, y, heads, causal=True)
+        y = plain_block(w, f"decoder.layers.{l}.regions.", y, drop, x, heads)
+        y = plain_block(w, f"decoder.layers.{l}.ff.", y, drop)
+    return (y @ w["word_out.weight"].T + w["word_out.bias"]) @ table.T
+
+@pytest.fixture
+def loud(monkeypatch):
+    "Dropout multiplies what it may drop by 1 + p: its places and its rate become exact."
+    def attend(q, k, v, attn_mask=None, dropout_p=0., is_causal=False, **_):
+        scores = q @ k.mT / q.shape[-1]**.5
+        if is_causal: scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+        if attn_mask is not None: scores = scores.masked_fill(~attn_mask, -torch.inf)
+        return (1 + dropout_p)*scores.softmax(-1) @ v
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
+    monkeypatch.setattr(F, "dropout", lambda x, p=.5, training=True, inplace=False: x*(1 + p) if training else x)
+
+# ---- Section 2.1: the region selector (D1)
+
+def test_eq_1_by_hand():
+    "Centre, width, height and area, all relative, and the score."
+    x = geometry(torch.tensor([[.1, .2, .5, .8]]), torch.tensor([.7]))
+    close(x, [[.3, .5, .4, .6, .24, .7]], 1e-6)
+
+SIX = torch.rand(6, 6, generator=torch.Generator().manual_seed(1)).double()
+SIX_LABELS = [18, 17, 18, 24, 18, 17]
+
+def selector_scores_of(model, *images):
+    "Logits of images (n regions each), padded to one batch with numbers that must not matter."
+    x, labels = torch.full((len(images), 6, 6), 9.).double(), torch.full((len(images), 6), -1)
+    for i, own in enumerate(images):
+        x[i,:len(own)] = SIX[own]
+        labels[i,:len(own)] = torch.tensor(SIX_LABELS)[own]
+    return model(x, labels)
+
+@pytest.mark.parametrize("inner", [True, False])
+def test_selector_is_two_layers_of_8_heads_over_128(inner):
+    "D1: N=2, 128 wide, 8 heads, 512 inside; inner-attention is a loop over classes. Padding never leaks."
+    model = shaken(RegionSelector(SelectorConfig(inner=inner)))
+    w, parts = model.state_dict(), ([0, 1, 2, 3, 4, 5], [4, 1, 3], [])
+    out = selector_scores_of(model, *parts)
+    for row, own in zip(out, parts):
+        if own: close(row[:len(own)].detach(), plain_selector(w, SIX[own], [SIX_LABELS[i] for i in own], inner))
+        assert (row[len(own):] == -torch.inf).all()
+    blocks = ("inner.", "over_all.", "ff.") if inner else ("over_all.", "ff.")
+    own = {name for l in (0, 1) for b in blocks for name in w if name.startswith(f"layers.{l}.{b}")}
+    assert own | {f"{part}.{kind}" for part in ("embed", "score") for kind in ("weight", "bias")} == w.keys()
+    assert w["embed.weight"].shape == (128, 6) and w["score.weight"].shape == (1, 128)
+    assert w["layers.1.ff.f.0.weight"].shape == (512, 128)
+
+@pytest.mark.parametrize("inner", [True, False])
+def test_selector_drops_a_tenth_everywhere(loud, inner):
+    "D1: dropout .1 of attention weights, inside the feed-forward network and after every operator, in training alone."
+    model = shaken(RegionSelector(SelectorConfig(inner=inner)))
+    own = [0, 1, 2, 3, 4, 5]
+    for train, drop in (True, 1.1), (False, 1.):
+        out = selector_scores_of(model.train(train), own)[0]
+        close(out.detach(), plain_selector(model.state_dict(), SIX, SIX_LABELS, inner, drop))
+
+def test_without_inner_only_the_operator_is_left_out():
+    "D1: w/o Inner has the same other parts, and an inner-attention that adds nothing changes nothing but a norm."
+    whole, without = RegionSelector(), RegionSelector(SelectorConfig(inner=False))
+    own = {name: x.shape for name, x in whole.state_dict().items() if ".inner." not in name}
+    assert own == {name: x.shape for name, x in without.state_dict().items()}
+    assert sum(p.numel() for p in whole.parameters()) - sum(p.numel() for p in without.parameters()) \
+        == 2*(4*128*128 + 4*128 + 2*128)
+
+def test_selector_never_sees_the_class():
+    "Section 2.1: other numbers for the same classes change nothing; who shares a class does."
+    model = shaken(RegionSelector())
+    def scores(labels): return model(SIX[None], torch.tensor([labels]))[0].detach()
+    first = scores(SIX_LABELS)
+    close(scores([3 if c == 18 else 80 if c == 17 else 1 for c in SIX_LABELS]), first)
+    assert (scores([18]*6) - first).abs().max() > 1e-3
+
+def test_loss_weighs_zeros_by_a_fifth():
+    "Section 3.1: λ0 = .2 and λ1 = .8, the mean over real regions."
+    logits, targets, labels = torch.tensor([[.5, -1., 7.]]), torch.tensor([[1., 0., 1.]]), torch.tensor([[3, 4, -1]])
+    one, zero = math.log(1 + math.exp(-.5)), math.log(1 + math.exp(-1.))
+    close(selector_loss(logits, targets, labels), (.8*one + .2*zero)/2, 1e-6)
+    close(selector_loss(logits, targets, labels, .4, .6), (.6*one + .4*zero)/2, 1e-6)
+    assert selector_loss(logits, targets, torch.full((1, 3), -1)) == 0
+
+def test_training_and_judging_use_the_papers_weights(data, tmp_path):
+    "λ0 = .2, λ1 = .8 reach the loss; without novel images minus the loss on `val` judges."
+    heard = []
+    def loss(logits, targets, labels, lambda0, lambda1):
+        heard.append((lambda0, lambda1, len(labels)))
+        return selector_loss(logits, targets, labels, lambda0, lambda1)
+    cfg = replace(PRESETS["coco"].selector, d_model=8, heads=1, d_ff=8, layers=1)
+    images = {i: (data.captions[i % 12], [(DOG, .5)]) for i in range(120)}
+    many = world(images, range(120))
+    train_selector(many, cfg, replace(PRESETS["coco"].train_selector, epochs=1), tmp_path/"run", loss=loss)
+    assert {(a, b) for a, b, _ in heard} == {(.2, .8)}
+    assert sorted(size for *_, size in heard) == [20, 50, 50]                # batch 50
+    calm = world({0: (CATS, [(CAT, .6), (DOG, .3)]), 1: (CATS, [(PERSON, .9)])}, val=[0, 1])
+    one, zero = math.log(1/.6), math.log(1/.7)
+    close(val_score(calm, SelectorConfig())(ByScore())["score"], -(.8*one + .2*zero)/2, 1e-6)
+
+def test_targets_are_any_form_in_any_reference():
+    "D1: 1 where any form of the class is in any reference; images with 5 references; no person; the 10 best."
+    refs = ["two kittens on a bed", "a bed", "a bed", "a bed", "someone's puppies"]
+    many = [(DOG, .9 - .01*i) for i in range(9)] + [(HORSE, .5), (ZEBRA, .4), (PERSON, .99)]
+    few = world({0: (refs, [(CAT, .5), (HORSE, .4), (PERSON, .9), (DOG, .3)]), 1: (refs[:4], [(CAT, .9)]),
+                 2: (refs, sorted(many, key=lambda pair: -pair[1])), 3: (refs, [])}, range(4))
+    batch = SelectorExamples(few)
+    x = batch.whole
+    assert x.image_ids == [0, 2, 3]                                          # 1 has four references
+    assert x.labels[0].tolist()[:4] == [CAT, HORSE, DOG, -1] and x.targets[0].tolist()[:4] == [1, 0, 1, 0]
+    assert x.labels[1].tolist() == [DOG]*9 + [HORSE]                         # 10 of 12; the person is no region
+    assert x.labels[2].tolist() == [-1]*10
+    close(x.geometry[0,:3,5], [.5, .4, .3], 1e-6)
+
+def test_ground_truth_boxes_are_ordered_by_area(tmp_path):
+    "D1: they have no score: it is 1, and the largest are the best. An image without boxes is valid, and empty."
+    (tmp_path/"annotations").mkdir()
+    images = [dict(id=i, width=100, height=50) for i in (7, 8)]
+    captions = [dict(id=i, image_id=i, caption="a dog") for i in (7, 8)]
+    boxes = [dict(id=n, image_id=7, category_id=c, bbox=box, iscrowd=0)
+             for n, (c, box) in enumerate([(DOG, [0, 0, 10, 10]), (CAT, [0, 0, 50, 40]), (BUS, [50, 10, 20, 40])])]
+    categories = [dict(id=i, name=c.name) for i, c in COCO_CLASSES.items()]
+    for kind, rows in ("captions", captions), ("instances", boxes):
+        content = dict(images=images, annotations=rows, categories=categories)
+        (tmp_path/f"annotations/{kind}_val2014.json").write_text(json.dumps(content))
+    own = load_data(tmp_path, None, "gt")
+    assert own.regions[7].labels.tolist() == [CAT, BUS, DOG] and own.regions[7].scores.tolist() == [1, 1, 1]
+    close(own.regions[7].boxes[1], [.5, .2, .7, 1.], 1e-6)
+    assert len(own.regions[8]) == 0
+
+def test_half_selects():
+    "Section 2.1: from .5 on, by the best region of a class, the best class first."
+    probs, labels = torch.tensor([[.49, .5, .7, .99, .6]]), torch.tensor([[1, 2, 3, -1, 2]])
+    assert select(probs, labels) == [[3, 2]]
+    assert selected({7: (labels[0], probs[0])}) == {7: [3, 2]}
+
+def test_selector_looks_at_the_ten_best(data):
+    "Section 3.1: at inference as in training, persons and background are no regions."
+    images = {0: (CATS, [(PERSON, .99)] + [(DOG, .9 - .05*i) for i in range(12)]), 1: (CATS, [(0, .8), (CAT, .3)])}
+    found = selector_scores(ByScore(), world(images), [0, 1])
+    close(found[0][1], [.9 - .05*i for i in range(10)], 1e-6)
+    assert found[1][0].tolist() == [CAT]
+    close(found[1][1], [.3], 1e-6)
+
+def val_of_thresholds():
+    "A `val` of four zebras and four cats: at .4 F1 is higher; weighted, at .5."
+    images = {i: (ZEBRAS, [(ZEBRA, .95 if i < 2 else .45)]) for i in range(4)}
+    images |= {i: (CATS, [(ZEBRA, .45)] if i == 4 else [(CAT, .9)]) for i in range(4, 8)}
+    images |= {i: (CATS, [(ZEBRA, .47), (CAT, .5), (DOG, .49)]) for i in (8, 9)}
+    return world(images, val=range(8), test=(8, 9))
+
+def test_val_counts_non_novel_images_as_the_published_split():
+    "D7c: a false positive on a non-novel image of `lite`'s val counts 4.85 times, computed from counts."
+    close(nonnovel_weight(range(1777), {"zebra": {*range(500)}, "bus": {*range(400, 816)}}),
+          (17_234/3_018)/(961/816), 1e-12)
+    assert round(nonnovel_weight(range(1777), {"zebra": {*range(816)}}), 2) == 4.85
+    own = val_of_thresholds()
+    close(val_weight(own), 17_234/3_018*4/4, 1e-12)
+    other = replace(own, heldout=replace(COCO_HELDOUT, removal=COCO_HELDOUT.novel))   # not COCO's: by its own test
+    other.splits["test"], other.novel["test"] = [0, 1, 4, 8, 9], {"zebra": {0, 1}}
+    close(val_weight(other), 3/2*4/4, 1e-12)
+    other.novel["test"] = {"zebra": set()}
+    assert val_weight(other) == 1
+    assert val_weight(world({0: (CATS, [])}, val=[0])) == 1
+
+def test_selector_is_judged_by_weighted_f1():
+    "D7c: the mean F1 of the held-out objects on all of val; here the zebra alone is there."
+    own = val_of_thresholds()
+    weight = 17_234/3_018
+    images = {i: (own.captions[i], [(ZEBRA, s) for s in ([.9] if i in (0, 1, 4) else [.3])]) for i in range(8)}
+    found = val_score(world(images, val=range(8)), SelectorConfig())(ByScore())["score"]
+    close(found, 100*2*2/(2*2 + weight + 2), 1e-9)
+
+# ---- Section 2.2 and 3.1: the captioner (D4)
+
+@pytest.fixture(scope="module")
+def paper():
+    "The captioner of the `coco` preset, fresh, with 30 words."
+    torch.manual_seed(0)
+    return Captioner(PRESETS["coco"].captioner, [f"w{i}" for i in range(30)])
+
+def test_captioner_has_the_papers_sizes(paper):
+    "Section 3.1 and D4: 3+3 layers, 512 wide, 2048 inside, 40 slots, 2048-d regions, 300-d words, FC in and out."
+    shapes = {name: tuple(x.shape) for name, x in paper.named_parameters()}
+    attention = {"qkv.weight": (1536, 512), "qkv.bias": (1536,), "out.weight": (512, 512), "out.bias": (512,)}
+    slots = {"slots.k": (8, 40, 64), "slots.v": (8, 40, 64)}
+    ff = {"0.weight": (2048, 512), "0.bias": (2048,), "3.weight": (512, 2048), "3.bias": (512,)}
+    norm = {"norm.weight": (512,), "norm.bias": (512,)}
+    def block(at, f): return {f"{at}.f.{k}": s for k, s in f.items()} | {f"{at}.{k}": s for k, s in norm.items()}
+    expected = {"words.learned": (34, 300), "word_in.weight": (512, 300), "word_in.bias": (512,),
+                "word_out.weight": (300, 512), "word_out.bias": (300,),
+                "encoder.embed.0.weight": (512, 2048), "encoder.embed.0.bias": (512,),
+                "encoder.embed.3.weight": (512,), "encoder.embed.3.bias": (512,)}
+    for l in range(3):
+        expected |= block(f"encoder.attention.{l}", attention | slots) | block(f"encoder.ff.{l}", ff)
+        expected |= block(f"decoder.layers.{l}.words", attention) | block(f"decoder.layers.{l}.regions", attention)
+        expected |= block(f"decoder.layers.{l}.ff", ff)
+    assert shapes == expected
+
+def test_memory_starts_small(paper):
+    "D4: standard deviations 1/d_k = 1/64 and 1/m = 1/40, in every layer; nothing overwrites them."
+    for block in paper.encoder.attention:
+        for slots, std in (block.f.slots.k, 1/64), (block.f.slots.v, 1/40):
+            assert abs(slots.std().item()/std - 1) < .02 and abs(slots.mean().item()) < .02*std
+
+def features(*sizes, d=2048, seed=0):
+    "Features of images with so many regions, padded with what must not matter; the mask."
+    x = torch.randn(len(sizes), max(sizes), d, generator=torch.Generator().manual_seed(seed)).double()
+    return x, torch.arange(max(sizes)) < torch.tensor(sizes)[:,None]
+
+def test_captioner_is_the_papers_transformer(loud, paper):
+    """D4: 8 heads; memory K=[W_k X; √d_k·M_k], V=[W_v X; √m·M_v]; a ReLU after the features' projection; logits against
+    the transposed table; dropout .1 of weights and after everything, in training alone."""
+    tokens = torch.tensor([[1, 9, 5, 30, 7], [1, 4, 4, 33, 2]])
+    x, mask = features(4, 2)
+    model = shaken(Captioner(PRESETS["coco"].captioner, paper.tokens, known=torch.arange(34) > 20))
+    for train, drop in (True, 1.1), (False, 1.):
+        out = model.train(train)(x, mask, tokens).detach()
+        for i, n in enumerate((4, 2)):
+            close(out[i], plain_captioner(model.state_dict(), x[i,:n], tokens[i], drop), 1e-6)
+
+def test_real_attention_is_the_same(paper):
+    "The fused kernel, masks and all, in 32 bits."
+    model, (x, mask) = paper.eval(), features(5, 3)
+    tokens = torch.tensor([[1, 9, 5], [1, 4, 8]])
+    out = model(x.float(), mask, tokens).detach()
+    for i, n in enumerate((5, 3)):
+        close(out[i], plain_captioner(model.state_dict(), x[i,:n].float(), tokens[i]), 1e-4)
+    assert (model.encoder(x.float(), mask)[1,3:] == 0).all()
+
+def test_an_image_without_regions(captioner, data):
+    "It is captioned all the same, from the memory and the words, and what it says depends on nothing beside it."
+    x, _ = data.region_features()([0, 1])
+    none = torch.zeros(2, x.shape[1]).bool()
+    alone = captioner(x[:1, :0], none[:1, :0], torch.tensor([[BOS, 7]])).detach()
+    for features in x, 9*x:
+        both = captioner(features, none, torch.tensor([[BOS, 7], [BOS, 7]])).detach()
+        close(both, alone.expand(2, -1, -1), 1e-5)
+    for features, mask in (x, none), (x[:, :0], none[:, :0]):
+        for model in captioner, Pool(captioner):
+            out, state = model.step(torch.full((2,), BOS), model.start(features, mask))
+            out, _ = model.step(torch.full((2,), 7), state)
+            close(out.detach(), alone[:,1].log_softmax(1).expand(2, -1), 1e-4)
+
+def test_stored_features_are_widened(paper):
+    "Features in 16 bits are those of 32 bits."
+    x, mask = features(3)
+    paper.eval()
+    close(paper.encoder(x.half(), mask).detach(), paper.encoder(x.half().float(), mask).detach(), 1e-6)
+
+def test_a_state_is_for_so_many_words(captioner, data):
+    "T tokens and not one more; default: the configuration's 20."
+    (x, mask), pool = data.region_features()([0]), Pool(captioner)
+    for max_len, room in (3, 3), (None, 20):
+        state, steps = pool.start(x, mask, max_len), 0
+        with pytest.raises(NocError, match=f"step {room + 1}: the state is for {room} words"):
+            while True:
+                _, state = pool.step(torch.tensor([5]), state)
+                steps += 1
+        assert steps == room
+    _, state = pool.step(torch.tensor([BOS, BOS]), pool.start(x.expand(2, -1, -1), mask.expand(2, -1), 3))
+    with pytest.raises(NocError, match="expected one image a line"): pool.reorder(state, torch.tensor([[1], [0]]))
+
+def test_fresh_words_have_the_scale_of_the_model():
+    "Where learning starts: FC in gives √½ over the table, and logits are as large as those of vectors of length 1."
+    torch.manual_seed(0)
+    table = 5*torch.randn(400, 300)
+    model = Captioner(CaptionerConfig(layers=1, d_ff=8), [f"w{i}" for i in range(396)], table)
+    close(model.word_in(table).std().item(), .5**.5, 1e-5)
+    close(model.word_out.weight.abs().max().item(), (6/(300 + 512))**.5/table.norm(dim=1).mean().item(), 1e-4)
+    free = Captioner(CaptionerConfig(layers=1, d_ff=8), [f"w{i}" for i in range(396)])
+    assert abs(free.words().std().item()*300**.5 - 1) < .02 and not free.words.known.any()
+    for wrong in dict(table=table[:9]), dict(known=torch.zeros(9).bool()):
+        with pytest.raises(NocError, match="shape"): Captioner(CaptionerConfig(), model.tokens, **wrong)
+
+def test_a_captioner_is_its_folder(captioner, tmp_path):
+    "Words, frozen rows, learned rows and unseen words come back."
+    save_model(captioner, tmp_path/"model")
+    other = load_model(tmp_path/"model")
+    assert other.tokens == captioner.tokens and other.unseen == captioner.unseen and "zebra" in other.unseen
+    assert torch.equal(other.words(), captioner.words()) and torch.equal(other.words.known, captioner.words.known)
+    assert other.cfg == captioner.cfg
+
+def test_known_words_stay_as_they_are(data):
+    "D4: rows with a vector are frozen, BOS, EOS, PAD, UNK and words without one are learned."
+    model = build_captioner(data, TINY, 1)
+    before, stoi = model.words().detach().clone(), Vocab(model.tokens).stoi
+    known = [i for i, word in enumerate(model.tokens) if word in data.word_vectors]
+    assert {*range(len(model.tokens))} - {*known} == {PAD, BOS, EOS, UNK, stoi["blurry"]}
+    for i in known: assert before[i].tolist() == data.word_vectors[model.tokens[i]].tolist()
+    assert not build_captioner(data, replace(TINY, freeze=False), 1).words.known.any()
+    optimizer = torch.optim.SGD(model.parameters(), 1.)
+    x, mask = data.region_features()([1, 2])
+    model(x, mask, torch.tensor([[BOS, 5], [BOS, 6]])).square().sum().backward()
+    optimizer.step()
+    changed = (model.words() != before).any(1).nonzero()[:,0].tolist()
+    assert changed == sorted({PAD, BOS, EOS, UNK, stoi["blurry"]})
+
+def test_stepping_is_teacher_forcing(captioner, data):
+    "One word at a time, with hypotheses copied, swapped and left out, gives what all words at once give."
+    x, mask = data.region_features()([0, 1, 2])
+    images, said = [0, 1, 2], [[[BOS]], [[BOS]], [[BOS]]]                # the hypotheses of every image
+    orders = [[0, 0, 1, 1, 2, 2], [1, 0, 2, 2, 5, 4], [1, 1, 4, 5], [0, 1, 3, 2], [2, 3, 2], [2, 1, 0], [0, 0, 2]]
+    pool = Pool(captioner)
+    state, plain = pool.start(x, mask, 8), captioner.start(x, mask)
+    for t, order in enumerate(orders):
+        last = torch.tensor([own[-1] for beam in said for own in beam])
+        (out, state), (same, plain) = pool.step(last, state), captioner.step(last, plain)
+        close(out.detach(), same.detach(), 1e-4)
+        rows = [(image, own) for image, beam in zip(images, said) for own in beam]
+        for row, (i, own) in zip(out, rows):
+            whole = captioner(x[i:i+1], mask[i:i+1], torch.tensor([own]))[0,-1].log_softmax(0)
+            close(row.detach(), whole.detach(), 1e-4)
+        g = 3 if t > 3 else 2
+        images = [rows[old][0] for old in order[::g]]
+        new = [[*rows[old][1], 4 + (3*t + 5*j) % 20] for j, old in enumerate(order)]
+        said = [new[j:j+g] for j in range(0, len(new), g)]
+        index = torch.tensor(order).view(-1, g)
+        state, plain = pool.reorder(state, index), reorder_state(plain, index)
+    assert images == [2] and len(said[0][0]) == 8
+
+def test_vocabulary_has_every_constraint_word(data):
+    "D4: words seen 5 times (`coco`) or twice (`lite`), and each constraint word and form; `unseen` are in no caption."
+    assert PRESETS["coco"].min_count == 5 and PRESETS["lite"].min_count == 2
+    forms = {w for c in CLASSES.values() for form in (c.word, *c.forms, *c.phrase) for w in form.split()}
+    forms |= {w for lists in (COCO_HELDOUT.removal, COCO_HELDOUT.novel) for words in lists.values() for w in words}
+    count = Counter(w for i in data.splits["train"] for text in data.captions[i] for w in text.split())
+    for least in 1, 5, 6, 7, 19:
+        vocab = build_vocab(data, least) if least != 5 else build_vocab(data)
+        assert {*vocab.tokens[4:]} == {w for w, n in count.items() if n >= least} | forms
+        assert vocab.unseen == forms - count.keys() and "zebra" in vocab.unseen and "dog" not in vocab.unseen
+    assert vocab.encode(["a", "giraffe"])[1] == UNK
+    assert tokenize("A man's dog isn't at the T.V. (red), 2:30 - o'clock!") \
+        == "a man 's dog is n't at the t.v. -lrb- red -rrb- 2:30 o'clock".split()      # PTB, as pycocoevalcap
+
+def test_a_constraint_word_without_a_vector_is_an_error(data):
+    "D4: its row could not be frozen, and nobody would learn it."
+    vectors = {w: v for w, v in data.word_vectors.items() if w != "zebra"}
+    with pytest.raises(NocError, match="zebra"): build_captioner(replace(data, word_vectors=vectors), TINY, 1)
+
+def test_averaged_words(captioner):
+    "The mean of the neighbours' rows, in a copy."
+    stoi, before = Vocab(captioner.tokens).stoi, captioner.words().detach().clone()
+    other = captioner.average_neighbours({"zebra": ["dog", "cat"]})
+    after = before.clone()
+    after[stoi["zebra"]] = (before[stoi["dog"]] + before[stoi["cat"]])/2
+    close(other.words().detach(), after, 1e-6)
+    assert torch.equal(captioner.words(), before)
+
+# ---- Section 2.3: the grid (D2, D3, D11)
+
+def test_removed_novel_and_f1_words():
+    "D2: DCC's words and `buses` are removed; novel the same without racquet(s); F1 with racquets and without `buses`."
+    dcc = dict(bottle="bottle bottles", bus="bus busses", couch="couch couches sofa sofas",
+               microwave="microwave microwaves", pizza="pizza pizzas", racket="racket rackets racquet racquets",
+               suitcase="suitcase suitcases luggage luggages", zebra="zebra zebras")
+    dcc = {o: {*words.split()} for o, words in dcc.items()}
+    removal = dcc | dict(bus={"bus", "buses", "busses"})
+    for lists, expected in (COCO_HELDOUT.removal, removal), (COCO_HELDOUT.f1["dcc"], dcc):
+        assert {o: {*words} for o, words in lists.items()} == expected
+    assert {o: {*words} for o, words in COCO_HELDOUT.novel.items()} == removal | dict(racket={"racket", "rackets"})
+    for texts, found in (("{} on a road", True), ("a{} on a road", False)):
+        for o, words in removal.items():
+            for w in words:
+                refs = {1: ["a road", texts.format(w.upper())]}
+                assert removed_images(refs, COCO_HELDOUT) == ({1} if found else set())
+                novel = {1} if found and "racquet" not in w else set()
+                assert novel_images(refs, COCO_HELDOUT) == {x: novel if x == o else set() for x in removal}
+                f1 = judge({1: texts.format(w)}, refs, [1], novel_images({1: [o]}, COCO_HELDOUT), metrics=()).row()
+                assert f1["counts"]["found"][o] == dict(tp=found and w in dcc[o], fp=0, fn=0)
+
+def test_words_of_the_classes():
+    "D2: one word a class; a hot dog is never a dog, and persons are never asked for."
+    words = {c.name: c.word for c in COCO_CLASSES.values()}
+    assert len(words) == 80
+    assert [words[n] for n in ("tennis racket", "teddy bear", "traffic light", "wine glass")] \
+        == ["racket", "teddy", "light", "glass"]
+    hot_dog = next(c for c in COCO_CLASSES.values() if c.name == "hot dog")
+    assert hot_dog.word != "dog" and "dog" not in hot_dog.forms and hot_dog.phrase == ("hot", "dog")
+
+NINE = Regions(np.tile([.1, .1, .5, .5], (9, 1)), [PERSON, DOG, CAT, DOG, BUS, HORSE, ZEBRA, 0, BICYCLE],
+               [.99, .5, .9, .8, .75, .4, .3, .95, .2], image_id=1)  # by score: CAT DOG BUS DOG HORSE ZEBRA BICYCLE
+
+def test_rules_by_hand():
+    "D2: detections by score, person and background dropped, duplicates merged, at most 5."
+    def rule(how, **kw): return constraint_classes(NINE, how=how, **kw)
+    assert rule("none") == [] and rule("topk") == [CAT]
+    assert rule("topk", k=4) == [CAT, DOG, BUS]                              # the 4 best detections, merged
+    assert rule("topk", k=4, distinct=True) == [CAT, DOG, BUS, HORSE]        # 4 classes: the ablation
+    assert rule("topk", k=9, max_regions=3) == [CAT, DOG, BUS]
+    assert rule("topk", k=9) == [CAT, DOG, BUS, HORSE, ZEBRA] and rule("topk", k=9, limit=None)[-1] == BICYCLE
+    assert rule("score") == [CAT, DOG, BUS] and rule("score", threshold=.75) == [CAT, DOG, BUS]
+    assert rule("score", threshold=.2, max_regions=2) == [CAT, DOG]
+    assert rule("score", threshold=.25) == [CAT, DOG, BUS, HORSE, ZEBRA]
+    probs = torch.tensor([.2, .6, .5, .9, .49])                              # CAT DOG BUS DOG HORSE
+    assert rule("selector", probs=probs) == [DOG, BUS]
+    everything = {PERSON, DOG, ZEBRA, BICYCLE, 0, 99}
+    assert rule("oracle", mentioned=everything, max_regions=2) == [DOG, ZEBRA, BICYCLE]   # of all in the file
+    assert rule("oracle", mentioned=everything | {CAT, BUS, HORSE}) == [CAT, DOG, BUS, HORSE, ZEBRA]   # the first 5
+    assert rule("topk", k=2, drop=(0, CAT)) == [PERSON, DOG]
+    close([*best_scores(NINE).values()], [.9, .8, .75, .4, .3, .2], 1e-6)
+    assert [*best_scores(NINE, probs).items()] == [(DOG, pytest.approx(.9)), (BUS, .5), (HORSE, pytest.approx(.49)),
+                                                   (CAT, pytest.approx(.2))]
+
+def test_words_forms_phrases():
+    "D2: a class is one word (the paper), any of its forms, or its name token by token; one constraint only once."
+    classes = {13: next(c for c in COCO_CLASSES.values() if c.name == "stop sign"), DOG: CLASSES[DOG]}
+    vocab = Vocab(["stop", "sign", "dog", "dogs", "puppy"])
+    assert constraint_tokens([DOG, 13, DOG], classes, vocab)[0] == {DOG: [(6,)], 13: [(5,)]}
+    groups, missing = constraint_tokens([DOG], classes, vocab, "forms")
+    assert {*groups[DOG]} == {(6,), (7,), (8,)} and not any(m.lost for m in missing)
+    assert constraint_tokens([13], classes, vocab, "phrases")[0] == {13: [(4, 5)]}
+    groups, missing = constraint_tokens([DOG, 13], classes, Vocab(["sign"]), "phrases")
+    assert groups == {} and [(m.class_id, m.text, m.lost) for m in missing] == [(DOG, "dog", True),
+                                                                                 (13, "stop sign", True)]
+    twins = {1: CLASSES[DOG], 2: replace(CLASSES[DOG], id=2)}
+    assert constraint_tokens([2, 1], twins, vocab)[0] == {2: [(6,)]}
+
+END, START = 0, 1
+
+def language(v, seed, digits=None):
+    "A language whose next word depends on all before, with step and state for so many images; and by beginnings."
+    def after(code):
+        noise = 3*torch.sin(code[:,None].double()*(torch.arange(v) + 1.3) + seed)
+        if digits is None: return noise.log_softmax(1)
+        return (2*noise).round()/2 - 3                          # half of all scores are equal
+    def step(tokens, code):
+        code = (code*31 + tokens*7 + 3) % 10_007
+        return after(code), code
+    def logp(i):
+        @cache
+        def scores(code): return after(torch.tensor([code]))[0].tolist()
+        def of(prefix):
+            code = 101*i + 5
+            for w in (START, *prefix): code = (code*31 + w*7 + 3) % 10_007
+            return scores(code)
+        return of
+    return step, lambda b: 101*torch.arange(b) + 5, logp
+
+def literal_grid(logp, words, k, T, absorb):
+    "Algorithm 1 with rows 0 to n inclusive: (row, t) -> [(score, tokens, said)]. Of equals: lower token, then parent."
+    n, G = len(words), {(0, 0): [(0., (), frozenset())]}
+    for t in range(1, T + 1):
+        for c in range(max(0, n + t - T), min(t, n) + 1):
+            found = []
+            for score, y, said in G.get((c - 1, t - 1), []):
+                found += [(score + logp(y)[w], y + (w,), said | {w}) for w in words if w not in said]
+            for score, y, said in G.get((c, t - 1), []):
+                if y[-1:] == (END,):
+                    found.append((score, y, said))
+                    continue
+                for w, p in enumerate(logp(y)):
+                    if w == END and c < n or absorb and w in words and w not in said: continue
+                    found.append((score + p, y + (w,), said))
+            if c == n and t == T: found = [h for h in found if h[1][-1] == END]
+            once = {}
+            for h in found: once.setdefault(h[1:], h)
+            G[c, t] = sorted(once.values(), key=lambda h: (-h[0], h[1][-1]))[:k]
+    return G
+
+def captions_of(out, i=0):
+    "(tokens, score) of an image's captions that have ended."
+    rows = zip(out.tokens[i].tolist(), out.scores[i].tolist(), out.ended[i].tolist())
+    return [(tuple(tokens[:tokens.index(END) + 1]), score) for tokens, score, ended in rows if ended]
+
+def same(found, true, eps=1e-6):
+    assert [c for c, _ in found] == [c for c, _ in true], (found, true)
+    close([s for _, s in found], [s for _, s in true], eps)
+
+@pytest.mark.parametrize("absorb", [False, True])
+@pytest.mark.parametrize("digits", [None, 1])
+def test_grid_is_algorithm_1(absorb, digits):
+    "D3: window, rows, force, absorb, the end in the top row alone; with equal scores, too (D11). Many images a batch."
+    for seed in range(6):
+        k, T = 1 + seed % 3, 3 + seed % 3
+        step, fresh, logp = language(6, seed, digits)
+        wanted = [[], [2], [3, 5], [2, 3, 4][:T - 1], [4, 2]]
+        groups = [[[(w,)] for w in words] for words in wanted]
+        out = grid_beam_search(step, fresh(5), groups, bos=START, eos=END, k=k, max_len=T, absorb=absorb)
+        for i, words in enumerate(wanted):
+            G = literal_grid(logp(i), words, k, T, absorb)
+            true = [(y, score) for score, y, _ in G[len(words), T]]
+            same(captions_of(out, i), true)
+            assert out.reason[i] is None and (out.satisfied[i,:len(true)] == len(words)).all()
+            found, cells = algorithm_1(logp(i), words, k, T, END, absorb)
+            same(found, true)
+            assert {at: [h[0] for h in cell] for at, cell in cells.items()} \
+                == {at: [h[1] for h in cell] for at, cell in G.items()}
+
+def test_no_constraints_is_plain_beam_search():
+    "Beam search of 1 to 4, with a penalty of the length and forbidden words, against a literal one."
+    for seed, (k, penalty, forbidden) in enumerate(itertools.product((1, 2, 4), (0., .7), ((), (3, 4)))):
+        step, fresh, logp = language(7, seed)
+        out = beam_search(step, fresh(3), bos=START, eos=END, k=k, max_len=5, length_penalty=penalty,
+                          forbidden=forbidden)
+        grid = grid_beam_search(step, fresh(3), [[]]*3, bos=START, eos=END, k=k, max_len=5, length_penalty=penalty,
+                                forbidden=forbidden)
+        for i in range(3):
+            beam = [((), 0.)]
+            for t in range(1, 6):
+                new = [(y, s) for y, s in beam if y[-1:] == (END,)]
+                for y, s in beam:
+                    if y[-1:] != (END,):
+                        new += [(y + (w,), s + p) for w, p in enumerate(logp(i)(y)) if w not in forbidden]
+                if t == 5: new = [h for h in new if h[0][-1] == END]
+                beam = sorted(new, key=lambda h: -h[1]/len(h[0])**penalty)[:k]
+            same(captions_of(out, i), beam)
+            same(captions_of(grid, i), beam)
+            close(out.objective[i,:len(beam)], [s/len(y)**penalty for y, s in beam], 1e-6)
+
+def test_defaults_of_the_search_are_the_papers():
+    "Beams of 5, captions of 20 tokens, the plain sum; the words that the model says by itself do not count."
+    step, fresh, logp = language(9, 3)
+    def longer(tokens, code):
+        scores, code = step(tokens, code)
+        scores[:,END] -= 30
+        return scores, code
+    seen = []
+    def counting(tokens, code): seen.append(len(tokens)); return longer(tokens, code)
+    out = beam_search(counting, fresh(1), bos=START, eos=END)
+    assert out.tokens.shape == (1, 5, 20) and len(seen) == 20 and max(seen) == 5
+    G = literal_grid(logp(0), [2], 5, 20, False)
+    for cfg in SearchConfig(), PRESETS["coco"].search, PRESETS["lite"].search, PipelineConfig().search:
+        own = grid_beam_search(step, fresh(1), [[[(2,)]]], bos=START, eos=END, **asdict(cfg))
+        same(captions_of(own), [(y, score) for score, y, _ in G[1, 20]])
+        own = grid_beam_search(longer, fresh(1), [[]], bos=START, eos=END, **asdict(cfg))
+        assert [len(y) for y, _ in captions_of(own)] == [20]*5
+
+def test_the_best_of_many_words():
+    "The k best of 700 and of 40,000 words without sorting them: ties, forbidden words, several images."
+    for v, b, k in (700, 20, 5), (40_000, 2, 3), (64*9, 60, 6):
+        step, fresh, _ = language(v, 2, 1)
+        forbidden = [5, v - 1]
+        out = beam_search(step, fresh(b), bos=START, eos=END, k=k, max_len=3, forbidden=forbidden)
+        beams = [[((), 0., code)] for code in fresh(b)]
+        for t in range(3):
+            for i, beam in enumerate(beams):
+                new = [h for h in beam if h[0][-1:] == (END,)]
+                for y, s, code in beam:
+                    if y[-1:] == (END,): continue
+                    scores, code = step(torch.tensor([y[-1] if y else START]), code.view(1))
+                    scores[0,forbidden] = -torch.inf
+                    words = [END] if t == 2 else scores[0].argsort(descending=True, stable=True)[:k].tolist() + [END]
+                    new += [(y + (w,), s + scores[0,w].item(), code) for w in dict.fromkeys(words)]
+                beams[i] = sorted(new, key=lambda h: (-h[1], h[0][-1]))[:k]
+        for i, beam in enumerate(beams): same(captions_of(out, i), [h[:2] for h in beam], 1e-5)
+
+@pytest.mark.parametrize("find", [beam_search, grid_beam_search])
+def test_scores_are_checked(find):
+    "NaN and +inf are errors that name image and step; -inf forbids; where no word may come, the reason says so."
+    def run(rows, **kw):
+        table = torch.tensor(rows, dtype=kw.pop("dtype", torch.float32))
+        args = [[[]]*2] if find is grid_beam_search else []
+        return find(lambda tokens, state: (table[tokens], state), torch.zeros(2, 1), *args,
+                    **dict(bos=2, eos=END, k=2, max_len=3) | kw)
+    good = [[-9., -1., -2.], [-2., -1., -2.], [-3., -1., -2.]]
+    for value, name in (math.nan, "NaN"), (math.inf, r"\+inf"):
+        with pytest.raises(NocError, match=f"image 0, step 0: the model's scores hold {name}"):
+            run([*good[:2], [0., value, 0.]])
+        with pytest.raises(NocError, match=f"image 0, step 1: the model's scores hold {name}"):
+            run([good[0], [0., value, 0.], good[2]])
+    dead = run([good[0], [-math.inf]*3, [-math.inf, -1., -math.inf]])
+    assert not dead.ended.any() and "no" in dead.reason[0] and "next" in dead.reason[0]
+    assert dead.tokens[0,0].tolist()[:1] == [1]
+    for dtype in torch.float16, torch.bfloat16, torch.float64:
+        assert captions_of(run(good, dtype=dtype))[0][0] == captions_of(run(good))[0][0]
+    for wrong in dict(k=0), dict(k=True), dict(max_len=0), dict(max_len=10_001), dict(bos=-1), dict(eos=3), \
+            dict(forbidden=[-1]), dict(forbidden=["a"]), dict(length_penalty=11):
+        with pytest.raises(NocError): run(good, **wrong)
+    run(good, k=10, max_len=2, length_penalty=-10)
+    with pytest.raises(NocError, match="step: scores of shape"): run(good[0])
+    with pytest.raises(NocError, match="step: scores are a"):
+        find(lambda tokens, state: ([[0.]], state), torch.zeros(1, 1), *([[[]]] if find is grid_beam_search else []),
+             bos=2, eos=END)
+
+def test_states_of_any_nest_are_put_in_order():
+    "Rows of tensors in tuples, lists and dicts; a fresh state says how many images there are."
+    Pair = namedtuple("Pair", "a b")
+    step, fresh, _ = language(6, 1)
+    plain = beam_search(step, fresh(3), bos=START, eos=END, k=2, max_len=4)
+    nests = ((lambda c: (c, "x"), lambda s: s[0]), (lambda c: [None, c], lambda s: s[1]),
+             (lambda c: {"a": 7, "b": {"c": c}}, lambda s: s["b"]["c"]), (lambda c: Pair(c, 5), lambda s: s.a))
+    for pack, unpack in nests:
+        def nested(tokens, state):
+            out, code = step(tokens, unpack(state))
+            return out, pack(code)
+        out = beam_search(nested, pack(fresh(3)), bos=START, eos=END, k=2, max_len=4)
+        assert torch.equal(out.tokens, plain.tokens)
+    with pytest.raises(NocError, match="no tensor"): beam_search(step, None, bos=START, eos=END)
+    with pytest.raises(NocError, match="a row for each of 2"):
+        grid_beam_search(step, fresh(3), [[], []], bos=START, eos=END)
+
+def markov(rows, k=5, **kw):
+    "The search of one image over a language of pairs; rows of chances, the last one starts."
+    table = torch.tensor(rows, dtype=torch.float64).log()
+    def find(groups, **more):
+        return grid_beam_search(lambda tokens, state: (table[tokens], state), None, [groups], eos=END,
+                                bos=len(rows) - 1, **dict(k=k) | kw | more)
+    return find
+
+def first(out): return captions_of(out)[0][0]
+
+def test_the_end_is_taken_in_the_top_row():
+    "D3: the end is nearly certain everywhere, but nothing ends before its word; T counts the end and not the start."
+    find = markov([[.97, .01, .01, .01]]*5)
+    out = find([[(2,)]], max_len=2)
+    assert first(out) == (2, END) and out.spans[0,0].tolist() == [[0, 1]]
+    close(out.scores[0,0], math.log(.01*.97), 1e-6)
+    assert first(find([[(2,)], [(3,)]], max_len=3)) == (3, 2, END)              # of equals, the lower last token
+    short = find([[(2,)], [(3,)]], max_len=2)
+    assert not short.ended.any() and "2 tokens hold at most 1 and the end" in short.reason[0]
+
+def test_unfinished_captions_only_where_none_finished():
+    "D3: an ended one drives out the better ones without an end; without any, the best is returned with a reason."
+    find = markov([[0, .5, .5], [.01, .495, .495], [.01, .495, .495], [.01, .495, .495]], max_len=3)
+    out = find([])
+    assert out.ended[0].all() and out.reason == [None]
+    never = markov([[0, .5, .5]]*4, max_len=3)([[(2,)]])
+    assert not never.ended.any() and never.reason == ["no end within 3 tokens"] and never.satisfied[0,0] == 1
+
+def test_a_phrase_goes_on_once_begun():
+    "D3: by force or not; the phrase stands whole, and its end alone counts as a row."
+    rows = [[.4, .2, .2, .1, .1]]*6
+    out = markov(rows, max_len=4)([[(2, 3)], [(4,)]])
+    for tokens, _ in captions_of(out):
+        assert any(tokens[i:i+2] == (2, 3) for i in range(3)) and 4 in tokens
+    assert out.satisfied[0].tolist() == [2, 2, 0, 0, 0]                      # (2 3 4 end) and (4 2 3 end)
+
+@pytest.mark.parametrize("absorb, said", [(True, (1, 2, END)), (False, (2, 1, END))])
+def test_absorb(absorb, said):
+    "D3: a word that the model writes by itself counts. If not, it takes the one place of row 0, where it is no use."
+    rows = [[1, 0, 0], [.001, 0, .999], [.15, .85, 0], [.05, .45, .5]]
+    assert first(markov(rows, k=1, absorb=absorb, max_len=3)([[(2,)]])) == said
+    many = [y for y, _ in captions_of(markov(rows, k=30, absorb=absorb, max_len=4)([[(2,)]]))]
+    assert len({*many}) == len(many) > 3                       # no caption is there twice
+
+def test_no_repeat():
+    "D3: a finished group's alternatives are masked; by default they are not."
+    rows = [[.05, .05, .8, .1]]*5
+    assert first(markov(rows, max_len=4, k=1)([[(2,), (3,)]])).count(2) > 1
+    once = [y for y, _ in captions_of(markov(rows, max_len=4, k=9, no_repeat=True)([[(2,), (3,)]]))]
+    assert once and all(y.count(2) + y.count(3) == 1 for y in once)
+
+def test_ties_take_the_lower_token():
+    "D11: equal scores are ordered by token, whatever else is in the batch."
+    rows = [[.25, .25, .25, .25]]*5
+    assert [y for y, _ in captions_of(markov(rows, max_len=3)([]))] == [(0,), (1, 0), (2, 0), (3, 0), (1, 1, 0)]
+    assert [y for y, _ in captions_of(markov(rows, max_len=2, k=2)([[(3,), (2,), (1,)]]))] == [(1, 0), (2, 0)]
+
+def test_ties_with_what_has_ended():
+    "D11: an ended caption is ordered by its last token, the end: here (1, 0) and (1, 1) drive out the one that is 2."
+    never = -math.inf
+    table = torch.tensor([[never, never, 0., never], [0., 0., -1., never], [never]*4, [never, 0., 0., never]])
+    how = dict(bos=3, eos=2, k=2, max_len=3)
+    def step(tokens, state): return table[tokens], state
+    for out in beam_search(step, torch.zeros(1, 1), **how), grid_beam_search(step, torch.zeros(1, 1), [[]], **how):
+        assert out.tokens[0].tolist() == [[1, 0, 2], [1, 1, 2]] and out.scores[0].tolist() == [0, -1]
+
+def test_at_least():
+    "CBS: any two of three; a number for all images or one for each; never more than there are."
+    rows = [[.4, .3, .2, .1]]*5
+    find, groups = markov(rows, max_len=4, k=1), [[(1,)], [(2,)], [(3,)]]
+    assert first(find(groups, at_least=2)) == (1, 2, END) and find(groups, at_least=2).satisfied[0,0] == 2
+    assert first(find(groups, at_least=[0])) == (END,) and len(first(find(groups, at_least=torch.tensor([9])))) == 4
+    for wrong in -1, [1, 1], 1.5, "a":
+        with pytest.raises(NocError, match="at_least"): find(groups, at_least=wrong)
+
+def test_constraints_are_checked():
+    "Each is refused by its image and its place."
+    find = markov([[.25]*4]*5, max_len=4)
+    for groups, message in (([[]], "image 0, constraint 0"), ([[(2,)], [()]], "constraint 1"), ([[(0,)]], "token 0"),
+                            ([[(4,)]], "token 4: expected an id below 4"), ([[(-1,)]], "token -1"),
+                            ([[2]], "constraint 0"), (7, "image 0: 7"), ([[(1,)]]*63, "63 constraints"),
+                            ([[(1,)*101]], "101 tokens")):
+        with pytest.raises(NocError, match=message): find(groups)
+    with pytest.raises(NocError, match="constraints"): grid_beam_search(None, None, [], bos=1, eos=0)
+    one = markov([[.25]*4]*5, max_len=1)([[(1,)]]*62)
+    assert one.reason[0].startswith("62 of 62 constraints: 1 tokens hold at most 0")
+
+def test_many_groups():
+    "Thirteen groups and more are counted another way; one token finishes all groups that it is in."
+    find = markov([[.1] + [.05]*18]*20, max_len=16, k=1)
+    out = find([[(w,)] for w in range(1, 15)])
+    assert {*first(out)} == {*range(15)} and len(first(out)) == 15 and out.satisfied[0,0] == 14
+    assert first(find([[(1,)], [(1,)], [(1,), (2,)]])) == (1, END)
+    assert find([[(1,)], [(1,)], [(1,), (2,)]]).spans[0,0].tolist() == [[0, 1]]*3
+    late = find([[(w,)] for w in range(1, 19)], max_len=16)
+    assert late.reason[0].endswith("16 tokens hold at most 15 and the end")
+    assert find([[(w,)] for w in range(1, 16)]).reason == [None]                 # there is just room
+
+def test_prices_are_checked():
+    "D11: a finite price is within 10,000 nats; beyond it there are musts."
+    find = markov([[.25]*4]*5, max_len=4)
+    for price in 10_000, -10_000, 0, math.inf: find([[(1,)]], prices=[[price]])
+    for price in 10_001, -10_001, -math.inf, math.nan, True, "1":
+        with pytest.raises(NocError, match="image 0, constraint 0: price"): find([[(1,)]], prices=[[price]])
+    for prices in [[]], [[1., 2.]], [], 3:
+        with pytest.raises(NocError, match="prices"): find([[(1,)]], prices=prices)
+    out = find([[(1,)], [(2,)]], prices=[[math.inf, 3.]])                       # a must, and one worth three nats
+    assert {1, 2} <= {*first(out)} and out.satisfied[0,0] == 2
+    close(out.objective[0,0], out.scores[0,0] + 3, 1e-5)
+    assert 2 not in first(find([[(1,)], [(2,)]], prices=[[math.inf, .5]]))       # a token costs log 4 = 1.39 nats
+
+def test_cbs_is_a_beam_for_every_set():
+    "The baseline against a literal machine: a cell for each set of said groups, k captions each."
+    for seed in range(8):
+        k, T, need = 1 + seed % 3, 5, (None, 2)[seed % 2]
+        step, fresh, logp = language(7, seed)
+        wanted = [[(2,), (3,)], [(4,)], [(5,)]]
+        out = constrained_beam_search(step, fresh(2), [wanted]*2, bos=START, eos=END, k=k, max_len=T, at_least=need)
+        for i in range(2):
+            cells = {frozenset(): [((), 0.)]}
+            for t in range(1, T + 1):
+                new = {}
+                for said, beam in cells.items():
+                    for y, s in beam:
+                        if y[-1:] == (END,): new.setdefault(said, []).append((y, s))
+                        else:
+                            for w, p in enumerate(logp(i)(y)):
+                                if w == END and len(said) < (need or 3): continue
+                                now = said | {g for g, group in enumerate(wanted) if (w,) in group}
+                                new.setdefault(now, []).append((y + (w,), s + p))
+                if t == T: new = {said: [h for h in beam if h[0][-1] == END] for said, beam in new.items()}
+                cells = {said: sorted(beam, key=lambda h: -h[1])[:k] for said, beam in new.items()}
+            true = sorted((h for said, beam in cells.items() for h in beam if h[0][-1] == END), key=lambda h: -h[1])
+            same(captions_of(out, i), true[:k])
+
+def test_a_machine_has_at_most_256_states():
+    "Eight objects an image; a ninth is an error that names the image."
+    step, fresh, _ = language(12, 0)
+    how = dict(bos=START, eos=END, k=1, max_len=10)
+    out = constrained_beam_search(step, fresh(1), [[[(w,)] for w in range(2, 10)]], **how)
+    assert out.satisfied[0,0] == 8 and out.reason == [None]
+    with pytest.raises(NocError, match="image 1: 9 constraints are 512 states: expected at most 8"):
+        constrained_beam_search(step, fresh(2), [[], [[(w,)] for w in range(2, 11)]], **how)
+
+def test_prices_never_do_worse_than_plain_beams():
+    "D11: with prices alone the objective is at least that of plain beam search with the same beam."
+    better = 0
+    for seed in range(30):
+        step, fresh, _ = language(8, seed)
+        groups, prices = [[[(2,)], [(3,)]]]*2, [[1.5, .5], [-1., 4.]]
+        kw = dict(bos=START, eos=END, k=1 + seed % 3, max_len=5)
+        found, plain = grid_beam_search(step, fresh(2), groups, prices=prices, **kw), beam_search(step, fresh(2), **kw)
+        for i in range(2):
+            worth = [s + prices[i][0]*(2 in y) + prices[i][1]*(3 in y) for y, s in captions_of(plain, i)]
+            assert found.objective[i,0] >= max(worth) - 1e-6
+            (y, s), *_ = captions_of(found, i)
+            close(found.objective[i,0], s + prices[i][0]*(2 in y) + prices[i][1]*(3 in y), 1e-5)
+            better += found.objective[i,0].item() > max(worth) + 1e-3
+    assert better > 10
+
+def test_no_caption_holds_a_special_token(data):
+    "D4, decode: UNK, PAD and BOS are out of captions, though the model wants nothing else; also in training."
+    model = build_captioner(data, TINY, 1).eval()
+    with torch.no_grad():
+        for row in (PAD, BOS, UNK): model.words.learned[row] = 50*torch.eye(12)[row]
+        model.word_out.bias[[PAD, BOS, UNK]] = 50.
+    ids = [0, 1, 2]
+    for groups in {}, {0: [[(9,)]], 1: [[(10,)], [(11,)]]}:
+        batches = Loader(ImageExamples(data, ids), shuffle=False)
+        for d in decode(model, batches, groups, SearchConfig(max_len=6)).values():
+            assert d.caption and not {"<unk>", "<pad>", "<bos>"} & {*d.caption.split()}
+    batch = ImageExamples(data, ids).__getitems__(ids)
+    found = search(model, batch, [[], [], []], SearchConfig(max_len=6))
+    assert not found.scores.requires_grad
+    real = found.tokens[found.scores > -torch.inf]
+    assert (real == UNK).sum() == (real == BOS).sum() == 0
+    for row in real.tolist():
+        if EOS in row: row = row[:row.index(EOS)]
+        assert PAD not in row
+
+# ---- prices (D7d)
+
+def test_prices_by_hand():
+    "D7d: w·logit p, plus β for words that no training caption says; what is worth nothing is left out."
+    probs, cfg = {CAT: .5, DOG: .8, ZEBRA: .3, BUS: .02}, PriceConfig(weight=2., unseen=5.)
+    logit = {c: math.log(p/(1 - p)) for c, p in probs.items()}
+    found = best_candidates(probs, {ZEBRA, BUS}, cfg)
+    assert [*found] == [ZEBRA, DOG]
+    close([*found.values()], [2*logit[ZEBRA] + 5, 2*logit[DOG]], 1e-12)
+    assert [*best_candidates(probs, {ZEBRA}, cfg, limit=1)] == [ZEBRA]
+    assert best_candidates(probs, {ZEBRA}) == dict.fromkeys(probs, math.inf)         # the paper: all are musts
+    close([*best_candidates({DOG: 1.}, (), PriceConfig(weight=1.)).values()], [math.log((1 - 1e-6)/1e-6)], 1e-9)
+
+PRICED = PriceConfig(weight=1., unseen=6., min_prob=.1)
+
+def test_pipeline_prices_its_candidates(data):
+    "D7d: the pipeline's candidates have `min_prob` or more; β is for words that no training caption says."
+    captioner = build_captioner(data, TINY, 1)
+    def pipeline(**kw):
+        return NovelCaptioner(ByScore(), captioner, CLASSES, {c: data.word_vectors[o.word] for c, o in CLASSES.items()},
+                              PipelineConfig(SearchConfig(k=1, max_len=4), **kw))
+    def candidates(cfg, pairs):
+        regions = Regions(np.tile([.1, .1, .5, .5], (len(pairs), 1)), [c for c, _ in pairs], [s for _, s in pairs],
+                          image_id=1)
+        return {c.object: c.price for c in cfg(regions).candidates}
+    pairs = [(ZEBRA, .2), (BUS, .05), (DOG, .6), (CAT, .45), (PERSON, .9)]
+    found = candidates(pipeline(prices=PRICED), pairs)
+    assert [*found] == ["zebra", "dog"]                        # .05 would be worth 3 nats
+    close([*found.values()], [math.log(.25) + 6, math.log(1.5)], 1e-5)
+    assert [*candidates(pipeline(prices=replace(PRICED, min_prob=.04)), pairs)] == ["zebra", "bus", "dog"]
+    assert candidates(pipeline(), pairs) == {"dog": None}      # the paper: from .5 on, a must
+    assert candidates(pipeline(limit=1), [(DOG, .6), (CAT, .7)]) == {"cat": None}
+
+def choices(data, heard=None, **preset):
+    run = Run(replace(PRESETS["coco"], **preset))
+    def selector(*about):
+        if heard is not None: heard.append(about)
+        return ByScore()
+    return Choices(run, data, SimpleNamespace(selector=selector))
+
+def test_rows_choose_as_the_paper_says():
+    "D2 and Table 1: what every row asks for, of an image with eleven detections of which the last is mentioned."
+    pairs = [(PERSON, .99), (DOG, .9), (DOG, .8), (CAT, .7), (CAT, .65), (DOG, .6), (CAT, .58), (DOG, .56), (CAT, .54),
+             (BUS, .52), (HORSE, .49), (DOG, .4), (ZEBRA, .3)]
+    own = world({1: (["two zebras and a man", "a dog", "a dog", "a dog", "a horse"], pairs)}, test=[1])
+    def rows(**preset):
+        found = choices(own, **preset)
+        return {row: [*found.candidates(row)[1]] for row in ("none", "top1", "top2", "top3", "selector",
+                                                             "selector_no_inner", "oracle", "cbs")}
+    paper = dict(none=[], top1=[DOG], top2=[DOG], top3=[DOG, CAT], selector=[DOG, CAT, BUS],
+                 selector_no_inner=[DOG, CAT, BUS], oracle=[DOG, HORSE, ZEBRA], cbs=[DOG, CAT, BUS])
+    assert rows() == paper
+    assert rows(distinct=True) == paper | dict(top2=[DOG, CAT], top3=[DOG, CAT, BUS])
+    assert rows(limit=1) == {row: found[:1] for row, found in paper.items()}
+    priced = [DOG, CAT, BUS, HORSE]                            # no place for ZEBRA: it is not among the ten best
+    assert rows(prices=PRICED) == paper | dict(selector=priced, selector_no_inner=priced)
+
+def test_selector_rows_ask_the_papers_selector(data, tmp_path):
+    "λ0 = .2 and λ1 = .8 where nothing else is said; a model of its own with and without inner, and for each seed."
+    heard = []
+    for row in "selector", "selector_no_inner": choices(data, heard).candidates(row)
+    choices(data, heard).candidates("selector", .4, (3,))
+    assert heard == [(True, .2, 0), (False, .2, 0), (True, .4, 3)]
+    small = replace(PRESETS["coco"], selector=SelectorConfig(d_model=8, heads=1, d_ff=8, layers=1, threshold=.4),
+                    train_selector=TrainConfig(epochs=1))
+    models = Models(Run(small), data, tmp_path)
+    for about, expected in (((), (True, .2, .8)), ((False, .3, 5), (False, .3, .7))):
+        model = models.selector(*about)
+        assert (model.cfg.inner, model.cfg.lambda0, model.cfg.lambda1, model.cfg.threshold) == (*expected, .4)
+    assert {path.name for path in tmp_path.iterdir()} == {"selector-0.2-0", "selector-no-inner-0.3-5"}
+
+def test_rows_price_unseen_words():
+    "D7d: in the tables as in the pipeline, by training captions alone; the oracle and CBS have musts."
+    own = world({0: (CATS, []), 1: (ZEBRAS, [(CAT, .6), (ZEBRA, .2), (BUS, .05), (DOG, .4)])}, train=[0], test=[1])
+    found = choices(own, prices=PRICED).candidates("selector")[1]
+    assert [*found] == [DOG, ZEBRA, CAT]                       # no training caption says a dog, either
+    close([*found.values()], [math.log(4/6) + 6, math.log(.25) + 6, math.log(1.5)], 1e-5)
+    assert choices(own, prices=PRICED).candidates("oracle")[1] == {ZEBRA: math.inf}
+    assert {*choices(own, prices=PRICED).candidates("cbs")[1].values()} == {math.inf}
+    close([*choices(own, prices=PRICED).candidates("score")[1].values()], [*found.values()], 1e-5)
+
+def test_threshold_of_the_score_row_is_weighted():
+    "D7c: unweighted, val prefers .4; weighted, .5."
+    own = val_of_thresholds()
+    assert [*choices(own).candidates("score")[8]] == [CAT]     # not the zebra of .47, nor the dog of .49
+    chosen = {i: [ZEBRA] if i < 5 else [] for i in range(8)}
+    def f1(chosen, weight):
+        return selection_f1(chosen, own.captions, range(8), own.novel["val"], COCO_HELDOUT, fp_weight=weight)["mean"]
+    best = {i: [ZEBRA] if i < 2 else [] for i in range(8)}
+    close([f1(chosen, 1), f1(best, 1)], [100*8/9, 100*4/6])
+    close([f1(chosen, 17_234/3_018), f1(best, 17_234/3_018)], [100*8/(8 + 17_234/3_018), 100*4/6])
+
+# ---- Section 3.1: training (D5, D6) and CIDEr-D
+
+def plain_cider(refs, captions, ids, unit="image"):
+    "CIDEr-D of Vedantam et al. (2015): σ = 6, ten times the mean over n = 1 to 4 and the references."
+    @cache
+    def grams(tokens): return Counter(tokens[i:i+n] for n in range(1, 5) for i in range(len(tokens) - n + 1))
+    refs, captions = {i: [*map(tuple, texts)] for i, texts in refs.items()}, map(tuple, captions)
+    documents = [[text] for texts in refs.values() for text in texts] if unit == "caption" else refs.values()
+    df = Counter(g for texts in documents for g in {g for text in texts for g in grams(text)})
+    @cache
+    def weights(tokens, n):
+        return {g: c*(math.log(len(documents)) - math.log(max(1, df[g]))) for g, c in grams(tokens).items()
+                if len(g) == n}
+    def length(x): return math.sqrt(sum(v*v for v in x.values()))
+    scores = []
+    for tokens, i in zip(captions, ids):
+        total = 0.
+        for ref, n in itertools.product(refs[i], range(1, 5)):
+            h, r = weights(tokens, n), weights(ref, n)
+            gap = max(0, len(tokens) - 1) - max(0, len(ref) - 1)
+            common = sum(min(h[g], r[g])*r[g] for g in h.keys() & r.keys())
+            if length(h) and length(r): total += common/(length(h)*length(r))*math.exp(-gap**2/(2*6.**2))
+        scores.append(10*total/4/len(refs[i]))
+    return scores
+
+TEXTS = {i: [text.split() for text in texts[:3 + i]] for i, texts in enumerate((DOGS, CATS, ZEBRAS))}
+SAID = ["a dog runs on the bed".split(), "a cat a cat a cat sits".split(), "grass".split(), [], "qq zebras on".split()]
+
+@pytest.mark.parametrize("unit", ["image", "caption"])
+def test_cider_d(unit):
+    "σ = 6, ×10, clipped counts, the frequencies of all images' references, by image or by caption."
+    ids = [0, 1, 2, 0, 2]
+    close(CiderD(TEXTS, unit).score(SAID, ids), plain_cider(TEXTS, SAID, ids, unit), 1e-9)
+    same_text = CiderD({0: [["a", "b", "c", "d", "e"]], 1: [["x", "y"]]}).score([["a", "b", "c", "d", "e"]], [0])
+    close(same_text, [10.])
+
+@pytest.mark.parametrize("eos", [True, False])
+@pytest.mark.parametrize("unit", ["image", "caption"])
+def test_reward_of_ids(data, eos, unit):
+    "D6: EOS is a word of the reward or not; reference words outside the vocabulary keep ids of their own, never UNK."
+    vocab = Vocab(["a", "dog", "cat", "on", "the", "runs", "sits", "grass", "bed"])
+    ids = [0, 1, 3]
+    reward = cider_reward(data, ids, vocab, ScstConfig(eos_in_reward=eos, df_unit=unit))
+    said = ["a dog runs on the grass", "a cat sits", "a dog on the bed on the bed", "cat"]
+    tokens = torch.full((5, 12), PAD)
+    for row, text in zip(tokens, said): row[:len(text.split()) + 1] = torch.tensor([*vocab.encode(text.split()), EOS])
+    tokens[4,:3] = torch.tensor([4, UNK, 5])                   # without an end; its UNK is no reference's word
+    end = ["<end>"]*eos
+    refs = {i: [text.split() + end for text in data.captions[i]] for i in ids}
+    words = [text.split() + end for text in said] + [["a", "<unk>", "dog"]]
+    of = [1, 0, 3, 0, 1]
+    close(reward(tokens, of), plain_cider(refs, words, of, unit), 1e-5)
+
+def test_defaults_of_the_reward(data):
+    "D6: EOS counts, and a document is an image."
+    vocab, ids = Vocab(["a", "cat"]), [0, 1]
+    refs = {i: [text.split() + ["<end>"] for text in data.captions[i]] for i in ids}
+    tokens = torch.tensor([[4, 5, EOS, PAD]])
+    close(cider_reward(data, ids, vocab)(tokens, [0]), plain_cider(refs, [["a", "cat", "<end>"]], [0]), 1e-5)
+    close(CiderReward({0: [[4, 5]], 1: [[6]]}, EOS)(tokens, [0]),
+          plain_cider({0: [[4, 5, EOS]], 1: [[6, EOS]]}, [[4, 5, EOS]], [0]), 1e-5)
+
+def test_xe_loss_is_the_mean_over_words(captioner, data):
+    "Section 3.1: every word and the end given those before, without padding."
+    x, mask = data.region_features()([0, 1])
+    tokens = torch.tensor([[BOS, 7, 8, 9, EOS], [BOS, 5, EOS, PAD, PAD]])
+    loss, _ = xe_loss(captioner, CaptionBatch(x, mask, tokens, [0, 1]))
+    total = 0.
+    for row, n in ((0, 4), (1, 2)):
+        log_probs = captioner(x[row:row+1], mask[row:row+1], tokens[row:row+1,:n]).log_softmax(-1)[0]
+        total -= sum(log_probs[t, tokens[row, t+1]].item() for t in range(n))
+    close(loss.item(), total/6, 1e-5)
+
+def moved(before, after):
+    "The largest step of each bias."
+    return [(after[name] - before[name]).abs().max().item() for name in before if name.endswith("bias")]
+
+def test_first_steps_have_the_papers_rate(data, tmp_path):
+    "D5: Adam's first step is the rate: d^-.5 · s · 10,000^-1.5 at s=1, and 5e-6 for SCST; batches of 50 captions."
+    own = world({i: (texts, [(DOG, .9), (CAT, .4)]) for i, texts in enumerate((DOGS, CATS)*5)}, range(10))
+    coco = PRESETS["coco"]
+    fresh = build_captioner(own, TINY, 1).state_dict()
+    xe = train_xe(own, TINY, replace(coco.xe, epochs=1), tmp_path/"xe", 1)
+    assert read_json(tmp_path/"xe/done.json")["history"][-1]["step"] == 1     # 50 captions
+    close(max(moved(fresh, xe.state_dict())), 16**-.5*10_000**-1.5, 1e-10)
+    start = {name: x.clone() for name, x in xe.state_dict().items()}
+    heard = []
+    def reward(tokens, ids):
+        heard.append((len(tokens), tokens.shape[1]))
+        return torch.arange(len(tokens)) % 5.
+    after = train_scst(own, xe, replace(coco.scst, epochs=1), tmp_path/"scst", reward=reward)
+    assert [n for n, _ in heard] == [10*5]                                    # beams of 5
+    close(max(moved(start, after.state_dict())), 5e-6, 1e-7)
+
+def test_batches_of_50(tmp_path):
+    "Section 3.1: captions in cross-entropy, images with five beams each in SCST."
+    own = world({i: (((DOGS, CATS)[i % 2])[:1], [(DOG, .9), (CAT, .4)]) for i in range(55)}, range(55))
+    coco, heard = PRESETS["coco"], []
+    def reward(tokens, ids):
+        heard.append(len(tokens))
+        return torch.zeros(len(tokens))
+    model = train_xe(own, TINY, replace(coco.xe, epochs=1), tmp_path/"xe", 1)
+    assert read_json(tmp_path/"xe/done.json")["history"][-1]["step"] == 2
+    train_scst(own, model, replace(coco.scst, epochs=1, min_refs=1), tmp_path/"scst", reward=reward)
+    assert sorted(heard) == [5*5, 50*5]
+
+def test_a_training_is_its_content(captioner, data, tmp_path):
+    "D10: other words, vectors, weights or settings are another training; its finished one is returned, and not theirs."
+    train, scst = TrainConfig(epochs=1), ScstConfig(epochs=1)
+    start = train_xe(data, TINY, train, tmp_path/"xe", 1)
+    again = train_xe(data, TINY, train, tmp_path/"xe", 1, True)
+    assert all(torch.equal(p, q) for p, q in zip(start.parameters(), again.parameters()))
+    before, how = start.average_neighbours({}), SearchConfig(k=2, max_len=4)
+    done = train_scst(data, start, scst, tmp_path/"scst", search_cfg=how)
+    other, text = small_world(), small_world()
+    other.word_vectors["dog"] = other.word_vectors["dog"] + 1
+    text.captions[0] = ["a", *text.captions[0][1:]]
+    for args in ((other, TINY, train), (text, TINY, train), (data, replace(TINY, memory=3), train),
+                 (data, TINY, replace(train, batch=49)), (data, TINY, train, 2)):
+        with pytest.raises(NocError, match="expected the same, or another output"):
+            train_xe(*args[:3], tmp_path/"xe", *args[3:] or (1,), True)
+    cases = [((data, before), {}), ((other, before), dict(search_cfg=how)), ((data, captioner), dict(search_cfg=how)),
+             ((data, before), dict(search_cfg=how, constrained=True)), ((data, before), dict(search_cfg=how, limit=4)),
+             ((data, before), dict(search_cfg=how, reward=lambda tokens, ids: torch.zeros(len(tokens))))]
+    for args, more in cases:
+        with pytest.raises(NocError, match="expected the same, or another output"):
+            train_scst(*args, scst, tmp_path/"scst", resume=True, **more)
+    again = train_scst(data, before, scst, tmp_path/"scst", search_cfg=how, resume=True)
+    assert all(torch.equal(p, q) for p, q in zip(done.parameters(), again.parameters()))
+
+def test_adam_and_the_schedule_step_by_step(data, tmp_path):
+    "D5: Adam with (.9, .98) under d^-.5 · min(s^-.5, s · w^-1.5), written out: the same weights after twelve steps."
+    pairs = [(DOG, .9), (CAT, .4), (CAT, .3)]
+    own = world({i: (texts, pairs) for i, texts in enumerate((DOGS, CATS, CATS)*20)}, range(60))
+    cfg = SelectorConfig(d_model=8, heads=2, d_ff=8, layers=1, dropout=0.)
+    train = TrainConfig(epochs=6, warmup=5, seed=4)
+    found = train_selector(own, cfg, train, tmp_path/"run")
+    torch.manual_seed(4)
+    model, examples, s = RegionSelector(cfg), SelectorExamples(own), 0
+    first, second = ([torch.zeros_like(p) for p in model.parameters()] for _ in "12")
+    for epoch in range(6):
+        for batch in Loader(examples, 50, 4)(epoch):
+            s += 1
+            rate = 8**-.5*min(s**-.5, s*5**-1.5)
+            loss = selector_loss(model(batch.geometry, batch.labels), batch.targets, batch.labels, .2, .8)
+            gradients = torch.autograd.grad(loss, [*model.parameters()])
+            with torch.no_grad():
+                for p, g, m, v in zip(model.parameters(), gradients, first, second):
+                    m += (1 - .9)*(g - m)
+                    v += (1 - .98)*(g*g - v)
+                    p -= rate*(m/(1 - .9**s))/((v/(1 - .98**s)).sqrt() + 1e-9)
+    assert s == 12
+    for (name, p), q in zip(found.named_parameters(), model.parameters()):
+        if not name.endswith("qkv.bias"): close(p.detach(), q.detach(), 1e-4)   # a key's bias has no gradient but noise
+
+def test_scst_loss_by_hand():
+    "D6: the baseline is the mean of the live beams; the dead stay out of it; the mean over images."
+    log_probs = torch.tensor([[-1., -2., -9.], [-3., -4., -5.]], requires_grad=True)
+    rewards = torch.tensor([[1., 3., 50.], [0., 3., 6.]])
+    valid = torch.tensor([[True, True, False], [True, True, True]])
+    loss = scst_loss(log_probs, rewards, valid)
+    close(loss.item(), (-((1 - 2)*-1 + (3 - 2)*-2)/2 - ((0 - 3)*-3 + 0 + (6 - 3)*-5)/3)/2, 1e-6)
+    close(torch.autograd.grad(loss, log_probs)[0], [[.25, -.25, 0], [.5, 0, -.5]], 1e-6)
+
+def test_two_passes_have_the_gradient_of_one(captioner, data):
+    "D6: the search has no gradient; scoring its captions gives that of stepping through them with gradient."
+    ids = [0, 1]
+    batch = ImageExamples(data, ids).__getitems__([0, 1])
+    def reward(tokens, of): return (tokens*torch.arange(1, tokens.shape[1] + 1)).sum(1) % 7.
+    cfg = SearchConfig(k=5, max_len=6)
+    captioner = captioner.average_neighbours({})
+    with torch.no_grad(): captioner.word_out.bias += 4*captioner.words()[EOS]     # some captions are short
+    groups = {1: [[(Vocab(captioner.tokens).stoi["cat"],)]]}
+    loss, numbers = SelfCritical(reward, groups, cfg)(captioner, batch)
+    two = torch.autograd.grad(loss, [*captioner.parameters()], allow_unused=True)
+    captioner.eval()
+    found = search(captioner, batch, [[], groups[1]], cfg)
+    total, lengths = 0., (found.tokens != PAD).sum(2)
+    assert len(lengths.unique()) > 2
+    for i in ids:
+        captions = [row for row, s in zip(found.tokens[i].tolist(), found.scores[i]) if s > -torch.inf]
+        worth = [reward(torch.tensor([row]), None).item() for row in captions]
+        for row, r in zip(captions, worth):
+            state, last, log_prob = captioner.start(batch.features[i:i+1], batch.mask[i:i+1]), BOS, 0.
+            for w in row:
+                if w == PAD: break
+                out, state = captioner.step(torch.tensor([last]), state)
+                log_prob, last = log_prob + out[0,w], w
+            total = total - (r - sum(worth)/len(worth))*log_prob/len(captions)/2
+    one = torch.autograd.grad(total, [*captioner.parameters()], allow_unused=True)
+    close(loss.item(), total.item(), 1e-4)
+    for a, b in zip(two, one):
+        if a is not None: close(a, b, 1e-3)
+    assert numbers["satisfied"] == .5
+
+def test_search_is_calm_and_scoring_is_not(loud, data):
+    "D6: dropout is off in the search and on in the scoring pass."
+    model = build_captioner(data, replace(TINY, dropout=.1), 1)
+    with torch.no_grad():
+        for p in model.parameters(): p += .3*torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+    batch, kept = ImageExamples(data, [0]).__getitems__([0]), []
+    def reward(tokens, ids):
+        kept.append(tokens)
+        return torch.tensor([1., 0.])
+    loss, _ = SelfCritical(reward, None, SearchConfig(k=2, max_len=5))(model, batch)
+    calm = search(model.eval(), batch, [[]], SearchConfig(k=2, max_len=5))
+    assert torch.equal(kept[0], calm.tokens[0])
+    log_probs = []
+    for row in kept[0].tolist():
+        row = row[:row.index(PAD)] if PAD in row else row
+        out = plain_captioner(model.state_dict(), batch.features[0], torch.tensor([BOS, *row[:-1]]), 1.1, 1, 2)
+        log_probs.append(out.log_softmax(1)[range(len(row)), row].sum().item())
+    close(loss.item(), -(.5*log_probs[0] - .5*log_probs[1])/2, 1e-4)
+
+def test_images_and_constraints_of_scst(tmp_path):
+    "D6: images with 5 references; the oracle's classes of all detections that a reference mentions, the first 5."
+    many = [(PERSON, .99)] + [(BUS, .98 - .01*i) for i in range(12)] + [(CAT, .3), (DOG, .2), (HORSE, .1)]
+    own = world({0: (["a man and a dog", "a puppy"] + CATS[:3], many), 1: (CATS[:4], many), 2: (DOGS, [(CAT, .9)])},
+                range(3))
+    vocab = build_vocab(own, 1)
+    groups, prices = oracle_constraints(own, [0, 1, 2], vocab)
+    cat, dog = [(vocab.stoi["cat"],)], [(vocab.stoi["dog"],)]
+    assert groups == {0: [cat, dog], 1: [cat], 2: [cat]}
+    assert prices == {0: [math.inf]*2, 1: [math.inf], 2: [math.inf]}
+    assert oracle_constraints(own, [0], vocab, 1)[0] == {0: [cat]}
+    heard = []
+    def reward(tokens, ids):
+        heard.extend(ids)
+        return torch.arange(len(tokens))*1.
+    train_scst(own, build_captioner(own, TINY, 1), ScstConfig(epochs=1), tmp_path/"run", True,
+               SearchConfig(k=2, max_len=6), reward=reward)
+    assert {*heard} == {0, 2}
+    pairs = [(c, .1*i) for i, c in enumerate(CLASSES)]
+    six = world({0: (["a bicycle a bus a cat a dog a horse and a zebra"], pairs)})
+    groups = oracle_constraints(six, [0], build_vocab(six, 1))[0][0]
+    assert [build_vocab(six, 1).tokens[w] for (w,), in groups] == ["zebra", "horse", "dog", "cat", "bus"]
+    with pytest.warns(UserWarning, match="'dog' of 1 images"):   # D3: a missing word is reported
+        assert oracle_constraints(own, [0], Vocab(["cat"]))[0] == {0: [[(4,)]]}
+
+def greedy(model, data, ids, groups, kept=None):
+    "CIDEr-D in points of greedy captions, against these images' references."
+    found = decode(model, Loader(ImageExamples(data, ids), shuffle=False), groups, SearchConfig(k=1))
+    refs = {i: [text.split() for text in data.captions[i]] for i in ids}
+    if kept is not None: kept += [found[i].caption for i in ids]
+    return 100*np.mean(plain_cider(refs, [found[i].caption.split() for i in ids], ids))
+
+def test_dgbs_with_prices(data):
+    "D7d: a class's price is w times the log-odds of a reference that mentions it; half a reference more of each."
+    own = world({0: (["a dog", "a dog", "a dog", "a cat", "a horse and a dog"], [(CAT, .9), (DOG, .8), (HORSE, .7)])})
+    vocab = build_vocab(own, 1)
+    groups, prices = oracle_constraints(own, [0], vocab, weight=2.)
+    assert groups == {0: [[(vocab.stoi["dog"],)]]}             # the others would cost: 1.5 of 6
+    close(prices[0], [2*math.log((4.5/6)/(1.5/6))], 1e-9)
+
+def test_scst_checks_its_input(data, captioner, tmp_path):
+    "No image with so many references; a reward of another shape, or not finite."
+    with pytest.raises(NocError, match="min_refs=6: no training image"):
+        train_scst(data, captioner, ScstConfig(min_refs=6, epochs=1), tmp_path/"run")
+    batch = ImageExamples(data, [0, 1]).__getitems__([0, 1])
+    def loss(reward): return SelfCritical(reward, None, SearchConfig(k=2, max_len=3))(captioner, batch)
+    with pytest.raises(NocError, match="a tensor of 4 numbers"): loss(lambda tokens, ids: torch.zeros(3))
+    with pytest.raises(NocError, match="a tensor of 4 numbers"): loss(lambda tokens, ids: [0.]*4)
+    for bad in math.nan, math.inf:
+        with pytest.raises(NocError, match="image 1: NaN or infinite"):
+            loss(lambda tokens, ids: torch.tensor([0., 0., bad, 0.]))
+    captioner.eval()
+
+def test_the_number_of_living_captions_is_that_of_the_beam(captioner, data):
+    "D6: rewards are told of living captions alone: with three words in all, a beam of 5 is not full."
+    stoi = Vocab(captioner.tokens).stoi
+    heard = []
+    def reward(tokens, ids):
+        heard.append((tokens, ids))
+        return (tokens != PAD).sum(1)*1.
+    batch = ImageExamples(data, [3]).__getitems__([0])
+    groups = {3: [[(stoi["dog"],)], [(stoi["cat"],)]]}
+    _, numbers = SelfCritical(reward, groups, SearchConfig(k=5, max_len=3))(captioner, batch)
+    (tokens, ids), = heard
+    assert ids == [3]*5 and {tuple(row) for row in tokens.tolist()} == {
+        (stoi["dog"], stoi["cat"], EOS), (stoi["cat"], stoi["dog"], EOS), (PAD, PAD, PAD)}
+    assert numbers["reward"] == 3 and numbers["satisfied"] == 2
+    captioner.eval()
+
+def test_the_best_epoch_is_kept(data, tmp_path):
+    "The weights that val liked best, of all epochs, and patience; a finished run is read and not repeated."
+    cfg, seen = SelectorConfig(d_model=8, heads=2, d_ff=8, layers=1, dropout=0.), []
+    def loss(*args):
+        seen.append(1)
+        return selector_loss(*args)
+    calm = world({i: ((DOGS, CATS)[i % 2], [(DOG, .6), (CAT, .5)]) for i in range(30)}, range(20), range(20, 30))
+    train = TrainConfig(epochs=8, warmup=1, peak=.5, batch=7, patience=3)
+    model = train_selector(calm, cfg, train, tmp_path/"run", loss=loss)
+    done = read_json(tmp_path/"run/done.json")
+    scores = [entry["score"] for entry in done["history"]]
+    close(val_score(calm, cfg)(model)["score"], max(scores), 1e-6)
+    best = scores.index(max(scores))
+    assert done["best"] == max(scores) and done["epoch"] == best + 1 and len(scores) == min(8, best + 4)
+    assert len(seen) == len(scores)*(3 + 1)                    # batches of 7, 7, 6; val
+    again = train_selector(calm, replace(cfg, threshold=.3), train, tmp_path/"run", True, loss)
+    assert len(seen) == len(scores)*4 and again.cfg.threshold == .3 and model.cfg.threshold == .5
+    for p, q in zip(again.parameters(), model.parameters()): assert torch.equal(p, q)
+    train_selector(calm, cfg, train, tmp_path/"run", loss=loss)
+    assert len(seen) == len(scores)*4*2                        # without `resume` it begins again
+
+def test_function_words_end_badly():
+    "In percent; an empty caption ends neither well nor badly."
+    assert bad_endings(["a man with a", "a dog", "a dog on the grass", "", "cat is"]) == 40
+    assert bad_endings([]) == bad_endings([""]) == 0
+
+def test_val_is_judged_by_its_non_novel_images(captioner):
+    "val_cider: CIDEr-D of greedy captions of the non-novel val images, at most 500, and of no others."
+    images = {i: ((DOGS, CATS)[i % 2], [((DOG, CAT)[i % 2], .5 + .0009*i)]) for i in range(502)}
+    images |= {1000: (ZEBRAS, [(ZEBRA, .9)])}
+    own = world(images, val=[1000, *range(502)])
+    assert own.novel["val"]["zebra"] == {1000}
+    for i in (500, 501): del own.captions[i]                   # whoever looks at these fails
+    found, decoded = val_cider(own)(captioner), []
+    close(found["score"], greedy(captioner, own, [*range(500)], {}, decoded), 1e-3)
+    close(found["words"], np.mean([len(text.split()) for text in decoded]), 1e-6)
+    close(found["bad_endings"], bad_endings(decoded), 1e-6)
+    assert val_cider(world({1: (ZEBRAS, [])}, val=[1])) is None
+
+def test_dgbs_is_judged_with_the_oracles_constraints(captioner, data, tmp_path):
+    "D6: DGBS training by greedy captions under the oracle's constraints of val; the others without any."
+    stoi, weights = Vocab(captioner.tokens).stoi, captioner.state_dict()
+    ids = [i for i in data.splits["val"] if i != 102]          # the zebra is novel
+    musts = {100: [[(stoi["dog"],)]], 101: [[(stoi["cat"],)]], 103: [[(stoi["cat"],)]]}
+    found = {}
+    for constrained in False, True:
+        model = build_captioner(data, TINY, 1)
+        model.load_state_dict(weights)
+        folder = tmp_path/str(constrained)
+        how = dict(constrained=True) if constrained else {}
+        model = train_scst(data, model, ScstConfig(epochs=1), folder, search_cfg=SearchConfig(k=2, max_len=8), **how)
+        found[constrained] = read_json(folder/"done.json")["best"]
+        close(found[constrained], greedy(model, data, ids, musts if constrained else {}), 1e-3)
+        assert abs(found[constrained] - greedy(model, data, ids, {} if constrained else musts)) > .05
+
+# ---- scores (D7)
+
+TRUE = {1: ["a zebra", "zebras run"], 2: ["a zebra", "grass", "grass"], 3: ["a bus"], 4: ["a road", "a road"],
+        5: ["a road"], 6: ["two buses"]}                       # 1 and 2 are novel for the zebra, 3 and 6 for the bus
+HEARD = {1: "Zebras!", 2: "a bus", 3: "a zebra and a bus", 4: "a zebra", 5: "a busy road", 6: "two buses"}
+NOVEL = dict.fromkeys(COCO_HELDOUT.objects, set()) | dict(zebra={1, 2}, bus={3, 6})
+
+@pytest.mark.parametrize("protocol, zebra, bus", [
+    (dict(), (1, 2, 1), (1, 1, 0)),                            # FP of the zebra: 3 and 4; of the bus: 2
+    (dict(fp="nonnovel"), (1, 1, 1), (1, 0, 0)),
+    (dict(weight="caption"), (2, 3, 3), (1, 3, 0)),            # 1 has two references, 2 three, 4 two
+    (dict(weight="caption", fp="nonnovel"), (2, 2, 3), (1, 0, 0)),
+    (dict(fp_weight=4.85), (1, 1 + 4.85, 1), (1, 1, 0)),
+    (dict(fp_weight=0, fp="nonnovel"), (1, 0, 1), (1, 0, 0)),
+    (dict(words="extended"), (1, 2, 1), (2, 1, 0)),            # `buses` is in this list alone
+])
+def test_f1_by_hand(protocol, zebra, bus):
+    "D7: both forms of a false positive, both weights; the unweighted mean over objects; pooled, all cells together."
+    row = judge(HEARD, TRUE, [1, 2, 3, 4, 5, 6, 6], NOVEL, metrics=(), **protocol).row()
+    def f1(tp, fp, fn): return 100*2*tp/(2*tp + fp + fn)
+    for o, cells in dict(zebra=zebra, bus=bus).items():
+        close([row["counts"]["found"][o][k] for k in ("tp", "fp", "fn")], cells)
+        close(row["f1"][o], f1(*cells))
+    close(row["out_macro"]["F1"], (f1(*zebra) + f1(*bus))/2)
+    close(row["out_pooled"]["F1"], f1(*np.add(zebra, bus)))
+    assert (row["counts"]["images"], row["counts"]["in"], row["counts"]["out"]) == (6, 2, 4)
+    assert row["counts"]["novel"]["bus"] == 2 and row["f1"]["pizza"] == 0
+    assert row["protocol"]["cider_df"] == "6 evaluated images"
+    expected = dict(words="dcc", weight="image", fp="other", fp_weight=1.) | protocol
+    assert {k: row["protocol"][k] for k in expected} == expected
+
+def test_f1_is_0_where_nothing_is_right():
+    "D7: also where no caption says the word; and the mean counts it."
+    row = judge(dict.fromkeys(TRUE, "a bus"), TRUE, TRUE, NOVEL, metrics=()).row()
+    assert row["f1"]["zebra"] == 0 and row["f1"]["bus"] == 100*2/(2 + 5)
+    close(row["out_macro"]["F1"], 100/7)
+    for captions, refs, ids, match in ((HEARD, {1: ["x"]}, [1, 2], "image 2"), ({1: "x"}, TRUE, [1, 2], "image 2"),
+                                       (HEARD | {1: 7}, TRUE, [1], "image 1"), (HEARD, {1: "x"}, [1], "image 1")):
+        with pytest.raises(NocError, match=match): judge(captions, refs, ids, NOVEL, metrics=())
+    with pytest.raises(NocError, match="object 'zebra'"):
+        judge(HEARD, TRUE, TRUE, {o: x for o, x in NOVEL.items() if o != "zebra"}, metrics=())
+    for wrong in dict(words="none"), dict(weight="x"), dict(fp="x"), dict(fp_weight=-1.):
+        with pytest.raises(NocError): judge(HEARD, TRUE, TRUE, NOVEL, metrics=(), **wrong)
+    scorer = CaptionScorer({1: ["a"]}, ())
+    with pytest.raises(NocError, match="prepared for 1 images"): judge(HEARD, TRUE, TRUE, NOVEL, scorer=scorer)
+    with pytest.raises(NocError, match="metrics: 'X'"): CaptionScorer({1: ["a"]}, ("X",))
+
+def test_selection_f1_by_hand():
+    "The same of chosen classes; a class counts by its number and not by a word."
+    chosen = {1: [ZEBRA, DOG], 2: [BUS], 3: [ZEBRA, BUS], 4: [ZEBRA], 5: [], 6: [BUS]}
+    found = selection_f1(chosen, TRUE, TRUE, NOVEL)
+    close([found["zebra"], found["bus"]], [100*2/(2 + 2 + 1), 100*2/(2 + 2)])  # 6 has no word of the list: BUS is wrong
+    close(found["mean"], (found["zebra"] + found["bus"])/2)
+    assert found["pizza"] == 0 and len(found) == 9
+    close(selection_f1(chosen, TRUE, TRUE, NOVEL, fp_weight=3.)["zebra"], 100*2/(2 + 4 + 1))
+    with pytest.raises(NocError, match="image 6: missing"):
+        selection_f1({i: chosen[i] for i in (1, 2, 3, 4, 5)}, TRUE, TRUE, NOVEL)
+    for ids in [1, 2], [4, 5]:
+        with pytest.raises(NocError, match="some of each"): nonnovel_weight(ids, NOVEL)
+    close(nonnovel_weight([1, 2, 4, 4], NOVEL, (9, 2)), 9/2*2/1)
+
+JUDGED = {1: "a zebra stands on the grass", 2: "two zebras", 3: "a bus on the road", 4: "a road a road a road",
+          5: "a road", 6: "two buses on the grass"}
+LONGER = {1: ZEBRAS, 2: ZEBRAS[:2], 3: ["a bus on a road", "a bus drives on the road today"],
+          4: ["a road", "road to a road"], 5: ["a long road", "road"], 6: ["two buses on the road"]}
+SETS = {"all": [1, 2, 3, 4, 5, 6], "in": [4, 5], "out_pooled": [1, 2, 3, 6], "zebra": [1, 2], "bus": [3, 6]}
+
+def test_caption_scores_are_pycocoevalcaps():
+    "D7: BLEU, ROUGE-L and CIDEr-D of every image and of sets; frequencies of the whole split; macro and pooled."
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.rouge.rouge import Rouge
+    def theirs(ids):
+        gts, res = {i: LONGER[i] for i in ids}, {i: [JUDGED[i]] for i in ids}
+        return 100*np.array([*Bleu(4).compute_score(gts, res, verbose=0)[0], Rouge().compute_score(gts, res)[0]])
+    cider = 100*Cider().compute_score(LONGER, {i: [c] for i, c in JUDGED.items()})[1]
+    judged = judge(JUDGED, LONGER, LONGER, NOVEL, metrics=("C", "B4", "R"))
+    once, row = judged.once(), judged.row()
+    own = {}
+    for name, ids in SETS.items():
+        own[name] = np.append(theirs(ids), np.mean([cider[[*LONGER].index(i)] for i in ids]))
+        if name in once: close([once[name][m] for m in ("B1", "B2", "B3", "B4", "R", "C")], own[name], 1e-7)
+    macro = (own["zebra"] + own["bus"])/2
+    close([once["out_macro"][m] for m in ("B1", "B2", "B3", "B4", "R", "C")], macro, 1e-7)
+    close([row["out_macro"][m] for m in ("B4", "R", "C")], macro[3:], 1e-7)
+    close(row["in"]["C"], own["in"][-1], 1e-7)
+    assert row["in"]["M"] is None and "F1" not in row["in"]
+    refs = {i: [text.split() for text in texts] for i, texts in LONGER.items()}
+    close(plain_cider(refs, [c.split() for c in JUDGED.values()], JUDGED), cider/100, 1e-9)
+    scorer = CaptionScorer(LONGER, ("C", "B4", "R"))
+    for i, each in zip(LONGER, np.array(points(scorer.numbers(JUDGED))["B4"])): close(each, theirs([i])[3], 1e-7)
+    with pytest.raises(NocError, match="captions: image 6: missing"): scorer.numbers({i: "x" for i in (1, 2, 3, 4, 5)})
+
+def test_unequal_captions_are_scored_by_hand():
+    "BLEU's closest length, of equals the shorter; ROUGE-L's β of 1.2; empty captions."
+    scorer = CaptionScorer({1: ["a b c d e f", "a b"], 2: ["x y z"], 3: ["x"]}, ("B4", "R"))
+    numbers = scorer.numbers({1: "a b q r", 2: "x z", 3: ""})
+    assert numbers["B4"][0].tolist() == [2, 1, 0, 0, 4, 3, 2, 1, 4, 2]
+    assert numbers["B4"][2].tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 0, 1]
+    close(numbers["R"][:,0], [(1 + 1.44)*(2/4)*(2/2)/(2/2 + 1.44*2/4), (1 + 1.44)*1*(2/3)/(2/3 + 1.44), 0])
+    found = points(numbers, np.array([[1., 0, 0], [2., 1, 0], [0, 0, 0]]))
+    close(found["R"][1], 100*(2*numbers["R"][0,0] + numbers["R"][1,0])/3)
+    assert np.isnan(found["R"][2]) and np.isnan(found["B1"][2])
+    close(found["B1"][0], 100*2/4, 1e-6)
+    close(found["B2"][1], 100*math.sqrt((6/10)*(2/7))*math.exp(0), 1e-6)
+
+def plain_meteor(x):
+    "METEOR 1.5's formula: exact, stem, synonym, paraphrase; content and function words; caption and reference."
+    test, ref, test_function, ref_function = x[:4]
+    sides = []
+    for side, (length, function) in enumerate(((test, test_function), (ref, ref_function))):
+        weighted = .75*(length - function) + .25*function
+        kinds = enumerate((1., .6, .8, .6))
+        matched = sum(w*(.75*x[4 + 4*kind + side] + .25*x[6 + 4*kind + side]) for kind, w in kinds)
+        sides.append(matched/weighted)
+    precision, recall = sides
+    mean = 1/(.15/precision + .85/recall)
+    return mean*(1 - .6*(x[20]/((x[21] + x[22])/2))**.2)
+
+def test_meteor_by_hand():
+    x = [9, 11, 4, 5, *range(1, 17), 3, 7, 8]
+    close(meteor(np.array(x, float)), plain_meteor(x), 1e-12)
+    close(meteor(np.array([x, [0]*23], float)), [plain_meteor(x), 0], 1e-12)
+
+def test_intervals_draw_images():
+    "The first is the score of all images; the others of as many images drawn with replacement; 95 % between the ends."
+    judged = judge(JUDGED, LONGER, LONGER, NOVEL, metrics=("R",))
+    drawn, again = judged.bootstrap(250), judged.bootstrap(250)
+    rng, each = np.random.default_rng(0), judged.numbers["R"][:,0]
+    expected = [each.mean(), *(each[rng.integers(6, size=6)].mean() for _ in range(250))]
+    close(drawn["all", "R"], 100*np.array(expected), 1e-9)
+    assert all(np.array_equal(drawn[k], again[k], equal_nan=True) for k in drawn)
+    low, high = interval(drawn["all", "R"])
+    close([low, high], np.percentile(drawn["all", "R"][1:], [2.5, 97.5]), 1e-9)
+    assert judged.bootstrap(0)["all", "R"].shape == (1,) and not np.array_equal(judged.bootstrap(250, 1)["all", "R"],
+                                                                                 drawn["all", "R"])
+    assert judged.once()["f1"]["pizza"] is None and judged.once()["f1"]["zebra"] == 100
+
+def test_common_ngrams():
+    "Clipped by the reference that has most of them."
+    cider = CiderD({1: [["a", "a", "b"], ["a", "b", "b"]], 2: [["c"]]})
+    shared, lengths = cider.common([["a", "a", "a", "b"], ["a", "c"]], [1, 2])
+    assert shared.tolist() == [[3, 2, 1, 0], [1, 0, 0, 0]] and lengths.tolist() == [4, 2]
+
+def test_cider_checks_its_input():
+    refs = {1: [["a"]]}
+    with pytest.raises(NocError, match="no references"): CiderD({})
+    for wrong in [], "a b", ["a b"]:
+        with pytest.raises(NocError, match="image 1"): CiderD({1: wrong})
+    with pytest.raises(NocError, match="df='x'"): CiderD(refs, "x")
+    with pytest.raises(NocError, match="image 2: no references"): CiderD(refs).score([["a"]], [2])
+    with pytest.raises(NocError, match="2 captions"): CiderD(refs).score([["a"], ["b"]], [1])
+    with pytest.raises(NocError, match="caption 1"): CiderD(refs).score([["a"], "b"], [1, 1])
+    with pytest.raises(NocError, match="65,536 different words"): CiderD({1: [[str(i) for i in range(65_536)]]})
+    CiderD({1: [[str(i) for i in range(65_535)]]})
+    with pytest.raises(NocError, match="token 'a'"): CiderReward(refs, EOS)
+    with pytest.raises(NocError, match="token 65535"): CiderReward({1: [[65_535]]}, EOS)
+    reward = CiderReward({1: [[4]], 2: [[65_534]]}, EOS, dtype=torch.float64)
+    found = reward(torch.tensor([[65_534, EOS]]), [2])
+    assert found.tolist() == [5.] and found.dtype == torch.float64
+    for tokens in torch.tensor([[-1]]), torch.tensor([[65_535]]), torch.tensor([4]), [[4]], torch.tensor([[4], [5]]):
+        with pytest.raises(NocError, match="CIDEr-D: "): reward(tokens, [1])
+
+# ---- the tables
+
+def log_prob(model, data, i, caption):
+    "Of a caption and its end, by all words at once."
+    x, mask = data.region_features(model.cfg.max_regions)([i])
+    tokens = torch.tensor([[BOS, *Vocab(model.tokens).encode(caption.split()), EOS]])
+    out = model(x, mask, tokens[:,:-1]).log_softmax(-1)[0]
+    return out.gather(1, tokens[0,1:,None]).sum().item()
+
+def test_averaged_words_under_constraints_alone(data, tmp_path):
+    "Rows with constraints have neighbour-averaged embeddings; the row without has the captioner as it was trained."
+    run = Run(replace(PRESETS["coco"], borrow=2, search=SearchConfig(k=2, max_len=8)), part="val")
+    own = Experiment(run, data, tmp_path/"run", metrics=("C",))
+    own.models.captioner, own.models.selector = lambda training: captioner, lambda *about: ByScore()
+    unit = {c: data.word_vectors[o.word]/np.linalg.norm(data.word_vectors[o.word]) for c, o in CLASSES.items()}
+    seen = {c for c in (CAT, DOG)}                             # the others' words are in no training caption
+    def nearest(c): return sorted(seen, key=lambda other: -unit[c] @ unit[other])
+    near = {CLASSES[c].word: [CLASSES[n].word for n in nearest(c)] for c in CLASSES.keys() - seen}
+    captioner = build_captioner(data, TINY, 1).eval()
+    for word in near: captioner.words.frozen[Vocab(captioner.tokens).stoi[word]] *= 3   # so that they matter
+    averaged = captioner.average_neighbours(near)
+    for row in "none", "top1", "selector", "oracle", "score", "cbs":
+        model, other = (captioner, averaged) if row == "none" else (averaged, captioner)
+        for i, d in own.captions(row, "xe").items():
+            if d.reason: continue
+            close(d.score, log_prob(model, data, i, d.caption), 1e-4)
+            assert abs(d.score - log_prob(other, data, i, d.caption)) > 1e-3
+
+def test_the_cbs_row(captioner, data, tmp_path):
+    "CBS on our captioner: two of the three best classes, in any form, by the machine."
+    images = {1: (CATS, [(CAT, .9), (DOG, .8), (HORSE, .7), (BUS, .6)])}
+    own = world({0: (DOGS, []), 1: (CATS, images[1][1])}, train=[0], val=[1])
+    run = Run(replace(PRESETS["coco"], search=SearchConfig(k=2, max_len=6)), part="val")
+    table = Experiment(run, own, tmp_path/"run", metrics=("C",))
+    table.models.captioner, stoi = lambda training: captioner, Vocab(captioner.tokens).stoi
+    forms = [[tuple(stoi[w] for w in form.split()) for form in CLASSES[c].forms] for c in (CAT, DOG, HORSE)]
+    x, mask = own.region_features()([1])
+    how = dict(bos=BOS, eos=EOS, k=2, max_len=6, forbidden=(PAD, BOS, UNK))
+    out = constrained_beam_search(captioner.step, captioner.start(x, mask), [forms], at_least=2, **how)
+    found = table.captions("cbs", "xe")[1]
+    assert found.caption == Vocab(captioner.tokens).decode(out.tokens[0,0]) and found.wanted == 3
+    assert found.satisfied == out.satisfied[0,0] >= 2
+
+def test_rows_of_a_run(captioner, data, tmp_path):
+    "D7, D7c: a row's scores by hand; on test each scoring leaves a line in the log and false positives count once."
+    for part in "val", "test":
+        folder = tmp_path/part
+        run = Run(replace(PRESETS["coco"], search=SearchConfig(k=2, max_len=8)), part=part, command="noc x", seed=7)
+        own = Experiment(run, data, folder, metrics=("C",))
+        own.models.captioner, own.models.selector = lambda training: captioner, lambda *about: ByScore()
+        rows = own.complete([("none", "xe", None), ("score", "xe", None), ("oracle", "xe", None)])
+        assert [row["row"] for row in rows] == ["none", "score", "oracle"] and (folder/"rows.jsonl").exists()
+        assert own.complete([("none", "xe", None)]) == rows                 # nothing is made twice
+        log = folder/"test_log.jsonl"
+        assert log.exists() == (part == "test")
+        if part == "test": assert len(log.read_text().splitlines()) == 3
+        refs = {i: [text.split() for text in data.captions[i]] for i in data.splits[part]}
+        for row in rows:
+            said = own.captions(row["row"], "xe")
+            each = dict(zip(said, plain_cider(refs, [d.caption.split() for d in said.values()], said)))
+            zebra, = (i for i in refs if i % 4 == 2)
+            close(row["metrics"]["out_macro"]["C"], 100*each.pop(zebra), 1e-4)
+            close(row["metrics"]["in"]["C"], 100*np.mean([*each.values()]), 1e-4)
+            weight = 17_234/3_018*1/3 if part == "val" else 1
+            says = {i for i, d in said.items() if {"zebra", "zebras"} & {*d.caption.split()}}
+            tp, fp = len(says & {zebra}), weight*len(says - {zebra})
+            close(row["metrics"]["f1"]["zebra"], 100*2*tp/(2*tp + fp + 1 - tp), 1e-6)
+            close(row["protocol"]["fp_weight"], weight, 1e-9)
+            assert row["split"] == part and row["table"] == "main" and row["command"] == "noc x"
+            assert row["seed"]["captioner"] == 7 and row["metrics"]["selection_f1"]["zebra"] == (
+                0 if row["row"] == "none" else 100)
+        assert rows[1]["config"]["threshold"] == .2            # all up to .8 are equally good on this val
+
+def test_no_run_goes_on_as_another(data, tmp_path):
+    "D10: an output that exists is refused without `resume`, and with it where anything differs that it depends on."
+    run = Run(PRESETS["toy"], part="val")
+    Experiment(run, data, tmp_path/"run")
+    with pytest.raises(NocError, match="exists"): Experiment(run, data, tmp_path/"run")
+    Experiment(run, data, tmp_path/"run", resume=True)
+    for other in replace(run, seed=1), replace(run, part="test"), replace(run, preset=replace(run.preset, limit=4)), \
+            replace(run, variant="x"), replace(run, detections="gt"):
+        with pytest.raises(NocError, match="expected the same, or another output"):
+            Experiment(other, data, tmp_path/"run", resume=True)
+    file, about = tmp_path/"run/run.json", read_json(tmp_path/"run/run.json")
+    older = {k: x for k, x in about["preset"].items() if k != "borrow"}     # made before there was this setting
+    file.write_text(json.dumps(about | dict(preset=older)))
+    with pytest.raises(NocError, match="preset.borrow: 0 there, 2 here"):
+        Experiment(replace(run, preset=replace(run.preset, borrow=2)), data, tmp_path/"run", resume=True)
+    Experiment(run, data, tmp_path/"run", resume=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    Experiment(run, data, tmp_path/"run", resume=True)         # the number of threads is no part of it
+    torch.set_num_threads(threads)
+    own = contents(data, seen=True)
+    assert contents(small_world(), seen=True) == own
+    other = small_world()
+    other.regions.scores[0] += .01
+    text, word = small_world(), small_world()
+    text.captions[0] = ["a", *text.captions[0][1:]]
+    word.word_vectors["dog"] = word.word_vectors["dog"] + 1
+    changed = dict(regions=other, captions=text, vectors=word, splits=world(
+        {i: (data.captions[i], []) for i in data.captions}, range(11), range(100, 104), range(104, 108)),
+        classes=replace(small_world(), classes=COCO_CLASSES),
+        heldout=replace(small_world(), heldout=replace(COCO_HELDOUT, f1={"dcc": COCO_HELDOUT.removal})))
+    for name, new in changed.items():
+        assert contents(new, seen=True)[name] != own[name], name
+        with pytest.raises(NocError, match="expected the same, or another output"):
+            Experiment(run, new, tmp_path/"run", resume=True)
+
+def test_published_counts():
+    "D8: 70,194 are kept; halves of 20,252; novel 3,018 and 3,024; `lite` counts a false positive 4.85 times."
+    root = find_data()
+    if root is None: pytest.skip("set NOC_DATA to a COCO folder")
+    split = read_json(root/"splits/split_noc_coco.json")
+    assert [len(split[k]) for k in ("train", "val", "test", "val_train", "test_train")] == [70_194, 3_018, 3_024,
+                                                                                            20_252, 20_252]
+    lite = read_json(root/"splits/lite.json")
+    assert (len(lite["val"]), len(lite["novel_val"])) == (1777, 816)
+    close(nonnovel_weight(lite["val"], {"all": {*lite["novel_val"]}}), (17_234/3_018)/(961/816), 1e-12)
+    assert (20_252 - 3_018, 3_018) == (17_234, 3_018)
