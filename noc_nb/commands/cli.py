@@ -18,7 +18,7 @@ def noc_caption(
     out:str=None,        # file for the captions, a line of JSON each (default: print them)
     html:str=None,       # file for a page to look at
     data:str=None,       # detections: a folder in COCO's layout, or JSON with the images' file_name
-    images:str=None,     # detections: folder of the images to caption, whose names end in their ids
+    images:str=None,     # detections: folder of the images to caption, by name; else by number
     objects:str=None,    # words by hand: "zebra, red|white, bus=4, -text" (either; worth 4 nats;
                          # not this; "": none; default: the selector's)
     min_score:float=None, # a class below is never forced (default: the selector's threshold)
@@ -73,7 +73,7 @@ def noc_eval(
     heldout:str=None,     # held-out objects: names, as "zebra, bus", or JSON with their words
     classes:str=None,     # classes: JSON, or names, one a line, as in Open Images's CSV
     missing:Literal["refuse", "empty"]="refuse", # an image without a caption: score it as empty?
-    images:str=None,      # photos whose names end in their ids, for a page and for your scores
+    images:str=None,      # photos for a page and for your scores, by name; else by number
     metrics:str=None,     # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU), R (ROUGE-L), or
                           # module:function of yours; default: all five
     synonyms:str=None,    # CHAIR's words: a line an object (default: the classes' forms)

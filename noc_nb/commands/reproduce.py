@@ -17,7 +17,7 @@ from ..core import NocError, require
 from ..fast.search import Search
 from ..files.dataset import load_checked
 from ..files.drawing import make_toy
-from ..files.readers import WordVectors
+from ..files.readers import WordVectors, check_numbers
 from ..files.store import RegionStore
 from ..heldout import COCO_CLASSES
 from ..lab.config import override
@@ -33,6 +33,7 @@ from ..lab.train import kept_line, train_scst_in, train_selector_in, train_xe_in
 from ..metrics import METRICS
 from ..models.names import read_classes
 from ..models.pipeline import NovelCaptioner, PipelineConfig, pipeline_folder, shipped
+from ..models.source import annotated, stored_names
 from ..regions import class_vectors
 from ..scores.java import java_programs, spice_lacks
 from ..scores.page import save_figure
@@ -157,6 +158,13 @@ def _toy_world(root):
     for file in files: check_ours(file, b"the toy world", "--out", "toy world")
     return make_toy(root, test=600)
 
+def _check_names(store, data, captions=None):
+    "Raises `NocError` where a store that was made of photos numbers them in its own way."
+    names = stored_names(store) if store else []
+    if not names: return
+    file = captions or data.root
+    check_numbers(annotated(file)[1], names, file, store)
+
 def _load(o, cfg):
     "The data of a run; the toy world is made."
     if not o.data and o.preset == "toy":
@@ -166,7 +174,9 @@ def _load(o, cfg):
         root = _toy_world(Path(o.out)/"data")
     else: root = find_data(o.data)
     store = RegionStore(o.features) if o.features else None
-    return load_checked(root, cfg.split, o.detections or "simulated", features=store)
+    data = load_checked(root, cfg.split, o.detections or "simulated", features=store)
+    _check_names(o.features, data)
+    return data
 
 # %% ../../nbs/commands/139_reproduce.ipynb #7934e638
 def _reproduce(o):
@@ -298,6 +308,7 @@ def _run_train(o):
     own = read_classes(o.classes, o.first) if o.classes else None
     found = o.detections or "simulated"
     data = load_checked(o.data, split, found, o.captions, store, o.heldout, own, o.vectors)
+    _check_names(o.features, data, o.captions)
     check_outputs({"--out": out}, [data.root, o.features, o.start])
     _say_what_lacks(o.part, data)
     _train(o.part, data, out, cfg, o.seed, o.resume, o.start, not o.free)

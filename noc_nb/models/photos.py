@@ -20,7 +20,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset
 
 from ..core import NocError, require
-from ..files.readers import image_names, open_parquet, read_coco
+from ..files.readers import image_names, match_photos, name_parts, open_parquet, read_coco
 from ..files.store import RegionStore
 from ..lab.config import check_range
 from ..lab.disk import foreign_file, whole_file
@@ -201,53 +201,71 @@ def _readable(name): # any bytes may be in a name
     return os.path.normpath(os.fsencode(name).decode("utf-8", "replace"))
 
 def image_files(
-    src,      # an image, a folder, .tar or .parquet of images, .txt of such names, or a COCO root
-    ids=None, # file name, with or without its folder -> id; default: places may be numbers
-)->list:      # the images, each with a number of its own
-    """The images of a source; those that cannot be reached or numbered come last, below zero, and
-    say why when they are opened. Raises `NocError` if there is none, or two have one number."""
+    src,        # an image, a folder, .tar or .parquet of images, .txt of such names, or a COCO root
+    names=None, # (file name, id) of images; []: numbers at the ends of names; None: or places
+    where="names", # the file that has the names, for messages
+)->list:        # the images, each with a number of its own
+    """The images of a source; those that cannot be reached or numbered come last, below zero. They
+    say why when they are opened, and so does an image that several photos fit. Raises `NocError` if
+    there is none, or two have one number."""
     src = Path(src)
     require(src.exists(), f"{src}: no such file or folder", "images")
     files = [f for name, path in _sources(src).items() for f in _images(path, name)]
     files = [replace(f, name=_readable(f.name)) for f in files]
     damaged = [f for f in files if f.why]
     files = [f for f in files if not f.why]
-    if (src/"annotations").is_dir(): numbers = _coco_ids(src, files)
-    else:
-        numbers = _file_ids(files, ids)
-        damaged += [_nameless(f) for f, i in zip(files, numbers) if i is None]
-    files = [replace(f, id=i) for f, i in zip(files, numbers) if i is not None]
+    root = [] if names or not (src/"annotations").is_dir() else _coco_names(src, files)
+    if root: names, where = root, src/"annotations"
+    if names: files, others = _by_name(files, names, where, src)
+    else: files, others = _by_number(files, names is None)
+    if not root: damaged += others
     files += [replace(f, id=-n) for n, f in enumerate(damaged, 1)]
     require(files, src, f"images ({' '.join(_SUFFIXES)}), or .tar or .parquet files of them; found "
             "none")
     return files
 
 # %% ../../nbs/models/115_photos.ipynb #ab7044bb
-def _file_ids(files, ids):
-    "The ids of the names, or the numbers that they end with (or None); or the places in the list."
-    known, owners, numbers = ids or {}, {}, []
-    for f in files:
-        end = re.search(r"\d{1,18}$", Path(f.name).stem, re.ASCII)
-        i = known.get(f.name, known.get(Path(f.name).name, int(end[0]) if end else None))
-        if (i is None or i in owners) and ids is None: return range(1, len(files) + 1)
-        if i is not None and i in owners:
-            raise NocError(f"{f.name}: image {i}: is {owners[i]} already; expected one file each")
-        owners[i] = f.name
-        numbers.append(i)
-    return numbers
+def _by_name(files, names, where, src):
+    "Files that names lead to, by their ids; the others. An image that several fit says so."
+    inside = f"{src.name}/" if src.is_file() else ""     # an archive's own name is no folder
+    photos = [f.name.removeprefix(inside) for f in files]
+    ids, clashes = match_photos(names, photos, where, src)
+    rest = {p: replace(f, why=f"expected its name in {where}")
+            for p, (f, i) in enumerate(zip(files, ids)) if i is None}
+    numbered = [replace(f, id=i) for f, i in zip(files, ids) if i is not None]
+    for c in clashes:
+        name = c.name.encode(errors="replace").decode()
+        numbered.append(replace(files[c.photos[0]], id=c.image, name=name, why=c.why))
+        for p in c.photos: rest.pop(p, None)
+    return numbered, [*rest.values()]
 
+def _coco_names(root, files):
+    "Names and official ids, from the annotation files, the smallest first, until all have theirs."
+    names, known, needed = [], set(), {name_parts(f.name)[-1:] for f in files}
+    for path in sorted((root/"annotations").glob("*.json*"), key=lambda p: p.stat().st_size):
+        if needed <= known: break
+        names += image_names(read_coco(path, "images"), path)
+        known = {name_parts(name)[-1:] for name, _ in names}
+    return names
+
+# %% ../../nbs/models/115_photos.ipynb #6f8310e9
 NAMED = ("a name that ends in the image's id, or that stands with its id in `images` of the "
          'detections, or of a JSON file for --data, as {"id": 7, "file_name": "beach.jpg"}')
 
-def _nameless(file): return replace(file, why=f"expected {NAMED}")
-
-def _coco_ids(root, files):
-    "The official ids, from the annotation files, the smallest first; None where no file has one."
-    ids, names = {}, {f.path.name for f in files}
-    for path in sorted((root/"annotations").glob("*.json*"), key=lambda p: p.stat().st_size):
-        if names <= ids.keys(): break
-        ids |= image_names(read_coco(path, "images"), path)
-    return [ids.get(f.path.name) for f in files]
+def _by_number(files, places):
+    "Files by the numbers that their names end with; those without. Or all by place, where allowed."
+    owners, nameless = {}, []
+    for f in files:
+        end = re.search(r"\d{1,18}$", Path(f.name).stem, re.ASCII)
+        i = int(end[0]) if end else None
+        if places and (i is None or i in owners):
+            return [replace(f, id=n) for n, f in enumerate(files, 1)], []
+        if i is None: nameless.append(replace(f, why=f"expected {NAMED}"))
+        elif i not in owners: owners[i] = replace(f, id=i)
+        else:
+            raise NocError(f"{f.name}: image {i}: is {owners[i].name} already; expected one file "
+                           "each")
+    return [*owners.values()], nameless
 
 # %% ../../nbs/models/115_photos.ipynb #5c122589
 class _Prepared(Dataset):

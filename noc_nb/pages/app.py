@@ -22,7 +22,7 @@ from ..fast.prices import read_wishes
 from ..files.drawing import render as draw_scene
 from ..heldout import meanings
 from ..lab.config import check_range, read_options
-from ..lab.progress import say
+from ..lab.progress import say, say_notes
 from ..models.captioners import NovelPhotoCaptioner
 from ..models.photos import open_image
 from ..models.pipeline import NovelCaptioner, shipped
@@ -316,14 +316,17 @@ class _Studio:
         if source is None:
             toy = NovelCaptioner.from_pretrained("toy")
             self.examples = [lambda n=n: (toy, *_toy_scene(n)) for n in range(most)]
+            self.names = ["drawing"]*most
         else:
             whole = (i for i in source.ids if not isinstance(source.photo(i), NocError))
             def photo(i): return photos, source.photo(i), source.regions([i])[0]
-            self.examples = [partial(photo, i) for i in islice(whole, most)]
+            ids = [*islice(whole, most)]
+            self.examples, self.names = [partial(photo, i) for i in ids], [*map(source.name, ids)]
 
     def example(self, n:int)->_View:
         "The n-th example."
-        return _view(*self.examples[n](), model="toy" if self.drawn else self.model)
+        model = "toy" if self.drawn else self.model
+        return _view(*self.examples[n](), name=self.names[n], model=model)
 
     def upload(self, path, detections=None)->_View:
         "A photo that someone sent, and what was found in it. Raises `NocError` for a bad file."
@@ -338,7 +341,7 @@ class _Studio:
 def _look(self:_Studio, path, detections):
     image, more = open_image(path, _PIXELS), dict(name=Path(path).name, model=self.model)
     if detections is not None:
-        source = detected(detections, images=Path(path).parent, classes=self.photos.classes)
+        source = detected(detections, images=path, classes=self.photos.classes)
         found, = source.regions(source.ids)
     else:
         try: self.detector = self.detector or detector_for(self.photos)
@@ -539,6 +542,7 @@ def _run_app(o):
     "Serve the page until it is stopped. Raises `NocError` for bad options."
     _check_serving(o.host, o.port, o.max_mb)                        # before a model is read
     studio = _open_studio(read_options(Job, o, src=o.detections))
+    say_notes()
     say(studio.hint)
     page, options = studio._page(o.max_mb, o.host)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))        # uploads are removed

@@ -23,7 +23,7 @@ from ..constraints import constraint_tokens
 from ..core import NocError, require
 from ..lab.config import read_options
 from ..lab.disk import read_json, room_for, whole_file
-from ..lab.progress import progress, keep_blocks
+from ..lab.progress import progress, keep_blocks, say_notes
 from ..lab.results import read_rows
 from ..lab.runs import begin, check_ours, check_outputs, fingerprint, locked
 from ..models.photos import input_files
@@ -167,6 +167,7 @@ def _caption_all(pipeline, source, out, options=CaptionOptions(), resume=False):
         what = "exists" if out.exists() else f"was begun, and {part.name} holds its first lines"
         require(resume or not begun, f"{out}: {what}", "the name of a new file, or --resume")
         begin_captions(about, out, pipeline, source, options, resume, begun)
+        say_notes()
         if not out.exists():
             part.touch()
             while (done := _whole_groups(part, source.ids, options.batch)) < len(source.ids):

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from ..core import NocError, require
 from ..data import PARTS
 from ..files.dataset import data_files, find_split, load_captions, value_or_file
-from ..files.readers import is_object, json_column, open_parquet, read_coco, read_split
+from ..files.readers import check_numbers, is_object, json_column, open_parquet, read_coco
+from ..files.readers import read_split
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize, novel_images
 from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json, whole_file
@@ -181,13 +182,20 @@ class _Photos(UserDict):
     "Image id -> its photo, which is opened when it is asked for."
     def __getitem__(self, i): return open_image(self.data[i])
 
+def _check_files(captions, data):
+    "Raises `NocError` where captions name photos, and number them otherwise than the data does."
+    entries = [entry for entry in _entries(captions) if isinstance(entry.get("file"), str)]
+    files = [(entry["file"], entry["image_id"]) for entry in entries if "error" not in entry]
+    if files: check_numbers(annotated(data)[1], files, data, captions)
+
 def photos_by_id(
-    src,       # a folder, .tar or .parquet of photos whose names end in their ids; None: no photos
-    data=None, # a folder in COCO's layout or a captions file: ids by `file_name`
+    src,       # a folder, .tar or .parquet of photos; None: no photos
+    data=None, # a folder in COCO's layout or a captions file, which may name them by `file_name`
 )->dict:       # image id -> PIL image
     "The photos of images. Raises `NocError` where there is none."
-    names = annotated(data)[1] if src and data else {}
-    return _Photos({f.id: f for f in image_files(src, names)} if src else {})
+    names = annotated(data)[1] if src and data else []
+    files = image_files(src, names, data) if src else []
+    return _Photos({f.id: f for f in files if f.id >= 0})
 
 # %% ../../nbs/scores/122_report.ipynb #207cd4b7
 def make_task(
@@ -576,6 +584,7 @@ def evaluate_file(
     check_folder(out, "report", _files_of(data, captions, split, *kw.values()))
     with locked(out):
         system, task = read_system(captions), make_task(data, split, **kw)
+        _check_files(captions, data)
         protocol.words_of(task.heldout)                       # refused now, if it is
         chosen, counts = match(system, task, captions, missing)
         judged = _evaluate(chosen, task, protocol, metrics)
