@@ -5,7 +5,7 @@ value. The references are written out here: literal loops, NumPy, numbers by han
 import itertools, json, math
 from collections import Counter, namedtuple
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
@@ -22,6 +22,7 @@ from noc_nb.data import CaptionBatch, CocoData, ImageExamples, Loader, SelectorE
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.fast.decode import decode, search
 from noc_nb.fast.machine import constrained_beam_search
+from noc_nb.fast.oracle import fast_search, oracle_prices
 from noc_nb.fast.pool import Pool
 from noc_nb.fast.prices import PriceConfig, best_candidates
 from noc_nb.fast.search import grid_beam_search
@@ -32,15 +33,15 @@ from noc_nb.lab.disk import find_data, read_json
 from noc_nb.lab.experiment import PRESETS, Choices, Experiment, Models, Run
 from noc_nb.lab.runs import contents
 from noc_nb.lab.saving import load_model, save_model, save_vocab
-from noc_nb.lab.train import TrainConfig
+from noc_nb.lab.train import ScstTrainConfig, TrainConfig, train_scst_in, train_selector_in, train_xe_in
 from noc_nb.metrics import CaptionScorer, meteor, points
 from noc_nb.models.pipeline import NovelCaptioner, PipelineConfig
 from noc_nb.novelty import interval, judge, nonnovel_weight, selection_f1
 from noc_nb.regions import Regions, geometry, table_of
-from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, oracle_constraints, scst_loss, train_scst
+from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, oracle_words, scst_loss
 from noc_nb.selector import RegionSelector, SelectorConfig, select, selector_loss
-from noc_nb.train_selector import selected, selector_scores, train_selector, val_score, val_weight
-from noc_nb.train_xe import bad_endings, build_captioner, build_vocab, train_xe, val_cider, xe_loss
+from noc_nb.train_selector import selected, selector_scores, val_score, val_weight
+from noc_nb.train_xe import bad_endings, build_captioner, build_vocab, val_cider, xe_loss
 from noc_nb.vocab import BOS, EOS, PAD, UNK, Vocab, tokenize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -264,7 +265,7 @@ def test_training_and_judging_use_the_papers_weights(data, tmp_path):
     cfg = replace(PRESETS["coco"].selector, d_model=8, heads=1, d_ff=8, layers=1)
     images = {i: (data.captions[i % 12], [(DOG, .5)]) for i in range(120)}
     many = world(images, range(120))
-    train_selector(many, cfg, replace(PRESETS["coco"].train_selector, epochs=1), tmp_path/"run", loss=loss)
+    train_selector_in(tmp_path/"run", many, cfg, replace(PRESETS["coco"].train_selector, epochs=1), loss=loss)
     assert {(a, b) for a, b, _ in heard} == {(.2, .8)}
     assert sorted(size for *_, size in heard) == [20, 50, 50]                # batch 50
     calm = world({0: (CATS, [(CAT, .6), (DOG, .3)]), 1: (CATS, [(PERSON, .9)])}, val=[0, 1])
@@ -1117,7 +1118,7 @@ def test_first_steps_have_the_papers_rate(data, tmp_path):
     own = world({i: (texts, [(DOG, .9), (CAT, .4)]) for i, texts in enumerate((DOGS, CATS)*5)}, range(10))
     coco = PRESETS["coco"]
     fresh = build_captioner(own, TINY, 1).state_dict()
-    xe = train_xe(own, TINY, replace(coco.xe, epochs=1), tmp_path/"xe", 1)
+    xe = train_xe_in(tmp_path/"xe", own, TINY, replace(coco.xe, epochs=1), 1)
     assert read_json(tmp_path/"xe/done.json")["history"][-1]["step"] == 1     # 50 captions
     close(max(moved(fresh, xe.state_dict())), 16**-.5*10_000**-1.5, 1e-10)
     start = {name: x.clone() for name, x in xe.state_dict().items()}
@@ -1125,7 +1126,7 @@ def test_first_steps_have_the_papers_rate(data, tmp_path):
     def reward(tokens, ids):
         heard.append((len(tokens), tokens.shape[1]))
         return torch.arange(len(tokens)) % 5.
-    after = train_scst(own, xe, replace(coco.scst, epochs=1), tmp_path/"scst", reward=reward)
+    after = train_scst_in(tmp_path/"scst", own, xe, replace(coco.scst, epochs=1), reward=reward)
     assert [n for n, _ in heard] == [10*5]                                    # beams of 5
     close(max(moved(start, after.state_dict())), 5e-6, 1e-7)
 
@@ -1136,33 +1137,33 @@ def test_batches_of_50(tmp_path):
     def reward(tokens, ids):
         heard.append(len(tokens))
         return torch.zeros(len(tokens))
-    model = train_xe(own, TINY, replace(coco.xe, epochs=1), tmp_path/"xe", 1)
+    model = train_xe_in(tmp_path/"xe", own, TINY, replace(coco.xe, epochs=1), 1)
     assert read_json(tmp_path/"xe/done.json")["history"][-1]["step"] == 2
-    train_scst(own, model, replace(coco.scst, epochs=1, min_refs=1), tmp_path/"scst", reward=reward)
+    train_scst_in(tmp_path/"scst", own, model, replace(coco.scst, epochs=1, min_refs=1), reward=reward)
     assert sorted(heard) == [5*5, 50*5]
 
 def test_a_training_is_its_content(captioner, data, tmp_path):
     "D10: other words, vectors, weights or settings are another training; its finished one is returned, and not theirs."
-    train, scst = TrainConfig(epochs=1), ScstConfig(epochs=1)
-    start = train_xe(data, TINY, train, tmp_path/"xe", 1)
-    again = train_xe(data, TINY, train, tmp_path/"xe", 1, True)
+    train, scst = TrainConfig(epochs=1), ScstTrainConfig(epochs=1)
+    start = train_xe_in(tmp_path/"xe", data, TINY, train, 1)
+    again = train_xe_in(tmp_path/"xe", data, TINY, train, 1, True)
     assert all(torch.equal(p, q) for p, q in zip(start.parameters(), again.parameters()))
     before, how = start.average_neighbours({}), SearchConfig(k=2, max_len=4)
-    done = train_scst(data, start, scst, tmp_path/"scst", search_cfg=how)
+    done = train_scst_in(tmp_path/"scst", data, start, scst, search_cfg=how)
     other, text = small_world(), small_world()
     other.word_vectors["dog"] = other.word_vectors["dog"] + 1
     text.captions[0] = ["a", *text.captions[0][1:]]
     for args in ((other, TINY, train), (text, TINY, train), (data, replace(TINY, memory=3), train),
                  (data, TINY, replace(train, batch=49)), (data, TINY, train, 2)):
         with pytest.raises(NocError, match="expected the same, or another output"):
-            train_xe(*args[:3], tmp_path/"xe", *args[3:] or (1,), True)
+            train_xe_in(tmp_path/"xe", *args[:3], *args[3:] or (1,), True)
     cases = [((data, before), {}), ((other, before), dict(search_cfg=how)), ((data, captioner), dict(search_cfg=how)),
              ((data, before), dict(search_cfg=how, constrained=True)), ((data, before), dict(search_cfg=how, limit=4)),
              ((data, before), dict(search_cfg=how, reward=lambda tokens, ids: torch.zeros(len(tokens))))]
     for args, more in cases:
         with pytest.raises(NocError, match="expected the same, or another output"):
-            train_scst(*args, scst, tmp_path/"scst", resume=True, **more)
-    again = train_scst(data, before, scst, tmp_path/"scst", search_cfg=how, resume=True)
+            train_scst_in(tmp_path/"scst", *args, scst, resume=True, **more)
+    again = train_scst_in(tmp_path/"scst", data, before, scst, search_cfg=how, resume=True)
     assert all(torch.equal(p, q) for p, q in zip(done.parameters(), again.parameters()))
 
 def test_adam_and_the_schedule_step_by_step(data, tmp_path):
@@ -1171,7 +1172,7 @@ def test_adam_and_the_schedule_step_by_step(data, tmp_path):
     own = world({i: (texts, pairs) for i, texts in enumerate((DOGS, CATS, CATS)*20)}, range(60))
     cfg = SelectorConfig(d_model=8, heads=2, d_ff=8, layers=1, dropout=0.)
     train = TrainConfig(epochs=6, warmup=5, seed=4)
-    found = train_selector(own, cfg, train, tmp_path/"run")
+    found = train_selector_in(tmp_path/"run", own, cfg, train)
     torch.manual_seed(4)
     model, examples, s = RegionSelector(cfg), SelectorExamples(own), 0
     first, second = ([torch.zeros_like(p) for p in model.parameters()] for _ in "12")
@@ -1207,11 +1208,11 @@ def test_two_passes_have_the_gradient_of_one(captioner, data):
     cfg = SearchConfig(k=5, max_len=6)
     captioner = captioner.average_neighbours({})
     with torch.no_grad(): captioner.word_out.bias += 4*captioner.words()[EOS]     # some captions are short
-    groups = {1: [[(Vocab(captioner.tokens).stoi["cat"],)]]}
-    loss, numbers = SelfCritical(reward, groups, cfg)(captioner, batch)
+    cat = Vocab(captioner.tokens).stoi["cat"]
+    loss, numbers = SelfCritical(reward, {1: [cat]}, partial(fast_search, cfg=cfg))(captioner, batch)
     two = torch.autograd.grad(loss, [*captioner.parameters()], allow_unused=True)
     captioner.eval()
-    found = search(captioner, batch, [[], groups[1]], cfg)
+    found = search(captioner, batch, [[], [[(cat,)]]], cfg)
     total, lengths = 0., (found.tokens != PAD).sum(2)
     assert len(lengths.unique()) > 2
     for i in ids:
@@ -1239,7 +1240,7 @@ def test_search_is_calm_and_scoring_is_not(loud, data):
     def reward(tokens, ids):
         kept.append(tokens)
         return torch.tensor([1., 0.])
-    loss, _ = SelfCritical(reward, None, SearchConfig(k=2, max_len=5))(model, batch)
+    loss, _ = SelfCritical(reward, None, partial(fast_search, cfg=SearchConfig(k=2, max_len=5)))(model, batch)
     calm = search(model.eval(), batch, [[]], SearchConfig(k=2, max_len=5))
     assert torch.equal(kept[0], calm.tokens[0])
     log_probs = []
@@ -1255,24 +1256,22 @@ def test_images_and_constraints_of_scst(tmp_path):
     own = world({0: (["a man and a dog", "a puppy"] + CATS[:3], many), 1: (CATS[:4], many), 2: (DOGS, [(CAT, .9)])},
                 range(3))
     vocab = build_vocab(own, 1)
-    groups, prices = oracle_constraints(own, [0, 1, 2], vocab)
-    cat, dog = [(vocab.stoi["cat"],)], [(vocab.stoi["dog"],)]
-    assert groups == {0: [cat, dog], 1: [cat], 2: [cat]}
-    assert prices == {0: [math.inf]*2, 1: [math.inf], 2: [math.inf]}
-    assert oracle_constraints(own, [0], vocab, 1)[0] == {0: [cat]}
+    cat, dog = vocab.stoi["cat"], vocab.stoi["dog"]
+    assert oracle_words(own, [0, 1, 2], vocab) == {0: [cat, dog], 1: [cat], 2: [cat]}
+    assert oracle_words(own, [0], vocab, 1) == {0: [cat]}
     heard = []
     def reward(tokens, ids):
         heard.extend(ids)
         return torch.arange(len(tokens))*1.
-    train_scst(own, build_captioner(own, TINY, 1), ScstConfig(epochs=1), tmp_path/"run", True,
-               SearchConfig(k=2, max_len=6), reward=reward)
+    train_scst_in(tmp_path/"run", own, build_captioner(own, TINY, 1), ScstTrainConfig(epochs=1), True,
+                  SearchConfig(k=2, max_len=6), reward=reward)
     assert {*heard} == {0, 2}
     pairs = [(c, .1*i) for i, c in enumerate(CLASSES)]
     six = world({0: (["a bicycle a bus a cat a dog a horse and a zebra"], pairs)})
-    groups = oracle_constraints(six, [0], build_vocab(six, 1))[0][0]
-    assert [build_vocab(six, 1).tokens[w] for (w,), in groups] == ["zebra", "horse", "dog", "cat", "bus"]
+    words = oracle_words(six, [0], build_vocab(six, 1))[0]
+    assert [build_vocab(six, 1).tokens[w] for w in words] == ["zebra", "horse", "dog", "cat", "bus"]
     with pytest.warns(UserWarning, match="'dog' of 1 images"):   # D3: a missing word is reported
-        assert oracle_constraints(own, [0], Vocab(["cat"]))[0] == {0: [[(4,)]]}
+        assert oracle_words(own, [0], Vocab(["cat"])) == {0: [4]}
 
 def greedy(model, data, ids, groups, kept=None):
     "CIDEr-D in points of greedy captions, against these images' references."
@@ -1285,16 +1284,17 @@ def test_dgbs_with_prices(data):
     "D7d: a class's price is w times the log-odds of a reference that mentions it; half a reference more of each."
     own = world({0: (["a dog", "a dog", "a dog", "a cat", "a horse and a dog"], [(CAT, .9), (DOG, .8), (HORSE, .7)])})
     vocab = build_vocab(own, 1)
-    groups, prices = oracle_constraints(own, [0], vocab, weight=2.)
-    assert groups == {0: [[(vocab.stoi["dog"],)]]}             # the others would cost: 1.5 of 6
-    close(prices[0], [2*math.log((4.5/6)/(1.5/6))], 1e-9)
+    (word, price), = oracle_prices(own, [0], vocab, weight=2.)[0].items()
+    assert word == vocab.stoi["dog"]                           # the others would cost: 1.5 of 6
+    close(price, 2*math.log((4.5/6)/(1.5/6)), 1e-9)
 
 def test_scst_checks_its_input(data, captioner, tmp_path):
     "No image with so many references; a reward of another shape, or not finite."
     with pytest.raises(NocError, match="min_refs=6: no training image"):
-        train_scst(data, captioner, ScstConfig(min_refs=6, epochs=1), tmp_path/"run")
+        train_scst_in(tmp_path/"run", data, captioner, ScstTrainConfig(min_refs=6, epochs=1))
     batch = ImageExamples(data, [0, 1]).__getitems__([0, 1])
-    def loss(reward): return SelfCritical(reward, None, SearchConfig(k=2, max_len=3))(captioner, batch)
+    two = partial(fast_search, cfg=SearchConfig(k=2, max_len=3))
+    def loss(reward): return SelfCritical(reward, None, two)(captioner, batch)
     with pytest.raises(NocError, match="a tensor of 4 numbers"): loss(lambda tokens, ids: torch.zeros(3))
     with pytest.raises(NocError, match="a tensor of 4 numbers"): loss(lambda tokens, ids: [0.]*4)
     for bad in math.nan, math.inf:
@@ -1310,8 +1310,8 @@ def test_the_number_of_living_captions_is_that_of_the_beam(captioner, data):
         heard.append((tokens, ids))
         return (tokens != PAD).sum(1)*1.
     batch = ImageExamples(data, [3]).__getitems__([0])
-    groups = {3: [[(stoi["dog"],)], [(stoi["cat"],)]]}
-    _, numbers = SelfCritical(reward, groups, SearchConfig(k=5, max_len=3))(captioner, batch)
+    words, three = {3: [stoi["dog"], stoi["cat"]]}, partial(fast_search, cfg=SearchConfig(k=5, max_len=3))
+    _, numbers = SelfCritical(reward, words, three)(captioner, batch)
     (tokens, ids), = heard
     assert ids == [3]*5 and {tuple(row) for row in tokens.tolist()} == {
         (stoi["dog"], stoi["cat"], EOS), (stoi["cat"], stoi["dog"], EOS), (PAD, PAD, PAD)}
@@ -1326,17 +1326,17 @@ def test_the_best_epoch_is_kept(data, tmp_path):
         return selector_loss(*args)
     calm = world({i: ((DOGS, CATS)[i % 2], [(DOG, .6), (CAT, .5)]) for i in range(30)}, range(20), range(20, 30))
     train = TrainConfig(epochs=8, warmup=1, peak=.5, batch=7, patience=3)
-    model = train_selector(calm, cfg, train, tmp_path/"run", loss=loss)
+    model = train_selector_in(tmp_path/"run", calm, cfg, train, loss=loss)
     done = read_json(tmp_path/"run/done.json")
     scores = [entry["score"] for entry in done["history"]]
     close(val_score(calm, cfg)(model)["score"], max(scores), 1e-6)
     best = scores.index(max(scores))
     assert done["best"] == max(scores) and done["epoch"] == best + 1 and len(scores) == min(8, best + 4)
     assert len(seen) == len(scores)*(3 + 1)                    # batches of 7, 7, 6; val
-    again = train_selector(calm, replace(cfg, threshold=.3), train, tmp_path/"run", True, loss)
+    again = train_selector_in(tmp_path/"run", calm, replace(cfg, threshold=.3), train, True, loss)
     assert len(seen) == len(scores)*4 and again.cfg.threshold == .3 and model.cfg.threshold == .5
     for p, q in zip(again.parameters(), model.parameters()): assert torch.equal(p, q)
-    train_selector(calm, cfg, train, tmp_path/"run", loss=loss)
+    train_selector_in(tmp_path/"run", calm, cfg, train, loss=loss)
     assert len(seen) == len(scores)*4*2                        # without `resume` it begins again
 
 def test_function_words_end_badly():
@@ -1368,7 +1368,8 @@ def test_dgbs_is_judged_with_the_oracles_constraints(captioner, data, tmp_path):
         model.load_state_dict(weights)
         folder = tmp_path/str(constrained)
         how = dict(constrained=True) if constrained else {}
-        model = train_scst(data, model, ScstConfig(epochs=1), folder, search_cfg=SearchConfig(k=2, max_len=8), **how)
+        how |= dict(search_cfg=SearchConfig(k=2, max_len=8))
+        model = train_scst_in(folder, data, model, ScstTrainConfig(epochs=1), **how)
         found[constrained] = read_json(folder/"done.json")["best"]
         close(found[constrained], greedy(model, data, ids, musts if constrained else {}), 1e-3)
         assert abs(found[constrained] - greedy(model, data, ids, {} if constrained else musts)) > .05
