@@ -31,6 +31,7 @@ def _step_machine(logp, beams, groups, need, eos, last):
                 there[(*tokens, w)] = score + log_prob
     return new
 
+# %% ../nbs/25_cbs.ipynb #25cb5009
 def plain_cbs(
     logp,        # tokens -> list of the log-probabilities of the next word
     groups:list, # sets of words, of each of which one must come

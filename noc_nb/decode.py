@@ -28,6 +28,7 @@ def _from_grid(tokens, score, k, counts):
     reason = [None if any(row) else "no caption has all words" for row in found.tolist()]
     return Hypotheses(tokens, score.float(), found, satisfied, spans, reason, score)
 
+# %% ../nbs/23_decode.ipynb #23a00016
 @torch.no_grad()
 def plain_search(
     captioner:Captioner, # in eval mode
@@ -57,7 +58,7 @@ def plain_search(
 def plain_decode(
     captioner:Captioner, # trained
     batches,             # `CaptionBatch`es; their tokens are not looked at
-    words:dict=None,     # image id -> token ids that its caption must mention; None: no image has any
+    words:dict=None,     # image id -> token ids that its caption must mention; default: none
     k:int=5,             # as in `plain_search`
     max_len:int=20,      # likewise
 )->dict:                 # image id -> caption, lower-case words

@@ -70,6 +70,7 @@ def _successors(score, forced, ended, log_prob, wanted, top, eos, last_step):
     pool[..., eos] = torch.where(ended, score, pool[..., eos])           # what has ended stays
     return pool
 
+# %% ../nbs/22_grid_beam.ipynb #22e0a002
 def _chosen(pool, tokens, forced, wanted, k, v):
     "(b,s) places of the pool that fill the rows, their scores, tokens (b,s,t) and bits (b,s,n)."
     (b, s, c), rows = pool.shape, forced.shape[2] + 1

@@ -6,7 +6,7 @@ from book import (BOOK, CHAPTERS, EXPERIMENTS, FLOORS, FOLDERS, NOTEBOOKS, cells
 
 EVAL_FALSE = set()  # "10_attention.ipynb:cell id" of cells that may stay unexecuted; none does
 DIRECTIVES = {"default_exp", "export", "slow", "gpu", "eval:", "echo:"}
-WIDTH, BOOK_LINES, TOOL_LINES = 100, 25, 40   # columns of code; lines of an exported cell
+WIDTH, LINES = 100, 40   # columns of code; lines of an exported cell
 
 CELLS = {nb: cells(nb) for nb in NOTEBOOKS}
 
@@ -197,10 +197,9 @@ def test_patched_methods_hide_no_name():
 def code_lines(cell): return sum(bool(line.strip()) for line in cell.source.splitlines() if not line.startswith("#|"))
 
 def test_exported_cells_are_short():
-    most = {nb: BOOK_LINES if nb in BOOK else TOOL_LINES for nb in CHAPTERS}
-    none_of((f"{c.where}: {code_lines(c)} lines" for c in exported() if code_lines(c) > most[c.notebook]),
-            f"an exported cell has at most {BOOK_LINES} lines in the book and {TOOL_LINES} in the toolbox; split it")
-    assert median(map(code_lines, exported(BOOK))) <= 15, "an exported cell of the book has about 12 lines"
+    none_of((f"{c.where}: {code_lines(c)} lines" for c in exported() if code_lines(c) > LINES),
+            f"an exported cell has at most {LINES} lines; split it")
+    assert median(map(code_lines, exported(BOOK))) <= 15, "an exported cell of the paper's floor has about 12 lines"
 
 def test_functions_have_few_parameters():
     "A console command lists its options; any other function that wants ten parameters wants an object."

@@ -62,7 +62,8 @@ def oracle_prices(
     "The oracle's words that are worth something. Warns of those that the vocabulary lacks."
     chosen = {i: _worth(data, i, weight, limit) for i in ids}
     words = class_words(chosen, data.classes, vocab)
-    return {i: {word: chosen[i][c] for c, word in words[i].items()} for i in ids}
+    def priced(i): return {word: chosen[i][c] for c, word in words[i].items()}
+    return {i: priced(i) for i in ids}
 
 def _worth(data, i, weight, limit):
     "Class id -> price of the oracle's classes of an image; those with a price above zero."
