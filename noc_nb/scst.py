@@ -129,7 +129,7 @@ class SelfCritical:
     "The loss of self-critical training: (captioner, batch) -> (loss, numbers to show)."
     def __init__(self,
         reward,              # (tokens (N,t), image ids) -> (N,) tensor
-        words:dict=None,     # image id -> what its captions must say; default: nothing
+        words:dict=None,     # image id -> token ids that its captions must say; default: none
         search=plain_search, # a function like this one
     ):
         self.reward, self.words, self.search = reward, words or {}, search
@@ -174,7 +174,7 @@ def train_scst(
     data:CocoData,        # captions and regions
     captioner:Captioner,  # trained with cross-entropy; it is trained in place
     cfg:ScstConfig,       # how long and how fast
-    words:dict=None,      # DGBS: image id -> what its captions must say, of "train" and "val"
+    words:dict=None,      # image id -> token ids that captions must say, of "train" and "val": DGBS
     fit=plain_fit,        # a loop like this one
     search=plain_search,  # of the captions that are rewarded: a function like this one
     decode=plain_decode,  # of the captions that `val` judges: a function like this one

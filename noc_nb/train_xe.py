@@ -78,7 +78,7 @@ def bad_endings(
 # %% ../nbs/42_train_xe.ipynb #cb0d6f37
 def val_cider(
     data:CocoData,       # its part "val" judges
-    words:dict=None,     # image id -> what its caption must say, as `decode` takes it; or None
+    words:dict=None,     # image id -> token ids that its caption must say; default: none
     decode=plain_decode, # a function like this one
 ):                       # model -> dict with "score"; None without a `val`
     "How good a captioner's greedy captions of `val` are: CIDEr-D in points."

@@ -52,6 +52,13 @@ def fast_decode(
     return {i: d.caption for i, d in decoded.items()}
 
 # %% ../../nbs/fast/36_oracle.ipynb #36a00011
+def _worth(data, i, weight, limit):
+    "Class id -> price of the oracle's classes of an image; those with a price above zero."
+    refs = data.captions[i]
+    counts = Counter(c for text in refs for c in mentioned([text], data.classes))
+    shares = {c: (counts[c] + .5)/(len(refs) + 1) for c in oracle_classes(data, i, limit)}
+    return best_candidates(shares, cfg=PriceConfig(weight))
+
 def oracle_prices(
     data:CocoData, # regions and captions
     ids:list,      # image ids
@@ -61,13 +68,6 @@ def oracle_prices(
 )->dict:           # image id -> {token id: price}, the highest first
     "The oracle's words that are worth something. Warns of those that the vocabulary lacks."
     chosen = {i: _worth(data, i, weight, limit) for i in ids}
-    words = class_words(chosen, data.classes, vocab)
-    def priced(i): return {word: chosen[i][c] for c, word in words[i].items()}
-    return {i: priced(i) for i in ids}
-
-def _worth(data, i, weight, limit):
-    "Class id -> price of the oracle's classes of an image; those with a price above zero."
-    refs = data.captions[i]
-    counts = Counter(c for text in refs for c in mentioned([text], data.classes))
-    shares = {c: (counts[c] + .5)/(len(refs) + 1) for c in oracle_classes(data, i, limit)}
-    return best_candidates(shares, cfg=PriceConfig(weight))
+    words, prices = class_words(chosen, data.classes, vocab), {}
+    for i in ids: prices[i] = {word: chosen[i][c] for c, word in words[i].items()}
+    return prices
