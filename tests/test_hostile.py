@@ -563,7 +563,7 @@ def test_a_path_that_was_mistyped_asks_no_hub(tmp_path, monkeypatch):
     from noc_nb.captioner import Captioner
     from noc_nb.commands.reproduce import _part
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("noc_nb.saving.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
+    monkeypatch.setattr("noc_nb.lab.saving.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
     with pytest.raises(NocError, match="runs/xe: no such folder"): _part(Captioner, "runs/xe")
 
 def test_names_are_no_formulas(tmp_path):
