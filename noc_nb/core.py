@@ -10,7 +10,6 @@ import random
 from importlib.resources import files
 from numbers import Integral
 
-import numpy as np
 import torch
 
 # %% ../nbs/00_core.ipynb #284a55e8
@@ -34,6 +33,7 @@ def set_seed(
     seed:int, # of 64 bits; results are repeatable on one machine and device, not across devices
 ):
     "Seed Python, NumPy and PyTorch. Raises `NocError` for a seed that PyTorch does not take."
+    import numpy as np                                   # the search does without it
     whole = isinstance(seed, Integral) and -2**63 <= seed < 2**64
     require(whole, f"seed={seed!r}", "a whole number of 64 bits")
     seed = int(seed)

@@ -136,7 +136,7 @@ def test_wheel_names_its_version(python, tmp_path):
     "A wheel has no commit; the repository that it was installed into is somebody else's."
     for words in "init -q", "-c user.name=a -c user.email=a commit -qm theirs --allow-empty":
         subprocess.run(["git", *words.split()], cwd=python.parents[1], check=True)
-    code = "from noc_nb.core import code_version; print(code_version())"
+    code = "from noc_nb.lab.progress import code_version; print(code_version())"
     assert used(python, "python", "-c", code, cwd=tmp_path).strip() == f"version {SETTINGS['version']}"
 
 # ---- what people do with it
