@@ -332,4 +332,4 @@ builtins.__import__ = note
 import noc_nb.beam, noc_nb.constraints, noc_nb.grid_beam, noc_nb.fast.search, noc_nb.fast.machine
 print(*sorted(taken - sys.stdlib_module_names))"""
     found = subprocess.run([sys.executable, "-c", watch], capture_output=True, text=True, check=True).stdout.split()
-    assert set(found) == {"fastcore", "noc_nb", "torch"}
+    assert set(found) == {"fastcore", "torch"}
