@@ -12,7 +12,7 @@ from importlib import import_module
 # %% ../nbs/commands/143_names.ipynb #1430a005
 _PLACES = dict(
     NovelCaptioner="noc_nb.models.pipeline", Regions="noc_nb.regions",
-    grid_beam_search="noc_nb.fast.search", beam_search="noc_nb.beam",
+    grid_beam_search="noc_nb.fast.search", beam_search="noc_nb.fast.search",
     load_data="noc_nb.files.dataset", load_model="noc_nb.lab.saving",
     save_model="noc_nb.lab.saving", CiderD="noc_nb.cider", judge="noc_nb.novelty",
     NocError="noc_nb.core")

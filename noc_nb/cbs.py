@@ -5,6 +5,9 @@
 # %% auto #0
 __all__ = ['next_state', 'plain_cbs']
 
+# %% ../nbs/25_cbs.ipynb #25cb5010
+import math
+
 # %% ../nbs/25_cbs.ipynb #25cb5001
 def next_state(
     groups:list, # sets of words
@@ -20,7 +23,7 @@ def next_state(
 def _step_machine(logp, beams, groups, need, eos, last):
     "State -> {tokens: score}: what every hypothesis leads to."
     new = {}
-    for state, beam in beams.items():
+    for state, beam in sorted(beams.items()):
         for tokens, score in beam:
             if tokens and tokens[-1] == eos:
                 new.setdefault(state, {})[tokens] = score
@@ -28,7 +31,7 @@ def _step_machine(logp, beams, groups, need, eos, last):
             for w, log_prob in enumerate(logp(tokens)):
                 if w == eos and state.bit_count() < need or w != eos and last: continue
                 there = new.setdefault(next_state(groups, state, w), {})
-                there[(*tokens, w)] = score + log_prob
+                if log_prob > -math.inf: there[(*tokens, w)] = score + log_prob
     return new
 
 # %% ../nbs/25_cbs.ipynb #25cb5009
@@ -41,10 +44,10 @@ def plain_cbs(
     eos:int,     # the end
 )->list:         # (tokens, score), the best first
     "Constrained beam search for one image, in plain Python."
-    def best(beam): return sorted(beam.items(), key=lambda h: -h[1])[:k]
+    def best(beam): return sorted(beam.items(), key=lambda h: (-h[1], h[0][-1]))[:k]
     beams = {0: [((), 0.)]}
     for t in range(1, T + 1):
         new = _step_machine(logp, beams, groups, need, eos, t == T)
         beams = {state: best(beam) for state, beam in new.items()}
-    ended = [h for state, beam in beams.items() if state.bit_count() >= need for h in beam]
+    ended = [h for state, beam in sorted(beams.items()) if state.bit_count() >= need for h in beam]
     return sorted(ended, key=lambda h: -h[1])[:k]

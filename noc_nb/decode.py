@@ -7,26 +7,22 @@ __all__ = ['plain_search', 'plain_decode']
 
 # %% ../nbs/23_decode.ipynb #5f000003
 import math
+from dataclasses import replace
 
 import torch
 
-from .beam import Hypotheses, beam_search
+from .beam import Hypotheses, plain_beam
 from .captioner import Captioner
 from .data import CaptionBatch
 from .grid_beam import plain_grid
 from .vocab import BOS, EOS, PAD, UNK, Vocab
 
 # %% ../nbs/23_decode.ipynb #23a00006
-def _from_grid(tokens, score, k, counts):
-    "The grid's best `k` captions (b,k,t) as `Hypotheses`: PAD after the end, reasons for none."
-    tokens, score = tokens[:,:k], score[:,:k]
-    found = score > -math.inf
-    before = (tokens == EOS).cumsum(2) - (tokens == EOS).long()          # ends before each place
-    tokens = tokens.masked_fill((before > 0) | ~found[...,None], PAD)
-    satisfied = found*counts[:,None]
-    spans = tokens.new_full((*score.shape, 0, 2), -1)
-    reason = [None if any(row) else "no caption has all words" for row in found.tolist()]
-    return Hypotheses(tokens, score.float(), found, satisfied, spans, reason, score)
+def _masks(words, v, device):
+    "(b,v) True for the words of each list."
+    masks = torch.zeros(len(words), v, dtype=torch.bool, device=device)
+    for mask, ids in zip(masks, words): mask[ids] = True
+    return masks
 
 # %% ../nbs/23_decode.ipynb #23a00016
 @torch.no_grad()
@@ -38,21 +34,17 @@ def plain_search(
     max_len:int=20,      # longest caption in tokens; the end token counts
 )->Hypotheses:           # (b,k,t) tokens, best first, PAD after the end
     "The `k` best captions of every image (Section 2.3)."
-    state = captioner.start(batch.features, batch.mask)
-    if not any(words or ()):
-        found = beam_search(captioner.step, state, bos=BOS, eos=EOS, k=k, max_len=max_len,
-                            forbidden=(PAD, BOS, UNK))
-        found.tokens = found.tokens.masked_fill(found.tokens < 0, PAD)
-        return found
     def step(tokens, state):
         log_prob, state = captioner.step(tokens, state)
         log_prob[:,[PAD, BOS, UNK]] = -math.inf
         return log_prob, state
-    n = max(map(len, words))
-    wanted = torch.tensor([[*row, *[-1]*(n - len(row))] for row in words],
-                          device=batch.features.device)
-    found = plain_grid(step, state, wanted, k, max_len, EOS, BOS)
-    return _from_grid(*found, k, (wanted >= 0).sum(1))
+    state = captioner.start(batch.features, batch.mask)
+    start = torch.full((len(batch.features),), BOS, device=batch.features.device)
+    if words is None: found = plain_beam(step, state, start, EOS, k, max_len)
+    else:
+        masks = _masks(words, len(captioner.tokens), start.device)
+        found = plain_grid(step, state, start, masks, EOS, k, max_len)
+    return replace(found, tokens=found.tokens.masked_fill(found.tokens < 0, PAD))
 
 # %% ../nbs/23_decode.ipynb #5f000004
 def plain_decode(

@@ -12,10 +12,10 @@ from noc_nb.commands.cli import noc_caption
 from noc_nb.commands.command import main
 from noc_nb.core import NocError
 from noc_nb.encoder import CaptionerConfig
+from noc_nb.fast.search import SearchConfig
 from noc_nb.files.drawing import make_toy
 from noc_nb.files.formats import write_detections
 from noc_nb.files.store import RegionStore
-from noc_nb.grid_beam import SearchConfig
 from noc_nb.heldout import COCO_CLASSES
 from noc_nb.lab.runs import locked
 from noc_nb.models.detector import Detector

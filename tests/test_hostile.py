@@ -603,7 +603,7 @@ LINE = dict(image_id=1, file="1.jpg", size=[640, 480], caption="a dog", score=-1
 
 def json_readers(folder):
     "Name -> a good content, and what reads it."
-    from noc_nb.grid_beam import SearchConfig
+    from noc_nb.fast.search import SearchConfig
     from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT
     from noc_nb.lab.objects import load_classes, load_heldout
     from noc_nb.lab.results import read_results
@@ -671,7 +671,7 @@ def test_a_run_that_was_altered_gives_rows_or_one_line(tmp_path):
         run()
 
 def test_odd_scores_and_settings_of_a_search():
-    from noc_nb.beam import beam_search
+    from noc_nb.fast.search import beam_search
     from noc_nb.fast.search import grid_beam_search
     state, settings = torch.zeros(2, 1), dict(bos=0, eos=1, k=2, max_len=4)
     def step(tokens, state): return torch.zeros(len(tokens), 6), state

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from noc_nb.beam import beam_search, next_words, reorder_state
+from noc_nb.beam import reorder_state
 from noc_nb.captioner import Captioner
 from noc_nb.cider import CiderD, CiderReward
 from noc_nb.constraints import best_scores, constraint_classes, constraint_tokens
@@ -21,13 +21,15 @@ from noc_nb.core import NocError
 from noc_nb.data import CaptionBatch, CocoData, ImageExamples, Loader, SelectorExamples
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.fast.decode import decode, search
+from noc_nb.fast.expansions import next_words
+from noc_nb.fast.groups import pack_groups, read_groups
 from noc_nb.fast.machine import constrained_beam_search
 from noc_nb.fast.oracle import fast_search, oracle_prices
 from noc_nb.fast.pool import Pool
 from noc_nb.fast.prices import PriceConfig, best_candidates
-from noc_nb.fast.search import grid_beam_search
+from noc_nb.fast.search import beam_search, grid_beam_search, SearchConfig
 from noc_nb.files.dataset import load_data
-from noc_nb.grid_beam import SearchConfig, algorithm_1, pack_groups, read_groups
+from noc_nb.grid_beam import algorithm_1
 from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, novel_images, removed_images, words_of
 from noc_nb.lab.config import from_dict
 from noc_nb.lab.disk import find_data, read_json

@@ -2,10 +2,9 @@
 import itertools, math, random
 from fractions import Fraction
 import pytest, torch
-from noc_nb.beam import beam_search
 from noc_nb.core import NocError
 from noc_nb.fast.machine import constrained_beam_search
-from noc_nb.fast.search import grid_beam_search
+from noc_nb.fast.search import beam_search, grid_beam_search
 
 EOS = 0
 

@@ -7,10 +7,9 @@ import math, subprocess, sys
 from unittest.mock import patch
 import pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
-from noc_nb.beam import beam_search
 from noc_nb.core import NocError
 from noc_nb.fast.machine import constrained_beam_search
-from noc_nb.fast.search import Search, grid_beam_search
+from noc_nb.fast.search import beam_search, Search, grid_beam_search
 from noc_nb.grid_beam import algorithm_1
 from noc_nb.support.trees import captions_of, every_caption, prefix_scores, same_captions, tree
 

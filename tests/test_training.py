@@ -13,10 +13,10 @@ from noc_nb.data import CaptionExamples, ImageExamples, Loader
 from noc_nb.decode import plain_search
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.fast.oracle import fast_search
+from noc_nb.fast.search import SearchConfig
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.fit import plain_fit
-from noc_nb.grid_beam import SearchConfig
 from noc_nb.lab.disk import read_json
 from noc_nb.lab.saving import load_model, save_model
 from noc_nb.lab.train import (ScstTrainConfig, TrainConfig, Trainer, _checkpoints, _checksum, _read_checkpoint,

@@ -19,9 +19,9 @@ from ..commands.command import one_thread
 from ..core import require, set_seed
 from ..fast.decode import Decoded
 from ..fast.prices import PriceConfig
+from ..fast.search import SearchConfig
 from ..files.dataset import load_data
 from ..files.drawing import make_toy, render
-from ..grid_beam import SearchConfig
 from ..heldout import normalize
 from ..lab.config import Config, override
 from ..lab.disk import read_json, write_json

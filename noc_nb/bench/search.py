@@ -18,14 +18,13 @@ import torch.nn.functional as F
 from fastcore.basics import patch
 from torch import Tensor
 
-from ..beam import beam_search
 from ..captioner import Captioner
 from ..core import NocError, default_device
 from ..data import CaptionBatch
 from ..encoder import CaptionerConfig
 from ..fast.machine import constrained_beam_search
 from ..fast.pool import Pool
-from ..fast.search import grid_beam_search
+from ..fast.search import beam_search, grid_beam_search
 from ..lab.config import Config, check_range
 from ..lab.progress import progress, keep_blocks
 from ..lab.results import append_row, new_row

@@ -22,8 +22,8 @@ from ..core import default_device, require, set_seed
 from ..data import CaptionBatch
 from ..encoder import CaptionerConfig
 from ..fast.decode import search
+from ..fast.search import SearchConfig
 from ..files.readers import read_captions
-from ..grid_beam import SearchConfig
 from ..lab.config import Config, check_range, override, setting
 from ..lab.disk import find_data, read_json
 from ..lab.progress import progress

@@ -15,8 +15,7 @@ from ..captioner import Captioner
 from ..core import require
 from ..data import CaptionBatch
 from .pool import Pool
-from .search import Search
-from ..grid_beam import SearchConfig
+from .search import Search, SearchConfig
 from ..vocab import BOS, EOS, PAD, UNK, Vocab
 
 # %% ../../nbs/fast/26_decode.ipynb #b1d26a01

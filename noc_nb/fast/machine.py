@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..beam import Hypotheses
 from ..core import require
+from .groups import Groups
 from .search import MODES, Grid, grid_beam_search
-from ..grid_beam import Groups
 
 # %% ../../nbs/fast/27_machine.ipynb #fc685e9f
 class Machine(Grid):

@@ -14,7 +14,7 @@ from ..captioner import Captioner
 from ..data import CaptionBatch, CocoData
 from .decode import decode, search
 from .prices import PriceConfig, best_candidates
-from ..grid_beam import SearchConfig
+from .search import SearchConfig
 from ..heldout import mentioned
 from ..scst import class_words, oracle_classes
 from ..vocab import Vocab

@@ -14,8 +14,8 @@ from numbers import Integral, Real
 from ..core import require
 from ..encoder import CaptionerConfig
 from ..fast.prices import PriceConfig
+from ..fast.search import SearchConfig
 from ..fit import SCHEDULES, FitConfig
-from ..grid_beam import SearchConfig
 from .disk import read_json, write_json
 from ..scst import ScstConfig
 from ..selector import SelectorConfig

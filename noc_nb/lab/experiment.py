@@ -25,7 +25,7 @@ from ..data import CocoData, ImageExamples, Loader
 from ..encoder import CaptionerConfig
 from ..fast.decode import decode
 from ..fast.prices import PriceConfig, best_candidates
-from ..grid_beam import SearchConfig
+from ..fast.search import SearchConfig
 from .config import Config, setting
 from .disk import foreign_file
 from .progress import progress

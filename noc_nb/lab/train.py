@@ -29,8 +29,8 @@ from ..core import NocError, default_device, require, set_seed
 from ..data import CocoData
 from ..encoder import CaptionerConfig
 from ..fast.oracle import fast_decode, fast_search, oracle_prices
+from ..fast.search import SearchConfig
 from ..fit import FitConfig, learning_rate
-from ..grid_beam import SearchConfig
 from .config import Config, fixed, setting
 from .disk import foreign_file, read_json, whole_file, write_json
 from .progress import progress, say

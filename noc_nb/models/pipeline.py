@@ -26,7 +26,7 @@ from ..core import default_device, require
 from ..data import CaptionBatch, RegionFeatures
 from ..fast.decode import decode
 from ..fast.prices import PriceConfig, best_candidates, read_wishes
-from ..grid_beam import SearchConfig
+from ..fast.search import SearchConfig
 from ..heldout import ObjectClass, meanings, people
 from ..lab.config import Config, load_config, save_config, setting
 from ..lab.objects import load_classes, save_classes

@@ -16,13 +16,15 @@ def tree(
     v:int,    # words
     seed:int, # another seed is another model
     dtype=torch.float64, # of the scores
+    ties=False, # True: scores are rounded to whole numbers, so that many are equal
 )->tuple:     # `step(tokens (N,), state) -> (log-probs (N,v), state)`; image numbers -> first state
     "A random model of v words that never repeats itself."
     def step(tokens, state):
         code = (state["code"]*31 + tokens + 7) % 1_000_003
         phase = code[:,None].double()*0.61803 + torch.arange(v)*1.7320508 + seed*0.377
         noise = (phase.sin()*43758.5453) % 1
-        return (5*noise).log_softmax(1).to(dtype), {"code": code}
+        scores = (5*noise).log_softmax(1).to(dtype)
+        return scores.round() if ties else scores, {"code": code}
     return step, lambda *images: {"code": torch.tensor(images)*11 + 1}
 
 # %% ../../nbs/support/149_trees.ipynb #15a00009
