@@ -25,7 +25,7 @@ BIN := $(VENV)/bin
 DONE := $(VENV)/.done
 TOOLS := $(VENV)/.tools
 SETUP := .ci/setup settings.ini setup.py pyproject.toml
-FAST := ^(00_core|02_heldout|10_attention|22_grid_beam|32_novelty)\.ipynb$$
+FAST := ^(00_core|02_heldout|10_attention|22_grid|32_novelty)\.ipynb$$
 NOTEBOOKS = $(if $(NB),nbs/$(NB).ipynb,$(shell python3 tests/book.py))
 
 # two notebooks at a time on two cores: one thread each

@@ -14,7 +14,7 @@ import torch
 from .beam import Hypotheses, plain_beam
 from .captioner import Captioner
 from .data import CaptionBatch
-from .grid_beam import plain_grid
+from .grid import plain_grid
 from .vocab import BOS, EOS, PAD, UNK, Vocab
 
 # %% ../nbs/23_decode.ipynb #23a00006

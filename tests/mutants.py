@@ -19,7 +19,7 @@ TESTS = {  # modules: test files; parts of the names of sharp tests in them, in 
     "encoder decoder captioner": (
         "pins shipped", "stepping transformer memory_starts papers_sizes known_words averaged widened folder "
         "another_size so_many_words multiply without_regions fresh special gradient toy_is"),
-    "beam grid_beam cbs": (
+    "beam grid cbs": (
         "pins search prices hostile", "plain_beam top_row unfinished phrase absorb repeat ties_ at_least_counts "
         "by_hand many_words next_words cannot_end still_take may_not checked nest many_groups logits algorithm_1 "
         "cbs_is machine is_beam_search 32_bit odd_scores minus_inf so_many infinite_prices prices_never defaults_of"),

@@ -29,7 +29,7 @@ from noc_nb.fast.pool import Pool
 from noc_nb.fast.prices import PriceConfig, best_candidates
 from noc_nb.fast.search import beam_search, grid_beam_search, SearchConfig
 from noc_nb.files.dataset import load_data
-from noc_nb.grid_beam import algorithm_1
+from noc_nb.grid import algorithm_1
 from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, novel_images, removed_images, words_of
 from noc_nb.lab.config import from_dict
 from noc_nb.lab.disk import find_data, read_json

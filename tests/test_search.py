@@ -7,10 +7,11 @@ import math, subprocess, sys
 from unittest.mock import patch
 import pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
+from noc_nb.beam import plain_beam
 from noc_nb.core import NocError
 from noc_nb.fast.machine import constrained_beam_search
-from noc_nb.fast.search import beam_search, Search, grid_beam_search
-from noc_nb.grid_beam import algorithm_1
+from noc_nb.fast.search import Search, beam_search, grid_beam_search
+from noc_nb.grid import algorithm_1, plain_grid
 from noc_nb.support.trees import captions_of, every_caption, prefix_scores, same_captions, tree
 
 BOS, EOS = 1, 0
@@ -187,6 +188,67 @@ def test_ties_are_algorithm_1s(seed, v, k, T, absorb, wanted):
         same_captions(captions(out, i), true)
         if not ws: same_captions(captions(beam, i), true)
 
+@settings(fifty, max_examples=100)
+@given(st.integers(0, 999), st.booleans(), st.sampled_from([5, 8, 90]), st.integers(1, 4), st.integers(1, 6),
+       st.lists(st.lists(st.integers(2, 4), unique=True, max_size=3), min_size=B, max_size=B))
+def test_fast_is_plain(seed, ties, v, k, max_len, wanted):
+    "1,000 images: `plain_beam` and `plain_grid`, which the book explains, find what the fast search finds."
+    step, fresh = tree(v, seed, ties=ties)
+    start, masks = torch.full((B,), BOS), torch.zeros(B, v, dtype=torch.bool)
+    for mask, ws in zip(masks, wanted): mask[ws] = True
+    how = dict(k=k, max_len=max_len)
+    grid = search((step, fresh), [[[(w,)] for w in ws] for ws in wanted], absorb=False, **how)
+    beam = beam_search(step, fresh(*range(B)), bos=BOS, eos=EOS, **how)
+    plain = plain_beam(step, fresh(*range(B)), start, EOS, **how)
+    twin = plain_grid(step, fresh(*range(B)), start, masks, EOS, **how)
+    for i in range(B):
+        same_captions(captions(grid, i), captions(twin, i))
+        same_captions(captions(beam, i), captions(plain, i))
+
+def literal(logp, groups, v, k, T):
+    """The grid with alternatives and phrases, one hypothesis after the other: what chapter 24 says, and nothing else.
+    A hypothesis is its score, tokens, the finished groups, and the phrase that it is in: group, alternative, tokens."""
+    groups = sorted(sorted({*group}) for group in groups)   # equal scores go by this order
+    def least(left): return sum(min(map(len, groups[g])) for g in left)
+    def late(h, t):                                # too few tokens are left for its musts and the end
+        score, tokens, done, phrase = h
+        takes = least({*range(len(groups))} - done - ({phrase[0]} if phrase else set()))
+        if phrase: takes += len(groups[phrase[0]][phrase[1]]) - phrase[2]
+        return tokens[-1] != EOS and takes + 1 > T - t
+    def follow(h):
+        score, tokens, done, phrase = h
+        if tokens and tokens[-1] == EOS: return [h]
+        after = logp(list(tokens))
+        def write(w, done=done, phrase=None): return score + after[w], (*tokens, w), done, phrase
+        def force(g, a, n):
+            alternative = groups[g][a]
+            whole = n + 1 == len(alternative)
+            return write(alternative[n], done | {g} if whole else done, None if whole else (g, a, n + 1))
+        if phrase: return [force(*phrase)]
+        free = [write(w) for w in range(v) if w != EOS or len(done) == len(groups)]
+        return free + [force(g, a, 0) for g in range(len(groups)) if g not in done for a in range(len(groups[g]))]
+    hypotheses = [(0., (), frozenset(), None)]     # in the order of their cells
+    for t in range(1, T + 1):
+        pool = dict.fromkeys(x for h in hypotheses for x in follow(h) if x[0] > -math.inf)
+        pool = sorted(pool, key=lambda h: (late(h, t), -h[0], h[1][-1]))
+        if t == T and any(h[1][-1] == EOS for h in pool): pool = [h for h in pool if h[1][-1] == EOS]
+        cells = {}
+        for h in pool: cells.setdefault((len(h[2]), h[3][2] if h[3] else 0), []).append(h)
+        best = [h for _, cell in sorted(cells.items()) for h in cell[:k]]
+        row = min(len(groups) - (T - t), max((len(h[2]) for h in best), default=0))
+        hypotheses = [h for h in best if len(h[2]) >= row]
+    ended = sorted({h[:2] for h in hypotheses if h[1][-1] == EOS}, reverse=True)
+    return [(tokens, score) for score, tokens in ended[:k]]
+
+@settings(fifty, max_examples=100)
+@given(st.integers(0, 999), st.sampled_from([6, 9]), st.integers(1, 4), st.integers(1, 7), batch(5))
+def test_phrases_and_alternatives_by_a_literal_grid(seed, v, k, T, images):
+    "1,000 images; some musts have no room, and some images have none."
+    model = tree(v, seed)
+    out = search(model, images, k=k, max_len=T, absorb=False)
+    for i, groups in enumerate(images):
+        same_captions(captions(out, i), literal(scores_of(model, i), groups, v, k, T))
+
 def has(body, wanted, need):
     "Whether a caption has an alternative of `need` groups."
     def holds(group): return any(body[i:i+len(a)] == a for a in group for i in range(len(body)))
@@ -328,7 +390,7 @@ def note(name, globals=None, locals=None, fromlist=(), level=0):
     if level == 0 and str((globals or {}).get("__name__")).startswith("noc_nb"): taken.add(name.partition(".")[0])
     return real(name, globals, locals, fromlist, level)
 builtins.__import__ = note
-import noc_nb.beam, noc_nb.constraints, noc_nb.grid_beam, noc_nb.fast.search, noc_nb.fast.machine
+import noc_nb.beam, noc_nb.constraints, noc_nb.grid, noc_nb.fast.search, noc_nb.fast.machine
 print(*sorted(taken - sys.stdlib_module_names))"""
     found = subprocess.run([sys.executable, "-c", watch], capture_output=True, text=True, check=True).stdout.split()
     assert set(found) == {"fastcore", "torch"}
