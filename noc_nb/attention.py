@@ -8,7 +8,6 @@ __all__ = ['attend', 'same_class', 'linear', 'MultiHead', 'FeedForward', 'Residu
 # %% ../nbs/10_attention.ipynb #5f3c531a
 import torch
 import torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor, nn
 from .core import NocError
 
@@ -48,6 +47,11 @@ def same_class(
     real = labels >= 0
     return (labels[:,:,None] == labels[:,None,:]) & real[:,:,None] & real[:,None,:]
 
+# %% ../nbs/10_attention.ipynb #847b129d
+def _lengthened(x, slots):
+    slots = slots.to(x.dtype).expand(len(x), -1, -1, -1)    # for every image
+    return torch.cat([x, slots], -2)
+
 # %% ../nbs/10_attention.ipynb #18716672
 class _MemorySlots(nn.Module):
     "Learned keys and values beside those of the image (Section 2.2, Encoder)."
@@ -69,11 +73,6 @@ class _MemorySlots(nn.Module):
         "Keys and values with the slots appended."
         _, m, d = self.k.shape
         return _lengthened(k, d**.5*self.k), _lengthened(v, m**.5*self.v)
-
-# %% ../nbs/10_attention.ipynb #847b129d
-def _lengthened(x, slots):
-    slots = slots.to(x.dtype).expand(len(x), -1, -1, -1)    # for every image
-    return torch.cat([x, slots], -2)
 
 # %% ../nbs/10_attention.ipynb #f86581fe
 def linear(
@@ -104,59 +103,49 @@ class MultiHead(nn.Module):
         self.out = linear(d_model, d_model)
         self.slots = _MemorySlots(memory, heads, d_model//heads) if memory else None
 
-# %% ../nbs/10_attention.ipynb #2d51c8a4
-@patch
-def project(self:MultiHead,
-    x:Tensor,        # (b,t,d)
-    which:str="qkv", # what is wanted: "qkv", "q" or "kv"
-)->list:             # a (b,h,t,d/h) for every letter
-    "Queries, keys, values of `x`, split into heads; without the slots."
-    first = "qkv".index(which)*self.d_model
-    rows = slice(first, first + len(which)*self.d_model)
-    parts = F.linear(x, self.qkv.weight[rows], self.qkv.bias[rows]).chunk(len(which), -1)
-    return [part.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for part in parts]
+    def project(self,
+        x:Tensor,        # (b,t,d)
+        which:str="qkv", # what is wanted: "qkv", "q" or "kv"
+    )->list:             # a (b,h,t,d/h) for every letter
+        "Queries, keys, values of `x`, split into heads; without the slots."
+        first = "qkv".index(which)*self.d_model
+        rows = slice(first, first + len(which)*self.d_model)
+        parts = F.linear(x, self.qkv.weight[rows], self.qkv.bias[rows]).chunk(len(which), -1)
+        return [part.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for part in parts]
 
-# %% ../nbs/10_attention.ipynb #b751c765
-@patch
-def merge(self:MultiHead,
-    x:Tensor, # (b,h,t,d/h) what each head has read
-)->Tensor:    # (b,t,d)
-    "The output projection over all heads."
-    return self.out(x.transpose(-3, -2).flatten(-2))
+    def merge(self,
+        x:Tensor, # (b,h,t,d/h) what each head has read
+    )->Tensor:    # (b,t,d)
+        "The output projection over all heads."
+        return self.out(x.transpose(-3, -2).flatten(-2))
 
-# %% ../nbs/10_attention.ipynb #b24ddfbb
-@patch
-def _inputs(self:MultiHead, x, kv, mask):
-    "Queries, keys, values and mask, slots included."
-    if kv is None: q, k, v = self.project(x)
-    else: q, k, v = self.project(x, "q") + self.project(kv, "kv")
-    if mask is not None: mask = mask.unsqueeze(-3)          # (b,1,t,n), for all heads
-    if self.slots is None: return q, k, v, mask
-    if mask is not None: mask = F.pad(mask, (0, self.slots.k.shape[1]), value=True)
-    return q, *self.slots(k, v), mask
+    def _inputs(self, x, kv, mask):
+        "Queries, keys, values and mask, slots included."
+        if kv is None: q, k, v = self.project(x)
+        else: q, k, v = self.project(x, "q") + self.project(kv, "kv")
+        if mask is not None: mask = mask.unsqueeze(-3)          # (b,1,t,n), for all heads
+        if self.slots is None: return q, k, v, mask
+        if mask is not None: mask = F.pad(mask, (0, self.slots.k.shape[1]), value=True)
+        return q, *self.slots(k, v), mask
 
-# %% ../nbs/10_attention.ipynb #6b0c19ee
-@patch
-def forward(self:MultiHead,
-    x:Tensor,          # (b,t,d) what looks
-    kv:Tensor=None,    # (b,n,d) what is looked at; None: `x` itself
-    mask:Tensor=None,  # (b,t,n) or (b,1,n), True where a query may attend; slots are always open
-    causal:bool=False, # a query sees no key after its own place; not together with slots
-)->Tensor:             # (b,t,d)
-    "Multi-head attention."
-    q, k, v, mask = self._inputs(x, kv, mask)
-    return self.merge(attend(q, k, v, mask, self.dropout if self.training else 0., causal))
+    def forward(self,
+        x:Tensor,          # (b,t,d) what looks
+        kv:Tensor=None,    # (b,n,d) what is looked at; None: `x` itself
+        mask:Tensor=None,  # (b,t,n) or (b,1,n), True where a query may attend; slots stay open
+        causal:bool=False, # a query sees no key after its own place; not together with slots
+    )->Tensor:             # (b,t,d)
+        "Multi-head attention."
+        q, k, v, mask = self._inputs(x, kv, mask)
+        return self.merge(attend(q, k, v, mask, self.dropout if self.training else 0., causal))
 
-# %% ../nbs/10_attention.ipynb #e30b4857
-@patch
-def weights(self:MultiHead,
-    x:Tensor,         # (b,t,d) what looks
-    kv:Tensor=None,   # (b,n,d) what is looked at; None: `x` itself
-    mask:Tensor=None, # (b,t,n) or (b,1,n)
-)->Tensor:            # (b,h,t,n+m)
-    "The attention weights, slots last; for pictures and tests."
-    q, k, _, mask = self._inputs(x, kv, mask)
-    return _attention_weights(q, k, mask)
+    def weights(self,
+        x:Tensor,         # (b,t,d) what looks
+        kv:Tensor=None,   # (b,n,d) what is looked at; None: `x` itself
+        mask:Tensor=None, # (b,t,n) or (b,1,n)
+    )->Tensor:            # (b,h,t,n+m)
+        "The attention weights, slots last; for pictures and tests."
+        q, k, _, mask = self._inputs(x, kv, mask)
+        return _attention_weights(q, k, mask)
 
 # %% ../nbs/10_attention.ipynb #ed499e52
 class FeedForward(nn.Sequential):

@@ -59,7 +59,7 @@ class Hypotheses:
     scores:Tensor         # (b,k) sum of log-probabilities; -inf marks a place that nothing fills
     ended:Tensor          # (b,k) True after the end token
     satisfied:Tensor      # (b,k) how many constraints the hypothesis fulfils
-    spans:Tensor=None     # (b,k,n,2) first token of constraint n and the one after its last; else -1
+    spans:Tensor=None     # (b,k,n,2) first token of constraint n, and the one after it; else -1
     reason:list=None      # b times None, or a sentence: why the image has no complete caption
     objective:Tensor=None # (b,k) what was compared: score over a power of the length, and prices
 

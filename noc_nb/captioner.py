@@ -70,26 +70,39 @@ class Captioner(nn.Module):
         _fit_scales(self.word_in, self.word_out, self.words())
         self.encoder, self.decoder = MemoryEncoder(cfg), Decoder(cfg)
 
-# %% ../nbs/14_captioner.ipynb #1e098ada
-@patch
-def forward(self:Captioner,
-    features:Tensor, # (b,n,d) region features
-    mask:Tensor,     # (b,n) True for a real region
-    tokens:Tensor,   # (b·g,t) ids, BOS first, PAD last; an image's g captions stand side by side
-)->Tensor:           # (b·g,t,v) logits of the word after each word
-    "Teacher forcing."
-    table = self.words()
-    x = self.encoder(features, mask)
-    y = self.word_in(F.embedding(tokens, table))
-    return self.logits(self.decoder(y, x, mask), table)
+    def forward(self,
+        features:Tensor, # (b,n,d) region features
+        mask:Tensor,     # (b,n) True for a real region
+        tokens:Tensor,   # (b·g,t) ids, BOS first, PAD last; g captions of an image in a row
+    )->Tensor:           # (b·g,t,v) logits of the word after each word
+        "Teacher forcing."
+        table = self.words()
+        x = self.encoder(features, mask)
+        y = self.word_in(F.embedding(tokens, table))
+        return self.logits(self.decoder(y, x, mask), table)
 
-@patch
-def logits(self:Captioner,
-    y:Tensor,     # (...,d) what the decoder knows after each word
-    table:Tensor, # (v,d) word vectors
-)->Tensor:        # (...,v)
-    "Scores of all words, against the transposed table (Section 3.1)."
-    return F.linear(self.word_out(y), table)
+    def logits(self,
+        y:Tensor,     # (...,d) what the decoder knows after each word
+        table:Tensor, # (v,d) word vectors
+    )->Tensor:        # (...,v)
+        "Scores of all words, against the transposed table (Section 3.1)."
+        return F.linear(self.word_out(y), table)
+
+    def start(self,
+        features:Tensor, # (b,n,d) region features
+        mask:Tensor,     # (b,n) True for a real region
+    )->tuple:            # the decoder's cache, one hypothesis an image
+        "Encode the images. The first `step` takes b tokens BOS."
+        return self.decoder.start(self.encoder(features, mask), mask)
+
+    def step(self,
+        tokens:Tensor, # (N,) last word of every hypothesis
+        cache:tuple,   # from `start` or `step`
+    )->tuple:          # (N,v) log-probabilities of the next word, 32 bits, and the new cache
+        "One word more, in evaluation mode."
+        table = self.words()
+        y, cache = self.decoder.step(self.word_in(F.embedding(tokens, table)), cache)
+        return self.logits(y, table).float().log_softmax(-1), cache
 
 # %% ../nbs/14_captioner.ipynb #05ede1d8
 @patch
@@ -108,22 +121,3 @@ def average_neighbours(self:Captioner,
     captioner = copy.deepcopy(self)
     captioner.words = WordTable(averaged, self.words.known).to(table.device)
     return captioner
-
-# %% ../nbs/14_captioner.ipynb #69e5ae2d
-@patch
-def start(self:Captioner,
-    features:Tensor, # (b,n,d) region features
-    mask:Tensor,     # (b,n) True for a real region
-)->tuple:            # the decoder's cache, one hypothesis an image
-    "Encode the images. The first `step` takes b tokens BOS."
-    return self.decoder.start(self.encoder(features, mask), mask)
-
-@patch
-def step(self:Captioner,
-    tokens:Tensor, # (N,) last word of every hypothesis
-    cache:tuple,   # from `start` or `step`
-)->tuple:          # (N,v) log-probabilities of the next word, 32 bits, and the new cache
-    "One word more, in evaluation mode."
-    table = self.words()
-    y, cache = self.decoder.step(self.word_in(F.embedding(tokens, table)), cache)
-    return self.logits(y, table).float().log_softmax(-1), cache

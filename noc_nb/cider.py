@@ -109,24 +109,22 @@ class CiderD:
         image = np.repeat(np.arange(len(refs)), list(map(len, refs.values())))   # (R,)
         self._prepare(*_ngrams(flat, lengths), lengths, image, df)
 
-# %% ../nbs/30_cider.ipynb #033288cd
-@patch
-def _prepare(self:CiderD, row, gram, count, codes, lengths, image, df):
-    "Weigh the references' n-grams, and sort them by image and n-gram."
-    self.order = np.argsort(codes)
-    self.codes = codes[self.order]                             # (u,) all n-grams, sorted
-    self.idf, self.log_n = _inverse_frequency(row, gram, image, len(codes), df)
-    slot = row*4 + _ngram_size(codes)[gram]                     # (g,) reference and size
-    weight = count*self.idf[gram]                              # (g,) g_j
-    norm = np.sqrt(np.bincount(slot, weight**2, minlength=4*len(lengths)))[slot]
-    share = np.divide(weight, norm, out=np.zeros_like(weight), where=norm > 0)
-    share = share/np.bincount(image)[image[row]]
-    key = image[row]*len(codes) + gram
-    order = np.argsort(key, kind="stable")
-    found = np.unique(key[order], return_index=True, return_counts=True)
-    self.keys, self.starts, self.postings = found
-    self.count, self.share = count[order], share[order]
-    self.length = np.maximum(lengths[row[order]]-1, 0)
+    def _prepare(self, row, gram, count, codes, lengths, image, df):
+        "Weigh the references' n-grams, and sort them by image and n-gram."
+        self.order = np.argsort(codes)
+        self.codes = codes[self.order]                             # (u,) all n-grams, sorted
+        self.idf, self.log_n = _inverse_frequency(row, gram, image, len(codes), df)
+        slot = row*4 + _ngram_size(codes)[gram]                     # (g,) reference and size
+        weight = count*self.idf[gram]                              # (g,) g_j
+        norm = np.sqrt(np.bincount(slot, weight**2, minlength=4*len(lengths)))[slot]
+        share = np.divide(weight, norm, out=np.zeros_like(weight), where=norm > 0)
+        share = share/np.bincount(image)[image[row]]
+        key = image[row]*len(codes) + gram
+        order = np.argsort(key, kind="stable")
+        found = np.unique(key[order], return_index=True, return_counts=True)
+        self.keys, self.starts, self.postings = found
+        self.count, self.share = count[order], share[order]
+        self.length = np.maximum(lengths[row[order]]-1, 0)
 
 # %% ../nbs/30_cider.ipynb #6e5a8352
 @patch
@@ -213,21 +211,19 @@ class CiderReward:
         self.number = np.empty(_MOST_WORDS, np.uint64)       # (ids,) the number of every id, from 1
         self.number[np.concatenate([known, unknown])] = np.arange(1, _MOST_WORDS+1)
 
-# %% ../nbs/30_cider.ipynb #78e6234a
-@patch
-def __call__(self:CiderReward,
-    tokens:Tensor, # (N,t) token ids: EOS where the sentence ended, then PAD
-    ids,           # the image of every caption
-)->Tensor:         # (N,) CIDEr-D, on the tokens' device
-    "Score captions. Raises `NocError` for what is no id, and for an image without references."
-    table = isinstance(tokens, Tensor) and tokens.dim() == 2 and len(tokens) == len(ids)
-    require(table, f"CIDEr-D: {str(tokens)[:60]}", f"token ids (N,t) of {len(ids)} captions")
-    words = tokens.cpu().numpy()
-    low, high = words.min(initial=0), words.max(initial=0)
-    require(0 <= low <= high < _MOST_WORDS, f"CIDEr-D: tokens from {low} to {high}",
-            f"ids from 0 to {_MOST_WORDS-1:,}")
-    ends = words == self.eos
-    real = (ends.cumsum(1) - ends == 0) & (words != PAD)         # (N,t) up to the first EOS
-    if not self.eos_in_reward: real &= ~ends
-    scores = self.cider._score_numbers(self.number[words[real]], real.sum(1), ids)
-    return torch.from_numpy(scores).to(tokens.device, self.dtype)
+    def __call__(self,
+        tokens:Tensor, # (N,t) token ids: EOS where the sentence ended, then PAD
+        ids,           # the image of every caption
+    )->Tensor:         # (N,) CIDEr-D, on the tokens' device
+        "Score captions. Raises `NocError` for what is no id, and for an image without references."
+        table = isinstance(tokens, Tensor) and tokens.dim() == 2 and len(tokens) == len(ids)
+        require(table, f"CIDEr-D: {str(tokens)[:60]}", f"token ids (N,t) of {len(ids)} captions")
+        words = tokens.cpu().numpy()
+        low, high = words.min(initial=0), words.max(initial=0)
+        require(0 <= low <= high < _MOST_WORDS, f"CIDEr-D: tokens from {low} to {high}",
+                f"ids from 0 to {_MOST_WORDS-1:,}")
+        ends = words == self.eos
+        real = (ends.cumsum(1) - ends == 0) & (words != PAD)         # (N,t) up to the first EOS
+        if not self.eos_in_reward: real &= ~ends
+        scores = self.cider._score_numbers(self.number[words[real]], real.sum(1), ids)
+        return torch.from_numpy(scores).to(tokens.device, self.dtype)

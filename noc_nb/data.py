@@ -61,30 +61,26 @@ class CocoData:
         "Ids of classes never chosen: people, and background where 0 is no class of its own."
         return people(self.classes) | ({0} - self.classes.keys())
 
-# %% ../nbs/07_data.ipynb #82cf1d20
-@patch
-def __repr__(self:CocoData):
-    images = ", ".join(f"{len(self.splits[p]):,} {p}" for p in PARTS)
-    return (f"CocoData({self.name}: {images} images, {self.counts['captions']:,} captions, "
-            f"{len(self.regions.boxes):,} regions)")
+    def __repr__(self):
+        images = ", ".join(f"{len(self.splits[p]):,} {p}" for p in PARTS)
+        return (f"CocoData({self.name}: {images} images, {self.counts['captions']:,} captions, "
+                f"{len(self.regions.boxes):,} regions)")
 
-@patch(as_prop=True)
-def vectors(self:CocoData)->Mapping:
-    "Word -> vector. Raises `NocError` where the data has none."
-    if self.word_vectors is not None: return self.word_vectors
-    raise NocError(f"{self.root}/vectors: expected a file of word vectors, which tell the "
-                   "captioner what classes and words mean (.txt, .gz or .zip in the format "
-                   "of https://nlp.stanford.edu/projects/glove)")
+    @property
+    def vectors(self)->Mapping:
+        "Word -> vector. Raises `NocError` where the data has none."
+        if self.word_vectors is not None: return self.word_vectors
+        raise NocError(f"{self.root}/vectors: expected a file of word vectors, which tell the "
+                       "captioner what classes and words mean (.txt, .gz or .zip in the format "
+                       "of https://nlp.stanford.edu/projects/glove)")
 
-# %% ../nbs/07_data.ipynb #8b52db32
-@patch
-def ids(self:CocoData,
-    part,   # name of a part (train, val, test, novel_val, novel_test), or image ids
-)->list:    # image ids
-    "The images of a part. Raises `NocError` for an unknown name."
-    if not isinstance(part, str): return list(part)
-    if part in self.splits: return self.splits[part]
-    raise NocError(f"{self.name}: part {part!r}: expected one of {', '.join(self.splits)}")
+    def ids(self,
+        part,   # name of a part (train, val, test, novel_val, novel_test), or image ids
+    )->list:    # image ids
+        "The images of a part. Raises `NocError` for an unknown name."
+        if not isinstance(part, str): return list(part)
+        if part in self.splits: return self.splits[part]
+        raise NocError(f"{self.name}: part {part!r}: expected one of {', '.join(self.splits)}")
 
 # %% ../nbs/07_data.ipynb #7a71e7d7
 def _to(batch, device):
@@ -227,6 +223,8 @@ class CaptionExamples(ImageExamples):
     def tokens(self, index): return self.codes[index, :self.lengths[index].max()].long()
 
 # %% ../nbs/07_data.ipynb #3b6c175a
+_CHUNK = 50 # batches among which examples are sorted by length
+
 @dataclass(frozen=True)
 class Loader:
     "Epochs of batches: a call gives a `DataLoader` of one epoch; iterating gives epoch 0."
@@ -248,19 +246,15 @@ class Loader:
     def __len__(self): return -(-len(self.examples) // self.batch_size)
     def __iter__(self): return iter(self())
 
-# %% ../nbs/07_data.ipynb #be8e10ca
-_CHUNK = 50 # batches among which examples are sorted by length
-
-@patch
-def _batches(self:Loader, epoch):
-    "The whole batches of an epoch, as lists of numbers of examples."
-    lengths, size = np.asarray(self.examples.lengths), self.batch_size
-    order, full = np.arange(len(lengths)), len(lengths)//size
-    rng = np.random.default_rng((self.seed % 2**32, epoch))
-    if self.shuffle:
-        rng.shuffle(order)
-        chunks = np.split(order, range(_CHUNK*size, len(order), _CHUNK*size))
-        order = np.concatenate([c[np.argsort(-lengths[c], kind="stable")] for c in chunks])
-    turns = rng.permutation(full) if self.shuffle else range(full)
-    batches = [order[i*size:(i+1)*size].tolist() for i in turns]
-    return batches + [order[full*size:].tolist()]*(len(order) > full*size)
+    def _batches(self, epoch):
+        "The whole batches of an epoch, as lists of numbers of examples."
+        lengths, size = np.asarray(self.examples.lengths), self.batch_size
+        order, full = np.arange(len(lengths)), len(lengths)//size
+        rng = np.random.default_rng((self.seed % 2**32, epoch))
+        if self.shuffle:
+            rng.shuffle(order)
+            chunks = np.split(order, range(_CHUNK*size, len(order), _CHUNK*size))
+            order = np.concatenate([c[np.argsort(-lengths[c], kind="stable")] for c in chunks])
+        turns = rng.permutation(full) if self.shuffle else range(full)
+        batches = [order[i*size:(i+1)*size].tolist() for i in turns]
+        return batches + [order[full*size:].tolist()]*(len(order) > full*size)

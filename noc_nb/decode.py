@@ -59,7 +59,7 @@ def plain_decode(
     device = next(captioner.parameters()).device
     captioner.eval()
     for batch in batches:
-        lists = words and [words.get(i, []) for i in batch.image_ids]
+        lists = [words.get(i, []) for i in batch.image_ids] if words else None
         found = plain_search(captioner, batch.to(device), lists, k, max_len)
         captions.update(zip(batch.image_ids, map(vocab.decode, found.tokens[:,0])))
     captioner.train(training)

@@ -11,7 +11,6 @@ import json, re
 from dataclasses import dataclass
 from functools import cached_property
 
-
 from .core import NocError, require, asset
 
 # %% ../nbs/02_heldout.ipynb #52625b19

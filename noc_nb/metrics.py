@@ -10,7 +10,6 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
-from fastcore.basics import patch
 
 from .cider import CiderD
 from .core import require
@@ -151,21 +150,20 @@ class CaptionScorer:
         "End the programs."
         for program in self.programs: program.close()
 
-# %% ../nbs/31_metrics.ipynb #a83c819f
-@patch
-def numbers(self:CaptionScorer,
-    captions:dict, # image id -> sentence, for every image of the references
-)->dict:           # metric -> (N,s) what is kept of every image, in the order of the references
-    "What is kept of each image. Raises `NocError` for a caption that is missing or no string."
-    for i in self.refs:
-        require(i in captions, f"captions: image {i}: missing", "one for every evaluated image")
-    lines = {i: _line(captions[i], f"captions: image {i}") for i in self.refs}
-    own = [m for m in METRICS if m in self.metrics and METRICS[m].numbers]
-    kept = {m: METRICS[m].numbers(lines, self.refs) for m in own}
-    for program in self.programs:
-        if program.metric in self.metrics: kept[program.metric] = program.numbers(lines, captions)
-    present = [m for m in {**METRICS, **kept} if kept.get(m) is not None]
-    return {m: np.reshape(kept[m], (len(lines), -1)).astype(float) for m in present}
+    def numbers(self,
+        captions:dict, # image id -> sentence, for every image of the references
+    )->dict:           # metric -> (N,s) what is kept of every image, in the order of the references
+        "What is kept of each image. Raises `NocError` for a caption that is missing or no string."
+        for i in self.refs:
+            require(i in captions, f"captions: image {i}: missing", "one for every evaluated image")
+        lines = {i: _line(captions[i], f"captions: image {i}") for i in self.refs}
+        own = [m for m in METRICS if m in self.metrics and METRICS[m].numbers]
+        kept = {m: METRICS[m].numbers(lines, self.refs) for m in own}
+        for program in self.programs:
+            if program.metric not in self.metrics: continue
+            kept[program.metric] = program.numbers(lines, captions)
+        present = [m for m in {**METRICS, **kept} if kept.get(m) is not None]
+        return {m: np.reshape(kept[m], (len(lines), -1)).astype(float) for m in present}
 
 # %% ../nbs/31_metrics.ipynb #491ecd29
 def _by_name(sums, images):

@@ -22,16 +22,72 @@ from torch import Tensor
 from .core import NocError, require
 from .vocab import check_vectors
 
-# %% ../nbs/04_regions.ipynb #d35c031c
-def _check_relative(boxes, image_id):
-    "Raises `NocError` for a box that is in pixels, outside, or turned round; NaN comes later."
-    plain = boxes.detach().cpu().numpy()
-    outside = ((plain < -.0101) | (plain > 1.0101)).any(1)
-    turned = (plain[:,2:] < plain[:,:2]).any(1)
-    wrong = plain[(outside | turned) & np.isfinite(plain).all(1)]
-    box = [round(x, 3) for x in wrong[:1].flatten().tolist()]
-    require(not box, f"image {image_id}: box {box}", "x1 y1 x2 y2 from 0 to 1, x1 below x2 and y1 "
-            "below y2; pixels are divided by the image's width and height, which `size=` keeps")
+# %% ../nbs/04_regions.ipynb #82e9222a
+@dataclass(frozen=True, eq=False)
+class Regions:
+    "The regions of one image. Raises `NocError` for other lengths or boxes."
+    boxes:Tensor            # (n,4) float32 x1 y1 x2 y2, relative to the image (0..1)
+    labels:Tensor           # (n,) int64 category id
+    scores:Tensor           # (n,) float32 the detector's score (0..1); 1 for ground truth
+    features:Tensor = None  # (n,d) float32 region features, or None
+    image_id:int = None     # the image
+    size:tuple = None       # (width, height) of the image in pixels, or None
+
+    def __len__(self): return len(self.boxes)
+    def __repr__(self): return f"Regions(image {self.image_id}: {len(self)} regions)"
+
+    def keep(self,
+        index,    # numbers of the regions to keep, or (n,) True where a region is kept
+    )->"Regions": # in the order of `index`
+        "Some of the regions."
+        if not isinstance(index, Tensor):
+            index = torch.tensor(index, dtype=None if len(index) else torch.int64)
+        columns = {name: x for name, x in vars(self).items() if name in _COLUMNS and x is not None}
+        kept = copy(self)                                  # of what was checked
+        vars(kept).update({name: x[index] for name, x in columns.items()})
+        return kept
+
+    @property
+    def ranked(self)->Tensor: # (n,) their numbers
+        "The regions from the highest score to the lowest; ties stay in order."
+        return self.scores.sort(descending=True, stable=True).indices
+
+    def best(self,
+        k:int=None, # how many; None keeps all
+    )->"Regions":   # in order of score
+        "The `k` regions with the highest scores."
+        return self.keep(self.ranked[:k])
+
+    def without(self, labels)->"Regions":
+        "The regions of all classes but these."
+        return self.keep(~torch.isin(self.labels, torch.tensor(list(labels), dtype=torch.int64)))
+
+    @classmethod
+    def empty(cls, image_id=None, size=None)->"Regions":
+        "An image in which nothing was found; its size in pixels."
+        return cls([], [], [], image_id=image_id, size=size)
+
+    def __post_init__(self):
+        where = f"image {self.image_id}: regions"
+        for name, (dims, kind, expected) in _COLUMNS.items():
+            if name == "features" and self.features is None: continue
+            column = _column(getattr(self, name), dims, kind)
+            if name == "boxes" and column is not None: column = column.reshape(-1, 4)
+            require(column is not None, f"{where}: {name}", expected)
+            object.__setattr__(self, name, column)
+        columns = self.boxes, self.labels, self.scores, self.features
+        lengths = [len(c) for c in columns if c is not None]
+        require(len(set(lengths)) == 1, f"{where}: {lengths}", "one label and score a box")
+        outside = len(self) and (self.scores.min() < 0 or self.scores.max() > 1)
+        require(not outside, f"{where}: scores", _COLUMNS["scores"][2])
+        _check_relative(self.boxes, self.image_id)
+
+    def check_finite(self):
+        "Raises `NocError` naming the image where a number is NaN or infinite."
+        columns = dict(boxes=self.boxes, scores=self.scores, features=self.features)
+        for name, column in columns.items():
+            if column is None or np.isfinite(column.cpu().numpy()).all(): continue
+            raise NocError(f"image {self.image_id}: {name}: expected finite numbers")
 
 # %% ../nbs/04_regions.ipynb #02152b24
 _COLUMNS = dict(boxes=(2, torch.float32, "four numbers a box"),
@@ -51,80 +107,16 @@ def _column(value, dims, kind):
     except (TypeError, ValueError, RuntimeError): return None
     return column if whole and given.dim() == dims or not given.numel() else None
 
-# %% ../nbs/04_regions.ipynb #82e9222a
-@dataclass(frozen=True, eq=False)
-class Regions:
-    "The regions of one image. Raises `NocError` for other lengths or boxes."
-    boxes:Tensor            # (n,4) float32 x1 y1 x2 y2, relative to the image (0..1)
-    labels:Tensor           # (n,) int64 category id
-    scores:Tensor           # (n,) float32 the detector's score (0..1); 1 for ground truth
-    features:Tensor = None  # (n,d) float32 region features, or None
-    image_id:int = None     # the image
-    size:tuple = None       # (width, height) of the image in pixels, or None
-
-    def __post_init__(self):
-        where = f"image {self.image_id}: regions"
-        for name, (dims, kind, expected) in _COLUMNS.items():
-            if name == "features" and self.features is None: continue
-            column = _column(getattr(self, name), dims, kind)
-            if name == "boxes" and column is not None: column = column.reshape(-1, 4)
-            require(column is not None, f"{where}: {name}", expected)
-            object.__setattr__(self, name, column)
-        columns = self.boxes, self.labels, self.scores, self.features
-        lengths = [len(c) for c in columns if c is not None]
-        require(len(set(lengths)) == 1, f"{where}: {lengths}", "one label and score a box")
-        outside = len(self) and (self.scores.min() < 0 or self.scores.max() > 1)
-        require(not outside, f"{where}: scores", _COLUMNS["scores"][2])
-        _check_relative(self.boxes, self.image_id)
-
-    def __len__(self): return len(self.boxes)
-    def __repr__(self): return f"Regions(image {self.image_id}: {len(self)} regions)"
-
-# %% ../nbs/04_regions.ipynb #8ca49c01
-@patch
-def keep(self:Regions,
-    index,   # numbers of the regions to keep, or (n,) True where a region is kept
-)->Regions:  # in the order of `index`
-    "Some of the regions."
-    if not isinstance(index, Tensor):
-        index = torch.tensor(index, dtype=None if len(index) else torch.int64)
-    columns = {name: x for name, x in vars(self).items() if name in _COLUMNS and x is not None}
-    kept = copy(self)                                  # of what was checked
-    vars(kept).update({name: x[index] for name, x in columns.items()})
-    return kept
-
-# %% ../nbs/04_regions.ipynb #53f0a952
-@patch
-def check_finite(self:Regions):
-    "Raises `NocError` naming the image where a number is NaN or infinite."
-    columns = dict(boxes=self.boxes, scores=self.scores, features=self.features)
-    for name, column in columns.items():
-        if column is None or np.isfinite(column.cpu().numpy()).all(): continue
-        raise NocError(f"image {self.image_id}: {name}: expected finite numbers")
-
-# %% ../nbs/04_regions.ipynb #eef03e17
-@patch(as_prop=True)
-def ranked(self:Regions)->Tensor: # (n,) their numbers
-    "The regions from the highest score to the lowest; ties stay in order."
-    return self.scores.sort(descending=True, stable=True).indices
-
-@patch
-def best(self:Regions,
-    k:int=None, # how many; None keeps all
-)->Regions:     # in order of score
-    "The `k` regions with the highest scores."
-    return self.keep(self.ranked[:k])
-
-# %% ../nbs/04_regions.ipynb #af3219b4
-@patch
-def without(self:Regions, labels)->Regions:
-    "The regions of all classes but these."
-    return self.keep(~torch.isin(self.labels, torch.tensor(list(labels), dtype=torch.int64)))
-
-@patch(cls_method=True)
-def empty(cls:Regions, image_id=None, size=None)->Regions:
-    "An image in which nothing was found; its size in pixels."
-    return cls([], [], [], image_id=image_id, size=size)
+# %% ../nbs/04_regions.ipynb #d35c031c
+def _check_relative(boxes, image_id):
+    "Raises `NocError` for a box that is in pixels, outside, or turned round; NaN comes later."
+    plain = boxes.detach().cpu().numpy()
+    outside = ((plain < -.0101) | (plain > 1.0101)).any(1)
+    turned = (plain[:,2:] < plain[:,:2]).any(1)
+    wrong = plain[(outside | turned) & np.isfinite(plain).all(1)]
+    box = [round(x, 3) for x in wrong[:1].flatten().tolist()]
+    require(not box, f"image {image_id}: box {box}", "x1 y1 x2 y2 from 0 to 1, x1 below x2 and y1 "
+            "below y2; pixels are divided by the image's width and height, which `size=` keeps")
 
 # %% ../nbs/04_regions.ipynb #074d8f1a
 def geometry(
@@ -156,31 +148,27 @@ class RegionTable(Mapping):
     @cached_property
     def place(self)->dict: return dict(zip(self.ids.tolist(), range(len(self.ids))))
     def __len__(self): return len(self.ids)
-    def __getitem__(self, image_id): return self._regions(image_id)
     def __iter__(self): return iter(self.place)
     def __contains__(self, image_id): return image_id in self.place
     def get(self, image_id, default=None): return self[image_id] if image_id in self else default
     def __repr__(self):
         return f"{type(self).__name__}({len(self):,} images, {len(self.boxes):,} regions)"
 
-# %% ../nbs/04_regions.ipynb #ba180735
-@patch
-def _places(self:RegionTable, image_ids)->np.ndarray:
-    "Where images stand in the table. Raises `NocError` for one that it lacks."
-    missing = [i for i in image_ids if i not in self.place]
-    if missing: raise NocError(f"{self.where}: no image {missing[0]!r} among {len(self):,} images")
-    return np.array([self.place[i] for i in image_ids], np.int64)
+    def _places(self, image_ids)->np.ndarray:
+        "Where images stand in the table. Raises `NocError` for one that it lacks."
+        missing = [i for i in image_ids if i not in self.place]
+        if missing:
+            raise NocError(f"{self.where}: no image {missing[0]!r} among {len(self):,} images")
+        return np.array([self.place[i] for i in image_ids], np.int64)
 
-# %% ../nbs/04_regions.ipynb #f9fd8e51
-@patch
-def _regions(self:RegionTable, image_id):
-    "Copies of the rows of one image."
-    i = self._places([image_id])[0]
-    rows, size = slice(self.offsets[i], self.offsets[i+1]), tuple(self.sizes[i].tolist())
-    boxes, labels, scores = (c[rows].copy() for c in (self.boxes, self.labels, self.scores))
-    features = self.features
-    if features is not None: features = torch.from_numpy(np.array(features[rows], np.float32))
-    return Regions(boxes, labels, scores, features, image_id, size if all(size) else None)
+    def __getitem__(self, image_id):
+        "Copies of the rows of one image."
+        i = self._places([image_id])[0]
+        rows, size = slice(self.offsets[i], self.offsets[i+1]), tuple(self.sizes[i].tolist())
+        boxes, labels, scores = (c[rows].copy() for c in (self.boxes, self.labels, self.scores))
+        features = self.features
+        if features is not None: features = torch.from_numpy(np.array(features[rows], np.float32))
+        return Regions(boxes, labels, scores, features, image_id, size if all(size) else None)
 
 # %% ../nbs/04_regions.ipynb #02ed878c
 def sizes_of(

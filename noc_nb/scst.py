@@ -12,7 +12,6 @@ from collections import Counter
 from dataclasses import dataclass
 
 import torch
-from fastcore.basics import patch
 from torch import Tensor
 
 from .captioner import Captioner
@@ -145,21 +144,19 @@ class SelfCritical:
         numbers = {"reward": rewards[valid].mean(), "satisfied": satisfied}
         return scst_loss(log_probs, rewards, valid), numbers
 
-# %% ../nbs/43_scst.ipynb #5c0f1a24
-@patch
-def rewards(self:SelfCritical,
-    tokens:Tensor,  # (b,k,t) captions
-    image_ids:list, # b images
-)->Tensor:          # (b,k)
-    "Rewards of captions. Raises `NocError` for what is not a finite number for each."
-    b, k, _ = tokens.shape
-    rewards = self.reward(tokens.flatten(0, 1), [i for i in image_ids for _ in range(k)])
-    shape = tuple(rewards.shape) if isinstance(rewards, Tensor) else type(rewards).__name__
-    require(shape == (b*k,), f"reward: {shape}", f"a tensor of {b*k} numbers, one for each caption")
-    rewards = rewards.view(b, k).to(tokens.device, torch.float32)
-    for i, finite in zip(image_ids, rewards.isfinite().all(1).tolist()):
-        require(finite, f"reward: image {i}: NaN or infinite", "a number for each caption")
-    return rewards
+    def rewards(self,
+        tokens:Tensor,  # (b,k,t) captions
+        image_ids:list, # b images
+    )->Tensor:          # (b,k)
+        "Rewards of captions. Raises `NocError` for what is not a finite number for each."
+        b, k, _ = tokens.shape
+        rewards = self.reward(tokens.flatten(0, 1), [i for i in image_ids for _ in range(k)])
+        shape = tuple(rewards.shape) if isinstance(rewards, Tensor) else type(rewards).__name__
+        require(shape == (b*k,), f"reward: {shape}", f"a tensor of {b*k} numbers, one a caption")
+        rewards = rewards.view(b, k).to(tokens.device, torch.float32)
+        for i, finite in zip(image_ids, rewards.isfinite().all(1).tolist()):
+            require(finite, f"reward: image {i}: NaN or infinite", "a number for each caption")
+        return rewards
 
 # %% ../nbs/43_scst.ipynb #43a5cf01
 def _features(data, cfg):

@@ -12,7 +12,6 @@ from collections import Counter
 
 import numpy as np
 import torch
-from fastcore.basics import patch
 
 from .core import NocError, require, asset
 
@@ -125,36 +124,31 @@ class Vocab:
     def __contains__(self, word): return word in self.stoi
     def __repr__(self): return f"Vocab({len(self):,} words)"
 
-# %% ../nbs/03_vocab.ipynb #c506fb8f
-@patch
-def encode(self:Vocab,
-    tokens, # what `tokenize` gave
-)->list:    # their numbers; UNK for a word that is not in the vocabulary
-    "The numbers of a list of tokens, without BOS and EOS."
-    return [self.stoi.get(token, UNK) for token in tokens]
+    def encode(self,
+        tokens, # what `tokenize` gave
+    )->list:    # their numbers; UNK for a word that is not in the vocabulary
+        "The numbers of a list of tokens, without BOS and EOS."
+        return [self.stoi.get(token, UNK) for token in tokens]
 
-# %% ../nbs/03_vocab.ipynb #5bf8e956
-@patch
-def decode(self:Vocab,
-    ids,    # numbers (list or tensor)
-)->str:     # the words up to EOS, with spaces
-    "The caption of a row of numbers."
-    ids = [int(i) for i in ids]
-    if EOS in ids: ids = ids[:ids.index(EOS)]
-    return " ".join(self.tokens[i] for i in ids if i not in (PAD, BOS))
+    def decode(self,
+        ids,    # numbers (list or tensor)
+    )->str:     # the words up to EOS, with spaces
+        "The caption of a row of numbers."
+        ids = [int(i) for i in ids]
+        if EOS in ids: ids = ids[:ids.index(EOS)]
+        return " ".join(self.tokens[i] for i in ids if i not in (PAD, BOS))
 
-# %% ../nbs/03_vocab.ipynb #37885fa6
-@patch(cls_method=True)
-def build(cls:Vocab,
-    token_lists,     # tokens of every caption
-    min_count:int=2, # how often a word must be seen
-    required=(),     # words that are taken in any case
-)->Vocab:            # most frequent word first; words equally frequent in order of the alphabet
-    "The vocabulary of a set of captions."
-    counts = Counter(token for tokens in token_lists for token in tokens)
-    words = {word for word, n in counts.items() if n >= min_count} | set(required)
-    ordered = sorted(words - set(SPECIALS), key=lambda word: (-counts[word], word))
-    return cls(ordered, {word for word in ordered if not counts[word]})
+    @classmethod
+    def build(cls,
+        token_lists,     # tokens of every caption
+        min_count:int=2, # how often a word must be seen
+        required=(),     # words that are taken in any case
+    )->"Vocab":          # most frequent word first, words as frequent in order of the alphabet
+        "The vocabulary of a set of captions."
+        counts = Counter(token for tokens in token_lists for token in tokens)
+        words = {word for word, n in counts.items() if n >= min_count} | set(required)
+        ordered = sorted(words - set(SPECIALS), key=lambda word: (-counts[word], word))
+        return cls(ordered, {word for word in ordered if not counts[word]})
 
 # %% ../nbs/03_vocab.ipynb #b0005e03
 FUNCTION_WORDS = frozenset(

@@ -41,7 +41,7 @@ class Module:
             for alias in node.names:
                 own = isinstance(node, ast.ImportFrom) and node.level
                 up = self.file.parent.parent if own == 2 else self.file.parent
-                yield node, alias, str((up/node.module).relative_to(ROOT/"noc_nb")) if own else None
+                yield node, alias, str((up/node.module.replace(".", "/")).relative_to(ROOT/"noc_nb")) if own else None
 
     def need(self, names):
         "Take statements until nothing is missing. Returns what other modules must have: {module: names}."

@@ -1,16 +1,21 @@
 "Files that anyone may have damaged: a reader gives a result, or one line that says which file is wrong."
-import base64, gzip, io, json, os, random, subprocess, sys, tarfile, zipfile
+import base64, gzip, io, json, math, os, random, re, subprocess, sys, tarfile, zipfile
+from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 import h5py
 import numpy as np
 import pyarrow, pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
+from noc_nb.captioner import Captioner, CaptionerConfig
 from noc_nb.core import NocError
+from noc_nb.data import CocoData, RegionFeatures
 from noc_nb.files.formats import read_hdf5, read_npz, read_tsv
 from noc_nb.files.readers import ground_truth, read_captions, read_detections, read_vectors
 from noc_nb.files.store import RegionStore
+from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT
 from noc_nb.lab.config import load_config
 from noc_nb.lab.disk import read_json, write_json
 from noc_nb.lab.results import append_row, read_rows
@@ -18,9 +23,9 @@ from noc_nb.lab.saving import load_vocab, save_vocab
 from noc_nb.models.photos import image_files, open_image
 from noc_nb.models.source import Job
 from noc_nb.pages.gallery import caption_files
-from noc_nb.regions import Regions, table_of
+from noc_nb.regions import Regions, class_vectors, table_of
 from noc_nb.scores.report import evaluate_file
-from noc_nb.vocab import Vocab
+from noc_nb.vocab import Vocab, check_vectors, word_table
 
 BOXES = [[.1, .1, .5, .5], [.2, .3, .9, .8]]
 
@@ -449,7 +454,7 @@ def test_another_content_is_seen_whatever_its_time(tmp_path):
         photo.unlink()
         photo.symlink_to(other)
     def moved(): os.replace(other, photo)
-    for replace in copied, touched, linked, moved:
+    for change in copied, touched, linked, moved:
         photo.unlink(missing_ok=True)
         about.unlink(missing_ok=True)
         for path, byte in (photo, b"a"), (other, b"b"):
@@ -457,7 +462,7 @@ def test_another_content_is_seen_whatever_its_time(tmp_path):
             os.utime(path, (1, 1))
         start(False)
         assert start()
-        replace()
+        change()
         with pytest.raises(NocError, match="1.jpg: other content"): start()
     path, read = store(tmp_path)
     RegionStore(path.parent).verify()
@@ -621,7 +626,7 @@ def json_readers(folder):
         "instances": (dict(images=IMAGES, annotations=BOXED, categories=[dict(id=6), dict(id=18)]), ground_truth),
         "detections": (BOXED, lambda path: read_detections(path, {1: (640, 480), 2: (640, 480)})),
         "split": (dict(train=[1], val=[2], test=[3], novel_val=[2], novel_test=[]), lambda p: read_split(p, {1, 2, 3})),
-        "classes": ([vars(COCO_CLASSES[i]) for i in (1, 2)], load_classes),
+        "classes": ([asdict(COCO_CLASSES[i]) for i in (1, 2)], load_classes),
         "heldout": (vars(COCO_HELDOUT), load_heldout),
         "search": (vars(SearchConfig()), partial(load_config, SearchConfig)),
         "vocab": (dict(tokens=["dog", "cat"]), load_vocab),
@@ -738,3 +743,38 @@ def test_numbers_of_a_file_are_no_lists(tmp_path):
             write_json(tmp_path/"d.json", [*others, good | {key: odd}])
             with pytest.raises(NocError, match=f"d.json: detection {len(others)} .*: {key}: expected"):
                 read_detections(tmp_path/"d.json", {7: (640, 480)})
+
+def test_what_the_papers_floor_refuses():
+    "Words, regions, data and captioners that do not go together: one line that names the image, the word or the part."
+    vectors = {"hot": np.array([1., 3.]), "dog": np.array([3., 5.])}
+    vocab = Vocab(["a", "dog", "zebra"])
+    def regions(box=(0, 0, 1, 1), score=1., features=None, image=7):
+        return Regions([box], [18], [score], features, image_id=image)
+    table = table_of([regions()])
+    small = CocoData("small", Path("small"), {7: ["a dog"]}, table, dict(train=[7]), {}, COCO_CLASSES, COCO_HELDOUT, {})
+    tiny = CaptionerConfig(d_feature=12, d_word=8, d_model=16, heads=4, d_ff=32, layers=1, memory=3, max_len=7)
+    def captioner(**parts): return Captioner(tiny, vocab.tokens, **parts)
+    def classless(): return RegionFeatures(table, vectors={1: np.ones(3)})([7])
+    def estranged(): return captioner().average_neighbours({"okapi": ["a"]})
+    refused = {
+        "vocabulary: 'a': expected every word once": lambda: Vocab(["a", "dog", "a"]),
+        "word 'yak': expected a word of the vocabulary": lambda: word_table(vocab, vectors, ["yak"]),
+        ", w28, w29 and 3 more: ": lambda: check_vectors(vectors, [f"w{n}" for n in range(33)]*2),
+        "no vector for fire, hydrant": lambda: class_vectors({11: COCO_CLASSES[11]}, vectors),
+        "box [-0.1, 0.0, 0.5, 0.5]: expected x1 y1 x2 y2 from": lambda: regions((-.1, 0, .5, .5)),
+        "box [0.5, 0.1, 0.2, 0.9]: expected x1 y1 x2 y2 from": lambda: regions((.5, .1, .2, .9)),
+        "box [0.0, 0.6, 0.5, 0.4]: expected x1 y1 x2 y2 from": lambda: regions((0, .6, .5, .4)),
+        "image 7: scores: expected finite": lambda: regions(score=math.nan).check_finite(),
+        "image 7: features: expected finite": lambda: regions(features=[[1., -math.inf]]).check_finite(),
+        "regions: no image 8 among 1 images": lambda: table[8],
+        "image 7: is in two of the tables": lambda: table_of([regions(), regions()]),
+        "image None: expected regions that say of which": lambda: table_of([Regions.empty()]),
+        "small: part 'all': expected one of train": lambda: small.ids("all"),
+        "small/vectors: expected a file of word vectors, which tell the captioner": lambda: small.vectors,
+        "regions: has no features: expected regions with features": replace(small, features=table).region_features,
+        "category 18: expected one that has a class vector": classless,
+        "known words: expected shape (7,)": lambda: captioner(known=torch.ones(6).bool()),
+        "neighbours: 'okapi': expected a word of the captioner": estranged,
+    }
+    for message, call in refused.items():
+        with pytest.raises(NocError, match=re.escape(message)): call()
