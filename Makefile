@@ -81,7 +81,7 @@ ship: venv
 	$(BIN)/python -c "from noc_nb.models.pipeline import NovelCaptioner as N; N.from_pretrained('$(RUN)/pipeline').save_pretrained('noc_nb/assets/models/$(NAME)', half=True)"
 
 scale: venv
-	$(BIN)/noc_bench_scale
+	$(BIN)/python benchmarks/scale.py
 
 hub: export
 	$(BIN)/python tests/hub.py
@@ -103,10 +103,10 @@ GPU_PAGE ?= 5
 gpu:
 	mkdir -p _runs/gpu
 	for dtype in float32 bfloat16; do \
-	$(BIN)/noc_bench_search --out _runs/gpu/bench.jsonl --cases differ,shared,plain --dtype $$dtype $(GPU_SIZES) $(if $(PEER),--peer $(PEER)); \
-	$(BIN)/noc_bench_search --out _runs/gpu/bench.jsonl --cases generate --dtype $$dtype $(GPU_LARGE) $(if $(PEER),--peer $(PEER)); done
-	$(BIN)/noc_bench_train --out _runs/gpu/bench_train.jsonl --set $(GPU_TRAIN)
-	$(BIN)/python tests/page_times.py _runs/gpu/bench_page.jsonl $(GPU_PAGE)
+	$(BIN)/python benchmarks/search.py --out _runs/gpu/bench.jsonl --cases differ,shared,plain --dtype $$dtype $(GPU_SIZES) $(if $(PEER),--peer $(PEER)); \
+	$(BIN)/python benchmarks/search.py --out _runs/gpu/bench.jsonl --cases generate --dtype $$dtype $(GPU_LARGE) $(if $(PEER),--peer $(PEER)); done
+	$(BIN)/python benchmarks/training.py --out _runs/gpu/bench_train.jsonl --set $(GPU_TRAIN)
+	$(BIN)/python benchmarks/page.py _runs/gpu/bench_page.jsonl $(GPU_PAGE)
 
 times: venv
 	$(BIN)/nbdev_test --n_workers 0 --timing | \

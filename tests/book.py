@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOORS = "", "fast", "lab", "files", "models", "scores", "pages", "commands"   # the order of reading and of imports
+FLOORS = {"": "The paper", "fast": "Fast", "lab": "The lab", "files": "Toolbox: files", "models": "Toolbox: models",
+          "scores": "Toolbox: scores", "pages": "Toolbox: pages", "commands": "Toolbox: commands"}   # in reading order
 
 def number(path):
     "The number of a notebook: a chapter's place on its floor."
@@ -16,6 +17,10 @@ def _folders():
     there = {p.parent.relative_to(ROOT/"nbs").as_posix().removeprefix(".") for p in (ROOT/"nbs").rglob("[0-9]*_*.ipynb")
              if ".ipynb_checkpoints" not in p.parts}
     return [*(f for f in FLOORS if f in there), *sorted(there - {*FLOORS, "experiments"}), "experiments"]
+
+def part(folder):
+    "What a folder of notebooks is called."
+    return FLOORS.get(folder) or {"support": "Tests' support"}.get(folder, folder.capitalize())
 
 FOLDERS = {folder: sorted((ROOT/"nbs"/folder).glob("[0-9]*_*.ipynb"), key=number) for folder in _folders()}
 BOOK, EXPERIMENTS = FOLDERS[""], FOLDERS["experiments"]

@@ -1,8 +1,9 @@
-"README.md is nbs/index.ipynb as Markdown: `make readme` runs this file, and test_repo.py compares the two."
+"""README.md is nbs/index.ipynb as Markdown, and docs/chapters.md lists the chapters: `make readme` runs this file, and
+test_repo.py compares."""
 import base64, posixpath, re
-from book import INDEX, ROOT, cells, name
+from book import FOLDERS, INDEX, ROOT, cells, name, number, part
 
-README = ROOT/"README.md"
+README, CHAPTERS = ROOT/"README.md", ROOT/"docs/chapters.md"
 IMAGES = ROOT/"nbs/images"   # the index's pictures as files
 HEAD = "<!-- Written from nbs/index.ipynb by `make readme`. Change the notebook, not this file. -->\n"
 
@@ -55,8 +56,19 @@ def to_markdown(notebook=INDEX):
     "The whole page."
     return HEAD + "\n" + "\n\n".join(p.strip("\n") for p in parts(notebook) if p.strip()) + "\n"
 
+def chapters():
+    "The page with all chapters, floor by floor: number, title, and the line that tells what it is about."
+    def entry(notebook):
+        title, about = re.search(r"# (.*)\n\n> (.*)", cells(notebook)[0].source).groups()
+        return f"- [{number(notebook):02} {title}](../{name(notebook)}): {about}"
+    lists = ("\n".join(map(entry, notebooks)) for notebooks in FOLDERS.values())
+    sections = (f"## {part(folder)}\n\n{listed}" for folder, listed in zip(FOLDERS, lists))
+    about = "> All notebooks in reading order, floor by floor. Numbers never change, and have gaps."
+    return "\n\n".join(["# Chapters", about, *sections]) + "\n"
+
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     for file, data in pictures().items(): file.write_bytes(data)
     README.write_text(to_markdown(), encoding="utf-8")
+    CHAPTERS.write_text(chapters(), encoding="utf-8")
     print(f"{README.name}: {len(README.read_text(encoding='utf-8').splitlines())} lines")

@@ -3,7 +3,7 @@ import json, re, shlex
 from functools import cache
 import pytest
 from book import INDEX, NOTEBOOKS, ROOT, SETTINGS, cells, name, none_of, run, tracked
-from readme import IMAGES, README, fences, pictures, to_markdown
+from readme import CHAPTERS, IMAGES, README, chapters, fences, pictures, to_markdown
 from website import TEXTS, links, page, relink, target
 
 def test_readme_is_the_index():
@@ -18,10 +18,14 @@ def test_citation_names_the_version():
     stated = re.search(r"^version: (.+)$", (ROOT/"CITATION.cff").read_text(encoding="utf-8"), re.M)
     assert stated[1] == SETTINGS["version"], "CITATION.cff cites another version than settings.ini has"
 
-def test_readme_lists_every_notebook():
-    text = README.read_text(encoding="utf-8")
-    none_of((name(p) for p in NOTEBOOKS if p.stem != "index" and f"]({name(p)})" not in text),
-            "the book's parts lack a notebook; run `make notebooks NB=index`")
+def test_chapters_are_listed():
+    assert CHAPTERS.read_text(encoding="utf-8") == chapters(), "a chapter's first lines changed; run `make readme`"
+    none_of((name(p) for p in NOTEBOOKS if p.stem != "index" and f"](../{name(p)})" not in chapters()),
+            "a notebook is on no floor")
+
+def test_readme_is_read_in_three_minutes():
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 220, f"README.md has {len(lines)} lines; what is longer belongs to docs/"
 
 def test_links_resolve():
     "Each link of a notebook or page leads to a file; `make book` also looks at what a link's anchor names."
@@ -62,7 +66,7 @@ def wrong_words(line):
 def test_commands_of_the_readme():
     "Each line of a shell block is one command that is there, with options that it has."
     index = "".join(f"{cell.source}\n" for cell in cells(INDEX, "markdown"))
-    text = index + (ROOT/"docs/data.md").read_text(encoding="utf-8")
+    text = index + "".join((ROOT/f"docs/{page}.md").read_text(encoding="utf-8") for page in ("commands", "data"))
     lines = [line for line in "".join(fences(text, "sh")).splitlines() if line and line[0] != "#"]
     assert len(lines) > 15, "the index lost its commands"
     none_of((f"{line}: {word}" for line in lines for word in wrong_words(line)),

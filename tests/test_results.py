@@ -1,14 +1,21 @@
 "The rows in results/ are evidence: each has its log line, and the committed captions give their scores again."
-import json, re
+import json, re, shlex, sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 import nbformat, pytest
 from book import EXPERIMENTS, ROOT, name, none_of, read
 from nbclient import NotebookClient
+from noc_nb.commands.command import _dashed, _parser, commands
+from noc_nb.commands.reproduce import _preset_of, choice
 from noc_nb.files.dataset import load_data
+from noc_nb.lab.config import override
 from noc_nb.lab.disk import find_data, read_json
-from noc_nb.lab.results import read_rows
-from noc_nb.metrics import CaptionScorer
+from noc_nb.lab.results import LABELS, TRAINING_LABELS, read_rows
+from noc_nb.metrics import METRICS, CaptionScorer
 from noc_nb.novelty import judge
+
+sys.path.insert(0, str(ROOT/"benchmarks"))
+import advice, pixels, scale, search, training, words
 
 RESULTS = ROOT/"results"
 LOGGED = "data", "row", "training", "variant", "lambda0", "seed", "time", "commit"
@@ -85,3 +92,49 @@ def test_committed_captions_have_the_scores_of_their_rows():
             worst = max(abs(a - b) for a, b in pairs if a is not None)
             if worst > 1e-6: yield f"{file.name}: a score differs by {worst:.2g} from its row's"
     none_of(differ(), "the captions in results/captions are not those of the rows")
+
+def today(command):
+    "A row's command as it is typed today, by the table of results/README.md."
+    rows = re.findall(r"^\| `(.+?)` \| (.+?) \|$", (RESULTS/"README.md").read_text(encoding="utf-8"), re.M)
+    assert len(rows) > 10
+    for old, new in rows: command = command.replace(old, "" if new == "leave it out" else new.strip("`"))
+    return command
+
+def options_of(function, words):
+    "The options that a function is given by a command line; another one, or a value that is none, ends the test."
+    try: return vars(_parser(function).parse_args([_dashed(word) for word in words]))
+    except SystemExit: pytest.fail(f"{function.__name__} {' '.join(words)}")
+
+def check_values(name, o):
+    "Every setting, row, metric and name in an option is read by the code that reads it."
+    if name == "noc_reproduce":
+        _preset_of(o["preset"], o.get("set", ()))
+        for key, allowed in dict(rows=LABELS, training=TRAINING_LABELS, metrics=METRICS).items():
+            if o.get(key, "none") != "none": choice(o[key], allowed, key)
+    if name == "benchmarks/pixels.py": override(pixels._PixelPreset(), o.get("set"))
+    if name == "benchmarks/training.py": override(training.BenchConfig(), o.get("set"))
+    if name == "benchmarks/search.py":
+        for group in o["cases"].split(","): search._cases(group, search._BenchCase())
+    if name == "benchmarks/words.py":
+        for system in o["systems"].split(","): words._system(system)
+
+def parse(command):
+    "Nothing is run: the command, its options and their values are those of today."
+    scripts = dict(search=search.bench_search, training=training.bench_train, scale=scale.bench_scale,
+                   pixels=pixels.bench_pixels, words=words.bench_words)
+    name, *given = shlex.split(command)
+    if name == "python" and given[0] != "-c": name, *given = given
+    if name in commands(): check_values(name, options_of(commands()[name], given))
+    elif name == "benchmarks/advice.py": options_of(getattr(advice, f"bench_{given[0]}"), given[1:])
+    elif name.startswith("benchmarks/"): check_values(name, options_of(scripts[Path(name).stem], given))
+    elif name == "python": exec(compile(given[1].partition(";")[0], command, "exec"))       # an import
+    elif name == "jupyter": assert (ROOT/given[-1]).exists()
+    else: pytest.fail(f"{command}: no command of today; add it to the table of results/README.md")
+
+def test_every_command_can_be_typed_today():
+    told = {row["command"] for file in sorted(RESULTS.glob("*.jsonl")) for row in read_rows(file) if row.get("command")}
+    kept = {command for command in told if not command.startswith("none:") and command != "nbs/22_constraints.ipynb"}
+    assert len(kept) > 100
+    for command in sorted(kept):
+        for step in today(command).split(" && "):
+            if not step.startswith("cp -r "): parse(step)

@@ -4,13 +4,13 @@ A page is a notebook as it is committed, without nbdev's directives. Links betwe
 pages, links to other files of the repository lead to its host, and a link that leads nowhere stops the build."""
 import copy, json, posixpath, re, shutil, sys
 from pathlib import Path
-from book import CHAPTERS, MODULES, NOTEBOOKS, ROOT, SETTINGS, module_of, name, number, read
+from book import CHAPTERS, FOLDERS, MODULES, NOTEBOOKS, ROOT, SETTINGS, module_of, name, number, part, read
 
-TEXTS = {"CHANGELOG.md": "changelog", "CONTRIBUTING.md": "contributing", "docs/data.md": "data",
+TEXTS = {"docs/chapters.md": "chapters", "docs/commands.md": "commands/index", "docs/data.md": "data",
+         "results/README.md": "results", "CHANGELOG.md": "changelog", "CONTRIBUTING.md": "contributing",
          "hub/README.md": "hub", "noc_nb/assets/models/toy/README.md": "models/toy",
          "noc_nb/assets/models/lite/README.md": "models/lite"}
 PAGES = {name(nb): name(nb)[len("nbs/"):-len(".ipynb")] for nb in NOTEBOOKS} | TEXTS   # a file -> its page
-README = (ROOT/"README.md").read_text(encoding="utf-8")
 LINK = re.compile(r"(```.*?```|`[^`\n]*`)|\]\(([^)\s]+)\)", re.S)   # code, which is left alone, or a link's target
 
 def target(link, source):
@@ -86,15 +86,10 @@ def toctree(caption, pages):
     listed = "\n".join(pages)
     return f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}\n```"
 
-def parts():
-    "README's parts -> their notebooks, in its order."
-    rows = re.findall(r"^\| ([^|]+) \| (\[.*\)) \|$", README, re.M)
-    return {part: [ROOT/file for file in re.findall(r"\]\(([^)]+)\)", links)] for part, links in rows}
-
 def contents():
-    "The side bar: README's floors and their chapters."
+    "The side bar: the floors and their chapters."
     def entry(nb): return f"{number(nb):02} {title(nb)} <{PAGES[name(nb)]}>"
-    trees = [toctree(part, map(entry, notebooks)) for part, notebooks in parts().items()]
+    trees = [toctree(part(folder), map(entry, notebooks)) for folder, notebooks in FOLDERS.items()]
     reference = [f"{dotted(path)} <api/{dotted(path)}>" for path in MODULES]
     return "\n\n".join([*trees, toctree("Pages", TEXTS.values()), toctree("Reference", reference)])
 

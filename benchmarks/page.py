@@ -1,10 +1,10 @@
-"""How long the page takes for a picture on this machine's device: `python tests/page_times.py FILE.jsonl [REPEATS]`
+"""How long the page takes for a picture on this machine's device: `python benchmarks/page.py FILE.jsonl [REPEATS]`
 appends a row for each pipeline of the package. They see the drawn scenes, whose boxes hold some of their classes."""
 import sys
 from dataclasses import replace
 from statistics import median
 import torch
-from noc_nb.bench.search import clock
+from search import clock
 from noc_nb.lab.results import append_row, new_row
 from noc_nb.models.pipeline import NovelCaptioner, shipped
 from noc_nb.pages.app import _propose, _stage, _toy_scene, _view
@@ -26,7 +26,7 @@ def seconds(pipeline, repeats):
 def main(out, repeats=5):
     for name in shipped():
         metrics = seconds(NovelCaptioner.from_pretrained(name), int(repeats))
-        row = new_row("bench", "page", variant=name, command=f"tests/page_times.py FILE {repeats}", metrics=metrics,
+        row = new_row("bench", "page", variant=name, command=f"benchmarks/page.py FILE {repeats}", metrics=metrics,
                       threads=torch.get_num_threads())
         append_row(out, row)
         print(f"page {name}: opened in {metrics['open_seconds']:.3f} s, changed in {metrics['change_seconds']:.3f} s")

@@ -1,0 +1,470 @@
+"""The scripts of `benchmarks/`, each at its smallest size: what they count and compare, and the rows they append.
+
+Seconds are never asserted. What needs transformers 4.55.4's own Python or a GPU is not run here."""
+import json, os, random, subprocess, sys, time
+from collections import Counter
+from contextlib import redirect_stdout
+from dataclasses import replace
+from types import SimpleNamespace
+import numpy as np
+import pytest, torch
+from book import ROOT
+from noc_nb.core import NocError, set_seed
+from noc_nb.encoder import CaptionerConfig
+from noc_nb.fast.search import SearchConfig
+from noc_nb.files.dataset import load_captions, load_data
+from noc_nb.files.drawing import make_toy
+from noc_nb.files.readers import ground_truth, read_detections
+from noc_nb.files.store import RegionStore
+from noc_nb.heldout import mentioned, novel_images, removed_images
+from noc_nb.lab.config import override
+from noc_nb.lab.disk import find_data, read_json
+from noc_nb.lab.experiment import PRESETS, Run
+from noc_nb.lab.results import read_rows
+from noc_nb.models.generate import grid_beam
+from noc_nb.toy import TOY_CLASSES, TOY_HELDOUT
+
+transformers = pytest.importorskip("transformers")
+sys.path.insert(0, str(ROOT/"benchmarks"))
+import advice, pixels, scale, search, training, words, world
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread"),
+              pytest.mark.filterwarnings("ignore:.*images are no half.*")]
+
+@pytest.fixture(autouse=True)
+def quiet():
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+def refused(match, call, *args, **options):
+    with pytest.raises(NocError, match=match): call(*args, **options)
+
+# What the search costs
+
+SMALL = search._BenchCase(v=200, d=32, regions=5, images=4, layers=1, max_len=8, n=2, threads=1)
+
+def test_search_as_a_user_runs_it(tmp_path):
+    "Another Python, from another folder: a row for each case, with what its readers need."
+    options = "--cases plain,shared --images 2 --repeats 1 --width 16 --words 60 --layers 1 --threads 1".split()
+    run = subprocess.run([sys.executable, ROOT/"benchmarks/search.py", "--out", "rows.jsonl", *options], cwd=tmp_path,
+                         capture_output=True, text=True, env=os.environ | dict(PYTHONPATH=str(ROOT)))
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("no --peer: transformers 4.55.4 is left out\nplain beam n=0 k=5 images=2 ids: ")
+    rows = read_rows(tmp_path/"rows.jsonl")
+    assert [(r["table"], r["case"], r["config"]["mode"]) for r in rows[:3]] == [
+        ("bench", "plain", "beam"), ("bench", "shared", "bank"), ("bench", "shared", "grid")]
+    for row in rows:
+        assert row["command"].startswith("benchmarks/search.py --cases plain,shared --images 2 ")
+        m = row["metrics"]
+        assert m["images_per_s"] > 0 and 0 < m["floor"] < 1 and m["parameters"] > 0 and len(m["seconds"]) == 1
+    expected = "expected differ, shared, plain, generate, step or scale"
+    refused(f"cases 'all': {expected}", search.bench_search, "unwritten.jsonl", cases="all")
+
+def test_hypotheses_are_counted():
+    "A grid of two words has three rows, a bank asks no more than a beam; the machine has four states."
+    captioner, asked = SMALL.captioner(), {}
+    for mode in "beam", "bank", "grid", "cbs":
+        found = search._Bench(SMALL, repeats=2)._measure(replace(SMALL, mode=mode), captioner)
+        asked[mode] = found["asked_per_image"]
+        assert len(found["seconds"]) == 2
+    steps, k = SMALL.max_len, SMALL.k
+    assert asked["beam"] == asked["bank"] == 1 + (steps - 1)*k
+    assert asked["beam"] < asked["grid"] < asked["cbs"] < 4*steps*k
+    one = search._Bench(SMALL, repeats=9)._measure(SMALL, captioner, limit=0)
+    assert len(one["seconds"]) == 1
+    drawn = search._words(replace(SMALL, constraints="shared"))
+    assert drawn[0] == drawn[3] and search._words(SMALL)[0] != search._words(SMALL)[3]
+
+def test_cases_are_as_described():
+    cases = search._cases("scale", search._BenchCase())
+    axes = dict(n=range(9), k=(1, 2, 3, 5, 7, 10), images=(1, 10, 50, 100, 200, 500))
+    for axis, wanted in axes.items(): assert sorted({getattr(case, axis) for case in cases}) == list(wanted)
+    assert (len(cases), len({case.mode for case in cases})) == (44, 4)
+
+def test_generate_takes_as_many_passes_as_its_own_beam_search():
+    for case in search._cases("step", replace(SMALL, v=60)):
+        one = search._Bench(case, repeats=2)._measure_generate(case)
+        assert [one["passes"], one["own_passes"]] == [case.max_len, case.max_len]
+        assert set(one["all_seconds"]) == {"ours", "own"}
+
+def test_a_peer_that_is_none():
+    refused("no-such-python: cannot be run", search._Baseline, "no-such-python")
+    refused("false: no word; expected a Python with transformers==4.55.4", search._Baseline("false").run, SMALL)
+
+@pytest.mark.parametrize("name, value, least", [("repeats", 0, 1), ("images", 0, 1), ("peer_images", -1, 1),
+                                                ("width", 0, 1), ("words", 3, 9)])
+def test_sizes_that_leave_nothing_to_measure(name, value, least):
+    refused(f"--{name.replace('_', '-')} {value}: expected {least} or more",
+            search.bench_search, "unwritten.jsonl", cases="shared", **{name: value})
+
+# How fast a training step is
+
+CAPTIONER = CaptionerConfig(d_feature=12, d_word=10, d_model=16, heads=2, d_ff=32, layers=1, memory=4, max_regions=6,
+                            max_len=10)
+STEPS = training.BenchConfig(images=4, captions=8, words=200, known=20, repeats=2, captioner=CAPTIONER,
+                             search=SearchConfig(k=3, max_len=10))
+
+def test_stopwatch():
+    watch = training._Watch()
+    watch.laps = {"search": [9., 1., 5., 2.]}                       # the first warms up
+    assert watch.medians() == {"search": 2.}
+    assert [tuple(x.shape) for x in training._batch(STEPS, 5)[:3]] == [(5, 6, 12), (5, 6), (5, 13)]
+
+def test_training_rows(tmp_path):
+    "Shares add up; a caption has its words and the end; the command of a row makes it again."
+    result = training._bench_xe(STEPS)
+    assert sum(result["share"].values()) == pytest.approx(100)
+    assert result["words_per_second"]/result["captions_per_second"] == pytest.approx(12)
+    file, threads = tmp_path/"rows.jsonl", torch.get_num_threads()
+    sizes = ["words=50", "known=5", "repeats=1", "captions=3", "images=2", "search.max_len=8",
+             "captioner.max_len=8 captioner.layers=1", "captioner.d_model=16", "captioner.heads=2",
+             "captioner.d_feature=6"]
+    training.bench_train(str(file), "0,1", "grid,bank", set=sizes)
+    rows = read_rows(file)
+    assert [(r["row"], r["variant"]) for r in rows] == [
+        ("train_xe", None), ("train_scst", "0 constraints, grid"), ("train_scst", "1 constraints, grid"),
+        ("train_scst", "1 constraints, bank")]
+    assert rows[0]["config"]["captioner"]["d_model"] == 16
+    assert rows[0]["command"] == ("benchmarks/training.py --constraints 0,1 --modes grid,bank "
+                                  f"--threads {threads} --set {' '.join(sizes)}")
+    assert list(rows[1]["metrics"]["share"]) == ["search", "reward", "forward", "backward", "update"]
+
+def test_reward_is_pycocoevalcaps():
+    def some(i, j): return [f"w{(i*j*k) % 37}" for k in range(4, 12)]
+    result = training._bench_reward({i: [some(i, j) for j in range(3, 8)] for i in range(200)}, 2)
+    assert result["difference"] < 1e-9 and result["times"] > 1
+
+def test_training_refuses(tmp_path):
+    file = tmp_path/"rows.jsonl"
+    def no(match, **options): refused(match, training.bench_train, str(file), **options)
+    no("--set repeats=0: expected 1 or more", set=["repeats=0"])
+    no("--set known=1: expected 10 or more", set=["known=1"])
+    no("--set words=4: expected 5 or more", set=["words=4"])
+    for bad in "-1", "0,x", "": no(f"--constraints {bad}: expected numbers from 0 to 9996, as in", constraints=bad)
+    no("--constraints 0,7: expected numbers from 0 to 2, as in 0,3,5", constraints="0,7", set=["words=6"])
+    no("no finished phase", run=str(tmp_path))
+    refused("mode 'row': expected one of", list, training._bench_rows(STEPS, [1], ["row"]))
+    assert not file.exists()
+
+# A world of the true size
+
+TINY = world.WorldSize(train=80, kept=60, half=30, novel_val=4, novel_test=5, vectors=30_400, width=8, stored=60,
+                       regions=3, feature=16)
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory): return world.make_world(tmp_path_factory.mktemp("worlds")/"tiny", TINY)
+
+def test_the_world_has_cocos_counts():
+    assert world.WorldSize().images == 82_783 + 40_504
+    lists = world._split_lists(world.WorldSize())
+    assert {name: len(ids) for name, ids in lists.items()} == dict(
+        train=70_194, val_train=20_252, test_train=20_252, val=3018, test=3024)
+    assert not set(lists["val"]) & set(lists["test_train"])
+    for mentioning in True, False:
+        _, captions = world._scene(0, 7, mentioning)
+        assert bool(mentioned(captions, TOY_CLASSES) & set(TOY_HELDOUT.objects.values())) == mentioning
+    assert len({world._coined(rank) for rank in range(world._COINED)}) == world._COINED
+
+def test_the_world_is_loaded_as_the_coco_preset_would(tiny):
+    data = load_data(tiny, "coco")
+    assert [len(data.splits[p]) for p in ("train", "val", "test", "novel_val")] == [60, 30, 30, 4]
+    texts, halves = load_captions(tiny)[0], data.splits["val"] + data.splits["test"]
+    train = {i: texts[i] for i in texts.keys() - set(halves)}
+    assert train.keys() - removed_images(train, data.heldout) == set(data.splits["train"])
+    novel = set().union(*novel_images(texts, data.heldout, halves).values())
+    assert novel == {*data.splits["novel_val"], *data.splits["novel_test"]}
+    assert data.vectors[world._coined(7)].shape == (8,)
+    sizes = dict(zip(data.regions.ids.tolist(), map(tuple, data.regions.sizes.tolist())))
+    for file in "simulated.json", "simulated.json.gz":
+        table = read_detections(tiny/f"detections/{file}", sizes, only=sizes).take(data.regions.ids)
+        assert (table.labels == data.regions.labels).all() and abs(table.boxes - data.regions.boxes).max() < 1e-4
+    truth = ground_truth(tiny/"annotations/instances_val2014.json")
+    assert max(len(truth[i]) for i in truth) in (9, 10)
+    store = RegionStore(tiny/"features")
+    assert (len(store), store.features.shape, store.features.dtype) == (60, (180, 16), np.float16)
+
+def test_a_world_is_made_once_and_alike(tiny):
+    stamps = {p: p.stat().st_mtime_ns for p in tiny.glob("*/*.json*") if p.parent.name != "splits"}
+    world.make_world(tiny, TINY)
+    assert stamps == {p: p.stat().st_mtime_ns for p in stamps}
+    again = world.make_world(tiny.with_name("again"), TINY)
+    for path in stamps: assert (again/path.relative_to(tiny)).read_bytes() == path.read_bytes()
+
+# What the true size costs
+
+def test_operations_and_medians():
+    a, b = torch.randn(10, 20), torch.randn(20, 30)
+    assert scale._operations(lambda: a@b)*1e12 == pytest.approx(2*10*20*30)
+    part = scale._Part(None, 3)
+    part.clock = [(0, 0), (9, 9), (10, 9.5), (13, 10.5)]
+    assert part.medians() == dict(step_seconds=2., step_cpu_seconds=.75)       # of 1, 3 and .5, 1
+    bench = scale._Bench("nowhere")
+    with bench.lap("sleep"): time.sleep(.1)
+    assert bench.laps["sleep"]["seconds"] >= .1 > bench.laps["sleep"]["cpu_seconds"]
+
+def test_every_step_on_a_tiny_world(tiny):
+    small = dict(d_model=16, heads=2, d_ff=32, layers=1, memory=4)
+    preset = replace(PRESETS["coco"], captioner=replace(PRESETS["coco"].captioner, **small))
+    read = {work.__name__: work(scale._Bench(tiny)) for work in (scale._load, scale._load_json, scale._builder)}
+    assert read["_load"] == read["_load_json"] and read["_load"]["images"] == 140 - 20
+    assert read["_builder"] == dict(kept=60, novel=9)
+    plain, zipped = (scale._detections(scale._Bench(tiny), f"simulated.json{end}") for end in ("", ".gz"))
+    assert plain == zipped
+    bench = scale._Bench(tiny, preset=preset)
+    found = scale._held(scale._Bench(tiny, preset=preset)) | scale._whole(bench)
+    stored = scale._xe_store(scale._Bench(tiny, steps=3, preset=preset))
+    assert (stored["stored"], stored["epochs"], stored["batch"]) == (60, 30, 50)
+    assert stored["examples"] == 5*sum(i <= 60 for i in bench.data.splits["train"])
+    assert found["words"] == found["xe words"]
+    assert [found[f"{name} batch"] for name in ("selector", "xe")] == [50, 50]
+    peaks = [lap["peak_mb"] for lap in bench.laps.values()]
+    assert peaks == sorted(peaks)
+    count = scale._counted(scale._Bench("nowhere", preset=preset))
+    assert 0 < count["search, 0 constraints"] < count["search, 3 constraints"]
+
+def test_a_step_in_its_own_process(tiny, monkeypatch):
+    found = scale._measure("load", tiny)
+    assert found["metrics"]["images"] == 120
+    assert found["peak_mb"][0] >= found["metrics"]["laps"]["load"]["peak_mb"] > 50
+    monkeypatch.setattr(sys, "executable", "false")
+    refused("load: failed", scale._measure, "load", tiny)
+
+def test_scale_goes_on_where_it_broke(tmp_path, monkeypatch):
+    calls = []
+    def fake(name, root, processes):
+        calls.append((name, root.name, processes))
+        if len(calls) == 3: raise ValueError("broken")
+        return dict(seconds=1., cpu_seconds=1., peak_mb=[9], load=0., metrics={})
+    monkeypatch.setattr(scale, "_measure", fake)
+    monkeypatch.setattr(scale, "make_world", lambda root, size: root)
+    options = dict(out=str(tmp_path/"rows.jsonl"), worlds=str(tmp_path), steps="xe,load", parts="1,16")
+    with pytest.raises(ValueError, match="broken"): scale.bench_scale(**options)
+    scale.bench_scale(**options)
+    jobs = [("xe", "world-1", 1), ("load", "world-1", 1), ("xe", "world-1", 2), ("load", "world-16", 1)]
+    assert calls == jobs[:3] + jobs[2:]
+    assert [(r["row"], r["images"], r["processes"]) for r in read_rows(options["out"])] == [
+        ("xe", 123_287, 1), ("load", 123_287, 1), ("xe", 123_287, 2), ("load", 7703, 1)]
+    refused("--steps rest: expected some of load", scale.bench_scale, steps="xe,rest")
+
+# A captioner from pixels
+
+def test_pixels(tmp_path):
+    "Every word that is asked for is said; unasked, no caption says a held-out word; another picture, other scores."
+    toy = PRESETS["toy"]
+    small = pixels._PixelConfig(pictures=60, side=32, width=16, heads=2, encoder=1, decoder=1, steps=12, batch=16,
+                                warmup=4)
+    preset = pixels._PixelPreset(captioner=small, train_selector=replace(toy.train_selector, epochs=10, patience=10))
+    data = load_data(make_toy(tmp_path/"world", train=150, val=30, test=40), split="toy")
+    experiment = pixels._PixelExperiment(Run(preset, variant="pixels, tiny"), data, tmp_path/"plain", metrics=("C",))
+    rows = experiment.complete([(row, "xe", .2) for row in ("none", "selector", "oracle")])
+    f1 = {r["row"]: r["metrics"]["out_macro"]["F1"] for r in rows}
+    assert f1["none"] == 0 and f1["oracle"] > f1["selector"] > 30
+    assert {(r["features"], r["table"], r["data"]) for r in rows} == {("pixels", "ablation", "toy")}
+    counts = {r["row"]: r["counts"] for r in rows}
+    assert counts["oracle"]["satisfied"] == counts["oracle"]["wanted"]
+    folder = tmp_path/"plain/captioner-pixels-0"
+    done = read_json(folder/"done.json")
+    pixels._train_pixels(small, folder)                                # what is trained is only read
+    assert read_json(folder/"done.json") == done
+    captioner, two = experiment.models.captioner("xe"), experiment.ids[:2]
+    records = pixels._describe(experiment, captioner, two, [[["lamp", "lamps"]]]*2)
+    assert [len({"lamp", "lamps"} & set(d.caption.split())) for d in records.values()] == [1, 1]
+    assert records[two[0]].score != records[two[1]].score
+    model, tokenizer, _ = captioner                                    # borrowed embeddings are means of two
+    before = model.decoder.get_input_embeddings().weight.detach().clone()
+    held = {form for i in data.heldout.objects.values() for form in data.classes[i].forms}
+    neighbours = pixels._average_said(model, tokenizer, set(tokenizer.get_vocab()) - held, data.vectors, 2)
+    after, ids = model.decoder.get_input_embeddings().weight, tokenizer.get_vocab()
+    torch.testing.assert_close(after[ids["lamps"]], before[[ids[w] for w in neighbours["lamps"]]].mean(0))
+    assert {word for word, t in ids.items() if not torch.equal(after[t], before[t])} == set(neighbours)
+
+# Words that others ask for
+
+def made_up(folder, seed=0):
+    "A folder with CommonGen's layout: somebody does something somewhere. In `test` is a word that `train` lacks."
+    rng, people = random.Random(seed), ["man", "girl", "player", "team"]
+    does = dict(run=["run", "runs"], jump=["jump", "jumps"], sing=["sing", "sings"])
+    places = ["field", "street", "park", "lake"]
+    def line(place=None):
+        who, what, where = rng.choice(people), rng.choice([*does]), place or rng.choice(places)
+        end = rng.choice(["today", "again", "in the sun"])
+        return dict(concepts=rng.sample([who, what, where], 3), sentence=f"The {who} {what}s near the {where} {end} .")
+    for part, n in dict(train=400, dev=8, test=8).items():
+        lines = [line("zoo" if part == "test" and n == k else None) for k in range(1, n + 1)]
+        groups = [sorted(does.get(c, [c]) for c in each["concepts"]) for each in lines]
+        for name, rows in {part: lines, f"{part}.forms": groups}.items():
+            (folder/f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+SIZES = ["held=6", "pieces=300", "width=32", "layers=1", "epochs=20", "batch=32", "warmup=20", "peak=5e-3"]
+
+@pytest.fixture(scope="module")
+def speaker(tmp_path_factory):
+    "A folder with sentences and a model that was trained on them, its sets, and the model."
+    transformers.utils.logging.set_verbosity_error()
+    folder = tmp_path_factory.mktemp("words")
+    (folder/"data/systems").mkdir(parents=True)
+    made_up(folder/"data")
+    rest, parts = words._prepare(folder/"data", held=6)
+    cfg = override(words._WordsConfig(), SIZES)
+    words._train_words(cfg, rest, words._lines(folder/"data", "dev"), folder/"lm-0", 0)
+    return folder, parts, words._Speaker(folder/"lm-0/best", cfg)
+
+def test_sets_are_held_out(tmp_path):
+    made_up(tmp_path)
+    rest, parts = words._prepare(tmp_path, held=6)
+    held = {frozenset(one.concepts) for one in parts["held"]}
+    assert not held & {frozenset(line["concepts"]) for line in rest}
+    assert len(rest) + sum(len(one.references) for one in parts["held"]) == 400
+    for one in parts["held"] + parts["test"]:
+        assert all(words._says(s, forms) for s in one.references for forms in one.forms)
+    regular = words._regular("drop") | words._regular("carry") | words._regular("take")
+    assert {"dropped", "carries", "taking"} <= regular
+    assert [words._says("He sings.", ["sing", "sings"]), words._says("singsong", ["sing"])] == [True, False]
+    refused("none/train.jsonl: no such file: expected", words._prepare, tmp_path/"none", 6)
+    refused("sets to hold out: expected 600", words._prepare, tmp_path, 600)
+    for bad in "bank", "bank:x", "prices:5", "queen:3":
+        refused(f"--systems {bad}: expected beam:5", words._system, bad)
+
+def test_searches_say_every_word(speaker):
+    "The likelier for more beams; what is drawn stays within its budget; log-probabilities are the library's own."
+    folder, parts, model = speaker
+    sets, found = parts["held"] + parts["test"], {}
+    for name in "beam:3", "bank:1", "bank:3", "credit:3", "grid:3", "sample:3":
+        found[name] = words._speak(model, name, sets, budget=100)
+        said = sum(map(words._count, found[name]["texts"], sets))
+        if name[:4] in ("bank", "cred", "grid"): assert said == sum(len(s.forms) for s in sets)
+    assert np.mean(found["bank:3"]["log_prob"]) >= np.mean(found["bank:1"]["log_prob"])
+    assert found["sample:3"]["meter"]["asked"] <= len(sets)*(100 + model.cfg.room)*2
+    inputs = words._read(model.tokenizer, [s.concepts for s in sets[:4]])
+    out = model.model.generate(**inputs, num_beams=3, max_new_tokens=40, length_penalty=0.,
+                               return_dict_in_generate=True, output_scores=True)
+    rows = [words._until_end(row) for row in out.sequences[:,1:].tolist()]
+    assert model._log_prob(sets[:4], rows) == pytest.approx(out.sequences_scores.tolist(), abs=1e-4)
+    with words._scorer(sets, ("C", "B4")) as scorer: drawn = words._measures(found["bank:3"], sets, scorer)
+    assert words._with_interval(drawn["concepts"]) == [100., 100., 100.]
+    assert drawn["tokens"][0] == pytest.approx(np.mean(found["bank:3"]["tokens"]))
+
+def test_what_the_peer_is_asked(speaker):
+    "A form that another one begins with is not forced beside it."
+    folder, parts, model = speaker
+    one = words._Set(["run"], [["run", "runs", "ran"]], [])
+    run, *others = (model.tokenizer(word)["input_ids"] for word in one.forms[0])
+    any_form, = words._forced(model.tokenizer, "any", one)
+    assert all((ids in any_form) != (run == ids[:len(run)]) for ids in others) and run in any_form
+    assert words._forced(model.tokenizer, "one", one) == [run]
+    for python, why in {"no-such-python": "No such file or directory;", "false": "no word:"}.items():
+        other = words._Speaker(folder/"lm-0/best", model.cfg, python)
+        refused(f"{python}: {why} expected --peer, a", words._speak, other, "any:5", parts["test"])
+
+def test_words_rows(speaker, monkeypatch):
+    "Typed again it does nothing; a system more is one row more; a published file is scored as its sentences are."
+    folder, parts, model = speaker
+    texts = words._speak(model, "beam:3", parts["test"])["texts"]
+    (folder/"data/systems/ours.txt").write_text("\n".join(texts))
+    options = dict(out=str(folder/"rows.jsonl"), runs=str(folder), part="test", metrics="C,B4",
+                   systems="beam:3,bank:3,sample:3,published:ours", set=SIZES)
+    monkeypatch.delenv("NOC_COMMONGEN", raising=False)
+    refused("NOC_COMMONGEN: is not set", words.bench_words, **options)
+    monkeypatch.setenv("NOC_COMMONGEN", str(folder/"data"))
+    for _ in range(2): words.bench_words(**options)
+    rows = {row["system"]: row for row in read_rows(folder/"rows.jsonl")}
+    words.bench_words(**options | dict(systems="beam:3,bank:1"))
+    assert [row["system"] for row in read_rows(folder/"rows.jsonl")] == [*rows, "bank:1"]
+    assert rows["published:ours"]["metrics"]["C"] == rows["beam:3"]["metrics"]["C"]
+    assert rows["published:ours"]["beside"]["beam:3"]["concepts"] == [0., 0., 0.]
+    assert rows["bank:3"]["beside"]["beam:3"]["concepts"][0] > 0
+    assert rows["bank:3"]["new"]["said"] == rows["bank:3"]["new"]["asked"]
+    new, = rows["bank:3"]["new"]["examples"]
+    assert "zoo" in new[0] and words._says(new[1], ["zoo"])
+    assert [len(rows[name]["examples"]) for name in ("bank:3", "published:ours")] == [8, 0]
+
+def test_a_prompt_counts_for_nothing():
+    "In a decoder's prompt transformers 4.55.4 counts words as said, so the comparison needs an encoder. Ours does not."
+    set_seed(0)
+    config = transformers.GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, initializer_range=.5,
+                                     bos_token_id=0, pad_token_id=1, eos_token_id=2)
+    gpt2, prompt = transformers.GPT2LMHeadModel(config).eval(), torch.tensor([[10, 11, 12, 13]])
+    for wanted in [[[12]], [[30]]]:
+        ids = gpt2.generate(prompt, custom_generate=grid_beam, words=wanted, num_beams=5, max_new_tokens=8,
+                            do_sample=False)[0,4:].tolist()
+        assert wanted[0][0] in ids
+
+# Advice that may be wrong
+
+class Told:
+    "Made up, so that all can be worked out: it says of its words those that are worth it; every word has a cost."
+    cost = dict(dog=1., cat=3., bus=2., kite=8.)
+    right, wrong = [["dog", "cat"], ["dog"]], [["bus", "kite"], ["kite"]]
+    sets = [words._Set([], [["dog"], ["cat"]], ["dog cat", "a cat"]), words._Set([], [["dog"]], ["a dog"])]
+    config = {}
+    def forms(self, word): return [word]
+    def say(self, places, wanted, price=None):
+        said = [[w for w in row if price is None or self.cost[w] < price] for row in wanted]
+        return [(" ".join(["a", *row]), -sum(map(self.cost.get, row))) for row in said]
+
+class Strange(Told):
+    "Sets that say neither a bird nor a car."
+    cost = dict(Told.cost, bird=4., car=5.)
+    right, wrong = [["dog"], ["cat"], ["dog"]], [["bird"], ["car"], ["bird"]]
+    sets = [words._Set([], [], [text]) for text in ("a dog", "a cat", "a dog")]
+
+def test_costs_and_ways():
+    costs = [advice._costs(Told(), some) for some in (Told.right, Told.wrong)]
+    assert costs == [[[1., 3.], [1.]], [[2., 8.], [8.]]]
+    kite, wrong = ("kite", 8., False), advice._advice(Told(), costs, "wrong")
+    assert wrong == [[("bus", 2., False), kite], [kite]]
+    half = advice._advice(Told(), costs, "half")
+    assert [len(row) for row in half] == [2, 1] and {good for row in half for *_, good in row} == {True, False}
+    assert [text for text, _ in advice._follow(Told(), wrong, "must")] == ["a bus kite", "a kite"]
+    for way in "price:2.5", "under:2.5":
+        assert [text for text, _ in advice._follow(Told(), wrong, way)] == ["a bus", "a"]
+    for way in "price", "under:much", "hope:3": refused(f"way '{way}'", advice._follow, Told(), wrong, way)
+
+def test_advice_rows(tmp_path):
+    advice._advice_rows(Told(), ["must", "price:2.5", "under:2.5"], tmp_path/"rows.jsonl", dict(task="told", sets=2))
+    written = read_rows(tmp_path/"rows.jsonl")
+    rows = {(r["kind"], r["way"]): r["metrics"] for r in written}
+    assert {r["command"] for r in written} == {"benchmarks/advice.py advice --task told --sets 2"}
+    assert (rows["none", "must"]["right"], rows["none", "must"]["change"]) == (0., [0., 0., 0.])
+    assert [rows["right", way]["right"] for way in ("must", "price:2.5")] == pytest.approx([100., 200/3])
+    assert [rows["wrong", way]["wrong"] for way in ("must", "price:2.5")] == pytest.approx([100., 100/3])
+    assert rows["right", "must"]["C"][0] > rows["wrong", "must"]["C"][0] and rows["wrong", "must"]["right"] is None
+    refused("task 'photos': expected lite or lm", advice.bench_advice, "photos")
+
+def test_surprise():
+    assert advice._surprises(Strange(), 2) == dict(dog=1., cat=3., bird=4., car=5.)
+    metrics = advice._surprise_row(Strange(), dict(task="told", n=2))["metrics"]
+    assert metrics["cost"][90] == pytest.approx(dict(limit=4., kept=100.))
+    assert metrics["share"][95] == dict(limit=1., kept=0.)
+
+def test_wrong_words_are_like_right_ones():
+    "No form of what the references say, of the same kind, and as frequent."
+    texts = {"dog run": "a dog is running", "cat jump": "a cat is jumping", "bus stop": "the bus stops"}
+    lines = [dict(concepts=c.split(), sentence=s) for c, s in texts.items()]*3
+    kinds, ranked = advice._by_kind(lines)
+    assert sorted(w for w in kinds if kinds[w]) == ["jump", "run"]
+    one, rng = words._Set(["dog", "run"], [], ["a dog is running"]), random.Random(0)
+    assert advice._stranger("run", one, kinds, ranked, rng) == "jump"
+    assert {advice._stranger("dog", one, kinds, ranked, rng) for _ in range(30)} == {"cat", "bus", "stop"}
+
+@pytest.mark.skipif(not find_data(), reason="NOC_DATA is not set")
+def test_wrong_classes_are_as_frequent():
+    task = advice._Captions(SimpleNamespace(model="lite", sets=300))
+    for one, right, wrong in zip(task.sets, task.right, task.wrong):
+        assert len(right) == len(set(wrong) - set(right))
+        assert not any(words._says(s, task.forms(c)) for s in one.references for c in wrong)
+    texts = [text for text, _ in task.say(range(2), task.right[:2])]
+    for text, right in zip(texts, task.right): assert all(words._says(text, task.forms(c)) for c in right)
+    common = Counter(c for row in task.right for c in row)
+    def frequency(rows): return np.mean([common[c] for row in rows for c in row])
+    assert .6 < frequency(task.wrong)/frequency(task.right) < 1.1
+
+def test_musts_by_several_searches(tmp_path):
+    toy = make_toy(tmp_path/"toy", train=20, val=12, test=4, pictures=0)
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        advice.bench_musts("toy", toy, tmp_path/"runs", tmp_path/"rows.jsonl")
+    rows = {(r["variant"], r["line"]): r for r in read_rows(tmp_path/"rows.jsonl")}
+    assert len(rows) == 8
+    for (name, _), r in rows.items():
+        assert r["counts"]["satisfied"] == r["counts"]["wanted"]
+        assert (r["beside"] is None) == (name == "turns")
