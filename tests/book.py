@@ -20,7 +20,7 @@ def _folders():
 
 def part(folder):
     "What a folder of notebooks is called."
-    return FLOORS.get(folder) or {"support": "Tests' support"}.get(folder, folder.capitalize())
+    return FLOORS.get(folder, folder.capitalize())
 
 FOLDERS = {folder: sorted((ROOT/"nbs"/folder).glob("[0-9]*_*.ipynb"), key=number) for folder in _folders()}
 BOOK, EXPERIMENTS = FOLDERS[""], FOLDERS["experiments"]

@@ -59,8 +59,8 @@ def to_markdown(notebook=INDEX):
 def chapters():
     "The page with all chapters, floor by floor: number, title, and the line that tells what it is about."
     def entry(notebook):
-        title, about = re.search(r"# (.*)\n\n> (.*)", cells(notebook)[0].source).groups()
-        return f"- [{number(notebook):02} {title}](../{name(notebook)}): {about}"
+        title, about = re.search(r"# (.*)\n\n> (.*(?:\n.+)*)", cells(notebook)[0].source).groups()
+        return f"- [{number(notebook):02} {title}](../{name(notebook)}): {' '.join(about.split())}"
     lists = ("\n".join(map(entry, notebooks)) for notebooks in FOLDERS.values())
     sections = (f"## {part(folder)}\n\n{listed}" for folder, listed in zip(FOLDERS, lists))
     about = "> All notebooks in reading order, floor by floor. Numbers never change, and have gaps."

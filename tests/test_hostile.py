@@ -558,7 +558,8 @@ def test_large_uploads_give_their_memory_back(tmp_path):
 
 @pytest.mark.parametrize("setting", ["captioner.layers=2000", "captioner.d_ff=1000000", "limit=63",
                                      "search.k=99999", "search.max_len=1000000", "captioner.memory=1000000",
-                                     "captioner.max_len=-1", "xe.peak=Infinity", "scst.min_refs=-1", "prices.never=NaN",
+                                     "captioner.max_len=-1", "xe.peak=Infinity", "scst.min_refs=-1",
+                                     "prices.unseen=NaN",
                                      f"xe.seed={2**64}", f"min_count={10**12}", "train_selector.keep=-1"])
 def test_sizes_that_nobody_means(setting):
     from noc_nb.commands.reproduce import _preset_of

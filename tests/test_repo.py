@@ -2,6 +2,7 @@
 import json, re, shlex
 from functools import cache
 import pytest
+import budget
 from book import INDEX, NOTEBOOKS, ROOT, SETTINGS, cells, name, none_of, run, tracked
 from readme import CHAPTERS, IMAGES, README, chapters, fences, pictures, to_markdown
 from website import TEXTS, links, page, relink, target
@@ -13,6 +14,26 @@ def test_readme_is_the_index():
     assert files == pictures(), f"{name(IMAGES)} does not hold the index's pictures; run `make readme`"
     none_of((f"{name(p)}: {len(data)/1e3:.0f} KB" for p, data in files.items() if len(data) > 250e3),
             "a picture of the README has at most 250 KB")
+
+def test_budget():
+    "The house may shrink and not grow; what comes in is named, and paid for in tests/budget.json."
+    allowed, there = json.loads(budget.FILE.read_text()), budget.house()
+    assert allowed.keys() == there.keys(), "tests/budget.json lists other parts than the house has"
+    def over():
+        for part, now in there.items():
+            pairs = now.items() if isinstance(now, dict) else [("count", now)]
+            limits = allowed[part] if isinstance(now, dict) else dict(count=allowed[part])
+            yield from (f"{part}: {n:,} {kind}, {limits[kind]:,} allowed" for kind, n in pairs if n > limits[kind])
+    none_of(over(), "raise the number in tests/budget.json in the commit that needs it, and say why in its body")
+
+def test_budget_counts_code():
+    "A comment is no line, a denser line has as many nodes, and a method is a name."
+    long = "def f(x):\n    # twice\n    y = 2*x\n\n    return y\n"
+    dense = "def f(x): y = 2*x; return y"
+    one, other = budget.counts([long]), budget.counts([dense])
+    assert (one["lines"], other["lines"]) == (3, 1) and one["nodes"] == other["nodes"]
+    assert budget.counts(["class A:\n    def b(self): pass\n    def _c(self): pass"]) | dict(nodes=0) == dict(
+        lines=3, nodes=0, public=2, private=1)
 
 def test_citation_names_the_version():
     stated = re.search(r"^version: (.+)$", (ROOT/"CITATION.cff").read_text(encoding="utf-8"), re.M)

@@ -7,12 +7,11 @@ import math, subprocess, sys
 from unittest.mock import patch
 import pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
-from noc_nb.beam import plain_beam
+from noc_nb.beam import captions_of, every_caption, plain_beam, prefix_scores, same_captions, tree
 from noc_nb.core import NocError
 from noc_nb.fast.machine import constrained_beam_search
 from noc_nb.fast.search import Search, beam_search, grid_beam_search
 from noc_nb.grid import algorithm_1, plain_grid
-from noc_nb.support.trees import captions_of, every_caption, prefix_scores, same_captions, tree
 
 BOS, EOS = 1, 0
 B = 10

@@ -1,6 +1,6 @@
 "Training that is killed, fills the disk, or runs in two processes ends where undisturbed training ends."
 import json, multiprocessing, os, random, resource, shutil, signal, subprocess, sys, time
-from dataclasses import replace
+from dataclasses import asdict, field, make_dataclass, replace
 from functools import partial
 from pathlib import Path
 import pytest
@@ -17,10 +17,14 @@ from noc_nb.fast.search import SearchConfig
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.fit import plain_fit
+from noc_nb.lab.config import RANGES, load_config, save_config
 from noc_nb.lab.disk import read_json
+from noc_nb.lab.experiment import Preset
+from noc_nb.lab.runs import begin
 from noc_nb.lab.saving import load_model, save_model
 from noc_nb.lab.train import (ScstTrainConfig, TrainConfig, Trainer, _checkpoints, _checksum, _read_checkpoint,
                               train_scst_in, train_selector_in, train_xe_in)
+from noc_nb.models.pipeline import CaptionOptions, PipelineConfig
 from noc_nb.scst import SelfCritical, cider_reward, oracle_words, rewarded_images, train_scst
 from noc_nb.selector import SelectorConfig
 from noc_nb.train_selector import train_selector
@@ -202,19 +206,20 @@ def test_a_folder_of_somebody_else_stays(tmp_path, resume, name, told):
     with pytest.raises(NocError, match=told): wide(tmp_path/"run").fit(wide_batches(), resume=resume)
     assert [path.name for path in tmp_path.rglob("*.*")] == [file.name] and file.read_text() == '{"mine": 1}'
 
-def test_a_baseline_that_is_gone(tmp_path):
-    "Earlier versions had three. A training that was begun with another one than today's does not go on."
-    def train():
-        def loss(model, x): return model(x).square().mean(), {}
-        Trainer(Wide(), loss, scst, tmp_path, 100, save=Wide.save).fit(wide_batches(), resume=True)
-    train()
-    run = tmp_path/"run.json"
-    text = run.read_text()
-    (tmp_path/"done.json").unlink()
-    run.write_text(text.replace('"baseline": "mean"', '"baseline": "loo"'))
-    with pytest.raises(NocError, match='training.baseline: "loo" there, "mean" here'): train()
-    run.write_text(text.replace('"baseline": "mean"', '"eos": 1'))         # of a version without it
-    train()
+KINDS = [*RANGES, Preset, TrainConfig, ScstTrainConfig, PipelineConfig, CaptionOptions]
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_setting_that_a_file_lacks_has_its_default(tmp_path, kind):
+    "A field more, in each configuration: what was written without it is read, goes on, and means the default."
+    wider = make_dataclass(f"Wider{kind.__name__}", [("extra", int, field(default=7))], bases=(kind,), frozen=True)
+    usual, about = kind(), tmp_path/"run.json"
+    save_config(tmp_path/"config.json", usual)
+    assert asdict(load_config(wider, tmp_path/"config.json")) == asdict(usual) | dict(extra=7)
+    begin(about, "out", dict(config=usual))
+    assert begin(about, "out", dict(config=wider()), resume=True)
+    begin(tmp_path/"old.json", "out", dict(config=usual))
+    with pytest.raises(NocError, match="out: config.extra: 7 there, 8 here: expected the same, or another output"):
+        begin(tmp_path/"old.json", "out", dict(config=wider(extra=8)), resume=True)
 
 def test_folder_in_place_of_a_checkpoint(tmp_path):
     "The system's own error, whoever runs the test."

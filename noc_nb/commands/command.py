@@ -57,8 +57,7 @@ def _polite(work, stopped="stopped"):
 # %% ../../nbs/commands/100_command.ipynb #72310d35
 def _dashed(text):
     "An option with dashes, `--min-score=.5` for `--min_score=.5`; any other text as it is."
-    text = re.sub(r"^--\w[\w-]*", lambda option: option[0].replace("_", "-"), text)
-    return re.sub(r"^--insist(?=$|=)", "--price-weight", text)     # as it was called before
+    return re.sub(r"^--\w[\w-]*", lambda option: option[0].replace("_", "-"), text)
 
 def _kind(kind):
     "What `argparse` makes of a type."

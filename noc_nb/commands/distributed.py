@@ -20,7 +20,7 @@ from ..lab.disk import whole_file
 from ..lab.progress import progress
 from ..lab.runs import locked
 from ..models.source import Job
-from ..pages.gallery import begin_captions, caption_lines, with_candidates
+from ..pages.gallery import begin_captions, caption_lines
 
 # %% ../../nbs/commands/141_distributed.ipynb #6da652cc
 class _Worker:
@@ -61,7 +61,7 @@ def read_shards(
         with open_parquet(path) as file: rows = file.read().to_pylist()
         for row in rows:
             keys = row.keys() - {"error"} if row["error"] is None else ("image_id", "file", "error")
-            yield with_candidates({key: row[key] for key in row if key in keys})
+            yield {key: row[key] for key in row if key in keys}
 
 # %% ../../nbs/commands/141_distributed.ipynb #a2c03d5f
 def _is_whole(worker, n):

@@ -337,10 +337,9 @@ def _claim(self:Experiment, resume):
     odd = self.models.pipeline or self.models.other_loss
     require(self.run.variant or not odd, f"{odd}: is not the paper's",
             "a variant that says what it is")
-    identity, older = self._identity(), dict(loss="selector_loss")
     with locked(self.out):
         made = bool({*held(self.out)} - {"data"})           # of the toy world, made before
-        begin(self.out/"run.json", self.out, identity, resume, made, older=older)
+        begin(self.out/"run.json", self.out, self._identity(), resume, made)
 
 # %% ../../nbs/lab/44_experiment.ipynb #d8c1c1eb
 @patch

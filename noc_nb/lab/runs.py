@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from ..core import NocError, require
 from ..data import CocoData
-from .config import fixed, renamed
+from .config import fixed
 from .disk import read_json, room_for, write_json
 
 # %% ../../nbs/lab/09_runs.ipynb #66a27e0c
@@ -29,8 +29,6 @@ def _bytes(x):
     if isinstance(x, np.ndarray): return np.ascontiguousarray(x)
     return x if isinstance(x, bytes) else json.dumps(x, sort_keys=True).encode()
 
-_BEFORE = {} # how a fingerprint begins -> what it was before it counted the lengths of parts
-
 def fingerprint(
     *parts, # texts, bytes, arrays, tensors, and whatever JSON holds
 )->str:     # 64 letters
@@ -38,15 +36,12 @@ def fingerprint(
     joined, sizes = hashlib.sha256(), []
     texts = [part for part in parts if isinstance(part, str)]
     for part in parts:
-        if isinstance(part, str): part = _BEFORE.get(part[:12], part)
         data = _bytes(part)
         joined.update(data)
         sizes.append(memoryview(data).nbytes)
-    before = joined.hexdigest()
-    if len(parts) == 1: return before
-    total = hashlib.sha256(json.dumps([before, sizes, texts]).encode()).hexdigest()
-    _BEFORE[total[:12]] = before
-    return total
+    whole = joined.hexdigest()
+    if len(parts) == 1: return whole
+    return hashlib.sha256(json.dumps([whole, sizes, texts]).encode()).hexdigest()
 
 # %% ../../nbs/lab/09_runs.ipynb #a0d65f1a
 def stamp(
@@ -170,8 +165,7 @@ def difference(
     if isinstance(there, dict) and isinstance(here, dict):
         keys = (difference(there.get(key), here[key], f"{name}.{key}".strip(".")) for key in here)
         return next(filter(None, keys), None)
-    older = _BEFORE.get(here[:12]) if isinstance(here, str) else None
-    if there == here or (older and there == older[:len(here)]): return None
+    if there == here: return None
     if all(isinstance(x, str) and _SUM.fullmatch(x) for x in (there, here)):
         return f"{name}: other content"
     was, now = (json.dumps(x)[:60] for x in (there, here))
@@ -180,24 +174,20 @@ def difference(
 # %% ../../nbs/lab/09_runs.ipynb #0dae9444
 def _as_json(x): return json.loads(json.dumps(fixed(x) if is_dataclass(x) else x))
 
-def _as_today(there, cfg):
-    "What a file says of a configuration, with today's names, and the defaults of what came later."
+def _with_defaults(there, cfg):
+    "What a file says of a configuration, with the defaults of what it does not say."
     if not (isinstance(there, dict) and is_dataclass(cfg)): return there
     usual = type(cfg)()
-    today = renamed(type(usual), there)
-    found = {k: _as_today(x, getattr(usual, k, None)) for k, x in today.items()}
-    return fixed(usual) | found
+    return fixed(usual) | {k: _with_defaults(x, getattr(usual, k, None)) for k, x in there.items()}
 
 def check_same(
     out,             # the output, for the message
     there:dict,      # what it is made of, as its file says
     settings:dict,   # by name, what it should be made of: configurations, and what JSON holds
-    older:dict=None, # key -> what it meant before files had it
 ):
     "Raises `NocError` naming the first difference."
-    there = (older or {}) | there
     for key in filter(there.__contains__, settings):
-        was, now = _as_today(there[key], settings[key]), settings[key]
+        was, now = _with_defaults(there[key], settings[key]), settings[key]
         other = difference(_as_json(was), _as_json(now), key)
         require(not other, f"{out}: {other}", "the same, or another output")
 
@@ -209,14 +199,13 @@ def begin(
     resume:bool=False, # go on with what is there
     made=None,        # whether something is there; default: whether `about` is
     files:dict=None,  # name -> path of input files
-    older:dict=None,  # as in `check_same`
 )->bool:              # whether there is something to go on with
     "Say what an output is made of. Raises `NocError` where one is there that may not go on."
     made = Path(about).exists() if made is None else made
     require(not made or resume, f"{out}: exists", "--resume, to go on with it, or another output")
     there = read_about(about, out, settings) if made else {}
     here = {key: _as_json(x) for key, x in settings.items()}
-    if made: check_same(out, there, settings, older)
+    if made: check_same(out, there, settings)
     if files is not None:
         here["files"] = _file_sums(files, there.get("files"))
         if "files" in there: _check_files(there["files"], here["files"], out)

@@ -78,7 +78,7 @@ def load_vocab(
     "Read a vocabulary. Raises `NocError` naming the file."
     content = read_json(path)
     if not isinstance(content, dict): content = {}
-    tokens, unseen = content.get("tokens"), content.get("unseen", content.get("unsaid", []))
+    tokens, unseen = content.get("tokens"), content.get("unseen", [])
     for words in tokens, unseen:
         whole = isinstance(words, list) and all(map(_is_word, words))
         require(whole, path, '{"tokens": [words], "unseen": [some of them]}')

@@ -371,17 +371,13 @@ def _claim(self:Trainer, resume):
     ours = _checkpoints(folder) or {"run.json", "done.json"} & {*held(folder)}
     taken = held(folder) if resume else (folder/"best").exists()
     require(ours or not taken, f"{folder}: is of no training", "a new folder")
-    there = _begun(folder, settings)
+    file = folder/"run.json"
+    if file.exists(): read_about(file, folder, settings)         # of something else: refused
     if not resume:
         for name in ("checkpoints", "best", "curves"): shutil.rmtree(folder/name, True)
         for name in ("run.json", "done.json"): (folder/name).unlink(missing_ok=True)
-    if _checkpoints(folder): check_same(folder, there, settings)
-    begin(folder/"run.json", folder, settings, made=False)
-
-def _begun(folder, settings):
-    "What a training was begun with."
-    file, before = folder/"run.json", dict(loss="selector_loss", reward="cider_reward")
-    return read_about(file, folder, settings) if file.exists() else before
+    if _checkpoints(folder): check_same(folder, read_about(file, folder, settings), settings)
+    begin(file, folder, settings, made=False)
 
 # %% ../../nbs/lab/40_train.ipynb #a21d9f01
 @patch
@@ -439,7 +435,7 @@ def _read_done(folder):
     with foreign_file(path, "what a finished training leaves"):
         about = read_json(path)
         kept_line(about)
-        sums = dict(about.get("weights") or {})            # none: of an earlier version
+        sums = dict(about["weights"])
         keys = "history", "best", "score", "epoch", "seconds", "config"
         about = {key: about[key] for key in keys}
     for name, known in sums.items():
@@ -460,7 +456,8 @@ def finished_model(
     done = _read_done(folder)
     model = load_model(folder/"best", kind, default_device())
     settings = dict(training=train, **about)
-    there = dict(model=asdict(model.cfg), training=done["config"]) | _begun(folder, settings)
+    there = dict(model=asdict(model.cfg), training=done["config"])
+    there |= read_about(folder/"run.json", folder, settings)
     check_same(folder, there, settings)
     say(f"{folder.name}: trained before, and not again; {kept_line(done)}")
     return model
