@@ -14,7 +14,6 @@ from functools import cache, cached_property
 from numbers import Integral, Real
 
 import torch
-from fastcore.basics import patch
 from torch import Tensor
 
 from ..core import require
@@ -142,6 +141,34 @@ class Groups(Table):
         words = self.words[:,None].expand(-1, self.spell.shape[1], -1)
         return words.gather(2, self.spell.clamp(min=0)).masked_fill(self.spell < 0, -1)
 
+    def finished(self, done:Tensor)->Tensor:
+        "How many groups are finished, by bit masks of any shape (b,...)."
+        n = len(self.bits)
+        return _counts(n, done.device).take(done) if n <= 12 else _count(done, self.bits)
+
+    def row(self, done:Tensor)->Tensor:
+        "The row of the grid, by bit masks of any shape (b,...)."
+        return torch.minimum(self.finished(done), _each(self.top, done))
+
+    def at_top(self, done:Tensor)->Tensor:
+        "True in the highest row, by bit masks of any shape (b,...)."
+        return self.finished(done) >= _each(self.top, done)
+
+    def may_end(self, done:Tensor)->Tensor:
+        "True where a caption may end: with all musts, or as many as are needed."
+        return self.finished(done & _each(self.must, done)) >= _each(self.need, done)
+
+    def takes(self, done:Tensor)->Tensor:
+        "The tokens that musts still take, by bit masks (b,...); or fewer, with `at_least`."
+        least = self.least.view(len(done), *[1]*(done.dim() - 1), -1)
+        left = ((~done[...,None] >> self.bits & 1)*least).sum(-1)
+        return left.masked_fill(self.may_end(done), 0)
+
+    def worth(self, done:Tensor)->Tensor:
+        "The prices of finished groups, by bit masks of any shape (b,...)."
+        price = self.price.view(len(done), *[1]*(done.dim() - 1), -1)
+        return ((done[...,None] >> self.bits & 1)*price).cumsum(-1)[...,-1] # the same if padded
+
 # %% ../../nbs/fast/18_groups.ipynb #5b350ade
 def _needs(musts, at_least):
     "How many of an image's musts have to be finished. Raises `NocError` for a bad `at_least`."
@@ -223,38 +250,3 @@ def _count(done, bits): return (done[...,None] >> bits & 1).sum(-1)
 def _counts(n, device):
     "(2^n,) how many bits every number has."
     return _count(torch.arange(2**n, device=device), torch.arange(n, device=device))
-
-@patch
-def finished(self:Groups, done:Tensor)->Tensor:
-    "How many groups are finished, by bit masks of any shape (b,...)."
-    n = len(self.bits)
-    return _counts(n, done.device).take(done) if n <= 12 else _count(done, self.bits)
-
-@patch
-def row(self:Groups, done:Tensor)->Tensor:
-    "The row of the grid, by bit masks of any shape (b,...)."
-    return torch.minimum(self.finished(done), _each(self.top, done))
-
-@patch
-def at_top(self:Groups, done:Tensor)->Tensor:
-    "True in the highest row, by bit masks of any shape (b,...)."
-    return self.finished(done) >= _each(self.top, done)
-
-# %% ../../nbs/fast/18_groups.ipynb #13acde30
-@patch
-def may_end(self:Groups, done:Tensor)->Tensor:
-    "True where a caption may end: with all musts, or as many as are needed."
-    return self.finished(done & _each(self.must, done)) >= _each(self.need, done)
-
-@patch
-def takes(self:Groups, done:Tensor)->Tensor:
-    "The tokens that musts still take, by bit masks (b,...); or fewer, with `at_least`."
-    least = self.least.view(len(done), *[1]*(done.dim() - 1), -1)
-    left = ((~done[...,None] >> self.bits & 1)*least).sum(-1)
-    return left.masked_fill(self.may_end(done), 0)
-
-@patch
-def worth(self:Groups, done:Tensor)->Tensor:
-    "The prices of finished groups, by bit masks of any shape (b,...)."
-    price = self.price.view(len(done), *[1]*(done.dim() - 1), -1)
-    return ((done[...,None] >> self.bits & 1)*price).cumsum(-1)[...,-1] # the same if padded

@@ -12,7 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from fastcore.basics import patch
 
 from ..core import require
 from .readers import refuse
@@ -83,21 +82,40 @@ class RegionStore(RegionTable):
 
     def __reduce__(self): return RegionStore, (self.folder,)   # a worker opens the folder itself
 
+    def verify(self)->dict:
+        "What `meta.json` says of all arrays. Raises `NocError` naming the file that differs."
+        for name, about in self.meta["columns"].items():
+            path = self.folder/f"{name}.npy"
+            same = _array_sum(path, stamp(path)) == about.get("sha256")
+            require(same, f"{path}: was altered", "meta.json's checksum")
+        for name, total in self.meta.get("notes", {}).items():
+            same = file_sum(self.folder/name) == total
+            require(same, f"{self.folder/name}: was altered", "meta.json's checksum")
+        return self.meta["columns"]
+
+    @classmethod
+    def write(cls,
+        folder,      # must not exist yet
+        regions,     # a table, or `Regions` and tables, all with features or all without
+        notes=None,  # name -> text of other files to put into the folder
+    )->"RegionStore": # open
+        "Write a store. Raises `NocError` for an image twice, or features that fp16 cannot hold."
+        folder = Path(folder)
+        require(not folder.exists(), f"{folder}: exists", "the name of a new region store")
+        with whole_folder(folder) as new, closing(_Writer(new, folder)) as writer:
+            for part in [regions] if isinstance(regions, RegionTable) else regions:
+                writer.append(part if isinstance(part, RegionTable) else table_of([part]))
+            for name, text in (notes or {}).items(): (new/name).write_bytes(text.encode())
+            columns = {name: c.close() for name, c in writer.columns.items()}
+            sums = {name: fingerprint(text) for name, text in (notes or {}).items()}
+            counts = getattr(regions, "counts", {})
+            meta = dict(version=1, columns=columns, counts=counts, notes=sums)
+            write_json(new/"meta.json", meta, indent=1)
+        return cls(folder)
+
+# %% ../../nbs/files/103_store.ipynb #103a0001
 @lru_cache(1000)
 def _array_sum(path, stamp): return hashlib.sha256(np.load(path, mmap_mode="r")).hexdigest()
-
-@patch
-def verify(self:RegionStore)->dict:
-    """What `meta.json` says of all arrays. Raises `NocError` naming the file that differs; one is
-    read again where it was changed."""
-    for name, about in self.meta["columns"].items():
-        path = self.folder/f"{name}.npy"
-        same = _array_sum(path, stamp(path)) == about.get("sha256")
-        require(same, f"{path}: was altered", "meta.json's checksum")
-    for name, total in self.meta.get("notes", {}).items():
-        same = file_sum(self.folder/name) == total
-        require(same, f"{self.folder/name}: was altered", "meta.json's checksum")
-    return self.meta["columns"]
 
 # %% ../../nbs/files/103_store.ipynb #988a7770
 class _Writer:
@@ -138,23 +156,3 @@ class _Writer:
         def owner(row): return f"image {images[row]}"
         refuse(self.name, owner, ~np.isfinite(half).all(1), "finite features, below 65,504 (fp16)")
         self.columns["features"].append(half)
-
-# %% ../../nbs/files/103_store.ipynb #b4c2c7df
-@patch(cls_method=True)
-def write(cls:RegionStore,
-    folder,      # must not exist yet
-    regions,     # a table, or `Regions` and tables, all with features or all without
-    notes=None,  # name -> text of other files to put into the folder
-)->RegionStore:  # the store, open
-    "Write a store. Raises `NocError` for an image twice, or features that fp16 cannot hold."
-    folder = Path(folder)
-    require(not folder.exists(), f"{folder}: exists", "the name of a new region store")
-    with whole_folder(folder) as new, closing(_Writer(new, folder)) as writer:
-        for part in [regions] if isinstance(regions, RegionTable) else regions:
-            writer.append(part if isinstance(part, RegionTable) else table_of([part]))
-        for name, text in (notes or {}).items(): (new/name).write_bytes(text.encode())
-        columns = {name: c.close() for name, c in writer.columns.items()}
-        sums = {name: fingerprint(text) for name, text in (notes or {}).items()}
-        meta = dict(version=1, columns=columns, counts=getattr(regions, "counts", {}), notes=sums)
-        write_json(new/"meta.json", meta, indent=1)
-    return cls(folder)

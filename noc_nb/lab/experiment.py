@@ -125,51 +125,47 @@ class Models:
         "A finished model of a folder that was given, or None."
         return finished_model(self.folder/name, kind, train, about) if self.given else None
 
+    def selector(self,
+        inner:bool=True,   # with inner-attention
+        lambda0:float=.2,  # loss weight of the zeros
+        seed:int=0,        # of its weights and batches
+    )->RegionSelector:
+        "A trained region selector."
+        if self.pipeline and (inner, lambda0) == (True, .2):
+            return load_model(self.pipeline/"selector", RegionSelector, default_device())
+        preset, kind = self.run.preset, "" if inner else "-no-inner"
+        cfg = replace(preset.selector, inner=inner, lambda0=lambda0, lambda1=round(1 - lambda0, 6))
+        train = replace(preset.train_selector, seed=seed)
+        if self.other_loss: kind += "-" + re.sub(r"[^\w.=]+", "-", self.other_loss)
+        name, loss = f"selector{kind}-{lambda0}-{seed}", called(self.loss)
+        model = self.known(name, RegionSelector, train, model=fixed(cfg, "threshold"), loss=loss)
+        model = model or train_selector_in(self.folder/name, self.data, cfg, train, True, self.loss)
+        model.cfg = cfg
+        return model
+
+    def captioner(self,
+        training:str,  # a key of `TRAINING_LABELS`
+    )->Captioner:
+        "A trained captioner."
+        if self.pipeline:
+            return load_model(self.pipeline/"captioner", Captioner, default_device())
+        data, preset, seed = self.data, self.run.preset, self.run.seed
+        name, cfg = f"captioner-{training}-{seed}", preset.captioner
+        folder = self.folder/name
+        if training == "xe":
+            train = replace(preset.xe, seed=seed)
+            known = self.known(name, Captioner, train, model=fixed(cfg, "d_feature", "d_word"))
+            return known or train_xe_in(folder, data, cfg, train, preset.min_count, resume=True)
+        start, train = self.captioner("xe"), replace(preset.scst, seed=seed)
+        known = self.known(name, Captioner, train, model=start.cfg)
+        return known or train_scst_in(folder, data, start, train, training == "cider_dgbs",
+                                      preset.search, preset.limit, resume=True)
+
 # %% ../../nbs/lab/44_experiment.ipynb #be2bb20a
 @patch(as_prop=True)
 def other_loss(self:Models)->str:
     "The name of a loss of selectors that is not the paper's; else None."
     return None if self.loss is selector_loss else called(self.loss)
-
-# %% ../../nbs/lab/44_experiment.ipynb #d8b9fe8e
-@patch
-def selector(self:Models,
-    inner:bool=True,   # with inner-attention
-    lambda0:float=.2,  # loss weight of the zeros
-    seed:int=0,        # of its weights and batches
-)->RegionSelector:
-    "A trained region selector."
-    if self.pipeline and (inner, lambda0) == (True, .2):
-        return load_model(self.pipeline/"selector", RegionSelector, default_device())
-    preset, kind = self.run.preset, "" if inner else "-no-inner"
-    cfg = replace(preset.selector, inner=inner, lambda0=lambda0, lambda1=round(1 - lambda0, 6))
-    train = replace(preset.train_selector, seed=seed)
-    if self.other_loss: kind += "-" + re.sub(r"[^\w.=]+", "-", self.other_loss)
-    name, loss = f"selector{kind}-{lambda0}-{seed}", called(self.loss)
-    model = self.known(name, RegionSelector, train, model=fixed(cfg, "threshold"), loss=loss)
-    model = model or train_selector_in(self.folder/name, self.data, cfg, train, True, self.loss)
-    model.cfg = cfg
-    return model
-
-# %% ../../nbs/lab/44_experiment.ipynb #d8b9fe8f
-@patch
-def captioner(self:Models,
-    training:str,  # a key of `TRAINING_LABELS`
-)->Captioner:
-    "A trained captioner."
-    if self.pipeline:
-        return load_model(self.pipeline/"captioner", Captioner, default_device())
-    data, preset, seed = self.data, self.run.preset, self.run.seed
-    name, cfg = f"captioner-{training}-{seed}", preset.captioner
-    folder = self.folder/name
-    if training == "xe":
-        train = replace(preset.xe, seed=seed)
-        known = self.known(name, Captioner, train, model=fixed(cfg, "d_feature", "d_word"))
-        return known or train_xe_in(folder, data, cfg, train, preset.min_count, resume=True)
-    start, train = self.captioner("xe"), replace(preset.scst, seed=seed)
-    known = self.known(name, Captioner, train, model=start.cfg)
-    return known or train_scst_in(folder, data, start, train, training == "cider_dgbs",
-                                  preset.search, preset.limit, resume=True)
 
 # %% ../../nbs/lab/44_experiment.ipynb #b0506641
 def _nearest_neighbours(data, n=2):
@@ -401,17 +397,6 @@ def _counts(decoded):
     for name in ("wanted", "satisfied"): counts[name] = sum(getattr(d, name) for d in decoded)
     return counts | dict(missing_words=missing) if missing else counts
 
-# %% ../../nbs/lab/44_experiment.ipynb #f3f7da33
-@patch
-def _scorer(self:Experiment):
-    "The caption scores against the references of the run's images, prepared once."
-    if self.scorer: return self.scorer
-    refs = {i: self.data.captions[i] for i in self.ids}
-    programs = self.programs(refs) if self.programs else ()
-    self.scorer = CaptionScorer(refs, self.metrics, programs)
-    return self.scorer
-
-# %% ../../nbs/lab/44_experiment.ipynb #8cc9b8da
 def _sentences(decoded): return {i: d.caption for i, d in decoded.items()}
 
 @patch
@@ -422,6 +407,16 @@ def _evaluate(self:Experiment, line):
                    fp_weight=self.fp_weight, scorer=self._scorer()).row()
     scores["counts"] |= _counts(decoded.values())
     return scores
+
+# %% ../../nbs/lab/44_experiment.ipynb #f3f7da33
+@patch
+def _scorer(self:Experiment):
+    "The caption scores against the references of the run's images, prepared once."
+    if self.scorer: return self.scorer
+    refs = {i: self.data.captions[i] for i in self.ids}
+    programs = self.programs(refs) if self.programs else ()
+    self.scorer = CaptionScorer(refs, self.metrics, programs)
+    return self.scorer
 
 # %% ../../nbs/lab/44_experiment.ipynb #f49a52b4
 def _line_of(r): return r["row"], r["training"], r["lambda0"]
@@ -435,7 +430,6 @@ def _rows(self:Experiment)->list:
         for r in rows: hash((_line_of(r), r["seed"]["selector"], float(r["seconds"])))
     return rows
 
-# %% ../../nbs/lab/44_experiment.ipynb #f49a52b5
 @patch
 def _config(self:Experiment, row):
     "The settings that a row of the tables was made with."

@@ -163,43 +163,38 @@ class NovelPhotoCaptioner(NovelCaptioner):
         pipeline = NovelCaptioner.from_pretrained(name, device)
         return cls(pipeline, PhotoCaptioner.from_pretrained(captioner, prompt, device))
 
-# %% ../../nbs/models/117_captioners.ipynb #4b750f17
-@patch
-def _seen(self:NovelPhotoCaptioner, images, seen):
-    "The photos. Raises `NocError` for an image without one."
-    require(seen is not None, "seen: no photos", "one for each image")
-    for regions, photo in zip(images, seen):
-        where = f"image {regions.image_id}: a {type(photo).__name__}, and no photo"
-        require(isinstance(photo, Image.Image), where, "a PIL image")
-    return seen
+    def _seen(self, images, seen):
+        "The photos. Raises `NocError` for an image without one."
+        require(seen is not None, "seen: no photos", "one for each image")
+        for regions, photo in zip(images, seen):
+            where = f"image {regions.image_id}: a {type(photo).__name__}, and no photo"
+            require(isinstance(photo, Image.Image), where, "a PIL image")
+        return seen
 
-@patch
-def _search(self:NovelPhotoCaptioner, seen, groups, prices):
-    "The best caption of each photo, with its words."
-    words, penalties, decoded = [], [], {}
-    for image in groups: words.append([list(map(" ".join, group)) for group in image])
-    for row in prices:
-        priced = self.in_nats or min(row, default=math.inf) < math.inf
-        penalties.append(0. if priced else None)
-    for penalty in dict.fromkeys(penalties):
-        places = [n for n, p in enumerate(penalties) if p == penalty]
-        some = [(seen[n], words[n], prices[n]) for n in places]
-        search = self.cfg.search
-        avoid = [*map(" ".join, self.avoid)]
-        found = self.captioner(*zip(*some), search.k, search.no_repeat, penalty, avoid)
-        decoded |= dict(zip(places, found))
-    return [decoded[n] for n in range(len(penalties))]
+    def _search(self, seen, groups, prices):
+        "The best caption of each photo, with its words."
+        words, penalties, decoded = [], [], {}
+        for image in groups: words.append([list(map(" ".join, group)) for group in image])
+        for row in prices:
+            priced = self.in_nats or min(row, default=math.inf) < math.inf
+            penalties.append(0. if priced else None)
+        for penalty in dict.fromkeys(penalties):
+            places = [n for n, p in enumerate(penalties) if p == penalty]
+            some = [(seen[n], words[n], prices[n]) for n in places]
+            search = self.cfg.search
+            avoid = [*map(" ".join, self.avoid)]
+            found = self.captioner(*zip(*some), search.k, search.no_repeat, penalty, avoid)
+            decoded |= dict(zip(places, found))
+        return [decoded[n] for n in range(len(penalties))]
 
-@patch
-def _costs(self:NovelPhotoCaptioner, *args):
-    "As in the book; what is made a must there is compared in nats like the rest."
-    nats = copy(self)
-    nats.in_nats = True
-    return NovelCaptioner._costs(nats, *args)
+    def _costs(self, *args):
+        "As in the book; what is made a must there is compared in nats like the rest."
+        nats = copy(self)
+        nats.in_nats = True
+        return NovelCaptioner._costs(nats, *args)
 
-@patch
-def _record(self:NovelPhotoCaptioner, *args):
-    "The book's record; a word without what is written around it."
-    caption = NovelCaptioner._record(self, *args)
-    def bare(c): return c._replace(word=c.word and c.word.strip(string.punctuation))
-    return replace(caption, candidates=tuple(map(bare, caption.candidates)))
+    def _record(self, *args):
+        "The book's record; a word without what is written around it."
+        caption = NovelCaptioner._record(self, *args)
+        def bare(c): return c._replace(word=c.word and c.word.strip(string.punctuation))
+        return replace(caption, candidates=tuple(map(bare, caption.candidates)))
