@@ -46,6 +46,9 @@ def constraint_classes(
     require(how in RULES, f"constraints: rule {how!r}", f"one of {', '.join(RULES)}")
     require(how != "selector" or probs is not None, "constraints: rule 'selector'", "probs")
     require(how != "oracle" or mentioned is not None, "constraints: rule 'oracle'", "mentioned")
+    length = len(probs) if probs is not None else 0
+    require(length <= len(regions.without(drop)), f"constraints: {length} probabilities",
+            "one for each of the first detections that are not dropped")
     if how in ("score", "selector"):
         scores = best_scores(regions, probs if how == "selector" else None, max_regions, drop)
         return [c for c, score in scores.items() if score >= threshold][:limit]

@@ -31,7 +31,7 @@ def plain_search(
     batch:CaptionBatch,  # features (b,n,d) and mask (b,n) of b images
     words:list=None,     # b lists of token ids that a caption must mention; None: no image has any
     k:int=5,             # hypotheses kept, in every row of the grid
-    max_len:int=20,      # longest caption in tokens; the end token counts
+    max_len:int=None,    # longest caption in tokens, the end counted; default: the captioner's
 )->Hypotheses:           # (b,k,t) tokens, best first, PAD after the end
     "The `k` best captions of every image (Section 2.3)."
     def step(tokens, state):
@@ -40,6 +40,7 @@ def plain_search(
         return log_prob, state
     state = captioner.start(batch.features, batch.mask)
     start = torch.full((len(batch.features),), BOS, device=batch.features.device)
+    max_len = max_len or captioner.cfg.max_len
     if words is None: found = plain_beam(step, state, start, EOS, k, max_len)
     else:
         masks = _masks(words, len(captioner.tokens), start.device)
@@ -52,7 +53,7 @@ def plain_decode(
     batches,             # `CaptionBatch`es; their tokens are not looked at
     words:dict=None,     # image id -> token ids that its caption must mention; default: none
     k:int=5,             # as in `plain_search`
-    max_len:int=20,      # likewise
+    max_len:int=None,    # likewise
 )->dict:                 # image id -> caption, lower-case words
     "Caption every image of the batches."
     training, captions, vocab = captioner.training, {}, Vocab(captioner.tokens)

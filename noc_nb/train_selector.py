@@ -96,11 +96,12 @@ def train_selector(
     fit=plain_fit,      # a loop like this one
     loss=selector_loss, # a function like this one: another loss is handed in
     examples=None,      # `SelectorExamples` to learn from; default: those of "train"
+    model=RegionSelector, # its class, or a function of `cfg` that makes another selector
 )->RegionSelector:      # in eval mode
     "Train a region selector (Section 2.1, Training)."
     set_seed(train.seed)
-    model = RegionSelector(cfg)
+    selector = model(cfg)
     examples = examples or SelectorExamples(data, "train", max_regions=cfg.max_regions)
-    def of_batch(model, batch): return _batch_loss(model, batch, cfg, loss), {}
+    def of_batch(selector, batch): return _batch_loss(selector, batch, cfg, loss), {}
     batches = Loader(examples, train.batch, train.seed)
-    return fit(model, of_batch, batches, train, val_score(data, cfg, loss), cfg.d_model)
+    return fit(selector, of_batch, batches, train, val_score(data, cfg, loss), cfg.d_model)
