@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 from noc_nb.captioner import Captioner, CaptionerConfig
-from noc_nb.core import NocError
+from noc_nb.constraints import constraint_classes
+from noc_nb.core import NocError, set_seed
 from noc_nb.data import CocoData, RegionFeatures
 from noc_nb.files.formats import read_hdf5, read_npz, read_tsv
 from noc_nb.files.readers import ground_truth, read_captions, read_detections, read_vectors
@@ -22,6 +23,7 @@ from noc_nb.lab.results import append_row, read_rows
 from noc_nb.lab.saving import load_vocab, save_vocab
 from noc_nb.models.photos import image_files, open_image
 from noc_nb.models.source import Job
+from noc_nb.novelty import selection_f1
 from noc_nb.pages.gallery import caption_files
 from noc_nb.regions import Regions, class_vectors, table_of
 from noc_nb.scores.report import evaluate_file
@@ -776,6 +778,9 @@ def test_what_the_papers_floor_refuses():
         "category 18: expected one that has a class vector": classless,
         "known words: expected shape (7,)": lambda: captioner(known=torch.ones(6).bool()),
         "neighbours: 'okapi': expected a word of the captioner": estranged,
+        "image 2: missing": lambda: selection_f1({1: []}, {1: ["a"], 2: ["b"]}, [1, 2], {"bus": set()}, COCO_HELDOUT),
+        f"seed={2**64}: expected a": lambda: set_seed(2**64),
+        "constraints: 2 probabilities": lambda: constraint_classes(table[7], "selector", probs=[.9, .8]),
     }
     for message, call in refused.items():
         with pytest.raises(NocError, match=re.escape(message)): call()

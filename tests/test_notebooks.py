@@ -199,6 +199,34 @@ def test_exported_cells_are_short():
             f"an exported cell has at most {LINES} lines, one with a class {CLASS_LINES}; split it")
     assert median(map(code_lines, exported(BOOK))) <= 15, "an exported cell of the paper's floor has about 12 lines"
 
+# classes that a chapter builds step by step, and what of them is shown at its end: may only shrink
+UNSHOWN = {"24_search": 16, "40_train": 15, "109_spellings": 10, "113_detector": 10, "116_generate": 20, "119_source": 14,
+           "133_app": 10, "139_reproduce": 11}
+
+def unshown(notebook):
+    "The most exported cells in a row without an output; imports do not count."
+    longest = run = 0
+    for c in CELLS[notebook]:
+        if c.kind != "code": continue
+        imports = all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in c.tree.body)
+        if c.exported and not imports: run += 1
+        elif c.outputs: run = 0
+        longest = max(longest, run)
+    return longest
+
+def test_definitions_are_shown():
+    "A definition is followed by what it does: at most five in a row on the paper's floor, eight elsewhere."
+    def most(nb): return UNSHOWN.get(nb.stem, 5 if nb in BOOK else 8)
+    none_of((f"{name(nb)}: {unshown(nb)} exported cells in a row" for nb in CHAPTERS if unshown(nb) > most(nb)),
+            "show what a definition does, in a cell with an output")
+
+def test_refusals_are_few_on_the_papers_floor():
+    calls = [node.func.id for c in every("code", BOOK) if not c.exported for node in ast.walk(c.tree)
+             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    plain = sum(isinstance(node, ast.Assert) for c in every("code", BOOK) if not c.exported for node in ast.walk(c.tree))
+    claims = plain + sum(call.startswith("test_") for call in calls)
+    assert calls.count("test_fail") <= .05*claims, "refusals are no lesson: tests/test_hostile.py has them"
+
 def test_functions_have_few_parameters():
     "A console command lists its options; any other function that wants ten parameters wants an object."
     prescribed = {"grid_beam"}   # transformers hands its generation functions half of their parameters
