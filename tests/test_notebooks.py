@@ -200,8 +200,8 @@ def test_exported_cells_are_short():
     assert median(map(code_lines, exported(BOOK))) <= 15, "an exported cell of the paper's floor has about 12 lines"
 
 # classes that a chapter builds step by step, and what of them is shown at its end: may only shrink
-UNSHOWN = {"24_search": 16, "40_train": 15, "109_spellings": 10, "113_detector": 10, "116_generate": 20, "119_source": 14,
-           "133_app": 10, "139_reproduce": 11}
+UNSHOWN = {"24_search": 16, "40_train": 15, "109_spellings": 10, "113_detector": 10, "116_generate": 20,
+           "119_source": 14, "133_app": 10, "139_reproduce": 11}
 
 def unshown(notebook):
     "The most exported cells in a row without an output; imports do not count."
@@ -223,7 +223,8 @@ def test_definitions_are_shown():
 def test_refusals_are_few_on_the_papers_floor():
     calls = [node.func.id for c in every("code", BOOK) if not c.exported for node in ast.walk(c.tree)
              if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    plain = sum(isinstance(node, ast.Assert) for c in every("code", BOOK) if not c.exported for node in ast.walk(c.tree))
+    tests = [node for c in every("code", BOOK) if not c.exported for node in ast.walk(c.tree)]
+    plain = sum(isinstance(node, ast.Assert) for node in tests)
     claims = plain + sum(call.startswith("test_") for call in calls)
     assert calls.count("test_fail") <= .05*claims, "refusals are no lesson: tests/test_hostile.py has them"
 
