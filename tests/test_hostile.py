@@ -606,7 +606,7 @@ def altered(content, rng):
 IMAGES = [dict(id=i, width=640, height=480, file_name=f"{i}.jpg") for i in (1, 2, 3)]
 BOXED = [dict(id=i, image_id=i, category_id=c, bbox=[10, 20, 30, 40], score=.5) for i, c in ((1, 18), (2, 6))]
 LINE = dict(image_id=1, file="1.jpg", size=[640, 480], caption="a dog", score=-1., reason=None,
-            selected=[dict(object="dog", score=.5)], constraints=[dict(object="dog", word="dog", span=[1, 2])],
+            candidates=[dict(object="dog", selector=.5, price=None, word="dog", span=[1, 2], cost=None)],
             boxes=[dict(object="dog", box=[.1, .1, .2, .2], score=.5, selector=.5)])
 
 def json_readers(folder):
