@@ -158,7 +158,8 @@ def test_no_constraints_is_beam_search(seed, v, k, max_len, length_penalty, mode
     how = dict(bos=BOS, eos=EOS, k=k, max_len=max_len, length_penalty=length_penalty, pad=-1)
     out = grid_beam_search(step, fresh(*range(B)), [[]]*B, mode=mode, **how)
     del how["pad"]
-    beam = beam_search(step, fresh(*range(B)), **how)
+    if length_penalty: beam = beam_search(step, fresh(*range(B)), **how)
+    else: beam = plain_beam(step, fresh(*range(B)), torch.full((B,), BOS), EOS, k, max_len)
     for i in range(B): same_captions(captions(out, i), captions(beam, i))
 
 def scores_of(model, image):
