@@ -60,6 +60,7 @@ class ScstConfig(FitConfig):
     eos_in_reward:bool = True  # the end of sentence counts as a word of the reward
     df_unit:str = "image"      # documents of CIDEr-D's frequencies: "image" or "caption"
     min_refs:int = 5           # references that an image needs
+    mix:float = 0.             # share of images without their constraints, drawn in each step
 
 # %% ../nbs/43_scst.ipynb #507f7ef0
 def rewarded_images(
@@ -130,19 +131,28 @@ class SelfCritical:
         reward,              # (tokens (N,t), image ids) -> (N,) tensor
         words:dict=None,     # image id -> token ids that its captions must say; default: none
         search=plain_search, # a function like this one
+        mix:float=0.,        # probability that an image's words are left out of a step
     ):
-        self.reward, self.words, self.search = reward, words or {}, search
+        self.reward, self.words, self.search, self.mix = reward, words or {}, search, mix
 
     def __call__(self, captioner, batch):
         model = getattr(captioner, "module", captioner)     # without what shares its gradients
-        words = [self.words.get(i, []) for i in batch.image_ids]
-        beams = self.search(model.eval(), batch, words)
+        beams = self.search(model.eval(), batch, self.drawn(batch.image_ids))
         valid = beams.scores > -torch.inf
         rewards = self.rewards(beams.tokens, batch.image_ids)
         log_probs = caption_log_probs(captioner.train(), batch, beams.tokens)
         satisfied = beams.satisfied[:,0].float().mean()
         numbers = {"reward": rewards[valid].mean(), "satisfied": satisfied}
         return scst_loss(log_probs, rewards, valid), numbers
+
+    def drawn(self,
+        image_ids:list, # b images
+    )->list:            # b lists of token ids, or dicts with their prices
+        "The words of each image in this step; none for a share `mix` of the images."
+        words = [self.words.get(i, []) for i in image_ids]
+        if not self.mix: return words                       # a draw would change the dropout
+        kept = torch.rand(len(words)) >= self.mix
+        return [w if keep else type(w)() for w, keep in zip(words, kept)]
 
     def rewards(self,
         tokens:Tensor,  # (b,k,t) captions
@@ -182,6 +192,6 @@ def train_scst(
     ids, vocab = rewarded_images(data, cfg), Vocab(captioner.tokens)
     images = ImageExamples(data, ids, _features(data, captioner.cfg))
     batches = Loader(images, cfg.batch, cfg.seed)
-    loss = SelfCritical(reward or cider_reward(data, ids, vocab, cfg), words, search)
+    loss = SelfCritical(reward or cider_reward(data, ids, vocab, cfg), words, search, cfg.mix)
     judge = val_cider(data, words, decode)
     return fit(captioner, loss, batches, cfg, judge, captioner.cfg.d_model)

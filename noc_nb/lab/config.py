@@ -72,7 +72,8 @@ RANGES = {   # configuration -> setting -> its limits
         epochs=limits(1), batch=limits(1), schedule=limits(among=SCHEDULES), warmup=limits(1),
         peak=limits(0, 1e9), clip=limits(0, 1e9), patience=limits(1),
         seed=limits(-2**63, 2**64 - 1)),
-    ScstConfig: dict(df_unit=limits(among=("image", "caption")), min_refs=limits(0)),
+    ScstConfig: dict(df_unit=limits(among=("image", "caption")), min_refs=limits(0),
+                     mix=limits(0, 1)),
     PriceConfig: dict(weight=limits(0, 1000), unseen=limits(0, 1000), min_prob=limits(0, 1)),
 }
 
