@@ -7,7 +7,7 @@ __all__ = ['RANGES', 'check_range', 'limits', 'setting', 'check_config', 'Config
            'fixed', 'override', 'read_options']
 
 # %% ../../nbs/lab/05_config.ipynb #1ab01503
-import json, math
+import json, math, re
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from numbers import Integral, Real
 
@@ -175,7 +175,8 @@ def override(
     for text in settings or []:
         path, sign, raw = text.partition("=")
         require(sign, f"--set {text}", "key=value")
-        try: value = json.loads(raw)
+        number = re.sub(r"^[+]?(-?)\.", r"\g<1>0.", raw)                 # .6 is no JSON
+        try: value = json.loads(number)
         except json.JSONDecodeError: value = raw
         for key in reversed(path.split(".")): value = {key: value}
         cfg = _changed(cfg, value, f"--set {text}", "--set ")
