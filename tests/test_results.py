@@ -21,6 +21,7 @@ RESULTS = ROOT/"results"
 LOGGED = "data", "row", "training", "variant", "lambda0", "seed", "time", "commit"
 VARIANTS = {"borrow": "borrow from two, threshold .6", "borrow_vote": "borrow from two, five vote, threshold .6",
             "learn": "word vectors learned", "prices": "borrow from two, prices, w=2, beta=5",
+            "mix": "mix .5, prices 2 in training; borrow from two, prices, w=1, beta=5",
             "gt": "captioner trained on simulated detections"}
 
 def logged(row): return json.dumps([row.get(key) for key in LOGGED], sort_keys=True)
@@ -59,7 +60,7 @@ def test_experiments_show_what_the_rows_say():
 
 def line_of(file):
     "Split part, captioner's seed, variant, training, row and weight of a file of captions, by its name."
-    parts = (r"lite-(?:seed(\d)-)?(?:(val|gt|learn|prices|borrow|borrow_vote)-)?"
+    parts = (r"lite-(?:seed(\d)-)?(?:(val|gt|learn|prices|mix|borrow|borrow_vote)-)?"
              r"(xe|cider_dgbs|cider)-(\w+?)(?:-(0\.\d))?\.json\.gz")
     seed, tag, training, row, lambda0 = re.fullmatch(parts, file.name).groups()
     part = "val" if tag == "val" else "test"
