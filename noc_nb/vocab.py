@@ -9,6 +9,7 @@ __all__ = ['TOKENISER', 'PAD', 'BOS', 'EOS', 'UNK', 'SPECIALS', 'FUNCTION_WORDS'
 # %% ../nbs/03_vocab.ipynb #f67766f1
 import csv, re
 from collections import Counter
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -17,59 +18,55 @@ from .core import NocError, require, asset
 
 # %% ../nbs/03_vocab.ipynb #7bc789d4
 def _read_rules():
-    "The named parts of patterns, and the rules in their order."
+    "The named parts of patterns, and the rules in their order, each with its kind."
     parts, rules = {}, []
     for row in csv.DictReader(asset("ptb_rules.csv").splitlines()):
         pattern = row["pattern"] % parts
         if row["part"]: parts[row["part"]] = pattern
-        else: rules.append(re.compile(pattern))
+        else: rules.append((re.compile(pattern), row["kind"]))
     return parts, rules
 
 _PARTS, _RULES = _read_rules()
 
 # %% ../nbs/03_vocab.ipynb #18080cd3
-_PLAINER = str.maketrans({
-    "’": "'", "\x92": "'", "‘": "`", "“": '"', "”": '"', "«": '"', "»": '"', "…": " ... ",
-    "–": " -- ", "—": " -- ", "€": " $ ", "£": " # ", "¢": " cents ",
-    "½": " 1/2 ", "¼": " 1/4 ", "¾": " 3/4 ", "\xad": "", "\xa0": " "})
-_ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'", "&nbsp;": " ",
-             "&mdash;": "--", "&ndash;": "--"}
-_BRACKETS = {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
-_CUTS = {"cannot": "can not", "gonna": "gon na", "gotta": "got ta", "wanna": "wan na",
-         "gimme": "gim me", "lemme": "lem me"}
-_DROPPED = frozenset("\" ' '' ` `` . ? ! , : ; - -- --- ---- ...".split())
-_SIGN = re.compile("[\u20a0-\u20cf\U00010000-\U0010ffff]")          # a currency, an emoji
+_PLAINER = {
+    "&apos;": "'", "’": "'", "\x92": "'", "›": "'", "‘": "`", "\x91": "`", "‛": "`", "‹": "`",
+    "&quot;": "''", '"': "''", "”": "''", "\x94": "''", "»": "''",
+    "“": "``", "\x93": "``", "«": "``", "(": "-lrb-", ")": "-rrb-",
+    "&amp;": "&", "&lt;": "<", "&gt;": ">", "\xad": "", "¢": "cents", "£": "#",
+    "€": "$", "\x80": "$", "¤": "$", "₠": "$",
+    "½": "1/2", "¼": "1/4", "¾": "3/4", "⅓": "1/3", "⅔": "2/3"}
+_PIECES = re.compile(r"(?ai:&(?:amp|lt|gt);)|&(?:apos|quot);|[\s\S]")
+_BRACKETS = {"[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
+_DROPPED = frozenset("'' ' `` ` . ? ! , : ; - -- --- ---- ...".split())
 
-def _finish(piece):
-    "The token (or tokens, with spaces) of a piece of text; empty if it is dropped."
-    low = piece.lower()
-    if low in _DROPPED or _SIGN.fullmatch(low): return ""
-    if low[0] in "(<>:;=" and len(low) > 1: low = low.replace("(", "-lrb-").replace(")", "-rrb-")
-    return _CUTS.get(low) or _BRACKETS.get(low, low.replace(" ", "\xa0"))
+def _finish(piece, kind):
+    "The token of a piece of text, by the kind of its rule; empty if there is none."
+    if kind == "none": return ""
+    if kind != "raw":
+        piece = _PIECES.sub(lambda sign: _PLAINER.get(sign[0].lower(), sign[0]), piece) or "-"
+    return _BRACKETS.get(piece, piece).replace(" ", "\xa0").lower()
 
 # %% ../nbs/03_vocab.ipynb #94dcb298
-_REACH = 200 # letters
+_SPACES = re.compile("(?: {space}*)?".format(**_PARTS))
 
 def _lex(caption, after):
     "The tokens of a caption, rule by rule, with spaces. The text after it is only looked at."
-    text = caption.translate(_PLAINER)
-    text = re.sub("|".join(_ENTITIES), lambda entity: _ENTITIES[entity[0]], text)
-    line = " ".join(text.splitlines())
-    text, at, tokens = f"{line}\n{after} \n", 0, []
-    while at < len(line):
-        if text[at].isspace():
-            at += 1
-            continue
-        matches = filter(None, (rule.match(text, at, at + _REACH) for rule in _RULES))
-        longest = max(matches, key=re.Match.end)
+    line, after = (re.sub("[\n\r\v\f\u2028\u2029]", " ", text) for text in (caption, after))
+    text, at, tokens = f"{line}\n{after}\n", 0, []
+    while (at := _SPACES.match(text, at).end()) < len(line):
+        matches = ((rule.match(text, at), kind) for rule, kind in _RULES)
+        longest, kind = max(filter(itemgetter(0), matches), key=lambda found: found[0].end())
         group = 1 if longest.re.groups else 0
-        tokens.append(_finish(longest[group]))
+        tokens.append(_finish(longest[group], kind))
         at = longest.end(group)
-    return " ".join(filter(None, tokens))
+    line = " ".join(filter(None, tokens)).rstrip()
+    return " ".join(word for word in line.split(" ") if word not in _DROPPED)
 
 # %% ../nbs/03_vocab.ipynb #ebbd2a15
 _PLAIN = re.compile(r"[A-Za-z,\s]*\.?\s*")
-_STOPPED = frozenset("{short}|{capital}|{titles}".format(**_PARTS).lower().split("|"))
+_STOPPED = re.compile("(?i:[a-z]|miss|{short}|{capital}|{titles})".format(**_PARTS))
+_CUT = frozenset("cannot gonna gotta wanna gimme lemme".split())
 
 def _plain_words(caption):
     "The tokens of a plain caption; None for one that needs the rules."
@@ -77,8 +74,8 @@ def _plain_words(caption):
         raise NocError(f"caption {caption!r}: expected a string, got {type(caption).__name__}")
     if not _PLAIN.fullmatch(caption): return None
     words = caption.lower().replace(",", " ").replace(".", " ").split()
-    if words and "." in caption and (len(words[-1]) == 1 or words[-1] in _STOPPED): return None
-    return words if _CUTS.keys().isdisjoint(words) else None
+    if words and "." in caption and _STOPPED.fullmatch(words[-1]): return None
+    return words if _CUT.isdisjoint(words) else None
 
 # %% ../nbs/03_vocab.ipynb #411587b1
 def ptb_line(

@@ -173,6 +173,59 @@ def test_all_real_captions_are_tokenised_as_java_does():
     allowed = TOKENISER["differ"] if len(every) == TOKENISER["captions"] else len(every)//10_000  # of other data
     assert len(theirs) == len(every) and len(different) <= allowed, different[:10]
 
+SCRIPTS = dict(
+    Hindi="अच्छा कुत्ता क्षेत्र ज़मीन में दौड़ता लड़का १२३ । सह-अस्तित्व", Bengali="একটি কুকুর ঘাসের উপর খণ্ড ৎ ২০২০",
+    Thai="หมา วิ่ง บนสนามหญ้า ผู้หญิง น้ำ เด็กๆ ๕๕ ฯ", Tamil="நாய் புல்வெளியில் மனிதன் க்ஷ ஸ்ரீ ௧௨",
+    Telugu="కుక్క గడ్డిపై పరుగెత్తుతోంది శ్రీ ౧౨", Hebrew="כֶּלֶב רָץ עַל הַדֶּשֶׁא צה״ל ג׳ירפה בֵּית־סֵפֶר",
+    Arabic="كَلْبٌ يَجْرِي عَلَى العُشْبِ ٣٤ ، ؟ ٱلرَّحْمٰنِ می\u200cخواهم",
+    Latin="cafe\u0301 nai\u0308ve Zu\u0308rich a\u030a Vie\u0323\u0302t o\u0308-o\u0308 piñata",
+    Chinese="一只狗在草地上奔跑。 「骑」 １２３ 中国・日本 𠮷野家",
+    Japanese="犬が芝生の上を走っている。 ラーメン ｶﾅ 々 ー", Korean="개가 잔디밭을 달린다 가나 ㄱㄴ", Russian="Собака Ёлка й человек-паук № «цитата»",
+    English="dog man's Mr. U.S. don't x/y 1/2 Inc. p.m. -- ( O'Neil ’em ‘so’ “q” a@b.c #tag www.a.com &amp; ½",
+    emoji="❤\ufe0f 👍🏽 👨\u200d👩\u200d👧 ☀\ufe0f 🇩🇪 1\ufe0f\u20e3 ©\ufe0f")
+BETWEEN = [*" "*12, "", "", *"\u200b\u200c\u200d\ufeff\ufe0f\xa0\u3000\xad\u0301.,-'’!?/:_", " . ", ", "]
+LINES = "\n\r\v\f\u2028\u2029"                          # each begins a new line in the program's output
+
+def any_text(rng):
+    "Up to eight words of all scripts; a quarter of them have something else inside, often any character of Unicode."
+    words, text = " ".join(SCRIPTS.values()).split(), ""
+    for _ in range(rng.randint(1, 8)):
+        word, other = rng.choice(words), rng.choice(rng.choice(words))
+        if rng.random() < .6: other = chr(rng.randrange(0x10000 if rng.random() < .7 else 0x110000))
+        if rng.random() < .75 or other in LINES or "\ud800" <= other < "\ue000": other = ""
+        at = rng.randint(0, len(word))
+        word = word[:at] + other + word[at:]
+        text += word + rng.choice(BETWEEN)
+    return text
+
+@needs_java
+@pytest.mark.slow
+def test_all_scripts_are_tokenised_as_java_does():
+    """Texts at random, as many as NOC_TEXTS says; then every character of the BMP in a word and after a hyphen. Not Σ:
+    Java's small letter of it depends on where Java thinks that the word ends."""
+    from random import Random
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+    from noc_nb.vocab import ptb_line
+    rng = Random(43)
+    texts = [any_text(rng) for _ in range(int(os.environ.get("NOC_TEXTS", 2000)))]
+    bmp = [c for c in map(chr, range(0x10000)) if c not in LINES + "Σ" and not "\ud800" <= c < "\ue000"]
+    texts += [" ".join(f"a{c}b x-{c}" for c in bmp[i:i + 16]) for i in range(0, len(bmp), 16)] + ["end"]
+    theirs = PTBTokenizer().tokenize({0: [{"caption": c} for c in texts]})[0]
+    ours = [ptb_line(c, after) for c, after in zip(texts, [*texts[1:], ""])]
+    different = [(c, one, two) for c, one, two in zip(texts, ours, theirs) if one != two]
+    assert len(theirs) == len(texts) and not different, (len(different), different[:5])
+
+def test_a_report_names_scripts_without_spaces(tmp_path):
+    "Chinese and Thai captions are counted, for their words are no tokens; Greek and Russian ones have spaces."
+    from noc_nb.scores.report import evaluate_file
+    folder = world(tmp_path)
+    def report(caption):
+        (folder/"x.json").write_text(json.dumps([dict(image_id=i, caption=caption) for i in range(30)]))
+        made = evaluate_file(folder/"x.json", folder/"coco", metrics=("R",), samples=0, out=folder/"x")
+        return made["counts"]["unspaced"], "a script without spaces" in (folder/"x/report.md").read_text()
+    assert report("a dog, κύων, собака") == (0, False)
+    assert report("一只狗在跑") == report("หมากำลังวิ่ง") == (30, True)
+
 # ---- nothing stays behind
 
 def java_processes(word):

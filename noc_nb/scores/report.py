@@ -10,6 +10,7 @@ import csv, json, platform, re, warnings
 from collections import UserDict
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -380,6 +381,8 @@ def _scores_and_intervals(judged, samples):
     return by_group(scores), by_group({place: interval(drawn[place]) for place in known})
 
 # %% ../../nbs/scores/122_report.ipynb #ec626c86
+_UNSPACED = re.compile("[\u0e00-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u9fff\uff66-\uff9f]")
+
 def _make_report(judged, task, counts, samples=1000):
     "All scores of one system, with all that they depend on, as JSON; `counts` are of `match`."
     scores, intervals = _scores_and_intervals(judged, samples)
@@ -388,6 +391,8 @@ def _make_report(judged, task, counts, samples=1000):
     for name, rows in judged.sets.items():
         if not name.startswith("object "): counts[name] = int(rows.sum())
     counts["references"] = sum(map(len, task.refs.values()))
+    texts = [*judged.captions, *chain.from_iterable(task.refs.values())]
+    counts["unspaced"] = sum(bool(_UNSPACED.search(text)) for text in texts)
     return dict(schema=1, about=task.about, counts=counts, scores=scores, intervals=intervals,
                 f1=f1, vocabulary=vocabulary(judged.captions, task.known),
                 protocol=judged.choices() | dict(bootstrap=draws), tokeniser=TOKENISER,
@@ -414,6 +419,9 @@ def _how(report):
     p, t, draws = report["protocol"], report["tokeniser"], report["protocol"]["bootstrap"]
     about, counts = report["about"], report["counts"]
     versions = ", ".join(f"{name} {v}" for name, v in report["versions"].items() if v)
+    unspaced = ("{unspaced:,} captions and references have letters of a script without spaces "
+                "(Chinese, Japanese, Thai and others). A run of them is one token, so the caption "
+                "scores compare phrases, not words: put spaces between the words of both sides.")
     return [
         f"F1: words of {p['words']!r}; each {p['weight']} counts once; "
         f"false positives: {p['fp']} images.",
@@ -423,6 +431,7 @@ def _how(report):
         f"CIDEr-D: document frequencies of {p['cider_df']}.",
         f"Tokens: {t['name']}. {t['differ']} of {t['captions']:,} real captions "
         f"({t['differ']/t['captions']:.0%}) have other tokens than by {t['reference']}.",
+        *([unspaced.format_map(counts)] if counts.get("unspaced") else []),
         f"Intervals: {draws['samples']:,} draws of the images, seed {draws['seed']}.",
         *(f"{m}: by {name}." for m, name in p["learned"].items()),
         f"Versions: {versions}."]
