@@ -18,6 +18,7 @@ def noc_caption(
     html:str=None,       # file for a page to look at
     data:str=None,       # detections: a folder in COCO's layout, or JSON with the images' file_name
     images:str=None,     # detections: folder of the images to caption, by name; else by number
+    only_detected:bool=False, # detections: leave out images without boxes
     objects:str=None,    # words by hand: "zebra, red|white, bus=4, -text" (either; worth 4 nats;
                          # not this; "": none; default: the selector's)
     min_score:float=None, # a class below is never forced (default: the selector's threshold)
@@ -26,6 +27,7 @@ def noc_caption(
     costs:bool=False,    # say what each object that was left out would have cost (slower)
     model:str=None,      # a name in the package, or a folder of your own (default: its best)
     classes:str=None,    # the detector's own: names, one a line, or JSON (default: the model's)
+    first:int=None,      # number of the first class in a file of names: 1 or 0 (default: 1)
     add_words:str=None,  # file of word vectors as in training, for words that the model lacks
     features:str=None,   # detections: a region store whose features the captioner sees
     detector:str=None,   # photos: of torchvision, or a folder or name of transformers'
@@ -35,6 +37,7 @@ def noc_caption(
     batch:int=None,      # images searched together (default: 50; with --captioner 8)
     form:Literal["words", "forms", "phrases"]=None, # how an object is said (default: the model's)
     dtype:Literal["float32", "bfloat16"]="float32", # bfloat16: faster on some machines, 64_search
+    strict:bool=False,   # exit with status 2 if an image has no caption
     resume:bool=False,   # go on with a run that was killed
 ):
     "Caption your own images. An image that cannot be read is a line that says why."
@@ -53,6 +56,7 @@ def noc_app(
     captioner:str=None,   # another captioner for photos: a folder or name of transformers'
     prompt:str=None,      # its prompt (default: its own, or a question)
     classes:str=None,     # the detector's own: names, one a line, or JSON (default: the model's)
+    first:int=None,      # number of the first class in a file of names: 1 or 0 (default: 1)
     form:Literal["words", "forms", "phrases"]=None, # how an object is said (default: the model's)
     max_mb:int=10,        # largest upload, in MB
 ):
@@ -71,6 +75,7 @@ def noc_eval(
     fp:Literal["other", "nonnovel"]="other", # false positives: any other image, or no novel one
     heldout:str=None,     # held-out objects: names, as "zebra, bus", or JSON with their words
     classes:str=None,     # classes: JSON, or names, one a line, as in Open Images's CSV
+    first:int=None,      # number of the first class in a file of names: 1 or 0 (default: 1)
     missing:Literal["refuse", "empty"]="refuse", # an image without a caption: score it as empty?
     images:str=None,      # photos for a page and for your scores, by name; else by number
     metrics:str=None,     # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU), R (ROUGE-L), or
@@ -128,6 +133,7 @@ def noc_reproduce(
     part:Literal["test", "val"]="test", # what is captioned and scored; choose by val
     variant:str=None,      # what the settings change, in words; the rows carry it
     models:str=None,       # folder of a run whose models are used, or a pipeline (default: OUT)
+    skip_bad:bool=False,   # leave out boxes that cannot be used; the rows say how many
     spice:bool=False,      # SPICE too, for which `noc_setup_spice` brings the jars
 ):
     "Train, caption and score; print the paper's tables with our numbers and write them to OUT."
@@ -146,11 +152,12 @@ def noc_train(
     heldout:str=None,     # held-out objects: names, as "zebra, bus", or JSON with their words
     vectors:str=None,     # word vectors: .txt, .gz or .zip (default: those in the data's vectors/)
     classes:str=None,     # the detector's own: names, one a line, or JSON (default: the data's)
-    first:int=1,          # number of the first class in a file of names: 1 or 0
+    first:int=None,       # number of the first class in a file of names: 1 or 0 (default: 1)
     start:str=None,       # scst: folder of the captioner to start from
     free:bool=False,      # scst: search without constraints
     set:list=None,        # changes of the preset, as key=value
     seed:int=0,           # seed of weights and order
+    skip_bad:bool=False,  # leave out boxes that cannot be used
     resume:bool=False,    # go on with the training in OUT
 ):
     "Train the region selector, or the captioner, on anyone's data."
@@ -163,7 +170,7 @@ def noc_pipeline(
     out:str=None,         # folder for the pipeline, new or empty
     vectors:str=None,     # word vectors of the training (features of a store: none)
     classes:str=None,     # the detector's own: names, one a line, or JSON (default: COCO's 80)
-    first:int=1,          # number of the first class in a file of names: 1 or 0
+    first:int=None,       # number of the first class in a file of names: 1 or 0 (default: 1)
     preset:Literal["toy", "lite", "coco"]="lite", # whose search is used
     set:list=None,        # changes of the preset, as key=value
 ):

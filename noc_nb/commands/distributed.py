@@ -77,6 +77,7 @@ def _caption_shard(worker, n):
     start, cpu = time.perf_counter(), time.process_time()
     ids = worker.source.ids[n*worker.shard:(n+1)*worker.shard]
     lines = caption_lines(worker.pipeline, worker.source, ids, worker.job.options)
+    lines = [line | dict(image_id=i) for i, line in zip(ids, lines)]     # a number in any case
     with whole_file(_shard_file(worker.out, n), "wb") as f:
         table = pyarrow.Table.from_pylist(lines, _SCHEMA)
         pyarrow.parquet.write_table(table, f, write_page_checksum=True)

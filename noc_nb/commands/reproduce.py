@@ -93,7 +93,8 @@ def _command_line(options):
     if options.models not in shipped(): shown["models"] = None
     if options.variant: shown["variant"] = f'"{options.variant}"'
     words = [f"--{name} {shown[name]}" for name in _IN_ROWS if shown[name] not in (None, "")]
-    return " ".join(["noc_reproduce", *words, *["--spice"]*options.spice])
+    return " ".join(["noc_reproduce", *words, *["--spice"]*options.spice,
+                     *["--skip-bad"]*options.skip_bad])
 
 # %% ../../nbs/commands/139_reproduce.ipynb #9f3c28a4
 def _style(drawn, rows):
@@ -174,7 +175,8 @@ def _load(o, cfg):
         root = _toy_world(Path(o.out)/"data")
     else: root = find_data(o.data)
     store = RegionStore(o.features) if o.features else None
-    data = load_checked(root, cfg.split, o.detections or "simulated", features=store)
+    data = load_checked(root, cfg.split, o.detections or "simulated", features=store,
+                        skip_bad=o.skip_bad)
     _check_names(o.features, data)
     return data
 
@@ -273,7 +275,7 @@ def _join_command(part, out, data, options):
     own = options.classes or data.root/"classes.json"
     if data.features is None: words += ["--vectors", getattr(data.word_vectors, "path", "FILE")]
     if Path(own).exists(): words += ["--classes", own]
-    if options.classes and options.first != 1: words += ["--first", options.first]
+    if options.classes and options.first is not None: words += ["--first", options.first]
     if options.preset != "lite": words += ["--preset", options.preset]
     if options.set: words += ["--set", *options.set]
     return shlex.join(map(str, [*words, "--out", "DIR"]))
@@ -288,6 +290,8 @@ def _write_about(part, data, out):
 def _say_what_lacks(part, data):
     "What a training leaves out, on standard error."
     others = data.counts.get("others")
+    bad = data.counts.get("bad")
+    if bad: say(f"{bad:,} boxes cannot be used, and are left out")
     if others: say(f"{others:,} detections are in images without captions, and ignored")
     if part != "xe" or data.features is None or data.word_vectors is not None: return
     say("no word vectors: the captioner learns its own. A word that no training caption says will "
@@ -307,7 +311,8 @@ def _run_train(o):
     store = RegionStore(o.features) if o.features else None
     own = read_classes(o.classes, o.first) if o.classes else None
     found = o.detections or "simulated"
-    data = load_checked(o.data, split, found, o.captions, store, o.heldout, own, o.vectors)
+    data = load_checked(o.data, split, found, o.captions, store, o.heldout, own, o.vectors,
+                        skip_bad=o.skip_bad)
     _check_names(o.features, data, o.captions)
     check_outputs({"--out": out}, [data.root, o.features, o.start])
     _say_what_lacks(o.part, data)

@@ -14,8 +14,8 @@ import numpy as np
 
 from ..core import NocError, require
 from ..data import PARTS, CocoData
-from .readers import (WordVectors, ground_truth, read_captions, read_detections,
-                                  read_split)
+from .readers import (WordVectors, good_rows, ground_truth, image_names,
+                                  open_detections, read_captions, read_coco, read_split)
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, novel_images, removed_images
 from ..lab.disk import find_data
 from ..lab.objects import load_classes, load_heldout
@@ -34,13 +34,16 @@ def data_files(
     return []
 
 # %% ../../nbs/files/102_dataset.ipynb #d073e0a5
+def _captions_files(root, captions):
+    patterns = "captions_*2014.json*", "captions_*.json*"
+    return [captions] if captions else data_files(root, "annotations", *patterns)
+
 def load_captions(
     root,          # the data's folder
     captions=None, # a captions file; default: those in annotations/
 )->tuple:          # image id -> captions; image id -> (width, height) or None; counts
     "All captions of a data set. Raises `NocError` if there are none, or for an image in two files."
-    patterns = "captions_*2014.json*", "captions_*.json*"
-    files = [captions] if captions else data_files(root, "annotations", *patterns)
+    files = _captions_files(root, captions)
     require(files, f"{root}: no annotations/captions_*.json", "COCO's layout, or a file")
     texts, sizes, counts = {}, {}, Counter()
     for path in files:
@@ -51,14 +54,10 @@ def load_captions(
     return texts, sizes, dict(counts)
 
 # %% ../../nbs/files/102_dataset.ipynb #dd5b7eb0
-def _ground_truth(root, classes):
+def _ground_truth(root, classes, skip_bad):
     files = data_files(root, "annotations", "instances_*2014.json*", "instances_*.json*")
     require(files, f"{root}: no annotations/instances_*.json", "ground-truth boxes")
-    table = table_of(ground_truth(f) for f in files)
-    strange = set(np.unique(table.labels).tolist()) - set(classes)
-    where = f"{files[0]}: category {min(strange, default='')}"
-    require(not strange, where, "a class of the data set")
-    return table
+    return table_of(ground_truth(f, classes, skip_bad) for f in files)
 
 def _detections_file(root, name):
     named = [Path(root)/"detections"/f"{name}{end}" for end in (".parquet", ".json", ".json.gz")]
@@ -67,19 +66,25 @@ def _detections_file(root, name):
     return path
 
 # %% ../../nbs/files/102_dataset.ipynb #a3c3943f
-def _detected(path, sizes, min_score, classes):
-    "A detector's regions of the images that have captions; its others are counted."
-    table = read_detections(path, sizes, min_score, classes, only=sizes)
-    others = table.counts["others"]
+def _detected(path, sizes, captions, min_score, classes, skip_bad):
+    """A detector's regions of the images that have captions; its others are counted. Where it and
+    the files of captions name photos, the names decide which is which."""
+    found = open_detections(path)
+    def names(file): return image_names(read_coco(file, "images"), file)
+    if found.names:
+        known = [pair for file in captions for pair in names(file)]
+        found = found.joined(known, ", ".join(map(str, captions)))
+    table, errors, _ = found.table(sizes, classes, sizes, min_score)
+    table, others = good_rows(table, errors, skip_bad), table.counts["others"]
     require(len(table.boxes) or not others, path,
             f"detections in images that have captions; all {others:,} are in others")
     return table
 
-def _load_regions(root, detections, ids, sizes, classes, min_score):
-    "Regions of the images `ids`."
+def _load_regions(root, detections, ids, sizes, captions, **how):
+    "Regions of the images `ids`; `how`: min_score, classes, skip_bad."
     if detections is None: table = table_of([])
-    elif detections == "gt": table = _ground_truth(root, classes)
-    else: table = _detected(_detections_file(root, detections), sizes, min_score, classes)
+    elif detections == "gt": table = _ground_truth(root, how["classes"], how["skip_bad"])
+    else: table = _detected(_detections_file(root, detections), sizes, captions, **how)
     table = table.take(ids, sizes)
     table.counts["images_without_regions"] = int((np.diff(table.offsets) == 0).sum())
     return table
@@ -121,6 +126,7 @@ def load_data(
     classes=None,             # classes or their file; default: classes.json, else COCO's 80
     vectors=None,             # word vectors; default: the first file in vectors/
     min_score:float=0.,       # detections below are dropped
+    skip_bad:bool=False,      # leave out boxes that cannot be used, and count them
 )->CocoData:
     "Load a data set and check it. Raises `NocError` for anything that is not as it should be."
     root = find_data(root)
@@ -129,7 +135,9 @@ def load_data(
     name, splits, where, counts["removed"] = _split_of(root, split, texts, heldout)
     _check_training(texts, splits["train"], heldout, where)
     texts = {i: texts[i] for part in PARTS for i in splits[part]}
-    regions = _load_regions(root, detections, list(texts), sizes, classes, min_score)
+    how = dict(min_score=min_score, classes=classes, skip_bad=skip_bad)
+    files = _captions_files(root, captions)
+    regions = _load_regions(root, detections, list(texts), sizes, files, **how)
     novel = _novel(texts, splits, heldout, counts)
     counts |= dict(images=len(texts), captions=sum(map(len, texts.values())), **regions.counts)
     if features is not None: _check_features(features, texts)

@@ -161,7 +161,8 @@ def _imported(path, image_id, features, boxes=None, size=None, labels=None, scor
     labels = _column(labels, np.zeros(n, int), f"{where}: labels")
     scores = _column(scores, np.ones(n), f"{where}: scores")
     def name(i): return f"image {image_id}: box {i}"
-    boxes, area, _ = check_boxes(corners[:,:2], corners[:,2:] - corners[:,:2], path, name)
+    boxes, area, _, wrong = check_boxes(corners[:,:2], corners[:,2:] - corners[:,:2])
+    for text in wrong[wrong != ""][:1]: refuse(path, name, wrong == text, text)
     whole = (labels >= 0) & (labels < 2**31) & (labels == labels.round())
     refuse(path, name, ~whole, "a whole number as its class")
     refuse(path, name, ~((scores >= 0) & (scores <= 1)), "a score between 0 and 1")

@@ -4,14 +4,16 @@
 
 # %% auto #0
 __all__ = ['json_items', 'is_object', 'json_column', 'refuse', 'read_coco', 'image_sizes', 'image_names', 'name_parts', 'Clash',
-           'match_photos', 'check_numbers', 'read_captions', 'read_split', 'check_boxes', 'open_parquet',
-           'read_detections', 'ground_truth', 'read_vectors', 'WordVectors']
+           'match_photos', 'check_numbers', 'read_captions', 'read_split', 'check_boxes', 'open_parquet', 'relabel',
+           'Detections', 'open_detections', 'read_detections', 'good_rows', 'ground_truth', 'read_vectors',
+           'WordVectors']
 
 # %% ../../nbs/files/101_readers.ipynb #a05d0003
 import gc, gzip, io, json, posixpath, re, unicodedata, zipfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -23,12 +25,15 @@ from fastcore.basics import chunked
 
 from ..core import NocError, require
 from ..data import PARTS
+from ..heldout import COCO_CLASSES
 from ..lab.disk import foreign_file, json_text, read_json, unpacked
+from ..lab.objects import class_ids
 from ..lab.progress import note
-from ..regions import RegionTable, sizes_of
+from ..regions import OUTSIDE, RegionTable, sizes_of
 
 # %% ../../nbs/files/101_readers.ipynb #12759273
 _LONGEST = 1 << 24   # bytes of an item, at most
+_NO_NUMBER = re.compile(rb"(?<=[\[,: ])-?(?:NaN|Infinity)(?=[,\]} \n])")   # as Python writes them
 
 class _Lines:
     "Hands a file to a parser, no more than a line at a time."
@@ -38,7 +43,7 @@ class _Lines:
         self.piece = self.file.readline(n)
         self.size += len(self.piece)
         if self.size > _LONGEST: raise ijson.JSONError(f"an item of more than {_LONGEST:,} bytes")
-        return self.piece
+        return _NO_NUMBER.sub(b"null", self.piece) if b"N" in self.piece else self.piece
 
 # %% ../../nbs/files/101_readers.ipynb #158cb35d
 def json_items(
@@ -77,6 +82,18 @@ def _numbers(values, expected):
         return column if fits and {*map(type, flat)} <= types else None
     except (ValueError, TypeError): return None
 
+def _values(items, key, expected):
+    "One value of every object as an array; place -> what is wrong with a value, which is 0 there."
+    values = [item.get(key) if isinstance(item, dict) else None for item in items]
+    column, wrong = _numbers(values, expected) if items else np.zeros((0, *_KINDS[expected][0])), {}
+    if column is not None: return column, wrong
+    for i, value in enumerate(values):
+        if _numbers([value], expected) is not None: continue
+        found = "none" if value is None else json.dumps(value)[:60]
+        wrong[i] = f"{key}: expected {expected}, found {found}"
+        values[i] = np.zeros(_KINDS[expected][0], int).tolist()
+    return np.array(values), wrong
+
 def json_column(
     items:list,       # JSON objects
     key:str,          # which of their values
@@ -86,13 +103,10 @@ def json_column(
     first:int=0,      # the place of the first of them in the file
 )->np.ndarray:        # (n,) or (n,4)
     "One value of every object. Raises `NocError` naming the first one without it."
-    values = [item.get(key) if isinstance(item, dict) else None for item in items]
-    column = _numbers(values, expected) if items else np.zeros((0, *_KINDS[expected][0]), int)
-    if column is not None: return column
-    i = next(i for i, value in enumerate(values) if _numbers([value], expected) is None)
-    value = "none" if values[i] is None else json.dumps(values[i])[:60]
-    where = f"{path}: {_item_name(items, kind, first)(i)}: {key}"
-    raise NocError(f"{where}: expected {expected}, found {value}")
+    column, wrong = _values(items, key, expected)
+    for i, why in wrong.items():
+        raise NocError(f"{path}: {_item_name(items, kind, first)(i)}: {why}")
+    return column
 
 # %% ../../nbs/files/101_readers.ipynb #15fe4903
 def _item_name(items, kind, first=0):
@@ -145,7 +159,7 @@ def image_sizes(
     for id, image in zip(ids.tolist(), coco["images"]):
         size, where = (image.get("width"), image.get("height")), f"{path}: image {id}"
         require(id not in sizes, f"{where}: comes twice", "each image once")
-        known = size != (None, None)
+        known = not {None, 0, -1} & {*size}                 # as tools write what they do not know
         whole = not known or all(type(s) is int and 0 < s < 2**31 for s in size)
         require(whole, where, f"width and height in pixels, found {size}")
         sizes[id] = size if known else None
@@ -353,20 +367,20 @@ def read_split(
     return split
 
 # %% ../../nbs/files/101_readers.ipynb #df98937f
+_WRONG = ("", "four finite numbers", "no negative width or height",
+          f"a box in the image, or at most {OUTSIDE:.0%} outside")
+
 def check_boxes(
     corner:np.ndarray, # (n,2) x1 y1, relative to the image
     extent:np.ndarray, # (n,2) width and height, relative to the image
-    path,              # the file, for the message
-    name,              # function: row -> what the item is called in the message
-)->tuple:              # (n,4) float32 clipped boxes; (n,) has an area; (n,) was clipped
-    "Check many boxes at once. Raises `NocError` naming the file and the first bad item."
+)->tuple:              # (n,4) float32 clipped boxes; (n,) has an area; (n,) was clipped; (n,) text
+    "Check many boxes at once; the texts say what was expected of boxes that cannot be used."
     boxes = np.concatenate([corner, corner + extent], 1).astype(float)
-    outside = np.maximum(-boxes, boxes - 1).max(1, initial=0)
-    refuse(path, name, ~np.isfinite(boxes).all(1), "four finite numbers")
-    refuse(path, name, (extent < 0).any(1), "no negative width or height")
-    refuse(path, name, outside > .01 + 1e-9, "a box in the image, or at most 1 % outside")
+    outside, infinite = np.maximum(-boxes, boxes - 1).max(1, initial=0), ~np.isfinite(boxes).all(1)
+    kinds = [infinite, (extent < 0).any(1), outside > OUTSIDE + 1e-9]
+    wrong = np.array(_WRONG)[np.select(kinds, [1, 2, 3], 0)]
     boxes = boxes.clip(0, 1).astype(np.float32)
-    return boxes, (boxes[:,2:] > boxes[:,:2]).all(1), outside > 1e-6
+    return boxes, (boxes[:,2:] > boxes[:,:2]).all(1), outside > 1e-6, wrong
 
 # %% ../../nbs/files/101_readers.ipynb #02ed878d
 _ROW = np.dtype("i8, i8, (4,)f8, f8, i8")
@@ -395,27 +409,32 @@ def open_parquet(
             yield file
 
 # %% ../../nbs/files/101_readers.ipynb #242196ab
-def _json_rows(items, path, kind, first=0):
-    "Objects of a COCO file as rows; boxes are corner, width and height in pixels."
-    def column(key, expected): return json_column(items, key, path, kind, expected, first)
-    rows = np.zeros(len(items), _ROW)
-    rows["image"] = column("image_id", "a whole number")
-    rows["label"] = column("category_id", "a whole number")
-    rows["box"] = column("bbox", "four numbers")
-    rows["place"] = np.arange(first, first + len(items))
-    rows["score"] = 1. if kind == "annotation" else column("score", "a number")
-    return rows
+def _number_texts(items, key, texts):
+    "Give images that a text stands for a number below zero, in order: `texts`, text -> place."
+    for item in items:
+        if isinstance(item, dict) and isinstance(item.get(key), str):
+            item[key] = -1 - texts.setdefault(item[key], len(texts))
 
-def _results_rows(path, only):
-    "The rows of a results file for some images; how many there are in all."
-    parts, n = [np.zeros(0, _ROW)], 0
-    items = read_coco(path, "annotations")["annotations"] if is_object(path) else json_items(path)
-    with _no_collection():
-        for items in chunked(items, 10_000):
-            rows = _json_rows(items, path, "detection", n)
-            parts.append(rows if only is None else rows[np.isin(rows["image"], only)])
-            n += len(items)
-    return np.concatenate(parts), n
+def _json_rows(items, path, kind, first=0):
+    "Objects of a COCO file as rows, boxes in pixels; place -> what is wrong with a row."
+    rows, wrong = np.zeros(len(items), _ROW), {}
+    rows["place"], rows["score"] = np.arange(first, first + len(items)), 1.
+    rows["image"] = json_column(items, "image_id", path, kind, "a whole number", first)
+    columns = {"label": ("category_id", "a whole number"), "box": ("bbox", "four numbers")}
+    if kind == "detection": columns["score"] = "score", "a number"
+    for name, about in columns.items():
+        rows[name], odd = _values(items, *about)
+        wrong = odd | wrong
+    return rows, {first + i: why for i, why in wrong.items()}
+
+def _add_names(names, pairs, path):
+    "Add image id -> file name of boxes that name theirs. Raises `NocError` for two names."
+    for i, name in pairs:
+        where, known = f"{path}: image {i}: file_name {name!r}", names.setdefault(i, name or "")
+        require(isinstance(name or "", str), where, "a text")
+        same = not name or name == known or name_parts(name) == name_parts(known or name)
+        require(same, where, f"{known!r}, as of its other boxes")
+        names[i] = known or name or ""
 
 # %% ../../nbs/files/101_readers.ipynb #c0eb1c48
 def _number_columns(file, needed, path):
@@ -437,81 +456,261 @@ def _number_columns(file, needed, path):
     return columns
 
 # %% ../../nbs/files/101_readers.ipynb #5a272547
-def _parquet_rows(path, only):
-    "The rows of a Parquet file for some images, boxes relative; how many there are in all."
+def _parquet_rows(path):
+    "The rows of a Parquet file, boxes relative; image id -> file name, where it has them."
     needed = dict(image_id="iu", category_id="iu", cx="f", cy="f", w="f", h="f", score="f")
-    with open_parquet(path) as file: columns = _number_columns(file, needed, path)
+    named, names = ["image_id", "file_name"], {}
+    with open_parquet(path) as file:
+        columns = _number_columns(file, needed, path)
+        if "file_name" in file.schema_arrow.names:
+            pairs = file.read(named).group_by(named).aggregate([]).to_pydict()
+            _add_names(names, zip(*(pairs[name] for name in named)), path)
     rows = np.zeros(len(columns["score"]), _ROW)
     rows["image"], rows["label"] = columns["image_id"], columns["category_id"]
     rows["score"], rows["place"] = columns["score"], np.arange(len(rows))
     centre = np.stack([columns["cx"], columns["cy"]], 1).astype(float)
     extent = np.stack([columns["w"], columns["h"]], 1).astype(float)
     rows["box"] = np.concatenate([centre - extent/2, extent], 1)
-    return rows if only is None else rows[np.isin(rows["image"], only)], len(rows)
+    return rows, names
 
 # %% ../../nbs/files/101_readers.ipynb #c6a50e01
-def _known_ids(labels, strange, classes):
-    "What is expected of a category_id, where one is strange: others may count from 0, or from 1."
-    if not np.any(strange) or classes is None or not len(classes): return "a known category_id"
-    label, least, most = labels[np.argmax(strange)], min(classes), max(classes)
-    text = f"a known category_id, {least} to {most}, found {label}"
-    if label not in (least - 1, most + 1): return text
-    return f"{text}: do its ids start at {0 if label < least else 1}, and those of the classes not?"
+def relabel(
+    labels:np.ndarray, # (n,) numbers that a file has for classes
+    names:dict,        # number -> name, as the file says; None or {}: it does not
+    classes:dict,      # class id -> `ObjectClass`; None: any number is fine
+    where,             # the file, for messages
+)->np.ndarray:         # (n,) class ids; -1 where no class has the name
+    "The numbers of the classes, by name where there are names. `NocError` for other numberings."
+    if classes is None or not len(labels): return labels
+    if not names: return _checked_numbers(labels, classes, where)
+    ids, found = class_ids(names, classes), Counter(labels.tolist())
+    lost = {names.get(n, n): count for n, count in found.most_common() if n not in ids}
+    some = ", ".join(f"{name} {count:,}" for name, count in [*lost.items()][:10])
+    go_on = f"--classes {where} takes the file's own classes"
+    require(len(lost) < len(found), f"{where}: categories {some}",
+            f"names of the classes, like {', '.join(c.name for c in [*classes.values()][:3])}; {go_on}")
+    if lost: note(f"{where}: boxes of categories that are no class here, left out: {some}"
+                  f"{', …' if lost.keys() - {*[*lost][:10]} else ''}; {go_on}")
+    return np.array([ids.get(n, -1) for n in found])[_places(labels, [*found])]
 
-# %% ../../nbs/files/101_readers.ipynb #9c7fff5b
-def _check_rows(rows, path, name, sizes, classes, pixels):
-    "Check rows, make their boxes relative corners. Returns the rows with an area, and counts."
+def _places(values, among):
+    "Where each value stands in a list of distinct ones, which has them all."
+    order = np.argsort(among)
+    return order[np.searchsorted(among, values, sorter=order)]
+
+# %% ../../nbs/files/101_readers.ipynb #101c0002
+def _commonest(labels, classes):
+    found = Counter(labels.tolist()).most_common(3)
+    return ", ".join(f"{classes[i].name} {count:,}" for i, count in found)
+
+def _checked_numbers(labels, classes, where):
+    "Numbers that are the classes' own. Raises `NocError`, also for those of another numbering."
+    def fit(numbers): return {*found} <= {*numbers}
+    found, ids, order = np.unique(labels).tolist(), [*classes], sorted(classes)
+    coco, others = {*order} == {*COCO_CLASSES}, {}
+    for first in (0, 1):
+        numbers = dict(zip(range(first, first + len(ids)), (classes[i] for i in order)))
+        if {*numbers} != {*ids} and fit(numbers): others[first] = numbers
+    def option(first): return f"--classes {'coco80' if coco else 'NAMES'} --first {first}"
+    readings = " or ".join(f"{option(n)} ({_commonest(labels, c)}, …)" for n, c in others.items())
+    if fit(ids):
+        if coco and others:
+            note(f"{where}: no categories; its numbers are read as COCO's ids up to 90 "
+                 f"({_commonest(labels, classes)}), and fit {readings} as well")
+        return labels
+    strange = next(n for n in found if n not in ids)
+    expected = readings or f"a known category_id, {order[0]} to {order[-1]}, found {strange}"
+    require(False, f"{where}: category_id {strange}: is none of {len(ids):,} classes", expected)
+
+# %% ../../nbs/files/101_readers.ipynb #101c0006
+_AREA = "a box with an area"
+_BOX_ERRORS = [f"expected {text}" for text in (*_WRONG[1:], _AREA)]
+
+def _check_rows(rows, wrong, sizes, pixels, path, flat=False):
+    "Relative corners of rows, which have an area, which were clipped; adds to `wrong`."
+    def mark(bad, expected):
+        for n in rows["place"][bad].tolist(): wrong.setdefault(n, f"expected {expected}")
     image, label, score = rows["image"], rows["label"], rows["score"]
-    def unknown(ids, known): return known is not None and ~np.isin(ids, list(known))
-    refuse(path, name, image < 0, "an image_id from 0 to 2**63 - 1")
-    refuse(path, name, (label < 0) | (label >= 2**31), "a category_id from 0 to 2,147,483,647")
-    refuse(path, name, ~((score >= 0) & (score <= 1)), "a score between 0 and 1")
-    refuse(path, name, unknown(image, sizes), "an image of this data set")
-    strange = unknown(label, classes)
-    refuse(path, name, strange, _known_ids(label, strange, classes))
+    refuse(path, lambda k: f"image {image[k]}", image < 0, "an image_id from 0 to 2**63 - 1")
+    mark((label < 0) | (label >= 2**31), "a category_id from 0 to 2,147,483,647")
+    mark(~((score >= 0) & (score <= 1)), "a score between 0 and 1")
+    images, at = np.unique(image, return_inverse=True)
+    if sizes is not None and pixels: mark(~np.isin(images, [*sizes])[at], "an image of this data set")
+    box, width_height = rows["box"], np.ones((len(rows), 2))
     if pixels:
-        images, at = np.unique(image, return_inverse=True)
-        width_height = sizes_of(images, sizes)[at]
-        refuse(path, name, ~width_height.all(1), "an image whose width and height are known")
-        rows["box"] /= np.tile(width_height, 2)
-    corner, extent = rows["box"][:,:2], rows["box"][:,2:]
-    rows["box"], area, clipped = check_boxes(corner, extent, path, name)
-    counts = dict(boxes=len(rows), clipped=int(clipped.sum()), zero_area=int((~area).sum()))
-    return rows[area], counts
+        width_height = sizes_of(images, sizes)[at].reshape(-1, 2)
+        mark(~width_height.all(1), "an image whose width and height are known")
+        box = box/np.tile(np.maximum(width_height, 1), 2)
+    boxes, area, clipped, texts = check_boxes(box[:,:2], box[:,2:])
+    for text in {*texts[texts != ""]}: mark(texts == text, text)
+    if not flat: mark((box[:,2:] == 0).any(1), _AREA)
+    return boxes, area, clipped
 
-# %% ../../nbs/files/101_readers.ipynb #72682c73
+# %% ../../nbs/files/101_readers.ipynb #101c0005
+@dataclass
+class Detections:
+    "Boxes as their file has them, with what it says of images and classes."
+    path:Path
+    rows:np.ndarray      # of `_ROW`: corner, width and height
+    pixels:bool          # False: boxes are relative to the image
+    wrong:dict           # place of a row -> what is wrong with it
+    names:list           # (file name, image id) of images, where any has a name
+    sizes:dict = field(default_factory=dict) # image id -> (width, height) in pixels, or None
+    classes:dict = None  # number -> name
+    texts:dict = field(default_factory=dict) # image id -> what the file has instead
+
+    @property
+    def images(self)->set:
+        "Ids of the images that have boxes."
+        return {*np.unique(self.rows["image"]).tolist()}
+
+    def joined(self, names, where)->"Detections":
+        "The same boxes under the ids of another file, if both name their photos."
+        if not (names and self.names): return self
+        ids, _ = match_photos(names, [name for name, _ in self.names], where, self.path)
+        new = {own: i for (_, own), i in zip(self.names, ids) if i is not None}
+        known = self.rows[np.isin(self.rows["image"], [*new])].copy()
+        known["image"] = np.array([*new.values()])[_places(known["image"], [*new])]
+        sizes = {new[i]: size for i, size in self.sizes.items() if i in new}
+        return replace(self, rows=known, sizes=sizes)
+
+    def table(self,
+        sizes:dict=None,    # image id -> (width, height) of images whose size the file lacks
+        classes:dict=None,  # class id -> `ObjectClass`; None: any number is fine
+        only=None,          # image ids: what is found in others is not looked at
+        min_score:float=0., # detections below are dropped
+    )->tuple:               # `RegionTable`; image id -> what is wrong; image id -> what was met
+        "What of the boxes can be used, best first; `.counts` of the table sums up."
+        rows, said = self.rows, {i: size for i, size in self.sizes.items() if size}
+        if only is not None: rows = rows[np.isin(rows["image"], [*only])]
+        wrong = {n: self.wrong[n] for n in rows["place"].tolist() if n in self.wrong}
+        sizes = (sizes or {}) | said
+        boxes, area, clipped = _check_rows(rows, wrong, sizes, self.pixels, self.path)
+        good = ~np.isin(rows["place"], [*wrong])
+        labels = np.full(len(rows), -1)
+        labels[good] = relabel(rows["label"][good], self.classes, classes, self.path)
+        met = dict(clipped=good & clipped, zero_area=good & ~area, no_class=good & (labels < 0))
+        counts = dict(boxes=len(rows)) | {what: int(some.sum()) for what, some in met.items()}
+        if not counts["no_class"]: del counts["no_class"]
+        if wrong: counts["bad"] = len(wrong)
+        errors, index = {}, dict(zip(rows["place"].tolist(), range(len(rows)))) if wrong else {}
+        for n in sorted(wrong):
+            i = rows["image"][index[n]].item()
+            errors.setdefault(i, self._told(rows[index[n]], wrong[n], (sizes or {}).get(i)))
+        by_image = defaultdict(dict)
+        for what, some in met.items():
+            for i, count in Counter(rows["image"][some].tolist()).items(): by_image[i][what] = count
+        rows = rows.copy()
+        rows["box"], rows["label"] = boxes, labels
+        high = rows["score"].astype(np.float32) >= np.float32(min_score)
+        counts["low_score"] = int((~high & good & area).sum())
+        if only is not None: counts["others"] = len(self.rows) - len(rows)
+        rows = rows[good & area & (labels >= 0) & high]
+        return _group(rows, rows["score"], sizes, counts), errors, by_image
+
+    def _told(self, row, why, size):
+        "A line on a row that cannot be used."
+        i, kind = row["image"].item(), "detection" if self.pixels else "row"
+        box = f": box {row['box'].round(4).tolist()}" if why in _BOX_ERRORS else ""
+        if box and size: box += f" in {size[0]} x {size[1]}"
+        return f"{self.path}: {kind} {row['place']} (image {self.texts.get(i, i)}){box}: {why}"
+
+# %% ../../nbs/files/101_readers.ipynb #101c0007
+def _category_names(coco, path):
+    "Number -> name of a file's categories; None where they have no names."
+    found = coco.get("categories")
+    if not isinstance(found, list) or not found: return None
+    ids = json_column(found, "id", path, "category", "a whole number").tolist()
+    names = [category.get("name") for category in found]
+    if not any(names): return None
+    refuse(path, _item_name(found, "category"), [not isinstance(x, str) for x in names], "a name")
+    return dict(zip(ids, names))
+
+def open_detections(
+    path, # .parquet, or .json or .json.gz: COCO results, or an object's `annotations`
+)->Detections:
+    "Read a detector's output, or what people drew. Raises `NocError` for what is no such file."
+    path, texts, names, wrong, n = Path(path), {}, {}, {}, 0
+    if path.suffix == ".parquet":
+        rows, names = _parquet_rows(path)
+        return Detections(path, rows, False, {}, _listed_names(names))
+    coco = read_coco(path, "annotations") if is_object(path) else {}
+    images, parts = coco.get("images") or [], [np.zeros(0, _ROW)]
+    if images: _number_texts(images, "id", texts)
+    with _no_collection():
+        for items in chunked(coco["annotations"] if coco else json_items(path), 10_000):
+            _number_texts(items, "image_id", texts)
+            rows, odd = _json_rows(items, path, "detection", n)
+            found = ((x["image_id"], x["file_name"]) for x in items if "file_name" in x)
+            _add_names(names, found, path)
+            parts, wrong, n = [*parts, rows], wrong | odd, n + len(items)
+    sizes = image_sizes(coco, path) if images else {}
+    names = (images and image_names(coco, path)) or _listed_names(names)
+    found = Detections(path, np.concatenate(parts), True, wrong, names, sizes,
+                       _category_names(coco, path))
+    return _with_texts(found, [*texts]) if texts else found
+
+def _listed_names(names): return [(x, i) for i, x in names.items()] if any(names.values()) else []
+
+def _with_texts(found, texts):
+    "The same with a number of its own for each text that stands for an image."
+    start = max([0, *found.sizes, found.rows["image"].max(initial=0).item()]) + 1
+    def number(i): return i if i >= 0 else start - 1 - i
+    found.rows["image"] = np.where((i := found.rows["image"]) < 0, start - 1 - i, i)
+    names = [(name, number(i)) for name, i in found.names]
+    own = {start + n: text for n, text in enumerate(texts)}
+    return replace(found, names=names or [(text, i) for i, text in own.items()], texts=own,
+                   sizes={number(i): size for i, size in found.sizes.items()})
+
+# %% ../../nbs/files/101_readers.ipynb #101c0008
 def read_detections(
-    path,               # .parquet, or .json or .json.gz: COCO results, or an object's `annotations`
+    path,               # as in `open_detections`
     sizes:dict=None,    # image id -> (width, height) in pixels, of all images; parquet needs none
     min_score:float=0., # detections below are dropped
-    classes=None,       # category ids that may occur; None allows any
+    classes:dict=None,  # class id -> `ObjectClass`, by name where the file has `categories`
     only=None,          # image ids: what is found in others is not looked at; default: all images
+    skip_bad:bool=False, # leave out what cannot be used, and count it
 )->RegionTable:         # the images with a detection, best first; `.counts` says what was met
     "Read a detector's output. Raises `NocError` naming file and item for anything broken."
-    path = Path(path)
-    parquet, only = path.suffix == ".parquet", None if only is None else np.array(list(only), int)
-    rows, total = _parquet_rows(path, only) if parquet else _results_rows(path, only)
-    kind, places, images = "row" if parquet else "detection", rows["place"], rows["image"]
-    def name(i): return f"{kind} {places[i]} (image {images[i]})"
-    rows, counts = _check_rows(rows, path, name, sizes, classes, pixels=not parquet)
-    high = rows["score"].astype(np.float32) >= np.float32(min_score)
-    counts["low_score"] = int((~high).sum())
-    if only is not None: counts["others"] = total - counts["boxes"]
-    return _group(rows[high], rows["score"][high], sizes, counts)
+    table, errors, _ = open_detections(path).table(sizes, classes, only, min_score)
+    return good_rows(table, errors, skip_bad)
+
+def good_rows(
+    table,         # of `Detections`
+    errors,        # image id -> what is wrong
+    skip_bad=True, # False: refuse
+)->RegionTable:
+    "The table, without what cannot be used. Raises `NocError` if that is not allowed, or all."
+    count = table.counts.get("bad", 0)
+    for line in errors.values():
+        more = f" (such rows: {count:,}; --skip-bad leaves them out)"*(len(table) > 0)
+        if not (skip_bad and len(table)): raise NocError(line + more)
+    return table
 
 # %% ../../nbs/files/101_readers.ipynb #2cb4133b
 def ground_truth(
-    path, # instances_*.json or .json.gz
+    path,         # instances_*.json or .json.gz
+    classes=None, # class id -> `ObjectClass`, by name; default: the file's own numbers
+    skip_bad:bool=False, # leave out what cannot be used, and count it
 )->RegionTable: # every image of the file, largest boxes first; `.counts` says what was met
     "Read ground-truth boxes as regions of score 1. Raises `NocError` naming file and annotation."
     coco = read_coco(path, "images", "annotations", "categories")
-    sizes, items = image_sizes(coco, path), coco["annotations"]
-    classes = json_column(coco["categories"], "id", path, "category", "a whole number")
-    rows, name = _json_rows(items, path, "annotation"), _item_name(items, "annotation")
-    rows, counts = _check_rows(rows, path, name, sizes, classes, pixels=True)
+    sizes, items, wrong = image_sizes(coco, path), coco["annotations"], {}
+    known = json_column(coco["categories"], "id", path, "category", "a whole number")
+    rows, wrong = _json_rows(items, path, "annotation")
+    rows["box"], area, clipped = _check_rows(rows, wrong, sizes, True, path, flat=True)
+    for n in np.flatnonzero(~np.isin(rows["label"], known)).tolist():
+        wrong.setdefault(n, f"expected a known category_id, one of its {len(known)} categories")
+    for n in sorted(wrong)[:not skip_bad]:
+        raise NocError(f"{path}: {_item_name(items, 'annotation')(n)}: {wrong[n]}")
+    good = ~np.isin(rows["place"], [*wrong])
+    rows["label"][good] = relabel(rows["label"][good], _category_names(coco, path), classes, path)
+    counts = dict(boxes=len(rows), clipped=int((good & clipped).sum()),
+                  zero_area=int((good & ~area).sum()))
+    rows = rows[good & area & (rows["label"] >= 0)]
     crowd = np.array([bool(items[i].get("iscrowd")) for i in rows["place"]], bool)
-    counts["crowd"], rows = int(crowd.sum()), rows[~crowd]
-    corners = rows["box"].astype(np.float32)
+    counts |= dict(crowd=int(crowd.sum())) | (dict(bad=len(wrong)) if wrong else {})
+    corners, rows = rows["box"][~crowd].astype(np.float32), rows[~crowd]
     areas = (corners[:,2:] - corners[:,:2]).prod(1)
     return _group(rows, areas, sizes, counts).take(list(sizes), sizes)
 

@@ -8,13 +8,14 @@ __all__ = ['RegionStore']
 # %% ../../nbs/files/103_store.ipynb #489ce4bc
 import hashlib
 from contextlib import closing
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from ..core import require
-from .readers import refuse
+from .readers import refuse, relabel
 from ..lab.disk import foreign_file, read_json, write_json
 from ..lab.runs import file_sum, fingerprint, stamp, whole_folder
 from ..regions import RegionTable, table_of
@@ -82,6 +83,14 @@ class RegionStore(RegionTable):
 
     def __reduce__(self): return RegionStore, (self.folder,)   # a worker opens the folder itself
 
+    def of(self, classes)->RegionTable:
+        "The regions under the ids of these classes, by name where the store has names."
+        names = {int(i): name for i, name in self.meta.get("classes", {}).items()}
+        labels = relabel(self.labels, names, classes if names else None, self.folder)
+        if np.array_equal(labels, self.labels): return self
+        return replace(RegionTable(**{name: getattr(self, name) for name in _COLUMNS}),
+                       labels=labels).without([-1])
+
     def verify(self)->dict:
         "What `meta.json` says of all arrays. Raises `NocError` naming the file that differs."
         for name, about in self.meta["columns"].items():
@@ -98,6 +107,7 @@ class RegionStore(RegionTable):
         folder,      # must not exist yet
         regions,     # a table, or `Regions` and tables, all with features or all without
         notes=None,  # name -> text of other files to put into the folder
+        classes=None, # class id -> name
     )->"RegionStore": # open
         "Write a store. Raises `NocError` for an image twice, or features that fp16 cannot hold."
         folder = Path(folder)
@@ -110,6 +120,7 @@ class RegionStore(RegionTable):
             sums = {name: fingerprint(text) for name, text in (notes or {}).items()}
             counts = getattr(regions, "counts", {})
             meta = dict(version=1, columns=columns, counts=counts, notes=sums)
+            if classes: meta["classes"] = classes
             write_json(new/"meta.json", meta, indent=1)
         return cls(folder)
 

@@ -151,6 +151,7 @@ class Detector:
         if self.half is None: self.half = on_gpu and torch.cuda.is_bf16_supported()
         numbers = [*COCO_CLASSES] if self.classes == 91 else range(1, self.classes)
         self.labels = torch.tensor(numbers, device=self.device) # COCO's 80 go up to 90
+        self.names = {i: c.name for i, c in COCO_CLASSES.items()} if self.classes == 91 else None
         self._build()
 
 # %% ../../nbs/models/113_detector.ipynb #117e0c15

@@ -14,8 +14,9 @@ from torchvision.ops import box_convert
 
 from ..core import NocError, default_device
 from ..heldout import meanings
+from ..lab.objects import plain_name
 from .detector import DETECTORS, Detector
-from .names import classes_of, plain_name
+from .names import classes_of
 from .pretrained import Pretrained, quiet
 from ..regions import Regions
 

@@ -318,7 +318,10 @@ class _Studio:
             self.examples = [lambda n=n: (toy, *_toy_scene(n)) for n in range(most)]
             self.names = ["drawing"]*most
         else:
-            whole = (i for i in source.ids if not isinstance(source.photo(i), NocError))
+            def good(i):
+                found = source.photo(i), source.regions([i])[0]
+                return not any(isinstance(x, NocError) for x in found)
+            whole = filter(good, source.ids)
             def photo(i): return photos, source.photo(i), source.regions([i])[0]
             ids = [*islice(whole, most)]
             self.examples, self.names = [partial(photo, i) for i in ids], [*map(source.name, ids)]

@@ -23,7 +23,7 @@ from ..constraints import constraint_tokens
 from ..core import NocError, require
 from ..lab.config import read_options
 from ..lab.disk import read_json, room_for, whole_file
-from ..lab.progress import progress, keep_blocks, say_notes
+from ..lab.progress import keep_blocks, progress, say, say_notes
 from ..lab.results import read_rows
 from ..lab.runs import begin, check_ours, check_outputs, fingerprint, locked
 from ..models.photos import input_files
@@ -68,8 +68,10 @@ def _batch_lines(pipeline, source, ids, options):
     captions = dict(zip(images, pipeline([*images.values()], seen=seen, **vars(options))))
     def line(i):
         name = source.name(i)
-        if i in errors: return dict(image_id=i, file=name, error=str(errors[i]))
-        return _line(pipeline, images[i], captions[i], name) | dict(image_id=i)
+        own = dict(image_id=source.texts.get(i, i))       # as its file has it
+        if i in errors: return own | dict(file=name, error=str(errors[i]))
+        met = dict(counts=source.met[i]) if i in source.met else {}
+        return _line(pipeline, images[i], captions[i], name) | own | met
     return [*map(line, ids)]
 
 # %% ../../nbs/pages/132_gallery.ipynb #ccae2a68
@@ -151,7 +153,8 @@ def _caption_all(pipeline, source, out, options=CaptionOptions(), resume=False):
             with whole_file(out, "wb") as f:
                 f.writelines(text + b"\n" for text, _ in _lines_of(part, source.ids))
             part.unlink()
-        elif [line.get("image_id") for line in _read_lines(out)] != source.ids:
+        elif [line.get("image_id") for line in _read_lines(out)] != [
+                source.texts.get(i, i) for i in source.ids]:
             raise NocError(f"{out}: holds captions of other images; expected a new file")
     return out
 
@@ -334,18 +337,21 @@ def _unsayable(pipeline):
 def _failures(pipeline, file):
     """How many images have no caption; the names of those without boxes; word -> objects that
     could not be asked for without it."""
-    failed, empty, lacking, words = 0, [], Counter(), _unsayable(pipeline)
+    failed, empty, lacking, words, blank = 0, [], Counter(), _unsayable(pipeline), 0
     for line in _read_lines(file):
         failed += "error" in line
+        blank += not line.get("caption", "-").strip()
         if line.get("boxes") == []: empty.append(line["file"] or f"image {line['image_id']}")
         objects = [c["object"] for c in line.get("candidates", ())]
         lacking.update(words[o] for o in objects if o in words)
+    if blank: say(f"{blank:,} captions are empty")
     return failed, empty, lacking
 
 # %% ../../nbs/pages/132_gallery.ipynb #d0c8d7cd
 def _picture_of(source, line):
     "The picture to draw on, or None where there is none."
-    image = source.photo(line["image_id"])
+    ids = {text: i for i, text in source.texts.items()}
+    image = source.photo(ids.get(line["image_id"], line["image_id"]))
     return None if isinstance(image, NocError) else image
 
 _MARK = b'<meta name="generator" content="noc_caption">' # of a page, in `report.html`
@@ -370,4 +376,6 @@ def _run_caption(o):
     options = read_options(CaptionOptions, o, **told)
     job = replace(read_options(Job, o), options=options).where_fast()
     keep_blocks()
-    _tell(*caption_files(job, o.out, o.html, o.resume), o.out, o.html)
+    made = caption_files(job, o.out, o.html, o.resume)
+    _tell(*made, o.out, o.html)
+    if o.strict and made[1]: sys.exit(2)
