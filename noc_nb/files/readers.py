@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['json_items', 'is_object', 'json_column', 'refuse', 'read_coco', 'image_sizes', 'image_names', 'name_parts', 'Clash',
            'match_photos', 'check_numbers', 'read_captions', 'read_split', 'check_boxes', 'open_parquet', 'relabel',
-           'Detections', 'open_detections', 'read_detections', 'good_rows', 'ground_truth', 'read_vectors',
-           'WordVectors']
+           'Detections', 'category_names', 'open_detections', 'read_detections', 'good_rows', 'ground_truth',
+           'read_vectors', 'WordVectors']
 
 # %% ../../nbs/files/101_readers.ipynb #a05d0003
 import gc, gzip, io, json, posixpath, re, unicodedata, zipfile
@@ -159,7 +159,7 @@ def image_sizes(
     for id, image in zip(ids.tolist(), coco["images"]):
         size, where = (image.get("width"), image.get("height")), f"{path}: image {id}"
         require(id not in sizes, f"{where}: comes twice", "each image once")
-        known = not {None, 0, -1} & {*size}                 # as tools write what they do not know
+        known = all(s not in (None, 0, -1) for s in size)     # as tools write what they do not know
         whole = not known or all(type(s) is int and 0 < s < 2**31 for s in size)
         require(whole, where, f"width and height in pixels, found {size}")
         sizes[id] = size if known else None
@@ -197,6 +197,15 @@ def _fits(names, photos):
         for p in ends.get(parts, ()): yield len(parts), n, p    # the photo's name ends in this one
         for length in range(1, len(parts)):                     # this one ends in the photo's
             for p in wholes.get(parts[-length:], ()): yield length, n, p
+
+# %% ../../nbs/files/101_readers.ipynb #101c0009
+def _compared(names, photos):
+    "The parts of names and of photos; without the photos' endings where no name has one of them."
+    theirs, ours = [*map(name_parts, names)], [*map(name_parts, photos)]
+    split = [posixpath.splitext(parts[-1] if parts else "") for parts in ours]
+    endings = tuple({end for _, end in split if end})
+    if any(name.endswith(endings) for name in names): return theirs, ours
+    return theirs, [(*parts[:-1], stem) if parts else () for parts, (stem, _) in zip(ours, split)]
 
 # %% ../../nbs/files/101_readers.ipynb #92c73c5f
 def _paired(pairs):
@@ -275,7 +284,7 @@ def match_photos(
 )->tuple:        # image id of each photo, or None; `Clash`es
     """Which photo is which image, by names alone. Raises `NocError` for two images of one name, and
     where no name is that of a photo."""
-    theirs, ours = [name_parts(name) for name, _ in names], [*map(name_parts, photos)]
+    theirs, ours = _compared([name for name, _ in names], photos)
     _check_once(names, theirs, where)
     pairs, shown = defaultdict(set), {}
     for length, n, p in _fits(theirs, ours): pairs[length].add((names[n][1], p))
@@ -487,8 +496,9 @@ def relabel(
     lost = {names.get(n, n): count for n, count in found.most_common() if n not in ids}
     some = ", ".join(f"{name} {count:,}" for name, count in [*lost.items()][:10])
     go_on = f"--classes {where} takes the file's own classes"
+    like = ", ".join(c.name for c in [*classes.values()][:3])
     require(len(lost) < len(found), f"{where}: categories {some}",
-            f"names of the classes, like {', '.join(c.name for c in [*classes.values()][:3])}; {go_on}")
+            f"names of the classes, like {like}; {go_on}")
     if lost: note(f"{where}: boxes of categories that are no class here, left out: {some}"
                   f"{', …' if lost.keys() - {*[*lost][:10]} else ''}; {go_on}")
     return np.array([ids.get(n, -1) for n in found])[_places(labels, [*found])]
@@ -526,6 +536,13 @@ def _checked_numbers(labels, classes, where):
 _AREA = "a box with an area"
 _BOX_ERRORS = [f"expected {text}" for text in (*_WRONG[1:], _AREA)]
 
+def _by_image(images, met):
+    "Image id -> what was met, and how often, from an array of truth for each."
+    found = defaultdict(dict)
+    for what, some in met.items():
+        for i, count in Counter(images[some].tolist()).items(): found[i][what] = count
+    return found
+
 def _check_rows(rows, wrong, sizes, pixels, path, flat=False):
     "Relative corners of rows, which have an area, which were clipped; adds to `wrong`."
     def mark(bad, expected):
@@ -535,7 +552,8 @@ def _check_rows(rows, wrong, sizes, pixels, path, flat=False):
     mark((label < 0) | (label >= 2**31), "a category_id from 0 to 2,147,483,647")
     mark(~((score >= 0) & (score <= 1)), "a score between 0 and 1")
     images, at = np.unique(image, return_inverse=True)
-    if sizes is not None and pixels: mark(~np.isin(images, [*sizes])[at], "an image of this data set")
+    if pixels and sizes is not None:
+        mark(~np.isin(images, [*sizes])[at], "an image of this data set")
     box, width_height = rows["box"], np.ones((len(rows), 2))
     if pixels:
         width_height = sizes_of(images, sizes)[at].reshape(-1, 2)
@@ -558,11 +576,10 @@ class Detections:
     sizes:dict = field(default_factory=dict) # image id -> (width, height) in pixels, or None
     classes:dict = None  # number -> name
     texts:dict = field(default_factory=dict) # image id -> what the file has instead
+    others:int = 0       # rows that were left out, of images that another file does not name
 
     @property
-    def images(self)->set:
-        "Ids of the images that have boxes."
-        return {*np.unique(self.rows["image"]).tolist()}
+    def images(self)->set: return {*np.unique(self.rows["image"]).tolist()}
 
     def joined(self, names, where)->"Detections":
         "The same boxes under the ids of another file, if both name their photos."
@@ -572,7 +589,7 @@ class Detections:
         known = self.rows[np.isin(self.rows["image"], [*new])].copy()
         known["image"] = np.array([*new.values()])[_places(known["image"], [*new])]
         sizes = {new[i]: size for i, size in self.sizes.items() if i in new}
-        return replace(self, rows=known, sizes=sizes)
+        return replace(self, rows=known, sizes=sizes, others=len(self.rows) - len(known))
 
     def table(self,
         sizes:dict=None,    # image id -> (width, height) of images whose size the file lacks
@@ -591,32 +608,32 @@ class Detections:
         labels[good] = relabel(rows["label"][good], self.classes, classes, self.path)
         met = dict(clipped=good & clipped, zero_area=good & ~area, no_class=good & (labels < 0))
         counts = dict(boxes=len(rows)) | {what: int(some.sum()) for what, some in met.items()}
-        if not counts["no_class"]: del counts["no_class"]
+        counts = {k: n for k, n in counts.items() if n or k != "no_class"}
         if wrong: counts["bad"] = len(wrong)
         errors, index = {}, dict(zip(rows["place"].tolist(), range(len(rows)))) if wrong else {}
         for n in sorted(wrong):
             i = rows["image"][index[n]].item()
             errors.setdefault(i, self._told(rows[index[n]], wrong[n], (sizes or {}).get(i)))
-        by_image = defaultdict(dict)
-        for what, some in met.items():
-            for i, count in Counter(rows["image"][some].tolist()).items(): by_image[i][what] = count
+        by_image = _by_image(rows["image"], met)
         rows = rows.copy()
         rows["box"], rows["label"] = boxes, labels
         high = rows["score"].astype(np.float32) >= np.float32(min_score)
         counts["low_score"] = int((~high & good & area).sum())
-        if only is not None: counts["others"] = len(self.rows) - len(rows)
+        if only is not None: counts["others"] = self.others + len(self.rows) - len(rows)
         rows = rows[good & area & (labels >= 0) & high]
         return _group(rows, rows["score"], sizes, counts), errors, by_image
 
-    def _told(self, row, why, size):
-        "A line on a row that cannot be used."
+    def _told(self, row, why, size): # a line on a row that cannot be used
         i, kind = row["image"].item(), "detection" if self.pixels else "row"
         box = f": box {row['box'].round(4).tolist()}" if why in _BOX_ERRORS else ""
         if box and size: box += f" in {size[0]} x {size[1]}"
         return f"{self.path}: {kind} {row['place']} (image {self.texts.get(i, i)}){box}: {why}"
 
 # %% ../../nbs/files/101_readers.ipynb #101c0007
-def _category_names(coco, path):
+def category_names(
+    coco:dict, # what `read_coco` gave
+    path,      # the file, for messages
+)->dict:
     "Number -> name of a file's categories; None where they have no names."
     found = coco.get("categories")
     if not isinstance(found, list) or not found: return None
@@ -626,6 +643,7 @@ def _category_names(coco, path):
     refuse(path, _item_name(found, "category"), [not isinstance(x, str) for x in names], "a name")
     return dict(zip(ids, names))
 
+# %% ../../nbs/files/101_readers.ipynb #101c000a
 def open_detections(
     path, # .parquet, or .json or .json.gz: COCO results, or an object's `annotations`
 )->Detections:
@@ -647,7 +665,7 @@ def open_detections(
     sizes = image_sizes(coco, path) if images else {}
     names = (images and image_names(coco, path)) or _listed_names(names)
     found = Detections(path, np.concatenate(parts), True, wrong, names, sizes,
-                       _category_names(coco, path))
+                       category_names(coco, path))
     return _with_texts(found, [*texts]) if texts else found
 
 def _listed_names(names): return [(x, i) for i, x in names.items()] if any(names.values()) else []
@@ -704,7 +722,7 @@ def ground_truth(
     for n in sorted(wrong)[:not skip_bad]:
         raise NocError(f"{path}: {_item_name(items, 'annotation')(n)}: {wrong[n]}")
     good = ~np.isin(rows["place"], [*wrong])
-    rows["label"][good] = relabel(rows["label"][good], _category_names(coco, path), classes, path)
+    rows["label"][good] = relabel(rows["label"][good], category_names(coco, path), classes, path)
     counts = dict(boxes=len(rows), clipped=int((good & clipped).sum()),
                   zero_area=int((good & ~area).sum()))
     rows = rows[good & area & (rows["label"] >= 0)]

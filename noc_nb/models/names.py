@@ -112,9 +112,10 @@ def read_classes(
     require(first in (None, 0, 1), f"--first {first}", "0 or 1")
     content = _read_names(path)
     if Path(path).suffix in (".yaml", ".yml"):
-        numbers = "--first 0, if detections count its names from 0, or --first 1, as YOLO's own JSON"
+        numbers = "--first 0, if detections count from 0, or --first 1, as YOLO's own JSON does"
         require(first is not None, f"{path}: names in YAML", numbers)
-        if isinstance(content, dict): content = {i + first: x for i, x in _names(content, path, 0).items()}
+        if isinstance(content, dict):
+            content = {i + first: name for i, name in _names(content, path, 0).items()}
     whole = isinstance(content, list) and content and isinstance(content[0], dict)
     if not whole: return classes_of(_names(content, path, 1 if first is None else first), path)
     classes = load_classes(path)

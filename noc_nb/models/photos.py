@@ -41,7 +41,7 @@ _MAX_PIXELS = 80_000_000 # 240 MB as RGB
 
 @lru_cache
 def image_formats()->tuple:
-    "The formats that can be read here, as Pillow calls them: HEIC and AVIF where it, or a plug-in, can."
+    "The formats that can be read here; HEIC and AVIF where Pillow, or a plug-in, can."
     with suppress(ImportError): import_module("pillow_heif").register_heif_opener()
     Image.init()
     return *FORMATS, *(name for name in ("AVIF", "HEIF") if name in Image.OPEN)
@@ -77,10 +77,13 @@ def open_image(
             return _rgb(ImageOps.exif_transpose(image))
     except NocError: raise
     except Image.DecompressionBombError: why = "it has many more"
-    except UnidentifiedImageError: why = "its format is none of " + ", ".join(image_formats()) + (
-        "; `pip install pillow-heif` brings HEIC" if file.name.lower().endswith((".heic", ".heif")) else "")
+    except UnidentifiedImageError: why = "its format is none of " + ", ".join(image_formats()) + _lacking(file.name)
     except Exception as e: why = str(e) or type(e).__name__   # a decoder may fail in any way
     raise NocError(f"{file.name}: expected a whole image of at most {max_pixels:,} pixels; {why}")
+
+def _lacking(name):
+    heic = Path(name).suffix.lower() in (".heic", ".heif")
+    return "; `pip install pillow-heif` brings HEIC"*heic
 
 def _rgb(image):
     "Greys of 16 bits become 8, floats the range that they have; what is transparent becomes white."
@@ -153,8 +156,8 @@ def _rows(path, name):
 
 # %% ../../nbs/models/115_photos.ipynb #726a4824
 def _is_image(name, read, others):
-    """Whether a file is an image, by its name, or its first bytes, which `read` gives. The suffixes of
-    those that are none are counted in `others`."""
+    """Whether a file is an image, by its name, or its first bytes, which `read` gives. The suffixes
+    of those that are none are counted in `others`."""
     hidden, suffix = os.path.basename(name).startswith("."), os.path.splitext(name)[1].lower()
     if not hidden and (suffix in _SUFFIXES or _FIRST.match(read(16))): return True
     others[suffix or "without suffix"] += 1

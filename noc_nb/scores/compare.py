@@ -206,4 +206,4 @@ def _run_eval(o):
         def show(report): _show(report.markdown)
         evaluate_file(o.captions, data, o.split, o.out, counted, metrics, o.samples, o.missing,
                       show, part=o.part, heldout=o.heldout, classes=o.classes, images=o.images,
-                      synonyms=o.synonyms, cut=o.cut, whole=o.whole_sentences)
+                      synonyms=o.synonyms, cut=o.cut, whole=o.whole_sentences, first=o.first)

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 from ..core import NocError, require
 from ..data import PARTS
 from ..files.dataset import data_files, find_split, load_captions, value_or_file
-from ..files.readers import check_numbers, is_object, json_column, open_parquet, read_coco
-from ..files.readers import read_split
+from ..files.readers import category_names, check_numbers, is_object, json_column
+from ..files.readers import open_parquet, read_coco, read_split, relabel
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize, novel_images
 from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json, whole_file
@@ -151,14 +151,17 @@ def _split_content(path):
     with foreign_file(path, "image ids, one a line"):
         return list(map(int, path.read_text("utf-8").split()))
 
-def _boxed(root):
+def _boxed(root, known):
     "Image id -> classes that have a box, from the folder's instances files; None without any."
     if root is None: return None
     out = {}
     for path in data_files(root, "annotations", "instances_*2014.json*", "instances_*.json*"):
-        boxes = read_coco(path, "annotations")["annotations"]
+        coco = read_coco(path, "annotations")
+        boxes = coco["annotations"]
         ids, classes = (json_column(boxes, key, path, "annotation", "a whole number").tolist()
                         for key in ("image_id", "category_id"))
+        names = category_names(coco, path)
+        if names: classes = relabel(np.array(classes), names, known, path).tolist()
         for i, c in zip(ids, classes): out.setdefault(i, set()).add(c)
     return out or None
 
@@ -209,13 +212,14 @@ def make_task(
     synonyms=None,  # file of words, as in `word_list`; default: the forms of the classes
     cut:int=None,   # so many words of a caption count; default: all
     whole:bool=False, # True: what follows a caption's last full stop does not count
+    first:int=None, # number of the first class in a file of names, as in `read_classes`
 )->_Task:
     "What captions are judged against. Raises `NocError` for an unknown split, part or image."
     require(part in PARTS, f"--part {part}", f"one of {', '.join(PARTS)}")
     found, domains, root = _read_references(data)
     every = {i: own for i, own in found.items() if own}
     check_range("--", 1, cut=cut)
-    classes, heldout = _objects(heldout, classes, root)
+    classes, heldout = _objects(heldout, classes, root, first)
     forms = word_list(classes, synonyms)
     ids, listed, train, name = _split_ids(split, part, every, root)
     refs = {i: every[i] for i in ids}
@@ -226,7 +230,7 @@ def make_task(
     if listed is not None:
         source = f"listed in {name}"
         novel = {o: own.intersection(listed) for o, own in novel.items()}
-    truth, known = _boxed(root), None
+    truth, known = _boxed(root, classes), None
     if train and every.keys() >= set(train):
         known = set(" ".join(normalize(c) for i in train for c in every[i]).split())
     about = dict(data=Path(data).name, split=name,
@@ -248,9 +252,10 @@ def _beyond_coco(classes):
         words[c.name] = tuple(form for form in c.forms if len(form.split()) == len(c.phrase))
     return HeldOut(ids, words, words, {"dcc": words, "extended": words}) if ids else None
 
-def _objects(heldout, classes, root):
+def _objects(heldout, classes, root, first=None):
     "The classes and the held-out objects: given, or the data's, or COCO's."
-    objects = value_or_file(classes, read_classes, root and root/"classes.json", COCO_CLASSES)
+    def named(path): return read_classes(path, first)
+    objects = value_or_file(classes, named, root and root/"classes.json", COCO_CLASSES)
     usual = _beyond_coco(objects) or COCO_HELDOUT
     def load(what): return load_heldout(what, objects)
     return objects, value_or_file(heldout, load, root and root/"heldout.json", usual)

@@ -1,0 +1,227 @@
+"Other people's boxes: which class, which frame, and whose fault a bad one is."
+import json
+from pathlib import Path
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from PIL import Image, ImageOps
+from noc_nb.commands.command import commands
+from noc_nb.core import NocError
+from noc_nb.files.dataset import load_data
+from noc_nb.files.readers import open_detections, read_detections, relabel
+from noc_nb.files.store import RegionStore
+from noc_nb.heldout import COCO_CLASSES
+from noc_nb.lab.disk import write_json
+from noc_nb.models.names import read_classes
+from noc_nb.models.photos import image_files, open_image
+from noc_nb.models.source import detected, frame_of
+from test_photos import typed          # noqa: F401
+
+SIZE = {7: (640, 480), 8: (640, 480), 9: (640, 480)}
+NAMES = {c.name: i for i, c in COCO_CLASSES.items()}
+
+def box(image, bbox=(64, 48, 320, 240), label=18, **more):
+    return dict(image_id=image, category_id=label, bbox=[*bbox], score=.9) | more
+
+def whole(names, boxes, categories=None, **size):
+    images = [dict(id=i, file_name=name, **size) for i, name in names.items()]
+    content = dict(images=images, annotations=boxes)
+    return content if categories is None else content | dict(categories=categories)
+
+def lines(path): return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+# ---- which class
+
+LABELS = st.lists(st.sampled_from([*NAMES, "Duck", "okapi", "DOG", "aeroplane", "tv_monitor"]), min_size=1, max_size=30,
+                  unique=True)
+MEANT = NAMES | {"DOG": 18, "aeroplane": NAMES["airplane"], "tv_monitor": NAMES["tv"]}
+
+@settings(max_examples=300, deadline=None)
+@given(LABELS, st.data())
+def test_categories_decide_by_name_in_any_order_and_numbering(names, data):
+    ids = data.draw(st.lists(st.integers(0, 10**6), min_size=len(names), max_size=len(names), unique=True))
+    drawn = data.draw(st.lists(st.sampled_from([*range(len(names))]), min_size=1, max_size=50))
+    expected = [MEANT.get(names[n], -1) for n in drawn]                # the oracle never sees a number
+    labels, categories = np.array([ids[n] for n in drawn]), dict(zip(ids, names))
+    if set(expected) == {-1}:
+        with pytest.raises(NocError, match="expected names of the classes"):
+            relabel(labels, categories, COCO_CLASSES, "d.json")
+    else: assert relabel(labels, categories, COCO_CLASSES, "d.json").tolist() == expected
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 95), min_size=1, max_size=12))
+def test_numbers_without_names_are_coco_s_or_refused(labels):
+    coco, others = set(labels) <= COCO_CLASSES.keys(), [n for n in (0, 1) if set(labels) <= {*range(n, n + 80)}]
+    if coco: assert relabel(np.array(labels), None, COCO_CLASSES, "d.json").tolist() == labels
+    else:
+        with pytest.raises(NocError) as e: relabel(np.array(labels), None, COCO_CLASSES, "d.json")
+        assert [n for n in (0, 1) if f"--classes coco80 --first {n} (" in str(e.value)] == others
+        assert others or "a known category_id, 1 to 90" in str(e.value)
+
+def test_a_numbering_that_fits_twice_is_reported_with_its_commonest_classes(typed):
+    Image.new("RGB", (640, 480)).save("7.jpg")
+    write_json(Path("d.json"), [box(7, label=n) for n in (18, 18, 18, 3, 3, 62)])
+    _, told = typed("noc_caption", "d.json", "--images", ".", "--model", "lite", "--out", "c.jsonl")
+    line, = [x for x in told if "no categories" in x]
+    assert "COCO's ids up to 90 (dog 3, car 2, chair 1)" in line
+    assert "--classes coco80 --first 0 (sheep 3, motorcycle 2, tv 1, …)" in line
+    assert "--classes coco80 --first 1 (horse 3, car 2, toilet 1, …)" in line
+
+def test_one_option_settles_yolos_numbers(typed):
+    "Results of YOLO on named photos: text ids, classes from 0, and the original id in each line."
+    for name in "beach", "my dog (1)": Image.new("RGB", (640, 480)).save(f"{name}.jpg")
+    write_json(Path("d.json"), [box("my dog (1)", label=16), box("beach", label=0), box("beach", label=16)])
+    words = "noc_caption", "d.json", "--images", ".", "--model", "lite", "--out", "c.jsonl"
+    status, told = typed(*words)
+    assert status == 2 and "--classes coco80 --first 0 (dog 2, person 1, …)" in told[-1]
+    assert typed(*words, "--classes", "coco80", "--first", 0)[0] == 0
+    found = {x["file"]: (x["image_id"], [b["object"] for b in x["boxes"]]) for x in lines("c.jsonl")}
+    assert found["my dog (1).jpg"] == ("my dog (1)", ["dog"]) and found["beach.jpg"][0] == "beach"
+    assert "dog" in found["beach.jpg"][1]
+
+def test_first_is_wherever_classes_is():
+    import inspect
+    for name, f in commands().items():
+        options = inspect.signature(f).parameters
+        numbers = "number" in str(options.get("classes"))
+        if "classes" in options and options["classes"].annotation is str and not numbers:
+            assert "first" in options or name == "noc_features", name
+
+def test_a_store_keeps_the_names_of_its_classes(tmp_path):
+    write_json(tmp_path/"d.json", [box(7, label=5), box(8, label=6), box(9, label=7)])
+    table = read_detections(tmp_path/"d.json", SIZE)
+    store = RegionStore.write(tmp_path/"store", table, classes={5: "dog", 6: "okapi", 7: "Cat"})
+    source = detected(store.folder, classes=COCO_CLASSES)
+    assert [r.labels.tolist() for r in source.regions([7, 8, 9])] == [[18], [], [17]]
+
+def test_a_file_without_the_models_classes_is_refused(tmp_path):
+    write_json(tmp_path/"d.json", whole({7: "7.jpg"}, [box(7, label=3)], [dict(id=3, name="okapi")], width=640,
+                                        height=480))
+    with pytest.raises(NocError, match="categories okapi 1: expected names of the classes, like person.*--classes"):
+        detected(tmp_path/"d.json", classes=COCO_CLASSES)
+    assert [c.name for c in read_classes(tmp_path/"d.json").values()] == ["okapi"]
+
+# ---- which frame
+
+def painted(turn, width, height):
+    "A stored photo with EXIF, and the place of its red square where it is shown, in pixels."
+    image = Image.new("RGB", (width, height))
+    image.paste((255, 0, 0), (0, 0, width//4, height//2))
+    exif = image.getexif()
+    exif[0x0112] = turn
+    return image, exif
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 8), st.integers(40, 400), st.integers(40, 400), st.sampled_from(["as shown", "stored", "other"]),
+       st.integers(1, 60))
+def test_the_frame_is_the_one_whose_size_the_file_states(turn, width, height, kind, tenths):
+    stored, shown = (width, height), (height, width) if turn > 4 else (width, height)
+    scale = tenths/10
+    said = shown if kind == "as shown" else stored
+    said = tuple(max(1, round(s*scale)) for s in said)
+    if kind == "other": said = (shown[0]*3*tenths, shown[1]*tenths)    # three times as wide as it should be
+    fits = {name: abs(said[0]/size[0] - said[1]/size[1]) <= 1/min(size) for name, size in
+            (("shown", shown), ("stored", stored))}                    # of rounding both sides
+    scaled = 1 if fits["shown"] else turn if fits["stored"] else None
+    expected = 1 if said == shown else turn if said == stored else scaled
+    assert frame_of(said, stored, turn) == expected
+    if kind != "other": assert expected in (1, turn)
+
+@pytest.mark.parametrize("turn", range(1, 9))
+@pytest.mark.parametrize("scale", [1, .5])
+def test_a_turned_box_lies_on_what_it_showed(tmp_path, turn, scale):
+    "The box of a red square in the stored photo; ImageOps turns the photo, we turn the box."
+    image, exif = painted(turn, 80, 40)
+    (tmp_path/"in").mkdir()
+    image.save(tmp_path/"in/a.png", exif=exif)
+    width, height = int(80*scale), int(40*scale)
+    write_json(tmp_path/"d.json", whole({7: "a.png"}, [box(7, (0, 0, width/4, height/2))], width=width, height=height))
+    regions, = detected(tmp_path/"d.json", images=tmp_path/"in").regions([7])
+    shown = np.asarray(open_image(tmp_path/"in/a.png"))[..., 0]
+    if turn in (2, 3, 4): return                    # as large as the stored photo: boxes are upright by the rule
+    red = np.argwhere(shown > 128)
+    top, left, bottom, right = *red.min(0), *(red.max(0) + 1)
+    there = np.array([left, top, right, bottom])/np.tile(shown.shape[::-1], 2)
+    np.testing.assert_allclose(regions.boxes[0].numpy(), there, atol=1e-6)
+    assert regions.size == ImageOps.exif_transpose(Image.open(tmp_path/"in/a.png")).size
+
+def test_a_photo_of_another_shape_fails_and_no_size_is_upright(typed):
+    Path("in").mkdir()
+    for name in "abcd": Image.new("RGB", (640, 480)).save(f"in/{name}.jpg")
+    sizes = {"a": (480, 640), "b": (320, 240), "c": (-1, -1), "d": (None, None)}
+    images = [dict(id=i, file_name=f"{name}.jpg", width=w, height=h)
+              for i, (name, (w, h)) in enumerate(sizes.items())]
+    boxes = [box(i, (0, 0, 160, 120)) for i in range(4)]
+    write_json(Path("d.json"), dict(images=images, annotations=boxes))
+    status, told = typed("noc_caption", "d.json", "--images", "in", "--model", "lite", "--out", "c.jsonl")
+    a, b, c, d = lines("c.jsonl")
+    shape = "expected 640 x 480, as the photo has, or their ratio"
+    assert status == 0 and a["error"] == f"a.jpg: 480 x 640 in d.json: {shape}"
+    assert b["boxes"][0]["box"] == [0, 0, .5, .5] and c["boxes"][0]["box"] == d["boxes"][0]["box"] == [0, 0, .25, .25]
+    assert any("no width and height of 2 images; their boxes are read as pixels of the upright" in x for x in told)
+
+# ---- one bad item
+
+BAD = {"outside": box(8, (900, 0, 20, 20)), "flat": box(8, (5, 5, 0, 9)), "no numbers": box(8) | dict(bbox=None),
+       "three": box(8) | dict(bbox=[1, 2, 3]), "score": box(8) | dict(score="high"),
+       "NaN": box(8, (5, float("nan"), 5, 5))}
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_box_is_its_images_fault(typed, what):
+    Path("in").mkdir()
+    for i in (7, 8, 9): Image.new("RGB", (640, 480)).save(f"in/{i}.jpg")
+    Path("d.json").write_text(json.dumps([box(7), box(8), BAD[what], box(9, (-30, 0, 340, 240))]))
+    words = "noc_caption", "d.json", "--images", "in", "--model", "lite"
+    status, told = typed(*words, "--out", "c.jsonl")
+    seven, eight, nine = lines("c.jsonl")
+    assert status == 0 and seven["caption"] and "3 images, 1 without a caption" in told[-1]
+    assert eight["error"].startswith("d.json: detection 2 (image 8)") and "expected" in eight["error"]
+    if what in ("outside", "flat"):
+        assert "in 640 x 480" in eight["error"] and str(BAD[what]["bbox"][0]) in eight["error"]
+    assert nine["counts"] == dict(clipped=1) and nine["boxes"][0]["box"][0] == 0 and "counts" not in seven
+    assert typed(*words, "--out", "s.jsonl", "--strict")[0] == 2 and len(lines("s.jsonl")) == 3
+    with pytest.raises(NocError, match="--skip-bad leaves them out"): read_detections("d.json", SIZE)
+    assert read_detections("d.json", SIZE, skip_bad=True).counts["bad"] == 1
+
+def test_a_training_joins_boxes_by_name_and_counts_what_it_skips(tmp_path):
+    captions = [dict(id=i, image_id=i, caption="a dog") for i in (7, 8, 9)]
+    names = {7: "val/a.jpg", 8: "val/b.jpg", 9: "val/c.jpg"}
+    write_json(tmp_path/"annotations/captions_val2014.json", whole(names, captions, width=640, height=480))
+    others = {70: "a.jpg", 7: "b.jpg", 99: "x.jpg"}                   # the digits of another file
+    boxes = [box(70), box(7, (0, 0, 64, 48), 17), box(99), box(70, (900, 0, 9, 9))]
+    write_json(tmp_path/"d.json", whole(others, boxes, width=640, height=480))
+    def load(**kw): return load_data(tmp_path, None, str(tmp_path/"d.json"), heldout="zebra", **kw)
+    with pytest.raises(NocError, match=r"d.json: detection 3 \(image 7\): box .* in 640 x 480: expected a box"): load()
+    data = load(skip_bad=True)
+    assert [data.regions[i].labels.tolist() for i in (7, 8, 9)] == [[18], [17], []]
+    assert data.counts["bad"] == 1 and data.counts["others"] == 1
+
+def test_nothing_in_a_folder_is_skipped_in_silence(typed):
+    Path("in").mkdir()
+    Image.new("RGB", (64, 48)).save("in/a.jpg")
+    Path("in/a.jpg").rename("in/a.jfif")
+    Image.new("RGB", (64, 48)).save("in/b.png")
+    Path("in/b.png").rename("in/b")                                   # told by its first bytes
+    for name in "a.txt", "b.txt", "a.json", "Thumbs.db": Path(f"in/{name}").write_text("x")
+    Path("in/c.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(99))
+    assert [f.name for f in image_files("in")] == ["a.jfif", "b", "c.heic"]
+    with pytest.raises(NocError, match="c.heic: .*pillow-heif"): open_image("in/c.heic")
+    write_json(Path("d.json"), whole({1: "a.jfif", 2: "b"}, [box(1, (0, 0, 9, 9)), box(2, (0, 0, 9, 9))]))
+    _, told = typed("noc_caption", "d.json", "--images", "in", "--model", "lite", "--out", "c.jsonl")
+    assert "in: other files, which are no images: 1 .db, 1 .json, 2 .txt" in told
+
+def test_images_without_boxes_can_be_left_out(typed):
+    Path("in").mkdir()
+    for i in (7, 8): Image.new("RGB", (640, 480)).save(f"in/{i}.jpg")
+    write_json(Path("d.json"), [box(7), box(12)])
+    words = "noc_caption", "d.json", "--images", "in", "--model", "lite", "--out"
+    _, told = typed(*words, "all.jsonl")
+    assert [x["image_id"] for x in lines("all.jsonl")] == [7, 8]
+    assert "d.json: images without a photo in in, 1 of 2: 12" in told
+    typed(*words, "some.jsonl", "--only-detected")
+    assert [x["image_id"] for x in lines("some.jsonl")] == [7]
+
+def test_ids_of_texts_follow_the_order_of_the_file(tmp_path):
+    write_json(tmp_path/"d.json", [box("b"), box(41), box("a"), box("b")])
+    found = open_detections(tmp_path/"d.json")
+    assert found.texts == {42: "b", 43: "a"} and found.rows["image"].tolist() == [42, 41, 43, 42]
