@@ -77,7 +77,8 @@ def open_image(
             return _rgb(ImageOps.exif_transpose(image))
     except NocError: raise
     except Image.DecompressionBombError: why = "it has many more"
-    except UnidentifiedImageError: why = "its format is none of " + ", ".join(image_formats()) + _lacking(file.name)
+    except UnidentifiedImageError:
+        why = f"its format is none of {', '.join(image_formats())}{_lacking(file.name)}"
     except Exception as e: why = str(e) or type(e).__name__   # a decoder may fail in any way
     raise NocError(f"{file.name}: expected a whole image of at most {max_pixels:,} pixels; {why}")
 
