@@ -92,7 +92,7 @@ def _load_json(bench): return _load(bench, str(bench.root/"detections/simulated.
 
 def _detections(bench, name):
     "Detections as COCO's results."
-    _, sizes, _ = load_captions(bench.root)
+    sizes = load_captions(bench.root).sizes
     with bench.lap("detections"): table = read_detections(bench.root/f"detections/{name}", sizes)
     return dict(detections=len(table.boxes))
 
@@ -104,7 +104,7 @@ def _boxes(bench):
 
 def _builder(bench):
     "The held-out split from captions alone. Raises `NocError` if it is not the world's."
-    texts, _, _ = load_captions(bench.root)
+    texts = load_captions(bench.root).texts
     data = load_data(bench.root, "coco", None)
     halves = [*data.splits["val"], *data.splits["test"]]
     train = texts.keys() - set(halves)

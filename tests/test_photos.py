@@ -17,7 +17,7 @@ from noc_nb.models.pipeline import NovelCaptioner
 from noc_nb.models.source import detected
 from noc_nb.pages.app import _Studio
 from noc_nb.regions import Regions
-from noc_nb.scores.report import photos_by_id
+from noc_nb.scores.report import photos_by_id, read_report
 
 SIZE = 40, 30
 
@@ -176,9 +176,9 @@ def test_scores_get_the_photos_that_the_references_name(typed):
     status, told = typed("noc_eval", "--captions", "ours.json", "--data", "refs.json", "--images", "photos",
                          "--metrics", "C", "--samples", 0, "--out", "r")
     assert status == 0 and "refs.json: images without a photo in photos, 1 of 3: 'val/3.jpg'" in told
-    write_json(Path("ours.json"), [dict(x, file=f"{x['image_id']}.jpg") for x in captions])
-    assert typed("noc_eval", "--captions", "ours.json", "--data", "refs.json") == (2, [
-        "error: ours.json: image 1: its photo '1.jpg' is image 2 in refs.json: expected the image ids of refs.json"])
+    write_json(Path("ours.json"), [dict(image_id=i, file=f"{i}.jpg", caption=f"a dog on {i}") for i in names])
+    assert typed("noc_eval", "--captions", "ours.json", "--data", "refs.json", "--samples", 0, "--out", "s")[0] == 0
+    assert read_report("s").images.caption.to_dict() == {1: "a dog on 2", 2: "a dog on 1", 3: "a dog on 3"}
 
 def test_the_page_shows_the_photo_of_its_detections(tmp_path):
     "Examples have the names of their photos; beside an uploaded photo, others in its folder do not matter."
@@ -200,7 +200,7 @@ def test_a_store_with_numbers_of_its_own_trains_nothing(tmp_path):
     def check(name, *photos):
         rows = "".join(json.dumps(dict(id=i, name=photo)) + "\n" for i, photo in enumerate(photos, 1))
         RegionStore.write(tmp_path/name, kept, {"images.jsonl": rows})
-        _check_names(tmp_path/name, None, tmp_path/"captions.json")
+        _check_names(tmp_path/name, None, tmp_path/"captions.json", None)
     check("good", "in/zebra.jpg", "in/apple.jpg")
     with pytest.raises(NocError, match="other: image 1: its photo 'apple.jpg' is image 2 in .*captions.json: expected"):
         check("other", "apple.jpg", "zebra.jpg")

@@ -65,9 +65,9 @@ def noc_app(
 # %% ../../nbs/commands/140_cli.ipynb #c0de0003
 @works_in("noc_nb.scores.compare")
 def noc_eval(
-    captions:str=None,    # captions to score: COCO's results format, lines of noc_caption, CSV, TSV
-    data:str=None,        # folder in COCO's layout, or a file of captions (default: NOC_DATA)
-    split:str=None,       # name in splits/, file, or .txt of ids (default: all with references)
+    captions:str=None,    # captions to score, in any form (docs/forms.md)
+    data:str=None,        # folder in COCO's layout, or references in any form (default: NOC_DATA)
+    split:str=None,       # name in splits/, file, or .txt of ids (default: data's own, or all)
     part:Literal["train", "val", "test"]="test", # of the split
     out:str=None,         # folder for a report as a page, Markdown, picture and JSON
     protocol:Literal["dcc", "extended"]="dcc", # words that F1 counts
@@ -120,6 +120,11 @@ def noc_features(
 def noc_reproduce(
     preset:Literal["toy", "lite", "coco"]="toy", # sizes and schedules
     data:str=None,         # folder in COCO's layout (default: the variable NOC_DATA; toy: made)
+    captions:str=None,     # captions of your own, in any form (docs/forms.md)
+    split:str=None,        # name in splits/, or a file (default: preset's, or the captions' own)
+    heldout:str=None,      # held-out objects: names, as "zebra, bus", or JSON with their words
+    classes:str=None,      # the detector's own: names, one a line, or JSON (default: the data's)
+    first:int=1,           # number of the first class in a file of names: 1 or 0
     detections:str=None,   # name in the data's detections/, a file like those, or gt
     features:str=None,     # region store for the captioner (default: symbolic features)
     out:str=None,          # the run's folder (default: _runs/PRESET)
@@ -145,8 +150,8 @@ def noc_train(
     data:str=None,        # folder in COCO's layout (default: the variable NOC_DATA)
     out:str=None,         # where checkpoints and the best weights go
     preset:Literal["toy", "lite", "coco"]="lite", # sizes and schedules
-    split:str=None,       # name in splits/, or a file (default: the preset's; own captions: none)
-    captions:str=None,    # a captions file in COCO's format
+    split:str=None,       # name in splits/, or a file (default: the preset's, or the captions' own)
+    captions:str=None,    # captions of your own, in any form (docs/forms.md)
     detections:str=None,  # name in the data's detections/, a file like those, or gt
     features:str=None,    # region store for the captioner (default: symbolic features)
     heldout:str=None,     # held-out objects: names, as "zebra, bus", or JSON with their words

@@ -15,7 +15,7 @@ from ..captioner import Captioner
 from .command import one_thread
 from ..core import NocError, require
 from ..fast.search import Search
-from ..files.dataset import load_checked
+from ..files.dataset import load_checked, own_captions
 from ..files.drawing import make_toy
 from ..files.readers import WordVectors, check_numbers
 from ..files.store import RegionStore
@@ -33,7 +33,7 @@ from ..lab.train import kept_line, train_scst_in, train_selector_in, train_xe_in
 from ..metrics import METRICS
 from ..models.names import read_classes
 from ..models.pipeline import NovelCaptioner, PipelineConfig, pipeline_folder, shipped
-from ..models.source import annotated, stored_names
+from ..models.source import stored_names
 from ..regions import class_vectors
 from ..scores.java import java_programs, spice_lacks
 from ..scores.page import save_figure
@@ -81,12 +81,15 @@ def _selections(tables, rows):
 
 # %% ../../nbs/commands/139_reproduce.ipynb #d83d1f98
 _IN_ROWS = ("preset", "detections", "features", "tables", "rows", "training", "metrics", "seed",
-            "part", "variant", "set", "models")
+            "part", "variant", "set", "models", "captions", "split", "classes", "first", "heldout")
 
 def _command_line(options):
     "The command that makes the same rows again, without paths of one machine."
-    shown = vars(options) | dict(set=" ".join(options.set or ()))
-    if "/" in str(options.detections): shown["detections"] = "FILE"
+    shown = dict.fromkeys(_IN_ROWS) | vars(options) | dict(set=" ".join(options.set or ()))
+    for name in "detections", "captions", "split", "classes", "heldout":
+        if "/" in str(shown[name]): shown[name] = "FILE"
+    if shown["heldout"]: shown["heldout"] = f'"{shown["heldout"]}"'
+    if shown["first"] == 1: shown["first"] = None
     if options.features: shown["features"] = "STORE"
     if options.tables == ",".join(_TABLES): shown["tables"] = None
     if options.part == "test": shown["part"] = None
@@ -159,12 +162,22 @@ def _toy_world(root):
     for file in files: check_ours(file, b"the toy world", "--out", "toy world")
     return make_toy(root, test=600)
 
-def _check_names(store, data, captions=None):
-    "Raises `NocError` where a store that was made of photos numbers them in its own way."
+def _check_names(store, *where):
+    """Raises `NocError` where a store that was made of photos numbers them in its own way. `where`:
+    root, captions and detections of a data set."""
     names = stored_names(store) if store else []
-    if not names: return
-    file = captions or data.root
-    check_numbers(annotated(file)[1], names, file, store)
+    if names: check_numbers(own_captions(*where).names, names, where[1] or where[0], store)
+
+def _load_own(o, cfg, root):
+    "The data that options name."
+    split, found = o.split or (None if o.captions else cfg.split), o.detections or "simulated"
+    store = RegionStore(o.features) if o.features else None
+    own = read_classes(o.classes, o.first) if o.classes else None
+    vectors = vars(o).get("vectors")
+    data = load_checked(root, split, found, o.captions, store, o.heldout, own, vectors,
+                        skip_bad=o.skip_bad)
+    _check_names(o.features, data.root, o.captions, found)
+    return data
 
 def _load(o, cfg):
     "The data of a run; the toy world is made."
@@ -174,11 +187,7 @@ def _load(o, cfg):
             require(there, f"{name}: no such file or folder", "boxes, or a region store")
         root = _toy_world(Path(o.out)/"data")
     else: root = find_data(o.data)
-    store = RegionStore(o.features) if o.features else None
-    data = load_checked(root, cfg.split, o.detections or "simulated", features=store,
-                        skip_bad=o.skip_bad)
-    _check_names(o.features, data)
-    return data
+    return _load_own(o, cfg, root)
 
 # %% ../../nbs/commands/139_reproduce.ipynb #7934e638
 def _reproduce(o):
@@ -198,6 +207,8 @@ def _reproduce(o):
     expected = "some of selector,selector_no_inner in --rows"
     require(lines or selections, "--training none", expected)
     data = _load(o, cfg)
+    if o.captions or o.split: cfg = replace(cfg, data=data.name)
+    require(data.splits[o.part], f"--part {o.part}: no images", "a --split that has some")
     check_outputs({"--out": o.out}, [data.root, o.features])
     if lines and not o.models: word_rows(data, cfg.min_count)    # lacking vectors are an error now
     kind = Path(o.detections or "simulated").name.split(".")[0]
@@ -307,13 +318,7 @@ def _run_train(o):
     cfg, out = _preset_of(o.preset, o.set), Path(o.out)
     if cfg.data == "toy": one_thread()
     if not o.resume: _check_new(out, "--resume, to go on, or another folder")
-    split = o.split or (None if o.captions else cfg.split)
-    store = RegionStore(o.features) if o.features else None
-    own = read_classes(o.classes, o.first) if o.classes else None
-    found = o.detections or "simulated"
-    data = load_checked(o.data, split, found, o.captions, store, o.heldout, own, o.vectors,
-                        skip_bad=o.skip_bad)
-    _check_names(o.features, data, o.captions)
+    data = _load_own(o, cfg, o.data)
     check_outputs({"--out": out}, [data.root, o.features, o.start])
     _say_what_lacks(o.part, data)
     _train(o.part, data, out, cfg, o.seed, o.resume, o.start, not o.free)

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['json_items', 'is_object', 'json_column', 'refuse', 'read_coco', 'image_sizes', 'image_names', 'name_parts', 'Clash',
-           'match_photos', 'check_numbers', 'read_captions', 'read_split', 'check_boxes', 'open_parquet', 'relabel',
-           'Detections', 'category_names', 'open_detections', 'read_detections', 'good_rows', 'ground_truth',
-           'read_vectors', 'WordVectors']
+           'match_photos', 'check_numbers', 'Entry', 'caption_entries', 'entry_images', 'Captions', 'read_captions',
+           'read_split', 'check_boxes', 'open_parquet', 'relabel', 'Detections', 'category_names', 'open_detections',
+           'read_detections', 'good_rows', 'ground_truth', 'read_vectors', 'WordVectors']
 
 # %% ../../nbs/files/101_readers.ipynb #a05d0003
-import gc, gzip, io, json, posixpath, re, unicodedata, zipfile
+import csv, gc, gzip, io, json, posixpath, re, unicodedata, zipfile
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -26,9 +26,10 @@ from fastcore.basics import chunked
 from ..core import NocError, require
 from ..data import PARTS
 from ..heldout import COCO_CLASSES
-from ..lab.disk import foreign_file, json_text, read_json, unpacked
+from ..lab.disk import foreign_file, json_text, read_json, text_file, unpacked
 from ..lab.objects import class_ids
 from ..lab.progress import note
+from ..lab.results import read_rows
 from ..regions import OUTSIDE, RegionTable, sizes_of
 
 # %% ../../nbs/files/101_readers.ipynb #12759273
@@ -144,10 +145,13 @@ def read_coco(
 )->dict:   # its content
     "Read a COCO annotation file. Raises `NocError` if it is not JSON or lacks a list."
     with _no_collection(): coco = read_json(path)
+    _check_lists(coco, path, *keys)
+    return coco
+
+def _check_lists(coco, path, *keys):
     for key in keys:
         found = isinstance(coco, dict) and isinstance(coco.get(key), list)
         require(found, f"{path}: {key}", "an object with a list of that name")
-    return coco
 
 # %% ../../nbs/files/101_readers.ipynb #a02b345f
 def image_sizes(
@@ -197,15 +201,6 @@ def _fits(names, photos):
         for p in ends.get(parts, ()): yield len(parts), n, p    # the photo's name ends in this one
         for length in range(1, len(parts)):                     # this one ends in the photo's
             for p in wholes.get(parts[-length:], ()): yield length, n, p
-
-# %% ../../nbs/files/101_readers.ipynb #101c0009
-def _compared(names, photos):
-    "The parts of names and of photos; without the photos' endings where no name has one of them."
-    theirs, ours = [*map(name_parts, names)], [*map(name_parts, photos)]
-    split = [posixpath.splitext(parts[-1] if parts else "") for parts in ours]
-    endings = tuple({end for _, end in split if end})
-    if any(name.endswith(endings) for name in names): return theirs, ours
-    return theirs, [(*parts[:-1], stem) if parts else () for parts, (stem, _) in zip(ours, split)]
 
 # %% ../../nbs/files/101_readers.ipynb #92c73c5f
 def _paired(pairs):
@@ -276,6 +271,25 @@ def _tell_lost(names, photos, matched, clashes, where, folder):
     why = [f"{c.name!r} {c.why}" for c in clashes[:1]]
     tell(f"{where}: images whose photo is not certain", clashes, len(names), "".join(why))
 
+# %% ../../nbs/files/101_readers.ipynb #55d0841e
+_PHOTO = re.compile(r"\.(jpe?g|jfif|png|gif|webp|bmp|tiff?|ppm|heic|avif)$", re.I)
+
+def _ends(names): return any(map(_PHOTO.search, names))
+
+def _pairs(names, photos, where):
+    "Place of a photo -> its image; `Clash`es; image id -> its name."
+    texts = [name for name, _ in names]
+    if not (_ends(texts) and _ends(photos)):     # `labels/a.txt` is called `a`
+        texts, photos = ([_PHOTO.sub("", name) for name in some] for some in (texts, photos))
+    theirs, ours = ([*map(name_parts, some)] for some in (texts, photos))
+    _check_once(names, theirs, where)
+    pairs, shown = defaultdict(set), {}
+    for length, n, p in _fits(theirs, ours): pairs[length].add((names[n][1], p))
+    for name, i in names: shown[i] = shown.get(i) or name
+    matched, clashes = _paired(pairs)
+    return matched, [_clash(i, *of, shown, photos) for i, of in clashes.items()], shown
+
+# %% ../../nbs/files/101_readers.ipynb #55d0841f
 def match_photos(
     names,       # (file name, image id) of images, as `image_names` gives them
     photos:list, # names of photos
@@ -284,13 +298,7 @@ def match_photos(
 )->tuple:        # image id of each photo, or None; `Clash`es
     """Which photo is which image, by names alone. Raises `NocError` for two images of one name, and
     where no name is that of a photo."""
-    theirs, ours = _compared([name for name, _ in names], photos)
-    _check_once(names, theirs, where)
-    pairs, shown = defaultdict(set), {}
-    for length, n, p in _fits(theirs, ours): pairs[length].add((names[n][1], p))
-    for name, i in names: shown[i] = shown.get(i) or name
-    matched, clashes = _paired(pairs)
-    clashes = [_clash(i, *of, shown, photos) for i, of in clashes.items()]
+    matched, clashes, shown = _pairs(names, photos, where)
     _tell_lost(shown, photos, matched, clashes, where, folder)
     return [matched.get(p) for p in range(len(photos))], clashes
 
@@ -311,11 +319,179 @@ def check_numbers(
                 f"the image ids of {where}")
 
 # %% ../../nbs/files/101_readers.ipynb #e7ee8ea4
-def read_captions(
-    path,    # captions_*.json or .json.gz, in COCO's format
-)->tuple:    # image id -> captions; image id -> (width, height) or None; counts
-    "Read reference captions. Raises `NocError` naming file and annotation for anything broken."
-    coco = read_coco(path, "images", "annotations")
+class Entry(NamedTuple):
+    "A caption as its file has it."
+    place:str   # in the file, for messages
+    id:int      # of its image, or None
+    name:str    # of its photo, or None
+    caption:str # as it was written
+
+_NAMES = "file_name", "filename", "file", "image", "image_name", "path"
+_TEXTS = "caption", "captions", "text", "comment"
+
+def _image_key(image, where):
+    "The id of an image, or the name of its photo, as a file may call it."
+    number = isinstance(image, str) and re.fullmatch(r"\s*\d{1,18}\s*", image, re.ASCII)
+    if number: image = int(image)
+    require(type(image) in (int, str), f"{where}: image {image!r}", "a whole number or a name")
+    return (image, None) if type(image) is int else (None, image)
+
+def _entries(item, place, path, names=()):
+    "The captions of one object, or of one row. `names`: image id -> name of its photo."
+    where, known = f"{path}: {place}", item if isinstance(item, dict) else {}
+    if "error" in known: return                     # a line of noc_caption that has no caption
+    keys = [k for k in ("image_id", *_NAMES) if known.get(k) not in (None, "")]
+    text = next(filter(known.__contains__, _TEXTS), None)
+    require(keys and text, f"{where}: {str(item)[:60]}", "image_id or file_name, and caption")
+    i, name = _image_key(known[keys[0]], where)
+    if keys[0] == "image_id" and keys[1:]: name = str(known[keys[1]])
+    if i in names: name = names[i]
+    texts = known[text] if isinstance(known[text], list) else [known[text]]
+    for caption in texts:
+        value = "none" if caption is None else json.dumps(caption)[:60]
+        said = f"{where}: image {name if i is None else i}: caption"
+        require(isinstance(caption, str), said, f"a text, found {value}")
+        yield Entry(place, i, name, caption)
+
+# %% ../../nbs/files/101_readers.ipynb #7d063ab1
+def _table_items(path):
+    "The rows of a table, and their places. Raises `NocError` naming its columns, or the line."
+    with foreign_file(path, "a table of UTF-8 or UTF-16 text"), text_file(path) as f:
+        head = f.readline()
+        columns = {sign: [name.strip() for name in next(csv.reader([head], delimiter=sign), [])]
+                   for sign in ",;\t|"}
+        fits = (sign for sign, names in columns.items() if not {*_TEXTS}.isdisjoint(names)
+                and not {"image_id", *_NAMES}.isdisjoint(names))
+        sign = next(fits, None)
+        require(sign, f"{path}: columns {head.strip()[:100]}",
+                "image_id or file_name, and caption among them")
+        rows = csv.DictReader(f, columns[sign], delimiter=sign, strict=True)
+        for row in rows:
+            place, whole = f"line {rows.line_num + 1}", None not in row and None not in row.values()
+            require(whole, f"{path}: {place}: other cells than {len(columns[sign])} columns",
+                    "a caption with the delimiter in quotes")
+            yield row, place
+
+def _parquet_items(path):
+    "The rows of a Parquet file, and their places."
+    with open_parquet(path) as file:
+        columns = {"image_id", *_NAMES, *_TEXTS}.intersection(file.schema_arrow.names)
+        for n, row in enumerate(file.read(columns=[*columns]).to_pylist()): yield row, f"row {n}"
+
+def _text_items(folder):
+    "The texts beside photos, as trainers of image models keep them; a line is a caption."
+    files = sorted(p for p in folder.rglob("*") if not p.name.startswith("."))
+    photos = {_PHOTO.sub("", str(p)) for p in files if _PHOTO.search(p.name)}
+    for path in (p for p in files if p.suffix in (".txt", ".caption")):
+        if photos and str(path.with_suffix("")) not in photos: continue
+        with foreign_file(path, "a caption in UTF-8"), text_file(path) as f: text = f.read()
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        yield dict(file_name=name, caption=lines), path.name
+
+# %% ../../nbs/files/101_readers.ipynb #7d063ab3
+def _is_lines(path):
+    "Whether a file has an object a line, as `noc_caption` writes them, whatever its name."
+    if path.name.endswith((".jsonl", ".ndjson", ".jsonl.gz")): return True
+    if not is_object(path): return False
+    with json_text(path) as f: line = f.readline(1 << 20)
+    try: item = json.loads(line)
+    except ValueError: return False
+    return isinstance(item, dict) and not {"caption", "text", "error"}.isdisjoint(item)
+
+def _is_karpathy(content):
+    images = content.get("images") if isinstance(content, dict) else None
+    first = images[0] if isinstance(images, list) and images else None
+    return isinstance(first, dict) and "sentences" in first
+
+def _karpathy(content, path):
+    "The entries of Karpathy's form; name of a photo -> part of its split."
+    entries, parts = [], {}
+    for n, image in enumerate(content["images"]):
+        with foreign_file(path, "cocoid, filename, split and sentences with raw", f"image {n}"):
+            name = posixpath.join(image.get("filepath", ""), image["filename"])
+            item = dict(file_name=name, captions=[s["raw"] for s in image["sentences"]])
+            if "cocoid" in image: item["image_id"] = image["cocoid"]
+            part = "train" if image["split"] == "restval" else image["split"]
+            where = f"{path}: image {n}: split {part!r}"
+            require(part in PARTS, where, f"one of {', '.join(PARTS)}")
+            entries += _entries(item, f"image {n}", path)
+            parts[name] = part
+    return entries, parts
+
+def _json_entries(content, path):
+    "The entries of a list, of an object with `annotations`, or of a dictionary."
+    names, what = {}, "entry"
+    if isinstance(content, dict) and isinstance(content.get("annotations"), list):
+        if "images" in content: names = {i: name for name, i in image_names(content, path) if name}
+        content, what = content["annotations"], "annotation"
+    elif isinstance(content, dict):
+        content = [dict(image_id=image, captions=texts) for image, texts in content.items()]
+    require(isinstance(content, list), f"{path}: {type(content).__name__}",
+            'a list of {"image_id": …, "caption": …}, or {"photo.jpg": "a caption"}')
+    return [e for n, item in enumerate(content) for e in _entries(item, f"{what} {n}", path, names)]
+
+# %% ../../nbs/files/101_readers.ipynb #7d063ab5
+def _caption_content(path):
+    "What a JSON file of captions holds; None where it is no single piece of JSON."
+    whole = path.is_file() and path.name.endswith((".json", ".json.gz")) or not path.exists()
+    if not whole or _is_lines(path): return None
+    with _no_collection(): return read_json(path)
+
+def _entries_of(path, content):
+    "All entries of a file or folder; name of a photo -> part of the file's split, if it has one."
+    if _is_karpathy(content): return _karpathy(content, path)
+    if content is not None: return _json_entries(content, path), {}
+    if path.is_dir(): items = _text_items(path)
+    elif path.suffix == ".parquet": items = _parquet_items(path)
+    elif ".json" in path.name or path.suffix == ".ndjson":
+        items = ((row, f"entry {n}") for n, row in enumerate(read_rows(path)))
+    else: items = _table_items(path)
+    return [e for item, place in items for e in _entries(item, place, path)], {}
+
+def caption_entries(
+    path, # captions in any form
+)->list:  # `Entry`s, in the order of the file
+    "Every caption of a file or folder. Raises `NocError` naming the entry for anything broken."
+    return _entries_of(Path(path), _caption_content(Path(path)))[0]
+
+# %% ../../nbs/files/101_readers.ipynb #7d063ab7
+def entry_images(
+    entries:list, # `Entry`s
+    names,        # (file name, image id) of images, of another file; [] where it has none
+    path,         # the file of the entries, for messages
+    where,        # the other file, for messages
+    numbers:bool=True, # whether the other file has ids
+)->list:          # the image id of each entry, or a name of which no image is known
+    "Which image an entry is of. Raises `NocError` for a name that several images have."
+    photos, of = [*dict.fromkeys(e.name for e in entries if e.name)], {}
+    if names and photos:
+        matched, clashes, _ = _pairs(names, photos, where)
+        for c in clashes: raise NocError(f"{path}: {c.name!r} of {where} {c.why}")
+        of = {photos[p]: i for p, i in matched.items()}
+    if of: return [of.get(e.name, e.name) if e.name else e.id for e in entries]
+    for e in entries if names else ():
+        known = numbers and e.id is not None
+        shown = e.id if e.name is None else repr(e.name) + _case([names[0][0]], [e.name])
+        expected = f"a name like {names[0][0]!r} of {where}"
+        require(known, f"{path}: {e.place}: image {shown}", expected)
+    return [e.name if e.id is None else e.id for e in entries]
+
+# %% ../../nbs/files/101_readers.ipynb #7d063ab9
+class Captions(NamedTuple):
+    "What a file of reference captions holds."
+    texts:dict    # image id -> captions
+    sizes:dict    # image id -> (width, height) or None
+    counts:dict   # what reading met
+    names:list    # (file name, image id), where the file names its photos; else []
+    parts:dict    # part -> image ids, where the file has a split; else {}
+    numbers:bool  # False: nobody has numbered these images, so that ids are places
+
+def _worded(text): return any(c.isalnum() for c in text)
+
+def _coco_captions(coco, path):
+    "The captions of COCO's own form."
+    _check_lists(coco, path, "images", "annotations")
     sizes, items = image_sizes(coco, path), coco["annotations"]
     name, captions = _item_name(items, "annotation"), {i: [] for i in sizes}
     images = json_column(items, "image_id", path, "annotation", "a whole number")
@@ -325,10 +501,44 @@ def read_captions(
         if not isinstance(text, str):
             value = json.dumps(text)[:60] if "caption" in item else "none"
             raise NocError(f"{path}: {name(i)}: caption: expected a text, found {value}")
-        if any(c.isalnum() for c in text): captions[image].append(text)
+        if _worded(text): captions[image].append(text)
     total = sum(map(len, captions.values()))
     counts = dict(images=len(sizes), captions=total, blank_captions=len(items) - total)
-    return captions, sizes, counts
+    return Captions(captions, sizes, counts, image_names(coco, path), {}, True)
+
+def _other_captions(entries, parts, known, path):
+    "Captions of all other forms. `known`: () -> (file name, image id) of another file's images."
+    require(entries, f"{path}: no captions", "at least one")
+    loose = any(e.id is None for e in entries)
+    known = known() if loose else []
+    images = entry_images(entries, known, path, "the data")
+    if known:
+        lost = [i for i in images if isinstance(i, str)]
+        if lost: note(f"{path}: captions of photos that the data does not name: {_some(lost)}")
+        of = {i: i for i in images if type(i) is int}
+    else: of = {i: n if loose else i for n, i in enumerate(dict.fromkeys(images), 1)}
+    texts, names, split = {i: [] for i in of.values()}, {}, {}
+    for e, image in zip(entries, images):
+        if image not in of: continue
+        i = of[image]
+        if _worded(e.caption): texts[i].append(e.caption)
+        if e.name: names[e.name] = i
+    for name in filter(parts.get, names): split.setdefault(parts[name], []).append(names[name])
+    total = sum(map(len, texts.values()))
+    counts = dict(images=len(texts), captions=total, blank_captions=len(entries) - total)
+    return Captions(texts, dict.fromkeys(texts), counts, [*names.items()], split,
+                    bool(known) or not loose)
+
+def read_captions(
+    path,       # captions in any form: a file, or a folder of texts
+    known=list, # () -> (file name, image id) of images: asked where the file has only names
+)->Captions:
+    "Read reference captions. Raises `NocError` naming file and entry for anything broken."
+    path = Path(path)
+    content = _caption_content(path)
+    coco = isinstance(content, dict) and "images" in content and not _is_karpathy(content)
+    return _coco_captions(content, path) if coco else _other_captions(*_entries_of(path, content),
+                                                                      known, path)
 
 # %% ../../nbs/files/101_readers.ipynb #e1d35375
 def _image_list(path, split, part):
@@ -362,6 +572,7 @@ def read_split(
 )->dict:          # train, val, test, novel_val, novel_test -> image ids, or None
     "Read a split. Raises `NocError` for an image that is unknown or stands in two parts."
     file = read_json(path)
+    if _is_karpathy(file): file = dict.fromkeys(PARTS, []) | read_captions(path).parts
     if isinstance(file, dict) and "val_train" in file:
         file = dict(train=file.get("train"), val=file["val_train"], test=file.get("test_train"),
                     novel_val=file.get("val"), novel_test=file.get("test"))

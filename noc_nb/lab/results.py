@@ -15,7 +15,7 @@ import torch
 
 from ..core import default_device, require
 from ..fast.decode import Decoded
-from .disk import foreign_file, read_json, room_for, whole_file, write_json
+from .disk import foreign_file, read_json, room_for, text_file, whole_file, write_json
 from .progress import code_version
 
 # %% ../../nbs/lab/33_results.ipynb #c1a50e06
@@ -83,7 +83,7 @@ def append_row(
 # %% ../../nbs/lab/33_results.ipynb #7a68e88a
 def _rows_of(file):
     rows = "rows of JSON, as in the repository's results; a chapter copied alone has none"
-    with foreign_file(file, rows): lines = file.read_bytes().split(b"\n")
+    with foreign_file(file, rows), text_file(file) as f: lines = f.buffer.read().split(b"\n")
     rows = [_row_of(line) for line in lines]             # `splitlines` also splits at a U+2028
     if rows[-1] is None:
         rows.pop()

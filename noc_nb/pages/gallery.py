@@ -22,7 +22,7 @@ from markupsafe import Markup
 from ..constraints import constraint_tokens
 from ..core import NocError, require
 from ..lab.config import read_options
-from ..lab.disk import read_json, room_for, whole_file
+from ..lab.disk import room_for, whole_file
 from ..lab.progress import keep_blocks, progress, say, say_notes
 from ..lab.results import read_rows
 from ..lab.runs import begin, check_ours, check_outputs, fingerprint, locked

@@ -6,8 +6,8 @@
 __all__ = ['read_system', 'photos_by_id', 'make_task', 'match', 'evaluate_file', 'read_report']
 
 # %% ../../nbs/scores/122_report.ipynb #fe9646ed
-import csv, json, platform, re, warnings
-from collections import UserDict
+import json, platform, re, warnings
+from collections import Counter, UserDict
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from itertools import chain
@@ -20,65 +20,29 @@ import pyarrow.parquet as pq
 from ..core import NocError, require
 from ..data import PARTS
 from ..files.dataset import data_files, find_split, load_captions, value_or_file
-from ..files.readers import category_names, check_numbers, is_object, json_column
-from ..files.readers import open_parquet, read_coco, read_split, relabel
+from ..files.readers import (Captions, caption_entries, category_names, entry_images,
+                                  is_object, json_column, open_parquet, read_coco, read_split,
+                                  relabel)
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize, novel_images
 from ..lab.config import check_range
-from ..lab.disk import find_data, foreign_file, read_json, whole_file
+from ..lab.disk import find_data, foreign_file, read_json, text_file, whole_file
 from ..lab.objects import load_heldout
 from ..lab.progress import code_version
-from ..lab.results import read_rows
 from ..lab.runs import called, file_sum, locked, whole_folder
 from ..metrics import METRICS, CaptionScorer, points
 from ..models.names import read_classes
 from ..models.photos import image_files, open_image
-from ..models.source import annotated
 from ..novelty import Judged, Protocol, by_group, interval, judge
 from .java import find_java, java_programs
 from .page import Part, as_markdown, check_folder, thumbnail, write_files
 from .quality import quality_numbers, quality_scores, vocabulary, word_list
 from ..vocab import TOKENISER, tokenize
 
-# %% ../../nbs/scores/122_report.ipynb #ef8e5cbf
+# %% ../../nbs/scores/122_report.ipynb #a0bff669
 _LETTERS, _TOKENS = 5_000, 500 # of a caption, at most
 
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
-
-def _table_entries(path):
-    "The entries of a table. Raises `NocError` naming its columns, or the line."
-    with open(path, newline="", encoding="utf-8-sig") as f:
-        rows = csv.DictReader(f, delimiter=_DELIMITERS[Path(path).suffix], strict=True)
-        names = rows.fieldnames or []
-        require({"image_id", "caption"} <= {*names}, f"{path}: columns {', '.join(names)[:100]}",
-                "image_id and caption among them")
-        for entry in rows:
-            whole = None not in entry and None not in entry.values()
-            require(whole, f"{path}: line {rows.line_num}: other cells than {len(names)} columns",
-                    "a caption with the delimiter in quotes")
-            number = entry["image_id"].strip()
-            if number.isascii() and number.isdigit(): entry["image_id"] = int(number)
-            yield entry
-
-def _entries(path):
-    "The entries of a results file, of JSON lines or of a table."
-    if Path(path).suffix in _DELIMITERS:
-        with foreign_file(path, "a table of UTF-8 text"): return list(_table_entries(path))
-    lines = Path(path).suffix == ".jsonl" or is_object(path)   # as `noc_caption` writes them
-    if lines: return read_rows(path)
-    entries = read_json(path)
-    require(isinstance(entries, list), f"{path}: {type(entries).__name__}",
-            'a list of {"image_id": …, "caption": …}')
-    return entries
-
-# %% ../../nbs/scores/122_report.ipynb #a0bff669
-def _check_entry(entry, where):
-    "Raises `NocError` for what is no caption of an image."
-    whole = isinstance(entry, dict) and {"image_id", "caption"} <= entry.keys()
-    require(whole, f"{where}: {str(entry)[:60]}", "the keys image_id and caption")
-    i, caption = entry["image_id"], entry["caption"]
-    require(type(i) is int, f"{where}: image_id {i!r}", "a whole number, as in the annotations")
-    where = f"{where}: image {i}: caption"
-    require(isinstance(caption, str), f"{where}: {type(caption).__name__}", "a string")
+def _check_caption(caption, where):
+    "Raises `NocError` for what is no caption."
     text = caption.encode(errors="ignore").decode()
     require(text == caption, f"{where}: half a character (a lone surrogate)", "text")
     require(len(caption) <= _LETTERS, f"{where}: {len(caption):,} letters", f"at most {_LETTERS}")
@@ -87,18 +51,21 @@ def _check_entry(entry, where):
 
 # %% ../../nbs/scores/122_report.ipynb #89857a4c
 def read_system(
-    path,   # a file in COCO's results format, JSON lines, or a .csv or .tsv
-)->dict:    # image id -> caption
+    path,      # captions in any form that `read_captions` takes
+    names=(),  # (file name, image id) of the references' images, where their file names them
+    where="references", # their file, for messages
+    numbers:bool=True,  # whether that file has ids
+)->dict:       # image id -> caption; a photo that the references do not name keeps its name
     "Read a system's captions. Raises `NocError` naming file and entry for anything broken."
-    captions, first = {}, {}
-    for n, entry in enumerate(_entries(path)):
-        if isinstance(entry, dict) and "error" in entry: continue
-        where = f"{path}: entry {n}"
-        _check_entry(entry, where)
-        i = entry["image_id"]
-        require(i not in captions, f"{where}: image {i}: entry {first.get(i)} has it, too",
+    entries, captions, first = caption_entries(path), {}, {}
+    images = entry_images(entries, names, path, where, numbers)
+    count = Counter(images)
+    for entry, i in zip(entries, images):
+        place = f"{path}: {entry.place}: image {i}"
+        _check_caption(entry.caption, f"{place}: caption")
+        require(i not in captions, f"{place}: has {count[i]} captions, the first in {first.get(i)}",
                 "one caption an image")
-        captions[i], first[i] = entry["caption"], n
+        captions[i], first[i] = entry.caption, entry.place
     require(captions, f"{path}: no entries", "at least one caption")
     return captions
 
@@ -118,22 +85,28 @@ class _Task:
     photos:dict = field(default_factory=dict) # image id -> its photo, where there are any
     cut:int = None    # so many words of a caption count; None: all
     whole:bool = False # what follows a caption's last full stop does not count
+    found:Captions = None # all references, with the names of their photos
 
 # %% ../../nbs/scores/122_report.ipynb #17ca503b
 def _read_references(data):
-    "image id -> references; domain -> ids (nocaps); the folder or None. Raises `NocError`."
+    "The references; domain -> ids (nocaps); the folder or None. Raises `NocError`."
     file = Path(data) if Path(data).is_file() else None
     root, domains = None if file else find_data(data), {}
-    refs = load_captions(root, file)[0]
-    for image in read_json(file)["images"] if file else ():
+    found = load_captions(root, file)
+    content = read_json(file) if file and ".json" in file.suffixes and is_object(file) else {}
+    for image in content.get("images", ()):
         domain = image.get("domain", "")
         require(isinstance(domain, str), f"{file}: image {image['id']}: domain", "a text")
         if "domain" in image: domains.setdefault(domain, []).append(image["id"])
-    return refs, domains, root
+    return found, domains, root
 
 # %% ../../nbs/scores/122_report.ipynb #412889b3
-def _split_ids(split, part, refs, root):
-    "The evaluated images of a split, its novel images and its training images, or None; its name."
+def _split_ids(split, part, refs, root, own):
+    """The evaluated images of a split, its novel images and its training images, or None; its name.
+    `own`: part -> image ids, of the references' file."""
+    if split is None and own:
+        ids = [i for i in own.get(part, ()) if i in refs]
+        return ids, None, own.get("train"), f"its own split, {part}"
     if split is None: return list(refs), None, None, "all images that have references"
     path = find_split(split, root)
     parts = _split_content(path)
@@ -148,8 +121,8 @@ def _split_ids(split, part, refs, root):
 def _split_content(path):
     "What a split file holds: JSON, or a text with an image id a line."
     if path.name.endswith((".json", ".json.gz")): return read_json(path)
-    with foreign_file(path, "image ids, one a line"):
-        return list(map(int, path.read_text("utf-8").split()))
+    with foreign_file(path, "image ids, one a line"), text_file(path) as f:
+        return list(map(int, f.read().split()))
 
 def _boxed(root, known):
     "Image id -> classes that have a box, from the folder's instances files; None without any."
@@ -186,19 +159,14 @@ class _Photos(UserDict):
     "Image id -> its photo, which is opened when it is asked for."
     def __getitem__(self, i): return open_image(self.data[i])
 
-def _check_files(captions, data):
-    "Raises `NocError` where captions name photos, and number them otherwise than the data does."
-    entries = [entry for entry in _entries(captions) if isinstance(entry.get("file"), str)]
-    files = [(entry["file"], entry["image_id"]) for entry in entries if "error" not in entry]
-    if files: check_numbers(annotated(data)[1], files, data, captions)
-
 def photos_by_id(
     src,       # a folder, .tar or .parquet of photos; None: no photos
     data=None, # a folder in COCO's layout or a captions file, which may name them by `file_name`
+    names=None, # (file name, image id) of images, where they are known already
 )->dict:       # image id -> PIL image
     "The photos of images. Raises `NocError` where there is none."
-    names = annotated(data)[1] if src and data else []
-    files = image_files(src, names, data) if src else []
+    if src and data and names is None: names = _read_references(data)[0].names
+    files = image_files(src, names or [], data) if src else []
     return _Photos({f.id: f for f in files if f.id >= 0})
 
 # %% ../../nbs/scores/122_report.ipynb #207cd4b7
@@ -217,11 +185,11 @@ def make_task(
     "What captions are judged against. Raises `NocError` for an unknown split, part or image."
     require(part in PARTS, f"--part {part}", f"one of {', '.join(PARTS)}")
     found, domains, root = _read_references(data)
-    every = {i: own for i, own in found.items() if own}
+    every = {i: own for i, own in found.texts.items() if own}
     check_range("--", 1, cut=cut)
     classes, heldout = _objects(heldout, classes, root, first)
     forms = word_list(classes, synonyms)
-    ids, listed, train, name = _split_ids(split, part, every, root)
+    ids, listed, train, name = _split_ids(split, part, every, root, found.parts)
     refs = {i: every[i] for i in ids}
     _check_worded(refs, f"{data}: {name}")
     domains = {d: list(filter(refs.__contains__, own)) for d, own in domains.items()}
@@ -236,10 +204,10 @@ def make_task(
     about = dict(data=Path(data).name, split=name,
                  truth="references and boxes" if truth else "references", novel=source,
                  words=_words_name(classes, synonyms), counted=_counted(cut, whole))
-    wordless = tuple(found.keys() - every) if split is None else ()
-    photos = photos_by_id(images, data)
+    wordless = tuple(found.texts.keys() - every) if split is None else ()
+    photos = photos_by_id(images, data, found.names)
     return _Task(refs, novel, heldout, forms, domains, about, truth, known, wordless, photos, cut,
-                 whole)
+                 whole, found)
 
 # %% ../../nbs/scores/122_report.ipynb #b11ede4d
 def _beyond_coco(classes):
@@ -268,6 +236,8 @@ def _shortened(caption, words=None, whole=False):
     return ended[0] if ended else caption
 
 # %% ../../nbs/scores/122_report.ipynb #df561eb8
+_MARKUP = re.compile(r"</?[a-z]\w*( [^<>]*)?/?>|<\|[^<>]*?\|>|\[/?INST\]", re.I)   # of models
+
 def match(
     captions:dict, # image id -> caption
     task:_Task,    # the images to score
@@ -293,10 +263,13 @@ def match(
     warn(extra, "not of this task, not scored")
     warn(task.wordless, "no reference with words; not scored")
     given = {i: captions.get(i, "") for i in task.refs}
+    marked = {i: found[0] for i, c in given.items() if (found := _MARKUP.search(c))}
+    warn([*marked], f"holds {next(iter(marked.values()), '')!r}, which is scored as it is")
     chosen = {i: _shortened(c, task.cut, task.whole) for i, c in given.items()}
     empty = sum(not tokenize(c) for c in chosen.values())
     return chosen, dict(scored=len(chosen), missing=len(lost), extra=len(extra), empty=empty,
-                        wordless=len(task.wordless), cut=sum(chosen[i] != given[i] for i in given))
+                        wordless=len(task.wordless), markup=len(marked),
+                        cut=sum(chosen[i] != given[i] for i in given))
 
 # %% ../../nbs/scores/122_report.ipynb #52b0930d
 @dataclass
@@ -317,7 +290,8 @@ class _Evaluated(Judged):
 
     def main_score(self, *others):
         "What images are ordered by, CIDEr-D or what all runs have: its title, (N,) points each."
-        own = [points(run.numbers) for run in (self, *others)]
+        own = [{m: x for m, x in points(run.numbers).items() if not np.isnan(x).any()}
+               for run in (self, *others)]
         shared = set.intersection(*map(set, own))
         m = next(filter(shared.__contains__, ("C", *own[0])), None)
         if m is None: return None, []
@@ -339,6 +313,8 @@ def _evaluate(captions, task, protocol=Protocol(), metrics=METRICS):
         judged = judge(captions, task.refs, task.refs, task.novel, task.heldout, scorer=scorer,
                        **asdict(protocol))
         left_out = {program.name: program.why for program in scorer.programs if program.why}
+    if len(task.refs) == 1 and "C" in judged.numbers:
+        judged.numbers["C"] *= np.nan                     # each of its n-grams is in all images
     for name, ids in task.domains.items(): judged.sets[f"domain {name}"] = np.isin(judged.ids, ids)
     chosen = {i: captions[i] for i in judged.ids}
     quality = quality_numbers(chosen, task.refs, task.forms, task.truth, task.known)
@@ -582,8 +558,8 @@ class _Report(dict):
 
 # %% ../../nbs/scores/122_report.ipynb #f13e42ba
 def evaluate_file(
-    captions,         # a file in COCO's results format, JSON lines, CSV or TSV
-    data,             # a folder in COCO's layout, or a captions file of COCO or nocaps
+    captions,         # captions in any form that `read_captions` takes
+    data,             # a folder in COCO's layout, or references in any such form
     split:str=None,   # name in the data's splits/, or a file; default: all images with references
     out=None,         # folder for report.json, .md, .html and .png, and images.parquet
     protocol:Protocol=Protocol(), # of F1
@@ -597,8 +573,8 @@ def evaluate_file(
     check_range("--", 0, 100_000, samples=samples)
     check_folder(out, "report", _files_of(data, captions, split, *kw.values()))
     with locked(out):
-        system, task = read_system(captions), make_task(data, split, **kw)
-        _check_files(captions, data)
+        task = make_task(data, split, **kw)
+        system = read_system(captions, task.found.names, data, task.found.numbers)
         protocol.words_of(task.heldout)                       # refused now, if it is
         chosen, counts = match(system, task, captions, missing)
         judged = _evaluate(chosen, task, protocol, metrics)
