@@ -15,7 +15,7 @@ from ..captioner import Captioner
 from .command import one_thread
 from ..core import NocError, require
 from ..fast.search import Search
-from ..files.dataset import load_checked
+from ..files.dataset import load_checked, only_boxes
 from ..files.drawing import make_toy
 from ..files.readers import WordVectors, check_numbers
 from ..files.store import RegionStore
@@ -166,6 +166,13 @@ def _check_names(store, data, captions=None):
     file = captions or data.root
     check_numbers(annotated(file)[1], names, file, store)
 
+def _named_or_gt(detections, root):
+    "The detections that were named, or ground truth where a data set has boxes alone, or None."
+    if detections or not root or not only_boxes(root): return detections
+    say(f"{root} has no detections: its ground-truth boxes are the regions (--detections gt), "
+        "and every row says so")
+    return "gt"
+
 def _load(o, cfg):
     "The data of a run; the toy world is made."
     if not o.data and o.preset == "toy":
@@ -174,6 +181,7 @@ def _load(o, cfg):
             require(there, f"{name}: no such file or folder", "boxes, or a region store")
         root = _toy_world(Path(o.out)/"data")
     else: root = find_data(o.data)
+    o.detections = _named_or_gt(o.detections, root)
     store = RegionStore(o.features) if o.features else None
     data = load_checked(root, cfg.split, o.detections or "simulated", features=store,
                         skip_bad=o.skip_bad)
@@ -310,7 +318,7 @@ def _run_train(o):
     split = o.split or (None if o.captions else cfg.split)
     store = RegionStore(o.features) if o.features else None
     own = read_classes(o.classes, o.first) if o.classes else None
-    found = o.detections or "simulated"
+    found = _named_or_gt(o.detections, find_data(o.data)) or "simulated"
     data = load_checked(o.data, split, found, o.captions, store, o.heldout, own, o.vectors,
                         skip_bad=o.skip_bad)
     _check_names(o.features, data, o.captions)
