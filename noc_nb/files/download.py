@@ -73,8 +73,10 @@ def _append(url, file, version, size):
         length = response.headers.get("Content-Length")
         if response.status_code not in (200, 206) or None in (length, size): return
         total = file.tell() + int(length)
-        require(total == size, f"{url}: has {total:,} bytes", f"{size:,}: the server's file has changed")
-    bar = progress(None, posixpath.basename(url), size, unit="B", unit_scale=True) if size else False
+        changed = f"{size:,}: the server's file has changed"
+        require(total == size, f"{url}: has {total:,} bytes", changed)
+    name, how = posixpath.basename(url), dict(unit="B", unit_scale=True)
+    bar = progress(None, name, size, **how) if size else False
     HTTPDownloader(bar, 1 << 18, headers=headers, timeout=_SECONDS, hooks=dict(response=opened))(
         url, file, None)
 
