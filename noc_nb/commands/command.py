@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial, wraps
 from importlib import import_module
 from inspect import Parameter, signature
+from keyword import iskeyword
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal, get_args, get_origin
@@ -74,10 +75,12 @@ def _parser(f):
     comments = docments(f)
     for name, p in signature(f).parameters.items():
         needed, text = p.default is Parameter.empty, comments[name].replace("%", "%%")
+        kind = _kind(p.annotation)
         told = needed or p.default is None or p.annotation is bool
-        if not told: text += f" (default: {p.default})"
-        option = name if needed else _dashed(f"--{name}")
-        parser.add_argument(option, help=text, **_kind(p.annotation))
+        if not told and p.default: text += f" (default: {p.default})"
+        if needed: parser.add_argument(name, help=text, **kind)
+        elif p.default == "": parser.add_argument(name, nargs="?", default=None, help=text, **kind)
+        else: parser.add_argument(_dashed(f"--{name.rstrip('_')}"), help=text, **kind)
     parser.add_argument("--threads", type=_thread_count, metavar="N",
                         help="of the CPU (default: all cores; the toy world: 1)")
     parser.add_argument("--version", action="version", version=f"noc_nb {noc_nb.__version__}")
@@ -137,6 +140,7 @@ def _loading():
 def _call(f):
     "Call a function with the options that were typed. Leaves after `--help`, and for wrong ones."
     options = vars(_parser(f).parse_args([_dashed(text) for text in sys.argv[1:]]))
+    options = {f"{name}_" if iskeyword(name) else name: x for name, x in options.items()}
     with _loading():
         _use_threads(options.pop("threads", None))
         from noc_nb.lab.progress import command_lines

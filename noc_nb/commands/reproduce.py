@@ -15,7 +15,7 @@ from ..captioner import Captioner
 from .command import one_thread
 from ..core import NocError, require
 from ..fast.search import Search
-from ..files.dataset import load_checked, own_captions
+from ..files.dataset import load_checked, only_boxes, own_captions
 from ..files.drawing import make_toy
 from ..files.readers import WordVectors, check_numbers
 from ..files.store import RegionStore
@@ -170,6 +170,7 @@ def _check_names(store, *where):
 
 def _load_own(o, cfg, root):
     "The data that options name."
+    o.detections = _named_or_gt(o.detections, find_data(root))
     split, found = o.split or (None if o.captions else cfg.split), o.detections or "simulated"
     store = RegionStore(o.features) if o.features else None
     own = read_classes(o.classes, o.first) if o.classes else None
@@ -178,6 +179,13 @@ def _load_own(o, cfg, root):
                         skip_bad=o.skip_bad)
     _check_names(o.features, data.root, o.captions, found)
     return data
+
+def _named_or_gt(detections, root):
+    "The detections that were named, or ground truth where a data set has boxes alone, or None."
+    if detections or not root or not only_boxes(root): return detections
+    say(f"{root} has no detections: its ground-truth boxes are the regions (--detections gt), "
+        "and every row says so")
+    return "gt"
 
 def _load(o, cfg):
     "The data of a run; the toy world is made."

@@ -18,6 +18,7 @@ from pycocoevalcap.meteor import meteor as meteor_package
 from pycocoevalcap.spice import spice as spice_package
 
 from ..core import NocError, require
+from ..files.download import fetch, unpack
 from ..lab.disk import whole_file, write_json
 from ..lab.progress import progress
 from ..lab.runs import file_sum, locked
@@ -362,13 +363,11 @@ def _fetch_with_maven(jars, folder):
         if text: raise OSError(f"`mvn` failed: {text[:300]}")
 
 def _fetch_corenlp(jars, folder):
-    "`pycocoevalcap`'s own download of CoreNLP. Raises `OSError` where it cannot be reached."
-    (folder/"lib").mkdir(exist_ok=True)
-    code = ("import sys; from pycocoevalcap.spice import get_stanford_models as g; "
-            "g.SPICEDIR = sys.argv[1]; g.get_stanford_models()")
-    text = _call([sys.executable, "-c", code, folder], folder)
-    if text: raise OSError(f"pycocoevalcap's download failed: {text.splitlines()[-1][:200]}")
-    for jar in (folder/"lib").glob("*.jar"): jar.rename(folder/jar.name)
+    "Fetch CoreNLP's archive, or go on with it. Raises `NocError` where it cannot be reached."
+    name = "stanford-corenlp-full-2015-12-09.zip"
+    path = fetch(f"http://nlp.stanford.edu/software/{name}", _cache_folder()/name)
+    unpack(path, folder, [_jar_name(c) for c in jars])
+    path.unlink()
 
 # %% ../../nbs/scores/120_java.ipynb #1c82377e
 def _accept(folder, target):
@@ -388,12 +387,12 @@ def _setup_spice(jars=None):
     target.mkdir(parents=True, exist_ok=True)
     require(jars is None or Path(jars).is_dir(), f"--jars {jars}", "a folder")
     _accept(Path(jars or Path(spice_package.__file__).parent/"lib"), target)
-    for fetch in (_fetch_with_maven, _fetch_corenlp) if jars is None else ():
+    for bring in (_fetch_with_maven, _fetch_corenlp) if jars is None else ():
         missing = _missing_jars(target)
         if not missing or (problems and not any(c.startswith(_NLP) for c in missing)): break
         with tempfile.TemporaryDirectory(f".{os.getpid()}.tmp", ".fetched.", target) as box:
-            try: fetch(missing, Path(box))
-            except (OSError, subprocess.TimeoutExpired) as e: problems.append(str(e))
+            try: bring(missing, Path(box))
+            except (NocError, OSError, subprocess.TimeoutExpired) as e: problems.append(str(e))
             _accept(Path(box), target)
     missing = _missing_jars(target)
     if not missing: return target
