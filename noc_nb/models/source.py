@@ -324,10 +324,8 @@ class Job(Config):
     src:str = None       # photos (folder, .tar, .parquet, .txt), detections or a region store
     model:str = None     # a name in the package, or a folder; default: the package's best
     classes:str = None   # the detector's own: as in `read_classes`
-    first:int = None     # number of the first class in a file of names
     data:str = None      # detections: a folder in COCO's layout, or JSON with the images' file_name
     images:str = None    # detections: folder of the images to caption
-    only_detected:bool = False # detections: leave out images without boxes
     features:str = None  # detections: a region store whose features the captioner sees
     detector:str = None  # photos: as in `detector_for`
     weights:str = None   # photos: the detector's
@@ -335,6 +333,8 @@ class Job(Config):
     captioner:str = None # another captioner, as in `PhotoCaptioner.from_pretrained`; it sees photos
     prompt:str = None    # its prompt
     form:str = setting(None, among=FORMS) # how an object may be said; default: as the model does
+    first:int = None     # number of the first class in a file of names
+    only_detected:bool = False # detections: leave out images without boxes
     dtype:str = setting("float32", among=("float32", "bfloat16")) # of our captioner
     options:CaptionOptions = CaptionOptions() # as the pipeline takes them
 
