@@ -3,10 +3,10 @@
 The text is what the tokenizer decodes by its own defaults. What was avoided is not in it; a word is reported if and
 only if it is in it, where `spans` say; a price is paid if and only if the text has the word. No function of the package
 takes part in the judgement. WORDS_CASES draws other numbers of cases (`make words`: 10,000)."""
-import collections, itertools, json, math, os, random, re, sys, unicodedata, warnings
+import collections, itertools, math, os, random, re, sys, unicodedata, warnings
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import ByT5Tokenizer, GPT2Config, GPT2LMHeadModel, LogitsProcessorList, PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
 from noc_nb.core import NocError
@@ -47,9 +47,27 @@ SPECIAL = ["<unk>", "<s>", "</s>", "<pad>"]
 NAMES = dict(unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>")
 BYTES = [f"<0x{n:02X}>" for n in range(256)]
 
-def lines(rng, words):
-    "Texts to train on."
-    return [" ".join(rng.choice(words) + rng.choice(["", "", rng.choice(REST)]) for _ in range(5)) for _ in range(30)]
+def chunks(made, rng, words):
+    "Words as a tokenizer cuts them before it looks into its vocabulary."
+    text = " ".join(rng.choice(words) + rng.choice(["", "", rng.choice(REST)]) for _ in range(60))
+    if made.normalizer: text = made.normalizer.normalize_str(text)
+    return [part for part, _ in made.pre_tokenizer.pre_tokenize_str(text)] if made.pre_tokenizer else [text]
+
+def learned(parts, count):
+    "The symbols and merges of a byte-pair encoding; the library's trainer breaks ties by chance."
+    parts, merges = [[*part] for part in parts], []
+    symbols = sorted({c for part in parts for c in part})
+    for _ in range(count):
+        pairs = collections.Counter(pair for part in parts for pair in zip(part, part[1:]))
+        if not pairs: break
+        a, b = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        merges.append((a, b))
+        for part in parts:
+            n = 0
+            while n + 1 < len(part):
+                if (part[n], part[n+1]) == (a, b): part[n:n+2] = [a + b]
+                n += 1
+    return symbols, merges
 
 def pieces(rng, words):
     "Parts of texts, cut anywhere."
@@ -59,54 +77,52 @@ def pieces(rng, words):
         found.add(text[start:start+rng.choice((1, 1, 2, 3, 4, 6, 9))])
     return sorted(found | {*rng.sample(REST, 12)} | {rng.choice(words) + rng.choice(REST) for _ in range(6)})
 
-def byte_bpe(rng, words):
+def byte_bpe(rng):
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=rng.random() < .5)
     made.decoder = decoders.ByteLevel()
-    settings = dict(vocab_size=256 + 4 + rng.choice((0, 20, 60)), initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     def cut(piece):
         "Between bytes."
         whole = "".join(part for part, _ in level.pre_tokenize_str(piece))
         return whole[rng.choice((0, 0, 0, 1)):len(whole) - rng.choice((0, 0, 0, 1))] or whole
-    return made, trainers.BpeTrainer, settings, lambda some: {*map(cut, some)}
+    return made, dict(symbols=sorted(pre_tokenizers.ByteLevel.alphabet())), cut
 
-def unigram(rng, words):
+def unigram(rng):
     made = Tokenizer(models.Unigram())
     if rng.random() < .5: made.normalizer = normalizers.NFKC()
     made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    return made, trainers.UnigramTrainer, dict(vocab_size=80, unk_token="<unk>"), None
+    return made, {}, lambda piece: piece.replace(" ", "▁")
 
-def byte_fallback(rng, words):
-    made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+def byte_fallback(rng):
+    made = Tokenizer(models.BPE())
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     made.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
     made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
                                       decoders.Strip(" ", 1, 0)])
-    settings = dict(special_tokens=SPECIAL + BYTES, vocab_size=300 + rng.choice((0, 40)), limit_alphabet=25)
-    return made, trainers.BpeTrainer, settings, lambda some: {piece.replace(" ", "▁") for piece in some}
+    return made, dict(symbols=BYTES, byte_fallback=True), lambda piece: piece.replace(" ", "▁")
 
-def wordpiece(rng, words):
-    made = Tokenizer(models.WordPiece(unk_token="<unk>"))
+def wordpiece(rng):
+    made = Tokenizer(models.WordPiece())
     made.normalizer = normalizers.BertNormalizer(lowercase=rng.random() < .5)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece(cleanup=rng.random() < .5)
-    def cut(some):
-        parts = [part for piece in some for part in re.findall(r"\w+|[^\w\s]", piece)]
-        return {rng.choice(("", "##"))*part.isalnum() + part for part in parts}
-    return made, trainers.WordPieceTrainer, dict(vocab_size=80), cut
+    def cut(piece):
+        part = rng.choice(re.findall(r"\w+|[^\w\s]", piece) or ["a"])
+        return rng.choice(("", "##"))*part.isalnum() + part
+    return made, {}, cut
 
-def characters(rng, words):
-    made = Tokenizer(models.BPE(unk_token="<unk>"))
+def characters(rng):
+    made = Tokenizer(models.BPE())
     made.decoder = decoders.Fuse()
     if rng.random() < .5: made.normalizer = rng.choice([normalizers.NFD, normalizers.NFC, normalizers.Lowercase])()
-    return made, trainers.BpeTrainer, dict(vocab_size=4), None
+    return made, dict(merges=0), lambda piece: piece
 
-def ends_of_words(rng, words):
-    made = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+def ends_of_words(rng):
+    made = Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = pre_tokenizers.BertPreTokenizer(), decoders.BPEDecoder()
-    def cut(some): return {re.sub(r"\s", "", piece) + rng.choice(("", "</w>")) for piece in some if piece.strip()}
-    return made, trainers.BpeTrainer, dict(end_of_word_suffix="</w>", vocab_size=90), cut
+    def cut(piece): return re.sub(r"\s", "", piece) + rng.choice(("", "</w>"))
+    return made, dict(end_of_word_suffix="</w>"), cut
 
 KINDS = dict(byte_bpe=byte_bpe, unigram=unigram, byte_fallback=byte_fallback, wordpiece=wordpiece,
              characters=characters, ends_of_words=ends_of_words, bytes=None)
@@ -114,22 +130,23 @@ KINDS = dict(byte_bpe=byte_bpe, unigram=unigram, byte_fallback=byte_fallback, wo
 def drawn(kind, rng, words):
     "A tokenizer of a kind, for some words."
     if kind == "bytes": return ByT5Tokenizer(bos_token="<s>")
-    made, trainer, settings, cut = KINDS[kind](rng, words)
-    settings = dict(special_tokens=SPECIAL, show_progress=False) | settings
-    made.train_from_iterator(lines(rng, words), trainer(**settings))
-    content = json.loads(made.to_str())
-    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in SPECIAL]
-    vocabulary = content["model"]["vocab"]
-    more = pieces(rng, words)
-    if cut: more = sorted(cut(more))
+    made, settings, cut = KINDS[kind](rng)
+    parts, suffix = chunks(made, rng, words), settings.get("end_of_word_suffix", "")
+    symbols, merges = learned([[*part[:-1], part[-1] + suffix] for part in parts],
+                              settings.pop("merges", rng.choice((10, 30, 60))))
+    more = sorted({*map(cut, pieces(rng, words))} - {"", suffix})
+    if kind == "wordpiece": symbols += ["##" + c for c in symbols]
+    if kind == "byte_fallback": symbols = rng.sample(symbols, min(25, len(symbols)))
+    symbols = [*settings.pop("symbols", ()), *symbols, *(c + suffix for c in symbols if not c.endswith(suffix))]
+    known = {*symbols}
+    merges = [(a, b) for a, b in merges if {a, b} <= known and not known.add(a + b)]
+    vocabulary = {p: n for n, p in enumerate(dict.fromkeys([*SPECIAL, *symbols, *(a + b for a, b in merges), *more]))}
     if kind == "unigram":
-        known = {piece for piece, _ in vocabulary}
-        vocabulary += [[p, -20.] for p in dict.fromkeys(p.replace(" ", "▁") for p in more) if p not in known]
-    else:
-        for piece in more: vocabulary.setdefault(piece, len(vocabulary))
+        made.model = models.Unigram([(p, -20. if p in more else -2.) for p in vocabulary], 0)
+    elif kind == "wordpiece": made.model = models.WordPiece(vocabulary, unk_token="<unk>")
+    else: made.model = models.BPE(vocabulary, merges, unk_token="<unk>", **settings)
     tok = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(content)), **NAMES,
-        clean_up_tokenization_spaces=kind == "wordpiece" and rng.random() < .5)
+        tokenizer_object=made, **NAMES, clean_up_tokenization_spaces=kind == "wordpiece" and rng.random() < .5)
     if rng.random() < .2: tok.add_tokens(["<|image|>"], special_tokens=True)
     return tok
 

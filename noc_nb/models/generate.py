@@ -27,6 +27,7 @@ class _Step:
     input:Tensor  # (N,) whose they are
     said:Tensor   # (N,t) in ids of the search
     ids:Tensor    # (N,t) in the model's
+    owes:list     # N, True for a text that must go on, as a word to avoid is at its end
     source:Tensor # (N,) which texts of the step before they go on from
     total:Tensor  # (N,) log-probability
     end:Tensor    # (N,) the best end token; -1 where the text needs none
@@ -184,14 +185,14 @@ def _step(self:_Rows, tokens, source):
         self.marked = nothing()
         self.real, self.bits = self.groups.nothing(self.input)
         self.marked[:,self.begin] = 0.
-        return self._answer()
+        return self._given()
     log_probs, self.next = self.next, None
     if log_probs is None: self._write(tokens, source)
     if self.said.shape[1] == self.room:                                  # nothing more to read
         self.marked = nothing()
         self.real, self.bits = self.groups.nothing(self.input)
         self._close(None, source, torch.ones_like(tokens, dtype=torch.bool))
-        return self._answer()
+        return self._given()
     log_probs = self._processed(self._read() if log_probs is None else log_probs)
     if len(self.never):
         self.never = self.never[(log_probs[:,self.never] == -torch.inf).all(0)]
@@ -199,10 +200,10 @@ def _step(self:_Rows, tokens, source):
     full = self.said.shape[1] + 1 == self.room
     self.real, self.bits = self.groups.mark(self.marked, self.texts, self.input.tolist(), full)
     self._close(log_probs, source, self._stopped())
-    return self._answer()
+    return self._given()
 
 @patch
-def _answer(self:_Rows):
+def _given(self:_Rows):
     "What the search gets of a step: log-probabilities, no state, and what finishing tokens finish."
     return (self.marked, None) if self.bits is None else (self.marked, None, self.bits)
 
@@ -221,7 +222,8 @@ def _stopped(self:_Rows)->Tensor: # (N,)
 @patch
 def _close(self:_Rows, log_probs, source, stopped):
     "Keep what this step looked at, and give the end its column."
-    total, t = self.total, self.said.shape[1]
+    total, t, owes = self.total, self.said.shape[1], self.groups.owes(self.texts)
+    new = self.ids[:,self.prompts.shape[1]:]
     if not len(self.ends):
         end, which = torch.full_like(total, -torch.inf), torch.full_like(self.input, -1)
     else:
@@ -232,12 +234,11 @@ def _close(self:_Rows, log_probs, source, stopped):
     tokens = t + 1
     if stopped is not None and stopped.any():
         self.marked[stopped] = -torch.inf
-        cut = torch.tensor(self.groups.owes(self.texts), device=total.device) # it has a twin
+        cut = torch.tensor(owes, device=total.device)                    # the same text has a twin
         end = torch.where(stopped, torch.where(cut, -torch.inf, 0.), end)
         which, tokens = which.masked_fill(stopped, -1), torch.where(stopped, max(t, 1), tokens)
-    new = self.ids[:,self.prompts.shape[1]:]
     kept = log_probs if self.config.output_scores else None
-    self.steps.append(_Step(self.input, self.said, new, source, total, which, end, kept))
+    self.steps.append(_Step(self.input, self.said, new, owes, source, total, which, end, kept))
     self.marked[:,self.end] = (end + total)*((t + 2)/tokens)**self.config.length_penalty - total
 
 @patch
@@ -273,8 +274,11 @@ class _Text:
 def _text(self:_Rows, i:int, found:list, ended:bool, traces:list)->_Text:
     "What became of a text of input `i`, by what the steps looked at."
     said = self.prompts.new_tensor([t for t in found if t < self.begin])
+    def found_at(step): return ((step.input == i) & (step.said == said).all(1)).nonzero()[0].item()
+    while self.steps[len(said)].owes[found_at(self.steps[len(said)])] and not ended:
+        said = said[:-1]                                                 # a dead end
     step, rows, totals = self.steps[len(said)], [], []
-    place = row = ((step.input == i) & (step.said == said).all(1)).nonzero()[0].item()
+    place = row = found_at(step)
     for source, total in traces[len(said)::-1]:
         rows.insert(0, row)
         totals.insert(0, total[row])
