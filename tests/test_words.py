@@ -216,8 +216,9 @@ def faults_of(kind, seed, counts):
     start = torch.tensor([tok.encode(rng.choice(["a", "x", "the cat", "ca"]), add_special_tokens=False)
                           or [tok.bos_token_id]])
     try:
-        out = model.generate(start, attention_mask=torch.ones_like(start), custom_generate=grid_beam, words=groups or None,
-                             avoid=avoid or None, processor=tok, do_sample=False, return_dict_in_generate=True, **settings)
+        out = model.generate(
+            start, attention_mask=torch.ones_like(start), custom_generate=grid_beam, words=groups or None,
+            avoid=avoid or None, processor=tok, do_sample=False, return_dict_in_generate=True, **settings)
     except NocError as error:
         counts[re.sub(r"'.*?'|\d+|\[.*?\]", "…", str(error))[-60:]] += 1
         return
@@ -256,8 +257,8 @@ def test_words_hold_on_the_decoded_text(part):
 
 def test_the_judge():
     "By hand."
-    yes = [("a Cat.", "cat"), ("黒い猫だ", "猫"), ("cat猫", "cat"), ("STRASSE", "Straße"), ("cafe\u0301", "café"), ("C++", "C++"),
-           ("(New York)", "new york"), ("cat\ufffd", "cat"), ("don't", "don't"), ("แมวดำ", "แมว")]
+    yes = [("a Cat.", "cat"), ("黒い猫だ", "猫"), ("cat猫", "cat"), ("STRASSE", "Straße"), ("cafe\u0301", "café"),
+           ("C++", "C++"), ("(New York)", "new york"), ("cat\ufffd", "cat"), ("don't", "don't"), ("แมวดำ", "แมว")]
     no = [("cats", "cat"), ("café", "cafe"), ("cat_", "cat"), ("cat\u0301", "cat"), ("кота", "кот"), ("고양이가", "고양이")]
     assert [pair for pair in yes if not has(*pair)] == [pair for pair in no if has(*pair)] == []
 
