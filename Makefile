@@ -11,6 +11,7 @@
 # make hub        the repository for transformers' hub in _hub: generate(custom_generate=_hub, trust_remote_code=True) loads it
 # make release    sdist and wheel of the last commit in dist, checked and tried in a fresh environment; publishes nothing
 # make gpu        what CI skips, on this machine's device, as rows in _runs/gpu: search and generate (PEER=PYTHON: beside transformers 4.55.4), training steps, the page
+# make words      10,000 drawn cases of words in decoded texts (CASES=…)
 # make times       seconds of each notebook; fails above LIMIT=30
 # make venv        set-up alone: everything lives in .venv (PYTHON=python3.12: with this Python)
 # make clean       remove what builds and tests leave behind (.venv and _runs stay)
@@ -34,7 +35,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONWARNINGS ?= ignore:IProgress not found
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-fast reproduce notebooks readme lab book export ship scale hub release gpu times clean
+.PHONY: help venv test test-fast reproduce notebooks readme lab book export ship scale hub release gpu words times clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -107,6 +108,9 @@ gpu:
 	$(BIN)/python benchmarks/search.py --out _runs/gpu/bench.jsonl --cases generate --dtype $$dtype $(GPU_LARGE) $(if $(PEER),--peer $(PEER)); done
 	$(BIN)/python benchmarks/training.py --out _runs/gpu/bench_train.jsonl --set $(GPU_TRAIN)
 	$(BIN)/python benchmarks/page.py _runs/gpu/bench_page.jsonl $(GPU_PAGE)
+
+words: venv
+	WORDS_CASES=$(or $(CASES),10000) $(BIN)/python -m pytest -q -n 2 tests/test_words.py
 
 times: venv
 	$(BIN)/nbdev_test --n_workers 0 --timing | \

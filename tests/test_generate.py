@@ -10,7 +10,7 @@ from packaging.version import Version
 from transformers import GenerationConfig, LogitsProcessorList
 from noc_nb.core import NocError
 from noc_nb.models.generate import generate, grid_beam
-from noc_nb.models.spellings import read_pieces, spellings
+from noc_nb.models.spellings import read_table, spellings
 from architectures import WORDS, is_whole, texts
 from test_spellings import tiny_gpt2, trained
 from tiny_models import BUILDERS, build, tokenizer
@@ -109,9 +109,9 @@ def test_one_beam_and_no_end_token():
 
 def test_tokens_that_are_added_later():
     tok = tokenizer()
-    assert len(read_pieces(tok).opens) == len(tok)
+    assert len(read_table(tok).pieces) == len(tok)
     tok.add_tokens(["okapi"])
-    assert len(read_pieces(tok).opens) == len(tok) and spellings(tok, "okapi")
+    assert len(read_table(tok).pieces) == len(tok) and spellings(tok, "okapi")
 
 def test_stopping_criterion_ends_a_text():
     "The text ends after the first dog, as the library's own does, and has all its words."

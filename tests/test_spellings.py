@@ -7,9 +7,9 @@ from transformers import ByT5Tokenizer, GPT2Config, GPT2LMHeadModel, LogitsProce
 from noc_nb.core import NocError
 from noc_nb.lab.disk import find_data
 from noc_nb.models.generate import grid_beam
-from noc_nb.models.spellings import read_pieces, spellings
+from noc_nb.models.spellings import read_table, spellings
 from noc_nb.toy import toy_image
-from tiny_models import tokenizer
+from test_words import has
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:input \\d+")]
 
@@ -95,32 +95,18 @@ def written(tok, word):
             for ids in (encode(form), encode(" " + form), encode("\n" + form)[line:])}
     return {way for way in ways if tok.unk_token_id not in way}
 
-def names(tok, prompt, ids, word):
-    """Whether the decoded text holds the word as a whole word, written in one of these ways. A part of a character that
-    follows counts as a letter."""
-    def decode(ids): return tok.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    whole = decode(prompt + ids)
-    for way in written(tok, word):
-        for start in range(len(ids) - len(way) + 1):
-            if tuple(ids[start:start+len(way)]) != way: continue
-            end = start + len(way)
-            head, follows = decode(prompt + ids[:end]), decode(prompt + ids[:end+1])
-            if any(piece > 3 for piece in ids[end:end+1]) and follows[len(head):] in ("", "\ufffd"): continue
-            ends = re.search(rf"(?<![\w\ufffd]){word}$", head, re.I)
-            if ends and whole.startswith(head) and not re.match(r"\w|\ufffd", whole[len(head):]):
-                return True
-    return False
+def names(tok, ids, word): return has(tok.decode(ids, skip_special_tokens=True), word)
 
 class Chain:
     "A random model that knows five pieces and the end, and texts of at most three."
     length = 3
     def __init__(self, tok, model, rng):
-        pieces, self.tok, self.model = read_pieces(tok), tok, model
+        table, self.tok, self.model = read_table(tok), tok, model
         self.groups = [rng.sample(VOCABULARY, rng.choice([1, 1, 2])) for _ in range(rng.choice([1, 1, 2]))]
         self.known = set()
         for group in self.groups: self.known |= set(rng.choice(sorted(written(tok, rng.choice(group)))))
-        seen = [n for n in range(len(tok)) if not pieces.hidden[n]]
-        longer = [n for n in seen if pieces.lengthens[n]]
+        seen = [n for n in range(len(tok)) if n not in table.hidden]
+        longer = [n for n in seen if n in table.lengthens]
         while len(self.known) < 5: self.known.add(rng.choice(longer if rng.random() < .6 else seen))
         self.known = sorted(self.known)
         start = rng.choice(["a photo of", "What is it?", "the", "look:"])
@@ -152,7 +138,7 @@ class Chain:
 
     def mentioned(self, ids):
         "Which groups a text names."
-        return [any(names(self.tok, self.prompt, list(ids), word) for word in group) for group in self.groups]
+        return [any(names(self.tok, list(ids), word) for word in group) for group in self.groups]
 
     def search(self, **settings):
         "The best text; with `return_dict_in_generate` also the whole answer."

@@ -87,6 +87,7 @@ class Search:
         prices=None,      # b lists of nats, one a group, inf for a must; None: all are musts
         least=None,       # as in `pack_groups`
         ordered=False,    # True: the musts are finished in the caller's order
+        finishers=(),     # a range of ids that finish what `step` says, by its third value
         avoid=None,       # b lists of what may not be written, words or phrases, tuples of ids
         **settings,       # those of `SearchConfig`
     ):
@@ -94,6 +95,8 @@ class Search:
         self.mode, self.read = self._mode(), read_groups(constraints, eos, ordered)
         self.absorb = self.cfg.absorb or self.mode.absorb
         self.all = pack_groups(self.read, self.cfg.at_least, self.absorb, device, prices, least)
+        self.finishers, self.bits = finishers, None
+        if finishers: self._add_finishers(device)
         self.priced = any(price < math.inf for row in prices or () for price in row)
         self.forbidden = read_ids("forbidden", forbidden, device)
         self.avoid = avoid and self._read_avoid(avoid, device)
@@ -206,7 +209,8 @@ def _walk(self:Search, step, state, bos, reorder=None, normalize=False):
     check_id(bos, f"bos={bos}")
     last, _ = torch.full_like(self.images, bos), self._look()
     for t in range(1, self.cfg.max_len + 1):
-        scores, state = step(last, state)
+        scores, state, *bits = step(last, state)                        # (N,finishers)
+        if bits: self.bits = bits[0]
         v = check_scores(scores, len(last))
         if t == 1: check_ids(self.read, self.eos, v)
         special = self.special.expand(-1, self.asked.shape[1], -1).flatten(0, 1)
@@ -247,6 +251,22 @@ def _gains(self:Search, begun)->Tensor:
     gain = begun.float() @ self.ends > 0                                   # (b,g,c*n)
     return (gain.view(*begun.shape[:2], -1, len(q.bits))*(1 << q.bits)).sum(-1)
 
+@patch
+def _add_finishers(self:Search, device):
+    "Look at finishing tokens in any case. One may finish all groups."
+    q, ids = self.all, torch.tensor([*self.finishers], device=device).expand(len(self.read), -1)
+    known = (ids[...,None] == q.words[:,None]).any(-1)
+    q.words, q.jump = torch.cat([q.words, ids.masked_fill(known, -1)], 1), q.top.clamp(min=1)
+
+@patch
+def _said(self:Search)->Tensor:
+    "(b,g,c) the groups that each constraint word finishes, as `step` says."
+    place = self.groups.words - self.finishers[0]
+    here = (place >= 0) & (place < len(self.finishers))
+    place = place.masked_fill(~here, 0)[:,None].expand(-1, self.row.shape[1], -1)
+    return self.bits[self.row].gather(2, place)*here[:,None]
+
+
 # %% ../../nbs/fast/24_search.ipynb #b1d22a10
 @patch
 def _expansions(self:Search, parent:_Cells, special, best, words)->_Beams:
@@ -254,9 +274,11 @@ def _expansions(self:Search, parent:_Cells, special, best, words)->_Beams:
     begun, gain = None, None
     if self.absorb or self.cfg.no_repeat: begun = self._begun(parent)
     if self.cfg.no_repeat:
-        again = F.pad(self._repeats(parent, begun), (0, 1))             # the end repeats nothing
+        again = self._repeats(parent, begun) if self.bits is None else (
+            (self._said() & parent.done[...,None]) != 0)
+        again = F.pad(again, (0, 1))                                    # the end repeats nothing
         special = special.masked_fill(again, -torch.inf)
-    if self.absorb: gain = self._gains(begun)
+    if self.absorb: gain = self._gains(begun) if self.bits is None else self._said()
     if self.absorb and self.ordered: gain = gain & self._in_turn(parent.done)[...,None]
     ways = [self._free(parent, gain, special, best, words)]
     if self.long > 1 or not self.absorb: ways.append(self._forced(parent, gain, special[...,:-1]))
@@ -284,8 +306,10 @@ def _forced(self:Search, parent:_Cells, gain, own)->tuple:
     place, word, bit, full = (x.gather(1, at.flatten(1)).view_as(at) for x in self.phrases)
     may = torch.cat([self._may_begin(parent), phrase > 0], 2)
     log_prob = own.gather(2, place).masked_fill(~may, -torch.inf)
+    if self.absorb: gain = gain.gather(2, place)
+    if self.bits is not None: log_prob = log_prob.masked_fill(full & ~gain != 0, -torch.inf)
     done = parent.done[...,None] | full
-    if self.absorb: done = done | gain.gather(2, place)
+    if self.absorb: done = done | gain
     on = (done & bit == 0) & ~self.groups.at_top(done)                  # the phrase goes on
     return log_prob, word, done, (at + 1).masked_fill(~on, 0)
 

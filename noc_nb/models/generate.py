@@ -26,6 +26,8 @@ class _Step:
     "What a step looked at: N texts, what they come to, and how they could have ended."
     input:Tensor  # (N,) whose they are
     said:Tensor   # (N,t) in ids of the search
+    ids:Tensor    # (N,t) in the model's
+    owes:list     # N, True for a text that must go on, as a word to avoid is at its end
     source:Tensor # (N,) which texts of the step before they go on from
     total:Tensor  # (N,) log-probability
     end:Tensor    # (N,) the best end token; -1 where the text needs none
@@ -50,11 +52,12 @@ class _Rows:
         self.total = torch.zeros(len(prompts), device=device)            # (N,) its log-probability
         musts = [math.inf in row for row in prices]
         self.musts, self.all_musts = torch.tensor(musts, device=device), all(musts)
-        self.steps, self.marked, self.late = [], None, False
+        self.steps, self.marked, self.late, self.real = [], None, False, None
+        self.texts = groups.start(self.input)                            # N, as `groups` has them
         self.next = self._keep(model._prefill(prompts, config, kwargs))[::self.k]
+        self._number()
         self._show()
         self._take(torch.arange(0, len(prompts), self.k, device=device))
-        self._number()
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c37
 @patch
@@ -63,6 +66,7 @@ def _number(self:_Rows):
     self.v, ends = self.next.shape[1], self.ends.tolist()
     require(max(ends, default=0) < self.v, f"eos_token_id={ends}",
             f"ids below {self.v}, which is what the model writes")
+    self.words = self.groups.constraints(self.v, ends, self.prompts.device)
     self.begin = self.v + self.groups.extra
     self.end = self.begin + 1
     spellings = {ids for groups in self.groups.lists for group in groups for ids in group}
@@ -88,11 +92,16 @@ def _read(self:_Rows)->Tensor: # (N,v) log-probabilities of the next token
 @patch
 def _write(self:_Rows, tokens, source):
     "Go on from rows `source` (N,) with tokens (N,)."
-    cost = self.marked[source,tokens]
+    cost, real, gain = self.marked[source,tokens], tokens, torch.full_like(tokens, -1)
+    if self.groups.extra:
+        place, plain = (tokens - self.v).clamp(min=0), tokens < self.v
+        real = torch.where(plain, tokens, self.real[source,place])       # what the model reads
+        gain = gain.where(plain, self.bits[source,place])
     self._take(source)
+    self.texts = self.groups.go_on(self.texts, self.input.tolist(), real.tolist(), gain.tolist())
     self.total = self.total + cost
     self.said = torch.cat([self.said, tokens[:,None]], 1)
-    self.ids = torch.cat([self.ids, self.groups.real(tokens)[:,None]], 1)
+    self.ids = torch.cat([self.ids, real[:,None]], 1)
 
 # %% ../../nbs/models/116_generate.ipynb #c8541621
 @cache
@@ -133,6 +142,7 @@ def _take(self:_Rows, source):
     old = self.input
     self.input, self.ids, self.said, self.total = (
         x.index_select(0, source) for x in (old, self.ids, self.said, self.total))
+    self.texts = [self.texts[n] for n in source.tolist()]
     self._move_cache(source)
     if torch.equal(self.input, old): return
     for name, x in self.kwargs.items():
@@ -173,20 +183,29 @@ def _step(self:_Rows, tokens, source):
     def nothing(): return self.total.new_full((len(tokens), self.end + 1), -torch.inf)
     if self.marked is None:
         self.marked = nothing()
+        self.real, self.bits = self.groups.nothing(self.input)
         self.marked[:,self.begin] = 0.
-        return self.marked, None
+        return self._given()
     log_probs, self.next = self.next, None
     if log_probs is None: self._write(tokens, source)
     if self.said.shape[1] == self.room:                                  # nothing more to read
         self.marked = nothing()
-        return self._close(None, source, torch.ones_like(tokens, dtype=torch.bool)), None
+        self.real, self.bits = self.groups.nothing(self.input)
+        self._close(None, source, torch.ones_like(tokens, dtype=torch.bool))
+        return self._given()
     log_probs = self._processed(self._read() if log_probs is None else log_probs)
     if len(self.never):
         self.never = self.never[(log_probs[:,self.never] == -torch.inf).all(0)]
     self.marked = F.pad(log_probs, (0, self.groups.extra + 2), value=-torch.inf)
     full = self.said.shape[1] + 1 == self.room
-    self.groups.mark(self.marked, self.said, self.input, full)
-    return self._close(log_probs, source, self._stopped()), None
+    self.real, self.bits = self.groups.mark(self.marked, self.texts, self.input.tolist(), full)
+    self._close(log_probs, source, self._stopped())
+    return self._given()
+
+@patch
+def _given(self:_Rows):
+    "What the search gets of a step: log-probabilities, no state, and what finishing tokens finish."
+    return (self.marked, None) if self.bits is None else (self.marked, None, self.bits)
 
 @patch
 def _stopped(self:_Rows)->Tensor: # (N,)
@@ -203,7 +222,8 @@ def _stopped(self:_Rows)->Tensor: # (N,)
 @patch
 def _close(self:_Rows, log_probs, source, stopped):
     "Keep what this step looked at, and give the end its column."
-    total, t = self.total, self.said.shape[1]
+    total, t, owes = self.total, self.said.shape[1], self.groups.owes(self.texts)
+    new = self.ids[:,self.prompts.shape[1]:]
     if not len(self.ends):
         end, which = torch.full_like(total, -torch.inf), torch.full_like(self.input, -1)
     else:
@@ -214,20 +234,19 @@ def _close(self:_Rows, log_probs, source, stopped):
     tokens = t + 1
     if stopped is not None and stopped.any():
         self.marked[stopped] = -torch.inf
-        cut = self.groups.cut(self.said, self.input)                     # the same text has a twin
+        cut = torch.tensor(owes, device=total.device)                    # the same text has a twin
         end = torch.where(stopped, torch.where(cut, -torch.inf, 0.), end)
         which, tokens = which.masked_fill(stopped, -1), torch.where(stopped, max(t, 1), tokens)
     kept = log_probs if self.config.output_scores else None
-    self.steps.append(_Step(self.input, self.said, source, total, which, end, kept))
+    self.steps.append(_Step(self.input, self.said, new, owes, source, total, which, end, kept))
     self.marked[:,self.end] = (end + total)*((t + 2)/tokens)**self.config.length_penalty - total
-    return self.marked
 
 @patch
 def _best_next(self:_Rows)->Tensor: # (N,k)
     "What the texts come to with their best next tokens of the model, finished words among them."
     plain, words = self.marked[:,:self.v], self.marked[:,self.v:self.begin]
-    last = self.groups.real(torch.arange(self.v, self.begin, device=words.device))
-    best = plain.scatter_reduce(1, last.expand_as(words), words, "amax").topk(min(self.k, self.v))
+    if self.groups.extra: plain = plain.scatter_reduce(1, self.real, words, "amax")
+    best = plain.topk(min(self.k, self.v))
     return best.values + self.total[:,None]
 
 @patch
@@ -247,7 +266,6 @@ def _may_end(self:_Rows, end):
 class _Text:
     "A text that was found."
     ids:list    # of its tokens, its end token included
-    said:list   # in ids of the search
     score:float # log-probability
     rows:list   # the row that each token came from
     totals:list # log-probabilities of what is before each token, and of all without the end
@@ -256,15 +274,18 @@ class _Text:
 def _text(self:_Rows, i:int, found:list, ended:bool, traces:list)->_Text:
     "What became of a text of input `i`, by what the steps looked at."
     said = self.prompts.new_tensor([t for t in found if t < self.begin])
+    def found_at(step): return ((step.input == i) & (step.said == said).all(1)).nonzero()[0].item()
+    while self.steps[len(said)].owes[found_at(self.steps[len(said)])] and not ended:
+        said = said[:-1]                                                 # a dead end
     step, rows, totals = self.steps[len(said)], [], []
-    place = row = ((step.input == i) & (step.said == said).all(1)).nonzero()[0].item()
+    place = row = found_at(step)
     for source, total in traces[len(said)::-1]:
         rows.insert(0, row)
         totals.insert(0, total[row])
         row = source[row]
-    ids, last, cost = self.groups.real(said).tolist(), -1, 0.
+    ids, last, cost = step.ids[place].tolist(), -1, 0.
     if ended: last, cost = step.end[place].item(), step.cost[place].item()
-    return _Text(ids + [last]*(last >= 0), said.tolist(), totals[-1] + cost, rows, totals)
+    return _Text(ids + [last]*(last >= 0), totals[-1] + cost, rows, totals)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c13
 _PLAIN = "plain beams; num_return_sequences= gives several texts"
@@ -393,7 +414,7 @@ def _known(self:_Rows, texts:list, ordered:bool)->dict:
         i = place // n
         row = self.prices[i]
         musts = [g for g, u in enumerate(row) if u == math.inf and ordered]
-        spans.append(_spans(self.groups.mentions(i, text.said), musts))
+        spans.append(_spans(self.groups.mentions(i, text.ids), musts))
         cost = {g: text.totals[end] - text.totals[start] for g, (start, end) in spans[-1].items()}
         costs.append(cost)
         worth.append(sum(u for g, u in enumerate(row) if g in spans[-1] and u < math.inf))
@@ -438,13 +459,13 @@ def _with_begin(at_least, inputs):
 def _search(self:_Rows, **settings):
     "Search, with the begin as one more must."
     groups, device, config = self.groups, self.prompts.device, self.config
-    words = groups.constraints(self.v, self.ends.tolist(), device)
     prices = [[math.inf, *row] for row in self.prices]
     least = [[1, *row] for row in groups.least()]
     self.finder = Search(
-        [[[(self.begin,)], *part] for part in words], device, eos=self.end, k=self.k,
+        [[[(self.begin,)], *part] for part in self.words], device, eos=self.end, k=self.k,
         max_len=self.room + 2, absorb=True, length_penalty=config.length_penalty,
-        prices=prices, least=least, **settings)
+        prices=prices, least=least, finishers=groups.finishers(), **settings)
+    groups.place(self.finder.read)
     def reorder(_, index): return index.flatten()
     with torch.inference_mode():                                         # but for the model
         return self.finder.run(self._step, None, 0, reorder, pad=self.end)
@@ -496,6 +517,7 @@ def grid_beam(
     each=None,            # b such lists or lines, each for one input, besides the shared one
     avoid=None,           # a list of words that must not come
     processor=None,       # a processor or tokenizer, to spell words that are text
+    boundary="word",      # "text": words count inside others too, as where nothing parts them
     mode="bank",          # "bank", as fast as beams; "credit", looking ahead; "grid", more thorough
     prices=None,          # nats: one for each shared word, or b lists; None: all must come
     at_least=None,        # how many of its musts a text must hold; default: all
@@ -512,7 +534,7 @@ def grid_beam(
     _check_options(config)
     if not text_only: _check_image(model, model_kwargs)
     wishes = _wishes(words, each, avoid, force_words_ids, constraints, config, len(input_ids) // k)
-    groups = wishes.groups(processor, input_ids[::k].tolist(), no_repeat or ordered)
+    groups = wishes.groups(processor, boundary=boundary, again=no_repeat or ordered, k=k)
     prices = _read_word_prices(prices, groups.lists)
     if at_least is None: _check_room(groups.lists, prices, config.max_length - input_ids.shape[1])
     least = _with_begin(at_least, len(groups.lists))

@@ -1,0 +1,270 @@
+"""Words hold on the decoded text: drawn tokenizers, models and words, and `re` as the judge.
+
+The text is what the tokenizer decodes by its own defaults. What was avoided is not in it; a word is reported if and
+only if it is in it, where `spans` say; a price is paid if and only if the text has the word. No function of the package
+takes part in the judgement. WORDS_CASES draws other numbers of cases (`make words`: 10,000)."""
+import collections, itertools, math, os, random, re, sys, unicodedata, warnings
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import ByT5Tokenizer, GPT2Config, GPT2LMHeadModel, LogitsProcessorList, PreTrainedTokenizerFast
+from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
+from noc_nb.core import NocError
+from noc_nb.models.generate import grid_beam
+
+CASES, PARTS = int(os.environ.get("WORDS_CASES", 300)), 10
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
+
+# What a reader finds. Scripts that write no spaces: Thai and Lao, Myanmar, Khmer, kana and Han.
+UNSPACED = ("\u0e00-\u0eff\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff\u19e0-\u19ff\u3005-\u3007\u3021-\u3029"
+            "\u3031-\u3035\u3038-\u30ff\u31f0-\u31ff\uff66-\uff9f\u2e80-\u2fdf\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+            "\U0001b000-\U0001b16f\U00020000-\U0003ffff")
+MARKS = "".join(c for c in map(chr, range(0x20000)) if unicodedata.category(c)[0] == "M")
+LETTER = rf"(?![{UNSPACED}])[\w{MARKS}]"
+
+def folded(text):
+    "Character by character, without case and in one normal form."
+    def normal(part): return unicodedata.normalize("NFD", part)
+    return "".join(normal(normal(c).casefold()) for c in text)
+
+def pattern(word):
+    "A word as a regular expression: between boundaries, where its edge is a letter of a script with spaces."
+    word = folded(word)
+    left = rf"(?:(?<=[{UNSPACED}])|(?<![\w{MARKS}]))" if re.match(LETTER, word[0]) else ""
+    right = rf"(?!{LETTER})" if re.match(LETTER, word[-1]) else ""
+    return re.compile(left + re.escape(word) + right)
+
+def has(text, word): return bool(pattern(word).search(folded(text)))
+
+# Tokenizers: trained on a few drawn words, with pieces more that no spelling has
+
+WORDS = ["cat", "cats", "cattle", "Red", "red", "apple", "apple pie", "fire hydrant", "hydrant", "New York", "don't",
+         "T-shirt", "a", "at", "café", "naïve", "Straße", "кот", "котик", "猫", "黒い猫", "ねこ", "แมว", "고양이", "C++",
+         "it's", "10", "hot dog", "dog"]
+REST = ["s", "tle", "ed", " pie", ".", ",", " ", "'", "-", "t", "é", "e\u0301", "x", "ca", "猫", "い", "์", "и", "1", "_",
+        " a", "a ", "at cat", "cat,", ", cat", " (", "—", "\n", "!", "ter", "n't", "'s", "APP", "LE", "ß", "SS"]
+SPECIAL = ["<unk>", "<s>", "</s>", "<pad>"]
+NAMES = dict(unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+BYTES = [f"<0x{n:02X}>" for n in range(256)]
+
+def chunks(made, rng, words):
+    "Words as a tokenizer cuts them before it looks into its vocabulary."
+    text = " ".join(rng.choice(words) + rng.choice(["", "", rng.choice(REST)]) for _ in range(60))
+    if made.normalizer: text = made.normalizer.normalize_str(text)
+    return [part for part, _ in made.pre_tokenizer.pre_tokenize_str(text)] if made.pre_tokenizer else [text]
+
+def learned(parts, count):
+    "The symbols and merges of a byte-pair encoding; the library's trainer breaks ties by chance."
+    parts, merges = [[*part] for part in parts], []
+    symbols = sorted({c for part in parts for c in part})
+    for _ in range(count):
+        pairs = collections.Counter(pair for part in parts for pair in zip(part, part[1:]))
+        if not pairs: break
+        a, b = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        merges.append((a, b))
+        for part in parts:
+            n = 0
+            while n + 1 < len(part):
+                if (part[n], part[n+1]) == (a, b): part[n:n+2] = [a + b]
+                n += 1
+    return symbols, merges
+
+def pieces(rng, words):
+    "Parts of texts, cut anywhere."
+    text, found = rng.choice([" ", ""]).join(rng.sample(words*3, len(words)*3)), set()
+    for _ in range(30):
+        start = rng.randrange(len(text))
+        found.add(text[start:start+rng.choice((1, 1, 2, 3, 4, 6, 9))])
+    return sorted(found | {*rng.sample(REST, 12)} | {rng.choice(words) + rng.choice(REST) for _ in range(6)})
+
+def byte_bpe(rng):
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=rng.random() < .5)
+    made.decoder = decoders.ByteLevel()
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    def cut(piece):
+        "Between bytes."
+        whole = "".join(part for part, _ in level.pre_tokenize_str(piece))
+        return whole[rng.choice((0, 0, 0, 1)):len(whole) - rng.choice((0, 0, 0, 1))] or whole
+    return made, dict(symbols=sorted(pre_tokenizers.ByteLevel.alphabet())), cut
+
+def unigram(rng):
+    made = Tokenizer(models.Unigram())
+    if rng.random() < .5: made.normalizer = normalizers.NFKC()
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return made, {}, lambda piece: piece.replace(" ", "▁")
+
+def byte_fallback(rng):
+    made = Tokenizer(models.BPE())
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                      decoders.Strip(" ", 1, 0)])
+    return made, dict(symbols=BYTES, byte_fallback=True), lambda piece: piece.replace(" ", "▁")
+
+def wordpiece(rng):
+    made = Tokenizer(models.WordPiece())
+    made.normalizer = normalizers.BertNormalizer(lowercase=rng.random() < .5)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece(cleanup=rng.random() < .5)
+    def cut(piece):
+        part = rng.choice(re.findall(r"\w+|[^\w\s]", piece) or ["a"])
+        return rng.choice(("", "##"))*part.isalnum() + part
+    return made, {}, cut
+
+def characters(rng):
+    made = Tokenizer(models.BPE())
+    made.decoder = decoders.Fuse()
+    if rng.random() < .5: made.normalizer = rng.choice([normalizers.NFD, normalizers.NFC, normalizers.Lowercase])()
+    return made, dict(merges=0), lambda piece: piece
+
+def ends_of_words(rng):
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.BertPreTokenizer(), decoders.BPEDecoder()
+    def cut(piece): return re.sub(r"\s", "", piece) + rng.choice(("", "</w>"))
+    return made, dict(end_of_word_suffix="</w>"), cut
+
+KINDS = dict(byte_bpe=byte_bpe, unigram=unigram, byte_fallback=byte_fallback, wordpiece=wordpiece,
+             characters=characters, ends_of_words=ends_of_words, bytes=None)
+
+def drawn(kind, rng, words):
+    "A tokenizer of a kind, for some words."
+    if kind == "bytes": return ByT5Tokenizer(bos_token="<s>")
+    made, settings, cut = KINDS[kind](rng)
+    parts, suffix = chunks(made, rng, words), settings.get("end_of_word_suffix", "")
+    symbols, merges = learned([[*part[:-1], part[-1] + suffix] for part in parts],
+                              settings.pop("merges", rng.choice((10, 30, 60))))
+    more = sorted({*map(cut, pieces(rng, words))} - {"", suffix})
+    if kind == "wordpiece": symbols += ["##" + c for c in symbols]
+    if kind == "byte_fallback": symbols = rng.sample(symbols, min(25, len(symbols)))
+    symbols = [*settings.pop("symbols", ()), *symbols, *(c + suffix for c in symbols if not c.endswith(suffix))]
+    known = {*symbols}
+    merges = [(a, b) for a, b in merges if {a, b} <= known and not known.add(a + b)]
+    vocabulary = {p: n for n, p in enumerate(dict.fromkeys([*SPECIAL, *symbols, *(a + b for a, b in merges), *more]))}
+    if kind == "unigram":
+        made.model = models.Unigram([(p, -20. if p in more else -2.) for p in vocabulary], 0)
+    elif kind == "wordpiece": made.model = models.WordPiece(vocabulary, unk_token="<unk>")
+    else: made.model = models.BPE(vocabulary, merges, unk_token="<unk>", **settings)
+    tok = PreTrainedTokenizerFast(
+        tokenizer_object=made, **NAMES, clean_up_tokenization_spaces=kind == "wordpiece" and rng.random() < .5)
+    if rng.random() < .2: tok.add_tokens(["<|image|>"], special_tokens=True)
+    return tok
+
+# Models: a table says what follows what
+
+class Table(GPT2LMHeadModel):
+    "A model whose next token depends on the last one, by a table of scores."
+    def forward(self, input_ids, past_key_values=None, **kwargs):
+        return CausalLMOutputWithCrossAttentions(logits=self.table[input_ids], past_key_values=past_key_values)
+
+def model_of(rng, tok, words):
+    "From near-uniform to peaked, fond of the pieces of words; its vocabulary may be larger than the tokenizer's."
+    v = len(tok) + (rng.choice((0, 0, 3)) if tok.is_fast else 0)
+    model = Table(GPT2Config(vocab_size=v, n_embd=2, n_layer=1, n_head=1, n_positions=8, eos_token_id=tok.eos_token_id,
+                             pad_token_id=tok.pad_token_id, bos_token_id=tok.bos_token_id)).eval()
+    make = torch.Generator().manual_seed(rng.randrange(2**31))
+    table = torch.randn(v, v, generator=make)*rng.choice((.1, 1., 3., 6.))
+    table[:,[n for n in tok.all_special_ids if n != tok.eos_token_id]] -= rng.choice((3., 30.))
+    table[:,tok.eos_token_id] += rng.choice((0., 3.))
+    letters = folded("".join(words)) + " "
+    near = [n for n in range(len(tok)) if (text := folded(tok.decode([n]))) and set(text) <= {*letters, "#", "\ufffd"}]
+    table[:,near] += rng.choice((0., 2., 5.))
+    for word in words:
+        for text in word, " " + word:
+            ids = tok.encode(text, add_special_tokens=False)
+            for a, b in zip(ids, ids[1:]): table[a,b] += rng.choice((0., 4., 8.))
+    model.table = table
+    return model
+
+class Few:
+    "A logits processor that allows a few pieces."
+    def __init__(self, known): self.known = known
+    def __call__(self, ids, scores):
+        out = torch.full_like(scores, -torch.inf)
+        out[:,self.known] = scores[:,self.known]
+        return out
+
+# The property
+
+def decoded(tok, ids): return tok.decode(ids, skip_special_tokens=True)
+
+def could_say(tok, known, length, groups, avoid):
+    "Whether a text of a few pieces has all the words, by brute force."
+    ids = [part for n in range(1, length + 1) for part in itertools.product(known, repeat=n)]
+    return any(all(any(has(text, w) for w in group) for group in groups) and not any(has(text, w) for w in avoid)
+               for text in tok.batch_decode(ids, skip_special_tokens=True))
+
+def faults_of(kind, seed, counts):
+    "What is wrong with one case, as (kind of fault, text, what was asked for)."
+    rng = random.Random(f"{kind} {seed}")
+    words = rng.sample(WORDS, 8)
+    tok = drawn(kind, rng, words)
+    model = model_of(rng, tok, words)
+    groups = [rng.sample(words, rng.choice((1, 1, 2))) for _ in range(rng.choice((0, 1, 1, 2)))]
+    avoid = rng.sample(words, rng.choice((0, 1, 2) if groups else (1, 2)))
+    prices = [rng.choice((math.inf, math.inf, -8., 0., 5.)) for _ in groups] if groups and rng.random() < .5 else None
+    few, length = None, rng.choice((3, 6, 9)) * (3 if kind == "bytes" else 1)
+    if rng.random() < .3:
+        spelled = {n for word in sum(groups, avoid) for n in tok.encode(rng.choice(("", " ")) + word,
+                                                                        add_special_tokens=False)}
+        few = sorted(rng.sample(sorted(spelled), min(4, len(spelled))))
+        few, length = sorted({*few, *rng.sample(range(4, len(tok)), 2)} - {tok.unk_token_id}), 3
+    settings = dict(num_beams=rng.choice((1, 2, 4)), mode=rng.choice(("bank", "grid")), prices=prices,
+                    no_repeat=rng.random() < .1, length_penalty=rng.choice((0., 1.)), max_new_tokens=length)
+    settings["num_return_sequences"] = rng.choice((1, settings["num_beams"]))
+    if few: settings["logits_processor"] = LogitsProcessorList([Few([*few, tok.eos_token_id])])
+    start = torch.tensor([tok.encode(rng.choice(["a", "x", "the cat", "ca"]), add_special_tokens=False)
+                          or [tok.bos_token_id]])
+    try:
+        out = model.generate(
+            start, attention_mask=torch.ones_like(start), custom_generate=grid_beam, words=groups or None,
+            avoid=avoid or None, processor=tok, do_sample=False, return_dict_in_generate=True, **settings)
+    except NocError as error:
+        counts[re.sub(r"'.*?'|\d+|\[.*?\]", "…", str(error))[-60:]] += 1
+        return
+    for row, (ids, spans, objective) in enumerate(zip(out.texts, out.spans, out.objective.tolist())):
+        text, asked = decoded(tok, ids), (groups, avoid, prices)
+        for word in avoid:
+            if has(text, word): yield "avoided word is there", text, word, asked
+        there = [any(has(text, word) for word in group) for group in groups]
+        for n, group in enumerate(groups):
+            if there[n] != (n in spans): yield ("not reported", "not there")[n in spans], text, group, asked
+            elif n in spans:
+                part = decoded(tok, ids[slice(*spans[n])])
+                if not any(folded(word) in folded(part) for word in group): yield "wrong span", text, group, part
+        worth = sum(u for u, said in zip(prices or (), there) if said and u < math.inf)
+        mean = out.sequences_scores[row].item()
+        if abs(objective - mean - worth) > 1e-3: yield "wrong price", text, asked, (objective, mean, worth)
+        musts = [n for n, u in enumerate(prices or [math.inf]*len(groups)) if u == math.inf]
+        if row or all(there[n] for n in musts): continue
+        could = few and could_say(tok, few, length, [groups[n] for n in musts], avoid)
+        counts["must is missing: " + ("the beam lost it" if could else "impossible" if few else "unknown")] += 1
+
+def run(cases, part=0, parts=1):
+    "Faults and counts of cases; the kinds take turns."
+    found, counts = [], collections.Counter()
+    for seed in range(part, cases, parts):
+        kind = [*KINDS][seed % len(KINDS)]
+        for fault in faults_of(kind, seed, counts):
+            counts[f"{kind}: {fault[0]}"] += 1
+            found.append((kind, seed, *fault))
+    return found, counts
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_words_hold_on_the_decoded_text(part):
+    found, counts = run(CASES, part, PARTS)
+    assert not found, f"{len(found)} faults: {found[:3]}"
+
+def test_the_judge():
+    "By hand."
+    yes = [("a Cat.", "cat"), ("黒い猫だ", "猫"), ("cat猫", "cat"), ("STRASSE", "Straße"), ("cafe\u0301", "café"),
+           ("C++", "C++"), ("(New York)", "new york"), ("cat\ufffd", "cat"), ("don't", "don't"), ("แมวดำ", "แมว")]
+    no = [("cats", "cat"), ("café", "cafe"), ("cat_", "cat"), ("cat\u0301", "cat"), ("кота", "кот"), ("고양이가", "고양이")]
+    assert [pair for pair in yes if not has(*pair)] == [pair for pair in no if has(*pair)] == []
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    found, counts = run(int(sys.argv[1]))
+    for line in found[:int(sys.argv[2])]: print(*line)
+    for name, n in sorted(counts.items()): print(f"{n:>5} {name}")
