@@ -230,7 +230,8 @@ def faults_of(kind, seed, counts):
         for n, group in enumerate(groups):
             if there[n] != (n in spans): yield ("not reported", "not there")[n in spans], text, group, asked
             elif n in spans:
-                part = decoded(tok, ids[slice(*spans[n])])
+                start, end = spans[n]                              # a first token may be written otherwise
+                part = decoded(tok, ids[:end])[len(decoded(tok, ids[:start])):]
                 if not any(folded(word) in folded(part) for word in group): yield "wrong span", text, group, part
         worth = sum(u for u, said in zip(prices or (), there) if said and u < math.inf)
         mean = out.sequences_scores[row].item()

@@ -243,9 +243,10 @@ def read_table(
     require(all(table.fits(rows, _decode(tokenizer, rows))),
             f"processor: {type(tokenizer).__name__}: the text of a token depends on others",
             "a tokenizer whose tokens are written one after the other")
-    spaced = [i for i, text in table.bytes.items() if b" " in text.strip(b" ")]
-    alone = zip(spaced, _decode(tokenizer, [[i] for i in spaced]))
-    table.odd = {i for i, text in alone if table.decode([i]).strip(" ") != text.strip(" ")}
+    spaced = [i for i, text in table.bytes.items() if b" " in text.lstrip(b" ")]
+    rows = [[i, glue] for i in spaced]                             # some decoders drop its spaces
+    first = zip(rows, _decode(tokenizer, rows))
+    table.odd = {row[0] for row, text in first if table.decode(row).lstrip(" ") != text.lstrip(" ")}
     _TABLES[tokenizer] = _Index(table, len(tokenizer))
     return _TABLES[tokenizer]
 
