@@ -194,6 +194,13 @@ def could_say(tok, known, length, groups, avoid):
     return any(all(any(has(text, w) for w in group) for group in groups) and not any(has(text, w) for w in avoid)
                for text in tok.batch_decode(ids, skip_special_tokens=True))
 
+def solid(text): return folded(text).replace(" ", "")
+
+def between(tok, ids, start, end):
+    "What some tokens add to a text, before it is cleaned up; a first token may be written otherwise."
+    def raw(ids): return tok.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return raw(ids[:end])[len(raw(ids[:start])):]
+
 def faults_of(kind, seed, counts):
     "What is wrong with one case, as (kind of fault, text, what was asked for)."
     rng = random.Random(f"{kind} {seed}")
@@ -230,9 +237,8 @@ def faults_of(kind, seed, counts):
         for n, group in enumerate(groups):
             if there[n] != (n in spans): yield ("not reported", "not there")[n in spans], text, group, asked
             elif n in spans:
-                start, end = spans[n]                              # a first token may be written otherwise
-                part = decoded(tok, ids[:end])[len(decoded(tok, ids[:start])):]
-                if not any(folded(word) in folded(part) for word in group): yield "wrong span", text, group, part
+                part = between(tok, ids, *spans[n])
+                if not any(solid(word) in solid(part) for word in group): yield "wrong span", text, group, part
         worth = sum(u for u, said in zip(prices or (), there) if said and u < math.inf)
         mean = out.sequences_scores[row].item()
         if abs(objective - mean - worth) > 1e-3: yield "wrong price", text, asked, (objective, mean, worth)
