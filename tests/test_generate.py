@@ -433,3 +433,20 @@ def test_model_may_be_trained_afterwards(more):
             assert not x.is_inference() and not x.requires_grad
         (model.transformer.wte(model.seen).sum()*model.scale).backward()
         assert model.transformer.wte.weight.grad.abs().sum() > 0
+
+def test_a_model_that_samples_by_its_own_configuration_is_searched():
+    "With one warning, and as if it did not; a caller who writes do_sample=True is told what to take."
+    model, inputs = build("GPT-2")
+    call = dict(custom_generate=grid_beam, num_beams=4, max_new_tokens=8, words=[[5, 6]])
+    expected = model.generate(**inputs, **call)
+    model.generation_config.update(do_sample=True, temperature=.2, top_k=3, top_p=.5)
+    with pytest.warns(UserWarning, match="configuration samples") as warned: found = model.generate(**inputs, **call)
+    assert found.tolist() == expected.tolist() and len([w for w in warned if "samples" in str(w.message)]) == 1
+    with pytest.raises(NocError, match="do_sample=True: expected do_sample=False"):
+        model.generate(**inputs, **call, do_sample=True)
+
+def test_at_least_is_no_truth_value_and_dropout_is_told():
+    model, inputs = build("GPT-2")
+    call = dict(inputs, custom_generate=grid_beam, num_beams=2, max_new_tokens=8, words=[[5], [6]], do_sample=False)
+    with pytest.raises(NocError, match="at_least=True; expected a whole number"): model.generate(**call, at_least=True)
+    with pytest.warns(UserWarning, match="train mode, with dropout"): model.train().generate(**call)

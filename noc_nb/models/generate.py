@@ -308,7 +308,8 @@ def _dropped():
     code, frame = inspect.unwrap(GenerationMixin.generate).__code__, inspect.currentframe()
     while frame is not None and frame.f_code is not code: frame = frame.f_back
     held = frame.f_locals if frame else {}
-    return {name: held.get(name) for name in ("streamer", "assistant_model", "synced_gpus")}
+    given = {name: held.get(name) for name in ("streamer", "assistant_model", "synced_gpus")}
+    return given | dict(do_sample=held.get("kwargs", {}).get("do_sample"))
 
 def _check_options(config):
     "Raises `NocError` for an option that has no meaning here."
@@ -320,6 +321,13 @@ def _check_options(config):
         require(value is None or not value, f"{name}={what}", _REFUSED[name])
     k = config.num_beams
     require(isinstance(k, Integral) and k > 0, f"num_beams={k}", "a whole number, 1 or more")
+
+def _without_sampling(config, processors):
+    "The processors of a search, also where the model's own configuration samples."
+    if not config.do_sample: return processors
+    warnings.warn("the model's configuration samples (do_sample); beams are searched instead, "
+                  "without its temperature, top_k and top_p")
+    return [p for p in processors if not type(p).__name__.endswith("LogitsWarper")]
 
 # %% ../../nbs/models/116_generate.ipynb #5be11601
 def _check_image(model, kwargs):
@@ -449,7 +457,8 @@ def _answer(rows, found, ordered):
 def _with_begin(at_least, inputs):
     "What each input must fulfil, the begin included. Raises `NocError` for what is no number."
     least = at_least if isinstance(at_least, (list, tuple)) else [at_least]*inputs
-    fits = all(n is None or isinstance(n, Integral) and n >= 0 for n in least)
+    def whole(n): return isinstance(n, Integral) and not isinstance(n, bool) and n >= 0
+    fits = all(n is None or whole(n) for n in least)
     if len(least) != inputs or not fits:
         raise NocError(f"at_least={at_least!r}; expected a whole number, 0 or more, or one for "
                        f"each of {inputs} inputs")
@@ -532,6 +541,7 @@ def grid_beam(
     "For `generate(custom_generate=grid_beam)`: beam search with words that must come, or may."
     config, k = generation_config, generation_config.num_beams
     _check_options(config)
+    if model.training: warnings.warn("the model is in train mode, with dropout; call model.eval()")
     if not text_only: _check_image(model, model_kwargs)
     wishes = _wishes(words, each, avoid, force_words_ids, constraints, config, len(input_ids) // k)
     groups = wishes.groups(processor, boundary=boundary, again=no_repeat or ordered, k=k)
@@ -539,7 +549,8 @@ def grid_beam(
     if at_least is None: _check_room(groups.lists, prices, config.max_length - input_ids.shape[1])
     least = _with_begin(at_least, len(groups.lists))
     criteria = [*stopping_criteria, *_stopping(stop_strings, processor)]
-    rows = _Rows(model, input_ids, logits_processor, criteria, config, model_kwargs, groups, prices)
+    processors = _without_sampling(config, logits_processor)
+    rows = _Rows(model, input_ids, processors, criteria, config, model_kwargs, groups, prices)
     found = rows._search(at_least=least, mode=mode, no_repeat=no_repeat, ordered=ordered)
     _warn(rows, found, wishes)
     return _answer(rows, found, ordered)
