@@ -44,6 +44,7 @@ class Answer(BaseHTTPRequestHandler):
 @pytest.fixture
 def served(tmp_path, monkeypatch):
     "A server, in whose neighbourhood a test works in an empty folder."
+    if find_data(): monkeypatch.setenv("NOC_DATA", str(find_data().resolve()))
     monkeypatch.chdir(tmp_path)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     server.files, server.asked, server.limits, server.ranges = {}, [], {}, True

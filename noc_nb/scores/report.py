@@ -571,6 +571,7 @@ def evaluate_file(
 )->_Report:           # a dict of all scores; `table` and `images` have them as DataFrames
     "Evaluate a file of captions. Raises `NocError` for bad input, before anything is computed."
     check_range("--", 0, 100_000, samples=samples)
+    require(Path(captions).exists(), f"{captions}: no such file", "captions to score")
     check_folder(out, "report", _files_of(data, captions, split, *kw.values()))
     with locked(out):
         task = make_task(data, split, **kw)
