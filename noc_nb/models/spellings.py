@@ -246,7 +246,7 @@ def read_table(
     spaced = [i for i, text in table.bytes.items() if b" " in text.lstrip(b" ")]
     rows = [[i, glue] for i in spaced]                             # some decoders drop its spaces
     first = zip(rows, _decode(tokenizer, rows))
-    table.odd = {row[0] for row, text in first if table.decode(row).lstrip(" ") != text.lstrip(" ")}
+    table.odd = {row[0] for row, text in first if table.decode(row).strip(" ") != text.strip(" ")}
     _TABLES[tokenizer] = _Index(table, len(tokenizer))
     return _TABLES[tokenizer]
 
