@@ -23,7 +23,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset
 
 from ..core import NocError, require
-from ..files.readers import image_names, match_photos, name_parts, open_parquet, read_coco
+from ..files.readers import PHOTO_ENDINGS, image_names, match_photos, name_parts
+from ..files.readers import open_parquet, read_coco
 from ..files.store import RegionStore
 from ..lab.config import check_range
 from ..lab.disk import foreign_file, whole_file
@@ -33,8 +34,6 @@ from .detector import Detector, prepare
 
 # %% ../../nbs/models/115_photos.ipynb #991070f6
 FORMATS = "JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"   # as Pillow calls them
-_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff",
-             ".ppm", ".heic", ".heif", ".avif")
 _FIRST = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n|GIF8|RIFF....WEBP|II\*\0|MM\0\*|"
                     rb"....ftyp(hei|avi|mif)", re.S)      # the first bytes of an image
 _MAX_PIXELS = 80_000_000 # 240 MB as RGB
@@ -160,7 +159,7 @@ def _is_image(name, read, others):
     """Whether a file is an image, by its name, or its first bytes, which `read` gives. The suffixes
     of those that are none are counted in `others`."""
     hidden, suffix = os.path.basename(name).startswith("."), os.path.splitext(name)[1].lower()
-    if not hidden and (suffix in _SUFFIXES or _FIRST.match(read(16))): return True
+    if not hidden and (suffix in PHOTO_ENDINGS or _FIRST.match(read(16))): return True
     others[suffix or "without suffix"] += 1
     return False
 
@@ -254,7 +253,8 @@ def image_files(
     else: files, others = _by_number(files, names is None)
     if not root: damaged += others
     files += [replace(f, id=-n) for n, f in enumerate(damaged, 1)]
-    require(files, src, f"images ({' '.join(_SUFFIXES)}), or .tar or .parquet files of them; found "
+    endings = " ".join(PHOTO_ENDINGS)
+    require(files, src, f"images ({endings}), or .tar or .parquet files of them; found "
             "none")
     return files
 
