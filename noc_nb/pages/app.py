@@ -200,6 +200,7 @@ def _card(v, title, caption, prices):
     lines, total = _worth(v, caption, prices)
     return dict(title=title, words=words, score=caption.score, lines=lines, total=total)
 
+# %% ../../nbs/pages/133_app.ipynb #fb79a4fe
 def _cards(v, prices):
     "Both captions, and why a word is not said."
     options = dict(costs=True) | _no_choice(prices)
@@ -215,7 +216,6 @@ def _stage(v, prices):
     colors = [_score_color(p/4) for p in range(5)]
     values = dict(colors=colors, cards=cards, notes=notes)
     return render("stage.html", picture=_draw(v, _wanted(prices)), **values)
-
 
 # %% ../../nbs/pages/133_app.ipynb #d5094c72
 def _columns(v):
@@ -546,20 +546,18 @@ def _wire(self:_Studio, gr, p):
     "What happens when."
     ask, live = [p.view, p.prices], [p.prices, p.out, *p.copies]
     whole = [*ask, p.ticked, p.added, p.line, p.name, p.phrases, *p.sliders, p.out, *p.copies]
-    opened = partial(self._opened, gr)
+    opened, tried, shown = (partial(f, gr) for f in (self._opened, self._tried, self._shown))
     def box(v, prices, how, *about):
-        return self._tried(gr, v, prices, lambda: _propose(_with_box(v, *about), how, prices))
+        return tried(v, prices, lambda: _propose(_with_box(v, *about), how, prices))
     def begin(how): return opened(lambda: self.example(0), how)
     def upload(files, how): return opened(lambda: self.upload(*_paths(files)), how)
     def choose(how, event: gr.EventData): return opened(lambda: self.example(event.index), how)
-    def weigh(v, prices, how): return self._shown(gr, *_propose(v, how, prices))
-    def tick(v, prices, names):
-        return self._shown(gr, v, {name: prices.get(name, math.inf) for name in names})
-    def phrase(v, prices, on): return self._shown(gr, replace(v, phrases=on), prices)
+    def weigh(v, prices, how): return shown(*_propose(v, how, prices))
+    def tick(v, prices, names): return shown(v, {n: prices.get(n, math.inf) for n in names})
+    def phrase(v, prices, on): return shown(replace(v, phrases=on), prices)
     def add(v, prices, name):
-        return self._shown(gr, v, prices | {name: math.inf}) if name else gr.skip()
-    def read(v, prices, line):
-        return self._tried(gr, v, prices, lambda: _with_words(v, prices, line))
+        return shown(v, prices | {name: math.inf}) if name else gr.skip()
+    def read(v, prices, line): return tried(v, prices, lambda: _with_words(v, prices, line))
     def move(n, v, prices, nats):
         prices = prices | {[*_wanted(prices)][n]: _price(nats)}
         return [prices, _stage(v, prices), *_copies(v, prices)]
