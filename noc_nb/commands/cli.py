@@ -150,6 +150,7 @@ def noc_reproduce(
     part:Literal["test", "val"]="test", # what is captioned and scored; choose by val
     variant:str=None,      # what the settings change, in words; the rows carry it
     models:str=None,       # folder of a run whose models are used, or a pipeline (default: OUT)
+    drop_heldout:bool=False, # train without the images that have a held-out word
     skip_bad:bool=False,   # leave out boxes that cannot be used; the rows say how many
     spice:bool=False,      # SPICE too, for which `noc_setup_spice` brings the jars
 ):
@@ -174,6 +175,7 @@ def noc_train(
     free:bool=False,      # scst: search without constraints
     set:list=None,        # changes of the preset, as key=value
     seed:int=0,           # seed of weights and order
+    drop_heldout:bool=False, # train without the images that have a held-out word
     skip_bad:bool=False,  # leave out boxes that cannot be used
     resume:bool=False,    # go on with the training in OUT
 ):
