@@ -333,6 +333,7 @@ def caption_files(
         failed, empty, lacking = _failures(pipeline, file)
         return len(source.ids), failed, [] if job.blind else empty, lacking
 
+# %% ../../nbs/pages/132_gallery.ipynb #c5d16d81
 def _unsayable(pipeline):
     "Name of a class -> what the vocabulary cannot write of it."
     classes = pipeline.classes
