@@ -17,6 +17,8 @@ def noc_caption(
     src:str,             # photos (folder, .tar, .parquet) or detections (.json, .parquet, store)
     out:str=None,        # file for the captions, a line of JSON each (default: print them)
     html:str=None,       # file for a page to look at
+    txt:str=None,        # folder for a .txt for each photo; the photos' own puts them beside these
+    overwrite:bool=False, # --txt: replace texts that are there
     data:str=None,       # detections: a folder in COCO's layout, or JSON with the images' file_name
     images:str=None,     # detections: folder of the images to caption, by name; else by number
     only_detected:bool=False, # detections: leave out images without boxes
