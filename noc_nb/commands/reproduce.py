@@ -155,6 +155,19 @@ def _save_pipeline(experiment, training):
     out = experiment.out/"pipeline"
     _join_parts(out, selector, captioner, data.classes, words, experiment.run.preset)
 
+# %% ../../nbs/commands/139_reproduce.ipynb #f875474b
+def _say_left_out(data):
+    "What of the data is not used, and that all of it trains, on standard error."
+    count = data.counts.get
+    if count("bad"): say(f"{count('bad'):,} boxes cannot be used, and are left out")
+    if count("others"):
+        say(f"{count('others'):,} detections are in images without captions, and ignored")
+    if count("removed"):
+        say(f"{count('removed'):,} training images have a held-out word, and are left out")
+    if any(data.splits[part] for part in ("val", "test")): return
+    say(f"all {len(data.splits['train']):,} images train: no split leaves any to choose the best "
+        "epoch by, or to score (--split FILE, with the parts train, val and test)")
+
 # %% ../../nbs/commands/139_reproduce.ipynb #db1c13ca
 def _toy_world(root):
     "Make the toy world. Raises `NocError` where somebody's data are."
@@ -168,18 +181,6 @@ def _check_names(store, *where):
     root, captions and detections of a data set."""
     names = stored_names(store) if store else []
     if names: check_numbers(own_captions(*where).names, names, where[1] or where[0], store)
-
-def _say_left_out(data):
-    "What of the data is not used, and that all of it trains, on standard error."
-    count = data.counts.get
-    if count("bad"): say(f"{count('bad'):,} boxes cannot be used, and are left out")
-    if count("others"):
-        say(f"{count('others'):,} detections are in images without captions, and ignored")
-    if count("removed"):
-        say(f"{count('removed'):,} training images have a held-out word, and are left out")
-    if any(data.splits[part] for part in ("val", "test")): return
-    say(f"all {len(data.splits['train']):,} images train: no split leaves any to choose the best "
-        "epoch by, or to score (--split FILE, with the parts train, val and test)")
 
 def _load_own(o, cfg, root):
     "The data that options name."
