@@ -81,18 +81,18 @@ def only_boxes(
     return none and bool(data_files(root, "annotations", "instances_*.json*"))
 
 # %% ../../nbs/files/102_dataset.ipynb #a3c3943f
-def _detected(path, sizes, named, where, min_score, classes, skip_bad):
+def _detected(path, sizes, named, where, classes, skip_bad):
     """A detector's regions of the images that have captions; its others are counted. Where it and
     the captions name photos (`named`, `where`), the names decide which is which."""
     found = open_detections(path).joined(named, where)
-    table, errors, _ = found.table(sizes, classes, sizes, min_score)
+    table, errors, _ = found.table(sizes, classes, sizes)
     table, others = good_rows(table, errors, skip_bad), table.counts["others"]
     require(len(table.boxes) or not others, path,
             f"detections in images that have captions; all {others:,} are in others")
     return table
 
 def _load_regions(root, detections, ids, sizes, named, where, **how):
-    "Regions of the images `ids`; `how`: min_score, classes, skip_bad."
+    "Regions of the images `ids`; `how`: classes, skip_bad."
     if detections is None: table = table_of([])
     elif detections == "gt": table = _ground_truth(root, how["classes"], how["skip_bad"])
     else: table = _detected(_detections_file(root, detections), sizes, named, where, **how)
@@ -136,7 +136,6 @@ def load_data(
     heldout=None,             # `HeldOut`, its file, or names; default: heldout.json, else COCO's
     classes=None,             # classes or their file; default: classes.json, else COCO's 80
     vectors=None,             # word vectors; default: the first file in vectors/
-    min_score:float=0.,       # detections below are dropped
     skip_bad:bool=False,      # leave out boxes that cannot be used, and count them
     drop_heldout:bool=False,  # also where a split lists novel images: train without held-out words
 )->CocoData:
@@ -150,7 +149,7 @@ def load_data(
     drop = drop_heldout or splits["novel_val"] is None
     counts["removed"] = _without_heldout(texts, splits, heldout, where, drop)
     texts = {i: texts[i] for part in PARTS for i in splits[part]}
-    how = dict(min_score=min_score, classes=classes, skip_bad=skip_bad)
+    how = dict(classes=classes, skip_bad=skip_bad)
     named = found.names, captions or root
     regions = _load_regions(root, detections, list(texts), sizes, *named, **how)
     novel = _novel(texts, splits, heldout, counts)
