@@ -8,7 +8,7 @@ from PIL import Image, ImageOps
 from noc_nb.commands.command import commands
 from noc_nb.core import NocError
 from noc_nb.files.dataset import load_data
-from noc_nb.files.readers import open_detections, read_detections, relabel
+from noc_nb.files.readers import open_detections, read_captions, read_detections, relabel
 from noc_nb.files.store import RegionStore
 from noc_nb.heldout import COCO_CLASSES
 from noc_nb.lab.disk import write_json
@@ -220,6 +220,24 @@ def test_images_without_boxes_can_be_left_out(typed):
     assert "d.json: images without a photo in in, 1 of 2: 12" in told
     typed(*words, "some.jsonl", "--only-detected")
     assert [x["image_id"] for x in lines("some.jsonl")] == [7]
+
+def test_captions_are_written_beside_the_photos_and_read_again(typed):
+    for name in "a.jpg", "sub/b.png", "c.jpg":
+        Path("in", name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (640, 480)).save(Path("in", name))
+    names, outside = {1: "a.jpg", 2: "sub/b.png", 3: "c.jpg"}, (900, 0, 9, 9)
+    write_json(Path("d.json"), whole(names, [box(1), box(2), box(3, outside)], width=640, height=480))
+    Path("in/a.txt").write_text("by hand")
+    words = "noc_caption", "d.json", "--images", "in", "--model", "lite", "--txt"
+    _, told = typed(*words, "in", "--out", "c.jsonl")
+    said = {x["file"]: x.get("caption") for x in lines("c.jsonl")}
+    assert "--txt in: 1 texts written; 1 that were there stay, --overwrite replaces them" in told
+    assert read_captions("in").texts == {1: ["by hand"], 2: [said["sub/b.png"]]} and not Path("in/c.txt").exists()
+    assert "--txt in: 2 texts written" in typed(*words, "in", "--overwrite")[1]
+    assert Path("in/a.txt").read_text() == said["a.jpg"] + "\n"
+    Image.new("RGB", (9, 9)).save("in/a.png")
+    write_json(Path("d.json"), whole(names | {4: "a.png"}, [box(1), box(2)], width=640, height=480))
+    assert "a.jpg and a.png would share a text" in typed(*words, "new")[1][-1]
 
 def test_ids_of_texts_follow_the_order_of_the_file(tmp_path):
     write_json(tmp_path/"d.json", [box("b"), box(41), box("a"), box("b")])

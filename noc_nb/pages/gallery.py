@@ -21,8 +21,9 @@ from markupsafe import Markup
 
 from ..constraints import constraint_tokens
 from ..core import NocError, require
+from ..files.readers import PHOTO_ENDINGS
 from ..lab.config import read_options
-from ..lab.disk import room_for, whole_file
+from ..lab.disk import real_path, room_for, whole_file
 from ..lab.progress import keep_blocks, progress, say, say_notes
 from ..lab.results import read_rows
 from ..lab.runs import begin, check_ours, check_outputs, fingerprint, locked
@@ -102,7 +103,9 @@ def begin_captions(
     begin(about, out, settings, resume, made, input_files(source.files.values()))
 
 # %% ../../nbs/pages/132_gallery.ipynb #52e9b01c
-def _beside_output(out, kind): return out.with_name(f".{out.name}.{kind}")
+def _beside_output(out, kind):
+    path = real_path(out)
+    return path.with_name(f".{path.name}.{kind}")
 
 def _checked(text, n): return b"%s\t%08x\n" % (text, zlib.crc32(text, n))
 
@@ -312,12 +315,15 @@ def caption_files(
     out=None,          # file for the lines; default: they are printed at the end
     report=None,       # file for the page
     resume:bool=False, # go on with a run that was killed
+    texts=None,        # folder for a `.txt` for each photo
+    overwrite:bool=False, # texts that are there are replaced
 )->tuple:              # images; without a caption; names without boxes; word that lacks -> objects
     "Caption whatever a path stands for. Raises `NocError` for bad input."
-    _check_outputs(job, out, report)
-    pipeline = job.pipeline()
-    source = job.source(pipeline)
     with locked(report), tempfile.TemporaryDirectory() as folder:
+        _check_outputs(job, out, report)
+        pipeline = job.pipeline()
+        source = job.source(pipeline)
+        beside = _text_files(source, texts) if texts else []
         lines = out or Path(folder)/"lines.jsonl"
         file = _caption_all(pipeline, source, lines, job.options, resume)
         if not out:                     # first, for the page may fail; ASCII can write any letter
@@ -325,9 +331,11 @@ def caption_files(
             for line in _read_lines(file): print(json.dumps(line, ensure_ascii=few))
         title = f"Captions of {Path(job.src).name}"
         if report: _write_report(report, file, partial(_picture_of, source), title)
+        if texts: _write_texts(_read_lines(file), beside, texts, overwrite)
         failed, empty, lacking = _failures(pipeline, file)
         return len(source.ids), failed, [] if job.blind else empty, lacking
 
+# %% ../../nbs/pages/132_gallery.ipynb #c5d16d81
 def _unsayable(pipeline):
     "Name of a class -> what the vocabulary cannot write of it."
     classes = pipeline.classes
@@ -361,9 +369,39 @@ def _check_outputs(job, out, report):
     for option, path in (("--out", out), ("--html", report)):
         regular = path is None or not Path(path).exists() or Path(path).is_file()
         require(regular, f"{option} {path}", "a regular file")
-    own = [_beside_output(Path(out), kind) for kind in ("part", "run.json")] if out else []
+    own = [_beside_output(out, kind) for kind in ("part", "run.json")] if out else []
     check_outputs({"--out": out, "--html": report}, [*job.inputs, *own])
     if report: check_ours(report, _MARK, "--html", "page of noc_caption")
+
+# %% ../../nbs/pages/132_gallery.ipynb #fa0ca6ed
+def _text_files(source, folder):
+    "A path for each image's text. Raises `NocError` where two photos would share one."
+    regular = Path(folder).is_dir() or not os.path.lexists(folder)
+    require(regular, f"--txt {folder}", "a folder, for example the one with the photos")
+    names, owners = {i: name for name, i in source.names if name}, {}
+    for i in source.ids:
+        name = source.name(i) or names.get(i) or str(source.texts.get(i, i))
+        path = Path(folder, *(part for part in Path(name).parts if part not in ("..", "/")))
+        if path.suffix.lower() in PHOTO_ENDINGS: path = path.with_suffix("")
+        path = path.with_name(f"{path.name}.txt")
+        shared = f"--txt {folder}: {owners.get(path)} and {name} would share a text"
+        require(path not in owners, shared, "photos that differ in more than their endings")
+        owners[path] = name
+    return [*owners]
+
+def _write_texts(lines, paths, folder, overwrite):
+    "Write captions beside photos; those that are there stay, unless they may be overwritten."
+    written = kept = 0
+    for line, path in zip(lines, paths):
+        text = line.get("caption", "").strip()
+        if not text: continue
+        if path.exists() and not overwrite:
+            kept += 1
+            continue
+        with whole_file(path) as f: f.write(f"{text}\n")
+        written += 1
+    stay = f"; {kept:,} that were there stay, --overwrite replaces them" if kept else ""
+    say(f"--txt {folder}: {written:,} texts written{stay}")
 
 # %% ../../nbs/pages/132_gallery.ipynb #7cb28042
 def _run_caption(o):
@@ -376,6 +414,6 @@ def _run_caption(o):
     options = read_options(CaptionOptions, o, **told)
     job = replace(read_options(Job, o), options=options).where_fast()
     keep_blocks()
-    made = caption_files(job, o.out, o.html, o.resume)
+    made = caption_files(job, o.out, o.html, o.resume, o.txt, o.overwrite)
     _tell(*made, o.out, o.html)
     if o.strict and made[1]: sys.exit(2)
