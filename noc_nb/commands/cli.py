@@ -23,7 +23,7 @@ def noc_caption(
     images:str=None,     # detections: folder of the images to caption, by name; else by number
     only_detected:bool=False, # detections: leave out images without boxes
     objects:str=None,    # words by hand: "zebra, red|white, bus=4, -text" (either; worth 4 nats;
-                         # not this; "": none; default: the selector's)
+                         # not this, but "texts"; "": none; default: the selector's)
     min_score:float=None, # a class below is never forced (default: the selector's threshold)
     max_objects:int=None, # objects that the selector may force on an image (default: 5)
     price_weight:str=None, # of the selector's candidates: 0 or more, or must (default: model's)
@@ -152,6 +152,7 @@ def noc_reproduce(
     part:Literal["test", "val"]="test", # what is captioned and scored; choose by val
     variant:str=None,      # what the settings change, in words; the rows carry it
     models:str=None,       # folder of a run whose models are used, or a pipeline (default: OUT)
+    drop_heldout:bool=False, # train without the images that have a held-out word
     skip_bad:bool=False,   # leave out boxes that cannot be used; the rows say how many
     spice:bool=False,      # SPICE too, for which `noc_setup_spice` brings the jars
 ):
@@ -176,6 +177,7 @@ def noc_train(
     free:bool=False,      # scst: search without constraints
     set:list=None,        # changes of the preset, as key=value
     seed:int=0,           # seed of weights and order
+    drop_heldout:bool=False, # train without the images that have a held-out word
     skip_bad:bool=False,  # leave out boxes that cannot be used
     resume:bool=False,    # go on with the training in OUT
 ):

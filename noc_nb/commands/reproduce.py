@@ -6,13 +6,13 @@
 __all__ = ['choice']
 
 # %% ../../nbs/commands/139_reproduce.ipynb #62dc8727
-import shlex, shutil
+import shlex
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from ..captioner import Captioner
-from .command import one_thread
+from .command import _dashed, one_thread
 from ..core import NocError, require
 from ..fast.search import Search
 from ..files.dataset import load_checked, only_boxes, own_captions
@@ -20,7 +20,7 @@ from ..files.drawing import make_toy
 from ..files.exports import read_export
 from ..files.readers import WordVectors, check_numbers
 from ..files.store import RegionStore
-from ..heldout import COCO_CLASSES
+from ..heldout import COCO_CLASSES, COCO_HELDOUT
 from ..lab.config import override
 from ..lab.disk import find_data, read_json, whole_file
 from ..lab.experiment import PRESETS, Experiment, Run
@@ -28,7 +28,7 @@ from ..lab.objects import save_heldout
 from ..lab.progress import say
 from ..lab.results import LABELS, TRAINING_LABELS
 from ..lab.runs import check_ours, check_outputs, held, locked, whole_folder
-from ..lab.saving import model_card, load_model
+from ..lab.saving import load_model, model_card, plain_card
 from ..lab.tables import markdown_table, spec, table_view
 from ..lab.train import kept_line, train_scst_in, train_selector_in, train_xe_in
 from ..metrics import METRICS
@@ -83,6 +83,7 @@ def _selections(tables, rows):
 # %% ../../nbs/commands/139_reproduce.ipynb #d83d1f98
 _IN_ROWS = ("preset", "detections", "features", "tables", "rows", "training", "metrics", "seed",
             "part", "variant", "set", "models", "captions", "split", "classes", "first", "heldout")
+_FLAGS = "spice", "skip_bad", "drop_heldout"
 
 def _command_line(options):
     "The command that makes the same rows again, without paths of one machine."
@@ -97,8 +98,8 @@ def _command_line(options):
     if options.models not in shipped(): shown["models"] = None
     if options.variant: shown["variant"] = f'"{options.variant}"'
     words = [f"--{name} {shown[name]}" for name in _IN_ROWS if shown[name] not in (None, "")]
-    return " ".join(["noc_reproduce", *words, *["--spice"]*options.spice,
-                     *["--skip-bad"]*options.skip_bad])
+    flags = [_dashed(f"--{name}") for name in _FLAGS if getattr(options, name)]
+    return " ".join(["noc_reproduce", *words, *flags])
 
 # %% ../../nbs/commands/139_reproduce.ipynb #9f3c28a4
 def _style(drawn, rows):
@@ -140,9 +141,7 @@ def _join_parts(out, selector, captioner, classes, words, cfg):
     "Write two parts as one pipeline. `words`: word -> vector; None: features come from a store."
     vectors = None if words is None else class_vectors(classes, words)
     how = PipelineConfig(cfg.search, cfg.form, cfg.limit, cfg.prices)
-    card = Path(out)/"README.md"                           # which somebody may have completed
     with whole_folder(out) as new:
-        if card.exists(): shutil.copy(card, new)
         NovelCaptioner(selector, captioner, classes, vectors, how).save_pretrained(new)
 
 def _save_pipeline(experiment, training):
@@ -154,6 +153,19 @@ def _save_pipeline(experiment, training):
     words = data.vectors if data.features is None else None
     out = experiment.out/"pipeline"
     _join_parts(out, selector, captioner, data.classes, words, experiment.run.preset)
+
+# %% ../../nbs/commands/139_reproduce.ipynb #f875474b
+def _say_left_out(data):
+    "What of the data is not used, and that all of it trains, on standard error."
+    count = data.counts.get
+    if count("bad"): say(f"{count('bad'):,} boxes cannot be used, and are left out")
+    if count("others"):
+        say(f"{count('others'):,} detections are in images without captions, and ignored")
+    if count("removed"):
+        say(f"{count('removed'):,} training images have a held-out word, and are left out")
+    if any(data.splits[part] for part in ("val", "test")): return
+    say(f"all {len(data.splits['train']):,} images train: no split leaves any to choose the best "
+        "epoch by, or to score (--split FILE, with the parts train, val and test)")
 
 # %% ../../nbs/commands/139_reproduce.ipynb #db1c13ca
 def _toy_world(root):
@@ -178,7 +190,8 @@ def _load_own(o, cfg, root):
     own = read_classes(o.classes, o.first) if o.classes else None
     vectors = vars(o).get("vectors")
     data = load_checked(root, split, found, o.captions, store, o.heldout, own, vectors,
-                        skip_bad=o.skip_bad)
+                        skip_bad=o.skip_bad, drop_heldout=o.drop_heldout)
+    _say_left_out(data)
     _check_names(o.features, data.root, o.captions, found)
     return data
 
@@ -199,6 +212,14 @@ def _load(o, cfg):
     else: root = find_data(o.data)
     return _load_own(o, cfg, root)
 
+# %% ../../nbs/commands/139_reproduce.ipynb #ce8c23af
+def _about_data(o, data):
+    "What tables call the data: by split, captions or folder; and whether the paper's belong there."
+    own = o.captions and not o.split
+    paper = not own and data.name in ("coco", "lite") and data.heldout == COCO_HELDOUT
+    if data.name != "own": return data.name, paper
+    return Path(o.captions or data.root).resolve().name.partition(".")[0] or "own", False
+
 # %% ../../nbs/commands/139_reproduce.ipynb #7934e638
 def _reproduce(o):
     "Make a run by the options of `noc_reproduce`: its experiment, and its rows."
@@ -217,7 +238,8 @@ def _reproduce(o):
     expected = "some of selector,selector_no_inner in --rows"
     require(lines or selections, "--training none", expected)
     data = _load(o, cfg)
-    if o.captions or o.split: cfg = replace(cfg, data=data.name)
+    name, paper = _about_data(o, data)
+    cfg = replace(cfg, data=name)
     require(data.splits[o.part], f"--part {o.part}: no images", "a --split that has some")
     check_outputs({"--out": o.out}, [data.root, o.features])
     if lines and not o.models: word_rows(data, cfg.min_count)    # lacking vectors are an error now
@@ -230,9 +252,10 @@ def _reproduce(o):
     made = experiment.complete(lines, selections)
     about = f"{cfg.data} {o.part}, {kind} detections" + (f", {o.variant}" if o.variant else "")
     asked = lines if o.rows or o.training else None
-    _write_tables(made, tables, o.out, about, o.variant, paper=cfg.data != "toy", only=asked)
     trained = [t for t in TRAINING_LABELS if ("selector", t, .2) in lines]
-    if trained: _save_pipeline(experiment, trained[-1])
+    with locked(o.out):
+        _write_tables(made, tables, o.out, about, o.variant, paper=paper, only=asked)
+        if trained: _save_pipeline(experiment, trained[-1])
     return made
 
 # %% ../../nbs/commands/139_reproduce.ipynb #722941c7
@@ -302,18 +325,15 @@ def _join_command(part, out, data, options):
     return shlex.join(map(str, [*words, "--out", "DIR"]))
 
 # %% ../../nbs/commands/139_reproduce.ipynb #8adabffc
-def _write_about(part, data, out):
-    "Leave the held-out objects and the model card of a trained part."
+def _write_about(part, data, out, model):
+    "Leave the held-out objects and the model card of a trained part; a person's card stays."
+    card = out/"best/README.md"
     save_heldout(out/"heldout.json", data.heldout)
-    with whole_file(out/"best/README.md") as f:
-        f.write(_card(part, data, read_json(out/"done.json")))
+    if card.exists() and card.read_text("utf-8") != plain_card(model): return
+    with whole_file(card) as f: f.write(_card(part, data, read_json(out/"done.json")))
 
 def _say_what_lacks(part, data):
-    "What a training leaves out, on standard error."
-    others = data.counts.get("others")
-    bad = data.counts.get("bad")
-    if bad: say(f"{bad:,} boxes cannot be used, and are left out")
-    if others: say(f"{others:,} detections are in images without captions, and ignored")
+    "What a captioner without word vectors cannot do, on standard error."
     if part != "xe" or data.features is None or data.word_vectors is not None: return
     say("no word vectors: the captioner learns its own. A word that no training caption says will "
         "mean nothing to it, so held-out objects cannot be named well, and no words can be added")
@@ -331,8 +351,8 @@ def _run_train(o):
     data = _load_own(o, cfg, o.data)
     check_outputs({"--out": out}, [data.root, o.features, o.start])
     _say_what_lacks(o.part, data)
-    _train(o.part, data, out, cfg, o.seed, o.resume, o.start, not o.free)
-    _write_about(o.part, data, out)
+    model = _train(o.part, data, out, cfg, o.seed, o.resume, o.start, not o.free)
+    _write_about(o.part, data, out, model)
     print(f"best weights: {out/'best'}\n"
           f"as a pipeline: {_join_command(o.part, out, data, o)}")
 

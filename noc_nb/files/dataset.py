@@ -83,18 +83,18 @@ def only_boxes(
     return none and bool(data_files(root, "annotations", "instances_*.json*"))
 
 # %% ../../nbs/files/102_dataset.ipynb #a3c3943f
-def _detected(found, sizes, named, where, min_score, classes, skip_bad):
+def _detected(found, sizes, named, where, classes, skip_bad):
     """A detector's regions of the images that have captions; its others are counted. Where it and
     the captions name photos (`named`, `where`), the names decide which is which."""
     found = found.joined(named, where)
-    table, errors, _ = found.table(sizes, classes, sizes, min_score)
+    table, errors, _ = found.table(sizes, classes, sizes)
     table, others = good_rows(table, errors, skip_bad), table.counts["others"]
     require(len(table.boxes) or not others, found.path,
             f"detections in images that have captions; all {others:,} are in others")
     return table
 
 def _load_regions(root, detections, ids, sizes, named, where, **how):
-    "Regions of the images `ids`; `how`: min_score, classes, skip_bad."
+    "Regions of the images `ids`; `how`: classes, skip_bad."
     if detections is None: table = table_of([])
     elif isinstance(detections, str): table = _ground_truth(root, how["classes"], how["skip_bad"])
     else: table = _detected(detections, sizes, named, where, **how)
@@ -138,8 +138,8 @@ def load_data(
     heldout=None,             # `HeldOut`, its file, or names; default: heldout.json, else COCO's
     classes=None,             # classes or their file; default: classes.json, else COCO's 80
     vectors=None,             # word vectors; default: the first file in vectors/
-    min_score:float=0.,       # detections below are dropped
     skip_bad:bool=False,      # leave out boxes that cannot be used, and count them
+    drop_heldout:bool=False,  # also where a split lists novel images: train without held-out words
 )->CocoData:
     "Load a data set and check it. Raises `NocError` for anything that is not as it should be."
     root = find_data(root)
@@ -148,10 +148,11 @@ def load_data(
     found = own_captions(root, captions, detections)
     texts, sizes, counts = found.texts, found.sizes, found.counts
     classes, heldout = _objects(root, split or found.parts, classes, heldout)
-    name, splits, where, counts["removed"] = _split_of(root, split, found, captions, heldout)
-    _check_training(texts, splits["train"], heldout, where)
+    name, splits, where = _split_of(root, split, found, captions)
+    drop = drop_heldout or splits["novel_val"] is None
+    counts["removed"] = _without_heldout(texts, splits, heldout, where, drop)
     texts = {i: texts[i] for part in PARTS for i in splits[part]}
-    how = dict(min_score=min_score, classes=classes, skip_bad=skip_bad)
+    how = dict(classes=classes, skip_bad=skip_bad)
     named = found.names, captions or root
     regions = _load_regions(root, detections, list(texts), sizes, *named, **how)
     novel = _novel(texts, splits, heldout, counts)
@@ -188,18 +189,15 @@ def own_captions(
     return found
 
 # %% ../../nbs/files/102_dataset.ipynb #da3ea3ac
-def _split_of(root, split, found, file, heldout):
-    """Name, lists and file of a split, and images removed: of the one that is named, else of the
-    captions' own, else all images. Where it lists no novel images, training leaves them out."""
+def _split_of(root, split, found, file):
+    """Name, lists and file of a split: of the one that is named, else of the captions' own, else
+    all images."""
     path = find_split(split, root) if split else Path(file or root)
     name = split if split == "coco" else path.stem if split or found.parts else "own"
     own = found.parts or dict(train=[i for i, texts in found.texts.items() if texts])
     lists = dict(train=[], val=[], test=[], novel_val=None, novel_test=None)
     lists |= read_split(path, found.texts) if split else own
-    if lists["novel_val"] is not None: return name, lists, path, 0
-    removed = removed_images({i: found.texts[i] for i in lists["train"]}, heldout)
-    lists["train"] = [i for i in lists["train"] if i not in removed]
-    return name, lists, path, len(removed)
+    return name, lists, path
 
 def _novel(captions, splits, heldout, counts):
     "Object -> novel images of val and test; images with an object but in no list are counted."
@@ -214,13 +212,17 @@ def _novel(captions, splits, heldout, counts):
     return novel
 
 # %% ../../nbs/files/102_dataset.ipynb #b7a10003
-def _check_training(captions, train, heldout, where):
-    "Raises `NocError` if a training caption has a held-out word: how many images, and the first."
+def _without_heldout(captions, splits, heldout, where, drop):
+    """Take images with a held-out word out of training, and count them. Raises `NocError` where
+    they are not to be dropped: how many there are, and the first."""
+    train = splits["train"]
     images = removed_images({i: captions[i] for i in train}, heldout)
-    if not images: return
+    splits["train"] = [i for i in train if i not in images]
+    if drop or not images: return len(images)
     first = next(i for i in train if i in images)
     raise NocError(f"{where}: train: image {first}: expected no caption with a held-out word, "
-                   f"found {' / '.join(captions[first])[:100]!r} (such images: {len(images):,})")
+                   f"found {' / '.join(captions[first])[:100]!r} (such images: {len(images):,}; "
+                   "--drop-heldout leaves them out)")
 
 # %% ../../nbs/files/102_dataset.ipynb #b4fd28fd
 def _objects(root, split, classes, heldout):

@@ -47,15 +47,13 @@ def metric(
 
 # %% ../../nbs/lab/34_tables.ipynb #022dc04a
 def cell(
-    values:list,    # one number a seed, in their order; None is left out
+    values:list,    # one number a seed; None is left out
     signed=False,   # write the sign of a positive number
-    average=False,  # show the mean, not the number of the first seed
 )->str:             # "75.1", "75.1 ±0.4" or "—"
-    "A column's number and its spread over seeds, as a table shows it."
+    "The mean of a column's numbers and their spread over seeds, as a table shows it."
     known = [v for v in values if v is not None]
-    if not known or values[0] is None: return "—"
-    shown = mean(known) if average else values[0]
-    text = f"{shown:+.1f}" if signed else f"{shown:.1f}"
+    if not known: return "—"
+    text = f"{mean(known):{'+' if signed else ''}.1f}"
     return f"{text} ±{stdev(known):.1f}" if len(known) > 1 else text
 
 # %% ../../nbs/lab/34_tables.ipynb #7b1bcc4b
@@ -124,10 +122,10 @@ def _columns(number, rows):
 
 # %% ../../nbs/lab/34_tables.ipynb #de3776c7
 def _compare(printed, runs, column):
-    "Three cells: what the paper prints, our runs, and the difference of the first."
-    ours = [metric(run, column) for run in runs]
-    delta = ours[0] - printed if ours and None not in (ours[0], printed) else None
-    return cell([printed]), cell(ours), cell([delta], signed=True)
+    "Three cells: what the paper prints, our runs, and the difference of their mean."
+    ours = [x for x in (metric(run, column) for run in runs) if x is not None]
+    delta = [] if printed is None or not ours else [mean(ours) - printed]
+    return cell([printed]), cell(ours), cell(delta, signed=True)
 
 # %% ../../nbs/lab/34_tables.ipynb #cc663da2
 def _block(title, printed, runs, columns):
@@ -147,7 +145,7 @@ def table_view(
     paper:bool=True,  # False: our runs alone, as for another world than the paper's
     only=None,        # (row, training, λ0) of the lines to show; default: all
 )->tuple:         # names of the columns; lines of cells: title, Paper | Ours | Δ, the numbers
-    """One of the paper's tables: paper, ours (the lowest seed, ± the deviation over seeds) and the
+    """One of the paper's tables: paper, ours (the mean, ± the deviation over seeds) and the
     difference below each other."""
     _check_rows(rows)
     columns, numbers, lines = _columns(number, rows), paper_numbers() if paper else {}, []

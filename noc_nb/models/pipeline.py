@@ -6,10 +6,11 @@
 __all__ = ['PipelineConfig', 'CaptionOptions', 'NovelCaptioner', 'shipped', 'pipeline_folder']
 
 # %% ../../nbs/models/50_pipeline.ipynb #d886582c
-import math
+import math, warnings
 from collections.abc import Collection
 from copy import copy
 from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -17,12 +18,13 @@ from typing import NamedTuple
 import torch
 from fastcore.basics import patch
 from safetensors.torch import load_file, save_file
+from torch.nn.functional import cosine_similarity
 from torch.nn.utils.rnn import pad_sequence
 
 import noc_nb.fast.machine # the search of CBS
 from ..captioner import Captioner
 from ..constraints import FORMS, constraint_tokens
-from ..core import default_device, require
+from ..core import NocError, default_device, require
 from ..data import CaptionBatch, RegionFeatures
 from ..fast.decode import decode
 from ..fast.prices import PriceConfig, best_candidates, read_wishes
@@ -342,28 +344,44 @@ def _seen(self:NovelCaptioner, images, seen):
 
 # %% ../../nbs/models/50_pipeline.ipynb #0b1f6a3d
 @patch
+def _near(self:NovelCaptioner, name):
+    "Words that can be said instead: near by spelling, then, if it has a vector, by vector."
+    model = getattr(self, "pipeline", self)                        # that has vectors
+    table, known = model.captioner.words().detach(), model.captioner.words.known
+    near = get_close_matches(name.lower(), {*meanings(self.classes), *model.vocab.stoi}, 3, .75)
+    rows = [model.vocab.stoi.get(word) for word in name.lower().split()]
+    if None not in rows and known[rows].all():
+        likeness = cosine_similarity(table[rows].sum(0), table, -1).masked_fill(~known, -1)
+        near += [model.vocab.tokens[n] for n in likeness.topk(10).indices.tolist()]
+    good = [word for word in dict.fromkeys(near) if word != name and None not in self._tokens(word)]
+    return f", such as {' or '.join(good[:3])}" if good else ""
+
+@patch
 def class_ids(self:NovelCaptioner,
     names, # class names, or words for them
 )->list:   # class ids
     "The classes of some names. Raises `NocError` for one that is unknown or means several."
-    ids, few = meanings(self.classes), len(self.by_name) <= 90
-    known = ", ".join([*self.by_name][:90]) + ("" if few else f" … ({len(ids):,} words)")
+    ids = meanings(self.classes)
     for name in names:
-        require(name in ids, f"object {name!r}", "another word of the captioner's vocabulary "
-                f"(--add-words brings some), or one of {known}")
+        if name not in ids: raise NocError(self._unknown(name))
         several = ", ".join(self.classes[i].name for i in ids[name])
         require(len(ids[name]) == 1, f"object {name!r}: means several", f"one of {several}")
     return [ids[name][0] for name in names]
+
+@patch
+def _unknown(self:NovelCaptioner, name):
+    return f"object {name!r}: expected another word of the captioner's vocabulary{self._near(name)}"
 
 # %% ../../nbs/models/50_pipeline.ipynb #1dc38c4f
 @patch
 def _forms(self:NovelCaptioner, name, known):
     "What the captioner can write of words with bars between; a class counts in all its forms."
+    def written(text): return None not in self._tokens(text)
     texts = []
     for word in name.split("|"):
-        ids = known.get(word, ())
-        texts += self.classes[ids[0]].forms if len(ids) == 1 else (word, word.lower())
-    return tuple(text for text in dict.fromkeys(texts) if None not in self._tokens(text))
+        ids, cases = known.get(word, ()), [*filter(written, (word, word.lower()))]
+        texts += filter(written, self.classes[ids[0]].forms) if len(ids) == 1 else cases[:1]
+    return tuple(dict.fromkeys(texts))
 
 @patch
 def _tokens(self:NovelCaptioner, text): return tuple(map(self.vocab.stoi.get, text.split()))
@@ -373,7 +391,7 @@ def _tokens(self:NovelCaptioner, text): return tuple(map(self.vocab.stoi.get, te
 def with_objects(self:NovelCaptioner,
     wishes:dict,  # as in `CaptionOptions`
 )->NovelCaptioner:
-    "A copy that asks for these in every image. Raises `NocError` for what it cannot say."
+    "A copy that asks for these in every image. Raises `NocError` if it can say none of them."
     new, known = copy(self), meanings(self.classes)
     new.classes, new.wanted, barred = dict(self.classes), {}, []
     for name, price in wishes.items():
@@ -381,9 +399,12 @@ def with_objects(self:NovelCaptioner,
         if price == -math.inf:
             barred += forms
             continue
-        if name in known or not forms: [i] = self.class_ids([name])
+        if name in known: [i] = self.class_ids([name])
         else: new.classes[i] = ObjectClass(i, name, name, forms, ())
         new.wanted[i] = price
+    mute = [self._unknown(c.name) for i in new.wanted if not (c := new.classes[i]).forms]
+    if mute and len(mute) == len(new.wanted): raise NocError(mute[0])
+    if mute: warnings.warn("; ".join(mute) + "; left out")
     new.avoid = [*map(self._tokens, barred)]
     for i in new.wanted:
         lost = new._alternatives(i) and not new._group(i)

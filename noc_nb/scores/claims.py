@@ -278,7 +278,7 @@ def _alone(claim, deltas):
 def _cells(claim, judged, deltas, p):
     "The paper's Δ, ours with its interval, over seeds, p by Holm, and the verdict, as text."
     macro, pooled = (judged.get(key, {}) for key in ("macro", "pooled"))
-    over = cell(deltas, signed=True, average=True)
+    over = cell(deltas, signed=True)
     ours = macro.get("difference", deltas[0] if len(deltas) == 1 else None)
     return {
         "score": " + ".join(dict.fromkeys(_SCORES[column] for _, _, column in claim.terms)),

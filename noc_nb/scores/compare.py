@@ -179,7 +179,7 @@ def _compare_and_show(o):
     "Compare the reports of two systems, and write what was found."
     sides = _sides(o.compare)
     with locked(o.out):
-        check_folder(o.out, "compare", [*sides[0], *sides[1], o.images, o.data])
+        before = check_folder(o.out, "compare", [*sides[0], *sides[1], o.images, o.data])
         photos, names, kept = photos_by_id(o.images, o.data), _names(sides), _read_sides(sides)
         rows, title = _differences(*kept, o.samples), f"{names[1]} minus {names[0]}"
         parts = _parts(rows, names, list(map(len, sides)))
@@ -187,7 +187,7 @@ def _compare_and_show(o):
         finally:                                              # whatever became of the terminal
             if o.out:
                 parts += _largest(*kept, names, photos)
-                with whole_folder(o.out) as new:
+                with whole_folder(o.out, before) as new:
                     write_files(new, "compare", rows, title, parts, _bars(rows),
                                 f"{title}; gray: undecided")
 
