@@ -746,7 +746,8 @@ def _checked_numbers(labels, classes, where, item):
     place = np.flatnonzero(~np.isin(labels, ids))[0].item()
     strange = labels[place].item()
     expected = readings or f"a known category_id, {order[0]} to {order[-1]}, found {strange}"
-    require(False, f"{where}: {item(place)}: category_id {strange}: is none of {len(ids):,} classes", expected)
+    where = f"{where}: {item(place)}: category_id {strange}"
+    require(False, f"{where}: is none of {len(ids):,} classes", expected)
 
 # %% ../../nbs/files/101_readers.ipynb #101c0006
 _AREA = "a box with an area"
@@ -806,7 +807,8 @@ class Detections:
         known["image"] = np.array([*new.values()])[_places(known["image"], [*new])]
         sizes = {new[i]: size for i, size in self.sizes.items() if i in new}
         texts = {new[i]: text for i, text in self.texts.items() if i in new}
-        return replace(self, rows=known, sizes=sizes, texts=texts, others=len(self.rows) - len(known))
+        return replace(self, rows=known, sizes=sizes, texts=texts,
+                       others=len(self.rows) - len(known))
 
     def table(self,
         sizes:dict=None,    # image id -> (width, height) of images whose size the file lacks
@@ -815,40 +817,37 @@ class Detections:
         min_score:float=0., # detections below are dropped
     )->tuple:               # `RegionTable`; image id -> what is wrong; image id -> what was met
         "What of the boxes can be used, best first; `.counts` of the table sums up."
-        rows, said = self.rows, {i: size for i, size in self.sizes.items() if size}
+        rows, sizes = self.rows, (sizes or {}) | {i: s for i, s in self.sizes.items() if s}
         if only is not None: rows = rows[np.isin(rows["image"], [*only])]
         wrong = {n: self.wrong[n] for n in rows["place"].tolist() if n in self.wrong}
-        sizes = (sizes or {}) | said
         boxes, area, clipped = _check_rows(rows, wrong, sizes, self.pixels, self.path)
-        good = ~np.isin(rows["place"], [*wrong])
-        labels = np.full(len(rows), -1)
+        good, labels = ~np.isin(rows["place"], [*wrong]), np.full(len(rows), -1)
         labels[good] = relabel(rows["label"][good], self.classes, classes, self.path,
                                lambda n: self._called(rows[good][n]))
+        errors = {}
+        for row in rows[~good]: errors.setdefault(*self._told(row, wrong, sizes))
+        high = rows["score"].astype(np.float32) >= np.float32(min_score)
         met = dict(clipped=good & clipped, zero_area=good & ~area, no_class=good & (labels < 0))
         counts = dict(boxes=len(rows)) | {what: int(some.sum()) for what, some in met.items()}
-        counts = {k: n for k, n in counts.items() if n or k != "no_class"}
-        if wrong: counts["bad"] = len(wrong)
-        errors, index = {}, dict(zip(rows["place"].tolist(), range(len(rows)))) if wrong else {}
-        for n in sorted(wrong):
-            i = rows["image"][index[n]].item()
-            errors.setdefault(i, self._told(rows[index[n]], wrong[n], (sizes or {}).get(i)))
-        by_image = _by_image(rows["image"], met)
-        rows = rows.copy()
-        rows["box"], rows["label"] = boxes, labels
-        high = rows["score"].astype(np.float32) >= np.float32(min_score)
         counts["low_score"] = int((~high & good & area).sum())
+        rare = dict(no_class=counts.pop("no_class"), bad=len(wrong))
+        counts |= {what: n for what, n in rare.items() if n}
         if only is not None: counts["others"] = self.others + len(self.rows) - len(rows)
-        rows = rows[good & area & (labels >= 0) & high]
-        return _group(rows, rows["score"], sizes, counts), errors, by_image
+        used = good & area & (labels >= 0) & high
+        best = rows[used]
+        best["box"], best["label"] = boxes[used], labels[used]
+        table = _group(best, best["score"], sizes, counts)
+        return table, errors, _by_image(rows["image"], met)
 
     def _called(self, row):
         i, kind = row["image"].item(), "detection" if self.pixels else "row"
         return f"{kind} {row['place']} (image {self.texts.get(i, i)})"
 
-    def _told(self, row, why, size): # a line on a row that cannot be used
+    def _told(self, row, wrong, sizes): # the image of a row, and a line on what is wrong with it
+        i, why = row["image"].item(), wrong[row["place"].item()]
         box = f": box {row['box'].round(4).tolist()}" if why in _BOX_ERRORS else ""
-        if box and size and self.pixels: box += f" in {size[0]} x {size[1]}"
-        return f"{self.path}: {self._called(row)}{box}: {why}"
+        if box and self.pixels and sizes.get(i): box += " in {} x {}".format(*sizes[i])
+        return i, f"{self.path}: {self._called(row)}{box}: {why}"
 
 # %% ../../nbs/files/101_readers.ipynb #101c0007
 def category_names(
