@@ -64,7 +64,7 @@ class CaptionOptions(Config):
         require(self.batch, f"batch={self.batch}", "1 or more")
         names = () if self.objects is None else self.objects
         texts = isinstance(names, Collection) and all(isinstance(name, str) for name in names)
-        require(texts, f"objects {names!r}", "a list of names, or a line")
+        require(texts, f"objects {names!r}", "a list of names, a line, or one for each image")
         self.wishes                        # raises for a line that says nothing
 
     @property
@@ -95,15 +95,16 @@ class NovelCaptioner:
 
 # %% ../../nbs/models/50_pipeline.ipynb #cfe603b8
 @patch
-def _caption(self:NovelCaptioner, images, seen, options):
-    "Caption a batch: choose, search, record."
-    probs = self._probs(images)
-    asked = [self._ask(self._candidates(r, p, options)) for r, p in zip(images, probs)]
+def _caption(self:NovelCaptioner, images, seen, choosers, options):
+    "Caption a batch: choose, search, record. A chooser for each image, from `with_objects`."
+    probs, asked = self._probs(images), []
+    for chooser, r, p in zip(choosers, images, probs):
+        asked.append(chooser._ask(chooser._candidates(r, p, options)))
     groups, prices = zip(*((a.groups, a.prices) for a in asked))
     decoded = self._search(seen, groups, prices)
     costs = self._costs(seen, asked, decoded) if options.costs else [{}]*len(asked)
     rows = zip(images, probs, asked, decoded, costs)
-    return [self._record(*row, options) for row in rows]
+    return [chooser._record(*row, options) for chooser, row in zip(choosers, rows)]
 
 # %% ../../nbs/models/50_pipeline.ipynb #96696ad1
 def _table(images):
@@ -294,21 +295,46 @@ def _why(self:NovelCaptioner, regions, probs, ask, options):
 @patch
 def __call__(self:NovelCaptioner,
     images,       # `Regions` of one image, or a list of them
-    objects=None, # names of musts, name -> price, or a line, as in `CaptionOptions`
+    objects=None, # names of musts, name -> price, or a line, as in `CaptionOptions`; or a list
+                  # with one of these, or None, for each image
     seen=None,    # what the captioner sees, `Regions` of another detector; default: `images`
     **options,    # the other `CaptionOptions`
 ):                # a `_NovelCaption`, or a list of them
     "Caption images. Raises `NocError` for bad options or regions, or an unknown object."
     if isinstance(images, Regions):
         return self([images], objects, None if seen is None else [seen], **options)[0]
-    options, captions = CaptionOptions(objects, **options), []
+    options, captions = CaptionOptions(**options), {}
     self._check(images, seen)
-    pipeline = self if options.objects is None else self.with_objects(options.wishes)
+    choosers = self._choosers(_for_each(objects, len(images)))
     seen = self._seen(images, seen)
-    for start in range(0, len(images), options.batch):
-        part = slice(start, start + options.batch)
-        captions += pipeline._caption(images[part], seen[part], options)
-    return captions
+    for places in _together(choosers, options.batch):
+        batch = [[x[n] for n in places] for x in (images, seen, choosers)]
+        captions |= zip(places, choosers[places[0]]._caption(*batch, options))
+    return [captions[n] for n in range(len(images))]
+
+# %% ../../nbs/models/50_pipeline.ipynb #c2dc08a8
+def _for_each(objects, n):
+    "What each of n images is asked for."
+    listed = isinstance(objects, (list, tuple))
+    if not listed or all(isinstance(x, str) for x in objects): return [objects]*n
+    require(len(objects) == n, f"objects: {len(objects)} entries, not all of them names",
+            f"names, or {n} lists, one for each image")
+    return objects
+
+@patch
+def _choosers(self:NovelCaptioner, objects):
+    "The pipeline that chooses for each image; the same wishes share one."
+    wishes, choosers = [CaptionOptions(x).wishes for x in objects], {str(None): self}
+    for wish in wishes:
+        if str(wish) not in choosers: choosers[str(wish)] = self.with_objects(wish)
+    return [choosers[str(wish)] for wish in wishes]
+
+def _together(choosers, size):
+    "Places of images that are searched together: at most `size` that avoid the same words."
+    same = {}
+    for n, chooser in enumerate(choosers): same.setdefault(str(chooser.avoid), []).append(n)
+    for places in same.values():
+        for start in range(0, len(places), size): yield places[start:start+size]
 
 # %% ../../nbs/models/50_pipeline.ipynb #35a5cb05
 @patch
