@@ -152,6 +152,7 @@ def _read_voc(path):
         return _Photo(name.as_posix(), size, boxes)
     return _collected(path, map(photo, _xml_files(path)), True)
 
+# %% ../../nbs/files/108_exports.ipynb #98b56143
 def _read_cvat(path):
     images, others = [], Counter()
     for file in _xml_files(path):
@@ -225,6 +226,7 @@ def _studio_name(values):
     name = next((x for x in names if Path(x).suffix.lower() in PHOTO_ENDINGS), None)
     return name and re.sub(r".*/upload/\d+/[0-9a-f]{8}-", "", name)
 
+# %% ../../nbs/files/108_exports.ipynb #d26f71b1
 def _studio_boxes(result, others):
     "The boxes of what was drawn; other kinds are counted."
     for shape in result:

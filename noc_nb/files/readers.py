@@ -836,8 +836,7 @@ class Detections:
         used = good & area & (labels >= 0) & high
         best = rows[used]
         best["box"], best["label"] = boxes[used], labels[used]
-        table = _group(best, best["score"], sizes, counts)
-        return table, errors, _by_image(rows["image"], met)
+        return _group(best, best["score"], sizes, counts), errors, _by_image(rows["image"], met)
 
     def _called(self, row):
         i, kind = row["image"].item(), "detection" if self.pixels else "row"
