@@ -30,7 +30,7 @@ def command_lines():
         _command = before
 
 # %% ../../nbs/lab/16_progress.ipynb #2270e8a7
-_OBEYED = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")   # controls, but for tabs and ends of lines
+_OBEYED = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")   # but tabs and ends of lines
 
 def harmless(
     text:str, # that a terminal will show
