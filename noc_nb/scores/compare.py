@@ -7,13 +7,12 @@ __all__ = ['compare']
 
 # %% ../../nbs/scores/124_compare.ipynb #c0124003
 import os, sys, warnings
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 
-from ..core import NocError, require
-from ..lab.config import check_range
+from ..core import require
+from ..lab.config import check_range, imported
 from ..lab.disk import find_data
 from ..lab.runs import locked, whole_folder
 from ..lab.verdict import gap, holm, short_p, signed, verdict
@@ -147,18 +146,11 @@ def _largest(a, b, names, photos, most=20):
     return [Part(f"Largest differences in {title}", cards=cards)]
 
 # %% ../../nbs/scores/124_compare.ipynb #917c63c9
-def _imported(text):
-    "The function that `module:function` names, also of a file where the command was typed."
-    module, _, name = text.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try: return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as e:
-        raise NocError(f"--metrics {text}: expected module:function ({e})") from None
-
 def _metrics(text):
     "Name -> entry or function, of `--metrics`."
     names = [m.strip() for m in text.split(",")]
-    return {m.rpartition(":")[2]: _imported(m) if ":" in m else METRICS.get(m) for m in names}
+    own = {m: imported(m, "--metrics") for m in names if ":" in m}
+    return {m.rpartition(":")[2]: own.get(m) or METRICS.get(m) for m in names}
 
 # %% ../../nbs/scores/124_compare.ipynb #e0c4e420
 def _show(text):
