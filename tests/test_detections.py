@@ -2,12 +2,16 @@
 import json
 from pathlib import Path
 import numpy as np
+import pyarrow, pyarrow.parquet
 import pytest
 from hypothesis import given, settings, strategies as st
 from PIL import Image, ImageOps
+from noc_nb.commands import reproduce
+from noc_nb.commands.cli import noc_reproduce
 from noc_nb.commands.command import commands
 from noc_nb.core import NocError
 from noc_nb.files.dataset import load_data
+from noc_nb.files.drawing import make_toy
 from noc_nb.files.readers import open_detections, read_captions, read_detections, relabel
 from noc_nb.files.store import RegionStore
 from noc_nb.heldout import COCO_CLASSES
@@ -196,6 +200,18 @@ def test_a_training_joins_boxes_by_name_and_counts_what_it_skips(tmp_path):
     assert [data.regions[i].labels.tolist() for i in (7, 8, 9)] == [[18], [17], []]
     assert data.counts["bad"] == 1 and data.counts["others"] == 1
 
+def test_a_list_of_boxes_names_the_photos_of_captions(tmp_path):
+    write_json(tmp_path/"d.json", [box(4, file_name="x/a.jpg"), box(9, file_name="x/b.jpg")])
+    columns = {name: [.5, .5] for name in ("cx", "cy", "w", "h", "score")} | dict(file_name=["x/a.jpg", "x/b.jpg"])
+    table = pyarrow.table(dict(image_id=[4, 9], category_id=[18, 17], **columns))
+    pyarrow.parquet.write_table(table, tmp_path/"d.parquet")
+    write_json(tmp_path/"captions.json", {"b.jpg": ["a dog"], "a.jpg": ["a cat", "cats"]})
+    def load(name): return load_data(tmp_path, None, str(tmp_path/name), tmp_path/"captions.json", heldout="zebra")
+    with pytest.raises(NocError, match=r"\(image 4\): expected an image whose width and height"): load("d.json")
+    data = load("d.parquet")
+    assert data.captions == {4: ["a cat", "cats"], 9: ["a dog"]}
+    assert [data.regions[i].labels.tolist() for i in (4, 9)] == [[18], [17]]
+
 def test_nothing_in_a_folder_is_skipped_in_silence(typed):
     Path("in").mkdir()
     Image.new("RGB", (64, 48)).save("in/a.jpg")
@@ -243,3 +259,16 @@ def test_ids_of_texts_follow_the_order_of_the_file(tmp_path):
     write_json(tmp_path/"d.json", [box("b"), box(41), box("a"), box("b")])
     found = open_detections(tmp_path/"d.json")
     assert found.texts == {42: "b", 43: "a"} and found.rows["image"].tolist() == [42, 41, 43, 42]
+
+@pytest.mark.parametrize("options, split", [(dict(captions="own.json", split="halves.json"), "halves"), ({}, "toy")])
+def test_a_run_s_settings_name_the_split_that_was_used(tmp_path, monkeypatch, options, split):
+    class Begun(Exception): pass
+    def begun(run, *_): raise Begun(run.preset.split)
+    monkeypatch.setattr(reproduce, "Experiment", begun)
+    monkeypatch.chdir(tmp_path)
+    make_toy("toy", train=30, val=10, test=10, pictures=0)
+    write_json(Path("own.json"), json.loads(Path("toy/annotations/captions_train2014.json").read_text()))
+    train = [image["id"] for image in json.loads(Path("own.json").read_text())["images"]]
+    write_json(Path("halves.json"), dict(train=train[:10], val=train[10:20], test=train[20:]))
+    with pytest.raises(Begun, match=split):
+        noc_reproduce("toy", "toy", out="run", rows="none", training="xe", metrics="C", tables="1", **options)

@@ -80,6 +80,7 @@ def noc_eval(
     classes:str=None,     # classes: JSON, or names, one a line, as in Open Images's CSV
     first:int=None,      # number of the first class in a file of names: 1 or 0 (default: 1)
     missing:Literal["refuse", "empty"]="refuse", # an image without a caption: score it as empty?
+    skip_bad:bool=False,  # leave out captions that cannot be used; the report says how many
     images:str=None,      # photos for a page and for your scores, by name; else by number
     metrics:str=None,     # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU), R (ROUGE-L), or
                           # module:function of yours; default: all five

@@ -239,7 +239,7 @@ def _reproduce(o):
     require(lines or selections, "--training none", expected)
     data = _load(o, cfg)
     name, paper = _about_data(o, data)
-    cfg = replace(cfg, data=name)
+    cfg = replace(cfg, data=name, split=data.name)
     require(data.splits[o.part], f"--part {o.part}: no images", "a --split that has some")
     check_outputs({"--out": o.out}, [data.root, o.features])
     if lines and not o.models: word_rows(data, cfg.min_count)    # lacking vectors are an error now

@@ -356,6 +356,16 @@ def _entries(item, place, path, names=()):
         require(isinstance(caption, str), said, f"a text, found {value}")
         yield Entry(place, i, name, caption)
 
+def _usable(items, path, bad, names=()):
+    "The captions of items with places; `bad` takes a line on each broken one, if it is there."
+    entries = []
+    for item, place in items:
+        try: entries += _entries(item, place, path, names)
+        except NocError as e:
+            if bad is None: raise
+            bad.append(str(e))
+    return entries
+
 # %% ../../nbs/files/101_readers.ipynb #7d063ab1
 def _table_items(path):
     "The rows of a table, and their places. Raises `NocError` naming its columns, or the line."
@@ -422,8 +432,8 @@ def _karpathy(content, path):
             parts[name] = part
     return entries, parts
 
-def _json_entries(content, path):
-    "The entries of a list, of an object with `annotations`, or of a dictionary."
+def _json_entries(content, path, bad):
+    "The entries of a list, of an object with `annotations`, or of a dictionary; as in `_usable`."
     names, what = {}, "entry"
     if isinstance(content, dict) and isinstance(content.get("annotations"), list):
         if "images" in content: names = {i: name for name, i in image_names(content, path) if name}
@@ -432,7 +442,7 @@ def _json_entries(content, path):
         content = [dict(image_id=image, captions=texts) for image, texts in content.items()]
     require(isinstance(content, list), f"{path}: {type(content).__name__}",
             'a list of {"image_id": …, "caption": …}, or {"photo.jpg": "a caption"}')
-    return [e for n, item in enumerate(content) for e in _entries(item, f"{what} {n}", path, names)]
+    return _usable(((item, f"{what} {n}") for n, item in enumerate(content)), path, bad, names)
 
 # %% ../../nbs/files/101_readers.ipynb #7d063ab5
 def _caption_content(path):
@@ -441,22 +451,23 @@ def _caption_content(path):
     if not whole or _is_lines(path): return None
     with _no_collection(): return read_json(path)
 
-def _entries_of(path, content):
+def _entries_of(path, content, bad=None):
     "All entries of a file or folder; name of a photo -> part of the file's split, if it has one."
     if _is_karpathy(content): return _karpathy(content, path)
-    if content is not None: return _json_entries(content, path), {}
+    if content is not None: return _json_entries(content, path, bad), {}
     if path.is_dir(): items = _text_items(path)
     elif path.suffix == ".parquet": items = _parquet_items(path)
     elif ".json" in path.name or path.suffix == ".ndjson":
         items = ((row, f"entry {n}") for n, row in enumerate(read_rows(path)))
     else: items = _table_items(path)
-    return [e for item, place in items for e in _entries(item, place, path)], {}
+    return _usable(items, path, bad), {}
 
 def caption_entries(
     path, # captions in any form
+    bad:list=None, # takes a line for each that cannot be used; None: refuse them
 )->list:  # `Entry`s, in the order of the file
     "Every caption of a file or folder. Raises `NocError` naming the entry for anything broken."
-    return _entries_of(Path(path), _caption_content(Path(path)))[0]
+    return _entries_of(Path(path), _caption_content(Path(path)), bad)[0]
 
 # %% ../../nbs/files/101_readers.ipynb #7d063ab7
 def entry_images(

@@ -205,5 +205,6 @@ def _run_eval(o):
         counted = Protocol(o.protocol, o.weight, o.fp)
         def show(report): _show(report.markdown)
         evaluate_file(o.captions, data, o.split, o.out, counted, metrics, o.samples, o.missing,
-                      show, part=o.part, heldout=o.heldout, classes=o.classes, images=o.images,
-                      synonyms=o.synonyms, cut=o.cut, whole=o.whole_sentences, first=o.first)
+                      show, o.skip_bad, part=o.part, heldout=o.heldout, classes=o.classes,
+                      images=o.images, synonyms=o.synonyms, cut=o.cut,
+                      whole=o.whole_sentences, first=o.first)

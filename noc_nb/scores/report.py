@@ -55,14 +55,19 @@ def read_system(
     names=(),  # (file name, image id) of the references' images, where their file names them
     where="references", # their file, for messages
     numbers:bool=True,  # whether that file has ids
+    bad:list=None,      # takes a line for each caption that cannot be used; None: refuse them
 )->dict:       # image id -> caption; a photo that the references do not name keeps its name
     "Read a system's captions. Raises `NocError` naming file and entry for anything broken."
-    entries, captions, first = caption_entries(path), {}, {}
+    entries, captions, first = caption_entries(path, bad), {}, {}
     images = entry_images(entries, names, path, where, numbers)
     count = Counter(images)
     for entry, i in zip(entries, images):
         place = f"{path}: {entry.place}: image {i}"
-        _check_caption(entry.caption, f"{place}: caption")
+        try: _check_caption(entry.caption, f"{place}: caption")
+        except NocError as e:
+            if bad is None: raise
+            bad.append(str(e))
+            continue
         require(i not in captions, f"{place}: has {count[i]} captions, the first in {first.get(i)}",
                 "one caption an image")
         captions[i], first[i] = entry.caption, entry.place
@@ -455,7 +460,8 @@ def _f1_bars(report):
 def _report_parts(report):
     "A report of `evaluate_file`, for people."
     about, counts, intervals = report["about"], report["counts"], report["intervals"]
-    numbers = ", ".join(f"{counts[k]:,} {k}" for k in ("missing", "extra", "empty"))
+    kinds = [k for k in ("missing", "extra", "empty", "bad") if k in counts]
+    numbers = ", ".join(f"{counts[k]:,} {k}" for k in kinds)
     left_out = "".join(f" {name} is left out: {why}." for name, why in report["left_out"].items())
     sure = ", with 95 % bootstrap intervals" if intervals else ""
     head = (f"{about['data']}: {about['split']}. {counts['scored']:,} images scored; "
@@ -567,6 +573,7 @@ def evaluate_file(
     samples:int=1000, # draws of the bootstrap; 0: no intervals
     missing:str="refuse", # images without a caption: "refuse", or score as "empty"
     show=None,        # called with the report before the files are written
+    skip_bad:bool=False, # leave out captions that cannot be used, and count them
     **kw,             # as in `make_task`: part, heldout, classes, images, synonyms, cut, whole
 )->_Report:           # a dict of all scores; `table` and `images` have them as DataFrames
     "Evaluate a file of captions. Raises `NocError` for bad input, before anything is computed."
@@ -575,9 +582,12 @@ def evaluate_file(
     with locked(out):
         before = check_folder(out, "report", _files_of(data, captions, split, *kw.values()))
         task = make_task(data, split, **kw)
-        system = read_system(captions, task.found.names, data, task.found.numbers)
+        bad = [] if skip_bad else None
+        system = read_system(captions, task.found.names, data, task.found.numbers, bad)
+        if bad: warnings.warn(f"{bad[0]}; left out (such captions: {len(bad):,})")
         protocol.words_of(task.heldout)                       # refused now, if it is
         chosen, counts = match(system, task, captions, missing)
+        if skip_bad: counts["bad"] = len(bad)
         judged = _evaluate(chosen, task, protocol, metrics)
         about = _make_report(judged, task, counts, samples)
         report = _Report(dict(captions=Path(captions).name) | about, judged)
