@@ -6,6 +6,7 @@ import torch
 from noc_nb.commands.distributed import _ray, caption_shards, read_shards, _shard_file
 from noc_nb.core import NocError
 from noc_nb.files.drawing import make_toy
+from noc_nb.lab.disk import beside
 from noc_nb.lab.runs import locked
 from noc_nb.models.pipeline import CaptionOptions
 from noc_nb.models.source import Job
@@ -57,7 +58,7 @@ def test_the_driver_is_killed(world, tmp_path):
         at = shards() + rng.randint(0, 2); child.start()
         while child.is_alive() and (shards() < at or not (out/"job.json").exists()): time.sleep(.002)
         child.join(rng.uniform(0, .3)); kills += child.is_alive(); child.kill(); child.join()
-    (out/".part-000001.parquet.elsewhere.1.tmp").write_bytes(b"PAR1")           # as a kill while writing leaves it
+    beside(out/"part-000001.parquet").write_bytes(b"PAR1")                       # as a kill while writing leaves it
     _shard_file(out, 1).unlink()
     assert [row["shard"] for row in run(job, out)] == [1]
     content = lambda folder: {p.name: p.read_bytes() for p in folder.iterdir()}

@@ -23,7 +23,7 @@ def noc_caption(
     images:str=None,     # detections: folder of the images to caption, by name; else by number
     only_detected:bool=False, # detections: leave out images without boxes
     objects:str=None,    # words by hand: "zebra, red|white, bus=4, -text" (either; worth 4 nats;
-                         # not this; "": none; default: the selector's)
+                         # not this, but "texts"; "": none; default: the selector's)
     min_score:float=None, # a class below is never forced (default: the selector's threshold)
     max_objects:int=None, # objects that the selector may force on an image (default: 5)
     price_weight:str=None, # of the selector's candidates: 0 or more, or must (default: model's)

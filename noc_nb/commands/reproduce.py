@@ -6,7 +6,7 @@
 __all__ = ['choice']
 
 # %% ../../nbs/commands/139_reproduce.ipynb #62dc8727
-import shlex, shutil
+import shlex
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from ..lab.objects import save_heldout
 from ..lab.progress import say
 from ..lab.results import LABELS, TRAINING_LABELS
 from ..lab.runs import check_ours, check_outputs, held, locked, whole_folder
-from ..lab.saving import model_card, load_model
+from ..lab.saving import load_model, model_card, plain_card
 from ..lab.tables import markdown_table, spec, table_view
 from ..lab.train import kept_line, train_scst_in, train_selector_in, train_xe_in
 from ..metrics import METRICS
@@ -140,9 +140,7 @@ def _join_parts(out, selector, captioner, classes, words, cfg):
     "Write two parts as one pipeline. `words`: word -> vector; None: features come from a store."
     vectors = None if words is None else class_vectors(classes, words)
     how = PipelineConfig(cfg.search, cfg.form, cfg.limit, cfg.prices)
-    card = Path(out)/"README.md"                           # which somebody may have completed
     with whole_folder(out) as new:
-        if card.exists(): shutil.copy(card, new)
         NovelCaptioner(selector, captioner, classes, vectors, how).save_pretrained(new)
 
 def _save_pipeline(experiment, training):
@@ -252,9 +250,10 @@ def _reproduce(o):
     made = experiment.complete(lines, selections)
     about = f"{cfg.data} {o.part}, {kind} detections" + (f", {o.variant}" if o.variant else "")
     asked = lines if o.rows or o.training else None
-    _write_tables(made, tables, o.out, about, o.variant, paper=paper, only=asked)
     trained = [t for t in TRAINING_LABELS if ("selector", t, .2) in lines]
-    if trained: _save_pipeline(experiment, trained[-1])
+    with locked(o.out):
+        _write_tables(made, tables, o.out, about, o.variant, paper=paper, only=asked)
+        if trained: _save_pipeline(experiment, trained[-1])
     return made
 
 # %% ../../nbs/commands/139_reproduce.ipynb #722941c7
@@ -324,11 +323,12 @@ def _join_command(part, out, data, options):
     return shlex.join(map(str, [*words, "--out", "DIR"]))
 
 # %% ../../nbs/commands/139_reproduce.ipynb #8adabffc
-def _write_about(part, data, out):
-    "Leave the held-out objects and the model card of a trained part."
+def _write_about(part, data, out, model):
+    "Leave the held-out objects and the model card of a trained part; a person's card stays."
+    card = out/"best/README.md"
     save_heldout(out/"heldout.json", data.heldout)
-    with whole_file(out/"best/README.md") as f:
-        f.write(_card(part, data, read_json(out/"done.json")))
+    if card.exists() and card.read_text("utf-8") != plain_card(model): return
+    with whole_file(card) as f: f.write(_card(part, data, read_json(out/"done.json")))
 
 def _say_what_lacks(part, data):
     "What a captioner without word vectors cannot do, on standard error."
@@ -349,8 +349,8 @@ def _run_train(o):
     data = _load_own(o, cfg, o.data)
     check_outputs({"--out": out}, [data.root, o.features, o.start])
     _say_what_lacks(o.part, data)
-    _train(o.part, data, out, cfg, o.seed, o.resume, o.start, not o.free)
-    _write_about(o.part, data, out)
+    model = _train(o.part, data, out, cfg, o.seed, o.resume, o.start, not o.free)
+    _write_about(o.part, data, out, model)
     print(f"best weights: {out/'best'}\n"
           f"as a pipeline: {_join_command(o.part, out, data, o)}")
 

@@ -7,7 +7,7 @@ __all__ = ['Kept', 'TrainConfig', 'ScstTrainConfig', 'Trainer', 'kept_line', 'fi
            'train_scst_in']
 
 # %% ../../nbs/lab/40_train.ipynb #0af8a318
-import json, math, shutil, time, warnings, zlib
+import json, math, time, warnings, zlib
 from collections import Counter, defaultdict
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields
@@ -35,7 +35,7 @@ from .config import Config, fixed, setting
 from .disk import foreign_file, read_json, whole_file, write_json
 from .progress import progress, say
 from .runs import (begin, called, check_same, contents, file_sum, fingerprint, held,
-                             locked, put_back, read_about, whole_folder)
+                             locked, put_back, read_about, state_of, whole_folder)
 from .saving import load_model, read_weights, save_model
 from ..scst import ScstConfig, cider_reward, oracle_words, rewarded_images, train_scst
 from ..selector import RegionSelector, SelectorConfig, selector_loss
@@ -210,8 +210,11 @@ def _keep_best(self:Trainer, score):
     "Write the weights to `best/`, and remember what they are."
     self.best = score
     if not self.main: return
-    with whole_folder(self.folder/"best") as new: self.save(self.inner, new)
-    self.weights = {path.name: file_sum(path) for path in (self.folder/"best").iterdir()
+    best, before = self.folder/"best", {}
+    with whole_folder(best, before) as new:
+        self.save(self.inner, new)                         # it replaces what has these names
+        before |= {name: x for name, x in state_of(best).items() if name in held(new)}
+    self.weights = {path.name: file_sum(path) for path in best.iterdir()
                     if path.name != "README.md"}           # which people complete
 
 # %% ../../nbs/lab/40_train.ipynb #c3a50e05
@@ -371,13 +374,9 @@ def _claim(self:Trainer, resume):
     ours = _checkpoints(folder) or {"run.json", "done.json"} & {*held(folder)}
     taken = held(folder) if resume else (folder/"best").exists()
     require(ours or not taken, f"{folder}: is of no training", "a new folder")
-    file = folder/"run.json"
+    file, done = folder/"run.json", (folder/"done.json").exists()
     if file.exists(): read_about(file, folder, settings)         # of something else: refused
-    if not resume:
-        for name in ("checkpoints", "best", "curves"): shutil.rmtree(folder/name, True)
-        for name in ("run.json", "done.json"): (folder/name).unlink(missing_ok=True)
-    if _checkpoints(folder): check_same(folder, read_about(file, folder, settings), settings)
-    begin(file, folder, settings, made=False)
+    begin(file, folder, settings, resume, made=done or bool(_checkpoints(folder)))
 
 # %% ../../nbs/lab/40_train.ipynb #a21d9f01
 @patch

@@ -18,6 +18,7 @@ from ..lab.config import check_range
 from ..lab.disk import foreign_file, read_json
 from ..lab.objects import load_classes, plain_name, usual_name
 from ..lab.progress import say
+from .spellings import noun_forms
 
 # %% ../../nbs/models/110_names.ipynb #1787a5af
 def _read_names(path):
@@ -41,12 +42,11 @@ def _names(content, path, first):
         raise NocError(f"{path}: expected names, {{id: name}}, or COCO's categories") from None
 
 # %% ../../nbs/models/110_names.ipynb #4e90e479
-def _named_class(i, name, words, engine):
+def _named_class(i, name, words):
     "The class of a name in plain words: the name and its last word, in singular and plural."
     forms = []
-    for noun in dict.fromkeys([" ".join(words), words[-1]]):
-        forms += [noun, engine.plural_noun(noun), engine.singular_noun(noun)]
-    forms = dict.fromkeys(normalize(form) for form in forms if form)
+    for noun in dict.fromkeys([" ".join(words), words[-1]]): forms += noun_forms(noun)
+    forms = dict.fromkeys(map(normalize, forms))
     return ObjectClass(i, name, words[-1], tuple(forms), tuple(words))
 
 # %% ../../nbs/models/110_names.ipynb #210ea708
@@ -87,18 +87,14 @@ def classes_of(
     where,      # what has these names, for messages
 )->dict:        # class id -> `ObjectClass`
     "Classes from names. Raises `NocError` naming the class, or if `inflect` is missing."
-    try: import inflect
-    except ImportError:
-        raise NocError(f"{where}: plurals need `pip install noc_nb[formats]`") from None
-    engine, classes = inflect.engine(), {}
-    coco = {c.name: c for c in COCO_CLASSES.values()}
+    classes, coco = {}, {c.name: c for c in COCO_CLASSES.values()}
     for i, name in names.items():
         plain = plain_name(name) if isinstance(name, str) else ""
         named = plain and type(i) is int
         require(named, f"{where}: class {i!r}: {name!r}", "a name in letters")
         check_range(f"{where}: class {name!r}: ", 0, MOST_CLASSES, id=i)
         known = coco.get(usual_name(name))
-        classes[i] = replace(known, id=i) if known else _named_class(i, name, plain.split(), engine)
+        classes[i] = replace(known, id=i) if known else _named_class(i, name, plain.split())
     _tell(names, classes, where)
     return classes
 

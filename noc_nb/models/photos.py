@@ -27,7 +27,7 @@ from ..files.readers import PHOTO_ENDINGS, image_names, match_photos, name_parts
 from ..files.readers import open_parquet, read_coco
 from ..files.store import RegionStore
 from ..lab.config import check_range
-from ..lab.disk import foreign_file, whole_file
+from ..lab.disk import foreign_file, real_path, whole_file
 from ..lab.progress import note, progress
 from ..lab.runs import begin, fingerprint, held, locked
 from .detector import Detector, prepare
@@ -359,7 +359,8 @@ def _extract(files, out, detector, workers=0, part=64, resume=False):
     plan.json; `part` images are detected between two points to resume from, in OUT.parts. Raises
     `NocError` if `out` is there, or of another run."""
     out = Path(out)
-    folder = out.with_name(out.name + ".parts")
+    place = real_path(out)
+    folder = place.with_name(place.name + ".parts")
     images = fingerprint(_lines((f.id, f.name) for f in files))
     plan = dict(detector=detector.about(), part=part, count=len(files), images=images)
     there = next((p for p in (out, folder) if held(p)), None)
@@ -372,8 +373,8 @@ def _extract(files, out, detector, workers=0, part=64, resume=False):
         results = _detect_files(rest, detector, workers, part)
         results = iter(progress(results, "detecting", len(rest)))
         for p, fs in left.items(): _write_part(p, list(islice(results, len(fs))))
-        _join(out, list(parts), files, about.read_text("utf-8"), getattr(detector, "names", None))
-    shutil.rmtree(folder, ignore_errors=True)
+        _join(place, list(parts), files, about.read_text("utf-8"), getattr(detector, "names", None))
+    if (folder/"plan.json").exists(): shutil.rmtree(folder, ignore_errors=True)
     return RegionStore(out, verify=there == out)
 
 # %% ../../nbs/models/115_photos.ipynb #36408afd

@@ -23,7 +23,7 @@ from ..constraints import constraint_tokens
 from ..core import NocError, require
 from ..files.readers import PHOTO_ENDINGS
 from ..lab.config import read_options
-from ..lab.disk import room_for, whole_file
+from ..lab.disk import real_path, room_for, whole_file
 from ..lab.progress import keep_blocks, progress, say, say_notes
 from ..lab.results import read_rows
 from ..lab.runs import begin, check_ours, check_outputs, fingerprint, locked
@@ -103,7 +103,9 @@ def begin_captions(
     begin(about, out, settings, resume, made, input_files(source.files.values()))
 
 # %% ../../nbs/pages/132_gallery.ipynb #52e9b01c
-def _beside_output(out, kind): return out.with_name(f".{out.name}.{kind}")
+def _beside_output(out, kind):
+    path = real_path(out)
+    return path.with_name(f".{path.name}.{kind}")
 
 def _checked(text, n): return b"%s\t%08x\n" % (text, zlib.crc32(text, n))
 
@@ -317,11 +319,11 @@ def caption_files(
     overwrite:bool=False, # texts that are there are replaced
 )->tuple:              # images; without a caption; names without boxes; word that lacks -> objects
     "Caption whatever a path stands for. Raises `NocError` for bad input."
-    _check_outputs(job, out, report)
-    pipeline = job.pipeline()
-    source = job.source(pipeline)
-    beside = _text_files(source, texts) if texts else []
     with locked(report), tempfile.TemporaryDirectory() as folder:
+        _check_outputs(job, out, report)
+        pipeline = job.pipeline()
+        source = job.source(pipeline)
+        beside = _text_files(source, texts) if texts else []
         lines = out or Path(folder)/"lines.jsonl"
         file = _caption_all(pipeline, source, lines, job.options, resume)
         if not out:                     # first, for the page may fail; ASCII can write any letter
@@ -367,7 +369,7 @@ def _check_outputs(job, out, report):
     for option, path in (("--out", out), ("--html", report)):
         regular = path is None or not Path(path).exists() or Path(path).is_file()
         require(regular, f"{option} {path}", "a regular file")
-    own = [_beside_output(Path(out), kind) for kind in ("part", "run.json")] if out else []
+    own = [_beside_output(out, kind) for kind in ("part", "run.json")] if out else []
     check_outputs({"--out": out, "--html": report}, [*job.inputs, *own])
     if report: check_ours(report, _MARK, "--html", "page of noc_caption")
 

@@ -21,7 +21,7 @@ from ..core import NocError, require
 from ..files.download import fetch, unpack
 from ..lab.disk import whole_file, write_json
 from ..lab.progress import progress
-from ..lab.runs import file_sum, locked
+from ..lab.runs import file_sum, locked, temporary_folder
 from ..metrics import METRICS
 from ..vocab import ptb_line
 
@@ -390,10 +390,10 @@ def _setup_spice(jars=None):
     for bring in (_fetch_with_maven, _fetch_corenlp) if jars is None else ():
         missing = _missing_jars(target)
         if not missing or (problems and not any(c.startswith(_NLP) for c in missing)): break
-        with tempfile.TemporaryDirectory(f".{os.getpid()}.tmp", ".fetched.", target) as box:
-            try: bring(missing, Path(box))
+        with temporary_folder(target/"fetched") as box:
+            try: bring(missing, box)
             except (NocError, OSError, subprocess.TimeoutExpired) as e: problems.append(str(e))
-            _accept(Path(box), target)
+            _accept(box, target)
     missing = _missing_jars(target)
     if not missing: return target
     files = ", ".join(f"{_jar_name(c)} ({c}, SHA-256 {_SPICE_JARS[c]})" for c in missing)

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from ..core import require
 from ..lab.disk import whole_file, write_json
-from ..lab.runs import check_ours, check_outputs, held
+from ..lab.runs import check_ours, check_outputs, held, state_of
 from ..lab.tables import markdown_table
 
 # %% ../../nbs/scores/106_page.ipynb #b770f2b7
@@ -135,19 +135,21 @@ def check_folder(
     out,      # folder that is replaced as a whole; None: nothing is written
     name:str, # of its files: "report", "compare" or "table"
     inputs,   # paths that are read
-):
+)->dict:      # the folder's `state_of`
     "Raises `NocError` where an input, or somebody's file, would go with what was there."
     if not out: return
+    before = state_of(out)
     files = {f"{name}{kind}": mark for kind, mark in _MARKS.items()}
     for file in files: check_outputs({"--out": Path(out)/file}, inputs)
     there = held(out)
     for file in there:
         ours = f"{name}.md" in there and file in (*files, *_BESIDE)
         require(ours, f"--out {out}: holds {file}", "a new folder, or one with a report alone")
-    if not there: return
+    if not there: return before
     require(not os.path.samefile(out, "."), f"--out {out}: is where you are", "another folder")
     for file, mark in files.items():
         if mark: check_ours(Path(out)/file, mark.encode(), "--out", "report of noc_eval")
+    return before
 
 def write_files(
     folder:Path, # that is there

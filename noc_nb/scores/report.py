@@ -529,10 +529,10 @@ class _Report(dict):
     @property
     def markdown(self): return as_markdown(self["captions"], _report_parts(self))
 
-    def write(self, out, photos):
+    def write(self, out, photos, before):
         "Write all files, or none. Raises `NocError` where that fails."
         *parts, how = _report_parts(self)
-        with whole_folder(out) as new:
+        with whole_folder(out, before) as new:
             _write_images(new/"images.parquet", self.judged)
             write_files(new, "report", self, self["captions"],
                         [*parts, *_extremes(self.judged, photos), how], _f1_bars(self),
@@ -572,8 +572,8 @@ def evaluate_file(
     "Evaluate a file of captions. Raises `NocError` for bad input, before anything is computed."
     check_range("--", 0, 100_000, samples=samples)
     require(Path(captions).exists(), f"{captions}: no such file", "captions to score")
-    check_folder(out, "report", _files_of(data, captions, split, *kw.values()))
     with locked(out):
+        before = check_folder(out, "report", _files_of(data, captions, split, *kw.values()))
         task = make_task(data, split, **kw)
         system = read_system(captions, task.found.names, data, task.found.numbers)
         protocol.words_of(task.heldout)                       # refused now, if it is
@@ -584,7 +584,7 @@ def evaluate_file(
         try:
             if show: show(report)
         finally:                                              # whatever became of the terminal
-            if out: report.write(out, task.photos)
+            if out: report.write(out, task.photos, before)
     return report
 
 # %% ../../nbs/scores/122_report.ipynb #eca76955

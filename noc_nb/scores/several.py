@@ -242,7 +242,8 @@ def _write_table(folder, systems, columns, pairs, parts):
 def _table_of_runs(o, show):
     "One table of many runs, with verdicts between systems; `show` is given its Markdown."
     with locked(o.out):
-        check_folder(o.out, "table", [path for path in o.runs if path != "vs"] + [o.data])
+        inputs = [path for path in o.runs if path != "vs"]
+        before = check_folder(o.out, "table", [*inputs, o.data])
         systems = _systems(o.runs, o)
         _check_once(systems)
         columns = _columns(systems, _metrics(o.metrics) if o.metrics else METRICS)
@@ -257,7 +258,7 @@ def _table_of_runs(o, show):
         try: show(as_markdown("Runs", parts))
         finally:                                              # whatever became of the terminal
             if o.out:
-                with whole_folder(o.out) as new:
+                with whole_folder(o.out, before) as new:
                     _write_table(new, systems, columns, pairs, parts)
 
 # %% ../../nbs/scores/125_several.ipynb #917c63c9
@@ -291,7 +292,7 @@ def _compare_and_show(o):
     "Compare the reports of two systems, and write what was found."
     sides = _sides(o.compare)
     with locked(o.out):
-        check_folder(o.out, "compare", [*sides[0], *sides[1], o.images, o.data])
+        before = check_folder(o.out, "compare", [*sides[0], *sides[1], o.images, o.data])
         photos, names, kept = photos_by_id(o.images, o.data), _names(sides), _read_sides(sides)
         rows, title = _differences(*kept, o.samples), f"{names[1]} minus {names[0]}"
         parts = _parts(rows, names, list(map(len, sides)))
@@ -299,7 +300,7 @@ def _compare_and_show(o):
         finally:                                              # whatever became of the terminal
             if o.out:
                 parts += _largest(*kept, names, photos)
-                with whole_folder(o.out) as new:
+                with whole_folder(o.out, before) as new:
                     write_files(new, "compare", rows, title, parts, _bars(rows),
                                 f"{title}; gray: undecided")
 
