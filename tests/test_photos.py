@@ -72,7 +72,7 @@ def shared(a, b):
 
 def expected(names, photos):
     "Image -> its photo; images that several fit; photos that no name leads to. Every name meets every photo."
-    bare = not any(name.endswith(".jpg") for name in names.values())           # `labels/a` is of a.jpg
+    bare = not any(name.lower().endswith(".jpg") for name in names.values())   # `labels/a` is of a.jpg
     parts = {p: plain(p.removesuffix(".jpg") if bare else p) for p in photos}
     length = {(i, p): shared(plain(name), parts[p]) for i, name in names.items() for p in photos}
     found, unsure, spare = {}, set(), set(photos)

@@ -6,16 +6,15 @@
 __all__ = ['classes_of', 'read_classes']
 
 # %% ../../nbs/models/110_names.ipynb #c34dd176
-import csv, re
+import re
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
-
 from ..core import NocError, require
+from ..files.exports import read_names
 from ..heldout import COCO_CLASSES, MOST_CLASSES, ObjectClass, normalize, people
 from ..lab.config import check_range
-from ..lab.disk import foreign_file, read_json
+from ..lab.disk import read_json
 from ..lab.objects import load_classes, plain_name, usual_name
 from ..lab.progress import say
 from .spellings import noun_forms
@@ -24,13 +23,7 @@ from .spellings import noun_forms
 def _read_names(path):
     "What a file of names holds: a list, or JSON; of YOLO's YAML its `names`."
     if str(path) == "coco80": return [COCO_CLASSES[i].name for i in sorted(COCO_CLASSES)]
-    if Path(path).suffix in (".yaml", ".yml"):
-        with foreign_file(path, "YAML with names"):
-            return yaml.safe_load(Path(path).read_text("utf-8"))["names"]
-    if str(path).endswith((".json", ".json.gz")): return read_json(path)
-    with foreign_file(path, "names of classes"):
-        rows = csv.reader(Path(path).read_text("utf-8").splitlines())
-        return [row[-1] for row in rows if "".join(row).strip()]
+    return read_json(path) if str(path).endswith((".json", ".json.gz")) else read_names(path)
 
 def _names(content, path, first):
     "id -> name, from what a file of names holds."
