@@ -66,7 +66,7 @@ def noc_app(
     "Serve a page to try captions on, on this machine alone."
 
 # %% ../../nbs/commands/140_cli.ipynb #c0de0003
-@works_in("noc_nb.scores.compare")
+@works_in("noc_nb.scores.several")
 def noc_eval(
     captions:str=None,    # captions to score, in any form (docs/forms.md)
     data:str=None,        # folder in COCO's layout, or references in any form (default: NOC_DATA)
@@ -88,9 +88,10 @@ def noc_eval(
     cut:int=None,         # so many words of each caption count (default: all)
     whole_sentences:bool=False, # what follows the last full stop of a caption does not count
     samples:int=1000,     # draws of the bootstrap
+    runs:list=None,       # folders of reports or of noc_reproduce, in one table; vs parts systems
     compare:list=None,    # two reports, or folders of runs; or several, as: ours0 ours1 vs theirs0
 ):
-    "Score any system's captions, or compare two reports."
+    "Score any system's captions, compare two reports, or set many runs in one table."
 
 # %% ../../nbs/commands/140_cli.ipynb #c0de0004
 @works_in("noc_nb.scores.java")
