@@ -9,6 +9,7 @@ from PIL import Image, ImageOps
 from noc_nb.commands import reproduce
 from noc_nb.commands.cli import noc_reproduce
 from noc_nb.commands.command import commands
+from noc_nb.commands.distributed import caption_shards, read_shards
 from noc_nb.core import NocError
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
@@ -18,7 +19,9 @@ from noc_nb.heldout import COCO_CLASSES
 from noc_nb.lab.disk import write_json
 from noc_nb.models.names import read_classes
 from noc_nb.models.photos import image_files, open_image
-from noc_nb.models.source import detected, frame_of
+from noc_nb.models.pipeline import CaptionOptions
+from noc_nb.models.source import Job, detected, frame_of
+from noc_nb.pages.gallery import caption_files
 from test_photos import typed          # noqa: F401
 
 SIZE = {7: (640, 480), 8: (640, 480), 9: (640, 480)}
@@ -259,6 +262,30 @@ def test_ids_of_texts_follow_the_order_of_the_file(tmp_path):
     write_json(tmp_path/"d.json", [box("b"), box(41), box("a"), box("b")])
     found = open_detections(tmp_path/"d.json")
     assert found.texts == {42: "b", 43: "a"} and found.rows["image"].tolist() == [42, 41, 43, 42]
+
+def texts_and_numbers(folder, kind):
+    "Boxes of named photos, as YOLO writes them, and of one that is called 41."
+    if kind == "json": write_json(folder/"d.json", [box("b"), box(41), box("a"), box("b", (-5, 0, 99, 99), 17)])
+    else:
+        columns = dict.fromkeys(("cx", "cy", "w", "h"), [.5]*4) | dict(score=[.9]*4, category_id=[18, 18, 18, 17])
+        table = pyarrow.table(dict(image_id=["b", "41", "a", "b"]) | columns)
+        pyarrow.parquet.write_table(table, folder/"d.parquet")
+    return folder/f"d.{kind}"
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_texts_in_the_place_of_ids_go_everywhere(tmp_path, kind):
+    for name in "a.jpg", "b.png", "41.jpg":
+        (tmp_path/"in").mkdir(exist_ok=True)
+        Image.new("RGB", SIZE[7]).save(tmp_path/"in"/name)
+    job = Job(texts_and_numbers(tmp_path, kind), "lite", images=tmp_path/"in", options=CaptionOptions(batch=2))
+    caption_files(job, tmp_path/"c.jsonl")
+    expected = {x["file"]: x for x in lines(tmp_path/"c.jsonl")}
+    assert {name: (x["image_id"], [b["object"] for b in x["boxes"]]) for name, x in expected.items()} == {
+        "41.jpg": ("41" if kind == "parquet" else 41, ["dog"]), "a.jpg": ("a", ["dog"]),
+        "b.png": ("b", ["dog", "cat"])}
+    caption_shards(job, tmp_path/"shards", shard=2)
+    assert {x["file"]: x for x in read_shards(tmp_path/"shards")} == expected
+    assert kind == "parquet" or expected["b.png"]["counts"] == {"clipped": 1}
 
 @pytest.mark.parametrize("options, split", [(dict(captions="own.json", split="halves.json"), "halves"), ({}, "toy")])
 def test_a_run_s_settings_name_the_split_that_was_used(tmp_path, monkeypatch, options, split):

@@ -181,6 +181,9 @@ def test_scores_get_the_photos_that_the_references_name(typed):
     write_json(Path("ours.json"), [dict(image_id=i, file=f"{i}.jpg", caption=f"a dog on {i}") for i in names])
     assert typed("noc_eval", "--captions", "ours.json", "--data", "refs.json", "--samples", 0, "--out", "s")[0] == 0
     assert read_report("s").images.caption.to_dict() == {1: "a dog on 2", 2: "a dog on 1", 3: "a dog on 3"}
+    assert read_report("r").judged.named == names                      # and so they lead to photos later on
+    compared = "noc_eval", "--compare", "r", "s", "--samples", 9, "--images", "photos", "--out", "both"
+    assert "the captions: images without a photo in photos, 1 of 3: 'val/3.jpg'" in typed(*compared)[1]
 
 def test_bad_captions_are_left_out_where_that_is_allowed(typed):
     refs = [dict(file_name=name, caption="a dog on grass") for name in ("a.jpg", "b.jpg")]

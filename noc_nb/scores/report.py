@@ -32,6 +32,7 @@ from ..lab.runs import called, file_sum, locked, whole_folder
 from ..metrics import METRICS, CaptionScorer, points
 from ..models.names import read_classes
 from ..models.photos import image_files, open_image
+from ..models.spellings import UNSPACED
 from ..novelty import Judged, Protocol, by_group, interval, judge
 from .java import find_java, java_programs
 from .page import Part, as_markdown, check_folder, thumbnail, write_files
@@ -171,7 +172,7 @@ def photos_by_id(
 )->dict:       # image id -> PIL image
     "The photos of images. Raises `NocError` where there is none."
     if src and data and names is None: names = _read_references(data)[0].names
-    files = image_files(src, names or [], data) if src else []
+    files = image_files(src, names or [], data or "the captions") if src else []
     return _Photos({f.id: f for f in files if f.id >= 0})
 
 # %% ../../nbs/scores/122_report.ipynb #207cd4b7
@@ -285,6 +286,7 @@ class _Evaluated(Judged):
     quality:np.ndarray = None # (N,15) as `quality_numbers` gives them
     left_out:dict = field(default_factory=dict) # score -> why it is missing
     learned:dict = field(default_factory=dict)  # score -> what its function is called
+    named:dict = field(default_factory=dict)    # image id -> its photo's name, where it is known
 
     def card(self, k, photos, said, score):
         "An image for a page, with sentences `said` by whom; a photo may be missing or broken."
@@ -322,10 +324,12 @@ def _evaluate(captions, task, protocol=Protocol(), metrics=METRICS):
         judged.numbers["C"] *= np.nan                     # each of its n-grams is in all images
     for name, ids in task.domains.items(): judged.sets[f"domain {name}"] = np.isin(judged.ids, ids)
     chosen = {i: captions[i] for i in judged.ids}
+    named = {i: name for name, i in task.found.names if i in chosen} if task.found else {}
     quality = quality_numbers(chosen, task.refs, task.forms, task.truth, task.known)
     return _Evaluated(**vars(judged), captions=[*chosen.values()],
                       refs=[*map(task.refs.get, chosen)], quality=quality,
-                      left_out=left_out, learned={x.metric: called(x.function) for x in learned})
+                      left_out=left_out, named=named,
+                      learned={x.metric: called(x.function) for x in learned})
 
 # %% ../../nbs/scores/122_report.ipynb #52b0930f
 _TAKEN = {*METRICS, "B1", "B2", "B3", "F1", "image_id", "caption", "references", "sets", "quality"}
@@ -367,8 +371,6 @@ def _scores_and_intervals(judged, samples):
     return by_group(scores), by_group({place: interval(drawn[place]) for place in known})
 
 # %% ../../nbs/scores/122_report.ipynb #ec626c86
-_UNSPACED = re.compile("[\u0e00-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u9fff\uff66-\uff9f]")
-
 def _make_report(judged, task, counts, samples=1000):
     "All scores of one system, with all that they depend on, as JSON; `counts` are of `match`."
     scores, intervals = _scores_and_intervals(judged, samples)
@@ -378,7 +380,7 @@ def _make_report(judged, task, counts, samples=1000):
         if not name.startswith("object "): counts[name] = int(rows.sum())
     counts["references"] = sum(map(len, task.refs.values()))
     texts = [*judged.captions, *chain.from_iterable(task.refs.values())]
-    counts["unspaced"] = sum(bool(_UNSPACED.search(text)) for text in texts)
+    counts["unspaced"] = sum(bool(UNSPACED.search(text)) for text in texts)
     return dict(schema=1, about=task.about, counts=counts, scores=scores, intervals=intervals,
                 f1=f1, vocabulary=vocabulary(judged.captions, task.known),
                 protocol=judged.choices() | dict(bootstrap=draws), tokeniser=TOKENISER,
@@ -477,6 +479,7 @@ def _write_images(path, judged):
     size = len(judged.ids)
     columns = dict(image_id=judged.ids, caption=judged.captions, references=judged.refs,
                    sets=[*map(sets_of, range(size))])
+    if judged.named: columns["file_name"] = [*map(judged.named.get, judged.ids)]
     cells = dict(F1=judged.cells.reshape(size, -1), quality=judged.quality)
     for m, x in (judged.numbers | cells).items():
         columns[m] = (x[:, 0] if x.shape[1] == 1 else x).tolist()
@@ -494,6 +497,7 @@ def _read_images(path, protocol=Protocol()):
     about, columns = json.loads(about), table.to_pydict()
     ids, captions, own = (columns.pop(k) for k in ("image_id", "caption", "sets"))
     refs = columns.pop("references", [()]*len(ids))            # earlier versions wrote none
+    photos = zip(ids, columns.pop("file_name", ()))
     def rows(name): return np.array([name in names for names in own])
     sets = {name: rows(name) for name in about["sets"]}
     numbers = {m: np.array(x, dtype=float).reshape(len(ids), -1)
@@ -501,7 +505,7 @@ def _read_images(path, protocol=Protocol()):
     cells = numbers.pop("F1", np.zeros(0)).reshape(len(ids), len(about["objects"]), 3)
     quality = numbers.pop("quality")
     return _Evaluated(ids, numbers, cells, sets, about["objects"], protocol, captions, refs,
-                      quality)
+                      quality, named={i: name for i, name in photos if name})
 
 # %% ../../nbs/scores/122_report.ipynb #9b81cc96
 def _extremes(judged, photos, most=10):

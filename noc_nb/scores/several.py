@@ -293,7 +293,9 @@ def _compare_and_show(o):
     sides = _sides(o.compare)
     with locked(o.out):
         before = check_folder(o.out, "compare", [*sides[0], *sides[1], o.images, o.data])
-        photos, names, kept = photos_by_id(o.images, o.data), _names(sides), _read_sides(sides)
+        names, kept = _names(sides), _read_sides(sides)
+        named = None if o.data else [(name, i) for i, name in kept[0][0].named.items()]
+        photos = photos_by_id(o.images, o.data, named)
         rows, title = _differences(*kept, o.samples), f"{names[1]} minus {names[0]}"
         parts = _parts(rows, names, list(map(len, sides)))
         try: _show(as_markdown(title, parts))
