@@ -27,6 +27,8 @@ DONE := $(VENV)/.done
 TOOLS := $(VENV)/.tools
 SETUP := .ci/setup settings.ini setup.py pyproject.toml
 FAST := ^(00_core|02_heldout|10_attention|22_grid|32_novelty)\.ipynb$$
+# pages of results; where the data is, tests/test_results.py executes them and compares what they print
+SHOWN := ^([_.]|58|6|7[013-9])
 NOTEBOOKS = $(if $(NB),nbs/$(NB).ipynb,$(shell python3 tests/book.py))
 
 # two notebooks at a time on two cores: one thread each
@@ -50,8 +52,8 @@ $(TOOLS): $(DONE)
 	@touch $@
 
 test: $(TOOLS)
-	$(BIN)/nbdev_test --n_workers 2 --timing
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 10
+	$(BIN)/nbdev_test --n_workers 2 --timing $(if $(NOC_DATA),--skip_file_re '$(SHOWN)')
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations 10
 
 test-fast: venv
 	$(BIN)/nbdev_test --n_workers 2 --file_re '$(FAST)'

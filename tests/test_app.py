@@ -1,11 +1,13 @@
 "noc_app in a real headless Chromium: look, argue, upload, and nothing asked of the net."
-import importlib.util, os, re, socket
+import importlib.util, json, os, re, socket, urllib.request
 from urllib.parse import urlsplit
 import pytest
 import torch
 from PIL import Image
+from noc_nb.core import NocError
 from noc_nb.models.pipeline import NovelCaptioner
-from noc_nb.pages.app import _Studio
+from noc_nb.pages import app
+from noc_nb.pages.app import _Studio, _stage, _with_box
 from noc_nb.regions import Regions
 
 CHROMIUM = "/usr/bin/chromium"
@@ -191,9 +193,14 @@ def test_upload(page, tmp_path):
 
 @pytest.mark.parametrize("size, said", [(500, "expected a whole image"), (2_000_000, "maximum allowed size")])
 def test_bad_upload(page, tmp_path, size, said):
+    from playwright.sync_api import TimeoutError
     (tmp_path/"bad.png").write_bytes(b"\x89PNG" + bytes(size))
-    page.set_input_files("input[type=file]", tmp_path/"bad.png")
-    page.get_by_text(said).first.wait_for()
+    page.wait_for_selector("#stage .word")
+    for _ in range(6):                                             # Gradio drops a file that comes while it draws
+        page.set_input_files("input[type=file]", tmp_path/"bad.png")
+        try: return page.get_by_text(said).first.wait_for(timeout=20_000)
+        except TimeoutError: pass
+    pytest.fail(f"the page never said: {said}")
 
 def test_served_to_this_machine_only(served):
     "Another address of the same machine finds nobody there."
@@ -202,3 +209,101 @@ def test_served_to_this_machine_only(served):
     with socket.socket() as s:
         s.settimeout(5)
         assert s.connect_ex((other[0], urlsplit(served).port)) != 0
+
+def test_two_visitors_have_words_of_their_own(page, browser, served):
+    example(page, 2)
+    before = captions(page)
+    other = browser.new_page()
+    other.set_default_timeout(60_000)
+    other.goto(served)
+    other.wait_for_selector("#examples img")
+    example(other, 2)
+    more, _ = changes(other, lambda: type_in(other, "#added", "umbrel"))
+    assert "umbrella" in more.split() and captions(page) == before
+    less, _ = changes(page, page.locator("#ticked input:checked").first.uncheck)
+    assert "umbrella" not in less.split() + page.locator("#ticked").inner_text().split()
+    assert captions(other)[0] == more
+    other.close()
+
+# ---- programs
+
+@pytest.fixture
+def noise(tmp_path):
+    Image.effect_noise((90, 60), 90).save(tmp_path/"a photo.png")
+    return tmp_path/"a photo.png"
+
+def test_endpoint_by_client(served, noise):
+    "One endpoint, which says what `noc_caption` writes; what it refuses, it refuses in its line."
+    from gradio_client import Client, handle_file
+    from gradio_client.exceptions import AppError
+    client = Client(served, verbose=False)
+    known = client.view_api(return_format="dict")
+    assert [*known["named_endpoints"]] == ["/caption"] and not known["unnamed_endpoints"]
+    def ask(*about, **more): return client.predict(*about, api_name="/caption", **more)
+    line = ask(handle_file(noise), None, "kite=2, cup, -text", "")
+    regions, = dog_and_kite([Image.open(noise)])
+    caption = NovelCaptioner.from_pretrained("toy", device="cpu")(regions, "kite=2, cup, -text", costs=True)
+    assert (line["file"], line["caption"], line["size"]) == ("a photo.png", caption.caption, [90, 60])
+    asked = [(c["object"], c["price"], c["word"], c["cost"] is None) for c in line["candidates"]]
+    assert asked == [(c.object, c.price, c.word, c.cost is None) for c in caption.candidates]
+    assert [b["object"] for b in line["boxes"]] == ["dog", "kite"]
+    boxes = noise.with_suffix(".json")
+    image = dict(id=1, file_name=noise.name, width=90, height=60)
+    found = dict(image_id=1, category_id=2, bbox=[9, 18, 45, 36], score=.9)
+    boxes.write_text(json.dumps(dict(images=[image], annotations=[found])))
+    alone = ask(None, handle_file(boxes))
+    both = ask(handle_file(noise), handle_file(boxes))
+    assert [b["object"] for b in alone["boxes"]] == ["dog"] and alone["caption"] == both["caption"]
+    refused = {"kite=much": (handle_file(noise), None, "kite=much"), "whole image": (handle_file(boxes),),
+               "a photo, a file of detections": (None,)}
+    for text, about in refused.items():
+        with pytest.raises(AppError, match=text): ask(*about)
+
+def test_endpoint_by_http(served, noise):
+    "The three requests of docs/commands.md."
+    def post(path, data, kind):
+        request = urllib.request.Request(f"{served}gradio_api/{path}", data, {"Content-Type": kind})
+        with urllib.request.urlopen(request) as r: return json.load(r)
+    head = b"--x\r\nContent-Disposition: form-data; name=files; filename=a.png\r\n\r\n"
+    form = head + noise.read_bytes() + b"\r\n--x--\r\n"
+    path, = post("upload", form, "multipart/form-data; boundary=x")
+    photo = dict(path=path, meta=dict(_type="gradio.FileData"))
+    ask = json.dumps(dict(data=[photo, None, "cup", ""])).encode()
+    event = post("call/caption", ask, "application/json")["event_id"]
+    with urllib.request.urlopen(f"{served}gradio_api/call/caption/{event}") as r:
+        kind, data = r.read().decode().split("\n")[:2]
+    line, = json.loads(data.removeprefix("data: "))
+    assert kind == "event: complete" and "cup" in line["caption"].split()
+
+def test_events_that_no_page_sends(served, capfd):
+    "A gallery's place that is a list, a number of 400 digits: an error for the sender, no traceback here."
+    with urllib.request.urlopen(f"{served}config") as r: config = json.load(r)
+    def send(fn, data, event=None):
+        about = dict(data=data, fn_index=fn["id"], session_hash="s", trigger_id=fn["targets"][0][0], event_data=event)
+        headers = {"Content-Type": "application/json"}
+        join = urllib.request.Request(f"{served}gradio_api/queue/join", json.dumps(about).encode(), headers)
+        urllib.request.urlopen(join).read()
+        with urllib.request.urlopen(f"{served}gradio_api/queue/data?session_hash=s") as r:
+            for text in r:
+                message = json.loads(text.removeprefix(b"data: ")) if text.startswith(b"data: ") else {}
+                if message.get("msg") == "process_completed": return message
+    def events(kind, count): return [fn for fn in config["dependencies"] for _, what in fn["targets"] or ()
+                                     if what == kind and len(fn["inputs"]) == count]
+    choose, = events("select", 1)
+    draw, enter = events("select", 4)[0], events("submit", 5)[0]
+    for event in dict(index=[1, 2]), dict(index=10**400), dict(index=None), dict(index=-99), dict(), [7]:
+        assert not send(choose, ["as trained"], event)["success"]
+    assert send(choose, ["as trained"], dict(index=1, value=None))["success"]   # from here on there is a view
+    for event in dict(box=[1e999]*4), dict(box="a"), dict(), 7: send(draw, [None, None, "as trained", None], event)
+    for text in "9"*400, "1e999, 0, 1, 1", "5, 5", "", "nan": send(enter, [None, None, "as trained", None, text])
+    assert "Traceback" not in capfd.readouterr().err
+
+def test_without_a_detector_it_asks_for_boxes(noise, monkeypatch):
+    "Nothing is captioned until there is a box."
+    def none(*_): raise NocError("no detector here")
+    monkeypatch.setattr(app, "detector_for", none)
+    view = _Studio(NovelCaptioner.from_pretrained("toy", device="cpu")).upload(noise)
+    html = _stage(view, {})
+    assert "Draw boxes" in html and 'class="caption"' not in html
+    drawn = _stage(_with_box(view, "dog", [.1, .1, .5, .5]), {})
+    assert "Draw boxes" not in drawn and drawn.count('class="caption"') == 2

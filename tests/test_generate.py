@@ -343,6 +343,28 @@ def test_why_a_word_is_missing():
     for option, cause in causes:
         with pytest.warns(UserWarning, match=cause): ours(model, inputs, **settings, **option)
 
+def test_a_word_that_cannot_be_spelled_is_left_out():
+    "The others are said, and keep their numbers, prices and order; spellings that the tokenizer has are told."
+    model, inputs = build("GPT-2")
+    tok = tokenizer()
+    call = dict(processor=tok, return_dict_in_generate=True, length_penalty=0.)
+    with pytest.warns(UserWarning, match="words: the tokenizer cannot spell 'kiwi'; left out") as told:
+        out = ours(model, inputs, words=["kiwi", "zebra", "cat"], ordered=True, **call)
+    assert len(told) == 1
+    assert all([*spans] == [1, 2] and spans[1] < spans[2] for spans in out.spans)
+    same = ours(model, inputs, words=["zebra", "cat"], ordered=True, **call)
+    assert torch.equal(out.sequences, same.sequences)
+    priced = ours(model, inputs, words={"kiwi": -9., "zebra": 20.}, avoid=["kiwi"], **call)
+    assert torch.allclose(priced.objective, priced.sequences_scores + 20.) and [*priced.spans[0]] == [1]
+    half = ours(model, inputs, each=[["kiwi"], ["zebra"]], at_least=[1, 1], **call)
+    assert [[*spans] for spans in half.spans] == [[], [0]]
+
+def test_capital_letters_are_kept():
+    "A word is offered as it was given and with a capital, never small; the model prefers one."
+    tok = trained("WordPiece, cased")
+    assert {tok.decode(ids).strip() for ids in spellings(tok, "man")} == {"man", "Man"}
+    assert {tok.decode(ids).strip() for ids in spellings(tok, "Man")} == {"Man"}
+
 def test_text_that_misses_words():
     "Its score is that of its tokens, and it gets no end that was not searched."
     model, inputs = build("GPT-2")

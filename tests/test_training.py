@@ -89,7 +89,7 @@ def assert_same(a, b):
         assert one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase, kills", [("xe", 10), ("scst", 4)])
+@pytest.mark.parametrize("phase, kills", [("xe", 6), ("scst", 4)])
 def test_killed_and_resumed(world, tmp_path, phase, kills):
     spawn = multiprocessing.get_context("forkserver")
     spawn.set_forkserver_preload(["noc_nb.scst"])

@@ -27,14 +27,15 @@ def folded(text):
     def normal(part): return unicodedata.normalize("NFD", part)
     return "".join(normal(normal(c).casefold()) for c in text)
 
-def pattern(word):
+def pattern(word, boundary="word"):
     "A word as a regular expression: between boundaries, where its edge is a letter of a script with spaces."
     word = folded(word)
+    if boundary == "text": return re.compile(re.escape(word))
     left = rf"(?:(?<=[{UNSPACED}])|(?<![\w{MARKS}]))" if re.match(LETTER, word[0]) else ""
     right = rf"(?!{LETTER})" if re.match(LETTER, word[-1]) else ""
     return re.compile(left + re.escape(word) + right)
 
-def has(text, word): return bool(pattern(word).search(folded(text)))
+def has(text, word, boundary="word"): return bool(pattern(word, boundary).search(folded(text)))
 
 # Tokenizers: trained on a few drawn words, with pieces more that no spelling has
 
@@ -188,10 +189,11 @@ class Few:
 
 def decoded(tok, ids): return tok.decode(ids, skip_special_tokens=True)
 
-def could_say(tok, known, length, groups, avoid):
+def could_say(tok, known, length, groups, avoid, boundary):
     "Whether a text of a few pieces has all the words, by brute force."
     ids = [part for n in range(1, length + 1) for part in itertools.product(known, repeat=n)]
-    return any(all(any(has(text, w) for w in group) for group in groups) and not any(has(text, w) for w in avoid)
+    def there(text, words): return any(has(text, w, boundary) for w in words)
+    return any(all(there(text, group) for group in groups) and not there(text, avoid)
                for text in tok.batch_decode(ids, skip_special_tokens=True))
 
 def solid(text): return folded(text).replace(" ", "")
@@ -217,7 +219,8 @@ def faults_of(kind, seed, counts):
         few = sorted(rng.sample(sorted(spelled), min(4, len(spelled))))
         few, length = sorted({*few, *rng.sample(range(4, len(tok)), 2)} - {tok.unk_token_id}), 3
     settings = dict(num_beams=rng.choice((1, 2, 4)), mode=rng.choice(("bank", "grid")), prices=prices,
-                    no_repeat=rng.random() < .1, length_penalty=rng.choice((0., 1.)), max_new_tokens=length)
+                    no_repeat=rng.random() < .1, length_penalty=rng.choice((0., 1.)), max_new_tokens=length,
+                    boundary=rng.choice(("word", "word", "word", "text")))
     settings["num_return_sequences"] = rng.choice((1, settings["num_beams"]))
     if few: settings["logits_processor"] = LogitsProcessorList([Few([*few, tok.eos_token_id])])
     start = torch.tensor([tok.encode(rng.choice(["a", "x", "the cat", "ca"]), add_special_tokens=False)
@@ -230,10 +233,10 @@ def faults_of(kind, seed, counts):
         counts[re.sub(r"'.*?'|\d+|\[.*?\]", "…", str(error))[-60:]] += 1
         return
     for row, (ids, spans, objective) in enumerate(zip(out.texts, out.spans, out.objective.tolist())):
-        text, asked = decoded(tok, ids), (groups, avoid, prices)
+        text, asked, boundary = decoded(tok, ids), (groups, avoid, prices), settings["boundary"]
         for word in avoid:
-            if has(text, word): yield "avoided word is there", text, word, asked
-        there = [any(has(text, word) for word in group) for group in groups]
+            if has(text, word, boundary): yield "avoided word is there", text, word, asked
+        there = [any(has(text, word, boundary) for word in group) for group in groups]
         for n, group in enumerate(groups):
             if there[n] != (n in spans): yield ("not reported", "not there")[n in spans], text, group, asked
             elif n in spans:
@@ -244,7 +247,7 @@ def faults_of(kind, seed, counts):
         if abs(objective - mean - worth) > 1e-3: yield "wrong price", text, asked, (objective, mean, worth)
         musts = [n for n, u in enumerate(prices or [math.inf]*len(groups)) if u == math.inf]
         if row or all(there[n] for n in musts): continue
-        could = few and could_say(tok, few, length, [groups[n] for n in musts], avoid)
+        could = few and could_say(tok, few, length, [groups[n] for n in musts], avoid, boundary)
         counts["must is missing: " + ("the beam lost it" if could else "impossible" if few else "unknown")] += 1
 
 def run(cases, part=0, parts=1):
@@ -266,6 +269,7 @@ def test_the_judge():
     "By hand."
     yes = [("a Cat.", "cat"), ("黒い猫だ", "猫"), ("cat猫", "cat"), ("STRASSE", "Straße"), ("cafe\u0301", "café"),
            ("C++", "C++"), ("(New York)", "new york"), ("cat\ufffd", "cat"), ("don't", "don't"), ("แมวดำ", "แมว")]
+    assert has("cats 고양이가", "고양이", "text") and has("cats", "cat", "text") and not has("cats", "ct", "text")
     no = [("cats", "cat"), ("café", "cafe"), ("cat_", "cat"), ("cat\u0301", "cat"), ("кота", "кот"), ("고양이가", "고양이")]
     assert [pair for pair in yes if not has(*pair)] == [pair for pair in no if has(*pair)] == []
 

@@ -60,6 +60,15 @@ def _dashed(text):
     "An option with dashes, `--min-score=.5` for `--min_score=.5`; any other text as it is."
     return re.sub(r"^--\w[\w-]*", lambda option: option[0].replace("_", "-"), text)
 
+def _texts(typed):
+    "What was typed; a value like `-dog` is joined to its option, as no option but -h has one dash."
+    texts = []
+    for text in map(_dashed, typed):
+        value = re.match("-[^-]", text) and text != "-h" and texts
+        if value and re.fullmatch(r"--[\w-]+", texts[-1]): texts[-1] += f"={text}"
+        else: texts.append(text)
+    return texts
+
 def _kind(kind):
     "What `argparse` makes of a type."
     if kind is bool: return dict(action="store_true")
@@ -139,7 +148,7 @@ def _loading():
 
 def _call(f):
     "Call a function with the options that were typed. Leaves after `--help`, and for wrong ones."
-    options = vars(_parser(f).parse_args([_dashed(text) for text in sys.argv[1:]]))
+    options = vars(_parser(f).parse_args(_texts(sys.argv[1:])))
     options = {f"{name}_" if iskeyword(name) else name: x for name, x in options.items()}
     with _loading():
         _use_threads(options.pop("threads", None))

@@ -17,6 +17,7 @@ from ..core import NocError, require
 from ..fast.search import Search
 from ..files.dataset import load_checked, only_boxes, own_captions
 from ..files.drawing import make_toy
+from ..files.exports import read_export
 from ..files.readers import WordVectors, check_numbers
 from ..files.store import RegionStore
 from ..heldout import COCO_CLASSES, COCO_HELDOUT
@@ -184,7 +185,8 @@ def _check_names(store, *where):
 def _load_own(o, cfg, root):
     "The data that options name."
     o.detections = _named_or_gt(o.detections, find_data(root))
-    split, found = o.split or (None if o.captions else cfg.split), o.detections or "simulated"
+    split = o.split or (None if o.captions else cfg.split)
+    found = read_export(o.detections or "simulated")
     store = RegionStore(o.features) if o.features else None
     own = read_classes(o.classes, o.first) if o.classes else None
     vectors = vars(o).get("vectors")
@@ -238,7 +240,7 @@ def _reproduce(o):
     require(lines or selections, "--training none", expected)
     data = _load(o, cfg)
     name, paper = _about_data(o, data)
-    cfg = replace(cfg, data=name)
+    cfg = replace(cfg, data=name, split=data.name)
     require(data.splits[o.part], f"--part {o.part}: no images", "a --split that has some")
     check_outputs({"--out": o.out}, [data.root, o.features])
     if lines and not o.models: word_rows(data, cfg.min_count)    # lacking vectors are an error now

@@ -6,7 +6,7 @@
 __all__ = ['PriceConfig', 'best_candidates', 'read_wishes']
 
 # %% ../../nbs/fast/28_prices.ipynb #f58b58d7
-import math
+import math, re
 from dataclasses import dataclass
 
 from ..core import require
@@ -39,6 +39,8 @@ def read_wishes(
     line:str, # like "cat, orange|white|black, zebra=4, -text"
 )->dict:      # words, with bars between -> nats; inf for a must, -inf for what must not come
     "Words that are written in a line. Raises `NocError` for a part that says nothing."
+    comma = re.search(r"[^,]*=\s*-?\d+,\d+", line)
+    require(not comma, f"words: {comma and comma[0].strip()!r}", "a decimal point, as in zebra=4.5")
     wishes = {}
     for part in filter(None, map(str.strip, line.split(","))):
         text, sign, nats = part.rpartition("=") if "=" in part else (part, "", "inf")

@@ -16,8 +16,8 @@ import numpy as np
 
 from ..core import NocError, require
 from ..data import PARTS, CocoData
-from .readers import (Captions, WordVectors, good_rows, ground_truth, image_names,
-                                  image_sizes, is_object, open_detections, read_captions,
+from .readers import (Captions, Detections, WordVectors, good_rows, ground_truth,
+                                  image_names, image_sizes, open_detections, read_captions,
                                   read_coco, read_split)
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, novel_images, removed_images
 from ..lab.disk import find_data
@@ -67,11 +67,13 @@ def _ground_truth(root, classes, skip_bad):
     require(files, f"{root}: no annotations/instances_*.json", "ground-truth boxes")
     return table_of(ground_truth(f, classes, skip_bad) for f in files)
 
-def _detections_file(root, name):
+def _named_detections(root, name):
+    "Detections by name, path, or opened already; `gt` and None stay."
+    if name in (None, "gt") or isinstance(name, Detections): return name
     named = [Path(root)/"detections"/f"{name}{end}" for end in (".parquet", ".json", ".json.gz")]
     path = next((path for path in (*named, Path(name)) if path.is_file()), None)
     require(path, f"--detections {name}: no such file", f"a path, or a name in {root}/detections")
-    return path
+    return open_detections(path)
 
 def only_boxes(
     root, # the data's folder
@@ -81,21 +83,21 @@ def only_boxes(
     return none and bool(data_files(root, "annotations", "instances_*.json*"))
 
 # %% ../../nbs/files/102_dataset.ipynb #a3c3943f
-def _detected(path, sizes, named, where, classes, skip_bad):
+def _detected(found, sizes, named, where, classes, skip_bad):
     """A detector's regions of the images that have captions; its others are counted. Where it and
     the captions name photos (`named`, `where`), the names decide which is which."""
-    found = open_detections(path).joined(named, where)
+    found = found.joined(named, where)
     table, errors, _ = found.table(sizes, classes, sizes)
     table, others = good_rows(table, errors, skip_bad), table.counts["others"]
-    require(len(table.boxes) or not others, path,
+    require(len(table.boxes) or not others, found.path,
             f"detections in images that have captions; all {others:,} are in others")
     return table
 
 def _load_regions(root, detections, ids, sizes, named, where, **how):
     "Regions of the images `ids`; `how`: classes, skip_bad."
     if detections is None: table = table_of([])
-    elif detections == "gt": table = _ground_truth(root, how["classes"], how["skip_bad"])
-    else: table = _detected(_detections_file(root, detections), sizes, named, where, **how)
+    elif isinstance(detections, str): table = _ground_truth(root, how["classes"], how["skip_bad"])
+    else: table = _detected(detections, sizes, named, where, **how)
     table = table.take(ids, sizes)
     table.counts["images_without_regions"] = int((np.diff(table.offsets) == 0).sum())
     return table
@@ -130,7 +132,7 @@ def find_split(
 def load_data(
     root=None,                # folder in COCO's layout; default: the variable NOC_DATA
     split="lite",             # name in splits/, or a file; "coco": the published one; None: none
-    detections="simulated",   # name in detections/, or a file; "gt" is ground truth; None is none
+    detections="simulated",   # name in detections/, a file, or `Detections`; "gt": ground truth
     captions=None,            # a captions file, or a folder of texts; default: in annotations/
     features=None,            # `RegionTable` with features for the captioner; default: symbolic
     heldout=None,             # `HeldOut`, its file, or names; default: heldout.json, else COCO's
@@ -142,6 +144,7 @@ def load_data(
     "Load a data set and check it. Raises `NocError` for anything that is not as it should be."
     root = find_data(root)
     require(root, "data: no folder", "a COCO root, by --data or the variable NOC_DATA")
+    detections = _named_detections(root, detections)
     found = own_captions(root, captions, detections)
     texts, sizes, counts = found.texts, found.sizes, found.counts
     classes, heldout = _objects(root, split or found.parts, classes, heldout)
@@ -161,19 +164,19 @@ def load_data(
 # %% ../../nbs/files/102_dataset.ipynb #da3ea3ab
 def _listed(root, detections):
     "Names and sizes of images, as the annotations and the detections have them."
-    files, own = data_files(root, "annotations", "*.json*"), Path(detections or "")
-    if own.is_file() and own.suffix != ".parquet" and is_object(own): files = [*files, own]
     names, sizes = [], {}
-    for path in files:
+    for path in data_files(root, "annotations", "*.json*"):
         coco = read_coco(path, "images")
         names += image_names(coco, path)
         sizes |= image_sizes(coco, path)
-    return names, sizes
+    if not isinstance(detections, Detections): return names, sizes
+    own = {i: size for i, size in detections.sizes.items() if size}
+    return names + detections.names, sizes | own
 
 def own_captions(
     root,       # the data's folder
     captions,   # as in `load_captions`
-    detections, # as in `load_data`: a file of them may name and size the images, too
+    detections, # None, "gt", or `Detections`, which may name and size the images, too
 )->Captions:
     "Captions of anyone's own. Raises `NocError` where nothing says which boxes are of which photo."
     listed = cache(lambda: _listed(root, detections))

@@ -7,7 +7,7 @@ __all__ = ['foreign_file', 'room_for', 'real_path', 'beside', 'in_use', 'whole_f
            'write_json', 'unpacked', 'find_data']
 
 # %% ../../nbs/lab/01_disk.ipynb #1ab00503
-import codecs, gzip, io, json, os
+import codecs, gzip, io, json, os, re
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
@@ -91,19 +91,23 @@ def whole_file(
         finally: new.unlink(missing_ok=True)
 
 # %% ../../nbs/lab/01_disk.ipynb #2b45296f
+_UTF16 = {"utf-16": re.compile(rb"\xff\xfe|\xfe\xff"),           # by its mark, or its zeros
+          "utf-16-le": re.compile(rb"[^\0]\0"), "utf-16-be": re.compile(rb"\0[^\0]")}
+
 @contextmanager
 def text_file(
-    path, # a text in UTF-8, or in UTF-16 with its mark; also inside `.gz`
+    path, # a text in UTF-8 or UTF-16, with or without a mark; also inside `.gz`
+    errors="strict", # as in `open`
 ):        # the text, open; its `.buffer` gives UTF-8
     "Open a text that anyone may have written, without its byte order mark."
     path = Path(path)
     with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as raw:
         f = unpacked(raw, path) if path.suffix == ".gz" else raw
-        head = f.peek(3)[:3]
-        if head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            f = io.BufferedReader(io.BytesIO(f.read().decode("utf-16").encode()))
-        elif head == codecs.BOM_UTF8: f.read(3)
-        with io.TextIOWrapper(f, encoding="utf-8") as text: yield text
+        start = f.peek(3)[:3]
+        kind = next((kind for kind, sign in _UTF16.items() if sign.match(start)), None)
+        if kind: f = io.BufferedReader(io.BytesIO(f.read().decode(kind).encode()))
+        elif start == codecs.BOM_UTF8: f.read(3)
+        with io.TextIOWrapper(f, encoding="utf-8", errors=errors) as text: yield text
 
 # %% ../../nbs/lab/01_disk.ipynb #7a83779a
 @contextmanager

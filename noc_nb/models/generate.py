@@ -37,7 +37,8 @@ class _Step:
 class _Rows:
     "A transformers model as the search sees it: N rows, each a text."
     def __init__(self, model, prompts, processors, criteria, config, kwargs, groups, prices):
-        self.model, self.processors, self.config, self.kwargs = model, processors, config, kwargs
+        self.model, self.config, self.kwargs = model, config, kwargs
+        self.processors = _without_sampling(config, processors)
         self.groups, self.prices, self.k, device = groups, prices, config.num_beams, prompts.device
         known = "MaxLengthCriteria", "EosTokenCriteria"                  # the search has its own
         self.criteria = [c for c in criteria if type(c).__name__ not in known]
@@ -330,9 +331,10 @@ def _without_sampling(config, processors):
     return [p for p in processors if not type(p).__name__.endswith("LogitsWarper")]
 
 # %% ../../nbs/models/116_generate.ipynb #5be11601
-def _check_image(model, kwargs):
-    "Raises `NocError` for an image model without an image."
-    if "image" not in model.input_modalities: return
+def _check_model(model, kwargs, text_only):
+    "Warn of dropout. Raises `NocError` for an image model without an image among `kwargs`."
+    if model.training: warnings.warn("the model is in train mode, with dropout; call model.eval()")
+    if text_only or "image" not in model.input_modalities: return
     if not hasattr(model.config, "vision_config"): return                # only the text half
     seen = any(kwargs.get(name) is not None for name in ("encoder_outputs", "inputs_embeds"))
     seen |= any(value is not None for name, value in kwargs.items() if name.startswith("pixel"))
@@ -348,7 +350,7 @@ def _check_room(lists, prices, room):
     "Raises `NocError` for musts that cannot fit. One that may stand inside another takes no room."
     for i, groups in enumerate(lists):
         require(len(groups) <= 61, f"words: input {i} has {len(groups)}", "at most 61 for one text")
-        groups = [g for g, u in zip(groups, prices[i]) if u == math.inf]
+        groups = [g for g, u in zip(groups, prices[i]) if g and u == math.inf]
         need = 0
         for n, group in enumerate(groups):
             others = [ids for m, other in enumerate(groups) if m != n for ids in other]
@@ -359,20 +361,24 @@ def _check_room(lists, prices, room):
                            f"max_new_tokens={room}")
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c32
-def _read_word_prices(prices, lists):
+def _read_word_prices(prices, wishes):
     "b lists of prices in nats, inf for a must. Raises `NocError` for a wrong number, and no price."
-    if prices is None: return [[math.inf]*len(groups) for groups in lists]
+    if prices is None: return wishes.prices
+    twice = any(u < math.inf for row in wishes.prices for u in row)
+    require(not twice, f"prices: {prices!r}", "none, as the words have some already")
     nested = isinstance(prices, (list, tuple)) and any(isinstance(u, (list, tuple)) for u in prices)
-    rows = prices if nested else [prices]*len(lists)
-    if len(rows) != len(lists):
-        raise NocError(f"prices: {len(rows)} lists; expected one for each of {len(lists)} inputs")
-    for i, (row, groups) in enumerate(zip(rows, lists)):
+    rows = prices if nested else [prices]*len(wishes.lists)
+    if len(rows) != len(wishes.lists):
+        raise NocError(f"prices: {len(rows)} lists; expected one for each of "
+                       f"{len(wishes.lists)} inputs")
+    for i, (row, groups) in enumerate(zip(rows, wishes.lists)):
         if not isinstance(row, (list, tuple)) or len(row) != len(groups):
-            raise NocError(f"prices: input {i}: {row!r}; expected {len(groups)} numbers, "
+            raise NocError(f"prices: input {i}: {row!r}; expected a list of {len(groups)} numbers, "
                            "one for each of its words")
         for price in row:
             if isinstance(price, Real) and price > -math.inf: continue
-            raise NocError(f"prices: input {i}: {price!r}; expected a number of nats, or inf")
+            raise NocError(f"prices: input {i}: {price!r}; expected a number of nats, or math.inf "
+                           "for a must")
     return [list(row) for row in rows]
 
 # %% ../../nbs/models/116_generate.ipynb #3e954c4c
@@ -421,7 +427,8 @@ def _known(self:_Rows, texts:list, ordered:bool)->dict:
     for place, text in enumerate(texts):
         i = place // n
         row = self.prices[i]
-        musts = [g for g, u in enumerate(row) if u == math.inf and ordered]
+        spelled = zip(row, self.groups.lists[i])
+        musts = [g for g, (u, ways) in enumerate(spelled) if ordered and ways and u == math.inf]
         spans.append(_spans(self.groups.mentions(i, text.ids), musts))
         cost = {g: text.totals[end] - text.totals[start] for g, (start, end) in spans[-1].items()}
         costs.append(cost)
@@ -454,21 +461,28 @@ def _answer(rows, found, ordered):
     return kind(sequences=sequences, sequences_scores=means, beam_indices=paths, scores=scores)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c16
-def _with_begin(at_least, inputs):
-    "What each input must fulfil, the begin included. Raises `NocError` for what is no number."
-    least = at_least if isinstance(at_least, (list, tuple)) else [at_least]*inputs
+def _with_begin(at_least, lists):
+    "What each input must fulfil, the begin included. Raises `NocError` for what cannot be."
+    least = at_least if isinstance(at_least, (list, tuple)) else [at_least]*len(lists)
     def whole(n): return isinstance(n, Integral) and not isinstance(n, bool) and n >= 0
     fits = all(n is None or whole(n) for n in least)
-    if len(least) != inputs or not fits:
+    if len(least) != len(lists) or not fits:
         raise NocError(f"at_least={at_least!r}; expected a whole number, 0 or more, or one for "
-                       f"each of {inputs} inputs")
+                       f"each of {len(lists)} inputs")
+    most = [*map(len, lists)]
+    if least is not at_least: most = [max(most)]*len(lists)
+    for i, (n, words) in enumerate(zip(least, most)):
+        require(not n or n <= words, f"at_least={at_least!r}: input {i}",
+                f"at most {words}, the number of words")
     return at_least if at_least is None else [None if n is None else n + 1 for n in least]
 
 @patch
-def _search(self:_Rows, **settings):
+def _search(self:_Rows, at_least, **settings):
     "Search, with the begin as one more must."
     groups, device, config = self.groups, self.prompts.device, self.config
-    prices = [[math.inf, *row] for row in self.prices]
+    settings["at_least"] = _with_begin(at_least, groups.lists)
+    prices = [[math.inf, *(u for u, ways in zip(*pair) if ways)]
+              for pair in zip(self.prices, groups.lists)]
     least = [[1, *row] for row in groups.least()]
     self.finder = Search(
         [[[(self.begin,)], *part] for part in self.words], device, eos=self.end, k=self.k,
@@ -489,22 +503,23 @@ def _barred(self:_Rows, ids:tuple)->bool:
 def _warn(rows, found, wishes):
     "Warn of inputs whose best text misses words, and say why if it is known."
     for i, (groups, done) in enumerate(zip(rows.groups.lists, (found.satisfied[:,0] - 1).tolist())):
-        if found.reason[i] is None or done == len(groups): continue
-        line = f"input {i}: {done} of {len(groups)} words within {rows.room} tokens"
+        count = sum(map(bool, groups))
+        if found.reason[i] is None or done == count: continue
+        line = f"input {i}: {done} of {count} words within {rows.room} tokens"
         if rows.late: line += f"; max_time={rows.config.max_time} was up"
         for word, group in zip(wishes.lists[i], groups):
-            if not all(map(rows._barred, group)): continue
+            if not group or not all(map(rows._barred, group)): continue
             line += f"; {word[0]!r} is forbidden, by an option or a logits processor"
         warnings.warn(line)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11605
-def _wishes(words, each, avoid, ids, constraints, config, inputs):
+def _wishes(words, each, avoid, forms, ids, constraints, config, inputs):
     "All that is wanted, in the new way and in the library's old one."
     for name, old in dict(force_words_ids=ids, constraints=constraints).items():
         old = getattr(config, name, None) if old is None else old
         require(old is None or hasattr(old, "__iter__"), f"{name}={old!r}", "a list, as in 4.56")
         if old is not None and len(old): words = [*(words or []), *old]
-    return read_words(words, each, avoid, inputs)
+    return read_words(words, each, avoid, inputs, forms)
 
 def _stopping(strings, processor):
     "The criterion for strings that end a text."
@@ -522,9 +537,10 @@ def grid_beam(
     stopping_criteria,    # those that end a text early are asked as well
     generation_config,    # `early_stopping` is not followed: it ends when nothing can improve
     *,
-    words=None,           # for all inputs: a list of "bus", ["bus", "buses"], [5, 6]; or a line
+    words=None,           # for all inputs: a list of "bus", ["bus", "buses"], [5, 6]; line; dict
     each=None,            # b such lists or lines, each for one input, besides the shared one
-    avoid=None,           # a list of words that must not come
+    avoid=None,           # a list of words that must not come; "apple" leaves "apples"
+    forms=False,          # True: every word also in its plural or singular (English)
     processor=None,       # a processor or tokenizer, to spell words that are text
     boundary="word",      # "text": words count inside others too, as where nothing parts them
     mode="bank",          # "bank", as fast as beams; "credit", looking ahead; "grid", more thorough
@@ -541,17 +557,15 @@ def grid_beam(
     "For `generate(custom_generate=grid_beam)`: beam search with words that must come, or may."
     config, k = generation_config, generation_config.num_beams
     _check_options(config)
-    if model.training: warnings.warn("the model is in train mode, with dropout; call model.eval()")
-    if not text_only: _check_image(model, model_kwargs)
-    wishes = _wishes(words, each, avoid, force_words_ids, constraints, config, len(input_ids) // k)
+    _check_model(model, model_kwargs, text_only)
+    old = force_words_ids, constraints, config
+    wishes = _wishes(words, each, avoid, forms, *old, len(input_ids) // k)
     groups = wishes.groups(processor, boundary=boundary, again=no_repeat or ordered, k=k)
-    prices = _read_word_prices(prices, groups.lists)
+    prices = _read_word_prices(prices, wishes)
     if at_least is None: _check_room(groups.lists, prices, config.max_length - input_ids.shape[1])
-    least = _with_begin(at_least, len(groups.lists))
-    criteria = [*stopping_criteria, *_stopping(stop_strings, processor)]
-    processors = _without_sampling(config, logits_processor)
-    rows = _Rows(model, input_ids, processors, criteria, config, model_kwargs, groups, prices)
-    found = rows._search(at_least=least, mode=mode, no_repeat=no_repeat, ordered=ordered)
+    rules = logits_processor, [*stopping_criteria, *_stopping(stop_strings, processor)]
+    rows = _Rows(model, input_ids, *rules, config, model_kwargs, groups, prices)
+    found = rows._search(at_least, mode=mode, no_repeat=no_repeat, ordered=ordered)
     _warn(rows, found, wishes)
     return _answer(rows, found, ordered)
 

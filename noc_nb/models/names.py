@@ -6,30 +6,24 @@
 __all__ = ['classes_of', 'read_classes']
 
 # %% ../../nbs/models/110_names.ipynb #c34dd176
-import csv, re
+import re
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
-
 from ..core import NocError, require
+from ..files.exports import read_names
 from ..heldout import COCO_CLASSES, MOST_CLASSES, ObjectClass, normalize, people
 from ..lab.config import check_range
-from ..lab.disk import foreign_file, read_json
+from ..lab.disk import read_json
 from ..lab.objects import load_classes, plain_name, usual_name
 from ..lab.progress import say
+from .spellings import noun_forms
 
 # %% ../../nbs/models/110_names.ipynb #1787a5af
 def _read_names(path):
     "What a file of names holds: a list, or JSON; of YOLO's YAML its `names`."
     if str(path) == "coco80": return [COCO_CLASSES[i].name for i in sorted(COCO_CLASSES)]
-    if Path(path).suffix in (".yaml", ".yml"):
-        with foreign_file(path, "YAML with names"):
-            return yaml.safe_load(Path(path).read_text("utf-8"))["names"]
-    if str(path).endswith((".json", ".json.gz")): return read_json(path)
-    with foreign_file(path, "names of classes"):
-        rows = csv.reader(Path(path).read_text("utf-8").splitlines())
-        return [row[-1] for row in rows if "".join(row).strip()]
+    return read_json(path) if str(path).endswith((".json", ".json.gz")) else read_names(path)
 
 def _names(content, path, first):
     "id -> name, from what a file of names holds."
@@ -41,12 +35,11 @@ def _names(content, path, first):
         raise NocError(f"{path}: expected names, {{id: name}}, or COCO's categories") from None
 
 # %% ../../nbs/models/110_names.ipynb #4e90e479
-def _named_class(i, name, words, engine):
+def _named_class(i, name, words):
     "The class of a name in plain words: the name and its last word, in singular and plural."
     forms = []
-    for noun in dict.fromkeys([" ".join(words), words[-1]]):
-        forms += [noun, engine.plural_noun(noun), engine.singular_noun(noun)]
-    forms = dict.fromkeys(normalize(form) for form in forms if form)
+    for noun in dict.fromkeys([" ".join(words), words[-1]]): forms += noun_forms(noun)
+    forms = dict.fromkeys(map(normalize, forms))
     return ObjectClass(i, name, words[-1], tuple(forms), tuple(words))
 
 # %% ../../nbs/models/110_names.ipynb #210ea708
@@ -87,18 +80,14 @@ def classes_of(
     where,      # what has these names, for messages
 )->dict:        # class id -> `ObjectClass`
     "Classes from names. Raises `NocError` naming the class, or if `inflect` is missing."
-    try: import inflect
-    except ImportError:
-        raise NocError(f"{where}: plurals need `pip install noc_nb[formats]`") from None
-    engine, classes = inflect.engine(), {}
-    coco = {c.name: c for c in COCO_CLASSES.values()}
+    classes, coco = {}, {c.name: c for c in COCO_CLASSES.values()}
     for i, name in names.items():
         plain = plain_name(name) if isinstance(name, str) else ""
         named = plain and type(i) is int
         require(named, f"{where}: class {i!r}: {name!r}", "a name in letters")
         check_range(f"{where}: class {name!r}: ", 0, MOST_CLASSES, id=i)
         known = coco.get(usual_name(name))
-        classes[i] = replace(known, id=i) if known else _named_class(i, name, plain.split(), engine)
+        classes[i] = replace(known, id=i) if known else _named_class(i, name, plain.split())
     _tell(names, classes, where)
     return classes
 

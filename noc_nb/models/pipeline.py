@@ -6,10 +6,11 @@
 __all__ = ['PipelineConfig', 'CaptionOptions', 'NovelCaptioner', 'shipped', 'pipeline_folder']
 
 # %% ../../nbs/models/50_pipeline.ipynb #d886582c
-import math
+import math, warnings
 from collections.abc import Collection
 from copy import copy
 from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -17,12 +18,13 @@ from typing import NamedTuple
 import torch
 from fastcore.basics import patch
 from safetensors.torch import load_file, save_file
+from torch.nn.functional import cosine_similarity
 from torch.nn.utils.rnn import pad_sequence
 
 import noc_nb.fast.machine # the search of CBS
 from ..captioner import Captioner
 from ..constraints import FORMS, constraint_tokens
-from ..core import default_device, require
+from ..core import NocError, default_device, require
 from ..data import CaptionBatch, RegionFeatures
 from ..fast.decode import decode
 from ..fast.prices import PriceConfig, best_candidates, read_wishes
@@ -62,7 +64,7 @@ class CaptionOptions(Config):
         require(self.batch, f"batch={self.batch}", "1 or more")
         names = () if self.objects is None else self.objects
         texts = isinstance(names, Collection) and all(isinstance(name, str) for name in names)
-        require(texts, f"objects {names!r}", "a list of names, or a line")
+        require(texts, f"objects {names!r}", "a list of names, a line, or one for each image")
         self.wishes                        # raises for a line that says nothing
 
     @property
@@ -93,15 +95,16 @@ class NovelCaptioner:
 
 # %% ../../nbs/models/50_pipeline.ipynb #cfe603b8
 @patch
-def _caption(self:NovelCaptioner, images, seen, options):
-    "Caption a batch: choose, search, record."
-    probs = self._probs(images)
-    asked = [self._ask(self._candidates(r, p, options)) for r, p in zip(images, probs)]
+def _caption(self:NovelCaptioner, images, seen, choosers, options):
+    "Caption a batch: choose, search, record. A chooser for each image, from `with_objects`."
+    probs, asked = self._probs(images), []
+    for chooser, r, p in zip(choosers, images, probs):
+        asked.append(chooser._ask(chooser._candidates(r, p, options)))
     groups, prices = zip(*((a.groups, a.prices) for a in asked))
     decoded = self._search(seen, groups, prices)
     costs = self._costs(seen, asked, decoded) if options.costs else [{}]*len(asked)
     rows = zip(images, probs, asked, decoded, costs)
-    return [self._record(*row, options) for row in rows]
+    return [chooser._record(*row, options) for chooser, row in zip(choosers, rows)]
 
 # %% ../../nbs/models/50_pipeline.ipynb #96696ad1
 def _table(images):
@@ -292,21 +295,46 @@ def _why(self:NovelCaptioner, regions, probs, ask, options):
 @patch
 def __call__(self:NovelCaptioner,
     images,       # `Regions` of one image, or a list of them
-    objects=None, # names of musts, name -> price, or a line, as in `CaptionOptions`
+    objects=None, # names of musts, name -> price, or a line, as in `CaptionOptions`; or a list
+                  # with one of these, or None, for each image
     seen=None,    # what the captioner sees, `Regions` of another detector; default: `images`
     **options,    # the other `CaptionOptions`
 ):                # a `_NovelCaption`, or a list of them
     "Caption images. Raises `NocError` for bad options or regions, or an unknown object."
     if isinstance(images, Regions):
         return self([images], objects, None if seen is None else [seen], **options)[0]
-    options, captions = CaptionOptions(objects, **options), []
+    options, captions = CaptionOptions(**options), {}
     self._check(images, seen)
-    pipeline = self if options.objects is None else self.with_objects(options.wishes)
+    choosers = self._choosers(_for_each(objects, len(images)))
     seen = self._seen(images, seen)
-    for start in range(0, len(images), options.batch):
-        part = slice(start, start + options.batch)
-        captions += pipeline._caption(images[part], seen[part], options)
-    return captions
+    for places in _together(choosers, options.batch):
+        batch = [[x[n] for n in places] for x in (images, seen, choosers)]
+        captions |= zip(places, choosers[places[0]]._caption(*batch, options))
+    return [captions[n] for n in range(len(images))]
+
+# %% ../../nbs/models/50_pipeline.ipynb #c2dc08a8
+def _for_each(objects, n):
+    "What each of n images is asked for."
+    listed = isinstance(objects, (list, tuple))
+    if not listed or all(isinstance(x, str) for x in objects): return [objects]*n
+    require(len(objects) == n, f"objects: {len(objects)} entries, not all of them names",
+            f"names, or {n} lists, one for each image")
+    return objects
+
+@patch
+def _choosers(self:NovelCaptioner, objects):
+    "The pipeline that chooses for each image; the same wishes share one."
+    wishes, choosers = [CaptionOptions(x).wishes for x in objects], {str(None): self}
+    for wish in wishes:
+        if str(wish) not in choosers: choosers[str(wish)] = self.with_objects(wish)
+    return [choosers[str(wish)] for wish in wishes]
+
+def _together(choosers, size):
+    "Places of images that are searched together: at most `size` that avoid the same words."
+    same = {}
+    for n, chooser in enumerate(choosers): same.setdefault(str(chooser.avoid), []).append(n)
+    for places in same.values():
+        for start in range(0, len(places), size): yield places[start:start+size]
 
 # %% ../../nbs/models/50_pipeline.ipynb #35a5cb05
 @patch
@@ -342,28 +370,44 @@ def _seen(self:NovelCaptioner, images, seen):
 
 # %% ../../nbs/models/50_pipeline.ipynb #0b1f6a3d
 @patch
+def _near(self:NovelCaptioner, name):
+    "Words that can be said instead: near by spelling, then, if it has a vector, by vector."
+    model = getattr(self, "pipeline", self)                        # that has vectors
+    table, known = model.captioner.words().detach(), model.captioner.words.known
+    near = get_close_matches(name.lower(), {*meanings(self.classes), *model.vocab.stoi}, 3, .75)
+    rows = [model.vocab.stoi.get(word) for word in name.lower().split()]
+    if None not in rows and known[rows].all():
+        likeness = cosine_similarity(table[rows].sum(0), table, -1).masked_fill(~known, -1)
+        near += [model.vocab.tokens[n] for n in likeness.topk(10).indices.tolist()]
+    good = [word for word in dict.fromkeys(near) if word != name and None not in self._tokens(word)]
+    return f", such as {' or '.join(good[:3])}" if good else ""
+
+@patch
 def class_ids(self:NovelCaptioner,
     names, # class names, or words for them
 )->list:   # class ids
     "The classes of some names. Raises `NocError` for one that is unknown or means several."
-    ids, few = meanings(self.classes), len(self.by_name) <= 90
-    known = ", ".join([*self.by_name][:90]) + ("" if few else f" … ({len(ids):,} words)")
+    ids = meanings(self.classes)
     for name in names:
-        require(name in ids, f"object {name!r}", "another word of the captioner's vocabulary "
-                f"(--add-words brings some), or one of {known}")
+        if name not in ids: raise NocError(self._unknown(name))
         several = ", ".join(self.classes[i].name for i in ids[name])
         require(len(ids[name]) == 1, f"object {name!r}: means several", f"one of {several}")
     return [ids[name][0] for name in names]
+
+@patch
+def _unknown(self:NovelCaptioner, name):
+    return f"object {name!r}: expected another word of the captioner's vocabulary{self._near(name)}"
 
 # %% ../../nbs/models/50_pipeline.ipynb #1dc38c4f
 @patch
 def _forms(self:NovelCaptioner, name, known):
     "What the captioner can write of words with bars between; a class counts in all its forms."
+    def written(text): return None not in self._tokens(text)
     texts = []
     for word in name.split("|"):
-        ids = known.get(word, ())
-        texts += self.classes[ids[0]].forms if len(ids) == 1 else (word, word.lower())
-    return tuple(text for text in dict.fromkeys(texts) if None not in self._tokens(text))
+        ids, cases = known.get(word, ()), [*filter(written, (word, word.lower()))]
+        texts += filter(written, self.classes[ids[0]].forms) if len(ids) == 1 else cases[:1]
+    return tuple(dict.fromkeys(texts))
 
 @patch
 def _tokens(self:NovelCaptioner, text): return tuple(map(self.vocab.stoi.get, text.split()))
@@ -373,7 +417,7 @@ def _tokens(self:NovelCaptioner, text): return tuple(map(self.vocab.stoi.get, te
 def with_objects(self:NovelCaptioner,
     wishes:dict,  # as in `CaptionOptions`
 )->NovelCaptioner:
-    "A copy that asks for these in every image. Raises `NocError` for what it cannot say."
+    "A copy that asks for these in every image. Raises `NocError` if it can say none of them."
     new, known = copy(self), meanings(self.classes)
     new.classes, new.wanted, barred = dict(self.classes), {}, []
     for name, price in wishes.items():
@@ -381,9 +425,12 @@ def with_objects(self:NovelCaptioner,
         if price == -math.inf:
             barred += forms
             continue
-        if name in known or not forms: [i] = self.class_ids([name])
+        if name in known: [i] = self.class_ids([name])
         else: new.classes[i] = ObjectClass(i, name, name, forms, ())
         new.wanted[i] = price
+    mute = [self._unknown(c.name) for i in new.wanted if not (c := new.classes[i]).forms]
+    if mute and len(mute) == len(new.wanted): raise NocError(mute[0])
+    if mute: warnings.warn("; ".join(mute) + "; left out")
     new.avoid = [*map(self._tokens, barred)]
     for i in new.wanted:
         lost = new._alternatives(i) and not new._group(i)

@@ -20,8 +20,9 @@ from ..constraints import FORMS
 from ..core import NocError, default_device, require
 from ..data import RegionFeatures
 from ..files.dataset import data_files
-from ..files.readers import (good_rows, image_names, image_sizes, match_photos,
-                                  open_detections, read_coco)
+from ..files.exports import export_reader, read_export
+from ..files.readers import (PHOTO_ENDINGS, good_rows, image_names, image_sizes,
+                                  match_photos, open_detections, read_coco)
 from ..files.store import RegionStore
 from ..heldout import COCO_CLASSES
 from ..lab.config import Config, setting
@@ -209,13 +210,14 @@ def _frames(files, sizes, pixels, where):
 
 # %% ../../nbs/models/119_source.ipynb #821da148
 def detected(
-    path,         # detections: .json or .json.gz as COCO has them, .parquet, or a region store
+    path,         # detections: as COCO has them, .parquet, an export, or a region store
     data=None,    # a folder in COCO's layout, or a file with `images`: their names and sizes
     images=None,  # folder of the images to caption
     classes=None, # class id -> `ObjectClass`: what the numbers mean; None: any number is fine
 )->Source:
     "Images that a detector has seen already. Raises `NocError` naming file and item."
-    found = _Stored(Path(path)) if Path(path).is_dir() else open_detections(path)
+    found = read_export(path)
+    if found is path: found = _Stored(Path(path)) if Path(path).is_dir() else open_detections(path)
     known = annotated(data) if data else ({}, [])
     names = found.names + known[1]
     sizes = known[0] | {i: size for i, size in found.sizes.items() if size}
@@ -377,9 +379,12 @@ def pipeline(self:Job)->NovelCaptioner:
     return NovelPhotoCaptioner(pipeline, captioner)
 
 # %% ../../nbs/models/119_source.ipynb #2f2be292
-def _holds_regions(path):
+def _holds_regions(path, images=None):
     if path.suffix == ".parquet": return not (path.is_file() and image_column(path))
-    return path.name.endswith((".json", ".json.gz")) or (path/"meta.json").is_file()
+    if path.name.endswith((".json", ".json.gz")) or (path/"meta.json").is_file(): return True
+    photos = path.is_dir() and not images and any(
+        p.suffix.lower() in PHOTO_ENDINGS for p in path.rglob("*"))
+    return not photos and export_reader(path) is not None     # photos may lie beside their labels
 
 def _nothing(images):
     return (Regions.empty(size=image.size) for image in images)
@@ -388,7 +393,7 @@ def _opened(job, pipeline):
     "The images that a job's path stands for, with what a detector found or will find in them."
     src, detector = Path(job.src), job.detector
     require(src.exists(), f"{job.src}: no such file or folder", "images or detections")
-    if _holds_regions(src):
+    if _holds_regions(src, job.images):
         require(not detector, f"--detector {detector}: {job.src} holds detections", "photos")
         return detected(src, job.data, job.images, pipeline.classes)
     where = f"{job.src}: --data, --images and --features go with detections"

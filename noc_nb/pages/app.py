@@ -7,8 +7,9 @@ __all__ = []
 
 # %% ../../nbs/pages/133_app.ipynb #01faa683
 import copy, ctypes, json, math, os, random, re, shlex, signal, socket, sys, tempfile, threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache, partial, wraps
 from itertools import islice
 from numbers import Real
 from pathlib import Path
@@ -27,7 +28,7 @@ from ..models.captioners import NovelPhotoCaptioner
 from ..models.photos import open_image
 from ..models.pipeline import NovelCaptioner, shipped
 from ..models.source import Job, detected, detector_for
-from .gallery import Mark, picture, repeated
+from .gallery import Mark, _line, picture, repeated
 from .looks import looks
 from ..regions import Regions
 from ..scores.page import render, thumbnail
@@ -44,6 +45,7 @@ class _View:
     name:str = "drawing"    # of the image
     model:str = None        # the pipeline's name or folder, where that is all there is to say
     note:str = None         # what the reader has to know
+    waits:str = None        # why it has no boxes: nothing is captioned until somebody draws one
     before:object = None    # the view without the last drawn box
     proposed:tuple = ()     # names of the selector's candidates
     phrases:bool = False    # whole names are asked for, not one word of each
@@ -198,12 +200,19 @@ def _card(v, title, caption, prices):
     lines, total = _worth(v, caption, prices)
     return dict(title=title, words=words, score=caption.score, lines=lines, total=total)
 
-def _stage(v, prices):
-    "HTML of the picture and both captions."
+# %% ../../nbs/pages/133_app.ipynb #fb79a4fe
+def _cards(v, prices):
+    "Both captions, and why a word is not said."
     options = dict(costs=True) | _no_choice(prices)
     caption = _captioned(v.pipeline, v.regions, v.image, prices, v.phrases, **options)
-    notes = [text for text in (v.note, caption.reason if prices else None) if text]
     cards = [_card(v, "With prices", caption, prices), _card(v, "Without", v.free, prices)]
+    return cards, caption.reason if prices else None
+
+def _stage(v, prices):
+    "HTML of the picture and both captions."
+    waits = v.waits if not len(v.regions) else None
+    cards, reason = ([], waits) if waits else _cards(v, prices)
+    notes = [text for text in (v.note, reason) if text]
     colors = [_score_color(p/4) for p in range(5)]
     values = dict(colors=colors, cards=cards, notes=notes)
     return render("stage.html", picture=_draw(v, _wanted(prices)), **values)
@@ -320,7 +329,9 @@ class _Studio:
         else:
             def good(i):
                 found = source.photo(i), source.regions([i])[0]
-                return not any(isinstance(x, NocError) for x in found)
+                bad = next((x for x in found if isinstance(x, NocError)), None)
+                if bad: say(f"no example: {bad}")
+                return bad is None
             whole = filter(good, source.ids)
             def photo(i): return photos, source.photo(i), source.regions([i])[0]
             ids = [*islice(whole, most)]
@@ -333,27 +344,67 @@ class _Studio:
 
     def upload(self, path, detections=None)->_View:
         "A photo that someone sent, and what was found in it. Raises `NocError` for a bad file."
-        if self.photos is None:
-            raise NocError("photos need a pipeline for photos: noc_app --model FOLDER")
+        self._for_photos()
         with self.busy:                                    # one photo at a time
             try: return self._look(path, detections)
             finally: _give_back()
 
+    def _for_photos(self):
+        if self.photos is None:
+            raise NocError("photos need a pipeline for photos: noc_app --model FOLDER")
+        return self.photos
+
 # %% ../../nbs/pages/133_app.ipynb #91d21c45
 @patch
 def _look(self:_Studio, path, detections):
-    image, more = open_image(path, _PIXELS), dict(name=Path(path).name, model=self.model)
-    if detections is not None:
-        source = detected(detections, images=path, classes=self.photos.classes)
-        found, = source.regions(source.ids)
+    "The view of a photo; without a detector, one that waits for boxes."
+    image, about = open_image(path, _PIXELS), dict(name=Path(path).name, model=self.model)
+    sees = isinstance(self.photos, NovelPhotoCaptioner)          # it writes without boxes too
+    try:
+        if not detections: self.detector = self.detector or detector_for(self.photos)
+    except NocError as e:
+        text = f"{e}. Draw boxes, or send a file of detections with the photo."
+        about["note" if sees else "waits"] = text
+        return _view(self.photos, image, Regions.empty(), **about)
+    return _view(self.photos, image, self._regions(image, path, detections), **about)
+
+@patch
+def _regions(self:_Studio, image, path, detections):
+    "What is in an image. Raises `NocError` for detections that are not those of one image."
+    if not detections: found = self.detector([image])
     else:
-        try: self.detector = self.detector or detector_for(self.photos)
-        except NocError as e:
-            more["note"] = f"{e}. Draw boxes, or send a file of detections with the photo."
-            return _view(self.photos, image, Regions.empty(), **more)
-        found, = self.detector([image])
-    if isinstance(found, NocError): raise found
-    return _view(self.photos, image, found, **more)
+        source = detected(detections, images=path, classes=self.photos.classes)
+        found = source.regions(source.ids)
+    require(len(found) == 1, f"{len(found)} images", "detections of one")
+    if isinstance(found[0], NocError): raise found[0]
+    return found[0]
+
+# %% ../../nbs/pages/133_app.ipynb #c79239ba
+@patch
+def answer(self:_Studio,
+    photo:str=None,      # path of a photo
+    detections:str=None, # path of its detections
+    words:str="",        # as `noc_caption --objects` takes them; "": the selector's choice
+    price_weight:str="", # nats for a unit of the selector's log-odds, or "must"; "": as trained
+)->dict:                 # a line as `noc_caption --costs` writes it
+    "Caption one image for a program. Raises `NocError` for what the command refuses too."
+    require(photo or detections, "no image", "a photo, a file of detections, or both")
+    weight = price_weight or None
+    with suppress(TypeError, ValueError): weight = float(weight)   # else a word
+    with self.busy:
+        try:
+            regions, image = self._photo_and_boxes(photo, detections)
+            options = dict(price_weight=weight, costs=True)
+            caption = _captioned(self._for_photos(), regions, image, words or None, **options)
+        finally: _give_back()
+    return _line(self.photos, regions, caption, photo and Path(photo).name)
+
+@patch
+def _photo_and_boxes(self:_Studio, photo, detections):
+    "What is in an image, and the image; None without a photo."
+    pipeline, image = self._for_photos(), open_image(photo, _PIXELS) if photo else None
+    if not detections: self.detector = self.detector or detector_for(pipeline)
+    return self._regions(image, photo, detections), image
 
 # %% ../../nbs/pages/133_app.ipynb #de87617f
 _SLIDERS = 8 # objects whose prices can be moved
@@ -413,6 +464,7 @@ def _page(self:_Studio,
                     p.copies = [gr.Code(label=f"Copy as {what}", buttons=["copy"], max_lines=8)
                                 for what in ("command", "Python")]
         self._wire(gr, p)
+        self._for_programs(gr)
     fonts = dict(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
     theme = gr.themes.Soft(primary_hue="slate", neutral_hue="slate", **fonts)
     options = dict(app_kwargs=_only_for(host), theme=theme,
@@ -467,26 +519,47 @@ def _tried(self:_Studio, gr, v, prices, change):
     try: return self._shown(gr, *change())
     except NocError as e: return self._shown(gr, replace(v, note=str(e)), prices)
 
+# %% ../../nbs/pages/133_app.ipynb #70e8bc46
+def _handler(gr, f):
+    "An event's function. What the page itself never sends is one line, for the sender and here."
+    @wraps(f)
+    def handle(*args):
+        try: return f(*args)
+        except NocError as e: line = str(e)
+        except Exception as e:
+            line = f"{type(e).__name__}: {e}"[:200]
+            say(f"the page: an event that failed: {line}")
+        raise gr.Error(line, print_exception=False)
+    return handle
+
+@patch
+def _for_programs(self:_Studio, gr):
+    "The endpoint `/caption`; no other is shown to programs."
+    with gr.Row(visible=False):
+        asked = [gr.File(label="photo"), gr.File(label="detections"), gr.Textbox("", label="words"),
+                 gr.Textbox("", label="price_weight")]
+        line, go = gr.JSON(label="line"), gr.Button()
+    about = "Caption a photo, its detections, or both; words as noc_caption --objects takes them."
+    go.click(_handler(gr, self.answer), asked, line, api_name="caption", api_description=about)
+
 # %% ../../nbs/pages/133_app.ipynb #a2fb386e
 @patch
 def _wire(self:_Studio, gr, p):
     "What happens when."
     ask, live = [p.view, p.prices], [p.prices, p.out, *p.copies]
     whole = [*ask, p.ticked, p.added, p.line, p.name, p.phrases, *p.sliders, p.out, *p.copies]
-    opened = partial(self._opened, gr)
+    opened, tried, shown = (partial(f, gr) for f in (self._opened, self._tried, self._shown))
     def box(v, prices, how, *about):
-        return self._tried(gr, v, prices, lambda: _propose(_with_box(v, *about), how, prices))
+        return tried(v, prices, lambda: _propose(_with_box(v, *about), how, prices))
     def begin(how): return opened(lambda: self.example(0), how)
     def upload(files, how): return opened(lambda: self.upload(*_paths(files)), how)
-    def choose(how, event: gr.SelectData): return opened(lambda: self.example(event.index), how)
-    def weigh(v, prices, how): return self._shown(gr, *_propose(v, how, prices))
-    def tick(v, prices, names):
-        return self._shown(gr, v, {name: prices.get(name, math.inf) for name in names})
-    def phrase(v, prices, on): return self._shown(gr, replace(v, phrases=on), prices)
+    def choose(how, event: gr.EventData): return opened(lambda: self.example(event.index), how)
+    def weigh(v, prices, how): return shown(*_propose(v, how, prices))
+    def tick(v, prices, names): return shown(v, {n: prices.get(n, math.inf) for n in names})
+    def phrase(v, prices, on): return shown(replace(v, phrases=on), prices)
     def add(v, prices, name):
-        return self._shown(gr, v, prices | {name: math.inf}) if name else gr.skip()
-    def read(v, prices, line):
-        return self._tried(gr, v, prices, lambda: _with_words(v, prices, line))
+        return shown(v, prices | {name: math.inf}) if name else gr.skip()
+    def read(v, prices, line): return tried(v, prices, lambda: _with_words(v, prices, line))
     def move(n, v, prices, nats):
         prices = prices | {[*_wanted(prices)][n]: _price(nats)}
         return [prices, _stage(v, prices), *_copies(v, prices)]
@@ -496,18 +569,20 @@ def _wire(self:_Studio, gr, p):
         return box(v, prices, how, name, [float(x)/100 for x in re.findall(r"\d+\.?\d*", text)])
     def undo(v, prices, how): return weigh(v.before or v, _by_hand(v, prices), how)
     def seen(f): return lambda v, *args: f(v, *args) if v else gr.skip()
-    if self.examples: p.page.load(begin, p.weight, whole)
-    p.file.upload(upload, [p.file, p.weight], whole)
-    p.gallery.select(choose, p.weight, whole)
+    def on(event, f, inputs, outputs=whole, **more):
+        event(_handler(gr, f), inputs, outputs, api_visibility="private", **more)
+    if self.examples: on(p.page.load, begin, p.weight)
+    on(p.file.upload, upload, [p.file, p.weight])
+    on(p.gallery.select, choose, p.weight)
     changes = {p.weight: weigh, p.ticked: tick, p.phrases: phrase, p.added: add}
-    for part, change in changes.items(): part.input(seen(change), [*ask, part], whole)
-    p.line.submit(seen(read), [*ask, p.line], whole)
+    for part, change in changes.items(): on(part.input, seen(change), [*ask, part])
+    on(p.line.submit, seen(read), [*ask, p.line])
     for n, slider in enumerate(p.sliders):
-        slider.input(seen(partial(move, n)), [*ask, slider], live, trigger_mode="always_last",
-                     show_progress="hidden")
-    p.out.select(draw, [*ask, p.weight, p.name], whole)
-    p.typed.submit(seen(enter), [*ask, p.weight, p.name, p.typed], whole)
-    p.undo.click(seen(undo), [*ask, p.weight], whole)
+        on(slider.input, seen(partial(move, n)), [*ask, slider], live,
+           trigger_mode="always_last", show_progress="hidden")
+    on(p.out.select, draw, [*ask, p.weight, p.name])
+    on(p.typed.submit, seen(enter), [*ask, p.weight, p.name, p.typed])
+    on(p.undo.click, seen(undo), [*ask, p.weight])
 
 # %% ../../nbs/pages/133_app.ipynb #b09d9947
 def _open_studio(job):

@@ -1,0 +1,145 @@
+"""Exports of annotation tools: each form gives the boxes that COCO's gives, in every command; broken ones say which."""
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from PIL import Image
+from noc_nb.core import NocError
+from noc_nb.files.dataset import load_data
+from noc_nb.files.exports import read_export
+from noc_nb.files.readers import open_detections
+from noc_nb.heldout import COCO_CLASSES
+from noc_nb.lab.disk import write_json
+from test_photos import typed          # noqa: F401
+
+NAMES = [c.name for c in COCO_CLASSES.values()]
+SIZE = 640, 480
+upto = st.integers
+lines = st.tuples(upto(0, 79), upto(0, 300), upto(0, 200), upto(8, 340), upto(8, 280))
+worlds = st.dictionaries(st.sampled_from(("a", "sub/b", "c.v2", "d e")), st.lists(lines, min_size=1, max_size=5),
+                         min_size=1)
+
+# ---- each tool's form, written by hand: photo -> (class, left, top, width, height) in pixels
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+def yolo(folder, world):
+    write(folder/"data.yaml", json.dumps(dict(names=NAMES)))
+    for name, boxes in world.items():
+        rows = (((x + w/2)/640, (y + h/2)/480, w/640, h/480) for _, x, y, w, h in boxes)
+        text = "".join("%d %.8f %.8f %.8f %.8f\n" % (b[0], *r) for b, r in zip(boxes, rows))
+        write(folder/f"labels/{name}.txt", text)
+    return folder/"labels"
+
+def voc(folder, world):
+    for name, boxes in world.items():
+        things = "".join(f"<object><name>{NAMES[n]}</name><bndbox><xmin>{x}</xmin><ymin>{y}</ymin><xmax>{x + w}</xmax>"
+                         f"<ymax>{y + h}</ymax></bndbox><part><bndbox><xmin>1</xmin></bndbox></part></object>"
+                         for n, x, y, w, h in boxes)
+        write(folder/f"Annotations/{name}.xml", "<annotation><size><width>640</width><height>480</height>"
+              f"<depth>3</depth></size>{things}</annotation>")
+    return folder/"Annotations"
+
+def cvat(folder, world):
+    def image(i, name):
+        boxes = "".join(f'<box label="{NAMES[n]}" xtl="{x}.0" ytl="{y}.0" xbr="{x + w}.0" ybr="{y + h}.0" '
+                        'rotation="0.0"></box>' for n, x, y, w, h in world[name])
+        return f'<image id="{i}" name="{name}.jpg" width="640" height="480">{boxes}</image>'
+    write(folder/"annotations.xml", f"<annotations>{''.join(image(*x) for x in enumerate(world))}</annotations>")
+    return folder
+
+def open_images(folder, world):
+    write(folder/"oidv7-class-descriptions-boxable.csv", "LabelName,DisplayName\n" + "".join(
+        f"/m/{n},{name.title()}\n" for n, name in enumerate(NAMES)))
+    rows = (f"{name},xclick,/m/{n},1,{x/640},{(x + w)/640},{y/480},{(y + h)/480},0\n"
+            for name, boxes in world.items() for n, x, y, w, h in boxes)
+    write(folder/"train.csv", "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,IsGroupOf\n" + "".join(rows))
+    return folder/"train.csv"
+
+def studio(folder, world):
+    def shape(n, x, y, w, h):
+        value = dict(x=x/6.4, y=y/4.8, width=w/6.4, height=h/4.8, rotation=0, rectanglelabels=[NAMES[n]])
+        return dict(type="rectanglelabels", original_width=640, original_height=480, image_rotation=0, value=value)
+    tasks = [dict(id=i, data=dict(img=f"/data/local-files/?d={name}.jpg"), predictions=[],
+                  annotations=[dict(was_cancelled=True, result=[]), dict(result=[shape(*b) for b in boxes])])
+             for i, (name, boxes) in enumerate(world.items())]
+    write_json(folder/"tasks.json.gz", tasks)
+    return folder/"tasks.json.gz"
+
+TOOLS = yolo, voc, cvat, open_images, studio
+
+@settings(max_examples=30, deadline=None)
+@given(worlds)
+def test_each_form_gives_the_boxes_of_coco_s(world):
+    with TemporaryDirectory() as folder:
+        ids = {name: i for i, name in enumerate(sorted(world), 1)}
+        coco = [dict(image_id=ids[name], file_name=name, category_id=[*COCO_CLASSES][n], bbox=box, score=1.)
+                for name in ids for n, *box in world[name]]
+        write_json(Path(folder)/"coco.json", coco)
+        sizes = dict.fromkeys(ids.values(), SIZE)
+        expected, *_ = open_detections(Path(folder)/"coco.json").table(sizes, COCO_CLASSES)
+        for tool in TOOLS:
+            found = read_export(tool(Path(folder)/tool.__name__, {name: world[name] for name in ids}))
+            assert [name.removesuffix(".jpg") for name, _ in found.names] == [*ids], tool
+            table, errors, _ = found.table(None, COCO_CLASSES)
+            assert not errors and table.labels.tolist() == expected.labels.tolist(), tool
+            np.testing.assert_allclose(table.boxes, expected.boxes, atol=1e-6)
+
+WORLD = {"a": [(16, 64, 48, 320, 240)], "sub/b": [(15, 64, 48, 320, 240)]}
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_every_command_takes_them(typed, tool):
+    for name in WORLD:
+        Path("in", name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", SIZE).save(f"in/{name}.jpg")
+    src = tool(Path("export"), WORLD)
+    assert typed("noc_caption", src, "--images", "in", "--model", "lite", "--out", "c.jsonl")[0] == 0
+    found = [json.loads(line) for line in Path("c.jsonl").read_text().splitlines()]
+    assert {x["file"]: [b["object"] for b in x["boxes"]] for x in found} == {"a.jpg": ["dog"], "sub/b.jpg": ["cat"]}
+    assert {x["image_id"].removesuffix(".jpg") for x in found} == {*WORLD}      # as the export calls them
+    captions = [dict(file_name=f"{name}.jpg", caption="a dog") for name in WORLD]
+    write_json(Path("captions.json"), captions)
+    Path("empty").mkdir()
+    data = load_data("empty", None, read_export(src), captions="captions.json", heldout="zebra")
+    assert [data.regions[i].labels.tolist() for i in data.captions] == [[18], [17]]
+
+def test_photos_beside_their_labels_are_photos(tmp_path):
+    from noc_nb.models.source import _holds_regions
+    yolo(tmp_path, WORLD)
+    assert _holds_regions(tmp_path)
+    Image.new("RGB", SIZE).save(tmp_path/"a.jpg")
+    assert not _holds_regions(tmp_path) and _holds_regions(tmp_path, "images")
+
+def cvat_of(boxes, size=9):
+    return f'<annotations><image name="a" width="{size}" height="{size}">{boxes}</image></annotations>'
+
+HEAD = "ImageID,LabelName,XMin,XMax,YMin,YMax\n"
+BOX = '<box label="dog" xtl="0" ytl="0" xbr="9" ybr="9"'
+BAD = [("turned.xml", cvat_of(f'{BOX} rotation="45"/>'),
+        r"turned.xml: detection 0 \(image a\): expected a box that is not rotated"),
+       ("far.xml", cvat_of(f"{BOX}/>", 4),
+        r"far.xml: detection 0 \(image a\): box .0.0, 0.0, 9.0, 9.0. in 4 x 4: expected a box in the image"),
+       ("none.xml", cvat_of('<box label="dog" xtl="x"/>'),
+        r"none.xml: detection 0 \(image a\): expected four numbers, found .'x', None, None, None"),
+       ("twice.xml", f"{cvat_of('')[:-14]}<image name='a'/></annotations>", "twice.xml: photo 'a': expected a name"),
+       ("video.xml", "<annotations><track/></annotations>", "a video: expected its export as CVAT for images"),
+       ("bomb.xml", '<!DOCTYPE a [<!ENTITY b "c">]><annotations>&b;</annotations>', "a document type: expected XML"),
+       ("cut.xml", "<annotations><image", "cut.xml: expected XML"),
+       ("min.json", '[{"image": "a.jpg", "annotator": 1, "label": []}]', "JSON-MIN .*: expected its export as JSON"),
+       ("odd.json", '[{"data": {"image": "a.jpg"}, "annotations": [7]}]', "odd.json: expected Label Studio's tasks"),
+       ("m.csv", f"{HEAD}a,/m/1,0,1,0,1\n", "labels like /m/1: no .*: expected the file"),
+       ("x.csv", f"{HEAD}a,Dog,0,x,0,1\n", r"row 0 \(image a\).*: expected four finite"),
+       ("all.zip", "PK", "all.zip: expected boxes in a form of docs/forms.md"),
+       ("labels/a.txt", "18 .5 .5 .2 .2 1\n18 .5 .5 .2\n", r"labels: row 1 \(image a\): expected four numbers, found"),
+       ("labels/a.txt", "16 .5 .5 .2 .2\n0 .5 .5 .2 .2\n", r"row 1 \(image a\): category_id 0: .*coco80 --first 0")]
+
+@pytest.mark.parametrize("name, text, line", BAD, ids=[name for name, *_ in BAD])
+def test_what_is_wrong_is_named(tmp_path, name, text, line):
+    write(tmp_path/name, text)
+    with pytest.raises(NocError, match=line):
+        _, errors, _ = read_export((tmp_path/name).parent if "/" in name else tmp_path/name).table(None, COCO_CLASSES)
+        for text in errors.values(): raise NocError(text)
