@@ -15,7 +15,7 @@ import torch
 
 from ..core import NocError, require
 from .readers import check_boxes, refuse
-from ..heldout import meanings, normalize
+from ..heldout import COCO_CLASSES, meanings, normalize
 from ..lab.disk import foreign_file, whole_file
 from ..regions import RegionTable, Regions, table_of
 
@@ -68,13 +68,18 @@ def write_detections(
 
 # %% ../../nbs/files/104_formats.ipynb #6e1a0b21
 def _found(results):
-    "Boxes, labels and scores of what a library found."
-    if hasattr(results, "xyxy"):
-        names = results.data.get("class_name")
-        return results.xyxy, results.class_id if names is None else names, results.confidence
+    "Boxes, labels, scores, names of labels and size of the photo, so far as a library says."
+    if hasattr(results, "orig_shape"):                    # ultralytics; turned boxes are in `obb`
+        found = results.obb if results.boxes is None else results.boxes
+        require(found is not None, "results: no boxes", "those of a detector")
+        return found.xyxy, found.cls, found.conf, results.names, results.orig_shape[::-1]
+    if hasattr(results, "xyxy"):                          # supervision; people give no scores
+        names, scores = results.data.get("class_name"), results.confidence
+        if scores is None: scores = np.ones(len(results.xyxy))
+        return results.xyxy, results.class_id if names is None else names, scores, None, None
     labels = results.get("text_labels")                   # of detectors that look for texts
     if labels is None: labels = results.get("labels")
-    return results.get("boxes"), labels, results.get("scores")
+    return results.get("boxes"), labels, results.get("scores"), None, None
 
 def _label_names(labels, names):
     "Labels as names. Raises `NocError` for numbers that have none."
@@ -108,7 +113,9 @@ def _relative(boxes, size):
 
 # %% ../../nbs/files/104_formats.ipynb #6e1a0b23
 def _from_results(results, classes, size, names, image_id):
-    boxes, labels, scores = _found(results)
+    boxes, labels, scores, own_names, own_size = _found(results)
+    names, size = names or own_names, size or own_size
+    require(size, "results: no size of the photo", "size=(width, height)")
     for name, column in dict(boxes=boxes, labels=labels, scores=scores).items():
         require(column is not None, f"results: no {name}", "boxes, labels and scores")
     boxes, ids = _relative(boxes, size), [*_label_ids(labels, names, classes)]
@@ -118,9 +125,10 @@ def _from_results(results, classes, size, names, image_id):
     return found.keep(area).best()
 
 def from_results(
-    results,       # of one image: a dict with boxes, labels and scores, or `supervision.Detections`
-    classes:dict,  # class id -> `ObjectClass`, found by the names of labels
-    size:tuple,    # (width, height) of the image in pixels
+    results,       # of one image: a dict with boxes, labels and scores; `Detections` of
+                   # supervision, `Results` of ultralytics
+    classes:dict=COCO_CLASSES, # class id -> `ObjectClass`, found by the names of labels
+    size:tuple=None, # (width, height) of the image in pixels; ultralytics knows it
     names=None,    # number -> name, or a list: what the detector calls its labels
     image_id=None, # the image
 )->Regions:        # best first; those without area are left out
