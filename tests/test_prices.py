@@ -202,7 +202,8 @@ def test_prices_buy_what_they_say(kind, one_thread):
         model, groups = model_of(rng, tok, words), rng.sample(words, rng.choice((1, 1, 2, 3)))
         prices = [rng.choice((1., 5., 20., -3., -30., math.inf)) for _ in groups]
         settings = dict(num_beams=rng.choice((1, 2, 4, 5)), mode=rng.choice(("bank", "grid")),
-                        length_penalty=rng.choice((0., 1.)), max_new_tokens=rng.choice((3, 6))*(3 if kind == "bytes" else 1))
+                        max_new_tokens=rng.choice((3, 6))*(3 if kind == "bytes" else 1),
+                        length_penalty=rng.choice((0., 1.)))
         settings["num_return_sequences"] = settings["num_beams"]
         def found(**asked): return answers(tok, model, start, **settings, **asked)
         def value(text, score, _):
