@@ -66,7 +66,7 @@ def noc_app(
     "Serve a page to try captions on, on this machine alone."
 
 # %% ../../nbs/commands/140_cli.ipynb #c0de0003
-@works_in("noc_nb.scores.compare")
+@works_in("noc_nb.scores.several")
 def noc_eval(
     captions:str=None,    # captions to score, in any form (docs/forms.md)
     data:str=None,        # folder in COCO's layout, or references in any form (default: NOC_DATA)
@@ -80,6 +80,7 @@ def noc_eval(
     classes:str=None,     # classes: JSON, or names, one a line, as in Open Images's CSV
     first:int=None,      # number of the first class in a file of names: 1 or 0 (default: 1)
     missing:Literal["refuse", "empty"]="refuse", # an image without a caption: score it as empty?
+    skip_bad:bool=False,  # leave out captions that cannot be used; the report says how many
     images:str=None,      # photos for a page and for your scores, by name; else by number
     metrics:str=None,     # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU), R (ROUGE-L), or
                           # module:function of yours; default: all five
@@ -87,9 +88,10 @@ def noc_eval(
     cut:int=None,         # so many words of each caption count (default: all)
     whole_sentences:bool=False, # what follows the last full stop of a caption does not count
     samples:int=1000,     # draws of the bootstrap
+    runs:list=None,       # folders of reports or of noc_reproduce, in one table; vs parts systems
     compare:list=None,    # two reports, or folders of runs; or several, as: ours0 ours1 vs theirs0
 ):
-    "Score any system's captions, or compare two reports."
+    "Score any system's captions, compare two reports, or set many runs in one table."
 
 # %% ../../nbs/commands/140_cli.ipynb #c0de0004
 @works_in("noc_nb.scores.java")
@@ -175,6 +177,7 @@ def noc_train(
     first:int=None,       # number of the first class in a file of names: 1 or 0 (default: 1)
     start:str=None,       # scst: folder of the captioner to start from
     free:bool=False,      # scst: search without constraints
+    reward:str=None,      # scst: module:function of yours that makes the reward (default: CIDEr-D)
     set:list=None,        # changes of the preset, as key=value
     seed:int=0,           # seed of weights and order
     drop_heldout:bool=False, # train without the images that have a held-out word

@@ -100,6 +100,7 @@ _UTF16 = {"utf-16": re.compile(rb"\xff\xfe|\xfe\xff"),           # by its mark, 
 @contextmanager
 def text_file(
     path, # a text in UTF-8 or UTF-16, with or without a mark; also inside `.gz`
+    errors="strict", # as in `open`
 ):        # the text, open; its `.buffer` gives UTF-8
     "Open a text that anyone may have written, without its byte order mark."
     path = Path(path)
@@ -109,7 +110,7 @@ def text_file(
         kind = next((kind for kind, sign in _UTF16.items() if sign.match(start)), None)
         if kind: f = io.BufferedReader(io.BytesIO(f.read().decode(kind).encode()))
         elif start == codecs.BOM_UTF8: f.read(3)
-        with io.TextIOWrapper(f, encoding="utf-8") as text: yield text
+        with io.TextIOWrapper(f, encoding="utf-8", errors=errors) as text: yield text
 
 # %% ../../nbs/lab/01_disk.ipynb #f202e20f
 _DEEPEST = 100 # lists and objects inside each other

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['paper_numbers', 'score_place', 'metric', 'cell', 'spec', 'matching', 'table_view', 'commands', 'markdown_table',
-           'table_text']
+           'latex_table', 'table_text']
 
 # %% ../../nbs/lab/34_tables.ipynb #174ed840
 import csv
@@ -179,6 +179,23 @@ def markdown_table(
     lines = [" | ".join(map(str, row)) for row in (head, rules, *rows)]
     title = f"**{caption}**\n\n" if caption else ""
     return title + "".join(f"| {line} |\n" for line in lines)
+
+# %% ../../nbs/lab/34_tables.ipynb #bf9379db
+_TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
+    "−": "$-$", "λ": r"$\lambda$", "—": "--", "·": r"$\cdot$", "<": "$<$", ">": "$>$"})
+
+def latex_table(
+    head,           # names of the columns
+    rows,           # of cells, each as long as `head`
+    numbers:int=0,  # so many columns of numbers come last, and stand right
+)->str:             # LaTeX text
+    "A table in LaTeX."
+    def line(cells): return " & ".join(str(x).translate(_TEX) for x in cells) + r" \\"
+    columns = "l"*(len(head) - numbers) + "r"*numbers
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(head), r"\midrule",
+             *map(line, rows), r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
 
 # %% ../../nbs/lab/34_tables.ipynb #ddb3c2dc
 def table_text(

@@ -331,7 +331,9 @@ class _Studio:
         else:
             def good(i):
                 found = source.photo(i), source.regions([i])[0]
-                return not any(isinstance(x, NocError) for x in found)
+                bad = next((x for x in found if isinstance(x, NocError)), None)
+                if bad: say(f"no example: {bad}")
+                return bad is None
             whole = filter(good, source.ids)
             def photo(i): return photos, source.photo(i), source.regions([i])[0]
             ids = [*islice(whole, most)]

@@ -6,22 +6,18 @@
 __all__ = ['compare']
 
 # %% ../../nbs/scores/124_compare.ipynb #c0124003
-import os, sys, warnings
-from importlib import import_module
+import warnings
+from os.path import commonprefix
 from pathlib import Path
 
 import numpy as np
 
-from ..core import NocError, require
+from ..core import require
 from ..lab.config import check_range
-from ..lab.disk import find_data
-from ..lab.runs import locked, whole_folder
-from ..lab.verdict import gap, holm, short_p, signed, verdict
-from ..metrics import METRICS
-from ..novelty import Protocol
-from .page import Part, as_markdown, check_folder, write_files
+from ..lab.verdict import gap, holm, near_limit, short_p, signed, verdict
+from .page import Part, as_markdown
 from .quality import LOW_IS_GOOD
-from .report import evaluate_file, photos_by_id, read_report
+from .report import evaluate_file, read_report
 
 # %% ../../nbs/scores/124_compare.ipynb #1d854865
 _ALIKE = dict(protocol=("words", "weight", "fp", "learned"), about=("words", "truth", "counted"))
@@ -69,16 +65,22 @@ def compare(
 def _differences(a, b, samples):
     "`compare` of what is kept of every run."
     check_range("--", 1, 100_000, samples=samples)
-    def draw(side): return [judged.bootstrap(samples) for judged in side]
-    drawn = draw(a), draw(b)
-    about, rows = "systems" if min(map(len, drawn)) > 2 else "these captions", {}
-    for place in drawn[0][0]:
-        def of(side): return np.array([run.get(place, [np.nan]) for run in side])
-        sides = list(map(of, drawn))
-        if any(np.isnan(x[:, 0]).any() for x in sides): continue
-        rows[" ".join(place)] = gap(*sides)
+    one, two = ([judged.bootstrap(samples) for judged in side] for side in (a, b))
+    rows = {" ".join(place): _gap(place, one, two) for place in one[0]}
+    return _with_verdicts({name: row for name, row in rows.items() if row}, samples)
+
+def _gap(place, a, b):
+    "How far two sides are apart in a score, by the draws of their runs; None where a run lacks it."
+    sides = [np.array([run.get(place, [np.nan]) for run in side]) for side in (a, b)]
+    if any(np.isnan(x[:, 0]).any() for x in sides): return None
+    about = "systems" if min(map(len, sides)) > 2 else "these captions"
+    return gap(*sides) | dict(about=about)
+
+def _with_verdicts(rows, samples):
+    "Name -> difference: with verdicts, corrected for all of them."
     for (name, row), p in zip(rows.items(), holm([row["p"] for row in rows.values()])):
-        row |= dict(holm=p, verdict=verdict(_gain(name, row["interval"]), p=p), about=about)
+        found = verdict(_gain(name, row["interval"]), p=p)
+        row |= dict(holm=p, verdict=found, near=near_limit(row["p"], p, samples))
     return rows
 
 _FEWER = {f"quality {name}" for name in LOW_IS_GOOD}
@@ -90,11 +92,14 @@ def _gain(name, interval):
 
 # %% ../../nbs/scores/124_compare.ipynb #968326af
 def _names(sides):
-    "What two sides are called: by their folders where these have two names."
+    "What sides are called: by their folders, or what these names begin with, where that differs."
     def folder(path): return Path(path) if Path(path).is_dir() else Path(path).parent
-    paths = [folder(side[0]) if len(side) == 1 else folder(side[0]).parent for side in sides]
-    names = [path.name or "." for path in paths]
-    if names[0] != names[1]: return names
+    def name(side):
+        begin = commonprefix([folder(path).name for path in side])
+        if len(side) > 1: begin = begin.rstrip("-_. 0123456789") or folder(side[0]).parent.name
+        return begin or "."
+    names = [*map(name, sides)]
+    if len(set(names)) == len(names): return names
     def all_of(side): return ", ".join(map(str, map(folder, side)))
     return [*map(all_of, sides)]
 
@@ -112,14 +117,18 @@ def _bars(rows):
     return {k: (x["difference"], x["interval"], signed(x["difference"], x["interval"]),
                 _KINDS[x["verdict"]]) for k, x in rows.items()}
 
+def _verdict_text(x):
+    "The verdict on a difference; one that is one is bold."
+    word = x["verdict"] if x["verdict"] == "undecided" else f"**{x['verdict']}**"
+    return f"{word} (near the limit)" if x["near"] else word
+
 def _table(rows, names):
-    "A line for every score; a verdict that is one is bold."
+    "A line for every score."
     about = {f"on {x['about']}" for x in rows.values()}
     head = ["", *names, "difference (95 %)", "p", "p (Holm)", *about]
     def line(k, x):
-        word = x["verdict"] if x["verdict"] == "undecided" else f"**{x['verdict']}**"
         return [k, f"{x['a']:.1f}", f"{x['b']:.1f}", signed(x["difference"], x["interval"]),
-                short_p(x["p"]), short_p(x["holm"]), word]
+                short_p(x["p"]), short_p(x["holm"]), _verdict_text(x)]
     return head, [line(*row) for row in rows.items()]
 
 def _parts(rows, names, runs):
@@ -145,65 +154,3 @@ def _largest(a, b, names, photos, most=20):
         return a[0].card(k, photos, said, f"{title} {signed(delta[k])}")
     cards = [card(k) for k in order.tolist() if delta[k]]
     return [Part(f"Largest differences in {title}", cards=cards)]
-
-# %% ../../nbs/scores/124_compare.ipynb #917c63c9
-def _imported(text):
-    "The function that `module:function` names, also of a file where the command was typed."
-    module, _, name = text.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try: return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as e:
-        raise NocError(f"--metrics {text}: expected module:function ({e})") from None
-
-def _metrics(text):
-    "Name -> entry or function, of `--metrics`."
-    names = [m.strip() for m in text.split(",")]
-    return {m.rpartition(":")[2]: _imported(m) if ":" in m else METRICS.get(m) for m in names}
-
-# %% ../../nbs/scores/124_compare.ipynb #e0c4e420
-def _show(text):
-    "Print; a dash, or what else the terminal's encoding lacks, becomes a question mark."
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "replace").decode(encoding), flush=True)
-
-def _sides(given):
-    "Both sides of `--compare`: two folders, or several on each side of the word vs."
-    at = given.index("vs") if "vs" in given else 1
-    sides = [given[:at], given[at + ("vs" in given):]]
-    whole = all(sides) and ("vs" in given or len(given) == 2)
-    require(whole, f"--compare {' '.join(map(str, given))}",
-            "two folders of reports, or several on each side of the word vs")
-    return [_runs(side[0]) if len(side) == 1 else side for side in sides]
-
-def _compare_and_show(o):
-    "Compare the reports of two systems, and write what was found."
-    sides = _sides(o.compare)
-    with locked(o.out):
-        before = check_folder(o.out, "compare", [*sides[0], *sides[1], o.images, o.data])
-        photos, names, kept = photos_by_id(o.images, o.data), _names(sides), _read_sides(sides)
-        rows, title = _differences(*kept, o.samples), f"{names[1]} minus {names[0]}"
-        parts = _parts(rows, names, list(map(len, sides)))
-        try: _show(as_markdown(title, parts))
-        finally:                                              # whatever became of the terminal
-            if o.out:
-                parts += _largest(*kept, names, photos)
-                with whole_folder(o.out, before) as new:
-                    write_files(new, "compare", rows, title, parts, _bars(rows),
-                                f"{title}; gray: undecided")
-
-# %% ../../nbs/scores/124_compare.ipynb #917c63c8
-def _run_eval(o):
-    "Score captions, or compare two reports. Raises `NocError` for bad options."
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
-        if o.compare: return _compare_and_show(o)
-        require(o.captions, "--captions", "a file in COCO's results format, or --compare A B")
-        data = o.data or find_data()
-        require(data, "--data", "a folder in COCO's layout, or a captions file")
-        metrics = _metrics(o.metrics) if o.metrics else METRICS
-        counted = Protocol(o.protocol, o.weight, o.fp)
-        def show(report): _show(report.markdown)
-        evaluate_file(o.captions, data, o.split, o.out, counted, metrics, o.samples, o.missing,
-                      show, part=o.part, heldout=o.heldout, classes=o.classes, images=o.images,
-                      synonyms=o.synonyms, cut=o.cut, whole=o.whole_sentences, first=o.first)

@@ -129,9 +129,11 @@ _MARK = "<!-- written by noc_eval -->\n"
 _MARKS = {".json": None, ".md": _MARK, ".html": '<meta name="generator" content="noc_eval">',
           ".png": None}
 
+_BESIDE = "images.parquet", "compare.json", "table.tex", "table.csv", "pairs.csv"
+
 def check_folder(
     out,      # folder that is replaced as a whole; None: nothing is written
-    name:str, # of its files: "report" or "compare"
+    name:str, # of its files: "report", "compare" or "table"
     inputs,   # paths that are read
 )->dict:      # the folder's `state_of`
     "Raises `NocError` where an input, or somebody's file, would go with what was there."
@@ -141,7 +143,7 @@ def check_folder(
     for file in files: check_outputs({"--out": Path(out)/file}, inputs)
     there = held(out)
     for file in there:
-        ours = f"{name}.md" in there and file in (*files, "images.parquet", "compare.json")
+        ours = f"{name}.md" in there and file in (*files, *_BESIDE)
         require(ours, f"--out {out}: holds {file}", "a new folder, or one with a report alone")
     if not there: return before
     require(not os.path.samefile(out, "."), f"--out {out}: is where you are", "another folder")
@@ -151,7 +153,7 @@ def check_folder(
 
 def write_files(
     folder:Path, # that is there
-    name:str,    # of the files: "report" or "compare"
+    name:str,    # of the files: "report", "compare" or "table"
     content,     # of the JSON
     title:str,   # of what people read
     parts:list,  # `Part`s of it
