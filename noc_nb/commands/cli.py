@@ -177,6 +177,7 @@ def noc_train(
     first:int=None,       # number of the first class in a file of names: 1 or 0 (default: 1)
     start:str=None,       # scst: folder of the captioner to start from
     free:bool=False,      # scst: search without constraints
+    reward:str=None,      # scst: module:function of yours that makes the reward (default: CIDEr-D)
     set:list=None,        # changes of the preset, as key=value
     seed:int=0,           # seed of weights and order
     drop_heldout:bool=False, # train without the images that have a held-out word

@@ -6,18 +6,17 @@
 __all__ = []
 
 # %% ../../nbs/scores/125_several.ipynb #c0125003
-import csv, os, sys, warnings
+import csv, sys, warnings
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from itertools import chain, combinations, groupby
 from pathlib import Path
 from statistics import mean, stdev
 
 import numpy as np
 
-from ..core import NocError, require
-from ..lab.config import check_range
+from ..core import require
+from ..lab.config import check_range, imported
 from ..lab.disk import find_data, foreign_file, read_json
 from ..lab.results import LABELS, TRAINING_LABELS, captions_file, read_rows, table_line
 from ..lab.runs import locked, whole_folder
@@ -262,18 +261,11 @@ def _table_of_runs(o, show):
                     _write_table(new, systems, columns, pairs, parts)
 
 # %% ../../nbs/scores/125_several.ipynb #917c63c9
-def _imported(text):
-    "The function that `module:function` names, also of a file where the command was typed."
-    module, _, name = text.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try: return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as e:
-        raise NocError(f"--metrics {text}: expected module:function ({e})") from None
-
 def _metrics(text):
     "Name -> entry or function, of `--metrics`."
     names = [m.strip() for m in text.split(",")]
-    return {m.rpartition(":")[2]: _imported(m) if ":" in m else METRICS.get(m) for m in names}
+    own = {m: imported(m, "--metrics") for m in names if ":" in m}
+    return {m.rpartition(":")[2]: own.get(m) or METRICS.get(m) for m in names}
 
 # %% ../../nbs/scores/125_several.ipynb #e0c4e420
 def _show(text):
