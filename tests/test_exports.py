@@ -38,7 +38,8 @@ def yolo(folder, world):
 def voc(folder, world):
     for name, boxes in world.items():
         things = "".join(f"<object><name>{NAMES[n]}</name><bndbox><xmin>{x + 1}</xmin><ymin>{y + 1}</ymin>"
-                         f"<xmax>{x + w}</xmax><ymax>{y + h}</ymax></bndbox><part><bndbox><xmin>1</xmin></bndbox></part></object>"
+                         f"<xmax>{x + w}</xmax><ymax>{y + h}</ymax></bndbox>"
+                         "<part><bndbox><xmin>1</xmin></bndbox></part></object>"
                          for n, x, y, w, h in boxes)
         write(folder/f"Annotations/{name}.xml", "<annotation><size><width>640</width><height>480</height>"
               f"<depth>3</depth></size>{things}</annotation>")
