@@ -79,13 +79,16 @@ def _batch_lines(pipeline, source, ids, options):
 def _settings(pipeline, source, options, **more):
     "What captions depend on: two runs with the same settings make the same lines."
     classes = [[i, c.name, c.word, c.forms, c.phrase] for i, c in pipeline.classes.items()]
-    parts = pipeline.selector.state_dict(), pipeline.captioner.state_dict(), pipeline.vectors or {}
+    known = getattr(pipeline.captioner, "files", {})     # where its files are compared
+    own = {} if known else pipeline.captioner.state_dict()
+    parts = pipeline.selector.state_dict(), own, pipeline.vectors or {}
     weights = [torch.as_tensor(x) for part in parts for x in part.values()]
     return dict(
         images=fingerprint(np.array(source.ids, np.int64), source.key())[:12],
         model=fingerprint(*weights, pipeline.captioner.tokens)[:12],
         classes=fingerprint(classes)[:12],
         prompt=getattr(pipeline.captioner, "prompt", None),
+        commit=getattr(pipeline.captioner, "commit", None),
         **vars(pipeline.cfg), **asdict(options), **more)
 
 def begin_captions(
@@ -99,8 +102,11 @@ def begin_captions(
     **more,                  # other settings of the run
 ):
     "Begin a run that captions, or go on with one."
-    settings = _settings(pipeline, source, options, **more)
-    begin(about, out, settings, resume, made, input_files(source.files.values()))
+    settings, files = _settings(pipeline, source, options, **more), {}
+    for part, own in dict(captioner=getattr(pipeline.captioner, "files", {}),
+                          detector=source.reads).items():
+        files |= {f"{part}/{name}": path for name, path in own.items()}
+    begin(about, out, settings, resume, made, files | input_files(source.files.values()))
 
 # %% ../../nbs/pages/132_gallery.ipynb #52e9b01c
 def _beside_output(out, kind):
