@@ -257,5 +257,4 @@ def about(self:Detector)->dict: # name -> value
     "All that the regions depend on; of the weights a fingerprint."
     names = "name", "features", "min_score", "size", "batch", "half"
     settings = {name: getattr(self, name) for name in names}
-    model = None if getattr(self, "files", None) else self.model   # its files are known
-    return settings | dict(weights=_weights(model), feature_weights=_weights(self.roi))
+    return settings | dict(weights=_weights(self.model), feature_weights=_weights(self.roi))

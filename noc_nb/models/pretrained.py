@@ -6,11 +6,12 @@
 __all__ = ['quiet', 'model_files', 'Pretrained']
 
 # %% ../../nbs/models/112_pretrained.ipynb #1d403e9c
-import os
+import os, re
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..core import NocError, require
+from ..lab.disk import read_json
 
 # %% ../../nbs/models/112_pretrained.ipynb #1b941144
 def _library(name):
@@ -67,6 +68,25 @@ def model_files(
         return not training and Path(name).stem.upper() != "README"
     return {name: path for name, path in found.items() if path.is_file() and counts(name)}
 
+# %% ../../nbs/models/112_pretrained.ipynb #5a9ae468
+_COUNTS = re.compile("(layers|n_layer|depth)$")   # names of settings that count layers
+
+def _layers(settings):
+    "The settings that count layers, however deep they are."
+    for name, value in settings.items():
+        if isinstance(value, dict): yield from _layers(value)
+        elif type(value) is int and _COUNTS.search(name): yield name, value
+
+def _check_layers(folder):
+    "Raises `NocError` for more layers than the weights could fill: building them would never end."
+    file = folder/"config.json"
+    settings = read_json(file) if file.is_file() else {}
+    size = sum(f.stat().st_size for f in folder.iterdir() if f.suffix in (".safetensors", ".bin"))
+    most = max(1000, size//50)                     # a weight's name alone has some fifty bytes
+    for name, count in _layers(settings if isinstance(settings, dict) else {}):
+        where = f"{file}: {name}={count}"
+        require(count <= most, where, f"at most {most:,}, by the size of its weights")
+
 # %% ../../nbs/models/112_pretrained.ipynb #b64ba105
 class Pretrained:
     "Somebody's model. Raises `NocError` for one that is nowhere."
@@ -75,8 +95,10 @@ class Pretrained:
         expected:str, # what it should be, for messages
     ):
         self.library, self.name, self.expected = _library(name), str(name), expected
-        self.local, self.commit = _is_local(self.name, expected), None
-        self.files = model_files(name) if os.path.isdir(name) else {}
+        self.local, self.commit, self.files = _is_local(self.name, expected), None, {}
+        if os.path.isdir(name):
+            _check_layers(Path(name))
+            self.files = model_files(name)
         self.config = self.load("AutoConfig")
         self.commit = getattr(self.config, "_commit_hash", None)
 

@@ -389,7 +389,7 @@ class _Wishes:
     lists:list # b lists of groups; a group is a list of alternatives: texts, or tuples of ids
     avoid:list # b lists of words that must not come
     text:bool  # True where words are texts
-    prices:list # b lists of nats, one a group; inf for a must
+    prices:list # b lists of nats, one a group; inf for a must, 0 for what is only noticed
 
     def groups(self, processor, **settings):
         "As the search wants them: by ids, or, where they are text, in what a tokenizer writes."
@@ -490,14 +490,16 @@ class _IdGroups:
     def __init__(self,
         wishes:_Wishes, # of ids
     ):
-        self.lists = wishes.lists
-    def least(self): return [*map(_shortest, self.lists)]
+        self.known, pairs = wishes.lists, zip(wishes.lists, wishes.prices)
+        self.lists = [[ids if u else [] for ids, u in zip(*pair)] for pair in pairs]
+    def least(self): return [_shortest(filter(None, groups)) for groups in self.lists]
     def start(self, inputs): return [None for _ in inputs]
     def go_on(self, texts, *_): return texts
     def place(self, read): pass
     def finishers(self): return ()
     def mark(self, *_): return None, None
     def nothing(self, inputs): return None, None
+    def split(self, texts, inputs): return [], []
     def owes(self, texts): return [False for _ in texts]
 
     def constraints(self, v:int, ends:list, device=None):
@@ -508,12 +510,12 @@ class _IdGroups:
             if not bad: continue
             raise NocError(f"words: input {i}: id {bad[0]}; expected one from 0 to {v - 1}, "
                            "no end token")
-        return self.lists
+        return [[*filter(None, groups)] for groups in self.lists]
 
     def mentions(self, i:int, said:list):
         "Where the words of input `i` stand: (last + 1, first, group)."
         found = []
-        for n, group in enumerate(self.lists[i]):
+        for n, group in enumerate(self.known[i]):
             places = [(j + len(ids), j) for ids in group for j in range(len(said))]
             found += [(end, j, n) for end, j in places if tuple(said[j:end]) in group]
         return sorted(found)
@@ -591,40 +593,42 @@ class _WordGroups:
         self.table, self.again, self.boundary = read_table(tokenizer), again, boundary
         self.tokenizer, self.clean, self.bare, readers = tokenizer, _cleans(tokenizer), set(), {}
         self.readers, self.lists, self.group_of, self.avoided = [], [], [], []
-        for i, (groups, avoid) in enumerate(zip(wishes.lists, wishes.avoid)):
+        rows = zip(wishes.lists, wishes.avoid, wishes.prices)
+        for i, (groups, avoid, prices) in enumerate(rows):
+            avoid = sum([words for words, u in zip(groups, prices) if u == -math.inf], [*avoid])
             words = tuple(dict.fromkeys([*sum(groups, []), *avoid]))
             if words not in readers: readers[words] = self._reader(words)
             number = {word: n for n, word in enumerate(words)}
             self.readers.append(readers[words])
-            self.group_of.append([sum(1 << g for g, group in enumerate(groups) if word in group)
+            self.group_of.append([sum((word in group) << g for g, group in enumerate(groups))
                                   for word in words])
             self.avoided.append(sum(1 << number[word] for word in {*avoid}))
             if self.clean: self.avoided[i] |= 1 << len(words)
-            self.lists.append([self._spell(i, group, avoid) for group in groups])
-        self._tell_mute(wishes.lists)
+            self.lists.append([self._spell(i, group, avoid) if u and u > -math.inf else []
+                               for group, u in zip(groups, prices)])
+        self._tell_mute(wishes)
         self.k, self.moves, self.names = k, {}, {}
 
     def _reader(self, words):
-        ways = [_ways(self.tokenizer, word, self.clean) for word in words]
-        return _Reader(self.table, ways + [_NOT]*self.clean, self.boundary)
+        ways = [_ways(self.tokenizer, word, self.clean) for word in words] + [_NOT]*self.clean
+        return _Reader(self.table, ways, self.boundary)
 
     def _spell(self, i, group, avoid):
         "The spellings of a group of input i, without those that hold a word to avoid."
-        ways = {}
+        ways, read = {}, self.readers[i].mentions
         for word in group: ways |= spellings(self.tokenizer, word, self.boundary)
         if not ways: return []
-        def clashes(ids):
-            return any(self.avoided[i] >> n & 1 for *_, n in self.readers[i].mentions(ids))
+        def clash(ids): return self.avoided[i] & _joined(1 << n for *_, n in read(ids))
         self.bare.update(ids for ids in ways if ways[ids])
-        good = sorted(ids for ids in ways if not clashes(ids))
+        good = sorted(ids for ids in ways if not clash(ids))
         require(good, f"words: input {i}: {group[0]!r}",
                 f"one that can be said without {avoid}, which avoid= forbids")
         return good
 
     def least(self)->list:
         "b lists with the tokens that every group takes, wherever it begins."
-        return [[min(map(len, self._anywhere(group))) for group in groups if group]
-                for groups in self.lists]
+        def shortest(group): return min(map(len, self._anywhere(group)))
+        return [[*map(shortest, filter(None, groups))] for groups in self.lists]
 
     def _anywhere(self, group):
         "The spellings that may also stand behind a letter, as with a space in front; else all."
@@ -717,10 +721,11 @@ def _moves(self:_WordGroups, i, state, done):
 
 # %% ../../nbs/models/109_spellings.ipynb #44c00016
 @patch
-def _tell_mute(self:_WordGroups, asked):
+def _tell_mute(self:_WordGroups, wishes):
     "Warn of words that the tokenizer cannot spell. Raises `NocError` if it can spell none."
-    pairs = [pair for groups, rows in zip(asked, self.lists) for pair in zip(groups, rows)]
-    mute, near = dict.fromkeys(words[0] for words, ways in pairs if not ways), []
+    rows = [row for rows in zip(wishes.lists, wishes.prices, self.lists) for row in zip(*rows)]
+    mute = dict.fromkeys(g[0] for g, u, ways in rows if u and u > -math.inf and not ways)
+    near = []
     for word in mute:
         text = self.tokenizer.decode(self.tokenizer.encode(word, add_special_tokens=False),
                                      skip_special_tokens=True).strip()
@@ -759,6 +764,12 @@ def finishers(self:_WordGroups):
 def nothing(self:_WordGroups, inputs):
     "As `mark`, behind texts that are over: nothing is fulfilled but the begin."
     return self.real.repeat(len(inputs), 1), F.pad(self.begin[inputs][:,None], (self.extra, 0))
+
+@patch
+def split(self:_WordGroups, texts, inputs):
+    "Rows, and tokens of the model that come in other columns than their own, or not at all."
+    moves = [*map(self.after, inputs, texts)]
+    return _rows(moves, "late"), _flat(moves, "late")
 
 @patch
 def owes(self:_WordGroups, texts):

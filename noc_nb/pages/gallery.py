@@ -79,9 +79,7 @@ def _batch_lines(pipeline, source, ids, options):
 def _settings(pipeline, source, options, **more):
     "What captions depend on: two runs with the same settings make the same lines."
     classes = [[i, c.name, c.word, c.forms, c.phrase] for i, c in pipeline.classes.items()]
-    known = getattr(pipeline.captioner, "files", {})     # where its files are compared
-    own = {} if known else pipeline.captioner.state_dict()
-    parts = pipeline.selector.state_dict(), own, pipeline.vectors or {}
+    parts = pipeline.selector.state_dict(), pipeline.captioner.state_dict(), pipeline.vectors or {}
     weights = [torch.as_tensor(x) for part in parts for x in part.values()]
     return dict(
         images=fingerprint(np.array(source.ids, np.int64), source.key())[:12],
