@@ -885,6 +885,29 @@ def category_names(
     refuse(path, _item_name(found, "category"), [not isinstance(x, str) for x in names], "a name")
     return dict(zip(ids, names))
 
+# %% ../../nbs/files/101_readers.ipynb #44b08b97
+def _no_crowds(coco, path):
+    "The boxes of an annotation file but those that mark a whole group, which are counted."
+    items = [x for x in coco["annotations"] if not (isinstance(x, dict) and x.get("iscrowd"))]
+    crowds = len(coco["annotations"]) - len(items)
+    if crowds: note(f"{path}: boxes around crowds, left out: {crowds:,}")
+    return items
+
+def _listed_names(names): return [(x, i) for i, x in names.items()] if any(names.values()) else []
+
+def _with_texts(found, texts):
+    "The same with a number of its own for each text that stands for an image."
+    start = max([0, *found.sizes, found.rows["image"].max(initial=0).item()]) + 1
+    def number(i): return i if i >= 0 else start - 1 - i
+    found.rows["image"] = np.where((i := found.rows["image"]) < 0, start - 1 - i, i)
+    names = [(name, number(i)) for name, i in found.names]
+    own = {start + n: text for n, text in enumerate(texts)}
+    if not names:                                  # 41 is 41.jpg where b is b.jpg
+        named = {i: str(i) for i in found.images} | own
+        names = [(name, i) for i, name in named.items()]
+    return replace(found, names=names, texts=own,
+                   sizes={number(i): size for i, size in found.sizes.items()})
+
 # %% ../../nbs/files/101_readers.ipynb #101c000a
 def open_detections(
     path, # .parquet, or .json or .json.gz: COCO results, or an object's `annotations`
@@ -911,28 +934,6 @@ def open_detections(
     found = Detections(path, np.concatenate(parts), True, wrong, names, sizes,
                        category_names(coco, path))
     return _with_texts(found, [*texts]) if texts else found
-
-def _no_crowds(coco, path):
-    "The boxes of an annotation file but those that mark a whole group, which are counted."
-    items = [x for x in coco["annotations"] if not (isinstance(x, dict) and x.get("iscrowd"))]
-    crowds = len(coco["annotations"]) - len(items)
-    if crowds: note(f"{path}: boxes around crowds, left out: {crowds:,}")
-    return items
-
-def _listed_names(names): return [(x, i) for i, x in names.items()] if any(names.values()) else []
-
-def _with_texts(found, texts):
-    "The same with a number of its own for each text that stands for an image."
-    start = max([0, *found.sizes, found.rows["image"].max(initial=0).item()]) + 1
-    def number(i): return i if i >= 0 else start - 1 - i
-    found.rows["image"] = np.where((i := found.rows["image"]) < 0, start - 1 - i, i)
-    names = [(name, number(i)) for name, i in found.names]
-    own = {start + n: text for n, text in enumerate(texts)}
-    if not names:                                  # 41 is 41.jpg where b is b.jpg
-        named = {i: str(i) for i in found.images} | own
-        names = [(name, i) for i, name in named.items()]
-    return replace(found, names=names, texts=own,
-                   sizes={number(i): size for i, size in found.sizes.items()})
 
 # %% ../../nbs/files/101_readers.ipynb #101c0008
 def read_detections(
