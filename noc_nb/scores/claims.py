@@ -19,7 +19,8 @@ from ..lab.progress import progress
 from ..lab.results import (append_row, captions_file, new_row, read_rows, table_line,
                                 write_rows)
 from ..lab.tables import cell, metric, paper_numbers, score_place
-from ..lab.verdict import gap, holm, near_limit, p_value, short_p, signed, verdict
+from ..lab.verdict import (gap, holm, near_limit, over_runs, p_value, short_p, signed,
+                                verdict)
 from ..metrics import CaptionScorer
 from ..novelty import interval, judge, nonnovel_weight
 from .report import make_task, match, read_system
@@ -228,7 +229,7 @@ def write_systems(
     for name, rival in progress(_RIVALS.items(), "systems"):
         a, b = side(rival), side(name)
         places = {c: score_place(c) for c in ("in_C", "out_C", "pooled_C", "out_F1")}
-        found = {c: gap(*(np.array([run[place] for run in runs]) for runs in (a, b)))
+        found = {c: gap(*(np.array([run[place] for run in runs]) for runs in (a, b)), paired=True)
                  for c, place in places.items()}
         rows.append(new_row("bench", "systems", system=name, rival=rival, data=split, split="test",
                             detections="simulated", seed=[0, 1, 2], metrics=found, seconds=0.,
@@ -310,36 +311,36 @@ def inner_attention(
 # %% ../../nbs/scores/123_claims.ipynb #2be749d1
 _SCORES = dict(in_C="C in", out_C="C out", out_F1="F1", F1="F1")
 
-def _alone(claim, deltas):
-    "What a verdict adds where luck in one training may be what it sees."
-    if len(deltas) != 1: return ""
-    lines = [line for _, line, _ in claim.terms]
-    if len({training for _, training, _ in lines}) > 1: return " on one captioner"
-    selectors = {(row, lambda0) for row, _, lambda0 in lines if row.startswith("selector")}
-    return " on one selector each" if len(selectors) > 1 else ""
-
 def _near(p, corrected, samples): return " (near the limit)"*near_limit(p, corrected, samples)
+
+def _sure(judged, deltas):
+    "Difference, interval and p: with the trainings' chance, where three seeds or more were run."
+    if len(deltas) > 2: return over_runs(judged["interval"], deltas)
+    return judged | dict(p=p_value(**judged))
 
 def _cells(claim, judged, deltas, tested):
     "The paper's Δ, ours with its interval, over seeds, p by Holm, and the verdict, as text."
     macro, pooled = (judged.get(key, {}) for key in ("macro", "pooled"))
+    if macro: macro = _sure(macro, deltas)
     over = cell(deltas, signed=True)
     ours = macro.get("difference", deltas[0] if len(deltas) == 1 else None)
+    p = tested[1] if tested else 0.
+    alone = bool(tested) and len(deltas) < 3                 # the luck of training is not in it
     return {
         "score": " + ".join(dict.fromkeys(_SCORES[column] for _, _, column in claim.terms)),
         "paper": signed(_paper_delta(claim)),
         "ours (95 %)": signed(ours, macro.get("interval")),
         "pooled (95 %)": signed(pooled.get("difference"), pooled.get("interval")),
         "over seeds": f"{over} ({len(deltas)})" if len(deltas) > 1 else "—",
-        "p (Holm)": short_p(tested[1]) + _near(*tested) if tested else "—",
-        "verdict": verdict(macro.get("interval"), deltas) + _alone(claim, deltas)}
+        "p (Holm)": short_p(p) + _near(*tested) if tested else "—",
+        "verdict": verdict(macro.get("interval"), deltas, p) + " on these captions"*alone}
 
 # %% ../../nbs/scores/123_claims.ipynb #e37a7b39
-def _tested(judged):
+def _tested(judged, deltas):
     "Claim -> p, p corrected for all that were tested, and how many draws it is from."
-    rows = judged.values()
-    ps = [p_value(**r["metrics"]["macro"]) for r in rows]
-    return dict(zip(judged, zip(ps, holm(ps), [r["config"]["samples"] for r in rows])))
+    ps = [_sure(r["metrics"]["macro"], deltas[text])["p"] for text, r in judged.items()]
+    samples = [r["config"]["samples"] for r in judged.values()]
+    return dict(zip(judged, zip(ps, holm(ps), samples)))
 
 def claims_view(
     rows:list,     # result rows of one data set, part and detections, those named `claim` with them
@@ -347,10 +348,10 @@ def claims_view(
 ):                 # DataFrame of text cells, a line for each claim
     "The paper's Δ, ours with its interval, over seeds, and the verdict."
     import pandas as pd
-    judged = {r["claim"]: r for r in rows if r.get("claim")}
-    tested, lines = _tested(judged), {}
+    deltas = {c.text: list(_seed_deltas(c, rows).values()) for c in claims}
+    judged = {r["claim"]: r for r in rows if r.get("claim") in deltas}
+    tested, lines = _tested(judged, deltas), {}
     for c in claims:
-        deltas = list(_seed_deltas(c, rows).values())
         metrics = judged.get(c.text, {}).get("metrics", {})
-        lines[c.text] = _cells(c, metrics, deltas, tested.get(c.text))
+        lines[c.text] = _cells(c, metrics, deltas[c.text], tested.get(c.text))
     return pd.DataFrame.from_dict(lines, orient="index")
