@@ -76,7 +76,7 @@ def gap(
     return dict(a=float(one[0]), b=float(two[0])) | found
 
 def over_runs(
-    interval:list, # of a difference between two runs: 95 %, over images
+    interval:list, # of a difference between two runs: 95 %, over images; [0, 0] where unknown
     deltas:list,   # the same difference between other runs, too
 )->dict:           # difference, interval, p
     "A difference of pairs of runs: the mean over three or more, with the chance of both."
@@ -92,8 +92,8 @@ def verdict(
 )->str:            # "holds", "does not hold", "undecided" or "not run"
     "What the evidence says of the claim that a difference is above zero."
     if interval is None and not len(deltas): return "not run"
-    if p >= .05 or interval is None and len(deltas) < 3: return "undecided"
-    values = [*(interval or ()), *deltas]
+    if p >= .05 or interval is None: return "undecided"
+    values = [*interval, *deltas]
     if min(values) > 0: return "holds"
     return "does not hold" if max(values) < 0 else "undecided"
 

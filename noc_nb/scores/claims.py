@@ -314,14 +314,14 @@ _SCORES = dict(in_C="C in", out_C="C out", out_F1="F1", F1="F1")
 def _near(p, corrected, samples): return " (near the limit)"*near_limit(p, corrected, samples)
 
 def _sure(judged, deltas):
-    "Difference, interval and p: with the trainings' chance, where three seeds or more were run."
-    if len(deltas) > 2: return over_runs(judged["interval"], deltas)
-    return judged | dict(p=p_value(**judged))
+    """Difference, interval and p, or nothing: with the trainings' chance, where three seeds or more
+    were run. Where no captions were judged it has that chance alone."""
+    if len(deltas) > 2: return over_runs(judged.get("interval", [0, 0]), deltas)
+    return judged | dict(p=p_value(**judged)) if judged else {}
 
 def _cells(claim, judged, deltas, tested):
     "The paper's Δ, ours with its interval, over seeds, p by Holm, and the verdict, as text."
-    macro, pooled = (judged.get(key, {}) for key in ("macro", "pooled"))
-    if macro: macro = _sure(macro, deltas)
+    macro, pooled = _sure(judged.get("macro", {}), deltas), judged.get("pooled", {})
     over = cell(deltas, signed=True)
     ours = macro.get("difference", deltas[0] if len(deltas) == 1 else None)
     p = tested[1] if tested else 0.
@@ -338,9 +338,11 @@ def _cells(claim, judged, deltas, tested):
 # %% ../../nbs/scores/123_claims.ipynb #e37a7b39
 def _tested(judged, deltas):
     "Claim -> p, p corrected for all that were tested, and how many draws it is from."
-    ps = [_sure(r["metrics"]["macro"], deltas[text])["p"] for text, r in judged.items()]
-    samples = [r["config"]["samples"] for r in judged.values()]
-    return dict(zip(judged, zip(ps, holm(ps), samples)))
+    def macro(text): return judged[text]["metrics"]["macro"] if text in judged else {}
+    sure = {text: _sure(macro(text), own).get("p") for text, own in deltas.items()}
+    ps = {text: p for text, p in sure.items() if p is not None}
+    samples = [judged[text]["config"]["samples"] if text in judged else 10**9 for text in ps]
+    return dict(zip(ps, zip(ps.values(), holm([*ps.values()]), samples)))
 
 def claims_view(
     rows:list,     # result rows of one data set, part and detections, those named `claim` with them
