@@ -185,13 +185,13 @@ def train_scst(
     fit=plain_fit,        # a loop like this one
     search=plain_search,  # of the captions that are rewarded: a function like this one
     decode=plain_decode,  # of the captions that `val` judges: a function like this one
-    reward=None,          # (tokens (N,t), image ids) -> (N,) tensor; default: `cider_reward`
+    reward=cider_reward,  # makes the reward: a function like this one
 )->Captioner:             # in eval mode
     "Fine-tune a captioner on CIDEr-D (Section 3.1). `NocError` for features of another width."
     set_seed(cfg.seed)
     ids, vocab = rewarded_images(data, cfg), Vocab(captioner.tokens)
     images = ImageExamples(data, ids, _features(data, captioner.cfg))
     batches = Loader(images, cfg.batch, cfg.seed)
-    loss = SelfCritical(reward or cider_reward(data, ids, vocab, cfg), words, search, cfg.mix)
+    loss = SelfCritical(reward(data, ids, vocab, cfg), words, search, cfg.mix)
     judge = val_cider(data, words, decode)
     return fit(captioner, loss, batches, cfg, judge, captioner.cfg.d_model)

@@ -2,19 +2,26 @@
 import json
 from pathlib import Path
 import numpy as np
+import pyarrow, pyarrow.parquet
 import pytest
 from hypothesis import given, settings, strategies as st
 from PIL import Image, ImageOps
+from noc_nb.commands import reproduce
+from noc_nb.commands.cli import noc_reproduce
 from noc_nb.commands.command import commands
+from noc_nb.commands.distributed import caption_shards, read_shards
 from noc_nb.core import NocError
 from noc_nb.files.dataset import load_data
+from noc_nb.files.drawing import make_toy
 from noc_nb.files.readers import open_detections, read_captions, read_detections, relabel
 from noc_nb.files.store import RegionStore
 from noc_nb.heldout import COCO_CLASSES
 from noc_nb.lab.disk import write_json
 from noc_nb.models.names import read_classes
 from noc_nb.models.photos import image_files, open_image
-from noc_nb.models.source import detected, frame_of
+from noc_nb.models.pipeline import CaptionOptions
+from noc_nb.models.source import Job, detected, frame_of
+from noc_nb.pages.gallery import caption_files
 from test_photos import typed          # noqa: F401
 
 SIZE = {7: (640, 480), 8: (640, 480), 9: (640, 480)}
@@ -196,6 +203,18 @@ def test_a_training_joins_boxes_by_name_and_counts_what_it_skips(tmp_path):
     assert [data.regions[i].labels.tolist() for i in (7, 8, 9)] == [[18], [17], []]
     assert data.counts["bad"] == 1 and data.counts["others"] == 1
 
+def test_a_list_of_boxes_names_the_photos_of_captions(tmp_path):
+    write_json(tmp_path/"d.json", [box(4, file_name="x/a.jpg"), box(9, file_name="x/b.jpg")])
+    columns = {name: [.5, .5] for name in ("cx", "cy", "w", "h", "score")} | dict(file_name=["x/a.jpg", "x/b.jpg"])
+    table = pyarrow.table(dict(image_id=[4, 9], category_id=[18, 17], **columns))
+    pyarrow.parquet.write_table(table, tmp_path/"d.parquet")
+    write_json(tmp_path/"captions.json", {"b.jpg": ["a dog"], "a.jpg": ["a cat", "cats"]})
+    def load(name): return load_data(tmp_path, None, str(tmp_path/name), tmp_path/"captions.json", heldout="zebra")
+    with pytest.raises(NocError, match=r"\(image 4\): expected an image whose width and height"): load("d.json")
+    data = load("d.parquet")
+    assert data.captions == {4: ["a cat", "cats"], 9: ["a dog"]}
+    assert [data.regions[i].labels.tolist() for i in (4, 9)] == [[18], [17]]
+
 def test_nothing_in_a_folder_is_skipped_in_silence(typed):
     Path("in").mkdir()
     Image.new("RGB", (64, 48)).save("in/a.jpg")
@@ -243,3 +262,40 @@ def test_ids_of_texts_follow_the_order_of_the_file(tmp_path):
     write_json(tmp_path/"d.json", [box("b"), box(41), box("a"), box("b")])
     found = open_detections(tmp_path/"d.json")
     assert found.texts == {42: "b", 43: "a"} and found.rows["image"].tolist() == [42, 41, 43, 42]
+
+def texts_and_numbers(folder, kind):
+    "Boxes of named photos, as YOLO writes them, and of one that is called 41."
+    if kind == "json": write_json(folder/"d.json", [box("b"), box(41), box("a"), box("b", (-5, 0, 99, 99), 17)])
+    else:
+        columns = dict.fromkeys(("cx", "cy", "w", "h"), [.5]*4) | dict(score=[.9]*4, category_id=[18, 18, 18, 17])
+        table = pyarrow.table(dict(image_id=["b", "41", "a", "b"]) | columns)
+        pyarrow.parquet.write_table(table, folder/"d.parquet")
+    return folder/f"d.{kind}"
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_texts_in_the_place_of_ids_go_everywhere(tmp_path, kind):
+    for name in "a.jpg", "b.png", "41.jpg":
+        (tmp_path/"in").mkdir(exist_ok=True)
+        Image.new("RGB", SIZE[7]).save(tmp_path/"in"/name)
+    job = Job(texts_and_numbers(tmp_path, kind), "lite", images=tmp_path/"in", options=CaptionOptions(batch=2))
+    caption_files(job, tmp_path/"c.jsonl")
+    expected = {x["file"]: x for x in lines(tmp_path/"c.jsonl")}
+    assert {name: (x["image_id"], [b["object"] for b in x["boxes"]]) for name, x in expected.items()} == {
+        "41.jpg": ("41" if kind == "parquet" else 41, ["dog"]), "a.jpg": ("a", ["dog"]),
+        "b.png": ("b", ["dog", "cat"])}
+    caption_shards(job, tmp_path/"shards", shard=2)
+    assert {x["file"]: x for x in read_shards(tmp_path/"shards")} == expected
+    assert kind == "parquet" or expected["b.png"]["counts"] == {"clipped": 1}
+
+@pytest.mark.parametrize("options, split", [(dict(captions="own.json", split="halves.json"), "halves"), ({}, "toy")])
+def test_a_run_s_settings_name_the_split_that_was_used(tmp_path, monkeypatch, options, split):
+    class Begun(Exception): pass
+    def begun(run, *_): raise Begun(run.preset.split)
+    monkeypatch.setattr(reproduce, "Experiment", begun)
+    monkeypatch.chdir(tmp_path)
+    make_toy("toy", train=30, val=10, test=10, pictures=0)
+    write_json(Path("own.json"), json.loads(Path("toy/annotations/captions_train2014.json").read_text()))
+    train = [image["id"] for image in json.loads(Path("own.json").read_text())["images"]]
+    write_json(Path("halves.json"), dict(train=train[:10], val=train[10:20], test=train[20:]))
+    with pytest.raises(Begun, match=split):
+        noc_reproduce("toy", "toy", out="run", rows="none", training="xe", metrics="C", tables="1", **options)

@@ -181,6 +181,22 @@ def test_scores_get_the_photos_that_the_references_name(typed):
     write_json(Path("ours.json"), [dict(image_id=i, file=f"{i}.jpg", caption=f"a dog on {i}") for i in names])
     assert typed("noc_eval", "--captions", "ours.json", "--data", "refs.json", "--samples", 0, "--out", "s")[0] == 0
     assert read_report("s").images.caption.to_dict() == {1: "a dog on 2", 2: "a dog on 1", 3: "a dog on 3"}
+    assert read_report("r").judged.named == names                      # and so they lead to photos later on
+    compared = "noc_eval", "--compare", "r", "s", "--samples", 9, "--images", "photos", "--out", "both"
+    assert "the captions: images without a photo in photos, 1 of 3: 'val/3.jpg'" in typed(*compared)[1]
+
+def test_bad_captions_are_left_out_where_that_is_allowed(typed):
+    refs = [dict(file_name=name, caption="a dog on grass") for name in ("a.jpg", "b.jpg")]
+    write_json(Path("refs.json"), refs)
+    write_json(Path("ours.json"), [dict(file_name="a.jpg", caption="a dog"), dict(file_name="b.jpg", caption=7)])
+    words = "noc_eval", "--captions", "ours.json", "--data", "refs.json", "--metrics", "C", "--samples", 0, "--out", "r"
+    status, told = typed(*words)
+    assert status and told == ["error: ours.json: entry 1: image b.jpg: caption: expected a text, found 7"]
+    status, told = typed(*words, "--skip-bad")
+    assert status and "no caption for it; 1 of 2" in told[-1]           # what is missing is another question
+    status, told = typed(*words, "--skip-bad", "--missing", "empty")
+    assert status == 0 and any("found 7; left out (such captions: 1)" in line for line in told)
+    assert read_report("r")["counts"]["bad"] == 1 and "1 bad" in Path("r/report.md").read_text()
 
 def test_the_page_shows_the_photo_of_its_detections(tmp_path):
     "Examples have the names of their photos; beside an uploaded photo, others in its folder do not matter."

@@ -5,6 +5,10 @@ import pytest, torch
 from noc_nb.core import NocError
 from noc_nb.fast.machine import constrained_beam_search
 from noc_nb.fast.search import beam_search, grid_beam_search
+from noc_nb.models.generate import grid_beam
+from noc_nb.models.spellings import read_table
+from test_words import KINDS, WORDS, drawn, has, model_of
+from tiny_models import build, tokenizer
 
 EOS = 0
 
@@ -174,3 +178,58 @@ def test_large_prices_keep_their_order():
         s = tuple(found.tokens[0,0].tolist())
         assert exact[s[:s.index(EOS)]] == max(exact.values())
         assert abs(Fraction(found.objective[0,0].item()) - max(exact.values())) < Fraction(1, 10**5) # 32-bit scores
+
+# Prices of words, in `generate`
+
+def answers(tok, model, start, **settings):
+    "Texts with their scores and what they come to, the best first."
+    call = dict(do_sample=False, custom_generate=grid_beam, processor=tok, return_dict_in_generate=True)
+    out = model.generate(start, attention_mask=torch.ones_like(start), **call | settings)
+    texts = tok.batch_decode(out.texts, skip_special_tokens=True)
+    return out.texts, [*zip(texts, out.sequences_scores.tolist(), out.objective.tolist())]
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_prices_buy_what_they_say(kind, one_thread):
+    """From near-uniform to peaked models: never below plain beams, nor below musts in the place of prices above 0 and
+    words to avoid in that of prices below. A price of 0 changes no text."""
+    counted = 0
+    for seed in range(15):
+        rng = random.Random(f"prices {kind} {seed}")
+        words = rng.sample(WORDS, 8)
+        tok = drawn(kind, rng, words)
+        start = torch.tensor([tok.encode("x a", add_special_tokens=False)])
+        model, groups = model_of(rng, tok, words), rng.sample(words, rng.choice((1, 1, 2, 3)))
+        prices = [rng.choice((1., 5., 20., -3., -30., math.inf)) for _ in groups]
+        settings = dict(num_beams=rng.choice((1, 2, 4, 5)), mode=rng.choice(("bank", "grid")),
+                        max_new_tokens=rng.choice((3, 6))*(3 if kind == "bytes" else 1),
+                        length_penalty=rng.choice((0., 1.)))
+        settings["num_return_sequences"] = settings["num_beams"]
+        def found(**asked): return answers(tok, model, start, **settings, **asked)
+        def value(text, score, _):
+            return score + sum(u for w, u in zip(groups, prices) if u < math.inf and has(text, w))
+        musts = [w for w, u in zip(groups, prices) if u == math.inf]
+        wished, unwished = ([w for w, u in zip(groups, prices) if u*sign > 0] for sign in (1, -1))
+        try: best = found(words=groups, prices=prices)[1][0][2]
+        except NocError: continue
+        ids, plain = found(words=musts or None)
+        usual = bool(musts) or not {ids[0][0]} & read_table(tok).odd  # some first tokens lose a space inside a word
+        for text in plain: assert not usual or not all(has(text[0], w) for w in musts) or best >= value(*text) - 1e-3
+        try:
+            for text in found(words=wished or None, avoid=unwished or None)[1]:
+                assert not all(has(text[0], w) for w in wished) or best >= value(*text) - 1e-3
+        except NocError: pass
+        if usual: assert found(words=groups, prices=[u if u == math.inf else 0. for u in prices])[0][0] == ids[0]
+        counted += 1
+    assert counted > 10
+
+def test_a_price_ends_a_text_that_says_its_word(one_thread):
+    "A near-uniform model would never choose the end."
+    model, inputs = build("BART")
+    for seed in range(4):
+        torch.manual_seed(seed)
+        for weights in model.parameters(): weights.data.normal_(0, .02)
+        call = dict(do_sample=False, max_new_tokens=8, custom_generate=grid_beam, num_beams=4, length_penalty=0.,
+                    processor=tokenizer(), return_dict_in_generate=True)
+        out = model.generate(**inputs, words=["zebra"], prices=[20.], **call)
+        assert (out.objective > 5).all() and all(0 in spans for spans in out.spans)

@@ -1,10 +1,16 @@
-"What a run owns: one name for an output, nothing of others, and no finished work that is lost at any moment."
-import errno, os, re
+"What a run owns, and what it depends on: nothing of others, no finished work that is lost, no function that escapes."
+import errno, importlib.util, itertools, linecache, os, re, sys
+from functools import partial
 from pathlib import Path
 import pytest
+from noc_nb.constraints import RULES
 from noc_nb.core import NocError
+from noc_nb.files.dataset import load_data
+from noc_nb.files.drawing import make_toy
 from noc_nb.lab.disk import beside, in_use, whole_file, write_json
-from noc_nb.lab.runs import begin, locked, state_of, whole_folder
+from noc_nb.lab.experiment import PRESETS, Experiment, Run
+from noc_nb.lab.runs import begin, called, locked, state_of, whole_folder
+from noc_nb.scst import cider_reward
 from test_hostile import evaluated
 
 def texts(folder):
@@ -100,3 +106,105 @@ def test_notes_in_a_report_that_is_replaced_are_kept(tmp_path):
         assert (kept/name).read_text() == "mine" and "report.html" in state_of(kept)
         assert sorted(os.listdir(out)) == ["images.parquet", *(f"report.{x}" for x in ("html", "json", "md", "png"))]
         score()
+
+# ---- what a function is
+
+OBJECT = """class Bonus:
+    scale, of = {}, 1
+    def __init__(self): self.by = {}
+    def helped(self): return {}
+    def __call__(self, x): return x*self.by*self.scale + self.helped()
+f = Bonus()"""
+FUNCTIONS = dict(   # a module with gaps: whatever another value in one of them changes is another function
+    source="def f(x): return x + {}",
+    default="def f(x, by={}, *, more={}): return x*by + more",
+    closure="def make(by, rest):\n    def f(x): return x*by + rest[1]\n    return f\nf = make({}, [0, {}])",
+    partial="from functools import partial\ndef g(x, by, *, more): return x*by + more\nf = partial(g, 1, {}, more={})",
+    module="BY, MORE = {}, {}\ndef f(x): return [(lambda y: y*BY)(z) for z in x] + [MORE]",
+    helper="BY = {}\ndef g(x): return x*BY\ndef f(x): return g(x) + {}",
+    cached="from functools import lru_cache\nBY = {}\n@lru_cache\ndef g(x): return x*BY\ndef f(x): return g(x)",
+    wrapped="from functools import wraps\ndef by(n):\n    def more(g):\n        @wraps(g)\n"
+            "        def f(x): return g(x)*n\n        return f\n    return more\n@by({})\ndef f(x): return x + {}",
+    array="import numpy as np, torch\nBY, MORE = np.eye(99), torch.zeros(99, 99)\nBY[50, 50] = MORE[50, 50] = {}\n"
+          "def f(x): return x @ BY @ MORE",
+    held="from dataclasses import dataclass\nimport random, re\n@dataclass(frozen=True)\nclass Cfg: by:int = {}\n"
+         "HELD = dict(cfg=Cfg({}), draw=random.Random({}), text=re.compile('a{}'), some={{1, {}}})\n"
+         "def f(x): return HELD['cfg']",
+    method=OBJECT + ".helped", static="class C:\n    @staticmethod\n    def g(x): return x*{}\n    @property\n"
+           "    def p(self): return {}\ndef f(x): return C.g(x)*C().p",
+    itself="BY = {}\ndef f(x): return f(x - 1)*BY if x else {}", object=OBJECT,
+    network="import torch\nNET = torch.nn.Linear(2, 2)\nNET.weight.data.fill_({})\nNET.bias.data.fill_({})\n"
+            "def f(x): return NET(x)")
+
+def loaded(folder, text, name="theirs"):
+    "The function `f` of a module with this text."
+    file = folder/f"{name}.py"
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, file)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    linecache.checkcache()
+    spec.loader.exec_module(module)
+    return module.f
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_whatever_a_function_computes_with_is_in_its_name(tmp_path, kind):
+    text, gaps, n = FUNCTIONS[kind], FUNCTIONS[kind].count("{}"), itertools.count()
+    def name(*values):
+        folder = tmp_path/f"{next(n)}"                           # the place is no part of it
+        folder.mkdir()
+        return called(loaded(folder, text.format(*values)))
+    usual = name(*[3]*gaps)
+    assert name(*[3]*gaps) == usual
+    for gap in range(gaps): assert name(*[5 if k == gap else 3 for k in range(gaps)]) != usual, gap
+
+def test_values_of_a_module_of_theirs_are_in_the_name(tmp_path):
+    def name(by):
+        loaded(tmp_path, f"BY, OTHER = {by}, 7\ndef f(): pass", "settings_of_theirs")
+        return called(loaded(tmp_path, "import settings_of_theirs as s\ndef f(x): return x*s.BY"))
+    assert name(3) == name(3) != name(5)
+
+@pytest.mark.parametrize("held", ["open('/dev/null')", "__import__('threading').Lock()", "(n for n in range(3))",
+                                  "__import__('socket').socket()"])
+def test_a_function_that_nobody_can_compare_is_refused(tmp_path, held):
+    for text in f"HELD = {held}\ndef f(x): return HELD", f"class C:\n    def __init__(s): s.x = [{held}]\n" \
+            "    def __call__(s, x): pass\nf = C()":
+        with pytest.raises(NocError, match=r"^(f|C): computes with a \w+, which has no fingerprint; expected"):
+            called(loaded(tmp_path, text))
+
+BRIEF = """from noc_nb.scst import cider_reward
+BONUS = {}
+def f(*how):
+    cider = cider_reward(*how)
+    return lambda tokens, ids: cider(tokens, ids) - BONUS*(tokens > 0).sum(1)"""
+
+def test_a_reward_is_a_part_of_the_run(tmp_path):
+    "A variant is demanded, and another bonus is another run, with a captioner of its own."
+    data = load_data(make_toy(tmp_path/"toy", train=8, val=4, test=4), split="toy")
+    brief, longer = (loaded(tmp_path, BRIEF.format(bonus)) for bonus in (.05, 5.))
+    def start(variant=None, **how):
+        return Experiment(Run(PRESETS["toy"], variant=variant), data, tmp_path/"run", **how)
+    for odd in dict(reward=brief), dict(reward=partial(cider_reward)):
+        with pytest.raises(NocError, match="is not the paper's: expected a variant"): start(**odd)
+    first = start("brief", reward=brief)
+    assert start("brief", reward=brief, resume=True).models.names == first.models.names
+    for other in cider_reward, longer:
+        with pytest.raises(NocError, match="run: reward: .* there, .* here"): start("brief", reward=other, resume=True)
+    marks = {Experiment.kind(first.run, data, tmp_path, reward=r).mark("reward") for r in (brief, longer, cider_reward)}
+    assert len(marks) == 3 and "" in marks
+
+def test_a_rule_is_a_part_of_the_run(tmp_path, monkeypatch):
+    data = load_data(make_toy(tmp_path/"toy", train=8, val=4, test=4), split="toy")
+    def start(variant=None, out="run", **how):
+        return Experiment(Run(PRESETS["toy"], variant=variant), data, tmp_path/out, **how)
+    start(out="paper")
+    for name in "first", "score":                                # a new one, and one of ours that is replaced
+        monkeypatch.setitem(RULES, name, loaded(tmp_path, "def f(seen): return seen.best.labels[:1].tolist()"))
+        with pytest.raises(NocError, match="f .*: is not the paper's: expected a variant"): start(out=name)
+        run = start("one rule", name)
+        assert {len(chosen) for chosen in run.choices.candidates(name).values()} <= {0, 1}
+        if name == "first": assert "f " in run._config("first")["rule"] and "rule" not in run._config("none")
+        monkeypatch.setitem(RULES, name, loaded(tmp_path, "def f(seen): return []"))
+        with pytest.raises(NocError, match="RULES: changed"): run.choices.candidates(name, seeds=(1,))
+        with pytest.raises(NocError, match=f"rules.{name}: .* there, .* here"): start("one rule", name, resume=True)
+        monkeypatch.undo()
+    with pytest.raises(NocError, match="row 'first': expected one of none, top1"): run.choices.candidates("first")

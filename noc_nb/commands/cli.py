@@ -80,6 +80,7 @@ def noc_eval(
     classes:str=None,     # classes: JSON, or names, one a line, as in Open Images's CSV
     first:int=None,      # number of the first class in a file of names: 1 or 0 (default: 1)
     missing:Literal["refuse", "empty"]="refuse", # an image without a caption: score it as empty?
+    skip_bad:bool=False,  # leave out captions that cannot be used; the report says how many
     images:str=None,      # photos for a page and for your scores, by name; else by number
     metrics:str=None,     # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU), R (ROUGE-L), or
                           # module:function of yours; default: all five
@@ -176,6 +177,7 @@ def noc_train(
     first:int=None,       # number of the first class in a file of names: 1 or 0 (default: 1)
     start:str=None,       # scst: folder of the captioner to start from
     free:bool=False,      # scst: search without constraints
+    reward:str=None,      # scst: module:function of yours that makes the reward (default: CIDEr-D)
     set:list=None,        # changes of the preset, as key=value
     seed:int=0,           # seed of weights and order
     drop_heldout:bool=False, # train without the images that have a held-out word

@@ -42,12 +42,12 @@ _text, _real = pyarrow.string(), pyarrow.float64()
 def _list(**fields): return pyarrow.list_(pyarrow.struct(fields))
 
 _SCHEMA = pyarrow.schema(dict(
-    image_id=pyarrow.int64(), file=_text, size=pyarrow.list_(pyarrow.int32()),
+    image_id=pyarrow.int64(), text=_text, file=_text, size=pyarrow.list_(pyarrow.int32()),
     caption=_text, score=_real, candidates=_list(
         object=_text, selector=_real, price=_real, word=_text,
         span=pyarrow.list_(pyarrow.int32()), cost=_real),
     boxes=_list(object=_text, box=pyarrow.list_(_real), score=_real, selector=_real),
-    reason=_text, error=_text))
+    reason=_text, error=_text, counts=pyarrow.map_(_text, pyarrow.int64())))
 
 def _shard_file(out, n):
     "Where a shard stands."
@@ -60,8 +60,11 @@ def read_shards(
     for path in sorted(Path(out).glob("part-*.parquet")):
         with open_parquet(path) as file: rows = file.read().to_pylist()
         for row in rows:
+            text, counts = row.pop("text", None), row.pop("counts", None)
+            if counts: row["counts"] = dict(counts)
             keys = row.keys() - {"error"} if row["error"] is None else ("image_id", "file", "error")
-            yield {key: row[key] for key in row if key in keys}
+            row = {key: row[key] for key in row if key in keys}
+            yield row if text is None else row | dict(image_id=text)   # as its file has it
 
 # %% ../../nbs/commands/141_distributed.ipynb #a2c03d5f
 def _is_whole(worker, n):
@@ -77,7 +80,8 @@ def _caption_shard(worker, n):
     start, cpu = time.perf_counter(), time.process_time()
     ids = worker.source.ids[n*worker.shard:(n+1)*worker.shard]
     lines = caption_lines(worker.pipeline, worker.source, ids, worker.job.options)
-    lines = [line | dict(image_id=i) for i, line in zip(ids, lines)]     # a number in any case
+    texts = worker.source.texts
+    lines = [line | dict(image_id=i, text=texts.get(i)) for i, line in zip(ids, lines)]
     with whole_file(_shard_file(worker.out, n), "wb") as f:
         table = pyarrow.Table.from_pylist(lines, _SCHEMA)
         pyarrow.parquet.write_table(table, f, write_page_checksum=True)

@@ -21,7 +21,7 @@ from ..files.exports import read_export
 from ..files.readers import WordVectors, check_numbers
 from ..files.store import RegionStore
 from ..heldout import COCO_CLASSES, COCO_HELDOUT
-from ..lab.config import override
+from ..lab.config import imported, override
 from ..lab.disk import find_data, read_json, whole_file
 from ..lab.experiment import PRESETS, Experiment, Run
 from ..lab.objects import save_heldout
@@ -38,6 +38,7 @@ from ..models.source import stored_names
 from ..regions import class_vectors
 from ..scores.java import java_programs, spice_lacks
 from ..scores.page import save_figure
+from ..scst import cider_reward
 from ..selector import RegionSelector
 from ..train_xe import word_rows
 from ..vocab import EOS
@@ -239,7 +240,7 @@ def _reproduce(o):
     require(lines or selections, "--training none", expected)
     data = _load(o, cfg)
     name, paper = _about_data(o, data)
-    cfg = replace(cfg, data=name)
+    cfg = replace(cfg, data=name, split=data.name)
     require(data.splits[o.part], f"--part {o.part}: no images", "a --split that has some")
     check_outputs({"--out": o.out}, [data.root, o.features])
     if lines and not o.models: word_rows(data, cfg.min_count)    # lacking vectors are an error now
@@ -284,7 +285,7 @@ def _part(kind, folder):
     best = folder/"best"
     return load_model(best if best.is_dir() else folder, kind)
 
-def _train(part, data, out, cfg, seed, resume, start, constrained):
+def _train(part, data, out, cfg, seed, resume, start, constrained, reward):
     "Train one part of the method; self-critical training starts from a trained captioner."
     if part == "selector":
         train = replace(cfg.train_selector, seed=seed)
@@ -294,11 +295,12 @@ def _train(part, data, out, cfg, seed, resume, start, constrained):
         return train_xe_in(out, data, cfg.captioner, xe, cfg.min_count, resume)
     captioner = _part(Captioner, start)
     scst = replace(cfg.scst, seed=seed)
-    return train_scst_in(out, data, captioner, scst, constrained, cfg.search, cfg.limit, resume)
+    return train_scst_in(out, data, captioner, scst, constrained, cfg.search, cfg.limit, resume,
+                         reward)
 
 # %% ../../nbs/commands/139_reproduce.ipynb #c5a50e02
 _PARTS = dict(selector="region selector", xe="captioner, trained with cross-entropy",
-              scst="captioner, trained on CIDEr-D (self-critical)")
+              scst="captioner, trained with a reward (self-critical)")
 
 def _card(part, data, about):
     "The model card of a trained part, in Markdown."
@@ -330,7 +332,9 @@ def _write_about(part, data, out, model):
     card = out/"best/README.md"
     save_heldout(out/"heldout.json", data.heldout)
     if card.exists() and card.read_text("utf-8") != plain_card(model): return
-    with whole_file(card) as f: f.write(_card(part, data, read_json(out/"done.json")))
+    about = read_json(out/"done.json")
+    if part == "scst": about["config"]["reward"] = read_json(out/"run.json")["reward"]
+    with whole_file(card) as f: f.write(_card(part, data, about))
 
 def _say_what_lacks(part, data):
     "What a captioner without word vectors cannot do, on standard error."
@@ -346,12 +350,15 @@ def _run_train(o):
     captioner = "the folder of a captioner trained with `noc_train xe`"
     require(o.start or o.part != "scst", "--start", captioner)
     cfg, out = _preset_of(o.preset, o.set), Path(o.out)
+    require(o.part == "scst" or not o.reward, "--reward", "scst")
+    reward = imported(o.reward, "--reward") if o.reward else cider_reward
     if cfg.data == "toy": one_thread()
     if not o.resume: _check_new(out, "--resume, to go on, or another folder")
     data = _load_own(o, cfg, o.data)
     check_outputs({"--out": out}, [data.root, o.features, o.start])
     _say_what_lacks(o.part, data)
-    model = _train(o.part, data, out, cfg, o.seed, o.resume, o.start, not o.free)
+    model = _train(o.part, data, out, cfg, o.seed, o.resume, o.start, not o.free,
+                   reward)
     _write_about(o.part, data, out, model)
     print(f"best weights: {out/'best'}\n"
           f"as a pipeline: {_join_command(o.part, out, data, o)}")

@@ -356,6 +356,16 @@ def _entries(item, place, path, names=()):
         require(isinstance(caption, str), said, f"a text, found {value}")
         yield Entry(place, i, name, caption)
 
+def _usable(items, path, bad, names=()):
+    "The captions of items with places; `bad` takes a line on each broken one, if it is there."
+    entries = []
+    for item, place in items:
+        try: entries += _entries(item, place, path, names)
+        except NocError as e:
+            if bad is None: raise
+            bad.append(str(e))
+    return entries
+
 # %% ../../nbs/files/101_readers.ipynb #7d063ab1
 def _table_items(path):
     "The rows of a table, and their places. Raises `NocError` naming its columns, or the line."
@@ -422,8 +432,8 @@ def _karpathy(content, path):
             parts[name] = part
     return entries, parts
 
-def _json_entries(content, path):
-    "The entries of a list, of an object with `annotations`, or of a dictionary."
+def _json_entries(content, path, bad):
+    "The entries of a list, of an object with `annotations`, or of a dictionary; as in `_usable`."
     names, what = {}, "entry"
     if isinstance(content, dict) and isinstance(content.get("annotations"), list):
         if "images" in content: names = {i: name for name, i in image_names(content, path) if name}
@@ -432,7 +442,7 @@ def _json_entries(content, path):
         content = [dict(image_id=image, captions=texts) for image, texts in content.items()]
     require(isinstance(content, list), f"{path}: {type(content).__name__}",
             'a list of {"image_id": …, "caption": …}, or {"photo.jpg": "a caption"}')
-    return [e for n, item in enumerate(content) for e in _entries(item, f"{what} {n}", path, names)]
+    return _usable(((item, f"{what} {n}") for n, item in enumerate(content)), path, bad, names)
 
 # %% ../../nbs/files/101_readers.ipynb #7d063ab5
 def _caption_content(path):
@@ -441,22 +451,23 @@ def _caption_content(path):
     if not whole or _is_lines(path): return None
     with _no_collection(): return read_json(path)
 
-def _entries_of(path, content):
+def _entries_of(path, content, bad=None):
     "All entries of a file or folder; name of a photo -> part of the file's split, if it has one."
     if _is_karpathy(content): return _karpathy(content, path)
-    if content is not None: return _json_entries(content, path), {}
+    if content is not None: return _json_entries(content, path, bad), {}
     if path.is_dir(): items = _text_items(path)
     elif path.suffix == ".parquet": items = _parquet_items(path)
     elif ".json" in path.name or path.suffix == ".ndjson":
         items = ((row, f"entry {n}") for n, row in enumerate(read_rows(path)))
     else: items = _table_items(path)
-    return [e for item, place in items for e in _entries(item, place, path)], {}
+    return _usable(items, path, bad), {}
 
 def caption_entries(
     path, # captions in any form
+    bad:list=None, # takes a line for each that cannot be used; None: refuse them
 )->list:  # `Entry`s, in the order of the file
     "Every caption of a file or folder. Raises `NocError` naming the entry for anything broken."
-    return _entries_of(Path(path), _caption_content(Path(path)))[0]
+    return _entries_of(Path(path), _caption_content(Path(path)), bad)[0]
 
 # %% ../../nbs/files/101_readers.ipynb #7d063ab7
 def entry_images(
@@ -660,8 +671,9 @@ def _add_names(names, pairs, path):
         names[i] = known or name or ""
 
 # %% ../../nbs/files/101_readers.ipynb #c0eb1c48
-def _number_columns(file, needed, path):
-    "Some columns of an open Parquet file, name -> array; `needed`: name -> kinds of numbers."
+def _number_columns(file, needed, path, texts):
+    """Some columns of an open Parquet file, name -> array; `needed`: name -> kinds of numbers.
+    Images may be texts, as in `_number_texts`."""
     from pyarrow import types
     for name in needed:
         found = [field.type for field in file.schema_arrow if field.name == name]
@@ -673,6 +685,9 @@ def _number_columns(file, needed, path):
     data, columns = file.read(columns=[*needed]), {}
     for name, kinds in needed.items():
         columns[name] = data[name].to_numpy()
+        if name == "image_id" and {*map(type, columns[name])} == {str}:
+            places = (texts.setdefault(text, len(texts)) for text in columns[name])
+            columns[name] = -1 - np.fromiter(places, int)
         what = "numbers" if kinds == "f" else "whole numbers"
         fits = columns[name].dtype.kind in kinds
         require(fits, f"{path}: column {name}", f"{what}, none missing")
@@ -680,21 +695,23 @@ def _number_columns(file, needed, path):
 
 # %% ../../nbs/files/101_readers.ipynb #5a272547
 def _parquet_rows(path):
-    "The rows of a Parquet file, boxes relative; image id -> file name, where it has them."
+    """The rows of a Parquet file, boxes relative; image id -> file name, where it has them; text
+    that stands for an image -> its place."""
     needed = dict(image_id="iu", category_id="iu", cx="f", cy="f", w="f", h="f", score="f")
-    named, names = ["image_id", "file_name"], {}
+    named, names, texts = ["image_id", "file_name"], {}, {}
     with open_parquet(path) as file:
-        columns = _number_columns(file, needed, path)
+        columns = _number_columns(file, needed, path, texts)
         if "file_name" in file.schema_arrow.names:
-            pairs = file.read(named).group_by(named).aggregate([]).to_pydict()
-            _add_names(names, zip(*(pairs[name] for name in named)), path)
+            pairs = file.read(named).group_by(named).aggregate([]).to_pylist()
+            _number_texts(pairs, "image_id", texts)
+            _add_names(names, ([pair[name] for name in named] for pair in pairs), path)
     rows = np.zeros(len(columns["score"]), ROW)
     rows["image"], rows["label"] = columns["image_id"], columns["category_id"]
     rows["score"], rows["place"] = columns["score"], np.arange(len(rows))
     centre = np.stack([columns["cx"], columns["cy"]], 1).astype(float)
     extent = np.stack([columns["w"], columns["h"]], 1).astype(float)
     rows["box"] = np.concatenate([centre - extent/2, extent], 1)
-    return rows, names
+    return rows, names, texts
 
 # %% ../../nbs/files/101_readers.ipynb #c6a50e01
 def relabel(
@@ -869,8 +886,9 @@ def open_detections(
     "Read a detector's output, or what people drew. Raises `NocError` for what is no such file."
     path, texts, names, wrong, n = Path(path), {}, {}, {}, 0
     if path.suffix == ".parquet":
-        rows, names = _parquet_rows(path)
-        return Detections(path, rows, False, {}, _listed_names(names))
+        rows, names, texts = _parquet_rows(path)
+        found = Detections(path, rows, False, {}, _listed_names(names))
+        return _with_texts(found, [*texts]) if texts else found
     coco = read_coco(path, "annotations") if is_object(path) else {}
     images, parts = coco.get("images") or [], [np.zeros(0, ROW)]
     if images: _number_texts(images, "id", texts)
@@ -896,7 +914,10 @@ def _with_texts(found, texts):
     found.rows["image"] = np.where((i := found.rows["image"]) < 0, start - 1 - i, i)
     names = [(name, number(i)) for name, i in found.names]
     own = {start + n: text for n, text in enumerate(texts)}
-    return replace(found, names=names or [(text, i) for i, text in own.items()], texts=own,
+    if not names:                                  # 41 is 41.jpg where b is b.jpg
+        named = {i: str(i) for i in found.images} | own
+        names = [(name, i) for i, name in named.items()]
+    return replace(found, names=names, texts=own,
                    sizes={number(i): size for i, size in found.sizes.items()})
 
 # %% ../../nbs/files/101_readers.ipynb #101c0008

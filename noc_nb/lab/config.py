@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['RANGES', 'check_range', 'limits', 'setting', 'check_config', 'Config', 'from_dict', 'save_config', 'load_config',
-           'fixed', 'override', 'read_options']
+           'fixed', 'override', 'read_options', 'imported']
 
 # %% ../../nbs/lab/05_config.ipynb #1ab01503
-import json, math, re
+import json, math, os, re, sys
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from importlib import import_module
 from numbers import Integral, Real
 
-from ..core import require
+from ..core import NocError, require
 from ..encoder import CaptionerConfig
 from ..fast.prices import PriceConfig
 from ..fast.search import SearchConfig
@@ -192,3 +193,15 @@ def read_options(
     typed = {f.name: getattr(options, f.name, None) for f in fields(kind)} | more
     typed = {name: value for name, value in typed.items() if value is not None}
     return _changed(kind(), typed, kind.__name__, "--")
+
+# %% ../../nbs/lab/05_config.ipynb #708aa54d
+def imported(
+    text:str,   # as "module:function"
+    option:str, # for the message
+):              # the function
+    "What a text names. Raises `NocError` naming the option."
+    module, _, name = text.partition(":")
+    if os.getcwd() not in sys.path: sys.path.insert(0, os.getcwd())
+    try: return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as e:
+        raise NocError(f"{option} {text}: expected module:function ({e})") from None

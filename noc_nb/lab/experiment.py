@@ -19,7 +19,8 @@ from .saving import load_model
 # %% ../../nbs/lab/44_experiment.ipynb #4c6b195d
 import noc_nb.fast.machine # the search of CBS
 from ..captioner import Captioner
-from ..constraints import FORMS, best_scores, constraint_classes, constraint_tokens
+from ..constraints import (FORMS, RULES, best_scores, constraint_classes,
+                                constraint_tokens)
 from ..core import default_device, require
 from ..data import CocoData, ImageExamples, Loader
 from ..encoder import CaptionerConfig
@@ -37,6 +38,7 @@ from .train import (ScstTrainConfig, TrainConfig, finished_model, train_scst_in,
 from ..metrics import CaptionScorer, METRICS
 from ..novelty import judge, selection_f1
 from ..regions import class_vectors
+from ..scst import cider_reward
 from ..selector import RegionSelector, SelectorConfig, selector_loss
 from ..train_selector import selector_scores, val_weight
 from ..train_xe import bad_endings, build_vocab
@@ -106,6 +108,8 @@ def _seed_text(row, seeds):
     return "+".join(map(str, seeds)) if len(seeds) > 1 else seeds[0]
 
 # %% ../../nbs/lab/44_experiment.ipynb #be2bb209
+_USUAL = dict(loss=called(selector_loss), reward=called(cider_reward))
+
 class Models:
     "The trained models of a run: each is read from its folder, or trained when it is asked for."
     def __init__(self,
@@ -115,8 +119,12 @@ class Models:
         folder=None,        # that has the models, or gets them; default: `out`; or a pipeline's
                             # folder, whose selector and captioner are used
         loss=selector_loss, # of selectors, a function like this one
+        reward=cider_reward, # of self-critical training, made by a function like this one
     ):
-        self.run, self.data, self.loss, folder = run, data, loss, Path(folder or out)
+        self.run, self.data, folder = run, data, Path(folder or out)
+        self.loss, self.reward = loss, reward
+        self.names = dict(loss=called(loss), reward=called(reward))
+        self.other = {k: x for k, x in self.names.items() if x != _USUAL[k]} # not the paper's
         self.pipeline = folder if (folder/"pipeline.json").is_file() else None
         self.folder = Path(out) if self.pipeline else folder  # what else is needed is trained here
         self.given = self.folder != Path(out)
@@ -136,9 +144,9 @@ class Models:
         preset, kind = self.run.preset, "" if inner else "-no-inner"
         cfg = replace(preset.selector, inner=inner, lambda0=lambda0, lambda1=round(1 - lambda0, 6))
         train = replace(preset.train_selector, seed=seed)
-        if self.other_loss: kind += "-" + re.sub(r"[^\w.=]+", "-", self.other_loss)
-        name, loss = f"selector{kind}-{lambda0}-{seed}", called(self.loss)
-        model = self.known(name, RegionSelector, train, model=fixed(cfg, "threshold"), loss=loss)
+        name = f"selector{kind}{self.mark('loss')}-{lambda0}-{seed}"
+        model = self.known(name, RegionSelector, train, model=fixed(cfg, "threshold"),
+                           loss=self.names["loss"])
         model = model or train_selector_in(self.folder/name, self.data, cfg, train, True, self.loss)
         model.cfg = cfg
         return model
@@ -150,22 +158,25 @@ class Models:
         if self.pipeline:
             return load_model(self.pipeline/"captioner", Captioner, default_device())
         data, preset, seed = self.data, self.run.preset, self.run.seed
-        name, cfg = f"captioner-{training}-{seed}", preset.captioner
+        mark = "" if training == "xe" else self.mark("reward")
+        name, cfg = f"captioner-{training}{mark}-{seed}", preset.captioner
         folder = self.folder/name
         if training == "xe":
             train = replace(preset.xe, seed=seed)
             known = self.known(name, Captioner, train, model=fixed(cfg, "d_feature", "d_word"))
             return known or train_xe_in(folder, data, cfg, train, preset.min_count, resume=True)
         start, train = self.captioner("xe"), replace(preset.scst, seed=seed)
-        known = self.known(name, Captioner, train, model=start.cfg)
+        known = self.known(name, Captioner, train, model=start.cfg, reward=self.names["reward"])
         return known or train_scst_in(folder, data, start, train, training == "cider_dgbs",
-                                      preset.search, preset.limit, resume=True)
+                                      preset.search, preset.limit, True, self.reward)
 
 # %% ../../nbs/lab/44_experiment.ipynb #be2bb20a
-@patch(as_prop=True)
-def other_loss(self:Models)->str:
-    "The name of a loss of selectors that is not the paper's; else None."
-    return None if self.loss is selector_loss else called(self.loss)
+@patch
+def mark(self:Models,
+    what:str, # "loss" or "reward"
+)->str:
+    "What the name of a model's folder says of a function that is not the paper's."
+    return "-" + re.sub(r"[^\w.=]+", "-", self.other[what]) if what in self.other else ""
 
 # %% ../../nbs/lab/44_experiment.ipynb #b0506641
 def _nearest_neighbours(data, n=2):
@@ -195,6 +206,12 @@ def averaged(self:Models,
     return captioner.average_neighbours(_nearest_neighbours(self.data, borrow))
 
 # %% ../../nbs/lab/44_experiment.ipynb #aed07fec
+_OURS = dict(RULES)
+
+def _own_rules():
+    "The names of rules that are not ours, as a run calls functions."
+    return {name: called(rule) for name, rule in RULES.items() if rule is not _OURS.get(name)}
+
 class Choices:
     "Which classes of an image the rows of the tables ask for, and at which price."
     def __init__(self,
@@ -204,6 +221,7 @@ class Choices:
     ):
         self.preset, self.data, self.models, self.made = run.preset, data, models, {}
         self.ids = data.splits[run.part]
+        self.other = _own_rules()
 
     def priced(self, row):
         "Whether a row's classes have prices. The oracle is certain, and CBS has musts."
@@ -219,8 +237,9 @@ class Choices:
 def _rule(self:Choices, row):
     "How a row of the tables chooses: keywords of `constraint_classes`."
     p, least = self.preset, self.preset.prices.min_prob if self.priced(row) else None
-    require(row in LABELS, f"row {row!r}", f"one of {', '.join(LABELS)}")
-    if row in ("none", "oracle"): return dict(how=row)
+    require(row in {**LABELS, **RULES}, f"row {row!r}", f"one of {', '.join({**LABELS, **RULES})}")
+    require(_own_rules() == self.other, "RULES: changed", "the rules that the run began with")
+    if row in ("none", "oracle") or row not in LABELS: return dict(how=row)
     if row == "cbs": return dict(how="topk", k=3, distinct=True)
     if row == "score": return dict(how="score", threshold=least or self._threshold())
     if row.startswith("top"): return dict(how="topk", k=int(row[-1]), distinct=p.distinct)
@@ -298,12 +317,13 @@ class Experiment:
         models=None,       # folder of other models, as in `Models`
         programs=None,     # references -> `CaptionScorer`'s programs; None: no METEOR, no SPICE
         loss=selector_loss, # of selectors, a function like this one
+        reward=cider_reward, # of self-critical training, made by a function like this one
     ):
         "Claim the folder. Raises `NocError` for one that holds another run."
         require(run.part in ("test", "val"), f"part {run.part!r}", "test or val")
         self.run, self.data, self.out, self.metrics = run, data, Path(out), metrics
         self.programs, self.scorer, self.captioners = programs, None, {}
-        self.models = self.kind(run, data, out, models, loss)
+        self.models = self.kind(run, data, out, models, loss, reward)
         self.choices = Choices(run, data, self.models)
         self.ids, self.novel = data.splits[run.part], data.novel[run.part]
         # `val` has too many novel images for its false positives to count as they do in `test`
@@ -325,12 +345,13 @@ def _identity(self:Experiment):
     return dict(preset=run.preset, seed=run.seed, detections=run.detections, images=images,
                 captions=data.counts["captions"], part=run.part, variant=run.variant,
                 features=self.features, inputs=contents(data, seen=True),
-                loss=called(self.models.loss))
+                rules=self.choices.other, **self.models.names)
 
 @patch
 def _claim(self:Experiment, resume):
     "Write `run.json`, or compare with the one that is there."
-    odd = self.models.pipeline or self.models.other_loss
+    other = self.models.other | self.choices.other
+    odd = self.models.pipeline or ", ".join(other.values())
     require(self.run.variant or not odd, f"{odd}: is not the paper's",
             "a variant that says what it is")
     with locked(self.out):
@@ -433,10 +454,10 @@ def _rows(self:Experiment)->list:
 @patch
 def _config(self:Experiment, row):
     "The settings that a row of the tables was made with."
-    config, models = asdict(self._searched(row)), self.models
-    if row == "score": config["threshold"] = self.choices._rule(row)["threshold"]
-    if models.other_loss: config["loss"] = models.other_loss
-    return config
+    config, rule = asdict(self._searched(row)), self.choices._rule(row)
+    if row == "score": config["threshold"] = rule["threshold"]
+    own = self.choices.other.get(rule["how"])
+    return config | self.models.other | (dict(rule=own) if own else {})
 
 @patch
 def _result(self:Experiment, line, seeds, **measured):

@@ -34,12 +34,12 @@ TRAINING_LABELS = dict(xe="cross-entropy", cider="CIDEr", cider_dgbs="CIDEr with
 
 def new_row(
     table:str,   # "main", "ablation", "bench" or "scale"
-    row:str,     # a key of `LABELS` in the tables "main" and "ablation"; any name in the others
+    row:str,     # a key of `LABELS` in the table "main"; any name in the others
     **values,    # the other keys of the schema
 )->dict:         # the row, with schema, commit, device and time filled in
     "A result row. Raises `NocError` for an unknown table, row or training."
     known = dict(table=("main", "ablation", "bench", "scale"), training=(None, *TRAINING_LABELS))
-    if table in ("main", "ablation"): known["row"] = LABELS
+    if table == "main": known["row"] = LABELS
     given = dict(table=table, row=row, training=values.get("training"))
     for what, names in known.items():
         require(given[what] in names, f"result row: unknown {what} {given[what]!r}",

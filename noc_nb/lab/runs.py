@@ -7,12 +7,17 @@ __all__ = ['fingerprint', 'stamp', 'file_sum', 'contents', 'called', 'put_back',
            'read_about', 'held', 'state_of', 'temporary_folder', 'whole_folder', 'check_outputs', 'check_ours']
 
 # %% ../../nbs/lab/09_runs.ipynb #f2bc3379
-import hashlib, inspect, json, os, re, shutil
+import dis, hashlib, inspect, json, os, re, shutil, sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from copyreg import dispatch_table
 from dataclasses import asdict, is_dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from glob import escape
+from operator import methodcaller
 from pathlib import Path
+from types import (CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType,
+                   ModuleType)
 
 import numpy as np
 import torch
@@ -103,19 +108,115 @@ def contents(
                         features=fingerprint(*features))
 
 # %% ../../nbs/lab/09_runs.ipynb #8b825bd1
+def _names(code, *operations):
+    "The names that some operations of a code read, also in the functions inside it."
+    names = {op.argval for op in dis.get_instructions(code) if op.opname in operations}
+    inner = [c for c in code.co_consts if isinstance(c, CodeType)]
+    return names.union(*(_names(c, *operations) for c in inner))
+
+def _source(code):
+    "The source of a code, or else what it was compiled to."
+    try: return inspect.getsource(code)
+    except (OSError, TypeError): pass
+    inner = [_source(c) if isinstance(c, CodeType) else c for c in code.co_consts]
+    return code.co_code, code.co_names, inner
+
+def _root(x): return (getattr(x, "__module__", None) or "builtins").partition(".")[0]
+
+def _is_library(root):
+    "Whether a package is ours, Python's, or an installed one."
+    path = Path(getattr(sys.modules.get(root), "__file__", None) or "")
+    return root == "noc_nb" or root in sys.stdlib_module_names or "-packages" in str(path.parent)
+
+def _class_parts(cls):
+    "What a class of somebody's is made of."
+    skipped = MemberDescriptorType, GetSetDescriptorType
+    own = {name: x for name, x in vars(cls).items() if not isinstance(x, skipped) and
+           (isinstance(x, FunctionType) or not name.startswith(("__", "_abc")))}
+    return [cls.__qualname__, cls.__bases__, own]
+
+def _function_parts(f):
+    "The source of somebody's function, and all values that it computes with."
+    code, values = f.__code__, [f.__defaults__, f.__kwdefaults__, vars(f)]
+    read = [f.__globals__.get(name) for name in sorted(_names(code, "LOAD_GLOBAL", "LOAD_NAME"))]
+    inside = sorted(_names(code, "LOAD_ATTR", "LOAD_METHOD"))
+    for module in read:                            # of a module of theirs, what is read there
+        if isinstance(module, ModuleType) and not _is_library(module.__name__.partition(".")[0]):
+            values += [getattr(module, name, None) for name in inside]
+    return [f.__qualname__, _source(code), _closure(f), *values, *read]
+
+def _library_parts(x): return [x.__module__, x.__qualname__, _closure(x)]
+
+def _closure(f):
+    "The values that a function closes over; one that is not there yet is left out."
+    found, cells = {}, getattr(f, "__closure__", None) or ()
+    for name, cell in zip(f.__code__.co_freevars if cells else (), cells):
+        with suppress(ValueError): found[name] = cell.cell_contents
+    return found
+
+# %% ../../nbs/lab/09_runs.ipynb #bb74d706
+_PLAIN = type(None), bool, int, float, complex, str, bytes
+
+class _Fingerprints:
+    "Fingerprints of values, each from those of its parts."
+    def __init__(self, function): self.function, self.known = function, {}
+
+    def of(self, x):
+        "A text that is the same for the same value."
+        if type(x) in _PLAIN: return f"{type(x).__name__} {x!r}"
+        if id(x) not in self.known:
+            self.known[id(x)] = x, "the value that this is a part of"
+            self.known[id(x)] = x, fingerprint([type(x).__name__, *self._parts(x)])
+        return self.known[id(x)][1]
+
+    def _parts(self, x):
+        "Fingerprints of what a value is made of, in order."
+        dense = isinstance(x, torch.Tensor) and x.layout == torch.strided and not x.is_quantized
+        if dense or isinstance(x, np.ndarray) and x.dtype != object:
+            return [str(x.dtype), list(x.shape), fingerprint(x)]
+        if type(x) is dict: return sorted([self.of(key), self.of(x[key])] for key in x)
+        if type(x) in (set, frozenset): return sorted(map(self.of, x))
+        return [*map(self.of, self._made_of(x))]
+
+    def _made_of(self, x):
+        "The values that make this one. Raises `NocError` where nobody can say."
+        if type(x) in (list, tuple): return x
+        if isinstance(x, ModuleType): return [x.__name__]
+        if isinstance(x, (property, cached_property)):
+            return [getattr(x, name, None) for name in ("fget", "fset", "fdel", "func")]
+        if isinstance(x, (staticmethod, classmethod, MethodType)):
+            return [x.__func__, getattr(x, "__self__", None)]
+        if isinstance(x, (FunctionType, type)):
+            if x is not self.function and _is_library(_root(x)): return _library_parts(x)
+            return _class_parts(x) if isinstance(x, type) else _function_parts(x)
+        if isinstance(x, partial): return [x.func, x.args, x.keywords]
+        if hasattr(x, "__wrapped__"): return [x.__wrapped__]
+        try: made = dispatch_table.get(type(x), methodcaller("__reduce_ex__", 2))(x)
+        except Exception:                          # of what cannot be pickled, in all ways
+            where = f"{_named(self.function)}: computes with a {type(x).__name__}"
+            raise NocError(f"{where}, which has no fingerprint; expected numbers, texts, arrays, "
+                           "functions, or what is made of them") from None
+        if isinstance(made, str): return [made]
+        return [[*part] if isinstance(part, Iterator) else part for part in made]
+
+# %% ../../nbs/lab/09_runs.ipynb #9a44eadb
+def _named(function):
+    "The name of a function, or of a callable object's class."
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
 def called(
     function, # that a run was handed
 )->str:
-    "What a run calls a function: name, settings, and a fingerprint of code that is not ours."
+    "What a run calls a function. Raises `NocError` where a value of it has no fingerprint."
+    of = _Fingerprints(function).of
     if isinstance(function, partial):
-        given = [*map(repr, function.args), *(f"{k}={v!r}" for k, v in function.keywords.items())]
-        return f"{called(function.func)} with {', '.join(given)}"
-    code = function if hasattr(function, "__qualname__") else type(function)
-    name = code.__qualname__
-    if code.__module__.startswith("noc_nb."): return name
-    try: source = inspect.getsource(code)
-    except (OSError, TypeError): source = repr(getattr(code, "__code__", code).co_consts)
-    return f"{name} {fingerprint(source)[:12]}"
+        def shown(x): return repr(x) if type(x) in _PLAIN else of(x)[:12]
+        named = (f"{key}={shown(x)}" for key, x in function.keywords.items())
+        given = ", ".join([*map(shown, function.args), *named])
+        return f"{called(function.func)} with {given}"
+    ours = _root(function) == "noc_nb" and isinstance(function, FunctionType)
+    if ours and not function.__closure__: return _named(function)
+    return f"{_named(function)} {fingerprint(of(function))[:12]}"
 
 # %% ../../nbs/lab/09_runs.ipynb #6ee2d663
 _LEFT = re.compile(r"\.(.+)\.noc_nb-[0-9a-f]{12}\.(tmp|old)") # of `beside`

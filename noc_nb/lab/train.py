@@ -530,12 +530,12 @@ def train_scst_in(
     search_cfg:SearchConfig=SearchConfig(), # how captions are searched
     limit:int=5,            # words an image, at most
     resume:bool=False,      # go on, or return at once if it is done
-    reward=None,            # as `train_scst` takes it
+    reward=cider_reward,    # as `train_scst` takes it
 )->Captioner:               # in eval mode
     "`train_scst`, kept in a folder."
     inputs = contents(data, seen=True) | dict(start=fingerprint(*captioner.state_dict().values()))
     about = dict(model=captioner.cfg, inputs=inputs, constrained=constrained,
-                 search=search_cfg, limit=limit, reward=called(reward or cider_reward))
+                 search=search_cfg, limit=limit, reward=called(reward))
     if resume and (done := finished_model(folder, Captioner, cfg, about)): return done
     words = _words_to_say(data, captioner, cfg, limit) if constrained else None
     fit = _fit_in(folder, about, "images", _JUDGED[constrained], resume)

@@ -6,9 +6,9 @@
 __all__ = ['grid_beam', 'generate']
 
 # %% ../../nbs/models/116_generate.ipynb #4834125a
-import copy, inspect, math, threading, warnings
-from dataclasses import dataclass
-from functools import cache
+import copy, inspect, itertools, math, threading, warnings
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from numbers import Integral, Real
 
 import torch
@@ -51,9 +51,11 @@ class _Rows:
         self.input = torch.arange(len(prompts), device=device) // self.k # (N,) whose row it is
         self.said = prompts.new_zeros(len(prompts), 0)                   # (N,t) the new text
         self.total = torch.zeros(len(prompts), device=device)            # (N,) its log-probability
-        musts = [math.inf in row for row in prices]
+        musts = [any(ways and u == math.inf for ways, u in zip(*pair))
+                 for pair in zip(groups.lists, prices)]
         self.musts, self.all_musts = torch.tensor(musts, device=device), all(musts)
-        self.steps, self.marked, self.late, self.real = [], None, False, None
+        self.steps, self.marked, self.real, self.late = [], None, None, False
+        self.torn = torch.zeros(len(prices), dtype=torch.bool)           # (b,) see `_may_end`
         self.texts = groups.start(self.input)                            # N, as `groups` has them
         self.next = self._keep(model._prefill(prompts, config, kwargs))[::self.k]
         self._number()
@@ -109,6 +111,11 @@ def _write(self:_Rows, tokens, source):
 def _memory_names():
     from transformers.generation.utils import ALL_CACHE_NAMES
     return ALL_CACHE_NAMES
+
+def _own(kwargs):
+    "What a model is given, with a memory of its own."
+    names = _memory_names()
+    return {name: copy.deepcopy(x) if name in names else x for name, x in kwargs.items()}
 
 @patch
 def _move_cache(self:_Rows, source):
@@ -229,7 +236,8 @@ def _close(self:_Rows, log_probs, source, stopped):
         end, which = torch.full_like(total, -torch.inf), torch.full_like(self.input, -1)
     else:
         end, best = self.marked.index_select(1, self.ends).max(1)
-        if not self.all_musts: end = end.masked_fill(~self._may_end(end), -torch.inf)
+        may = self._may_end(end, log_probs)
+        if may is not None: end = end.masked_fill(~may, -torch.inf)
         which = self.ends[best]
     self.marked.index_fill_(1, self.ends, -torch.inf)
     tokens = t + 1
@@ -242,6 +250,7 @@ def _close(self:_Rows, log_probs, source, stopped):
     self.steps.append(_Step(self.input, self.said, new, owes, source, total, which, end, kept))
     self.marked[:,self.end] = (end + total)*((t + 2)/tokens)**self.config.length_penalty - total
 
+# %% ../../nbs/models/116_generate.ipynb #6d8ba334
 @patch
 def _best_next(self:_Rows)->Tensor: # (N,k)
     "What the texts come to with their best next tokens of the model, finished words among them."
@@ -251,15 +260,24 @@ def _best_next(self:_Rows)->Tensor: # (N,k)
     return best.values + self.total[:,None]
 
 @patch
-def _may_end(self:_Rows, end):
-    "(N,) True where the library would take an end, and for inputs with musts."
+def _may_end(self:_Rows, end, log_probs):
+    "(N,) True where the library would take an end, where it pays, and for inputs with musts."
+    parts = self.finder.standing()                                        # (b,a) each
+    if self.all_musts and not parts[1:] or log_probs is None: return None
     may, total = (x.view(len(self.finder.asked), -1) for x in (self.musts[self.input], self.total))
-    best = self._best_next().view(*total.shape, -1)                       # (b,a,k)
+    best = self._best_next()
     scale = (self.said.shape[1] + 1)**self.config.length_penalty
-    for worth in self.finder.standing():                                 # (b,a)
-        sums = (best + worth[...,None]*scale).flatten(1)
+    for worth in parts:
+        sums = (best.view(*total.shape, -1) + worth[...,None]*scale).flatten(1)
         least = sums.topk(min(self.k, sums.shape[1])).values[:,-1:]
         may = may | (total + end.view_as(total) + worth*scale >= least)
+    if parts[1:]:
+        may = may | (parts[0] > 0)
+        rows, tokens = (torch.as_tensor(x, dtype=torch.long, device=end.device)
+                        for x in self.groups.split(self.texts, self.input.tolist()))
+        beside = parts[1].flatten()[rows] > -torch.inf
+        torn = beside & (log_probs[rows,tokens] + self.total[rows] >= best[rows,-1])
+        self.torn[self.input[rows][torn].cpu()] = True
     return may.flatten()
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c1b
@@ -270,6 +288,9 @@ class _Text:
     score:float # log-probability
     rows:list   # the row that each token came from
     totals:list # log-probabilities of what is before each token, and of all without the end
+    run:int = 0 # the search that found it
+    spans:dict = None # group -> its first mention, (first, last + 1)
+    objective:float = None # the score and the prices of what is said
 
 @patch
 def _text(self:_Rows, i:int, found:list, ended:bool, traces:list)->_Text:
@@ -331,8 +352,9 @@ def _without_sampling(config, processors):
     return [p for p in processors if not type(p).__name__.endswith("LogitsWarper")]
 
 # %% ../../nbs/models/116_generate.ipynb #5be11601
-def _check_model(model, kwargs, text_only):
-    "Warn of dropout. Raises `NocError` for an image model without an image among `kwargs`."
+def _check(model, config, kwargs, text_only):
+    "Raises `NocError` for bad options, and for an image model without an image among `kwargs`."
+    _check_options(config)
     if model.training: warnings.warn("the model is in train mode, with dropout; call model.eval()")
     if text_only or "image" not in model.input_modalities: return
     if not hasattr(model.config, "vision_config"): return                # only the text half
@@ -397,19 +419,14 @@ def _answer_kind(half):
 
 # %% ../../nbs/models/116_generate.ipynb #5be11602
 @patch
-def _texts(self:_Rows, found)->list: # b*n
-    "The best texts of every input, the best first."
+def _texts(self:_Rows, found, run)->list: # b lists
+    "The best texts of every input, the best first; of a search that is no first one, if whole."
     n, out = self.config.num_return_sequences, []
     traces = [(step.source.tolist(), step.total.tolist()) for step in self.steps]
     for i, lines in enumerate(zip(found.tokens[:,:n].tolist(), found.ended[:,:n].tolist())):
-        out += [self._text(i, said, ended, traces) for said, ended in zip(*lines)]
+        some = [(said, end) for said, end in zip(*lines) if not run or end and not found.reason[i]]
+        out.append([replace(self._text(i, *pair, traces), run=run) for pair in some])
     return out
-
-def _padded(rows, fill):
-    "Lists of numbers as a table."
-    table = torch.full((len(rows), max(map(len, rows))), fill)
-    for line, row in zip(table, rows): line[:len(row)] = torch.tensor(row)
-    return table
 
 def _spans(mentions, musts):
     "The first mention of every group, {group: (first, last + 1)}; of `musts` in their order."
@@ -421,20 +438,13 @@ def _spans(mentions, musts):
     return found
 
 @patch
-def _known(self:_Rows, texts:list, ordered:bool)->dict:
-    "What is ours in the answer: which words came, where and at what cost; the texts' worth."
-    n, spans, costs, worth = self.config.num_return_sequences, [], [], []
-    for place, text in enumerate(texts):
-        i = place // n
-        row = self.prices[i]
-        spelled = zip(row, self.groups.lists[i])
-        musts = [g for g, (u, ways) in enumerate(spelled) if ordered and ways and u == math.inf]
-        spans.append(_spans(self.groups.mentions(i, text.ids), musts))
-        cost = {g: text.totals[end] - text.totals[start] for g, (start, end) in spans[-1].items()}
-        costs.append(cost)
-        worth.append(sum(u for g, u in enumerate(row) if g in spans[-1] and u < math.inf))
-    objective = self.total.new_tensor([self._mean(t) + u for t, u in zip(texts, worth)])
-    return dict(texts=[t.ids for t in texts], spans=spans, costs=costs, objective=objective)
+def _judge(self:_Rows, i, text, ordered):
+    "A text of input `i` with its words, and with the score and the prices of what it says."
+    pairs = [*zip(self.groups.lists[i], self.prices[i])]
+    musts = [g for g, (ways, u) in enumerate(pairs) if ordered and ways and u == math.inf]
+    spans = _spans(self.groups.mentions(i, text.ids), musts)
+    worth = sum(u for g, (_, u) in enumerate(pairs) if g in spans and u < math.inf)
+    return replace(text, spans=spans, objective=self._mean(text) + worth)
 
 @patch
 def _mean(self:_Rows, text)->float:
@@ -442,23 +452,59 @@ def _mean(self:_Rows, text)->float:
     return text.score/max(1, len(text.ids))**self.config.length_penalty
 
 # %% ../../nbs/models/116_generate.ipynb #5be11603
-def _answer(rows, found, ordered):
+def _best(runs, ordered)->list: # b*n `_Text`s
+    "The best texts of every input, of one search or several, the best first."
+    (rows, first, several), best = runs[0], []
+    lists = [run._texts(found, n) for n, (run, found, _) in enumerate(runs)]
+    for i, (texts, *others) in enumerate(zip(*lists)):
+        own, size = [rows._judge(i, text, ordered) for text in texts], len(texts)
+        for text in sum((more for more, run in zip(others, runs[1:]) if run[2][i]), []):
+            if text.ids in [other.ids for other in own]: continue
+            own.append(rows._judge(i, text, ordered))
+        def worse(text): return not text.run and first.reason[i] is not None, -text.objective
+        if several[i]: own.sort(key=worse)
+        best += own[:size]
+    return best
+
+def _padded(rows, fill):
+    "Lists of numbers as a table."
+    table = torch.full((len(rows), max(map(len, rows))), fill)
+    for line, row in zip(table, rows): line[:len(row)] = torch.tensor(row)
+    return table
+
+def _all_scores(runs, texts):
+    "The rows of each text; scores of every step (N,v), those of all searches one below the other."
+    kept = [[step.scores for step in rows.steps if step.scores is not None] for rows, *_ in runs]
+    sizes, out = [max(map(len, scores)) for scores in kept], []
+    for step in itertools.zip_longest(*kept, fillvalue=kept[0][0][:0]):
+        padded = [F.pad(x, (0, 0, 0, n - len(x)), value=-torch.inf) for x, n in zip(step, sizes)]
+        out.append(torch.cat(padded))
+    starts = [0, *itertools.accumulate(sizes)]
+    paths = [[row + starts[text.run] for row in text.rows[:len(text.ids)]] for text in texts]
+    return _padded(paths, -1), tuple(out)
+
+# %% ../../nbs/models/116_generate.ipynb #aa0512ce
+def _answer(runs, wishes, ordered):
     "What `generate` returns: ids, or all that is known of them if a dict is asked for."
-    config, texts = rows.config, rows._texts(found)
+    _warn(runs, wishes)
+    rows, texts = runs[0][0], _best(runs, ordered)
+    config = rows.config
     prompts = rows.prompts.repeat_interleave(config.num_return_sequences, 0)
     new = _padded([text.ids for text in texts], rows.fill).to(prompts.device)
     sequences = torch.cat([prompts, new], 1)
     if not config.return_dict_in_generate: return sequences
     kind = _answer_kind("EncoderDecoder" if rows.model.config.is_encoder_decoder else "DecoderOnly")
+    def cost(text, start, end): return text.totals[end] - text.totals[start]
     vars(kind.latest).clear()
-    vars(kind.latest).update(rows._known(texts, ordered))
+    vars(kind.latest).update(
+        texts=[text.ids for text in texts], spans=[text.spans for text in texts],
+        costs=[{g: cost(text, *span) for g, span in text.spans.items()} for text in texts],
+        objective=rows.total.new_tensor([text.objective for text in texts]))
     means = rows.total.new_tensor([rows._mean(text) for text in texts])
     if not config.output_scores: return kind(sequences=sequences, sequences_scores=means)
-    paths = _padded([text.rows[:len(text.ids)] for text in texts], -1).to(prompts.device)
-    scores = [step.scores for step in rows.steps if step.scores is not None]
-    most = max(map(len, scores))                                         # every step has as many
-    scores = tuple(F.pad(x, (0, 0, 0, most - len(x)), value=-torch.inf) for x in scores)
-    return kind(sequences=sequences, sequences_scores=means, beam_indices=paths, scores=scores)
+    paths, scores = _all_scores(runs, texts)
+    return kind(sequences=sequences, sequences_scores=means, scores=scores,
+                beam_indices=paths.to(prompts.device))
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c16
 def _with_begin(at_least, lists):
@@ -500,11 +546,12 @@ def _barred(self:_Rows, ids:tuple)->bool:
     bad = map(tuple, self.config.bad_words_ids or ())
     return not set(self.never.tolist()).isdisjoint(ids) or any(_holds(ids, part) for part in bad)
 
-def _warn(rows, found, wishes):
+def _warn(runs, wishes):
     "Warn of inputs whose best text misses words, and say why if it is known."
+    rows, found, _ = runs[0]
     for i, (groups, done) in enumerate(zip(rows.groups.lists, (found.satisfied[:,0] - 1).tolist())):
         count = sum(map(bool, groups))
-        if found.reason[i] is None or done == count: continue
+        if done == count or None in [other.reason[i] for _, other, _ in runs]: continue
         line = f"input {i}: {done} of {count} words within {rows.room} tokens"
         if rows.late: line += f"; max_time={rows.config.max_time} was up"
         for word, group in zip(wishes.lists[i], groups):
@@ -513,13 +560,14 @@ def _warn(rows, found, wishes):
         warnings.warn(line)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11605
-def _wishes(words, each, avoid, forms, ids, constraints, config, inputs):
+def _wishes(words, each, avoid, forms, prices, ids, constraints, config, inputs):
     "All that is wanted, in the new way and in the library's old one."
     for name, old in dict(force_words_ids=ids, constraints=constraints).items():
         old = getattr(config, name, None) if old is None else old
         require(old is None or hasattr(old, "__iter__"), f"{name}={old!r}", "a list, as in 4.56")
         if old is not None and len(old): words = [*(words or []), *old]
-    return read_words(words, each, avoid, inputs, forms)
+    wishes = read_words(words, each, avoid, inputs, forms)
+    return replace(wishes, prices=_read_word_prices(prices, wishes))
 
 def _stopping(strings, processor):
     "The criterion for strings that end a text."
@@ -527,6 +575,40 @@ def _stopping(strings, processor):
     from transformers import StopStringCriteria
     require(processor is not None, "stop_strings", "processor=, which reads them, as well")
     return [StopStringCriteria(getattr(processor, "tokenizer", processor), strings)]
+
+# %% ../../nbs/models/116_generate.ipynb #5985d191
+def _groups_of(wishes, room, at_least=None, **settings):
+    "The words of a search. Raises `NocError` for musts that cannot fit."
+    groups = wishes.groups(**settings)
+    if at_least is None: _check_room(groups.lists, wishes.prices, room)
+    return groups
+
+def _alone(row): return [u if u == math.inf else 0. for u in row]
+
+def _strict(wishes, make):
+    "Musts for prices above 0, words to avoid for those below, if all can be had in an input."
+    rows = []
+    for words, avoid, row in zip(wishes.lists, wishes.avoid, wishes.prices):
+        hard = [math.copysign(math.inf, u) if u > 0 or u < 0 and wishes.text else u for u in row]
+        try: make(replace(wishes, lists=[words], avoid=[avoid], prices=[hard]))
+        except NocError: hard = _alone(row)
+        rows.append(hard)
+    return rows
+
+def _runs(run, make, wishes, kwargs)->list: # (`_Rows`, what they found, for which inputs it counts)
+    "A search with the prices, and those that could find more for them."
+    priced = [any(u and u < math.inf for u in row) for row in wishes.prices]
+    spare = _own(kwargs) if any(priced) else None
+    first = run(make(wishes), wishes.prices, kwargs)
+    runs, torn = [(*first, priced)], first[0].torn.tolist()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        others = [(torn, [*map(_alone, wishes.prices)], {})] if any(torn) else []
+        if any(priced): others.append((priced, _strict(wishes, make), dict(at_least=None)))
+        for counts, prices, more in others:
+            groups = make(replace(wishes, prices=prices))
+            runs.append((*run(groups, prices, _own(spare), **more), counts))
+    return runs
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c14
 @torch.no_grad()
@@ -556,18 +638,16 @@ def grid_beam(
 ):                        # ids as `generate` gives them
     "For `generate(custom_generate=grid_beam)`: beam search with words that must come, or may."
     config, k = generation_config, generation_config.num_beams
-    _check_options(config)
-    _check_model(model, model_kwargs, text_only)
+    _check(model, config, model_kwargs, text_only)
     old = force_words_ids, constraints, config
-    wishes = _wishes(words, each, avoid, forms, *old, len(input_ids) // k)
-    groups = wishes.groups(processor, boundary=boundary, again=no_repeat or ordered, k=k)
-    prices = _read_word_prices(prices, wishes)
-    if at_least is None: _check_room(groups.lists, prices, config.max_length - input_ids.shape[1])
+    wishes = _wishes(words, each, avoid, forms, prices, *old, len(input_ids) // k)
     rules = logits_processor, [*stopping_criteria, *_stopping(stop_strings, processor)]
-    rows = _Rows(model, input_ids, *rules, config, model_kwargs, groups, prices)
-    found = rows._search(at_least, mode=mode, no_repeat=no_repeat, ordered=ordered)
-    _warn(rows, found, wishes)
-    return _answer(rows, found, ordered)
+    make = partial(_groups_of, room=config.max_length - input_ids.shape[1], at_least=at_least,
+                   processor=processor, boundary=boundary, again=no_repeat or ordered, k=k)
+    def run(groups, prices, kwargs, at_least=at_least):
+        rows = _Rows(model, input_ids, *rules, config, kwargs, groups, prices)
+        return rows, rows._search(at_least, mode=mode, no_repeat=no_repeat, ordered=ordered)
+    return _answer(_runs(run, make, wishes, model_kwargs), wishes, ordered)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11606
 def generate(

@@ -27,7 +27,7 @@ from ..files.readers import PHOTO_ENDINGS, image_names, match_photos, name_parts
 from ..files.readers import open_parquet, read_coco
 from ..files.store import RegionStore
 from ..lab.config import check_range
-from ..lab.disk import foreign_file, real_path, whole_file
+from ..lab.disk import foreign_file, real_path, text_file, whole_file
 from ..lab.progress import note, progress
 from ..lab.runs import begin, fingerprint, held, locked
 from .detector import Detector, prepare
@@ -223,8 +223,8 @@ def _images(path, name, others):
 def _sources(src):
     "Name -> file or folder: the lines of a list, or the source itself."
     if src.suffix != ".txt": return {"" if src.is_dir() else src.name: src}
-    with foreign_file(src, "names of images"):
-        lines = src.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
+    with foreign_file(src, "names of images"), text_file(src, "surrogateescape") as f:
+        lines = f.read().split("\n")
     return {line: src.parent/line for line in lines if line.strip()}
 
 def _readable(name): # any bytes may be in a name

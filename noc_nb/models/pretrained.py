@@ -6,11 +6,12 @@
 __all__ = ['quiet', 'Pretrained']
 
 # %% ../../nbs/models/112_pretrained.ipynb #1d403e9c
-import os
+import os, re
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..core import NocError, require
+from ..lab.disk import read_json
 
 # %% ../../nbs/models/112_pretrained.ipynb #1b941144
 def _library(name):
@@ -55,6 +56,25 @@ def quiet(
         logging.set_verbosity(level)
         if shown: logging.enable_progress_bar()
 
+# %% ../../nbs/models/112_pretrained.ipynb #5a9ae468
+_COUNTS = re.compile("(layers|n_layer|depth)$")   # names of settings that count layers
+
+def _layers(settings):
+    "The settings that count layers, however deep they are."
+    for name, value in settings.items():
+        if isinstance(value, dict): yield from _layers(value)
+        elif type(value) is int and _COUNTS.search(name): yield name, value
+
+def _check_layers(folder):
+    "Raises `NocError` for more layers than the weights could fill: building them would never end."
+    file = folder/"config.json"
+    settings = read_json(file) if file.is_file() else {}
+    size = sum(f.stat().st_size for f in folder.iterdir() if f.suffix in (".safetensors", ".bin"))
+    most = max(1000, size//50)                     # a weight's name alone has some fifty bytes
+    for name, count in _layers(settings if isinstance(settings, dict) else {}):
+        where = f"{file}: {name}={count}"
+        require(count <= most, where, f"at most {most:,}, by the size of its weights")
+
 # %% ../../nbs/models/112_pretrained.ipynb #b64ba105
 class Pretrained:
     "Somebody's model. Raises `NocError` for one that is nowhere."
@@ -64,6 +84,7 @@ class Pretrained:
     ):
         self.library, self.name, self.expected = _library(name), str(name), expected
         self.local = _is_local(self.name, expected)
+        if self.local: _check_layers(Path(self.name))
         self.config = self.load("AutoConfig")
 
     def load(self,

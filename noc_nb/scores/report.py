@@ -32,6 +32,7 @@ from ..lab.runs import called, file_sum, locked, whole_folder
 from ..metrics import METRICS, CaptionScorer, points
 from ..models.names import read_classes
 from ..models.photos import image_files, open_image
+from ..models.spellings import UNSPACED
 from ..novelty import Judged, Protocol, by_group, interval, judge
 from .java import find_java, java_programs
 from .page import Part, as_markdown, check_folder, thumbnail, write_files
@@ -55,14 +56,19 @@ def read_system(
     names=(),  # (file name, image id) of the references' images, where their file names them
     where="references", # their file, for messages
     numbers:bool=True,  # whether that file has ids
+    bad:list=None,      # takes a line for each caption that cannot be used; None: refuse them
 )->dict:       # image id -> caption; a photo that the references do not name keeps its name
     "Read a system's captions. Raises `NocError` naming file and entry for anything broken."
-    entries, captions, first = caption_entries(path), {}, {}
+    entries, captions, first = caption_entries(path, bad), {}, {}
     images = entry_images(entries, names, path, where, numbers)
     count = Counter(images)
     for entry, i in zip(entries, images):
         place = f"{path}: {entry.place}: image {i}"
-        _check_caption(entry.caption, f"{place}: caption")
+        try: _check_caption(entry.caption, f"{place}: caption")
+        except NocError as e:
+            if bad is None: raise
+            bad.append(str(e))
+            continue
         require(i not in captions, f"{place}: has {count[i]} captions, the first in {first.get(i)}",
                 "one caption an image")
         captions[i], first[i] = entry.caption, entry.place
@@ -166,7 +172,7 @@ def photos_by_id(
 )->dict:       # image id -> PIL image
     "The photos of images. Raises `NocError` where there is none."
     if src and data and names is None: names = _read_references(data)[0].names
-    files = image_files(src, names or [], data) if src else []
+    files = image_files(src, names or [], data or "the captions") if src else []
     return _Photos({f.id: f for f in files if f.id >= 0})
 
 # %% ../../nbs/scores/122_report.ipynb #207cd4b7
@@ -280,6 +286,7 @@ class _Evaluated(Judged):
     quality:np.ndarray = None # (N,15) as `quality_numbers` gives them
     left_out:dict = field(default_factory=dict) # score -> why it is missing
     learned:dict = field(default_factory=dict)  # score -> what its function is called
+    named:dict = field(default_factory=dict)    # image id -> its photo's name, where it is known
 
     def card(self, k, photos, said, score):
         "An image for a page, with sentences `said` by whom; a photo may be missing or broken."
@@ -317,10 +324,12 @@ def _evaluate(captions, task, protocol=Protocol(), metrics=METRICS):
         judged.numbers["C"] *= np.nan                     # each of its n-grams is in all images
     for name, ids in task.domains.items(): judged.sets[f"domain {name}"] = np.isin(judged.ids, ids)
     chosen = {i: captions[i] for i in judged.ids}
+    named = {i: name for name, i in task.found.names if i in chosen} if task.found else {}
     quality = quality_numbers(chosen, task.refs, task.forms, task.truth, task.known)
     return _Evaluated(**vars(judged), captions=[*chosen.values()],
                       refs=[*map(task.refs.get, chosen)], quality=quality,
-                      left_out=left_out, learned={x.metric: called(x.function) for x in learned})
+                      left_out=left_out, named=named,
+                      learned={x.metric: called(x.function) for x in learned})
 
 # %% ../../nbs/scores/122_report.ipynb #52b0930f
 _TAKEN = {*METRICS, "B1", "B2", "B3", "F1", "image_id", "caption", "references", "sets", "quality"}
@@ -362,8 +371,6 @@ def _scores_and_intervals(judged, samples):
     return by_group(scores), by_group({place: interval(drawn[place]) for place in known})
 
 # %% ../../nbs/scores/122_report.ipynb #ec626c86
-_UNSPACED = re.compile("[\u0e00-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u9fff\uff66-\uff9f]")
-
 def _make_report(judged, task, counts, samples=1000):
     "All scores of one system, with all that they depend on, as JSON; `counts` are of `match`."
     scores, intervals = _scores_and_intervals(judged, samples)
@@ -373,7 +380,7 @@ def _make_report(judged, task, counts, samples=1000):
         if not name.startswith("object "): counts[name] = int(rows.sum())
     counts["references"] = sum(map(len, task.refs.values()))
     texts = [*judged.captions, *chain.from_iterable(task.refs.values())]
-    counts["unspaced"] = sum(bool(_UNSPACED.search(text)) for text in texts)
+    counts["unspaced"] = sum(bool(UNSPACED.search(text)) for text in texts)
     return dict(schema=1, about=task.about, counts=counts, scores=scores, intervals=intervals,
                 f1=f1, vocabulary=vocabulary(judged.captions, task.known),
                 protocol=judged.choices() | dict(bootstrap=draws), tokeniser=TOKENISER,
@@ -455,7 +462,8 @@ def _f1_bars(report):
 def _report_parts(report):
     "A report of `evaluate_file`, for people."
     about, counts, intervals = report["about"], report["counts"], report["intervals"]
-    numbers = ", ".join(f"{counts[k]:,} {k}" for k in ("missing", "extra", "empty"))
+    kinds = [k for k in ("missing", "extra", "empty", "bad") if k in counts]
+    numbers = ", ".join(f"{counts[k]:,} {k}" for k in kinds)
     left_out = "".join(f" {name} is left out: {why}." for name, why in report["left_out"].items())
     sure = ", with 95 % bootstrap intervals" if intervals else ""
     head = (f"{about['data']}: {about['split']}. {counts['scored']:,} images scored; "
@@ -471,6 +479,7 @@ def _write_images(path, judged):
     size = len(judged.ids)
     columns = dict(image_id=judged.ids, caption=judged.captions, references=judged.refs,
                    sets=[*map(sets_of, range(size))])
+    if judged.named: columns["file_name"] = [*map(judged.named.get, judged.ids)]
     cells = dict(F1=judged.cells.reshape(size, -1), quality=judged.quality)
     for m, x in (judged.numbers | cells).items():
         columns[m] = (x[:, 0] if x.shape[1] == 1 else x).tolist()
@@ -488,6 +497,7 @@ def _read_images(path, protocol=Protocol()):
     about, columns = json.loads(about), table.to_pydict()
     ids, captions, own = (columns.pop(k) for k in ("image_id", "caption", "sets"))
     refs = columns.pop("references", [()]*len(ids))            # earlier versions wrote none
+    photos = zip(ids, columns.pop("file_name", ()))
     def rows(name): return np.array([name in names for names in own])
     sets = {name: rows(name) for name in about["sets"]}
     numbers = {m: np.array(x, dtype=float).reshape(len(ids), -1)
@@ -495,7 +505,7 @@ def _read_images(path, protocol=Protocol()):
     cells = numbers.pop("F1", np.zeros(0)).reshape(len(ids), len(about["objects"]), 3)
     quality = numbers.pop("quality")
     return _Evaluated(ids, numbers, cells, sets, about["objects"], protocol, captions, refs,
-                      quality)
+                      quality, named={i: name for i, name in photos if name})
 
 # %% ../../nbs/scores/122_report.ipynb #9b81cc96
 def _extremes(judged, photos, most=10):
@@ -567,6 +577,7 @@ def evaluate_file(
     samples:int=1000, # draws of the bootstrap; 0: no intervals
     missing:str="refuse", # images without a caption: "refuse", or score as "empty"
     show=None,        # called with the report before the files are written
+    skip_bad:bool=False, # leave out captions that cannot be used, and count them
     **kw,             # as in `make_task`: part, heldout, classes, images, synonyms, cut, whole
 )->_Report:           # a dict of all scores; `table` and `images` have them as DataFrames
     "Evaluate a file of captions. Raises `NocError` for bad input, before anything is computed."
@@ -575,9 +586,12 @@ def evaluate_file(
     with locked(out):
         before = check_folder(out, "report", _files_of(data, captions, split, *kw.values()))
         task = make_task(data, split, **kw)
-        system = read_system(captions, task.found.names, data, task.found.numbers)
+        bad = [] if skip_bad else None
+        system = read_system(captions, task.found.names, data, task.found.numbers, bad)
+        if bad: warnings.warn(f"{bad[0]}; left out (such captions: {len(bad):,})")
         protocol.words_of(task.heldout)                       # refused now, if it is
         chosen, counts = match(system, task, captions, missing)
+        if skip_bad: counts["bad"] = len(bad)
         judged = _evaluate(chosen, task, protocol, metrics)
         about = _make_report(judged, task, counts, samples)
         report = _Report(dict(captions=Path(captions).name) | about, judged)

@@ -6,18 +6,17 @@
 __all__ = []
 
 # %% ../../nbs/scores/125_several.ipynb #c0125003
-import csv, os, sys, warnings
+import csv, sys, warnings
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from itertools import chain, combinations, groupby
 from pathlib import Path
 from statistics import mean, stdev
 
 import numpy as np
 
-from ..core import NocError, require
-from ..lab.config import check_range
+from ..core import require
+from ..lab.config import check_range, imported
 from ..lab.disk import find_data, foreign_file, read_json
 from ..lab.results import LABELS, TRAINING_LABELS, captions_file, read_rows, table_line
 from ..lab.runs import locked, whole_folder
@@ -264,18 +263,11 @@ def _table_of_runs(o, show):
                     _write_table(new, systems, columns, pairs, parts)
 
 # %% ../../nbs/scores/125_several.ipynb #917c63c9
-def _imported(text):
-    "The function that `module:function` names, also of a file where the command was typed."
-    module, _, name = text.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try: return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as e:
-        raise NocError(f"--metrics {text}: expected module:function ({e})") from None
-
 def _metrics(text):
     "Name -> entry or function, of `--metrics`."
     names = [m.strip() for m in text.split(",")]
-    return {m.rpartition(":")[2]: _imported(m) if ":" in m else METRICS.get(m) for m in names}
+    own = {m: imported(m, "--metrics") for m in names if ":" in m}
+    return {m.rpartition(":")[2]: own.get(m) or METRICS.get(m) for m in names}
 
 # %% ../../nbs/scores/125_several.ipynb #e0c4e420
 def _show(text):
@@ -295,7 +287,9 @@ def _compare_and_show(o):
     sides = _sides(o.compare)
     with locked(o.out):
         before = check_folder(o.out, "compare", [*sides[0], *sides[1], o.images, o.data])
-        photos, names, kept = photos_by_id(o.images, o.data), _names(sides), _read_sides(sides)
+        names, kept = _names(sides), _read_sides(sides)
+        named = None if o.data else [(name, i) for i, name in kept[0][0].named.items()]
+        photos = photos_by_id(o.images, o.data, named)
         rows, title = _differences(*kept, o.samples), f"{names[1]} minus {names[0]}"
         parts = _parts(rows, names, list(map(len, sides)))
         try: _show(as_markdown(title, parts))
@@ -322,5 +316,6 @@ def _run_eval(o):
         counted = Protocol(o.protocol, o.weight, o.fp)
         def show(report): _show(report.markdown)
         evaluate_file(o.captions, data, o.split, o.out, counted, metrics, o.samples, o.missing,
-                      show, part=o.part, heldout=o.heldout, classes=o.classes, images=o.images,
-                      synonyms=o.synonyms, cut=o.cut, whole=o.whole_sentences, first=o.first)
+                      show, o.skip_bad, part=o.part, heldout=o.heldout, classes=o.classes,
+                      images=o.images, synonyms=o.synonyms, cut=o.cut,
+                      whole=o.whole_sentences, first=o.first)
