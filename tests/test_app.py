@@ -1,10 +1,11 @@
 "noc_app in a real headless Chromium: look, argue, upload, and nothing asked of the net."
-import importlib.util, json, os, re, socket, urllib.request
+import gzip, importlib.util, json, os, re, socket, urllib.request
 from urllib.parse import urlsplit
 import pytest
 import torch
 from PIL import Image
 from noc_nb.core import NocError
+from noc_nb.lab.disk import read_json
 from noc_nb.models.pipeline import NovelCaptioner
 from noc_nb.pages import app
 from noc_nb.pages.app import _Studio, _stage, _with_box
@@ -307,3 +308,14 @@ def test_without_a_detector_it_asks_for_boxes(noise, monkeypatch):
     assert "Draw boxes" in html and 'class="caption"' not in html
     drawn = _stage(_with_box(view, "dog", [.1, .1, .5, .5]), {})
     assert "Draw boxes" not in drawn and drawn.count('class="caption"') == 2
+
+def test_packed_detections_have_a_limit_of_the_pages_own(noise):
+    "Twenty times the upload's; a command reads the same file."
+    studio, file = _Studio(NovelCaptioner.from_pretrained("toy", device="cpu")), noise.parent/"found.json.gz"
+    studio._page(max_mb=1)
+    assert studio.most_unpacked == 20 << 20
+    studio.most_unpacked = 1 << 20
+    found = dict(images=[dict(id=1, file_name=noise.name, width=90, height=60)], annotations=[])
+    file.write_bytes(gzip.compress(b" "*(2 << 20) + json.dumps(found).encode()))
+    with pytest.raises(NocError, match="found.json.gz: .*holds more than 1,048,576 bytes"): studio.upload(noise, file)
+    assert read_json(file) == found

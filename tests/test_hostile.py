@@ -1,5 +1,5 @@
 "Files that anyone may have damaged: a reader gives a result, or one line that says which file is wrong."
-import base64, gzip, io, json, math, os, random, re, subprocess, sys, tarfile, zipfile
+import base64, gzip, io, json, math, os, random, re, subprocess, sys, tarfile, time, zipfile
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -651,6 +651,56 @@ def test_an_odd_value_gives_a_result_or_one_line(tmp_path, name):
         path.write_text(json.dumps(altered(json.loads(json.dumps(good, default=list)), rng)) + "\n")
         try: read(path)
         except NocError as e: assert "\n" not in str(e)
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("depth", [150, 3_000, 100_000])
+def test_what_nests_deep_is_one_line_at_once(tmp_path, name, depth):
+    "As the whole file, and as a value of what is good otherwise."
+    good, read = json_readers(tmp_path)[name]
+    path = tmp_path/(name if "." in name else f"{name}.json")
+    deep, inside = "["*depth + "]"*depth, json.dumps(good, default=list)
+    started = time.process_time()
+    for text in deep, inside[:-1] + f', "x": {deep}}}' if inside[0] == "{" else inside[:-1] + f", {deep}]":
+        path.write_text(text + "\n")
+        try: read(path)                       # lines of rows may leave out what is none
+        except NocError as e: assert "\n" not in str(e)
+        else: assert path.suffix == ".jsonl" and depth < 1_000
+    assert time.process_time() - started < 5
+
+TERMINAL = """
+import os, sys, warnings
+from noc_nb.commands.command import script
+TEXT, END = "dog\\x1b]0;mine\\x07 \\x9b2J \\x1b[31m", os.environ["END"]
+def noc_odd():
+    "Say the same in every way."
+    from noc_nb.core import NocError
+    from noc_nb.lab.progress import note, progress, say
+    note(TEXT)
+    for _ in progress([1, 2], TEXT, mininterval=0): say(TEXT)
+    warnings.warn(TEXT)
+    print(TEXT)
+    if END: raise NocError(TEXT) if END == "bad" else AssertionError(TEXT)
+sys.argv = ["noc_odd"]
+script(noc_odd)
+"""
+
+@pytest.mark.parametrize("end", ["bad", "bug"])
+def test_no_text_commands_a_terminal(tmp_path, end):
+    "Lines, bars, warnings, output, errors and tracebacks; only the bar moves the cursor, and the word `loading` goes."
+    import pty
+    ours, theirs = pty.openpty()
+    env = dict(os.environ, END=end, COLUMNS="200")
+    (tmp_path/"odd.py").write_text(TERMINAL)
+    child = subprocess.Popen([sys.executable, tmp_path/"odd.py"], stdout=theirs, stderr=theirs, stdin=theirs, env=env)
+    os.close(theirs)
+    seen = b""
+    try:
+        while part := os.read(ours, 4096): seen += part
+    except OSError: pass                                # the end of a terminal
+    child.wait()
+    text = seen.decode()
+    assert text.count(r"dog\u001b]0;mine\u0007 \u009b2J \u001b[31m") >= 4
+    assert not re.search(r"[\x07\x9b]|\x1b(?!\[A|\[K)", text)
 
 def test_a_run_that_was_altered_gives_rows_or_one_line(tmp_path):
     "Its settings, rows and captions."

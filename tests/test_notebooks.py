@@ -1,7 +1,7 @@
 "Every notebook keeps the house rules of CONTRIBUTING.md. A failure lists its offenders and says what to change."
 import ast, io, re, tokenize
 from statistics import median
-from book import (BOOK, CHAPTERS, EXPERIMENTS, FOLDERS, NOTEBOOKS, cells, folder, module_of, name, none_of,
+from book import (BOOK, CHAPTERS, EXPERIMENTS, FOLDERS, NOTEBOOKS, ROOT, cells, folder, module_of, name, none_of,
                   number, read)
 
 EVAL_FALSE = set()  # "10_attention.ipynb:cell id" of cells that may stay unexecuted; none does
@@ -117,6 +117,38 @@ def test_prose_has_at_most_120_columns():
         prose = re.sub(r"```.*?```|\$\$.*?\$\$", "", c.source, flags=re.S)
         return [line for line in prose.splitlines() if len(line) > 120 and not re.match(r"\s*\||.*\]\(", line)]
     none_of((f"{c.where}: {line[:60]}…" for c in every("markdown") for line in long(c)), "break the lines")
+
+# folders whose wording has been edited; may only grow
+EDITED = []
+
+def dropped():
+    "Finds the phrases in the second table of docs/glossary.md."
+    table = (ROOT/"docs/glossary.md").read_text(encoding="utf-8").partition("## Wording")[2]
+    phrases = [phrase for row in re.findall(r"^\| (`.*?) \|", table, re.M) for phrase in re.findall(r"`(.+?)`", row)]
+    return re.compile(rf"\b({'|'.join(phrases)})\b", re.I)
+
+def wording(cell):
+    "What a cell says in English: its prose, or its docstrings, comments and messages."
+    if cell.kind == "markdown": return re.sub(r"```.*?```|\$\$.*?\$\$|`[^`]*`", "", cell.source, flags=re.S)
+    documented = [n for n in ast.walk(cell.tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+    messages = [n for n in ast.walk(cell.tree) if isinstance(n, ast.Call)
+                and getattr(n.func, "id", "") in ("require", "NocError")]
+    strings = [m.value for call in messages for m in ast.walk(call)
+               if isinstance(m, ast.Constant) and isinstance(m.value, str)]
+    return "\n".join([*filter(None, map(ast.get_docstring, documented)), *strings,
+                      *re.findall(r"(?<!\S)# .*", cell.source, re.M)])
+
+def test_wording():
+    "Phrases that the glossary drops do not return, and no sentence begins with a headless clause."
+    phrase, headless = dropped(), re.compile(r"(?:^|[.:] )What [^.?!]*\.(?= |$)")
+    assert phrase.search("It is told as one mention.") and headless.search("It runs. What fails is refused.")
+    assert not headless.search("What does it write? Sentences.")
+    def found():
+        for c in every(notebooks=[nb for folder in EDITED for nb in FOLDERS[folder]]):
+            text = " ".join(wording(c).split())
+            patterns = [phrase, headless] if c.kind == "markdown" else [phrase]
+            yield from (f"{c.where}: {m[0]}" for pattern in patterns for m in pattern.finditer(text))
+    none_of(found(), "docs/glossary.md says what to write instead")
 
 # ---- the code
 

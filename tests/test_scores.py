@@ -3,7 +3,7 @@
 Java is slow, so METEOR and SPICE are compared on few images here. The same on more of them, by one command:
 NOC_IMAGES=2000 python -m pytest -s tests/test_scores.py -k pycocoevalcap
 """
-import importlib, json, multiprocessing, os, shutil, signal, subprocess, sys, time
+import importlib, json, multiprocessing, os, shutil, signal, subprocess, sys, time, warnings
 from pathlib import Path
 import numpy as np
 import pytest
@@ -247,6 +247,52 @@ def own_cache(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     for jar in (_cache_folder()/"spice").glob("*.jar"): (folder/jar.name).symlink_to(jar)
     monkeypatch.setenv("NOC_CACHE", str(folder.parent))
+
+def meteor_of(captions):
+    "METEOR of some captions, with the warnings that it gave."
+    from noc_nb.metrics import CaptionScorer
+    from noc_nb.scores.java import java_programs
+    refs = {i: ["a bird", "one bird"] for i in captions}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with CaptionScorer(refs, ("C", "M"), java_programs(refs, ("M",))) as scorer:
+            scores = scorer.numbers(captions)
+    return {m: x.tolist() for m, x in scores.items() if x is not None}, [str(w.message) for w in told]
+
+ANSWERS = dict(short="1 2 3", long="1 "*24, nan="NaN", dash="- "*23, huge="9e999 "*23)
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_odd_answers_of_meteor_are_one_warning(tmp_path, monkeypatch, answer):
+    java = tmp_path/"java"
+    java.write_text(f"""#!/bin/sh
+[ "$1" = -version ] && {{ echo 'openjdk version "17.0.1"' >&2; exit; }}
+while read line; do echo "{ANSWERS[answer]}"; done
+""")
+    java.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    scores, told = meteor_of({1: "a bird that sings"})
+    assert len(told) == 1 and told[0].startswith("METEOR is left out: its program ") and "\n" not in told[0]
+    assert "M" not in scores and "C" in scores
+
+@pytest.mark.parametrize("content", [b"\x7fELF no program", b"#!/no/such/interpreter\n", b""])
+def test_a_java_that_cannot_be_run_is_one_warning(tmp_path, monkeypatch, content):
+    (tmp_path/"java").write_bytes(content)
+    (tmp_path/"java").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    scores, told = meteor_of({1: "a bird"})
+    assert len(told) == 1 and "`java -version` says" in told[0] and "\n" not in told[0] and "M" not in scores
+
+@needs_java
+def test_a_java_that_talks_about_itself(monkeypatch):
+    quiet, _ = meteor_of({1: "a bird that sings"})
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-verbose:class")
+    from noc_nb.scores.java import _version_text
+    _version_text.cache_clear()
+    loud, told = meteor_of({1: "a bird that sings"})
+    _version_text.cache_clear()
+    assert loud == quiet and "M" in loud and not told
 
 SCORE = """from noc_nb.metrics import CaptionScorer
 from noc_nb.scores.java import java_programs

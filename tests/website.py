@@ -6,10 +6,10 @@ import copy, json, posixpath, re, shutil, sys
 from pathlib import Path
 from book import CHAPTERS, FOLDERS, MODULES, NOTEBOOKS, ROOT, SETTINGS, module_of, name, number, part, read
 
-TEXTS = {"docs/chapters.md": "chapters", "docs/commands.md": "commands/index", "docs/data.md": "data",
-         "docs/forms.md": "forms", "results/README.md": "results", "CHANGELOG.md": "changelog",
-         "CONTRIBUTING.md": "contributing", "hub/README.md": "hub", "noc_nb/assets/models/toy/README.md": "models/toy",
-         "noc_nb/assets/models/lite/README.md": "models/lite"}
+TEXTS = {"docs/chapters.md": "chapters", "docs/glossary.md": "glossary", "docs/commands.md": "commands/index",
+         "docs/data.md": "data", "docs/forms.md": "forms", "results/README.md": "results",
+         "CHANGELOG.md": "changelog", "CONTRIBUTING.md": "contributing", "hub/README.md": "hub",
+         "noc_nb/assets/models/toy/README.md": "models/toy", "noc_nb/assets/models/lite/README.md": "models/lite"}
 PAGES = {name(nb): name(nb)[len("nbs/"):-len(".ipynb")] for nb in NOTEBOOKS} | TEXTS   # a file -> its page
 LINK = re.compile(r"(```.*?```|`[^`\n]*`)|\]\(([^)\s]+)\)", re.S)   # code, which is left alone, or a link's target
 

@@ -19,6 +19,7 @@ from typing import Literal, get_args, get_origin
 from fastcore.docments import docments
 
 import noc_nb
+from ..lab.progress import Harmless, command_lines, terminal
 
 # %% ../../nbs/commands/100_command.ipynb #2b28e9ce
 def _silence():
@@ -104,6 +105,7 @@ def _open_streams():
         if getattr(sys, name) is None: setattr(sys, name, open(os.devnull, mode))
     for stream in sys.stdout, sys.stderr:
         if isinstance(stream, io.TextIOWrapper): stream.reconfigure(errors="replace")
+    sys.stdout, sys.stderr = Harmless(sys.stdout), Harmless(sys.stderr)
 
 # %% ../../nbs/commands/100_command.ipynb #c2a50e25
 def peak_mb()->int: # None where the system does not say
@@ -141,7 +143,7 @@ def one_thread():
 def _loading():
     "A word on a terminal while PyTorch and its company are read; it goes when they are there."
     def show(text):
-        if sys.stderr.isatty(): print(text, end="", file=sys.stderr, flush=True)
+        if sys.stderr.isatty(): print(text, end="", file=terminal(), flush=True)
     show("loading")
     try: yield
     finally: show("\r\033[K")
@@ -152,7 +154,6 @@ def _call(f):
     options = {f"{name}_" if iskeyword(name) else name: x for name, x in options.items()}
     with _loading():
         _use_threads(options.pop("threads", None))
-        from noc_nb.lab.progress import command_lines
     with command_lines(): f(**options)
 
 def _run(f):

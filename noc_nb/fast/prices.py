@@ -39,10 +39,11 @@ def read_wishes(
     line:str, # like "cat, orange|white|black, zebra=4, -text"
 )->dict:      # words, with bars between -> nats; inf for a must, -inf for what must not come
     "Words that are written in a line. Raises `NocError` for a part that says nothing."
-    comma = re.search(r"[^,]*=\s*-?\d+,\d+", line)
-    require(not comma, f"words: {comma and comma[0].strip()!r}", "a decimal point, as in zebra=4.5")
-    wishes = {}
-    for part in filter(None, map(str.strip, line.split(","))):
+    wishes, parts = {}, line.split(",")
+    for part, rest in zip(parts, parts[1:]):
+        comma = re.search(r"=\s*-?\d+$", part) and rest[:1].isdecimal()
+        require(not comma, f"words: '{part.strip()},{rest}'", "a decimal point, as in zebra=4.5")
+    for part in filter(None, map(str.strip, parts)):
         text, sign, nats = part.rpartition("=") if "=" in part else (part, "", "inf")
         words = [word.strip() for word in text.removeprefix("-").split("|")]
         try: price = float(nats)

@@ -4,13 +4,16 @@
 
 # %% auto #0
 __all__ = ['foreign_file', 'room_for', 'real_path', 'beside', 'in_use', 'whole_file', 'text_file', 'json_text', 'read_json',
-           'write_json', 'unpacked', 'find_data']
+           'write_json', 'unpacking', 'unpacked', 'find_data']
 
 # %% ../../nbs/lab/01_disk.ipynb #1ab00503
 import codecs, gzip, io, json, os, re
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from uuid import uuid4
+
+import numpy as np
 
 from ..core import NocError
 
@@ -109,6 +112,32 @@ def text_file(
         elif start == codecs.BOM_UTF8: f.read(3)
         with io.TextIOWrapper(f, encoding="utf-8", errors=errors) as text: yield text
 
+# %% ../../nbs/lab/01_disk.ipynb #f202e20f
+_DEEPEST = 100 # lists and objects inside each other
+_MARKS = bytes(set(range(256)) - set(b"[]{}"))   # all but these
+
+class _Shallow(io.RawIOBase):
+    "JSON as it is read. Raises `ValueError` where it nests too deep."
+    def __init__(self, file): self.file, self.depth, self.quoted, self.cut = file, 0, False, False
+    def readable(self): return True
+    def readinto(self, buffer):
+        n = self.file.readinto(buffer)
+        self._count(bytes(buffer[:n]))
+        return n
+
+    def _count(self, part):
+        part = re.sub(rb"\\.", b"", part[self.cut:], flags=re.S)   # what a backslash escapes
+        self.cut = part.endswith(b"\\")                          # the next part begins with it
+        pieces = part.split(b'"')
+        marks = b"".join(pieces[self.quoted::2]).translate(None, _MARKS)
+        self.quoted ^= len(pieces) % 2 == 0
+        opens = np.frombuffer(marks, np.uint8) & 2                # a bit that "[" and "{" have
+        steps = opens.astype(np.int64) - 1
+        depths = self.depth + steps.cumsum()
+        if len(depths): self.depth = depths[-1]
+        if depths.max(initial=0) <= _DEEPEST: return
+        raise ValueError(f"it nests deeper than {_DEEPEST} levels")
+
 # %% ../../nbs/lab/01_disk.ipynb #7a83779a
 @contextmanager
 def json_text(
@@ -118,7 +147,9 @@ def json_text(
     path = Path(path)
     zipped = Path(f"{path}.gz")
     if not path.exists() and zipped.exists(): path = zipped
-    with foreign_file(path, "a JSON file"), text_file(path) as f: yield f
+    with foreign_file(path, "a JSON file"), text_file(path) as f:
+        shallow = io.BufferedReader(_Shallow(f.buffer), 1 << 20)
+        yield io.TextIOWrapper(shallow, encoding="utf-8")
 
 # %% ../../nbs/lab/01_disk.ipynb #c7e16698
 def read_json(
@@ -159,12 +190,24 @@ class _Unpacked(io.RawIOBase):
         super().close()
 
 # %% ../../nbs/lab/01_disk.ipynb #0594ba86
+_limit = ContextVar("bytes that a packed text may come to", default=None)
+
+@contextmanager
+def unpacking(
+    most:int, # bytes that a packed text may come to
+):
+    "What is read inside is held to a limit of its own, as by a page for strangers."
+    before = _limit.set(most)
+    try: yield
+    finally: _limit.reset(before)
+
 def unpacked(
     file, # what a packed file holds, open
     path, # the packed file
 )->io.BufferedReader:
     "The same, to be read. Raises `ValueError` when it comes to more than any text does."
-    return io.BufferedReader(_Unpacked(file, max(_MUCH, _DENSE*os.path.getsize(path))), 1 << 16)
+    most = _limit.get() or max(_MUCH, _DENSE*os.path.getsize(path))
+    return io.BufferedReader(_Unpacked(file, most), 1 << 16)
 
 # %% ../../nbs/lab/01_disk.ipynb #2561e0c3
 def find_data(

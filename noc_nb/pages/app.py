@@ -23,6 +23,7 @@ from ..fast.prices import read_wishes
 from ..files.drawing import render as draw_scene
 from ..heldout import meanings
 from ..lab.config import check_range, read_options
+from ..lab.disk import unpacking
 from ..lab.progress import say, say_notes
 from ..models.captioners import NovelPhotoCaptioner
 from ..models.photos import open_image
@@ -320,6 +321,7 @@ class _Studio:
     ):
         self.photos, self.detector, self.busy = photos, detector, threading.Lock()
         self.model, self.drawn = model, source is None
+        self.most_unpacked = 200 << 20                     # bytes of a packed file of detections
         self.hint = "Drop a photo, or take one of the examples."
         if source is None: self.hint = _NO_PHOTOS if photos is None else _NO_EXAMPLES
         if source is None:
@@ -373,8 +375,9 @@ def _regions(self:_Studio, image, path, detections):
     "What is in an image. Raises `NocError` for detections that are not those of one image."
     if not detections: found = self.detector([image])
     else:
-        source = detected(detections, images=path, classes=self.photos.classes)
-        found = source.regions(source.ids)
+        with unpacking(self.most_unpacked):
+            source = detected(detections, images=path, classes=self.photos.classes)
+            found = source.regions(source.ids)
     require(len(found) == 1, f"{len(found)} images", "detections of one")
     if isinstance(found[0], NocError): raise found[0]
     return found[0]
@@ -439,6 +442,7 @@ def _page(self:_Studio,
 ):                  # a `gradio.Blocks`, not yet served, and how to launch it
     "Build the page. Raises `NocError` without Gradio."
     gr = _gradio()
+    self.most_unpacked = 20*max_mb << 20
     thumbnails = [(e()[1], f"example {n}") for n, e in enumerate(self.examples, 1)]
     for image, _ in thumbnails: image.thumbnail((200, 200))
     title, p = "What is worth saying? · noc_nb", SimpleNamespace()

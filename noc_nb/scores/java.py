@@ -6,7 +6,7 @@
 __all__ = ['find_java', 'java_programs', 'spice_lacks']
 
 # %% ../../nbs/scores/120_java.ipynb #648a073b
-import fcntl, json, os, platform, re, shutil, signal, subprocess, sys, tempfile, threading
+import fcntl, json, math, os, platform, re, shutil, signal, subprocess, sys, tempfile, threading
 import warnings, weakref
 from contextlib import contextmanager
 from functools import lru_cache
@@ -90,12 +90,12 @@ def _time_limit(process, seconds):
 # %% ../../nbs/scores/120_java.ipynb #438c72ab
 @lru_cache
 def _version_text(java, seconds=10):
-    "How what `java -version` says begins; None where it does not end."
+    "What `java -version` says; None where it does not end."
     process = _start_guarded([java, "-version"], stdin=subprocess.DEVNULL)
     try:
         with _time_limit(process, seconds): process.wait()
         process.stderr.seek(0)
-        return process.stderr.read(1000).decode(errors="replace")
+        return process.stderr.read(1 << 22).decode(errors="replace")
     except OSError: return None
     finally: _end(process)
 
@@ -104,7 +104,8 @@ def _version(java):
     text, asked = _version_text(java), f"it needs Java, and `{Path(java).name} -version`"
     if text is None: raise OSError(f"{asked} hangs")
     number = re.search(r'version "(?:1\.)?(\d+)', text)
-    if not number: raise OSError(f"{asked} says {text.strip()[:80]!r}")
+    said = text.strip().rpartition("\n")[2][:120]     # of a traceback, why it cannot be run
+    if not number: raise OSError(f"{asked} says {said!r}")
     return int(number[1])
 
 def find_java()->tuple: # the program, and its version
@@ -171,8 +172,12 @@ class _Meteor:
 
 # %% ../../nbs/scores/120_java.ipynb #eb6bd5a7
 def _meteor_numbers(line):
-    "What METEOR keeps of one image, ready to be summed (23,), from a line of `_Meteor.statistics`."
-    numbers = np.array(line.split(), dtype=float)
+    """What METEOR keeps of one image, ready to be summed (23,), from a line of
+    `_Meteor.statistics`. Raises `OSError` for another answer."""
+    try: numbers = np.array(line.split(), dtype=float)
+    except ValueError: numbers = np.empty(0)
+    if numbers.shape != (23,) or not np.isfinite(numbers).all():
+        raise OSError(f"its program answers {line[:60]!r}, and not 23 numbers")
     if (numbers[21:] == numbers[:2]).all() and numbers[20] == 1: numbers[20] = 0
     return numbers
 
@@ -255,11 +260,14 @@ def _run(self:_Spice, items):
             if code or not target.exists():
                 raise OSError(f"SPICE's Java program has failed: {_complaint(process)}")
         finally: _end(process)
-        scored = json.loads(target.read_text(encoding="utf-8"))
-    f = {item["image_id"]: item["scores"]["All"]["f"] for item in scored}
-    if len(f) < len(items):
-        raise OSError(f"SPICE's Java program has scored {len(f)} of {len(items)} captions")
-    return [float(f[k] or 0.) for k in range(len(items))]
+        text = target.read_text(encoding="utf-8", errors="replace")
+    try:
+        f = {item["image_id"]: float(item["scores"]["All"]["f"] or 0.) for item in json.loads(text)}
+        scores = [f[k] for k in range(len(items)) if math.isfinite(f.get(k, math.nan))]
+    except (ValueError, TypeError, KeyError, RecursionError): scores = []
+    if len(scores) < len(items):
+        raise OSError(f"SPICE's Java program has scored {len(scores)} of {len(items)} captions")
+    return scores
 
 # %% ../../nbs/scores/120_java.ipynb #01031e0e
 @patch
