@@ -15,7 +15,7 @@ from noc_nb.lab.disk import write_json
 from noc_nb.models.photos import FORMATS, image_files, image_formats, open_image
 from noc_nb.models.pipeline import NovelCaptioner
 from noc_nb.models.source import detected
-from noc_nb.pages.app import _Studio
+from noc_nb.pages.app import _paths, _Studio
 from noc_nb.regions import Regions
 from noc_nb.scores.report import photos_by_id, read_report
 
@@ -227,6 +227,11 @@ def test_the_page_shows_the_photo_of_its_detections(tmp_path):
     sent = studio.upload(tmp_path/"in/IMG_0012.jpg", tmp_path/"found.json")
     assert round(sent.regions.boxes[0, 0].item()*SIZE[0]) == 7
     with pytest.raises(NocError, match="none of its names"): studio.upload(tmp_path/"in/x.jpg", tmp_path/"found.json")
+    size, corners = "<width>40</width><height>30</height>", "<xmin>9</xmin><ymin>1</ymin><xmax>19</xmax><ymax>20</ymax>"
+    dog = f"<object><name>dog</name><bndbox>{corners}</bndbox></object>"
+    (tmp_path/"x.xml").write_text(f"<annotation><size>{size}</size>{dog}</annotation>")
+    sent = studio.upload(*_paths([tmp_path/"x.xml", tmp_path/"in/x.jpg"]))
+    assert round(sent.regions.boxes[0, 0].item()*SIZE[0]) == 8
 
 def test_a_store_with_numbers_of_its_own_trains_nothing(tmp_path):
     write_json(tmp_path/"captions.json", entries({1: "zebra.jpg", 2: "apple.jpg"}))
