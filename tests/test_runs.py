@@ -2,7 +2,9 @@
 import errno, importlib.util, itertools, linecache, os, re, sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 import pytest
+from PIL import Image
 from noc_nb.constraints import RULES
 from noc_nb.core import NocError
 from noc_nb.files.dataset import load_data
@@ -10,6 +12,9 @@ from noc_nb.files.drawing import make_toy
 from noc_nb.lab.disk import beside, in_use, whole_file, write_json
 from noc_nb.lab.experiment import PRESETS, Experiment, Run
 from noc_nb.lab.runs import begin, called, locked, state_of, whole_folder
+from noc_nb.models.pipeline import CaptionOptions
+from noc_nb.models.source import Job
+from noc_nb.pages.gallery import begin_captions
 from noc_nb.scst import cider_reward
 from test_hostile import evaluated
 
@@ -171,7 +176,10 @@ def test_a_function_that_nobody_can_compare_is_refused(tmp_path, held):
         with pytest.raises(NocError, match=r"^(f|C): computes with a \w+, which has no fingerprint; expected"):
             called(loaded(tmp_path, text))
 
-BRIEF = """from noc_nb.scst import cider_reward
+BRIEF = """from noc_nb.models.pipeline import CaptionOptions
+from noc_nb.models.source import Job
+from noc_nb.pages.gallery import begin_captions
+from noc_nb.scst import cider_reward
 BONUS = {}
 def f(*how):
     cider = cider_reward(*how)
@@ -208,3 +216,63 @@ def test_a_rule_is_a_part_of_the_run(tmp_path, monkeypatch):
         with pytest.raises(NocError, match=f"rules.{name}: .* there, .* here"): start("one rule", name, resume=True)
         monkeypatch.undo()
     with pytest.raises(NocError, match="row 'first': expected one of none, top1"): run.choices.candidates("first")
+
+# ---- every file of a model
+
+def altered(path):
+    "A file that says the same in other bytes, or holds another number."
+    data = bytearray(path.read_bytes())
+    if path.suffix == ".safetensors": data[-1] ^= 1
+    else: data += b" \n"
+    path.write_bytes(data)
+
+@pytest.mark.parametrize("kind", ["BLIP", "LLaVA", "DETR", "RT-DETR", "OWLv2", "Grounding DINO"])
+def test_every_file_of_a_model_is_a_part_of_the_run(tmp_path, kind):
+    "Each is altered: the run that goes on names it. A README does not matter."
+    pytest.importorskip("transformers")
+    from noc_nb.models.pretrained import quiet
+    from tiny_models import TOLD, save_blip, save_chat, save_detector
+    part = "captioner" if kind in ("BLIP", "LLaVA") else "detector"
+    model, photos, about = tmp_path/"model", tmp_path/"photos", tmp_path/"run.json"
+    with quiet():
+        if part == "detector": save_detector(kind, model, ["zebra", "bus"])
+        else: dict(BLIP=save_blip, LLaVA=save_chat)[kind](model)
+    photos.mkdir()
+    Image.new("RGB", (64, 48)).save(photos/"1.png")
+    (tmp_path/"names.txt").write_text("zebra\nbus\n")
+    wishes = dict(options=CaptionOptions(objects="zebra")) if part == "captioner" else {}
+    names = dict(classes=tmp_path/"names.txt") if kind in TOLD else {}
+    job = Job(photos, "toy", **{part: model}, **names, **wishes)
+    pipeline = job.pipeline()
+    source = job.source(pipeline)
+    def start(resume=True): begin_captions(about, "out.jsonl", pipeline, source, job.options, resume)
+    start(False)
+    start()
+    files = [path for path in model.rglob("*") if path.is_file()]
+    assert len(files) >= 3
+    (model/"README.md").write_text("a card")
+    for path in files:
+        whole = path.read_bytes()
+        altered(path)
+        name = path.relative_to(model)
+        with pytest.raises(NocError, match=f"out.jsonl: {part}/{name}: other content"): start()
+        path.write_bytes(whole)
+        start()
+
+def test_a_model_of_the_hub_is_its_commit(tmp_path, monkeypatch):
+    "The commit that the settings came from is asked for in what is read after them, and is a part of the run."
+    pytest.importorskip("transformers")
+    import transformers
+    from noc_nb.models import pretrained
+    asked = []
+    class Auto:
+        @staticmethod
+        def from_pretrained(name, revision, **how):
+            asked.append(revision)
+            return SimpleNamespace(_commit_hash="c0ffee")
+    monkeypatch.setattr(pretrained, "_is_local", lambda *_: False)
+    monkeypatch.setattr(transformers, "AutoConfig", Auto)
+    monkeypatch.setattr(transformers, "AutoProcessor", Auto)
+    read = pretrained.Pretrained("someone/some-captioner", "a captioner")
+    read.load("AutoProcessor")
+    assert (read.commit, read.files, asked) == ("c0ffee", {}, ["main", "c0ffee"])

@@ -326,10 +326,10 @@ def begin(
     require(not made or resume, f"{out}: exists", "--resume, to go on with it, or another output")
     there = read_about(about, out, settings) if made else {}
     here = {key: _as_json(x) for key, x in settings.items()}
-    if made: check_same(out, there, settings)
     if files is not None:
         here["files"] = _file_sums(files, there.get("files"))
         if "files" in there: _check_files(there["files"], here["files"], out)
+    if made: check_same(out, there, settings)
     write_json(about, here, indent=None if files else 1)
     _sweep(real_path(out))
     return made

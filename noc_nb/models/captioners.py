@@ -26,6 +26,7 @@ _QUESTION = "What does this picture show? Answer in one short sentence."
 
 class PhotoCaptioner:
     "A model of transformers that writes what it sees. Raises `NocError` for a prompt without use."
+    files, commit = {}, None # of its folder, or on the hub
     def __init__(self,
         model,               # with `generate`, for images and text
         processor,           # its processor; or its image processor, with `tokenizer`
@@ -133,8 +134,11 @@ def from_pretrained(cls:PhotoCaptioner,
     dtype = torch.bfloat16 if half else torch.float32
     model = read.model("AutoModelForImageTextToText", dtype=dtype).to(device)
     if read.config.model_type == "vision-encoder-decoder":
-        return cls(model, read.load("AutoImageProcessor"), read.load("AutoTokenizer"), prompt)
-    return cls(model, read.load("AutoProcessor"), prompt=prompt)
+        parts = read.load("AutoImageProcessor"), read.load("AutoTokenizer")
+    else: parts = read.load("AutoProcessor"), None
+    captioner = cls(model, *parts, prompt)
+    captioner.files, captioner.commit = read.files, read.commit
+    return captioner
 
 # %% ../../nbs/models/117_captioners.ipynb #010e8a48
 class _Spelled:

@@ -65,6 +65,7 @@ class PretrainedDetector(Detector):
     features = size = roi = None      # boxes alone, of photos in any size
     half = False
     limits = 1333, 1333               # larger photos are shrunk
+    files, commit = {}, None          # of its folder, or on the hub
 
     def __init__(self,
         name,          # for messages
@@ -91,7 +92,8 @@ class PretrainedDetector(Detector):
 
     def about(self):
         "All that the regions depend on."
-        return Detector.about(self) | dict(classes=[c.name for c in self.classes.values()])
+        classes = [c.name for c in self.classes.values()]
+        return Detector.about(self) | dict(classes=classes, commit=self.commit)
 
 # %% ../../nbs/models/114_detectors.ipynb #520898fd
 def _fixed_classes(config, name):
@@ -194,7 +196,9 @@ def from_pretrained(cls:PretrainedDetector,
     model = read.model(_TOLD if told else _FIXED, dtype=torch.float32)
     model = model.to(device or default_device())
     processor = read.load("AutoProcessor" if told else "AutoImageProcessor")
-    return cls(name, model, processor, classes, **settings)
+    detector = cls(name, model, processor, classes, **settings)
+    detector.files, detector.commit = read.files, read.commit
+    return detector
 
 # %% ../../nbs/models/114_detectors.ipynb #8f1c0a11
 def classes_for(

@@ -51,6 +51,7 @@ class Source:
     names:list = field(default_factory=list) # (file name, id) of images, where their file has some
     texts:dict = field(default_factory=dict) # image id -> the text that its file has instead
     met:dict = field(default_factory=dict) # image id -> what reading its boxes met, and how often
+    reads:dict = field(default_factory=dict) # name -> path of the files of its detector
     boxed:set = None # ids of the images that have boxes, where that is known
 
     def name(self, image_id)->str:
@@ -295,7 +296,7 @@ def photos(
         seen = iter(detector(opened()))
         return [failed.get(i) or next(seen) for i in ids]
     def key(): return json.dumps([about, [f.name for f in files.values()]])
-    return Source(list(files), regions, files, key)
+    return Source(list(files), regions, files, key, reads=getattr(detector, "files", {}))
 
 # %% ../../nbs/models/119_source.ipynb #9378576e
 def detector_for(

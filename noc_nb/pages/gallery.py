@@ -86,6 +86,7 @@ def _settings(pipeline, source, options, **more):
         model=fingerprint(*weights, pipeline.captioner.tokens)[:12],
         classes=fingerprint(classes)[:12],
         prompt=getattr(pipeline.captioner, "prompt", None),
+        commit=getattr(pipeline.captioner, "commit", None),
         **vars(pipeline.cfg), **asdict(options), **more)
 
 def begin_captions(
@@ -99,8 +100,11 @@ def begin_captions(
     **more,                  # other settings of the run
 ):
     "Begin a run that captions, or go on with one."
-    settings = _settings(pipeline, source, options, **more)
-    begin(about, out, settings, resume, made, input_files(source.files.values()))
+    settings, files = _settings(pipeline, source, options, **more), {}
+    for part, own in dict(captioner=getattr(pipeline.captioner, "files", {}),
+                          detector=source.reads).items():
+        files |= {f"{part}/{name}": path for name, path in own.items()}
+    begin(about, out, settings, resume, made, files | input_files(source.files.values()))
 
 # %% ../../nbs/pages/132_gallery.ipynb #52e9b01c
 def _beside_output(out, kind):
