@@ -186,8 +186,8 @@ def bootstrap(self:Judged,
 )->dict:              # (group, name) -> (1+samples,) in points: of all images, then of every draw
     "Every score, a hundred draws at a time: for 40,000 images all at once would take gigabytes."
     weights = _resamples(len(self.ids), samples, seed)
-    parts = [weights[k:k+100].astype(float) for k in range(0, samples, 100)]
-    drawn = list(map(self.scores, [np.ones((1, len(self.ids))), *parts]))
+    drawn = [self.scores(np.ones((1, len(self.ids))))]
+    drawn += [self.scores(weights[k:k+100].astype(float)) for k in range(0, samples, 100)]
     def joined(place): return np.concatenate([scores[place] for scores in drawn])
     return {place: joined(place) for place in drawn[0]}
 

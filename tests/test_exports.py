@@ -1,5 +1,5 @@
 """Exports of annotation tools: each form gives the boxes that COCO's gives, in every command; broken ones say which."""
-import json
+import json, re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 import numpy as np
@@ -37,12 +37,13 @@ def yolo(folder, world):
 
 def voc(folder, world):
     for name, boxes in world.items():
-        things = "".join(f"<object><name>{NAMES[n]}</name><bndbox><xmin>{x}</xmin><ymin>{y}</ymin><xmax>{x + w}</xmax>"
-                         f"<ymax>{y + h}</ymax></bndbox><part><bndbox><xmin>1</xmin></bndbox></part></object>"
+        things = "".join(f"<object><name>{NAMES[n]}</name><bndbox><xmin>{x + 1}</xmin><ymin>{y + 1}</ymin>"
+                         f"<xmax>{x + w}</xmax><ymax>{y + h}</ymax></bndbox>"
+                         "<part><bndbox><xmin>1</xmin></bndbox></part></object>"
                          for n, x, y, w, h in boxes)
         write(folder/f"Annotations/{name}.xml", "<annotation><size><width>640</width><height>480</height>"
               f"<depth>3</depth></size>{things}</annotation>")
-    return folder/"Annotations"
+    return folder
 
 def cvat(folder, world):
     def image(i, name):
@@ -70,18 +71,26 @@ def studio(folder, world):
     write_json(folder/"tasks.json.gz", tasks)
     return folder/"tasks.json.gz"
 
-TOOLS = yolo, voc, cvat, open_images, studio
+def voc_of_cvat(folder, world):
+    "The same with positions in decimals."
+    voc(folder, world)
+    for path in folder.rglob("*.xml"):
+        def shifted(m): return f"<{m[1]}>{float(m[2]) - (m[1][2] == 'i')}<"
+        path.write_text(re.sub(r"<(.m(?:in|ax))>(\d+)<", shifted, path.read_text()))
+    return folder/"Annotations"
+
+TOOLS = yolo, voc, voc_of_cvat, cvat, open_images, studio
 
 @settings(max_examples=30, deadline=None)
 @given(worlds)
 def test_each_form_gives_the_boxes_of_coco_s(world):
     with TemporaryDirectory() as folder:
         ids = {name: i for i, name in enumerate(sorted(world), 1)}
-        coco = [dict(image_id=ids[name], file_name=name, category_id=[*COCO_CLASSES][n], bbox=box, score=1.)
+        coco = [dict(image_id=ids[name], category_id=[*COCO_CLASSES][n], bbox=box, iscrowd=0)
                 for name in ids for n, *box in world[name]]
-        write_json(Path(folder)/"coco.json", coco)
-        sizes = dict.fromkeys(ids.values(), SIZE)
-        expected, *_ = open_detections(Path(folder)/"coco.json").table(sizes, COCO_CLASSES)
+        images = [dict(id=i, file_name=f"{name}.jpg", width=640, height=480) for name, i in ids.items()]
+        write_json(Path(folder)/"coco.json", dict(images=images, annotations=coco))
+        expected, *_ = open_detections(Path(folder)/"coco.json").table(None, COCO_CLASSES)
         for tool in TOOLS:
             found = read_export(tool(Path(folder)/tool.__name__, {name: world[name] for name in ids}))
             assert [name.removesuffix(".jpg") for name, _ in found.names] == [*ids], tool

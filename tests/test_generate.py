@@ -287,6 +287,14 @@ def test_what_a_function_is_not_handed():
     with pytest.raises(NocError, match="streamer: expected None"):
         generate(model, **one, streamer=streamer, num_beams=4)
 
+def test_tokenizer_or_processor():
+    "Either spells the words, though the library hands its tokenizer to no function. Special tokens are no words."
+    model, inputs = build("GPT-2")
+    found = [ours(model, inputs, words=["zebra"], **{name: tokenizer()}) for name in ("tokenizer", "processor")]
+    assert found[0].tolist() == found[1].tolist()
+    with pytest.raises(NocError, match=r"cannot spell '\[EOS\]' \(special tokens alone\)"):
+        ours(model, inputs, words=["[EOS]"], tokenizer=tokenizer())
+
 def test_stop_strings():
     "The library drops the tokenizer for functions, so it is the processor's."
     tok = trained("byte BPE")

@@ -97,6 +97,15 @@ def check_scores(
             f"({n}, words), floating point of 16 bits or more")
 
 # %% ../../nbs/fast/17_expansions.ipynb #b1d20a09
+_LONG, _PART = 32_768, 1024 # from here on threads share a row; tokens that are summed at once
+
+def _log_sum(scores):
+    "(N,1) log of the sum of exponentials, the same for a row whatever others there are."
+    if scores.shape[1] < _LONG: return scores.logsumexp(1, keepdim=True)
+    whole = scores.shape[1]//_PART*_PART
+    parts = scores[:,:whole].unflatten(1, (-1, _PART)).logsumexp(2)
+    return torch.cat([parts, scores[:,whole:]], 1).logsumexp(1, keepdim=True)
+
 def _known(special, forbidden):
     "All ids (N,j) that are not among the others, and (N,c) which of `special` may not come."
     barred = special < 0
@@ -125,7 +134,7 @@ def next_words(
     place = out.byte().argsort(dim=1, stable=True)[:,:k]
     best = best.masked_fill(out, -torch.inf).gather(1, place)
     if normalize:
-        norm = scores.logsumexp(1, keepdim=True)
+        norm = _log_sum(scores)
         norm = norm.masked_fill(norm == -torch.inf, 0)                  # a row of -inf stays one
         wanted, best = wanted - norm, best - norm
     return wanted, best, words.gather(1, place)

@@ -44,6 +44,13 @@ def _size(width, height):
     except (TypeError, ValueError, OverflowError): return None
     return size if 0 < min(size) and max(size) < 2**31 else None
 
+def _beside(file, folder):
+    "The name of the photo that a file in a folder is about: another folder, no ending."
+    parts = file.relative_to(folder).with_suffix("").parts
+    for name in "labels", "Annotations":
+        while name in parts: parts = parts[parts.index(name) + 1:]
+    return "/".join(parts)
+
 def _collected(path, photos, pixels, classes=None):
     "`Detections` of photos. `classes`: number -> name, where labels are numbers."
     owners, sizes, labels, rows, wrong = {}, {}, {}, [], {}
@@ -117,9 +124,7 @@ def _read_yolo(path):
     def photo(labels):
         with foreign_file(labels, "YOLO's labels"), text_file(labels) as f:
             boxes = [_yolo_box(line.split(), keypoints) for line in f if line.strip()]
-        parts = labels.relative_to(path).with_suffix("").parts
-        while "labels" in parts: parts = parts[parts.index("labels") + 1:]    # `images` over there
-        return _Photo("/".join(parts), None, boxes)
+        return _Photo(_beside(labels, path), None, boxes)
     return _collected(path, map(photo, _label_files(path)), False, classes)
 
 # %% ../../nbs/files/108_exports.ipynb #ff1da27b
@@ -141,15 +146,19 @@ def _has_root(name, path):
     heads = (file.read_bytes()[:4096] for file in files)
     return any(re.search(rb"<%s[\s>]" % name.encode(), head) for head in heads)
 
+def _voc_box(thing):
+    "The box of an object; whole numbers are pixels, counted from 1, and others are positions."
+    corners = [thing.findtext(f"bndbox/{c}") for c in ("xmin", "ymin", "xmax", "ymax")]
+    if all(x and x.strip().isdigit() for x in corners):
+        corners = [max(int(x) - 1, 0) for x in corners[:2]] + corners[2:]
+    return _box(thing.findtext("name"), corners, corners=True)
+
 def _read_voc(path):
     def photo(file):
         root = _xml(file)
-        corners = "xmin", "ymin", "xmax", "ymax"
-        boxes = [_box(thing.findtext("name"), [thing.findtext(f"bndbox/{c}") for c in corners],
-                      corners=True) for thing in root.findall("object")]
         size = _size(root.findtext("size/width"), root.findtext("size/height"))
-        name = file.relative_to(path if path.is_dir() else file.parent).with_suffix("")
-        return _Photo(name.as_posix(), size, boxes)
+        name = _beside(file, path if path.is_dir() else file.parent)
+        return _Photo(name, size, [*map(_voc_box, root.findall("object"))])
     return _collected(path, map(photo, _xml_files(path)), True)
 
 # %% ../../nbs/files/108_exports.ipynb #98b56143

@@ -331,11 +331,13 @@ def _dropped():
     while frame is not None and frame.f_code is not code: frame = frame.f_back
     held = frame.f_locals if frame else {}
     given = {name: held.get(name) for name in ("streamer", "assistant_model", "synced_gpus")}
-    return given | dict(do_sample=held.get("kwargs", {}).get("do_sample"))
+    whole = frame.f_back.f_locals.get("kwargs", {}) if frame else {}     # before it was taken apart
+    return given | {name: whole.get(name) for name in ("do_sample", "tokenizer")}
 
 def _check_options(config):
     "Raises `NocError` for an option that has no meaning here."
     given = {name: getattr(config, name, None) for name in _REFUSED} | _dropped()
+    given.pop("tokenizer")
     for name in "num_beam_groups", "guidance_scale":
         if given[name] == 1: given[name] = None
     for name, value in given.items():
@@ -623,7 +625,7 @@ def grid_beam(
     each=None,            # b such lists or lines, each for one input, besides the shared one
     avoid=None,           # a list of words that must not come; "apple" leaves "apples"
     forms=False,          # True: every word also in its plural or singular (English)
-    processor=None,       # a processor or tokenizer, to spell words that are text
+    processor=None,       # a processor or tokenizer, to spell words; or `tokenizer=`
     boundary="word",      # "text": words count inside others too, as where nothing parts them
     mode="bank",          # "bank", as fast as beams; "credit", looking ahead; "grid", more thorough
     prices=None,          # nats: one for each shared word, or b lists; None: all must come
@@ -639,6 +641,7 @@ def grid_beam(
     "For `generate(custom_generate=grid_beam)`: beam search with words that must come, or may."
     config, k = generation_config, generation_config.num_beams
     _check(model, config, model_kwargs, text_only)
+    if processor is None: processor = _dropped()["tokenizer"]
     old = force_words_ids, constraints, config
     wishes = _wishes(words, each, avoid, forms, prices, *old, len(input_ids) // k)
     rules = logits_processor, [*stopping_criteria, *_stopping(stop_strings, processor)]

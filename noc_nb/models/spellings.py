@@ -394,8 +394,7 @@ class _Wishes:
     def groups(self, processor, **settings):
         "As the search wants them: by ids, or, where they are text, in what a tokenizer writes."
         if not self.text: return _IdGroups(self)
-        require(processor is not None, "words: text", "processor=, a processor or tokenizer, as "
-                "well; tokenizer= reaches a folder of the hub, but no function")
+        require(processor is not None, "words: text", "processor= or tokenizer=, which spells them")
         return _WordGroups(self, getattr(processor, "tokenizer", processor), **settings)
 
 # %% ../../nbs/models/109_spellings.ipynb #5be11a0b
@@ -729,7 +728,7 @@ def _tell_mute(self:_WordGroups, wishes):
     for word in mute:
         text = self.tokenizer.decode(self.tokenizer.encode(word, add_special_tokens=False),
                                      skip_special_tokens=True).strip()
-        near.append(f"{word!r} (it writes {text!r})" if text else repr(word))
+        near.append(f"{word!r} ({f'it writes {text!r}' if text else 'special tokens alone'})")
     line = f"words: the tokenizer cannot spell {', '.join(near)}"
     require(not mute or any(map(any, self.lists)), line, "others")
     if mute: warnings.warn(f"{line}; left out")

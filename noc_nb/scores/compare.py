@@ -69,12 +69,12 @@ def _differences(a, b, samples):
     rows = {" ".join(place): _gap(place, one, two) for place in one[0]}
     return _with_verdicts({name: row for name, row in rows.items() if row}, samples)
 
-def _gap(place, a, b):
+def _gap(place, a, b, paired=False):
     "How far two sides are apart in a score, by the draws of their runs; None where a run lacks it."
     sides = [np.array([run.get(place, [np.nan]) for run in side]) for side in (a, b)]
     if any(np.isnan(x[:, 0]).any() for x in sides): return None
     about = "systems" if min(map(len, sides)) > 2 else "these captions"
-    return gap(*sides) | dict(about=about)
+    return gap(*sides, paired) | dict(about=about)
 
 def _with_verdicts(rows, samples):
     "Name -> difference: with verdicts, corrected for all of them."

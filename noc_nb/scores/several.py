@@ -176,7 +176,9 @@ def _pairs(systems, columns, samples):
     check_range("--", 1, 100_000, samples=samples)
     drawn = {name: [run.report.judged.bootstrap(samples) for run in runs]
              for name, runs in systems.items()}
-    found = {(one, two, column): _gap(score_place(column), drawn[one], drawn[two])
+    seeds = {name: [run.seed for run in runs] for name, runs in systems.items()}
+    def paired(one, two): return seeds[one] == seeds[two] and None not in seeds[one]
+    found = {(one, two, column): _gap(score_place(column), drawn[one], drawn[two], paired(one, two))
              for one, two in combinations(drawn, 2) for column in columns}
     return _with_verdicts({key: row for key, row in found.items() if row}, samples)
 
