@@ -160,8 +160,7 @@ class Models:
         if self.pipeline:
             return load_model(self.pipeline/"captioner", Captioner, default_device())
         data, preset, seed = self.data, self.run.preset, self.run.seed
-        mark = "" if training == "xe" else self.mark("reward")
-        name, cfg = f"captioner-{training}{mark}-{seed}", preset.captioner
+        name, cfg = f"captioner-{training}{self.mark('reward', training)}-{seed}", preset.captioner
         if training == "xe":
             train, count = replace(preset.xe, seed=seed), preset.min_count
             folder, known = self.known(name, Captioner, train, min_count=count,
@@ -169,17 +168,19 @@ class Models:
             return known or train_xe_in(folder, data, cfg, train, count, resume=True)
         start, train = self.captioner("xe"), replace(preset.scst, seed=seed)
         inputs = dict(start=fingerprint(*start.state_dict().values()))
-        folder, known = self.known(name, Captioner, train, model=start.cfg, inputs=inputs,
-                                   reward=self.names["reward"])
+        about = dict(model=start.cfg, inputs=inputs, reward=self.names["reward"])
+        folder, known = self.known(name, Captioner, train, **about)
         return known or train_scst_in(folder, data, start, train, training == "cider_dgbs",
                                       preset.search, preset.limit, True, self.reward)
 
 # %% ../../nbs/lab/44_experiment.ipynb #be2bb20a
 @patch
 def mark(self:Models,
-    what:str, # "loss" or "reward"
+    what:str,         # "loss" or "reward"
+    training:str=None, # of the captioner; "xe" has no reward
 )->str:
     "What the name of a model's folder says of a function that is not the paper's."
+    if training == "xe": return ""
     return "-" + re.sub(r"[^\w.=]+", "-", self.other[what]) if what in self.other else ""
 
 # %% ../../nbs/lab/44_experiment.ipynb #b0506641
