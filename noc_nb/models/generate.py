@@ -204,7 +204,8 @@ def _step(self:_Rows, tokens, source):
     log_probs = self._processed(self._read() if log_probs is None else log_probs)
     if len(self.never):
         self.never = self.never[(log_probs[:,self.never] == -torch.inf).all(0)]
-    self.marked = F.pad(log_probs, (0, self.groups.extra + 2), value=-torch.inf)
+    self.marked = nothing()
+    self.marked[:,:self.v] = log_probs
     full = self.said.shape[1] + 1 == self.room
     self.real, self.bits = self.groups.mark(self.marked, self.texts, self.input.tolist(), full)
     self._close(log_probs, source, self._stopped())
