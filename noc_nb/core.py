@@ -16,21 +16,21 @@ import torch
 class NocError(ValueError):
     "Bad input, in one line that names the file, the item and what was expected."
     def __init__(self, line:str):
-        line = line.replace("\n", r"\n")               # of a table, or of a file's name
+        line = line.replace("\n", r"\n")               # from a table, or a file's name
         super().__init__(line if len(line) <= 1000 else f"{line[:700]} … {line[-200:]}")
 
 # %% ../nbs/00_core.ipynb #d5e8d39a
 def require(
-    ok,           # whether it is as expected
-    where:str,    # the file, the item or the setting, and what it is instead
+    ok,           # whether the input is as expected
+    where:str,    # the file, the item or the setting, and what was found
     expected:str, # what works
 ):
-    "Raises `NocError` where something is not as expected, as `where: expected ...`."
+    "Raises `NocError` with the line `where: expected ...` unless `ok`."
     if not ok: raise NocError(f"{where}: expected {expected}")
 
 # %% ../nbs/00_core.ipynb #fe037768
 def set_seed(
-    seed:int, # of 64 bits; results are repeatable on one machine and device, not across devices
+    seed:int, # 64 bits; results are repeatable on one machine and device, not across devices
 ):
     "Seed Python, NumPy and PyTorch. Raises `NocError` for a seed that PyTorch does not take."
     import numpy as np                                   # the search does without it
@@ -49,7 +49,7 @@ def default_device()->torch.device:
 
 # %% ../nbs/00_core.ipynb #00c0re52
 def asset(
-    name:str, # of a file in `noc_nb/assets`
+    name:str, # a file in `noc_nb/assets`
 )->str:
     "The text of a table that comes with the package."
     return (files("noc_nb")/"assets"/name).read_text(encoding="utf-8")

@@ -45,7 +45,7 @@ class CocoData:
     novel:dict                 # val, test -> object -> set of image ids
     classes:dict               # category id -> `ObjectClass`
     heldout:HeldOut            # the held-out objects and their words
-    counts:dict                # what loading met
+    counts:dict                # statistics of loading
     features:RegionTable=None  # image id -> `Regions` with features, or None: symbolic features
     word_vectors:Mapping=None  # word -> (d,) vector, or None
     def __post_init__(self):   # image id -> token lists; classes that a reference mentions
@@ -58,7 +58,7 @@ class CocoData:
 
     @property
     def dropped(self)->set:
-        "Ids of classes never chosen: people, and background where 0 is no class of its own."
+        "Ids of classes never chosen: people, and background unless 0 is a class of its own."
         return people(self.classes) | ({0} - self.classes.keys())
 
     def __repr__(self):
@@ -87,7 +87,7 @@ def _to(batch, device):
     return type(batch)(*(x.to(device) if isinstance(x, Tensor) else x for x in batch))
 
 class _SelectorBatch(NamedTuple):
-    "What the selector sees of b images, and what it should say."
+    "The selector's inputs for b images, and its targets."
     geometry:Tensor # (b,n,6) Eq. 1; zero where padded
     labels:Tensor   # (b,n) category id; -1 marks padding
     targets:Tensor  # (b,n) float32: 1 where a reference mentions the class; 0 where padded
@@ -148,7 +148,7 @@ def _symbolic(regions, table):
 
 # %% ../nbs/07_data.ipynb #8c622add
 class RegionFeatures:
-    "Image ids -> (features (b,n,d), mask (b,n)): those that a table has, or symbolic ones."
+    "Image ids -> (features (b,n,d), mask (b,n)): the table's own features, or symbolic ones."
     def __init__(self,
         table:RegionTable,  # best regions first
         max_regions:int=50, # the first of each image
@@ -175,14 +175,14 @@ def region_features(self:CocoData,
 
 # %% ../nbs/07_data.ipynb #0c44e580
 class CaptionBatch(NamedTuple):
-    "What the captioner sees of b images, and what people wrote."
+    "The captioner's inputs for b images, and captions by people."
     features:Tensor # (b,n,d) float32
     mask:Tensor     # (b,n) True = a real region
-    tokens:Tensor   # (b,t) int64, BOS ... EOS, then PAD; None where no caption is asked for
+    tokens:Tensor   # (b,t) int64, BOS ... EOS, then PAD; None for images without captions
     image_ids:list  # b ids
     def to(self, device): return _to(self, device)
     @property
-    def weight(self)->int: # words that are asked for, EOS counted; without captions, images
+    def weight(self)->int: # words to predict, with EOS; without captions, images
         if self.tokens is None: return len(self.image_ids)
         return (self.tokens[:,1:] != PAD).sum().item()
 
@@ -230,14 +230,14 @@ class Loader:
     "Epochs of batches: a call gives a `DataLoader` of one epoch; iterating gives epoch 0."
     examples:object       # `SelectorExamples`, `CaptionExamples` or `ImageExamples`
     batch_size:int = 50   # the paper's
-    seed:int = 0          # with the epoch, decides on the order
+    seed:int = 0          # determines the order, together with the epoch
     shuffle:bool = True   # False: in order
 
     def __call__(self,
         epoch:int=0, # which epoch
         start:int=0, # batches of it that are done
-        parts:int=1, # into how many parts a batch is cut
-        mine=(0,),   # the parts that are wanted; they come one after the other
+        parts:int=1, # number of parts that a batch is cut into
+        mine=(0,),   # the requested parts, one after the other
     ):
         left = [b for b in self._batches(epoch)[start:] if len(b) >= parts]
         batches = [b[part::parts] for b in left for part in mine]

@@ -25,7 +25,7 @@ from .vocab import check_vectors
 # %% ../nbs/04_regions.ipynb #82e9222a
 @dataclass(frozen=True, eq=False)
 class Regions:
-    "The regions of one image. Raises `NocError` for other lengths or boxes."
+    "The regions of one image. Raises `NocError` for unequal lengths or invalid boxes."
     boxes:Tensor            # (n,4) float32 x1 y1 x2 y2, relative to the image (0..1)
     labels:Tensor           # (n,) int64 category id
     scores:Tensor           # (n,) float32 the detector's score (0..1); 1 for ground truth
@@ -43,7 +43,7 @@ class Regions:
         if not isinstance(index, Tensor):
             index = torch.tensor(index, dtype=None if len(index) else torch.int64)
         columns = {name: x for name, x in vars(self).items() if name in _COLUMNS and x is not None}
-        kept = copy(self)                                  # of what was checked
+        kept = copy(self)                                  # of values that were checked already
         vars(kept).update({name: x[index] for name, x in columns.items()})
         return kept
 
@@ -96,7 +96,7 @@ _COLUMNS = dict(boxes=(2, torch.float32, "four numbers a box"),
                 features=(2, torch.float32, "as many numbers a box"))
 
 def _column(value, dims, kind):
-    "A tensor without gradient; None where these are no such numbers, or would be rounded."
+    "A tensor without gradient; None if the values have another form, or would be rounded."
     plain = isinstance(value, Tensor) and not value.requires_grad and not value.is_sparse
     if plain and value.dtype is kind and value.dim() == dims: return value
     try:
@@ -108,7 +108,7 @@ def _column(value, dims, kind):
     return column if whole and given.dim() == dims or not given.numel() else None
 
 # %% ../nbs/04_regions.ipynb #d35c031c
-OUTSIDE = .1   # of the image's width or height: a box that passes an edge by less is clipped
+OUTSIDE = .1   # of the image's width or height: a box that crosses an edge by less is clipped
 
 def _clipped(boxes, image_id):
     "Raises `NocError` for a box that is in pixels, outside, or turned round; NaN comes later."
@@ -142,7 +142,7 @@ class RegionTable(Mapping):
     scores:np.ndarray        # (M,) detection scores
     features:np.ndarray=None # (M,d) region features, or None
     sizes:np.ndarray=None    # (N,2) width and height in pixels; 0 where unknown
-    counts:dict=None         # what reading them met: boxes, clipped, zero_area ...
+    counts:dict=None         # statistics of reading them: boxes, clipped, zero_area ...
     where = "regions"        # what messages call the table
 
     def __post_init__(self):
@@ -158,7 +158,7 @@ class RegionTable(Mapping):
         return f"{type(self).__name__}({len(self):,} images, {len(self.boxes):,} regions)"
 
     def _places(self, image_ids)->np.ndarray:
-        "Where images stand in the table. Raises `NocError` for one that it lacks."
+        "The rows of images in `ids`. Raises `NocError` for an image that is not there."
         missing = [i for i in image_ids if i not in self.place]
         if missing:
             raise NocError(f"{self.where}: no image {missing[0]!r} among {len(self):,} images")
@@ -184,7 +184,7 @@ def sizes_of(
 
 # %% ../nbs/04_regions.ipynb #6cbb6d65
 def _joined(tables):
-    "One table; counts add up. Raises `NocError` for an image in two, or features in some."
+    "One table; counts add up. Raises `NocError` for an image in two, or features in some only."
     counts = Counter()
     for t in tables: counts.update(t.counts)
     def joined(column): return np.concatenate([getattr(t, column) for t in tables])
@@ -202,9 +202,9 @@ def _joined(tables):
 
 # %% ../nbs/04_regions.ipynb #c47d897c
 def _as_table(r):
-    "A table of one image. Raises `NocError` if it is not known which image it is."
+    "A table of one image. Raises `NocError` if its id is missing."
     known = isinstance(r.image_id, Integral) and abs(r.image_id) < 2**63
-    require(known, f"regions: image {r.image_id!r}", "regions that say of which image they are")
+    require(known, f"regions: image {r.image_id!r}", "regions with the number of their image")
     ids, labels = np.array([r.image_id], np.int64), r.labels.numpy().astype(np.int32)
     features = None if r.features is None else r.features.numpy()
     offsets, boxes, scores = np.array([0, len(r)]), r.boxes.numpy(), r.scores.numpy()
@@ -239,7 +239,7 @@ def take(self:RegionTable,
     ids,         # image ids
     sizes=None,  # image id -> (width, height), for images that the table lacks
 )->RegionTable:  # exactly these images, in this order
-    "The table of these images. An image that the table lacks is there, and empty."
+    "The table of these images. An image that this table lacks gets no regions."
     ids = np.asarray(ids, np.int64).reshape(-1)
     at = np.array([self.place.get(i, -1) for i in ids.tolist()], np.int64)
     lengths = np.append(np.diff(self.offsets), 0)[at]   # a missing image takes the 0 at the end

@@ -24,13 +24,13 @@ LOOKS = {i: SimpleNamespace(**look) for i, look in enumerate(WORLD["classes"], P
 def plural(
     name:str, # of a thing, in the singular
 )->str:
-    "The name of several."
+    "The name in the plural."
     ending = "es" if name.endswith("ch") else "s"
     return WORLD["plurals"].get(name, name + ending)
 
 # %% ../nbs/06_toy.ipynb #7efb43e6
 def _toy_class(i, names):
-    "A name that ends in the constraint word, as \"beach ball\" in \"ball\", is the phrase."
+    "A class; its phrase is the name that ends in the constraint word, as \"beach ball\"."
     phrase = next((name for name in names if name.endswith(f" {names[0]}")), names[0])
     forms = dict.fromkeys(form for name in names for form in (name, plural(name)))
     return ObjectClass(i, phrase, names[0], tuple(forms), tuple(phrase.split()))
@@ -43,7 +43,7 @@ TOY_HELDOUT = HeldOut.of(**json.loads(asset("toy_heldout.json")))
 
 # %% ../nbs/06_toy.ipynb #069a787c
 _PLACES = WORLD["places"]
-_PATTERNS = dict(large=.3, middle=.2, small=.07, two=.06, pair=.13, heap=.24) # chance of each
+_PATTERNS = dict(large=.3, middle=.2, small=.07, two=.06, pair=.13, heap=.24) # probability of each
 _SIDES = dict(large=(.38, .6), middle=(.16, .26), small=(.08, .13))           # as in `_side`
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ def _box(rng, x, y, side):
     return tuple(round(v, 4) for v in (x1, y1, x1 + width, y1 + height))
 
 def _scatter(rng, n, spread):
-    "n places (x, y) around a common middle."
+    "n places (x, y) around a common centre."
     x, y = rng.uniform(.15, .85), rng.uniform(.3, .8)
     return [(_clip(x + rng.gauss(0, spread)), _clip(y + rng.gauss(0, .7*spread))) for _ in range(n)]
 
 # %% ../nbs/06_toy.ipynb #589d49ed
 def _pattern(rng):
-    "Boxes of one class, in a pattern drawn by chance."
+    "Boxes of one class, in a random pattern."
     pattern = rng.choices(list(_PATTERNS), list(_PATTERNS.values()))[0]
     n = dict(pair=2, two=2, heap=rng.randint(5, 8)).get(pattern, 1)
     size = dict(pair="middle", two="small", heap="small").get(pattern, pattern)
@@ -143,7 +143,7 @@ def _noun_phrase(rng, label, boxes):
 
 # %% ../nbs/06_toy.ipynb #390f4aef
 def _middle(boxes):
-    "The mean (x, y) of the boxes' middles."
+    "The mean (x, y) of the boxes' centres."
     x = sum(x1 + x2 for x1, _, x2, _ in boxes)/2/len(boxes)
     y = sum(y1 + y2 for _, y1, _, y2 in boxes)/2/len(boxes)
     return x, y
@@ -214,8 +214,8 @@ class _DetectorNoise:
     missed: float = .03       # share of large things that are missed
     missed_small: float = .25 # further share, times exp(-side/.08)
     confused: float = .05     # share taken for another class of the place
-    invented: float = .35     # chance of a detection without a thing, again after each
-    jitter: float = .06       # shift of an edge, in widths or heights of the box (deviation)
+    invented: float = .35     # probability of a false detection, drawn again after each
+    jitter: float = .06       # standard deviation of an edge, in widths or heights of the box
     min_score: float = .2     # detections below are not reported
 
 # %% ../nbs/06_toy.ipynb #37c59dee
@@ -242,9 +242,9 @@ def _detect_all(rng, scene, noise):
 
 # %% ../nbs/06_toy.ipynb #fe52f3ad
 def detect(
-    rng:random.Random,      # the source of chance
-    scene:Scene,            # what is there
-    noise=_DetectorNoise(), # how wrong the detector is
+    rng:random.Random,      # the random generator
+    scene:Scene,            # the true scene
+    noise=_DetectorNoise(), # its mistakes
 )->list:                    # (label, box, score), best first
     "What the simulated detector finds in a scene."
     detections = []

@@ -18,7 +18,7 @@ from .core import NocError, require, asset
 
 # %% ../nbs/03_vocab.ipynb #7bc789d4
 def _read_rules():
-    "The named parts of patterns, and the rules in their order, each with its kind."
+    "The named parts of patterns, filled in, and the rules in order, each with its kind."
     parts, rules = {}, []
     for row in csv.DictReader(asset("ptb_rules.csv").splitlines()):
         pattern = row["pattern"] % parts
@@ -51,7 +51,7 @@ def _finish(piece, kind):
 _SPACES = re.compile("(?: {space}*)?".format(**_PARTS))
 
 def _lex(caption, after):
-    "The tokens of a caption, rule by rule, with spaces. The text after it is only looked at."
+    "A caption's tokens, rule by rule, with spaces. The text after it only decides where they end."
     line, after = (re.sub("[\n\r\v\f\u2028\u2029]", " ", text) for text in (caption, after))
     text, at, tokens = f"{line}\n{after}\n", 0, []
     while (at := _SPACES.match(text, at).end()) < len(line):
@@ -80,8 +80,8 @@ def _plain_words(caption):
 # %% ../nbs/03_vocab.ipynb #411587b1
 def ptb_line(
     caption:str,  # one caption, as people write it
-    after:str="", # the caption on the next line, to repeat an effect of `pycocoevalcap`: see below
-)->str:           # lower-case tokens with a space between; punctuation is left out
+    after:str="", # the next line's caption, to reproduce an effect of `pycocoevalcap`: see below
+)->str:           # lower-case tokens separated by spaces; punctuation is left out
     "The line that `pycocoevalcap`'s tokeniser makes. Raises `NocError` if it is not a string."
     words = _plain_words(caption)
     return _lex(caption, after) if words is None else " ".join(words)
@@ -93,7 +93,7 @@ def tokenize(
     return ptb_line(caption).split()
 
 # %% ../nbs/03_vocab.ipynb #654fc655
-TOKENISER = dict(                                       # for reports; the numbers are the test's
+TOKENISER = dict(                                       # for reports; the test yields the numbers
     name="PTB, in Python (noc_nb.vocab)", reference="Stanford CoreNLP 3.4.1 (Java)",
     captions=97_723, differ=0)
 
@@ -105,9 +105,9 @@ class Vocab:
     "Words and their numbers. The first four are `SPECIALS`."
     def __init__(self,
         tokens,    # the words in order of their numbers, with or without `SPECIALS` in front
-        unseen=(), # those that no training caption has
+        unseen=(), # the words that no training caption has
     ):
-        "Raises `NocError` if a word stands there twice."
+        "Raises `NocError` if a word occurs twice."
         tokens = tuple(tokens)
         self.tokens = tokens if tokens[:4] == SPECIALS else SPECIALS + tokens
         self.unseen = frozenset(unseen)
@@ -122,7 +122,7 @@ class Vocab:
     def __repr__(self): return f"Vocab({len(self):,} words)"
 
     def encode(self,
-        tokens, # what `tokenize` gave
+        tokens, # from `tokenize`
     )->list:    # their numbers; UNK for a word that is not in the vocabulary
         "The numbers of a list of tokens, without BOS and EOS."
         return [self.stoi.get(token, UNK) for token in tokens]
@@ -139,8 +139,8 @@ class Vocab:
     def build(cls,
         token_lists,     # tokens of every caption
         min_count:int=2, # how often a word must be seen
-        required=(),     # words that are taken in any case
-    )->"Vocab":          # most frequent word first, words as frequent in order of the alphabet
+        required=(),     # words that are included in any case
+    )->"Vocab":          # most frequent word first; equally frequent words alphabetically
         "The vocabulary of a set of captions."
         counts = Counter(token for tokens in token_lists for token in tokens)
         words = {word for word, n in counts.items() if n >= min_count} | set(required)
@@ -154,7 +154,7 @@ FUNCTION_WORDS = frozenset(
 # %% ../nbs/03_vocab.ipynb #8112232f
 def check_vectors(
     vectors:dict, # word -> (d,) vector
-    words,        # of classes and held-out objects
+    words,        # those of classes and held-out objects
 ):
     "Raises `NocError` listing the words that have no vector."
     lacking = [word for word in dict.fromkeys(words) if word not in vectors]
@@ -170,7 +170,7 @@ def word_table(
     required=(),  # words that must have a vector
     seed:int=0,   # of the rows without a vector
 )->tuple:         # (v,d) float32 table, (v,) bool: True where the row comes from `vectors`
-    "Word vectors in order of the vocabulary. Raises `NocError` for a required word without one."
+    "Word vectors in vocabulary order. Raises `NocError` for a required word without one."
     for word in required:
         require(word in vocab, f"word {word!r}", "a word of the vocabulary, for constraints")
     check_vectors(vectors, required)

@@ -144,6 +144,8 @@ FORMS = {
     "Detections": ("`noc_caption`, `--detections` of `noc_app`, `noc_train` and `noc_reproduce`", boxes, FOUND, [
         ("a list of boxes", "COCO's results format: detectron2, mmdetection", "results.json", [BOX]),
         ("an object with `annotations`", "COCO", "found.json", dict(images=IMAGES, annotations=[BOX])),
+        ("the same without scores: boxes that people drew", "COCO; CVAT, Roboflow, supervision", "drawn.json",
+         dict(images=IMAGES, annotations=[{k: BOX[k] for k in BOX if k != "score"}])),
         ("Parquet with `cx`, `cy`, `w`, `h`", "`write_detections`", "found.parquet",
          dict(image_id=[7], category_id=[18], cx=[.25], cy=[.25], w=[.5], h=[.5], score=[.5]))]),
     "Boxes of annotation tools": ("the same options; a photo is known by its name", boxes, DRAWN, [

@@ -287,15 +287,22 @@ def test_texts_in_the_place_of_ids_go_everywhere(tmp_path, kind):
     assert {x["file"]: x for x in read_shards(tmp_path/"shards")} == expected
     assert kind == "parquet" or expected["b.png"]["counts"] == {"clipped": 1}
 
-@pytest.mark.parametrize("options, split", [(dict(captions="own.json", split="halves.json"), "halves"), ({}, "toy")])
-def test_a_run_s_settings_name_the_split_that_was_used(tmp_path, monkeypatch, options, split):
+@pytest.mark.parametrize("options, split", [
+    (dict(captions="own.json", split="halves.json"), "halves"), (dict(detections="drawn/labels"), "toy")])
+def test_a_run_uses_the_data_that_its_settings_name(tmp_path, monkeypatch, options, split):
     class Begun(Exception): pass
-    def begun(run, *_): raise Begun(run.preset.split)
+    def begun(run, data, *_): raise Begun(run.preset.split, data.regions)
     monkeypatch.setattr(reproduce, "Experiment", begun)
     monkeypatch.chdir(tmp_path)
     make_toy("toy", train=30, val=10, test=10, pictures=0)
-    write_json(Path("own.json"), json.loads(Path("toy/annotations/captions_train2014.json").read_text()))
-    train = [image["id"] for image in json.loads(Path("own.json").read_text())["images"]]
+    captions = json.loads(Path("toy/annotations/captions_train2014.json").read_text())
+    write_json(Path("own.json"), captions)
+    train = [image["id"] for image in captions["images"]]
     write_json(Path("halves.json"), dict(train=train[:10], val=train[10:20], test=train[20:]))
-    with pytest.raises(Begun, match=split):
+    Path("drawn/labels").mkdir(parents=True)
+    Path("drawn/data.yaml").write_text("names: [dog]")
+    Path("drawn/labels", captions["images"][0]["file_name"]).with_suffix(".txt").write_text("0 .5 .5 .2 .2\n")
+    with pytest.raises(Begun) as e:
         noc_reproduce("toy", "toy", out="run", rows="none", training="xe", metrics="C", tables="1", **options)
+    name, regions = e.value.args
+    assert name == split and (len(regions.boxes) == 1) == ("detections" in options)

@@ -1,5 +1,5 @@
 """Exports of annotation tools: each form gives the boxes that COCO's gives, in every command; broken ones say which."""
-import json
+import json, re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 import numpy as np
@@ -37,12 +37,13 @@ def yolo(folder, world):
 
 def voc(folder, world):
     for name, boxes in world.items():
-        things = "".join(f"<object><name>{NAMES[n]}</name><bndbox><xmin>{x}</xmin><ymin>{y}</ymin><xmax>{x + w}</xmax>"
-                         f"<ymax>{y + h}</ymax></bndbox><part><bndbox><xmin>1</xmin></bndbox></part></object>"
+        things = "".join(f"<object><name>{NAMES[n]}</name><bndbox><xmin>{x + 1}</xmin><ymin>{y + 1}</ymin>"
+                         f"<xmax>{x + w}</xmax><ymax>{y + h}</ymax></bndbox>"
+                         "<part><bndbox><xmin>1</xmin></bndbox></part></object>"
                          for n, x, y, w, h in boxes)
         write(folder/f"Annotations/{name}.xml", "<annotation><size><width>640</width><height>480</height>"
               f"<depth>3</depth></size>{things}</annotation>")
-    return folder/"Annotations"
+    return folder
 
 def cvat(folder, world):
     def image(i, name):
@@ -70,18 +71,26 @@ def studio(folder, world):
     write_json(folder/"tasks.json.gz", tasks)
     return folder/"tasks.json.gz"
 
-TOOLS = yolo, voc, cvat, open_images, studio
+def voc_of_cvat(folder, world):
+    "The same with positions in decimals."
+    voc(folder, world)
+    for path in folder.rglob("*.xml"):
+        def shifted(m): return f"<{m[1]}>{float(m[2]) - (m[1][2] == 'i')}<"
+        path.write_text(re.sub(r"<(.m(?:in|ax))>(\d+)<", shifted, path.read_text()))
+    return folder/"Annotations"
+
+TOOLS = yolo, voc, voc_of_cvat, cvat, open_images, studio
 
 @settings(max_examples=30, deadline=None)
 @given(worlds)
 def test_each_form_gives_the_boxes_of_coco_s(world):
     with TemporaryDirectory() as folder:
         ids = {name: i for i, name in enumerate(sorted(world), 1)}
-        coco = [dict(image_id=ids[name], file_name=name, category_id=[*COCO_CLASSES][n], bbox=box, score=1.)
+        coco = [dict(image_id=ids[name], category_id=[*COCO_CLASSES][n], bbox=box, iscrowd=0)
                 for name in ids for n, *box in world[name]]
-        write_json(Path(folder)/"coco.json", coco)
-        sizes = dict.fromkeys(ids.values(), SIZE)
-        expected, *_ = open_detections(Path(folder)/"coco.json").table(sizes, COCO_CLASSES)
+        images = [dict(id=i, file_name=f"{name}.jpg", width=640, height=480) for name, i in ids.items()]
+        write_json(Path(folder)/"coco.json", dict(images=images, annotations=coco))
+        expected, *_ = open_detections(Path(folder)/"coco.json").table(None, COCO_CLASSES)
         for tool in TOOLS:
             found = read_export(tool(Path(folder)/tool.__name__, {name: world[name] for name in ids}))
             assert [name.removesuffix(".jpg") for name, _ in found.names] == [*ids], tool
@@ -129,13 +138,25 @@ BAD = [("turned.xml", cvat_of(f'{BOX} rotation="45"/>'),
        ("video.xml", "<annotations><track/></annotations>", "a video: expected its export as CVAT for images"),
        ("bomb.xml", '<!DOCTYPE a [<!ENTITY b "c">]><annotations>&b;</annotations>', "a document type: expected XML"),
        ("cut.xml", "<annotations><image", "cut.xml: expected XML"),
+       ("odd.xml", cvat_of(f'{BOX} rotation="x"/>'), "expected a box that is not rotated"),
+       ("i.csv", f"{HEAD},Dog,0,1,0,1\n", "i.csv: row 0: expected an ImageID"),
        ("min.json", '[{"image": "a.jpg", "annotator": 1, "label": []}]', "JSON-MIN .*: expected its export as JSON"),
        ("odd.json", '[{"data": {"image": "a.jpg"}, "annotations": [7]}]', "odd.json: expected Label Studio's tasks"),
        ("m.csv", f"{HEAD}a,/m/1,0,1,0,1\n", "labels like /m/1: no .*: expected the file"),
        ("x.csv", f"{HEAD}a,Dog,0,x,0,1\n", r"row 0 \(image a\).*: expected four finite"),
        ("all.zip", "PK", "all.zip: expected boxes in a form of docs/forms.md"),
        ("labels/a.txt", "18 .5 .5 .2 .2 1\n18 .5 .5 .2\n", r"labels: row 1 \(image a\): expected four numbers, found"),
+       ("labels/a.txt", "18 .5 .5 .2 .2\n1.5 .5 .5 .2 .2\n", "row 1 .*: expected a class and four numbers, found"),
        ("labels/a.txt", "16 .5 .5 .2 .2\n0 .5 .5 .2 .2\n", r"row 1 \(image a\): category_id 0: .*coco80 --first 0")]
+
+def test_a_broken_file_is_its_photo_s_fault(tmp_path):
+    for tool, name in (yolo, "sub/b.txt"), (voc, "sub/b.xml"):
+        folder = tool(tmp_path/tool.__name__, WORLD)
+        (next(folder.rglob("b.*"))).write_bytes(b"\xff<")
+        table, errors, _ = read_export(folder).table(None, COCO_CLASSES)
+        assert [table[i].labels.tolist() for i in table] == [[18]]
+        line, = errors.values()
+        assert f"(image sub/b): {folder}" in line and f"{name}: expected" in line and "\n" not in line
 
 @pytest.mark.parametrize("name, text, line", BAD, ids=[name for name, *_ in BAD])
 def test_what_is_wrong_is_named(tmp_path, name, text, line):

@@ -781,7 +781,7 @@ def test_regions_are_not_rounded():
         with pytest.raises(NocError, match="image 7: regions: features"):
             Regions(BOXES, [18, 1], [.9, .8], features, 7)
     for image_id in (None, "7", 7.5, 2**70):
-        with pytest.raises(NocError, match="of which image"):
+        with pytest.raises(NocError, match="the number of their image"):
             table_of([Regions(BOXES, [18, 1], [.9, .8], None, image_id)])
     learnt = [torch.tensor(x, requires_grad=True) for x in (BOXES, [.9, .8], [[1.], [2.]])]
     table = table_of([Regions(learnt[0], np.array([18., 1.]), learnt[1], learnt[2], 7)])

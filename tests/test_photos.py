@@ -12,10 +12,10 @@ from noc_nb.core import NocError
 from noc_nb.files.readers import _fits, match_photos, name_parts
 from noc_nb.files.store import RegionStore
 from noc_nb.lab.disk import write_json
-from noc_nb.models.photos import image_files
+from noc_nb.models.photos import FORMATS, image_files, image_formats, open_image
 from noc_nb.models.pipeline import NovelCaptioner
 from noc_nb.models.source import detected
-from noc_nb.pages.app import _Studio
+from noc_nb.pages.app import _paths, _Studio
 from noc_nb.regions import Regions
 from noc_nb.scores.report import photos_by_id, read_report
 
@@ -122,6 +122,22 @@ def test_a_caption_never_gets_a_photo_that_its_file_does_not_name(case):
         unnamed = {text for i, text in refused.items() if i < 0}
         assert unnamed == {f"{p}: expected its name in {files[how == 'data']}" for p in spare}
 
+# ---- formats that not every Pillow reads
+
+@pytest.mark.parametrize("kind, ending, brings", [("AVIF", "avif", "Pillow 11.3"), ("HEIF", "heic", "pillow-heif")])
+def test_photos_of_telephones_are_decoded_or_a_line_says_what_does(tmp_path, monkeypatch, kind, ending, brings):
+    monkeypatch.setattr("noc_nb.models.photos.image_formats", lambda: FORMATS)
+    (tmp_path/f"x.{ending}").write_bytes(b"\0\0\0\x18ftyp" + ending.encode() + bytes(99))
+    with pytest.raises(NocError, match=f"x.{ending}: expected a whole image .*{brings}"):
+        open_image(tmp_path/f"x.{ending}")
+    monkeypatch.undo()
+    if kind not in image_formats(): pytest.skip(f"nothing here reads {kind}: {brings} does")
+    red = Image.new("RGB", (64, 48), (200, 0, 0))
+    red.save(tmp_path/f"a.{ending}", kind)
+    (tmp_path/f"a.{ending}").rename(tmp_path/"a")                     # told by its first bytes
+    files = {f.name: open_image(f) for f in image_files(tmp_path) if f.name == "a"}
+    assert files["a"].size == (64, 48) and abs(files["a"].getpixel((9, 9))[0] - 200) < 9
+
 # ---- the commands
 
 @pytest.fixture
@@ -211,6 +227,11 @@ def test_the_page_shows_the_photo_of_its_detections(tmp_path):
     sent = studio.upload(tmp_path/"in/IMG_0012.jpg", tmp_path/"found.json")
     assert round(sent.regions.boxes[0, 0].item()*SIZE[0]) == 7
     with pytest.raises(NocError, match="none of its names"): studio.upload(tmp_path/"in/x.jpg", tmp_path/"found.json")
+    size, corners = "<width>40</width><height>30</height>", "<xmin>9</xmin><ymin>1</ymin><xmax>19</xmax><ymax>20</ymax>"
+    dog = f"<object><name>dog</name><bndbox>{corners}</bndbox></object>"
+    (tmp_path/"x.xml").write_text(f"<annotation><size>{size}</size>{dog}</annotation>")
+    sent = studio.upload(*_paths([tmp_path/"x.xml", tmp_path/"in/x.jpg"]))
+    assert round(sent.regions.boxes[0, 0].item()*SIZE[0]) == 8
 
 def test_a_store_with_numbers_of_its_own_trains_nothing(tmp_path):
     write_json(tmp_path/"captions.json", entries({1: "zebra.jpg", 2: "apple.jpg"}))

@@ -14,7 +14,7 @@ from .command import works_in
 # %% ../../nbs/commands/140_cli.ipynb #c0de0001
 @works_in("noc_nb.pages.gallery")
 def noc_caption(
-    src:str,             # photos (folder, .tar, .parquet) or detections (.json, .parquet, store)
+    src:str,             # photos (folder, .tar, .parquet), or detections (docs/forms.md)
     out:str=None,        # file for the captions, a line of JSON each (default: print them)
     html:str=None,       # file for a page to look at
     txt:str=None,        # folder for a .txt for each photo; the photos' own puts them beside these
@@ -51,7 +51,7 @@ def noc_app(
     host:str="127.0.0.1", # address to serve on; 0.0.0.0 lets everyone in
     port:int=7860,        # port to serve on
     model:str=None,       # for photos: a name in the package, or a path (default: its best)
-    detections:str=None,  # detections file; its images become the examples
+    detections:str=None,  # in any form (docs/forms.md); their images become the examples
     images:str=None,      # folder of those images
     data:str=None,        # folder in COCO's layout, for the sizes of images
     detector:str=None,    # of torchvision, or a folder or name of transformers'
@@ -141,7 +141,7 @@ def noc_reproduce(
     heldout:str=None,      # held-out objects: names, as "zebra, bus", or JSON with their words
     classes:str=None,      # the detector's own: names, one a line, or JSON (default: the data's)
     first:int=1,           # number of the first class in a file of names: 1 or 0
-    detections:str=None,   # name in the data's detections/, a file like those, or gt
+    detections:str=None,   # name in the data's detections/, any form (docs/forms.md), or gt
     features:str=None,     # region store for the captioner (default: symbolic features)
     out:str=None,          # the run's folder (default: _runs/PRESET)
     tables:str="1,2,3",    # which of the paper's tables
@@ -169,7 +169,7 @@ def noc_train(
     preset:Literal["toy", "lite", "coco"]="lite", # sizes and schedules
     split:str=None,       # name in splits/, or a file (default: the preset's, or the captions' own)
     captions:str=None,    # captions of your own, in any form (docs/forms.md)
-    detections:str=None,  # name in the data's detections/, a file like those, or gt
+    detections:str=None,  # name in the data's detections/, any form (docs/forms.md), or gt
     features:str=None,    # region store for the captioner (default: symbolic features)
     heldout:str=None,     # held-out objects: names, as "zebra, bus", or JSON with their words
     vectors:str=None,     # word vectors: .txt, .gz or .zip (default: those in the data's vectors/)

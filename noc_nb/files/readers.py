@@ -649,13 +649,13 @@ def _number_texts(items, key, texts):
         if isinstance(item, dict) and isinstance(item.get(key), str):
             item[key] = -1 - texts.setdefault(item[key], len(texts))
 
-def _json_rows(items, path, kind, first=0):
+def _json_rows(items, path, kind, first=0, scored=True):
     "Objects of a COCO file as rows, boxes in pixels; place -> what is wrong with a row."
     rows, wrong = np.zeros(len(items), ROW), {}
     rows["place"], rows["score"] = np.arange(first, first + len(items)), 1.
     rows["image"] = json_column(items, "image_id", path, kind, "a whole number", first)
     columns = {"label": ("category_id", "a whole number"), "box": ("bbox", "four numbers")}
-    if kind == "detection": columns["score"] = "score", "a number"
+    if scored: columns["score"] = "score", "a number"
     for name, about in columns.items():
         rows[name], odd = _values(items, *about)
         wrong = odd | wrong
@@ -777,6 +777,12 @@ def _by_image(images, met):
         for i, count in Counter(images[some].tolist()).items(): found[i][what] = count
     return found
 
+def _rank(rows):
+    "What boxes are ordered by: their scores, or their areas where people drew them."
+    corners = rows["box"].astype(np.float32)
+    drawn = (rows["score"] == 1).all()
+    return (corners[:,2:] - corners[:,:2]).prod(1) if drawn else rows["score"]
+
 def _check_rows(rows, wrong, sizes, pixels, path, flat=False):
     "Relative corners of rows, which have an area, which were clipped; adds to `wrong`."
     def mark(bad, expected):
@@ -853,7 +859,7 @@ class Detections:
         used = good & area & (labels >= 0) & high
         best = rows[used]
         best["box"], best["label"] = boxes[used], labels[used]
-        return _group(best, best["score"], sizes, counts), errors, _by_image(rows["image"], met)
+        return _group(best, _rank(best), sizes, counts), errors, _by_image(rows["image"], met)
 
     def _called(self, row):
         i, kind = row["image"].item(), "detection" if self.pixels else "row"
@@ -879,31 +885,13 @@ def category_names(
     refuse(path, _item_name(found, "category"), [not isinstance(x, str) for x in names], "a name")
     return dict(zip(ids, names))
 
-# %% ../../nbs/files/101_readers.ipynb #101c000a
-def open_detections(
-    path, # .parquet, or .json or .json.gz: COCO results, or an object's `annotations`
-)->Detections:
-    "Read a detector's output, or what people drew. Raises `NocError` for what is no such file."
-    path, texts, names, wrong, n = Path(path), {}, {}, {}, 0
-    if path.suffix == ".parquet":
-        rows, names, texts = _parquet_rows(path)
-        found = Detections(path, rows, False, {}, _listed_names(names))
-        return _with_texts(found, [*texts]) if texts else found
-    coco = read_coco(path, "annotations") if is_object(path) else {}
-    images, parts = coco.get("images") or [], [np.zeros(0, ROW)]
-    if images: _number_texts(images, "id", texts)
-    with _no_collection():
-        for items in chunked(coco["annotations"] if coco else json_items(path), 10_000):
-            _number_texts(items, "image_id", texts)
-            rows, odd = _json_rows(items, path, "detection", n)
-            found = ((x["image_id"], x["file_name"]) for x in items if "file_name" in x)
-            _add_names(names, found, path)
-            parts, wrong, n = [*parts, rows], wrong | odd, n + len(items)
-    sizes = image_sizes(coco, path) if images else {}
-    names = (images and image_names(coco, path)) or _listed_names(names)
-    found = Detections(path, np.concatenate(parts), True, wrong, names, sizes,
-                       category_names(coco, path))
-    return _with_texts(found, [*texts]) if texts else found
+# %% ../../nbs/files/101_readers.ipynb #44b08b97
+def _no_crowds(coco, path):
+    "The boxes of an annotation file but those that mark a whole group, which are counted."
+    items = [x for x in coco["annotations"] if not (isinstance(x, dict) and x.get("iscrowd"))]
+    crowds = len(coco["annotations"]) - len(items)
+    if crowds: note(f"{path}: boxes around crowds, left out: {crowds:,}")
+    return items
 
 def _listed_names(names): return [(x, i) for i, x in names.items()] if any(names.values()) else []
 
@@ -919,6 +907,33 @@ def _with_texts(found, texts):
         names = [(name, i) for i, name in named.items()]
     return replace(found, names=names, texts=own,
                    sizes={number(i): size for i, size in found.sizes.items()})
+
+# %% ../../nbs/files/101_readers.ipynb #101c000a
+def open_detections(
+    path, # .parquet, or .json or .json.gz: COCO results, or an object's `annotations`
+)->Detections:
+    "Read a detector's output, or what people drew. Raises `NocError` for what is no such file."
+    path, texts, names, wrong, n = Path(path), {}, {}, {}, 0
+    if path.suffix == ".parquet":
+        rows, names, texts = _parquet_rows(path)
+        found = Detections(path, rows, False, {}, _listed_names(names))
+        return _with_texts(found, [*texts]) if texts else found
+    coco = read_coco(path, "annotations") if is_object(path) else {}
+    scored = not coco or any("score" in x for x in coco["annotations"] if isinstance(x, dict))
+    images, parts = coco.get("images") or [], [np.zeros(0, ROW)]
+    if images: _number_texts(images, "id", texts)
+    with _no_collection():
+        for items in chunked(_no_crowds(coco, path) if coco else json_items(path), 10_000):
+            _number_texts(items, "image_id", texts)
+            rows, odd = _json_rows(items, path, "detection", n, scored)
+            found = ((x["image_id"], x["file_name"]) for x in items if "file_name" in x)
+            _add_names(names, found, path)
+            parts, wrong, n = [*parts, rows], wrong | odd, n + len(items)
+    sizes = image_sizes(coco, path) if images else {}
+    names = (images and image_names(coco, path)) or _listed_names(names)
+    found = Detections(path, np.concatenate(parts), True, wrong, names, sizes,
+                       category_names(coco, path))
+    return _with_texts(found, [*texts]) if texts else found
 
 # %% ../../nbs/files/101_readers.ipynb #101c0008
 def read_detections(
@@ -954,7 +969,7 @@ def ground_truth(
     coco = read_coco(path, "images", "annotations", "categories")
     sizes, items, wrong = image_sizes(coco, path), coco["annotations"], {}
     known = json_column(coco["categories"], "id", path, "category", "a whole number")
-    rows, wrong = _json_rows(items, path, "annotation")
+    rows, wrong = _json_rows(items, path, "annotation", scored=False)
     rows["box"], area, clipped = _check_rows(rows, wrong, sizes, True, path, flat=True)
     for n in np.flatnonzero(~np.isin(rows["label"], known)).tolist():
         wrong.setdefault(n, f"expected a known category_id, one of its {len(known)} categories")
@@ -967,9 +982,8 @@ def ground_truth(
     rows = rows[good & area & (rows["label"] >= 0)]
     crowd = np.array([bool(items[i].get("iscrowd")) for i in rows["place"]], bool)
     counts |= dict(crowd=int(crowd.sum())) | (dict(bad=len(wrong)) if wrong else {})
-    corners, rows = rows["box"][~crowd].astype(np.float32), rows[~crowd]
-    areas = (corners[:,2:] - corners[:,:2]).prod(1)
-    return _group(rows, areas, sizes, counts).take(list(sizes), sizes)
+    rows = rows[~crowd]
+    return _group(rows, _rank(rows), sizes, counts).take(list(sizes), sizes)
 
 # %% ../../nbs/files/101_readers.ipynb #1d50c640
 def _lines(path):

@@ -81,9 +81,14 @@ def open_image(
     except Exception as e: why = str(e) or type(e).__name__   # a decoder may fail in any way
     raise NocError(f"{file.name}: expected a whole image of at most {max_pixels:,} pixels; {why}")
 
+_BRINGS = {"HEIF": "; `pip install pillow-heif` brings HEIC", "AVIF": "; Pillow 11.3 brings AVIF"}
+
 def _lacking(name):
-    heic = Path(name).suffix.lower() in (".heic", ".heif")
-    return "; `pip install pillow-heif` brings HEIC"*heic
+    "What would read a file of that name, if nothing here does."
+    formats = {".heic": "HEIF", ".heif": "HEIF", ".avif": "AVIF"}
+    missing = {*_BRINGS}.difference(image_formats())
+    kind = formats.get(Path(name).suffix.lower())
+    return _BRINGS[kind] if kind in missing else ""
 
 def _rgb(image):
     "Greys of 16 bits become 8, floats the range that they have; what is transparent becomes white."

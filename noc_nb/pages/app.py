@@ -459,7 +459,7 @@ def _page(self:_Studio,
                 (p.weight, p.ticked, p.phrases, p.added, p.line,
                  p.sliders) = _asked(gr)
                 label = f"Photo (and detections), ≤ {max_mb} MB"
-                p.file = gr.File(label=label, file_types=["image", ".json", ".gz"], height=165,
+                p.file = gr.File(label=label, file_types=["image", *_BOXES], height=165,
                                  file_count="multiple")
                 p.gallery = gr.Gallery(
                     thumbnails, show_label=False, columns=4, height=None, object_fit="cover",
@@ -498,10 +498,12 @@ def _shown(self:_Studio, gr, v, prices):
             gr.update() if v.note else "", gr.update(choices=every), phrases, *sliders,
             _stage(v, prices), *_copies(v, prices)]
 
+_BOXES = ".json", ".gz", ".parquet", ".xml", ".csv"          # endings of files of detections
+
 def _paths(files):
     "The photo among uploaded files, and its detections. Raises `NocError` unless there is one."
     files = [*map(Path, files)]
-    found = [path for path in files if path.suffix in (".json", ".gz")]
+    found = [path for path in files if path.suffix in _BOXES]
     photos = [path for path in files if path not in found]
     require(len(photos) == 1 and len(found) < 2, f"{len(files)} files",
             "a photo, and one file of its detections")
