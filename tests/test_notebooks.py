@@ -119,7 +119,7 @@ def test_prose_has_at_most_120_columns():
     none_of((f"{c.where}: {line[:60]}…" for c in every("markdown") for line in long(c)), "break the lines")
 
 # folders whose wording has been edited; may only grow
-EDITED = []
+EDITED = [""]
 
 def dropped():
     "Finds the phrases in the second table of docs/glossary.md."
