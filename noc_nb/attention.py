@@ -18,7 +18,7 @@ def attend(
     v:Tensor,          # (b,h,n,d) values
     mask:Tensor=None,  # broadcasts to (b,h,t,n); True where a query may attend; None: everywhere
     dropout:float=0.,  # probability of dropping an attention weight
-    causal:bool=False, # query i also sees no key after i
+    causal:bool=False, # True: query i sees no key after i
 )->Tensor:             # (b,h,t,d); zeros for a query that may attend to nothing
     "Scaled dot-product attention under a mask."
     if k.shape[-2] == 0: return q.new_zeros(*q.shape[:-1], v.shape[-1])
@@ -49,12 +49,12 @@ def same_class(
 
 # %% ../nbs/10_attention.ipynb #847b129d
 def _lengthened(x, slots):
-    slots = slots.to(x.dtype).expand(len(x), -1, -1, -1)    # for every image
+    slots = slots.to(x.dtype).expand(len(x), -1, -1, -1)    # one copy for every image
     return torch.cat([x, slots], -2)
 
 # %% ../nbs/10_attention.ipynb #18716672
 class _MemorySlots(nn.Module):
-    "Learned keys and values beside those of the image (Section 2.2, Encoder)."
+    "Learned keys and values in addition to those of the image (Section 2.2, Encoder)."
     def __init__(self,
         slots:int, # m, at least 1
         heads:int, # h
@@ -78,9 +78,9 @@ class _MemorySlots(nn.Module):
 def linear(
     d_in:int,    # width of the input
     d_out:int,   # width of the output
-    parts:int=1, # how many matrices of that size stand in one
+    parts:int=1, # number of matrices of that size, joined in one
 )->nn.Linear:    # (…,d_in) -> (…,parts·d_out)
-    "A linear layer with Xavier's uniform weights, each part by itself, and zero bias."
+    "A linear layer with Xavier's uniform weights, each part separately, and zero bias."
     layer = nn.Linear(d_in, parts*d_out)
     for weight in layer.weight.data.chunk(parts): nn.init.xavier_uniform_(weight)
     nn.init.zeros_(layer.bias)
@@ -105,8 +105,8 @@ class MultiHead(nn.Module):
 
     def project(self,
         x:Tensor,        # (b,t,d)
-        which:str="qkv", # what is wanted: "qkv", "q" or "kv"
-    )->list:             # a (b,h,t,d/h) for every letter
+        which:str="qkv", # which of them: "qkv", "q" or "kv"
+    )->list:             # one (b,h,t,d/h) per letter
         "Queries, keys, values of `x`, split into heads; without the slots."
         first = "qkv".index(which)*self.d_model
         rows = slice(first, first + len(which)*self.d_model)
@@ -114,7 +114,7 @@ class MultiHead(nn.Module):
         return [part.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for part in parts]
 
     def merge(self,
-        x:Tensor, # (b,h,t,d/h) what each head has read
+        x:Tensor, # (b,h,t,d/h) the output of each head
     )->Tensor:    # (b,t,d)
         "The output projection over all heads."
         return self.out(x.transpose(-3, -2).flatten(-2))
@@ -129,8 +129,8 @@ class MultiHead(nn.Module):
         return q, *self.slots(k, v), mask
 
     def forward(self,
-        x:Tensor,          # (b,t,d) what looks
-        kv:Tensor=None,    # (b,n,d) what is looked at; None: `x` itself
+        x:Tensor,          # (b,t,d) source of the queries
+        kv:Tensor=None,    # (b,n,d) source of keys and values; None: `x` itself
         mask:Tensor=None,  # (b,t,n) or (b,1,n), True where a query may attend; slots stay open
         causal:bool=False, # a query sees no key after its own place; not together with slots
     )->Tensor:             # (b,t,d)
@@ -139,8 +139,8 @@ class MultiHead(nn.Module):
         return self.merge(attend(q, k, v, mask, self.dropout if self.training else 0., causal))
 
     def weights(self,
-        x:Tensor,         # (b,t,d) what looks
-        kv:Tensor=None,   # (b,n,d) what is looked at; None: `x` itself
+        x:Tensor,         # (b,t,d) source of the queries
+        kv:Tensor=None,   # (b,n,d) source of keys and values; None: `x` itself
         mask:Tensor=None, # (b,t,n) or (b,1,n)
     )->Tensor:            # (b,h,t,n+m)
         "The attention weights, slots last; for pictures and tests."
@@ -152,7 +152,7 @@ class FeedForward(nn.Sequential):
     "Position-wise network: linear, ReLU, dropout, linear."
     def __init__(self,
         d_model:int,      # width of input and output
-        d_ff:int,         # width between
+        d_ff:int,         # width of the hidden layer
         dropout:float=0., # after the ReLU
     ):
         first, second = linear(d_model, d_ff), linear(d_ff, d_model)
@@ -174,5 +174,5 @@ class Residual(nn.Module):
         return self.norm(x + self.drop(y))
 
     def forward(self, x:Tensor, *args, **kw)->Tensor:
-        "The operator's further arguments are passed on."
+        "The output of the block; the operator gets all further arguments."
         return self.add(x, self.f(x, *args, **kw))

@@ -18,7 +18,7 @@ from torch import Tensor
 def reorder_state(
     state,        # nested tuples, lists and dicts of tensors with a row a hypothesis
     index:Tensor, # (b,g) the old row that every new row continues; line i holds image i
-):                # the same nest, `b*g` rows in every tensor; other leaves are kept as they are
+):                # the same nest, `b*g` rows in every tensor; other leaves do not change
     "Put the rows of a model's state in a new order; rows may be repeated or left out."
     if isinstance(state, Tensor): return state.index_select(0, index.flatten())
     if isinstance(state, dict):
@@ -32,11 +32,11 @@ def reorder_state(
 def continuations(
     score:Tensor,    # (...,g) sums of log-probabilities; -inf: no hypothesis
     ended:Tensor,    # (...,g) True after the end token
-    log_prob:Tensor, # (...,g,v) log-probabilities of the next word; -inf: it may not come
+    log_prob:Tensor, # (...,g,v) log-probabilities of the next word; -inf: forbidden
     eos:int,         # the end token
-    last:bool,       # True in the last step: only the end may come
+    last:bool,       # True in the last step: only the end is allowed
 )->Tensor:           # (...,g,v)
-    "The scores of all continuations. After the end only the end comes again, at no cost."
+    "The scores of all continuations. Only the end may follow the end, at no cost."
     end = log_prob[...,eos].masked_fill(ended, 0.)
     log_prob = log_prob.masked_fill(ended[...,None] | last, -math.inf)
     log_prob[...,eos] = end
@@ -46,8 +46,8 @@ def continuations(
 def k_best(
     scores:Tensor, # (...,g,v) of the continuations of g hypotheses
     k:int,         # at most g·v
-)->tuple:          # (...,k) scores, falling; (...,k) their parents; (...,k) their words
-    "The best continuations. Of equals, the lower word comes first, and then the first parent."
+)->tuple:          # (...,k) scores, descending; (...,k) their parents; (...,k) their words
+    "The best continuations. Among equals, the lower word comes first, then the first parent."
     best, place = scores.mT.flatten(-2).sort(dim=-1, descending=True, stable=True)
     best, place, g = best[...,:k], place[...,:k], scores.shape[-2]
     return best, place % g, place // g
@@ -57,18 +57,18 @@ def k_best(
 class Hypotheses:
     "The best captions of every image, best first."
     tokens:Tensor         # (b,k,t) ids without the start token; after the end token, padding
-    scores:Tensor         # (b,k) sum of log-probabilities; -inf marks a place that nothing fills
+    scores:Tensor         # (b,k) sum of log-probabilities; -inf marks an empty place
     ended:Tensor          # (b,k) True after the end token
-    satisfied:Tensor      # (b,k) how many constraints the hypothesis fulfils
+    satisfied:Tensor      # (b,k) how many constraints the hypothesis satisfies
     spans:Tensor=None     # (b,k,n,2) first token of constraint n, and the one after it; else -1
     reason:list=None      # b times None, or a sentence: why the image has no complete caption
-    objective:Tensor=None # (b,k) what was compared: score over a power of the length, and prices
+    objective:Tensor=None # (b,k) what ranks captions: score over a power of the length, plus prices
 
     def __len__(self): return len(self.tokens)
 
 # %% ../nbs/20_beam.ipynb #20a0b008
 def complete(
-    tokens:Tensor, # (b,k,t) ids; the end token is followed by others
+    tokens:Tensor, # (b,k,t) ids; anything may follow the end token
     score:Tensor,  # (b,k) -inf where there is no caption
     eos:int,       # the end token
     n=0,           # constraints in every caption, an int or (b,1)
@@ -121,11 +121,11 @@ def tree(
 
 # %% ../nbs/20_beam.ipynb #15a00009
 def prefix_scores(
-    step,    # as of a search
-    state,   # of one image
+    step,    # as for a search
+    state,   # the first state of one image
     bos:int, # the token before the first word
 ):           # `logp(tokens)`: a list of the v log-probabilities of the next word
-    "A stepwise model as a function of a beginning; each is asked once."
+    "A stepwise model as a function of a beginning; each beginning is computed once."
     seen = {(): step(torch.tensor([bos]), state)}
     def look(tokens):
         if tokens not in seen: seen[tokens] = step(torch.tensor(tokens[-1:]), look(tokens[:-1])[1])
@@ -148,9 +148,9 @@ def every_caption(
 def captions_of(
     tokens:Tensor, # (k,t) an image's hypotheses; below 0 pads
     scores:Tensor, # (k,) sums of log-probabilities
-    ended:Tensor,  # (k,) True for those that are captions
+    ended:Tensor,  # (k,) True for complete captions
 )->list:           # (caption, score), in the same order
-    "All that stands in the captions of an image, also what should not come after an end."
+    "All tokens of an image's captions, including any that should not follow an end."
     def said(row): return tuple(t for t in row if t >= 0)
     return list(zip(map(said, tokens[ended].tolist()), scores[ended].tolist()))
 

@@ -12,16 +12,16 @@ import math
 def next_state(
     groups:list, # sets of words
     state:int,   # a bit for each group that is covered
-    word,        # the word that comes
+    word,        # the next word
 )->int:
-    "The state of the machine after one word more."
+    "The state of the machine after one more word."
     for i, group in enumerate(groups):
         if word in group: state |= 1 << i
     return state
 
 # %% ../nbs/25_cbs.ipynb #b56da274
 def _step_machine(logp, beams, groups, need, eos, last):
-    "State -> {tokens: score}: what every hypothesis leads to."
+    "State -> {tokens: score}: the continuations of every hypothesis."
     new = {}
     for state, beam in sorted(beams.items()):
         for tokens, score in beam:
@@ -37,12 +37,12 @@ def _step_machine(logp, beams, groups, need, eos, last):
 # %% ../nbs/25_cbs.ipynb #25cb5009
 def plain_cbs(
     logp,        # tokens -> list of the log-probabilities of the next word
-    groups:list, # sets of words, of each of which one must come
+    groups:list, # sets of words; the caption must contain one of each
     need:int,    # how many groups must be covered
     k:int,       # hypotheses of a state
-    T:int,       # tokens, the end counted
-    eos:int,     # the end
-)->list:         # (tokens, score), the best first
+    T:int,       # tokens, including the end
+    eos:int,     # the end token
+)->list:         # (tokens, score), best first
     "Constrained beam search for one image, in plain Python."
     def best(beam): return sorted(beam.items(), key=lambda h: (-h[1], h[0][-1]))[:k]
     beams = {0: [((), 0.)]}

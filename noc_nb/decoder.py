@@ -17,7 +17,7 @@ from .encoder import CaptionerConfig
 
 # %% ../nbs/13_decoder.ipynb #a3e5b703
 def _positions(
-    t:int, # number of places
+    t:int, # number of positions
     d:int, # width, even
 )->Tensor: # (t,d)
     "Sinusoidal positions. Raises `NocError` if the width is odd."
@@ -42,7 +42,7 @@ class _DecoderLayer(nn.Module):
         x:Tensor,    # (b,n,d) encoded regions
         mask:Tensor, # (b,n) True for a real region
     )->Tensor:       # (b·g,t,d)
-        "Every word has looked at earlier words and at the regions."
+        "Words after attention to earlier words and to the regions."
         y = self.words(y, causal=True)
         queries = y.reshape(len(x), -1, y.shape[-1])        # (b,g·t,d) all words of an image
         return self.ff(self.regions(queries, x, mask[:,None]).view_as(y))
@@ -63,8 +63,8 @@ class Decoder(nn.Module):
         y:Tensor,    # (b·g,t,d) word vectors; g sequences an image, side by side
         x:Tensor,    # (b,n,d) encoded regions
         mask:Tensor, # (b,n) True for a real region
-    )->Tensor:       # (b·g,t,d) what is known after each word
-        "All words at once, for training. `NocError` for sequences too long, or not g an image."
+    )->Tensor:       # (b·g,t,d) the decoder's output after each word
+        "All words at once, for training. `NocError` for a sequence too long, or not g an image."
         alike, t = len(y) % max(len(x), 1) == 0, y.shape[1]
         require(alike, f"{len(y)} sequences for {len(x)} images", "as many for each")
         require(t <= self.longest, f"a sequence of {t} words", f"at most {self.longest}")
@@ -74,7 +74,7 @@ class Decoder(nn.Module):
 
 # %% ../nbs/13_decoder.ipynb #13ca0002
 class _Cache(NamedTuple):
-    "What `Decoder.step` needs of the past, for N hypotheses and l layers."
+    "The past of N hypotheses, as `Decoder.step` needs it, for l layers."
     words:tuple   # l pairs of keys and values (N,h,t,d) of the words so far
     regions:tuple # l pairs of keys and values (N,h,n,d) of the regions
     mask:Tensor   # (N,1,1,n) True for a real region
@@ -84,7 +84,7 @@ def start(self:Decoder,
     x:Tensor,    # (b,n,d) encoded regions
     mask:Tensor, # (b,n) True for a real region
 )->_Cache:       # one hypothesis an image, no words
-    "Project the regions, once."
+    "Project the regions, once per image."
     regions = tuple(tuple(layer.regions.f.project(x, "kv")) for layer in self.layers)
     words = tuple((k[:,:,:0], v[:,:,:0]) for k, v in regions)
     return _Cache(words, regions, mask[:,None,None])
@@ -92,7 +92,7 @@ def start(self:Decoder,
 # %% ../nbs/13_decoder.ipynb #13ca0003
 @patch
 def step(self:_DecoderLayer, y, past, regions, mask):
-    "One word y (N,1,d) more, and the layer's keys and values with it."
+    "The output for one more word y (N,1,d), and the extended keys and values."
     q, k, v = self.words.f.project(y)                           # (N,h,1,d) each
     k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
     y = self.words.add(y, self.words.f.merge(attend(q, k, v)))
@@ -104,8 +104,8 @@ def step(self:_DecoderLayer, y, past, regions, mask):
 def step(self:Decoder,
     y:Tensor,     # (N,d) vector of the last word of every hypothesis
     cache:_Cache, # from `start` or `step`
-)->tuple:         # (N,d) what is known now, and the new cache
-    "One word more for every hypothesis, in evaluation mode."
+)->tuple:         # (N,d) the output after that word, and the new cache
+    "One more word for every hypothesis, in evaluation mode."
     t, words = cache.words[0][0].shape[2], []
     y = (y + self.positions[t])[:,None]
     for layer, past, regions in zip(self.layers, cache.words, cache.regions):

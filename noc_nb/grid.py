@@ -23,7 +23,7 @@ _TEXT = """a man rides a horse on the beach      | a horse stands on the grass
            a truck stands near a fire hydrant    | a dog stands near a red fire hydrant"""
 
 def small_language()->tuple: # words, 0 the end and 1 the start; (v,v,v) log-probabilities
-    "A model of twelve captions: what follows two words, [before, last]."
+    "A model of twelve captions: the next word after two words, [before, last]."
     captions = [c.split() for line in _TEXT.splitlines() for c in line.split("|")]
     words = ["<end>", "<start>", *sorted({w for c in captions for w in c}), "zebra"]
     pairs = torch.full((len(words),)*2, .01, dtype=torch.float64)      # which word follows a word
@@ -42,7 +42,7 @@ def small_language()->tuple: # words, 0 the end and 1 the start; (v,v,v) log-pro
 
 # %% ../nbs/22_grid.ipynb #8bd9f410
 def _extend(logp, cell, lower, constraints, eos, top, absorb):
-    "The expansions of a cell: what continues it, and what is forced from the cell below."
+    "The expansions of a cell: its own continuations, and forced words from the cell below."
     out = {}
     for tokens, score, forced in lower:                                          # add_constr
         for w in sorted(constraints - forced):
@@ -59,12 +59,12 @@ def _extend(logp, cell, lower, constraints, eos, top, absorb):
 # %% ../nbs/22_grid.ipynb #8bd9f411
 def algorithm_1(
     logp,         # tokens -> list of the log-probabilities of the next word
-    constraints,  # words that must come
+    constraints,  # words that the caption must contain
     k:int,        # hypotheses of a cell
-    T:int,        # tokens, the end counted
-    eos:int,      # the end
-    absorb=False, # True: a constraint word that the model writes of its own accord counts
-)->tuple:         # the captions (tokens, score), the best first; the cells, (c, t) -> hypotheses
+    T:int,        # tokens, including the end
+    eos:int,      # the end token
+    absorb=False, # True: a constraint word that the model writes by itself counts
+)->tuple:         # the captions (tokens, score), best first; the cells, (c, t) -> hypotheses
     "Algorithm 1 for one image, in plain Python."
     constraints, n, G = set(constraints), len(constraints), {(0, 0): [((), 0., frozenset())]}
     for t in range(1, T + 1):
@@ -92,7 +92,7 @@ def _first_grid(start, rows, k):
 
 # %% ../nbs/22_grid.ipynb #22a0b002
 def _expansions(grid, free, bit):
-    "(b,n+1,2k,v) what leads to each row: words forced in the row below, and its own free words."
+    "(b,n+1,2k,v) expansions into each row: words forced in the row below, its own free words."
     missing = (bit[:,None,None] & ~grid.forced[...,None]) != 0           # (b,n+1,k,v)
     force = free.masked_fill(~missing, -math.inf)
     return torch.cat([force.roll(1, 1), free], 2)                        # row n has none to force
@@ -110,7 +110,7 @@ def _next_grid(grid, free, bit, eos):
 
 # %% ../nbs/22_grid.ipynb #22a0b005
 def _once(grid, place, k):
-    "The best `k` of every row, without second copies, and their places (b,n+1,k)."
+    "The best `k` of every row, without duplicates, and their places (b,n+1,k)."
     text = torch.cat([grid.tokens, grid.forced[...,None]], 3)
     copy = (text[:,:,:,None] == text[:,:,None]).all(4).tril(-1).any(3)
     order = copy.byte().argsort(dim=2, stable=True)[...,:k]

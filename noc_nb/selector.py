@@ -46,7 +46,7 @@ class _SelectorLayer(nn.Module):
         same:Tensor, # (b,n,n) both real and of one class
         real:Tensor, # (b,1,n) real regions
     )->Tensor:       # (b,n,d)
-        "Regions that have looked at their class, then at everything."
+        "Regions after attention to their class, then to all."
         if self.inner is not None: x = self.inner(x, mask=same)         # Eq. 2 and 3
         return self.ff(self.over_all(x, mask=real))                     # Eq. 4
 
@@ -76,7 +76,7 @@ class RegionSelector(nn.Module):
 # %% ../nbs/11_selector.ipynb #a718b2dd
 def selector_loss(
     logits:Tensor,    # (b,n) from `RegionSelector`
-    targets:Tensor,   # (b,n) 1 where the region's class stands in a reference caption, else 0
+    targets:Tensor,   # (b,n) 1 where a reference caption mentions the region's class, else 0
     labels:Tensor,    # (b,n) -1 marks padding
     lambda0:float=.2, # weight of the zeros
     lambda1:float=.8, # weight of the ones
@@ -93,7 +93,7 @@ def selector_loss(
 def select(
     probs:Tensor,        # (b,n) sigmoid of the selector's logits
     labels:Tensor,       # (b,n) detector classes; -1 marks padding
-    threshold:float=.5,  # lowest probability that selects
+    threshold:float=.5,  # lowest probability at which a region is selected
 )->list:                 # b lists of class ids, the best first; empty where no region is selected
     "The classes chosen in every image (Section 2.1, Training: threshold 0.5)."
     chosen = []

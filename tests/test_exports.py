@@ -138,13 +138,26 @@ BAD = [("turned.xml", cvat_of(f'{BOX} rotation="45"/>'),
        ("video.xml", "<annotations><track/></annotations>", "a video: expected its export as CVAT for images"),
        ("bomb.xml", '<!DOCTYPE a [<!ENTITY b "c">]><annotations>&b;</annotations>', "a document type: expected XML"),
        ("cut.xml", "<annotations><image", "cut.xml: expected XML"),
+       ("odd.xml", cvat_of(f'{BOX} rotation="x"/>'), "expected a box that is not rotated"),
+       ("i.csv", f"{HEAD},Dog,0,1,0,1\n", "i.csv: row 0: expected an ImageID"),
        ("min.json", '[{"image": "a.jpg", "annotator": 1, "label": []}]', "JSON-MIN .*: expected its export as JSON"),
        ("odd.json", '[{"data": {"image": "a.jpg"}, "annotations": [7]}]', "odd.json: expected Label Studio's tasks"),
        ("m.csv", f"{HEAD}a,/m/1,0,1,0,1\n", "labels like /m/1: no .*: expected the file"),
        ("x.csv", f"{HEAD}a,Dog,0,x,0,1\n", r"row 0 \(image a\).*: expected four finite"),
-       ("all.zip", "PK", "all.zip: expected boxes in a form of docs/forms.md"),
+       ("all.zip", "PK", "all.zip: an archive: expected the folder"),
+       ("own.csv", "image,x\n", "own.csv: expected boxes in a form of docs/forms.md"),
        ("labels/a.txt", "18 .5 .5 .2 .2 1\n18 .5 .5 .2\n", r"labels: row 1 \(image a\): expected four numbers, found"),
+       ("labels/a.txt", "18 .5 .5 .2 .2\n1.5 .5 .5 .2 .2\n", "row 1 .*: expected a class and four numbers, found"),
        ("labels/a.txt", "16 .5 .5 .2 .2\n0 .5 .5 .2 .2\n", r"row 1 \(image a\): category_id 0: .*coco80 --first 0")]
+
+def test_a_broken_file_is_its_photo_s_fault(tmp_path):
+    for tool, name in (yolo, "sub/b.txt"), (voc, "sub/b.xml"):
+        folder = tool(tmp_path/tool.__name__, WORLD)
+        (next(folder.rglob("b.*"))).write_bytes(b"\xff<")
+        table, errors, _ = read_export(folder).table(None, COCO_CLASSES)
+        assert [table[i].labels.tolist() for i in table] == [[18]]
+        line, = errors.values()
+        assert f"(image sub/b): {folder}" in line and f"{name}: expected" in line and "\n" not in line
 
 @pytest.mark.parametrize("name, text, line", BAD, ids=[name for name, *_ in BAD])
 def test_what_is_wrong_is_named(tmp_path, name, text, line):

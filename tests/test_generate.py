@@ -109,9 +109,9 @@ def test_one_beam_and_no_end_token():
 
 def test_tokens_that_are_added_later():
     tok = tokenizer()
-    assert len(read_table(tok).pieces) == len(tok)
+    assert read_table(tok).size == len(tok)
     tok.add_tokens(["okapi"])
-    assert len(read_table(tok).pieces) == len(tok) and spellings(tok, "okapi")
+    assert read_table(tok).size == len(tok) and spellings(tok, "okapi")
 
 def test_stopping_criterion_ends_a_text():
     "The text ends after the first dog, as the library's own does, and has all its words."

@@ -17,10 +17,10 @@ from noc_nb.fast.search import SearchConfig
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.fit import plain_fit
-from noc_nb.lab.config import RANGES, load_config, save_config
+from noc_nb.lab.config import RANGES, load_config, save_config, without
 from noc_nb.lab.disk import read_json
-from noc_nb.lab.experiment import Preset
-from noc_nb.lab.runs import begin
+from noc_nb.lab.experiment import PRESETS, Models, Preset, Run
+from noc_nb.lab.runs import begin, place_for
 from noc_nb.lab.saving import load_model, save_model
 from noc_nb.lab.train import (ScstTrainConfig, TrainConfig, Trainer, _checkpoints, _checksum, _read_checkpoint,
                               train_scst_in, train_selector_in, train_xe_in)
@@ -220,6 +220,38 @@ def test_a_setting_that_a_file_lacks_has_its_default(tmp_path, kind):
     begin(tmp_path/"old.json", "out", dict(config=usual))
     with pytest.raises(NocError, match="out: config.extra: 7 there, 8 here: expected the same, or another output"):
         begin(tmp_path/"old.json", "out", dict(config=wider(extra=8)), resume=True)
+
+@pytest.mark.parametrize("kind, free", [(SelectorConfig, ["threshold"]), (CaptionerConfig, ["d_feature", "d_word"])])
+def test_a_new_setting_invalidates_no_trained_model(tmp_path, kind, free):
+    "Of a model's configuration, of which some settings do not count: with the default it goes on, in the same folder."
+    wider = make_dataclass("Wider", [("extra", int, field(default=7))], bases=(kind,), frozen=True)
+    small, other = ({"heads": n, **dict.fromkeys(free, n)} for n in (2, 4))
+    folder = tmp_path/"model"
+    begin(folder/"run.json", folder, dict(model=without(kind(**small), *free)))
+    def place(**settings): return place_for(folder, dict(model=without(wider(**settings), *free))).name
+    assert place(**small) == place(**small | dict.fromkeys(free, 9)) == "model"
+    assert len({place(**small, extra=8), place(**small, extra=9), place(**other), "model"}) == 4
+    assert place_for(folder, dict(model=without(kind(**other), *free))).name == place(**other)  # whoever added a field
+
+def test_a_changed_setting_names_another_folder(world, tmp_path):
+    "Beside the models that were given; what was not changed is not trained again."
+    data, slow = load_data(world, "toy"), dict(warmup=20, peak=5e-3, epochs=1)
+    preset = replace(PRESETS["toy"], captioner=tiny, selector=SelectorConfig(d_model=16, heads=2, d_ff=16),
+                     train_selector=TrainConfig(**slow), xe=TrainConfig(**slow))
+    first = Models(Run(preset), data, tmp_path/"first")
+    weights = first.selector().state_dict(), first.captioner("xe").state_dict()
+    def trained(name, **changes):
+        models = Models(Run(replace(preset, **changes)), data, tmp_path/name, tmp_path/"first")
+        before = {*os.listdir(tmp_path/"first")}
+        again = models.selector().state_dict(), models.captioner("xe").state_dict()
+        same = [all(torch.equal(a[k], b[k]) for k in a) for a, b in zip(weights, again)]
+        return same, sorted({*os.listdir(tmp_path/"first")} - before)
+    assert trained("search", search=how) == ([True, True], [])
+    same, new = trained("selector", train_selector=TrainConfig(**slow | dict(peak=1e-2)))
+    assert (same, len(new)) == ([False, True], 1) and new[0].startswith("selector-0.2-0-")
+    assert trained("selector again", train_selector=TrainConfig(**slow | dict(peak=1e-2))) == ([False, True], [])
+    same, (name,) = trained("captioner", min_count=2)
+    assert same[0] and name.startswith("captioner-xe-0-")
 
 def test_folder_in_place_of_a_checkpoint(tmp_path):
     "The system's own error, whoever runs the test."

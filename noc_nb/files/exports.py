@@ -19,7 +19,8 @@ import pandas as pd
 import yaml
 
 from ..core import NocError, require
-from .readers import PHOTO_ENDINGS, ROW, Detections, json_items
+from .readers import (PHOTO_ENDINGS, ROW, Detections, is_object, json_items,
+                                  refuse)
 from ..lab.disk import foreign_file, text_file
 from ..lab.progress import note
 
@@ -30,11 +31,13 @@ class _Photo(NamedTuple):
     size:tuple   # (width, height) in pixels, or None
     boxes:list   # of `_box`
 
+def _fault(label, why): return label, (0, 0, 0, 0), 0., why
+
 def _box(label, numbers, score=1., corners=False, why=""):
     "Label, corner and extent, score of a box, and why it cannot be used, if so."
     try: x, y, w, h, score = map(float, (*numbers, score))
     except (TypeError, ValueError):
-        return label, (0, 0, 0, 0), 0., f"expected four numbers, found {[*numbers]}"
+        return _fault(label, f"expected four numbers, found {[*numbers]}")
     if corners: w, h = w - x, h - y
     return label, (x, y, w, h), score, why
 
@@ -44,12 +47,14 @@ def _size(width, height):
     except (TypeError, ValueError, OverflowError): return None
     return size if 0 < min(size) and max(size) < 2**31 else None
 
-def _beside(file, folder):
-    "The name of the photo that a file in a folder is about: another folder, no ending."
+def _beside(file, folder, read, label):
+    "The photo that a file in a folder is about; a file that cannot be read is its photo's fault."
     parts = file.relative_to(folder).with_suffix("").parts
-    for name in "labels", "Annotations":
+    for name in "labels", "Annotations":               # photos are in a folder of another name
         while name in parts: parts = parts[parts.index(name) + 1:]
-    return "/".join(parts)
+    try: size, boxes = read(file)
+    except NocError as e: size, boxes = None, [_fault(label, str(e))]
+    return _Photo("/".join(parts), size, boxes)
 
 def _collected(path, photos, pixels, classes=None):
     "`Detections` of photos. `classes`: number -> name, where labels are numbers."
@@ -84,6 +89,7 @@ def _near_names(folder):
     places = [folder.absolute(), *folder.absolute().parents][:3]
     file = next((file for place in places for name in _NAMES if (file := place/name).is_file()), "")
     names = read_names(file) if file else {}
+    if file: note(f"{folder}: its classes are named by {file}")
     if isinstance(names, list): names = dict(enumerate(names))
     with foreign_file(file, "numbers and names of classes"):
         return {int(n): str(name) for n, name in names.items()}, file
@@ -108,7 +114,8 @@ def _is_yolo(path):
 def _yolo_box(words, keypoints):
     "The box of a line."
     try: n, *numbers = map(float, words)
-    except ValueError: return _box("", words)
+    except ValueError: n = .5
+    if n % 1: return _fault(0, f"expected a class and four numbers, found {words}")
     if len(numbers) in (5, 6) and words[-1].isdigit(): numbers.pop()          # a track
     if keypoints: numbers = numbers[:4]
     if len(numbers) > 5 and len(numbers) % 2 == 0:
@@ -121,16 +128,18 @@ def _yolo_box(words, keypoints):
 def _read_yolo(path):
     classes, file = _near_names(path)
     keypoints = bool(file) and "kpt_shape:" in file.read_text("utf-8", "replace")
-    def photo(labels):
+    def read(labels):
         with foreign_file(labels, "YOLO's labels"), text_file(labels) as f:
-            boxes = [_yolo_box(line.split(), keypoints) for line in f if line.strip()]
-        return _Photo(_beside(labels, path), None, boxes)
-    return _collected(path, map(photo, _label_files(path)), False, classes)
+            return None, [_yolo_box(line.split(), keypoints) for line in f if line.strip()]
+    photos = (_beside(labels, path, read, 0) for labels in _label_files(path))
+    return _collected(path, photos, False, classes)
 
 # %% ../../nbs/files/108_exports.ipynb #ff1da27b
 def _turned(*angles):
     "Why a box cannot be used that was turned by such angles."
-    return "expected a box that is not rotated" if any(float(x or 0) for x in angles) else ""
+    try: turned = any(float(x or 0) for x in angles)
+    except (TypeError, ValueError): turned = True
+    return "expected a box that is not rotated" if turned else ""
 
 def _xml(path):
     "The root of an XML file. Raises `NocError` for no such file, or one with a document type."
@@ -154,12 +163,13 @@ def _voc_box(thing):
     return _box(thing.findtext("name"), corners, corners=True)
 
 def _read_voc(path):
-    def photo(file):
+    def read(file):
         root = _xml(file)
         size = _size(root.findtext("size/width"), root.findtext("size/height"))
-        name = _beside(file, path if path.is_dir() else file.parent)
-        return _Photo(name, size, [*map(_voc_box, root.findall("object"))])
-    return _collected(path, map(photo, _xml_files(path)), True)
+        return size, [*map(_voc_box, root.findall("object"))]
+    folder = path if path.is_dir() else path.parent
+    photos = (_beside(file, folder, read, "") for file in _xml_files(path))
+    return _collected(path, photos, True)
 
 # %% ../../nbs/files/108_exports.ipynb #98b56143
 def _read_cvat(path):
@@ -209,6 +219,7 @@ def _read_open_images(path):
     images, names = pd.factorize(table.ImageID)
     labels, classes = pd.factorize(table.LabelName.cat.add_categories("").fillna(""))
     x1, x2, y1, y2 = (pd.to_numeric(table[name], "coerce") for name in _COLUMNS)
+    refuse(path, lambda n: f"row {n}", images < 0, "an ImageID")
     rows = np.zeros(len(table), ROW)
     rows["image"], rows["label"], rows["place"] = images + 1, labels, np.arange(len(rows))
     rows["box"] = np.stack([x1, y1, x2 - x1, y2 - y1], 1)
@@ -222,8 +233,7 @@ _DRAWN = "annotations", "completions", "predictions"
 
 def _is_studio(path):
     if not path.name.endswith((".json", ".json.gz")): return False
-    with foreign_file(path, "JSON"), text_file(path) as f: start = f.read(1).strip()
-    item = next(json_items(path), None) if start == "[" else None
+    item = None if is_object(path) else next(json_items(path), None)
     known = item if isinstance(item, dict) else {}
     require("annotator" not in known, f"{path}: JSON-MIN of Label Studio", "its export as JSON")
     return isinstance(known.get("data"), dict) and not {*_DRAWN}.isdisjoint(known)
@@ -254,9 +264,10 @@ def _read_studio(path):
     others, several = Counter(), 0
     def photo(task):
         nonlocal several
-        drawn = [a for key in _DRAWN for a in task.get(key) or () if not a.get("was_cancelled")]
+        kinds = ([a for a in task.get(key) or () if not a.get("was_cancelled")] for key in _DRAWN)
+        drawn = next(filter(None, kinds), [{}])
         several += len(drawn) > 1
-        result = drawn[0].get("result") or [] if drawn else []
+        result = drawn[0].get("result") or []
         sizes = (_size(x.get("original_width"), x.get("original_height")) for x in result)
         boxes = [*_studio_boxes(result, others)]
         return _Photo(_studio_name(task["data"].values()), next(filter(None, sizes), None), boxes)
@@ -267,9 +278,9 @@ def _read_studio(path):
 
 # %% ../../nbs/files/108_exports.ipynb #cba4653e
 def _refused(path):
+    require(path.suffix != ".zip", f"{path}: an archive", "the folder that it unpacks to")
     forms = ", ".join([*_FORMS][:-1])
-    raise NocError(f"{path}: expected boxes in a form of docs/forms.md: COCO's JSON, {forms}; "
-                   "archives are read once they are unpacked")
+    raise NocError(f"{path}: expected boxes in a form of docs/forms.md: COCO's JSON, {forms}")
 
 _FORMS = {"YOLO's labels": (_is_yolo, _read_yolo),
           "Pascal VOC": (partial(_has_root, "annotation"), _read_voc),

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RANGES', 'check_range', 'limits', 'setting', 'check_config', 'Config', 'from_dict', 'save_config', 'load_config',
-           'fixed', 'override', 'read_options', 'imported']
+           'fixed', 'without', 'override', 'read_options', 'imported']
 
 # %% ../../nbs/lab/05_config.ipynb #1ab01503
 import json, math, os, re, sys
@@ -159,13 +159,20 @@ def load_config(
 
 # %% ../../nbs/lab/05_config.ipynb #1ab01512
 def fixed(
-    cfg,   # a configuration
-    *free, # settings that do not count, beside those that are declared free
+    cfg, # a configuration
 )->dict:
     "The settings that a run which goes on must have begun with."
-    free = {*free, *(name for name, about in _limits_of(type(cfg)).items() if about["free"])}
+    free = {name for name, about in _limits_of(type(cfg)).items() if about["free"]}
     kept = {k: x for k, x in vars(cfg).items() if k not in free}
     return {k: fixed(x) if is_dataclass(x) else x for k, x in kept.items()}
+
+def without(
+    cfg,    # a configuration
+    *names, # settings that do not count
+):          # a configuration of the same kind
+    "The same settings, with some at their defaults."
+    usual = type(cfg)()
+    return replace(cfg, **{name: getattr(usual, name) for name in names})
 
 # %% ../../nbs/lab/05_config.ipynb #63dd514d
 def override(

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np, torch
 from fastcore.basics import patch
-from .config import fixed
 from .saving import load_model
 
 # %% ../../nbs/lab/44_experiment.ipynb #4c6b195d
@@ -27,12 +26,12 @@ from ..encoder import CaptionerConfig
 from ..fast.decode import decode
 from ..fast.prices import PriceConfig, best_candidates
 from ..fast.search import SearchConfig
-from .config import Config, setting
+from .config import Config, setting, without
 from .disk import foreign_file
 from .progress import progress
 from .results import (LABELS, append_row, captions_file, new_row, read_results, read_rows,
                                 table_line, write_results)
-from .runs import begin, called, contents, held, locked
+from .runs import begin, called, contents, fingerprint, held, locked, place_for
 from .train import (ScstTrainConfig, TrainConfig, finished_model, train_scst_in,
                               train_selector_in, train_xe_in)
 from ..metrics import CaptionScorer, METRICS
@@ -107,9 +106,9 @@ def _seed_text(row, seeds):
     if not row.startswith("selector"): return None
     return "+".join(map(str, seeds)) if len(seeds) > 1 else seeds[0]
 
-# %% ../../nbs/lab/44_experiment.ipynb #be2bb209
-_USUAL = dict(loss=called(selector_loss), reward=called(cider_reward))
+_USUAL = dict(loss=called(selector_loss), reward=called(cider_reward)) # the paper's
 
+# %% ../../nbs/lab/44_experiment.ipynb #be2bb209
 class Models:
     "The trained models of a run: each is read from its folder, or trained when it is asked for."
     def __init__(self,
@@ -130,8 +129,11 @@ class Models:
         self.given = self.folder != Path(out)
 
     def known(self, name, kind, train, **about):
-        "A finished model of a folder that was given, or None."
-        return finished_model(self.folder/name, kind, train, about) if self.given else None
+        "The folder of a model, and the model where the folder was given and it is finished."
+        folder = self.folder/name
+        if not self.given: return folder, None
+        folder = place_for(folder, dict(training=train, **about))
+        return folder, finished_model(folder, kind, train, about)
 
     def selector(self,
         inner:bool=True,   # with inner-attention
@@ -145,9 +147,9 @@ class Models:
         cfg = replace(preset.selector, inner=inner, lambda0=lambda0, lambda1=round(1 - lambda0, 6))
         train = replace(preset.train_selector, seed=seed)
         name = f"selector{kind}{self.mark('loss')}-{lambda0}-{seed}"
-        model = self.known(name, RegionSelector, train, model=fixed(cfg, "threshold"),
-                           loss=self.names["loss"])
-        model = model or train_selector_in(self.folder/name, self.data, cfg, train, True, self.loss)
+        folder, model = self.known(name, RegionSelector, train, model=without(cfg, "threshold"),
+                                   loss=self.names["loss"])
+        model = model or train_selector_in(folder, self.data, cfg, train, True, self.loss)
         model.cfg = cfg
         return model
 
@@ -158,24 +160,27 @@ class Models:
         if self.pipeline:
             return load_model(self.pipeline/"captioner", Captioner, default_device())
         data, preset, seed = self.data, self.run.preset, self.run.seed
-        mark = "" if training == "xe" else self.mark("reward")
-        name, cfg = f"captioner-{training}{mark}-{seed}", preset.captioner
-        folder = self.folder/name
+        name, cfg = f"captioner-{training}{self.mark('reward', training)}-{seed}", preset.captioner
         if training == "xe":
-            train = replace(preset.xe, seed=seed)
-            known = self.known(name, Captioner, train, model=fixed(cfg, "d_feature", "d_word"))
-            return known or train_xe_in(folder, data, cfg, train, preset.min_count, resume=True)
+            train, count = replace(preset.xe, seed=seed), preset.min_count
+            folder, known = self.known(name, Captioner, train, min_count=count,
+                                       model=without(cfg, "d_feature", "d_word"))
+            return known or train_xe_in(folder, data, cfg, train, count, resume=True)
         start, train = self.captioner("xe"), replace(preset.scst, seed=seed)
-        known = self.known(name, Captioner, train, model=start.cfg, reward=self.names["reward"])
+        inputs = dict(start=fingerprint(*start.state_dict().values()))
+        about = dict(model=start.cfg, inputs=inputs, reward=self.names["reward"])
+        folder, known = self.known(name, Captioner, train, **about)
         return known or train_scst_in(folder, data, start, train, training == "cider_dgbs",
                                       preset.search, preset.limit, True, self.reward)
 
 # %% ../../nbs/lab/44_experiment.ipynb #be2bb20a
 @patch
 def mark(self:Models,
-    what:str, # "loss" or "reward"
+    what:str,         # "loss" or "reward"
+    training:str=None, # of the captioner; "xe" has no reward
 )->str:
     "What the name of a model's folder says of a function that is not the paper's."
+    if training == "xe": return ""
     return "-" + re.sub(r"[^\w.=]+", "-", self.other[what]) if what in self.other else ""
 
 # %% ../../nbs/lab/44_experiment.ipynb #b0506641

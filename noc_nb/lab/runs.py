@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['fingerprint', 'stamp', 'file_sum', 'contents', 'called', 'put_back', 'locked', 'difference', 'check_same', 'begin',
-           'read_about', 'held', 'state_of', 'temporary_folder', 'whole_folder', 'check_outputs', 'check_ours']
+           'read_about', 'place_for', 'held', 'state_of', 'temporary_folder', 'whole_folder', 'check_outputs',
+           'check_ours']
 
 # %% ../../nbs/lab/09_runs.ipynb #f2bc3379
 import dis, hashlib, inspect, json, os, re, shutil, sys
@@ -350,6 +351,26 @@ def _check_files(there, here, out):
     for name in {**there, **here}:
         was, now = (sums.get(name, [None])[0] for sums in (there, here))
         require(was == now, f"{out}: {name}: other content", "the same files, or another output")
+
+# %% ../../nbs/lab/09_runs.ipynb #6e80d181
+def _not_usual(cfg):
+    "The settings of a configuration that are not its defaults; anything else as it is."
+    if not is_dataclass(cfg): return cfg
+    usual, now = (fixed(x) for x in (type(cfg)(), cfg))
+    return {key: _not_usual(getattr(cfg, key)) for key in now if now[key] != usual[key]}
+
+def place_for(
+    folder:Path,   # where the run would be
+    settings:dict, # as in `check_same`
+)->Path:
+    "The folder; or, where that holds a run with other settings, one beside it."
+    about = folder/"run.json"
+    if not about.exists(): return folder
+    try: check_same(folder, read_about(about, folder, settings), settings)
+    except NocError:
+        mark = fingerprint({key: _not_usual(x) for key, x in settings.items()})[:8]
+        return folder.with_name(f"{folder.name}-{mark}")
+    return folder
 
 # %% ../../nbs/lab/09_runs.ipynb #c0838074
 def held(

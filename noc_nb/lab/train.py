@@ -31,7 +31,7 @@ from ..encoder import CaptionerConfig
 from ..fast.oracle import fast_decode, fast_search, oracle_prices
 from ..fast.search import SearchConfig
 from ..fit import FitConfig, learning_rate
-from .config import Config, fixed, setting
+from .config import Config, setting, without
 from .disk import foreign_file, read_json, whole_file, write_json
 from .progress import progress, say
 from .runs import (begin, called, check_same, contents, file_sum, fingerprint, held,
@@ -455,9 +455,7 @@ def finished_model(
     done = _read_done(folder)
     model = load_model(folder/"best", kind, default_device())
     settings = dict(training=train, **about)
-    there = dict(model=asdict(model.cfg), training=done["config"])
-    there |= read_about(folder/"run.json", folder, settings)
-    check_same(folder, there, settings)
+    check_same(folder, read_about(folder/"run.json", folder, settings), settings)
     say(f"{folder.name}: trained before, and not again; {kept_line(done)}")
     return model
 
@@ -484,7 +482,7 @@ def train_selector_in(
     examples=None,      # likewise
 )->RegionSelector:      # in eval mode
     "`train_selector`, kept in a folder."
-    about = dict(model=fixed(cfg, "threshold"), inputs=contents(data), loss=called(loss))
+    about = dict(model=without(cfg, "threshold"), inputs=contents(data), loss=called(loss))
     if examples: about["inputs"]["targets"] = fingerprint(examples.whole.targets)
     finished = resume and finished_model(folder, RegionSelector, train, about)
     if finished:
@@ -504,7 +502,7 @@ def train_xe_in(
     resume:bool=False,   # go on, or return at once if it is done
 )->Captioner:            # in eval mode
     "`train_xe`, kept in a folder."
-    about = dict(model=fixed(cfg, "d_feature", "d_word"), inputs=contents(data, seen=True),
+    about = dict(model=without(cfg, "d_feature", "d_word"), inputs=contents(data, seen=True),
                  min_count=min_count)
     if resume and (done := finished_model(folder, Captioner, train, about)): return done
     fit = _fit_in(folder, about, "words", "CIDEr-D", resume)

@@ -182,39 +182,6 @@ def _processed(self:_Rows, log_probs)->Tensor: # (N,v)
         turns.append(scores)
     return torch.cat(turns).index_select(0, self.place)
 
-# %% ../../nbs/models/116_generate.ipynb #6a1d0c05
-@patch
-@torch.inference_mode(False)
-def _step(self:_Rows, tokens, source):
-    "One token more: log-probabilities (N,v+extra+2), begin and end last."
-    torch.set_grad_enabled(False)                                        # until the end of the step
-    def nothing(): return self.total.new_full((len(tokens), self.end + 1), -torch.inf)
-    if self.marked is None:
-        self.marked = nothing()
-        self.real, self.bits = self.groups.nothing(self.input)
-        self.marked[:,self.begin] = 0.
-        return self._given()
-    log_probs, self.next = self.next, None
-    if log_probs is None: self._write(tokens, source)
-    if self.said.shape[1] == self.room:                                  # nothing more to read
-        self.marked = nothing()
-        self.real, self.bits = self.groups.nothing(self.input)
-        self._close(None, source, torch.ones_like(tokens, dtype=torch.bool))
-        return self._given()
-    log_probs = self._processed(self._read() if log_probs is None else log_probs)
-    if len(self.never):
-        self.never = self.never[(log_probs[:,self.never] == -torch.inf).all(0)]
-    self.marked = F.pad(log_probs, (0, self.groups.extra + 2), value=-torch.inf)
-    full = self.said.shape[1] + 1 == self.room
-    self.real, self.bits = self.groups.mark(self.marked, self.texts, self.input.tolist(), full)
-    self._close(log_probs, source, self._stopped())
-    return self._given()
-
-@patch
-def _given(self:_Rows):
-    "What the search gets of a step: log-probabilities, no state, and what finishing tokens finish."
-    return (self.marked, None) if self.bits is None else (self.marked, None, self.bits)
-
 @patch
 def _stopped(self:_Rows)->Tensor: # (N,)
     "True where a stopping criterion ends the text; None without criteria."
@@ -225,6 +192,43 @@ def _stopped(self:_Rows)->Tensor: # (N,)
         if type(criterion).__name__ == "MaxTimeCriteria": self.late |= bool(now.any())
         stop |= now
     return stop
+
+# %% ../../nbs/models/116_generate.ipynb #6a1d0c05
+@patch
+@torch.inference_mode(False)
+def _step(self:_Rows, tokens, source):
+    "One token more: log-probabilities (N,v+extra+2), begin and end last."
+    torch.set_grad_enabled(False)                                        # until the end of the step
+    if self.marked is None:
+        self._bar_all()
+        self.marked[:,self.begin] = 0.
+        return self._given()
+    log_probs, self.next = self.next, None
+    if log_probs is None: self._write(tokens, source)
+    if self.said.shape[1] == self.room:                                  # nothing more to read
+        self._bar_all()
+        self._close(None, source, torch.ones_like(tokens, dtype=torch.bool))
+        return self._given()
+    log_probs = self._processed(self._read() if log_probs is None else log_probs)
+    if len(self.never):
+        self.never = self.never[(log_probs[:,self.never] == -torch.inf).all(0)]
+    self._bar_all()
+    self.marked[:,:self.v] = log_probs
+    full = self.said.shape[1] + 1 == self.room
+    self.real, self.bits = self.groups.mark(self.marked, self.texts, self.input.tolist(), full)
+    self._close(log_probs, source, self._stopped())
+    return self._given()
+
+@patch
+def _bar_all(self:_Rows):
+    "Columns in which nothing may come."
+    self.marked = self.total.new_full((len(self.total), self.end + 1), -torch.inf)
+    self.real, self.bits = self.groups.nothing(self.input)
+
+@patch
+def _given(self:_Rows):
+    "What the search gets of a step: log-probabilities, no state, and what finishing tokens finish."
+    return (self.marked, None) if self.bits is None else (self.marked, None, self.bits)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c06
 @patch

@@ -7,6 +7,7 @@ __all__ = ['UNSPACED', 'fold', 'in_word', 'read_table', 'noun_forms', 'read_word
 
 # %% ../../nbs/models/109_spellings.ipynb #5be11a03
 import codecs, itertools, math, random, re, unicodedata, warnings
+from array import array
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cache, reduce
@@ -179,23 +180,26 @@ class _Index(_Table):
         table:_Table, # of all tokens
         size:int,     # of the tokenizer
     ):
-        vars(self).update(vars(table))
-        self.size, self.looks, texts = size, {}, {}
-        mode = "ignore" if table.mode == "run" else table.mode
+        vars(self).update(vars(table), size=size, looks={}, pieces=None)
+        mode, texts = "ignore" if table.mode == "run" else table.mode, {}
         for i, more in table.bytes.items():
             if i not in table.runs: texts[i] = fold(codecs.utf_8_decode(more, mode, False)[0])
-        self.order = sorted(texts, key=texts.get)
-        self.texts = [texts[i] for i in self.order]
-        self.starts = [0, *itertools.accumulate(len(text) + 1 for text in self.texts)]
-        self.joined = _BEGIN.join(self.texts)
+        self.order = array("i", sorted(texts, key=texts.get))
+        self.joined = _BEGIN.join(texts[i] for i in self.order) + _BEGIN
+        self.starts = array("l", [0])
+        self.starts.extend(itertools.accumulate(len(texts[i]) + 1 for i in self.order))
         self.parts = [i for i, more in table.bytes.items() if more and 128 <= more[0] < 192]
-        self.lengthens = {i for i, text in texts.items() if text and in_word(text[0])}
+        self.lengthens = array("i", [i for i, text in texts.items() if text and in_word(text[0])])
         self.unknown = table.hidden | table.runs | {i for i, text in texts.items() if not text}
+
+    def text(self, place):
+        "The folded text of a token by its place in the order."
+        return self.joined[self.starts[place]:self.starts[place+1]-1]
 
     def beginning(self, text):
         "The tokens whose text begins with a text."
-        place = bisect_left(self.texts, text)
-        while place < len(self.texts) and self.texts[place].startswith(text):
+        place = bisect_left(range(len(self.order)), text, key=self.text)
+        while place < len(self.order) and self.joined.startswith(text, self.starts[place]):
             yield self.order[place]
             place += 1
 
@@ -205,18 +209,18 @@ class _Index(_Table):
         while place >= 0:
             end = place + len(word)
             left = not before or not place or not in_word(self.joined[place-1])
-            if left and not (behind and end < len(self.joined) and in_word(self.joined[end])):
+            if left and not (behind and in_word(self.joined[end])):
                 yield self.order[bisect_left(self.starts, place + 1) - 1]
             place = self.joined.find(word, place + 1)
 
     def flags(self, v):
         "For v tokens: whether a word goes on; if that is unknown; if they may not come first."
         if v not in self.looks:
-            unknown = self.unknown | {*range(v)} - self.bytes.keys()
-            looks = torch.zeros(3, v, dtype=torch.bool)
-            for row, ids in zip(looks, (self.lengthens, unknown, self.odd)):
+            looks = torch.zeros(4, v, dtype=torch.bool)
+            for row, ids in zip(looks, (self.lengthens, self.unknown, self.odd, self.bytes)):
                 row[[i for i in ids if i < v]] = True
-            self.looks[v] = looks
+            looks[1] |= ~looks[3]
+            self.looks[v] = looks[:3]
         return self.looks[v]
 
 # %% ../../nbs/models/109_spellings.ipynb #44c00004
@@ -814,7 +818,8 @@ def mark(self:_WordGroups,
     full:bool,     # True: this is the last token, so that no word can go on
 )->tuple:          # (N,extra) tokens of finishing columns; (N,extra+1) groups of all
     "In place: give finishing columns their scores, and take what may not follow."
-    scores[:,:self.v] += self.barred[[text.ends for text in texts]]
+    held = [n for n, text in enumerate(texts) if text.ends != _FREE]
+    scores[held,:self.v] += self.barred[[texts[n].ends for n in held]]
     moves = [*map(self.after, inputs, texts)]
     real, bits = self.nothing(inputs)
     rows, columns = _rows(moves, "tokens"), _flat(moves, "columns")
