@@ -12,6 +12,7 @@ from noc_nb.core import NocError
 from noc_nb.files.readers import _fits, match_photos, name_parts
 from noc_nb.files.store import RegionStore
 from noc_nb.lab.disk import write_json
+from noc_nb.lab.progress import command_lines
 from noc_nb.models.photos import FORMATS, image_files, image_formats, open_image
 from noc_nb.models.pipeline import NovelCaptioner
 from noc_nb.models.source import detected
@@ -214,13 +215,15 @@ def test_bad_captions_are_left_out_where_that_is_allowed(typed):
     assert status == 0 and any("found 7; left out (such captions: 1)" in line for line in told)
     assert read_report("r")["counts"]["bad"] == 1 and "1 bad" in Path("r/report.md").read_text()
 
-def test_the_page_shows_the_photo_of_its_detections(tmp_path):
+def test_the_page_shows_the_photo_of_its_detections(tmp_path, capsys):
     "Examples have the names of their photos; beside an uploaded photo, others in its folder do not matter."
     for n, name in enumerate(("IMG_0007.jpg", "IMG_0012.jpg", "x.jpg")): paint(tmp_path/"in"/name, n)
-    names = {12: "frames/IMG_0007.jpg", 7: "frames/IMG_0012.jpg"}
+    names = {12: "frames/IMG_0007.jpg", 7: "frames/IMG_0012.jpg", 13: "bad.jpg"}
+    (tmp_path/"in/bad.jpg").write_bytes(b"")
     write_json(tmp_path/"found.json", entries(names, map(box, names)))
     toy = NovelCaptioner.from_pretrained("toy", device="cpu")
-    studio = _Studio(toy, source=detected(tmp_path/"found.json", images=tmp_path/"in"))
+    with command_lines(): studio = _Studio(toy, source=detected(tmp_path/"found.json", images=tmp_path/"in"))
+    assert "no example: bad.jpg: expected a whole image" in capsys.readouterr().err
     views = [studio.example(n) for n in range(len(studio.examples))]
     assert [(v.name, shown(v.image), round(v.regions.boxes[0, 0].item()*SIZE[0])) for v in views] == [
         ("IMG_0007.jpg", 0, 12), ("IMG_0012.jpg", 1, 7)]

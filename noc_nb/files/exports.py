@@ -278,9 +278,9 @@ def _read_studio(path):
 
 # %% ../../nbs/files/108_exports.ipynb #cba4653e
 def _refused(path):
+    require(path.suffix != ".zip", f"{path}: an archive", "the folder that it unpacks to")
     forms = ", ".join([*_FORMS][:-1])
-    raise NocError(f"{path}: expected boxes in a form of docs/forms.md: COCO's JSON, {forms}; "
-                   "archives are read once they are unpacked")
+    raise NocError(f"{path}: expected boxes in a form of docs/forms.md: COCO's JSON, {forms}")
 
 _FORMS = {"YOLO's labels": (_is_yolo, _read_yolo),
           "Pascal VOC": (partial(_has_root, "annotation"), _read_voc),

@@ -728,6 +728,11 @@ def _bar(self:_WordGroups):
     self.barred = torch.zeros_like(barred, dtype=torch.float).masked_fill(barred, -torch.inf)
 
 @patch
+def finishers(self:_WordGroups):
+    "The ids of finishing tokens, and of the begin."
+    return range(self.v, self.v + self.extra + 1)
+
+@patch
 def after(self:_WordGroups, i, text):
     "What may finish something behind a text of input i."
     words = self.words[i]
@@ -761,12 +766,9 @@ def _moves(self:_WordGroups, words, state, done):
 
 # %% ../../nbs/models/109_spellings.ipynb #44c00017
 @patch
-def start(self:_WordGroups, inputs): return [_Text(_START, ends=_FIRST) for _ in inputs]
-
-@patch
-def finishers(self:_WordGroups):
-    "The ids of finishing tokens, and of the begin."
-    return range(self.v, self.v + self.extra + 1)
+def start(self:_WordGroups, inputs):
+    "Empty texts."
+    return [_Text(_START, ends=_FIRST) for _ in inputs]
 
 @patch
 def nothing(self:_WordGroups, inputs):
