@@ -20,7 +20,7 @@ from .vocab import PAD
 _MOST_WORDS = (1 << 16) - 1  # different words that a code of 16 bits can tell apart; 0 is no word
 
 def _check_words(count):
-    "Raises `NocError` where there are more different words."
+    "Raises `NocError` for more than `_MOST_WORDS` different words."
     require(count <= _MOST_WORDS, f"CIDEr-D: {count:,} different words", f"at most {_MOST_WORDS:,}")
 
 def _is_tokens(caption):
@@ -28,7 +28,7 @@ def _is_tokens(caption):
 
 # %% ../nbs/30_cider.ipynb #5677ef2f
 def _word_numbers(captions, words):
-    "All words in a row as numbers (t,), by token -> number from 1, and lengths (N,) of captions."
+    "All words as numbers (t,), by `words`: token -> number from 1; lengths (N,) of captions."
     odd = [i for i, caption in enumerate(captions) if not _is_tokens(caption)]
     require(not odd, f"CIDEr-D: caption {min(odd, default='')}", "a list of tokens")
     tokens = list(chain.from_iterable(captions))
@@ -43,7 +43,7 @@ def _word_numbers(captions, words):
 
 # %% ../nbs/30_cider.ipynb #30c1de51
 def _numbered(values):
-    "Numbers of values in the order in which they first come (t,), and the different values (u,)."
+    "Numbers of values in order of first appearance (t,), and the different values (u,)."
     different, first, index = np.unique(values, return_index=True, return_inverse=True)
     order = np.argsort(first)
     number = np.empty_like(order)
@@ -95,7 +95,7 @@ class CiderD:
         refs:dict,      # image id -> list of token lists; a token is an int or a str
         df:str="image", # a document is an "image" or a "caption"
     ):
-        "Raises `NocError` for an image without references, or one that is no list of tokens."
+        "Raises `NocError` for an image without references, or one that is not a list of tokens."
         require(len(refs), "CIDEr-D: no references", "at least one image with one")
         for i, texts in refs.items():
             good = not isinstance(texts, str) and len(texts) and all(map(_is_tokens, texts))
@@ -145,9 +145,9 @@ def _find(self:CiderD, row, gram, codes, ids):
 @patch
 def score(self:CiderD,
     captions:list, # token lists
-    ids,           # the image of every caption; an image may come several times
+    ids,           # the image of every caption; an image may occur several times
 )->np.ndarray:     # (N,) CIDEr-D as in the equation, 0..10, float64
-    "Raises `NocError` for an image without references or a caption that is no list of tokens."
+    "Raises `NocError` for an image without references or a caption that is not a list of tokens."
     require(len(captions) == len(ids), f"CIDEr-D: {len(captions)} captions", f"{len(ids)}, as ids")
     return self._score_numbers(*_word_numbers(captions, self.words), ids)
 
@@ -175,7 +175,7 @@ def common(self:CiderD,
     captions:list, # token lists
     ids,           # the image of every caption
 )->tuple:          # (N,4) common n-grams of one to four words; (N,) words of every caption
-    "What captions share with their references. Raises `NocError` as `score` does."
+    "N-grams that captions share with their references. Raises `NocError` as `score` does."
     flat, lengths = _word_numbers(captions, self.words)
     row, gram, count, codes = _ngrams(flat, lengths)
     _, at, post = self._find(row, gram, codes, ids)
@@ -186,7 +186,7 @@ def common(self:CiderD,
 
 # %% ../nbs/30_cider.ipynb #0760c6d9
 def _with_end(captions, eos):
-    "Captions with EOS at their ends; what is no list of tokens is left for `CiderD` to refuse."
+    "Captions with EOS at their ends; `CiderD` refuses anything that is not a list of tokens."
     return [[*c, eos] if _is_tokens(c) else c for c in captions]
 
 # %% ../nbs/30_cider.ipynb #04dd9dc8
@@ -199,7 +199,7 @@ class CiderReward:
         df:str="image",          # a document is an "image" or a "caption"
         dtype:torch.dtype=torch.float32, # of the rewards
     ):
-        "Prepare the references. Raises `NocError` as `CiderD` does, and for a token that is no id."
+        "Prepare the references. Raises `NocError` as `CiderD` does, and for an invalid token id."
         self.eos, self.eos_in_reward, self.dtype = eos, eos_in_reward, dtype
         if eos_in_reward: refs = {i: _with_end(texts, eos) for i, texts in refs.items()}
         self.cider = CiderD(refs, df)
@@ -215,7 +215,7 @@ class CiderReward:
         tokens:Tensor, # (N,t) token ids: EOS where the sentence ended, then PAD
         ids,           # the image of every caption
     )->Tensor:         # (N,) CIDEr-D, on the tokens' device
-        "Score captions. Raises `NocError` for what is no id, and for an image without references."
+        "Score captions. Raises `NocError` for invalid ids, and for an image without references."
         table = isinstance(tokens, Tensor) and tokens.dim() == 2 and len(tokens) == len(ids)
         require(table, f"CIDEr-D: {str(tokens)[:60]}", f"token ids (N,t) of {len(ids)} captions")
         words = tokens.cpu().numpy()

@@ -20,7 +20,7 @@ SCHEDULES = "warmup", "linear", "constant"
 
 @dataclass(frozen=True)
 class FitConfig:
-    "How a model is trained. Defaults: the paper's cross-entropy (Section 3.1), where it says."
+    "How a model is trained. Defaults: the paper's for cross-entropy (Section 3.1), if it has any."
     epochs:int = 30          # passes over the training images or captions, at most
     batch:int = 50           # captions or images a step
     schedule:str = "warmup"  # one of `SCHEDULES`; "warmup" is the Transformer's
@@ -47,7 +47,7 @@ def learning_rate(
 
 # %% ../nbs/39_fit.ipynb #f1700008
 def _train_epoch(model, loss, batches, adam, rates, clip):
-    "A step for every batch; the means of its numbers."
+    "Make a step for every batch. Returns the means of their numbers."
     steps = []
     model.train()
     for batch, rate in zip(batches, rates):
@@ -64,20 +64,20 @@ def _train_epoch(model, loss, batches, adam, rates, clip):
 
 # %% ../nbs/39_fit.ipynb #f1700010
 def print_epoch(
-    entry:dict, # number of the epoch, loss, score ... by name
+    entry:dict, # the epoch's number, loss, score ... by name
 ):
     "Print the numbers of an epoch in one line."
     print(", ".join(f"{name} {x:,.4g}" for name, x in entry.items()))
 
 # %% ../nbs/39_fit.ipynb #f1700011
 def plain_fit(
-    model:nn.Module,  # what is trained
+    model:nn.Module,  # the model to train
     loss,             # (model, batch) -> (scalar tensor, dict of numbers to show)
     batches,          # epoch -> its batches; a `Loader`
     cfg:FitConfig,    # epochs, schedule, patience ...
     evaluate=None,    # model -> dict with a "score" to make large; None: the last weights are best
     d_model:int=512,  # width, for the paper's peak learning rate
-    show=print_epoch, # is given each epoch's numbers
+    show=print_epoch, # called with each epoch's numbers
 )->nn.Module:         # with its best weights, in eval mode
     "Train until the epochs or the patience are used up."
     adam = torch.optim.Adam(model.to(default_device()).parameters(), betas=(.9, .98), eps=1e-9)

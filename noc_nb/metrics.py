@@ -17,16 +17,16 @@ from .vocab import ptb_line
 
 # %% ../nbs/31_metrics.ipynb #58f973af
 def _line(text, where):
-    "A sentence's tokens, separated by single spaces. Raises `NocError` where it is no string."
+    "A sentence's tokens, separated by single spaces. Raises `NocError` if it is not a string."
     require(isinstance(text, str), f"{where}: {type(text).__name__} {text!r}", "a string")
     return ptb_line(text)
 
 class _References(dict):
-    "Image id -> tokens of its reference sentences, with what several metrics need of them."
+    "Image id -> tokens of its reference sentences, with data that several metrics share."
     def __init__(self,
         refs:dict, # image id -> its reference sentences; these images are the evaluated set
     ):
-        "Raises `NocError` for an image without references, or one that is no string."
+        "Raises `NocError` for an image without references, or one that is not a string."
         for i, texts in refs.items():
             where = f"references: image {i}"
             require(texts and not isinstance(texts, str), where, "a list of sentences")
@@ -67,7 +67,7 @@ def _common(caption, ref):
     return len(caption) - v.bit_count()
 
 def _rouge_l(caption, refs):
-    "ROUGE-L of one image, 0..1: precision and recall are each the best over the references."
+    "ROUGE-L of one image, 0..1, from the best precision and the best recall over its references."
     words, others = caption.split(" "), [r.split(" ") for r in refs]
     lengths = [_common(words, r) for r in others]
     precision = max(n/len(words) for n in lengths)
@@ -104,14 +104,14 @@ _BLEUS = "B1", "B2", "B3", "B4"
 
 # %% ../nbs/31_metrics.ipynb #ab3e12bf
 class Metric(NamedTuple):
-    "A caption score: numbers are kept of every image, and the score is made from their sums."
-    title:str             # what people call it
+    "A caption score, computed from sums of numbers of every image."
+    title:str             # its usual name
     numbers:object = None # captions, references -> (N,) or (N,s); both by image id, as tokens with
                           # spaces between them. None: a program has the numbers
     points:object = _mean # sums (...,s), images (...) -> (...) in points, or several, by name
 
     def by_name(self, name, sums, images)->dict:
-        "Scores by name, of sums over sets of images; a single score has the metric's own name."
+        "Scores by name, from sums over sets of images; a single score has the metric's own name."
         found = self.points(sums, images)
         return found if isinstance(found, dict) else {name: found}
 
@@ -127,10 +127,10 @@ METRICS = dict(
 
 # %% ../nbs/31_metrics.ipynb #ab3e12c0
 class CaptionScorer:
-    "What is kept of captions against prepared references. `close` it or use `with`: programs end."
+    "Numbers of captions against prepared references. `close` it or use `with` to end programs."
     def __init__(self,
         refs:dict,       # image id -> its reference sentences; these images are the evaluated set
-        metrics=METRICS, # names of those to compute
+        metrics=METRICS, # names of the metrics to compute
         programs=(),     # for METEOR, SPICE and others; see the table above
     ):
         "Raises `NocError` for an unknown metric or an image without references."
@@ -152,8 +152,8 @@ class CaptionScorer:
 
     def numbers(self,
         captions:dict, # image id -> sentence, for every image of the references
-    )->dict:           # metric -> (N,s) what is kept of every image, in the order of the references
-        "What is kept of each image. Raises `NocError` for a caption that is missing or no string."
+    )->dict:           # metric -> (N,s) numbers of every image, in the order of the references
+        "Numbers of each image. Raises `NocError` for a caption that is missing or not a string."
         for i in self.refs:
             require(i in captions, f"captions: image {i}: missing", "one for every evaluated image")
         lines = {i: _line(captions[i], f"captions: image {i}") for i in self.refs}
@@ -175,7 +175,7 @@ def _by_name(sums, images):
 
 def points(
     numbers:dict, # metric -> (N,s), as `CaptionScorer.numbers` gives them
-    weights=None, # (B,N) how often every image counts; None: each image by itself
+    weights=None, # (B,N) how often every image counts; None: each image separately
 )->dict:          # name -> (B,) or (N,) in points; NaN where no image counts
     "The caption scores of weighted images, for many weightings at once."
     if weights is None: return _by_name(numbers, 1)

@@ -26,9 +26,9 @@ def _f1_points(cells):
 class Protocol:
     "The choices behind an F1."
     words:str = "dcc"        # the list of words
-    weight:str = "image"     # what counts once: "image" or "caption"
+    weight:str = "image"     # the unit that counts once: "image" or "caption"
     fp:str = "other"         # which images are false positives: "other" or "nonnovel"
-    fp_weight:float = 1.     # of those that are not novel
+    fp_weight:float = 1.     # weight of false positives on non-novel images
 
     def __post_init__(self):
         for name, words in dict(weight=("image", "caption"), fp=("other", "nonnovel")).items():
@@ -44,10 +44,10 @@ class Protocol:
 
 # %% ../nbs/32_novelty.ipynb #4fe874ab
 def _mentions(texts, words):
-    "(N,O) which objects some sentence of every image mentions, as `says` has it."
+    "(N,O) which objects some sentence of every image mentions, in the sense of `says`."
     def mentioned(text, forms): return any(f" {form} " in text for form in forms)
     def row(sentences):
-        text = f" {' | '.join(map(normalize, sentences))} "     # no form goes across the sign
+        text = f" {' | '.join(map(normalize, sentences))} "     # no form crosses this sign
         return [mentioned(text, forms) for forms in words.values()]
     return np.array(list(map(row, texts)), dtype=bool).reshape(len(texts), len(words))
 
@@ -64,7 +64,7 @@ def _own_images(ids, novel, words, refs):
 # %% ../nbs/32_novelty.ipynb #9d7d4b26
 @dataclass
 class Judged:
-    "What is kept of every image for one system; each score is a function of weighted sums of it."
+    "Numbers of every image for one system; each score is a function of weighted sums of them."
     ids:list         # (N,) image ids
     numbers:dict     # metric -> (N,s), as `CaptionScorer.numbers` gives them
     cells:np.ndarray # (N,O,3) true positive, false positive, false negative of every object
@@ -79,7 +79,7 @@ class Judged:
         return found + np.tensordot(weights - inside, self.cells, 1)
 
     def choices(self)->dict:
-        "By name, what the scores depend on besides captions and references."
+        "By name, all choices that the scores depend on besides captions and references."
         return asdict(self.protocol) | {"cider_df": f"{len(self.ids)} evaluated images"}
 
     def once(self)->dict:
@@ -89,7 +89,7 @@ class Judged:
 
 # %% ../nbs/32_novelty.ipynb #be052716
 def _judged(said, ids, novel, words, refs, protocol, numbers):
-    "`Judged` from which objects are said of every image, (N,O)."
+    "`Judged`, from the objects that each caption mentions, (N,O)."
     for i in ids: require(i in refs, f"references: image {i}: missing", "at least one sentence")
     own, out = _own_images(ids, novel, words, refs)
     wrong = said & ~own
@@ -104,14 +104,14 @@ def _judged(said, ids, novel, words, refs, protocol, numbers):
 def judge(
     captions:dict,   # image id -> sentence
     refs:dict,       # image id -> reference sentences
-    ids,             # the evaluated image ids; CIDEr-D's document frequencies are theirs
+    ids,             # the evaluated image ids; CIDEr-D's document frequencies come from them
     novel:dict,      # object -> ids of its novel images, by the published lists
     heldout:HeldOut=COCO_HELDOUT, # the held-out objects
     metrics=METRICS, # caption scores to compute, where no scorer is given
-    scorer:CaptionScorer=None, # prepared for these images: for METEOR and SPICE, or many systems
+    scorer:CaptionScorer=None, # prepared for these images; for METEOR and SPICE, or many systems
     **protocol,      # of F1, as in `Protocol`: words, weight, fp, fp_weight
 )->Judged:
-    "Judge one system. Raises `NocError` for a missing caption or reference, or no string."
+    "Judge one system. Raises `NocError` for a caption or reference that is missing or no string."
     protocol, ids = Protocol(**protocol), list(dict.fromkeys(ids))
     words = protocol.words_of(heldout)
     if scorer is None: scorer = CaptionScorer({i: refs.get(i) for i in ids}, metrics)
@@ -123,7 +123,7 @@ def judge(
 
 # %% ../nbs/32_novelty.ipynb #4546a9bf
 def _means(own):
-    "The mean over objects of each of their scores; NaN where none has it."
+    "The mean over objects of each of their scores; NaN if no object has the score."
     def mean(name):
         x = np.array([scores[name] for scores in own])
         with np.errstate(invalid="ignore"): return np.nansum(x, 0)/np.sum(~np.isnan(x), 0)
@@ -145,7 +145,7 @@ def scores(self:Judged, weights:np.ndarray)->dict:
 def by_group(
     values:dict, # (group, name) -> a number, or an interval
 )->dict:         # group -> name -> the same; None for NaN
-    "Scores as rows and reports have them."
+    "Scores in the form of rows and reports."
     groups = {}
     for (group, name), x in values.items():
         groups.setdefault(group, {})[name] = None if np.isnan(x).any() else x
@@ -153,7 +153,7 @@ def by_group(
 
 # %% ../nbs/32_novelty.ipynb #a6f72cb3
 def _counts(judged):
-    "How many images there are of each kind, and what was found of every object."
+    "How many images there are of each kind, and the counts of every object."
     images = {name: int(rows.sum()) for name, rows in judged.sets.items()}
     cells = judged.counted(np.ones((1, len(judged.ids))))[0].tolist()
     novel = {o: images[f"object {o}"] for o in judged.objects}
@@ -174,7 +174,7 @@ def row(self:Judged)->dict:
 
 # %% ../nbs/32_novelty.ipynb #85a9e51f
 def _resamples(size, samples, seed=0):
-    "Weights of the bootstrap: (samples, size) uint16, how often every image is drawn."
+    "Weights of the bootstrap: (samples, size) uint16, how often each image is drawn."
     rng, weights = np.random.default_rng(seed), np.empty((samples, size), np.uint16)
     for row in weights: row[:] = np.bincount(rng.integers(size, size=size), minlength=size)
     return weights
@@ -184,7 +184,7 @@ def bootstrap(self:Judged,
     samples:int=1000, # draws; 0: none
     seed:int=0,       # of the draws; the same seed gives the same draws
 )->dict:              # (group, name) -> (1+samples,) in points: of all images, then of every draw
-    "Every score, a hundred draws at a time: for 40,000 images all at once would take gigabytes."
+    "Every score, a hundred draws at a time: all draws of 40,000 images would take gigabytes."
     weights = _resamples(len(self.ids), samples, seed)
     drawn = [self.scores(np.ones((1, len(self.ids))))]
     drawn += [self.scores(weights[k:k+100].astype(float)) for k in range(0, samples, 100)]
@@ -193,7 +193,7 @@ def bootstrap(self:Judged,
 
 def interval(
     drawn:np.ndarray, # (1+samples,) a score, or a difference, as `Judged.bootstrap` draws it
-)->list:              # low and high end; NaN where no draw has the score
+)->list:              # low and high end; NaN if no draw has the score
     "The 95 % interval."
     return np.nanpercentile(drawn[1:], [2.5, 97.5]).tolist()
 
@@ -203,7 +203,7 @@ def nonnovel_weight(
     novel:dict, # object -> ids of its novel images
     published:tuple=(17_234, 3_018), # non-novel and novel images of the split that is reported
 )->float:       # `fp_weight`
-    "How often a false positive on a non-novel image must count. Raises `NocError` without one."
+    "The weight of a false positive on a non-novel image. Raises `NocError` without one."
     ids = set(ids)
     outside = len(ids.intersection(set().union(*novel.values())))
     inside = len(ids) - outside

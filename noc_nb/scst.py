@@ -40,7 +40,7 @@ def scst_loss(
 def caption_log_probs(
     captioner:Captioner, # in train or eval mode
     batch:CaptionBatch,  # features (b,n,d) and mask (b,n)
-    tokens:Tensor,       # (b,k,t) captions, end of sentence counted, then padding
+    tokens:Tensor,       # (b,k,t) captions, including the end of sentence, then padding
 )->Tensor:               # (b,k) sum of the log-probabilities of each caption's tokens
     "Log-probability of captions in one teacher-forced pass."
     b, k, t = tokens.shape
@@ -53,7 +53,7 @@ def caption_log_probs(
 # %% ../nbs/43_scst.ipynb #732ed4a2
 @dataclass(frozen=True)
 class ScstConfig(FitConfig):
-    "Self-critical training (Section 3.1). Defaults: the paper's where it says them."
+    "Self-critical training (Section 3.1). Defaults: the paper's, if it has any."
     schedule:str = "constant"
     peak:float = 5e-6          # learning rate
     epochs:int = 20
@@ -76,7 +76,7 @@ def rewarded_images(
 def oracle_classes(
     data:CocoData, # regions and captions
     i,             # image id
-    limit:int=5,   # classes at most
+    limit:int=5,   # most classes of an image
 )->list:           # class ids, best detection first
     "The detected classes of an image that one of its references mentions."
     return constraint_classes(data.regions[i], how="oracle", limit=limit, drop=data.dropped,
@@ -87,7 +87,7 @@ def class_words(
     classes:dict, # class id -> `ObjectClass`
     vocab:Vocab,  # of the captioner
 )->dict:          # image id -> {class id: token id}
-    "The words of chosen classes. Warns of those that the vocabulary lacks."
+    "The words of chosen classes. Warns about those that the vocabulary lacks."
     words, missing = {}, Counter()
     for i, ids in chosen.items():
         groups, left_out = constraint_tokens(ids, classes, vocab)
@@ -103,9 +103,9 @@ def oracle_words(
     data:CocoData, # regions and captions
     ids:list,      # image ids
     vocab:Vocab,   # of the captioner
-    limit:int=5,   # words an image, at most
+    limit:int=5,   # most words of an image
 )->dict:           # image id -> token ids
-    "Words of detected classes that a reference mentions. Warns of those the vocabulary lacks."
+    "Words of detected classes that a reference mentions. Warns about those not in the vocabulary."
     chosen = {i: oracle_classes(data, i, limit) for i in ids}
     words = class_words(chosen, data.classes, vocab)
     return {i: [*own.values()] for i, own in words.items()}
@@ -113,12 +113,12 @@ def oracle_words(
 # %% ../nbs/43_scst.ipynb #20c6a77e
 def cider_reward(
     data:CocoData,     # references
-    ids:list,          # images to be rewarded
+    ids:list,          # images that are rewarded
     vocab:Vocab,       # of the captioner
-    cfg:ScstConfig=ScstConfig(), # what counts in the reward
+    cfg:ScstConfig=ScstConfig(), # settings of the reward
 )->CiderReward:        # on token ids
     "CIDEr-D against the images' own references, prepared once."
-    new = {}                           # word outside the vocabulary -> its id, behind the others
+    new = {}                           # word outside the vocabulary -> its id, after the others
     def number(word): return vocab.stoi.get(word) or new.setdefault(word, len(vocab) + len(new))
     def numbers(i): return [[*map(number, tokens)] for tokens in data.tokens[i]]
     refs = {i: numbers(i) for i in ids}
@@ -129,14 +129,14 @@ class SelfCritical:
     "The loss of self-critical training: (captioner, batch) -> (loss, numbers to show)."
     def __init__(self,
         reward,              # (tokens (N,t), image ids) -> (N,) tensor
-        words:dict=None,     # image id -> token ids that its captions must say; default: none
+        words:dict=None,     # image id -> token ids that its captions must contain; default: none
         search=plain_search, # a function like this one
         mix:float=0.,        # probability that an image's words are left out of a step
     ):
         self.reward, self.words, self.search, self.mix = reward, words or {}, search, mix
 
     def __call__(self, captioner, batch):
-        model = getattr(captioner, "module", captioner)     # without what shares its gradients
+        model = getattr(captioner, "module", captioner)     # without a gradient-sharing wrapper
         beams = self.search(model.eval(), batch, self.drawn(batch.image_ids))
         valid = beams.scores > -torch.inf
         rewards = self.rewards(beams.tokens, batch.image_ids)
@@ -150,7 +150,7 @@ class SelfCritical:
     )->list:            # b lists of token ids, or dicts with their prices
         "The words of each image in this step; none for a share `mix` of the images."
         words = [self.words.get(i, []) for i in image_ids]
-        if not self.mix: return words                       # a draw would change the dropout
+        if not self.mix: return words                       # a draw would change the dropout masks
         kept = torch.rand(len(words)) >= self.mix
         return [w if keep else type(w)() for w, keep in zip(words, kept)]
 
@@ -158,7 +158,7 @@ class SelfCritical:
         tokens:Tensor,  # (b,k,t) captions
         image_ids:list, # b images
     )->Tensor:          # (b,k)
-        "Rewards of captions. Raises `NocError` for what is not a finite number for each."
+        "Rewards of captions. Raises `NocError` unless each is a finite number."
         b, k, _ = tokens.shape
         rewards = self.reward(tokens.flatten(0, 1), [i for i in image_ids for _ in range(k)])
         shape = tuple(rewards.shape) if isinstance(rewards, Tensor) else type(rewards).__name__
@@ -181,10 +181,10 @@ def train_scst(
     data:CocoData,        # captions and regions
     captioner:Captioner,  # trained with cross-entropy; it is trained in place
     cfg:ScstConfig,       # how long and how fast
-    words:dict=None,      # image id -> token ids that captions must say, of "train" and "val": DGBS
+    words:dict=None,      # image id -> required token ids, for "train" and "val": DGBS
     fit=plain_fit,        # a loop like this one
-    search=plain_search,  # of the captions that are rewarded: a function like this one
-    decode=plain_decode,  # of the captions that `val` judges: a function like this one
+    search=plain_search,  # for the rewarded captions: a function like this one
+    decode=plain_decode,  # for the captions of `val`: a function like this one
     reward=cider_reward,  # makes the reward: a function like this one
 )->Captioner:             # in eval mode
     "Fine-tune a captioner on CIDEr-D (Section 3.1). `NocError` for features of another width."

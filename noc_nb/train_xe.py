@@ -24,7 +24,7 @@ from .vocab import FUNCTION_WORDS, PAD, Vocab, word_table
 # %% ../nbs/42_train_xe.ipynb #e305f887
 def build_vocab(
     data:CocoData,   # captions and classes
-    min_count:int=5, # how often a word stands in training captions
+    min_count:int=5, # least number of occurrences in training captions
 )->Vocab:            # with every constraint word and form
     "The captioner's vocabulary."
     train = (tokens for i in data.splits["train"] for tokens in data.tokens[i])
@@ -34,7 +34,7 @@ def build_vocab(
 def word_rows(
     data:CocoData,   # captions, classes and word vectors
     min_count:int=5, # as in `build_vocab`
-)->tuple:            # the vocabulary; of `word_table` the table and what is known, or None twice
+)->tuple:            # the vocabulary; table and known rows of `word_table`, or None twice
     "Words and their vectors. Raises `NocError` for a constraint word without a vector."
     vocab = build_vocab(data, min_count)
     if data.features is not None and data.word_vectors is None: return vocab, None, None
@@ -77,13 +77,13 @@ def bad_endings(
 
 # %% ../nbs/42_train_xe.ipynb #cb0d6f37
 def val_cider(
-    data:CocoData,       # its part "val" judges
-    words:dict=None,     # image id -> token ids that its caption must say; default: none
+    data:CocoData,       # its part "val" is scored
+    words:dict=None,     # image id -> token ids that its caption must contain; default: none
     decode=plain_decode, # a function like this one
 ):                       # model -> dict with "score"; None without a `val`
-    "How good a captioner's greedy captions of `val` are: CIDEr-D in points."
+    "The score of a captioner on `val`: CIDEr-D of its greedy captions, in points."
     novel = set().union(*data.novel["val"].values())
-    ids = [i for i in data.splits["val"] if i not in novel][:500]  # enough of them
+    ids = [i for i in data.splits["val"] if i not in novel][:500]  # which are enough
     if not ids: return None
     cider = CiderD({i: data.tokens[i] for i in ids})
     def score(model):
@@ -104,7 +104,7 @@ def train_xe(
     train:FitConfig,     # how long and how fast
     min_count:int=5,     # as in `build_vocab`
     fit=plain_fit,       # a loop like this one
-    decode=plain_decode, # of the captions that `val` judges: a function like this one
+    decode=plain_decode, # for the captions of `val`: a function like this one
 )->Captioner:            # in eval mode
     "Train a captioner with cross-entropy (Section 3.1)."
     captioner = build_captioner(data, cfg, min_count, train.seed)
