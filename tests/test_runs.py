@@ -4,7 +4,9 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from noc_nb.constraints import RULES
 from noc_nb.core import NocError
 from noc_nb.files.dataset import load_data
@@ -12,7 +14,8 @@ from noc_nb.files.drawing import make_toy
 from noc_nb.lab.disk import beside, in_use, whole_file, write_json
 from noc_nb.lab.experiment import PRESETS, Experiment, Run
 from noc_nb.lab.runs import begin, called, locked, state_of, whole_folder
-from noc_nb.models.pipeline import CaptionOptions
+from noc_nb.models.detector import _load_model
+from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner
 from noc_nb.models.source import Job
 from noc_nb.pages.gallery import begin_captions
 from noc_nb.scst import cider_reward
@@ -176,7 +179,8 @@ def test_a_function_that_nobody_can_compare_is_refused(tmp_path, held):
         with pytest.raises(NocError, match=r"^(f|C): computes with a \w+, which has no fingerprint; expected"):
             called(loaded(tmp_path, text))
 
-BRIEF = """from noc_nb.models.pipeline import CaptionOptions
+BRIEF = """from noc_nb.models.detector import _load_model
+from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner
 from noc_nb.models.source import Job
 from noc_nb.pages.gallery import begin_captions
 from noc_nb.scst import cider_reward
@@ -276,3 +280,31 @@ def test_a_model_of_the_hub_is_its_commit(tmp_path, monkeypatch):
     read = pretrained.Pretrained("someone/some-captioner", "a captioner")
     read.load("AutoProcessor")
     assert (read.commit, read.files, asked) == ("c0ffee", {}, ["main", "c0ffee"])
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int8, torch.bool, torch.complex64])
+def test_weights_of_another_kind_of_number_are_refused(tmp_path, kind):
+    "Of a model of transformers, a detector of torchvision, and a pipeline; with other bits they are read."
+    pytest.importorskip("transformers")
+    from noc_nb.models.pretrained import Pretrained, quiet
+    from tiny_models import save_blip
+    with quiet(): save_blip(tmp_path/"blip")
+    small = "fasterrcnn_mobilenet_v3_large_320_fpn"
+    torch.save(_load_model(small, None, weights_backbone=None).state_dict(), tmp_path/"d.pth")
+    NovelCaptioner.from_pretrained("toy", device="cpu").save_pretrained(tmp_path/"toy")
+    def blip(): Pretrained(tmp_path/"blip", "a captioner").model("AutoModelForImageTextToText")
+    def detector(): _load_model(small, str(tmp_path/"d.pth"), weights_backbone=None)
+    def toy(): NovelCaptioner.from_pretrained(tmp_path/"toy", device="cpu")
+    for name, read in {"blip/model.safetensors": blip, "d.pth": detector, "toy/class_vectors.safetensors": toy,
+                       "toy/captioner/model.safetensors": toy}.items():
+        file = tmp_path/name
+        pth = file.suffix == ".pth"
+        weights = torch.load(file) if pth else load_file(file)
+        def write(name, dtype):
+            changed = weights | {name: weights[name].to(dtype)}
+            torch.save(changed, file) if pth else save_file(changed, file, dict(format="pt"))
+        name = next(n for n, w in weights.items() if w.is_floating_point())
+        write(name, torch.float64)
+        read()
+        write(name, kind)
+        with pytest.raises(NocError, match=re.escape(f"{file}: {name}: numbers of kind ")): read()
+        write(name, weights[name].dtype)

@@ -25,6 +25,7 @@ from ..core import NocError, default_device, require
 from ..heldout import COCO_CLASSES
 from ..lab.disk import foreign_file
 from ..lab.runs import fingerprint
+from ..lab.saving import check_kinds
 from ..regions import Regions
 
 # %% ../../nbs/models/113_detector.ipynb #2107b743
@@ -55,7 +56,9 @@ def _load_model(name, source, **options):
     "A model of torchvision, to evaluate. Raises `NocError` if the weights do not fit."
     model = torchvision.models.get_model(name, weights=None, **options).eval()
     if source is None: return model
-    try: missing, odd = model.load_state_dict(_read_state(name, source), strict=False)
+    state = _read_state(name, source)
+    check_kinds(state, model.state_dict(), source)
+    try: missing, odd = model.load_state_dict(state, strict=False)
     except RuntimeError as e: missing, odd = [], [str(e).splitlines()[1].strip()]
     odd = [f"{k} is missing" for k in missing if not k.endswith("num_batches_tracked")] + odd
     expected = f"the weights of {name}, with as many classes"

@@ -32,7 +32,7 @@ from ..fast.search import SearchConfig
 from ..heldout import ObjectClass, meanings, people
 from ..lab.config import Config, load_config, save_config, setting
 from ..lab.objects import load_classes, save_classes
-from ..lab.saving import load_model, model_card, read_weights, save_model
+from ..lab.saving import check_kinds, load_model, model_card, read_weights, save_model
 from ..regions import Regions, geometry, table_of
 from ..selector import RegionSelector, select
 from ..vocab import Vocab
@@ -515,6 +515,7 @@ def _class_vectors(file, classes, width):
     vectors = read_weights(file)
     odd = sorted(vectors.keys() ^ map(str, classes))
     require(not odd, f"{file}: class {''.join(odd[:1])[:20]}", "a vector for each of classes.json")
+    check_kinds(vectors, dict.fromkeys(vectors, torch.zeros(())), file)
     for i, vector in vectors.items():
         whole = vector.shape == (width,) and vector.isfinite().all()
         found = f"{width} finite numbers, found {tuple(vector.shape)}"

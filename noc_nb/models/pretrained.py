@@ -10,6 +10,8 @@ import os, re
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from safetensors import safe_open
+
 from ..core import NocError, require
 from ..lab.disk import read_json
 
@@ -87,6 +89,17 @@ def _check_layers(folder):
         where = f"{file}: {name}={count}"
         require(count <= most, where, f"at most {most:,}, by the size of its weights")
 
+# %% ../../nbs/models/112_pretrained.ipynb #3c0c48cc
+def _check_kinds(files, model):
+    "Raises `NocError` for a weight that is no floating-point number where the model wants one."
+    expected = {name for name, w in model.state_dict().items() if w.is_floating_point()}
+    for file in (path for path in files.values() if path.suffix == ".safetensors"):
+        with safe_open(file, "pt") as weights:
+            for name in sorted(expected & {*weights.keys()}):
+                kind = weights.get_slice(name).get_dtype()          # like F32, BF16, I64, BOOL
+                floats = kind.startswith(("F", "BF"))
+                require(floats, f"{file}: {name}: numbers of kind {kind}", "floating point")
+
 # %% ../../nbs/models/112_pretrained.ipynb #b64ba105
 class Pretrained:
     "Somebody's model. Raises `NocError` for one that is nowhere."
@@ -134,4 +147,5 @@ class Pretrained:
         more = f", and {len(missing) - 1} more" if missing[1:] else ""
         lost = "".join(missing[:1])
         require(not missing, self.name, f"all weights of its model; {lost} is missing{more}")
+        _check_kinds(self.files, model)
         return model.eval()
