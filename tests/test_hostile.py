@@ -821,7 +821,7 @@ def test_what_the_papers_floor_refuses():
         "image 7: features: expected finite": lambda: regions(features=[[1., -math.inf]]).check_finite(),
         "regions: no image 8 among 1 images": lambda: table[8],
         "image 7: is in two of the tables": lambda: table_of([regions(), regions()]),
-        "image None: expected regions that say of which": lambda: table_of([Regions.empty()]),
+        "image None: expected regions with the number": lambda: table_of([Regions.empty()]),
         "small: part 'all': expected one of train": lambda: small.ids("all"),
         "small/vectors: expected a file of word vectors, which tell the captioner": lambda: small.vectors,
         "regions: has no features: expected regions with features": replace(small, features=table).region_features,

@@ -26,7 +26,7 @@ def search(
     constraints:list,    # b lists of constraint groups, empty for plain beam search
     cfg:SearchConfig=SearchConfig(), # how to search
     prices=None,         # b lists with a price for every group; None: all are musts
-    avoid=(),            # what no caption may hold, tuples of ids
+    avoid=(),            # forbidden words and phrases, tuples of ids
 )->Hypotheses:           # (b,k,t) tokens, best first, with scores, satisfied, spans and reasons
     "Search a batch of images. Raises `NocError` for an unknown mode or a wrong number of lists."
     b = len(batch.features)
@@ -41,19 +41,19 @@ def search(
 # %% ../../nbs/fast/26_decode.ipynb #88544829
 @dataclass(frozen=True)
 class Decoded:
-    "The best caption of an image, and what became of its constraints."
+    "The best caption of an image, and the fate of its constraints."
     caption:str          # lower-case words
     score:float          # sum of log-probabilities
-    wanted:int = 0       # constraints asked for
+    wanted:int = 0       # constraints on the caption
     satisfied:int = 0    # constraints in the caption
     reason:str = None    # why some are missing, or None
     spans:tuple = ()     # (start, end) of every constraint in the caption's words, or None
     missing:tuple = ()   # texts that the vocabulary lacks, so that they gave no constraint
-    objective:float = None # with prices: `score`, and the prices of what is said
+    objective:float = None # with prices: `score` plus the prices of mentioned candidates
 
 # %% ../../nbs/fast/26_decode.ipynb #b1d26a02
 def _decoded(vocab, groups, tokens, score, satisfied, spans, reason, objective):
-    "What a search found for an image, as a `Decoded`."
+    "The result of a search for one image, as a `Decoded`."
     spans = tuple(tuple(span) if span[0] >= 0 else None for span in spans[:len(groups)])
     return Decoded(vocab.decode(tokens), score, len(groups), satisfied, reason, spans, (),
                    objective)
@@ -61,8 +61,8 @@ def _decoded(vocab, groups, tokens, score, satisfied, spans, reason, objective):
 # %% ../../nbs/fast/26_decode.ipynb #b1d26a12
 def decode(
     captioner:Captioner,   # trained
-    batches,               # `CaptionBatch`es; their tokens are not looked at
-    constraints:dict=None, # image id -> constraint groups; an image that is not in it has none
+    batches,               # `CaptionBatch`es; their tokens are ignored
+    constraints:dict=None, # image id -> constraint groups; other images have none
     cfg:SearchConfig=SearchConfig(), # how to search
     prices:dict=None,      # image id -> a price for each of its groups; None: all are musts
     avoid=(),              # as in `search`

@@ -17,10 +17,10 @@ from .search import MODES, Grid, grid_beam_search
 # %% ../../nbs/fast/27_machine.ipynb #fc685e9f
 class Machine(Grid):
     "A row for every state of a finite-state machine, which is a set of finished groups."
-    absorb, most_groups = True, 8 # of an image: 256 states
+    absorb, most_groups = True, 8 # per image: 256 states
 
     def levels(self, search, groups:Groups)->Tensor:
-        "(2^n,) how many finished groups every state stands for. `NocError` for too many states."
+        "(2^n,) the number of finished groups of every state. `NocError` for too many states."
         for i, n in enumerate(map(len, search.read)):
             require(n <= self.most_groups, f"image {i}: {n} constraints are {2**n} states",
                     f"at most {self.most_groups}")

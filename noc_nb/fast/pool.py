@@ -18,20 +18,20 @@ from ..core import NocError, require
 
 # %% ../../nbs/fast/19_pool.ipynb #c1f4657f
 class _PoolState(NamedTuple):
-    "What `Pool.step` needs of the past. `step` uses a state up: go on with the one it returns."
+    "The past, as `Pool.step` needs it. `step` uses up a state: continue with the one it returns."
     mask:Tensor   # (b,1,1,n) 0 where a region may be attended to, -inf elsewhere
     keys:Tensor   # (l,b,h,d,n) keys of the regions in each of l layers, divided by the root of d
     values:Tensor # (l,b,h,n,d) their values
     words:Tensor  # (l,2,b,h,p,d) the pool: keys (divided by the root of d) and values in p places
     past:Tensor   # (b,g,p) 0 where a word belongs to a hypothesis, -inf elsewhere
-    used:int      # places of the pool that are written
+    used:int      # places of the pool that are in use
     t:int         # words in each hypothesis
     max_len:int   # most words a hypothesis may have
-    table:Tensor  # (v,d) word vectors, put together once for a batch
+    table:Tensor  # (v,d) word vectors, assembled once for a batch
 
 # %% ../../nbs/fast/19_pool.ipynb #f79cf27f
 def _closed(where):
-    "-inf where `where` is True, 0 elsewhere: to be added to what a softmax is taken of."
+    "-inf where `where` is True, 0 elsewhere: to be added to the input of a softmax."
     return torch.zeros_like(where, dtype=torch.float).masked_fill(where, -torch.inf)
 
 # %% ../../nbs/fast/19_pool.ipynb #abe570a6
@@ -72,7 +72,7 @@ def _reorder_pool(state, order, used):
     "The state with the pool's places in a new order (b,p'); the first `used` of them are words."
     l, two, b, h, p, d = state.words.shape
     begins = torch.arange(0, l*two*b*h*p, p, device=order.device).view(l, two, b, h, 1)
-    rows = (begins + order[:,None]).flatten()               # of the pool as a list of (d,)
+    rows = (begins + order[:,None]).flatten()               # in the pool as a list of (d,)
     words = state.words.flatten(0, 4).index_select(0, rows).view(l, two, b, h, -1, d)
     g = state.past.shape[1]
     past = state.past.gather(2, order[:,None].expand(-1, g, -1))
@@ -81,9 +81,9 @@ def _reorder_pool(state, order, used):
 
 # %% ../../nbs/fast/19_pool.ipynb #0c1be7fa
 def _make_room(state, g):
-    "The state with `g` free places in the pool or more; `NocError` where the hypotheses are full."
+    "The state with at least `g` free places in the pool; `NocError` if the hypotheses are full."
     t, used = state.t, state.used
-    left = state.max_len - t                                # words that may still come
+    left = state.max_len - t                                # words that may still follow
     require(left, f"step {t+1}: the state is for {t} words", f"start(…, max_len={t+1}) or more")
     if used + g <= state.past.shape[2]: return state
     active = (state.past == 0).any(1)                       # (b,p) words of some hypothesis
@@ -97,7 +97,7 @@ def _make_room(state, g):
 
 # %% ../../nbs/fast/19_pool.ipynb #4d70ab19
 def _layer_step(layer, y, i, state, new):
-    "Layer `i` of a step: last words y (b,g,d) go to the `new` places of the pool."
+    "Layer `i` of a step: last words y (b,g,d) take the `new` places of the pool."
     q, k, v = layer.words.f.project(y)                      # (b,h,g,d) each
     keys, values = state.words[i,0], state.words[i,1]       # (b,h,p,d) each
     keys[:,:,new] = k / k.shape[-1]**.5
@@ -115,9 +115,9 @@ def _layer_step(layer, y, i, state, new):
 @patch
 def step(self:Pool,
     tokens:Tensor,     # (b·g,) last word of every hypothesis
-    state:_PoolState,  # from `start`, `step` or `reorder`; its pool is written to
+    state:_PoolState,  # from `start`, `step` or `reorder`; its pool is changed in place
 )->tuple:              # (b·g,v) log-probabilities of the next word, 32 bits, and the new state
-    "One word more for every hypothesis. Raises `NocError` if they are full."
+    "One more word for every hypothesis. Raises `NocError` if they are full."
     b, g, _ = state.past.shape
     state = _make_room(state, g)
     new = slice(state.used, state.used + g)
@@ -139,11 +139,11 @@ def reorder(self:Pool,
     state:_PoolState,    # b images, b·g rows
     index:Tensor,        # (b',g') old rows of new hypotheses; a line is an image, in the old order
 )->_PoolState:           # b' images, b'·g' rows
-    "The state of the hypotheses that go on. Raises `NocError` where a line mixes images."
+    "The state of the hypotheses that continue. Raises `NocError` if a line mixes images."
     b, g, _ = state.past.shape
     images = index // g                                     # (b',g') the image of every new row
     some_leave = len(index) < b
-    if index.device.type == "cpu":                          # to read a GPU's numbers would stall it
+    if index.device.type == "cpu":                          # reading a GPU's numbers would stall it
         expected = images[:,:1] if some_leave else torch.arange(b)[:,None]
         if (images != expected).any():
             raise NocError(f"reorder: {index.tolist()}: expected one image a line, in order")

@@ -583,105 +583,141 @@ class _Moves(NamedTuple):
     said:set       # tokens whose finishing column bars what lengthens
 
 # %% ../../nbs/models/109_spellings.ipynb #44b01000
+class _Words:
+    "The words of an input: how they are spelled, and what they fulfil in a text."
+    def __init__(self,
+        tokenizer,   # transformers'
+        groups:list, # of words, one of which must come
+        avoid:list,  # words
+        prices:list, # nats, one a group
+        boundary="word", # as in `grid_beam`
+        again=False, # True: also words that have come are noticed
+    ):
+        "Raises `NocError` for a word that cannot be said without one to avoid."
+        self.tokenizer, self.boundary, self.again = tokenizer, boundary, again
+        avoid = sum([words for words, u in zip(groups, prices) if u == -math.inf], [*avoid])
+        words, clean = [*dict.fromkeys([*sum(groups, []), *avoid])], _cleans(tokenizer)
+        ways = [_ways(tokenizer, word, clean) for word in words] + [_NOT]*clean
+        self.reader = _Reader(read_table(tokenizer), ways, boundary)
+        self.group_of = [sum((word in group) << g for g, group in enumerate(groups))
+                         for word in words] + [0]*clean
+        self.avoided = _joined(1 << n for n, word in enumerate(words) if word in avoid)
+        self.avoided |= clean << len(words)
+        self.bare, self.names, wanted = set(), {}, [u and u > -math.inf for u in prices]
+        self.spelled = [self._spell(*pair, avoid) for pair in zip(groups, wanted)]
+        self.mute = [group[0] for group, u, ways in zip(groups, wanted, self.spelled)
+                     if u and not ways]
+
+    def _spell(self, group, wanted, avoid):
+        "The spellings of a group that is wanted, without those that hold a word to avoid."
+        ways = {}
+        for word in group if wanted else (): ways |= spellings(self.tokenizer, word, self.boundary)
+        self.bare.update(ids for ids in ways if ways[ids])
+        def clashes(ids): return any(self.avoided >> n & 1 for *_, n in self.reader.mentions(ids))
+        good = sorted(ids for ids in ways if not clashes(ids))
+        require(good or not ways, f"words: {group[0]!r}",
+                f"one that can be said without {avoid}, which avoid= forbids")
+        return good
+
+    def anywhere(self, group):
+        "The spellings that may also stand behind a letter, as with a space in front; else all."
+        return [ids for ids in group if ids not in self.bare] or group
+
+    def groups(self, words):
+        "Bits of the groups that some words fulfil, by bits."
+        return _joined(self.group_of[n] for n in _bits(words))
+
+    def placed(self, words):
+        "The same, as the search has them."
+        if words not in self.names:
+            groups = [g for g in _bits(self.groups(words)) if g in self.places]
+            self.names[words] = sum(1 << self.places[g] for g in groups)
+        return self.names[words]
+
+# %% ../../nbs/models/109_spellings.ipynb #44b01100
+@patch
+def ending(self:_Words, ids):
+    "The places of a spelling at which it has finished a group."
+    state, places = _START, []
+    for place, token in enumerate(ids):
+        state, *words = self.reader.read(state, token)
+        if self.groups(words[0] | words[1]) or place + 1 == len(ids): places.append(place)
+    return places
+
+@patch
+def forced(self:_Words, group, column):
+    "The alternatives of a group: its spellings, with a finishing token wherever a word is done."
+    anywhere, found = self.anywhere(group), set()
+    for ids in anywhere + [ids for ids in group if len(ids) == 1 and ids not in anywhere]:
+        ending = self.ending(ids)
+        parts = [[column[t]] if place + 1 == len(ids) else
+                 [t, column[t]] if place in ending else [t] for place, t in enumerate(ids)]
+        found |= {*itertools.islice(itertools.product(*parts), 64)}
+    return sorted(found)
+
+# %% ../../nbs/models/109_spellings.ipynb #c0251903
+def _written(tokenizer, words):
+    "Words, each with what the tokenizer makes of it."
+    for word in words:
+        ids = tokenizer.encode(word, add_special_tokens=False)
+        text = tokenizer.decode(ids, skip_special_tokens=True).strip()
+        yield f"{word!r} ({f'it writes {text!r}' if text else 'special tokens alone'})"
+
+# %% ../../nbs/models/109_spellings.ipynb #44c00015
 class _WordGroups:
     "Words as text, which count where a reader finds them."
     def __init__(self,
         wishes:_Wishes, # of texts
         tokenizer,      # transformers'
-        boundary="word", # "text": a word is where its characters are
-        again=False,    # True: also words that have come are noticed
         k:int=5,        # hypotheses
+        **settings,     # of `_Words`
     ):
-        "Raises `NocError` where no word can be spelled, or one not without a word to avoid."
-        self.table, self.again, self.boundary = read_table(tokenizer), again, boundary
-        self.tokenizer, self.clean, self.bare, readers = tokenizer, _cleans(tokenizer), set(), {}
-        self.readers, self.lists, self.group_of, self.avoided = [], [], [], []
-        rows = zip(wishes.lists, wishes.avoid, wishes.prices)
-        for i, (groups, avoid, prices) in enumerate(rows):
-            avoid = sum([words for words, u in zip(groups, prices) if u == -math.inf], [*avoid])
-            words = tuple(dict.fromkeys([*sum(groups, []), *avoid]))
-            if words not in readers: readers[words] = self._reader(words)
-            number = {word: n for n, word in enumerate(words)}
-            self.readers.append(readers[words])
-            self.group_of.append([sum((word in group) << g for g, group in enumerate(groups))
-                                  for word in words])
-            self.avoided.append(sum(1 << number[word] for word in {*avoid}))
-            if self.clean: self.avoided[i] |= 1 << len(words)
-            self.lists.append([self._spell(i, group, avoid) if u and u > -math.inf else []
-                               for group, u in zip(groups, prices)])
-        self._tell_mute(wishes)
-        self.k, self.moves, self.names = k, {}, {}
-
-    def _reader(self, words):
-        ways = [_ways(self.tokenizer, word, self.clean) for word in words] + [_NOT]*self.clean
-        return _Reader(self.table, ways, self.boundary)
-
-    def _spell(self, i, group, avoid):
-        "The spellings of a group of input i, without those that hold a word to avoid."
-        ways, read = {}, self.readers[i].mentions
-        for word in group: ways |= spellings(self.tokenizer, word, self.boundary)
-        if not ways: return []
-        def clash(ids): return self.avoided[i] & _joined(1 << n for *_, n in read(ids))
-        self.bare.update(ids for ids in ways if ways[ids])
-        good = sorted(ids for ids in ways if not clash(ids))
-        require(good, f"words: input {i}: {group[0]!r}",
-                f"one that can be said without {avoid}, which avoid= forbids")
-        return good
+        "Raises `NocError` where no word can be spelled; warns of one that cannot."
+        rows, made = [*zip(wishes.lists, wishes.avoid, wishes.prices)], {}
+        for row in rows:
+            if repr(row) not in made: made[repr(row)] = _Words(tokenizer, *row, **settings)
+        self.words = [made[repr(row)] for row in rows]                   # b, often the same
+        self.lists = [words.spelled for words in self.words]
+        self.table, self.k, self.moves = read_table(tokenizer), k, {}
+        mute = dict.fromkeys(word for words in self.words for word in words.mute)
+        line = f"words: the tokenizer cannot spell {', '.join(_written(tokenizer, mute))}"
+        require(not mute or any(map(any, self.lists)), line, "others")
+        if mute: warnings.warn(f"{line}; left out")
 
     def least(self)->list:
         "b lists with the tokens that every group takes, wherever it begins."
-        def shortest(group): return min(map(len, self._anywhere(group)))
-        return [[*map(shortest, filter(None, groups))] for groups in self.lists]
+        return [[min(map(len, words.anywhere(group))) for group in filter(None, words.spelled)]
+                for words in self.words]
 
-    def _anywhere(self, group):
-        "The spellings that may also stand behind a letter, as with a space in front; else all."
-        return [ids for ids in group if ids not in self.bare] or group
+    def constraints(self,
+        v:int,       # tokens of the model
+        ends:list,   # its end tokens
+        device=None, # where the search is
+    )->list:         # b lists of groups, in ids of the search: the model's, then the finishing ones
+        "The groups for the search."
+        self.v, self.ends, self.device, finish = v, {*ends}, device, set()
+        for words in {*self.words}:
+            spelled = [ids for group in words.spelled for ids in group]
+            finish |= {ids[place] for ids in spelled for place in words.ending(ids)}
+        self.column = {token: v + n for n, token in enumerate(sorted(finish))}
+        self.extra = (len(finish) + self.k)*bool(finish)
+        real = [*self.column, *[0]*(self.extra - len(finish))]
+        self.real = torch.tensor(real, device=device).long()
+        self._bar()
+        return [[words.forced(group, self.column) for group in filter(None, words.spelled)]
+                for words in self.words]
 
-    def _groups(self, i, words):
-        "Bits of the groups that some words fulfil, by bits."
-        return _joined(self.group_of[i][n] for n in _bits(words) if n < len(self.group_of[i]))
+    def place(self,
+        read:list, # b lists of pairs, whose first is a group's number; 0 is the begin
+    ):
+        "Learn in which order the search has the groups."
+        orders = [{number: n for n, (number, _) in enumerate(groups)} for groups in read]
+        for words, order in zip(self.words, orders):
+            spelled = [g for g, group in enumerate(words.spelled) if group]
+            words.places = {g: order[n] for n, g in enumerate(spelled, 1)}
+        self.begin = torch.tensor([1 << order[0] for order in orders], device=self.device)
 
-    def start(self, inputs): return [_Text(_START, ends=_FIRST) for _ in inputs]
-
-# %% ../../nbs/models/109_spellings.ipynb #44b01100
-@patch
-def _ending(self:_WordGroups, i, ids):
-    "The places of a spelling at which it has finished a group."
-    state, places = _START, []
-    for place, token in enumerate(ids):
-        state, *words = self.readers[i].read(state, token)
-        if self._groups(i, words[0] | words[1]) or place + 1 == len(ids): places.append(place)
-    return places
-
-@patch
-def constraints(self:_WordGroups,
-    v:int,       # tokens of the model
-    ends:list,   # its end tokens
-    device=None, # where the search is
-)->list:         # b lists of groups, in ids of the search: the model's, then the finishing ones
-    "The groups for the search."
-    self.v, self.ends, self.device = v, {*ends}, device
-    spelled = [(i, ids) for i, groups in enumerate(self.lists) for group in groups for ids in group]
-    finish = {ids[place] for i, ids in spelled for place in self._ending(i, ids)}
-    self.column = {token: v + n for n, token in enumerate(sorted(finish))}
-    self.extra = (len(finish) + self.k)*bool(finish)
-    self.real = torch.tensor([*self.column, *[0]*(self.extra - len(finish))], device=device).long()
-    self._bar()
-    return [[self._forced(i, group) for group in groups if group]
-            for i, groups in enumerate(self.lists)]
-
-# %% ../../nbs/models/109_spellings.ipynb #44c00015
-@patch
-def _forced(self:_WordGroups, i, group):
-    "The alternatives of a group: its spellings, with a finishing token wherever a word is done."
-    anywhere, found = self._anywhere(group), set()
-    for ids in anywhere + [ids for ids in group if len(ids) == 1 and ids not in anywhere]:
-        ending = self._ending(i, ids)
-        parts = [[self.column[t]] if place + 1 == len(ids) else
-                 [t, self.column[t]] if place in ending else [t] for place, t in enumerate(ids)]
-        found |= {*itertools.islice(itertools.product(*parts), 64)}
-    return sorted(found)
-
+# %% ../../nbs/models/109_spellings.ipynb #44b01200
 @patch
 def _bar(self:_WordGroups):
     "What may not follow a text, by how it ends."
@@ -691,21 +727,27 @@ def _bar(self:_WordGroups):
     barred = torch.stack([longer & False, longer | unknown, ~longer, odd]).to(self.device)
     self.barred = torch.zeros_like(barred, dtype=torch.float).masked_fill(barred, -torch.inf)
 
-# %% ../../nbs/models/109_spellings.ipynb #44b01200
+@patch
+def finishers(self:_WordGroups):
+    "The ids of finishing tokens, and of the begin."
+    return range(self.v, self.v + self.extra + 1)
+
 @patch
 def after(self:_WordGroups, i, text):
     "What may finish something behind a text of input i."
-    key = i, text.state, 0 if self.again else text.done
+    words = self.words[i]
+    key = words, text.state, 0 if words.again else text.done
     if key not in self.moves: self.moves[key] = self._moves(*key)
     return self.moves[key]
 
+# %% ../../nbs/models/109_spellings.ipynb #44c00016
 @patch
-def _moves(self:_WordGroups, i, state, done):
+def _moves(self:_WordGroups, words, state, done):
     own, others, alone, plain, said, table = [], [], [], set(), set(), self.table
-    for token, (after, sure, still) in sorted(self.readers[i].next(state).items()):
+    for token, (after, sure, still) in sorted(words.reader.next(state).items()):
         if token >= self.v: continue
-        bad_sure, bad = sure & self.avoided[i], still & self.avoided[i]
-        now, open = (self._placed(i, words) & ~done for words in (sure, still))
+        bad_sure, bad = sure & words.avoided, still & words.avoided
+        now, open = (words.placed(found) & ~done for found in (sure, still))
         if not (now or open or bad_sure or bad): continue
         part, run = bool(after.pending), token in table.runs
         if (open or bad) and not (now or bad_sure or run or part) and self.goes_on: plain.add(token)
@@ -713,7 +755,7 @@ def _moves(self:_WordGroups, i, state, done):
         counts = (now or open) and not (bad_sure or bad or open and part and not run)
         if not counts or token in self.ends: continue
         if open or run: said.add(token)
-        bits = self._placed(i, sure | still)
+        bits = words.placed(sure | still)
         if token in self.column: own.append((token, self.column[token], bits))
         else: others.append((token, bits))
     def tensor(x): return torch.tensor(x, dtype=torch.long, device=self.device)
@@ -722,47 +764,12 @@ def _moves(self:_WordGroups, i, state, done):
     return _Moves(*columns, *free, tensor(range(len(others))), tensor(alone),
                   tensor(sorted({*alone, *plain})), plain, said)
 
-# %% ../../nbs/models/109_spellings.ipynb #44c00016
-@patch
-def _tell_mute(self:_WordGroups, wishes):
-    "Warn of words that the tokenizer cannot spell. Raises `NocError` if it can spell none."
-    rows = [row for rows in zip(wishes.lists, wishes.prices, self.lists) for row in zip(*rows)]
-    mute = dict.fromkeys(g[0] for g, u, ways in rows if u and u > -math.inf and not ways)
-    near = []
-    for word in mute:
-        text = self.tokenizer.decode(self.tokenizer.encode(word, add_special_tokens=False),
-                                     skip_special_tokens=True).strip()
-        near.append(f"{word!r} ({f'it writes {text!r}' if text else 'special tokens alone'})")
-    line = f"words: the tokenizer cannot spell {', '.join(near)}"
-    require(not mute or any(map(any, self.lists)), line, "others")
-    if mute: warnings.warn(f"{line}; left out")
-
-@patch
-def _placed(self:_WordGroups, i, words):
-    "Bits of the groups that words fulfil, as the search has them."
-    key = i, words
-    if key not in self.names:
-        groups, places = _bits(self._groups(i, words)), self.places[i]
-        self.names[key] = sum(1 << places[g] for g in groups if g in places)
-    return self.names[key]
-
-@patch
-def place(self:_WordGroups,
-    read:list, # b lists of pairs, whose first is a group's number; 0 is the begin
-):
-    "Learn in which order the search has the groups."
-    orders = [{number: n for n, (number, _) in enumerate(groups)} for groups in read]
-    spelled = [[g for g, group in enumerate(groups) if group] for groups in self.lists]
-    self.places = [{g: order[n] for n, g in enumerate(some, 1)}
-                   for order, some in zip(orders, spelled)]
-    self.begin = torch.tensor([1 << order[0] for order in orders], device=self.device)
-
-@patch
-def finishers(self:_WordGroups):
-    "The ids of finishing tokens, and of the begin."
-    return range(self.v, self.v + self.extra + 1)
-
 # %% ../../nbs/models/109_spellings.ipynb #44c00017
+@patch
+def start(self:_WordGroups, inputs):
+    "Empty texts."
+    return [_Text(_START, ends=_FIRST) for _ in inputs]
+
 @patch
 def nothing(self:_WordGroups, inputs):
     "As `mark`, behind texts that are over: nothing is fulfilled but the begin."
@@ -785,7 +792,7 @@ def go_on(self:_WordGroups, texts, inputs, tokens, bits):
     out = []
     for text, i, token, gain in zip(texts, inputs, tokens, bits):
         moves = self.after(i, text)
-        state = self.readers[i].read(text.state, token)[0]
+        state = self.words[i].reader.read(text.state, token)[0]
         if token not in self.table.bytes: out.append(text)               # it adds nothing
         elif gain < 0: out.append(_Text(state, text.done, _OWES*(token in moves.plain)))
         else: out.append(_Text(state, text.done | gain, _SAID*(token in moves.said)))
@@ -797,8 +804,9 @@ def mentions(self:_WordGroups,
     ids:list, # of a text
 )->list:      # (last + 1, first, group)
     "Where the words of an input are."
-    return [(end, first, g) for end, first, word in self.readers[i].mentions(ids)
-            for g in _bits(self._groups(i, 1 << word))]
+    words = self.words[i]
+    return [(end, first, g) for end, first, word in words.reader.mentions(ids)
+            for g in _bits(words.groups(1 << word))]
 
 # %% ../../nbs/models/109_spellings.ipynb #44b01300
 def _flat(moves, name):
