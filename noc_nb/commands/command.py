@@ -54,6 +54,18 @@ def _polite(work, stopped="stopped"):
         if not isinstance(e, NocError): raise
         _leave(2, f"error: {e}")
 
+# %% ../../nbs/commands/100_command.ipynb #40d5c5da
+def _comments(f):
+    "Name of a parameter -> its comment, with the lines of it that follow."
+    found, name = {}, None
+    for line in getsource(f).splitlines():
+        code, _, text = line.partition("# ")
+        if typed := re.match(r"\s+(\w+):", code): name = typed[1]
+        whole = f"{found.get(name, '')} {text}".strip()
+        if name and (typed or not code.strip()): found[name] = whole
+        if code.startswith("):"): break
+    return found
+
 # %% ../../nbs/commands/100_command.ipynb #72310d35
 def _dashed(text):
     "An option with dashes, `--min-score=.5` for `--min_score=.5`; any other text as it is."
@@ -74,16 +86,6 @@ def _kind(kind):
     if kind is list: return dict(action="extend", nargs="*")
     if get_origin(kind) is Literal: return dict(choices=get_args(kind))
     return dict(type=kind)
-
-def _comments(f):
-    "Name of a parameter -> its comment, with the lines of it that follow."
-    found, name = {}, None
-    for line in getsource(f).splitlines():
-        code, _, text = line.partition("# ")
-        if typed := re.match(r"\s+(\w+):", code): name = typed[1]
-        if name and (typed or not code.strip()): found[name] = f"{found.get(name, '')} {text}".strip()
-        if code.startswith("):"): break
-    return found
 
 def _parser(f):
     "The parser of a function's options. What is not typed keeps the function's own default."
