@@ -14,9 +14,9 @@ _PLACES = dict(
     NovelCaptioner="noc_nb.models.pipeline", Regions="noc_nb.regions",
     grid_beam_search="noc_nb.fast.search", beam_search="noc_nb.fast.search",
     grid_beam="noc_nb.models.generate",
-    load_data="noc_nb.files.dataset", load_model="noc_nb.lab.saving",
-    save_model="noc_nb.lab.saving", CiderD="noc_nb.cider", judge="noc_nb.novelty",
-    NocError="noc_nb.core")
+    from_results="noc_nb.files.formats", load_data="noc_nb.files.dataset",
+    load_model="noc_nb.lab.saving", save_model="noc_nb.lab.saving",
+    CiderD="noc_nb.cider", judge="noc_nb.novelty", NocError="noc_nb.core")
 
 def __getattr__(name):
     if name in _PLACES: return getattr(import_module(_PLACES[name]), name)

@@ -189,10 +189,13 @@ def test_names_of_files_come_from_a_list_of_images(toy, tmp_path):
     one, = detected(write("sized.json", sized), classes=toy.classes).regions([7])
     assert one.size == (80, 60) and torch.allclose(one.boxes, torch.tensor([[0, 0, .25, 1/3]]))
     with pytest.raises(NocError, match="boxes in pixels: expected --data or --images"): detected(whole)
-    del boxes[0]["score"]
-    write("unscored.json", dict(images=images, annotations=boxes))
-    with pytest.raises(NocError, match=r"detection 0 \(image 7\): score: expected a number"):
-        detected(tmp_path/"unscored.json", images=tmp_path/"in")
+    unscored = {key: boxes[0][key] for key in boxes[0] if key != "score"}
+    write("drawn.json", dict(images=images, annotations=[unscored, unscored | dict(bbox=[0, 0, 40, 40])]))
+    found = detected(tmp_path/"drawn.json", images=tmp_path/"in").regions([7])[0]
+    assert found.scores.tolist() == [1, 1] and found.boxes[:, 2].tolist() == [.5, .25]       # the largest first
+    write("mixed.json", dict(images=images, annotations=[unscored, *boxes]))
+    failed = detected(tmp_path/"mixed.json", images=tmp_path/"in").regions([7])[0]
+    assert "detection 0 (image 7): score: expected a number" in str(failed)
 
 def test_no_and_ten_thousand_boxes(toy):
     generator = torch.Generator().manual_seed(0)

@@ -1,5 +1,5 @@
 "The rows in results/ are evidence: each has its log line, and the committed captions give their scores again."
-import json, re, shlex, sys
+import json, re, shlex, subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import nbformat, pytest
@@ -139,3 +139,13 @@ def test_every_command_can_be_typed_today():
     for command in sorted(kept):
         for step in today(command).split(" && "):
             if not step.startswith("cp -r "): parse(step)
+
+def test_commits_of_rows_are_there_or_told():
+    "A row names a commit of this history, or one of which results/README.md says what stands on it."
+    text = (RESULTS/"README.md").read_text(encoding="utf-8")
+    def git(*words): return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    shallow = git("rev-parse", "--is-shallow-repository").stdout.strip() != "false"
+    named = {row["commit"]: file.name for file in RESULTS.rglob("*.jsonl") for row in read_rows(file)}
+    def known(commit): return not commit.endswith("+") and (shallow or not git("cat-file", "-e", commit).returncode)
+    none_of((f"{file}: {commit}" for commit, file in named.items() if not known(commit) and f"`{commit}`" not in text),
+            "results/README.md says of such a commit what stands on its rows")

@@ -920,6 +920,7 @@ def open_detections(
         return _with_texts(found, [*texts]) if texts else found
     coco = read_coco(path, "annotations") if is_object(path) else {}
     scored = not coco or any("score" in x for x in coco["annotations"] if isinstance(x, dict))
+    if not scored: note(f"{path}: no scores; its boxes are those of people, the largest first")
     images, parts = coco.get("images") or [], [np.zeros(0, ROW)]
     if images: _number_texts(images, "id", texts)
     with _no_collection():

@@ -159,10 +159,10 @@ def _caption_all(pipeline, source, out, options=CaptionOptions(), resume=False):
                 _write_lines(pipeline, source, part, options, done)
             with whole_file(out, "wb") as f:
                 f.writelines(text + b"\n" for text, _ in _lines_of(part, source.ids))
-            part.unlink()
         elif [line.get("image_id") for line in _read_lines(out)] != [
                 source.texts.get(i, i) for i in source.ids]:
             raise NocError(f"{out}: holds captions of other images; expected a new file")
+        part.unlink(missing_ok=True)
     return out
 
 def _write_lines(pipeline, source, part, options, done):

@@ -301,8 +301,9 @@ def inner_attention(
     inner = _best_threshold(common, "selector")
     without = _best_threshold(common, "selector_no_inner")
     t, t_without = (r["config"]["selector"]["threshold"] for r in (inner, without))
-    text = (f"With a threshold chosen on val for each selector ({t:g} with inner-attention, "
-            f"{t_without:g} without), inner-attention is worth {_gains(inner, without)}.")
+    text = (f"On val, with a threshold chosen there for each selector ({t:g} with inner-attention, "
+            f"{t_without:g} without) and one training of each, inner-attention is worth "
+            f"{_gains(inner, without)}.")
     if not own: return text
     gains = _gains(inner, _best_threshold(own, "selector_no_inner"))
     return (f"{text} Where the one without is also given the epoch that is best at its "
