@@ -21,8 +21,8 @@ from ..core import NocError, default_device, require
 from ..data import RegionFeatures
 from ..files.dataset import data_files
 from ..files.exports import export_reader, read_export
-from ..files.readers import (PHOTO_ENDINGS, good_rows, image_names, image_sizes,
-                                  match_photos, open_detections, read_coco)
+from ..files.readers import (PHOTO_ENDINGS, image_names, image_sizes,
+                                  match_photos, open_detections, read_coco, some_of)
 from ..files.store import RegionStore
 from ..heldout import COCO_CLASSES
 from ..lab.config import Config, setting
@@ -232,7 +232,7 @@ def detected(
     frames, lost = _frames(whole, sizes, found.pixels and images, path)
     failed |= lost
     table, errors, met = found.table(sizes, classes, files.keys() - failed if images else None)
-    if errors: good_rows(table, errors)
+    if errors and not len(table): raise NocError(next(iter(errors.values())))
     failed |= {i: NocError(line) for i, line in errors.items()}
     if images: _check_found(found, files, failed, images, where)
     ids = list(files) if images else sorted({*table, *errors})
@@ -248,9 +248,8 @@ def _check_found(found, files, failed, images, where):
     require(some, f"{found.path}: none of its images is in {images}", expected)
     lacking = sorted(there - files.keys())
     if lacking and not where:
-        text = ", ".join(map(str, lacking[:10])) + ", …"*(len(lacking) > 10)
         note(f"{found.path}: images without a photo in {images}, {len(lacking):,} of "
-             f"{len(there):,}: {text}")
+             f"{len(there):,}: {some_of(lacking)}")
 
 # %% ../../nbs/models/119_source.ipynb #381b8787
 def _stored_ids(source, path, src):
