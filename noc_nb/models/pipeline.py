@@ -91,7 +91,7 @@ class NovelCaptioner:
         self.people = people(classes)
         self.unseen = {i for i, c in classes.items() if c.word in captioner.unseen}
         self.max_regions = captioner.cfg.max_regions # that the captioner looks at, in an image
-        self.wanted, self.avoid = None, []           # see `with_objects`
+        self.wanted, self.avoid, self.barred = None, [], [] # see `with_objects`
 
 # %% ../../nbs/models/50_pipeline.ipynb #cfe603b8
 @patch
@@ -423,7 +423,7 @@ def with_objects(self:NovelCaptioner,
     for name, price in wishes.items():
         i, forms = -len(new.classes), self._forms(name, known)
         if price == -math.inf:
-            barred += forms
+            barred += forms or name.split("|")                     # what some captioner could spell
             continue
         if name in known: [i] = self.class_ids([name])
         else: new.classes[i] = ObjectClass(i, name, name, forms, ())
@@ -431,7 +431,8 @@ def with_objects(self:NovelCaptioner,
     mute = [self._unknown(c.name) for i in new.wanted if not (c := new.classes[i]).forms]
     if mute and len(mute) == len(new.wanted): raise NocError(mute[0])
     if mute: warnings.warn("; ".join(mute) + "; left out")
-    new.avoid = [*map(self._tokens, barred)]
+    new.barred, tokens = barred, map(self._tokens, barred)
+    new.avoid = [ids for ids in tokens if None not in ids]
     for i in new.wanted:
         lost = new._alternatives(i) and not new._group(i)
         require(not lost, f"object {new.classes[i].name!r}", f"one to be said without {barred}")
