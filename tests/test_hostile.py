@@ -702,7 +702,7 @@ def test_no_text_commands_a_terminal(tmp_path, end):
     assert text.count(r"dog\u001b]0;mine\u0007 \u009b2J \u001b[31m") >= 4
     assert not re.search(r"[\x07\x9b]|\x1b(?!\[A|\[K)", text)
 
-def test_a_run_that_was_altered_gives_rows_or_one_line(tmp_path):
+def test_a_run_that_was_altered_gives_rows_or_one_line(tmp_path, monkeypatch):
     "Its settings, rows and captions."
     from noc_nb.lab.experiment import Experiment, PRESETS, Run
     from noc_nb.models.pipeline import pipeline_folder
@@ -727,6 +727,14 @@ def test_a_run_that_was_altered_gives_rows_or_one_line(tmp_path):
             except NocError as e: assert "\n" not in str(e)
         if not lines: write_json(file, good)
         run()
+    logged = len(read_rows(out/"test_log.jsonl"))
+    (out/"rows.jsonl").unlink()
+    def full(file, row):
+        if file.name == "rows.jsonl": raise OSError("no room")
+        append_row(file, row)
+    monkeypatch.setattr("noc_nb.lab.experiment.append_row", full)       # no test is scored without a line in the log
+    with pytest.raises(OSError): run()
+    assert len(read_rows(out/"test_log.jsonl")) == logged + 1
 
 def test_odd_scores_and_settings_of_a_search():
     from noc_nb.fast.search import beam_search

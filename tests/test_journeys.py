@@ -155,9 +155,11 @@ def test_evaluator(typed):
     Path("ours.json").write_text(json.dumps(entries))
     rows = [f'{i},"a street, seen from above"\r\n' for i in split["val"]]             # as a spreadsheet writes it
     Path("theirs.csv").write_text("\ufeffimage_id,caption\r\n" + "".join(rows), encoding="utf-8")
-    *scored, compared = steps("To score any captions")
+    *scored, compared, several = steps("To score any captions")
     for line in scored: typed(line, "--metrics", "C,R", "--samples", 50)
     typed(compared, "--samples", 50, "--out", "both")
+    typed(several, "--samples", 50)
+    assert "table.md" in os.listdir("table")
     rows = json.loads(Path("both/compare.json").read_text())
     assert rows["all C"]["verdict"] == "does not hold" and rows["all C"]["difference"] < 0
     assert "a street, seen from above" in Path("both/compare.html").read_text(encoding="utf-8")

@@ -1,5 +1,5 @@
 "The package is what the notebooks say, and installs as `settings.ini` says."
-import ast, importlib.metadata, inspect, re, subprocess, sys
+import ast, importlib.metadata, inspect, io, os, re, subprocess, sys, tokenize
 from book import CHAPTERS, MODULES, ROOT, SETTINGS, cells, module_of, name, none_of, run, scratch
 from stubs import stub
 
@@ -157,3 +157,52 @@ def test_options_are_read_before_anything_is_imported():
             code, *loaded = done.stderr.splitlines()[-1].split()
             assert code == leaves and says in done.stdout + done.stderr, done.stderr[-2000:]
             assert not {"torch", "numpy", *HEAVY} & set(loaded), f"{command} {option}: imports {loaded}"
+
+FIRST = """
+import sys
+from noc_nb.commands.command import main
+for line in open("lines"):
+    sys.argv = line.split()
+    try: main()
+    except SystemExit as e: assert e.code == 2, line
+print(*{name.partition('.')[0] for name in sys.modules})
+"""
+
+def test_inputs_are_looked_at_before_anything_is_imported(tmp_path):
+    "Missing, empty, of another format, cut, without the keys or the files that count: a line each, and no PyTorch."
+    files = dict(empty="", cut='[{"bbox": [1, ', dogs="dogs", list='[{"image_id": 1}]')
+    for name, text in files.items(): (tmp_path/f"{name}.json").write_text(text)
+    (tmp_path/"p.parquet").write_text("PAR1 and no more")
+    (tmp_path/"folder").mkdir()
+    cases = {
+        "noc_caption none": "none: no such file or folder; expected photos (folder, .tar, .parquet)",
+        "noc_caption empty.json": "empty.json: is empty; expected photos",
+        "noc_caption cut.json": "cut.json: is no whole .json file", "noc_caption p.parquet": "p.parquet: is no whole",
+        "noc_caption list.json": 'list.json: has no "bbox"',
+        "noc_caption folder --add-words none.txt": "none.txt: no such file",
+        "noc_caption folder --model ./folder": "./folder/pipeline.json: no such file",
+        "noc_caption folder --captioner folder": "folder/config.json: no such file",
+        "noc_eval --captions dogs.json": "dogs.json: is no .json file; expected captions to score, in any form",
+        "noc_features none": "none: no such file", "noc_features folder --weights none.pth": "none.pth: no such file",
+        "noc_train xe --captions none.json": "none.json: no such file",
+        "noc_train xe --features folder": "folder/meta.json: no such file",
+        "noc_train scst --start folder": "folder/config.json: no such file",
+        "noc_reproduce --heldout list.json": 'list.json: has no "objects"',
+        "noc_pipeline --selector folder": "folder/config.json: no such file",
+        "noc_app --detections empty.json": "empty.json: is empty"}
+    (tmp_path/"lines").write_text("\n".join(cases))
+    done = subprocess.run([sys.executable, "-c", FIRST], cwd=tmp_path, capture_output=True, text=True,
+                          env=os.environ | dict(PYTHONPATH=str(ROOT)))
+    assert done.returncode == 0, done.stderr
+    for (line, told), said in zip(cases.items(), done.stderr.splitlines(), strict=True):
+        assert said.startswith(f"error: {told}"), (line, said)
+    assert not {"torch", "numpy", *HEAVY} & {*done.stdout.split()}
+
+def test_help_has_whole_comments():
+    "Every word of a comment in the source, also of its second and third line."
+    from noc_nb.commands.command import _comments, commands
+    for name, f in commands().items():
+        source = inspect.getsource(f).partition('):\n    "')[0]
+        tokens = tokenize.generate_tokens(io.StringIO(source + "): pass").readline)
+        words = " ".join(t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT).split()
+        assert " ".join(_comments(f).values()).split() == words, name

@@ -6,17 +6,15 @@
 __all__ = ['peak_mb', 'one_thread', 'works_in', 'commands', 'script', 'main']
 
 # %% ../../nbs/commands/100_command.ipynb #f610b526
-import argparse, io, os, re, sys
+import argparse, io, mmap, os, re, sys
 from contextlib import contextmanager
 from functools import partial, wraps
 from importlib import import_module
-from inspect import Parameter, signature
+from inspect import Parameter, getsource, signature
 from keyword import iskeyword
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal, get_args, get_origin
-
-from fastcore.docments import docments
 
 import noc_nb
 from ..lab.progress import Harmless, command_lines, terminal
@@ -56,6 +54,18 @@ def _polite(work, stopped="stopped"):
         if not isinstance(e, NocError): raise
         _leave(2, f"error: {e}")
 
+# %% ../../nbs/commands/100_command.ipynb #40d5c5da
+def _comments(f):
+    "Name of a parameter -> its comment, with the lines of it that follow."
+    found, name = {}, None
+    for line in getsource(f).splitlines():
+        code, _, text = line.partition("# ")
+        if typed := re.match(r"\s+(\w+):", code): name = typed[1]
+        whole = f"{found.get(name, '')} {text}".strip()
+        if name and (typed or not code.strip()): found[name] = whole
+        if code.startswith("):"): break
+    return found
+
 # %% ../../nbs/commands/100_command.ipynb #72310d35
 def _dashed(text):
     "An option with dashes, `--min-score=.5` for `--min_score=.5`; any other text as it is."
@@ -82,7 +92,7 @@ def _parser(f):
     layout = partial(argparse.HelpFormatter, max_help_position=36)
     parser = argparse.ArgumentParser(f.__name__, description=f.__doc__, formatter_class=layout,
                                      argument_default=argparse.SUPPRESS)
-    comments = docments(f)
+    comments = _comments(f)
     for name, p in signature(f).parameters.items():
         needed, text = p.default is Parameter.empty, comments[name].replace("%", "%%")
         kind = _kind(p.annotation)
@@ -138,6 +148,57 @@ def one_thread():
     import torch
     if "OMP_NUM_THREADS" not in os.environ: torch.set_num_threads(1)
 
+# %% ../../nbs/commands/100_command.ipynb #4554df32
+_PATHS = {"add_words", "captions", "data", "images", "src", "start", "synonyms", "vectors"}
+_NAMES = {"detections", "split"}             # or names in the data's folder
+_OUTPUTS = {"out", "html", "txt"}
+_MODEL = "config.json", "best/config.json"
+_NEEDED = dict(features=("meta.json",), model=("pipeline.json",), start=_MODEL, selector=_MODEL,
+               captioner=_MODEL, detector=_MODEL)             # one of these, in a folder
+_BOXES = [(b'"bbox"', b'"rectanglelabels"')]                 # one of these words
+_WORDS = dict(src=_BOXES, detections=_BOXES, heldout=[(b'"objects"',), (b'"removal"',)])
+_FORMS = {".json": (b"[{\xef\xff\xfe", b"]}\0"), ".gz": (b"\x1f", b""), ".zip": (b"P", b""),
+          ".parquet": (b"P", b"1"), ".npz": (b"P", b""), ".h5": (b"\x89", b""),
+          ".hdf5": (b"\x89", b"")}           # what may be the first byte, and the last if it counts
+_ENDINGS = {*_FORMS, ".txt", ".pth", ".safetensors"}
+
+def _wrong_file(path, words):
+    "What is wrong with a file, in words; None where nothing is."
+    if not path.stat().st_size: return "is empty"
+    kind = path.suffix.lower()
+    first, last = _FORMS.get(kind, (b"", b""))
+    with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        start, end = data[:100].lstrip()[:1], data[-100:].rstrip()[-1:]
+        if first and start not in first: return f"is no {kind} file"
+        if last and end not in last: return f"is no whole {kind} file"
+        plain = kind == ".json" and start in b"[{"
+        lacks = [either[0].decode() for either in words if plain
+                 and all(data.find(word) < 0 for word in either)]
+    return f"has no {lacks[0]}" if lacks else None
+
+def _wrong(name, text):
+    "An option's path and what is wrong with it, in words; None where nothing is."
+    path = Path(text)
+    if not path.exists() and not Path(f"{text}.gz").exists():
+        named = name in _PATHS or (name not in _NAMES and path.suffix in _ENDINGS)
+        return f"{text}: no such file or folder" if named else None
+    wrong = _wrong_file(path, _WORDS.get(name, ())) if path.is_file() else None
+    if wrong: return f"{text}: {wrong}"
+    ours = name == "model" and "/" not in text                # a name in the package comes first
+    needed = () if ours or not path.is_dir() else _NEEDED.get(name, ())
+    whole = not needed or any((path/file).exists() for file in needed)
+    return None if whole else f"{text}/{needed[0]}: no such file"
+
+# %% ../../nbs/commands/100_command.ipynb #0a2467e3
+def _first_look(f, options):
+    "Leave with a line where an input cannot be one."
+    about, kinds = _comments(f), signature(f).parameters
+    for name, text in options.items():
+        if name in _OUTPUTS or name not in kinds or kinds[name].annotation is not str: continue
+        try: wrong = text and _wrong(name, text)
+        except (OSError, ValueError): continue               # the reader says it better
+        if wrong: _leave(2, f"error: {wrong}; expected {about[name]}")
+
 # %% ../../nbs/commands/100_command.ipynb #c2a50e02
 @contextmanager
 def _loading():
@@ -152,6 +213,7 @@ def _call(f):
     "Call a function with the options that were typed. Leaves after `--help`, and for wrong ones."
     options = vars(_parser(f).parse_args(_texts(sys.argv[1:])))
     options = {f"{name}_" if iskeyword(name) else name: x for name, x in options.items()}
+    if f.__module__ == "noc_nb.commands.cli": _first_look(f, options)
     with _loading():
         _use_threads(options.pop("threads", None))
     with command_lines(): f(**options)

@@ -95,7 +95,20 @@ def whole_file(
 
 # %% ../../nbs/lab/01_disk.ipynb #2b45296f
 _UTF16 = {"utf-16": re.compile(rb"\xff\xfe|\xfe\xff"),           # by its mark, or its zeros
-          "utf-16-le": re.compile(rb"[^\0]\0"), "utf-16-be": re.compile(rb"\0[^\0]")}
+          "utf-16-le": re.compile(rb"[^\0]\0[^\0]\0"),
+          "utf-16-be": re.compile(rb"\0[^\0]\0[^\0]")}
+
+class _Text(io.RawIOBase):
+    "A text's bytes as they are read. Raises `ValueError` at one that no text has."
+    def __init__(self, file): self.file = file
+    def readable(self): return True
+    def readinto(self, buffer):
+        n = self.file.readinto(buffer)
+        self.check(bytes(buffer[:n]))
+        return n
+
+    def check(self, part):
+        if b"\0" in part: raise ValueError("it holds a zero byte, which no text does")
 
 @contextmanager
 def text_file(
@@ -106,26 +119,21 @@ def text_file(
     path = Path(path)
     with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as raw:
         f = unpacked(raw, path) if path.suffix == ".gz" else raw
-        start = f.peek(3)[:3]
+        start = f.peek(4)[:4]
         kind = next((kind for kind, sign in _UTF16.items() if sign.match(start)), None)
         if kind: f = io.BufferedReader(io.BytesIO(f.read().decode(kind).encode()))
-        elif start == codecs.BOM_UTF8: f.read(3)
+        elif start.startswith(codecs.BOM_UTF8): f.read(3)
+        f = io.BufferedReader(_Text(f), 1 << 16)
         with io.TextIOWrapper(f, encoding="utf-8", errors=errors) as text: yield text
 
 # %% ../../nbs/lab/01_disk.ipynb #f202e20f
 _DEEPEST = 100 # lists and objects inside each other
 _MARKS = bytes(set(range(256)) - set(b"[]{}"))   # all but these
 
-class _Shallow(io.RawIOBase):
+class _Shallow(_Text):
     "JSON as it is read. Raises `ValueError` where it nests too deep."
-    def __init__(self, file): self.file, self.depth, self.quoted, self.cut = file, 0, False, False
-    def readable(self): return True
-    def readinto(self, buffer):
-        n = self.file.readinto(buffer)
-        self._count(bytes(buffer[:n]))
-        return n
-
-    def _count(self, part):
+    depth, quoted, cut = 0, False, False
+    def check(self, part):
         part = re.sub(rb"\\.", b"", part[self.cut:], flags=re.S)   # what a backslash escapes
         self.cut = part.endswith(b"\\")                          # the next part begins with it
         pieces = part.split(b'"')

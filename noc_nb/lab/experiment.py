@@ -479,12 +479,11 @@ def _result(self:Experiment, line, seeds, **measured):
 # %% ../../nbs/lab/44_experiment.ipynb #a68482de
 @patch
 def _append(self:Experiment, result):
-    "Append a row, and a line of the test log: what was scored, when, by which code."
-    append_row(self.out/"rows.jsonl", result)
-    if self.run.part != "test": return
+    "Append a line of the test log, what was scored, when, by which code; then the row."
     keys = "time", "commit", "command", "data", "row", "training", "variant", "lambda0", "seed"
-    entry = {key: result[key] for key in keys}
-    append_row(self.out/"test_log.jsonl", entry | {"why": "final score"})
+    entry = {key: result[key] for key in keys} | {"why": "final score"}
+    if self.run.part == "test": append_row(self.out/"test_log.jsonl", entry)
+    append_row(self.out/"rows.jsonl", result)
 
 # %% ../../nbs/lab/44_experiment.ipynb #284480b4
 @patch
