@@ -1,5 +1,5 @@
 """The repository for the hub: loaded from its folder where there is no noc_nb, it finds what the package finds."""
-import ast, inspect, json, os, re, subprocess, sys
+import ast, importlib, inspect, json, os, re, subprocess, sys
 from inspect import signature, unwrap
 from operator import attrgetter
 import pytest
@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from noc_nb.models.generate import grid_beam
 import hub
 from readme import fences
+from test_words import run
 from tiny_models import build, tokenizer
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
@@ -53,6 +54,14 @@ def test_without_the_package(name, repository, tmp_path):
     done = subprocess.run([*map(str, command)], cwd=tmp_path, env=place, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1]) == expected
+
+def test_words_hold_on_the_decoded_text_there_too(repository, monkeypatch):
+    "The property of test_words, by the folder's own code."
+    monkeypatch.syspath_prepend(str(repository))
+    own = importlib.import_module("custom_generate.generate")
+    assert own.__file__.startswith(str(repository)) and own.grid_beam is not grid_beam
+    found, counts = run(70, search=own.grid_beam)
+    assert not found and sum(counts.values()) < 40, (found[:3], counts)
 
 def test_the_lines_of_the_card(repository, monkeypatch, capsys):
     "They run with a tokenizer that has no token to pad with, as GPT-2's."

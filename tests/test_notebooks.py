@@ -118,7 +118,7 @@ def test_prose_has_at_most_120_columns():
         return [line for line in prose.splitlines() if len(line) > 120 and not re.match(r"\s*\||.*\]\(", line)]
     none_of((f"{c.where}: {line[:60]}…" for c in every("markdown") for line in long(c)), "break the lines")
 
-EDITED = ["", "fast"]                    # folders whose wording has been edited; may only grow
+EDITED = ["", "fast", "pages"]           # folders whose wording has been edited; may only grow
 WAITING = {"24_search", "28_prices"}     # their chapters that have not; may only shrink
 
 def dropped():

@@ -3,7 +3,10 @@
 A page is a notebook as it is committed, without nbdev's directives. Links between notebooks become links between
 pages, links to other files of the repository lead to its host, and a link that leads nowhere stops the build."""
 import copy, json, posixpath, re, shutil, sys
+from base64 import b64decode
+from functools import cache
 from pathlib import Path
+from urllib.request import Request, urlopen
 from book import CHAPTERS, FOLDERS, MODULES, NOTEBOOKS, ROOT, SETTINGS, module_of, name, number, part, read
 
 TEXTS = {"docs/chapters.md": "chapters", "docs/glossary.md": "glossary", "docs/commands.md": "commands/index",
@@ -58,8 +61,25 @@ def describe(cells):
     for cell in cells:
         text = re.sub(r"\]\([^)]*\)|[\[`*#>]", "", "".join(cell["source"])).strip()
         if cell["cell_type"] == "markdown": said = " ".join(text.rpartition("\n\n")[2].split()) or said
-        elif any("image/png" in o.get("data", {}) for o in cell.get("outputs", [])):
-            cell["metadata"]["mystnb"] = dict(image=dict(alt=f"Figure: {said[:200]}"))
+        elif shown := [o["data"] for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]:
+            plot = "".join(shown[0].get("text/plain", "")).startswith("<Figure")
+            wide = int.from_bytes(b64decode("".join(shown[0]["image/png"])[:40])[16:20], "big") > 1200
+            kind = dict(classes="plot" if plot else "wide") if plot or wide else {}
+            cell["metadata"]["mystnb"] = dict(image=dict(alt=f"Figure: {said[:200]}") | kind)
+
+@cache
+def is_reached(address):
+    "Whether an address leads somewhere."
+    try:
+        with urlopen(Request(address, method="HEAD"), timeout=5) as answer: return answer.status == 200
+    except (OSError, ValueError): return False
+
+def hosted(path):
+    "A button that opens a chapter in a hosted notebook; nothing while the repository's address leads nowhere."
+    host, _, repository = SETTINGS["git_url"].partition("github.com/")
+    if not repository or not is_reached(SETTINGS["git_url"]): return ""
+    place = f"https://colab.research.google.com/github/{repository}/blob/{SETTINGS['branch']}/{name(path)}"
+    return f"\n\n[Open it in a hosted notebook]({place}) (`pip install noc_nb` comes first there)"
 
 def page(path):
     "The JSON of a notebook's page."
@@ -68,7 +88,7 @@ def page(path):
     describe(kept)
     if path.stem != "index":
         where = f"{SETTINGS['git_url']}/blob/{SETTINGS['branch']}/{name(path)}"
-        kept[0]["source"] += f"\n\nThis page is the notebook [{name(path)}]({where})."
+        kept[0]["source"] += f"\n\nThis page is the notebook [{name(path)}]({where}).{hosted(path)}"
     return dict(book, cells=kept)
 
 def dotted(path): return ".".join(Path(name(path)).with_suffix("").parts)

@@ -266,8 +266,8 @@ def _best_next(self:_Rows)->Tensor: # (N,k)
 @patch
 def _may_end(self:_Rows, end, log_probs):
     "(N,) True where the library would take an end, where it pays, and for inputs with musts."
+    if self.all_musts and not self.finder.priced or log_probs is None: return None
     parts = self.finder.standing()                                        # (b,a) each
-    if self.all_musts and not parts[1:] or log_probs is None: return None
     may, total = (x.view(len(self.finder.asked), -1) for x in (self.musts[self.input], self.total))
     best = self._best_next()
     scale = (self.said.shape[1] + 1)**self.config.length_penalty

@@ -180,7 +180,7 @@ class _Index(_Table):
         table:_Table, # of all tokens
         size:int,     # of the tokenizer
     ):
-        vars(self).update(vars(table), size=size, looks={}, pieces=None)
+        vars(self).update(vars(table), size=size, looks={}, spelled={}, pieces=None)
         mode, texts = "ignore" if table.mode == "run" else table.mode, {}
         for i, more in table.bytes.items():
             if i not in table.runs: texts[i] = fold(codecs.utf_8_decode(more, mode, False)[0])
@@ -549,6 +549,7 @@ def spellings(
     "The ways in which the tokenizer writes a word. Empty if it cannot."
     if re.search("[\ud800-\udfff]", word): return {}
     table, found = read_table(tokenizer), {}
+    if (word, boundary) in table.spelled: return table.spelled[word,boundary]
     reader = _Reader(table, [_ways(tokenizer, word, _cleans(tokenizer))], boundary)
     newline = len(tokenizer.encode("\n", add_special_tokens=False))
     for form, (before, skip) in itertools.product(
@@ -571,12 +572,8 @@ class _Text(NamedTuple):
 
 class _Moves(NamedTuple):
     "The tokens that finish something behind a text."
-    tokens:Tensor  # that have a finishing column of their own
-    columns:Tensor # those
-    bits:Tensor    # groups that are then fulfilled
-    others:Tensor  # tokens that need one of the columns that are free
-    gains:Tensor   # their groups
-    place:Tensor   # numbers from 0
+    own:Tensor     # (3,n) tokens that have a finishing column of their own, it, the groups' bits
+    others:Tensor  # (3,n) those that need one of the columns that are free: numbers from 0, bits
     alone:Tensor   # tokens that may not come without finishing
     late:Tensor    # the same, where no token may follow
     plain:set      # tokens behind which the word must go on
@@ -757,12 +754,10 @@ def _moves(self:_WordGroups, words, state, done):
         if open or run: said.add(token)
         bits = words.placed(sure | still)
         if token in self.column: own.append((token, self.column[token], bits))
-        else: others.append((token, bits))
+        else: others.append((token, len(others), bits))
     def tensor(x): return torch.tensor(x, dtype=torch.long, device=self.device)
-    columns = [tensor(part) for part in (zip(*own) if own else [[]]*3)]
-    free = [tensor(part) for part in (zip(*others) if others else [[]]*2)]
-    return _Moves(*columns, *free, tensor(range(len(others))), tensor(alone),
-                  tensor(sorted({*alone, *plain})), plain, said)
+    finishing = [tensor(rows).reshape(-1, 3).T for rows in (own, others)]
+    return _Moves(*finishing, tensor(alone), tensor(sorted({*alone, *plain})), plain, said)
 
 # %% ../../nbs/models/109_spellings.ipynb #44c00017
 @patch
@@ -778,8 +773,7 @@ def nothing(self:_WordGroups, inputs):
 @patch
 def split(self:_WordGroups, texts, inputs):
     "Rows, and tokens of the model that come in other columns than their own, or not at all."
-    moves = [*map(self.after, inputs, texts)]
-    return _rows(moves, "late"), _flat(moves, "late")
+    return _flat([*map(self.after, inputs, texts)], "late")[::-1]
 
 @patch
 def owes(self:_WordGroups, texts):
@@ -810,13 +804,10 @@ def mentions(self:_WordGroups,
 
 # %% ../../nbs/models/109_spellings.ipynb #44b01300
 def _flat(moves, name):
-    "A field of all rows, in one."
-    return torch.cat([getattr(m, name) for m in moves])
-
-def _rows(moves, name):
-    "The rows of what `_flat` gives."
-    sizes = torch.tensor([len(getattr(m, name)) for m in moves])
-    return torch.arange(len(moves)).repeat_interleave(sizes)
+    "A field of all rows, in one; which rows these are."
+    fields = [getattr(m, name) for m in moves]
+    sizes = torch.tensor([x.shape[-1] for x in fields])
+    return torch.cat(fields, -1), torch.arange(len(moves)).repeat_interleave(sizes)
 
 @patch
 def mark(self:_WordGroups,
@@ -830,19 +821,19 @@ def mark(self:_WordGroups,
     scores[held,:self.v] += self.barred[[texts[n].ends for n in held]]
     moves = [*map(self.after, inputs, texts)]
     real, bits = self.nothing(inputs)
-    rows, columns = _rows(moves, "tokens"), _flat(moves, "columns")
-    scores[rows,columns] = scores[rows,_flat(moves, "tokens")]
-    bits[rows,columns-self.v] = _flat(moves, "bits")
-    rows, tokens, place = _rows(moves, "others"), _flat(moves, "others"), _flat(moves, "place")
+    (tokens, columns, gains), rows = _flat(moves, "own")
+    scores[rows,columns] = scores[rows,tokens]
+    bits[rows,columns-self.v] = gains
+    (tokens, place, gains), rows = _flat(moves, "others")
     if len(tokens) and self.extra:                                       # (N,m) beside them
         best = scores.new_full((len(texts), int(place.max()) + 1), -torch.inf)
-        which, gains = (place.new_zeros(best.shape) for _ in range(2))
+        which, worth = (place.new_zeros(best.shape) for _ in range(2))
         best[rows,place], which[rows,place] = scores[rows,tokens], tokens
-        gains[rows,place] = _flat(moves, "gains")
+        worth[rows,place] = gains
         best, at = best.topk(min(self.k, best.shape[1]))
         free = slice(self.extra - self.k, self.extra - self.k + at.shape[1])
         scores[:,self.v:][:,free], real[:,free] = best, which.gather(1, at)
-        bits[:,free] = gains.gather(1, at)
-    name = "late" if full else "alone"
-    scores[_rows(moves, name),_flat(moves, name)] = -torch.inf
+        bits[:,free] = worth.gather(1, at)
+    tokens, rows = _flat(moves, "late" if full else "alone")
+    scores[rows,tokens] = -torch.inf
     return real, bits

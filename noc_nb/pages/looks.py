@@ -18,10 +18,10 @@ from ..vocab import BOS
 
 # %% ../../nbs/pages/131_looks.ipynb #5b27fa91
 def looks(
-    pipeline:NovelCaptioner, # with our captioner; others do not say where they look
+    pipeline:NovelCaptioner, # with our captioner; others do not expose their attention
     regions:Regions,         # of an image
     caption:str,             # words of the vocabulary
-)->Tensor:                   # (t,n) a row a word, which sums to 1, or to 0 without regions
+)->Tensor:                   # (t,n) a row for each word; sums to 1, or to 0 without regions
     "Where each word of a caption looked."
     captioner, out = pipeline.captioner, torch.zeros(len(caption.split()), len(regions))
     if not isinstance(captioner, Captioner): return out
@@ -29,7 +29,7 @@ def looks(
     words = pipeline.vocab.encode(caption.split())
     tokens = torch.tensor([[BOS, *words]], device=batch.mask.device)[:,:-1]
     weights, thread = [], threading.get_ident()
-    def keep(attention, args):                      # other threads' passes come by here too
+    def keep(attention, args):                      # other threads' passes call this too
         if threading.get_ident() == thread: weights.append(attention.weights(*args))
     hooks = [layer.regions.f.register_forward_pre_hook(keep) for layer in captioner.decoder.layers]
     try:
@@ -37,6 +37,6 @@ def looks(
     finally:
         for hook in hooks: hook.remove()
     mean = torch.stack(weights).mean((0, 2))[0].cpu()       # (t,n)
-    rows = regions.ranked[:mean.shape[1]]           # the captioner sees no others
+    rows = regions.ranked[:mean.shape[1]]           # the captioner sees only these
     out[:,rows] = mean[:,:len(rows)]
     return out
