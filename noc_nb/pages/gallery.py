@@ -310,8 +310,8 @@ def _tell(n, failed, empty, lacking, out, html):
     if html: summary.append(f"page: {html}")
     print("; ".join(summary), file=sys.stderr)
     words = ", ".join(f"{word} {count:,}" for word, count in lacking.most_common())
-    if words: print(f"not in the vocabulary, and not asked for: {words}; --add-words FILE brings "
-                    "words by their vectors", file=sys.stderr)
+    if words: print(f"not in the vocabulary, and left out: {words}; --add-words FILE adds words "
+                    "with their vectors", file=sys.stderr)
 
 # %% ../../nbs/pages/132_gallery.ipynb #1013ceab
 def caption_files(
@@ -404,7 +404,7 @@ def _write_texts(lines, paths, folder, overwrite):
             continue
         with whole_file(path) as f: f.write(f"{text}\n")
         written += 1
-    stay = f"; {kept:,} that were there stay, --overwrite replaces them" if kept else ""
+    stay = f"; {kept:,} existing ones kept, --overwrite replaces them" if kept else ""
     say(f"--txt {folder}: {written:,} texts written{stay}")
 
 # %% ../../nbs/pages/132_gallery.ipynb #7cb28042
