@@ -84,7 +84,8 @@ def hosted(path):
 def tried_first(cells):
     "What a reader can try, without its code, for the top of the page; it leaves its place below."
     for cell in cells:
-        live = [o for o in cell.get("outputs", []) if 'class="steps"' in "".join(o.get("data", {}).get("text/html", ""))]
+        pages = [(o, "".join(o.get("data", {}).get("text/html", ""))) for o in cell.get("outputs", [])]
+        live = [o for o, text in pages if 'class="steps"' in text]
         if not live: continue
         cell["outputs"] = [o for o in cell["outputs"] if o not in live]
         yield dict(cell, id="tried", metadata=dict(tags=["remove-input"]), outputs=live)
