@@ -70,6 +70,8 @@ def open_image(
     try:
         with warnings.catch_warnings(), file.open() as f:
             warnings.simplefilter("ignore")   # on odd metadata, and on sizes refused here anyway
+            if f.seek(0, 2) > 16*max_pixels: raise ValueError("it has more bytes than those")
+            f.seek(0)
             image = Image.open(f, formats=image_formats())
             if image.width*image.height > max_pixels:
                 raise ValueError(f"it has {image.width} x {image.height}")
