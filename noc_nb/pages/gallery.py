@@ -185,7 +185,7 @@ class Mark(NamedTuple):
     kind:str = ""     # classes for the style sheet
     number:int = 0    # of the region
     color:str = ""    # of the line; default: the style sheet's
-    about:str = ""    # what the pointer shows
+    about:str = ""    # shown when pointing at it
     dashed:bool = False
 
 # %% ../../nbs/pages/132_gallery.ipynb #9f2438da
@@ -220,7 +220,7 @@ def picture(
     marks:list,  # `Mark`s, the most important last, on top
     size:tuple,  # (width, height) on the page
     font:dict,   # of the names, in pixels
-    about:str,   # what can be seen, in words
+    about:str,   # a description in words
     href=None,   # of the image
 )->Markup:       # SVG
     "Boxes on an image, and names at the corners of some."
@@ -348,7 +348,7 @@ def _unsayable(pipeline):
 
 def _failures(pipeline, file):
     """How many images have no caption; the names of those without boxes; word -> objects that
-    could not be asked for without it."""
+    cannot be mentioned without it."""
     failed, empty, lacking, words, blank = 0, [], Counter(), _unsayable(pipeline), 0
     for line in _read_lines(file):
         failed += "error" in line
@@ -361,7 +361,7 @@ def _failures(pipeline, file):
 
 # %% ../../nbs/pages/132_gallery.ipynb #d0c8d7cd
 def _picture_of(source, line):
-    "The picture to draw on, or None where there is none."
+    "The picture to draw on, or None without one."
     ids = {text: i for i, text in source.texts.items()}
     image = source.photo(ids.get(line["image_id"], line["image_id"]))
     return None if isinstance(image, NocError) else image
