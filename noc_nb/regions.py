@@ -158,7 +158,7 @@ class RegionTable(Mapping):
         return f"{type(self).__name__}({len(self):,} images, {len(self.boxes):,} regions)"
 
     def _places(self, image_ids)->np.ndarray:
-        "The rows of images in `ids`. Raises `NocError` for an image that is not there."
+        "The positions of images in `ids`. Raises `NocError` for an image that is not there."
         missing = [i for i in image_ids if i not in self.place]
         if missing:
             raise NocError(f"{self.where}: no image {missing[0]!r} among {len(self):,} images")

@@ -215,7 +215,7 @@ class _DetectorNoise:
     missed_small: float = .25 # further share, times exp(-side/.08)
     confused: float = .05     # share taken for another class of the place
     invented: float = .35     # probability of a false detection, drawn again after each
-    jitter: float = .06       # standard deviation of an edge, in widths or heights of the box
+    jitter: float = .06       # deviation of an edge's shift, in widths or heights of the box
     min_score: float = .2     # detections below are not reported
 
 # %% ../nbs/06_toy.ipynb #37c59dee

@@ -11,10 +11,13 @@ from noc_nb.constraints import RULES
 from noc_nb.core import NocError
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
+from noc_nb.files.formats import read_tsv
+from noc_nb.files.readers import read_vectors
 from noc_nb.lab.disk import beside, in_use, whole_file, write_json
 from noc_nb.lab.experiment import PRESETS, Experiment, Run
 from noc_nb.lab.runs import begin, called, locked, state_of, whole_folder
 from noc_nb.models.detector import _load_model
+from noc_nb.models.photos import image_files
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner
 from noc_nb.models.source import Job
 from noc_nb.pages.gallery import begin_captions
@@ -180,6 +183,7 @@ def test_a_function_that_nobody_can_compare_is_refused(tmp_path, held):
             called(loaded(tmp_path, text))
 
 BRIEF = """from noc_nb.models.detector import _load_model
+from noc_nb.models.photos import image_files
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner
 from noc_nb.models.source import Job
 from noc_nb.pages.gallery import begin_captions
@@ -308,3 +312,20 @@ def test_weights_of_another_kind_of_number_are_refused(tmp_path, kind):
         write(name, kind)
         with pytest.raises(NocError, match=re.escape(f"{file}: {name}: numbers of kind ")): read()
         write(name, weights[name].dtype)
+
+# ---- what a disk may do
+
+def test_a_folder_that_cannot_be_listed_is_no_empty_folder(tmp_path, monkeypatch):
+    "`os.walk` passes over it in silence, and photos would be missing."
+    (tmp_path/"photos").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path/"photos/1.png")
+    def stale(path): raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+    monkeypatch.setattr(os, "scandir", stale)
+    with pytest.raises(NocError, match="photos: cannot be read .Stale file handle.; expected a folder"):
+        image_files(tmp_path/"photos")
+
+@pytest.mark.parametrize("name, read", [("v.txt", read_vectors), ("f.tsv", lambda path: list(read_tsv(path)))])
+def test_a_line_of_two_gigabytes_is_not_read(tmp_path, name, read):
+    "A sparse file is a line of zeros: it took 4.5 GB of memory, and half a minute."
+    with open(tmp_path/name, "wb") as f: f.truncate(2 << 30)
+    with pytest.raises(NocError, match=f"{name}: .*it holds a zero byte"): read(tmp_path/name)

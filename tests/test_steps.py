@@ -65,4 +65,4 @@ def test_every_setting_is_stored(opened):
         step.evaluate(slide, 12)
         words = page.locator(".answer").inner_text().split()
         assert all(word in words for word, n in zip(("cat", "couch", "suitcase"), levels) if n == 4)
-    assert page.locator(".wanted output").first.inner_text() in ("not asked for", "4 nats", "8 nats", "12 nats", "must")
+    assert page.locator(".wanted output").first.inner_text() in ("no constraint", "4 nats", "8 nats", "12 nats", "must")

@@ -81,11 +81,21 @@ def hosted(path):
     place = f"https://colab.research.google.com/github/{repository}/blob/{SETTINGS['branch']}/{name(path)}"
     return f"\n\n[Open it in a hosted notebook]({place}) (`pip install noc_nb` comes first there)"
 
+def tried_first(cells):
+    "What a reader can try, without its code, for the top of the page; it leaves its place below."
+    for cell in cells:
+        pages = [(o, "".join(o.get("data", {}).get("text/html", ""))) for o in cell.get("outputs", [])]
+        live = [o for o, text in pages if 'class="steps"' in text]
+        if not live: continue
+        cell["outputs"] = [o for o in cell["outputs"] if o not in live]
+        yield dict(cell, id="tried", metadata=dict(tags=["remove-input"]), outputs=live)
+
 def page(path):
     "The JSON of a notebook's page."
     book = read(path)
     kept = [c for c in (page_cell(c, name(path)) for c in book["cells"]) if c]
     describe(kept)
+    kept[1:1] = [*tried_first(kept)]
     if path.stem != "index":
         where = f"{SETTINGS['git_url']}/blob/{SETTINGS['branch']}/{name(path)}"
         kept[0]["source"] += f"\n\nThis page is the notebook [{name(path)}]({where}).{hosted(path)}"

@@ -24,7 +24,7 @@ def _whole(scores):
     return size * bits.sign()
 
 def _distinct(scores):
-    "Integers (N,v) in the order of the scores, different in each row; the first equal comes first."
+    "Integers (N,v) in the order of the scores, all different in a row; ties keep their order."
     v = scores.shape[1]
     room = v.bit_length()
     number = _whole(scores.nan_to_num(torch.inf, torch.inf, -torch.inf)) # NaN comes first

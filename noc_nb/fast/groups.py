@@ -70,7 +70,7 @@ def check_ids(
             check_id(token, f"image {i}, constraint {j}: token {token}", v)
 
 # %% ../../nbs/fast/18_groups.ipynb #7b1e90aa
-MOST = 10_000 # highest price in nats; a must is worth more
+MOST = 10_000 # highest price in nats; for more, make it a must
 
 def _read_prices(
     read:list,   # what `read_groups` returned

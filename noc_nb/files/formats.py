@@ -16,7 +16,7 @@ import torch
 from ..core import NocError, require
 from .readers import check_boxes, refuse
 from ..heldout import COCO_CLASSES, meanings, normalize
-from ..lab.disk import foreign_file, whole_file
+from ..lab.disk import foreign_file, text_file, whole_file
 from ..regions import RegionTable, Regions, table_of
 
 # %% ../../nbs/files/104_formats.ipynb #6f7d71a8
@@ -241,8 +241,7 @@ def read_tsv(
     path, # a bottom-up table
 ):        # yields `Regions`, in the order of the lines
     "Read a bottom-up table. Raises `NocError` naming file and line."
-    with (foreign_file(path, f"a table of {_COLUMNS}"),
-          open(path, encoding="utf-8", errors="replace") as f):
+    with foreign_file(path, f"a table of {_COLUMNS}"), text_file(path, "replace") as f:
         for n, line in enumerate(f, 1):
             with foreign_file(path, f"{_COLUMNS}, with tabs between", f"line {n}"):
                 regions = _row(line, f"{path}: line {n}")

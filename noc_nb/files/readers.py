@@ -994,16 +994,18 @@ def boxed_classes(
     return dict(seen)
 
 # %% ../../nbs/files/101_readers.ipynb #1d50c640
+@contextmanager
 def _lines(path):
     "The lines of a text file, also inside `.gz` and `.zip`."
-    if path.suffix == ".gz": return unpacked(gzip.open(path, "rb"), path)
-    if path.suffix != ".zip": return open(path, "rb")
+    if path.suffix != ".zip":
+        with text_file(path) as f: yield f.buffer
+        return
     inside = zipfile.ZipFile(path)
     names = [name for name in inside.namelist() if name.endswith(".txt")]
     if len(names) > 1: names = [name for name in names if "300d" in name] or names
     expected = "one .txt file inside, or one with 300d in its name"
     require(len(names) == 1, path, f"{expected}; found {len(names)}")
-    return unpacked(inside.open(names[0]), path)
+    with unpacked(inside.open(names[0]), path) as f: yield f
 
 def _is_number(text):
     try: return np.isfinite(float(text))

@@ -156,7 +156,7 @@ def json_text(
     zipped = Path(f"{path}.gz")
     if not path.exists() and zipped.exists(): path = zipped
     with foreign_file(path, "a JSON file"), text_file(path) as f:
-        shallow = io.BufferedReader(_Shallow(f.buffer), 1 << 20)
+        shallow = io.BufferedReader(_Shallow(f.buffer), 1 << 14)
         yield io.TextIOWrapper(shallow, encoding="utf-8")
 
 # %% ../../nbs/lab/01_disk.ipynb #c7e16698

@@ -186,8 +186,7 @@ class NovelPhotoCaptioner(NovelCaptioner):
             places = [n for n, p in enumerate(penalties) if p == penalty]
             some = [(seen[n], words[n], prices[n]) for n in places]
             search = self.cfg.search
-            avoid = [*map(" ".join, self.avoid)]
-            found = self.captioner(*zip(*some), search.k, search.no_repeat, penalty, avoid)
+            found = self.captioner(*zip(*some), search.k, search.no_repeat, penalty, self.barred)
             decoded |= dict(zip(places, found))
         return [decoded[n] for n in range(len(penalties))]
 

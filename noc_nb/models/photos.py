@@ -70,6 +70,8 @@ def open_image(
     try:
         with warnings.catch_warnings(), file.open() as f:
             warnings.simplefilter("ignore")   # on odd metadata, and on sizes refused here anyway
+            if f.seek(0, 2) > 16*max_pixels: raise ValueError("it has more bytes than those")
+            f.seek(0)
             image = Image.open(f, formats=image_formats())
             if image.width*image.height > max_pixels:
                 raise ValueError(f"it has {image.width} x {image.height}")
@@ -210,13 +212,17 @@ def _shard(path, name, others):
         why = f"expected a whole tar file; after {count} members: {why}"
         yield _ImageFile(0, name, path, why=why)
 
+def _refuse(error):
+    "A folder that cannot be read is no empty folder."
+    raise NocError(f"{error.filename}: cannot be read ({error.strerror}); expected a folder")
+
 def _images(path, name, others):
     "The images of a file or folder that is called `name`, in order."
     if path.suffix == ".tar": yield from _shard(path, name, others)
     elif path.suffix == ".parquet": yield from _rows(path, name)
     elif not path.is_dir(): yield _ImageFile(0, name, path)
     else:
-        for base, folders, files in os.walk(path):
+        for base, folders, files in os.walk(path, onerror=_refuse):
             folders[:] = sorted(f for f in folders if not f.startswith("."))
             inside = os.path.join(name, os.path.relpath(base, path))
             for f in sorted(files):

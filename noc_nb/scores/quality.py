@@ -20,7 +20,7 @@ from ..vocab import FUNCTION_WORDS
 
 # %% ../../nbs/scores/121_quality.ipynb #3029204f
 def _forms_of(classes, without=()):
-    "Form -> ids of the classes it may stand for; how many words the longest has."
+    "Form -> ids of the classes that it may mean; the number of words of the longest."
     forms = {}
     for i, c in classes.items():
         for form in c.forms:
@@ -53,18 +53,18 @@ _MANY = dict(man="men", mouse="mice", goose="geese", child="children", person="p
              f="ves", y="ies", s="ses", x="xes", z="zes", ch="ches", sh="shes", o="oes")
 
 def _numbers(word):
-    "A word, and what several of it may be called."
+    "A word and its possible plurals."
     irregular = [word.removesuffix(a) + b for a, b in _MANY.items() if word.endswith(a)]
     return [word, f"{word}s", *irregular]
 
 def _in_numbers(forms):
-    "Forms in which each word is in the singular or the plural; the forms themselves count more."
+    "Forms with each word in the singular or plural; the original forms take precedence."
     many = {" ".join(words): ids for form, ids in forms.items()
             for words in product(*map(_numbers, form.split()))}
     return many | forms
 
 def _with_pairs(forms):
-    "Forms, and the pairs that say something else; one that says no object has no class."
+    "Forms, and the pairs with another meaning; a pair that is not an object has no class."
     def ids(word): return forms.get(word, set())
     pairs = {"bow tie": ids("tie"), "toilet seat": ids("toilet")}
     for first, nouns in _BEFORE.items(): pairs |= {f"{first} {noun}": ids(noun) for noun in nouns}
@@ -86,7 +86,7 @@ def _read_words(path, classes):
     unread = [word for _, *words in lines for word in words if not _is_found(word)]
     if unread: say(f"{path}: words that CHAIR's own code never finds, not looked for: {unread}")
     lost = [c.name for i, c in classes.items() if i not in seen]
-    require(not lost, f"{path}: class {lost and lost[0]}: no line", "one that its name begins")
+    require(not lost, f"{path}: class {lost and lost[0]}: no line", "one that begins with its name")
     return forms
 
 def _is_found(word): return word == word.strip().lower() and len(word.split()) < 3
@@ -94,14 +94,14 @@ def _is_found(word): return word == word.strip().lower() and len(word.split()) <
 def word_list(
     classes:dict,   # class id -> `ObjectClass`
     synonyms=None,  # file of words, a line an object; default: the forms of the classes
-)->tuple:           # form -> ids of the classes it may stand for; words of the longest
-    "The words that are looked for in captions. Raises `NocError` naming the file and the line."
+)->tuple:           # form -> ids of the classes it may mean; number of words of the longest
+    "The words to look for in captions. Raises `NocError` naming the file and the line."
     if not synonyms: return _with_pairs(_forms_of(classes, _LOOSE)[0])
     return _with_pairs(_in_numbers(_read_words(synonyms, classes)))
 
 # %% ../../nbs/scores/121_quality.ipynb #e8b3f469
 def _repeats(words, n):
-    "Whether some n words in a row come twice."
+    "Whether some n words in a row occur twice."
     runs = list(zip(*(words[k:] for k in range(n))))
     return len(set(runs)) < len(runs)
 
@@ -115,9 +115,9 @@ def quality_numbers(
     refs:dict,       # image id -> references, for the same images
     forms:tuple,     # of `word_list`
     truth:dict=None, # image id -> ids of the classes that have a box; default: references only
-    known=None,      # words of the training captions; None: which words are new stays open (NaN)
-)->np.ndarray:       # (N,15) in the order of `captions`: what `quality_scores` adds up
-    "What is counted of every caption."
+    known=None,      # words of the training captions; None: the new words are unknown (NaN)
+)->np.ndarray:       # (N,15) in the order of `captions`, for `quality_scores` to sum
+    "The counts for every caption."
     rows = []
     for i, caption in captions.items():
         words = normalize(caption).split()
@@ -140,7 +140,7 @@ LOW_IS_GOOD = "CHAIRi", "CHAIRs", "repeats two words", "repeats three words", "e
 def quality_scores(
     sums:np.ndarray, # (...,15) summed `quality_numbers`
 )->dict:             # name -> (...,); in percent, except words a caption
-    "The quality of a set of captions; NaN where there is nothing to divide by."
+    "The quality of a set of captions; NaN if there is nothing to divide by."
     (count, words, empty, objects, invented, with_invented, right, expected, found,
      there, seen, two, three, ending, new) = np.moveaxis(sums, -1, 0)
     with np.errstate(invalid="ignore", divide="ignore"):
