@@ -182,7 +182,7 @@ def test_command(tmp_path, monkeypatch, capsys):
         capsys.readouterr()
         with pytest.raises(SystemExit): typed("none.jsonl", option, "./none")
         *told, said = capsys.readouterr().err.splitlines()
-        assert told == ["names.txt: 3 classes, each said by its name"]
+        assert told == ["names.txt: 3 classes, each mentioned by its name"]
         assert said.startswith("error: ./none: no such folder; expected a")
     assert not (tmp_path/"none.jsonl").exists()
 

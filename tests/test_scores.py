@@ -585,10 +585,11 @@ def test_a_report_names_chairs_protocol(tmp_path):
 def test_chair_of_real_captions_is_the_published_one(tmp_path, captions):
     "Captions of other images, so that much is invented."
     from noc_nb.heldout import COCO_CLASSES
-    from noc_nb.scores.report import _boxed
+    from noc_nb.files.dataset import instances_files
+    from noc_nb.files.readers import boxed_classes
     ids = list(captions)[:int(os.environ.get("NOC_IMAGES", 4000))]
     said = {i: captions[j][0] for i, j in zip(ids, ids[1:] + ids[:1])}
-    boxed = _boxed(COCO, COCO_CLASSES)
+    boxed = boxed_classes(instances_files(COCO), COCO_CLASSES)
     scores = check_chair(tmp_path, said, {i: captions[i] for i in ids}, {i: boxed.get(i, set()) for i in ids})
     assert scores["CHAIRi"] > 40
 

@@ -19,7 +19,7 @@ import pandas as pd
 import yaml
 
 from ..core import NocError, require
-from .readers import (PHOTO_ENDINGS, ROW, Detections, is_object, json_items,
+from .readers import (PHOTO_ENDINGS, ROW, Detections, box_rows, is_object, json_items,
                                   refuse)
 from ..lab.disk import foreign_file, text_file
 from ..lab.progress import note
@@ -58,7 +58,8 @@ def _beside(file, folder, read, label):
 
 def _collected(path, photos, pixels, classes=None):
     "`Detections` of photos. `classes`: number -> name, where labels are numbers."
-    owners, sizes, labels, rows, wrong = {}, {}, {}, [], {}
+    sizes, rows, wrong = {}, [], {}
+    owners, labels = {}, {}
     for name, size, boxes in photos:
         named = isinstance(name, str) and name not in owners
         require(named, f"{path}: photo {name!r}", "a name that no other photo of the export has")
@@ -220,10 +221,9 @@ def _read_open_images(path):
     labels, classes = pd.factorize(table.LabelName.cat.add_categories("").fillna(""))
     x1, x2, y1, y2 = (pd.to_numeric(table[name], "coerce") for name in _COLUMNS)
     refuse(path, lambda n: f"row {n}", images < 0, "an ImageID")
-    rows = np.zeros(len(table), ROW)
-    rows["image"], rows["label"], rows["place"] = images + 1, labels, np.arange(len(rows))
-    rows["box"] = np.stack([x1, y1, x2 - x1, y2 - y1], 1)
-    rows["score"] = pd.to_numeric(table.get("Confidence", pd.Series(1., table.index)), "coerce")
+    boxes, scores = np.stack([x1, y1, x2 - x1, y2 - y1], 1), 1.
+    if "Confidence" in table: scores = pd.to_numeric(table["Confidence"], "coerce")
+    rows = box_rows(images + 1, labels, boxes, scores)
     texts = {i: str(name) for i, name in enumerate(names, 1)}
     return Detections(path, rows, False, {}, [(name, i) for i, name in texts.items()], {},
                       dict(enumerate(_described([*map(str, classes)], path))), texts)
@@ -234,9 +234,9 @@ _DRAWN = "annotations", "completions", "predictions"
 def _is_studio(path):
     if not path.name.endswith((".json", ".json.gz")): return False
     item = None if is_object(path) else next(json_items(path), None)
-    known = item if isinstance(item, dict) else {}
-    require("annotator" not in known, f"{path}: JSON-MIN of Label Studio", "its export as JSON")
-    return isinstance(known.get("data"), dict) and not {*_DRAWN}.isdisjoint(known)
+    task = item if isinstance(item, dict) else {}
+    require("annotator" not in task, f"{path}: JSON-MIN of Label Studio", "its export as JSON")
+    return isinstance(task.get("data"), dict) and not {*_DRAWN}.isdisjoint(task)
 
 def _studio_name(values):
     "The name of a task's photo, as it was before it was uploaded; None where there is none."

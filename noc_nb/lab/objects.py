@@ -44,7 +44,7 @@ def load_classes(
     require(isinstance(rows, list), path, "a list of classes")
     for n, row in enumerate(rows):
         c = _read_class(row, f"{path}: class {n}")
-        require(c.id not in classes, f"{path}: class {n}: id {c.id}", "a number of its own")
+        require(c.id not in classes, f"{path}: class {n}: id {c.id}", "a number of no other class")
         classes[c.id] = c
     return classes
 

@@ -37,7 +37,7 @@ def find_model(
     except (OSError, ValueError) as e:
         reason = str(e).partition("\n")[0]
         raise NocError(f"{name}: no such folder, "
-                       f"and not to be had from the model hub ({reason})") from None
+                       f"and it cannot be fetched from the model hub ({reason})") from None
 
 # %% ../../nbs/lab/08_saving.ipynb #818065b9
 def read_weights(

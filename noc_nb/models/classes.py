@@ -67,7 +67,7 @@ def add_words(
     added = {word: vectors[word] for word in lacking if word in vectors}
     needed = {*more, *(c.word for c in pipeline.classes.values())}
     needed = needed.intersection(lacking) - added.keys()
-    if needed: say(f"{where}: no vector for {', '.join(sorted(needed))}; not asked for")
+    if needed: say(f"{where}: no vector for {', '.join(sorted(needed))}; left out")
     if not added: return pipeline
     captioner = _lengthened(pipeline.captioner, added)
     new = _changed(pipeline, captioner, pipeline.classes, pipeline.vectors)

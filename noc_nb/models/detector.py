@@ -231,7 +231,7 @@ def _found(self:Detector, images):
         if re.search("CUDA|memory", str(e)): raise             # no image is at fault
         if len(images) > 1: return [found for image in images for found in self._found([image])]
         (h, w), why = images[0].shape[1:], str(e).partition("\n")[0][:200]
-        return [NocError(f"{w} x {h} pixels: {self.name} cannot look at them ({why})")]
+        return [NocError(f"{w} x {h} pixels: {self.name} cannot process them ({why})")]
 
 @patch
 def detect(self:Detector,

@@ -66,7 +66,7 @@ def _tell(names, classes, where):
     others = [f"{name} as {classes[i].word}" for i, name in names.items()
               if name != classes[i].word]
     persons = [names[i] for i in people(classes)]
-    line = f"{where}: {len(classes):,} classes, each said by its name"
+    line = f"{where}: {len(classes):,} classes, each mentioned by its name"
     if others: line += f", but {_listed(others)}"
     if persons: line += f"; persons, which are left to the captioner: {_listed(persons)}"
     say(line)

@@ -435,7 +435,8 @@ def with_objects(self:NovelCaptioner,
     new.avoid = [ids for ids in tokens if None not in ids]
     for i in new.wanted:
         lost = new._alternatives(i) and not new._group(i)
-        require(not lost, f"object {new.classes[i].name!r}", f"one to be said without {barred}")
+        possible = f"one that can be written without {barred}"
+        require(not lost, f"object {new.classes[i].name!r}", possible)
     if barred and not new.wanted: new.wanted = None                # the selector chooses
     return new
 

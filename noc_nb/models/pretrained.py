@@ -39,7 +39,7 @@ def _is_local(name, expected):
     except Exception as e:                         # of the network, or of the hub
         with suppress(ValueError):                 # of a name that no model can have
             if isinstance(try_to_load_from_cache(str(name), "config.json"), str): return True
-        gone = f"{name}: no such folder, nor can it be fetched ({_why(e)})"
+        gone = f"{name}: no such folder, and it cannot be fetched ({_why(e)})"
         raise NocError(f"{gone}; {expected}") from None
     return False
 

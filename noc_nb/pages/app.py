@@ -41,7 +41,7 @@ class _View:
     "An image, its regions, and the selector's probabilities."
     pipeline:NovelCaptioner # that captions it
     image:Image.Image       # small enough for the page
-    regions:Regions         # what was found, or drawn
+    regions:Regions         # detected, or drawn by hand
     free:object             # the caption without constraints, with the selector's probabilities
     name:str = "drawing"    # of the image
     model:str = None        # the pipeline's name or folder, if that is enough to load it
@@ -438,7 +438,7 @@ def _asked(gr):
 @patch
 def _page(self:_Studio,
     max_mb:int=10,  # largest upload, in MB
-    host:str="localhost", # a name under which the page may be asked for
+    host:str="localhost", # a host name under which the page is served
 ):                  # a `gradio.Blocks`, not yet served, and how to launch it
     "Build the page. Raises `NocError` without Gradio."
     gr = _gradio()

@@ -185,7 +185,7 @@ class Mark(NamedTuple):
     kind:str = ""     # classes for the style sheet
     number:int = 0    # of the region
     color:str = ""    # of the line; default: the style sheet's
-    about:str = ""    # what the pointer shows
+    about:str = ""    # shown when pointing at it
     dashed:bool = False
 
 # %% ../../nbs/pages/132_gallery.ipynb #9f2438da
@@ -220,7 +220,7 @@ def picture(
     marks:list,  # `Mark`s, the most important last, on top
     size:tuple,  # (width, height) on the page
     font:dict,   # of the names, in pixels
-    about:str,   # what can be seen, in words
+    about:str,   # a description in words
     href=None,   # of the image
 )->Markup:       # SVG
     "Boxes on an image, and names at the corners of some."
@@ -310,8 +310,8 @@ def _tell(n, failed, empty, lacking, out, html):
     if html: summary.append(f"page: {html}")
     print("; ".join(summary), file=sys.stderr)
     words = ", ".join(f"{word} {count:,}" for word, count in lacking.most_common())
-    if words: print(f"not in the vocabulary, and not asked for: {words}; --add-words FILE brings "
-                    "words by their vectors", file=sys.stderr)
+    if words: print(f"not in the vocabulary, and left out: {words}; --add-words FILE adds words "
+                    "with their vectors", file=sys.stderr)
 
 # %% ../../nbs/pages/132_gallery.ipynb #1013ceab
 def caption_files(
@@ -348,7 +348,7 @@ def _unsayable(pipeline):
 
 def _failures(pipeline, file):
     """How many images have no caption; the names of those without boxes; word -> objects that
-    could not be asked for without it."""
+    cannot be mentioned without it."""
     failed, empty, lacking, words, blank = 0, [], Counter(), _unsayable(pipeline), 0
     for line in _read_lines(file):
         failed += "error" in line
@@ -361,7 +361,7 @@ def _failures(pipeline, file):
 
 # %% ../../nbs/pages/132_gallery.ipynb #d0c8d7cd
 def _picture_of(source, line):
-    "The picture to draw on, or None where there is none."
+    "The picture to draw on, or None without one."
     ids = {text: i for i, text in source.texts.items()}
     image = source.photo(ids.get(line["image_id"], line["image_id"]))
     return None if isinstance(image, NocError) else image
@@ -404,7 +404,7 @@ def _write_texts(lines, paths, folder, overwrite):
             continue
         with whole_file(path) as f: f.write(f"{text}\n")
         written += 1
-    stay = f"; {kept:,} that were there stay, --overwrite replaces them" if kept else ""
+    stay = f"; {kept:,} existing ones kept, --overwrite replaces them" if kept else ""
     say(f"--txt {folder}: {written:,} texts written{stay}")
 
 # %% ../../nbs/pages/132_gallery.ipynb #7cb28042

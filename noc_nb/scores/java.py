@@ -177,7 +177,7 @@ def _meteor_numbers(line):
     try: numbers = np.array(line.split(), dtype=float)
     except ValueError: numbers = np.empty(0)
     if numbers.shape != (23,) or not np.isfinite(numbers).all():
-        raise OSError(f"its program answers {line[:60]!r}, and not 23 numbers")
+        raise OSError(f"its program answers {line[:60]!r}, not 23 numbers")
     if (numbers[21:] == numbers[:2]).all() and numbers[20] == 1: numbers[20] = 0
     return numbers
 

@@ -144,9 +144,9 @@ def check_folder(
     there = held(out)
     for file in there:
         ours = f"{name}.md" in there and file in (*files, *_BESIDE)
-        require(ours, f"--out {out}: holds {file}", "a new folder, or one with a report alone")
+        require(ours, f"--out {out}: holds {file}", "a new folder, or one that has only a report")
     if not there: return before
-    require(not os.path.samefile(out, "."), f"--out {out}: is where you are", "another folder")
+    require(not os.path.samefile(out, "."), f"--out {out}: is the current folder", "another folder")
     for file, mark in files.items():
         if mark: check_ours(Path(out)/file, mark.encode(), "--out", "report of noc_eval")
     return before

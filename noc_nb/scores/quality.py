@@ -86,7 +86,7 @@ def _read_words(path, classes):
     unread = [word for _, *words in lines for word in words if not _is_found(word)]
     if unread: say(f"{path}: words that CHAIR's own code never finds, not looked for: {unread}")
     lost = [c.name for i, c in classes.items() if i not in seen]
-    require(not lost, f"{path}: class {lost and lost[0]}: no line", "one that its name begins")
+    require(not lost, f"{path}: class {lost and lost[0]}: no line", "one that begins with its name")
     return forms
 
 def _is_found(word): return word == word.strip().lower() and len(word.split()) < 3

@@ -9,6 +9,7 @@ __all__ = ['read_system', 'photos_by_id', 'make_task', 'match', 'evaluate_file',
 import json, platform, re, warnings
 from collections import Counter, UserDict
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -19,14 +20,12 @@ import pyarrow.parquet as pq
 
 from ..core import NocError, require
 from ..data import PARTS
-from ..files.dataset import data_files, find_split, load_captions, value_or_file
-from ..files.readers import (Captions, caption_entries, category_names, entry_images,
-                                  is_object, json_column, open_parquet, read_coco, read_split,
-                                  relabel)
+from ..files.dataset import find_split, instances_files, load_captions, objects_of
+from ..files.readers import (Captions, boxed_classes, caption_entries, is_object,
+                                  open_parquet, read_split)
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize, novel_images
 from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json, text_file, whole_file
-from ..lab.objects import load_heldout
 from ..lab.progress import code_version
 from ..lab.runs import called, file_sum, locked, whole_folder
 from ..metrics import METRICS, CaptionScorer, points
@@ -59,10 +58,10 @@ def read_system(
     bad:list=None,      # takes a line for each caption that cannot be used; None: refuse them
 )->dict:       # image id -> caption; a photo that the references do not name keeps its name
     "Read a system's captions. Raises `NocError` naming file and entry for anything broken."
-    entries, captions, first = caption_entries(path, bad), {}, {}
-    images = entry_images(entries, names, path, where, numbers)
-    count = Counter(images)
-    for entry, i in zip(entries, images):
+    captions, first = {}, {}
+    entries = caption_entries(path, names, where, numbers, bad)
+    count = Counter(i for _, i in entries)
+    for entry, i in entries:
         place = f"{path}: {entry.place}: image {i}"
         try: _check_caption(entry.caption, f"{place}: caption")
         except NocError as e:
@@ -130,20 +129,6 @@ def _split_content(path):
     with foreign_file(path, "image ids, one a line"), text_file(path) as f:
         return list(map(int, f.read().split()))
 
-def _boxed(root, known):
-    "Image id -> classes that have a box, from the folder's instances files; None without any."
-    if root is None: return None
-    out = {}
-    for path in data_files(root, "annotations", "instances_*2014.json*", "instances_*.json*"):
-        coco = read_coco(path, "annotations")
-        boxes = coco["annotations"]
-        ids, classes = (json_column(boxes, key, path, "annotation", "a whole number").tolist()
-                        for key in ("image_id", "category_id"))
-        names = category_names(coco, path)
-        if names: classes = relabel(np.array(classes), names, known, path).tolist()
-        for i, c in zip(ids, classes): out.setdefault(i, set()).add(c)
-    return out or None
-
 # %% ../../nbs/scores/122_report.ipynb #207cd4b8
 def _words_name(classes, synonyms):
     if synonyms: return f"{Path(synonyms).name} ({file_sum(synonyms)[:12]})"
@@ -193,7 +178,8 @@ def make_task(
     found, domains, root = _read_references(data)
     every = {i: own for i, own in found.texts.items() if own}
     check_range("--", 1, cut=cut)
-    classes, heldout = _objects(heldout, classes, root, first)
+    load = partial(read_classes, first=first)
+    classes, heldout = objects_of(root, classes, heldout, _usual_heldout, load)
     forms = word_list(classes, synonyms)
     ids, listed, train, name = _split_ids(split, part, every, root, found.parts)
     refs = {i: every[i] for i in ids}
@@ -204,7 +190,7 @@ def make_task(
     if listed is not None:
         source = f"listed in {name}"
         novel = {o: own.intersection(listed) for o, own in novel.items()}
-    truth, known = _boxed(root, classes), None
+    truth, known = boxed_classes(instances_files(root), classes), None
     if train and every.keys() >= set(train):
         known = set(" ".join(normalize(c) for i in train for c in every[i]).split())
     about = dict(data=Path(data).name, split=name,
@@ -216,23 +202,15 @@ def make_task(
                  whole, found)
 
 # %% ../../nbs/scores/122_report.ipynb #b11ede4d
-def _beyond_coco(classes):
-    "What COCO's 80 have no word for, as held-out objects in their full names' words; else None."
+def _usual_heldout(classes):
+    "What COCO's 80 have no word for, in the words of their full names; COCO's where that is none."
     coco = set().union(*(c.forms for c in COCO_CLASSES.values()))
     ids, words = {}, {}
     for i, c in classes.items():
         if not coco.isdisjoint(c.forms): continue
         ids[c.name] = i
         words[c.name] = tuple(form for form in c.forms if len(form.split()) == len(c.phrase))
-    return HeldOut(ids, words, words, {"dcc": words, "extended": words}) if ids else None
-
-def _objects(heldout, classes, root, first=None):
-    "The classes and the held-out objects: given, or the data's, or COCO's."
-    def named(path): return read_classes(path, first)
-    objects = value_or_file(classes, named, root and root/"classes.json", COCO_CLASSES)
-    usual = _beyond_coco(objects) or COCO_HELDOUT
-    def load(what): return load_heldout(what, objects)
-    return objects, value_or_file(heldout, load, root and root/"heldout.json", usual)
+    return HeldOut(ids, words, words, dict(dcc=words, extended=words)) if ids else COCO_HELDOUT
 
 # %% ../../nbs/scores/122_report.ipynb #817b851d
 def _shortened(caption, words=None, whole=False):
