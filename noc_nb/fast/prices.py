@@ -14,10 +14,10 @@ from ..core import require
 # %% ../../nbs/fast/28_prices.ipynb #5b8dab9d
 @dataclass(frozen=True)
 class PriceConfig:
-    "What selected classes are worth; beyond the paper, whose prices are all infinite."
-    weight:float = None    # w: nats for a unit of log-odds; None: what is selected is a must
-    unseen:float = 5.      # β: nats more for a word that no training caption has
-    min_prob:float = .1    # the lowest probability of a candidate, where it is no must
+    "The worth of selected classes; beyond the paper, where all prices are infinite."
+    weight:float = None    # w: nats for a unit of log-odds; None: every selected class is a must
+    unseen:float = 5.      # β: additional nats for a word that no training caption has
+    min_prob:float = .1    # the lowest probability of a candidate that is not a must
 
 # %% ../../nbs/fast/28_prices.ipynb #68ea72d7
 def best_candidates(
@@ -37,8 +37,8 @@ def best_candidates(
 # %% ../../nbs/fast/28_prices.ipynb #cab35f55
 def read_wishes(
     line:str, # like "cat, orange|white|black, zebra=4, -text"
-)->dict:      # words, with bars between -> nats; inf for a must, -inf for what must not come
-    "Words that are written in a line. Raises `NocError` for a part that says nothing."
+)->dict:      # words, separated by bars -> nats; inf for a must, -inf for a word to avoid
+    "The words of a line. Raises `NocError` for a part that it cannot read."
     wishes, parts = {}, line.split(",")
     for part, rest in zip(parts, parts[1:]):
         comma = re.search(r"=\s*-?\d+$", part) and rest[:1].isdecimal()

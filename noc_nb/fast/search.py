@@ -31,8 +31,8 @@ class _Beams(Table):
     rank:Tensor   # (b,m) the score over a power of the length
     word:Tensor   # (b,m) the last token; -1 where there is none
     done:Tensor   # (b,m) finished groups, a bit for each
-    phrase:Tensor # (b,m) how far a phrase is written; 0 outside of phrases
-    code:Tensor   # (b,m) a number that stands for the tokens
+    phrase:Tensor # (b,m) how far a phrase is written; 0 outside phrases
+    code:Tensor   # (b,m) a hash of the tokens
     parent:Tensor # (b,m) the place of the hypothesis that it continues
 
 @dataclass
@@ -43,21 +43,21 @@ class _Cells(_Beams):
 # %% ../../nbs/fast/24_search.ipynb #b1d24a20
 class Grid:
     "Algorithm 1: a row for every number of finished groups."
-    absorb = False # True: what the model writes of its own accord counts, whatever is asked
+    absorb = False # True: words that the model writes by itself count, whatever the settings
 
     def levels(self, search, groups:Groups)->Tensor:
-        "(r,) how many finished groups every row stands for."
+        "(r,) the number of finished groups of every row."
         return torch.arange(int(groups.top.max()) + 1, device=groups.top.device)
 
     def row(self, search, groups:Groups, beams:_Beams)->Tensor:
-        "(b,m) the row that each hypothesis goes to."
+        "(b,m) the row of each hypothesis."
         return groups.row(beams.done)
 
     def most(self, search)->int:
-        "How many hypotheses of an image may go on; None: all."
+        "How many hypotheses of an image may continue; None: all."
 
     def turns(self, search, groups:Groups, cells, turns:Tensor)->Tensor:
-        "(b,m) a part's places as they may go on, if not all may; by `turns` (m,) rows take turns."
+        "(b,m) the places of a part by priority; `turns` (m,) alternates between rows."
         return turns.expand(len(cells.word), -1)
 
 MODES = dict(grid=Grid) # the kinds of search by name
@@ -67,17 +67,17 @@ MODES = dict(grid=Grid) # the kinds of search by name
 class SearchConfig:
     "How captions are searched (Section 2.3)."
     k:int = 5                   # hypotheses in every row of the grid
-    max_len:int = 20            # tokens of a caption, the end of sentence counted
+    max_len:int = 20            # tokens of a caption, including the end of sentence
     length_penalty:float = 0.   # 0: the plain sum of log-probabilities
-    absorb:bool = False         # True: a constraint that the model writes of its own accord counts
+    absorb:bool = False         # True: a constraint that the model writes by itself counts
     no_repeat:bool = False      # True: a finished constraint is not written again
-    mode:str = "grid"           # "grid" (the paper), "bank" or "credit" (k in all), "cbs" (a beam
+    mode:str = "grid"           # "grid" (the paper), "bank" or "credit" (k in total), "cbs" (a beam
                                 # for every set)
-    at_least:int = None         # constraints that must be in the caption; default: all
+    at_least:int = None         # constraints that the caption must contain; default: all
 
 # %% ../../nbs/fast/24_search.ipynb #fa23a511
 class Search:
-    "A search for captions of b images that mention what they must."
+    "A search for captions of b images that mention their musts."
     def __init__(self,
         constraints:list, # b lists of groups; a group is a list of alternatives, tuples of ids
         device=None,      # where the model's state is
@@ -86,9 +86,9 @@ class Search:
         forbidden=(),     # ids that may not come next
         prices=None,      # b lists of nats, one a group, inf for a must; None: all are musts
         least=None,       # as in `pack_groups`
-        ordered=False,    # True: the musts are finished in the caller's order
-        finishers=(),     # a range of ids that finish what `step` says, by its third value
-        avoid=None,       # b lists of what may not be written, words or phrases, tuples of ids
+        ordered=False,    # True: finish the musts in the caller's order
+        finishers=(),     # a range of ids that finish the groups in the third value of `step`
+        avoid=None,       # b lists of words or phrases to avoid, tuples of ids
         **settings,       # those of `SearchConfig`
     ):
         self.cfg, self.eos, self.ordered = SearchConfig(**settings), eos, ordered
@@ -106,7 +106,7 @@ class Search:
 # %% ../../nbs/fast/24_search.ipynb #0f806b23
 @patch
 def _mode(self:Search):
-    "The kind of search. Raises `NocError` for settings that do not go together."
+    "The kind of search. Raises `NocError` for incompatible settings."
     mode, kinds = self.cfg.mode, ", ".join(MODES)
     check_sizes(self.cfg.k, self.cfg.max_len, self.cfg.length_penalty)
     require(mode in tuple(MODES), f"mode {mode!r}", f"one of {kinds}")
@@ -132,7 +132,7 @@ def _lay_out(self:Search):
 # %% ../../nbs/fast/24_search.ipynb #5eed2405
 @patch
 def _work_on(self:Search, groups:Groups):
-    "Take the groups of the images that go on: all, and, beside candidates, the musts alone."
+    "Take the groups of active images: all of them and, beside candidates, the musts alone."
     self.groups = groups
     self.parts = [groups, replace(groups, top=groups.need)] if self.priced else [groups]
     self.special = F.pad(groups.words, (0, 1), value=self.eos)[:,None]  # (b,1,c+1)
@@ -145,7 +145,7 @@ def _work_on(self:Search, groups:Groups):
 # %% ../../nbs/fast/24_search.ipynb #5eed2406
 @patch
 def _read_phrases(self:Search):
-    "Tables (b,a*l) that know what comes next, by `phrase`: with as many tokens of an alternative."
+    "Tables (b,a*l) of the next token by `phrase`, which counts the tokens of an alternative."
     q, written = self.groups, torch.arange(self.long, device=self.groups.spell.device)
     nth = self.long - q.size[...,None] + written                        # (b,a,l)
     place = q.spell.gather(2, nth.clamp(max=self.long - 1)).clamp(min=0)
@@ -158,7 +158,7 @@ def _read_phrases(self:Search):
 # %% ../../nbs/fast/24_search.ipynb #5eed2403
 @patch
 def _open(self:Search, cells:_Cells)->Tensor:
-    "(b,s) True for hypotheses that may go on."
+    "(b,s) True for hypotheses that may continue."
     return (cells.score > -torch.inf) & (cells.word != self.eos)
 
 @patch
@@ -231,7 +231,7 @@ def run(self:Search, *args, pad:int=0, **kw)->Hypotheses: # `pad` fills `tokens`
 
 # %% ../../nbs/fast/24_search.ipynb #961770fe
 def _ends_with(tokens, texts):
-    "(b,g,a) which texts (b,a,l) stand at the end of tokens (b,g,t). -1 pads texts on the left."
+    "(b,g,a) which texts (b,a,l) are at the end of tokens (b,g,t). -1 pads texts on the left."
     back, texts = texts.shape[2], texts[:,None]
     if not back: return texts.new_ones(texts.shape[:-1], dtype=torch.bool)
     recent = tokens[:,:,-back:]
@@ -253,14 +253,14 @@ def _gains(self:Search, begun)->Tensor:
 
 @patch
 def _add_finishers(self:Search, device):
-    "Look at finishing tokens in any case. One may finish all groups."
+    "Always consider the finishing tokens. One may finish all groups."
     q, ids = self.all, torch.tensor([*self.finishers], device=device).expand(len(self.read), -1)
     known = (ids[...,None] == q.words[:,None]).any(-1)
     q.words, q.jump = torch.cat([q.words, ids.masked_fill(known, -1)], 1), q.top.clamp(min=1)
 
 @patch
 def _said(self:Search)->Tensor:
-    "(b,g,c) the groups that each constraint word finishes, as `step` says."
+    "(b,g,c) the groups that each constraint word finishes, according to `step`."
     place = self.groups.words - self.finishers[0]
     here = (place >= 0) & (place < len(self.finishers))
     place = place.masked_fill(~here, 0)[:,None].expand(-1, self.row.shape[1], -1)
@@ -270,7 +270,7 @@ def _said(self:Search)->Tensor:
 # %% ../../nbs/fast/24_search.ipynb #b1d22a10
 @patch
 def _expansions(self:Search, parent:_Cells, special, best, words)->_Beams:
-    "(b,m) what may follow hypotheses (b,g). `special`, `best`, `words` are what `next_words` gave."
+    "(b,m) expansions of hypotheses (b,g). `special`, `best`, `words` come from `next_words`."
     begun, gain = None, None
     if self.absorb or self.cfg.no_repeat: begun = self._begun(parent)
     if self.cfg.no_repeat:
@@ -287,7 +287,7 @@ def _expansions(self:Search, parent:_Cells, special, best, words)->_Beams:
 # %% ../../nbs/fast/24_search.ipynb #b1d22a13
 @patch
 def _free(self:Search, parent:_Cells, gain, special, best, words)->tuple:
-    "Log-probabilities, tokens, `done`, `phrase` (b,g,k+c+1) of what comes by itself; the end last."
+    "Log-probabilities, tokens, `done`, `phrase` (b,g,k+c+1) of free words; the end last."
     own, end = special[...,:-1], special[...,-1:]
     end = end.masked_fill(~self.groups.may_end(parent.done)[...,None], -torch.inf)
     log_prob = torch.cat([best, own, end], 2)
@@ -300,7 +300,7 @@ def _free(self:Search, parent:_Cells, gain, special, best, words)->tuple:
 # %% ../../nbs/fast/24_search.ipynb #e14d54c8
 @patch
 def _forced(self:Search, parent:_Cells, gain, own)->tuple:
-    "`add_constr`: log-probabilities, tokens, `done`, `phrase` (b,g,a+1); last, phrases go on."
+    "`add_constr`: log-probabilities, tokens, `done`, `phrase` (b,g,a+1); phrases continue last."
     phrase = parent.phrase[...,None]
     at = torch.cat([self.fresh.expand(*phrase.shape[:2], -1), phrase], 2)
     place, word, bit, full = (x.gather(1, at.flatten(1)).view_as(at) for x in self.phrases)
@@ -310,7 +310,7 @@ def _forced(self:Search, parent:_Cells, gain, own)->tuple:
     if self.bits is not None: log_prob = log_prob.masked_fill(full & ~gain != 0, -torch.inf)
     done = parent.done[...,None] | full
     if self.absorb: done = done | gain
-    on = (done & bit == 0) & ~self.groups.at_top(done)                  # the phrase goes on
+    on = (done & bit == 0) & ~self.groups.at_top(done)                  # the phrase continues
     return log_prob, word, done, (at + 1).masked_fill(~on, 0)
 
 @patch
@@ -338,7 +338,7 @@ def _children(self:Search, parent:_Cells, log_prob, word, done, phrase)->_Beams:
 
 @patch
 def _ended(self:Search)->_Beams:
-    "(b,s) the captions that have ended, as expansions that stay as they are."
+    "(b,s) the captions that have ended, as expansions that do not change."
     cells, open = self.cells, self.cells.word != self.eos
     score, rank = (x.masked_fill(open, -torch.inf) for x in (cells.score, cells.rank))
     place = self.place.expand_as(cells.word)
@@ -346,12 +346,12 @@ def _ended(self:Search)->_Beams:
 
 # %% ../../nbs/fast/24_search.ipynb #1f8373ec
 def _behind(order, last):
-    "An order of places (b,m), but those where `last` is True behind the others."
+    "An order of places (b,m), with those where `last` is True moved behind the others."
     if last is None: return order
     return order.gather(1, last.gather(1, order).byte().argsort(dim=1, stable=True))
 
 def _duplicates(key, real):
-    "(b,m) True where a real entry before has the same key, if this is real. `key`, `real`: (b,m)."
+    "(b,m) True where a real entry has the key of an earlier real one. `key`, `real`: (b,m)."
     key, order = key.masked_fill(~real, -2**63).sort(dim=1, stable=True)
     copy = F.pad(key[:,1:] == key[:,:-1], (1, 0))
     return torch.zeros_like(real).scatter(1, order, copy)
@@ -359,7 +359,7 @@ def _duplicates(key, real):
 # %% ../../nbs/fast/24_search.ipynb #b1d22a11
 def _choose(
     rank:Tensor, # (b,m) what is compared; -inf if not allowed
-    cell:Tensor, # (b,m) the cell that each goes to
+    cell:Tensor, # (b,m) the cell of each
     tie:Tensor,  # (b,m) decides between equal ranks: the lower comes first
     cells:int,   # how many cells
     k:int,       # places of a cell
@@ -392,7 +392,7 @@ def _chosen(self:Search, pool:_Beams, rank, groups:Groups, places:int)->Tensor:
     if self.twins:
         copy = _duplicates(self._identity(pool, groups), rank > -torch.inf)
         rank = rank.masked_fill(copy, -torch.inf)
-    if self.t + 1 == self.cfg.max_len:                                  # now only what ends, if any
+    if self.t + 1 == self.cfg.max_len:                                  # only ended ones, if any
         ends = (pool.word == self.eos) & (pool.rank > -torch.inf)
         rank = rank.masked_fill(~ends & ends.any(1, keepdim=True), -torch.inf)
     tie, k = pool.word*len(self.level) + pool.parent, self.cfg.k
@@ -401,7 +401,7 @@ def _chosen(self:Search, pool:_Beams, rank, groups:Groups, places:int)->Tensor:
 # %% ../../nbs/fast/24_search.ipynb #8b0c11e0
 @patch
 def _short(self:Search, beams:_Beams, t:int)->Tensor:
-    "(b,m) True where t tokens leave too few for musts and end; None where there are many."
+    "(b,m) True where t tokens leave too few for musts and end; None if many are left."
     q, left = self.groups, self.cfg.max_len - t
     if left > self.long + self.takes: return None
     alternative = (beams.phrase // self.long).clamp(max=q.group.shape[1] - 1)
@@ -414,7 +414,7 @@ def _short(self:Search, beams:_Beams, t:int)->Tensor:
 # %% ../../nbs/fast/24_search.ipynb #a80772dd
 @patch
 def _pruned(self:Search, cells:_Cells)->_Cells:
-    "The cells without what cannot win and what is too much."
+    "The cells without hypotheses that cannot win or exceed the beam."
     rules = []
     if self.need > self.cfg.max_len - self.t: rules.append(self._late)
     if not self.cfg.length_penalty: rules.append(self._outscored)
@@ -432,7 +432,7 @@ def _late(self:Search, cells:_Cells)->Tensor:
 # %% ../../nbs/fast/24_search.ipynb #b1d24a04
 @patch
 def _bound(self:Search, cells:_Cells)->Tensor:
-    "(b,s) the most that a hypothesis can still come to: further tokens cost, prices may gain."
+    "(b,s) the upper bound of a hypothesis: further tokens cost, prices may gain."
     if not self.priced: return cells.score
     gain = self.groups.price.clamp(min=0)[:,None]                       # (b,1,n)
     left = 1 - (cells.done[...,None] >> self.groups.bits & 1)           # (b,s,n)
@@ -444,7 +444,7 @@ def _outscored(self:Search, cells:_Cells)->Tensor:
     "(b,s) True for hypotheses that `k` ended captions outscore."
     going = cells.word != self.eos
     ended = self._objective(cells, self.groups).masked_fill(going, -torch.inf)
-    if self.priced:                                                     # it may stand in both parts
+    if self.priced:                                                     # it may be in both parts
         ended, order = ended.sort(descending=True)
         copy = _duplicates(cells.code.gather(1, order), ended > -torch.inf)
         ended = ended.masked_fill(copy, -torch.inf)
@@ -454,13 +454,13 @@ def _outscored(self:Search, cells:_Cells)->Tensor:
 # %% ../../nbs/fast/24_search.ipynb #79d5322c
 @patch
 def _everything(self:Search)->_Cells:
-    "The cells of all images, those that were put away included."
+    "The cells of all images, including those set aside."
     def put(out, cells): return out.to(cells.dtype).index_put((self.images,), cells)
     return self.out.map(put, self.cells)
 
 @patch
 def _settle(self:Search, cells:_Cells):
-    "Take the new cells, and put away the images that are done. What is stuck keeps what it had."
+    "Take the new cells, and set finished images aside. A stuck image keeps its old cells."
     self.going = self._open(cells)
     self.some_ended = bool((cells.word == self.eos).any())
     going = self.going.any(1)
@@ -478,7 +478,7 @@ def _settle(self:Search, cells:_Cells):
 
 # %% ../../nbs/fast/24_search.ipynb #ec784f52
 def _front(chosen):
-    "(b,g) the places of what is chosen (b,m), filled up with the first; (b,g) False for those."
+    "(b,g) the chosen places (b,m), padded with the first; (b,g) False for the padding."
     real, place = chosen.byte().sort(dim=1, descending=True, stable=True)
     g = int(real.sum(1).max())
     real, place = real[:,:g].bool(), place[:,:g]
@@ -486,7 +486,7 @@ def _front(chosen):
 
 @patch
 def _look(self:Search)->Tensor:
-    "Choose what the model is asked about, active hypotheses with different texts; (b,a) rows."
+    "Choose active hypotheses with different texts for the model; (b,a) rows."
     self.slot, self.active = _front(self.going)                         # (b,g) their places
     if not self.twins:
         self.asked, self.source = self.slot, self.place[:self.slot.shape[1]]*self.active
@@ -505,7 +505,7 @@ def _look(self:Search)->Tensor:
 # %% ../../nbs/fast/24_search.ipynb #86632492
 @patch
 def _objective(self:Search, beams:_Beams, groups:Groups)->Tensor:
-    "(b,m) what is compared: the rank, and the prices of what is said."
+    "(b,m) what is compared: the rank plus the prices of the mentioned groups."
     if not self.priced: return beams.rank
     return beams.rank.to(groups.price) + groups.worth(beams.done)
 
@@ -516,7 +516,7 @@ def _beside(self:Search, place:Tensor)->Tensor:
 
 @patch
 def standing(self:Search)->list:
-    "For every part, what the texts that are asked about are worth in it (b,a); -inf: not there."
+    "For every part, the worth of the asked texts in it (b,a); -inf: not there."
     worth, beside = self.groups.worth(self.cells.done.gather(1, self.slot)), self._beside(self.slot)
     nowhere, found = torch.full_like(self.asked, -torch.inf, dtype=worth.dtype), []
     for n in range(len(self.parts)):
@@ -526,25 +526,25 @@ def standing(self:Search)->list:
 
 @patch
 def _without_candidates(self:Search, pool:_Beams)->tuple:
-    "What the part without candidates chooses from, and how it compares."
+    "The pool of the part without candidates, and its ranks."
     done = pool.done & self.groups.must[:,None]
     return replace(pool, done=done), pool.rank.masked_fill(~self._beside(pool.parent), -torch.inf)
 
 # %% ../../nbs/fast/24_search.ipynb #6619438e
 class _Bank(Grid):
-    "`k` open hypotheses a part in all, and a row above the others for captions that have ended."
+    "`k` open hypotheses in each part, and a row above the others for ended captions."
     def levels(self, search, groups:Groups)->Tensor:
-        "(r,) how many finished groups every row stands for."
+        "(r,) the number of finished groups of every row."
         rows = super().levels(search, groups)
         return torch.cat([rows, rows[-1:] + 1])
 
     def row(self, search, groups:Groups, beams:_Beams)->Tensor:
-        "(b,m) the row that each hypothesis goes to. Without constraints there is only row 0."
+        "(b,m) the row of each hypothesis. Without constraints there is only row 0."
         own = (groups.top > 0) & groups.musts_alone
         return super().row(search, groups, beams) + ((beams.word == search.eos) & own[:,None])
 
     def most(self, search)->int:
-        "How many hypotheses of a part may go on."
+        "How many hypotheses of a part may continue."
         return search.cfg.k
 
 MODES["bank"] = _Bank
@@ -552,7 +552,7 @@ MODES["bank"] = _Bank
 # %% ../../nbs/fast/24_search.ipynb #b1d24a21
 @patch
 def _crowded(self:Search, cells:_Cells)->Tensor:
-    "(b,s) True for what goes beyond `most`: the rows take turns, the highest first."
+    "(b,s) True for hypotheses beyond `most`: the rows take turns, the highest first."
     going, short, most = self._open(cells), self._short(cells, self.t), self.mode.most(self)
     crowded = []
     for part, turns in zip(self.parts, self.turns):
@@ -564,11 +564,11 @@ def _crowded(self:Search, cells:_Cells)->Tensor:
 
 # %% ../../nbs/fast/24_search.ipynb #c4ed1701
 class _Credit(_Bank):
-    "A bank whose places, all but one, go to the best by score and credit for finished groups."
+    "A bank whose places, all but one, go to the best by score plus credit for finished groups."
     nats = 1.5 # for a group
 
     def turns(self, search, groups:Groups, cells:_Cells, turns:Tensor)->Tensor:
-        "(b,m) a part's places as they may go on."
+        "(b,m) the places of a part by priority."
         turns = super().turns(search, groups, cells, turns)
         if search.priced: return turns                                  # prices are a credit
         going = search._open(cells).gather(1, turns)
@@ -582,7 +582,7 @@ MODES["credit"] = _Credit
 # %% ../../nbs/fast/24_search.ipynb #ee7f3a2d
 @patch
 def _in_turn(self:Search, done:Tensor)->Tensor:
-    "(b,g) as bits, with `ordered`, the groups that may be finished next: of the musts, the first."
+    "(b,g) with `ordered`, bits of the groups that may be finished next: the first must only."
     must = self.groups.must[:,None]
     missing = must & ~done
     return ~must | (missing & -missing)
@@ -590,7 +590,7 @@ def _in_turn(self:Search, done:Tensor)->Tensor:
 # %% ../../nbs/fast/24_search.ipynb #ab237dd0
 @patch
 def _read_avoid(self:Search, avoid, device)->Tensor:
-    "(b,x,l) what may not be written; -1 pads phrases on the left. Raises `NocError` for bad ids."
+    "(b,x,l) avoided words; -1 pads phrases on the left. Raises `NocError` for bad ids."
     n = len(self.read)
     given = f"{len(avoid)} lists" if isinstance(avoid, (list, tuple)) else repr(avoid)
     require(given == f"{n} lists", f"avoid: {given}", f"one for each of {n} images")
@@ -603,7 +603,7 @@ def _read_avoid(self:Search, avoid, device)->Tensor:
 
 @patch
 def _barred(self:Search)->Tensor:
-    "(N,f) what may not come next in the rows of the model; -1 pads."
+    "(N,f) tokens that may not come next in the rows of the model; -1 pads."
     if self.avoid is None: return self.forbidden
     avoid, trail = self.avoid[self.images], pick(self.cells.trail, self.asked)
     ended = _ends_with(trail[:,:,:self.t,0], avoid[...,:-1])
@@ -614,7 +614,7 @@ def _barred(self:Search)->Tensor:
 # %% ../../nbs/fast/24_search.ipynb #b1d23a04
 @patch
 def _spans(self:Search, trail:Tensor, groups:Groups)->Tensor:
-    "(b,m,n,2) where the groups stand, by trails (b,m,t,3); -1 where they do not."
+    "(b,m,n,2) the positions of the groups, by trails (b,m,t,3); -1: not mentioned."
     tokens, done, phrase = trail.unbind(3)
     before, part = F.pad(done, (1, 0))[...,:-1], F.pad(phrase, (1, 0))[...,:-1]
     fresh = ((done & ~before)[...,None] >> groups.bits & 1).bool()      # (b,m,t,n)
@@ -658,7 +658,7 @@ def _best_places(self:Search, cells:_Cells)->tuple:
     ended = cells.word == self.eos
     some = ended.any(1, keepdim=True)
     ranks = self._objective(cells, self.all).masked_fill(~ended, -torch.inf)
-    ranks = torch.where(some, ranks, self.level.to(ranks))          # where nothing ended: rows
+    ranks = torch.where(some, ranks, self.level.to(ranks))          # if nothing ended: rows
     order = ranks.argsort(dim=1, descending=True, stable=True)
     valid = ((cells.score > -torch.inf) & (ended | ~some)).gather(1, order)
     valid &= ~_duplicates(cells.code.gather(1, order), valid)       # same tokens, other rows
@@ -668,7 +668,7 @@ def _best_places(self:Search, cells:_Cells)->tuple:
 # %% ../../nbs/fast/24_search.ipynb #b1d24a22
 @patch
 def _listed(self:Search, span, valid)->Tensor:
-    "(b,k,n,2) where the groups stand, in the caller's order."
+    "(b,k,n,2) the positions of the groups, in the caller's order."
     order = []
     for groups in self.read:
         numbers = [number for number, _ in groups]
@@ -701,13 +701,13 @@ def grid_beam_search(
     constraints:list, # b lists of groups; a group is a list of alternatives, tuples of token ids
     *,
     bos:int,          # the token before the first word
-    absorb=True,      # a constraint that the model writes of its own accord counts
+    absorb=True,      # a constraint that the model writes by itself counts
     reorder=None,     # `reorder(state, index (b,g)) -> state`; default: `reorder_state`
     normalize=False,  # True if `step` gives unnormalised scores
     pad:int=0,        # fills `tokens` after the end
-    **settings,       # `eos`, and what else `Search` and `SearchConfig` know: `mode`, `prices` ...
+    **settings,       # `eos`, and others of `Search` and `SearchConfig`: `mode`, `prices` ...
 )->Hypotheses:
-    "The `k` best captions that fulfil the constraints. Raises `NocError` for bad input or scores."
+    "The `k` best captions that satisfy the constraints. Raises `NocError` for bad input or scores."
     require(isinstance(constraints, (list, tuple)), f"constraints: {constraints!r}", "b lists")
     require(isinstance(pad, Integral) and abs(pad) < 1 << 62, f"pad={pad}", "a whole number")
     device = state_size(state, len(constraints), reorder)[1]
@@ -721,7 +721,7 @@ def beam_search(
     *,
     bos:int,      # the token before the first word
     reorder=None, # as of `grid_beam_search`
-    **settings,   # `eos`, and as they are needed `k`, `max_len`, `length_penalty` and `forbidden`
+    **settings,   # `eos`, and if needed `k`, `max_len`, `length_penalty` and `forbidden`
 )->Hypotheses:    # -1 after the end token
     "The `k` best captions of every image. Raises `NocError` for bad input or scores."
     images = [[]]*state_size(state)[0]
