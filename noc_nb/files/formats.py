@@ -82,7 +82,7 @@ def _found(results):
 
 # %% ../../nbs/files/104_formats.ipynb #6e1a0b22
 def _label_ids(labels, names, classes):
-    "Class ids of labels. Raises `NocError` for one without a name, or whose name is no one class's."
+    "Class ids of labels. Raises `NocError` for one that does not name one class."
     named = dict(enumerate(names)) if isinstance(names, (list, tuple)) else names or {}
     by_name = meanings(classes)
     for label in labels.tolist() if hasattr(labels, "tolist") else labels:

@@ -85,8 +85,8 @@ def _apart(ids, found):
 # %% ../../nbs/models/119_source.ipynb #10600008
 def _frame_of(said, stored, turn):
     """The frame of a file's boxes: 1 if they are upright, `turn` if they are turned with the photo,
-    None if they are of another photo. `said`: (width, height) in the file; `stored`: of the photo as
-    it is stored; `turn`: its orientation by EXIF, 1 to 8; from 5 on it is shown on its side."""
+    None if they are of another photo. `said`: (width, height) in the file; `stored`: of the photo
+    as it is stored; `turn`: its orientation by EXIF, 1 to 8; from 5 on it is on its side."""
     upright = stored[::-1] if turn >= 5 else stored
     def scaled(size): return abs(said[0]*size[1] - said[1]*size[0]) <= max(size)   # of rounding
     if said == upright: return 1
