@@ -66,11 +66,6 @@ def load_captions(
     return whole._replace(counts=dict(counts))
 
 # %% ../../nbs/files/102_dataset.ipynb #dd5b7eb0
-def _ground_truth(root, classes, skip_bad):
-    files = instances_files(root)
-    require(files, f"{root}: no annotations/instances_*.json", "ground-truth boxes")
-    return table_of(ground_truth(f, classes, skip_bad) for f in files)
-
 def _named_detections(root, name):
     "Detections by name, path, or opened already; `gt` and None stay."
     if name in (None, "gt") or isinstance(name, Detections): return name
@@ -98,9 +93,12 @@ def _detected(found, sizes, named, where, classes, skip_bad):
 
 def _load_regions(root, detections, ids, sizes, named, where, **how):
     "Regions of the images `ids`; `how`: classes, skip_bad."
-    if detections is None: table = table_of([])
-    elif isinstance(detections, str): table = _ground_truth(root, how["classes"], how["skip_bad"])
-    else: table = _detected(detections, sizes, named, where, **how)
+    if isinstance(detections, Detections): table = _detected(detections, sizes, named, where, **how)
+    else:
+        files = instances_files(root) if detections else []
+        missing = f"{root}: no annotations/instances_*.json"
+        require(files or not detections, missing, "ground-truth boxes")
+        table = table_of(ground_truth(file, **how) for file in files)
     table = table.take(ids, sizes)
     table.counts["images_without_regions"] = int((np.diff(table.offsets) == 0).sum())
     return table
@@ -173,8 +171,7 @@ def _listed(root, detections):
     "Names and sizes of images, as the annotations and the detections have them."
     names, sizes = listed_images(data_files(root, "annotations", "*.json*"))
     if not isinstance(detections, Detections): return names, sizes
-    own = {i: size for i, size in detections.sizes.items() if size}
-    return names + detections.names, sizes | own
+    return names + detections.names, sizes | detections.sizes
 
 def own_captions(
     root,       # the data's folder
@@ -266,20 +263,15 @@ def _count(what, published, images, asked, total, listed=None):
     if not complete: how = f"decided from the captions of {len(asked):,} images only"
     differ = None if listed is None else sorted(images ^ (set(listed) & asked))
     agrees = len(images) == published if complete else None
-    return dict(what=what, published=published, found=len(images), how=how, complete=complete,
-                agrees=agrees, differ=differ)
+    return dict(what=what, published=published, found=len(images), how=how, agrees=agrees,
+                differ=differ)
 
 # %% ../../nbs/files/102_dataset.ipynb #6ff3ca6e
-def _check_counts(
-    train:dict,           # train2014: image id -> captions
-    val:dict,             # val2014: image id -> captions
-    halves:dict,          # "val", "test": the images of each half of val2014
-    split=None,           # the published split, "train", "val", "test": compared image by image
-    heldout=COCO_HELDOUT, # the objects and their lists
-    counts=_PUBLISHED,    # what to compare with
-)->list:                  # dicts: what, published, found, how, complete, agrees, differ
-    "The published counts beside what the captions give, and the images on which they differ."
-    split, images, total = split or {}, set(train), counts["train"]
+def _check_counts(train, val, halves, split, heldout=COCO_HELDOUT, counts=_PUBLISHED):
+    """The published counts beside what the captions (image id -> texts) of train2014 and val2014
+    give, and the images on which they differ. `halves`: "val" and "test", the images of each half
+    of val2014; `split`: the published lists "train", "val" and "test", where they are known."""
+    images, total = set(train), counts["train"]
     kept = images - removed_images(train, heldout)
     rows = [_count("train", total, images, images, total),
             _count("kept", counts["kept"], kept, images, total, split.get("train"))]

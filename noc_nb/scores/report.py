@@ -135,7 +135,8 @@ def _words_name(classes, synonyms):
     return f"the forms of {len(classes)} classes"
 
 def _counted(cut, whole):
-    return (f"first {cut:,} words" if cut else "all words") + ", whole sentences"*whole
+    words = f"first {cut:,} words" if cut else "all words"
+    return f"{words}, whole sentences" if whole else words
 
 def _check_worded(refs, where):
     "Raises `NocError` where there is no image, or no reference has a word."
