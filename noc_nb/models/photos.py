@@ -393,14 +393,12 @@ def _extract(files, out, detector, workers=0, part=64, resume=False):
 def random_weights(
     path,                                # .pth file to write
     name:str="fasterrcnn_resnet50_fpn",  # a detection model of torchvision with region heads
-    seed:int=0,                          # other weights
     classes:int=91,                      # the background included
-    spread:float=4.,                     # of the logits: how sure it is
 ):                                       # the file
     "Write the weights of an untrained detector that finds things all the same."
     logits = []
     with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = Detector(name, None, None, device="cpu", classes=classes).model
         noise = torch.rand(3, 160, 160)
     model.transform.min_size = (160,)
@@ -410,7 +408,7 @@ def random_weights(
     hook = scores.register_forward_hook(lambda head, args, out: logits.append(out))
     model([noise])
     hook.remove()
-    scale = spread/logits[0].std(0)
+    scale = 4/logits[0].std(0)                           # how sure it is
     scores.weight.mul_(scale[:,None])
     scores.bias.sub_(logits[0].mean(0)).mul_(scale)
     with whole_file(path, "wb") as f: torch.save(model.state_dict(), f)
