@@ -42,7 +42,7 @@ class _Scored:
 
     @property
     def identity(self):
-        "What no other run of the system may have: images, and seed or else captions."
+        "Images, and seed or else captions: no other run of the system may have the same."
         captions = self.seed is None and tuple(self.report.judged.captions)
         return self.images, self.seed, captions
 
@@ -53,7 +53,7 @@ def _of_report(path):
 
 # %% ../../nbs/scores/125_several.ipynb #c0125007
 def _line_name(r):
-    "What a table calls a result row's line."
+    "The name of a result row's line in a table."
     name = f"{LABELS[r['row']]} · {TRAINING_LABELS[r['training']]}"
     if r["lambda0"] not in (None, .2): name += f" · λ0 {r['lambda0']}"
     return f"{name} · {r['variant']}" if r["variant"] else name
