@@ -70,7 +70,8 @@ def test_no_machine_paths():
 
 def test_open_with_title_and_subtitle():
     first = {nb: CELLS[nb][0] for nb in NOTEBOOKS}
-    none_of((name(nb) for nb, c in first.items() if c.kind != "markdown" or not re.match(r"# \S.*\n\n> \S", c.source)),
+    none_of((name(nb) for nb, c in first.items() if c.kind != "markdown"
+             or not re.match(r"# \S.*\n\n> \S.*(\n\n|$)", c.source)),
             "the first cell must be Markdown: `# Title`, an empty line, `> one line that says what it is about`")
 
 def test_links_resolve():
