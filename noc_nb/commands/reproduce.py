@@ -368,7 +368,7 @@ def _check_features(captioner, words):
     "Raises `NocError` if a captioner was trained on other features than these."
     width, d_word = captioner.cfg.d_feature, captioner.cfg.d_word
     require(words is not None or width != d_word + 6, "--vectors", "the file of word vectors that "
-            "the captioner was trained with; it says what the detector's classes mean")
+            "the captioner was trained with; it gives the detector's classes their meaning")
     if words is None: return
     given = len(next(iter(words.values())))
     require(given + 6 == width, f"--vectors: {given} numbers a word",
