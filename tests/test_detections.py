@@ -20,7 +20,7 @@ from noc_nb.lab.disk import write_json
 from noc_nb.models.names import read_classes
 from noc_nb.models.photos import image_files, open_image
 from noc_nb.models.pipeline import CaptionOptions
-from noc_nb.models.source import Job, detected, frame_of
+from noc_nb.models.source import Job, detected, _frame_of
 from noc_nb.pages.gallery import caption_files
 from test_photos import typed          # noqa: F401
 
@@ -131,7 +131,7 @@ def test_the_frame_is_the_one_whose_size_the_file_states(turn, width, height, ki
             (("shown", shown), ("stored", stored))}                    # of rounding both sides
     scaled = 1 if fits["shown"] else turn if fits["stored"] else None
     expected = 1 if said == shown else turn if said == stored else scaled
-    assert frame_of(said, stored, turn) == expected
+    assert _frame_of(said, stored, turn) == expected
     if kind != "other": assert expected in (1, turn)
 
 @pytest.mark.parametrize("turn", range(1, 9))

@@ -459,7 +459,7 @@ def test_captions_in_16_bits_keep_their_musts(world, mode, options):
 def test_a_machine_without_bfloat16_is_told_and_computes_in_32(command, tmp_path, monkeypatch):
     "Its lines are those of 32 bits; one that has it makes others, and neither goes on with a run of the other's."
     def made(out, has, *more):
-        monkeypatch.setattr("noc_nb.models.source.has_bfloat16", lambda device: has)
+        monkeypatch.setattr("noc_nb.models.source._has_bfloat16", lambda device: has)
         return command("--out", out, "--dtype", "bfloat16", *more)
     assert command("--out", "wide.jsonl").returncode == 0
     without, has = made("without.jsonl", False), made("half.jsonl", True)

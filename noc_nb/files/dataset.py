@@ -66,11 +66,6 @@ def load_captions(
     return whole._replace(counts=dict(counts))
 
 # %% ../../nbs/files/102_dataset.ipynb #dd5b7eb0
-def _ground_truth(root, classes, skip_bad):
-    files = instances_files(root)
-    require(files, f"{root}: no annotations/instances_*.json", "ground-truth boxes")
-    return table_of(ground_truth(f, classes, skip_bad) for f in files)
-
 def _named_detections(root, name):
     "Detections by name, path, or opened already; `gt` and None stay."
     if name in (None, "gt") or isinstance(name, Detections): return name
@@ -86,21 +81,21 @@ def only_boxes(
     return bool(instances_files(root)) and not data_files(root, "detections", "*")
 
 # %% ../../nbs/files/102_dataset.ipynb #a3c3943f
-def _detected(found, sizes, named, where, classes, skip_bad):
-    """A detector's regions of the images that have captions; its others are counted. Where it and
-    the captions name photos (`named`, `where`), the names decide which is which."""
-    found = found.joined(named, where)
-    table = read_detections(found, sizes, skip_bad, classes=classes, only=sizes)
-    others = table.counts["others"]
-    require(len(table.boxes) or not others, found.path,
-            f"detections in images that have captions; all {others:,} are in others")
-    return table
-
 def _load_regions(root, detections, ids, sizes, named, where, **how):
-    "Regions of the images `ids`; `how`: classes, skip_bad."
-    if detections is None: table = table_of([])
-    elif isinstance(detections, str): table = _ground_truth(root, how["classes"], how["skip_bad"])
-    else: table = _detected(detections, sizes, named, where, **how)
+    """Regions of the images `ids`; boxes of images without captions are counted. Where detections
+    and captions name photos (`named`, `where`), the names decide which is which. `how`: classes,
+    skip_bad."""
+    if isinstance(detections, Detections):
+        joined = detections.joined(named, where)
+        table = read_detections(joined, sizes, only=sizes, **how)
+        others = table.counts["others"]
+        require(len(table.boxes) or not others, joined.path,
+                f"detections in images that have captions; all {others:,} are in others")
+    else:
+        files = instances_files(root) if detections else []
+        missing = f"{root}: no annotations/instances_*.json"
+        require(files or not detections, missing, "ground-truth boxes")
+        table = table_of(ground_truth(file, **how) for file in files)
     table = table.take(ids, sizes)
     table.counts["images_without_regions"] = int((np.diff(table.offsets) == 0).sum())
     return table
@@ -138,18 +133,18 @@ def load_data(
     root = find_data(root)
     require(root, "data: no folder", "a COCO root, by --data or the variable NOC_DATA")
     detections = _named_detections(root, detections)
-    found = own_captions(root, captions, detections)
-    texts, sizes, counts = found.texts, found.sizes, found.counts
+    loaded = own_captions(root, captions, detections)
+    texts, sizes, counts = loaded.texts, loaded.sizes, loaded.counts
     def usual(classes):
-        if classes is COCO_CLASSES and (split or found.parts): return COCO_HELDOUT
+        if classes is COCO_CLASSES and (split or loaded.parts): return COCO_HELDOUT
         return HeldOut({}, {}, {}, {})
     classes, heldout = objects_of(root, classes, heldout, usual)
-    name, splits, where = _split_of(root, split, found, captions)
+    name, splits, where = _split_of(root, split, loaded, captions)
     drop = drop_heldout or splits["novel_val"] is None
     counts["removed"] = _without_heldout(texts, splits, heldout, where, drop)
     texts = {i: texts[i] for part in PARTS for i in splits[part]}
     how = dict(classes=classes, skip_bad=skip_bad)
-    named = found.names, captions or root
+    named = loaded.names, captions or root
     regions = _load_regions(root, detections, list(texts), sizes, *named, **how)
     novel = _novel(texts, splits, heldout, counts)
     counts |= dict(images=len(texts), captions=sum(map(len, texts.values())), **regions.counts)
@@ -169,37 +164,35 @@ def listed_images(
         names += image_names(coco, path)
     return names, sizes
 
-def _listed(root, detections):
-    "Names and sizes of images, as the annotations and the detections have them."
-    names, sizes = listed_images(data_files(root, "annotations", "*.json*"))
-    if not isinstance(detections, Detections): return names, sizes
-    own = {i: size for i, size in detections.sizes.items() if size}
-    return names + detections.names, sizes | own
-
 def own_captions(
     root,       # the data's folder
     captions,   # as in `load_captions`
     detections, # None, "gt", or `Detections`, which may name and size the images, too
 )->Captions:
     "Captions of anyone's own. Raises `NocError` where nothing says which boxes are of which photo."
-    listed = cache(lambda: _listed(root, detections))
-    found = load_captions(root, captions, lambda: listed()[0])
+    @cache
+    def listed():
+        names, sizes = listed_images(data_files(root, "annotations", "*.json*"))
+        if not isinstance(detections, Detections): return names, sizes
+        return names + detections.names, sizes | detections.sizes
+    loaded = load_captions(root, captions, lambda: listed()[0])
     expected = "ids, or names of photos that the detections, or annotations/ of the data, have too"
     where = f"{captions or root}: captions without ids"
-    require(found.numbers or detections is None, where, expected)
-    if captions and detections and not all(found.sizes.values()):
-        found.sizes.update((i, size) for i, size in listed()[1].items() if i in found.sizes)
-    return found
+    require(loaded.numbers or detections is None, where, expected)
+    if captions and detections and not all(loaded.sizes.values()):
+        loaded.sizes.update((i, size) for i, size in listed()[1].items() if i in loaded.sizes)
+    return loaded
 
 # %% ../../nbs/files/102_dataset.ipynb #da3ea3ac
-def _split_of(root, split, found, file):
+def _split_of(root, split, loaded, file):
     """Name, lists and file of a split: of the one that is named, else of the captions' own, else
     all images."""
     path = find_split(split, root) if split else Path(file or root)
-    name = split if split == "coco" else path.stem if split or found.parts else "own"
-    own = found.parts or dict(train=[i for i, texts in found.texts.items() if texts])
+    name = split if split == "coco" else path.stem
+    if not (split or loaded.parts): name = "own"
+    own = loaded.parts or dict(train=[i for i, texts in loaded.texts.items() if texts])
     lists = dict(train=[], val=[], test=[], novel_val=None, novel_test=None)
-    lists |= read_split(path, found.texts) if split else own
+    lists |= read_split(path, loaded.texts) if split else own
     return name, lists, path
 
 def _novel(captions, splits, heldout, counts):
@@ -266,20 +259,15 @@ def _count(what, published, images, asked, total, listed=None):
     if not complete: how = f"decided from the captions of {len(asked):,} images only"
     differ = None if listed is None else sorted(images ^ (set(listed) & asked))
     agrees = len(images) == published if complete else None
-    return dict(what=what, published=published, found=len(images), how=how, complete=complete,
-                agrees=agrees, differ=differ)
+    return dict(what=what, published=published, found=len(images), how=how, agrees=agrees,
+                differ=differ)
 
 # %% ../../nbs/files/102_dataset.ipynb #6ff3ca6e
-def _check_counts(
-    train:dict,           # train2014: image id -> captions
-    val:dict,             # val2014: image id -> captions
-    halves:dict,          # "val", "test": the images of each half of val2014
-    split=None,           # the published split, "train", "val", "test": compared image by image
-    heldout=COCO_HELDOUT, # the objects and their lists
-    counts=_PUBLISHED,    # what to compare with
-)->list:                  # dicts: what, published, found, how, complete, agrees, differ
-    "The published counts beside what the captions give, and the images on which they differ."
-    split, images, total = split or {}, set(train), counts["train"]
+def _check_counts(train, val, halves, split, heldout=COCO_HELDOUT, counts=_PUBLISHED):
+    """The published counts beside what the captions (image id -> texts) of train2014 and val2014
+    give, and the images on which they differ. `halves`: "val" and "test", the images of each half
+    of val2014; `split`: the published lists "train", "val" and "test", where they are known."""
+    images, total = set(train), counts["train"]
     kept = images - removed_images(train, heldout)
     rows = [_count("train", total, images, images, total),
             _count("kept", counts["kept"], kept, images, total, split.get("train"))]

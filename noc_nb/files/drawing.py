@@ -82,11 +82,6 @@ def _pixels(box, size):
     x1, y1, x2, y2 = (v*s for v, s in zip(box, size*2))
     return [round(v, 3) for v in (x1, y1, x2 - x1, y2 - y1)]
 
-def _box_entry(i, k, scene):
-    x, y, w, h = _pixels(scene.boxes[k], scene.size)
-    return dict(id=i*100 + k, image_id=i, category_id=scene.labels[k], iscrowd=0,
-                area=round(w*h, 2), bbox=[x, y, w, h])
-
 # %% ../../nbs/files/105_drawing.ipynb #210d45c8
 def write_part(
     folder:Path, # of the data set
@@ -103,7 +98,10 @@ def write_part(
         common["images"].append(dict(id=i, file_name=name, width=width, height=height))
     def boxes():
         for i, (scene, _) in images.items():
-            for k in range(len(scene.boxes)): yield finish(_box_entry(i, k, scene))
+            for k, (label, box) in enumerate(zip(scene.labels, scene.boxes)):
+                x, y, w, h = _pixels(box, scene.size)
+                yield finish(dict(id=i*100 + k, image_id=i, category_id=label, iscrowd=0,
+                                  area=round(w*h, 2), bbox=[x, y, w, h]))
     def texts():
         for i, (_, captions) in images.items():
             for k, text in enumerate(captions): yield dict(id=i*10 + k, image_id=i, caption=text)

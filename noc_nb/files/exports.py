@@ -31,13 +31,11 @@ class _Photo(NamedTuple):
     size:tuple   # (width, height) in pixels, or None
     boxes:list   # of `_box`
 
-def _fault(label, why): return label, (0, 0, 0, 0), 0., why
-
 def _box(label, numbers, score=1., corners=False, why=""):
     "Label, corner and extent, score of a box, and why it cannot be used, if so."
     try: x, y, w, h, score = map(float, (*numbers, score))
     except (TypeError, ValueError):
-        return _fault(label, f"expected four numbers, found {[*numbers]}")
+        return _box(label, [0]*4, why=f"expected four numbers, found {[*numbers]}")
     if corners: w, h = w - x, h - y
     return label, (x, y, w, h), score, why
 
@@ -47,17 +45,9 @@ def _size(width, height):
     except (TypeError, ValueError, OverflowError): return None
     return size if 0 < min(size) and max(size) < 2**31 else None
 
-def _beside(file, folder, read, label):
-    "The photo that a file in a folder is about; a file that cannot be read is its photo's fault."
-    parts = file.relative_to(folder).with_suffix("").parts
-    for name in "labels", "Annotations":               # photos are in a folder of another name
-        while name in parts: parts = parts[parts.index(name) + 1:]
-    try: size, boxes = read(file)
-    except NocError as e: size, boxes = None, [_fault(label, str(e))]
-    return _Photo("/".join(parts), size, boxes)
-
-def _collected(path, photos, pixels, classes=None):
-    "`Detections` of photos. `classes`: number -> name, where labels are numbers."
+def _collected(path, photos, pixels, classes=None, others=()):
+    """`Detections` of photos. `classes`: number -> name, where labels are numbers; `others`: how
+    many shapes of a kind are no boxes."""
     sizes, rows, wrong = {}, [], {}
     owners, labels = {}, {}
     for name, size, boxes in photos:
@@ -71,8 +61,22 @@ def _collected(path, photos, pixels, classes=None):
             rows.append((i, n, box, score, len(rows)))
     classes = classes or {n: label for label, n in labels.items()}
     texts = {i: name for name, i in owners.items()}
+    shapes = ", ".join(f"{count:,} {kind}" for kind, count in sorted(dict(others).items()))
+    if shapes: note(f"{path}: shapes that are no boxes, left out: {shapes}")
     return Detections(path, np.array(rows, ROW), pixels, wrong, [*owners.items()], sizes, classes,
                       texts)
+
+def _of_files(path, files, read, pixels, classes=None):
+    "`Detections` of files, each about one photo; one that cannot be read is its photo's fault."
+    folder = path if path.is_dir() else path.parent
+    def photo(file):
+        parts = file.relative_to(folder).with_suffix("").parts
+        for name in "labels", "Annotations":           # photos are in a folder of another name
+            while name in parts: parts = parts[parts.index(name) + 1:]
+        try: size, boxes = read(file)
+        except NocError as e: size, boxes = None, [_box(0, [0]*4, why=str(e))]
+        return _Photo("/".join(parts), size, boxes)
+    return _collected(path, map(photo, files), pixels, classes)
 
 # %% ../../nbs/files/108_exports.ipynb #307ba6db
 def read_names(
@@ -116,7 +120,7 @@ def _yolo_box(words, keypoints):
     "The box of a line."
     try: n, *numbers = map(float, words)
     except ValueError: n = .5
-    if n % 1: return _fault(0, f"expected a class and four numbers, found {words}")
+    if n % 1: return _box(0, [0]*4, why=f"expected a class and four numbers, found {words}")
     if len(numbers) in (5, 6) and words[-1].isdigit(): numbers.pop()          # a track
     if keypoints: numbers = numbers[:4]
     if len(numbers) > 5 and len(numbers) % 2 == 0:
@@ -132,8 +136,7 @@ def _read_yolo(path):
     def read(labels):
         with foreign_file(labels, "YOLO's labels"), text_file(labels) as f:
             return None, [_yolo_box(line.split(), keypoints) for line in f if line.strip()]
-    photos = (_beside(labels, path, read, 0) for labels in _label_files(path))
-    return _collected(path, photos, False, classes)
+    return _of_files(path, _label_files(path), read, False, classes)
 
 # %% ../../nbs/files/108_exports.ipynb #ff1da27b
 def _turned(*angles):
@@ -168,9 +171,7 @@ def _read_voc(path):
         root = _xml(file)
         size = _size(root.findtext("size/width"), root.findtext("size/height"))
         return size, [*map(_voc_box, root.findall("object"))]
-    folder = path if path.is_dir() else path.parent
-    photos = (_beside(file, folder, read, "") for file in _xml_files(path))
-    return _collected(path, photos, True)
+    return _of_files(path, _xml_files(path), read, True)
 
 # %% ../../nbs/files/108_exports.ipynb #98b56143
 def _read_cvat(path):
@@ -185,14 +186,7 @@ def _read_cvat(path):
         boxes = [_box(b.get("label"), [*map(b.get, corners)], corners=True,
                       why=_turned(b.get("rotation"))) for b in image.findall("box")]
         return _Photo(image.get("name"), _size(image.get("width"), image.get("height")), boxes)
-    found = _collected(path, map(photo, images), True)
-    return _told(found, others)
-
-def _told(found, others):
-    "What was found; a line says how many shapes are no boxes."
-    some = ", ".join(f"{count:,} {kind}" for kind, count in sorted(others.items()))
-    if some: note(f"{found.path}: shapes that are no boxes, left out: {some}")
-    return found
+    return _collected(path, map(photo, images), True, others=others)
 
 # %% ../../nbs/files/108_exports.ipynb #7b05ac2d
 _COLUMNS = "XMin", "XMax", "YMin", "YMax"
@@ -272,9 +266,9 @@ def _read_studio(path):
         boxes = [*_studio_boxes(result, others)]
         return _Photo(_studio_name(task["data"].values()), next(filter(None, sizes), None), boxes)
     with foreign_file(path, "Label Studio's tasks, with data and annotations"):
-        found = _collected(path, map(photo, json_items(path)), False)
+        detections = _collected(path, map(photo, json_items(path)), False, others=others)
     if several: note(f"{path}: of {several:,} tasks with several annotations the first is read")
-    return _told(found, others)
+    return detections
 
 # %% ../../nbs/files/108_exports.ipynb #cba4653e
 def _refused(path):

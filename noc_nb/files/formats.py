@@ -20,8 +20,6 @@ from ..lab.disk import foreign_file, text_file, whole_file
 from ..regions import RegionTable, Regions, table_of
 
 # %% ../../nbs/files/104_formats.ipynb #6f7d71a8
-def _packed(file): return gzip.GzipFile("", "wb", 1, file, 0)
-
 def write_items(
     path,        # .json or .json.gz
     items,       # what JSON holds, one after the other
@@ -33,18 +31,16 @@ def write_items(
     start, end = "[", "]"
     if before: start, end = text(before)[:-1] + ', "annotations": [', "]}"
     if after: end = f"], {text(after)[1:]}"                 # without its brace
-    packed = str(path).endswith(".gz")
-    with whole_file(path, "wb") as f, _packed(f) if packed else nullcontext(f) as out:
-        out.write(start.encode())
-        for n, item in enumerate(items):
-            out.write((", "*(n > 0) + text(item)).encode(errors="replace"))
-        out.write(end.encode())
+    with whole_file(path, "wb") as f:
+        packed = gzip.GzipFile("", "wb", 1, f, 0) if str(path).endswith(".gz") else nullcontext(f)
+        with packed as out:
+            out.write(start.encode())
+            for n, item in enumerate(items):
+                if n: out.write(b", ")
+                out.write(text(item).encode(errors="replace"))
+            out.write(end.encode())
 
 # %% ../../nbs/files/104_formats.ipynb #7449b14f
-def _write_parquet(path, columns):
-    import pyarrow.parquet
-    with whole_file(path, "wb") as f: pyarrow.parquet.write_table(pyarrow.table(columns), f)
-
 def write_detections(
     path,    # .json (COCO results, pixels) or .parquet (relative centre, width, height)
     regions, # image id -> `Regions`, or a `RegionTable`
@@ -57,8 +53,11 @@ def write_detections(
     corner, extent = corner.astype(float), extent.astype(float)
     if str(path).endswith(".parquet"):
         (cx, cy), (w, h) = (corner + extent/2).T, extent.T
-        ids = dict(image_id=images, category_id=table.labels)
-        return _write_parquet(path, ids | dict(cx=cx, cy=cy, w=w, h=h, score=table.scores))
+        import pyarrow.parquet
+        columns = dict(image_id=images, category_id=table.labels, cx=cx, cy=cy, w=w, h=h,
+                       score=table.scores)
+        with whole_file(path, "wb") as f: pyarrow.parquet.write_table(pyarrow.table(columns), f)
+        return
     def name(i): return f"image {images[i]}"
     refuse(path, name, ~sizes.all(1), "an image whose width and height are known")
     boxes = np.concatenate([corner*sizes, extent*sizes], 1).round(4).tolist()
@@ -81,21 +80,16 @@ def _found(results):
     if labels is None: labels = results.get("labels")
     return results.get("boxes"), labels, results.get("scores"), None, None
 
-def _label_names(labels, names):
-    "Labels as names. Raises `NocError` for numbers that have none."
+# %% ../../nbs/files/104_formats.ipynb #6e1a0b22
+def _label_ids(labels, names, classes):
+    "Class ids of labels. Raises `NocError` for one that does not name one class."
     named = dict(enumerate(names)) if isinstance(names, (list, tuple)) else names or {}
+    by_name = meanings(classes)
     for label in labels.tolist() if hasattr(labels, "tolist") else labels:
         name = label if isinstance(label, str) else named.get(label)
         require(name is not None, f"label {label!r}: has no name",
                 "names=, the detector's own, as each detector counts in its own way")
-        yield name
-
-# %% ../../nbs/files/104_formats.ipynb #6e1a0b22
-def _label_ids(labels, names, classes):
-    "Class ids of labels. Raises `NocError` for one that is no class, or means several."
-    known = meanings(classes)
-    for name in _label_names(labels, names):
-        ids = known.get(name) or known.get(normalize(name), [])
+        ids = by_name.get(name) or by_name.get(normalize(name), [])
         what = "means several" if ids else "is none of them"
         some = ", ".join(classes[i].name for i in [*(ids or classes)][:9])
         require(len(ids) == 1, f"label {name!r}: {what}", f"the name of a class, like {some}")

@@ -9,7 +9,7 @@ __all__ = ['PHOTO_ENDINGS', 'ROW', 'json_items', 'is_object', 'refuse', 'read_co
            'ground_truth', 'boxed_classes', 'read_vectors', 'WordVectors']
 
 # %% ../../nbs/files/101_readers.ipynb #a05d0003
-import csv, gc, gzip, io, json, posixpath, re, unicodedata, zipfile
+import csv, gc, io, json, posixpath, re, unicodedata, zipfile
 from collections import Counter, UserDict, defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -815,7 +815,7 @@ class Detections:
     pixels:bool          # False: boxes are relative to the image
     wrong:dict           # place of a row -> what is wrong with it
     names:list           # (file name, image id) of images, where any has a name
-    sizes:dict = field(default_factory=dict) # image id -> (width, height) in pixels, or None
+    sizes:dict = field(default_factory=dict) # image id -> (width, height) in pixels, where known
     classes:dict = None  # number -> name
     texts:dict = field(default_factory=dict) # image id -> what the file has instead
     others:int = 0       # rows that were left out, of images that another file does not name
@@ -842,7 +842,7 @@ class Detections:
         min_score:float=0., # detections below are dropped
     )->tuple:               # `RegionTable`; image id -> what is wrong; image id -> what was met
         "What of the boxes can be used, best first; `.counts` of the table sums up."
-        rows, sizes = self.rows, (sizes or {}) | {i: s for i, s in self.sizes.items() if s}
+        rows, sizes = self.rows, (sizes or {}) | self.sizes
         if only is not None: rows = rows[np.isin(rows["image"], [*only])]
         wrong = {n: self.wrong[n] for n in rows["place"].tolist() if n in self.wrong}
         boxes, area, clipped = _check_rows(rows, wrong, sizes, self.pixels, self.path)
@@ -931,6 +931,7 @@ def open_detections(
             _add_names(names, found, path)
             parts, wrong, n = [*parts, rows], wrong | odd, n + len(items)
     sizes = image_sizes(coco, path) if images else {}
+    sizes = {i: size for i, size in sizes.items() if size}
     names = (images and image_names(coco, path)) or _listed_names(names)
     found = Detections(path, np.concatenate(parts), True, wrong, names, sizes,
                        _category_names(coco, path))

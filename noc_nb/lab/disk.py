@@ -20,29 +20,29 @@ from ..core import NocError
 # %% ../../nbs/lab/01_disk.ipynb #f655972e
 @contextmanager
 def foreign_file(
-    path,       # a file that anyone may have made
+    path,       # a file of any origin
     expected,   # what it should be, for the message
-    item:str="", # which part of it is read
+    item:str="", # the part of it that is read
 ):
-    "Guard the reading of a file. Raises `NocError` naming it, whatever its decoder raises."
+    "Guard the reading of a file. Every error of its decoder becomes a `NocError` naming it."
     odd, where = os.path.exists(path) and not os.path.isfile(path), f"{path}: {item}".strip(": ")
     if odd: raise NocError(f"{path}: is no regular file; expected {expected}")
     try: yield
     except NocError: raise
     except FileNotFoundError: raise NocError(f"{path}: no such file; expected {expected}") from None
-    except Exception as e:                     # decoders fail in all ways
+    except Exception as e:                     # decoders can fail in many ways
         why = str(e).partition("\n")[0][:200] or type(e).__name__
         raise NocError(f"{where}: expected {expected} ({why})") from None
 
 # %% ../../nbs/lab/01_disk.ipynb #8f46504c
 @contextmanager
 def room_for(
-    path, # what is written
+    path, # the output
 ):
-    "Raises `NocError` naming the file where the disk is full, or cannot be written to."
+    "Raises `NocError` naming the output if the disk is full or cannot be written to."
     try: yield
     except OSError as e:
-        if e.errno is None: raise                   # Pillow's, for instance, of what it reads
+        if e.errno is None: raise                   # for example Pillow's reading errors
         where = f"{e.filename or path}: cannot be written ({e.strerror})"
         raise NocError(f"{where}; what was saved before is whole: make room and resume") from None
 
@@ -64,8 +64,8 @@ def beside(
 def in_use(
     path, # a temporary file or folder
 ):
-    "Hold what is written, so that no other run takes it for one that a killed run left."
-    if os.name == "nt": return (yield)             # where nobody can take away an open file
+    "Lock a temporary output, so that no other run takes it for one that a killed run left."
+    if os.name == "nt": return (yield)             # there nobody can remove an open file
     import fcntl
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -86,7 +86,7 @@ def whole_file(
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             new.touch()
-            # the name of a file may hold bytes that are no text: a question mark, and no lost work
+            # bytes in a file's name that are not text become a question mark, instead of an error
             text = {} if "b" in mode else dict(encoding="utf-8", errors="replace")
             with in_use(new):
                 with open(new, mode, **text) as f: yield f
@@ -99,7 +99,7 @@ _UTF16 = {"utf-16": re.compile(rb"\xff\xfe|\xfe\xff"),           # by its mark, 
           "utf-16-be": re.compile(rb"\0[^\0]\0[^\0]")}
 
 class _Text(io.RawIOBase):
-    "A text's bytes as they are read. Raises `ValueError` at one that no text has."
+    "A text's bytes as they are read. Raises `ValueError` at a zero byte."
     def __init__(self, file): self.file = file
     def readable(self): return True
     def readinto(self, buffer):
@@ -115,7 +115,7 @@ def text_file(
     path, # a text in UTF-8 or UTF-16, with or without a mark; also inside `.gz`
     errors="strict", # as in `open`
 ):        # the text, open; its `.buffer` gives UTF-8
-    "Open a text that anyone may have written, without its byte order mark."
+    "Open a text of any origin, without its byte order mark."
     path = Path(path)
     with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as raw:
         f = unpacked(raw, path) if path.suffix == ".gz" else raw
@@ -131,10 +131,10 @@ _DEEPEST = 100 # lists and objects inside each other
 _MARKS = bytes(set(range(256)) - set(b"[]{}"))   # all but these
 
 class _Shallow(_Text):
-    "JSON as it is read. Raises `ValueError` where it nests too deep."
+    "JSON as it is read. Raises `ValueError` if it nests too deeply."
     depth, quoted, cut = 0, False, False
     def check(self, part):
-        part = re.sub(rb"\\.", b"", part[self.cut:], flags=re.S)   # what a backslash escapes
+        part = re.sub(rb"\\.", b"", part[self.cut:], flags=re.S)   # escaped characters
         self.cut = part.endswith(b"\\")                          # the next part begins with it
         pieces = part.split(b'"')
         marks = b"".join(pieces[self.quoted::2]).translate(None, _MARKS)
@@ -167,14 +167,14 @@ def read_json(
     with json_text(path) as f:
         text = f.read()
         content = json.loads(text)
-        # half a character, written as \ud800, could be read and then never be written or shown
+        # half a character, written as \ud800, could be read but not be written or shown
         if "\\ud" in text or "\\uD" in text: json.dumps(content, ensure_ascii=False).encode()
         return content
 
 # %% ../../nbs/lab/01_disk.ipynb #a45b4507
 def write_json(
     path,        # file to write; compressed if it ends in .gz
-    content,     # anything that JSON holds
+    content,     # anything that JSON can hold
     indent=None, # as in `json.dumps`
 ):
     "Write JSON, whole or not at all; the same content gives the same bytes."
@@ -183,7 +183,7 @@ def write_json(
     with whole_file(path, "wb") as f: f.write(data)
 
 # %% ../../nbs/lab/01_disk.ipynb #2b45296e
-_MUCH, _DENSE = 1 << 28, 100 # bytes; how many times its size a packed text may come to
+_MUCH, _DENSE = 1 << 28, 100 # bytes; the most times its packed size that a text may have
 
 class _Unpacked(io.RawIOBase):
     def __init__(self, file, most): self.file, self.most, self.left = file, most, most
@@ -202,29 +202,29 @@ _limit = ContextVar("bytes that a packed text may come to", default=None)
 
 @contextmanager
 def unpacking(
-    most:int, # bytes that a packed text may come to
+    most:int, # largest unpacked size, in bytes
 ):
-    "What is read inside is held to a limit of its own, as by a page for strangers."
+    "Set another limit for texts that are read inside, for example by a public page."
     before = _limit.set(most)
     try: yield
     finally: _limit.reset(before)
 
 def unpacked(
-    file, # what a packed file holds, open
+    file, # the unpacked content, open
     path, # the packed file
 )->io.BufferedReader:
-    "The same, to be read. Raises `ValueError` when it comes to more than any text does."
+    "The same, to be read. Raises `ValueError` if it exceeds the limit."
     most = _limit.get() or max(_MUCH, _DENSE*os.path.getsize(path))
     return io.BufferedReader(_Unpacked(file, most), 1 << 16)
 
 # %% ../../nbs/lab/01_disk.ipynb #2561e0c3
 def find_data(
     path=None, # a COCO folder; default: the variable `NOC_DATA`
-)->Path:       # the folder, or None where neither is given
-    "The COCO folder to use. Raises `NocError` if a folder is named that does not exist."
+)->Path:       # the folder, or None if neither is given
+    "The COCO folder to use. Raises `NocError` for a folder that does not exist."
     name = path or os.environ.get("NOC_DATA")
     if not name: return None
-    # a relative NOC_DATA is meant from where the command was typed; notebooks run some levels below
+    # a relative NOC_DATA starts where the command was typed; notebooks run some levels below
     bases = [Path.cwd()] if path else [Path.cwd(), *Path.cwd().parents]
     for base in bases:
         if (base/name).is_dir(): return (base/name).resolve()

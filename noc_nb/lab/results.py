@@ -52,7 +52,7 @@ def new_row(
 def _json_line(row): return json.dumps(row, ensure_ascii=False) + "\n"
 
 def _row_of(line):
-    "The row of a line, as bytes; None for what is no row."
+    "The row of a line of bytes; None if it is not a row."
     try: row = json.loads(line.decode())
     except (ValueError, RecursionError): return None
     return row if isinstance(row, dict) else None
@@ -67,9 +67,9 @@ def write_rows(
 # %% ../../nbs/lab/33_results.ipynb #d39e42c8
 def append_row(
     path,     # a `.jsonl` file
-    row:dict, # what `new_row` made
+    row:dict, # from `new_row`
 ):
-    "Append one line, in one piece. What a full disk left of another one at the end is cut off."
+    "Append one line, in one piece. A torn last line, which a full disk leaves, is cut off first."
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with room_for(path), open(path, "ab+") as f:
         if f.tell(): f.seek(-1, os.SEEK_END)
@@ -97,7 +97,7 @@ def read_rows(
     path,    # a `.jsonl` file, or a folder of them
     **equal, # keys and the values that they must have; default: all rows
 )->list:     # the rows, in order of file name and line
-    "Read result rows, but a torn last line. Raises `NocError` naming a file and line not JSON."
+    "Read result rows, except a torn last line. Raises `NocError` for any other line not JSON."
     path = Path(path)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     def asked(row): return all(row.get(key) == value for key, value in equal.items())
@@ -108,7 +108,7 @@ def rows_from(
     default, # the committed rows: a folder of `.jsonl` files, or one file
     **equal, # as in `read_rows`
 )->list:     # rows
-    "The rows to show: `NOC_ROWS`'s, else the default's. Raises `NocError` for a missing file."
+    "The rows to show: those of `NOC_ROWS`, or the default. Raises `NocError` for a missing file."
     name = os.environ.get("NOC_ROWS")
     if not name: return read_rows(default, **equal)
     for base in (Path.cwd(), *Path.cwd().parents):
@@ -129,7 +129,7 @@ def table_line(
 def captions_file(
     folder,        # of caption files
     line:tuple,    # (row, training, λ0), from `table_line`
-    prefix:str="", # what the file's name begins with
+    prefix:str="", # the beginning of the file's name
 )->Path:
     "Where the captions of a line are."
     row, training, lambda0 = line
@@ -138,7 +138,7 @@ def captions_file(
 
 # %% ../../nbs/lab/33_results.ipynb #172c3e0d
 def _entry(image_id, decoded):
-    "An entry of COCO's results format; what an image lacks is left out."
+    "An entry of COCO's results format, without the keys that have no value."
     about = {k: v for k, v in asdict(decoded).items() if v and k not in ("caption", "score")}
     if "objective" in about: about["objective"] = round(decoded.objective, 4)
     return dict(image_id=image_id, caption=decoded.caption, score=round(decoded.score, 4), **about)
@@ -147,14 +147,14 @@ def write_results(
     path,          # .json or .json.gz
     captions:dict, # image id -> `Decoded`
 ):
-    "Write captions in COCO's results format; constraints that were asked for go with them."
+    "Write captions in COCO's results format, with their constraints."
     write_json(path, [_entry(image_id, decoded) for image_id, decoded in captions.items()])
 
 # %% ../../nbs/lab/33_results.ipynb #a33a3189
 def read_results(
-    path, # what `write_results` wrote
+    path, # from `write_results`
 )->dict:  # image id -> `Decoded`
-    "Read the captions of a run. Raises `NocError` for a file of something else."
+    "Read the captions of a run. Raises `NocError` for any other file."
     entries = read_json(path)
     with foreign_file(path, "captions of a run, as `write_results` writes them"):
         found = {entry.pop("image_id"): Decoded(**entry) for entry in entries}

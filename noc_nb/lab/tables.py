@@ -29,7 +29,7 @@ def paper_numbers()->dict: # (table, row, training, λ0, column) -> value
 def score_place(
     column:str,  # in_M, out_C, F1, F1_zebra, pooled_C ...
 )->tuple:        # group and name in a row's `metrics`
-    "Where a table's column stands in a result row."
+    "The place of a table's column in a result row."
     group, _, name = ("out_F1" if column == "F1" else column).partition("_")
     return dict(F1="f1", out="out_macro", pooled="out_pooled").get(group, group), name
 
@@ -96,7 +96,7 @@ def matching(
 
 # %% ../../nbs/lab/34_tables.ipynb #899b15e1
 def _check_rows(rows):
-    "Raises `NocError` for what is no result row."
+    "Raises `NocError` for anything that is not a result row."
     for n, r in enumerate(rows, 1):
         groups = r.get("metrics") if {"table", "row"} <= r.keys() else None
         whole = isinstance(groups, dict) and all(isinstance(g, dict) for g in groups.values())
@@ -105,7 +105,7 @@ def _check_rows(rows):
 _PRINTED = "M", "C", "S", "B4", "R"
 
 def _more(rows):
-    "The columns of scores that the paper's tables do not have and some row has."
+    "The columns of scores that some row has and the paper's tables do not."
     every = [(m, x) for r in rows for m, x in r["metrics"].get("in", {}).items()]
     names = dict.fromkeys(m for m, x in every if x is not None and m not in _PRINTED)
     return [f"{part}_{m}" for m in names for part in ("in", "out")]
@@ -129,7 +129,7 @@ def _compare(printed, runs, column):
 
 # %% ../../nbs/lab/34_tables.ipynb #cc663da2
 def _block(title, printed, runs, columns):
-    "The lines of one method, by source; what has no number has no line, except ours."
+    "The lines of one method, by source; a source without numbers has no line, except ours."
     cells = [_compare(value, runs, column) for value, column in zip(printed, columns)]
     block = dict(zip(("Paper", "Ours", "Δ"), zip(*cells)))
     if title.endswith("(published)"): return {"Paper": block["Paper"]}
@@ -142,7 +142,7 @@ def table_view(
     rows:list,    # result rows of one data set
     number:int,   # 1, 2 or 3
     variant:str=None, # None: the paper's own method
-    paper:bool=True,  # False: our runs alone, as for another world than the paper's
+    paper:bool=True,  # False: our runs alone, for data that are not the paper's
     only=None,        # (row, training, λ0) of the lines to show; default: all
 )->tuple:         # names of the columns; lines of cells: title, Paper | Ours | Δ, the numbers
     """One of the paper's tables: paper, ours (the mean, ± the deviation over seeds) and the
@@ -163,7 +163,7 @@ def commands(
     rows:list,    # result rows of one data set
     number:int,   # 1, 2 or 3
 )->list:          # each once, in the table's order
-    "What makes our numbers in one of the paper's tables again."
+    "The commands that make our numbers in one of the paper's tables."
     runs = [run for _, *line in spec(number) for run in matching(rows, number, *line)]
     return list(dict.fromkeys(run["command"] for run in runs))
 
@@ -171,7 +171,7 @@ def commands(
 def markdown_table(
     head,           # names of the columns
     rows,           # of cells, each as long as `head`
-    text:int=1,     # so many columns of text come first; the others are numbers and stand right
+    text:int=1,     # how many columns of text come first; the others are numbers, aligned right
     caption:str="", # a line above the table
 )->str:             # Markdown text
     "A table in Markdown."
@@ -188,7 +188,7 @@ _TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {
 def latex_table(
     head,           # names of the columns
     rows,           # of cells, each as long as `head`
-    numbers:int=0,  # so many columns of numbers come last, and stand right
+    numbers:int=0,  # how many columns of numbers come last, aligned right
 )->str:             # LaTeX text
     "A table in LaTeX."
     def line(cells): return " & ".join(str(x).translate(_TEX) for x in cells) + r" \\"
@@ -203,7 +203,7 @@ def table_text(
     number:int, # 1, 2 or 3
     name:str,   # of the data; the drawn world, `toy`, has no numbers of the paper beside it
 )->str:         # Markdown text
-    "A table of a page of the experiments; one line where there are no rows."
+    "A table for a page of the experiments; one line if there are no rows."
     if not rows: return f"No rows of `{name}` here."
     head, lines = table_view(rows, number, paper=name != "toy")
     caption = f"Table {number} on {name}, simulated detections"

@@ -107,21 +107,21 @@ def _rgb(image):
 # %% ../../nbs/models/115_photos.ipynb #ee3738bd
 @lru_cache(1)
 def _row_group(path, number, column):
-    with open_parquet(path) as file: return file.read_row_group(number, [column]).column(0)
+    with open_parquet(path) as file:
+        return file.read_row_group(number, [column]).flatten().column(0)
 
-def _row_bytes(path, group, column, row):
-    "The bytes in a row of a group; the column holds them, or structs of them and a path."
-    value = _row_group(path, group, column)[row].as_py()
-    return value["bytes"] if isinstance(value, dict) else value
+def _row_bytes(path, group, column, row): return _row_group(path, group, column)[row].as_py()
+
+def _flat_fields(file):
+    "The columns of a Parquet file; what is in a struct is called `image.bytes`, for example."
+    return file.schema_arrow.empty_table().flatten().schema
 
 def _byte_columns(file):
-    "The columns of bytes, or of structs with bytes."
+    "The columns of bytes, by themselves or as `bytes` of a struct."
     from pyarrow import types
-    def has_bytes(kind):
-        if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-            kind = kind.field("bytes").type
-        return types.is_binary(kind) or types.is_large_binary(kind)
-    return [field.name for field in file.schema_arrow if has_bytes(field.type)]
+    binary = types.is_binary, types.is_large_binary
+    names = [f.name for f in _flat_fields(file) if any(fits(f.type) for fits in binary)]
+    return [name for name in names if name in file.schema_arrow.names or name.endswith(".bytes")]
 
 def image_column(
     path, # a .parquet file
@@ -137,9 +137,8 @@ _NAMES = "file_name", "path", "key", "name"   # columns of a Parquet file that m
 
 def _row_names(file, column):
     "The names of the rows of every row group, or None for each."
-    kind, names = file.schema_arrow.field(column).type, file.schema_arrow.names
-    fields = [f.name for f in kind] if hasattr(kind, "get_field_index") else []
-    named = [f"{column}.path"] if "path" in fields else [c for c in _NAMES if c in names]
+    titles = f"{column.removesuffix('.bytes')}.path", *_NAMES
+    named = [name for name in titles if name in _flat_fields(file).names]
     for group in range(file.num_row_groups):
         rows = file.metadata.row_group(group).num_rows
         if named: yield file.read_row_group(group, named[:1]).flatten().column(0).to_pylist()
@@ -162,11 +161,11 @@ def _rows(path, name):
             yield _ImageFile(0, title, path, partial(_row_bytes, path, group, column, row))
 
 # %% ../../nbs/models/115_photos.ipynb #726a4824
-def _is_image(name, read, others):
-    """Whether a file is an image, by its name, or its first bytes, which `read` gives. The suffixes
-    of those that are none are counted in `others`."""
+def _is_image(name, start, others):
+    """Whether a file is an image, by its name, or its first bytes, which `start` gives. The
+    suffixes of those that are none are counted in `others`."""
     hidden, suffix = os.path.basename(name).startswith("."), os.path.splitext(name)[1].lower()
-    if not hidden and (suffix in PHOTO_ENDINGS or _FIRST.match(read(16))): return True
+    if not hidden and (suffix in PHOTO_ENDINGS or _FIRST.match(start())): return True
     others[suffix or "without suffix"] += 1
     return False
 
@@ -204,7 +203,7 @@ def _shard(path, name, others):
             for m in _members(path, path.stat().st_size):
                 count += 1
                 read = partial(_piece, path, m.offset_data, m.size)
-                def start(n): return _piece(path, m.offset_data, min(n, m.size))
+                start = partial(_piece, path, m.offset_data, min(16, m.size))
                 if not (m.isreg() and _is_image(m.name, start, others)): continue
                 yield _ImageFile(0, f"{name}/{m.name}", path, read)
     except NocError as e:
@@ -227,7 +226,7 @@ def _images(path, name, others):
             inside = os.path.join(name, os.path.relpath(base, path))
             for f in sorted(files):
                 whole, file = f.endswith((".tar", ".parquet")), Path(base, f)
-                if whole or _is_image(f, lambda n: _start(file), others):
+                if whole or _is_image(f, partial(_start, file), others):
                     yield from _images(file, os.path.join(inside, f), others)
 
 # %% ../../nbs/models/115_photos.ipynb #a66c4c68
@@ -265,8 +264,7 @@ def image_files(
     if not root: damaged += others
     files += [replace(f, id=-n) for n, f in enumerate(damaged, 1)]
     endings = " ".join(PHOTO_ENDINGS)
-    require(files, src, f"images ({endings}), or .tar or .parquet files of them; found "
-            "none")
+    require(files, src, f"images ({endings}), or .tar or .parquet files of them; found none")
     return files
 
 # %% ../../nbs/models/115_photos.ipynb #ab7044bb
@@ -393,14 +391,12 @@ def _extract(files, out, detector, workers=0, part=64, resume=False):
 def random_weights(
     path,                                # .pth file to write
     name:str="fasterrcnn_resnet50_fpn",  # a detection model of torchvision with region heads
-    seed:int=0,                          # other weights
     classes:int=91,                      # the background included
-    spread:float=4.,                     # of the logits: how sure it is
 ):                                       # the file
     "Write the weights of an untrained detector that finds things all the same."
     logits = []
     with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = Detector(name, None, None, device="cpu", classes=classes).model
         noise = torch.rand(3, 160, 160)
     model.transform.min_size = (160,)
@@ -410,7 +406,7 @@ def random_weights(
     hook = scores.register_forward_hook(lambda head, args, out: logits.append(out))
     model([noise])
     hook.remove()
-    scale = spread/logits[0].std(0)
+    scale = 4/logits[0].std(0)                           # how sure it is
     scores.weight.mul_(scale[:,None])
     scores.bias.sub_(logits[0].mean(0)).mul_(scale)
     with whole_file(path, "wb") as f: torch.save(model.state_dict(), f)

@@ -59,7 +59,7 @@ def compare(
     b,                # of another system, on the same images
     samples:int=1000, # draws of the bootstrap
 )->dict:              # "set metric" -> a, b, difference (b - a), interval, p, holm, verdict
-    "Which differences are there? Raises `NocError` for reports of different images or protocols."
+    "Differences of two sides. Raises `NocError` for reports of different images or protocols."
     return _differences(*_read_sides([_runs(a), _runs(b)]), samples)
 
 def _differences(a, b, samples):
@@ -86,13 +86,13 @@ def _with_verdicts(rows, samples):
 _FEWER = {f"quality {name}" for name in LOW_IS_GOOD}
 
 def _gain(name, interval):
-    "The interval of what is better by a difference in a score."
+    "The interval of the improvement in a score."
     low, high = interval
     return [-high, -low] if name in _FEWER else [low, high]
 
 # %% ../../nbs/scores/124_compare.ipynb #968326af
 def _names(sides):
-    "What sides are called: by their folders, or what these names begin with, where that differs."
+    "Names of the sides: their folders, or the beginning that these share, where that differs."
     def folder(path): return Path(path) if Path(path).is_dir() else Path(path).parent
     def name(side):
         begin = commonprefix([folder(path).name for path in side])
@@ -107,7 +107,7 @@ def _names(sides):
 _KINDS = {"holds": "holds", "does not hold": "fails", "undecided": "open"}
 
 def _chance(runs):
-    "What a comparison of so many runs a side says about the chance of training."
+    "Whether a comparison with so many runs a side includes the chance of training."
     if min(runs) > 2: return f"{runs[0]} and {runs[1]} trainings; their chance is in the intervals."
     count = "One training each" if max(runs) == 1 else f"{runs[0]} and {runs[1]} trainings"
     return (f"{count}: the chance of training is not in this. The verdicts are on these captions; "
@@ -118,7 +118,7 @@ def _bars(rows):
                 _KINDS[x["verdict"]]) for k, x in rows.items()}
 
 def _verdict_text(x):
-    "The verdict on a difference; one that is one is bold."
+    "The verdict on a difference, in bold unless it is undecided."
     word = x["verdict"] if x["verdict"] == "undecided" else f"**{x['verdict']}**"
     return f"{word} (near the limit)" if x["near"] else word
 

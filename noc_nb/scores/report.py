@@ -135,7 +135,8 @@ def _words_name(classes, synonyms):
     return f"the forms of {len(classes)} classes"
 
 def _counted(cut, whole):
-    return (f"first {cut:,} words" if cut else "all words") + ", whole sentences"*whole
+    words = f"first {cut:,} words" if cut else "all words"
+    return f"{words}, whole sentences" if whole else words
 
 def _check_worded(refs, where):
     "Raises `NocError` where there is no image, or no reference has a word."
@@ -486,14 +487,14 @@ def _read_images(path, protocol=Protocol()):
                       quality, named={i: name for i, name in photos if name})
 
 # %% ../../nbs/scores/122_report.ipynb #9b81cc96
-def _extremes(judged, photos, most=10):
-    "The images whose captions are scored lowest and highest."
+def _extremes(judged, photos):
+    "The ten images whose captions are scored lowest, and highest."
     title, points = judged.main_score()
     if not title: return []
     order, half = np.argsort(*points, kind="stable").tolist(), len(judged.ids)//2
     def card(k):
         return judged.card(k, photos, [("", judged.captions[k])], f"{title} {points[0][k]:.1f}")
-    parts = {f"Lowest {title}": order[:half][:most], f"Highest {title}": order[half:][::-1][:most]}
+    parts = {f"Lowest {title}": order[:half][:10], f"Highest {title}": order[half:][::-1][:10]}
     return [Part(heading, cards=[*map(card, rows)]) for heading, rows in parts.items()]
 
 # %% ../../nbs/scores/122_report.ipynb #79ead545
