@@ -9,7 +9,7 @@ import json, os, socket, subprocess, sys, time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory, mkdtemp
@@ -57,6 +57,7 @@ class _Bench:
     def __init__(self, root, rank=0, processes=1, steps=5, preset=PRESETS["coco"], scratch=None):
         self.root, self.rank, self.processes, self.preset = Path(root), rank, processes, preset
         self.scratch = Path(scratch or mkdtemp())              # where something is trained
+        self.phases = count()
         self.steps, self.images, self.laps = steps, 100, {}    # of training; to caption; timed
 
     @cached_property
@@ -155,7 +156,8 @@ def _train(bench, model, loss, cfg, loader, steps):
     if bench.processes == 1: teraflop = _operations(learn)
     model.zero_grad(set_to_none=True)
     phase = replace(cfg, epochs=1, save_seconds=1e9)
-    Trainer(model, loss, phase, bench.scratch/"phase", model.cfg.d_model).fit(part)
+    folder = bench.scratch/f"phase-{next(bench.phases)}"      # the same in all processes
+    Trainer(model, loss, phase, folder, model.cfg.d_model).fit(part)
     return dict(**part.medians(), teraflop=teraflop, batch=loader.batch_size,
                 examples=len(loader.examples), epochs=cfg.epochs)
 

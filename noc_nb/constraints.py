@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from .core import require
 from .heldout import PERSON
-from .regions import Regions
 
 # %% ../nbs/21_constraints.ipynb #223980b5
 def best_scores(
@@ -29,8 +28,8 @@ def best_scores(
 # %% ../nbs/21_constraints.ipynb #3e42f922
 class Seen(NamedTuple):
     "The input of a rule."
-    regions:Regions      # all detections of the image that can be chosen, best first
-    best:Regions         # the best `max_regions` of these
+    regions:object       # `Regions`: all detections of the image that can be chosen, best first
+    best:object          # `Regions`: the best `max_regions` of these
     probs:object         # the selector's probabilities of the first of them, or None
     mentioned:set        # classes that a reference mentions; None if unknown
     k:int                # the other settings are those of `constraint_classes`

@@ -151,6 +151,7 @@ def loaded(folder, text, name="theirs"):
     "The function `f` of a module with this text."
     file = folder/f"{name}.py"
     file.write_text(text)
+    Path(importlib.util.cache_from_source(file)).unlink(missing_ok=True)     # as old, as long, and another text
     spec = importlib.util.spec_from_file_location(name, file)
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     linecache.checkcache()
