@@ -326,7 +326,7 @@ def test_no_output_ends_a_command(tmp_path, closed):
     assert done.returncode == 0 and (tmp_path/"f").read_text() == "True"
     if not closed: assert (done.stdout, done.stderr) == ("??\n", "caf?\n")
 
-@pytest.mark.parametrize("work, told", [("print('x')", "what it writes to: No space left on device"),
+@pytest.mark.parametrize("work, told", [("print('x')", "output: No space left on device"),
                                         ("__import__('torch').empty(1 << 50)", "not enough memory")])
 def test_what_is_full_is_one_line(work, told):
     code = f"from noc_nb.commands.command import _polite; _polite(lambda: {work})"

@@ -50,12 +50,12 @@ _SCHEMA = pyarrow.schema(dict(
     reason=_text, error=_text, counts=pyarrow.map_(_text, pyarrow.int64())))
 
 def _shard_file(out, n):
-    "Where a shard stands."
+    "The path of a shard."
     return Path(out)/f"part-{n:06d}.parquet"
 
 def read_shards(
     out,    # the job's folder
-):          # lines as `noc_caption` writes them, in the order of the source
+):          # lines in the form of `noc_caption`, in the order of the source
     "Read a job's captions, a shard at a time. Raises `NocError` for a broken file."
     for path in sorted(Path(out).glob("part-*.parquet")):
         with open_parquet(path) as file: rows = file.read().to_pylist()
@@ -64,11 +64,11 @@ def read_shards(
             if counts: row["counts"] = dict(counts)
             keys = row.keys() - {"error"} if row["error"] is None else ("image_id", "file", "error")
             row = {key: row[key] for key in row if key in keys}
-            yield row if text is None else row | dict(image_id=text)   # as its file has it
+            yield row if text is None else row | dict(image_id=text)   # as in its file
 
 # %% ../../nbs/commands/141_distributed.ipynb #a2c03d5f
 def _is_whole(worker, n):
-    "Whether a shard's file is there, and as it was written."
+    "Whether a shard's file exists and is undamaged."
     path, ids = _shard_file(worker.out, n), worker.source.ids[n*worker.shard:(n+1)*worker.shard]
     if not path.exists(): return False
     try:
@@ -76,7 +76,7 @@ def _is_whole(worker, n):
     except (NocError, KeyError): return False
 
 def _caption_shard(worker, n):
-    "Make one shard's file, whole or not at all; what it cost."
+    "Make one shard's file, whole or not at all. Returns its cost."
     start, cpu = time.perf_counter(), time.process_time()
     ids = worker.source.ids[n*worker.shard:(n+1)*worker.shard]
     lines = caption_lines(worker.pipeline, worker.source, ids, worker.job.options)
@@ -92,13 +92,13 @@ def _caption_shard(worker, n):
 # %% ../../nbs/commands/141_distributed.ipynb #52158f70
 _LIMITS = dict(RAY_raylet_start_wait_time_s="60", RAY_gcs_server_port_wait_time_s="120",
               RAY_agent_register_timeout_ms="120000", RAY_worker_register_timeout_seconds="120",
-              RAY_AUTH_MODE="disabled", RAY_BACKEND_LOG_LEVEL="fatal")   # it raises too
+              RAY_AUTH_MODE="disabled", RAY_BACKEND_LOG_LEVEL="fatal")   # errors raise anyway
 
 def _ray(workers):
     "Ray, running; on this machine unless RAY_ADDRESS names a cluster."
     local = not os.environ.get("RAY_ADDRESS")
     os.environ |= dict(RAY_USAGE_STATS_ENABLED="0", **(_LIMITS if local else {}))
-    logging.getLogger("ray.widgets.util").setLevel(logging.ERROR)   # it misses a widget
+    logging.getLogger("ray.widgets.util").setLevel(logging.ERROR)   # it warns of a missing widget
     try: import ray, ray.data
     except ImportError:
         raise NocError("workers: ray is not installed; pip install noc_nb[ray]") from None
@@ -110,7 +110,7 @@ def _ray(workers):
 
 # %% ../../nbs/commands/141_distributed.ipynb #8e15c0da
 def _start(ray, cpus):
-    "Try three times; `cpus` of this machine, or None for a cluster."
+    "Start Ray, in three attempts; `cpus` of this machine, or None for a cluster."
     here = dict(log_to_driver=False, logging_level="error")
     if cpus:
         folder = tempfile.mkdtemp(prefix="ray")
@@ -124,7 +124,7 @@ def _start(ray, cpus):
 
 @contextmanager
 def _silent():
-    "Ray's own parts greet on standard error, past Python."
+    "Silence Ray's processes, which write to standard error past Python."
     sys.stderr.flush()
     kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
@@ -135,7 +135,7 @@ def _silent():
 
 # %% ../../nbs/commands/141_distributed.ipynb #41d08c3e
 def _spread(worker, todo, workers, gpus):
-    "Shards by Ray's actors, as they are made."
+    "Make shards with Ray's actors; yields their costs."
     ray = _ray(workers)
     if gpus is None: gpus = 1. if ray.cluster_resources().get("GPU") else 0.
     shards = ray.data.from_items([dict(shard=n) for n in todo], override_num_blocks=len(todo))
@@ -147,12 +147,12 @@ def _spread(worker, todo, workers, gpus):
 
 # %% ../../nbs/commands/141_distributed.ipynb #86b242f3
 def caption_shards(
-    job:Job,             # what to do
-    out,                 # folder for the shards; a job that was begun there goes on
+    job:Job,             # the work
+    out,                 # folder for the shards; a job that began there continues
     workers:int=0,       # Ray actors; 0: no Ray
-    gpus:float=None,     # of each actor, may be a fraction; default: 1 where the cluster has some
+    gpus:float=None,     # of each actor, may be a fraction; default: 1 if the cluster has any
     shard:int=500,       # images of a shard, a multiple of the job's batch
-)->list:                 # what each shard cost that was made now
+)->list:                 # the costs of the shards that were made now
     "Caption all images of a job. Raises `NocError` for bad input, or another job's folder."
     first = _Worker(job, out, shard)
     shards, file = math.ceil(len(first.source.ids)/shard), first.out/"job.json"

@@ -166,7 +166,7 @@ class _Fingerprints:
         "A text that is the same for the same value."
         if type(x) in _PLAIN: return f"{type(x).__name__} {x!r}"
         if id(x) not in self.known:
-            self.known[id(x)] = x, "the value that contains this one"
+            self.known[id(x)] = x, "the value that this is a part of"
             self.known[id(x)] = x, fingerprint([type(x).__name__, *self._parts(x)])
         return self.known[id(x)][1]
 

@@ -489,7 +489,7 @@ def _shortest(groups): return [min(map(len, group)) for group in groups]
 
 class _IdGroups:
     "Words as ids, which count in any position."
-    extra = 0                 # ids that only the search knows
+    extra = 0                 # ids that only the search has
     def __init__(self,
         wishes:_Wishes, # of ids
     ):
@@ -568,7 +568,7 @@ class _Text(NamedTuple):
     "The state of a text, and the groups that it has finished."
     state:_State   # of its input's reader
     done:int = 0   # bits of the groups that it has
-    ends:int = 0   # with a word that was counted; one that must go on; nothing
+    ends:int = 0   # a counted word; one that must continue; nothing
 
 class _Moves(NamedTuple):
     "The tokens that finish something after a text."
