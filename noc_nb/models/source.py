@@ -213,8 +213,7 @@ def detected(
     if detections is path:
         detections = _Stored(Path(path)) if Path(path).is_dir() else open_detections(path)
     listed, sizes = _annotated(data)
-    names = detections.names + listed
-    sizes |= detections.sizes
+    names, sizes = detections.names + listed, sizes | detections.sizes
     sources = (path, detections.names), (data, listed)
     where = ", ".join(str(file) for file, some in sources if some)
     files = image_files(images, names, where) if images else _beside(data, names, where)
