@@ -967,7 +967,8 @@ def ground_truth(
     rows["box"], area, clipped = _check_rows(rows, wrong, sizes, True, path, flat=True)
     for n in np.flatnonzero(~np.isin(rows["label"], known)).tolist():
         wrong.setdefault(n, f"expected a known category_id, one of its {len(known)} categories")
-    for n in sorted(wrong)[:not skip_bad]:
+    if wrong and not skip_bad:
+        n = min(wrong)
         raise NocError(f"{path}: {_item_name(items, 'annotation')(n)}: {wrong[n]}")
     good = ~np.isin(rows["place"], [*wrong])
     rows["label"][good] = relabel(rows["label"][good], _category_names(coco, path), classes, path)

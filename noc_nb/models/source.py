@@ -139,9 +139,8 @@ def _beside(data, names, where):
     "The images in a data set's own folder of that name, so far as names lead to them."
     folder = Path(data or "")/"images"
     if not (data and folder.is_dir() and names): return []
-    files = _try(lambda folder: image_files(folder, names, where), folder)
-    if not isinstance(files, NocError): return [f for f in files if f.id >= 0]
-    note(str(files))                                # they are only for a page to look at
+    try: return [f for f in image_files(folder, names, where) if f.id >= 0]
+    except NocError as e: note(str(e))              # they are only for a page to look at
     return []
 
 # %% ../../nbs/models/119_source.ipynb #a21d9f03
@@ -210,40 +209,40 @@ def detected(
     classes=None, # class id -> `ObjectClass`: what the numbers mean; None: any number is fine
 )->Source:
     "Images that a detector has seen already. Raises `NocError` naming file and item."
-    found = read_export(path)
-    if found is path: found = _Stored(Path(path)) if Path(path).is_dir() else open_detections(path)
+    detections = read_export(path)
+    if detections is path:
+        detections = _Stored(Path(path)) if Path(path).is_dir() else open_detections(path)
     listed, sizes = _annotated(data)
-    names = found.names + listed
-    sizes |= found.sizes
-    sources = (path, found.names), (data, listed)
+    names, sizes = detections.names + listed, sizes | detections.sizes
+    sources = (path, detections.names), (data, listed)
     where = ", ".join(str(file) for file, some in sources if some)
     files = image_files(images, names, where) if images else _beside(data, names, where)
     files = {f.id: f for f in files}
     failed = {i: _try(open_image, f) for i, f in files.items() if f.why and images}
-    some = sizes or images or not found.pixels
-    require(some, f"{path}: boxes in pixels", "--data or --images, for sizes")
+    sized = sizes or images or not detections.pixels
+    require(sized, f"{path}: boxes in pixels", "--data or --images, for sizes")
     whole = {i: f for i, f in files.items() if not f.why}
-    frames, lost = _frames(whole, sizes, found.pixels and images, path)
+    frames, lost = _frames(whole, sizes, detections.pixels and images, path)
     failed |= lost
-    table, errors, met = found.table(sizes, classes, files.keys() - failed if images else None)
+    table, errors, met = detections.table(sizes, classes, files.keys() - failed if images else None)
     if errors and not len(table): raise NocError(next(iter(errors.values())))
     failed |= {i: NocError(line) for i, line in errors.items()}
-    if images: _check_found(found, files, failed, images, where)
+    if images: _check_found(detections, files, failed, images, where)
     ids = list(files) if images else sorted({*table, *errors})
     source = _from_table(table, ids, files, failed, frames)
     boxed = source.boxed | failed.keys()             # a failure gets its line in any case
-    return replace(source, names=names, texts=found.texts, met=met, boxed=boxed)
+    return replace(source, names=names, texts=detections.texts, met=met, boxed=boxed)
 
-def _check_found(found, files, failed, images, where):
+def _check_found(detections, files, failed, images, where):
     "Note images without a photo. Raises `NocError` if no photo has boxes."
-    there = found.images
-    some = not there or files.keys() & there or max(failed, default=-1) >= 0
+    boxed = detections.images
+    shared = not boxed or files.keys() & boxed or max(failed, default=-1) >= 0
     expected = f"boxes of images as {where} numbers them" if where else NAMED
-    require(some, f"{found.path}: none of its images is in {images}", expected)
-    lacking = sorted(there - files.keys())
+    require(shared, f"{detections.path}: none of its images is in {images}", expected)
+    lacking = sorted(boxed - files.keys())
     if lacking and not where:
-        note(f"{found.path}: images without a photo in {images}, {len(lacking):,} of "
-             f"{len(there):,}: {some_of(lacking)}")
+        note(f"{detections.path}: images without a photo in {images}, {len(lacking):,} of "
+             f"{len(boxed):,}: {some_of(lacking)}")
 
 # %% ../../nbs/models/119_source.ipynb #381b8787
 def _stored_ids(source, path, src):

@@ -114,7 +114,10 @@ def _split_ids(split, part, refs, root, own):
         return ids, None, own.get("train"), f"its own split, {part}"
     if split is None: return list(refs), None, None, "all images that have references"
     path = find_split(split, root)
-    parts = _split_content(path)
+    if path.name.endswith((".json", ".json.gz")): parts = read_json(path)
+    else:
+        with foreign_file(path, "image ids, one a line"), text_file(path) as f:
+            parts = list(map(int, f.read().split()))
     if isinstance(parts, dict):
         parts = read_split(path, refs, [part])
         return parts[part], parts[f"novel_{part}"], parts["train"], f"{path.name}, {part}"
@@ -122,12 +125,6 @@ def _split_ids(split, part, refs, root, own):
         require(type(i) is int and i in refs, f"{path}: image {str(i)[:40]}: unknown",
                 "the id of an image that has references")
     return list(dict.fromkeys(parts)), None, None, path.name
-
-def _split_content(path):
-    "What a split file holds: JSON, or a text with an image id a line."
-    if path.name.endswith((".json", ".json.gz")): return read_json(path)
-    with foreign_file(path, "image ids, one a line"), text_file(path) as f:
-        return list(map(int, f.read().split()))
 
 # %% ../../nbs/scores/122_report.ipynb #207cd4b8
 def _words_name(classes, synonyms):
@@ -303,7 +300,7 @@ def _evaluate(captions, task, protocol=Protocol(), metrics=METRICS):
         judged.numbers["C"] *= np.nan                     # each of its n-grams is in all images
     for name, ids in task.domains.items(): judged.sets[f"domain {name}"] = np.isin(judged.ids, ids)
     chosen = {i: captions[i] for i in judged.ids}
-    named = {i: name for name, i in task.found.names if i in chosen} if task.found else {}
+    named = {i: name for name, i in task.found.names if i in chosen}
     quality = quality_numbers(chosen, task.refs, task.forms, task.truth, task.known)
     return _Evaluated(**vars(judged), captions=[*chosen.values()],
                       refs=[*map(task.refs.get, chosen)], quality=quality,
@@ -447,9 +444,9 @@ def _report_parts(report):
     sure = ", with 95 % bootstrap intervals" if intervals else ""
     head = (f"{about['data']}: {about['split']}. {counts['scored']:,} images scored; "
             f"captions: {numbers}. Novel images: {about['novel']}. In points{sure}.{left_out}")
-    f1 = Part("F1", table=_f1_table(report["f1"]), bars=_f1_bars(report))
-    return [Part("", head, _main_table(report["scores"], intervals)), *[f1]*bool(report["f1"]),
-            _quality(report), Part("How", items=_how(report))]
+    parts = [Part("", head, _main_table(report["scores"], intervals))]
+    if report["f1"]: parts.append(Part("F1", table=_f1_table(report["f1"]), bars=_f1_bars(report)))
+    return [*parts, _quality(report), Part("How", items=_how(report))]
 
 # %% ../../nbs/scores/122_report.ipynb #9b81cc94
 def _write_images(path, judged):
