@@ -1,5 +1,5 @@
 "Files that anyone may have damaged: a reader gives a result, or one line that says which file is wrong."
-import base64, gzip, io, json, math, os, random, re, subprocess, sys, tarfile, time, zipfile
+import base64, gzip, importlib, inspect, io, json, math, os, random, re, subprocess, sys, tarfile, time, zipfile
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -666,6 +666,33 @@ def test_what_nests_deep_is_one_line_at_once(tmp_path, name, depth):
         except NocError as e: assert "\n" not in str(e)
         else: assert path.suffix == ".jsonl" and depth < 1_000
     assert time.process_time() - started < 5
+
+def readers():
+    "Every public function of the package that reads a file, and needs only its path."
+    for module in ("files.dataset", "files.exports", "files.formats", "files.readers", "lab.disk", "lab.objects", "lab.results",
+                   "lab.saving", "models.names", "models.photos", "models.source", "scores.claims", "scores.report"):
+        for name, f in vars(importlib.import_module(f"noc_nb.{module}")).items():
+            if name.startswith("_") or getattr(f, "__module__", "") != f"noc_nb.{module}" or not inspect.isfunction(f): continue
+            first, *others = inspect.signature(f).parameters.values()
+            needed = [p for p in others if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+            if first.name in ("path", "data", "src", "file") and not needed and not name.startswith(("write", "random")):
+                yield name, f
+
+@pytest.mark.parametrize("ending", ["json", "jsonl", "json.gz"])
+def test_every_public_reader_refuses_what_nests_deep(tmp_path, ending):
+    "In one line, or it has looked at the first bytes alone; at once."
+    text, path = b'{"images": [' + b"["*100_000 + b"]"*100_000 + b"]}\n", tmp_path/f"deep.{ending}"
+    path.write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
+    called = []
+    for name, read in readers():
+        started = time.process_time()
+        try:
+            found = read(path)
+            if inspect.isgenerator(found): list(found)
+        except NocError as e: assert "\n" not in str(e), name
+        assert time.process_time() - started < 3, name
+        called.append(name)
+    assert {"read_captions", "open_detections", "read_json", "read_rows", "load_vocab", "read_classes", "make_task"} <= {*called}
 
 TERMINAL = """
 import os, sys, warnings
