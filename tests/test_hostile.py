@@ -667,16 +667,19 @@ def test_what_nests_deep_is_one_line_at_once(tmp_path, name, depth):
         else: assert path.suffix == ".jsonl" and depth < 1_000
     assert time.process_time() - started < 5
 
+READING = """files.dataset files.exports files.formats files.readers lab.disk lab.objects lab.results lab.saving
+models.names models.photos models.source scores.claims scores.report""".split()
+
 def readers():
     "Every public function of the package that reads a file, and needs only its path."
-    for module in ("files.dataset", "files.exports", "files.formats", "files.readers", "lab.disk", "lab.objects", "lab.results",
-                   "lab.saving", "models.names", "models.photos", "models.source", "scores.claims", "scores.report"):
-        for name, f in vars(importlib.import_module(f"noc_nb.{module}")).items():
-            if name.startswith("_") or getattr(f, "__module__", "") != f"noc_nb.{module}" or not inspect.isfunction(f): continue
+    for where in READING:
+        module = importlib.import_module(f"noc_nb.{where}")
+        for name, f in vars(module).items():
+            own = inspect.isfunction(f) and f.__module__ == module.__name__
+            if not own or name.startswith(("_", "write", "random")): continue
             first, *others = inspect.signature(f).parameters.values()
             needed = [p for p in others if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-            if first.name in ("path", "data", "src", "file") and not needed and not name.startswith(("write", "random")):
-                yield name, f
+            if first.name in ("path", "data", "src", "file") and not needed: yield name, f
 
 @pytest.mark.parametrize("ending", ["json", "jsonl", "json.gz"])
 def test_every_public_reader_refuses_what_nests_deep(tmp_path, ending):
@@ -692,7 +695,8 @@ def test_every_public_reader_refuses_what_nests_deep(tmp_path, ending):
         except NocError as e: assert "\n" not in str(e), name
         assert time.process_time() - started < 3, name
         called.append(name)
-    assert {"read_captions", "open_detections", "read_json", "read_rows", "load_vocab", "read_classes", "make_task"} <= {*called}
+    some = "read_captions", "open_detections", "read_json", "read_rows", "load_vocab", "read_classes", "make_task"
+    assert {*some} <= {*called}
 
 TERMINAL = """
 import os, sys, warnings
