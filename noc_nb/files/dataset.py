@@ -28,7 +28,7 @@ from ..regions import table_of
 def data_files(
     root,       # the data's folder
     folder:str, # a folder in it
-    *patterns,  # names with *; the first that fits any file is taken
+    *patterns,  # names with *; the first that matches any file is used
 )->list:        # paths
     "Files of a data set; `x.json` hides `x.json.gz`."
     for pattern in patterns:
@@ -67,7 +67,7 @@ def load_captions(
 
 # %% ../../nbs/files/102_dataset.ipynb #dd5b7eb0
 def _named_detections(root, name):
-    "Detections by name, path, or opened already; `gt` and None stay."
+    "Detections by name, path, or already opened; `gt` and None are returned unchanged."
     if name in (None, "gt") or isinstance(name, Detections): return name
     named = [Path(root)/"detections"/f"{name}{end}" for end in (".parquet", ".json", ".json.gz")]
     path = next((path for path in (*named, Path(name)) if path.is_file()), None)
@@ -76,13 +76,13 @@ def _named_detections(root, name):
 
 def only_boxes(
     root, # the data's folder
-)->bool:  # and so "gt" is what its regions can be
-    "Whether a data set has ground-truth boxes, and no detections, as one that was downloaded."
+)->bool:  # True: its regions can only be "gt"
+    "Whether a data set has ground-truth boxes but no detections, as after a download."
     return bool(instances_files(root)) and not data_files(root, "detections", "*")
 
 # %% ../../nbs/files/102_dataset.ipynb #a3c3943f
 def _load_regions(root, detections, ids, sizes, named, where, **how):
-    """Regions of the images `ids`; boxes of images without captions are counted. Where detections
+    """Regions of the images `ids`; boxes of images without captions are counted. If detections
     and captions name photos (`named`, `where`), the names decide which is which. `how`: classes,
     skip_bad."""
     if isinstance(detections, Detections):
@@ -126,10 +126,10 @@ def load_data(
     heldout=None,             # `HeldOut`, its file, or names; default: heldout.json, else COCO's
     classes=None,             # classes or their file; default: classes.json, else COCO's 80
     vectors=None,             # word vectors; default: the first file in vectors/
-    skip_bad:bool=False,      # leave out boxes that cannot be used, and count them
+    skip_bad:bool=False,      # leave out unusable boxes, and count them
     drop_heldout:bool=False,  # also where a split lists novel images: train without held-out words
 )->CocoData:
-    "Load a data set and check it. Raises `NocError` for anything that is not as it should be."
+    "Load a data set and check it. Raises `NocError` for anything invalid."
     root = find_data(root)
     require(root, "data: no folder", "a COCO root, by --data or the variable NOC_DATA")
     detections = _named_detections(root, detections)
@@ -155,7 +155,7 @@ def load_data(
 # %% ../../nbs/files/102_dataset.ipynb #da3ea3ab
 def listed_images(
     files,    # JSON with `images`
-)->tuple:     # (file name, image id) of all images; image id -> (width, height) where it is there
+)->tuple:     # (file name, image id) of all images; image id -> (width, height) if stated
     "Names and sizes of images. Raises `NocError` naming the file."
     names, sizes = [], {}
     for path in files:
@@ -167,9 +167,9 @@ def listed_images(
 def own_captions(
     root,       # the data's folder
     captions,   # as in `load_captions`
-    detections, # None, "gt", or `Detections`, which may name and size the images, too
+    detections, # None, "gt", or `Detections`, which may also name and size the images
 )->Captions:
-    "Captions of anyone's own. Raises `NocError` where nothing says which boxes are of which photo."
+    "A user's own captions. Raises `NocError` if boxes cannot be assigned to photos."
     @cache
     def listed():
         names, sizes = listed_images(data_files(root, "annotations", "*.json*"))
@@ -185,7 +185,7 @@ def own_captions(
 
 # %% ../../nbs/files/102_dataset.ipynb #da3ea3ac
 def _split_of(root, split, loaded, file):
-    """Name, lists and file of a split: of the one that is named, else of the captions' own, else
+    """Name, lists and file of a split: the named one, otherwise the captions' own, otherwise
     all images."""
     path = find_split(split, root) if split else Path(file or root)
     name = split if split == "coco" else path.stem
@@ -196,7 +196,7 @@ def _split_of(root, split, loaded, file):
     return name, lists, path
 
 def _novel(captions, splits, heldout, counts):
-    "Object -> novel images of val and test; images with an object but in no list are counted."
+    "Object -> novel images of val and test; images with an object but not in a list are counted."
     novel = {}
     for part in "val", "test":
         images = novel_images(captions, heldout, splits[part])
@@ -209,8 +209,8 @@ def _novel(captions, splits, heldout, counts):
 
 # %% ../../nbs/files/102_dataset.ipynb #b7a10003
 def _without_heldout(captions, splits, heldout, where, drop):
-    """Take images with a held-out word out of training, and count them. Raises `NocError` where
-    they are not to be dropped: how many there are, and the first."""
+    """Remove images with a held-out word from training, and count them. Raises `NocError` with
+    their number and the first one if they may not be dropped."""
     train = splits["train"]
     images = removed_images({i: captions[i] for i in train}, heldout)
     splits["train"] = [i for i in train if i not in images]
@@ -222,7 +222,7 @@ def _without_heldout(captions, splits, heldout, where, drop):
 
 # %% ../../nbs/files/102_dataset.ipynb #b4fd28fd
 def _value_of(root, name, value, load, default):
-    "A setting, or a file of it; else the data's own file of that name, or a default."
+    "A setting, or the content of its file; else the data's own file of that name, or a default."
     if value is None: value = root/name if root and (root/name).is_file() else default
     return load(value) if isinstance(value, (str, Path)) else value
 
@@ -230,7 +230,7 @@ def objects_of(
     root,    # the data's folder, or None
     classes, # class id -> `ObjectClass`, their file, or None
     heldout, # `HeldOut`, its file, names, or None
-    usual,   # classes -> `HeldOut`, where nothing else names the held-out objects
+    usual,   # classes -> `HeldOut`, used if nothing else names the held-out objects
     load=load_classes, # reads a file of classes
 )->tuple:    # both
     "The classes and the held-out objects: given, or the data's, or COCO's."
@@ -253,7 +253,7 @@ _PUBLISHED = dict(train=82783, kept=70194, val_half=20252, test_half=20252,
                   novel_val=3018, novel_test=3024)
 
 def _count(what, published, images, asked, total, listed=None):
-    "A line of the report: `images` of those `asked` about, of which there should be `total`."
+    "A row of the report: `images` among the `asked` ones, of which there should be `total`."
     complete = len(asked) == total
     how = "decided from captions"
     if not complete: how = f"decided from the captions of {len(asked):,} images only"
@@ -264,9 +264,9 @@ def _count(what, published, images, asked, total, listed=None):
 
 # %% ../../nbs/files/102_dataset.ipynb #6ff3ca6e
 def _check_counts(train, val, halves, split, heldout=COCO_HELDOUT, counts=_PUBLISHED):
-    """The published counts beside what the captions (image id -> texts) of train2014 and val2014
-    give, and the images on which they differ. `halves`: "val" and "test", the images of each half
-    of val2014; `split`: the published lists "train", "val" and "test", where they are known."""
+    """The published counts beside those from the captions (image id -> texts) of train2014 and
+    val2014, and the images on which they differ. `halves`: "val" and "test", the images of each
+    half of val2014; `split`: the published lists "train", "val" and "test", if known."""
     images, total = set(train), counts["train"]
     kept = images - removed_images(train, heldout)
     rows = [_count("train", total, images, images, total),
@@ -274,7 +274,7 @@ def _check_counts(train, val, halves, split, heldout=COCO_HELDOUT, counts=_PUBLI
     for half, ids in halves.items():
         row = _count(f"{half}_half", counts[f"{half}_half"], set(ids), set(ids), len(ids))
         rows.append(row | dict(how="the length of a published list"))
-        asked = {i for i in ids if len(val.get(i, ())) >= 5}   # fewer captions do not decide
+        asked = {i for i in ids if len(val.get(i, ())) >= 5}   # fewer captions are not conclusive
         novel = set().union(*novel_images(val, heldout, asked).values())
         what = f"novel_{half}"
         rows.append(_count(what, counts[what], novel, asked, len(ids), split.get(half)))
@@ -282,10 +282,10 @@ def _check_counts(train, val, halves, split, heldout=COCO_HELDOUT, counts=_PUBLI
 
 # %% ../../nbs/files/102_dataset.ipynb #7728bf84
 def load_checked(
-    *args, # as of `load_data`
+    *args, # as in `load_data`
     **kw,  # likewise
 ):         # `CocoData`
-    "As `load_data`; for the published split it warns of counts and lists that the captions deny."
+    "Like `load_data`; warns if captions contradict the published split's counts or lists."
     data = load_data(*args, **kw)
     if data.name != "coco": return data
     halves = {half: data.splits[half] for half in ("val", "test")}

@@ -40,7 +40,7 @@ class _Column:
         self.length += len(rows)
 
     def close(self):
-        "Set the header right. Returns what `meta.json` says of the column."
+        "Update the header. Returns the column's entry in `meta.json`."
         self._write_header()
         self.file.close()
         shape = [self.length, *self.shape]
@@ -48,10 +48,10 @@ class _Column:
 
 # %% ../../nbs/files/103_store.ipynb #f2bbf3f7
 _COLUMNS = dict(ids=("<i8", ()), offsets=("<i8", ()), boxes=("<f4", (4,)), labels=("<i4", ()),
-                scores=("<f4", ()), features=("<f2", None), sizes=("<i4", (2,))) # of a row
+                scores=("<f4", ()), features=("<f2", None), sizes=("<i4", (2,))) # per row
 
 def _open_column(path, about):
-    "A memory map of an array. Raises `NocError` if it is not what `meta.json` says."
+    "A memory map of an array. Raises `NocError` if it differs from `meta.json`."
     expected = f"{about['shape']} {about['dtype']}"
     with foreign_file(path, f"{expected}, by meta.json"):
         column = np.lib.format.open_memmap(path, mode="r")
@@ -63,7 +63,7 @@ def _open_column(path, about):
 class RegionStore(RegionTable):
     "A `RegionTable` in a folder, as memory maps. Raises `NocError` for a torn or altered store."
     def __init__(self,
-        folder,            # what `RegionStore.write` made
+        folder,            # written by `RegionStore.write`
         verify:bool=False, # compute the checksums (reads everything)
     ):
         self.folder = self.where = Path(folder)
@@ -84,7 +84,7 @@ class RegionStore(RegionTable):
     def __reduce__(self): return RegionStore, (self.folder,)   # a worker opens the folder itself
 
     def of(self, classes)->RegionTable:
-        "The regions under the ids of these classes, by name where the store has names."
+        "The regions under the ids of these classes, by name if the store has names."
         names = {int(i): name for i, name in self.meta.get("classes", {}).items()}
         labels = relabel(self.labels, names, classes if names else None, self.folder)
         if np.array_equal(labels, self.labels): return self
@@ -92,7 +92,7 @@ class RegionStore(RegionTable):
                        labels=labels).without([-1])
 
     def verify(self)->dict:
-        "What `meta.json` says of all arrays. Raises `NocError` naming the file that differs."
+        "The columns in `meta.json`, after a check. Raises `NocError` naming a file that differs."
         for name, about in self.meta["columns"].items():
             path = self.folder/f"{name}.npy"
             same = _array_sum(path, stamp(path)) == about.get("sha256")
@@ -109,7 +109,7 @@ class RegionStore(RegionTable):
         notes=None,  # name -> text of other files to put into the folder
         classes=None, # class id -> name
     )->"RegionStore": # open
-        "Write a store. Raises `NocError` for an image twice, or features that fp16 cannot hold."
+        "Write a store. Raises `NocError` for a repeated image, or features beyond fp16's range."
         folder = Path(folder)
         require(not folder.exists(), f"{folder}: exists", "the name of a new region store")
         with whole_folder(folder) as new, closing(_Writer(new, folder)) as writer:
@@ -130,7 +130,7 @@ def _array_sum(path, stamp): return hashlib.sha256(np.load(path, mmap_mode="r"))
 
 # %% ../../nbs/files/103_store.ipynb #988a7770
 class _Writer:
-    "The columns of a store that is being written to `folder`; messages call it `name`."
+    "The columns of a store that is being written to `folder`, called `name` in messages."
     def __init__(self, folder, name):
         self.folder, self.name, self.columns, self.images = folder, name, {}, set()
         for column, (_, shape) in _COLUMNS.items():

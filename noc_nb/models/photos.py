@@ -33,39 +33,39 @@ from ..lab.runs import begin, fingerprint, held, locked
 from .detector import Detector, prepare
 
 # %% ../../nbs/models/115_photos.ipynb #991070f6
-FORMATS = "JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"   # as Pillow calls them
+FORMATS = "JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"   # Pillow's names
 _FIRST = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n|GIF8|RIFF....WEBP|II\*\0|MM\0\*|"
                     rb"....ftyp(hei|avi|mif)", re.S)      # the first bytes of an image
 _MAX_PIXELS = 80_000_000 # 240 MB as RGB
 
 @lru_cache
 def image_formats()->tuple:
-    "The formats that can be read here; HEIC and AVIF where Pillow, or a plug-in, can."
+    "The formats that can be read here; HEIC and AVIF only if Pillow or a plug-in reads them."
     with suppress(ImportError): import_module("pillow_heif").register_heif_opener()
     Image.init()
     return *FORMATS, *(name for name in ("AVIF", "HEIF") if name in Image.OPEN)
 
 @dataclass(frozen=True)
 class _ImageFile:
-    "An image in a file, or inside one that holds many."
+    "An image file, or an image inside an archive."
     id:int               # a number of its own
-    name:str             # where it was found, for people
+    name:str             # where it was found, for messages
     path:Path            # the file
-    read:Callable = None # () -> the bytes of an image that lies inside
-    why:str = None       # what is wrong with it, if it cannot be reached
+    read:Callable = None # () -> the bytes of an image inside an archive
+    why:str = None       # why it cannot be read, if so
 
     def open(self):
-        "The image's bytes, as an open file. Raises `NocError` for what cannot be reached."
+        "The image's bytes, as an open file. Raises `NocError` if it cannot be read."
         if self.why: raise NocError(f"{self.name}: {self.why}")
         require(self.path.is_file(), f"{self.name}: no such file", "an image")
         return io.BytesIO(self.read()) if self.read else open(self.path, "rb")
 
 # %% ../../nbs/models/115_photos.ipynb #05bd26d8
 def open_image(
-    file,                       # a path, or what `image_files` gives
+    file,                       # a path, or an item of `image_files`
     max_pixels:int=_MAX_PIXELS, # width times height, at most
 )->Image.Image:                 # RGB, upright; the first picture of an animation
-    "Decode an image that anyone may have sent. Raises `NocError` naming the file."
+    "Decode an image from an untrusted source. Raises `NocError` naming the file."
     if not isinstance(file, _ImageFile): file = _ImageFile(0, str(file), Path(file))
     try:
         with warnings.catch_warnings(), file.open() as f:
@@ -80,20 +80,20 @@ def open_image(
     except Image.DecompressionBombError: why = "it has many more"
     except UnidentifiedImageError:
         why = f"its format is none of {', '.join(image_formats())}{_lacking(file.name)}"
-    except Exception as e: why = str(e) or type(e).__name__   # a decoder may fail in any way
+    except Exception as e: why = str(e) or type(e).__name__   # a decoder can fail in any way
     raise NocError(f"{file.name}: expected a whole image of at most {max_pixels:,} pixels; {why}")
 
 _BRINGS = {"HEIF": "; `pip install pillow-heif` brings HEIC", "AVIF": "; Pillow 11.3 brings AVIF"}
 
 def _lacking(name):
-    "What would read a file of that name, if nothing here does."
+    "A hint: what can read a file of that name, if this package cannot."
     formats = {".heic": "HEIF", ".heif": "HEIF", ".avif": "AVIF"}
     missing = {*_BRINGS}.difference(image_formats())
     kind = formats.get(Path(name).suffix.lower())
     return _BRINGS[kind] if kind in missing else ""
 
 def _rgb(image):
-    "Greys of 16 bits become 8, floats the range that they have; what is transparent becomes white."
+    "Convert 16-bit grey to 8 bits and floats by their range; fill transparent pixels with white."
     if image.mode[0] in "IF":
         grey = np.nan_to_num(np.asarray(image, np.float32))
         low, high = (0, 65535) if image.mode[0] == "I" else (grey.min(), grey.max())
@@ -113,7 +113,7 @@ def _row_group(path, number, column):
 def _row_bytes(path, group, column, row): return _row_group(path, group, column)[row].as_py()
 
 def _flat_fields(file):
-    "The columns of a Parquet file; what is in a struct is called `image.bytes`, for example."
+    "The columns of a Parquet file; a field of a struct is called `image.bytes`, for example."
     return file.schema_arrow.empty_table().flatten().schema
 
 def _byte_columns(file):
@@ -125,7 +125,7 @@ def _byte_columns(file):
 
 def image_column(
     path, # a .parquet file
-)->str:   # name of its column of images; None where it has none
+)->str:   # name of its column of images; None if it has none
     "The column that holds images. Raises `NocError` for a broken file, or several such columns."
     with open_parquet(path) as file: columns = _byte_columns(file)
     if len(columns) > 1:
@@ -145,7 +145,7 @@ def _row_names(file, column):
         else: yield [None]*rows
 
 def _rows(path, name):
-    "The images in a Parquet file. If it is torn, the file comes, as one that is damaged."
+    "The images in a Parquet file; a damaged file gives one image that fails."
     try:
         with open_parquet(path) as file:
             columns = _byte_columns(file)[:1]
@@ -162,21 +162,21 @@ def _rows(path, name):
 
 # %% ../../nbs/models/115_photos.ipynb #726a4824
 def _is_image(name, start, others):
-    """Whether a file is an image, by its name, or its first bytes, which `start` gives. The
-    suffixes of those that are none are counted in `others`."""
+    """Whether a file is an image, by its name, or its first bytes, which `start` returns.
+    The suffixes of other files are counted in `others`."""
     hidden, suffix = os.path.basename(name).startswith("."), os.path.splitext(name)[1].lower()
     if not hidden and (suffix in PHOTO_ENDINGS or _FIRST.match(start())): return True
     others[suffix or "without suffix"] += 1
     return False
 
 def _members(path, size):
-    "The members of a tar file of so many bytes. Raises `NocError` where not all can be reached."
+    "The members of a tar file of so many bytes. Raises `NocError` if some cannot be reached."
     with tarfile.open(path, "r:") as tar:
         for m in tar:
             if m.size < 0 or m.offset_data + m.size > size: raise NocError(f"{m.name} is cut")
             yield m
         end = tar.offset
-    # `tarfile` takes a header that it cannot read for the end
+    # `tarfile` treats an unreadable header as the end of the file
     if size == end: raise NocError("its end mark is missing")
     with open(path, "rb") as f:
         f.seek(end)
@@ -191,12 +191,12 @@ def _piece(path, start, length):
         return f.read(length)
 
 def _start(path):
-    "The first bytes of a file; of a pipe, or what cannot be read, none."
+    "The first bytes of a file; none for a pipe or an unreadable file."
     try: return _piece(path, 0, 16) if os.path.isfile(path) else b""
     except OSError: return b""
 
 def _shard(path, name, others):
-    "The images in a tar file. If it is torn, the tar comes last, as one that is damaged."
+    "The images in a tar file; a damaged tar comes last itself, as an image that fails."
     count = 0
     try:
         with foreign_file(path, "a tar file"):
@@ -212,7 +212,7 @@ def _shard(path, name, others):
         yield _ImageFile(0, name, path, why=why)
 
 def _refuse(error):
-    "A folder that cannot be read is no empty folder."
+    "Raise for a folder that cannot be read, instead of treating it as empty."
     raise NocError(f"{error.filename}: cannot be read ({error.strerror}); expected a folder")
 
 def _images(path, name, others):
@@ -237,17 +237,17 @@ def _sources(src):
         lines = f.read().split("\n")
     return {line: src.parent/line for line in lines if line.strip()}
 
-def _readable(name): # any bytes may be in a name
+def _readable(name): # a name may contain any bytes
     return os.path.normpath(os.fsencode(name).decode("utf-8", "replace"))
 
 def image_files(
     src,        # an image, a folder, .tar or .parquet of images, .txt of such names, or a COCO root
-    names=None, # (file name, id) of images; []: numbers at the ends of names; None: or places
+    names=None, # (file name, id) of images; []: numbers at ends of names; None: or places
     where="names", # the file that has the names, for messages
 )->list:        # the images, each with a number of its own
-    """The images of a source; those that cannot be reached or numbered come last, below zero. They
-    say why when they are opened, and so does an image that several photos fit. Raises `NocError` if
-    there is none, or two have one number."""
+    """The images of a source; those that cannot be reached or numbered come last, below zero, and
+    raise the reason when opened, as does an image that several photos match. Raises `NocError` if
+    there is no image, or two have the same number."""
     src = Path(src)
     require(src.exists(), f"{src}: no such file or folder", "images")
     others = Counter()
@@ -269,8 +269,8 @@ def image_files(
 
 # %% ../../nbs/models/115_photos.ipynb #ab7044bb
 def _by_name(files, names, where, src):
-    "Files that names lead to, by their ids; the others. An image that several fit says so."
-    inside = f"{src.name}/" if src.is_file() else ""     # an archive's own name is no folder
+    "Files matched to names, by id; the others. An image that several files match gets an error."
+    inside = f"{src.name}/" if src.is_file() else ""     # an archive's own name is not a folder
     photos = [f.name.removeprefix(inside) for f in files]
     ids, clashes = match_photos(names, photos, where, src)
     rest = {p: replace(f, why=f"expected its name in {where}")
@@ -283,7 +283,7 @@ def _by_name(files, names, where, src):
     return numbered, [*rest.values()]
 
 def _coco_names(root, files):
-    "Names and official ids, from the annotation files, the smallest first, until all have theirs."
+    "Names and official ids from the annotation files, smallest first, until all files have one."
     names, known, needed = [], set(), {name_parts(f.name)[-1:] for f in files}
     for path in sorted((root/"annotations").glob("*.json*"), key=lambda p: p.stat().st_size):
         if needed <= known: break
@@ -296,7 +296,7 @@ NAMED = ("a name that ends in the image's id, or that stands with its id in `ima
          'detections, or of a JSON file for --data, as {"id": 7, "file_name": "beach.jpg"}')
 
 def _by_number(files, places):
-    "Files by the numbers that their names end with; those without. Or all by place, where allowed."
+    "Files by the number at the end of their name, and those without; or all by place, if allowed."
     owners, nameless = {}, []
     for f in files:
         end = re.search(r"\d{1,18}$", Path(f.name).stem, re.ASCII)
@@ -312,7 +312,7 @@ def _by_number(files, places):
 
 # %% ../../nbs/models/115_photos.ipynb #5c122589
 class _Prepared(Dataset):
-    "Images, decoded and shrunk; for one that cannot be, why."
+    "Images, decoded and shrunk; for a broken one, the reason."
     def __init__(self, files, limits): self.files, self.limits = files, limits
     def __len__(self): return len(self.files)
     def __getitem__(self, i):
@@ -320,7 +320,7 @@ class _Prepared(Dataset):
         except NocError as e: return str(e)
 
 def _detect_files(files, detector, workers=0, window=64):
-    "Yield (image file, its `Regions` or why there are none) in order; `window` are in memory."
+    "Yield (image file, its `Regions` or the reason why not) in order; `window` are in memory."
     loader = DataLoader(_Prepared(files, detector.limits), batch_size=None, num_workers=workers)
     for part in chunked(zip(files, loader), window):
         regions = iter(detector.detect([image for _, image in part if not isinstance(image, str)]))
@@ -328,7 +328,7 @@ def _detect_files(files, detector, workers=0, window=64):
             yield file, image if isinstance(image, str) else _usable(file, next(regions))
 
 def _usable(file, regions):
-    "The regions, or what is wrong with them."
+    "The regions, or the reason why they cannot be used."
     if isinstance(regions, NocError): return f"{file.name}: {regions}"
     if regions.features is None or regions.features.half().isfinite().all():
         return replace(regions, image_id=file.id)
@@ -338,35 +338,35 @@ def _usable(file, regions):
 def _lines(rows): return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 def _write_part(folder, results):
-    "A part's store, with what failed in it."
+    "Write a part's store, with a list of the images that failed."
     regions = [r for _, r in results if not isinstance(r, str)]
     failed = [dict(id=f.id, name=f.name, why=r) for f, r in results if isinstance(r, str)]
     RegionStore.write(folder, regions, {"failed.jsonl": _lines(failed)})
 
 def _join(out, parts, files, plan, classes=None):
-    "The whole store from its parts."
+    "Join the parts into the final store."
     failed = "".join((p/"failed.jsonl").read_text(encoding="utf-8") for p in parts)
     images = _lines(dict(id=f.id, name=f.name) for f in files)
     notes = {"images.jsonl": images, "failed.jsonl": failed}
     whole = parts[0].parent/"whole"
-    shutil.rmtree(whole, ignore_errors=True)   # of a run that was killed before the rename
+    shutil.rmtree(whole, ignore_errors=True)   # left by a run that was killed before the rename
     RegionStore.write(whole, (RegionStore(p, verify=True) for p in parts), notes, classes)
     (whole/"plan.json").write_text(plan, "utf-8")
     os.rename(whole, out)
 
 # %% ../../nbs/models/115_photos.ipynb #fe2f2e20
 def input_files(
-    files, # of `image_files`
+    files, # from `image_files`
 )->dict:   # name -> path, each file once
-    "The files that hold images, by names that stay where their folder moves."
+    "The files that contain the images, by names that stay valid if their folder moves."
     paths = {os.path.abspath(f.path) for f in files}
     top = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""
     return {_readable(os.path.relpath(path, top)): path for path in sorted(paths)}
 
 def _extract(files, out, detector, workers=0, part=64, resume=False):
     """A region store of images, with images.jsonl (number, name), failed.jsonl (and why) and
-    plan.json; `part` images are detected between two points to resume from, in OUT.parts. Raises
-    `NocError` if `out` is there, or of another run."""
+    plan.json. The run can resume after each `part` images, which are kept in OUT.parts. Raises
+    `NocError` if `out` exists or belongs to another run."""
     out = Path(out)
     place = real_path(out)
     folder = place.with_name(place.name + ".parts")
@@ -391,22 +391,22 @@ def _extract(files, out, detector, workers=0, part=64, resume=False):
 def random_weights(
     path,                                # .pth file to write
     name:str="fasterrcnn_resnet50_fpn",  # a detection model of torchvision with region heads
-    classes:int=91,                      # the background included
+    classes:int=91,                      # including the background
 ):                                       # the file
-    "Write the weights of an untrained detector that finds things all the same."
+    "Write the weights of an untrained detector that still detects something."
     logits = []
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         model = Detector(name, None, None, device="cpu", classes=classes).model
         noise = torch.rand(3, 160, 160)
     model.transform.min_size = (160,)
-    for m in model.backbone.modules(): m.momentum = 1.   # batch norm keeps what it saw last
+    for m in model.backbone.modules(): m.momentum = 1.   # batch norm keeps the last statistics
     model.backbone.train()(model.transform([noise])[0].tensors)
     scores = model.eval().roi_heads.box_predictor.cls_score
     hook = scores.register_forward_hook(lambda head, args, out: logits.append(out))
     model([noise])
     hook.remove()
-    scale = 4/logits[0].std(0)                           # how sure it is
+    scale = 4/logits[0].std(0)                           # how confident it is
     scores.weight.mul_(scale[:,None])
     scores.bias.sub_(logits[0].mean(0)).mul_(scale)
     with whole_file(path, "wb") as f: torch.save(model.state_dict(), f)
@@ -417,7 +417,7 @@ def _run_features(o):
     "Make a region store of images. Raises `NocError` for bad options."
     require(Path(o.out or "").name, f"--out {o.out or ''}", "a name for the region store")
     try: torch.empty(0, device=o.device)
-    except (RuntimeError, AssertionError):   # the second where PyTorch was built without CUDA
+    except (RuntimeError, AssertionError):   # the second if PyTorch was built without CUDA
         require(False, f"--device {o.device}", "a device that this PyTorch can use, like cpu")
     check_range("--", 1, part=o.part, batch=o.batch, size=o.size)
     check_range("--", 0, workers=o.workers)

@@ -44,26 +44,26 @@ class Source:
     "Images to caption, in order."
     ids:list         # image ids, each once
     regions:Callable # some ids -> a list with `Regions`, or a `NocError`, for each
-    files:dict       # image id -> its file, as `image_files` gives it, where there is one
-    key:Callable = str # -> a checksum of what the captions depend on, ids apart
+    files:dict       # image id -> its file, from `image_files`, if it has one
+    key:Callable = str # -> a checksum of everything but the ids that the captions depend on
     seen:Callable = None # some ids -> what the captioner sees, `Regions` or photos; None: the same
-    names:list = field(default_factory=list) # (file name, id) of images, where their file has some
-    texts:dict = field(default_factory=dict) # image id -> the text that its file has instead
-    met:dict = field(default_factory=dict) # image id -> what reading its boxes met, and how often
-    reads:dict = field(default_factory=dict) # name -> path of the files of its detector
-    boxed:set = None # ids of the images that have boxes, where that is known
+    names:list = field(default_factory=list) # (file name, id) of images, if their file names them
+    texts:dict = field(default_factory=dict) # image id -> the text that its file has as an id
+    met:dict = field(default_factory=dict) # image id -> counts of its clipped and skipped boxes
+    reads:dict = field(default_factory=dict) # name -> path of the files that its detector reads
+    boxed:set = None # ids of the images that have boxes, if known
 
     def name(self, image_id)->str:
         "The image's file name, or None."
         return self.files[image_id].name if image_id in self.files else None
 
     def photo(self, image_id):
-        "The image, opened, or the `NocError` that says why there is none."
+        "The image, opened, or a `NocError` with the reason why there is none."
         if image_id in self.files: return _try(open_image, self.files[image_id])
         return NocError(f"image {image_id}: expected its photo in --images")
 
     def batch(self, ids)->tuple:
-        "Regions by id, what the captioner sees (a list, or None), and by id what cannot be used."
+        "Regions by id; the captioner's inputs, a list or None; errors by id."
         images, errors = _apart(ids, self.regions(ids))
         if self.seen is None: return images, None, errors
         seen, more = _apart(images, self.seen([*images]))
@@ -74,7 +74,7 @@ def _try(f, x):
     except NocError as e: return e
 
 def _apart(ids, found):
-    "By id, what can be used and what cannot: one image of many may be broken."
+    "Separate usable images from broken ones, both by id."
     good, errors = {}, {}
     for i, x in zip(ids, found):
         bad = _try(Regions.check_finite, x) if isinstance(x, Regions) else x
@@ -85,17 +85,17 @@ def _apart(ids, found):
 # %% ../../nbs/models/119_source.ipynb #10600008
 def _frame_of(said, stored, turn):
     """The frame of a file's boxes: 1 if they are upright, `turn` if they are turned with the photo,
-    None if they are of another photo. `said`: (width, height) in the file; `stored`: of the photo
-    as it is stored; `turn`: its orientation by EXIF, 1 to 8; from 5 on it is on its side."""
+    None if they are of another photo. `said`: (width, height) in the file; `stored`: of
+    the stored photo; `turn`: its EXIF orientation, 1 to 8; from 5 on, the photo is on its side."""
     upright = stored[::-1] if turn >= 5 else stored
-    def scaled(size): return abs(said[0]*size[1] - said[1]*size[0]) <= max(size)   # of rounding
+    def scaled(size): return abs(said[0]*size[1] - said[1]*size[0]) <= max(size)   # rounding
     if said == upright: return 1
     if said == stored: return turn
     if scaled(upright): return 1
     return turn if scaled(stored) else None
 
 def _upright(regions, turn, size):
-    "The regions of a stored photo, as it is shown; `size` (width, height) of that, or None."
+    "The regions of a stored photo, turned upright; `size`: upright (width, height), or None."
     if size is None: return regions
     boxes = regions.boxes
     if turn >= 5:
@@ -107,8 +107,8 @@ def _upright(regions, turn, size):
 
 # %% ../../nbs/models/119_source.ipynb #10600005
 def _from_table(table, ids=None, files=None, failed=None, frames=None):
-    """Regions that are known already. `ids` are captioned (default: the table's; one that it lacks
-    is empty), but those of `failed`: image id -> `NocError`. `frames`: as of `_frames`."""
+    """A source of known regions. `ids` are captioned (default: the table's; an id that it lacks
+    has no regions), except those in `failed`: image id -> `NocError`. `frames`: see `_frames`."""
     failed, frames = failed or {}, frames or {}
     def found(i):
         if i in failed: return failed[i]
@@ -136,27 +136,27 @@ def _annotated(data):
     return listed_images(files)
 
 def _beside(data, names, where):
-    "The images in a data set's own folder of that name, so far as names lead to them."
+    "The photos in a data set's own `images` folder, as far as names match."
     folder = Path(data or "")/"images"
     if not (data and folder.is_dir() and names): return []
     try: return [f for f in image_files(folder, names, where) if f.id >= 0]
-    except NocError as e: note(str(e))              # they are only for a page to look at
+    except NocError as e: note(str(e))              # the photos are only shown on a page
     return []
 
 # %% ../../nbs/models/119_source.ipynb #a21d9f03
 def stored_names(
     store, # the folder of a region store
-)->list:   # (file name, image id) of the photos that it was made of; [] for another store
+)->list:   # (file name, image id) of the photos that it was made from, or []
     "Names of a store's photos. Raises `NocError` naming the file."
     file = Path(store)/"images.jsonl"
     if not file.is_file(): return []
     with foreign_file(file, "names and numbers of images"):
         rows = [(str(row["name"]), int(row["id"])) for row in read_rows(file)]
-    return [(name, i) for name, i in rows if i >= 0]                # the others are no images
+    return [(name, i) for name, i in rows if i >= 0]                # others have no number
 
 @dataclass
 class _Stored:
-    "A region store, as `Detections` are read."
+    "A region store, in the same form as a detections file."
     path:Path
     pixels, texts = False, {}
     def __post_init__(self):
@@ -167,18 +167,18 @@ class _Stored:
 
 # %% ../../nbs/models/119_source.ipynb #119f0003
 def _stored_size(file):
-    "(width, height) and orientation, from a photo's first bytes; None where the file is no image."
+    "(width, height) and orientation, from a photo's first bytes; None if the file is not an image."
     try:
         with warnings.catch_warnings(), file.open() as f:
             warnings.simplefilter("ignore")        # on odd metadata and large sizes
             image = Image.open(f, formats=image_formats())
             turn = image.getexif().get(0x0112, 1)
             return image.size, turn if turn in range(1, 9) else 1
-    except Exception: return None                  # decoders fail in all ways
+    except Exception: return None                  # decoders can fail in many ways
 
 def _frames(files, sizes, pixels, where):
-    """Image id -> (turn, upright size) of photos; image id -> `NocError`. Adds to `sizes` what the
-    file does not state and boxes in pixels need."""
+    """Image id -> (turn, upright size) of photos; image id -> `NocError`. Adds to `sizes` those
+    that the file does not state and boxes in pixels need."""
     frames, failed, unsaid = {}, {}, 0
     for i, file in files.items():
         if i not in sizes and not pixels: continue
@@ -203,12 +203,12 @@ def _frames(files, sizes, pixels, where):
 
 # %% ../../nbs/models/119_source.ipynb #821da148
 def detected(
-    path,         # detections: as COCO has them, .parquet, an export, or a region store
-    data=None,    # a folder in COCO's layout, or a file with `images`: their names and sizes
+    path,         # detections: COCO's form, .parquet, an export, or a region store
+    data=None,    # a folder in COCO's layout, or a file with `images`: names and sizes
     images=None,  # folder of the images to caption
-    classes=None, # class id -> `ObjectClass`: what the numbers mean; None: any number is fine
+    classes=None, # class id -> `ObjectClass`: the meaning of the numbers; None: any number is fine
 )->Source:
-    "Images that a detector has seen already. Raises `NocError` naming file and item."
+    "A source of existing detections. Raises `NocError` naming file and item."
     detections = read_export(path)
     if detections is path:
         detections = _Stored(Path(path)) if Path(path).is_dir() else open_detections(path)
@@ -230,11 +230,11 @@ def detected(
     if images: _check_found(detections, files, failed, images, where)
     ids = list(files) if images else sorted({*table, *errors})
     source = _from_table(table, ids, files, failed, frames)
-    boxed = source.boxed | failed.keys()             # a failure gets its line in any case
+    boxed = source.boxed | failed.keys()             # a failure is reported in any case
     return replace(source, names=names, texts=detections.texts, met=met, boxed=boxed)
 
 def _check_found(detections, files, failed, images, where):
-    "Note images without a photo. Raises `NocError` if no photo has boxes."
+    "Report images without a photo. Raises `NocError` if no photo has boxes."
     boxed = detections.images
     shared = not boxed or files.keys() & boxed or max(failed, default=-1) >= 0
     expected = f"boxes of images as {where} numbers them" if where else NAMED
@@ -246,7 +246,7 @@ def _check_found(detections, files, failed, images, where):
 
 # %% ../../nbs/models/119_source.ipynb #381b8787
 def _stored_ids(source, path, src):
-    "Image id -> its id in a region store, by name where both have names."
+    "Image id -> its id in a region store, by name if both have names."
     stored, ids = stored_names(path), {i: i for i in source.ids}
     names = {i: name for name, i in source.names if name}
     names |= {i: file.name for i, file in source.files.items()}
@@ -255,7 +255,7 @@ def _stored_ids(source, path, src):
     return dict(zip(names, match_photos(stored, [*names.values()], path, src)[0]))
 
 def _with_features(source, path, src):
-    "The same images with features of a region store. Raises `NocError` for a store without any."
+    "The same images with features of a region store. Raises `NocError` if it has none."
     store, ids = RegionFeatures(RegionStore(path)).table, _stored_ids(source, path, src)
     def look(i):
         if ids.get(i) in store: return replace(store[ids[i]], image_id=i)
@@ -267,10 +267,10 @@ def _with_features(source, path, src):
 
 # %% ../../nbs/models/119_source.ipynb #9378576d
 def photos(
-    files,    # of `image_files`
-    detector, # images, one by one -> `Regions` of each
+    files,    # from `image_files`
+    detector, # function: images -> the `Regions` of each, in order
 )->Source:
-    "Photos to look at."
+    "A source of photos, on which the detector still has to run."
     files, about = {f.id: f for f in files}, getattr(detector, "about", dict)()
     def regions(ids):
         failed = {}
@@ -286,12 +286,12 @@ def photos(
 
 # %% ../../nbs/models/119_source.ipynb #9378576e
 def detector_for(
-    pipeline:NovelCaptioner, # that will caption what is found
-    name:str=None,           # of torchvision (default: fasterrcnn_resnet50_fpn); of transformers
+    pipeline:NovelCaptioner, # that will caption the images
+    name:str=None,           # in torchvision (default: fasterrcnn_resnet50_fpn), or transformers
     weights=None,            # a file; default: torchvision's own, downloaded once
     **options,               # further settings of `Detector`, or `PretrainedDetector`
 )->Detector:
-    "A detector of the pipeline's classes and features. Raises `NocError` where none makes them."
+    "A detector of the pipeline's classes and features. Raises `NocError` if none has them."
     name, width, kinds = name or "fasterrcnn_resnet50_fpn", None, {1024: "box", 2048: "resnet101"}
     if pipeline.vectors is None: width = pipeline.captioner.cfg.d_feature
     features = kinds.get(width)
@@ -309,7 +309,7 @@ def detector_for(
 # %% ../../nbs/models/119_source.ipynb #e07c52b8
 @dataclass(frozen=True)
 class Job(Config):
-    "Images to caption, and by what: paths and settings, nothing that is heavy."
+    "Images to caption and the models to use, as paths and settings only."
     src:str = None       # photos (folder, .tar, .parquet, .txt), detections or a region store
     model:str = None     # a name in the package, or a folder; default: the package's best
     classes:str = None   # the detector's own: as in `read_classes`
@@ -336,13 +336,13 @@ class Job(Config):
 
     @property
     def inputs(self)->list:
-        "What it reads, of which some may be paths."
+        "The inputs of the job, some of which may be paths."
         names = ("src model classes data images features detector weights add_words captioner")
         return [getattr(self, name) for name in names.split()]
 
     @property
     def blind(self)->bool:
-        "Whether nothing is detected: the captioner looks at photos itself, and words are by hand."
+        "Whether no detector is needed: the captioner sees photos, and words are given by hand."
         wanted = any(price != -math.inf for price in (self.options.wishes or {}).values())
         by_hand = self.captioner and not self.detector and self.options.min_score is None
         return bool(by_hand and wanted) and not _holds_regions(Path(self.src))
@@ -350,7 +350,7 @@ class Job(Config):
 # %% ../../nbs/models/119_source.ipynb #52a8b103
 @patch
 def pipeline(self:Job)->NovelCaptioner:
-    "Who captions. Raises `NocError` naming what is missing."
+    "The pipeline that captions. Raises `NocError` naming anything that is missing."
     classes = read_classes(self.classes, self.first) if self.classes else None
     if self.detector: classes = classes_for(self.detector, classes)
     pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0])
@@ -377,7 +377,7 @@ def _nothing(images):
     return (Regions.empty(size=image.size) for image in images)
 
 def _opened(job, pipeline):
-    "The images that a job's path stands for, with what a detector found or will find in them."
+    "The images that a job's path names, with their detections or a detector to run."
     src, detector = Path(job.src), job.detector
     require(src.exists(), f"{job.src}: no such file or folder", "images or detections")
     if _holds_regions(src, job.images):
@@ -387,14 +387,14 @@ def _opened(job, pipeline):
     where = f"{job.src}: --only-detected goes with detections" if job.only_detected else where
     none = not (job.data or job.images or job.features or job.only_detected)
     require(none, where, ".json, .parquet, or a region store")
-    files = image_files(src)                                            # before a detector is read
+    files = image_files(src)                                            # before loading a detector
     return photos(files, _nothing if job.blind else detector_for(pipeline, detector, job.weights))
 
 @patch
 def source(self:Job,
     pipeline:NovelCaptioner, # that captions them
 )->Source:
-    "The images. Raises `NocError` for bad input, and for an unknown object before any work."
+    "The job's images. Raises `NocError` for bad input, and for an unknown object before any work."
     pipeline.with_objects(self.options.wishes or {})
     source = _opened(self, pipeline)
     require(source.ids, f"{self.src}: no images", "some")
@@ -407,7 +407,7 @@ def source(self:Job,
 
 # %% ../../nbs/models/119_source.ipynb #10600016
 def _has_bfloat16(device):
-    "Whether a device has instructions for bfloat16; False also where PyTorch cannot tell."
+    "Whether a device has instructions for bfloat16; also False if PyTorch cannot tell."
     if device.type == "cuda": return torch.cuda.is_bf16_supported()
     if device.type != "cpu" or not torch.backends.mkldnn.is_available(): return False
     abilities = getattr(torch.cpu, "get_capabilities", dict)()   # older PyTorch lacks it
@@ -415,7 +415,7 @@ def _has_bfloat16(device):
 
 @patch
 def where_fast(self:Job)->Job:
-    "The job; in 32 bits where bfloat16 would be slow, and a line says so."
+    "The job; in 32 bits, with a line that says so, if bfloat16 would be slow."
     device = default_device()
     if self.dtype == "float32" or _has_bfloat16(device): return self
     say(f"--dtype {self.dtype}: PyTorch finds no instructions for it on the {device}; "
