@@ -98,8 +98,8 @@ _UTF16 = {"utf-16": re.compile(rb"\xff\xfe|\xfe\xff"),           # by its mark, 
           "utf-16-le": re.compile(rb"[^\0]\0[^\0]\0"),
           "utf-16-be": re.compile(rb"\0[^\0]\0[^\0]")}
 
-class _Text(io.RawIOBase):
-    "A text's bytes as they are read. Raises `ValueError` at a zero byte."
+class _Checked(io.RawIOBase):
+    "The bytes of an open file; `check` sees each part as it is read, and may raise `ValueError`."
     def __init__(self, file): self.file = file
     def readable(self): return True
     def readinto(self, buffer):
@@ -107,6 +107,8 @@ class _Text(io.RawIOBase):
         self.check(bytes(buffer[:n]))
         return n
 
+class _Text(_Checked):
+    "A text's bytes. Raises `ValueError` at a zero byte."
     def check(self, part):
         if b"\0" in part: raise ValueError("it holds a zero byte, which no text does")
 
@@ -130,7 +132,7 @@ def text_file(
 _DEEPEST = 100 # lists and objects inside each other
 _MARKS = bytes(set(range(256)) - set(b"[]{}"))   # all but these
 
-class _Shallow(_Text):
+class _Shallow(_Checked):
     "JSON as it is read. Raises `ValueError` if it nests too deeply."
     depth, quoted, cut = 0, False, False
     def check(self, part):
@@ -185,14 +187,16 @@ def write_json(
 # %% ../../nbs/lab/01_disk.ipynb #2b45296e
 _MUCH, _DENSE = 1 << 28, 100 # bytes; the most times its packed size that a text may have
 
-class _Unpacked(io.RawIOBase):
-    def __init__(self, file, most): self.file, self.most, self.left = file, most, most
-    def readable(self): return True
-    def readinto(self, buffer):
-        n = self.file.readinto(buffer)
-        self.left -= n
+class _Unpacked(_Checked):
+    "Unpacked bytes. Raises `ValueError` if they are more than `most`."
+    def __init__(self, file, most):
+        super().__init__(file)
+        self.most, self.left = most, most
+
+    def check(self, part):
+        self.left -= len(part)
         if self.left < 0: raise ValueError(f"it holds more than {self.most:,} bytes, once unpacked")
-        return n
+
     def close(self):
         self.file.close()
         super().close()
