@@ -312,7 +312,7 @@ def inner_attention(
 # %% ../../nbs/scores/123_claims.ipynb #2be749d1
 _SCORES = dict(in_C="C in", out_C="C out", out_F1="F1", F1="F1")
 
-def _near(p, corrected, samples): return " (near the limit)"*near_limit(p, corrected, samples)
+def _near(*tested): return " (near the limit)" if near_limit(*tested) else ""
 
 def _sure(judged, deltas):
     """Difference, interval and p, or nothing: with the trainings' chance, where three seeds or more
@@ -326,7 +326,8 @@ def _cells(claim, judged, deltas, tested):
     over = cell(deltas, signed=True)
     ours = macro.get("difference", deltas[0] if len(deltas) == 1 else None)
     p = tested[1] if tested else 0.
-    alone = bool(tested) and len(deltas) < 3                 # the luck of training is not in it
+    single = tested and len(deltas) < 3                # the luck of training is not in it
+    scope = " on these captions" if single else ""
     return {
         "score": " + ".join(dict.fromkeys(_SCORES[column] for _, _, column in claim.terms)),
         "paper": signed(_paper_delta(claim)),
@@ -334,7 +335,7 @@ def _cells(claim, judged, deltas, tested):
         "pooled (95 %)": signed(pooled.get("difference"), pooled.get("interval")),
         "over seeds": f"{over} ({len(deltas)})" if len(deltas) > 1 else "—",
         "p (Holm)": short_p(p) + _near(*tested) if tested else "—",
-        "verdict": verdict(macro.get("interval"), deltas, p) + " on these captions"*alone}
+        "verdict": verdict(macro.get("interval"), deltas, p) + scope}
 
 # %% ../../nbs/scores/123_claims.ipynb #e37a7b39
 def _tested(judged, deltas):

@@ -138,7 +138,7 @@ def _check_once(systems):
             require(first is run, where, "another seed")
 
 def _what_varies(systems):
-    "What a deviation is over, in words; whether all runs were scored on the same images."
+    "A sentence on what ± covers; whether all runs were scored on the same images."
     every = list(chain.from_iterable(systems.values()))
     alike = len({run.images for run in every}) == 1
     several = [runs for runs in systems.values() if len(runs) > 1]
@@ -158,8 +158,9 @@ _GROUPS = {"all": "all", "in": "in", "out": "out", "pooled": "out, pooled"}
 
 def _columns(systems, metrics):
     "The columns that some run has a number for: those of `score_place`, with their titles."
-    names = {f"{group}_{m}": f"{m} {text}" for group, text in _GROUPS.items()
-             for m in (*metrics, *["F1"]*(group == "out"))}
+    scores = {group: [*metrics] for group in _GROUPS}
+    scores["out"].append("F1")
+    names = {f"{group}_{m}": f"{m} {_GROUPS[group]}" for group in scores for m in scores[group]}
     def has(column):
         group, name = score_place(column)
         return any(run.report["scores"].get(group, {}).get(name) is not None
