@@ -7,7 +7,6 @@ __all__ = []
 
 # %% ../../nbs/pages/133_app.ipynb #01faa683
 import copy, ctypes, json, math, os, random, re, shlex, signal, socket, sys, tempfile, threading
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial, wraps
 from itertools import islice
@@ -29,7 +28,7 @@ from ..models.captioners import NovelPhotoCaptioner
 from ..models.photos import open_image
 from ..models.pipeline import NovelCaptioner, shipped
 from ..models.source import Job, detected, detector_for
-from .gallery import Mark, _line, picture, repeated
+from .gallery import Mark, _line, picture, repeated, weight_of
 from .looks import looks
 from ..regions import Regions
 from ..scores.page import render, thumbnail
@@ -392,12 +391,10 @@ def answer(self:_Studio,
 )->dict:                 # a line as `noc_caption --costs` writes it
     "Caption one image for a program. Raises `NocError` for input that the command refuses too."
     require(photo or detections, "no image", "a photo, a file of detections, or both")
-    weight = price_weight or None
-    with suppress(TypeError, ValueError): weight = float(weight)   # else a word
     with self.busy:
         try:
             regions, image = self._photo_and_boxes(photo, detections)
-            options = dict(price_weight=weight, costs=True)
+            options = dict(price_weight=weight_of(price_weight or None), costs=True)
             caption = _captioned(self._for_photos(), regions, image, words or None, **options)
         finally: _give_back()
     return _line(self.photos, regions, caption, photo and Path(photo).name)
