@@ -319,3 +319,15 @@ def test_packed_detections_have_a_limit_of_the_pages_own(noise):
     file.write_bytes(gzip.compress(b" "*(2 << 20) + json.dumps(found).encode()))
     with pytest.raises(NocError, match="found.json.gz: .*holds more than 1,048,576 bytes"): studio.upload(noise, file)
     assert read_json(file) == found
+
+def test_one_picture_under_two_names(noise):
+    "Gradio keeps uploads of one content in one folder; each goes with its own detections."
+    other = noise.with_name("b.png")
+    other.write_bytes(noise.read_bytes())
+    studio, file = _Studio(NovelCaptioner.from_pretrained("toy", device="cpu")), noise.with_name("found.json")
+    for photo in noise, other, noise:
+        image = dict(id=1, file_name=photo.name, width=90, height=60)
+        found = dict(image_id=1, category_id=2, bbox=[9, 18, 45, 36], score=.9)
+        file.write_text(json.dumps(dict(images=[image], annotations=[found])))
+        view = studio.upload(photo, file)
+        assert (view.name, view.regions.labels.tolist()) == (photo.name, [2])
