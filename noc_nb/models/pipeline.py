@@ -315,8 +315,7 @@ class _Search:
                 if ask.candidates[c] == math.inf or result.spans[g]: continue
                 must = [*ask.prices[:g], math.inf, *ask.prices[g+1:]]
                 left.append((n, c, g, seen[n], ask.groups, must))
-        if not left: return costs
-        results = self._search(*zip(*(row[3:] for row in left)))
+        results = self._search(*zip(*(row[3:] for row in left))) if left else []
         for (n, c, g, *_), result in zip(left, results):
             if result.spans[g]: costs[n][c] = decoded[n].objective - result.objective
         return costs
