@@ -695,7 +695,7 @@ def test_every_public_reader_refuses_what_nests_deep(tmp_path, ending):
         except NocError as e: assert "\n" not in str(e), name
         assert time.process_time() - started < 3, name
         called.append(name)
-    some = "read_captions", "open_detections", "read_json", "read_rows", "load_vocab", "read_classes", "make_task"
+    some = "read_captions", "open_detections", "read_json", "read_rows", "read_classes", "make_task"
     assert {*some} <= {*called}
 
 TERMINAL = """

@@ -59,7 +59,8 @@ _SIZE, _RATE = _limits(1, 100_000), _limits(0, .999)
 _RANGES = {   # configuration -> setting -> its limits
     SelectorConfig: dict(
         d_model=_SIZE, heads=_SIZE, d_ff=_SIZE, layers=_limits(1, 100), dropout=_RATE,
-        max_regions=_SIZE, lambda0=_limits(0, 1e9), lambda1=_limits(0, 1e9), threshold=_limits(0, 1)),
+        max_regions=_SIZE, threshold=_limits(0, 1), lambda0=_limits(0, 1e9),
+        lambda1=_limits(0, 1e9)),
     CaptionerConfig: dict(
         d_feature=_limits(1), d_word=_limits(1), d_model=_SIZE, heads=_SIZE, d_ff=_SIZE,
         layers=_limits(1, 100), memory=_limits(0, 100_000), max_regions=_SIZE, dropout=_RATE,
