@@ -134,7 +134,7 @@ def _weights(model): return None if model is None else fingerprint(*model.state_
 class _Batches:
     "Detection in batches of images that a model pads to one size."
     def _each(self, images):
-        "The regions of images. If a batch fails, each is tried alone; a refused one is a `NocError`."
+        "The regions of images. If a batch fails, each is tried alone; refused: `NocError`."
         try: return self._run(images)
         except (RuntimeError, ValueError) as e:
             if re.search("CUDA|memory", str(e)): raise         # no image is at fault
