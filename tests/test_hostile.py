@@ -20,7 +20,7 @@ from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT
 from noc_nb.lab.config import load_config
 from noc_nb.lab.disk import read_json, write_json
 from noc_nb.lab.results import append_row, read_rows
-from noc_nb.lab.saving import load_vocab, save_vocab
+from noc_nb.lab.saving import _load_vocab, _save_vocab
 from noc_nb.models.photos import image_files, open_image
 from noc_nb.models.source import Job
 from noc_nb.novelty import selection_f1
@@ -55,8 +55,8 @@ def instances(folder):
     return folder/"i.json", ground_truth
 
 def vocabulary(folder):
-    save_vocab(folder/"v.json", Vocab(["dog", "cat"]))
-    return folder/"v.json", load_vocab
+    _save_vocab(folder/"v.json", Vocab(["dog", "cat"]))
+    return folder/"v.json", _load_vocab
 
 def parquet(folder):
     columns = dict(image_id=[7, 9], category_id=[18, 1], cx=[.5]*2, cy=[.5]*2, w=[.1]*2, h=[.1]*2, score=[.5]*2)
@@ -525,12 +525,12 @@ def test_the_page_takes_any_words():
     "Half a character would end the response, and a book would be looked up."
     import time
     import gradio as gr
-    from noc_nb.pages.app import _Studio, _propose, _with_box, _with_words
+    from noc_nb.pages.app import _page, _Studio, _propose, _tried, _with_box, _with_words
     studio = _Studio(most=1)
     view, choices = studio.example(0), (gr.CheckboxGroup, gr.Dropdown)
-    asked = [part for part in studio._page()[0].blocks.values() if isinstance(part, choices)]
+    asked = [part for part in _page(studio)[0].blocks.values() if isinstance(part, choices)]
     assert len(asked) > 2
-    def stage(change): return studio._tried(gr, view, {}, change)[-3].encode()
+    def stage(change): return _tried(gr, view, {}, change)[-3].encode()
     def box(corners): return stage(lambda: _propose(_with_box(view, "dog", corners)))
     box([])                                                                    # the first caption takes seconds
     start = time.process_time()
@@ -632,7 +632,7 @@ def json_readers(folder):
         "classes": ([asdict(COCO_CLASSES[i]) for i in (1, 2)], load_classes),
         "heldout": (vars(COCO_HELDOUT), load_heldout),
         "search": (vars(SearchConfig()), partial(load_config, SearchConfig)),
-        "vocab": (dict(tokens=["dog", "cat"]), load_vocab),
+        "vocab": (dict(tokens=["dog", "cat"]), _load_vocab),
         "system": ([dict(image_id=i, caption="a dog") for i in (1, 2)], read_system),
         "results": ([dict(image_id=1, caption="a dog", score=1., spans=[[1, 2]])], read_results),
         "task": (dict(images=IMAGES, annotations=captions), make_task),
@@ -695,7 +695,7 @@ def test_every_public_reader_refuses_what_nests_deep(tmp_path, ending):
         except NocError as e: assert "\n" not in str(e), name
         assert time.process_time() - started < 3, name
         called.append(name)
-    some = "read_captions", "open_detections", "read_json", "read_rows", "load_vocab", "read_classes", "make_task"
+    some = "read_captions", "open_detections", "read_json", "read_rows", "read_classes", "make_task"
     assert {*some} <= {*called}
 
 TERMINAL = """

@@ -31,11 +31,11 @@ from noc_nb.fast.search import beam_search, grid_beam_search, SearchConfig
 from noc_nb.files.dataset import load_data
 from noc_nb.grid import algorithm_1
 from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, novel_images, removed_images, words_of
-from noc_nb.lab.config import from_dict
+from noc_nb.lab.config import _from_dict
 from noc_nb.lab.disk import find_data, read_json
 from noc_nb.lab.experiment import PRESETS, Choices, Experiment, Models, Run
 from noc_nb.lab.runs import contents
-from noc_nb.lab.saving import load_model, save_model, save_vocab
+from noc_nb.lab.saving import load_model, save_model, _save_vocab
 from noc_nb.lab.train import ScstTrainConfig, TrainConfig, train_scst_in, train_selector_in, train_xe_in
 from noc_nb.metrics import CaptionScorer, meteor, points
 from noc_nb.models.pipeline import NovelCaptioner, PipelineConfig
@@ -1690,7 +1690,7 @@ def test_a_vocabulary_of_another_size_is_named(tmp_path):
     model = Captioner(cfg, ["a", "dog", "runs"])
     save_model(model, tmp_path)
     for wrong in model.tokens[:-1], [*model.tokens, "fast"]:
-        save_vocab(tmp_path/"vocab.json", Vocab(wrong))
+        _save_vocab(tmp_path/"vocab.json", Vocab(wrong))
         with pytest.raises(NocError, match=f"vocab.json: {len(wrong)} words: expected {len(model.tokens)} as in"):
             load_model(tmp_path)
 
@@ -1769,5 +1769,5 @@ def test_nothing_right_is_zero():
         assert {*chosen.values()} == {0.} and "mean" in chosen
 
 def test_a_selector_sees_at_least_one_region():
-    with pytest.raises(NocError, match="max_regions"): from_dict(SelectorConfig, dict(max_regions=0))
+    with pytest.raises(NocError, match="max_regions"): _from_dict(SelectorConfig, dict(max_regions=0))
     assert SelectorConfig(max_regions=1).max_regions == 1

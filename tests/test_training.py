@@ -17,7 +17,7 @@ from noc_nb.fast.search import SearchConfig
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.fit import plain_fit
-from noc_nb.lab.config import RANGES, load_config, save_config, without
+from noc_nb.lab.config import _RANGES, load_config, save_config, without
 from noc_nb.lab.disk import read_json
 from noc_nb.lab.experiment import PRESETS, Models, Preset, Run
 from noc_nb.lab.runs import begin, place_for
@@ -206,7 +206,7 @@ def test_a_folder_of_somebody_else_stays(tmp_path, resume, name, told):
     with pytest.raises(NocError, match=told): wide(tmp_path/"run").fit(wide_batches(), resume=resume)
     assert [path.name for path in tmp_path.rglob("*.*")] == [file.name] and file.read_text() == '{"mine": 1}'
 
-KINDS = [*RANGES, Preset, TrainConfig, ScstTrainConfig, PipelineConfig, CaptionOptions]
+KINDS = [*_RANGES, Preset, TrainConfig, ScstTrainConfig, PipelineConfig, CaptionOptions]
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_setting_that_a_file_lacks_has_its_default(tmp_path, kind):

@@ -9,6 +9,7 @@ __all__ = ['PRESETS', 'Preset', 'Run', 'Models', 'Choices', 'Experiment']
 import math, re, time, warnings
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np, torch
@@ -100,15 +101,9 @@ class Run:
         seeds = tuple(self.preset.selector_seeds or (self.seed,))
         return [seeds] if self.preset.ensemble else [(seed,) for seed in seeds]
 
-# %% ../../nbs/lab/44_experiment.ipynb #59b16246
-def _seed_text(row, seeds):
-    "The selectors of a row, in the form that rows use."
-    if not row.startswith("selector"): return None
-    return "+".join(map(str, seeds)) if len(seeds) > 1 else seeds[0]
-
+# %% ../../nbs/lab/44_experiment.ipynb #be2bb209
 _USUAL = dict(loss=called(selector_loss), reward=called(cider_reward)) # the paper's
 
-# %% ../../nbs/lab/44_experiment.ipynb #be2bb209
 class Models:
     "The trained models of a run: each is read from its folder, or trained when needed."
     def __init__(self,
@@ -124,16 +119,17 @@ class Models:
         self.loss, self.reward = loss, reward
         self.names = dict(loss=called(loss), reward=called(reward))
         self.other = {k: x for k, x in self.names.items() if x != _USUAL[k]} # not the paper's
+        self.marks = {k: "-" + re.sub(r"[^\w.=]+", "-", x) for k, x in self.other.items()}
         self.pipeline = folder if (folder/"pipeline.json").is_file() else None
         self.folder = Path(out) if self.pipeline else folder  # other models are trained here
         self.given = self.folder != Path(out)
 
-    def known(self, name, kind, train, **about):
-        "The folder of a model, and the model if the folder was given and it is finished."
+    def _kept(self, name, kind, train, about, fit):
+        "A model from its folder, if the folder was given; otherwise `fit` trains or reads it."
         folder = self.folder/name
-        if not self.given: return folder, None
-        folder = place_for(folder, dict(training=train, **about))
-        return folder, finished_model(folder, kind, train, about)
+        if self.given: folder = place_for(folder, dict(training=train, **about))
+        model = finished_model(folder, kind, train, about) if self.given else None
+        return model or fit(folder)
 
     def selector(self,
         inner:bool=True,   # with inner-attention
@@ -146,42 +142,41 @@ class Models:
         preset, kind = self.run.preset, "" if inner else "-no-inner"
         cfg = replace(preset.selector, inner=inner, lambda0=lambda0, lambda1=round(1 - lambda0, 6))
         train = replace(preset.train_selector, seed=seed)
-        name = f"selector{kind}{self.mark('loss')}-{lambda0}-{seed}"
-        folder, model = self.known(name, RegionSelector, train, model=without(cfg, "threshold"),
-                                   loss=self.names["loss"])
-        model = model or train_selector_in(folder, self.data, cfg, train, True, self.loss)
+        name = f"selector{kind}{self.marks.get('loss', '')}-{lambda0}-{seed}"
+        about = dict(model=without(cfg, "threshold"), loss=self.names["loss"])
+        def fit(folder): return train_selector_in(folder, self.data, cfg, train, True, self.loss)
+        model = self._kept(name, RegionSelector, train, about, fit)
         model.cfg = cfg
         return model
 
-    def captioner(self,
-        training:str,  # a key of `TRAINING_LABELS`
-    )->Captioner:
-        "A trained captioner."
-        if self.pipeline:
-            return load_model(self.pipeline/"captioner", Captioner, default_device())
-        data, preset, seed = self.data, self.run.preset, self.run.seed
-        name, cfg = f"captioner-{training}{self.mark('reward', training)}-{seed}", preset.captioner
-        if training == "xe":
-            train, count = replace(preset.xe, seed=seed), preset.min_count
-            folder, known = self.known(name, Captioner, train, min_count=count,
-                                       model=without(cfg, "d_feature", "d_word"))
-            return known or train_xe_in(folder, data, cfg, train, count, resume=True)
-        start, train = self.captioner("xe"), replace(preset.scst, seed=seed)
-        inputs = dict(start=fingerprint(*start.state_dict().values()))
-        about = dict(model=start.cfg, inputs=inputs, reward=self.names["reward"])
-        folder, known = self.known(name, Captioner, train, **about)
-        return known or train_scst_in(folder, data, start, train, training == "cider_dgbs",
-                                      preset.search, preset.limit, True, self.reward)
-
 # %% ../../nbs/lab/44_experiment.ipynb #be2bb20a
 @patch
-def mark(self:Models,
-    what:str,         # "loss" or "reward"
-    training:str=None, # of the captioner; "xe" has no reward
-)->str:
-    "The mark of a function that is not the paper's, for the name of a model's folder."
-    if training == "xe": return ""
-    return "-" + re.sub(r"[^\w.=]+", "-", self.other[what]) if what in self.other else ""
+def captioner(self:Models,
+    training:str,  # a key of `TRAINING_LABELS`
+)->Captioner:
+    "A trained captioner."
+    if self.pipeline: return load_model(self.pipeline/"captioner", Captioner, default_device())
+    return self._with_cross_entropy() if training == "xe" else self._self_critical(training)
+
+@patch
+def _with_cross_entropy(self:Models):
+    cfg, count, seed = self.run.preset.captioner, self.run.preset.min_count, self.run.seed
+    train = replace(self.run.preset.xe, seed=seed)
+    about = dict(min_count=count, model=without(cfg, "d_feature", "d_word"))
+    def fit(folder): return train_xe_in(folder, self.data, cfg, train, count, resume=True)
+    return self._kept(f"captioner-xe-{seed}", Captioner, train, about, fit)
+
+@patch
+def _self_critical(self:Models, training):
+    preset, seed, start = self.run.preset, self.run.seed, self.captioner("xe")
+    train = replace(preset.scst, seed=seed)
+    name = f"captioner-{training}{self.marks.get('reward', '')}-{seed}"
+    inputs = dict(start=fingerprint(*start.state_dict().values()))
+    about = dict(model=start.cfg, inputs=inputs, reward=self.names["reward"])
+    def fit(folder):
+        return train_scst_in(folder, self.data, start, train, training == "cider_dgbs",
+                             preset.search, preset.limit, True, self.reward)
+    return self._kept(name, Captioner, train, about, fit)
 
 # %% ../../nbs/lab/44_experiment.ipynb #b0506641
 def _nearest_neighbours(data, n=2):
@@ -217,6 +212,21 @@ def _own_rules():
     "Rules that are not ours, with a run's names for them."
     return {name: called(rule) for name, rule in RULES.items() if rule is not _OURS.get(name)}
 
+# %% ../../nbs/lab/44_experiment.ipynb #b85f122b
+def _best_threshold(
+    data:CocoData, # with a `val`
+    classes,       # (image id, how=, threshold=) -> classes
+)->float:
+    "The detection score of the `score` row: best weighted F1 on `val`, from .2 to .9."
+    ids, weight = data.splits["val"], val_weight(data)
+    def quality(threshold):
+        chosen = {i: classes(i, how="score", threshold=threshold) for i in ids}
+        f1 = selection_f1(chosen, data.captions, ids, data.novel["val"], data.heldout,
+                          fp_weight=weight)
+        return f1["mean"]
+    return max((.2, .3, .4, .5, .6, .7, .8, .9), key=quality)
+
+# %% ../../nbs/lab/44_experiment.ipynb #91df1cf6
 class Choices:
     "The classes that the rows of the tables choose for each image, and their prices."
     def __init__(self,
@@ -232,63 +242,49 @@ class Choices:
         "Whether a row's classes have prices. The oracle is certain, and CBS has musts."
         return self.preset.prices.weight is not None and row not in ("none", "oracle", "cbs")
 
-    def unseen(self):
-        "The classes whose words no training caption has."
-        words = build_vocab(self.data, self.preset.min_count).unseen
-        return {c for c, o in self.data.classes.items() if o.word in words}
+    def _rule(self, row):
+        "The rule of a row of the tables: keywords of `constraint_classes`."
+        p, least = self.preset, self.preset.prices.min_prob if self.priced(row) else None
+        rows = {**LABELS, **RULES}
+        require(row in rows, f"row {row!r}", f"one of {', '.join(rows)}")
+        require(_own_rules() == self.other, "RULES: changed", "the rules that the run began with")
+        if row in ("none", "oracle") or row not in LABELS: return dict(how=row)
+        if row == "cbs": return dict(how="topk", k=3, distinct=True)
+        if row == "score":
+            return dict(how="score", threshold=least or _best_threshold(self.data, self._classes))
+        if row.startswith("top"): return dict(how="topk", k=int(row[-1]), distinct=p.distinct)
+        return dict(how="selector", threshold=least or p.selector.threshold)
 
-# %% ../../nbs/lab/44_experiment.ipynb #93e682c4
-@patch
-def _rule(self:Choices, row):
-    "The rule of a row of the tables: keywords of `constraint_classes`."
-    p, least = self.preset, self.preset.prices.min_prob if self.priced(row) else None
-    require(row in {**LABELS, **RULES}, f"row {row!r}", f"one of {', '.join({**LABELS, **RULES})}")
-    require(_own_rules() == self.other, "RULES: changed", "the rules that the run began with")
-    if row in ("none", "oracle") or row not in LABELS: return dict(how=row)
-    if row == "cbs": return dict(how="topk", k=3, distinct=True)
-    if row == "score": return dict(how="score", threshold=least or self._threshold())
-    if row.startswith("top"): return dict(how="topk", k=int(row[-1]), distinct=p.distinct)
-    return dict(how="selector", threshold=least or p.selector.threshold)
+    def _classes(self, i, **rule):
+        "The classes of an image by a rule. By score, only regions that the selector sees count."
+        rule = dict(limit=self.preset.limit) | rule
+        return constraint_classes(self.data.regions[i], drop=self.data.dropped,
+                                  max_regions=self.preset.selector.max_regions, **rule)
 
-# %% ../../nbs/lab/44_experiment.ipynb #5ba8dc18
+# %% ../../nbs/lab/44_experiment.ipynb #b3f80825
 @patch
-def _classes(self:Choices, i, **rule):
-    "The classes of an image by a rule. By score, only regions that the selector sees count."
-    rule = dict(limit=self.preset.limit) | rule
-    return constraint_classes(self.data.regions[i], drop=self.data.dropped,
-                              max_regions=self.preset.selector.max_regions, **rule)
+def unseen(self:Choices)->set:
+    "The classes whose words no training caption has."
+    words = build_vocab(self.data, self.preset.min_count).unseen
+    return {c for c, o in self.data.classes.items() if o.word in words}
 
-# %% ../../nbs/lab/44_experiment.ipynb #b85f122b
 @patch
-def _threshold(self:Choices)->float:
-    "The detection score of the `score` row: best weighted F1 on `val`, from .2 to .9."
-    data, ids, novel = self.data, self.data.splits["val"], self.data.novel["val"]
-    weight = val_weight(data)
-    def quality(threshold):
-        chosen = {i: self._classes(i, how="score", threshold=threshold) for i in ids}
-        f1 = selection_f1(chosen, data.captions, ids, novel, data.heldout, fp_weight=weight)
-        return f1["mean"]
-    return max((.2, .3, .4, .5, .6, .7, .8, .9), key=quality)
-
-# %% ../../nbs/lab/44_experiment.ipynb #9e4547f3
-@patch
-def _probabilities(self:Choices, row, lambda0, seeds):
-    "The mean logit of some selectors, as a probability, for the regions of every image."
-    models = [self.models.selector(row == "selector", lambda0, seed) for seed in seeds]
-    votes = [selector_scores(model, self.data, self.ids) for model in models]
-    def mean(i): return torch.stack([scores[i][1].logit() for scores in votes]).mean(0).sigmoid()
-    return {i: mean(i) for i in self.ids}
-
-# %% ../../nbs/lab/44_experiment.ipynb #c37740f9
-@patch
-def _prices(self:Choices, i, classes, probs, unseen):
-    "Prices of some classes of an image, by the selector or else by the detector."
-    preset = self.preset
-    scores = best_scores(self.data.regions[i], probs, preset.selector.max_regions,
-                         self.data.dropped)
-    return best_candidates({c: scores[c] for c in classes}, unseen, preset.prices, preset.limit)
+def _with_prices(self:Choices, chosen, probs):
+    "The chosen classes with prices, by the selector or else by the detector."
+    cfg, unseen = self.preset, self.unseen()
+    def prices(i):
+        scores = best_scores(self.data.regions[i], probs.get(i), cfg.selector.max_regions,
+                             self.data.dropped)
+        return best_candidates({c: scores[c] for c in chosen[i]}, unseen, cfg.prices, cfg.limit)
+    return {i: prices(i) for i in chosen}
 
 # %% ../../nbs/lab/44_experiment.ipynb #9e4547f4
+def _mean_probabilities(selectors, data, ids):
+    "The mean logit of some selectors, as a probability, for the regions of every image."
+    votes = [selector_scores(model, data, ids) for model in selectors]
+    def mean(i): return torch.stack([scores[i][1].logit() for scores in votes]).mean(0).sigmoid()
+    return {i: mean(i) for i in ids}
+
 @patch
 def candidates(self:Choices,
     row:str,             # a key of `LABELS`
@@ -296,18 +292,19 @@ def candidates(self:Choices,
     seeds:tuple=(0,),    # of the selector rows; several vote
 )->dict:                 # image id -> {class id: price}, the best first; infinite for a must
     "The classes that a row of the tables chooses in every image, and their prices."
-    if (row, lambda0, seeds) in self.made: return self.made[row, lambda0, seeds]
-    rule, priced, found = self._rule(row), self.priced(row), {}
-    unseen = self.unseen() if priced else None
-    if priced: rule["limit"] = None                        # the price decides, not the rank
-    probs = self._probabilities(row, lambda0, seeds) if rule["how"] == "selector" else {}
+    line = row, lambda0, seeds
+    if line in self.made: return self.made[line]
+    rule, probs, chosen = self._rule(row), {}, {}
+    if self.priced(row): rule["limit"] = None              # the price decides, not the rank
+    if rule["how"] == "selector":
+        models = [self.models.selector(row == "selector", lambda0, seed) for seed in seeds]
+        probs = _mean_probabilities(models, self.data, self.ids)
     for i in self.ids:
         mentioned = self.data.mentioned(i) if row == "oracle" else None
         classes = self._classes(i, probs=probs.get(i), mentioned=mentioned, **rule)
-        found[i] = dict.fromkeys(classes, math.inf)
-        if priced: found[i] = self._prices(i, classes, probs.get(i), unseen)
-    self.made[row, lambda0, seeds] = found
-    return found
+        chosen[i] = dict.fromkeys(classes, math.inf)
+    self.made[line] = self._with_prices(chosen, probs) if self.priced(row) else chosen
+    return self.made[line]
 
 # %% ../../nbs/lab/44_experiment.ipynb #5058dc7c
 class Experiment:
@@ -327,7 +324,7 @@ class Experiment:
         "Claim the folder. Raises `NocError` for one that has another run."
         require(run.part in ("test", "val"), f"part {run.part!r}", "test or val")
         self.run, self.data, self.out, self.metrics = run, data, Path(out), metrics
-        self.programs, self.scorer, self.captioners = programs, None, {}
+        self.programs, self.captioners = programs, {}
         self.models = self.kind(run, data, out, models, loss, reward)
         self.choices = Choices(run, data, self.models)
         self.ids, self.novel = data.splits[run.part], data.novel[run.part]
@@ -335,33 +332,31 @@ class Experiment:
         self.fp_weight = val_weight(data) if run.part == "val" else 1.
         self._claim(resume)
 
-# %% ../../nbs/lab/44_experiment.ipynb #8ef3c1b0
-@patch(as_prop=True)
-def features(self:Experiment)->str:
-    "The captioner's input, in the form that rows use."
-    return "symbolic" if self.data.features is None else "store"
+    @property
+    def features(self)->str:
+        "The captioner's input, in the form that rows use."
+        return "symbolic" if self.data.features is None else "store"
 
-# %% ../../nbs/lab/44_experiment.ipynb #72d72952
-@patch
-def _identity(self:Experiment):
-    "The properties that all rows of the run's folder share."
-    run, data = self.run, self.data
-    images = {part: len(ids) for part, ids in data.splits.items()}
-    return dict(preset=run.preset, seed=run.seed, detections=run.detections, images=images,
-                captions=data.counts["captions"], part=run.part, variant=run.variant,
-                features=self.features, inputs=contents(data, seen=True),
-                rules=self.choices.other, **self.models.names)
+    @cached_property
+    def _scorer(self):
+        "The scorer for the references of the run's images."
+        refs = {i: self.data.captions[i] for i in self.ids}
+        return CaptionScorer(refs, self.metrics, self.programs(refs) if self.programs else ())
 
-@patch
-def _claim(self:Experiment, resume):
-    "Write `run.json`, or compare with the existing one."
-    other = self.models.other | self.choices.other
-    odd = self.models.pipeline or ", ".join(other.values())
-    require(self.run.variant or not odd, f"{odd}: is not the paper's",
-            "a variant that says what it is")
-    with locked(self.out):
-        made = bool({*held(self.out)} - {"data"})           # the toy world, made before
-        begin(self.out/"run.json", self.out, self._identity(), resume, made)
+    def _claim(self, resume):
+        "Write what all rows of the folder share to `run.json`, or compare it with the file."
+        run, data = self.run, self.data
+        odd = self.models.pipeline or ", ".join((self.models.other | self.choices.other).values())
+        require(run.variant or not odd, f"{odd}: is not the paper's",
+                "a variant that says what it is")
+        images = {part: len(ids) for part, ids in data.splits.items()}
+        about = dict(preset=run.preset, seed=run.seed, detections=run.detections, images=images,
+                     captions=data.counts["captions"], part=run.part, variant=run.variant,
+                     features=self.features, inputs=contents(data, seen=True),
+                     rules=self.choices.other, **self.models.names)
+        with locked(self.out):
+            made = bool({*held(self.out)} - {"data"})       # the toy world, made before
+            begin(self.out/"run.json", self.out, about, resume, made)
 
 # %% ../../nbs/lab/44_experiment.ipynb #d8c1c1eb
 @patch
@@ -375,10 +370,12 @@ def _searched(self:Experiment, row):
 @patch
 def _constraints(self:Experiment, row, lambda0, vocab):
     "By image id: constraint groups; prices; texts that the vocabulary lacks, with a warning."
-    groups, prices, missing, form = {}, {}, {}, self._searched(row).form
+    groups, prices, missing = {}, {}, {}
+    form = self._searched(row).form
     for i, candidates in self.choices.candidates(row, lambda0, self.run.votes[0]).items():
-        found, lost = constraint_tokens(candidates, self.data.classes, vocab, form)
-        groups[i], prices[i] = [*found.values()], [candidates[c] for c in found]
+        tokens, lost = constraint_tokens(candidates, self.data.classes, vocab, form)
+        groups[i] = [*tokens.values()]
+        prices[i] = [candidates[c] for c in tokens]
         missing[i] = tuple(word.text for word in lost if word.lost)
     words = ", ".join(sorted({word for texts in missing.values() for word in texts}))
     images = sum(map(bool, missing.values()))
@@ -428,24 +425,20 @@ def _sentences(decoded): return {i: d.caption for i, d in decoded.items()}
 @patch
 def _evaluate(self:Experiment, line):
     "Caption the images and score the captions: `Judged.row`, with more counts."
-    decoded, data = self.captions(*line), self.data
+    data = self.data
+    decoded = self.captions(*line)
     scores = judge(_sentences(decoded), data.captions, self.ids, self.novel, data.heldout,
-                   fp_weight=self.fp_weight, scorer=self._scorer()).row()
+                   fp_weight=self.fp_weight, scorer=self._scorer).row()
     scores["counts"] |= _counts(decoded.values())
     return scores
 
-# %% ../../nbs/lab/44_experiment.ipynb #f3f7da33
-@patch
-def _scorer(self:Experiment):
-    "The scorer for the references of the run's images, prepared once."
-    if self.scorer: return self.scorer
-    refs = {i: self.data.captions[i] for i in self.ids}
-    programs = self.programs(refs) if self.programs else ()
-    self.scorer = CaptionScorer(refs, self.metrics, programs)
-    return self.scorer
-
 # %% ../../nbs/lab/44_experiment.ipynb #f49a52b4
 def _line_of(r): return r["row"], r["training"], r["lambda0"]
+
+def _seed_text(row, seeds):
+    "The selectors of a row, in the form that rows use."
+    if not row.startswith("selector"): return None
+    return "+".join(map(str, seeds)) if len(seeds) > 1 else seeds[0]
 
 @patch(as_prop=True)
 def _rows(self:Experiment)->list:
@@ -461,35 +454,32 @@ def _config(self:Experiment, row):
     "The settings of a row of the tables."
     config, rule = asdict(self._searched(row)), self.choices._rule(row)
     if row == "score": config["threshold"] = rule["threshold"]
-    own = self.choices.other.get(rule["how"])
-    return config | self.models.other | (dict(rule=own) if own else {})
+    named = self.choices.other.get(rule["how"])          # None for our rules
+    return config | self.models.other | (dict(rule=named) if named else {})
 
+# %% ../../nbs/lab/44_experiment.ipynb #a68482de
 @patch
-def _result(self:Experiment, line, seeds, **measured):
-    "A result row: the run and the measurements."
+def _append(self:Experiment, line, seeds, **measured):
+    "Append a line to the test log (what was scored, when, by which code), then the row."
     (row, training, lambda0), run = line, self.run
     main = run.variant is None and lambda0 in (None, .2)    # the paper's method
     lambda1 = None if lambda0 is None else round(1 - lambda0, 6)
     seed = dict(selector=_seed_text(row, seeds), captioner=run.seed if training else None)
-    return new_row("main" if main else "ablation", row, training=training, variant=run.variant,
-                   lambda0=lambda0, lambda1=lambda1, data=run.preset.data, split=run.part,
-                   detections=run.detections, features=self.features, seed=seed,
-                   command=run.command, config=self._config(row), **measured)
-
-# %% ../../nbs/lab/44_experiment.ipynb #a68482de
-@patch
-def _append(self:Experiment, result):
-    "Append a line to the test log (what was scored, when, by which code), then the row."
+    result = new_row("main" if main else "ablation", row, training=training, variant=run.variant,
+                     lambda0=lambda0, lambda1=lambda1, data=run.preset.data, split=run.part,
+                     detections=run.detections, features=self.features, seed=seed,
+                     command=run.command, config=self._config(row), **measured)
     keys = "time", "commit", "command", "data", "row", "training", "variant", "lambda0", "seed"
     entry = {key: result[key] for key in keys} | {"why": "final score"}
-    if self.run.part == "test": append_row(self.out/"test_log.jsonl", entry)
+    if run.part == "test": append_row(self.out/"test_log.jsonl", entry)
     append_row(self.out/"rows.jsonl", result)
 
 # %% ../../nbs/lab/44_experiment.ipynb #284480b4
 @patch
 def _score(self:Experiment, line, seeds):
     "Score a line, and append its row."
-    start, data, (row, training, lambda0) = time.monotonic(), self.data, line
+    start, data = time.monotonic(), self.data
+    row, training, lambda0 = line
     scores = self._evaluate(line) if training else dict(counts={}, protocol={})
     counts, protocol = scores.pop("counts"), scores.pop("protocol")
     chosen = self.choices.candidates(row, lambda0, seeds)
@@ -498,14 +488,13 @@ def _score(self:Experiment, line, seeds):
     # existing captions took their time earlier
     spent = sum(r["seconds"] for r in self._rows if training and _line_of(r) == line)
     seconds = round(spent + time.monotonic() - start, 1)
-    self._append(self._result(line, seeds, protocol=protocol, counts=counts, metrics=scores,
-                              seconds=seconds))
+    self._append(line, seeds, protocol=protocol, counts=counts, metrics=scores, seconds=seconds)
 
 # %% ../../nbs/lab/44_experiment.ipynb #e1f475b8
 @patch
 def _prepare(self:Experiment, lines):
     "Give the captions of some lines to the programs that need them all at once."
-    programs = [program for program in self._scorer().programs if hasattr(program, "prepare")]
+    programs = [program for program in self._scorer.programs if hasattr(program, "prepare")]
     if not programs: return
     captions = [_sentences(self.captions(*line)) for line in progress(lines, "captions")]
     for program in programs: program.prepare(captions)

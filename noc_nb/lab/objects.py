@@ -40,7 +40,8 @@ def load_classes(
     path, # JSON: a list of {"id", "name", "word", "forms", "phrase"}
 )->dict:  # class id -> `ObjectClass`
     "Read classes. Raises `NocError` naming the file and the entry."
-    rows, classes = read_json(path), {}
+    rows = read_json(path)
+    classes = {}
     require(isinstance(rows, list), path, "a list of classes")
     for n, row in enumerate(rows):
         c = _read_class(row, f"{path}: class {n}")
@@ -66,7 +67,8 @@ def _check_lists(lists, objects, where):
 # %% ../../nbs/lab/15_objects.ipynb #a9128212
 def _of_file(path, classes):
     "Held-out objects of a JSON file. Raises `NocError` naming the file and the item."
-    content, keys = read_json(path), {f.name for f in fields(HeldOut)}
+    content = read_json(path)
+    keys = {f.name for f in fields(HeldOut)}
     whole = isinstance(content, dict) and {"objects", "removal"} <= {*content} <= keys
     require(whole, path, "objects, removal and perhaps novel, f1")
     objects, removal = content["objects"], content["removal"]
@@ -74,8 +76,8 @@ def _of_file(path, classes):
     for key, value in dict(objects=objects, f1=f1).items():
         require(isinstance(value, dict) and value, f"{path}: {key}: {value!r}", "entries by name")
     for name, i in objects.items():
-        known = type(i) is int and (not classes or i in classes)
-        require(known, f"{path}: objects: {name}: {i!r}", "a class id")
+        valid = type(i) is int and (not classes or i in classes)
+        require(valid, f"{path}: objects: {name}: {i!r}", "a class id")
     def checked(lists, key): return _check_lists(lists, objects, f"{path}: {key}")
     removal = checked(removal, "removal")
     novel = checked(content.get("novel", removal), "novel")
@@ -85,11 +87,11 @@ def _of_file(path, classes):
 # %% ../../nbs/lab/15_objects.ipynb #51f52480
 def _of_names(text, classes):
     "Classes in all their word forms as held-out objects. `NocError` for an unknown name."
-    names, ids = map(str.strip, str(text).split(",")), {c.name: i for i, c in classes.items()}
-    objects, known = {}, f"one of {', '.join(ids)[:400]}"
-    for name in filter(None, names):
-        require(name in ids, f"held-out object {name!r}", known)
-        objects[name] = ids[name]
+    ids = {c.name: i for i, c in classes.items()}
+    names = list(filter(None, map(str.strip, str(text).split(","))))
+    for name in names:
+        require(name in ids, f"held-out object {name!r}", f"one of {', '.join(ids)[:400]}")
+    objects = {name: ids[name] for name in names}
     words = {name: classes[i].forms for name, i in objects.items()}
     return HeldOut(objects, words, words, {"dcc": words, "extended": words})
 

@@ -38,10 +38,10 @@ def new_row(
     **values,    # the other keys of the schema
 )->dict:         # the row, with schema, commit, device and time filled in
     "A result row. Raises `NocError` for an unknown table, row or training."
-    known = dict(table=("main", "ablation", "bench", "scale"), training=(None, *TRAINING_LABELS))
-    if table == "main": known["row"] = LABELS
+    allowed = dict(table=("main", "ablation", "bench", "scale"), training=(None, *TRAINING_LABELS))
+    if table == "main": allowed["row"] = LABELS
     given = dict(table=table, row=row, training=values.get("training"))
-    for what, names in known.items():
+    for what, names in allowed.items():
         require(given[what] in names, f"result row: unknown {what} {given[what]!r}",
                 f"one of {', '.join(filter(None, names))}")
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -157,9 +157,9 @@ def read_results(
     "Read the captions of a run. Raises `NocError` for any other file."
     entries = read_json(path)
     with foreign_file(path, "captions of a run, as `write_results` writes them"):
-        found = {entry.pop("image_id"): Decoded(**entry) for entry in entries}
-        if not all(map(_is_whole, found.values())): raise ValueError("values of other types")
-    return found
+        captions = {entry.pop("image_id"): Decoded(**entry) for entry in entries}
+        if not all(map(_is_whole, captions.values())): raise ValueError("values of other types")
+    return captions
 
 def _is_whole(d):
     counts = type(d.wanted) is type(d.satisfied) is int

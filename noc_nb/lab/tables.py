@@ -18,8 +18,8 @@ from .results import LABELS, TRAINING_LABELS, table_line
 # %% ../../nbs/lab/34_tables.ipynb #09e161e9
 def paper_numbers()->dict: # (table, row, training, λ0, column) -> value
     "Every number of the paper's three tables; a dash in the paper has no entry."
-    text, numbers = asset("paper.csv"), {}
-    for x in csv.DictReader(text.splitlines()):
+    numbers = {}
+    for x in csv.DictReader(asset("paper.csv").splitlines()):
         lambda0 = float(x["lambda0"]) if x["lambda0"] else None
         place = int(x["table"]), x["row"], x["training"] or None, lambda0, x["column"]
         if x["value"]: numbers[place] = float(x["value"])
@@ -51,10 +51,10 @@ def cell(
     signed=False,   # write the sign of a positive number
 )->str:             # "75.1", "75.1 ±0.4" or "—"
     "The mean of a column's numbers and their spread over seeds, as a table shows it."
-    known = [v for v in values if v is not None]
-    if not known: return "—"
-    text = f"{mean(known):{'+' if signed else ''}.1f}"
-    return f"{text} ±{stdev(known):.1f}" if len(known) > 1 else text
+    numbers = [v for v in values if v is not None]
+    if not numbers: return "—"
+    text = f"{mean(numbers):{'+' if signed else ''}.1f}"
+    return f"{text} ±{stdev(numbers):.1f}" if len(numbers) > 1 else text
 
 # %% ../../nbs/lab/34_tables.ipynb #7b1bcc4b
 _PUBLISHED = "DCC", "NOC", "NBT", "CBS", "LSTM-C", "DNOC", "LSTM-P", "NBT+CBS"
@@ -148,7 +148,8 @@ def table_view(
     """One of the paper's tables: paper, ours (the mean, ± the deviation over seeds) and the
     difference below each other."""
     _check_rows(rows)
-    columns, numbers, lines = _columns(number, rows), paper_numbers() if paper else {}, []
+    columns, lines = _columns(number, rows), []
+    numbers = paper_numbers() if paper else {}
     for title, *line in spec(number):
         runs = matching(rows, number, *line, variant)
         if not (runs or paper) or not (only is None or tuple(line) in only): continue

@@ -69,11 +69,11 @@ def gap(
     "The difference of two sides. With three runs a side, it includes the chance of training."
     one, two = a.mean(0), b.mean(0)
     delta, sure = float(two[0] - one[0]), interval(two - one)
-    found = dict(difference=delta, interval=sure, p=p_value(delta, sure))
+    result = dict(difference=delta, interval=sure, p=p_value(delta, sure))
     if min(len(a), len(b)) > 2:
         runs = [(x[:, 0].var(ddof=1)/len(x), len(x)) for x in ((b - a,) if paired else (a, b))]
-        found = _with_runs(delta, np.nanvar((two - one)[1:]), runs)
-    return dict(a=float(one[0]), b=float(two[0])) | found
+        result = _with_runs(delta, np.nanvar((two - one)[1:]), runs)
+    return dict(a=float(one[0]), b=float(two[0])) | result
 
 def over_runs(
     interval:list, # of a difference between two runs: 95 %, over images; [0, 0] if unknown

@@ -8,13 +8,12 @@ __all__ = ['DETECTORS', 'prepare', 'Detector']
 # %% ../../nbs/models/113_detector.ipynb #44951afe
 import re
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import torch
 import torchvision
-from fastcore.basics import chunked, patch
+from fastcore.basics import chunked, groupby
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -117,11 +116,11 @@ def prepare(
 )->tuple:      # uint8 tensor (3,h,w), made smaller if it was larger; (width, height) before
     "An image in the detector's format. Raises `NocError` for another kind of tensor."
     if isinstance(image, Tensor):
-        fits, kind = image.dtype == torch.uint8, f"{image.dtype} {tuple(image.shape)}"
-        fits = fits and image.ndim == 3 and len(image) == 3
-        require(fits, "image", f"uint8 (3,h,w), found {kind}")
+        fits = image.dtype == torch.uint8 and image.ndim == 3 and len(image) == 3
+        require(fits, "image", f"uint8 (3,h,w), found {image.dtype} {tuple(image.shape)}")
         return image, (image.shape[2], image.shape[1])
-    size, scale = image.size, min(least/min(image.size), most/max(image.size))
+    size = image.size
+    scale = min(least/min(image.size), most/max(image.size))
     small = [max(1, round(side*scale)) for side in size]
     if scale < 1: image = image.resize(small, Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1), size
@@ -129,9 +128,75 @@ def prepare(
 # %% ../../nbs/models/113_detector.ipynb #1c3117fa
 DETECTORS = torchvision.models.list_models(module=torchvision.models.detection)
 
+# %% ../../nbs/models/113_detector.ipynb #08400f4e
+def _weights(model): return None if model is None else fingerprint(*model.state_dict().values())
+
+class _Batches:
+    "Detection in batches of images that a model pads to one size."
+    def _each(self, images):
+        "The regions of images. If a batch fails, each is tried alone; refused: `NocError`."
+        try: return self._run(images)
+        except (RuntimeError, ValueError) as e:
+            if re.search("CUDA|memory", str(e)): raise         # no image is at fault
+            if len(images) > 1: return [r for image in images for r in self._each([image])]
+            h, w = images[0].shape[1:]
+            why = str(e).partition("\n")[0][:200]
+            return [NocError(f"{w} x {h} pixels: {self.name} cannot process them ({why})")]
+
+    def detect(self,
+        images:list, # as `prepare` returns them
+    )->list:         # `Regions`, or a `NocError` for an image that the model refuses
+        "Detect, in batches of images that are padded to one size."
+        regions = {}
+        def size(i): return self._padded(images[i][0])
+        for _, same in sorted(groupby(range(len(images)), size).items()):
+            for batch in chunked(same, self.batch):
+                for i, r in zip(batch, self._each([images[i][0] for i in batch])):
+                    regions[i] = replace(r, size=images[i][1]) if isinstance(r, Regions) else r
+        return [regions[i] for i in range(len(images))]
+
+    def __call__(self,
+        images, # PIL images, or uint8 tensors (3,h,w)
+    )->list:    # `Regions` in the same order, best first, with the images' sizes and without ids
+        "Detect in images of any sizes."
+        return self.detect([prepare(image, *self.limits) for image in images])
+
+    def about(self)->dict: # name -> value
+        "Everything that the regions depend on; a fingerprint of the weights."
+        names = "name", "features", "min_score", "size", "batch", "half"
+        settings = {name: getattr(self, name) for name in names}
+        return settings | dict(weights=_weights(self.model), feature_weights=_weights(self.roi))
+
+# %% ../../nbs/models/113_detector.ipynb #117e0c15
+@torch.no_grad()
+def _fix_scales(model):
+    """Set each feature map's scale from an image without padding: torchvision would infer it from
+    the first image it sees, and a thin image would spoil it for all others."""
+    maps = model.backbone(torch.zeros(1, 3, 256, 256))
+    model.roi_heads.box_roi_pool(maps, [torch.zeros(1, 4)], [(256, 256)])
+
+def _built(detector):
+    "A detector's model, and the network of its features if that is another one, else None."
+    d = detector
+    model, roi = _load_model(d.name, d.weights, weights_backbone=None, num_classes=d.classes), None
+    heads = getattr(model, "roi_heads", None)
+    if d.size: model.transform.min_size, model.transform.max_size = (d.size,), d.size*5//3
+    if d.features == "box":
+        if heads is None:
+            raise NocError(f"{d.name}: has no box head; expected features=\"resnet101\" or None")
+        heads.register_forward_hook(_box_features)
+    if heads is not None:
+        heads.mask_roi_pool = heads.keypoint_roi_pool = None                     # boxes are enough
+        _fix_scales(model)
+    if d.features == "resnet101": roi = _RoIFeatures(model.transform, d.feature_weights)
+    for m in [model] if roi is None else [model, roi]:
+        m.to(d.device)
+        if d.half: m.backbone = _HalfBackbone(m.backbone)
+    return model, roi
+
 # %% ../../nbs/models/113_detector.ipynb #201e42c9
 @dataclass(eq=False)
-class Detector:
+class Detector(_Batches):
     "A torchvision detector. Raises `NocError` for an unknown name, or weights that do not fit."
     name:str = "fasterrcnn_resnet50_fpn" # a detection model of torchvision
     weights:object = "default"           # "default": torchvision's own; a file; None: random
@@ -145,8 +210,7 @@ class Detector:
     half:bool = None                     # backbones in bfloat16; None: on a GPU that computes in it
 
     def __post_init__(self):
-        known = f"one of {', '.join(DETECTORS)}"
-        require(self.name in DETECTORS, f"detector {self.name!r}", known)
+        require(self.name in DETECTORS, f"detector {self.name!r}", f"one of {', '.join(DETECTORS)}")
         kinds = "box, resnet101 or none (in Python None)"
         require(self.features in ("box", "resnet101", None), f"features {self.features!r}", kinds)
         self.device = torch.device(self.device or default_device())
@@ -155,109 +219,37 @@ class Detector:
         numbers = [*COCO_CLASSES] if self.classes == 91 else range(1, self.classes)
         self.labels = torch.tensor(numbers, device=self.device) # COCO's 80 go up to 90
         self.names = {i: c.name for i, c in COCO_CLASSES.items()} if self.classes == 91 else None
-        self._build()
+        self.model, self.roi = _built(self)
 
-# %% ../../nbs/models/113_detector.ipynb #117e0c15
-@torch.no_grad()
-def _fix_scales(model):
-    """Set each feature map's scale from an image without padding: torchvision would infer it from
-    the first image it sees, and a thin image would spoil it for all others."""
-    maps = model.backbone(torch.zeros(1, 3, 256, 256))
-    model.roi_heads.box_roi_pool(maps, [torch.zeros(1, 4)], [(256, 256)])
+    @property
+    def limits(self)->tuple:
+        "The short side that the model works with, and the longest; larger images are shrunk."
+        t = self.model.transform
+        return t.min_size[-1], float("inf") if t.fixed_size else t.max_size
 
-@patch
-def _build(self:Detector):
-    options = dict(weights_backbone=None, num_classes=self.classes)
-    self.model = _load_model(self.name, self.weights, **options)
-    heads, self.transform = getattr(self.model, "roi_heads", None), self.model.transform
-    if self.size: self.transform.min_size, self.transform.max_size = (self.size,), self.size*5//3
-    if self.features == "box":
-        if heads is None:
-            raise NocError(f"{self.name}: has no box head; expected features=\"resnet101\" or None")
-        heads.register_forward_hook(_box_features)
-    if heads is not None:
-        heads.mask_roi_pool = heads.keypoint_roi_pool = None                     # boxes are enough
-        _fix_scales(self.model)
-    self.roi = None
-    if self.features == "resnet101": self.roi = _RoIFeatures(self.transform, self.feature_weights)
-    for m in self.model, self.roi:
-        if m is None: continue
-        m.to(self.device)
-        if self.half: m.backbone = _HalfBackbone(m.backbone)
+    def _padded(self, image):
+        "Height and width that the model resizes and pads an image (3,h,w) to."
+        t = self.model.transform
+        if t.fixed_size: return t.fixed_size
+        least, most = self.limits
+        sides = image.shape[1:]
+        scale = min(least/min(sides), most/max(sides))
+        return tuple(-(-int(side*scale)//t.size_divisible)*t.size_divisible for side in sides)
 
-@patch(as_prop=True)
-def limits(self:Detector)->tuple:
-    "The short side that the model works with, and the longest; larger images are shrunk."
-    t = self.transform
-    return t.min_size[-1], float("inf") if t.fixed_size else t.max_size
-
-# %% ../../nbs/models/113_detector.ipynb #3d40f999
-@patch
-def _padded(self:Detector, image):
-    "Height and width that the model resizes and pads an image (3,h,w) to."
-    if self.transform.fixed_size: return self.transform.fixed_size
-    (least, most), sides, unit = self.limits, image.shape[1:], self.transform.size_divisible
-    scale = min(least/min(sides), most/max(sides))
-    return tuple(-(-int(side*scale)//unit)*unit for side in sides)
-
-# %% ../../nbs/models/113_detector.ipynb #5e33d8ce
-@patch
-@torch.no_grad()
-def _run(self:Detector, images):
-    "`Regions` of uint8 tensors (3,h,w), detected in one batch."
-    images = [image.to(self.device).float()/255 for image in images]
-    detections = self.model(list(images))
-    for image, d in zip(images, detections):
-        h, w = image.shape[1:]
-        d["boxes"] = (d["boxes"]/d["boxes"].new_tensor([w, h, w, h])).clamp(0, 1)
-        keep = (d["scores"] >= self.min_score) & torch.isin(d["labels"], self.labels)
-        keep &= (d["boxes"][:,2:] > d["boxes"][:,:2]).all(1)
-        d.update({name: column[keep] for name, column in d.items()})
-    if self.roi is not None:
-        features = self.roi(images, [d["boxes"] for d in detections])
-        for d, f in zip(detections, features): d["features"] = f
-    names, regions = ("boxes", "labels", "scores", "features"), []
-    for d in detections:
-        columns = {name: d[name].cpu() for name in names if name in d}
-        regions.append(Regions(**columns).best())
-    return regions
-
-# %% ../../nbs/models/113_detector.ipynb #08400f4e
-@patch
-def _found(self:Detector, images):
-    "The regions of images. If a batch fails, each is tried alone; a refused one is a `NocError`."
-    try: return self._run(images)
-    except (RuntimeError, ValueError) as e:
-        if re.search("CUDA|memory", str(e)): raise             # no image is at fault
-        if len(images) > 1: return [found for image in images for found in self._found([image])]
-        (h, w), why = images[0].shape[1:], str(e).partition("\n")[0][:200]
-        return [NocError(f"{w} x {h} pixels: {self.name} cannot process them ({why})")]
-
-@patch
-def detect(self:Detector,
-    images:list, # as `prepare` returns them
-)->list:         # `Regions`, or a `NocError` for an image that the model refuses
-    "Detect, in batches of images that are padded to one size."
-    regions, sizes = {}, [self._padded(image) for image, _ in images]
-    for _, same in groupby(sorted(range(len(images)), key=sizes.__getitem__), sizes.__getitem__):
-        for batch in chunked(same, self.batch):
-            for i, r in zip(batch, self._found([images[i][0] for i in batch])):
-                regions[i] = replace(r, size=images[i][1]) if isinstance(r, Regions) else r
-    return [regions[i] for i in range(len(images))]
-
-@patch
-def __call__(self:Detector,
-    images, # PIL images, or uint8 tensors (3,h,w)
-)->list:    # `Regions` in the same order, best first, with the images' sizes and without ids
-    "Detect in images of any sizes."
-    return self.detect([prepare(image, *self.limits) for image in images])
-
-# %% ../../nbs/models/113_detector.ipynb #6b1d4f2e
-def _weights(model): return None if model is None else fingerprint(*model.state_dict().values())
-
-@patch
-def about(self:Detector)->dict: # name -> value
-    "Everything that the regions depend on; a fingerprint of the weights."
-    names = "name", "features", "min_score", "size", "batch", "half"
-    settings = {name: getattr(self, name) for name in names}
-    return settings | dict(weights=_weights(self.model), feature_weights=_weights(self.roi))
+    @torch.no_grad()
+    def _run(self, images):
+        "`Regions` of uint8 tensors (3,h,w), detected in one batch."
+        images = [image.to(self.device).float()/255 for image in images]
+        detections = self.model(list(images))
+        for image, d in zip(images, detections):
+            h, w = image.shape[1:]
+            d["boxes"] = (d["boxes"]/d["boxes"].new_tensor([w, h, w, h])).clamp(0, 1)
+            keep = (d["scores"] >= self.min_score) & torch.isin(d["labels"], self.labels)
+            keep &= (d["boxes"][:,2:] > d["boxes"][:,:2]).all(1)
+            d.update({name: column[keep] for name, column in d.items()})
+        if self.roi is not None:
+            features = self.roi(images, [d["boxes"] for d in detections])
+            for d, f in zip(detections, features): d["features"] = f
+        names = {"boxes", "labels", "scores", "features"}
+        columns = ({name: d[name].cpu() for name in names & d.keys()} for d in detections)
+        return [Regions(**c).best() for c in columns]

@@ -6,16 +6,15 @@
 __all__ = ['PretrainedDetector', 'classes_for']
 
 # %% ../../nbs/models/114_detectors.ipynb #b3e8d18c
-import re
+import math, re
 
 import torch
-from fastcore.basics import patch
 from torchvision.ops import box_convert
 
 from ..core import NocError, default_device
 from ..heldout import meanings
 from ..lab.objects import plain_name
-from .detector import DETECTORS, Detector
+from .detector import DETECTORS, _Batches
 from .names import classes_of
 from .pretrained import Pretrained, quiet
 from ..regions import Regions
@@ -47,25 +46,32 @@ def _label_ids(names, classes, where, count):
     if names is None:
         if len(classes) != count: raise _nameless(where, count)
         return dict(enumerate(classes))
-    known, ids = meanings(classes), {}
+    ids_of, ids = meanings(classes), {}
     for n, name in names.items():
-        found = known.get(name) or known.get(plain_name(name), [])
-        if len(found) == 1: ids[n] = found[0]
+        same = ids_of.get(name) or ids_of.get(plain_name(name), [])
+        if len(same) == 1: ids[n] = same[0]
     lost = [c.name for i, c in classes.items() if i not in ids.values()]
     some = ", ".join([*names.values()][:20])
     if lost: raise NocError(f"{where}: has no label {lost[0]!r}; expected some of {some}")
     return ids
 
+# %% ../../nbs/models/114_detectors.ipynb #520898fd
+def _fixed_classes(config, name):
+    "The classes of a model's labels. Raises `NocError` if they have no names."
+    names = _label_names(config)
+    if names is not None: return _label_classes(names.values(), name)
+    raise _nameless(name, len(config.id2label))
+
 # %% ../../nbs/models/114_detectors.ipynb #6111f5b6
 _EXPECTED = "a detector, such as fasterrcnn_resnet50_fpn, DETR, YOLOS, OWLv2 or Grounding DINO"
-_FIXED, _TOLD = "AutoModelForObjectDetection", "AutoModelForZeroShotObjectDetection"
+_FIXED = "AutoModelForObjectDetection"
+_TOLD = "AutoModelForZeroShotObjectDetection"
 
-class PretrainedDetector(Detector):
+class PretrainedDetector(_Batches):
     "A detector of transformers. Raises `NocError` for classes that it does not have."
     features = size = roi = None      # boxes alone, of photos in any size
     half = False
     limits = 1333, 1333               # larger photos are shrunk
-    files, commit = {}, None          # of its folder, or on the hub
 
     def __init__(self,
         name,          # for messages
@@ -77,128 +83,121 @@ class PretrainedDetector(Detector):
     ):
         self.name, self.model, self.processor = str(name), model, processor
         self.min_score, self.batch, self.device = min_score, batch, model.device
-        self.told = not hasattr(processor, "post_process_object_detection")
-        if self.told and not classes:
-            raise NocError(f"{name}: needs the names of classes; expected --classes with names")
-        self.classes = _distinct(classes) if classes else _fixed_classes(model.config, name)
-        if self.told: self.parts = [*self._parts()]
-        else:
-            count, names = len(model.config.id2label), _label_names(model.config)
-            self.ids = _label_ids(names, self.classes, name, count)
+        self.classes = _distinct(classes) if classes else self._own_classes()
+        self._prepare()
 
-    def _padded(self, image):
-        "The size of an image: those of one size are processed together."
-        return tuple(image.shape[1:])
+    def _padded(self, image): return tuple(image.shape[1:])
+
+    @torch.no_grad()
+    def _run(self, images):
+        "`Regions` of uint8 tensors (3,h,w) of one size, detected in one batch."
+        h, w = images[0].shape[1:]
+        edge = torch.tensor([w, h, w, h])
+        regions = []
+        with quiet():
+            for parts in zip(*self._looks(images, [(h, w)]*len(images))):
+                boxes = torch.cat([d["boxes"] for d in parts]).cpu()
+                scores = torch.cat([d["scores"] for d in parts]).cpu()
+                labels = [i for d in parts for i in d["labels"]]
+                boxes = boxes.clamp(min=0).minimum(edge)/edge
+                r = Regions(boxes, labels, scores, size=(w, h))
+                regions.append(r.keep((boxes[:,2:] > boxes[:,:2]).all(1)).best())   # has an area
+        return regions
 
     def about(self):
         "Everything that the regions depend on."
         classes = [c.name for c in self.classes.values()]
-        return Detector.about(self) | dict(classes=classes, commit=self.commit)
+        return super().about() | dict(classes=classes, commit=self.commit)
 
-# %% ../../nbs/models/114_detectors.ipynb #520898fd
-def _fixed_classes(config, name):
-    "The classes of a model's labels. Raises `NocError` if they have no names."
-    names = _label_names(config)
-    if names is not None: return _label_classes(names.values(), name)
-    raise _nameless(name, len(config.id2label))
-
-@patch
-def _parts(self:PretrainedDetector):
-    "The class ids that the model takes at once."
-    most = getattr(self.model.config, "max_text_len", None)
-    if most is None:
-        yield [*self.classes]
-        return
-    part, length = [], 2
-    for i, c in self.classes.items():
-        pieces = 1 + len(self.processor.tokenizer.tokenize(" ".join(c.phrase)))
-        if part and length + pieces > most:
-            yield part
-            part, length = [], 2
-        part.append(i)
-        length += pieces
-    yield part
+    @classmethod
+    def from_pretrained(cls,
+        name,         # a folder, or a name of the hub
+        classes=None, # as in `PretrainedDetector`
+        device=None,  # default: the accelerator if there is one
+        **settings,   # further ones of `PretrainedDetector`
+    )->"PretrainedDetector":
+        "Any model that detects. Raises `NocError` naming what is missing."
+        read = Pretrained(name, _EXPECTED)
+        told = read.is_a(_TOLD)
+        model = read.model(_TOLD if told else _FIXED, dtype=torch.float32)
+        model = model.to(device or default_device())
+        processor = read.load("AutoProcessor" if told else "AutoImageProcessor")
+        kind = _ToldDetector if told else _FixedDetector
+        detector = kind(name, model, processor, classes, **settings)
+        detector.files, detector.commit = read.files, read.commit
+        return detector
 
 # %% ../../nbs/models/114_detectors.ipynb #52301e57
-@patch
-def _look(self:PretrainedDetector, images, sizes):
-    "The model's detections, a dict for each image, with class ids as labels."
-    inputs = self.processor(images=images, return_tensors="pt").to(self.device)
-    found = self.processor.post_process_object_detection(
-        self.model(**inputs), threshold=self.min_score, target_sizes=sizes)
-    known = torch.tensor([*self.ids], device=self.device)
-    for d in found:
-        keep = torch.isin(d["labels"], known)
-        labels = [self.ids[n] for n in d["labels"][keep].tolist()]
-        yield dict(boxes=d["boxes"][keep], scores=d["scores"][keep], labels=labels)
+class _FixedDetector(PretrainedDetector):
+    "It has a list of classes."
+    def _own_classes(self): return _fixed_classes(self.model.config, self.name)
 
-@patch
-def _look_for(self:PretrainedDetector, images, sizes, ids):
-    "As `_look`, for a part of the classes."
-    texts = [[" ".join(self.classes[i].phrase) for i in ids]]*len(images)
-    inputs = self.processor(images=images, text=texts, truncation=True, return_tensors="pt")
-    inputs = inputs.to(self.device)
-    out = self.model(**inputs)
-    if hasattr(self.model.config, "max_text_len"): found = self._grounded(out, inputs, sizes)
-    else:
-        found = self.processor.post_process_grounded_object_detection(
-            out, threshold=self.min_score, target_sizes=sizes, text_labels=texts)
-    for d in found:
-        labels = [ids[n] for n in d["labels"].tolist()]
-        yield dict(boxes=d["boxes"], scores=d["scores"], labels=labels)
+    def _prepare(self):
+        config = self.model.config
+        self.ids = _label_ids(_label_names(config), self.classes, self.name, len(config.id2label))
 
-@patch
-def _grounded(self:PretrainedDetector, out, inputs, sizes):
-    "The detections of a model whose classes are pieces of a line; a full stop ends each."
-    stop = self.processor.tokenizer.convert_tokens_to_ids(".")
-    ends = (inputs["input_ids"][0] == stop).nonzero().flatten().tolist()
-    probs = out.logits.sigmoid()                                             # (b,q,pieces)
-    spans = zip([1, *(end + 1 for end in ends)], ends)
-    scores = torch.stack([probs[...,a:b].amax(-1) for a, b in spans], -1)   # (b,q,classes)
-    boxes = box_convert(out.pred_boxes, "cxcywh", "xyxy")
-    for box, score, (h, w) in zip(boxes, scores, sizes):
-        best, label = score.max(-1)
-        keep = best > self.min_score
-        scale = box.new_tensor([w, h, w, h])
-        yield dict(boxes=box[keep]*scale, scores=best[keep], labels=label[keep])
+    def _looks(self, images, sizes):
+        "The model's detections, a dict for each image, with class ids as labels; in a list."
+        inputs = self.processor(images=images, return_tensors="pt").to(self.device)
+        results = self.processor.post_process_object_detection(
+            self.model(**inputs), threshold=self.min_score, target_sizes=sizes)
+        things = torch.tensor([*self.ids], device=self.device)
+        for d in results:
+            keep = torch.isin(d["labels"], things)
+            labels = [self.ids[n] for n in d["labels"][keep].tolist()]
+            d.update(boxes=d["boxes"][keep], scores=d["scores"][keep], labels=labels)
+        return [results]
 
 # %% ../../nbs/models/114_detectors.ipynb #dd3f1b45
-@patch
-@torch.no_grad()
-def _run(self:PretrainedDetector, images):
-    "`Regions` of uint8 tensors (3,h,w) of one size, detected in one batch."
-    h, w = images[0].shape[1:]
-    sizes = [(h, w)]*len(images)
-    if self.told: looks = [self._look_for(images, sizes, part) for part in self.parts]
-    else: looks = [self._look(images, sizes)]
-    regions = []
-    with quiet():
-        for parts in zip(*looks):
-            boxes = torch.cat([d["boxes"] for d in parts]).cpu()
-            scores = torch.cat([d["scores"] for d in parts]).cpu()
-            labels = [i for d in parts for i in d["labels"]]
-            edge = torch.tensor([w, h, w, h])
-            boxes = boxes.clamp(min=0).minimum(edge)/edge
-            r = Regions(boxes, labels, scores, size=(w, h))
-            regions.append(r.keep((boxes[:,2:] > boxes[:,:2]).all(1)).best())   # has an area
-    return regions
+class _ToldDetector(PretrainedDetector):
+    "It looks for the names of classes."
+    def _own_classes(self):
+        raise NocError(f"{self.name}: needs the names of classes; expected --classes with names")
 
-@patch(cls_method=True)
-def from_pretrained(cls:PretrainedDetector,
-    name,         # a folder, or a name of the hub
-    classes=None, # as in `PretrainedDetector`
-    device=None,  # default: the accelerator if there is one
-    **settings,   # further ones of `PretrainedDetector`
-)->PretrainedDetector:
-    "Any model that detects. Raises `NocError` naming what is missing."
-    read = Pretrained(name, _EXPECTED)
-    told = read.is_a(_TOLD)
-    model = read.model(_TOLD if told else _FIXED, dtype=torch.float32)
-    model = model.to(device or default_device())
-    processor = read.load("AutoProcessor" if told else "AutoImageProcessor")
-    detector = cls(name, model, processor, classes, **settings)
-    detector.files, detector.commit = read.files, read.commit
-    return detector
+    def _prepare(self):
+        "Divide the class ids into parts: those that the model takes at once."
+        most = getattr(self.model.config, "max_text_len", None) or math.inf
+        self.parts = [[]]
+        length = 2
+        for i, c in self.classes.items():
+            pieces = 1 + len(self.processor.tokenizer.tokenize(" ".join(c.phrase)))
+            if self.parts[-1] and length + pieces > most:
+                self.parts.append([])
+                length = 2
+            self.parts[-1].append(i)
+            length += pieces
+
+    def _looks(self, images, sizes):
+        "The detections of each part of the classes, in a list."
+        return [[*self._look_for(images, sizes, ids)] for ids in self.parts]
+
+    def _look_for(self, images, sizes, ids):
+        "A dict for each image, with class ids as labels."
+        texts = [[" ".join(self.classes[i].phrase) for i in ids]]*len(images)
+        inputs = self.processor(images=images, text=texts, truncation=True, return_tensors="pt")
+        inputs = inputs.to(self.device)
+        out = self.model(**inputs)
+        if hasattr(self.model.config, "max_text_len"): results = self._grounded(out, inputs, sizes)
+        else:
+            results = self.processor.post_process_grounded_object_detection(
+                out, threshold=self.min_score, target_sizes=sizes, text_labels=texts)
+        for d in results:
+            labels = [ids[n] for n in d["labels"].tolist()]
+            yield dict(boxes=d["boxes"], scores=d["scores"], labels=labels)
+
+    def _grounded(self, out, inputs, sizes):
+        "Detections of a model whose classes are pieces of a line; a full stop ends each."
+        stop = self.processor.tokenizer.convert_tokens_to_ids(".")
+        ends = (inputs["input_ids"][0] == stop).nonzero().flatten().tolist()
+        probs = out.logits.sigmoid()                                             # (b,q,pieces)
+        spans = zip([1, *(end + 1 for end in ends)], ends)
+        scores = torch.stack([probs[...,a:b].amax(-1) for a, b in spans], -1)   # (b,q,classes)
+        boxes = box_convert(out.pred_boxes, "cxcywh", "xyxy")
+        for box, score, (h, w) in zip(boxes, scores, sizes):
+            best, label = score.max(-1)
+            keep = best > self.min_score
+            scale = box.new_tensor([w, h, w, h])
+            yield dict(boxes=box[keep]*scale, scores=best[keep], labels=label[keep])
 
 # %% ../../nbs/models/114_detectors.ipynb #8f1c0a11
 def classes_for(

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from fastcore.basics import chunked
 from PIL import Image, ImageOps, UnidentifiedImageError
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from ..core import NocError, require
 from ..files.readers import PHOTO_ENDINGS, image_names, match_photos, name_parts
@@ -153,18 +153,18 @@ def _rows(path, name):
     except NocError:
         yield _ImageFile(0, name, path, why="expected a whole parquet file")
         return
-    column, n = image_column(path), 0
-    for group, names in enumerate(groups):
-        for row, title in enumerate(names):
-            n += 1
-            title = f"{name}/{n if title is None else title}"
-            yield _ImageFile(0, title, path, partial(_row_bytes, path, group, column, row))
+    column = image_column(path)
+    places = ((g, row, title) for g, names in enumerate(groups) for row, title in enumerate(names))
+    for n, (group, row, title) in enumerate(places, 1):
+        title = f"{name}/{n if title is None else title}"
+        yield _ImageFile(0, title, path, partial(_row_bytes, path, group, column, row))
 
 # %% ../../nbs/models/115_photos.ipynb #726a4824
 def _is_image(name, start, others):
     """Whether a file is an image, by its name, or its first bytes, which `start` returns.
     The suffixes of other files are counted in `others`."""
-    hidden, suffix = os.path.basename(name).startswith("."), os.path.splitext(name)[1].lower()
+    hidden = os.path.basename(name).startswith(".")
+    suffix = os.path.splitext(name)[1].lower()
     if not hidden and (suffix in PHOTO_ENDINGS or _FIRST.match(start())): return True
     others[suffix or "without suffix"] += 1
     return False
@@ -225,8 +225,8 @@ def _images(path, name, others):
             folders[:] = sorted(f for f in folders if not f.startswith("."))
             inside = os.path.join(name, os.path.relpath(base, path))
             for f in sorted(files):
-                whole, file = f.endswith((".tar", ".parquet")), Path(base, f)
-                if whole or _is_image(f, partial(_start, file), others):
+                file = Path(base, f)
+                if f.endswith((".tar", ".parquet")) or _is_image(f, partial(_start, file), others):
                     yield from _images(file, os.path.join(inside, f), others)
 
 # %% ../../nbs/models/115_photos.ipynb #a66c4c68
@@ -284,11 +284,12 @@ def _by_name(files, names, where, src):
 
 def _coco_names(root, files):
     "Names and official ids from the annotation files, smallest first, until all files have one."
-    names, known, needed = [], set(), {name_parts(f.name)[-1:] for f in files}
+    names = []
+    left = {name_parts(f.name)[-1:] for f in files}
     for path in sorted((root/"annotations").glob("*.json*"), key=lambda p: p.stat().st_size):
-        if needed <= known: break
+        if not left: break
         names += image_names(read_coco(path, "images"), path)
-        known = {name_parts(name)[-1:] for name, _ in names}
+        left -= {name_parts(name)[-1:] for name, _ in names}
     return names
 
 # %% ../../nbs/models/115_photos.ipynb #6f8310e9
@@ -311,17 +312,15 @@ def _by_number(files, places):
     return [*owners.values()], nameless
 
 # %% ../../nbs/models/115_photos.ipynb #5c122589
-class _Prepared(Dataset):
-    "Images, decoded and shrunk; for a broken one, the reason."
-    def __init__(self, files, limits): self.files, self.limits = files, limits
-    def __len__(self): return len(self.files)
-    def __getitem__(self, i):
-        try: return prepare(open_image(self.files[i]), *self.limits)
-        except NocError as e: return str(e)
+def _prepared(file, limits):
+    "An image, decoded and shrunk; for a broken one, the reason."
+    try: return prepare(open_image(file), *limits)
+    except NocError as e: return str(e)
 
 def _detect_files(files, detector, workers=0, window=64):
     "Yield (image file, its `Regions` or the reason why not) in order; `window` are in memory."
-    loader = DataLoader(_Prepared(files, detector.limits), batch_size=None, num_workers=workers)
+    read = partial(_prepared, limits=detector.limits)
+    loader = DataLoader(files, batch_size=None, num_workers=workers, collate_fn=read)
     for part in chunked(zip(files, loader), window):
         regions = iter(detector.detect([image for _, image in part if not isinstance(image, str)]))
         for file, image in part:
@@ -372,9 +371,9 @@ def _extract(files, out, detector, workers=0, part=64, resume=False):
     folder = place.with_name(place.name + ".parts")
     images = fingerprint(_lines((f.id, f.name) for f in files))
     plan = dict(detector=detector.about(), part=part, count=len(files), images=images)
-    there = next((p for p in (out, folder) if held(p)), None)
-    about = (there or folder)/"plan.json"
-    begin(about, there or out, plan, resume, there is not None, input_files(files))
+    begun = next((p for p in (out, folder) if held(p)), None)
+    about = (begun or folder)/"plan.json"
+    begin(about, begun or out, plan, resume, begun is not None, input_files(files))
     if not out.exists():
         parts = {folder/f"{n:06}": fs for n, fs in enumerate(chunked(files, part))}
         left = {p: fs for p, fs in parts.items() if not p.exists()}
@@ -384,7 +383,7 @@ def _extract(files, out, detector, workers=0, part=64, resume=False):
         for p, fs in left.items(): _write_part(p, list(islice(results, len(fs))))
         _join(place, list(parts), files, about.read_text("utf-8"), getattr(detector, "names", None))
     if (folder/"plan.json").exists(): shutil.rmtree(folder, ignore_errors=True)
-    return RegionStore(out, verify=there == out)
+    return RegionStore(out, verify=begun == out)
 
 # %% ../../nbs/models/115_photos.ipynb #36408afd
 @torch.no_grad()
@@ -423,7 +422,8 @@ def _run_features(o):
     check_range("--", 0, workers=o.workers)
     check_range("--", 2, 100_000, classes=o.classes)
     check_range("--", 0, 1, min_score=o.min_score)
-    files, kind = image_files(o.src), None if o.features == "none" else o.features
+    files = image_files(o.src)
+    kind = None if o.features == "none" else o.features
     model = Detector(o.detector, o.weights, kind, o.min_score, o.device, o.size, o.batch,
                      o.classes, o.feature_weights)
     with locked(o.out): store = _extract(files, o.out, model, o.workers, o.part, o.resume)

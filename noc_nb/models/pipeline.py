@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from fastcore.basics import patch
+from fastcore.basics import chunked, groupby, patch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cosine_similarity
 from torch.nn.utils.rnn import pad_sequence
@@ -74,141 +74,152 @@ class CaptionOptions(Config):
         if self.objects is None or isinstance(self.objects, dict): return self.objects
         return dict.fromkeys(self.objects, math.inf)
 
-# %% ../../nbs/models/50_pipeline.ipynb #a415ab3b
-class NovelCaptioner:
-    "Region selector, captioner and grid beam search together (Section 2)."
-    def __init__(self,
-        selector:RegionSelector,  # trained
-        captioner:Captioner,      # trained
-        classes:dict,             # class id -> `ObjectClass`
-        vectors:dict=None,        # class id -> (d,) vector; None: regions bring features
-        cfg:PipelineConfig=PipelineConfig(), # constraints and search
-    ):
-        self.selector, self.captioner = selector.eval(), captioner.eval()
-        self.classes, self.vectors, self.cfg = classes, vectors, cfg
-        self.vocab = Vocab(captioner.tokens)
-        self.by_name = {c.name: i for i, c in classes.items()}
-        self.people = people(classes)
-        self.unseen = {i for i, c in classes.items() if c.word in captioner.unseen}
-        self.max_regions = captioner.cfg.max_regions # that the captioner looks at, in an image
-        self.wanted, self.avoid, self.barred = None, [], [] # see `with_objects`
+# %% ../../nbs/models/50_pipeline.ipynb #0b1f6a3d
+class _Words:
+    "What a captioner can write about a pipeline's classes, and what it is asked for."
+    wanted = None # class id -> price of objects by hand, below zero for other words; None: no wish
+    avoid = ()    # words to avoid, as tokens
+    barred = ()   # the same as texts
 
-# %% ../../nbs/models/50_pipeline.ipynb #cfe603b8
-@patch
-def _caption(self:NovelCaptioner, images, seen, choosers, options):
-    "Caption a batch: choose, search, record. A chooser for each image, from `with_objects`."
-    probs, asked = self._probs(images), []
-    for chooser, r, p in zip(choosers, images, probs):
-        asked.append(chooser._ask(chooser._candidates(r, p, options)))
-    groups, prices = zip(*((a.groups, a.prices) for a in asked))
-    decoded = self._search(seen, groups, prices)
-    costs = self._costs(seen, asked, decoded) if options.costs else [{}]*len(asked)
-    rows = zip(images, probs, asked, decoded, costs)
-    return [chooser._record(*row, options) for chooser, row in zip(choosers, rows)]
+    def _tokens(self, text): return tuple(map(self.vocab.stoi.get, text.split()))
+
+    def _forms(self, name, ids_of):
+        "The alternatives between bars that can be written; a class counts in all its forms."
+        def written(text): return None not in self._tokens(text)
+        texts = []
+        for word in name.split("|"):
+            ids, cases = ids_of.get(word, ()), [*filter(written, (word, word.lower()))]
+            texts += filter(written, self.classes[ids[0]].forms) if len(ids) == 1 else cases[:1]
+        return tuple(dict.fromkeys(texts))
+
+    def _group(self, i):
+        "The constraint of a class, without words to avoid; empty if no alternative is left."
+        form = "forms" if i < 0 else self.cfg.form       # words by hand keep all their forms
+        groups, _ = constraint_tokens([i], self.classes, self.vocab, form)
+        def holds(ids, part): return part in [ids[j:j+len(part)] for j in range(len(ids))]
+        def fine(ids): return not any(holds(ids, part) for part in self.avoid)
+        return [*filter(fine, groups.get(i, []))]
+
+    def _near(self, name):
+        "Words to use instead: close in spelling and then, if it has a vector, in its vector."
+        model = getattr(self, "pipeline", self)                        # that has vectors
+        table, known = model.captioner.words().detach(), model.captioner.words.known
+        near = get_close_matches(name.lower(), {*meanings(self.classes), *model.vocab.stoi}, 3, .75)
+        rows = [model.vocab.stoi.get(word) for word in name.lower().split()]
+        if None not in rows and known[rows].all():
+            likeness = cosine_similarity(table[rows].sum(0), table, -1).masked_fill(~known, -1)
+            near += [model.vocab.tokens[n] for n in likeness.topk(10).indices.tolist()]
+        good = [w for w in dict.fromkeys(near) if w != name and None not in self._tokens(w)]
+        return f", such as {' or '.join(good[:3])}" if good else ""
+
+    def _unknown(self, name):
+        near = self._near(name)
+        return f"object {name!r}: expected another word of the captioner's vocabulary{near}"
+
+    def class_ids(self,
+        names, # class names, or words for them
+    )->list:   # class ids
+        "The classes of some names. Raises `NocError` for an unknown or ambiguous one."
+        ids = meanings(self.classes)
+        for name in names:
+            if name not in ids: raise NocError(self._unknown(name))
+            several = ", ".join(self.classes[i].name for i in ids[name])
+            require(len(ids[name]) == 1, f"object {name!r}: means several", f"one of {several}")
+        return [ids[name][0] for name in names]
 
 # %% ../../nbs/models/50_pipeline.ipynb #96696ad1
 def _table(images):
     "The boxes of all images in one table; an image's id is its position."
     return table_of(replace(r, image_id=n, features=None) for n, r in enumerate(images))
 
-@patch
-def _probs(self:NovelCaptioner, images):
+def _probs(selector, people, images):
     "The selector's probability of every region, (n,) an image; NaN for regions that it skips."
-    best, k = [], self.selector.cfg.max_regions
+    best, k = [], selector.cfg.max_regions
     for r in images:
-        others = [n for n in r.ranked.tolist() if r.labels[n].item() not in self.people]
+        others = [n for n in r.ranked.tolist() if r.labels[n].item() not in people]
         best.append(others[:k])
     x = _table(r.keep(rows) for r, rows in zip(images, best)).batch(range(len(images)))
-    device = next(self.selector.parameters()).device
+    device = next(selector.parameters()).device
     with torch.no_grad():
-        logits = self.selector(geometry(x.boxes, x.scores).to(device), x.labels.to(device))
+        logits = selector(geometry(x.boxes, x.scores).to(device), x.labels.to(device))
     require(not logits.isnan().any(), "selector: its scores are NaN", "numbers")
     probs = [torch.full((len(r),), torch.nan) for r in images]
     for p, rows, row in zip(probs, best, logits.sigmoid().cpu()): p[rows] = row[:len(rows)]
     return probs
-
-# %% ../../nbs/models/50_pipeline.ipynb #a5eff2fd
-@patch
-def _least(self:NovelCaptioner, options):
-    "The lowest probability of a candidate."
-    if options.min_score is not None: return options.min_score
-    prices = self._prices(options)
-    return self.selector.cfg.threshold if prices.weight is None else prices.min_prob
-
-@patch
-def _choose(self:NovelCaptioner, regions, probs, options):
-    "Class id -> probability of the classes that the selector chooses, the best first."
-    certain = probs.masked_fill(regions.scores < (options.min_score or 0.), torch.nan)
-    ids = select(certain[None], regions.labels[None], self._least(options))[0]
-    return {c: _highest(regions, probs, c) for c in ids}
 
 def _highest(regions, probs, c):
     "The highest probability of a class's regions; None if the selector skips them all."
     looked = probs[(regions.labels == c) & (probs >= 0)]
     return looked.max().item() if len(looked) else None
 
-# %% ../../nbs/models/50_pipeline.ipynb #1c9d7e45
-@patch
-def _prices(self:NovelCaptioner, options):
-    "How the selector's candidates are priced."
-    weight = options.price_weight
-    if weight is None: return self.cfg.prices
-    return replace(self.cfg.prices, weight=None if weight == "must" else weight)
+# %% ../../nbs/models/50_pipeline.ipynb #a5eff2fd
+class _Choice:
+    "The candidates of an image, and their prices."
+    def _rule(self, options):
+        "How the selector's candidates are priced, and the lowest probability of one."
+        prices, least = self.cfg.prices, options.min_score
+        if options.price_weight == "must": prices = replace(prices, weight=None)
+        elif options.price_weight is not None: prices = replace(prices, weight=options.price_weight)
+        usual = self.selector.cfg.threshold if prices.weight is None else prices.min_prob
+        return prices, usual if least is None else least
 
-@patch
-def _candidates(self:NovelCaptioner, regions, probs, options):
-    "Class id -> price of each candidate; infinite for a must."
-    least, limit = options.min_score, options.max_objects
-    if self.wanted is None:
-        chosen = self._choose(regions, probs, options)
-        if self.avoid: chosen = {c: p for c, p in chosen.items() if self._group(c)}
-        limit = self.cfg.limit if limit is None else limit
-        return best_candidates(chosen, self.unseen, self._prices(options), limit)
-    def found(i): return (regions.scores[regions.labels == i] >= least).any()
-    return {i: price for i, price in self.wanted.items() if least is None or found(i)}
+    def _chosen(self, regions, probs, options):
+        "Class id -> price of the selector's candidates; the reason if there are none."
+        prices, least = self._rule(options)
+        certain = probs.masked_fill(regions.scores < (options.min_score or 0.), torch.nan)
+        ids = select(certain[None], regions.labels[None], least)[0]
+        best = {c: _highest(regions, probs, c) for c in ids if not self.avoid or self._group(c)}
+        limit = self.cfg.limit if options.max_objects is None else options.max_objects
+        candidates = best_candidates(best, self.unseen, prices, limit)
+        why = f"no object with a score of {least:g} or more"
+        if ids: why = "no object has a price above 0"
+        if not (probs >= 0).any(): why = "only persons were detected"
+        if not len(regions): why = "nothing was detected"
+        return candidates, [] if candidates else [f"no candidates: {why}"]
 
-# %% ../../nbs/models/50_pipeline.ipynb #5474b175
-@patch
-def _alternatives(self:NovelCaptioner, i):
-    "The ways to mention a class; words by hand keep all their forms. Empty without a word for it."
-    form = "forms" if i < 0 else self.cfg.form
-    groups, _ = constraint_tokens([i], self.classes, self.vocab, form)
-    return groups.get(i, [])
+    def _candidates(self, regions, probs, options):
+        "Class id -> price of each candidate, infinite for a must; why others are left out."
+        if self.wanted is None: return self._chosen(regions, probs, options)
+        least, scores = options.min_score, regions.scores
+        if least is None: return self.wanted, []
+        detected = {*regions.labels[scores >= least].tolist()}
+        candidates = {i: price for i, price in self.wanted.items() if i in detected}
+        missed = ", ".join(self.classes[i].name for i in self.wanted if i not in detected)
+        why = f"not detected with a score of {least:g} or more: {missed}"
+        return candidates, [why] if missed else []
 
-@patch
-def _group(self:NovelCaptioner, i):
-    "The constraint of a class, without words to avoid; empty if no alternative is left."
-    def holds(ids, part): return part in [ids[j:j+len(part)] for j in range(len(ids))]
-    def fine(ids): return not any(holds(ids, part) for part in self.avoid)
-    return [*filter(fine, self._alternatives(i))]
-
-# %% ../../nbs/models/50_pipeline.ipynb #1c9d7e46
-class _Ask(NamedTuple):
-    "The constraints of an image, as the search takes them."
-    candidates:dict # class id -> price
-    groups:list     # constraints, each once
-    prices:list     # of the groups
-    places:dict     # class id -> its constraint's place; missing if the vocabulary has no word
-
-@patch
-def _ask(self:NovelCaptioner, candidates):
-    "Candidates as constraints."
-    found, groups, prices = {c: self._group(c) for c in candidates}, [], []
-    for c, group in found.items():
-        if not group or group in groups: continue
-        groups.append(group)
-        prices.append(candidates[c])
-    places = {c: groups.index(group) for c, group in found.items() if group}
-    return _Ask(candidates, groups, prices, places)
+    def with_objects(self,
+        wishes:dict,  # as in `CaptionOptions`
+    )->"NovelCaptioner":
+        "A copy that asks for these in every image. Raises `NocError` if it can write none of them."
+        new, ids = copy(self), meanings(self.classes)
+        new.classes, new.wanted, new.avoid, new.barred = dict(self.classes), {}, [], []
+        for name, price in wishes.items():
+            i, forms = -len(new.classes), self._forms(name, ids)
+            if price == -math.inf:
+                new.barred += forms or name.split("|")             # what some captioner could spell
+                continue
+            if name in ids: [i] = self.class_ids([name])
+            else: new.classes[i] = ObjectClass(i, name, name, forms, ())
+            new.wanted[i] = price
+        mute = [self._unknown(c.name) for i in new.wanted if not (c := new.classes[i]).forms]
+        if mute and len(mute) == len(new.wanted): raise NocError(mute[0])
+        if mute: warnings.warn("; ".join(mute) + "; left out")
+        groups = {i: new._group(i) for i in new.wanted}
+        new.avoid = [ids for ids in map(self._tokens, new.barred) if None not in ids]
+        for i, group in groups.items():
+            possible = f"one that can be written without {new.barred}"
+            require(new._group(i) or not group, f"object {new.classes[i].name!r}", possible)
+        if new.barred and not new.wanted: new.wanted = None        # the selector chooses
+        return new
 
 # %% ../../nbs/models/50_pipeline.ipynb #a74f29f5
-@patch
-def _features(self:NovelCaptioner, images):
+def _features(pipeline, images):
     "A `CaptionBatch` of the images' own features, or symbolic ones, the best regions first."
-    ids, cfg = [*range(len(images))], self.captioner.cfg
+    ids, cfg = [*range(len(images))], pipeline.captioner.cfg
     best = [r.best(cfg.max_regions) for r in images]
-    if self.vectors is not None:
-        symbolic = RegionFeatures(_table(best), cfg.max_regions, self.vectors)
+    if pipeline.vectors is not None:
+        symbolic = RegionFeatures(_table(best), cfg.max_regions, pipeline.vectors)
         return CaptionBatch(*symbolic(ids), None, ids)
     nothing = torch.zeros(1, cfg.d_feature)
     rows = [r.features if len(r) else nothing[:0] for r in best]
@@ -216,13 +227,13 @@ def _features(self:NovelCaptioner, images):
     lengths = torch.tensor([[len(r)] for r in best])
     return CaptionBatch(x, torch.arange(x.shape[1]) < lengths, None, ids)
 
-@patch
-def _search(self:NovelCaptioner, seen, groups, prices):
-    "The best caption of each image, with its constraints: `Decoded`."
-    batch = self._features(seen)
-    groups, prices = (dict(enumerate(x)) for x in (groups, prices))
-    search, avoid = self.cfg.search, self.avoid
-    return [*decode(self.captioner, [batch], groups, search, prices=prices, avoid=avoid).values()]
+class _Ask(NamedTuple):
+    "The constraints of an image, as the search takes them."
+    candidates:dict # class id -> price
+    groups:list     # constraints, each once
+    prices:list     # of the groups
+    places:dict     # class id -> its constraint's place; missing if the vocabulary has no word
+    reasons:list    # why objects have no constraint, or why there are no candidates
 
 # %% ../../nbs/models/50_pipeline.ipynb #227f4da7
 class _Candidate(NamedTuple):
@@ -259,203 +270,144 @@ def _whole_mention(text, span, forms):
     return max(found, key=lambda place: place[1] - place[0])
 
 # %% ../../nbs/models/50_pipeline.ipynb #265b0cab
-@patch
-def _record(self:NovelCaptioner, regions, probs, ask, result, costs, options):
-    "The record of an image: its caption, and which candidates it mentions."
-    text, candidates = result.caption.split(), []
-    for c, price in ask.candidates.items():
-        span = result.spans[ask.places[c]] if c in ask.places else None
-        if span: span = _whole_mention(text, span, self.classes[c].forms)
-        word = " ".join(text[slice(*span)]) if span else None
-        price = None if price == math.inf else price
-        highest = _highest(regions, probs, c)
-        name = self.classes[c].name
-        candidates.append(_Candidate(name, highest, price, word, span, costs.get(c)))
-    reasons = filter(None, [*self._why(regions, probs, ask, options), result.reason])
-    values = [None if p != p else p for p in probs.tolist()]
-    return _NovelCaption(regions.image_id, result.caption, result.score, tuple(candidates),
-                         tuple(values), "; ".join(reasons) or None)
+class _Search:
+    "The best captions under constraints, what others would cost, and the record."
+    def _ask(self, candidates, reasons=()):
+        "Candidates as constraints."
+        groups, prices, places = [], [], {}
+        for c, price in candidates.items():
+            group = self._group(c)
+            if not group: continue
+            if group not in groups:
+                groups.append(group)
+                prices.append(price)
+            places[c] = groups.index(group)
+        mute = ", ".join(self.classes[c].name for c in candidates if c not in places)
+        if mute: reasons = [f"no word for {mute} in the vocabulary", *reasons]
+        return _Ask(candidates, groups, prices, places, reasons)
 
-# %% ../../nbs/models/50_pipeline.ipynb #9e4c1b58
-@patch
-def _why(self:NovelCaptioner, regions, probs, ask, options):
-    "Why objects have no constraint, or why there are no candidates."
-    mute = ", ".join(self.classes[i].name for i in ask.candidates if i not in ask.places)
-    if mute: yield f"no word for {mute} in the vocabulary"
-    missed = [i for i in self.wanted or () if i not in ask.candidates]
-    low = ", ".join(self.classes[i].name for i in missed)
-    if low: yield f"not detected with a score of {options.min_score:g} or more: {low}"
-    if self.wanted is not None or ask.candidates: return
-    why = f"no object with a score of {self._least(options):g} or more"
-    if self._choose(regions, probs, options): why = "no object has a price above 0"
-    if not (probs >= 0).any(): why = "only persons were detected"
-    yield f"no candidates: {why if len(regions) else 'nothing was detected'}"
+    def _seen(self, images, seen):
+        "The regions for the captioner. Raises `NocError` if it cannot use them."
+        if self.vectors is not None:
+            require(seen is None, "seen", "a pipeline trained on stored features; this one makes "
+                    "them of boxes and classes")
+            return images
+        seen, expected = images if seen is None else seen, self.captioner.cfg.d_feature
+        for r in filter(len, seen):
+            r.check_finite()
+            width = 0 if r.features is None else r.features.shape[-1]
+            where = f"image {r.image_id}: region features of {width} numbers"
+            require(width == expected, where, f"{expected} a region")
+        return seen
 
-# %% ../../nbs/models/50_pipeline.ipynb #35a5cb06
-@patch
-def __call__(self:NovelCaptioner,
-    images,       # `Regions` of one image, or a list of them
-    objects=None, # names of musts, name -> price, or a line, as in `CaptionOptions`; or a list
-                  # with one of these, or None, for each image
-    seen=None,    # `Regions` of another detector, for the captioner; default: `images`
-    **options,    # the other `CaptionOptions`
-):                # a `_NovelCaption`, or a list of them
-    "Caption images. Raises `NocError` for bad options or regions, or an unknown object."
-    if isinstance(images, Regions):
-        return self([images], objects, None if seen is None else [seen], **options)[0]
-    options, captions = CaptionOptions(**options), {}
-    self._check(images, seen)
-    choosers = self._choosers(_for_each(objects, len(images)))
-    seen = self._seen(images, seen)
-    for places in _together(choosers, options.batch):
-        batch = [[x[n] for n in places] for x in (images, seen, choosers)]
-        captions |= zip(places, choosers[places[0]]._caption(*batch, options))
-    return [captions[n] for n in range(len(images))]
+    def _search(self, seen, groups, prices):
+        "The best caption of each image, with its constraints: `Decoded`."
+        batch = _features(self, seen)
+        groups, prices = dict(enumerate(groups)), dict(enumerate(prices))
+        how = dict(prices=prices, avoid=self.avoid)
+        return [*decode(self.captioner, [batch], groups, self.cfg.search, **how).values()]
 
-# %% ../../nbs/models/50_pipeline.ipynb #c2dc08a8
-def _for_each(objects, n):
-    "The objects wished for in each of n images."
-    listed = isinstance(objects, (list, tuple))
-    if not listed or all(isinstance(x, str) for x in objects): return [objects]*n
-    require(len(objects) == n, f"objects: {len(objects)} entries, not all of them names",
-            f"names, or {n} lists, one for each image")
-    return objects
+    def _costs(self, seen, asked, decoded):
+        "For each image, class id -> nats that saying it would have cost, of those left out."
+        left, costs = [], [{} for _ in asked]
+        for n, (ask, result) in enumerate(zip(asked, decoded)):
+            for c, g in ask.places.items():
+                if ask.candidates[c] == math.inf or result.spans[g]: continue
+                must = [*ask.prices[:g], math.inf, *ask.prices[g+1:]]
+                left.append((n, c, g, seen[n], ask.groups, must))
+        results = self._search(*zip(*(row[3:] for row in left))) if left else []
+        for (n, c, g, *_), result in zip(left, results):
+            if result.spans[g]: costs[n][c] = decoded[n].objective - result.objective
+        return costs
 
-@patch
-def _choosers(self:NovelCaptioner, objects):
-    "The pipeline that chooses for each image; the same wishes share one."
-    wishes, choosers = [CaptionOptions(x).wishes for x in objects], {str(None): self}
-    for wish in wishes:
-        if str(wish) not in choosers: choosers[str(wish)] = self.with_objects(wish)
-    return [choosers[str(wish)] for wish in wishes]
-
-def _together(choosers, size):
-    "Places of images that are searched together: at most `size` that avoid the same words."
-    same = {}
-    for n, chooser in enumerate(choosers): same.setdefault(str(chooser.avoid), []).append(n)
-    for places in same.values():
-        for start in range(0, len(places), size): yield places[start:start+size]
+    def _record(self, regions, probs, ask, result, costs):
+        "The record of an image: its caption, and which candidates it mentions."
+        text, candidates = result.caption.split(), []
+        for c, price in ask.candidates.items():
+            span = result.spans[ask.places[c]] if c in ask.places else None
+            if span: span = _whole_mention(text, span, self.classes[c].forms)
+            word = " ".join(text[slice(*span)]) if span else None
+            candidates.append(_Candidate(
+                self.classes[c].name, _highest(regions, probs, c),
+                None if price == math.inf else price, word, span, costs.get(c)))
+        reasons = filter(None, [*ask.reasons, result.reason])
+        values = [None if p != p else p for p in probs.tolist()]
+        return _NovelCaption(regions.image_id, result.caption, result.score, tuple(candidates),
+                             tuple(values), "; ".join(reasons) or None)
 
 # %% ../../nbs/models/50_pipeline.ipynb #35a5cb05
-@patch
-def _check(self:NovelCaptioner, images, seen):
+def _check(images, seen, classes):
     "Raises `NocError` for images whose regions a pipeline of these classes cannot use."
-    kind, known = type(images).__name__, f"one of the pipeline's {len(self.classes)}"
-    require(isinstance(images, (list, tuple)), f"images: {kind}",
+    require(isinstance(images, (list, tuple)), f"images: {type(images).__name__}",
             "`Regions` of an image, or a list of them")
     for r in images:
         require(isinstance(r, Regions), f"images: {r!r}", "`Regions`")
         r.check_finite()
-        strange = set(r.labels.tolist()) - self.classes.keys()
+        strange = set(r.labels.tolist()) - classes.keys()
         where = f"image {r.image_id}: category {min(strange, default=0)}"
-        require(not strange, where, known)
+        require(not strange, where, f"one of the pipeline's {len(classes)}")
     count = len(images if seen is None else seen)
     require(count == len(images), f"seen: {count} images", f"{len(images)}, as the selector's")
 
-# %% ../../nbs/models/50_pipeline.ipynb #35a5cb08
-@patch
-def _seen(self:NovelCaptioner, images, seen):
-    "The regions for the captioner. Raises `NocError` if it cannot use them."
-    if self.vectors is not None:
-        require(seen is None, "seen", "a pipeline trained on stored features; this one makes them "
-                "of boxes and classes")
-        return images
-    seen, expected = images if seen is None else seen, self.captioner.cfg.d_feature
-    for r in filter(len, seen):
-        r.check_finite()
-        width = 0 if r.features is None else r.features.shape[-1]
-        where = f"image {r.image_id}: region features of {width} numbers"
-        require(width == expected, where, f"{expected} a region")
-    return seen
+# %% ../../nbs/models/50_pipeline.ipynb #a415ab3b
+class NovelCaptioner(_Words, _Choice, _Search):
+    "Region selector, captioner and grid beam search together (Section 2)."
+    def __init__(self,
+        selector:RegionSelector,  # trained
+        captioner:Captioner,      # trained
+        classes:dict,             # class id -> `ObjectClass`
+        vectors:dict=None,        # class id -> (d,) vector; None: regions bring features
+        cfg:PipelineConfig=PipelineConfig(), # constraints and search
+    ):
+        self.selector, self.captioner = selector.eval(), captioner.eval()
+        self.classes, self.vectors, self.cfg = classes, vectors, cfg
+        self.vocab = Vocab(captioner.tokens)
+        self.by_name = {c.name: i for i, c in classes.items()}
+        self.people = people(classes)
+        self.unseen = {i for i, c in classes.items() if c.word in captioner.unseen}
+        self.max_regions = captioner.cfg.max_regions # that the captioner looks at, in an image
 
-# %% ../../nbs/models/50_pipeline.ipynb #0b1f6a3d
-@patch
-def _near(self:NovelCaptioner, name):
-    "Words to use instead: close in spelling and then, if it has a vector, in its vector."
-    model = getattr(self, "pipeline", self)                        # that has vectors
-    table, known = model.captioner.words().detach(), model.captioner.words.known
-    near = get_close_matches(name.lower(), {*meanings(self.classes), *model.vocab.stoi}, 3, .75)
-    rows = [model.vocab.stoi.get(word) for word in name.lower().split()]
-    if None not in rows and known[rows].all():
-        likeness = cosine_similarity(table[rows].sum(0), table, -1).masked_fill(~known, -1)
-        near += [model.vocab.tokens[n] for n in likeness.topk(10).indices.tolist()]
-    good = [word for word in dict.fromkeys(near) if word != name and None not in self._tokens(word)]
-    return f", such as {' or '.join(good[:3])}" if good else ""
+    def _caption(self, images, seen, choosers, options):
+        "Caption a batch: choose, search, record. Each image has a chooser, from `with_objects`."
+        probs, asked = _probs(self.selector, self.people, images), []
+        for chooser, r, p in zip(choosers, images, probs):
+            asked.append(chooser._ask(*chooser._candidates(r, p, options)))
+        decoded = self._search(seen, [a.groups for a in asked], [a.prices for a in asked])
+        costs = self._costs(seen, asked, decoded) if options.costs else [{}]*len(asked)
+        rows = zip(choosers, images, probs, asked, decoded, costs)
+        return [chooser._record(*row) for chooser, *row in rows]
 
-@patch
-def class_ids(self:NovelCaptioner,
-    names, # class names, or words for them
-)->list:   # class ids
-    "The classes of some names. Raises `NocError` for an unknown or ambiguous one."
-    ids = meanings(self.classes)
-    for name in names:
-        if name not in ids: raise NocError(self._unknown(name))
-        several = ", ".join(self.classes[i].name for i in ids[name])
-        require(len(ids[name]) == 1, f"object {name!r}: means several", f"one of {several}")
-    return [ids[name][0] for name in names]
+    def _choosers(self, objects, n):
+        "The pipeline that chooses for each of n images; the same wishes share one."
+        listed = isinstance(objects, (list, tuple)) and not all(isinstance(x, str) for x in objects)
+        if not listed: objects = [objects]*n
+        require(len(objects) == n, f"objects: {len(objects)} entries, not all of them names",
+                f"names, or {n} lists, one for each image")
+        wishes = [CaptionOptions(x).wishes for x in objects]
+        choosers = {str(wish): wish for wish in wishes}
+        for key, wish in choosers.items():
+            choosers[key] = self if wish is None else self.with_objects(wish)
+        return [choosers[str(wish)] for wish in wishes]
 
-@patch
-def _unknown(self:NovelCaptioner, name):
-    return f"object {name!r}: expected another word of the captioner's vocabulary{self._near(name)}"
-
-# %% ../../nbs/models/50_pipeline.ipynb #1dc38c4f
-@patch
-def _forms(self:NovelCaptioner, name, known):
-    "The alternatives between bars that the captioner can write; a class counts in all its forms."
-    def written(text): return None not in self._tokens(text)
-    texts = []
-    for word in name.split("|"):
-        ids, cases = known.get(word, ()), [*filter(written, (word, word.lower()))]
-        texts += filter(written, self.classes[ids[0]].forms) if len(ids) == 1 else cases[:1]
-    return tuple(dict.fromkeys(texts))
-
-@patch
-def _tokens(self:NovelCaptioner, text): return tuple(map(self.vocab.stoi.get, text.split()))
-
-# %% ../../nbs/models/50_pipeline.ipynb #79f4e182
-@patch
-def with_objects(self:NovelCaptioner,
-    wishes:dict,  # as in `CaptionOptions`
-)->NovelCaptioner:
-    "A copy that asks for these in every image. Raises `NocError` if it can write none of them."
-    new, known = copy(self), meanings(self.classes)
-    new.classes, new.wanted, barred = dict(self.classes), {}, []
-    for name, price in wishes.items():
-        i, forms = -len(new.classes), self._forms(name, known)
-        if price == -math.inf:
-            barred += forms or name.split("|")                     # what some captioner could spell
-            continue
-        if name in known: [i] = self.class_ids([name])
-        else: new.classes[i] = ObjectClass(i, name, name, forms, ())
-        new.wanted[i] = price
-    mute = [self._unknown(c.name) for i in new.wanted if not (c := new.classes[i]).forms]
-    if mute and len(mute) == len(new.wanted): raise NocError(mute[0])
-    if mute: warnings.warn("; ".join(mute) + "; left out")
-    new.barred, tokens = barred, map(self._tokens, barred)
-    new.avoid = [ids for ids in tokens if None not in ids]
-    for i in new.wanted:
-        lost = new._alternatives(i) and not new._group(i)
-        possible = f"one that can be written without {barred}"
-        require(not lost, f"object {new.classes[i].name!r}", possible)
-    if barred and not new.wanted: new.wanted = None                # the selector chooses
-    return new
-
-# %% ../../nbs/models/50_pipeline.ipynb #cfe603bb
-@patch
-def _costs(self:NovelCaptioner, seen, asked, decoded):
-    "For each image, class id -> nats that saying it would have cost, of those left out."
-    left, costs = [], [{} for _ in asked]
-    for n, (ask, result) in enumerate(zip(asked, decoded)):
-        finite = [c for c in ask.places if ask.candidates[c] < math.inf]
-        left += [(n, c, ask.places[c]) for c in finite if not result.spans[ask.places[c]]]
-    if not left: return costs
-    groups, images = zip(*((asked[n].groups, seen[n]) for n, *_ in left))
-    prices = [_with_must(asked[n].prices, g) for n, _, g in left]
-    for (n, c, g), again in zip(left, self._search(images, groups, prices)):
-        if again.spans[g]: costs[n][c] = decoded[n].objective - again.objective
-    return costs
-
-def _with_must(prices, g): return prices[:g] + [math.inf] + prices[g+1:]
+    def __call__(self,
+        images,       # `Regions` of one image, or a list of them
+        objects=None, # names of musts, name -> price, or a line, as in `CaptionOptions`; or a list
+                      # with one of these, or None, for each image
+        seen=None,    # `Regions` of another detector, for the captioner; default: `images`
+        **options,    # the other `CaptionOptions`
+    ):                # a `_NovelCaption`, or a list of them
+        "Caption images. Raises `NocError` for bad options or regions, or an unknown object."
+        if isinstance(images, Regions):
+            return self([images], objects, None if seen is None else [seen], **options)[0]
+        options, captions = CaptionOptions(**options), {}
+        _check(images, seen, self.classes)
+        choosers = self._choosers(objects, len(images))
+        seen = self._seen(images, seen)
+        for same in groupby(range(len(images)), lambda n: str(choosers[n].avoid)).values():
+            for places in chunked(same, options.batch):            # that avoid the same words
+                batch = [[x[n] for n in places] for x in (images, seen, choosers)]
+                captions |= zip(places, choosers[places[0]]._caption(*batch, options))
+        return [captions[n] for n in range(len(images))]
 
 # %% ../../nbs/models/50_pipeline.ipynb #ba77538a
 @patch
@@ -473,7 +425,7 @@ def save_pretrained(self:NovelCaptioner,
     if self.vectors is not None:
         vectors = {str(i): torch.as_tensor(v).contiguous() for i, v in self.vectors.items()}
         save_file(vectors, folder/"class_vectors.safetensors")
-    if not (folder/"README.md").exists(): (folder/"README.md").write_text(self._card(), "utf-8")
+    if not (folder/"README.md").exists(): (folder/"README.md").write_text(_card(self), "utf-8")
     save_config(folder/"pipeline.json", self.cfg)
 
 def _halve(file):
@@ -481,18 +433,17 @@ def _halve(file):
     save_file({k: w.half() if w.is_floating_point() else w for k, w in weights.items()}, file)
 
 # %% ../../nbs/models/50_pipeline.ipynb #ba77538b
-@patch
-def _card(self:NovelCaptioner):
+def _card(pipeline):
     "The text of the folder's `README.md`."
     about = ("A region selector and a captioner. `NovelCaptioner.from_pretrained` of "
              "noc_nb.models.pipeline reads this folder, and so does `noc_caption --model`.")
-    unseen = [self.classes[i].name for i in sorted(self.unseen)]
-    words = f"{len(self.vocab):,} words; classes that no training caption mentions"
-    search = [f"{name}: {value}" for name, value in asdict(self.cfg.search).items()]
+    unseen = [pipeline.classes[i].name for i in sorted(pipeline.unseen)]
+    words = f"{len(pipeline.vocab):,} words; classes that no training caption mentions"
+    search = [f"{name}: {value}" for name, value in asdict(pipeline.cfg.search).items()]
     return model_card("A captioning pipeline", about, {
-        f"{len(self.classes)} classes": [", ".join(c.name for c in self.classes.values())],
+        f"{len(pipeline.classes)} classes": [", ".join(c.name for c in pipeline.classes.values())],
         "Captioner": [f"{words}: {', '.join(unseen) or 'none'}"],
-        "Search": [*search, f"form: {self.cfg.form}", f"limit: {self.cfg.limit}"]})
+        "Search": [*search, f"form: {pipeline.cfg.form}", f"limit: {pipeline.cfg.limit}"]})
 
 # %% ../../nbs/models/50_pipeline.ipynb #68fe2266
 _SHIPPED = Path(files("noc_nb")/"assets/models")

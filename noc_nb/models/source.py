@@ -10,6 +10,7 @@ import json, math, warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -154,16 +155,14 @@ def stored_names(
         rows = [(str(row["name"]), int(row["id"])) for row in read_rows(file)]
     return [(name, i) for name, i in rows if i >= 0]                # others have no number
 
-@dataclass
-class _Stored:
-    "A region store, in the same form as a detections file."
-    path:Path
-    pixels, texts = False, {}
-    def __post_init__(self):
-        self.store, self.names = RegionStore(self.path), stored_names(self.path)
-        sizes = zip(self.store.ids.tolist(), map(tuple, self.store.sizes.tolist()))
-        self.sizes, self.images = {i: size for i, size in sizes if all(size)}, set(self.store)
-    def table(self, sizes, classes, only): return self.store.of(classes), {}, {}
+def _stored(path):
+    "A region store, with the attributes of `Detections`."
+    store, names = RegionStore(path), stored_names(path)
+    sizes = zip(store.ids.tolist(), map(tuple, store.sizes.tolist()))
+    sizes = {i: size for i, size in sizes if all(size)}
+    def table(sizes, classes, only): return store.of(classes), {}, {}
+    return SimpleNamespace(path=path, pixels=False, texts={}, names=names, sizes=sizes,
+                           images=set(store), table=table)
 
 # %% ../../nbs/models/119_source.ipynb #119f0003
 def _stored_size(file):
@@ -179,7 +178,8 @@ def _stored_size(file):
 def _frames(files, sizes, pixels, where):
     """Image id -> (turn, upright size) of photos; image id -> `NocError`. Adds to `sizes` those
     that the file does not state and boxes in pixels need."""
-    frames, failed, unsaid = {}, {}, 0
+    frames, failed = {}, {}
+    unsaid = 0
     for i, file in files.items():
         if i not in sizes and not pixels: continue
         seen = _stored_size(file)
@@ -211,7 +211,7 @@ def detected(
     "A source of existing detections. Raises `NocError` naming file and item."
     detections = read_export(path)
     if detections is path:
-        detections = _Stored(Path(path)) if Path(path).is_dir() else open_detections(path)
+        detections = _stored(Path(path)) if Path(path).is_dir() else open_detections(path)
     listed, sizes = _annotated(data)
     names, sizes = detections.names + listed, sizes | detections.sizes
     sources = (path, detections.names), (data, listed)
@@ -247,7 +247,8 @@ def _check_found(detections, files, failed, images, where):
 # %% ../../nbs/models/119_source.ipynb #381b8787
 def _stored_ids(source, path, src):
     "Image id -> its id in a region store, by name if both have names."
-    stored, ids = stored_names(path), {i: i for i in source.ids}
+    stored = stored_names(path)
+    ids = {i: i for i in source.ids}
     names = {i: name for name, i in source.names if name}
     names |= {i: file.name for i, file in source.files.items()}
     names = {i: names[i] for i in ids if i in names}
@@ -256,7 +257,8 @@ def _stored_ids(source, path, src):
 
 def _with_features(source, path, src):
     "The same images with features of a region store. Raises `NocError` if it has none."
-    store, ids = RegionFeatures(RegionStore(path)).table, _stored_ids(source, path, src)
+    store = RegionFeatures(RegionStore(path)).table
+    ids = _stored_ids(source, path, src)
     def look(i):
         if ids.get(i) in store: return replace(store[ids[i]], image_id=i)
         return NocError(f"image {i}: expected its features in {path}")
@@ -271,7 +273,8 @@ def photos(
     detector, # function: images -> the `Regions` of each, in order
 )->Source:
     "A source of photos, on which the detector still has to run."
-    files, about = {f.id: f for f in files}, getattr(detector, "about", dict)()
+    files = {f.id: f for f in files}
+    about = getattr(detector, "about", dict)()
     def regions(ids):
         failed = {}
         def opened():
@@ -292,11 +295,11 @@ def detector_for(
     **options,               # further settings of `Detector`, or `PretrainedDetector`
 )->Detector:
     "A detector of the pipeline's classes and features. Raises `NocError` if none has them."
-    name, width, kinds = name or "fasterrcnn_resnet50_fpn", None, {1024: "box", 2048: "resnet101"}
-    if pipeline.vectors is None: width = pipeline.captioner.cfg.d_feature
-    features = kinds.get(width)
-    where = f"photos: features of {width} numbers"
-    require(features or not width, where, "a pipeline that takes 1,024, 2,048, or none")
+    name = name or "fasterrcnn_resnet50_fpn"
+    width = pipeline.captioner.cfg.d_feature if pipeline.vectors is None else None
+    features = {1024: "box", 2048: "resnet101"}.get(width)
+    require(features or not width, f"photos: features of {width} numbers",
+            "a pipeline that takes 1,024, 2,048, or none")
     if name not in DETECTORS:
         require(not weights, f"--weights {weights}", f"a detector of torchvision, not {name}")
         require(not features, f"{name}: gives no features", "a pipeline that needs none")
@@ -329,10 +332,10 @@ class Job(Config):
 
     def __post_init__(self):
         super().__post_init__()
-        theirs, own = self.captioner, "no --captioner; it has a dtype of its own"
-        require(theirs or self.prompt is None, f"--prompt {self.prompt!r}", "--captioner as well")
-        require(not (theirs and self.features), "--features", "no --captioner; it looks at photos")
-        require(not theirs or self.dtype == "float32", f"--dtype {self.dtype}", own)
+        prompt, dtype = f"--prompt {self.prompt!r}", f"--dtype {self.dtype}"
+        if not self.captioner: return require(self.prompt is None, prompt, "--captioner as well")
+        require(not self.features, "--features", "no --captioner; it looks at photos")
+        require(self.dtype == "float32", dtype, "no --captioner; it has a dtype of its own")
 
     @property
     def inputs(self)->list:
@@ -373,12 +376,10 @@ def _holds_regions(path, images=None):
         p.suffix.lower() in PHOTO_ENDINGS for p in path.rglob("*"))
     return not photos and export_reader(path) is not None     # photos may lie beside their labels
 
-def _nothing(images):
-    return (Regions.empty(size=image.size) for image in images)
-
 def _opened(job, pipeline):
     "The images that a job's path names, with their detections or a detector to run."
-    src, detector = Path(job.src), job.detector
+    src = Path(job.src)
+    detector = job.detector
     require(src.exists(), f"{job.src}: no such file or folder", "images or detections")
     if _holds_regions(src, job.images):
         require(not detector, f"--detector {detector}: {job.src} holds detections", "photos")
@@ -388,7 +389,8 @@ def _opened(job, pipeline):
     none = not (job.data or job.images or job.features or job.only_detected)
     require(none, where, ".json, .parquet, or a region store")
     files = image_files(src)                                            # before loading a detector
-    return photos(files, _nothing if job.blind else detector_for(pipeline, detector, job.weights))
+    if not job.blind: return photos(files, detector_for(pipeline, detector, job.weights))
+    return photos(files, lambda images: (Regions.empty(size=image.size) for image in images))
 
 @patch
 def source(self:Job,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..captioner import Captioner
-from ..models.pipeline import NovelCaptioner
+from ..models.pipeline import NovelCaptioner, _features
 from ..regions import Regions
 from ..vocab import BOS
 
@@ -25,7 +25,7 @@ def looks(
     "Where each word of a caption looked."
     captioner, out = pipeline.captioner, torch.zeros(len(caption.split()), len(regions))
     if not isinstance(captioner, Captioner): return out
-    batch = pipeline._features([regions]).to(next(captioner.parameters()).device)
+    batch = _features(pipeline, [regions]).to(next(captioner.parameters()).device)
     words = pipeline.vocab.encode(caption.split())
     tokens = torch.tensor([[BOS, *words]], device=batch.mask.device)[:,:-1]
     weights, thread = [], threading.get_ident()
