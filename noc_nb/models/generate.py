@@ -483,6 +483,7 @@ def _reads(rows:_Rows)->list: # b dicts
 # %% ../../nbs/models/116_generate.ipynb #aa0512ce
 def _answer(rows:_Rows, found, ordered):
     "The result of `generate`: ids, or a dict with everything known about them."
+    _warn(rows, found)
     texts, config = _best(rows, found, ordered), rows.config
     prompts = rows.model.prompts.repeat_interleave(config.num_return_sequences, 0)
     new = _padded([text.ids for text in texts], rows.fill).to(prompts.device)
@@ -600,8 +601,8 @@ def _hard(price, text):
     "As a must or, for a text with a price below 0, as a word to avoid."
     return math.copysign(math.inf, price) if price > 0 or price < 0 and text else price
 
-def _plan(wishes, at_least, make)->tuple:
-    "The searches of all inputs, with those beside each input with prices; their words."
+def _plan(wishes, at_least, make)->_Plan:
+    "The searches of all inputs, and those beside each input with prices."
     searches, least, kinds = [*enumerate(wishes.prices)], _least(at_least, wishes.lists), []
     for prices in wishes.prices:
         kind = "musts" if math.inf in prices else "plain"
@@ -615,8 +616,7 @@ def _plan(wishes, at_least, make)->tuple:
         kinds += beside
         searches += beside.values()
         least += [least[i], None][:len(beside)]
-    plan = _Plan(_some(wishes, searches), [i for i, _ in searches], kinds, least)
-    return plan, make(plan.wishes)
+    return _Plan(_some(wishes, searches), [i for i, _ in searches], kinds, least)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c14
 @torch.no_grad()
@@ -650,15 +650,14 @@ def grid_beam(
     if processor is None: processor = _dropped()["tokenizer"]
     wishes = _wishes(words, each, avoid, forms, prices, force_words_ids, constraints, config,
                      len(input_ids) // k)
-    plan, groups = _plan(wishes, at_least, partial(
-        _groups_of, room=config.max_length - input_ids.shape[1], at_least=at_least,
-        processor=processor, boundary=boundary, again=no_repeat or ordered, k=k))
+    make = partial(_groups_of, room=config.max_length - input_ids.shape[1], at_least=at_least,
+                   processor=processor, boundary=boundary, again=no_repeat or ordered, k=k)
+    plan = _plan(wishes, at_least, make)
     rules = _Rules(_without_sampling(config, logits_processor),
                    [*stopping_criteria, *_stopping(stop_strings, processor)], k, len(wishes.lists))
     reader = _Model(model, input_ids, model_kwargs, config)
-    rows = _Rows(reader, rules, groups, plan, config)
+    rows = _Rows(reader, rules, make(plan.wishes), plan, config)
     found = _search(rows, mode=mode, no_repeat=no_repeat, ordered=ordered)
-    _warn(rows, found)
     return _answer(rows, found, ordered)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11606
