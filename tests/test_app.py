@@ -8,7 +8,7 @@ from noc_nb.core import NocError
 from noc_nb.lab.disk import read_json
 from noc_nb.models.pipeline import NovelCaptioner
 from noc_nb.pages import app
-from noc_nb.pages.app import _Studio, _stage, _with_box
+from noc_nb.pages.app import _page, _Studio, _stage, _with_box
 from noc_nb.regions import Regions
 
 CHROMIUM = "/usr/bin/chromium"
@@ -25,7 +25,7 @@ def served():
     "The page over drawn scenes, with a stand-in for a detector."
     torch.set_num_threads(1)
     studio = _Studio(NovelCaptioner.from_pretrained("toy", device="cpu"), dog_and_kite, most=4)
-    page, options = studio._page(max_mb=1)
+    page, options = _page(studio, max_mb=1)
     _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **options)
     yield url
     page.close()
@@ -312,7 +312,7 @@ def test_without_a_detector_it_asks_for_boxes(noise, monkeypatch):
 def test_packed_detections_have_a_limit_of_the_pages_own(noise):
     "Twenty times the upload's; a command reads the same file."
     studio, file = _Studio(NovelCaptioner.from_pretrained("toy", device="cpu")), noise.parent/"found.json.gz"
-    studio._page(max_mb=1)
+    _page(studio, max_mb=1)
     assert studio.most_unpacked == 20 << 20
     studio.most_unpacked = 1 << 20
     found = dict(images=[dict(id=1, file_name=noise.name, width=90, height=60)], annotations=[])

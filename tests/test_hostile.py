@@ -525,12 +525,12 @@ def test_the_page_takes_any_words():
     "Half a character would end the response, and a book would be looked up."
     import time
     import gradio as gr
-    from noc_nb.pages.app import _Studio, _propose, _with_box, _with_words
+    from noc_nb.pages.app import _page, _Studio, _propose, _tried, _with_box, _with_words
     studio = _Studio(most=1)
     view, choices = studio.example(0), (gr.CheckboxGroup, gr.Dropdown)
-    asked = [part for part in studio._page()[0].blocks.values() if isinstance(part, choices)]
+    asked = [part for part in _page(studio)[0].blocks.values() if isinstance(part, choices)]
     assert len(asked) > 2
-    def stage(change): return studio._tried(gr, view, {}, change)[-3].encode()
+    def stage(change): return _tried(gr, view, {}, change)[-3].encode()
     def box(corners): return stage(lambda: _propose(_with_box(view, "dog", corners)))
     box([])                                                                    # the first caption takes seconds
     start = time.process_time()

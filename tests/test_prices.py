@@ -233,3 +233,20 @@ def test_a_price_ends_a_text_that_says_its_word(one_thread):
                     processor=tokenizer(), return_dict_in_generate=True)
         out = model.generate(**inputs, words=["zebra"], prices=[20.], **call)
         assert (out.objective > 5).all() and all(0 in spans for spans in out.spans)
+
+@pytest.mark.parametrize("name", ["GPT-2", "BART"])
+def test_reads_are_what_the_model_read(name, one_thread):
+    "In all as many texts as came to the model, and for plain beams as many as they read alone."
+    model, inputs = build(name)
+    def reads(**asked):
+        rows = []
+        hook = model.register_forward_hook(lambda *answer: rows.append(len(answer[2].logits)))
+        out = model.generate(**inputs, do_sample=False, max_new_tokens=8, custom_generate=grid_beam, num_beams=4,
+                             processor=tokenizer(), return_dict_in_generate=True, **asked)
+        hook.remove()
+        assert sum(sum(counts.values()) for counts in out.reads) == len(out.reads) + sum(rows[1:]) # a prompt: one row
+        return out.reads
+    plain = reads()
+    priced = reads(each=["zebra=4, cat=-3", ""])
+    assert [*priced[0]] == ["plain", "prices", "musts"] and priced[0]["plain"] == plain[0]["plain"]
+    assert priced[1] == plain[1] and [*reads(words=["zebra"])[0]] == ["musts"]

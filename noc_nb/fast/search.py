@@ -515,14 +515,9 @@ def _beside(self:Search, place:Tensor)->Tensor:
     return place >= self.sizes[0]
 
 @patch
-def standing(self:Search)->list:
-    "For every part, the worth of the asked texts in it (b,a); -inf: not there."
-    worth, beside = self.groups.worth(self.cells.done.gather(1, self.slot)), self._beside(self.slot)
-    nowhere, found = torch.full_like(self.asked, -torch.inf, dtype=worth.dtype), []
-    for n in range(len(self.parts)):
-        own = (worth*(n == 0)).masked_fill(~self.active | (beside != n), -torch.inf)
-        found.append(nowhere.scatter_reduce(1, self.source, own, "amax"))
-    return found
+def worth(self:Search)->Tensor: # (b,a) nats
+    "The prices of the groups that each text which the model is asked about has finished."
+    return self.groups.worth(self.cells.done.gather(1, self.asked))
 
 @patch
 def _without_candidates(self:Search, pool:_Beams)->tuple:

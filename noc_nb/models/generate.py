@@ -20,210 +20,217 @@ from ..core import NocError, require
 from ..fast.search import Search
 from .spellings import read_words
 
-# %% ../../nbs/models/116_generate.ipynb #ecc025a7
-@dataclass
-class _Step:
-    "The record of a step: N texts, their scores, and how they could have ended."
-    input:Tensor  # (N,) the input of each
-    said:Tensor   # (N,t) in ids of the search
-    ids:Tensor    # (N,t) in the model's
-    owes:list     # N, True for a text that must continue, as it ends with a word to avoid
-    source:Tensor # (N,) the texts of the step before that they continue
-    total:Tensor  # (N,) log-probability
-    end:Tensor    # (N,) the best end token; -1 where the text needs none
-    cost:Tensor   # (N,) its log-probability
-    scores:Tensor # (N,v) of the next token, if `output_scores` asks for them
-
-class _Rows:
-    "A transformers model as the search sees it: N rows, each a text."
-    def __init__(self, model, prompts, processors, criteria, config, kwargs, groups, prices):
-        self.model, self.config, self.kwargs = model, config, kwargs
-        self.processors = _without_sampling(config, processors)
-        self.groups, self.prices, self.k, device = groups, prices, config.num_beams, prompts.device
-        known = "MaxLengthCriteria", "EosTokenCriteria"                  # the search has its own
-        self.criteria = [c for c in criteria if type(c).__name__ not in known]
-        ends, pad = config._eos_token_tensor, config._pad_token_tensor
-        self.ends = prompts.new_empty(0) if ends is None else ends.flatten()
-        self.fill = -1                                                   # as in `_beam_search`
-        if len(self.ends): self.fill = (pad.item() if pad is not None else 0) or self.ends[0].item()
-        self.prompts, self.ids = prompts[::self.k], prompts              # (b,p), (N,p+t)
-        self.room = config.max_length - prompts.shape[1]
-        self.input = torch.arange(len(prompts), device=device) // self.k # (N,) each row's input
-        self.said = prompts.new_zeros(len(prompts), 0)                   # (N,t) the new text
-        self.total = torch.zeros(len(prompts), device=device)            # (N,) its log-probability
-        musts = [any(ways and u == math.inf for ways, u in zip(*pair))
-                 for pair in zip(groups.lists, prices)]
-        self.musts, self.all_musts = torch.tensor(musts, device=device), all(musts)
-        self.steps, self.marked, self.real, self.late = [], None, None, False
-        self.torn = torch.zeros(len(prices), dtype=torch.bool)           # (b,) see `_may_end`
-        self.texts = groups.start(self.input)                            # N, as `groups` has them
-        self.next = self._keep(model._prefill(prompts, config, kwargs))[::self.k]
-        self._number()
-        self._show()
-        self._take(torch.arange(0, len(prompts), self.k, device=device))
-
-# %% ../../nbs/models/116_generate.ipynb #6a1d0c37
-@patch
-def _number(self:_Rows):
-    "Number the words that only the search has."
-    self.v, ends = self.next.shape[1], self.ends.tolist()
-    require(max(ends, default=0) < self.v, f"eos_token_id={ends}",
-            f"ids below {self.v}, which is what the model writes")
-    self.words = self.groups.constraints(self.v, ends, self.prompts.device)
-    self.begin = self.v + self.groups.extra
-    self.end = self.begin + 1
-    spellings = {ids for groups in self.groups.lists for group in groups for ids in group}
-    pieces = sorted({t for ids in spellings for t in ids})
-    self.never = self.input.new_tensor(pieces)                           # not allowed so far
-
-# %% ../../nbs/models/116_generate.ipynb #1abc4548
-@patch
-def _keep(self:_Rows, out)->Tensor: # (N,v) log-probabilities of the next token
-    "Keep the model's memory from its answer."
-    encoder = self.model.config.is_encoder_decoder
-    self.kwargs = self.model._update_model_kwargs_for_generation(out, self.kwargs, encoder)
-    return out.logits[:,-1].to(self.prompts.device).log_softmax(-1, dtype=torch.float32)
-
-@patch
-def _read(self:_Rows)->Tensor: # (N,v) log-probabilities of the next token
-    "Let the model read the last tokens."
-    new = 1 if self.kwargs["use_cache"] else None
-    inputs = self.model.prepare_inputs_for_generation(
-        self.ids, next_sequence_length=new, **self.kwargs)
-    return self._keep(self.model(**inputs, return_dict=True))
-
-@patch
-def _write(self:_Rows, tokens, source):
-    "Continue rows `source` (N,) with tokens (N,)."
-    cost, real, gain = self.marked[source,tokens], tokens, torch.full_like(tokens, -1)
-    if self.groups.extra:
-        place, plain = (tokens - self.v).clamp(min=0), tokens < self.v
-        real = torch.where(plain, tokens, self.real[source,place])       # the model's tokens
-        gain = gain.where(plain, self.bits[source,place])
-    self._take(source)
-    self.texts = self.groups.go_on(self.texts, self.input.tolist(), real.tolist(), gain.tolist())
-    self.total = self.total + cost
-    self.said = torch.cat([self.said, tokens[:,None]], 1)
-    self.ids = torch.cat([self.ids, real[:,None]], 1)
-
 # %% ../../nbs/models/116_generate.ipynb #c8541621
 @cache
 def _memory_names():
     from transformers.generation.utils import ALL_CACHE_NAMES
     return ALL_CACHE_NAMES
 
-def _own(kwargs):
-    "The model's inputs, with their own copy of its memory."
-    names = _memory_names()
-    return {name: copy.deepcopy(x) if name in names else x for name, x in kwargs.items()}
-
-@patch
-def _move_cache(self:_Rows, source):
+def _reorder(model, kwargs, rows):
     "Reorder the model's memory. Raises `NocError` for one that cannot be reordered."
-    name = next((name for name in _memory_names() if self.kwargs.get(name) is not None), None)
+    name = next((name for name in _memory_names() if kwargs.get(name) is not None), None)
     if name is None: return
-    memory, own = self.kwargs[name], getattr(self.model, "_reorder_cache", None)
-    if own:
-        self.kwargs[name] = own(memory, source)
+    memory, reorder = kwargs[name], getattr(model, "_reorder_cache", None)
+    if reorder:
+        kwargs[name] = reorder(memory, rows)
         return
     if not hasattr(memory, "reorder_cache"):
-        require(False, f"{type(self.model).__name__}: its memory, a {type(memory).__name__}",
+        require(False, f"{type(model).__name__}: its memory, a {type(memory).__name__}",
                 "one that can be reordered, as beam search needs it")
-    memory.reorder_cache(source)
+    memory.reorder_cache(rows)
     for n, state in enumerate(getattr(memory, "linear_cache", ())):      # MiniMax leaves these out
-        if isinstance(state, Tensor): memory.linear_cache[n] = state[source]
+        if isinstance(state, Tensor): memory.linear_cache[n] = state[rows]
 
-# %% ../../nbs/models/116_generate.ipynb #c8541620
-def _rows_of(x, source, n, dim=0):
+def _rows_of(x, rows, n, dim=0):
     "Rows of a model's inputs: of tensors with `n` rows, also in lists and dicts."
     if isinstance(x, Tensor):
         fits = x.dim() >= max(1, -dim) and x.shape[dim] == n
-        return x.index_select(dim, source) if fits else x
+        return x.index_select(dim, rows) if fits else x
     if isinstance(x, dict):
-        return type(x)(**{name: _rows_of(part, source, n) for name, part in x.items()})
-    if type(x) in (list, tuple): return type(x)(_rows_of(part, source, n) for part in x)
+        return type(x)(**{name: _rows_of(part, rows, n) for name, part in x.items()})
+    if type(x) in (list, tuple): return type(x)(_rows_of(part, rows, n) for part in x)
     return x
 
-@patch
-def _take(self:_Rows, source):
-    "Continue with rows `source` (N,)."
-    old = self.input
-    self.input, self.ids, self.said, self.total = (
-        x.index_select(0, source) for x in (old, self.ids, self.said, self.total))
-    self.texts = [self.texts[n] for n in source.tolist()]
-    self._move_cache(source)
-    if torch.equal(self.input, old): return
-    for name, x in self.kwargs.items():
-        if name in _memory_names(): continue
-        dim = -2 if name.endswith("position_ids") else 0                 # some have several
-        self.kwargs[name] = _rows_of(x, source, len(old), dim)
-    self._show()
+# %% ../../nbs/models/116_generate.ipynb #c8541620
+class _Model:
+    "A transformers model with its memory, and the U different texts that it reads, of b inputs."
+    def __init__(self, model, prompts, kwargs, config):
+        self.model, self.kwargs, k = model, kwargs, config.num_beams
+        self.prompts, self.ids = prompts[::k], prompts                   # (b,p), (U,p+t)
+        self.input = torch.arange(len(prompts), device=prompts.device) // k # (U,) of each row
+        self.first = self._keep(model._prefill(prompts, config, kwargs))[::k] # (b,v)
+        self._take(torch.arange(0, len(prompts), k, device=prompts.device))
+
+    def _keep(self, out)->Tensor: # (U,v) log-probabilities of the next token
+        "Keep the model's memory from its answer."
+        encoder = self.model.config.is_encoder_decoder
+        self.kwargs = self.model._update_model_kwargs_for_generation(out, self.kwargs, encoder)
+        logits = out.logits[:,-1].to(self.prompts.device)
+        return logits.log_softmax(-1, dtype=torch.float32)
+
+    def _take(self, rows):
+        "Continue with rows (U,), some of which may come more than once."
+        old = self.input
+        self.input, self.ids = old.index_select(0, rows), self.ids.index_select(0, rows)
+        _reorder(self.model, self.kwargs, rows)
+        if torch.equal(self.input, old): return
+        for name, x in self.kwargs.items():
+            if name in _memory_names(): continue
+            dim = -2 if name.endswith("position_ids") else 0             # some have several
+            self.kwargs[name] = _rows_of(x, rows, len(old), dim)
+
+    def write(self, rows, tokens):
+        "Continue rows (U,) with a token each."
+        self._take(rows)
+        self.ids = torch.cat([self.ids, tokens[:,None]], 1)
+
+    def read(self)->Tensor: # (U,v) log-probabilities of the next token
+        "Let the model read the last tokens."
+        if self.ids.shape == self.prompts.shape: return self.first
+        new = 1 if self.kwargs["use_cache"] else None
+        inputs = self.model.prepare_inputs_for_generation(
+            self.ids, next_sequence_length=new, **self.kwargs)
+        return self._keep(self.model(**inputs, return_dict=True))
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c36
-@patch
-def _show(self:_Rows):
-    "Choose where the processors see each row."
-    n, k, device = len(self.input), self.k, self.input.device
-    first = torch.searchsorted(self.input, torch.arange(len(self.prompts), device=device))
-    nth = torch.arange(n, device=device) - first[self.input]             # row of its input
-    some = first.clamp(max=n - 1).repeat_interleave(k)
-    self.shown = some.repeat(int(nth.max()) // k + 1, 1)                 # (turns,b*k)
-    self.place = nth // k*len(some) + self.input*k + nth % k
-    self.shown.view(-1)[self.place] = torch.arange(n, device=device)
+class _Rules:
+    "Logits processors and stopping criteria, as they see the rows of a model."
+    def __init__(self, processors, criteria, k:int, inputs:int):
+        own = "MaxLengthCriteria", "EosTokenCriteria"                    # the search has its own
+        self.criteria = [c for c in criteria if type(c).__name__ not in own]
+        self.processors, self.k, self.inputs = processors, k, inputs
+        self.input, self.late = None, False
 
-@patch
-def _processed(self:_Rows, log_probs)->Tensor: # (N,v)
-    "The log-probabilities after the logits processors."
-    if not self.processors: return log_probs
-    turns = []
-    for rows in self.shown:
-        ids, scores = (x.index_select(0, rows) for x in (self.ids, log_probs))
-        for processor in self.processors: scores = processor(ids, scores)
-        turns.append(scores)
-    return torch.cat(turns).index_select(0, self.place)
+    def _show(self, input):
+        "Choose where the processors see each row, given its input (U,)."
+        n, rows = len(input), torch.arange(len(input), device=input.device)
+        nth = (input[:,None] == input).tril(-1).sum(1)                   # row of its input
+        some = input.new_zeros(self.inputs).scatter_reduce(0, input, rows, "amax")
+        some = some.repeat_interleave(self.k)
+        self.input, self.shown = input, some.repeat(int(nth.max()) // self.k + 1, 1) # (turns,b*k)
+        self.place = nth // self.k*len(some) + input*self.k + nth % self.k
+        self.shown.view(-1)[self.place] = rows
 
-@patch
-def _stopped(self:_Rows)->Tensor: # (N,)
-    "True where a stopping criterion ends the text; None without criteria."
-    if not self.criteria or not self.said.shape[1]: return None
-    stop = torch.zeros_like(self.input, dtype=torch.bool)
-    for criterion in self.criteria:
-        now = criterion(self.ids, None)
-        if type(criterion).__name__ == "MaxTimeCriteria": self.late |= bool(now.any())
-        stop |= now
-    return stop
+    def processed(self, model:_Model, log_probs)->Tensor: # (U,v)
+        "The log-probabilities after the logits processors."
+        if not self.processors: return log_probs
+        if self.input is None or not torch.equal(self.input, model.input): self._show(model.input)
+        turns = []
+        for rows in self.shown:
+            ids, scores = (x.index_select(0, rows) for x in (model.ids, log_probs))
+            for processor in self.processors: scores = processor(ids, scores)
+            turns.append(scores)
+        return torch.cat(turns).index_select(0, self.place)
+
+    def stopped(self, model:_Model)->Tensor: # (U,)
+        "True where a stopping criterion ends the text; None without criteria."
+        if not self.criteria or model.ids.shape == model.prompts.shape: return None
+        stop = torch.zeros_like(model.input, dtype=torch.bool)
+        for criterion in self.criteria:
+            now = criterion(model.ids, None)
+            if type(criterion).__name__ == "MaxTimeCriteria": self.late |= bool(now.any())
+            stop |= now
+        return stop
+
+# %% ../../nbs/models/116_generate.ipynb #b364f27f
+@dataclass
+class _Plan:
+    "The searches of a call: the first b are those of the inputs, the others are beside them."
+    wishes:object   # `_Wishes` of all B searches
+    inputs:list     # B, the input of each
+    kinds:list      # B, as in `_KINDS`
+    at_least:object # as in `Search`, of all
+
+_KINDS = "plain", "prices", "musts"
+
+@dataclass
+class _Step:
+    "The record of a step: N texts, their scores, and how they could have ended."
+    search:Tensor # (N,) the search of each
+    said:Tensor   # (N,t) in ids of the search
+    owes:list     # N, True for a text that must continue, as it ends with a word to avoid
+    source:Tensor # (N,) the texts of the step before that they continue
+    total:Tensor  # (N,) log-probability
+    row:Tensor    # (N,) the model's rows
+    ids:Tensor    # (U,t) their texts
+    input:Tensor  # (U,) their inputs
+    scores:Tensor # (U,v) of the next token, if `output_scores` asks for them
+    end:Tensor = None  # (N,) the best end token; -1 where the text needs none
+    cost:Tensor = None # (N,) its log-probability
+
+# %% ../../nbs/models/116_generate.ipynb #516c5a01
+class _Rows:
+    "The texts of B searches, N rows, and what may follow them."
+    def __init__(self, model:_Model, rules:_Rules, groups, plan:_Plan, config):
+        self.model, self.rules, self.groups = model, rules, groups
+        self.plan, self.config, device = plan, config, model.prompts.device
+        ends, pad = config._eos_token_tensor, config._pad_token_tensor
+        self.ends = model.input.new_empty(0) if ends is None else ends.flatten()
+        self.fill = -1                                                   # as in `_beam_search`
+        if len(self.ends): self.fill = (pad.item() if pad is not None else 0) or self.ends[0].item()
+        self.room, self.v = config.max_length - model.prompts.shape[1], model.first.shape[1]
+        ends = self.ends.tolist()
+        require(max(ends, default=0) < self.v, f"eos_token_id={ends}",
+                f"ids below {self.v}, which is what the model writes")
+        self.words = groups.constraints(self.v, ends, device)
+        self.begin = self.v + groups.extra                               # ids of the search alone
+        self.end = self.begin + 1
+        musts = [any(ways and u == math.inf for ways, u in zip(*pair))
+                 for pair in zip(groups.lists, plan.wishes.prices)]
+        self.usual = ~torch.tensor(musts, device=device)                 # (B,) see `_accepted`
+        self.row = torch.tensor(plan.inputs, device=device)              # (N,) the model's row
+        self.search = torch.arange(len(plan.inputs), device=device)      # (N,)
+        self.said = self.row.new_zeros(len(plan.inputs), 0)              # (N,t) the new text
+        self.total = torch.zeros(len(plan.inputs), device=device)        # (N,) its log-probability
+        self.texts = groups.start(plan.inputs)                           # N, as `groups` has them
+        pieces = {t for lists in groups.lists for group in lists for ids in group for t in ids}
+        self.never = self.row.new_tensor(sorted(pieces))                 # not allowed so far
+        self.steps, self.marked, self.real, self.bits = [], None, None, None
+
+    def write(self, tokens, source):
+        "Continue texts `source` (N,) with tokens (N,) of the search."
+        cost, real, gain = self.marked[source,tokens], tokens, torch.full_like(tokens, -1)
+        if self.groups.extra:
+            place, plain = (tokens - self.v).clamp(min=0), tokens < self.v
+            real = torch.where(plain, tokens, self.real[source,place])   # the model's tokens
+            gain = gain.where(plain, self.bits[source,place])
+        self.search, self.total = self.search[source], self.total[source] + cost
+        self.said = torch.cat([self.said[source], tokens[:,None]], 1)
+        texts = [self.texts[n] for n in source.tolist()]
+        self.texts = self.groups.go_on(texts, self.search.tolist(), real.tolist(), gain.tolist())
+        text = self.row[source]*self.v + real
+        different, self.row = text.unique(return_inverse=True)
+        self.model.write(different // self.v, different % self.v)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c05
 @patch
 @torch.inference_mode(False)
-def _step(self:_Rows, tokens, source):
+def step(self:_Rows, tokens, source):
     "One token more: log-probabilities (N,v+extra+2), begin and end last."
     torch.set_grad_enabled(False)                                        # until the end of the step
     if self.marked is None:
-        self._bar_all()
+        self._mark(None)
         self.marked[:,self.begin] = 0.
         return self._given()
-    log_probs, self.next = self.next, None
-    if log_probs is None: self._write(tokens, source)
-    if self.said.shape[1] == self.room:                                  # nothing more to read
-        self._bar_all()
-        self._close(None, source, torch.ones_like(tokens, dtype=torch.bool))
-        return self._given()
-    log_probs = self._processed(self._read() if log_probs is None else log_probs)
-    if len(self.never):
-        self.never = self.never[(log_probs[:,self.never] == -torch.inf).all(0)]
-    self._bar_all()
-    self.marked[:,:self.v] = log_probs
-    full = self.said.shape[1] + 1 == self.room
-    self.real, self.bits = self.groups.mark(self.marked, self.texts, self.input.tolist(), full)
-    self._close(log_probs, source, self._stopped())
+    if self.steps: self.write(tokens, source)
+    log_probs = None
+    if self.said.shape[1] < self.room:                                   # else nothing more to read
+        log_probs = self.rules.processed(self.model, self.model.read())
+    self._mark(log_probs)
+    self._close(log_probs, source)
     return self._given()
 
 @patch
-def _bar_all(self:_Rows):
-    "Start with columns in which nothing may come."
+def _mark(self:_Rows, log_probs):
+    "Give every token its column, and every token that finishes words another."
     self.marked = self.total.new_full((len(self.total), self.end + 1), -torch.inf)
-    self.real, self.bits = self.groups.nothing(self.input)
+    self.real, self.bits = self.groups.nothing(self.search)
+    if log_probs is None: return
+    if len(self.never):
+        self.never = self.never[(log_probs[:,self.never] == -torch.inf).all(0)]
+    self.marked[:,:self.v] = log_probs[self.row]
+    full = self.said.shape[1] + 1 == self.room
+    self.real, self.bits = self.groups.mark(self.marked, self.texts, self.search.tolist(), full)
 
 @patch
 def _given(self:_Rows):
@@ -232,86 +239,80 @@ def _given(self:_Rows):
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c06
 @patch
-def _close(self:_Rows, log_probs, source, stopped):
+def _close(self:_Rows, log_probs, source):
     "Record this step, and give the end its column."
-    total, t, owes = self.total, self.said.shape[1], self.groups.owes(self.texts)
-    new = self.ids[:,self.prompts.shape[1]:]
+    total, t, model = self.total, self.said.shape[1], self.model
+    step = _Step(self.search, self.said, self.groups.owes(self.texts), source, total, self.row,
+                 model.ids[:,model.prompts.shape[1]:], model.input,
+                 log_probs if self.config.output_scores else None)
     if not len(self.ends):
-        end, which = torch.full_like(total, -torch.inf), torch.full_like(self.input, -1)
+        end, step.end = torch.full_like(total, -torch.inf), torch.full_like(self.row, -1)
     else:
         end, best = self.marked.index_select(1, self.ends).max(1)
-        may = self._may_end(end, log_probs)
-        if may is not None: end = end.masked_fill(~may, -torch.inf)
-        which = self.ends[best]
+        if log_probs is not None: end = end.masked_fill(~self._accepted(end), -torch.inf)
+        step.end = self.ends[best]
     self.marked.index_fill_(1, self.ends, -torch.inf)
-    tokens = t + 1
+    stopped, tokens = self.rules.stopped(model), t + 1
+    if log_probs is None: stopped = torch.ones_like(model.input, dtype=torch.bool)
     if stopped is not None and stopped.any():
+        stopped = stopped[self.row]
         self.marked[stopped] = -torch.inf
-        cut = torch.tensor(owes, device=total.device)                    # the same text has a twin
-        end = torch.where(stopped, torch.where(cut, -torch.inf, 0.), end)
-        which, tokens = which.masked_fill(stopped, -1), torch.where(stopped, max(t, 1), tokens)
-    kept = log_probs if self.config.output_scores else None
-    self.steps.append(_Step(self.input, self.said, new, owes, source, total, which, end, kept))
+        owes = torch.tensor(step.owes, device=total.device)              # the same text has a twin
+        end = torch.where(stopped, torch.where(owes, -torch.inf, 0.), end)
+        step.end = step.end.masked_fill(stopped, -1)
+        tokens = torch.where(stopped, max(t, 1), tokens)
+    step.cost = end
+    self.steps.append(step)
     self.marked[:,self.end] = (end + total)*((t + 2)/tokens)**self.config.length_penalty - total
 
-# %% ../../nbs/models/116_generate.ipynb #6d8ba334
+# %% ../../nbs/models/116_generate.ipynb #9c6ea57c
 @patch
-def _best_next(self:_Rows)->Tensor: # (N,k)
-    "The scores of the texts with their best next tokens, including those that finish words."
-    plain, words = self.marked[:,:self.v], self.marked[:,self.v:self.begin]
-    if self.groups.extra: plain = plain.scatter_reduce(1, self.real, words, "amax")
-    best = plain.topk(min(self.k, self.v))
-    return best.values + self.total[:,None]
-
-@patch
-def _may_end(self:_Rows, end, log_probs):
-    "(N,) True if the library would accept an end, if it pays, and for inputs with musts."
-    if self.all_musts and not self.finder.priced or log_probs is None: return None
-    parts = self.finder.standing()                                        # (b,a) each
-    may, total = (x.view(len(self.finder.asked), -1) for x in (self.musts[self.input], self.total))
-    best = self._best_next()
-    scale = (self.said.shape[1] + 1)**self.config.length_penalty
-    for worth in parts:
-        sums = (best.view(*total.shape, -1) + worth[...,None]*scale).flatten(1)
-        least = sums.topk(min(self.k, sums.shape[1])).values[:,-1:]
-        may = may | (total + end.view_as(total) + worth*scale >= least)
-    if parts[1:]:
-        may = may | (parts[0] > 0)
-        rows, tokens = (torch.as_tensor(x, dtype=torch.long, device=end.device)
-                        for x in self.groups.split(self.texts, self.input.tolist()))
-        beside = parts[1].flatten()[rows] > -torch.inf
-        torn = beside & (log_probs[rows,tokens] + self.total[rows] >= best[rows,-1])
-        self.torn[self.input[rows][torn].cpu()] = True
-    return may.flatten()
+def _accepted(self:_Rows, end)->Tensor: # (N,) bool
+    "Whether a text may end, with log-probability `end`."
+    asked, k = self.finder.asked, self.config.num_beams                  # (a searches,places)
+    out = ~self.usual[self.finder.images]
+    usual, out = ~out, out[:,None].repeat(1, asked.shape[1])
+    if not usual.any(): return out.flatten()
+    places, total = asked[usual], self.total.view(asked.shape)[usual]
+    best = self.marked[:,:self.v].unflatten(0, asked.shape)[usual].topk(min(k, self.v)).values
+    again = places == places[:,:1]                                       # they fill up the rows
+    again[:,0] = False
+    sums = (best + total[...,None]).masked_fill(again[...,None], -torch.inf).flatten(1)
+    least = sums.topk(min(k, sums.shape[1])).values[:,-1:]
+    out[usual] = total + end.view(asked.shape)[usual] >= least
+    return (out | (self.finder.worth() > 0)).flatten()
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c1b
 @dataclass
 class _Text:
-    "A text that the search found."
+    "A text that a search found."
     ids:list    # of its tokens, including its end token
     score:float # log-probability
-    rows:list   # the row that each token came from
+    rows:list   # the model's row that each token came from
     totals:list # log-probabilities of the text before each token, and of all without the end
-    run:int = 0 # the search that found it
     spans:dict = None # group -> its first mention, (first, last + 1)
     objective:float = None # the score plus the prices of the words that it mentions
+    broken:bool = False # True for one that misses musts
 
-@patch
-def _text(self:_Rows, i:int, found:list, ended:bool, traces:list)->_Text:
-    "Trace a text of input `i` through the recorded steps."
-    said = self.prompts.new_tensor([t for t in found if t < self.begin])
-    def found_at(step): return ((step.input == i) & (step.said == said).all(1)).nonzero()[0].item()
-    while self.steps[len(said)].owes[found_at(self.steps[len(said)])] and not ended:
-        said = said[:-1]                                                 # a dead end
-    step, rows, totals = self.steps[len(said)], [], []
-    place = row = found_at(step)
-    for source, total in traces[len(said)::-1]:
-        rows.insert(0, row)
-        totals.insert(0, total[row])
-        row = source[row]
-    ids, last, cost = step.ids[place].tolist(), -1, 0.
-    if ended: last, cost = step.end[place].item(), step.cost[place].item()
-    return _Text(ids + [last]*(last >= 0), totals[-1] + cost, rows, totals)
+def _text(rows:_Rows, search:int, found:list, ended:bool, traces:list)->_Text:
+    "Trace a text of a search through the recorded steps."
+    said = rows.said.new_tensor([t for t in found if t < rows.begin])
+    def place(step):
+        here = (step.search == search) & (step.said == said).all(1)
+        return here.nonzero()[0].item()
+    step = rows.steps[len(said)]
+    while not ended and step.owes[place(step)]:                          # a dead end
+        said = said[:-1]
+        step = rows.steps[len(said)]
+    text, path, totals = place(step), [], []
+    at = text
+    for row, total, source in traces[len(said)::-1]:
+        path.insert(0, row[at])
+        totals.insert(0, total[at])
+        at = source[at]
+    ids, last, cost = step.ids[step.row[text]].tolist(), -1, 0.
+    if ended: last, cost = step.end[text].item(), step.cost[text].item()
+    return _Text(ids + [last]*(last >= 0), totals[-1] + cost, path, totals)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c13
 _PLAIN = "plain beams; num_return_sequences= gives several texts"
@@ -424,16 +425,6 @@ def _answer_kind(half):
     return Answer
 
 # %% ../../nbs/models/116_generate.ipynb #5be11602
-@patch
-def _texts(self:_Rows, found, run)->list: # b lists
-    "The best texts of every input, best first; of later searches, only complete ones."
-    n, out = self.config.num_return_sequences, []
-    traces = [(step.source.tolist(), step.total.tolist()) for step in self.steps]
-    for i, lines in enumerate(zip(found.tokens[:,:n].tolist(), found.ended[:,:n].tolist())):
-        some = [(said, end) for said, end in zip(*lines) if not run or end and not found.reason[i]]
-        out.append([replace(self._text(i, *pair, traces), run=run) for pair in some])
-    return out
-
 def _spans(mentions, musts):
     "The first mention of every group, {group: (first, last + 1)}; `musts` in their order."
     found, waiting, after = {}, list(musts), 0
@@ -443,34 +434,34 @@ def _spans(mentions, musts):
         if n in musts: waiting, after = waiting[1:], end
     return found
 
-@patch
-def _judge(self:_Rows, i, text, ordered):
-    "A text of input `i` with its words, and with its score plus the prices of its words."
-    pairs = [*zip(self.groups.lists[i], self.prices[i])]
-    musts = [g for g, (ways, u) in enumerate(pairs) if ordered and ways and u == math.inf]
-    spans = _spans(self.groups.mentions(i, text.ids), musts)
-    worth = sum(u for g, (_, u) in enumerate(pairs) if g in spans and u < math.inf)
-    return replace(text, spans=spans, objective=self._mean(text) + worth)
-
-@patch
-def _mean(self:_Rows, text)->float:
+def _mean(rows:_Rows, text)->float:
     "The score of `generate`: the log-probability over a power of the length."
-    return text.score/max(1, len(text.ids))**self.config.length_penalty
+    return text.score/max(1, len(text.ids))**rows.config.length_penalty
+
+def _judged(rows:_Rows, i, text, ordered):
+    "A text of input `i` with its words, and with its score plus the prices of its words."
+    pairs = [*zip(rows.groups.lists[i], rows.plan.wishes.prices[i])]
+    musts = [g for g, (ways, u) in enumerate(pairs) if ordered and ways and u == math.inf]
+    spans = _spans(rows.groups.mentions(i, text.ids), musts)
+    worth = sum(u for g, (_, u) in enumerate(pairs) if g in spans and u < math.inf)
+    return replace(text, spans=spans, objective=_mean(rows, text) + worth)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11603
-def _best(runs, ordered)->list: # b*n `_Text`s
-    "The best texts of every input, from one search or several, best first."
-    (rows, first, several), best = runs[0], []
-    lists = [run._texts(found, n) for n, (run, found, _) in enumerate(runs)]
-    for i, (texts, *others) in enumerate(zip(*lists)):
-        own, size = [rows._judge(i, text, ordered) for text in texts], len(texts)
-        for text in sum((more for more, run in zip(others, runs[1:]) if run[2][i]), []):
-            if text.ids in [other.ids for other in own]: continue
-            own.append(rows._judge(i, text, ordered))
-        def worse(text): return not text.run and first.reason[i] is not None, -text.objective
-        if several[i]: own.sort(key=worse)
-        best += own[:size]
-    return best
+def _best(rows:_Rows, found, ordered)->list: # b*n `_Text`s
+    "The best texts of every input, best first. Other searches beside it give complete ones."
+    n, best = rows.config.num_return_sequences, [[] for _ in rows.model.prompts]
+    traces = [[x.tolist() for x in (step.row, step.total, step.source)] for step in rows.steps]
+    tokens, ended = found.tokens[:,:n].tolist(), found.ended[:,:n].tolist()
+    for search, i in enumerate(rows.plan.inputs):
+        for said, end in zip(tokens[search], ended[search]):
+            broken = found.reason[search] is not None
+            if search != i and (broken or not end): continue
+            text = replace(_text(rows, search, said, end, traces), broken=broken)
+            if search != i and text.ids in [other.ids for other in best[i]]: continue
+            best[i].append(_judged(rows, i, text, ordered))
+    for i in {*rows.plan.inputs[len(best):]}:                            # those with prices
+        best[i] = sorted(best[i], key=lambda text: (text.broken, -text.objective))[:n]
+    return sum(best, [])
 
 def _padded(rows, fill):
     "Lists of numbers as a table."
@@ -478,43 +469,45 @@ def _padded(rows, fill):
     for line, row in zip(table, rows): line[:len(row)] = torch.tensor(row)
     return table
 
-def _all_scores(runs, texts):
-    "The rows of each text; the scores of every step (N,v), all searches stacked."
-    kept = [[step.scores for step in rows.steps if step.scores is not None] for rows, *_ in runs]
-    sizes, out = [max(map(len, scores)) for scores in kept], []
-    for step in itertools.zip_longest(*kept, fillvalue=kept[0][0][:0]):
-        padded = [F.pad(x, (0, 0, 0, n - len(x)), value=-torch.inf) for x, n in zip(step, sizes)]
-        out.append(torch.cat(padded))
-    starts = [0, *itertools.accumulate(sizes)]
-    paths = [[row + starts[text.run] for row in text.rows[:len(text.ids)]] for text in texts]
-    return _padded(paths, -1), tuple(out)
+def _reads(rows:_Rows)->list: # b dicts
+    "How many texts the model read for every kind of search; a text counts for the first kind."
+    kinds = torch.tensor([*map(_KINDS.index, rows.plan.kinds)], device=rows.row.device)
+    counts = kinds.new_zeros(len(rows.model.prompts), len(_KINDS))
+    for step in rows.steps:
+        if step.said.shape[1] == rows.room: continue
+        owner = torch.full_like(step.input, len(_KINDS))
+        owner = owner.scatter_reduce(0, step.row, kinds[step.search], "amin")
+        counts.index_put_((step.input, owner), torch.ones_like(owner), accumulate=True)
+    return [{kind: n for kind, n in zip(_KINDS, line) if n} for line in counts.tolist()]
 
 # %% ../../nbs/models/116_generate.ipynb #aa0512ce
-def _answer(runs, wishes, ordered):
+def _answer(rows:_Rows, found, ordered):
     "The result of `generate`: ids, or a dict with everything known about them."
-    _warn(runs, wishes)
-    rows, texts = runs[0][0], _best(runs, ordered)
-    config = rows.config
-    prompts = rows.prompts.repeat_interleave(config.num_return_sequences, 0)
+    _warn(rows, found)
+    texts, config = _best(rows, found, ordered), rows.config
+    prompts = rows.model.prompts.repeat_interleave(config.num_return_sequences, 0)
     new = _padded([text.ids for text in texts], rows.fill).to(prompts.device)
     sequences = torch.cat([prompts, new], 1)
     if not config.return_dict_in_generate: return sequences
-    kind = _answer_kind("EncoderDecoder" if rows.model.config.is_encoder_decoder else "DecoderOnly")
+    encoder = rows.model.model.config.is_encoder_decoder
+    kind = _answer_kind("EncoderDecoder" if encoder else "DecoderOnly")
     def cost(text, start, end): return text.totals[end] - text.totals[start]
     vars(kind.latest).clear()
     vars(kind.latest).update(
         texts=[text.ids for text in texts], spans=[text.spans for text in texts],
         costs=[{g: cost(text, *span) for g, span in text.spans.items()} for text in texts],
-        objective=rows.total.new_tensor([text.objective for text in texts]))
-    means = rows.total.new_tensor([rows._mean(text) for text in texts])
+        objective=rows.total.new_tensor([text.objective for text in texts]), reads=_reads(rows))
+    means = rows.total.new_tensor([_mean(rows, text) for text in texts])
     if not config.output_scores: return kind(sequences=sequences, sequences_scores=means)
-    paths, scores = _all_scores(runs, texts)
-    return kind(sequences=sequences, sequences_scores=means, scores=scores,
-                beam_indices=paths.to(prompts.device))
+    paths = _padded([text.rows[:len(text.ids)] for text in texts], -1).to(prompts.device)
+    scores = [step.scores for step in rows.steps if step.scores is not None]
+    most = max(map(len, scores))                                         # rows
+    scores = tuple(F.pad(x, (0, 0, 0, most - len(x)), value=-torch.inf) for x in scores)
+    return kind(sequences=sequences, sequences_scores=means, scores=scores, beam_indices=paths)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c16
-def _with_begin(at_least, lists):
-    "What each input must satisfy, with the begin. Raises `NocError` for bad numbers."
+def _least(at_least, lists):
+    "b numbers of musts, or None. Raises `NocError` for bad ones."
     least = at_least if isinstance(at_least, (list, tuple)) else [at_least]*len(lists)
     def whole(n): return isinstance(n, Integral) and not isinstance(n, bool) and n >= 0
     fits = all(n is None or whole(n) for n in least)
@@ -526,42 +519,43 @@ def _with_begin(at_least, lists):
     for i, (n, words) in enumerate(zip(least, most)):
         require(not n or n <= words, f"at_least={at_least!r}: input {i}",
                 f"at most {words}, the number of words")
-    return at_least if at_least is None else [None if n is None else n + 1 for n in least]
+    return [*least]
 
-@patch
-def _search(self:_Rows, at_least, **settings):
+def _search(rows:_Rows, **settings):
     "Search, with the begin as one more must."
-    groups, device, config = self.groups, self.prompts.device, self.config
-    settings["at_least"] = _with_begin(at_least, groups.lists)
+    groups, config, least = rows.groups, rows.config, rows.plan.at_least
+    if any(n is not None for n in least):
+        settings["at_least"] = [None if n is None else n + 1 for n in least]
     prices = [[math.inf, *(u for u, ways in zip(*pair) if ways)]
-              for pair in zip(self.prices, groups.lists)]
-    least = [[1, *row] for row in groups.least()]
-    self.finder = Search(
-        [[[(self.begin,)], *part] for part in self.words], device, eos=self.end, k=self.k,
-        max_len=self.room + 2, absorb=True, length_penalty=config.length_penalty,
-        prices=prices, least=least, finishers=groups.finishers(), **settings)
-    groups.place(self.finder.read)
+              for pair in zip(rows.plan.wishes.prices, groups.lists)]
+    rows.finder = Search(
+        [[[(rows.begin,)], *part] for part in rows.words], rows.row.device, eos=rows.end,
+        k=config.num_beams, max_len=rows.room + 2, absorb=True, prices=prices,
+        length_penalty=config.length_penalty, least=[[1, *row] for row in groups.least()],
+        finishers=groups.finishers(), **settings)
+    groups.place(rows.finder.read)
     def reorder(_, index): return index.flatten()
     with torch.inference_mode():                                         # except for the model
-        return self.finder.run(self._step, None, 0, reorder, pad=self.end)
+        return rows.finder.run(rows.step, None, 0, reorder, pad=rows.end)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11604
-@patch
-def _barred(self:_Rows, ids:tuple)->bool:
+def _barred(rows:_Rows, ids:tuple)->bool:
     "Whether a spelling could not come: a piece was never allowed, or `bad_words_ids` bars it."
-    bad = map(tuple, self.config.bad_words_ids or ())
-    return not set(self.never.tolist()).isdisjoint(ids) or any(_holds(ids, part) for part in bad)
+    bad = map(tuple, rows.config.bad_words_ids or ())
+    return not set(rows.never.tolist()).isdisjoint(ids) or any(_holds(ids, part) for part in bad)
 
-def _warn(runs, wishes):
+def _warn(rows:_Rows, found):
     "Warn about inputs whose best text misses words, with the reason if it is known."
-    rows, found, _ = runs[0]
-    for i, (groups, done) in enumerate(zip(rows.groups.lists, (found.satisfied[:,0] - 1).tolist())):
+    complete = {i for i, reason in zip(rows.plan.inputs, found.reason) if reason is None}
+    said = (found.satisfied[:,0] - 1).tolist()
+    for i in range(len(rows.model.prompts)):
+        groups = rows.groups.lists[i]
         count = sum(map(bool, groups))
-        if done == count or None in [other.reason[i] for _, other, _ in runs]: continue
-        line = f"input {i}: {done} of {count} words within {rows.room} tokens"
-        if rows.late: line += f"; max_time={rows.config.max_time} was up"
-        for word, group in zip(wishes.lists[i], groups):
-            if not group or not all(map(rows._barred, group)): continue
+        if said[i] == count or i in complete: continue
+        line = f"input {i}: {said[i]} of {count} words within {rows.room} tokens"
+        if rows.rules.late: line += f"; max_time={rows.config.max_time} was up"
+        for word, group in zip(rows.plan.wishes.lists[i], groups):
+            if not group or not all(_barred(rows, ids) for ids in group): continue
             line += f"; {word[0]!r} is forbidden, by an option or a logits processor"
         warnings.warn(line)
 
@@ -575,6 +569,12 @@ def _wishes(words, each, avoid, forms, prices, ids, constraints, config, inputs)
     wishes = read_words(words, each, avoid, inputs, forms)
     return replace(wishes, prices=_read_word_prices(prices, wishes))
 
+def _groups_of(wishes, room, at_least=None, **settings):
+    "The words of a search. Raises `NocError` for musts that cannot fit."
+    groups = wishes.groups(**settings)
+    if at_least is None: _check_room(groups.lists, wishes.prices, room)
+    return groups
+
 def _stopping(strings, processor):
     "The criterion for strings that end a text."
     if strings is None: return []
@@ -583,38 +583,40 @@ def _stopping(strings, processor):
     return [StopStringCriteria(getattr(processor, "tokenizer", processor), strings)]
 
 # %% ../../nbs/models/116_generate.ipynb #5985d191
-def _groups_of(wishes, room, at_least=None, **settings):
-    "The words of a search. Raises `NocError` for musts that cannot fit."
-    groups = wishes.groups(**settings)
-    if at_least is None: _check_room(groups.lists, wishes.prices, room)
-    return groups
-
-def _alone(row): return [u if u == math.inf else 0. for u in row]
-
-def _strict(wishes, make):
-    "Musts for prices above 0, words to avoid below 0, for inputs in which this is possible."
-    rows = []
-    for words, avoid, row in zip(wishes.lists, wishes.avoid, wishes.prices):
-        hard = [math.copysign(math.inf, u) if u > 0 or u < 0 and wishes.text else u for u in row]
-        try: make(replace(wishes, lists=[words], avoid=[avoid], prices=[hard]))
-        except NocError: hard = _alone(row)
-        rows.append(hard)
-    return rows
-
-def _runs(run, make, wishes, kwargs)->list: # (`_Rows`, their result, inputs it counts for)
-    "A search with the prices, and the searches that could find more."
-    priced = [any(u and u < math.inf for u in row) for row in wishes.prices]
-    spare = _own(kwargs) if any(priced) else None
-    first = run(make(wishes), wishes.prices, kwargs)
-    runs, torn = [(*first, priced)], first[0].torn.tolist()
+def _possible(wishes, make):
+    "Whether a search can have these wishes."
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        others = [(torn, [*map(_alone, wishes.prices)], {})] if any(torn) else []
-        if any(priced): others.append((priced, _strict(wishes, make), dict(at_least=None)))
-        for counts, prices, more in others:
-            groups = make(replace(wishes, prices=prices))
-            runs.append((*run(groups, prices, _own(spare), **more), counts))
-    return runs
+        try: make(wishes, at_least=None)
+        except NocError: return False
+    return True
+
+def _some(wishes, searches):
+    "The wishes of some searches, each an input and its prices."
+    inputs, prices = zip(*searches)
+    return replace(wishes, lists=[wishes.lists[i] for i in inputs], prices=[*prices],
+                   avoid=[wishes.avoid[i] for i in inputs])
+
+def _hard(price, text):
+    "As a must or, for a text with a price below 0, as a word to avoid."
+    return math.copysign(math.inf, price) if price > 0 or price < 0 and text else price
+
+def _plan(wishes, at_least, make)->_Plan:
+    "The searches of all inputs, and those beside each input with prices."
+    searches, least, kinds = [*enumerate(wishes.prices)], _least(at_least, wishes.lists), []
+    for prices in wishes.prices:
+        kind = "musts" if math.inf in prices else "plain"
+        kinds.append("prices" if any(u and u < math.inf for u in prices) else kind)
+    for i, prices in searches[:]:
+        if kinds[i] != "prices": continue
+        plain = [u if u == math.inf else 0. for u in prices]
+        musts = [_hard(u, wishes.text) for u in prices]
+        beside = dict(plain=(i, plain), musts=(i, musts))
+        if not _possible(_some(wishes, [beside["musts"]]), make): del beside["musts"]
+        kinds += beside
+        searches += beside.values()
+        least += [least[i], None][:len(beside)]
+    return _Plan(_some(wishes, searches), [i for i, _ in searches], kinds, least)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c14
 @torch.no_grad()
@@ -646,15 +648,17 @@ def grid_beam(
     config, k = generation_config, generation_config.num_beams
     _check(model, config, model_kwargs, text_only)
     if processor is None: processor = _dropped()["tokenizer"]
-    old = force_words_ids, constraints, config
-    wishes = _wishes(words, each, avoid, forms, prices, *old, len(input_ids) // k)
-    rules = logits_processor, [*stopping_criteria, *_stopping(stop_strings, processor)]
+    wishes = _wishes(words, each, avoid, forms, prices, force_words_ids, constraints, config,
+                     len(input_ids) // k)
     make = partial(_groups_of, room=config.max_length - input_ids.shape[1], at_least=at_least,
                    processor=processor, boundary=boundary, again=no_repeat or ordered, k=k)
-    def run(groups, prices, kwargs, at_least=at_least):
-        rows = _Rows(model, input_ids, *rules, config, kwargs, groups, prices)
-        return rows, rows._search(at_least, mode=mode, no_repeat=no_repeat, ordered=ordered)
-    return _answer(_runs(run, make, wishes, model_kwargs), wishes, ordered)
+    plan = _plan(wishes, at_least, make)
+    rules = _Rules(_without_sampling(config, logits_processor),
+                   [*stopping_criteria, *_stopping(stop_strings, processor)], k, len(wishes.lists))
+    reader = _Model(model, input_ids, model_kwargs, config)
+    rows = _Rows(reader, rules, make(plan.wishes), plan, config)
+    found = _search(rows, mode=mode, no_repeat=no_repeat, ordered=ordered)
+    return _answer(rows, found, ordered)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11606
 def generate(

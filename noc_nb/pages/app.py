@@ -7,6 +7,7 @@ __all__ = []
 
 # %% ../../nbs/pages/133_app.ipynb #01faa683
 import copy, ctypes, json, math, os, random, re, shlex, signal, socket, sys, tempfile, threading
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial, wraps
 from itertools import islice
@@ -14,7 +15,6 @@ from numbers import Real
 from pathlib import Path
 from types import SimpleNamespace
 
-from fastcore.basics import patch
 from PIL import Image
 
 from ..core import NocError, require
@@ -118,8 +118,8 @@ def _toy_scene(n):
 def _with_words(v, prices, line):
     "The view, and prices with the words of a line. Raises `NocError` for a line without words."
     classes = v.pipeline.classes
-    known = {name: classes[ids[0]].name for name, ids in meanings(classes).items() if not ids[1:]}
-    wishes = {known.get(name, name): price for name, price in read_wishes(line).items()}
+    names = {name: classes[ids[0]].name for name, ids in meanings(classes).items() if not ids[1:]}
+    wishes = {names.get(name, name): price for name, price in read_wishes(line).items()}
     return replace(v, note=None), prices | wishes
 
 def _wanted(prices): return {name: u for name, u in prices.items() if u > -math.inf}
@@ -139,7 +139,8 @@ def _score_color(p):
 
 def _mark(v, n, named, repeats):
     "A region as the page draws it."
-    name, p = v.pipeline.classes[v.regions.labels[n].item()].name, v.free.probs[n]
+    name = v.pipeline.classes[v.regions.labels[n].item()].name
+    p = v.free.probs[n]
     selector = "does not look" if p is None else f"{p:.2f}"
     about = f"{name}: selector {selector}, detector {v.regions.scores[n]:.2f}"
     box = v.regions.boxes[n].tolist()
@@ -157,10 +158,9 @@ def _draw(v, named):
     names = [v.pipeline.classes[c].name for c in v.regions.labels.tolist()]
     best = {names[n]: n for n in order}                               # a class is named once
     chosen = {best[name] for name in named if name in best}
-    best_first, boxes = order[::-1], v.regions.boxes.tolist()
-    ranked = [names[n] for n in best_first]
-    again = repeated(ranked, [boxes[n] for n in best_first])
-    repeats = {best_first[k] for k in again}
+    boxes = v.regions.boxes.tolist()
+    again = repeated([names[n] for n in order[::-1]], [boxes[n] for n in order[::-1]])
+    repeats = {order[::-1][k] for k in again}
     marks = [_mark(v, n, n in chosen, n in repeats) for n in order]
     about = f"the image, in which were found: {', '.join(dict.fromkeys(names))}"
     href = thumbnail(v.image, _SIDE)
@@ -171,8 +171,8 @@ def _class(v, name): return v.pipeline.classes.get(v.pipeline.by_name.get(name))
 
 def _says(v, text, name):
     "Whether a text without constraints has a word for an object."
-    known = _class(v, name)
-    return any(f" {word} " in f" {text} " for word in ([known.word] if known else name.split("|")))
+    c = _class(v, name)
+    return any(f" {word} " in f" {text} " for word in ([c.word] if c else name.split("|")))
 
 def _worth(v, caption, prices):
     "The fate of each object in a caption, in words; the sum of the prices of those mentioned."
@@ -227,11 +227,12 @@ def _columns(v):
 def _command(v, prices):
     "The caption as a command of a shell."
     width, height = v.image.size
-    image, found = dict(id=1, file_name=v.name, width=width, height=height), []
+    image = dict(id=1, file_name=v.name, width=width, height=height)
+    annotations = []
     for (x1, y1, x2, y2), label, score in zip(*_columns(v)):
         bbox = [round(x, 2) for x in (x1*width, y1*height, (x2 - x1)*width, (y2 - y1)*height)]
-        found.append(dict(image_id=1, category_id=label, bbox=bbox, score=score))
-    boxes = json.dumps(dict(images=[image], annotations=found))
+        annotations.append(dict(image_id=1, category_id=label, bbox=bbox, score=score))
+    boxes = json.dumps(dict(images=[image], annotations=annotations))
     def wish(name, price):
         if abs(price) == math.inf: return name if price > 0 else f"-{name}"
         return f"{name}={price:g}"
@@ -263,11 +264,12 @@ def _copies(v, prices):
 # %% ../../nbs/pages/133_app.ipynb #c1a0e912
 _PIXELS = 50_000_000 # of an uploaded photo, at most
 
-def _give_back():
-    "Return free memory to the system, if the C library supports it."
-    try: ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError): pass
-
+@contextmanager
+def _memory_back():
+    "Return free memory to the system at the end, if the C library supports it."
+    try: yield
+    finally:
+        with suppress(OSError, AttributeError): ctypes.CDLL(None).malloc_trim(0)
 
 # %% ../../nbs/pages/133_app.ipynb #c1a0e914
 class _OwnNames:
@@ -275,12 +277,14 @@ class _OwnNames:
     def __init__(self, app, names): self.app, self.names = app, names
 
     async def __call__(self, scope, receive, send):
-        headers, (address, *_) = scope.get("headers", ()), scope.get("server") or ("",)
+        headers = scope.get("headers", ())
+        address, *_ = scope.get("server") or ("",)
         def asked(what): return {value.decode("latin-1") for key, value in headers if key == what}
-        hosts, own = asked(b"host"), self.names | {address.removeprefix("::ffff:")}
+        hosts = asked(b"host")
+        ours = self.names | {address.removeprefix("::ffff:")}
         names = {re.sub(r":\d*$", "", host).strip("[]").lower() for host in hosts}
         pages = {re.sub(r"^https?://", "", page) for page in asked(b"origin")}
-        if names <= own and pages <= hosts: return await self.app(scope, receive, send)
+        if names <= ours and pages <= hosts: return await self.app(scope, receive, send)
         if scope["type"] == "websocket": return await send({"type": "websocket.close"})
         await send({"type": "http.response.start", "status": 421, "headers": []})
         await send({"type": "http.response.body", "body": b"not a name of this machine"})
@@ -309,6 +313,21 @@ detector, which is downloaded with the first one (160 MB), or by `noc_app --weig
 `noc_app --detections FILE --images FOLDER` brings examples of your own."""
 _NO_PHOTOS = "Take one of the drawings. Photos need `noc_app --model` with a pipeline for photos."
 
+def _examples(photos, source, model, most):
+    """The examples of a source, or drawn scenes: of each a function, which returns pipeline, image
+    and regions, its name, and the name of its model."""
+    if source is None:
+        toy = NovelCaptioner.from_pretrained("toy")
+        return [(lambda n=n: (toy, *_toy_scene(n)), "drawing", "toy") for n in range(most)]
+    def look(i): return photos, source.photo(i), source.regions([i])[0]
+    def good(i):
+        bad = next((x for x in look(i) if isinstance(x, NocError)), None)
+        if bad: say(f"no example: {bad}")
+        return bad is None
+    ids = islice(filter(good, source.ids), most)
+    return [(partial(look, i), source.name(i), model) for i in ids]
+
+# %% ../../nbs/pages/133_app.ipynb #91d21c45
 class _Studio:
     "The state behind the page: examples, the photo pipeline, and its detector."
     def __init__(self,
@@ -318,93 +337,61 @@ class _Studio:
         most:int=12,                # examples
         model:str=None,             # of the photo pipeline, as in `_View`
     ):
-        self.photos, self.detector, self.busy = photos, detector, threading.Lock()
-        self.model, self.drawn = model, source is None
+        self.photos, self.detector, self.model = photos, detector, model
+        self.busy = threading.Lock()                       # one photo at a time
         self.most_unpacked = 200 << 20                     # bytes of a packed file of detections
         self.hint = "Drop a photo, or take one of the examples."
         if source is None: self.hint = _NO_PHOTOS if photos is None else _NO_EXAMPLES
-        if source is None:
-            toy = NovelCaptioner.from_pretrained("toy")
-            self.examples = [lambda n=n: (toy, *_toy_scene(n)) for n in range(most)]
-            self.names = ["drawing"]*most
-        else:
-            def good(i):
-                found = source.photo(i), source.regions([i])[0]
-                bad = next((x for x in found if isinstance(x, NocError)), None)
-                if bad: say(f"no example: {bad}")
-                return bad is None
-            whole = filter(good, source.ids)
-            def photo(i): return photos, source.photo(i), source.regions([i])[0]
-            ids = [*islice(whole, most)]
-            self.examples, self.names = [partial(photo, i) for i in ids], [*map(source.name, ids)]
+        self.examples = _examples(photos, source, model, most)
 
     def example(self, n:int)->_View:
         "The n-th example."
-        model = "toy" if self.drawn else self.model
-        return _view(*self.examples[n](), name=self.names[n], model=model)
+        look, name, model = self.examples[n]
+        return _view(*look(), name=name, model=model)
+
+    def _look(self, path, detections):
+        "A photo, if there is one, and its regions; or a `NocError` if no detector can be made."
+        if self.photos is None:
+            raise NocError("photos need a pipeline for photos: noc_app --model FOLDER")
+        image = open_image(path, _PIXELS) if path else None
+        if detections:
+            with unpacking(self.most_unpacked):
+                source = detected(detections, images=path, classes=self.photos.classes)
+                regions = source.regions(source.ids)
+        else:
+            try: self.detector = self.detector or detector_for(self.photos)
+            except NocError as e: return image, e
+            regions = self.detector([image])
+        require(len(regions) == 1, f"{len(regions)} images", "detections of one")
+        if isinstance(regions[0], NocError): raise regions[0]
+        return image, regions[0]
 
     def upload(self, path, detections=None)->_View:
         "An uploaded photo, and the regions found in it. Raises `NocError` for a bad file."
-        self._for_photos()
-        with self.busy:                                    # one photo at a time
-            try: return self._look(path, detections)
-            finally: _give_back()
+        about = dict(name=Path(path).name, model=self.model)
+        sees = isinstance(self.photos, NovelPhotoCaptioner)      # it writes without boxes too
+        with self.busy, _memory_back():
+            image, regions = self._look(path, detections)
+            if isinstance(regions, NocError):
+                text = f"{regions}. Draw boxes, or send a file of detections with the photo."
+                about["note" if sees else "waits"] = text
+                regions = Regions.empty()
+            return _view(self.photos, image, regions, **about)
 
-    def _for_photos(self):
-        if self.photos is None:
-            raise NocError("photos need a pipeline for photos: noc_app --model FOLDER")
-        return self.photos
-
-# %% ../../nbs/pages/133_app.ipynb #91d21c45
-@patch
-def _look(self:_Studio, path, detections):
-    "The view of a photo; without a detector it waits for boxes."
-    image, about = open_image(path, _PIXELS), dict(name=Path(path).name, model=self.model)
-    sees = isinstance(self.photos, NovelPhotoCaptioner)          # it writes without boxes too
-    try:
-        if not detections: self.detector = self.detector or detector_for(self.photos)
-    except NocError as e:
-        text = f"{e}. Draw boxes, or send a file of detections with the photo."
-        about["note" if sees else "waits"] = text
-        return _view(self.photos, image, Regions.empty(), **about)
-    return _view(self.photos, image, self._regions(image, path, detections), **about)
-
-@patch
-def _regions(self:_Studio, image, path, detections):
-    "The regions of an image. Raises `NocError` for detections that are not those of one image."
-    if not detections: found = self.detector([image])
-    else:
-        with unpacking(self.most_unpacked):
-            source = detected(detections, images=path, classes=self.photos.classes)
-            found = source.regions(source.ids)
-    require(len(found) == 1, f"{len(found)} images", "detections of one")
-    if isinstance(found[0], NocError): raise found[0]
-    return found[0]
-
-# %% ../../nbs/pages/133_app.ipynb #c79239ba
-@patch
-def answer(self:_Studio,
-    photo:str=None,      # path of a photo
-    detections:str=None, # path of its detections
-    words:str="",        # as `noc_caption --objects` takes them; "": the selector's choice
-    price_weight:str="", # nats for a unit of the selector's log-odds, or "must"; "": as trained
-)->dict:                 # a line as `noc_caption --costs` writes it
-    "Caption one image for a program. Raises `NocError` for input that the command refuses too."
-    require(photo or detections, "no image", "a photo, a file of detections, or both")
-    with self.busy:
-        try:
-            regions, image = self._photo_and_boxes(photo, detections)
+    def answer(self,
+        photo:str=None,      # path of a photo
+        detections:str=None, # path of its detections
+        words:str="",        # as `noc_caption --objects` takes them; "": the selector's choice
+        price_weight:str="", # nats for a unit of the selector's log-odds, or "must"; "": as trained
+    )->dict:                 # a line as `noc_caption --costs` writes it
+        "Caption one image for a program. Raises `NocError` for input that the command refuses too."
+        require(photo or detections, "no image", "a photo, a file of detections, or both")
+        with self.busy, _memory_back():
+            image, regions = self._look(photo, detections)
+            if isinstance(regions, NocError): raise regions
             options = dict(price_weight=weight_of(price_weight or None), costs=True)
-            caption = _captioned(self._for_photos(), regions, image, words or None, **options)
-        finally: _give_back()
-    return _line(self.photos, regions, caption, photo and Path(photo).name)
-
-@patch
-def _photo_and_boxes(self:_Studio, photo, detections):
-    "The regions of an image, and the image; None without a photo."
-    pipeline, image = self._for_photos(), open_image(photo, _PIXELS) if photo else None
-    if not detections: self.detector = self.detector or detector_for(pipeline)
-    return self._regions(image, photo, detections), image
+            caption = _captioned(self.photos, regions, image, words or None, **options)
+        return _line(self.photos, regions, caption, photo and Path(photo).name)
 
 # %% ../../nbs/pages/133_app.ipynb #de87617f
 _SLIDERS = 8 # objects whose prices can be moved
@@ -432,29 +419,29 @@ def _asked(gr):
     return weight, ticked, phrases, added, line, sliders
 
 # %% ../../nbs/pages/133_app.ipynb #ad27e5cd
-@patch
-def _page(self:_Studio,
+def _page(
+    studio:_Studio, # behind the page
     max_mb:int=10,  # largest upload, in MB
     host:str="localhost", # a host name under which the page is served
 ):                  # a `gradio.Blocks`, not yet served, and how to launch it
     "Build the page. Raises `NocError` without Gradio."
     gr = _gradio()
-    self.most_unpacked = 20*max_mb << 20
-    thumbnails = [(e()[1], f"example {n}") for n, e in enumerate(self.examples, 1)]
+    studio.most_unpacked = 20*max_mb << 20
+    thumbnails = [(look()[1], f"example {n}") for n, (look, *_) in enumerate(studio.examples, 1)]
     for image, _ in thumbnails: image.thumbnail((200, 200))
-    title, p = "What is worth saying? · noc_nb", SimpleNamespace()
+    title = "What is worth saying? · noc_nb"
+    p = SimpleNamespace()
     with gr.Blocks(title=title, analytics_enabled=False, delete_cache=(600, 3600)) as p.page:
         p.view, p.prices = gr.State(), gr.State({})
         gr.Markdown("## What is worth saying?\n Choose what the caption may say, and what it is "
                     "worth. A word shows where the decoder looked; a click keeps it.")
         with gr.Row():
             with gr.Column(scale=5, min_width=340):
-                start = render("message.html", text=self.hint)
+                start = render("message.html", text=studio.hint)
                 p.out = gr.HTML(start, js_on_load=render("stage.js"), elem_id="stage")
                 p.name, p.typed, p.undo = _own_boxes(gr)
             with gr.Column(scale=3, min_width=320):
-                (p.weight, p.ticked, p.phrases, p.added, p.line,
-                 p.sliders) = _asked(gr)
+                p.weight, p.ticked, p.phrases, p.added, p.line, p.sliders = _asked(gr)
                 label = f"Photo (and detections), ≤ {max_mb} MB"
                 p.file = gr.File(label=label, file_types=["image", *_BOXES], height=165,
                                  file_count="multiple")
@@ -464,8 +451,8 @@ def _page(self:_Studio,
                 with gr.Accordion("The same elsewhere", open=False):
                     p.copies = [gr.Code(label=f"Copy as {what}", buttons=["copy"], max_lines=8)
                                 for what in ("command", "Python")]
-        self._wire(gr, p)
-        self._for_programs(gr)
+        _wire(gr, p, studio)
+        _for_programs(gr, studio.answer)
     fonts = dict(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
     theme = gr.themes.Soft(primary_hue="slate", neutral_hue="slate", **fonts)
     options = dict(app_kwargs=_only_for(host), theme=theme,
@@ -474,8 +461,7 @@ def _page(self:_Studio,
     return p.page, options
 
 # %% ../../nbs/pages/133_app.ipynb #481b401d
-@patch
-def _shown(self:_Studio, gr, v, prices):
+def _shown(gr, v, prices):
     "The contents of the page's parts for a view, in the order of `_wire`."
     scores = _class_scores(v)
     def label(name):
@@ -483,7 +469,8 @@ def _shown(self:_Studio, gr, v, prices):
         return name if scores.get(name) is None else f"{name}  {scores[name]:.2f}"
     choices = [(label(name), name) for name in {**scores, **prices}]
     every = sorted(v.pipeline.by_name)
-    rest, sliders = [name for name in every if name not in prices], []
+    rest = [name for name in every if name not in prices]
+    sliders = []
     long = [name for name in prices if _class(v, name) and len(_class(v, name).phrase) > 1]
     phrases = gr.update(visible=bool(long), value=v.phrases,
                         label=f"Say whole names: {', '.join(long)}")
@@ -500,27 +487,25 @@ _BOXES = ".json", ".gz", ".parquet", ".xml", ".csv"          # endings of files 
 def _paths(files):
     "The photo among uploaded files, and its detections. Raises `NocError` unless there is one."
     files = [*map(Path, files)]
-    found = [path for path in files if path.suffix in _BOXES]
-    photos = [path for path in files if path not in found]
-    require(len(photos) == 1 and len(found) < 2, f"{len(files)} files",
+    boxes = [path for path in files if path.suffix in _BOXES]
+    photos = [path for path in files if path not in boxes]
+    require(len(photos) == 1 and len(boxes) < 2, f"{len(files)} files",
             "a photo, and one file of its detections")
-    return *photos, *found
+    return *photos, *boxes
 
 # %% ../../nbs/pages/133_app.ipynb #d6e8fae5
-@patch
-def _opened(self:_Studio, gr, find, how):
+def _opened(gr, find, how):
     "The page for the view that `find` returns, or why there is none."
-    try: return self._shown(gr, *_propose(find(), how))
+    try: return _shown(gr, *_propose(find(), how))
     except NocError as e: text = render("message.html", text=e)
-    empty, hidden = gr.update(choices=[], value=[]), [gr.update(visible=False)]*(1 + _SLIDERS)
-    none = gr.update(choices=[], value=None)
+    empty, none = gr.update(choices=[], value=[]), gr.update(choices=[], value=None)
+    hidden = [gr.update(visible=False)]*(1 + _SLIDERS)
     return [None, {}, empty, none, "", none, *hidden, text, "", ""]
 
-@patch
-def _tried(self:_Studio, gr, v, prices, change):
+def _tried(gr, v, prices, change):
     "The page for the view and prices that `change` returns, or why there are none."
-    try: return self._shown(gr, *change())
-    except NocError as e: return self._shown(gr, replace(v, note=str(e)), prices)
+    try: return _shown(gr, *change())
+    except NocError as e: return _shown(gr, replace(v, note=str(e)), prices)
 
 # %% ../../nbs/pages/133_app.ipynb #70e8bc46
 def _handler(gr, f):
@@ -535,28 +520,27 @@ def _handler(gr, f):
         raise gr.Error(line, print_exception=False)
     return handle
 
-@patch
-def _for_programs(self:_Studio, gr):
+def _for_programs(gr, answer):
     "The endpoint `/caption`; programs see no other."
     with gr.Row(visible=False):
         asked = [gr.File(label="photo"), gr.File(label="detections"), gr.Textbox("", label="words"),
                  gr.Textbox("", label="price_weight")]
         line, go = gr.JSON(label="line"), gr.Button()
     about = "Caption a photo, its detections, or both; words as noc_caption --objects takes them."
-    go.click(_handler(gr, self.answer), asked, line, api_name="caption", api_description=about)
+    go.click(_handler(gr, answer), asked, line, api_name="caption", api_description=about)
 
 # %% ../../nbs/pages/133_app.ipynb #a2fb386e
-@patch
-def _wire(self:_Studio, gr, p):
+def _wire(gr, p, studio):
     "Connect the widgets to their functions."
-    ask, live = [p.view, p.prices], [p.prices, p.out, *p.copies]
+    ask = [p.view, p.prices]
+    live = [p.prices, p.out, *p.copies]
     whole = [*ask, p.ticked, p.added, p.line, p.name, p.phrases, *p.sliders, p.out, *p.copies]
-    opened, tried, shown = (partial(f, gr) for f in (self._opened, self._tried, self._shown))
+    opened, tried, shown = (partial(f, gr) for f in (_opened, _tried, _shown))
     def box(v, prices, how, *about):
         return tried(v, prices, lambda: _propose(_with_box(v, *about), how, prices))
-    def begin(how): return opened(lambda: self.example(0), how)
-    def upload(files, how): return opened(lambda: self.upload(*_paths(files)), how)
-    def choose(how, event: gr.EventData): return opened(lambda: self.example(event.index), how)
+    def begin(how): return opened(lambda: studio.example(0), how)
+    def upload(files, how): return opened(lambda: studio.upload(*_paths(files)), how)
+    def choose(how, event: gr.EventData): return opened(lambda: studio.example(event.index), how)
     def weigh(v, prices, how): return shown(*_propose(v, how, prices))
     def tick(v, prices, names): return shown(v, {n: prices.get(n, math.inf) for n in names})
     def phrase(v, prices, on): return shown(replace(v, phrases=on), prices)
@@ -574,7 +558,7 @@ def _wire(self:_Studio, gr, p):
     def seen(f): return lambda v, *args: f(v, *args) if v else gr.skip()
     def on(event, f, inputs, outputs=whole, **more):
         event(_handler(gr, f), inputs, outputs, api_visibility="private", **more)
-    if self.examples: on(p.page.load, begin, p.weight)
+    if studio.examples: on(p.page.load, begin, p.weight)
     on(p.file.upload, upload, [p.file, p.weight])
     on(p.gallery.select, choose, p.weight)
     changes = {p.weight: weigh, p.ticked: tick, p.phrases: phrase, p.added: add}
@@ -590,9 +574,10 @@ def _wire(self:_Studio, gr, p):
 # %% ../../nbs/pages/133_app.ipynb #b09d9947
 def _open_studio(job):
     "The studio that `noc_app` serves. Raises `NocError` for bad input."
-    drawn, source, detector = (job.model or shipped()[0]) == "toy", None, None
-    require(not (drawn and job.src), "--detections", "--model with a pipeline for photos")
-    photos = None if drawn else job.pipeline()
+    model = job.model or shipped()[0]
+    require(model != "toy" or not job.src, "--detections", "--model with a pipeline for photos")
+    photos = None if model == "toy" else job.pipeline()
+    source = detector = None
     if job.src:
         source = job.source(photos)
         shown = source.files.keys() & set(source.ids)
@@ -600,15 +585,15 @@ def _open_studio(job):
     if photos and (job.detector or job.weights):
         detector = detector_for(photos, job.detector, job.weights)
     more = job.captioner or job.classes or job.form or job.detector
-    return _Studio(photos, detector, source, model=None if more else job.model or shipped()[0])
+    return _Studio(photos, detector, source, model=None if more else model)
 
 def _check_serving(host, port, max_mb):
     "Raise `NocError` for options that the server cannot use."
     check_range("--", 1, 65535, port=port)
     check_range("--", 1, max_mb=max_mb)
     try:
-        known = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
-        family, _, _, _, address = known[0]
+        first, *_ = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
+        family, *_, address = first
         with socket.socket(family) as s: s.bind(address)
     except (OSError, UnicodeError) as e:
         raise NocError(f"--host {host}: {e}; expected an address of this machine") from None
@@ -625,7 +610,7 @@ def _run_app(o):
     studio = _open_studio(read_options(Job, o, src=o.detections))
     say_notes()
     say(studio.hint)
-    page, options = studio._page(o.max_mb, o.host)
+    page, options = _page(studio, o.max_mb, o.host)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))        # uploads are removed
     address = o.host if o.host != "0.0.0.0" else socket.gethostname()
     options |= dict(server_name=o.host, server_port=o.port, quiet=True)
