@@ -202,9 +202,8 @@ FORMS = {
 def page():
     "Return the page in Markdown."
     head = ("# Forms of files\n\n> The forms of files that the commands read, and the tools that write them\n\n"
-            "Written by `tests/forms.py`; `tests/test_forms.py` reads each example. Text is UTF-8, with or without a\n"
-            "byte order mark, or UTF-16. Photos are matched by name ([data.md](data.md)), without suffixes if the\n"
-            "names on one side have none.\n")
+            "`tests/test_forms.py` reads each example. Text is UTF-8, with or without a byte order mark, or UTF-16.\n"
+            "Photos are matched by name ([data.md](data.md)); suffixes are ignored if one side has none.\n")
     def section(title, option, forms):
         lines = [f"| {form} | {tool} | `{file}` |" for form, tool, file, _ in forms]
         top = f"\n## {title}\n\nRead by {option}.\n\n| form | written by | example |\n|---|---|---|"
