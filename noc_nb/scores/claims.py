@@ -22,7 +22,7 @@ from ..lab.tables import cell, metric, paper_numbers, score_place
 from ..lab.verdict import (gap, holm, near_limit, over_runs, p_value, short_p, signed,
                                 verdict)
 from ..metrics import CaptionScorer
-from ..novelty import interval, judge, nonnovel_weight
+from ..novelty import interval, nonnovel_weight
 from .report import make_task, match, read_system
 
 # %% ../../nbs/scores/123_claims.ipynb #3b0a79bc
@@ -140,9 +140,7 @@ def _drawing(task, samples=1000, **protocol):
     @cache
     def drawn(path):
         captions, _ = match(read_system(path), task, path)
-        judged = judge(captions, task.refs, task.refs, task.novel, task.heldout, scorer=scorer,
-                       **protocol)
-        return judged.bootstrap(samples)
+        return task.judge(captions, scorer, **protocol).bootstrap(samples)
     return drawn
 
 def _difference(drawn):
