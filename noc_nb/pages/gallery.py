@@ -10,12 +10,13 @@ import json, os, sys, tempfile, zlib
 from collections import Counter
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from fastcore.basics import chunked
 from markupsafe import Markup
 
 from ..constraints import constraint_tokens
@@ -37,7 +38,8 @@ def _near(x, digits=4): return None if x is None else round(x, digits)
 
 def _line(pipeline, regions, caption, name):
     "A caption as JSON: with the regions that a model looked at, and both their scores."
-    boxes, seen = [], pipeline.max_regions
+    boxes = []
+    seen = pipeline.max_regions
     columns = regions.labels.tolist(), regions.boxes.tolist(), regions.scores.tolist()
     for n, (c, box, score, p) in enumerate(zip(*columns, caption.probs)):
         if n >= seen and p is None: continue
@@ -58,20 +60,17 @@ def caption_lines(
     options:CaptionOptions=CaptionOptions(), # as the pipeline takes them
 )->list:                     # a line for each; a dict with `error` if there is no caption
     "Caption some images of a source, `options.batch` at a time."
-    lines = []
-    for start in range(0, len(ids), options.batch):
-        lines += _batch_lines(pipeline, source, ids[start:start+options.batch], options)
-    return lines
+    parts = (_batch_lines(pipeline, source, some, options) for some in chunked(ids, options.batch))
+    return [*chain.from_iterable(parts)]
 
 def _batch_lines(pipeline, source, ids, options):
     images, seen, errors = source.batch(ids)
     captions = dict(zip(images, pipeline([*images.values()], seen=seen, **vars(options))))
     def line(i):
-        name = source.name(i)
-        own = dict(image_id=source.texts.get(i, i))       # as in its file
-        if i in errors: return own | dict(file=name, error=str(errors[i]))
+        about = dict(image_id=source.texts.get(i, i), file=source.name(i))   # as in its file
+        if i in errors: return about | dict(error=str(errors[i]))
         met = dict(counts=source.met[i]) if i in source.met else {}
-        return _line(pipeline, images[i], captions[i], name) | own | met
+        return _line(pipeline, images[i], captions[i], source.name(i)) | about | met
     return [*map(line, ids)]
 
 # %% ../../nbs/pages/132_gallery.ipynb #ccae2a68
@@ -99,10 +98,9 @@ def begin_captions(
     **more,                  # other settings of the run
 ):
     "Begin a run that captions, or resume one."
-    settings, files = _settings(pipeline, source, options, **more), {}
-    for part, own in dict(captioner=getattr(pipeline.captioner, "files", {}),
-                          detector=source.reads).items():
-        files |= {f"{part}/{name}": path for name, path in own.items()}
+    settings = _settings(pipeline, source, options, **more)
+    parts = dict(captioner=getattr(pipeline.captioner, "files", {}), detector=source.reads)
+    files = {f"{part}/{name}": path for part, of in parts.items() for name, path in of.items()}
     begin(about, out, settings, resume, made, files | input_files(source.files.values()))
 
 # %% ../../nbs/pages/132_gallery.ipynb #52e9b01c
@@ -112,16 +110,12 @@ def _beside_output(out, kind):
 
 def _checked(text, n): return b"%s\t%08x\n" % (text, zlib.crc32(text, n))
 
-def _line_of(line, n):
-    "The text of line n of a file that was begun; None if it is torn, altered or moved."
-    text = line.rpartition(b"\t")[0]
-    return text if line == _checked(text, n) else None
-
 def _lines_of(part, ids):
     "The lines of a file that was begun, up to the first that is torn, altered or moved."
     with open(part, "rb") as f:
         for n, line in enumerate(islice(f, len(ids))):
-            if (text := _line_of(line, n)) is None: return
+            text = line.rpartition(b"\t")[0]
+            if line != _checked(text, n): return
             yield text, len(line)
 
 def _whole_groups(part, ids, batch):
@@ -233,9 +227,11 @@ _FONT = dict(size=13, letter=7.6, margin=8, height=18, base=13)  # of names at c
 
 def _words(line, hues):
     "(text, hue) of a caption's parts; hue is None but for words of candidates."
-    words, said, parts, start = line["caption"].split(), {}, [], 0
+    words = line["caption"].split()
+    said, parts = {}, []
     for c in line["candidates"]:
         if c["span"]: said.setdefault(c["span"][0], (c["span"][1], hues[c["object"]]))
+    start = 0
     while start < len(words):
         end, hue = said.get(start, (start + 1, None))
         parts.append((" ".join(words[start:end]), hue))
@@ -245,11 +241,11 @@ def _words(line, hues):
 def _picture(line, image, hues):
     "The regions of a line; those of candidates are on top, and a class is named once."
     width, height = image.size if image else line["size"] or (4, 3)
-    scale, marks, named = 440/max(width, height), [], set()
+    scale = 440/max(width, height)
+    marks, named = [], set()
     def rank(box): return box["object"] in hues, box["selector"] or 0, box["score"]
     boxes = sorted(line["boxes"], key=rank, reverse=True)
-    objects = [box["object"] for box in boxes]
-    repeats = repeated(objects, [box["box"] for box in boxes])
+    repeats = repeated([box["object"] for box in boxes], [box["box"] for box in boxes])
     for n, box in enumerate(boxes):
         hue = hues.get(box["object"])
         name = box["object"] if hue is not None and hue not in named else ""
@@ -348,7 +344,9 @@ def _unsayable(pipeline):
 def _failures(pipeline, file):
     """How many images have no caption; the names of those without boxes; word -> objects that
     cannot be mentioned without it."""
-    failed, empty, lacking, words, blank = 0, [], Counter(), _unsayable(pipeline), 0
+    failed = blank = 0
+    empty, lacking = [], Counter()
+    words = _unsayable(pipeline)
     for line in _read_lines(file):
         failed += "error" in line
         blank += not line.get("caption", "-").strip()
@@ -372,8 +370,8 @@ def _check_outputs(job, out, report):
     for option, path in (("--out", out), ("--html", report)):
         regular = path is None or not Path(path).exists() or Path(path).is_file()
         require(regular, f"{option} {path}", "a regular file")
-    own = [_beside_output(out, kind) for kind in ("part", "run.json")] if out else []
-    check_outputs({"--out": out, "--html": report}, [*job.inputs, *own])
+    beside = [_beside_output(out, kind) for kind in ("part", "run.json")] if out else []
+    check_outputs({"--out": out, "--html": report}, [*job.inputs, *beside])
     if report: check_ours(report, _MARK, "--html", "page of noc_caption")
 
 # %% ../../nbs/pages/132_gallery.ipynb #fa0ca6ed
@@ -381,7 +379,8 @@ def _text_files(source, folder):
     "A path for each image's text. Raises `NocError` where two photos would share one."
     regular = Path(folder).is_dir() or not os.path.lexists(folder)
     require(regular, f"--txt {folder}", "a folder, for example the one with the photos")
-    names, owners = {i: name for name, i in source.names if name}, {}
+    names = {i: name for name, i in source.names if name}
+    owners = {}
     for i in source.ids:
         name = source.name(i) or names.get(i) or str(source.texts.get(i, i))
         path = Path(folder, *(part for part in Path(name).parts if part not in ("..", "/")))
@@ -416,10 +415,9 @@ def weight_of(
 
 def _run_caption(o):
     "Caption images by the options of the command. Raises `NocError` for bad options."
-    batch = o.batch
-    if batch is None: batch = 8 if o.captioner else 50
-    told = dict(batch=batch, price_weight=weight_of(o.price_weight))
-    options = read_options(CaptionOptions, o, **told)
+    usual = 8 if o.captioner else 50
+    options = read_options(CaptionOptions, o, price_weight=weight_of(o.price_weight),
+                           batch=usual if o.batch is None else o.batch)
     job = replace(read_options(Job, o), options=options).where_fast()
     keep_blocks()
     made = caption_files(job, o.out, o.html, o.resume, o.txt, o.overwrite)

@@ -23,12 +23,14 @@ def looks(
     caption:str,             # words of the vocabulary
 )->Tensor:                   # (t,n) a row for each word; sums to 1, or to 0 without regions
     "Where each word of a caption looked."
-    captioner, out = pipeline.captioner, torch.zeros(len(caption.split()), len(regions))
+    captioner = pipeline.captioner
+    out = torch.zeros(len(caption.split()), len(regions))
     if not isinstance(captioner, Captioner): return out
     batch = _features(pipeline, [regions]).to(next(captioner.parameters()).device)
     words = pipeline.vocab.encode(caption.split())
     tokens = torch.tensor([[BOS, *words]], device=batch.mask.device)[:,:-1]
-    weights, thread = [], threading.get_ident()
+    weights = []
+    thread = threading.get_ident()
     def keep(attention, args):                      # other threads' passes call this too
         if threading.get_ident() == thread: weights.append(attention.weights(*args))
     hooks = [layer.regions.f.register_forward_pre_hook(keep) for layer in captioner.decoder.layers]

@@ -33,11 +33,6 @@ def _canvas(ax, image, size):
     ax.set(xticks=[], yticks=[], xlim=(0, width), ylim=(height, 0))
     return width, height
 
-def _check_lengths(n, **columns):
-    for name, values in columns.items():
-        length = n if values is None else len(values)
-        require(length == n, f"show_boxes: {name}: {length} of them", f"{n}")
-
 # %% ../../nbs/pages/130_viz.ipynb #e908b753
 def place_tags(
     corners, # (x, y) upper left corner of each box, the most important first
@@ -57,10 +52,6 @@ def place_tags(
     return [(x, y) for x, y, _ in places]
 
 # %% ../../nbs/pages/130_viz.ipynb #e908b755
-def _draw_box(ax, corners, color):
-    x1, y1, x2, y2 = corners
-    ax.add_patch(plt.Rectangle((x1, y1), x2-x1, y2-y1, fill=False, edgecolor=color, linewidth=1.6))
-
 def _texts(labels, scores, once):
     "The labels of the boxes, with their scores."
     texts = [""]*len(labels)
@@ -74,7 +65,9 @@ class _Tags(Artist):
     def __init__(self, ax, corners, texts, colors, size):
         super().__init__()
         style = dict(fontsize=7, color="white", va="top", in_layout=False, parse_math=False)
-        self.corners, self.size, self.zorder = corners, size, 2.9              # just before texts
+        self.corners = corners
+        self.size = size
+        self.zorder = 2.9              # just before texts
         named = zip(corners, texts, colors)
         self.tags = [ax.text(*xy, text, **style, bbox=dict(fc=color, ec="none", pad=1))
                      for xy, text, color in named]
@@ -104,13 +97,16 @@ def show_boxes(
     "Draw boxes on an image or on an empty canvas. Raises `NocError` if the lengths differ."
     boxes = np.asarray(boxes, dtype=float).reshape(-1, 4)
     n = len(boxes)
-    _check_lengths(n, labels=labels, scores=scores)
+    for name, values in dict(labels=labels, scores=scores).items():
+        length = n if values is None else len(values)
+        require(length == n, f"show_boxes: {name}: {length} of them", f"{n}")
     ax = ax or plt.subplots(figsize=(4, 3))[1]
     size = _canvas(ax, image, size)
     if color is None: color = _colors_of(range(n) if labels is None else labels)
     if isinstance(color, str): color = [color]*n
     pixels = boxes * [*size, *size]
-    for corners, c in zip(pixels, color): _draw_box(ax, corners, c)
+    for (x1, y1, x2, y2), c in zip(pixels, color):
+        ax.add_patch(plt.Rectangle((x1, y1), x2-x1, y2-y1, fill=False, edgecolor=c, linewidth=1.6))
     texts = _texts([""]*n if labels is None else [*map(str, labels)], scores, once)
     named = [(xy, text, c) for xy, text, c in zip(pixels[:,:2], texts, color) if text]
     if named: _Tags(ax, *zip(*named), size)
