@@ -37,7 +37,7 @@ def test_scorings_of_test_are_logged():
             "a row on test without its line in results/test_log.jsonl is not to be trusted; commit both")
 
 def test_the_mixed_trainings_repeat_every_digit():
-    "Nine rows of a training that was run again, on another H100 and from a clean commit, equal those of the unclean one."
+    "Nine rows of a second training, on another H100 and from a clean commit, equal those of the first."
     mixed = "scst.mix=0.5 scst.price_weight=2"
     priced = "borrow=2 prices.weight=1 prices.unseen=5"
     before = {(None, "none"): None, (f"{mixed}; {priced}", "none"): mixed,
