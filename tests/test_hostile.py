@@ -275,7 +275,7 @@ def test_a_torn_last_row_is_left_out(tmp_path, capsys):
     for n in range(2): append_row(tmp_path/"rows.jsonl", dict(n=n))
     with open(tmp_path/"rows.jsonl", "ab") as f: f.write(b'{"n": "\xc3')
     assert [r["n"] for r in read_rows(tmp_path/"rows.jsonl")] == [0, 1]
-    assert "rows.jsonl: its last line is torn" in capsys.readouterr().err
+    assert "rows.jsonl: the last line is incomplete" in capsys.readouterr().err
     append_row(tmp_path/"rows.jsonl", dict(n=2))
     assert [r["n"] for r in read_rows(tmp_path/"rows.jsonl")] == [0, 1, 2]
 

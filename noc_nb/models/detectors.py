@@ -111,7 +111,7 @@ class PretrainedDetector(_Batches):
 
     @classmethod
     def from_pretrained(cls,
-        name,         # a folder, or a name of the hub
+        name,         # a folder, or a model name on the Hugging Face hub
         classes=None, # as in `PretrainedDetector`
         device=None,  # default: the accelerator if there is one
         **settings,   # further ones of `PretrainedDetector`
@@ -201,7 +201,7 @@ class _ToldDetector(PretrainedDetector):
 
 # %% ../../nbs/models/114_detectors.ipynb #8f1c0a11
 def classes_for(
-    name,     # a detector of torchvision, a folder, or a name of the hub
+    name,     # a detector of torchvision, a folder, or a model name on the Hugging Face hub
     own=None, # classes that the user supplied
 )->dict:      # class id -> `ObjectClass`; None: the pipeline's own
     "The classes that a detector finds. Raises `NocError` if they have no names."

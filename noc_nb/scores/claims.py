@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CLAIMS', 'COMMAND', 'SYSTEMS_COMMAND', 'write_claims', 'write_systems', 'write_variants', 'inner_attention',
-           'claims_view']
+           'claims_view', 'systems_view']
 
 # %% ../../nbs/scores/123_claims.ipynb #faa3c567
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from ..lab.tables import cell, metric, paper_numbers, score_place
 from ..lab.verdict import (gap, holm, near_limit, over_runs, p_value, short_p, signed,
                                 verdict)
 from ..metrics import CaptionScorer
-from ..novelty import interval, judge, nonnovel_weight
+from ..novelty import interval, nonnovel_weight
 from .report import make_task, match, read_system
 
 # %% ../../nbs/scores/123_claims.ipynb #3b0a79bc
@@ -140,9 +140,7 @@ def _drawing(task, samples=1000, **protocol):
     @cache
     def drawn(path):
         captions, _ = match(read_system(path), task, path)
-        judged = judge(captions, task.refs, task.refs, task.novel, task.heldout, scorer=scorer,
-                       **protocol)
-        return judged.bootstrap(samples)
+        return task.judge(captions, scorer, **protocol).bootstrap(samples)
     return drawn
 
 def _difference(drawn):
@@ -381,3 +379,16 @@ def claims_view(
         metrics = judged.get(c.text, {}).get("metrics", {})
         lines[c.shown] = _cells(c, metrics, deltas[c.text], tested.get(c.text))
     return pd.DataFrame.from_dict(lines, orient="index")
+
+# %% ../../nbs/scores/123_claims.ipynb #83a0be71
+def systems_view(
+    rows:list, # of `write_systems`
+)->dict:       # (system, column) -> difference with its interval as text, whether it is significant
+    "How far systems are from their rivals."
+    last = {r["system"]: r for r in rows}
+    found = {(name, c): x for name, r in last.items() for c, x in r["metrics"].items()}
+    ps = holm([x["p"] for x in found.values()])
+    def text(name, x, p):
+        near = _near(x["p"], p, last[name]["config"]["samples"])
+        return signed(x["difference"], x["interval"]) + near
+    return {key: (text(key[0], x, p), p < .05) for (key, x), p in zip(found.items(), ps)}

@@ -15,9 +15,9 @@ import numpy as np
 from ..core import require
 from ..lab.config import check_range
 from ..lab.verdict import gap, holm, near_limit, short_p, signed, verdict
-from .page import Part, as_markdown
+from .page import Part
 from .quality import LOW_IS_GOOD
-from .report import evaluate_file, read_report
+from .report import read_report
 
 # %% ../../nbs/scores/124_compare.ipynb #1d854865
 _ALIKE = dict(protocol=("words", "weight", "fp", "learned"), about=("words", "truth", "counted"))
@@ -79,8 +79,8 @@ def _gap(place, a, b, paired=False):
 def _with_verdicts(rows, samples):
     "Name -> difference: with verdicts, corrected for all of them."
     for (name, row), p in zip(rows.items(), holm([row["p"] for row in rows.values()])):
-        found = verdict(_gain(name, row["interval"]), p=p)
-        row |= dict(holm=p, verdict=found, near=near_limit(row["p"], p, samples))
+        word = verdict(_gain(name, row["interval"]), p=p)
+        row |= dict(holm=p, verdict=word, near=near_limit(row["p"], p, samples))
     return rows
 
 _FEWER = {f"quality {name}" for name in LOW_IS_GOOD}

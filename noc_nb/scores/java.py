@@ -13,7 +13,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from fastcore.basics import patch
 from pycocoevalcap.meteor import meteor as meteor_package
 from pycocoevalcap.spice import spice as spice_package
 
@@ -101,7 +100,8 @@ def _version_text(java, seconds=10):
 
 def _version(java):
     "The version of a Java: 8, 11, 17 … Raises `OSError` if that cannot be found out."
-    text, asked = _version_text(java), f"it needs Java, and `{Path(java).name} -version`"
+    text = _version_text(java)
+    asked = f"it needs Java, and `{Path(java).name} -version`"
     if text is None: raise OSError(f"{asked} hangs")
     number = re.search(r'version "(?:1\.)?(\d+)', text)
     said = text.strip().rpartition("\n")[2][:120]     # of a traceback, why it cannot be run
@@ -145,7 +145,8 @@ class _Meteor:
                    *"meteor-1.5.jar - - -stdio -l en -norm -a data/paraphrase-en.gz".split()]
         self.process = _start_guarded(command, cwd=folder or Path(meteor_package.__file__).parent,
                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.seconds, self.close = seconds, weakref.finalize(self, _end, self.process)
+        self.seconds = seconds
+        self.close = weakref.finalize(self, _end, self.process)
 
     def ask(self, *parts):
         "The answer to a line. Raises `OSError` if the program has ended or is too slow."
@@ -220,73 +221,70 @@ def _java_options(folder):
     jars = os.pathsep.join(str(folder/_jar_name(c)) for c in _SPICE_JARS if not c.startswith(_NLP))
     return f'--module-path "{jars}" --add-modules org.openjdk.nashorn {" ".join(_OPENS)}'
 
+# %% ../../nbs/scores/120_java.ipynb #c44a3e69
 class _Spice:
     "SPICE of captions against prepared references, by the program that comes with `pycocoevalcap`."
     def __init__(self, refs, folder=None, seconds=3600):
         """`folder` has jars and parses; one run of Java may take `seconds`. Raises `OSError`
         if Java or a jar is missing. Nothing is started yet."""
-        self.folder, self.seconds, self.known = Path(folder or _cache_folder()/"spice"), seconds, {}
+        self.folder, self.seconds = Path(folder or _cache_folder()/"spice"), seconds
+        self.known = {}                                  # (image, line) -> its score
         self.java, self.heap = find_java()[0], _heap(2000, 1500)
         lost = "its jars are missing or were changed; `noc_setup_spice` brings them"
         if _missing_jars(self.folder): raise FileNotFoundError(lost)
         self.refs = {i: list(map(ptb_line, own)) for i, own in refs.items()}
-        # the database is native code for this kind of processor; elsewhere parses are not kept
-        self.keeps = platform.machine().lower() in ("x86_64", "amd64")
+        self.keeps = platform.machine().lower() in ("x86_64", "amd64")   # its database is native
 
-# %% ../../nbs/scores/120_java.ipynb #c44a3e69
-@patch
-def _command(self:_Spice, items, *arguments):
-    "Java with SPICE's class path. For a few items, full JIT compilation is not worth its time."
-    quick = ["-XX:TieredStopAtLevel=1"] if items < 500 else []
-    own, threads = Path(spice_package.__file__).parent, min(4, os.cpu_count() or 1)
-    jars = [self.folder/_jar_name(c) for c in _SPICE_JARS]                  # and no others in it
-    path = os.pathsep.join(map(str, [own/"spice-1.0.jar", own/"lib"/"*", *jars]))
-    return [self.java, self.heap, *quick, "-Dfile.encoding=UTF-8", *_OPENS, "-cp", path,
-            "edu.anu.spice.SpiceScorer", *arguments, "-silent", "-threads", threads]
+    def _command(self, items, *arguments):
+        "Java with SPICE's class path. For a few items, full compilation is not worth its time."
+        quick = ["-XX:TieredStopAtLevel=1"] if items < 500 else []
+        package, threads = Path(spice_package.__file__).parent, min(4, os.cpu_count() or 1)
+        jars = [self.folder/_jar_name(c) for c in _SPICE_JARS]           # and no others in it
+        path = os.pathsep.join(map(str, [package/"spice-1.0.jar", package/"lib"/"*", *jars]))
+        return [self.java, self.heap, *quick, "-Dfile.encoding=UTF-8", *_OPENS, "-cp", path,
+                "edu.anu.spice.SpiceScorer", *arguments, "-silent", "-threads", threads]
 
-@patch
-def _run(self:_Spice, items):
-    "F of items (dicts of test and refs), 0..1. Raises `OSError` if Java fails or takes too long."
-    parses = self.folder/"parses"
-    parses.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as box, open(self.folder/"lock", "w") as lock:
-        source, target = Path(box)/"in.json", Path(box)/"out.json"
-        write_json(source, [dict(item, image_id=k) for k, item in enumerate(items)])
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        arguments = [source, "-out", target, *(["-cache", parses] if self.keeps else [])]
-        process = _start_guarded(self._command(len(items), *arguments), stdin=subprocess.DEVNULL)
+    def _run(self, items):
+        "F of items (dicts of test and refs), 0..1. `OSError` if Java fails or takes too long."
+        parses = self.folder/"parses"
+        parses.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory() as box, open(self.folder/"lock", "w") as lock:
+            source, target = Path(box)/"in.json", Path(box)/"out.json"
+            write_json(source, [dict(item, image_id=k) for k, item in enumerate(items)])
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            cache = ["-cache", parses] if self.keeps else []
+            command = self._command(len(items), source, "-out", target, *cache)
+            process = _start_guarded(command, stdin=subprocess.DEVNULL)
+            try:
+                with _time_limit(process, self.seconds): code = process.wait()
+                if code or not target.exists():
+                    raise OSError(f"SPICE's Java program has failed: {_complaint(process)}")
+            finally: _end(process)
+            text = target.read_text(encoding="utf-8", errors="replace")
         try:
-            with _time_limit(process, self.seconds): code = process.wait()
-            if code or not target.exists():
-                raise OSError(f"SPICE's Java program has failed: {_complaint(process)}")
-        finally: _end(process)
-        text = target.read_text(encoding="utf-8", errors="replace")
-    try:
-        f = {item["image_id"]: float(item["scores"]["All"]["f"] or 0.) for item in json.loads(text)}
-        scores = [f[k] for k in range(len(items)) if math.isfinite(f.get(k, math.nan))]
-    except (ValueError, TypeError, KeyError, RecursionError): scores = []
-    if len(scores) < len(items):
-        raise OSError(f"SPICE's Java program has scored {len(scores)} of {len(items)} captions")
-    return scores
+            f = {x["image_id"]: float(x["scores"]["All"]["f"] or 0.) for x in json.loads(text)}
+            scores = [f[k] for k in range(len(items)) if math.isfinite(f.get(k, math.nan))]
+        except (ValueError, TypeError, KeyError, RecursionError): scores = []
+        if len(scores) < len(items):
+            raise OSError(f"SPICE's Java program has scored {len(scores)} of {len(items)} captions")
+        return scores
 
-# %% ../../nbs/scores/120_java.ipynb #01031e0e
-@patch
-def _score_many(self:_Spice, systems, batch=5000):
-    """SPICE (N,), 0..1, of the captions of each system (image id -> sentence). A run of Java parses
-    or scores a batch; finished batches are kept. Raises `OSError` if Java fails."""
-    def pairs_of(captions): return [(i, ptb_line(c)) for i, c in captions.items()]
-    asked = list(map(pairs_of, systems))
-    pairs = dict.fromkeys(pair for own in asked for pair in own)
-    new = [pair for pair in pairs if pair not in self.known]
-    sentences = list(dict.fromkeys(s for i, line in new for s in (line, *self.refs[i])))
-    def batches(items): return [items[k:k+batch] for k in range(0, len(items), batch)]
-    for some in progress(batches(sentences) if self.keeps else [], "SPICE, parsing"):
-        self._run([dict(test=s, refs=[s]) for s in some])
-    for some in progress(batches(new), "SPICE, scoring"):
-        scores = self._run([dict(test=line, refs=self.refs[i]) for i, line in some])
-        self.known.update(zip(some, scores))
-    def scores_of(pairs): return np.array([self.known[pair] for pair in pairs])
-    return list(map(scores_of, asked))
+    def _score_many(self, systems, batch=5000):
+        """SPICE (N,), 0..1, of the captions of each system (image id -> sentence). A run of Java
+        parses or scores a batch; finished batches are kept. Raises `OSError` if Java fails."""
+        def pairs_of(captions): return [(i, ptb_line(c)) for i, c in captions.items()]
+        asked = list(map(pairs_of, systems))
+        pairs = dict.fromkeys(pair for system in asked for pair in system)
+        new = [pair for pair in pairs if pair not in self.known]
+        sentences = list(dict.fromkeys(s for i, line in new for s in (line, *self.refs[i])))
+        def batches(items): return [items[k:k+batch] for k in range(0, len(items), batch)]
+        for some in progress(batches(sentences) if self.keeps else [], "SPICE, parsing"):
+            self._run([dict(test=s, refs=[s]) for s in some])
+        for some in progress(batches(new), "SPICE, scoring"):
+            scores = self._run([dict(test=line, refs=self.refs[i]) for i, line in some])
+            self.known.update(zip(some, scores))
+        def scores_of(pairs): return np.array([self.known[pair] for pair in pairs])
+        return list(map(scores_of, asked))
 
 # %% ../../nbs/scores/120_java.ipynb #1464569c
 class _Program:
@@ -382,16 +380,17 @@ def _accept(folder, target):
     "Copy the jars that are right. Raises `NocError` for a file with another checksum."
     for coordinates in _missing_jars(target):
         name, checksum = _jar_name(coordinates), _SPICE_JARS[coordinates]
-        found = file_sum(folder/name)
-        if found is None: continue
-        require(found == checksum, f"{folder/name}: SHA-256 {found}", checksum)
+        actual = file_sum(folder/name)
+        if actual is None: continue
+        require(actual == checksum, f"{folder/name}: SHA-256 {actual}", checksum)
         with whole_file(target/name, "wb") as f, open(folder/name, "rb") as jar:
             shutil.copyfileobj(jar, f)                 # nobody sees half a jar
 
 # %% ../../nbs/scores/120_java.ipynb #ce2d5021
 def _setup_spice(jars=None):
     "Fetch SPICE's jars once; returns their folder. `NocError` names missing jars and checksums."
-    target, problems = _cache_folder()/"spice", []
+    target = _cache_folder()/"spice"
+    problems = []
     target.mkdir(parents=True, exist_ok=True)
     require(jars is None or Path(jars).is_dir(), f"--jars {jars}", "a folder")
     _accept(Path(jars or Path(spice_package.__file__).parent/"lib"), target)

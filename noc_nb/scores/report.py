@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fastcore.basics import noop
 
 from ..core import NocError, require
 from ..data import PARTS
@@ -27,14 +28,14 @@ from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize, novel_imag
 from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json, text_file, whole_file
 from ..lab.progress import code_version
-from ..lab.runs import called, file_sum, locked, whole_folder
+from ..lab.runs import called, file_sum
 from ..metrics import METRICS, CaptionScorer, points
 from ..models.names import read_classes
 from ..models.photos import image_files, open_image
 from ..models.spellings import UNSPACED
 from ..novelty import Judged, Protocol, by_group, interval, judge
 from .java import find_java, java_programs
-from .page import Part, as_markdown, check_folder, thumbnail, write_files
+from .page import Part, as_markdown, report_folder, thumbnail, write_files
 from .quality import quality_numbers, quality_scores, vocabulary, word_list
 from ..vocab import TOKENISER, tokenize
 
@@ -92,26 +93,31 @@ class _Task:
     whole:bool = False # text after a caption's last full stop does not count
     found:Captions = None # all references, with the names of their photos
 
+    def judge(self, captions, scorer, **protocol):
+        "Judge one caption for every image; `scorer` has the references, `protocol` is of `judge`."
+        return judge(captions, self.refs, self.refs, self.novel, self.heldout, scorer=scorer,
+                     **protocol)
+
 # %% ../../nbs/scores/122_report.ipynb #17ca503b
 def _read_references(data):
     "The references; domain -> ids (nocaps); the folder or None. Raises `NocError`."
     file = Path(data) if Path(data).is_file() else None
     root, domains = None if file else find_data(data), {}
-    found = load_captions(root, file)
+    captions = load_captions(root, file)
     content = read_json(file) if file and ".json" in file.suffixes and is_object(file) else {}
     for image in content.get("images", ()):
         domain = image.get("domain", "")
         require(isinstance(domain, str), f"{file}: image {image['id']}: domain", "a text")
         if "domain" in image: domains.setdefault(domain, []).append(image["id"])
-    return found, domains, root
+    return captions, domains, root
 
 # %% ../../nbs/scores/122_report.ipynb #412889b3
-def _split_ids(split, part, refs, root, own):
+def _split_ids(split, part, refs, root, named):
     """The evaluated images of a split, its novel images and its training images, or None; its name.
-    `own`: part -> image ids, from the references' file."""
-    if split is None and own:
-        ids = [i for i in own.get(part, ()) if i in refs]
-        return ids, None, own.get("train"), f"its own split, {part}"
+    `named`: part -> image ids, from the references' file."""
+    if split is None and named:
+        ids = [i for i in named.get(part, ()) if i in refs]
+        return ids, None, named.get("train"), f"its own split, {part}"
     if split is None: return list(refs), None, None, "all images that have references"
     path = find_split(split, root)
     if path.name.endswith((".json", ".json.gz")): parts = read_json(path)
@@ -138,9 +144,9 @@ def _counted(cut, whole):
 def _check_worded(refs, where):
     "Raises `NocError` if there is no image, or no reference has a word."
     require(refs, where, "at least one image with references")
-    worded = any(tokenize(c) for own in refs.values() for c in own)
-    i, own = next(iter(refs.items()))
-    require(worded, f"{where}: image {i}: {own[0][:40]!r}, and no other",
+    worded = any(tokenize(c) for captions in refs.values() for c in captions)
+    i, captions = next(iter(refs.items()))
+    require(worded, f"{where}: image {i}: {captions[0][:40]!r}, and no other",
             "a reference with words")
 
 # %% ../../nbs/scores/122_report.ipynb #412889b4
@@ -174,7 +180,7 @@ def make_task(
     "The task to score captions on. Raises `NocError` for an unknown split, part or image."
     require(part in PARTS, f"--part {part}", f"one of {', '.join(PARTS)}")
     found, domains, root = _read_references(data)
-    every = {i: own for i, own in found.texts.items() if own}
+    every = {i: captions for i, captions in found.texts.items() if captions}
     check_range("--", 1, cut=cut)
     load = partial(read_classes, first=first)
     classes, heldout = objects_of(root, classes, heldout, _usual_heldout, load)
@@ -182,21 +188,21 @@ def make_task(
     ids, listed, train, name = _split_ids(split, part, every, root, found.parts)
     refs = {i: every[i] for i in ids}
     _check_worded(refs, f"{data}: {name}")
-    domains = {d: list(filter(refs.__contains__, own)) for d, own in domains.items()}
+    domains = {d: list(filter(refs.__contains__, images)) for d, images in domains.items()}
     novel = novel_images(every, heldout, ids)
     source = "derived from the references, by the novel words"
     if listed is not None:
         source = f"listed in {name}"
-        novel = {o: own.intersection(listed) for o, own in novel.items()}
-    truth, known = boxed_classes(instances_files(root), classes), None
+        novel = {o: images.intersection(listed) for o, images in novel.items()}
+    truth, words = boxed_classes(instances_files(root), classes), None
     if train and every.keys() >= set(train):
-        known = set(" ".join(normalize(c) for i in train for c in every[i]).split())
+        words = set(" ".join(normalize(c) for i in train for c in every[i]).split())
     about = dict(data=Path(data).name, split=name,
                  truth="references and boxes" if truth else "references", novel=source,
                  words=_words_name(classes, synonyms), counted=_counted(cut, whole))
     wordless = tuple(found.texts.keys() - every) if split is None else ()
     photos = photos_by_id(images, data, found.names)
-    return _Task(refs, novel, heldout, forms, domains, about, truth, known, wordless, photos, cut,
+    return _Task(refs, novel, heldout, forms, domains, about, truth, words, wordless, photos, cut,
                  whole, found)
 
 # %% ../../nbs/scores/122_report.ipynb #b11ede4d
@@ -245,7 +251,7 @@ def match(
     warn(extra, "not of this task, not scored")
     warn(task.wordless, "no reference with words; not scored")
     given = {i: captions.get(i, "") for i in task.refs}
-    marked = {i: found[0] for i, c in given.items() if (found := _MARKUP.search(c))}
+    marked = {i: tag[0] for i, c in given.items() if (tag := _MARKUP.search(c))}
     warn([*marked], f"holds {next(iter(marked.values()), '')!r}, which is scored as it is")
     chosen = {i: _shortened(c, task.cut, task.whole) for i, c in given.items()}
     empty = sum(not tokenize(c) for c in chosen.values())
@@ -273,12 +279,12 @@ class _Evaluated(Judged):
 
     def main_score(self, *others):
         "The score to order images by, CIDEr-D or one that all runs have: title, (N,) points each."
-        own = [{m: x for m, x in points(run.numbers).items() if not np.isnan(x).any()}
-               for run in (self, *others)]
-        shared = set.intersection(*map(set, own))
-        m = next(filter(shared.__contains__, ("C", *own[0])), None)
+        scores = [{m: x for m, x in points(run.numbers).items() if not np.isnan(x).any()}
+                  for run in (self, *others)]
+        shared = set.intersection(*map(set, scores))
+        m = next(filter(shared.__contains__, ("C", *scores[0])), None)
         if m is None: return None, []
-        return METRICS[m].title if m in METRICS else m, [x[m] for x in own]
+        return METRICS[m].title if m in METRICS else m, [x[m] for x in scores]
 
     def choices(self): return super().choices() | dict(learned=self.learned)
 
@@ -289,12 +295,11 @@ class _Evaluated(Judged):
 # %% ../../nbs/scores/122_report.ipynb #52b093e0
 def _evaluate(captions, task, protocol=Protocol(), metrics=METRICS):
     "Evaluate one caption for every image of a task."
-    own = metrics.items() if isinstance(metrics, dict) else ()
-    learned = [_Learned(m, f, task) for m, f in own if callable(f)]
+    named = metrics.items() if isinstance(metrics, dict) else ()
+    learned = [_Learned(m, f, task) for m, f in named if callable(f)]
     programs = [*learned, *java_programs(task.refs, metrics)]
     with CaptionScorer(task.refs, metrics, programs) as scorer:
-        judged = judge(captions, task.refs, task.refs, task.novel, task.heldout, scorer=scorer,
-                       **asdict(protocol))
+        judged = task.judge(captions, scorer, **asdict(protocol))
         left_out = {program.name: program.why for program in scorer.programs if program.why}
     if len(task.refs) == 1 and "C" in judged.numbers:
         judged.numbers["C"] *= np.nan                     # each of its n-grams occurs in all images
@@ -320,12 +325,13 @@ class _Learned:
         self.function, self.task = function, task
 
     def numbers(self, tokens, captions):
-        own, where = {i: captions[i] for i in tokens}, f"metrics: {self.name}"
-        found = list(map(float, self.function(self.task.photos, own, self.task.refs)))
-        require(len(found) == len(own), f"{where}: {len(found):,} numbers",
-                f"one for each of {len(own):,} captions, in their order")
-        for i, x in zip(own, found): require(np.isfinite(x), f"{where}: image {i}: {x}", "a number")
-        return found
+        where, chosen = f"metrics: {self.name}", {i: captions[i] for i in tokens}
+        scores = list(map(float, self.function(self.task.photos, chosen, self.task.refs)))
+        require(len(scores) == len(chosen), f"{where}: {len(scores):,} numbers",
+                f"one for each of {len(chosen):,} captions, in their order")
+        for i, x in zip(chosen, scores):
+            require(np.isfinite(x), f"{where}: image {i}: {x}", "a number")
+        return scores
 
     def close(self): pass
 
@@ -343,8 +349,8 @@ def _scores_and_intervals(judged, samples):
     "group -> name -> points, and the same with 95 % intervals."
     drawn = judged.bootstrap(samples)
     scores = {place: float(s[0]) for place, s in drawn.items()}
-    known = [place for place, s in drawn.items() if not np.isnan(s[1:]).all()]
-    return by_group(scores), by_group({place: interval(drawn[place]) for place in known})
+    sure = {place: interval(s) for place, s in drawn.items() if not np.isnan(s[1:]).all()}
+    return by_group(scores), by_group(sure)
 
 # %% ../../nbs/scores/122_report.ipynb #ec626c86
 def _make_report(judged, task, counts, samples=1000):
@@ -459,8 +465,8 @@ def _write_images(path, judged):
     cells = dict(F1=judged.cells.reshape(size, -1), quality=judged.quality)
     for m, x in (judged.numbers | cells).items():
         columns[m] = (x[:, 0] if x.shape[1] == 1 else x).tolist()
-    own = points(judged.numbers)
-    columns |= {f"{m} score": own[m] for m, x in judged.numbers.items() if x.shape[1] > 1}
+    scores = points(judged.numbers)
+    columns |= {f"{m} score": scores[m] for m, x in judged.numbers.items() if x.shape[1] > 1}
     about = dict(objects=judged.objects, sets=list(judged.sets))
     table = pa.table(columns).replace_schema_metadata({"noc_nb": json.dumps(about)})
     with whole_file(path, "wb") as f: pq.write_table(table, f)
@@ -471,10 +477,9 @@ def _read_images(path, protocol=Protocol()):
     about = (table.schema.metadata or {}).get(b"noc_nb")
     require(about, str(path), "the images.parquet of a report")
     about, columns = json.loads(about), table.to_pydict()
-    ids, captions, own = (columns.pop(k) for k in ("image_id", "caption", "sets"))
-    refs = columns.pop("references", [()]*len(ids))            # earlier versions did not write them
+    ids, captions, refs, sets_of = map(columns.pop, ("image_id", "caption", "references", "sets"))
     photos = zip(ids, columns.pop("file_name", ()))
-    def rows(name): return np.array([name in names for names in own])
+    def rows(name): return np.array([name in names for names in sets_of])
     sets = {name: rows(name) for name in about["sets"]}
     numbers = {m: np.array(x, dtype=float).reshape(len(ids), -1)
                for m, x in columns.items() if not m.endswith(" score")}
@@ -497,14 +502,15 @@ def _extremes(judged, photos):
 # %% ../../nbs/scores/122_report.ipynb #79ead545
 def _files_of(data, *others):
     "The files that may be read: the data set's own, and those of other options."
-    own = [Path(data)/name for name in ("classes.json", "heldout.json")]
-    for folder in "annotations", "splits": own += Path(data).glob(f"{folder}/*")
-    return own + [path for path in (data, *others) if isinstance(path, (str, Path))]
+    files = [Path(data)/name for name in ("classes.json", "heldout.json")]
+    for folder in "annotations", "splits": files += Path(data).glob(f"{folder}/*")
+    return files + [path for path in (data, *others) if isinstance(path, (str, Path))]
 
 # %% ../../nbs/scores/122_report.ipynb #14efef70
 def _flat(scores):
     "(set, metric) -> points, for the scores that exist."
-    return {(part, m): s for part, own in scores.items() for m, s in own.items() if s is not None}
+    every = ((part, m, s) for part, values in scores.items() for m, s in values.items())
+    return {(part, m): s for part, m, s in every if s is not None}
 
 class _Report(dict):
     "All scores of a system, as in `report.json`, and as tables."
@@ -515,14 +521,13 @@ class _Report(dict):
     @property
     def markdown(self): return as_markdown(self["captions"], _report_parts(self))
 
-    def write(self, out, photos, before):
-        "Write all files, or none. Raises `NocError` if that fails."
+    def write(self, folder, photos):
+        "Write all files into a folder that exists."
         *parts, how = _report_parts(self)
-        with whole_folder(out, before) as new:
-            _write_images(new/"images.parquet", self.judged)
-            write_files(new, "report", self, self["captions"],
-                        [*parts, *_extremes(self.judged, photos), how], _f1_bars(self),
-                        "F1, with 95 % interval")
+        _write_images(folder/"images.parquet", self.judged)
+        write_files(folder, "report", self, self["captions"],
+                    [*parts, *_extremes(self.judged, photos), how], _f1_bars(self),
+                    "F1, with 95 % interval")
 
     @property
     def table(self):
@@ -559,8 +564,8 @@ def evaluate_file(
     "Evaluate a file of captions. Raises `NocError` for bad input, before anything is computed."
     check_range("--", 0, 100_000, samples=samples)
     require(Path(captions).exists(), f"{captions}: no such file", "captions to score")
-    with locked(out):
-        before = check_folder(out, "report", _files_of(data, captions, split, *kw.values()))
+    inputs = _files_of(data, captions, split, *kw.values())
+    with report_folder(out, "report", inputs) as finish:
         task = make_task(data, split, **kw)
         bad = [] if skip_bad else None
         system = read_system(captions, task.found.names, data, task.found.numbers, bad)
@@ -571,10 +576,7 @@ def evaluate_file(
         judged = _evaluate(chosen, task, protocol, metrics)
         about = _make_report(judged, task, counts, samples)
         report = _Report(dict(captions=Path(captions).name) | about, judged)
-        try:
-            if show: show(report)
-        finally:                                              # even if the terminal is gone
-            if out: report.write(out, task.photos, before)
+        finish(show or noop, report, partial(report.write, photos=task.photos))
     return report
 
 # %% ../../nbs/scores/122_report.ipynb #eca76955
@@ -584,8 +586,8 @@ def read_report(
     "Read a report of `evaluate_file`. Raises `NocError` for other or mismatched files."
     if Path(path).is_dir(): path = Path(path)/"report.json"
     report, expected = read_json(path), "the report.json that noc_eval writes"
-    known = isinstance(report, dict) and {"scores", "protocol", "counts"} <= report.keys()
-    require(known, str(path), expected)
+    whole = isinstance(report, dict) and {"scores", "protocol", "counts"} <= report.keys()
+    require(whole, str(path), expected)
     with foreign_file(path, f"{expected}, and its images.parquet"):
         choices = {key: report["protocol"][key] for key in ("words", "weight", "fp")}
         judged = _read_images(Path(path).parent/"images.parquet", Protocol(**choices))

@@ -19,14 +19,13 @@ from ..core import require
 from ..lab.config import check_range, imported
 from ..lab.disk import find_data, foreign_file, read_json
 from ..lab.results import LABELS, TRAINING_LABELS, captions_file, read_rows, table_line
-from ..lab.runs import locked, whole_folder
 from ..lab.tables import cell, latex_table, metric, score_place
 from ..lab.verdict import short_p, signed
 from ..metrics import METRICS, CaptionScorer
-from ..novelty import Protocol, judge
+from ..novelty import Protocol
 from .compare import (_bars, _check_alike, _differences, _gap, _largest, _names,
                                    _parts, _read_sides, _runs, _verdict_text, _with_verdicts)
-from .page import Part, as_markdown, check_folder, write_files
+from .page import Part, as_markdown, report_folder, write_files
 from .report import (_Report, evaluate_file, make_task, match, photos_by_id,
                                   read_report, read_system)
 
@@ -66,8 +65,8 @@ def _references(data, split, part, heldout, classes, first):
 
 def _judge_of(folder, about, o):
     "A function: row -> its report; without what is kept of images where there are no references."
-    own = folder/"data"                                        # of the toy world
-    data = o.data or (own if own.exists() else find_data())
+    toy = folder/"data"                                        # made by the run
+    data = o.data or (toy if toy.exists() else find_data())
     if not data: return lambda r: _Report(dict(scores=r["metrics"]), None)
     split = o.split or (None if Path(data).is_file() else about["preset"]["split"])
     task, scorer = _references(data, split, about["part"], o.heldout, o.classes, o.first)
@@ -76,8 +75,7 @@ def _judge_of(folder, about, o):
         line = table_line(r["row"], r["training"], r["lambda0"])
         file = captions_file(folder/"captions", line)
         captions, _ = match(read_system(file), task, file)
-        judged = judge(captions, task.refs, task.refs, task.novel, task.heldout, scorer=scorer,
-                       fp_weight=r["protocol"]["fp_weight"])
+        judged = task.judge(captions, scorer, fp_weight=r["protocol"]["fp_weight"])
         was, now = metric(r, "in_C"), judged.once()["in"].get("C")
         same = was is None or np.isclose(was, np.nan if now is None else now)
         require(same, f"{file}: by {data} CIDEr-D is not that of its row", "--data of the run")
@@ -161,11 +159,8 @@ def _columns(systems, metrics):
     scores = {group: [*metrics] for group in _GROUPS}
     scores["out"].append("F1")
     names = {f"{group}_{m}": f"{m} {_GROUPS[group]}" for group in scores for m in scores[group]}
-    def has(column):
-        group, name = score_place(column)
-        return any(run.report["scores"].get(group, {}).get(name) is not None
-                   for runs in systems.values() for run in runs)
-    return {column: text for column, text in names.items() if has(column)}
+    runs = list(chain.from_iterable(systems.values()))
+    return {c: text for c, text in names.items() if any(x is not None for x in _values(runs, c))}
 
 def _values(runs, column):
     "A number a run."
@@ -179,9 +174,9 @@ def _pairs(systems, columns, samples):
              for name, runs in systems.items()}
     seeds = {name: [run.seed for run in runs] for name, runs in systems.items()}
     def paired(one, two): return seeds[one] == seeds[two] and None not in seeds[one]
-    found = {(one, two, column): _gap(score_place(column), drawn[one], drawn[two], paired(one, two))
-             for one, two in combinations(drawn, 2) for column in columns}
-    return _with_verdicts({key: row for key, row in found.items() if row}, samples)
+    rows = {(one, two, column): _gap(score_place(column), drawn[one], drawn[two], paired(one, two))
+            for one, two in combinations(drawn, 2) for column in columns}
+    return _with_verdicts({key: row for key, row in rows.items() if row}, samples)
 
 # %% ../../nbs/scores/125_several.ipynb #c012500f
 def _why_no_pairs(systems, alike):
@@ -215,9 +210,9 @@ def _csv_lines(systems, columns):
     "A line for every system and score: the numbers themselves."
     for name, runs in systems.items():
         for column, text in columns.items():
-            known = [x for x in _values(runs, column) if x is not None]
-            if not known: continue
-            yield [name, text, len(known), mean(known), stdev(known) if len(known) > 1 else ""]
+            values = [x for x in _values(runs, column) if x is not None]
+            if not values: continue
+            yield [name, text, len(values), mean(values), stdev(values) if len(values) > 1 else ""]
 
 # %% ../../nbs/scores/125_several.ipynb #c0125012
 def _write_csv(path, head, lines):
@@ -243,32 +238,27 @@ def _write_table(folder, systems, columns, pairs, parts):
 # %% ../../nbs/scores/125_several.ipynb #c0125013
 def _table_of_runs(o, show):
     "One table of many runs, with verdicts between systems; `show` is given its Markdown."
-    with locked(o.out):
-        inputs = [path for path in o.runs if path != "vs"]
-        before = check_folder(o.out, "table", [*inputs, o.data])
+    inputs = [path for path in o.runs if path != "vs"]
+    with report_folder(o.out, "table", [*inputs, o.data]) as finish:
         systems = _systems(o.runs, o)
         _check_once(systems)
         columns = _columns(systems, _metrics(o.metrics) if o.metrics else METRICS)
-        (varies, alike), pairs = _what_varies(systems), {}
+        varies, alike = _what_varies(systems)
         why = _why_no_pairs(systems, alike)
-        if not why: pairs = _pairs(systems, columns, o.samples)
-        head, lines = _score_lines(systems, columns)
-        parts = [Part("", varies, (head, lines))]
+        pairs = {} if why else _pairs(systems, columns, o.samples)
+        parts = [Part("", varies, _score_lines(systems, columns))]
         text = why or (f"Verdicts are corrected for {len(pairs)} tests (Holm). A verdict on "
                        "systems needs three runs of each; others are on these captions.")
         parts.append(Part("Differences", text, _pair_lines(pairs, columns) if pairs else ()))
-        try: show(as_markdown("Runs", parts))
-        finally:                                              # whatever became of the terminal
-            if o.out:
-                with whole_folder(o.out, before) as new:
-                    _write_table(new, systems, columns, pairs, parts)
+        finish(show, as_markdown("Runs", parts),
+               lambda new: _write_table(new, systems, columns, pairs, parts))
 
 # %% ../../nbs/scores/125_several.ipynb #917c63c9
 def _metrics(text):
     "Name -> entry or function, of `--metrics`."
     names = [m.strip() for m in text.split(",")]
-    own = {m: imported(m, "--metrics") for m in names if ":" in m}
-    return {m.rpartition(":")[2]: own.get(m) or METRICS.get(m) for m in names}
+    def entry(m): return imported(m, "--metrics") if ":" in m else METRICS.get(m)
+    return {m.rpartition(":")[2]: entry(m) for m in names}
 
 # %% ../../nbs/scores/125_several.ipynb #e0c4e420
 def _show(text):
@@ -286,20 +276,17 @@ def _sides(given):
 def _compare_and_show(o):
     "Compare the reports of two systems, and write what was found."
     sides = _sides(o.compare)
-    with locked(o.out):
-        before = check_folder(o.out, "compare", [*sides[0], *sides[1], o.images, o.data])
+    inputs = [*sides[0], *sides[1], o.images, o.data]
+    with report_folder(o.out, "compare", inputs) as finish:
         names, kept = _names(sides), _read_sides(sides)
         named = None if o.data else [(name, i) for i, name in kept[0][0].named.items()]
         photos = photos_by_id(o.images, o.data, named)
         rows, title = _differences(*kept, o.samples), f"{names[1]} minus {names[0]}"
         parts = _parts(rows, names, list(map(len, sides)))
-        try: _show(as_markdown(title, parts))
-        finally:                                              # whatever became of the terminal
-            if o.out:
-                parts += _largest(*kept, names, photos)
-                with whole_folder(o.out, before) as new:
-                    write_files(new, "compare", rows, title, parts, _bars(rows),
-                                f"{title}; gray: undecided")
+        def write(new):
+            write_files(new, "compare", rows, title, parts + _largest(*kept, names, photos),
+                        _bars(rows), f"{title}; gray: undecided")
+        finish(_show, as_markdown(title, parts), write)
 
 # %% ../../nbs/scores/125_several.ipynb #917c63c8
 def _run_eval(o):
