@@ -799,7 +799,7 @@ def _by_image(images, met):
     return counts
 
 def _relative(rows, sizes, pixels, mark):
-    "Corner and extent of boxes, relative to their images. `mark` is told of unknown sizes."
+    "Corner and extent of boxes, relative to their images; `mark` records unknown sizes."
     box = rows["box"]
     if not pixels: return box
     images, at = np.unique(rows["image"], return_inverse=True)
