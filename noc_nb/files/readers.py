@@ -810,7 +810,7 @@ def _relative(rows, sizes, pixels, mark):
 
 def _checked(rows, wrong, sizes, pixels, path, names, classes, called, flat=False):
     """The rows with corners and class ids; which are faultless; and what was met: name ->
-    booleans. Adds to `wrong`: place -> fault. `names`: of the file's classes; `called`: of a row."""
+    booleans. Adds to `wrong`: place -> fault. `names`: of a file's classes; `called`: of a row."""
     def mark(bad, expected):
         for n in rows["place"][bad].tolist(): wrong.setdefault(n, f"expected {expected}")
     image, label, score = rows["image"], rows["label"], rows["score"]
