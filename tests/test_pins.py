@@ -20,11 +20,10 @@ from noc_nb.constraints import best_scores, constraint_classes, constraint_token
 from noc_nb.core import NocError
 from noc_nb.data import CaptionBatch, CocoData, ImageExamples, Loader, SelectorExamples
 from noc_nb.encoder import CaptionerConfig
-from noc_nb.fast.decode import decode, search
+from noc_nb.fast.decode import decode, fast_search, oracle_prices, search
 from noc_nb.fast.expansions import next_words
 from noc_nb.fast.groups import pack_groups, read_groups
 from noc_nb.fast.machine import constrained_beam_search
-from noc_nb.fast.oracle import fast_search, oracle_prices
 from noc_nb.fast.pool import Pool
 from noc_nb.fast.prices import PriceConfig, best_candidates
 from noc_nb.fast.search import beam_search, grid_beam_search, SearchConfig
