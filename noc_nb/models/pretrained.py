@@ -31,7 +31,7 @@ def _is_local(name, expected):
     "Whether a model is on this machine. Raises `NocError` if it cannot be found anywhere."
     from huggingface_hub import HfApi, try_to_load_from_cache
     if Path(name).is_dir(): return True
-    expected = f"expected {expected}: a folder, or a name of the hub"
+    expected = f"expected {expected}: a folder, or a model name on the Hugging Face hub"
     parts = str(name).split("/")
     if os.path.isabs(name) or not 0 < len(parts) < 3 or parts[0] in ("", ".", ".."):
         raise NocError(f"{name}: no such folder; {expected}")
@@ -102,7 +102,7 @@ def _check_kinds(files, model):
 class Pretrained:
     "Somebody's model. Raises `NocError` if it cannot be found anywhere."
     def __init__(self,
-        name,         # a folder, or a name of the hub
+        name,         # a folder, or a model name on the Hugging Face hub
         expected:str, # what it should be, for messages
     ):
         self.library, self.name, self.expected = _library(name), str(name), expected
