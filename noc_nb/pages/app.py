@@ -378,13 +378,9 @@ class _Studio:
                 regions = Regions.empty()
             return _view(self.photos, image, regions, **about)
 
-    def answer(self,
-        photo:str=None,      # path of a photo
-        detections:str=None, # path of its detections
-        words:str="",        # as `noc_caption --objects` takes them; "": the selector's choice
-        price_weight:str="", # nats for a unit of the selector's log-odds, or "must"; "": as trained
-    )->dict:                 # a line as `noc_caption --costs` writes it
-        "Caption one image for a program. Raises `NocError` for input that the command refuses too."
+    def answer(self, photo=None, detections=None, words="", price_weight=""):
+        """A line as `noc_caption --costs` writes it, for a program, which sends two paths and texts
+        of options. Raises `NocError` for input that the command refuses too."""
         require(photo or detections, "no image", "a photo, a file of detections, or both")
         with self.busy, _memory_back():
             image, regions = self._look(photo, detections)
@@ -419,12 +415,8 @@ def _asked(gr):
     return weight, ticked, phrases, added, line, sliders
 
 # %% ../../nbs/pages/133_app.ipynb #ad27e5cd
-def _page(
-    studio:_Studio, # behind the page
-    max_mb:int=10,  # largest upload, in MB
-    host:str="localhost", # a host name under which the page is served
-):                  # a `gradio.Blocks`, not yet served, and how to launch it
-    "Build the page. Raises `NocError` without Gradio."
+def _page(studio, max_mb=10, host="localhost"):
+    "A `gradio.Blocks` for uploads of so many MB, and how to launch it. `NocError` without Gradio."
     gr = _gradio()
     studio.most_unpacked = 20*max_mb << 20
     thumbnails = [(look()[1], f"example {n}") for n, (look, *_) in enumerate(studio.examples, 1)]
