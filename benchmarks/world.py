@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from noc_nb.files.drawing import write_part
+from noc_nb.files.drawing import _write_part
 from noc_nb.files.formats import write_items
 from noc_nb.files.store import RegionStore
 from noc_nb.heldout import novel_images, words_of
@@ -126,7 +126,7 @@ def _write_part(root, part, ids, mentioning, seed):
         few = slice(9 + i % 2)                         # as COCO has 7.4 boxes an image
         scene = replace(scene, labels=scene.labels[few], boxes=scene.boxes[few])
         images[i] = scene, list(_with_words(captions, random.Random(f"{seed}/{i}")))
-    write_part(root, part, images, seed, _outlined)
+    _write_part(root, part, images, seed, _outlined)
 
 # A detector that reports everything down to a score of .05 has 26 boxes an image, of which the toy world's finds
 # nine. The others are drawn anywhere, of any class. All are written as Parquet and as a list in COCO's format of

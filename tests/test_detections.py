@@ -21,7 +21,7 @@ from noc_nb.models.names import read_classes
 from noc_nb.models.photos import image_files, open_image
 from noc_nb.models.pipeline import CaptionOptions
 from noc_nb.models.source import Job, detected, _frame_of
-from noc_nb.pages.gallery import caption_files
+from noc_nb.pages.gallery import _caption_files
 from test_photos import typed          # noqa: F401
 
 SIZE = {7: (640, 480), 8: (640, 480), 9: (640, 480)}
@@ -278,7 +278,7 @@ def test_texts_in_the_place_of_ids_go_everywhere(tmp_path, kind):
         (tmp_path/"in").mkdir(exist_ok=True)
         Image.new("RGB", SIZE[7]).save(tmp_path/"in"/name)
     job = Job(texts_and_numbers(tmp_path, kind), "lite", images=tmp_path/"in", options=CaptionOptions(batch=2))
-    caption_files(job, tmp_path/"c.jsonl")
+    _caption_files(job, tmp_path/"c.jsonl")
     expected = {x["file"]: x for x in lines(tmp_path/"c.jsonl")}
     assert {name: (x["image_id"], [b["object"] for b in x["boxes"]]) for name, x in expected.items()} == {
         "41.jpg": ("41" if kind == "parquet" else 41, ["dog"]), "a.jpg": ("a", ["dog"]),

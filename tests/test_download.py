@@ -11,7 +11,7 @@ from PIL import Image
 from noc_nb.commands.command import main
 from noc_nb.core import NocError, asset
 from noc_nb.files import download
-from noc_nb.files.download import downloads, fetch, fetch_data
+from noc_nb.files.download import downloads, fetch, _fetch_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.lab.disk import find_data, read_json
 from noc_nb.models.photos import random_weights
@@ -261,7 +261,7 @@ def a_world(server):
     rows = [dict(what=name, to=f"files/{name}", kept=9) | serve(server, name, data)
             for name, data in dict(first=b"first", second=BLOB).items()]
     table = dict(small=dict(files=rows, next=[]))
-    fetch_data(downloads(table)["small"][:1], "SMALL")
+    _fetch_data(downloads(table)["small"][:1], "SMALL")
     return table
 
 FAULTS = {

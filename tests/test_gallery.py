@@ -23,7 +23,7 @@ from noc_nb.models.photos import _extract, image_files, open_image
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig
 from noc_nb.models.source import Job, detected, _from_table, photos
 from noc_nb.pages.app import _Studio
-from noc_nb.pages.gallery import _caption_all, caption_files, caption_lines, _read_lines, _write_report
+from noc_nb.pages.gallery import _caption_all, _caption_files, caption_lines, _read_lines, _write_report
 from noc_nb.regions import Regions, table_of
 from noc_nb.selector import RegionSelector, SelectorConfig
 from noc_nb.vocab import Vocab
@@ -126,7 +126,7 @@ def test_hostile_images_with_detections(toy, src, tmp_path):
     items = [dict(image_id=i, category_id=2, bbox=[6, 6, 40, 40], score=.9) for i in range(1, 30)]
     (tmp_path/"found.json").write_text(json.dumps(items))
     job = Job(tmp_path/"found.json", "toy", images=src)
-    n, failed, _, _ = caption_files(job, tmp_path/"c.jsonl", tmp_path/"c.html")
+    n, failed, _, _ = _caption_files(job, tmp_path/"c.jsonl", tmp_path/"c.html")
     lines = {x["image_id"]: x for x in _read_lines(tmp_path/"c.jsonl")}
     assert (n, failed) == (11, 3) and {i for i, x in lines.items() if "error" in x} == {7, 8, 10}
     assert all(lines[i]["file"] in lines[i]["error"] for i in (7, 8, 10)) and lines[5]["size"] == [60, 80]
@@ -243,7 +243,7 @@ def test_bad_arguments_are_one_line(tmp_path, monkeypatch, arguments, message):
     Path("torn.json").write_text("[{")
     Path("found.json").write_text('[{"image_id":1,"category_id":2,"bbox":[0,0,1,1],"score":1}]')
     if arguments["src"] == ".": Path("a.jpg").unlink()
-    with pytest.raises(NocError, match=message) as e: caption_files(Job(**{"model": "toy"} | arguments), "x.jsonl")
+    with pytest.raises(NocError, match=message) as e: _caption_files(Job(**{"model": "toy"} | arguments), "x.jsonl")
     assert "\n" not in str(e.value) and not Path("x.jsonl").exists()
 
 @pytest.mark.slow
@@ -294,12 +294,12 @@ from pathlib import Path
 import torch
 from noc_nb.models.pipeline import CaptionOptions
 from noc_nb.commands.command import peak_mb
-from noc_nb.pages.gallery import caption_files
+from noc_nb.pages.gallery import _caption_files
 from noc_nb.models.source import Job
 folder, n = Path(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 job = Job(folder/f"{n}.json", folder/"small", data=folder/n, options=CaptionOptions(max_objects=0, batch=100))
-caption_files(job, folder/f"{n}.jsonl", folder/f"{n}.html")
+_caption_files(job, folder/f"{n}.jsonl", folder/f"{n}.html")
 print(peak_mb())
 """
 

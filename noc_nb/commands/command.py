@@ -57,14 +57,14 @@ def _polite(work, stopped="stopped"):
 # %% ../../nbs/commands/100_command.ipynb #40d5c5da
 def _comments(f):
     "Name of a parameter -> its comment, with continuation lines."
-    found, name = {}, None
+    comments, name = {}, None
     for line in getsource(f).splitlines():
         code, _, text = line.partition("# ")
         if typed := re.match(r"\s+(\w+):", code): name = typed[1]
-        whole = f"{found.get(name, '')} {text}".strip()
-        if name and (typed or not code.strip()): found[name] = whole
+        whole = f"{comments.get(name, '')} {text}".strip()
+        if name and (typed or not code.strip()): comments[name] = whole
         if code.startswith("):"): break
-    return found
+    return comments
 
 # %% ../../nbs/commands/100_command.ipynb #72310d35
 def _dashed(text):
@@ -254,5 +254,6 @@ def script(
 def main():
     "Run the command with the name of the console script."
     name = Path(sys.argv[0]).stem
-    if name not in (known := commands()): _leave(2, f"error: {name}: no command of noc_nb")
-    script(known[name])
+    command = commands().get(name)
+    if not command: _leave(2, f"error: {name}: no command of noc_nb")
+    script(command)

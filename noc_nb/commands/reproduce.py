@@ -186,14 +186,14 @@ def _load_own(o, cfg, root):
     "The data that the options name."
     o.detections = _named_or_gt(o.detections, find_data(root))
     split = o.split or (None if o.captions else cfg.split)
-    found = read_export(o.detections or "simulated")
+    detections = read_export(o.detections or "simulated")
     store = RegionStore(o.features) if o.features else None
-    own = read_classes(o.classes, o.first) if o.classes else None
+    classes = read_classes(o.classes, o.first) if o.classes else None
     vectors = vars(o).get("vectors")
-    data = load_checked(root, split, found, o.captions, store, o.heldout, own, vectors,
+    data = load_checked(root, split, detections, o.captions, store, o.heldout, classes, vectors,
                         skip_bad=o.skip_bad, drop_heldout=o.drop_heldout)
     _say_left_out(data)
-    _check_names(o.features, data.root, o.captions, found)
+    _check_names(o.features, data.root, o.captions, detections)
     return data
 
 def _named_or_gt(detections, root):
@@ -207,8 +207,8 @@ def _load(o, cfg):
     "The data of a run; the toy world is made."
     if not o.data and o.preset == "toy":
         for name in (o.detections, o.features):
-            there = name in (None, "gt", "simulated") or Path(name).exists()
-            require(there, f"{name}: no such file or folder", "boxes, or a region store")
+            exists = name in (None, "gt", "simulated") or Path(name).exists()
+            require(exists, f"{name}: no such file or folder", "boxes, or a region store")
         root = _toy_world(Path(o.out)/"data")
     else: root = find_data(o.data)
     return _load_own(o, cfg, root)
@@ -216,8 +216,8 @@ def _load(o, cfg):
 # %% ../../nbs/commands/139_reproduce.ipynb #ce8c23af
 def _about_data(o, data):
     "The name of the data for tables; whether the paper's lines belong beside them."
-    own = o.captions and not o.split
-    paper = not own and data.name in ("coco", "lite") and data.heldout == COCO_HELDOUT
+    given = o.captions and not o.split
+    paper = not given and data.name in ("coco", "lite") and data.heldout == COCO_HELDOUT
     if data.name != "own": return data.name, paper
     return Path(o.captions or data.root).resolve().name.partition(".")[0] or "own", False
 
@@ -318,9 +318,9 @@ def _join_command(part, out, data, options):
     "The command that makes a pipeline with a newly trained part."
     selector, captioner = (out, "DIR") if part == "selector" else ("DIR", out)
     words = ["noc_pipeline", "--selector", selector, "--captioner", captioner]
-    own = options.classes or data.root/"classes.json"
+    classes = options.classes or data.root/"classes.json"
     if data.features is None: words += ["--vectors", getattr(data.word_vectors, "path", "FILE")]
-    if Path(own).exists(): words += ["--classes", own]
+    if Path(classes).exists(): words += ["--classes", classes]
     if options.classes and options.first is not None: words += ["--first", options.first]
     if options.preset != "lite": words += ["--preset", options.preset]
     if options.set: words += ["--set", *options.set]
@@ -381,12 +381,12 @@ def _run_pipeline(o):
         require(getattr(o, name), f"--{name}", "a folder")
     cfg = _preset_of(o.preset, o.set)
     _check_new(o.out, "another folder")
-    parts = _part(RegionSelector, o.selector), _part(Captioner, o.captioner)
+    selector, captioner = _part(RegionSelector, o.selector), _part(Captioner, o.captioner)
     words = WordVectors(o.vectors) if o.vectors else None
-    _check_features(parts[1], words)
-    own = read_classes(o.classes, o.first) if o.classes else COCO_CLASSES
+    _check_features(captioner, words)
+    classes = read_classes(o.classes, o.first) if o.classes else COCO_CLASSES
     with locked(o.out):
         _check_new(o.out, "another folder")
-        _join_parts(o.out, *parts, own, words, cfg)
+        _join_parts(o.out, selector, captioner, classes, words, cfg)
     folder = f"./{o.out}" if str(o.out) in shipped() else o.out
     print(f"pipeline: {o.out}, for `noc_caption --model {folder}`")

@@ -172,8 +172,8 @@ class _Rows:
         ends = self.ends.tolist()
         require(max(ends, default=0) < self.v, f"eos_token_id={ends}",
                 f"ids below {self.v}, which is what the model writes")
-        self.words = groups.constraints(self.v, ends, device)
-        self.begin = self.v + groups.extra                               # ids of the search alone
+        self.columns = groups.columns(self.v, ends, device)
+        self.begin = self.v + self.columns.extra                         # ids of the search alone
         self.end = self.begin + 1
         musts = [any(ways and u == math.inf for ways, u in zip(*pair))
                  for pair in zip(groups.lists, plan.wishes.prices)]
@@ -182,7 +182,7 @@ class _Rows:
         self.search = torch.arange(len(plan.inputs), device=device)      # (N,)
         self.said = self.row.new_zeros(len(plan.inputs), 0)              # (N,t) the new text
         self.total = torch.zeros(len(plan.inputs), device=device)        # (N,) its log-probability
-        self.texts = groups.start(plan.inputs)                           # N, as `groups` has them
+        self.texts = [self.columns.start]*len(plan.inputs)               # N, as `columns` has them
         pieces = {t for lists in groups.lists for group in lists for ids in group for t in ids}
         self.never = self.row.new_tensor(sorted(pieces))                 # not allowed so far
         self.steps, self.marked, self.real, self.bits = [], None, None, None
@@ -190,14 +190,14 @@ class _Rows:
     def write(self, tokens, source):
         "Continue texts `source` (N,) with tokens (N,) of the search."
         cost, real, gain = self.marked[source,tokens], tokens, torch.full_like(tokens, -1)
-        if self.groups.extra:
+        if self.columns.extra:
             place, plain = (tokens - self.v).clamp(min=0), tokens < self.v
             real = torch.where(plain, tokens, self.real[source,place])   # the model's tokens
             gain = gain.where(plain, self.bits[source,place])
         self.search, self.total = self.search[source], self.total[source] + cost
         self.said = torch.cat([self.said[source], tokens[:,None]], 1)
         texts = [self.texts[n] for n in source.tolist()]
-        self.texts = self.groups.go_on(texts, self.search.tolist(), real.tolist(), gain.tolist())
+        self.texts = self.columns.go_on(texts, self.search.tolist(), real.tolist(), gain.tolist())
         text = self.row[source]*self.v + real
         different, self.row = text.unique(return_inverse=True)
         self.model.write(different // self.v, different % self.v)
@@ -224,13 +224,13 @@ def step(self:_Rows, tokens, source):
 def _mark(self:_Rows, log_probs):
     "Give every token its column, and every token that finishes words another."
     self.marked = self.total.new_full((len(self.total), self.end + 1), -torch.inf)
-    self.real, self.bits = self.groups.nothing(self.search)
+    self.real, self.bits = self.columns.nothing(self.search)
     if log_probs is None: return
     if len(self.never):
         self.never = self.never[(log_probs[:,self.never] == -torch.inf).all(0)]
     self.marked[:,:self.v] = log_probs[self.row]
     full = self.said.shape[1] + 1 == self.room
-    self.real, self.bits = self.groups.mark(self.marked, self.texts, self.search.tolist(), full)
+    self.real, self.bits = self.columns.mark(self.marked, self.texts, self.search.tolist(), full)
 
 @patch
 def _given(self:_Rows):
@@ -242,7 +242,7 @@ def _given(self:_Rows):
 def _close(self:_Rows, log_probs, source):
     "Record this step, and give the end its column."
     total, t, model = self.total, self.said.shape[1], self.model
-    step = _Step(self.search, self.said, self.groups.owes(self.texts), source, total, self.row,
+    step = _Step(self.search, self.said, self.columns.owes(self.texts), source, total, self.row,
                  model.ids[:,model.prompts.shape[1]:], model.input,
                  log_probs if self.config.output_scores else None)
     if not len(self.ends):
@@ -523,17 +523,18 @@ def _least(at_least, lists):
 
 def _search(rows:_Rows, **settings):
     "Search, with the begin as one more must."
-    groups, config, least = rows.groups, rows.config, rows.plan.at_least
+    groups, columns, config = rows.groups, rows.columns, rows.config
+    least = rows.plan.at_least
     if any(n is not None for n in least):
         settings["at_least"] = [None if n is None else n + 1 for n in least]
     prices = [[math.inf, *(u for u, ways in zip(*pair) if ways)]
               for pair in zip(rows.plan.wishes.prices, groups.lists)]
     rows.finder = Search(
-        [[[(rows.begin,)], *part] for part in rows.words], rows.row.device, eos=rows.end,
+        [[[(rows.begin,)], *part] for part in columns.constraints], rows.row.device, eos=rows.end,
         k=config.num_beams, max_len=rows.room + 2, absorb=True, prices=prices,
         length_penalty=config.length_penalty, least=[[1, *row] for row in groups.least()],
-        finishers=groups.finishers(), **settings)
-    groups.place(rows.finder.read)
+        finishers=columns.finishers, **settings)
+    columns.place(rows.finder.read)
     def reorder(_, index): return index.flatten()
     with torch.inference_mode():                                         # except for the model
         return rows.finder.run(rows.step, None, 0, reorder, pad=rows.end)
@@ -651,7 +652,7 @@ def grid_beam(
     wishes = _wishes(words, each, avoid, forms, prices, force_words_ids, constraints, config,
                      len(input_ids) // k)
     make = partial(_groups_of, room=config.max_length - input_ids.shape[1], at_least=at_least,
-                   processor=processor, boundary=boundary, again=no_repeat or ordered, k=k)
+                   processor=processor, boundary=boundary, again=no_repeat or ordered, k=k, made={})
     plan = _plan(wishes, at_least, make)
     rules = _Rules(_without_sampling(config, logits_processor),
                    [*stopping_criteria, *_stopping(stop_strings, processor)], k, len(wishes.lists))

@@ -10,7 +10,7 @@ import codecs, itertools, math, random, re, unicodedata, warnings
 from array import array
 from bisect import bisect_left
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache, cached_property, reduce
 from numbers import Real
 from operator import or_
 from typing import Any, NamedTuple
@@ -57,7 +57,8 @@ class _Table:
     "The text that each token of a tokenizer adds, whatever is before it."
     def __init__(self, scheme, mode, pieces, hidden):
         self.scheme, self.mode, self.pieces, self.hidden = scheme, mode, pieces, hidden
-        self.bytes, self.runs = {}, set()   # of tokens; those that are one byte of a run
+        self.bytes, self.first = {}, {}     # of tokens; of some, where they begin a text
+        self.runs = set()                   # tokens that are one byte of a run
 
     def add(self, ids):
         "Guess the bytes of tokens from their pieces. Returns the table."
@@ -69,13 +70,14 @@ class _Table:
 
     def run(self, pending):
         "The text of a run of bytes, which is a text as a whole or not at all."
-        try: return pending.decode()
+        try: return (pending or b"").decode()
         except UnicodeDecodeError: return "\ufffd"*len(pending)
 
     def feed(self, pending, i):
-        "The text that token `i` adds, and the bytes that are then pending."
+        "The text that token `i` adds, and the bytes that are then pending; None before a text."
         more = self.bytes.get(i, b"")
         if not more: return "", pending
+        if pending is None: more, pending = self.first.get(i, more), b""
         if self.mode != "run":
             text, used = codecs.utf_8_decode(pending + more, self.mode, False)
             return text, (pending + more)[used:]
@@ -85,31 +87,15 @@ class _Table:
     def last(self, pending):
         "The text of bytes that are still pending at the end."
         if self.mode == "run": return self.run(pending)
-        return pending.decode(errors=self.mode)
+        return (pending or b"").decode(errors=self.mode)
 
-    def decode(self, ids):
-        "The text of some tokens."
-        out, pending = [], b""
+    def decode(self, ids, pending=None):
+        "The text of some tokens, by default of a whole text."
+        out = []
         for i in ids:
             text, pending = self.feed(pending, i)
             out.append(text)
         return "".join(out) + self.last(pending)
-
-    def letters(self, ids):
-        "The folded characters of a text, each with the number of the token that brought it."
-        chars, pending, ran = [], b"", []
-        for n, i in enumerate([*ids, None]):
-            text, more = (self.last(pending), b"") if i is None else self.feed(pending, i)
-            if i in self.runs: ran.append(n)
-            elif self.mode == "run" and text:
-                size = 0
-                for char in self.run(pending):
-                    size += len(char.encode())
-                    chars += [(c, ran[min(size, len(ran))-1]) for c in fold(char)]
-                text, ran = text[len(self.run(pending)):], []
-            chars += [(c, n) for c in fold(text)]
-            pending = more
-        return chars
 
     def fits(self, rows, texts):
         "For each row of ids, whether it decodes to its text."
@@ -180,7 +166,7 @@ class _Index(_Table):
         table:_Table, # of all tokens
         size:int,     # of the tokenizer
     ):
-        vars(self).update(vars(table), size=size, looks={}, spelled={}, pieces=None)
+        vars(self).update(vars(table), size=size, looks={}, pieces=None)
         mode, texts = "ignore" if table.mode == "run" else table.mode, {}
         for i, more in table.bytes.items():
             if i not in table.runs: texts[i] = fold(codecs.utf_8_decode(more, mode, False)[0])
@@ -214,14 +200,30 @@ class _Index(_Table):
             place = self.joined.find(word, place + 1)
 
     def flags(self, v):
-        "For v tokens: they continue a word; that is unknown; they may not come first."
+        "For v tokens: they continue a word; that is unknown."
         if v not in self.looks:
-            looks = torch.zeros(4, v, dtype=torch.bool)
-            for row, ids in zip(looks, (self.lengthens, self.unknown, self.odd, self.bytes)):
+            looks = torch.zeros(3, v, dtype=torch.bool)
+            for row, ids in zip(looks, (self.lengthens, self.unknown, self.bytes)):
                 row[[i for i in ids if i < v]] = True
-            looks[1] |= ~looks[3]
-            self.looks[v] = looks[:3]
+            looks[1] |= ~looks[2]
+            self.looks[v] = looks[:2]
         return self.looks[v]
+
+    def letters(self, ids, pending=None):
+        "The folded characters of a text, each with the number of the token that brought it."
+        chars, run = [], []
+        for n, i in enumerate([*ids, None]):
+            text, more = (self.last(pending), b"") if i is None else self.feed(pending, i)
+            if i in self.runs: run.append(n)
+            elif self.mode == "run" and text:
+                size = 0
+                for char in self.run(pending):
+                    size += len(char.encode())
+                    chars += [(c, run[min(size, len(run))-1]) for c in fold(char)]
+                text, run = text[len(self.run(pending)):], []
+            chars += [(c, n) for c in fold(text)]
+            pending = more
+        return chars
 
 # %% ../../nbs/models/109_spellings.ipynb #44c00004
 _TABLES = WeakKeyDictionary()
@@ -244,14 +246,14 @@ def read_table(
     rows = _cut(ids, 46, glue)
     for row, fits in zip(rows, table.fits(rows, _decode(tokenizer, rows))):
         if not fits: _repair(table, tokenizer, glue, row[1:-1])
-    rows = _cut([i for i in rng.choices(ids, k=1024) for _ in range(2)], 32, glue)
+    rows = [[i, glue] for i in ids if b" " in table.bytes[i].lstrip(b" ")] # some lose their spaces
+    texts, letter = _decode(tokenizer, rows), table.decode([glue])
+    for (i, _), text, fits in zip(rows, texts, table.fits(rows, texts)):
+        if not fits: table.first[i] = text.removesuffix(letter).encode()
+    rows += _cut([i for i in rng.choices(ids, k=1024) for _ in range(2)], 32, glue)
     require(all(table.fits(rows, _decode(tokenizer, rows))),
             f"processor: {type(tokenizer).__name__}: the text of a token depends on others",
             "a tokenizer whose tokens are written one after the other")
-    spaced = [i for i, text in table.bytes.items() if b" " in text.lstrip(b" ")]
-    rows = [[i, glue] for i in spaced]                             # some decoders drop spaces
-    first = zip(rows, _decode(tokenizer, rows))
-    table.odd = {row[0] for row, text in first if table.decode(row).strip(" ") != text.strip(" ")}
     _TABLES[tokenizer] = _Index(table, len(tokenizer))
     return _TABLES[tokenizer]
 
@@ -260,9 +262,9 @@ class _State(NamedTuple):
     "The state of a text, as far as words are concerned."
     node:str      # its longest ending that begins a pattern
     inside:bool   # True where it ends inside a word
-    pending:bytes # of a part of a character, or of a run of bytes
+    pending:bytes # of a part of a character, or of a run of bytes; None before the text
 
-_START = _State("", False, b"")
+_START = _State("", False, None)
 
 def _marked(text):
     "A folded text with a mark where each of its words begins."
@@ -289,9 +291,9 @@ class _Patterns:
         words:list,      # for each word, a list of its raw texts
         boundary="word", # "text": a word is where its characters are
     ):
-        self.table, self.words, self.holders = table, words, set()
+        self.table, self.words, self.held = table, words, []
         self.sure, self.open, self.rests = {}, {}, {"": set()}
-        self.steps, self.found, self.seen, self.nexts = {}, {}, {}, {}
+        self.steps, self.ended, self.seen, self.nexts = {}, {}, {}, {}
         for n, ways in enumerate(words):
             for text in map(fold, ways): self._add(n, text, boundary)
         self.last = {pattern[-1] for pattern in (*self.sure, *self.open)}
@@ -305,7 +307,12 @@ class _Patterns:
         for at in range(1, len(pattern)):
             self.rests.setdefault(pattern[:at], set()).add(pattern[at:].replace(_BEGIN, ""))
         self.rests.setdefault(pattern, set())
-        self.holders |= {*self.table.holding(text, pattern[0] == _BEGIN, behind)}
+        self.held.append((text, pattern[0] == _BEGIN, behind))
+
+    @cached_property
+    def holders(self):
+        "The tokens that contain a whole word."
+        return {token for word in self.held for token in self.table.holding(*word)}
 
     def step(self, node, char):
         "The longest ending of a text that begins a pattern, with one character more."
@@ -317,11 +324,11 @@ class _Patterns:
 
     def ends(self, node):
         "Bits of the words that end here: for sure; if no letter follows."
-        if node not in self.found:
+        if node not in self.ended:
             endings = [node[at:] for at in range(len(node))]
-            self.found[node] = tuple(_joined(into.get(e, 0) for e in endings)
+            self.ended[node] = tuple(_joined(into.get(e, 0) for e in endings)
                                      for into in (self.sure, self.open))
-        return self.found[node]
+        return self.ended[node]
 
     def walk(self, node, inside, text, skip=0):
         "Read a folded text: the new state, and the words that end after `skip` characters."
@@ -356,22 +363,24 @@ class _Reader(_Patterns):
         "The tokens that end a word: {token: the result of `read`}."
         if state not in self.nexts:
             table, ids, node = self.table, {*self.holders}, state.node
+            pending = state.pending or b""
+            if state.pending is None: ids.update(table.first)
             if table.mode == "run":
-                node = self.walk(node, state.inside, fold(table.run(state.pending)))[0]
+                node = self.walk(node, state.inside, fold(table.run(pending)))[0]
                 for i in table.runs:
-                    last = fold(table.run(state.pending + table.bytes[i])[-1])
+                    last = fold(table.run(pending + table.bytes[i])[-1])
                     if not self.last.isdisjoint(last): ids.add(i)
-            elif state.pending: ids.update(table.parts)
+            elif pending: ids.update(table.parts)
             for at in range(len(node)):
                 for rest in self.rests.get(node[at:], ()): ids.update(table.beginning(rest))
-            found = {i: self.read(state, i) for i in ids}
-            self.nexts[state] = {i: out for i, out in found.items() if out[1] | out[2]}
+            reads = {i: self.read(state, i) for i in ids}
+            self.nexts[state] = {i: read for i, read in reads.items() if read[1] | read[2]}
         return self.nexts[state]
 
-    def mentions(self, ids, inside=False):
+    def mentions(self, ids, inside=False, pending=None):
         "The positions of words in the text of some tokens: (last + 1, first, word)."
         node, still, end, ends = "", 0, 0, []
-        for char, n in self.table.letters(ids):
+        for char, n in self.table.letters(ids, pending):
             if not in_word(char): ends += [(end, word) for word in _bits(still)]
             node, inside, sure, still = self.walk(node, inside, char)
             end = n + 1
@@ -382,7 +391,7 @@ class _Reader(_Patterns):
     def _first(self, ids, end, word):
         "The last token from which a word can be read up to token `end`."
         def holds(start):
-            text = fold(self.table.decode(ids[start:end]))
+            text = fold(self.table.decode(ids[start:end], b""))
             return any(way in text for way in self.words[word])
         return next((start for start in range(end - 1, 0, -1) if holds(start)), 0)
 
@@ -485,43 +494,45 @@ def read_words(
     return _Wishes(lists, avoids, kinds == {str}, [costs + more for _, more, _ in own])
 
 # %% ../../nbs/models/109_spellings.ipynb #6a1d0c07
-def _shortest(groups): return [min(map(len, group)) for group in groups]
-
 class _IdGroups:
     "Words as ids, which count in any position."
-    extra = 0                 # ids that only the search has
     def __init__(self,
         wishes:_Wishes, # of ids
     ):
-        self.known, pairs = wishes.lists, zip(wishes.lists, wishes.prices)
+        self.wished, pairs = wishes.lists, zip(wishes.lists, wishes.prices)
         self.lists = [[ids if u else [] for ids, u in zip(*pair)] for pair in pairs]
-    def least(self): return [_shortest(filter(None, groups)) for groups in self.lists]
-    def start(self, inputs): return [None for _ in inputs]
-    def go_on(self, texts, *_): return texts
-    def place(self, read): pass
-    def finishers(self): return ()
-    def mark(self, *_): return None, None
-    def nothing(self, inputs): return None, None
-    def split(self, texts, inputs): return [], []
-    def owes(self, texts): return [False for _ in texts]
 
-    def constraints(self, v:int, ends:list, device=None):
-        "The groups for the search. Raises `NocError` for an id that the model does not have."
+    def columns(self, v:int, ends:list, device=None):
+        "For a model of `v` tokens. Raises `NocError` for an id that it does not have."
         for i, groups in enumerate(self.lists):
             tokens = [t for group in groups for ids in group for t in ids]
             bad = [t for t in tokens if not 0 <= t < v or t in ends]
             if not bad: continue
             raise NocError(f"words: input {i}: id {bad[0]}; expected one from 0 to {v - 1}, "
                            "no end token")
-        return [[*filter(None, groups)] for groups in self.lists]
+        return _NoColumns([[*filter(None, groups)] for groups in self.lists])
+
+    def least(self)->list:
+        "b lists with the number of tokens of every group."
+        return [[min(map(len, group)) for group in filter(None, groups)] for groups in self.lists]
 
     def mentions(self, i:int, said:list):
         "The positions of the words of input `i`: (last + 1, first, group)."
-        found = []
-        for n, group in enumerate(self.known[i]):
-            places = [(j + len(ids), j) for ids in group for j in range(len(said))]
-            found += [(end, j, n) for end, j in places if tuple(said[j:end]) in group]
-        return sorted(found)
+        places = []
+        for n, group in enumerate(self.wished[i]):
+            pairs = [(j + len(ids), j) for ids in group for j in range(len(said))]
+            places += [(end, j, n) for end, j in pairs if tuple(said[j:end]) in group]
+        return sorted(places)
+
+class _NoColumns:
+    "The tokens of a search for words as ids: the model's."
+    start, extra, finishers = None, 0, ()
+    def __init__(self, constraints): self.constraints = constraints
+    def place(self, read): pass
+    def nothing(self, inputs): return None, None
+    def mark(self, *_): return None, None
+    def go_on(self, texts, *_): return texts
+    def owes(self, texts): return [False for _ in texts]
 
 # %% ../../nbs/models/109_spellings.ipynb #44b00800
 def _cleans(tokenizer):
@@ -548,27 +559,26 @@ def spellings(
 )->dict:       # ids: True if a word before must have ended, False if the spelling ensures that
     "The ways in which the tokenizer writes a word. Empty if it cannot."
     if re.search("[\ud800-\udfff]", word): return {}
-    table, found = read_table(tokenizer), {}
-    if (word, boundary) in table.spelled: return table.spelled[word,boundary]
+    table, ways = read_table(tokenizer), {}
     reader = _Reader(table, [_ways(tokenizer, word, _cleans(tokenizer))], boundary)
     newline = len(tokenizer.encode("\n", add_special_tokens=False))
     for form, (before, skip) in itertools.product(
             (word, word[:1].upper() + word[1:]), (("", 0), (" ", 0), ("\n", newline))):
         ids = tokenizer.encode(before + form, add_special_tokens=False)[skip:]
         if not ids or not table.hidden.isdisjoint(ids): continue
-        bare, anywhere = ([end for end, *_ in reader.mentions(ids, inside)]
+        bare, anywhere = ([end for end, *_ in reader.mentions(ids, inside, b"")]
                           for inside in (False, True))
-        if bare == [len(ids)]: found[tuple(ids)] = anywhere != bare
-    return found
+        if bare == [len(ids)]: ways[tuple(ids)] = anywhere != bare
+    return ways
 
 # %% ../../nbs/models/109_spellings.ipynb #44c00014
-_FREE, _SAID, _OWES, _FIRST = range(4) # what a text ends with, as far as words are concerned
+_FREE, _SAID, _OWES = range(3) # what a text ends with, as far as words are concerned
 
 class _Text(NamedTuple):
     "The state of a text, and the groups that it has finished."
     state:_State   # of its input's reader
     done:int = 0   # bits of the groups that it has
-    ends:int = 0   # a counted word; one that must continue; nothing
+    ends:int = 0   # nothing; a counted word; one that must continue
 
 class _Moves(NamedTuple):
     "The tokens that finish something after a text."
@@ -587,6 +597,7 @@ class _Words:
         groups:list, # of alternatives, one of which must come
         avoid:list,  # words
         prices:list, # nats, one a group
+        made:dict,   # readers by their words, shared by several inputs
         boundary="word", # as in `grid_beam`
         again=False, # True: words that have already come are noticed too
     ):
@@ -595,12 +606,14 @@ class _Words:
         avoid = sum([words for words, u in zip(groups, prices) if u == -math.inf], [*avoid])
         words, clean = [*dict.fromkeys([*sum(groups, []), *avoid])], _cleans(tokenizer)
         ways = [_ways(tokenizer, word, clean) for word in words] + [_NOT]*clean
-        self.reader = _Reader(read_table(tokenizer), ways, boundary)
+        key = repr(ways)
+        if key not in made: made[key] = _Reader(read_table(tokenizer), ways, boundary)
+        self.reader, self.bare, self.bits = made[key], set(), {}
         self.group_of = [sum((word in group) << g for g, group in enumerate(groups))
                          for word in words] + [0]*clean
         self.avoided = _joined(1 << n for n, word in enumerate(words) if word in avoid)
         self.avoided |= clean << len(words)
-        self.bare, self.names, wanted = set(), {}, [u and u > -math.inf for u in prices]
+        wanted = [u and u > -math.inf for u in prices]
         self.spelled = [self._spell(*pair, avoid) for pair in zip(groups, wanted)]
         self.mute = [group[0] for group, u, ways in zip(groups, wanted, self.spelled)
                      if u and not ways]
@@ -610,7 +623,9 @@ class _Words:
         ways = {}
         for word in group if wanted else (): ways |= spellings(self.tokenizer, word, self.boundary)
         self.bare.update(ids for ids in ways if ways[ids])
-        def clashes(ids): return any(self.avoided >> n & 1 for *_, n in self.reader.mentions(ids))
+        def clashes(ids):
+            mentions = self.reader.mentions(ids, False, b"")
+            return any(self.avoided >> word & 1 for *_, word in mentions)
         good = sorted(ids for ids in ways if not clashes(ids))
         require(good or not ways, f"words: {group[0]!r}",
                 f"one that can be said without {avoid}, which avoid= forbids")
@@ -626,31 +641,29 @@ class _Words:
 
     def placed(self, words):
         "The same, in the order of the search."
-        if words not in self.names:
+        if words not in self.bits:
             groups = [g for g in _bits(self.groups(words)) if g in self.places]
-            self.names[words] = sum(1 << self.places[g] for g in groups)
-        return self.names[words]
+            self.bits[words] = sum(1 << self.places[g] for g in groups)
+        return self.bits[words]
 
 # %% ../../nbs/models/109_spellings.ipynb #44b01100
-@patch
-def ending(self:_Words, ids):
+def _ending(words:_Words, ids):
     "The positions in a spelling at which it has finished a group."
     state, places = _START, []
     for place, token in enumerate(ids):
-        state, *words = self.reader.read(state, token)
-        if self.groups(words[0] | words[1]) or place + 1 == len(ids): places.append(place)
+        state, sure, still = words.reader.read(state, token)
+        if words.groups(sure | still) or place + 1 == len(ids): places.append(place)
     return places
 
-@patch
-def forced(self:_Words, group, column):
+def _forced(words:_Words, group, column):
     "The alternatives of a group: its spellings, with a finishing token wherever a word ends."
-    anywhere, found = self.anywhere(group), set()
+    anywhere, alternatives = words.anywhere(group), set()
     for ids in anywhere + [ids for ids in group if len(ids) == 1 and ids not in anywhere]:
-        ending = self.ending(ids)
+        ending = _ending(words, ids)
         parts = [[column[t]] if place + 1 == len(ids) else
                  [t, column[t]] if place in ending else [t] for place, t in enumerate(ids)]
-        found |= {*itertools.islice(itertools.product(*parts), 64)}
-    return sorted(found)
+        alternatives |= {*itertools.islice(itertools.product(*parts), 64)}
+    return sorted(alternatives)
 
 # %% ../../nbs/models/109_spellings.ipynb #c0251903
 def _written(tokenizer, words):
@@ -664,153 +677,130 @@ def _written(tokenizer, words):
 class _WordGroups:
     "Words as text, which count wherever a reader finds them."
     def __init__(self,
-        wishes:_Wishes, # of texts
+        wishes:_Wishes, # of b texts
         tokenizer,      # transformers'
         k:int=5,        # hypotheses
+        made=None,      # what was made for earlier wishes with the same settings
         **settings,     # of `_Words`
     ):
         "Raises `NocError` if no word can be spelled; warns about one that cannot."
-        rows, made = [*zip(wishes.lists, wishes.avoid, wishes.prices)], {}
+        made, rows = {} if made is None else made, zip(wishes.lists, wishes.avoid, wishes.prices)
+        self.words, self.table, self.k = [], read_table(tokenizer), k    # b, often the same
         for row in rows:
-            if repr(row) not in made: made[repr(row)] = _Words(tokenizer, *row, **settings)
-        self.words = [made[repr(row)] for row in rows]                   # b, often the same
+            key = repr(row)
+            if key not in made: made[key] = _Words(tokenizer, *row, made, **settings)
+            self.words.append(made[key])
         self.lists = [words.spelled for words in self.words]
-        self.table, self.k, self.moves = read_table(tokenizer), k, {}
         mute = dict.fromkeys(word for words in self.words for word in words.mute)
         line = f"words: the tokenizer cannot spell {', '.join(_written(tokenizer, mute))}"
         require(not mute or any(map(any, self.lists)), line, "others")
         if mute: warnings.warn(f"{line}; left out")
+
+    def columns(self, v:int, ends:list, device=None):
+        "For a model of `v` tokens with these end tokens."
+        return _Columns(self, v, ends, device)
 
     def least(self)->list:
         "b lists with the number of tokens of every group, wherever it begins."
         return [[min(map(len, words.anywhere(group))) for group in filter(None, words.spelled)]
                 for words in self.words]
 
-    def constraints(self,
-        v:int,       # tokens of the model
-        ends:list,   # its end tokens
-        device=None, # where the search is
-    )->list:         # b lists of groups, in ids of the search: the model's, then the finishing ones
-        "The groups for the search."
-        self.v, self.ends, self.device, finish = v, {*ends}, device, set()
-        for words in {*self.words}:
-            spelled = [ids for group in words.spelled for ids in group]
-            finish |= {ids[place] for ids in spelled for place in words.ending(ids)}
-        self.column = {token: v + n for n, token in enumerate(sorted(finish))}
-        self.extra = (len(finish) + self.k)*bool(finish)
-        real = [*self.column, *[0]*(self.extra - len(finish))]
-        self.real = torch.tensor(real, device=device).long()
-        self._bar()
-        return [[words.forced(group, self.column) for group in filter(None, words.spelled)]
-                for words in self.words]
-
-    def place(self,
-        read:list, # b lists of pairs that begin with a group's number; 0 is the begin
-    ):
-        "Record the order in which the search has the groups."
-        orders = [{number: n for n, (number, _) in enumerate(groups)} for groups in read]
-        for words, order in zip(self.words, orders):
-            spelled = [g for g, group in enumerate(words.spelled) if group]
-            words.places = {g: order[n] for n, g in enumerate(spelled, 1)}
-        self.begin = torch.tensor([1 << order[0] for order in orders], device=self.device)
-
-# %% ../../nbs/models/109_spellings.ipynb #44b01200
-@patch
-def _bar(self:_WordGroups):
-    "The tokens that may not follow a text, by its ending."
-    longer, unknown, odd = self.table.flags(self.v).clone()
-    unknown[[i for i in self.ends if i not in self.table.bytes]] = False
-    self.goes_on = bool(longer.any())
-    barred = torch.stack([longer & False, longer | unknown, ~longer, odd]).to(self.device)
-    self.barred = torch.zeros_like(barred, dtype=torch.float).masked_fill(barred, -torch.inf)
-
-@patch
-def finishers(self:_WordGroups):
-    "The ids of finishing tokens, and of the begin."
-    return range(self.v, self.v + self.extra + 1)
-
-@patch
-def after(self:_WordGroups, i, text):
-    "The tokens that may finish something after a text of input i."
-    words = self.words[i]
-    key = words, text.state, 0 if words.again else text.done
-    if key not in self.moves: self.moves[key] = self._moves(*key)
-    return self.moves[key]
+    def mentions(self,
+        i:int,    # an input
+        ids:list, # of a text
+    )->list:      # (last + 1, first, group)
+        "The positions of an input's words."
+        words = self.words[i]
+        return [(end, first, g) for end, first, word in words.reader.mentions(ids)
+                for g in _bits(words.groups(1 << word))]
 
 # %% ../../nbs/models/109_spellings.ipynb #44c00016
-@patch
-def _moves(self:_WordGroups, words, state, done):
-    own, others, alone, plain, said, table = [], [], [], set(), set(), self.table
+def _moves(columns, words:_Words, state, done)->_Moves:
+    "The tokens that may finish something after a text in a state, with the groups `done`."
+    own, others, alone, plain, said, runs = [], [], [], set(), set(), columns.table.runs
     for token, (after, sure, still) in sorted(words.reader.next(state).items()):
-        if token >= self.v: continue
+        if token >= columns.v: continue
         bad_sure, bad = sure & words.avoided, still & words.avoided
-        now, open = (words.placed(found) & ~done for found in (sure, still))
+        now, open = (words.placed(ends) & ~done for ends in (sure, still))
         if not (now or open or bad_sure or bad): continue
-        part, run = bool(after.pending), token in table.runs
-        if (open or bad) and not (now or bad_sure or run or part) and self.goes_on: plain.add(token)
+        part, run = bool(after.pending), token in runs
+        continues = (open or bad) and not (now or bad_sure or run or part) and columns.goes_on
+        if continues: plain.add(token)
         else: alone.append(token)
         counts = (now or open) and not (bad_sure or bad or open and part and not run)
-        if not counts or token in self.ends: continue
+        if not counts or token in columns.ends: continue
         if open or run: said.add(token)
         bits = words.placed(sure | still)
-        if token in self.column: own.append((token, self.column[token], bits))
+        if token in columns.column: own.append((token, columns.column[token], bits))
         else: others.append((token, len(others), bits))
-    def tensor(x): return torch.tensor(x, dtype=torch.long, device=self.device)
+    def tensor(x): return torch.tensor(x, dtype=torch.long, device=columns.device)
     finishing = [tensor(rows).reshape(-1, 3).T for rows in (own, others)]
     return _Moves(*finishing, tensor(alone), tensor(sorted({*alone, *plain})), plain, said)
 
-# %% ../../nbs/models/109_spellings.ipynb #44c00017
-@patch
-def start(self:_WordGroups, inputs):
-    "Empty texts."
-    return [_Text(_START, ends=_FIRST) for _ in inputs]
-
-@patch
-def nothing(self:_WordGroups, inputs):
-    "As `mark`, for finished texts: nothing is finished but the begin."
-    return self.real.repeat(len(inputs), 1), F.pad(self.begin[inputs][:,None], (self.extra, 0))
-
-@patch
-def split(self:_WordGroups, texts, inputs):
-    "Rows, and tokens of the model that are in columns other than their own, or in none."
-    return _flat([*map(self.after, inputs, texts)], "late")[::-1]
-
-@patch
-def owes(self:_WordGroups, texts):
-    "Which texts must continue."
-    return [text.ends == _OWES for text in texts]
-
-@patch
-def go_on(self:_WordGroups, texts, inputs, tokens, bits):
-    "Texts with one token more; `bits` are -1 if it is plain."
-    out = []
-    for text, i, token, gain in zip(texts, inputs, tokens, bits):
-        moves = self.after(i, text)
-        state = self.words[i].reader.read(text.state, token)[0]
-        if token not in self.table.bytes: out.append(text)               # it adds nothing
-        elif gain < 0: out.append(_Text(state, text.done, _OWES*(token in moves.plain)))
-        else: out.append(_Text(state, text.done | gain, _SAID*(token in moves.said)))
-    return out
-
-@patch
-def mentions(self:_WordGroups,
-    i:int,    # an input
-    ids:list, # of a text
-)->list:      # (last + 1, first, group)
-    "The positions of an input's words."
-    words = self.words[i]
-    return [(end, first, g) for end, first, word in words.reader.mentions(ids)
-            for g in _bits(words.groups(1 << word))]
-
-# %% ../../nbs/models/109_spellings.ipynb #44b01300
 def _flat(moves, name):
     "A field of all rows, concatenated, and the row numbers."
     fields = [getattr(m, name) for m in moves]
     sizes = torch.tensor([x.shape[-1] for x in fields])
     return torch.cat(fields, -1), torch.arange(len(moves)).repeat_interleave(sizes)
 
+# %% ../../nbs/models/109_spellings.ipynb #44c00017
+class _Columns:
+    "The tokens of a search, the model's and the finishing ones, and which may follow a text."
+    start = _Text(_START)
+    def __init__(self, groups:_WordGroups, v, ends, device):
+        self.words, self.table, self.k = groups.words, groups.table, groups.k
+        self.v, self.ends, self.device, self.moves = v, {*ends}, device, {}
+        finish = {ids[place] for words in {*self.words} for group in words.spelled for ids in group
+                  for place in _ending(words, ids)}
+        self.column = {token: v + n for n, token in enumerate(sorted(finish))}
+        self.extra = (len(finish) + self.k)*bool(finish)                 # ids beside the model's
+        self.finishers = range(v, v + self.extra + 1)                    # these, and the begin
+        real = [*self.column, *[0]*(self.extra - len(finish))]
+        self.real = torch.tensor(real, device=device).long()             # (extra,) model's tokens
+        longer, unknown = self.table.flags(v).clone()
+        unknown[[i for i in ends if i not in self.table.bytes]] = False
+        self.goes_on = bool(longer.any())
+        barred = torch.stack([longer & False, longer | unknown, ~longer]).to(device)
+        self.barred = torch.zeros_like(barred, dtype=torch.float).masked_fill(barred, -torch.inf)
+        self.constraints = [[_forced(words, group, self.column) for group in words.spelled if group]
+                            for words in self.words]
+
+    def place(self, read:list):
+        "Record the order of the groups, b lists of pairs with a group's number; 0 is the begin."
+        orders = [{number: n for n, (number, _) in enumerate(groups)} for groups in read]
+        for words, order in zip(self.words, orders):
+            spelled = [g for g, group in enumerate(words.spelled) if group]
+            words.places = {g: order[n] for n, g in enumerate(spelled, 1)}
+        self.begin = torch.tensor([1 << order[0] for order in orders], device=self.device)
+
+    def nothing(self, inputs):
+        "As `mark`, for finished texts: nothing is finished but the begin."
+        return self.real.repeat(len(inputs), 1), F.pad(self.begin[inputs][:,None], (self.extra, 0))
+
+    def after(self, i, text):
+        "The tokens that may finish something after a text of input i."
+        words = self.words[i]
+        key = words, text.state, 0 if words.again else text.done
+        if key not in self.moves: self.moves[key] = _moves(self, *key)
+        return self.moves[key]
+
+    def go_on(self, texts, inputs, tokens, bits):
+        "Texts with one token more; `bits` are -1 if it is plain."
+        longer = []
+        for text, i, token, gain in zip(texts, inputs, tokens, bits):
+            moves, state = self.after(i, text), self.words[i].reader.read(text.state, token)[0]
+            if token not in self.table.bytes: longer.append(text)        # it adds nothing
+            elif gain < 0: longer.append(_Text(state, text.done, _OWES*(token in moves.plain)))
+            else: longer.append(_Text(state, text.done | gain, _SAID*(token in moves.said)))
+        return longer
+
+    def owes(self, texts):
+        "Which texts must continue."
+        return [text.ends == _OWES for text in texts]
+
+# %% ../../nbs/models/109_spellings.ipynb #44b01300
 @patch
-def mark(self:_WordGroups,
+def mark(self:_Columns,
     scores:Tensor, # (N,v+extra+2) log-probabilities of the model's tokens, and -inf
     texts:list,    # N
     inputs:list,   # N, the input of each

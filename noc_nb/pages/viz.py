@@ -17,10 +17,8 @@ PALETTE = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#00
 GREY = "#999999"
 
 # %% ../../nbs/pages/130_viz.ipynb #fdb7c872
-def _colors_of(
-    labels, # anything that can be compared: names, ids
-)->list:    # one colour a label; equal labels get equal colours, in order of first appearance
-    "Colours for labels. Colours repeat after the seventh label."
+def _colors_of(labels):
+    "A colour for each label, in order of first appearance; they repeat after the seventh."
     first = {label: i for i, label in enumerate(dict.fromkeys(labels))}
     return [PALETTE[first[label] % len(PALETTE)] for label in labels]
 
