@@ -77,7 +77,7 @@ class CaptionOptions(Config):
 # %% ../../nbs/models/50_pipeline.ipynb #0b1f6a3d
 class _Words:
     "What a captioner can write about a pipeline's classes, and what it is asked for."
-    wanted = None # class id -> price of objects by hand, below zero for other words; None: no wish
+    wanted = None # class id, below zero for other words -> price; None: the selector chooses
     avoid = ()    # words to avoid, as tokens
     barred = ()   # the same as texts
 
@@ -135,10 +135,9 @@ def _table(images):
 def _probs(selector, people, images):
     "The selector's probability of every region, (n,) an image; NaN for regions that it skips."
     best = []
-    k = selector.cfg.max_regions
     for r in images:
         others = [n for n in r.ranked.tolist() if r.labels[n].item() not in people]
-        best.append(others[:k])
+        best.append(others[:selector.cfg.max_regions])
     x = _table(r.keep(rows) for r, rows in zip(images, best)).batch(range(len(images)))
     device = next(selector.parameters()).device
     with torch.no_grad():
@@ -476,8 +475,7 @@ def _class_vectors(file, classes, width):
     check_kinds(vectors, dict.fromkeys(vectors, torch.zeros(())), file)
     for i, vector in vectors.items():
         whole = vector.shape == (width,) and vector.isfinite().all()
-        require(whole, f"{file}: class {i}",
-                f"{width} finite numbers, found {tuple(vector.shape)}")
+        require(whole, f"{file}: class {i}", f"{width} finite numbers, found {tuple(vector.shape)}")
     return {int(i): vector for i, vector in vectors.items()}
 
 # %% ../../nbs/models/50_pipeline.ipynb #4d83a7f1
