@@ -233,7 +233,7 @@ def test_sizes_come_from_the_images(toy, world, tmp_path):
     (dict(src="found.json"), "expected --data or --images"),
     (dict(src="found.json", images="."), "none of its images is in"),
     (dict(src="found.json", data="empty"), "no annotations"), (dict(src="found.json", images="none"), "no such file"),
-    (dict(src="torn.json", images=".in"), "not JSON"), (dict(src="a.jpg", data="."), "go with detections"),
+    (dict(src="torn.json", images=".in"), "not JSON"), (dict(src="a.jpg", data="."), "need detections"),
     (dict(src="found.json", form="verbs"), "form=verbs: expected one of"),
     (dict(src="found.json", model="huge"), "no such folder")])
 def test_bad_arguments_are_one_line(tmp_path, monkeypatch, arguments, message):
