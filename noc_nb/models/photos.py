@@ -151,7 +151,7 @@ def _rows(path, name):
             columns = _byte_columns(file)[:1]
             groups = [names for column in columns for names in _row_names(file, column)]
     except NocError:
-        yield _ImageFile(0, name, path, why="expected a whole parquet file")
+        yield _ImageFile(0, name, path, why="expected a complete Parquet file")
         return
     column = image_column(path)
     places = ((g, row, title) for g, names in enumerate(groups) for row, title in enumerate(names))
