@@ -23,8 +23,7 @@ from noc_nb.commands.command import peak_mb, script
 from noc_nb.commands.reproduce import choice
 from noc_nb.core import require
 from noc_nb.data import CaptionExamples, ImageExamples, Loader, RegionFeatures, SelectorExamples
-from noc_nb.fast.decode import decode, search
-from noc_nb.fast.oracle import fast_search, word_groups
+from noc_nb.fast.decode import decode, fast_search, search, word_groups
 from noc_nb.files.dataset import load_captions, load_data
 from noc_nb.files.readers import ground_truth, read_detections
 from noc_nb.files.store import RegionStore

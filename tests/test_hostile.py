@@ -24,7 +24,7 @@ from noc_nb.lab.saving import _load_vocab, _save_vocab
 from noc_nb.models.photos import image_files, open_image
 from noc_nb.models.source import Job
 from noc_nb.novelty import selection_f1
-from noc_nb.pages.gallery import caption_files
+from noc_nb.pages.gallery import _caption_files
 from noc_nb.regions import Regions, class_vectors, table_of
 from noc_nb.scores.report import evaluate_file
 from noc_nb.vocab import Vocab, check_vectors, word_table
@@ -275,7 +275,7 @@ def test_a_torn_last_row_is_left_out(tmp_path, capsys):
     for n in range(2): append_row(tmp_path/"rows.jsonl", dict(n=n))
     with open(tmp_path/"rows.jsonl", "ab") as f: f.write(b'{"n": "\xc3')
     assert [r["n"] for r in read_rows(tmp_path/"rows.jsonl")] == [0, 1]
-    assert "rows.jsonl: its last line is torn" in capsys.readouterr().err
+    assert "rows.jsonl: the last line is incomplete" in capsys.readouterr().err
     append_row(tmp_path/"rows.jsonl", dict(n=2))
     assert [r["n"] for r in read_rows(tmp_path/"rows.jsonl")] == [0, 1, 2]
 
@@ -349,7 +349,7 @@ def test_names_of_files_are_any_bytes(tmp_path, monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
     job = Job(folder/f"{odd}.json", "toy", images=folder)
-    assert tuple(caption_files(job, None, folder/f"{odd}.html")[:2]) == (2, 0)
+    assert tuple(_caption_files(job, None, folder/f"{odd}.html")[:2]) == (2, 0)
     terminal.flush()
     lines = [json.loads(line) for line in terminal.buffer.getvalue().splitlines()]
     assert {line["file"] for line in lines} == {"café1.jpg", "\ufffd2.jpg"}

@@ -227,7 +227,7 @@ def test_page(page, typed, tmp_path, monkeypatch, capsys):
     page.locator("#added input").press("Enter")
     page.wait_for_function("document.querySelector('#stage .caption').innerText.includes('umbrella')")
     said = " ".join(page.locator("#stage .caption").first.inner_text().split())
-    page.get_by_text("The same elsewhere").click()
+    page.get_by_text("Reproduce this caption").click()
     page.wait_for_timeout(1000)
     copies = [code.locator(".cm-line").all_inner_texts() for code in page.locator(".cm-content").all()]
     command, python = map("\n".join, copies)

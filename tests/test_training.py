@@ -12,7 +12,7 @@ from noc_nb.core import NocError, set_seed
 from noc_nb.data import CaptionExamples, ImageExamples, Loader
 from noc_nb.decode import plain_search
 from noc_nb.encoder import CaptionerConfig
-from noc_nb.fast.oracle import fast_search
+from noc_nb.fast.decode import fast_search
 from noc_nb.fast.search import SearchConfig
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy

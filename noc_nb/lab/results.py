@@ -20,7 +20,7 @@ from .progress import code_version
 
 # %% ../../nbs/lab/33_results.ipynb #c1a50e06
 def _device_name():
-    "The device that results were made on, in words."
+    "Describe the device that produces the results."
     device = default_device()
     if device.type == "cuda": return torch.cuda.get_device_name()
     return f"{device.type} ({os.cpu_count()} cores)"
@@ -37,7 +37,7 @@ def new_row(
     row:str,     # a key of `LABELS` in the table "main"; any name in the others
     **values,    # the other keys of the schema
 )->dict:         # the row, with schema, commit, device and time filled in
-    "A result row. Raises `NocError` for an unknown table, row or training."
+    "Make a result row. Raise `NocError` if its table, row or training is unknown."
     allowed = dict(table=("main", "ablation", "bench", "scale"), training=(None, *TRAINING_LABELS))
     if table == "main": allowed["row"] = LABELS
     given = dict(table=table, row=row, training=values.get("training"))
@@ -52,16 +52,16 @@ def new_row(
 def _json_line(row): return json.dumps(row, ensure_ascii=False) + "\n"
 
 def _row_of(line):
-    "The row of a line of bytes; None if it is not a row."
+    "Return the row that a line of bytes holds, or None if it holds none."
     try: row = json.loads(line.decode())
     except (ValueError, RecursionError): return None
     return row if isinstance(row, dict) else None
 
 def write_rows(
-    path,      # a `.jsonl` file, written anew
-    rows:list, # of `new_row`
+    path,      # a `.jsonl` file, overwritten if it exists
+    rows:list, # rows from `new_row`
 ):
-    "Write rows, whole or not at all."
+    "Write a file of rows; if that fails, an existing file stays as it was."
     with whole_file(path) as f: f.writelines(map(_json_line, rows))
 
 # %% ../../nbs/lab/33_results.ipynb #d39e42c8
@@ -69,11 +69,11 @@ def append_row(
     path,     # a `.jsonl` file
     row:dict, # from `new_row`
 ):
-    "Append one line, in one piece. A torn last line, which a full disk leaves, is cut off first."
+    "Append one row by a single write, after removing an incomplete last line (of a full disk)."
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with room_for(path), open(path, "ab+") as f:
         if f.tell(): f.seek(-1, os.SEEK_END)
-        if f.read() not in (b"", b"\n"):                # a last line without its end
+        if f.read() not in (b"", b"\n"):                # the last line does not end in a newline
             f.seek(0)
             last = f.read().rpartition(b"\n")[2]
             if _row_of(last): f.write(b"\n")
@@ -82,12 +82,12 @@ def append_row(
 
 # %% ../../nbs/lab/33_results.ipynb #7a68e88a
 def _rows_of(file):
-    rows = "rows of JSON, as in the repository's results; a chapter copied alone has none"
+    rows = "rows of JSON, as in the repository's results/; a notebook copied alone has no rows"
     with foreign_file(file, rows), text_file(file) as f: lines = f.buffer.read().split(b"\n")
     rows = [_row_of(line) for line in lines]             # `splitlines` also splits at a U+2028
     if rows[-1] is None:
         rows.pop()
-        if lines[-1]: print(f"{file}: its last line is torn, and left out", file=sys.stderr)
+        if lines[-1]: print(f"{file}: the last line is incomplete and was skipped", file=sys.stderr)
     for k, row in enumerate(rows, 1):
         require(row is not None, f"{file}: line {k}: not a JSON row", "an object")
     return rows
@@ -97,7 +97,8 @@ def read_rows(
     path,    # a `.jsonl` file, or a folder of them
     **equal, # keys and the values that they must have; default: all rows
 )->list:     # the rows, in order of file name and line
-    "Read result rows, except a torn last line. Raises `NocError` for any other line not JSON."
+    """Read result rows and skip an incomplete last line. Raise `NocError` if another line is not a
+    JSON object."""
     path = Path(path)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     def asked(row): return all(row.get(key) == value for key, value in equal.items())
@@ -106,13 +107,14 @@ def read_rows(
 # %% ../../nbs/lab/33_results.ipynb #7e069881
 def rows_from(
     default, # the committed rows: a folder of `.jsonl` files, or one file
-    **equal, # as in `read_rows`
+    **equal, # keys and values, as in `read_rows`
 )->list:     # rows
-    "The rows to show: those of `NOC_ROWS`, or the default. Raises `NocError` for a missing file."
+    """Return the rows that `NOC_ROWS` names, or else the default. Raise `NocError` if there is no
+    such file."""
     name = os.environ.get("NOC_ROWS")
     if not name: return read_rows(default, **equal)
     for base in (Path.cwd(), *Path.cwd().parents):
-        for path in (base/name/"rows.jsonl", base/name):     # a run's folder has its test log, too
+        for path in (base/name/"rows.jsonl", base/name):     # a run's folder also has a test log
             if path.exists(): return read_rows(path, **equal)
     require(False, f"NOC_ROWS={name}: no such file or folder", "a run's folder or a .jsonl file")
 
@@ -120,25 +122,25 @@ def rows_from(
 def table_line(
     row:str,                    # a key of `LABELS`
     training:str="cider_dgbs",  # a key of `TRAINING_LABELS`
-    lambda0:float=.2,           # loss weight of the zeros, of selector rows
+    lambda0:float=.2,           # the selector's loss weight of zero targets; ignored elsewhere
 )->tuple:                       # (row, training, λ0); λ0 is None in rows without a selector
-    "A line of the paper's tables."
+    "Return the key of a line of the paper's tables."
     return row, training, lambda0 if row.startswith("selector") else None
 
 # %% ../../nbs/lab/33_results.ipynb #721d3d2a
 def captions_file(
-    folder,        # of caption files
+    folder,        # folder of caption files
     line:tuple,    # (row, training, λ0), from `table_line`
     prefix:str="", # the beginning of the file's name
 )->Path:
-    "Where the captions of a line are."
+    "Return the path of the file with a line's captions."
     row, training, lambda0 = line
     weight = "" if lambda0 is None else f"-{lambda0}"
     return Path(folder)/f"{prefix}{training}-{row}{weight}.json.gz"
 
 # %% ../../nbs/lab/33_results.ipynb #172c3e0d
 def _entry(image_id, decoded):
-    "An entry of COCO's results format, without the keys that have no value."
+    "Return an entry of COCO's results format, without the keys that have no value."
     about = {k: v for k, v in asdict(decoded).items() if v and k not in ("caption", "score")}
     if "objective" in about: about["objective"] = round(decoded.objective, 4)
     return dict(image_id=image_id, caption=decoded.caption, score=round(decoded.score, 4), **about)
@@ -152,13 +154,13 @@ def write_results(
 
 # %% ../../nbs/lab/33_results.ipynb #a33a3189
 def read_results(
-    path, # from `write_results`
+    path, # a file that `write_results` wrote
 )->dict:  # image id -> `Decoded`
-    "Read the captions of a run. Raises `NocError` for any other file."
+    "Read the captions of a run. Raise `NocError` if the file has another form."
     entries = read_json(path)
     with foreign_file(path, "captions of a run, as `write_results` writes them"):
         captions = {entry.pop("image_id"): Decoded(**entry) for entry in entries}
-        if not all(map(_is_whole, captions.values())): raise ValueError("values of other types")
+        if not all(map(_is_whole, captions.values())): raise ValueError("a value of the wrong type")
     return captions
 
 def _is_whole(d):

@@ -318,7 +318,7 @@ def begin(
 )->bool:              # whether there is an output to continue
     "Record what an output is made of. Raises `NocError` for one that may not be continued."
     made = Path(about).exists() if made is None else made
-    require(not made or resume, f"{out}: exists", "--resume, to go on with it, or another output")
+    require(not made or resume, f"{out}: exists", "--resume, to continue it, or another output")
     old = read_about(about, out, settings) if made else {}
     new = {key: _as_json(x) for key, x in settings.items()}
     if files is not None:

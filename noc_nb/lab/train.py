@@ -28,7 +28,7 @@ from ..captioner import Captioner
 from ..core import NocError, default_device, require, set_seed
 from ..data import CocoData
 from ..encoder import CaptionerConfig
-from ..fast.oracle import fast_decode, fast_search, oracle_prices
+from ..fast.decode import fast_decode, fast_search, oracle_prices
 from ..fast.search import SearchConfig
 from ..fit import FitConfig, learning_rate
 from .config import Config, setting, without

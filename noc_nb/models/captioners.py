@@ -123,7 +123,7 @@ def __call__(self:PhotoCaptioner,
 # %% ../../nbs/models/117_captioners.ipynb #43a0d082
 @patch(cls_method=True)
 def from_pretrained(cls:PhotoCaptioner,
-    name,        # a folder, or a name of the hub
+    name,        # a folder, or a model name on the Hugging Face hub
     prompt=None, # as in `PhotoCaptioner`
     device=None, # default: the accelerator if there is one
 )->PhotoCaptioner:

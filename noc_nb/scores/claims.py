@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CLAIMS', 'COMMAND', 'SYSTEMS_COMMAND', 'write_claims', 'write_systems', 'write_variants', 'inner_attention',
-           'claims_view']
+           'claims_view', 'systems_view']
 
 # %% ../../nbs/scores/123_claims.ipynb #faa3c567
 from dataclasses import dataclass
@@ -379,3 +379,16 @@ def claims_view(
         metrics = judged.get(c.text, {}).get("metrics", {})
         lines[c.shown] = _cells(c, metrics, deltas[c.text], tested.get(c.text))
     return pd.DataFrame.from_dict(lines, orient="index")
+
+# %% ../../nbs/scores/123_claims.ipynb #83a0be71
+def systems_view(
+    rows:list, # of `write_systems`
+)->dict:       # (system, column) -> difference with its interval as text, whether it is significant
+    "How far systems are from their rivals."
+    last = {r["system"]: r for r in rows}
+    found = {(name, c): x for name, r in last.items() for c, x in r["metrics"].items()}
+    ps = holm([x["p"] for x in found.values()])
+    def text(name, x, p):
+        near = _near(x["p"], p, last[name]["config"]["samples"])
+        return signed(x["difference"], x["interval"]) + near
+    return {key: (text(key[0], x, p), p < .05) for (key, x), p in zip(found.items(), ps)}
