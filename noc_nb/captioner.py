@@ -21,9 +21,9 @@ from .vocab import Vocab
 
 # %% ../nbs/14_captioner.ipynb #e8fce1aa
 class WordTable(nn.Module):
-    "Word vectors: frozen where they are known, learned elsewhere (Section 3.1)."
+    "The table of word vectors: frozen where they are known, else learned (Section 3.1)."
     def __init__(self,
-        table:Tensor, # (v,d) vectors; unknown rows hold initial values
+        table:Tensor, # (v,d) vectors; the other rows hold initial values
         known:Tensor, # (v,) True where a row is frozen
     ):
         super().__init__()
@@ -34,7 +34,7 @@ class WordTable(nn.Module):
         self.learned = nn.Parameter(table[~known].clone())
 
     def forward(self)->Tensor:
-        "The whole table, (v,d)."
+        "Return the whole table, (v,d)."
         return self.frozen.index_copy(0, self.rows, self.learned)
 
 # %% ../nbs/14_captioner.ipynb #f3e9e974
@@ -54,12 +54,12 @@ def _word_table(v, d, table, known):
 
 # %% ../nbs/14_captioner.ipynb #4f3406b7
 class Captioner(nn.Module):
-    "Encoder, decoder and a table of word vectors (Section 2.2). `NocError` where sizes disagree."
+    "Encoder, decoder and word vectors (Section 2.2). Tables of the wrong size raise `NocError`."
     def __init__(self,
-        cfg:CaptionerConfig, # the paper's is `CaptionerConfig()`
-        tokens:list,         # v words, as `Vocab.tokens`; their order gives the ids
+        cfg:CaptionerConfig, # settings; those of the paper are `CaptionerConfig()`
+        tokens:list,         # v words in the order of their ids, as in `Vocab.tokens`
         table:Tensor=None,   # (v,d) word vectors, as from `word_table`; default: random
-        known:Tensor=None,   # (v,) True for a frozen row; default: none
+        known:Tensor=None,   # (v,) True for a frozen row; default: no frozen rows
         unseen=(),           # the words that no training caption has
     ):
         super().__init__()
@@ -75,7 +75,7 @@ class Captioner(nn.Module):
         mask:Tensor,     # (b,n) True for a real region
         tokens:Tensor,   # (b·g,t) ids, BOS first, PAD last; g captions of an image in a row
     )->Tensor:           # (b·g,t,v) logits of the word after each word
-        "Teacher forcing."
+        "Predict the word after each word of given captions (teacher forcing)."
         table = self.words()
         x = self.encoder(features, mask)
         y = self.word_in(F.embedding(tokens, table))
@@ -84,22 +84,22 @@ class Captioner(nn.Module):
     def logits(self,
         y:Tensor,     # (...,d) the decoder's output after each word
         table:Tensor, # (v,d) word vectors
-    )->Tensor:        # (...,v)
-        "Scores of all words, against the transposed table (Section 3.1)."
+    )->Tensor:        # (...,v) logits
+        "Score all words by their products with the output (Section 3.1)."
         return F.linear(self.word_out(y), table)
 
     def start(self,
         features:Tensor, # (b,n,d) region features
         mask:Tensor,     # (b,n) True for a real region
-    )->tuple:            # the decoder's cache, one hypothesis an image
-        "Encode the images. The first `step` takes b tokens BOS."
+    )->tuple:            # cache of the decoder, with one hypothesis for each image
+        "Encode the images. The tokens of the first `step` are b times BOS."
         return self.decoder.start(self.encoder(features, mask), mask)
 
     def step(self,
         tokens:Tensor, # (N,) last word of every hypothesis
-        cache:tuple,   # from `start` or `step`
+        cache:tuple,   # the cache that `start` or `step` returned
     )->tuple:          # (N,v) log-probabilities of the next word, 32 bits, and the new cache
-        "One more word for every hypothesis, in evaluation mode."
+        "Predict the next word of every hypothesis, in evaluation mode."
         table = self.words()
         y, cache = self.decoder.step(self.word_in(F.embedding(tokens, table)), cache)
         return self.logits(y, table).float().log_softmax(-1), cache
@@ -107,9 +107,9 @@ class Captioner(nn.Module):
 # %% ../nbs/14_captioner.ipynb #05ede1d8
 @patch
 def average_neighbours(self:Captioner,
-    neighbours:dict, # word -> the words whose rows are averaged for it
+    neighbours:dict, # word -> the words whose rows are averaged to replace its row
 )->Captioner:        # a copy; the original does not change
-    "Neighbour-averaged embeddings. Raises `NocError` for a word outside the vocabulary."
+    "Average embeddings of neighbours. Raise `NocError` if a word is not in the vocabulary."
     ids = Vocab(self.tokens).stoi
     for word in chain(neighbours, *neighbours.values()):
         require(word in ids, f"neighbours: {word!r}", "a word of the captioner")

@@ -14,26 +14,26 @@ import torch
 
 # %% ../nbs/00_core.ipynb #284a55e8
 class NocError(ValueError):
-    "Bad input, in one line that names the file, the item and what was expected."
+    "An error in the input. Its one line names the file, the item and what was expected."
     def __init__(self, line:str):
-        line = line.replace("\n", r"\n")               # from a table, or a file's name
+        line = line.replace("\n", r"\n")               # a cell of a table may contain it
         super().__init__(line if len(line) <= 1000 else f"{line[:700]} … {line[-200:]}")
 
 # %% ../nbs/00_core.ipynb #d5e8d39a
 def require(
     ok,           # whether the input is as expected
     where:str,    # the file, the item or the setting, and what was found
-    expected:str, # what works
+    expected:str, # description of valid input
 ):
-    "Raises `NocError` with the line `where: expected ...` unless `ok`."
+    "Raise `NocError` with the line `where: expected ...` unless `ok` is true."
     if not ok: raise NocError(f"{where}: expected {expected}")
 
 # %% ../nbs/00_core.ipynb #fe037768
 def set_seed(
-    seed:int, # 64 bits; results are repeatable on one machine and device, not across devices
+    seed:int, # seed of 64 bits; results are repeatable on one device, but not across devices
 ):
-    "Seed Python, NumPy and PyTorch. Raises `NocError` for a seed that PyTorch does not take."
-    import numpy as np                                   # the search does without it
+    "Seed Python, NumPy and PyTorch. Raise `NocError` if PyTorch does not accept the seed."
+    import numpy as np                                   # here, so that the search works without it
     whole = isinstance(seed, Integral) and -2**63 <= seed < 2**64
     require(whole, f"seed={seed!r}", "a whole number of 64 bits")
     seed = int(seed)
@@ -43,13 +43,13 @@ def set_seed(
 
 # %% ../nbs/00_core.ipynb #5ef2b2ac
 def default_device()->torch.device:
-    "The accelerator if there is one, else the CPU."
+    "Return the accelerator if there is one, else the CPU."
     if torch.cuda.is_available(): return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 # %% ../nbs/00_core.ipynb #00c0re52
 def asset(
-    name:str, # a file in `noc_nb/assets`
+    name:str, # name of a file in `noc_nb/assets`
 )->str:
-    "The text of a table that comes with the package."
+    "Return the text of a table that comes with the package."
     return (files("noc_nb")/"assets"/name).read_text(encoding="utf-8")

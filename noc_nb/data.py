@@ -25,7 +25,7 @@ from .vocab import BOS, EOS, PAD, Vocab, tokenize
 
 # %% ../nbs/07_data.ipynb #e04867fb
 class _Lazy(dict):
-    "Key -> `make(key)`, made when it is first asked for."
+    "A dict of key -> `make(key)`, which is called when the key is first looked up."
     def __init__(self, make): self.make = make
     def __missing__(self, key):
         self[key] = self.make(key)
@@ -38,27 +38,27 @@ PARTS = "train", "val", "test"
 class CocoData:
     "A data set: captions, regions, splits, classes and held-out objects."
     name:str                   # lite, toy, coco, or the name of a split file
-    root:Path                  # its folder
+    root:Path                  # folder of the data
     captions:dict              # image id -> reference captions, as written
-    regions:RegionTable        # image id -> `Regions`: all detections, best first
+    regions:RegionTable        # image id -> `Regions` with all detections, highest score first
     splits:dict                # train, val, test, novel_val, novel_test -> image ids
     novel:dict                 # val, test -> object -> set of image ids
     classes:dict               # category id -> `ObjectClass`
     heldout:HeldOut            # the held-out objects and their words
     counts:dict                # statistics of loading
-    features:RegionTable=None  # image id -> `Regions` with features, or None: symbolic features
+    features:RegionTable=None  # image id -> `Regions` with features; None: symbolic features
     word_vectors:Mapping=None  # word -> (d,) vector, or None
-    def __post_init__(self):   # image id -> token lists; classes that a reference mentions
+    def __post_init__(self):   # by image id: the token lists, and the ids of mentioned classes
         self.tokens = _Lazy(lambda i: [tokenize(c) for c in self.captions[i]])
         self._mentioned = _Lazy(lambda i: mentioned(self.captions[i], self.classes))
 
     def mentioned(self, image_id)->set:
-        "Ids of the classes that some reference of the image mentions."
+        "Return the ids of the classes that some reference of the image mentions."
         return self._mentioned[image_id]
 
     @property
     def dropped(self)->set:
-        "Ids of classes never chosen: people, and background unless 0 is a class of its own."
+        "Ids of classes that are never chosen: people, and 0 (background) unless it is a class."
         return people(self.classes) | ({0} - self.classes.keys())
 
     def __repr__(self):
@@ -68,7 +68,7 @@ class CocoData:
 
     @property
     def vectors(self)->Mapping:
-        "Word -> vector. Raises `NocError` where the data has none."
+        "The mapping of word -> vector. Raises `NocError` if the data has no word vectors."
         if self.word_vectors is not None: return self.word_vectors
         raise NocError(f"{self.root}/vectors: expected a file of word vectors, which tell the "
                        "captioner what classes and words mean (.txt, .gz or .zip in the format "
@@ -77,7 +77,7 @@ class CocoData:
     def ids(self,
         part,   # name of a part (train, val, test, novel_val, novel_test), or image ids
     )->list:    # image ids
-        "The images of a part. Raises `NocError` for an unknown name."
+        "Return the images of a part. Raise `NocError` if no part has the name."
         if not isinstance(part, str): return list(part)
         if part in self.splits: return self.splits[part]
         raise NocError(f"{self.name}: part {part!r}: expected one of {', '.join(self.splits)}")
@@ -87,18 +87,18 @@ def _to(batch, device):
     return type(batch)(*(x.to(device) if isinstance(x, Tensor) else x for x in batch))
 
 class _SelectorBatch(NamedTuple):
-    "The selector's inputs for b images, and its targets."
+    "The selector's inputs and targets for b images."
     geometry:Tensor # (b,n,6) Eq. 1; zero where padded
     labels:Tensor   # (b,n) category id; -1 marks padding
     targets:Tensor  # (b,n) float32: 1 where a reference mentions the class; 0 where padded
-    image_ids:list  # b ids
+    image_ids:list  # b image ids
     def to(self, device): return _to(self, device)
     @property
-    def weight(self)->int: return (self.labels >= 0).sum().item()  # regions
+    def weight(self)->int: return (self.labels >= 0).sum().item()  # number of regions
 
 # %% ../nbs/07_data.ipynb #30b27e5b
 def _targets(data, ids, labels):
-    "(b,n) float32 1 where a reference of image b mentions the class of its region n."
+    "Return (b,n) float32: 1 where a reference of the image mentions the class of the region."
     highest = max(labels.max().item() if ids else 0, *data.classes)
     in_caption = torch.zeros(len(ids), 1 + highest, dtype=torch.bool) # (b,c)
     for row, i in enumerate(ids): in_caption[row, list(data.mentioned(i))] = True
@@ -106,17 +106,17 @@ def _targets(data, ids, labels):
 
 # %% ../nbs/07_data.ipynb #54d1959c
 class SelectorExamples:
-    "Regions and targets of the selector (Section 2.1). An image without any is a row of padding."
+    "The selector's examples (Section 2.1). An image without regions is a row of padding."
     def __init__(self,
         data:CocoData,      # captions and regions
         ids="train",        # image ids, or the name of a part
-        min_refs:int=5,     # images with fewer references are left out
-        max_regions:int=10, # the best regions of each image
+        min_refs:int=5,     # minimum number of references of an image
+        max_regions:int=10, # maximum number of regions of an image, those with the highest scores
     ):
         ids = [i for i in data.ids(ids) if len(data.captions[i]) >= min_refs]
         regions = data.regions.without(data.dropped).batch(ids, max_regions)
         x, targets = geometry(regions.boxes, regions.scores), _targets(data, ids, regions.labels)
-        self.whole = _SelectorBatch(x, regions.labels, targets, ids)   # of all images
+        self.whole = _SelectorBatch(x, regions.labels, targets, ids)   # all images
         self.lengths = (regions.labels >= 0).sum(1).numpy()
     def __len__(self): return len(self.lengths)
     def __repr__(self):
@@ -128,7 +128,7 @@ class SelectorExamples:
 
 # %% ../nbs/07_data.ipynb #8fddb2a5
 def _class_table(vectors):
-    "(c,d) class vectors, a row a category id; NaN for no class. `NocError` for too large an id."
+    "Make a (c,d) table by category id; NaN for no class. Raise `NocError` if an id is too large."
     for id in min(vectors), max(vectors):
         require(0 <= id <= MOST_CLASSES, f"class vectors: id={id}", f"0 to {MOST_CLASSES}")
     table = torch.full((max(vectors) + 1, len(next(iter(vectors.values())))), torch.nan)
@@ -137,7 +137,7 @@ def _class_table(vectors):
 
 # %% ../nbs/07_data.ipynb #e8a134de
 def _symbolic(regions, table):
-    "(…,n,d+6) class vector, then Eq. 1; 0 where padded. `NocError` for a class without a vector."
+    "Return (…,n,d+6) features, 0 where padded. Raise `NocError` if a class has no vector."
     labels, real = regions.labels, regions.labels >= 0
     rows = table[labels.clamp(0, len(table) - 1)]
     unknown = real & ((labels >= len(table)) | rows[...,0].isnan())
@@ -148,10 +148,10 @@ def _symbolic(regions, table):
 
 # %% ../nbs/07_data.ipynb #8c622add
 class RegionFeatures:
-    "Image ids -> (features (b,n,d), mask (b,n)): the table's own features, or symbolic ones."
+    "Features (b,n,d) and mask (b,n) of images: the features of a table, or symbolic features."
     def __init__(self,
-        table:RegionTable,  # best regions first
-        max_regions:int=50, # the first of each image
+        table:RegionTable,  # regions, those with the highest scores first
+        max_regions:int=50, # maximum number of regions of an image, the first ones
         vectors:dict=None,  # category id -> (d,) vector, for symbolic features
     ):
         self.table, self.max_regions = table, max_regions
@@ -167,22 +167,22 @@ class RegionFeatures:
 # %% ../nbs/07_data.ipynb #88e3d7c9
 @patch
 def region_features(self:CocoData,
-    max_regions:int=50, # of each image
+    max_regions:int=50, # maximum number of regions of an image
 ):                      # image ids -> (features (b,n,d), mask (b,n) True = real); `.width` is d
-    "The data set's features for a captioner: those it was given, else symbolic."
+    "Return the features for a captioner: those of the data set, else symbolic features."
     if self.features is not None: return RegionFeatures(self.features, max_regions)
     return RegionFeatures(self.regions, max_regions, class_vectors(self.classes, self.vectors))
 
 # %% ../nbs/07_data.ipynb #0c44e580
 class CaptionBatch(NamedTuple):
-    "The captioner's inputs for b images, and captions by people."
+    "The captioner's inputs for b images, and their reference captions."
     features:Tensor # (b,n,d) float32
     mask:Tensor     # (b,n) True = a real region
     tokens:Tensor   # (b,t) int64, BOS ... EOS, then PAD; None for images without captions
-    image_ids:list  # b ids
+    image_ids:list  # b image ids
     def to(self, device): return _to(self, device)
     @property
-    def weight(self)->int: # words to predict, with EOS; without captions, images
+    def weight(self)->int: # number of tokens to predict, with EOS; else of images
         if self.tokens is None: return len(self.image_ids)
         return (self.tokens[:,1:] != PAD).sum().item()
 
@@ -190,9 +190,9 @@ class CaptionBatch(NamedTuple):
 class ImageExamples:
     "Images without captions. Indexing with a list gives a `CaptionBatch` whose `tokens` are None."
     def __init__(self,
-        data:CocoData,
+        data:CocoData, # data set with the images
         ids,           # image ids, or the name of a part
-        features=None, # image ids -> (features, mask); default: the data's
+        features=None, # image ids -> (features, mask); default: `region_features` of `data`
     ):
         self.features, self.image_ids = features or data.region_features(), data.ids(ids)
         self.lengths = np.zeros(len(self.image_ids), np.int64)
@@ -207,11 +207,11 @@ class ImageExamples:
 class CaptionExamples(ImageExamples):
     "Every caption of some images, encoded."
     def __init__(self,
-        data:CocoData,
-        vocab:Vocab,      # words outside it become UNK
+        data:CocoData,    # data set with the captions
+        vocab:Vocab,      # vocabulary; other words become UNK
         ids="train",      # image ids, or the name of a part
-        max_len:int=20,   # tokens of a caption, EOS counted, BOS not
-        features=None,    # image ids -> (features, mask); default: the data's
+        max_len:int=20,   # maximum number of tokens of a caption, with EOS but without BOS
+        features=None,    # image ids -> (features, mask); default: `region_features` of `data`
     ):
         super().__init__(data, ids, features)
         captions = [(i, tokens) for i in self.image_ids for tokens in data.tokens[i]]
@@ -223,21 +223,21 @@ class CaptionExamples(ImageExamples):
     def tokens(self, index): return self.codes[index, :self.lengths[index].max()].long()
 
 # %% ../nbs/07_data.ipynb #3b6c175a
-_CHUNK = 50 # batches among which examples are sorted by length
+_CHUNK = 50 # number of batches in a chunk, in which examples are sorted by length
 
 @dataclass(frozen=True)
 class Loader:
-    "Epochs of batches: a call gives a `DataLoader` of one epoch; iterating gives epoch 0."
+    "Epochs of batches. A call returns a `DataLoader` of one epoch; iterating yields epoch 0."
     examples:object       # `SelectorExamples`, `CaptionExamples` or `ImageExamples`
-    batch_size:int = 50   # the paper's
-    seed:int = 0          # determines the order, together with the epoch
-    shuffle:bool = True   # False: in order
+    batch_size:int = 50   # number of examples in a batch; 50 in the paper
+    seed:int = 0          # seed of the order, which also depends on the epoch
+    shuffle:bool = True   # False: keep the order of the examples
 
     def __call__(self,
-        epoch:int=0, # which epoch
-        start:int=0, # batches of it that are done
+        epoch:int=0, # number of the epoch
+        start:int=0, # number of batches to skip
         parts:int=1, # number of parts that a batch is cut into
-        mine=(0,),   # the requested parts, one after the other
+        mine=(0,),   # numbers of the parts to return, one after the other
     ):
         left = [b for b in self._batches(epoch)[start:] if len(b) >= parts]
         batches = [b[part::parts] for b in left for part in mine]
@@ -247,7 +247,7 @@ class Loader:
     def __iter__(self): return iter(self())
 
     def _batches(self, epoch):
-        "The whole batches of an epoch, as lists of numbers of examples."
+        "Return the whole batches of an epoch, as lists of the numbers of examples."
         lengths, size = np.asarray(self.examples.lengths), self.batch_size
         order, full = np.arange(len(lengths)), len(lengths)//size
         rng = np.random.default_rng((self.seed % 2**32, epoch))

@@ -25,12 +25,12 @@ from .vocab import check_vectors
 # %% ../nbs/04_regions.ipynb #82e9222a
 @dataclass(frozen=True, eq=False)
 class Regions:
-    "The regions of one image. Raises `NocError` for unequal lengths or invalid boxes."
+    "The regions of one image. Invalid boxes and columns of unequal length raise `NocError`."
     boxes:Tensor            # (n,4) float32 x1 y1 x2 y2, relative to the image (0..1)
     labels:Tensor           # (n,) int64 category id
-    scores:Tensor           # (n,) float32 the detector's score (0..1); 1 for ground truth
+    scores:Tensor           # (n,) float32 detection scores (0..1); 1 for ground truth
     features:Tensor = None  # (n,d) float32 region features, or None
-    image_id:int = None     # the image
+    image_id:int = None     # id of the image
     size:tuple = None       # (width, height) of the image in pixels, or None
 
     def __len__(self): return len(self.boxes)
@@ -38,33 +38,33 @@ class Regions:
 
     def keep(self,
         index,    # numbers of the regions to keep, or (n,) True where a region is kept
-    )->"Regions": # in the order of `index`
-        "Some of the regions."
+    )->"Regions": # the regions in the order of `index`
+        "Return some of the regions."
         if not isinstance(index, Tensor):
             index = torch.tensor(index, dtype=None if len(index) else torch.int64)
         columns = {name: x for name, x in vars(self).items() if name in _COLUMNS and x is not None}
-        kept = copy(self)                                  # of values that were checked already
+        kept = copy(self)                                  # its values have been checked already
         vars(kept).update({name: x[index] for name, x in columns.items()})
         return kept
 
     @property
-    def ranked(self)->Tensor: # (n,) their numbers
-        "The regions from the highest score to the lowest; ties stay in order."
+    def ranked(self)->Tensor: # (n,) int64
+        "The numbers of the regions from the highest score to the lowest; ties stay in order."
         return self.scores.sort(descending=True, stable=True).indices
 
     def best(self,
-        k:int=None, # how many; None keeps all
-    )->"Regions":   # in order of score
-        "The `k` regions with the highest scores."
+        k:int=None, # number of regions; None keeps all
+    )->"Regions":   # the regions in order of score
+        "Return the `k` regions with the highest scores."
         return self.keep(self.ranked[:k])
 
     def without(self, labels)->"Regions":
-        "The regions of all classes but these."
+        "Return the regions of all other classes."
         return self.keep(~torch.isin(self.labels, torch.tensor(list(labels), dtype=torch.int64)))
 
     @classmethod
     def empty(cls, image_id=None, size=None)->"Regions":
-        "An image in which nothing was found; its size in pixels."
+        "Return the regions of an image in which nothing was found; `size` is in pixels."
         return cls([], [], [], image_id=image_id, size=size)
 
     def __post_init__(self):
@@ -77,26 +77,26 @@ class Regions:
             object.__setattr__(self, name, column)
         columns = self.boxes, self.labels, self.scores, self.features
         lengths = [len(c) for c in columns if c is not None]
-        require(len(set(lengths)) == 1, f"{where}: {lengths}", "one label and score a box")
+        require(len(set(lengths)) == 1, f"{where}: {lengths}", "one label and score for each box")
         outside = len(self) and (self.scores.min() < 0 or self.scores.max() > 1)
         require(not outside, f"{where}: scores", _COLUMNS["scores"][2])
         object.__setattr__(self, "boxes", _clipped(self.boxes, self.image_id))
 
     def check_finite(self):
-        "Raises `NocError` naming the image where a number is NaN or infinite."
+        "Raise `NocError`, which names the image, if a number is NaN or infinite."
         columns = dict(boxes=self.boxes, scores=self.scores, features=self.features)
         for name, column in columns.items():
             if column is None or np.isfinite(column.cpu().numpy()).all(): continue
             raise NocError(f"image {self.image_id}: {name}: expected finite numbers")
 
 # %% ../nbs/04_regions.ipynb #02152b24
-_COLUMNS = dict(boxes=(2, torch.float32, "four numbers a box"),
-                labels=(1, torch.int64, "a whole number a box"),
-                scores=(1, torch.float32, "a number from 0 to 1 a box"),
-                features=(2, torch.float32, "as many numbers a box"))
+_COLUMNS = dict(boxes=(2, torch.float32, "four numbers for each box"),
+                labels=(1, torch.int64, "a whole number for each box"),
+                scores=(1, torch.float32, "a number from 0 to 1 for each box"),
+                features=(2, torch.float32, "rows of equal length, one for each box"))
 
 def _column(value, dims, kind):
-    "A tensor without gradient; None if the values have another form, or would be rounded."
+    "Make a tensor without gradient, or return None for another shape or values to be rounded."
     plain = isinstance(value, Tensor) and not value.requires_grad and not value.is_sparse
     if plain and value.dtype is kind and value.dim() == dims: return value
     try:
@@ -108,10 +108,10 @@ def _column(value, dims, kind):
     return column if whole and given.dim() == dims or not given.numel() else None
 
 # %% ../nbs/04_regions.ipynb #d35c031c
-OUTSIDE = .1   # of the image's width or height: a box that crosses an edge by less is clipped
+OUTSIDE = .1   # share of the width or height by which a box may cross an edge; it is then clipped
 
 def _clipped(boxes, image_id):
-    "Raises `NocError` for a box that is in pixels, outside, or turned round; NaN comes later."
+    "Clip boxes. Raise `NocError` if a box is in pixels, far outside, or has swapped corners."
     plain, most = boxes.detach().cpu().numpy(), OUTSIDE + 1e-6
     outside = ((plain < -most) | (plain > 1 + most)).any(1)
     turned = (plain[:,2:] < plain[:,:2]).any(1)
@@ -126,7 +126,7 @@ def geometry(
     boxes:Tensor,  # (...,4) x1 y1 x2 y2, relative to the image
     scores:Tensor, # (...) detection scores
 )->Tensor:         # (...,6) centre x and y, width, height, area, score
-    "The class-independent features of a region (Section 2.1, Eq. 1)."
+    "Return the class-independent features of regions (Section 2.1, Eq. 1)."
     x1, y1, x2, y2 = boxes.unbind(-1)
     w, h = x2 - x1, y2 - y1
     return torch.stack([(x1 + x2)/2, (y1 + y2)/2, w, h, w*h, scores], -1)
@@ -134,7 +134,7 @@ def geometry(
 # %% ../nbs/04_regions.ipynb #ef4441a0
 @dataclass(eq=False, repr=False)
 class RegionTable(Mapping):
-    "Image id -> `Regions`, kept as flat arrays. Asking for an unknown image raises `NocError`."
+    "A mapping of image id -> `Regions`, kept as flat arrays. An unknown id raises `NocError`."
     ids:np.ndarray           # (N,) image ids
     offsets:np.ndarray       # (N+1,) the first row of every image, and the end
     boxes:np.ndarray         # (M,4) x1 y1 x2 y2, relative to the image
@@ -142,8 +142,8 @@ class RegionTable(Mapping):
     scores:np.ndarray        # (M,) detection scores
     features:np.ndarray=None # (M,d) region features, or None
     sizes:np.ndarray=None    # (N,2) width and height in pixels; 0 where unknown
-    counts:dict=None         # statistics of reading them: boxes, clipped, zero_area ...
-    where = "regions"        # what messages call the table
+    counts:dict=None         # statistics of reading the regions: boxes, clipped, zero_area ...
+    where = "regions"        # name of the table in messages
 
     def __post_init__(self):
         self.counts = self.counts or {}
@@ -158,14 +158,14 @@ class RegionTable(Mapping):
         return f"{type(self).__name__}({len(self):,} images, {len(self.boxes):,} regions)"
 
     def _places(self, image_ids)->np.ndarray:
-        "The positions of images in `ids`. Raises `NocError` for an image that is not there."
+        "Return the positions of images in `ids`. Raise `NocError` if an image is missing."
         missing = [i for i in image_ids if i not in self.place]
         if missing:
             raise NocError(f"{self.where}: no image {missing[0]!r} among {len(self):,} images")
         return np.array([self.place[i] for i in image_ids], np.int64)
 
     def __getitem__(self, image_id):
-        "Copies of the rows of one image."
+        "Return copies of the rows of one image."
         i = self._places([image_id])[0]
         rows, size = slice(self.offsets[i], self.offsets[i+1]), tuple(self.sizes[i].tolist())
         boxes, labels, scores = (c[rows].copy() for c in (self.boxes, self.labels, self.scores))
@@ -177,21 +177,21 @@ class RegionTable(Mapping):
 def sizes_of(
     ids:np.ndarray, # (N,) image ids
     sizes:dict,     # image id -> (width, height) in pixels, or None
-)->np.ndarray:      # (N,2), 0 where unknown
-    "Sizes of images, in their order."
+)->np.ndarray:      # (N,2) sizes; 0 where unknown
+    "Return the sizes of images in the order of `ids`."
     sizes = sizes or {}
     return np.array([sizes.get(i) or (0, 0) for i in ids.tolist()], np.int32).reshape(-1, 2)
 
 # %% ../nbs/04_regions.ipynb #6cbb6d65
 def _joined(tables):
-    "One table; counts add up. Raises `NocError` for an image in two, or features in some only."
+    "Join tables. Raise `NocError` if two have the same image, or only some have features."
     counts = Counter()
     for t in tables: counts.update(t.counts)
     def joined(column): return np.concatenate([getattr(t, column) for t in tables])
     ids, times = np.unique(joined("ids"), return_counts=True)
     twice = ids[times > 1].tolist()
     where = f"regions: image {min(twice, default='')}"
-    require(not twice, f"{where}: is in two of the tables", "one")
+    require(not twice, f"{where}: is in two of the tables", "each image once")
     features = [t.features for t in tables if len(t.boxes)]
     shapes = {None if f is None else f.shape[1:] for f in features}
     require(len(shapes) < 2, "regions", "features of one shape for all images, or for none")
@@ -202,7 +202,7 @@ def _joined(tables):
 
 # %% ../nbs/04_regions.ipynb #c47d897c
 def _as_table(r):
-    "A table of one image. Raises `NocError` if its id is missing."
+    "Make a table of one image. Raise `NocError` if its id is missing."
     known = isinstance(r.image_id, Integral) and abs(r.image_id) < 2**63
     require(known, f"regions: image {r.image_id!r}", "regions with the number of their image")
     ids, labels = np.array([r.image_id], np.int64), r.labels.numpy().astype(np.int32)
@@ -215,21 +215,21 @@ def _as_table(r):
 def table_of(
     parts, # `Regions`, each with its image_id, or tables
 )->RegionTable:
-    "One table, in their order. Raises `NocError` for an image without id, or twice."
+    "Join regions in this order. Raise `NocError` if an image has no id or occurs twice."
     tables = [x if isinstance(x, RegionTable) else _as_table(x) for x in parts]
     if len(tables) == 1: return tables[0]
     return _joined(tables) if tables else _as_table(Regions.empty(0)).take([])
 
 # %% ../nbs/04_regions.ipynb #4fcb50aa
 def _part(table, rows, ids, offsets, sizes):
-    "A table with some rows of another."
+    "Make a table from some rows of another."
     features = None if table.features is None else table.features[rows]
     return RegionTable(ids, offsets, table.boxes[rows], table.labels[rows], table.scores[rows],
                        features, sizes, table.counts)
 
 @patch
 def without(self:RegionTable, labels)->RegionTable:
-    "The same images, with the regions of all classes but these."
+    "Return the same images without the regions of these classes."
     keep = ~np.isin(self.labels, list(labels))
     return _part(self, keep, self.ids, np.append(0, keep.cumsum())[self.offsets], self.sizes)
 
@@ -239,10 +239,10 @@ def take(self:RegionTable,
     ids,         # image ids
     sizes=None,  # image id -> (width, height), for images that the table lacks
 )->RegionTable:  # exactly these images, in this order
-    "The table of these images. An image that this table lacks gets no regions."
+    "Return the table of some images. An image that this table lacks gets no regions."
     ids = np.asarray(ids, np.int64).reshape(-1)
     at = np.array([self.place.get(i, -1) for i in ids.tolist()], np.int64)
-    lengths = np.append(np.diff(self.offsets), 0)[at]   # a missing image takes the 0 at the end
+    lengths = np.append(np.diff(self.offsets), 0)[at]   # -1 selects the 0 at the end
     offsets = np.append(0, lengths.cumsum())
     rows = np.arange(offsets[-1]) + np.repeat(self.offsets[at] - offsets[:-1], lengths)
     sizes = np.where((at < 0)[:,None], sizes_of(ids, sizes), np.append(self.sizes, [[0, 0]], 0)[at])
@@ -250,7 +250,7 @@ def take(self:RegionTable,
 
 # %% ../nbs/04_regions.ipynb #ad26956f
 class _PaddedRegions(NamedTuple):
-    "The regions of a batch of images."
+    "The regions of a batch of images, padded to equal numbers."
     boxes:Tensor    # (b,n,4) x1 y1 x2 y2, relative to the image
     labels:Tensor   # (b,n) category id; -1 marks padding
     scores:Tensor   # (b,n) detection scores
@@ -258,7 +258,7 @@ class _PaddedRegions(NamedTuple):
 
 # %% ../nbs/04_regions.ipynb #fb65cf48
 def _padded(column, spans, width, dtype, fill=0):
-    "Some rows of (M,...), one span of them an image, as (b,width,...)."
+    "Copy rows of (M,...) into a padded (b,width,...), one span of rows for each image."
     rows = np.full((len(spans), width, *column.shape[1:]), fill, column.dtype)
     column = np.asarray(column)
     for row, (start, end) in zip(rows, spans): row[:end-start] = column[start:end]
@@ -268,9 +268,9 @@ def _padded(column, spans, width, dtype, fill=0):
 @patch
 def batch(self:RegionTable,
     ids,           # b image ids
-    k:int=None,    # the first k regions of every image; None takes all
-)->_PaddedRegions: # n is the greatest number of regions in the batch, and at least 1
-    "Gather a batch. Raises `NocError` for an image that is not in the table."
+    k:int=None,    # maximum number of regions, the first ones of every image; None: all
+)->_PaddedRegions: # regions of a batch; n is the largest number of regions, and at least 1
+    "Gather a batch. Raise `NocError` if an image is not in the table."
     at, k = self._places(ids), len(self.boxes) if k is None else k
     starts, ends = self.offsets[at].tolist(), self.offsets[at + 1].tolist()
     spans = [(start, min(end, start + k)) for start, end in zip(starts, ends)]
@@ -285,7 +285,7 @@ def class_vectors(
     classes:dict, # category id -> `ObjectClass`
     vectors:dict, # word -> (d,) vector
 )->dict:          # category id -> (d,) float32
-    "The mean vector of the words of each class. Raises `NocError` for words without one."
+    "Return the mean vector of the words of each class. Raise `NocError` if a word has no vector."
     check_vectors(vectors, (word for c in classes.values() for word in c.phrase))
     means = {}
     for id, c in classes.items():

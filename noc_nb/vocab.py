@@ -18,7 +18,7 @@ from .core import NocError, require, asset
 
 # %% ../nbs/03_vocab.ipynb #7bc789d4
 def _read_rules():
-    "The named parts of patterns, filled in, and the rules in order, each with its kind."
+    "Read the rules. Return the named parts of patterns, and the pattern and kind of each rule."
     parts, rules = {}, []
     for row in csv.DictReader(asset("ptb_rules.csv").splitlines()):
         pattern = row["pattern"] % parts
@@ -41,7 +41,7 @@ _BRACKETS = {"[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
 _DROPPED = frozenset("'' ' `` ` . ? ! , : ; - -- --- ---- ...".split())
 
 def _finish(piece, kind):
-    "The token of a piece of text, by the kind of its rule; empty if there is none."
+    "Turn a matched piece of text into a token, by the kind of its rule; empty if it has none."
     if kind == "none": return ""
     if kind != "raw":
         piece = _PIECES.sub(lambda sign: _PLAINER.get(sign[0].lower(), sign[0]), piece) or "-"
@@ -51,7 +51,7 @@ def _finish(piece, kind):
 _SPACES = re.compile("(?: {space}*)?".format(**_PARTS))
 
 def _lex(caption, after):
-    "A caption's tokens, rule by rule, with spaces. The text after it only decides where they end."
+    "Apply the rules. Return the caption's tokens with spaces; `after` only affects where they end."
     line, after = (re.sub("[\n\r\v\f\u2028\u2029]", " ", text) for text in (caption, after))
     text, at, tokens = f"{line}\n{after}\n", 0, []
     while (at := _SPACES.match(text, at).end()) < len(line):
@@ -69,7 +69,7 @@ _STOPPED = re.compile("(?i:[a-z]|miss|{short}|{capital}|{titles})".format(**_PAR
 _CUT = frozenset("cannot gonna gotta wanna gimme lemme".split())
 
 def _plain_words(caption):
-    "The tokens of a plain caption; None for one that needs the rules."
+    "Return the tokens of a plain caption, or None if the caption needs the rules."
     if not isinstance(caption, str):
         raise NocError(f"caption {caption!r}: expected a string, got {type(caption).__name__}")
     if not _PLAIN.fullmatch(caption): return None
@@ -80,20 +80,20 @@ def _plain_words(caption):
 # %% ../nbs/03_vocab.ipynb #411587b1
 def ptb_line(
     caption:str,  # one caption, as people write it
-    after:str="", # the next line's caption, to reproduce an effect of `pycocoevalcap`: see below
-)->str:           # lower-case tokens separated by spaces; punctuation is left out
-    "The line that `pycocoevalcap`'s tokeniser makes. Raises `NocError` if it is not a string."
+    after:str="", # the caption in the next line, to reproduce an effect of `pycocoevalcap` (below)
+)->str:           # lower-case tokens separated by spaces, without punctuation
+    "Tokenise as `pycocoevalcap` does. Raise `NocError` if the caption is not a string."
     words = _plain_words(caption)
     return _lex(caption, after) if words is None else " ".join(words)
 
 def tokenize(
     caption:str,  # one caption, as people write it
-)->list:          # its tokens
-    "The words of `ptb_line`, as a list. Raises `NocError` if the caption is not a string."
+)->list:          # tokens of the caption
+    "Return the words of `ptb_line`, as a list. Raise `NocError` if the caption is not a string."
     return ptb_line(caption).split()
 
 # %% ../nbs/03_vocab.ipynb #654fc655
-TOKENISER = dict(                                       # for reports; the test yields the numbers
+TOKENISER = dict(                                       # for reports; the test measures the numbers
     name="PTB, in Python (noc_nb.vocab)", reference="Stanford CoreNLP 3.4.1 (Java)",
     captions=97_723, differ=0)
 
@@ -102,16 +102,16 @@ PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIALS = "<pad>", "<bos>", "<eos>", "<unk>"
 
 class Vocab:
-    "Words and their numbers. The first four are `SPECIALS`."
+    "Words and their numbers. The first four words are `SPECIALS`."
     def __init__(self,
         tokens,    # the words in order of their numbers, with or without `SPECIALS` in front
         unseen=(), # the words that no training caption has
     ):
-        "Raises `NocError` if a word occurs twice."
+        "Number the words. Raise `NocError` if a word occurs twice."
         tokens = tuple(tokens)
         self.tokens = tokens if tokens[:4] == SPECIALS else SPECIALS + tokens
         self.unseen = frozenset(unseen)
-        # a caption that spells "<eos>" does not end there: the specials have no spelling
+        # a caption that contains the text "<eos>" does not end there: it is encoded as UNK
         self.stoi = {word: i for i, word in enumerate(self.tokens) if i > UNK}
         if len(self.stoi) + 4 == len(self.tokens): return
         [(word, _)] = Counter(self.tokens[4:]).most_common(1)
@@ -122,15 +122,15 @@ class Vocab:
     def __repr__(self): return f"Vocab({len(self):,} words)"
 
     def encode(self,
-        tokens, # from `tokenize`
-    )->list:    # their numbers; UNK for a word that is not in the vocabulary
-        "The numbers of a list of tokens, without BOS and EOS."
+        tokens, # list of tokens, from `tokenize`
+    )->list:    # number of each token; UNK for a word that is not in the vocabulary
+        "Turn a list of tokens into numbers, without BOS and EOS."
         return [self.stoi.get(token, UNK) for token in tokens]
 
     def decode(self,
-        ids,    # numbers (list or tensor)
+        ids,    # list or tensor of numbers
     )->str:     # the words up to EOS, with spaces
-        "The caption of a row of numbers."
+        "Turn a row of numbers into a caption."
         ids = [int(i) for i in ids]
         if EOS in ids: ids = ids[:ids.index(EOS)]
         return " ".join(self.tokens[i] for i in ids if i not in (PAD, BOS))
@@ -138,10 +138,10 @@ class Vocab:
     @classmethod
     def build(cls,
         token_lists,     # tokens of every caption
-        min_count:int=2, # how often a word must be seen
+        min_count:int=2, # how often a word must occur to be included
         required=(),     # words that are included in any case
     )->"Vocab":          # most frequent word first; equally frequent words alphabetically
-        "The vocabulary of a set of captions."
+        "Build the vocabulary of a set of captions."
         counts = Counter(token for tokens in token_lists for token in tokens)
         words = {word for word, n in counts.items() if n >= min_count} | set(required)
         ordered = sorted(words - set(SPECIALS), key=lambda word: (-counts[word], word))
@@ -154,9 +154,9 @@ FUNCTION_WORDS = frozenset(
 # %% ../nbs/03_vocab.ipynb #8112232f
 def check_vectors(
     vectors:dict, # word -> (d,) vector
-    words,        # those of classes and held-out objects
+    words,        # words of classes and held-out objects
 ):
-    "Raises `NocError` listing the words that have no vector."
+    "Raise `NocError` if a word has no vector; the message lists all such words."
     lacking = [word for word in dict.fromkeys(words) if word not in vectors]
     some = ", ".join(lacking[:30]) + (f" and {len(lacking) - 30:,} more" if lacking[30:] else "")
     where = f"{getattr(vectors, 'path', 'word vectors')}: no vector for {some}"
@@ -168,9 +168,9 @@ def word_table(
     vocab,        # the vocabulary
     vectors:dict, # word -> (d,) vector
     required=(),  # words that must have a vector
-    seed:int=0,   # of the rows without a vector
+    seed:int=0,   # seed of the rows without a vector
 )->tuple:         # (v,d) float32 table, (v,) bool: True where the row comes from `vectors`
-    "Word vectors in vocabulary order. Raises `NocError` for a required word without one."
+    "Put word vectors into vocabulary order. Raise `NocError` if a required word has no vector."
     for word in required:
         require(word in vocab, f"word {word!r}", "a word of the vocabulary, for constraints")
     check_vectors(vectors, required)

@@ -1,5 +1,5 @@
-"""docs/forms.md lists every form of file that the readers take, and who writes it: `python tests/forms.py` writes it
-from the rows below, and test_forms.py reads the small file of each."""
+"""docs/forms.md lists the forms of files that the readers take, and the tools that write them. `python tests/forms.py`
+generates that page from the rows below, and test_forms.py reads the small example file of each row."""
 import base64, gzip, io, json, tarfile
 import numpy as np
 import pyarrow, pyarrow.parquet
@@ -23,7 +23,7 @@ IMAGES = [dict(id=i, file_name=name, width=100, height=100) for name, i in IDS.i
 BOX = dict(image_id=7, category_id=18, bbox=[0, 0, 50, 50], score=.5)
 
 def written(path, content):
-    "Write a text, JSON, columns of a Parquet file, the texts of a folder, or whatever a function writes."
+    "Write a text, JSON, a Parquet file, the files of a folder, or what a function writes. Return the path."
     path.parent.mkdir(parents=True, exist_ok=True)
     codes = {"UTF-16": "utf-16", "UTF-16LE": "utf-16-le"}
     if callable(content): content(path)
@@ -46,7 +46,7 @@ KARPATHY = dict(images=[dict(filename=name, filepath="val2014", cocoid=IDS[name]
                         for name, part in (("a.jpg", "restval"), ("b.jpg", "test"))], dataset="coco")
 
 def texts(path):
-    "Captions by the names of photos, or by their order where a file has ids alone."
+    "Return the captions by the names of photos, or by their order if a file has only ids."
     found = read_captions(path)
     names = {i: name.rpartition("/")[2].removesuffix(".jpg") + ".jpg" for name, i in found.names}
     return {names.get(i, name): own for (i, own), name in zip(found.texts.items(), TEXTS)}
@@ -67,7 +67,7 @@ FEATURES = np.eye(2, 4, dtype=np.float32)
 CORNERS = np.array([[0, 0, 50, 50], [10, 10, 60, 60]], np.float32)
 
 def features(path):
-    "Image, features and boxes of the first regions in a file or folder."
+    "Return the image id and the features of the first regions in a file or folder."
     read = {".hdf5": read_hdf5, ".tsv": read_tsv}.get(path.suffix, read_npz)
     regions = RegionStore(path)[7] if (path/"meta.json").is_file() else next(iter(read(path)))
     return regions.image_id, sorted(map(tuple, regions.features.float().tolist()), reverse=True)
@@ -93,7 +93,7 @@ def encoded(name):
     return out.getvalue()
 
 def photos(path):
-    "The last parts of the names of photos, which can be opened."
+    "Open the photos of a source, and return their file names."
     files = image_files(path)
     assert all(open_image(f).size == (9, 9) for f in files)
     return sorted(f.name.rpartition("/")[2] for f in files)
@@ -113,53 +113,53 @@ def names(path): return {i: c.name for i, c in read_classes(path).items()}
 
 SPLIT, CLASSES = dict(train=[7], test=[9]), {1: "dog", 2: "cat"}
 
-# what is read: by which option, reader, what it gives; then form, who writes it, name of a file, its content
+# section: the commands and options, the reader, its expected result; then form, tool, file name, content
 FORMS = {
-    "Captions": ("`noc_eval --captions` and `--data`; `--captions` of `noc_train`, `noc_reproduce`", texts, TEXTS, [
+    "Captions": ("`noc_eval --captions` and `--data`; `--captions` of `noc_train` and `noc_reproduce`", texts, TEXTS, [
         ("COCO's `annotations`, with `images`", "COCO, nocaps, most annotation tools", "captions.json",
          dict(images=IMAGES, annotations=COCO)),
-        ("the same, packed", "the same", "captions.json.gz", dict(images=IMAGES, annotations=COCO)),
+        ("the same, compressed by gzip", "the same tools", "captions.json.gz", dict(images=IMAGES, annotations=COCO)),
         ("`annotations` alone", "scripts", "alone.json", dict(annotations=COCO)),
-        ("a list by `image_id`", "COCO's results format, VLM evaluation kits", "results.json", COCO),
-        ("a list by `file_name`", "scripts", "named.json", rows(file_name=NAMES, caption=SAID)),
-        ("a dictionary by name or id", "scripts", "dictionary.json", TEXTS),
-        ("Karpathy's `images` with `sentences`", "dataset_coco.json and its like", "dataset_coco.json", KARPATHY),
-        ("an object a line", "`noc_caption`; datasets' `metadata.jsonl`", "lines.jsonl",
+        ("a list of objects with `image_id`", "COCO's results format, VLM evaluation kits", "results.json", COCO),
+        ("a list of objects with `file_name`", "scripts", "named.json", rows(file_name=NAMES, caption=SAID)),
+        ("an object from names or ids to captions", "scripts", "dictionary.json", TEXTS),
+        ("Karpathy's `images` with `sentences`", "dataset_coco.json and similar files", "dataset_coco.json", KARPATHY),
+        ("one JSON object per line", "`noc_caption`; datasets' `metadata.jsonl`", "lines.jsonl",
          "".join(json.dumps(row) + "\n" for row in rows(file_name=NAMES, text=SAID))),
         ("CSV", "pandas; datasets' `metadata.csv`", "t.csv", table(",")),
-        ("the same with a byte order mark and semicolons", "Excel, in much of Europe", "s.csv", "\ufeff" + table(";")),
-        ("the same in UTF-16, with tabs", "Excel's Unicode text", "UTF-16.txt", table("\t")),
-        ("the same without a mark", "scripts on Windows", "UTF-16LE.txt", table("\t")),
+        ("CSV with a byte order mark and semicolons", "Excel, in much of Europe", "s.csv", "\ufeff" + table(";")),
+        ("a table in UTF-16, with tabs", "Excel's Unicode text", "UTF-16.txt", table("\t")),
+        ("the same without a byte order mark", "scripts on Windows", "UTF-16LE.txt", table("\t")),
         ("`image_name| comment`", "Flickr30k's results.csv", "bars.csv", table("|", "image_name{} comment")),
         ("`image,caption`", "Flickr8k's captions.txt", "captions.txt", table(",", "image,caption")),
         ("Parquet, by `file_name` or `image_id`", "datasets, pandas", "t.parquet",
          dict(file_name=list(TEXTS), captions=list(TEXTS.values()))),
-        ("a folder of `.txt` or `.caption`, a caption a line", "kohya's sd-scripts, TagGUI", "texts",
+        ("a folder of `.txt` or `.caption` files, one caption per line", "kohya's sd-scripts, TagGUI", "texts",
          {name.replace("jpg", "txt"): "\n".join(own) + "\n" for name, own in TEXTS.items()})]),
     "Splits": ("`--split`", parts, SPLIT, [
-        ("lists of ids by part", "scripts", "split.json", dict(SPLIT, val=[])),
-        ("the published held-out COCO", "Neural Baby Talk's split_noc_coco.json", "split_noc_coco.json",
+        ("lists of image ids, by part", "scripts", "split.json", dict(SPLIT, val=[])),
+        ("the published split of held-out COCO", "Neural Baby Talk's split_noc_coco.json", "split_noc_coco.json",
          dict(train={"7": 1}, val_train={}, test_train={"9": 1}, val={}, test={"9": 1})),
-        ("Karpathy's captions", "dataset_coco.json", "k.json", KARPATHY)]),
-    "Detections": ("`noc_caption`, `--detections` of `noc_app`, `noc_train` and `noc_reproduce`", boxes, FOUND, [
+        ("Karpathy's captions with `split`", "dataset_coco.json", "k.json", KARPATHY)]),
+    "Detections": ("`noc_caption`, and `--detections` of `noc_app`, `noc_train` and `noc_reproduce`", boxes, FOUND, [
         ("a list of boxes", "COCO's results format: detectron2, mmdetection", "results.json", [BOX]),
         ("an object with `annotations`", "COCO", "found.json", dict(images=IMAGES, annotations=[BOX])),
         ("the same without scores: boxes that people drew", "COCO; CVAT, Roboflow, supervision", "drawn.json",
          dict(images=IMAGES, annotations=[{k: BOX[k] for k in BOX if k != "score"}])),
         ("Parquet with `cx`, `cy`, `w`, `h`", "`write_detections`", "found.parquet",
          dict(image_id=[7], category_id=[18], cx=[.25], cy=[.25], w=[.5], h=[.5], score=[.5]))]),
-    "Boxes of annotation tools": ("the same options; a photo is known by its name", boxes, DRAWN, [
-        ("a folder of labels, and `data.yaml`, `classes.txt` or `obj.names`", "ultralytics, Roboflow", "yolo",
+    "Boxes of annotation tools": ("the same commands and options; photos are matched by name", boxes, DRAWN, [
+        ("a folder of labels, with `data.yaml`, `classes.txt` or `obj.names`", "ultralytics, Roboflow", "yolo",
          {"labels/a.txt": "16 0.25 0.25 0.5 0.5\n", "data.yaml": "names: {0: person, 16: dog}\n"}),
-        ("the same with confidences, below or in a folder", "`yolo predict save_txt save_conf`", "predict",
+        ("the same with confidences, in the folder or in `labels/`", "`yolo predict save_txt save_conf`", "predict",
          {"a.txt": "1 0.25 0.25 0.5 0.5 0.9\n", "classes.txt": "cat\ndog\n"}),
-        ("the same with outlines, whose boxes are read", "segmentation and oriented boxes", "outlines",
+        ("the same with outlines, whose bounding boxes are used", "segmentation, oriented boxes", "outlines",
          {"labels/a.txt": "0 0 0 0.5 0.1 0.4 0.5\n", "classes.txt": "dog\n"}),
-        ("a folder of XML, named as the photos", "Pascal VOC; LabelImg, Roboflow", "voc",
+        ("a folder of XML files, named like the photos", "Pascal VOC; LabelImg, Roboflow", "voc",
          {"a.xml": "<annotation><filename>a.jpg</filename><size><width>100</width><height>100</height></size>"
                    "<object><name>dog</name><difficult>0</difficult><bndbox><xmin>0</xmin><ymin>0</ymin>"
                    "<xmax>50</xmax><ymax>50</ymax></bndbox></object></annotation>"}),
-        ("XML of CVAT for images", "CVAT", "cvat.xml",
+        ("one XML file, \"CVAT for images\"", "CVAT", "cvat.xml",
          '<?xml version="1.0" encoding="utf-8"?>\n<annotations><version>1.1</version><image id="0" name="a.jpg" '
          'width="100" height="100"><box label="dog" source="manual" occluded="0" xtl="0.0" ytl="0.0" xbr="50.0" '
          'ybr="50.0" z_order="0"></box></image></annotations>'),
@@ -167,46 +167,46 @@ FORMS = {
          {"train-annotations-bbox.csv": "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,IsOccluded,IsGroupOf\n"
                                         "a,xclick,/m/0bt9lr,1,0.0,0.5,0.0,0.5,0,0\n",
           "class-descriptions-boxable.csv": "/m/0bt9lr,Dog\n"}),
-        ("a list of tasks", "Label Studio's JSON", "tasks.json",
+        ("JSON with a list of tasks", "Label Studio", "tasks.json",
          [dict(id=1, data=dict(image="/data/upload/1/0a1b2c3d-a.jpg"), annotations=[dict(result=[SHAPE])])])]),
-    "Regions with features": ("`--features`, `noc_caption`; `RegionStore.write` makes a store of the others", features,
-                              (7, [(1, 0, 0, 0), (0, 1, 0, 0)]), [
+    "Regions with features": ("`--features` and `noc_caption`; `RegionStore.write` makes a store from the other forms",
+                              features, (7, [(1, 0, 0, 0), (0, 1, 0, 0)]), [
         ("a region store", "`noc_features`", "store", store),
-        ("HDF5 with `<id>_features`, perhaps `_boxes`", "`read_hdf5`: COCO's features of many", "found.hdf5", hdf5),
-        ("the same with `_cls_prob`", "`read_hdf5`: M²'s coco_detections.hdf5", "coco_detections.hdf5",
+        ("HDF5 with `<id>_features`, perhaps `_boxes`; for `read_hdf5`", "several projects", "found.hdf5", hdf5),
+        ("the same with `_cls_prob`", "M²'s coco_detections.hdf5", "coco_detections.hdf5",
          lambda path: hdf5(path, cls_prob=FEATURES)),
-        ("a table with base64", "`read_tsv`: bottom-up attention", "trainval.tsv",
+        ("a table with base64; for `read_tsv`", "bottom-up attention", "trainval.tsv",
          f"7\t100\t100\t2\t{text(CORNERS)}\t{text(FEATURES)}\n"),
-        ("a folder of `<id>.npz`", "`read_npz`: bottom-up attention in PyTorch", "npz", npz)]),
-    "Photos": ("`noc_caption`, `noc_features`; `--images`", photos, [*TEXTS], [
-        ("a folder, with folders in it", "anyone; a file is a photo by its ending or its first bytes", "photos",
+        ("a folder of `<id>.npz`; for `read_npz`", "bottom-up attention in PyTorch", "npz", npz)]),
+    "Photos": ("`noc_caption` and `noc_features`, and `--images` of other commands", photos, [*TEXTS], [
+        ("a folder, with subfolders; photos are recognised by suffix or first bytes", "cameras, scripts", "photos",
          {"x/a.jpg": photo, "b.jpg": photo}),
         ("a folder in COCO's layout", "COCO", "COCO", root),
-        ("tar files", "webdataset, img2dataset", "00000.tar", archive),
+        ("tar archives", "webdataset, img2dataset", "00000.tar", archive),
         ("Parquet with a column of images", "datasets", "photos.parquet",
          dict(image=[dict(bytes=encoded(name), path=name) for name in TEXTS])),
-        ("names, one a line", "scripts", "names.txt",
+        ("a list of file names, one per line", "scripts", "names.txt",
          {"names.txt": "a.jpg\nb.jpg\n", **dict.fromkeys(TEXTS, photo)})]),
     "Classes": ("`--classes`", names, CLASSES, [
-        ("a name a line", "darknet's .names", "coco.names", "dog\ncat\n"),
+        ("one name per line", "darknet's .names", "coco.names", "dog\ncat\n"),
         ("the same in UTF-16", "Notepad", "UTF-16.txt", "dog\ncat\n"),
-        ("a table whose rows end in names", "Open Images's descriptions", "classes.csv", "/m/1,dog\n/m/2,cat\n"),
-        ("names by id", "transformers' id2label", "names.json", {"1": "dog", "2": "cat"}),
+        ("a table with names in its last column", "Open Images's descriptions", "classes.csv", "/m/1,dog\n/m/2,cat\n"),
+        ("an object from ids to names", "transformers' id2label", "names.json", {"1": "dog", "2": "cat"}),
         ("COCO's `categories`", "COCO", "instances.json", dict(categories=rows(id=[1, 2], name=["dog", "cat"])))]),
-    "Words": ("`--vectors`, `--add-words`", lambda path: [*read_vectors(path)], ["dog"], [
-        ("a word and numbers a line", "GloVe", "glove.txt", "dog 1 2\n"),
-        ("the same after a line of sizes", "word2vec's text format, fastText", "vec.txt", "1 2\ndog 1 2\n")]),
+    "Words": ("`--vectors` and `--add-words`", lambda path: [*read_vectors(path)], ["dog"], [
+        ("one word and its numbers per line", "GloVe", "glove.txt", "dog 1 2\n"),
+        ("the same after a line with two sizes", "word2vec's text format, fastText", "vec.txt", "1 2\ndog 1 2\n")]),
     "CHAIR's words": ("`noc_eval --synonyms`", lambda path: word_list({18: COCO_CLASSES[18]}, path)[0]["puppy"], {18}, [
-        ("a line an object, its name first", "Hallucination's synonyms.txt", "synonyms.txt", "dog, puppy\n")])}
+        ("one line per object, its name first", "Hallucination's synonyms.txt", "synonyms.txt", "dog, puppy\n")])}
 
 def page():
-    "The page, in Markdown."
-    head = ("# Forms of files\n\n> What is read, and who writes it\n\nWritten by `tests/forms.py`, from rows that "
-            "`tests/test_forms.py` reads. Text is UTF-8, with or without a byte order mark, or UTF-16.\n"
-            "Photos are matched by name ([data.md](data.md)); a side without endings is compared without them.\n")
+    "Return the page in Markdown."
+    head = ("# Forms of files\n\n> The forms of files that the commands read, and the tools that write them\n\n"
+            "`tests/test_forms.py` reads each example. Text is UTF-8, with or without a byte order mark, or UTF-16.\n"
+            "Photos are matched by name ([data.md](data.md)); suffixes are ignored if one side has none.\n")
     def section(title, option, forms):
         lines = [f"| {form} | {tool} | `{file}` |" for form, tool, file, _ in forms]
-        top = f"\n## {title}\n\nBy {option}.\n\n| form | who writes it | a file |\n|---|---|---|"
+        top = f"\n## {title}\n\nRead by {option}.\n\n| form | written by | example |\n|---|---|---|"
         return "\n".join([top, *lines]) + "\n"
     return head + "".join(section(title, option, forms) for title, (option, _, _, forms) in FORMS.items())
 

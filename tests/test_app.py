@@ -145,7 +145,7 @@ def test_words_in_a_line(page, tmp_path):
     more, _ = changes(page, lambda: say(f"umbrella|boat, dog=.5, -{name}"))
     assert re.search("umbrellas?|boats?", more) and name not in more.split()
     assert page.locator("#ticked label:has(input:checked)").filter(has_text=f"not {name}").count() == 1
-    assert line.input_value() == "" and page.get_by_text(f"{name}: not this").count() == 2
+    assert line.input_value() == "" and page.get_by_text(f"{name}: excluded").count() == 2
     page.screenshot(path=tmp_path/"words.png")
     say("dog=much")
     page.get_by_text("'dog=much': expected words").first.wait_for()

@@ -201,7 +201,7 @@ def test_the_code_of_a_model_is_not_run(tmp_path, monkeypatch, capsys, file, opt
     (tmp_path/"odd"/file).write_text(json.dumps(said))
     waiting = io.StringIO("y\n"*9)
     monkeypatch.setattr(sys, "stdin", waiting)
-    with pytest.raises(NocError, match="odd: expected a .*brings code of its own, which is not run") as error:
+    with pytest.raises(NocError, match="odd: expected a .*contains code of its own, which is not run") as error:
         noc_caption("photos", "out.jsonl", **{option[2:]: "./odd"})
     assert waiting.tell() == 0 and "\n" not in str(error.value)
     assert not (tmp_path/"mark").exists() and not (tmp_path/"out.jsonl").exists()

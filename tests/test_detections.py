@@ -21,7 +21,7 @@ from noc_nb.models.names import read_classes
 from noc_nb.models.photos import image_files, open_image
 from noc_nb.models.pipeline import CaptionOptions
 from noc_nb.models.source import Job, detected, _frame_of
-from noc_nb.pages.gallery import caption_files
+from noc_nb.pages.gallery import _caption_files
 from test_photos import typed          # noqa: F401
 
 SIZE = {7: (640, 480), 8: (640, 480), 9: (640, 480)}
@@ -162,10 +162,10 @@ def test_a_photo_of_another_shape_fails_and_no_size_is_upright(typed):
     write_json(Path("d.json"), dict(images=images, annotations=boxes))
     status, told = typed("noc_caption", "d.json", "--images", "in", "--model", "lite", "--out", "c.jsonl")
     a, b, c, d = lines("c.jsonl")
-    shape = "expected 640 x 480, as the photo has, or their ratio"
+    shape = "expected 640 x 480, the size of the photo, or the same ratio"
     assert status == 0 and a["error"] == f"a.jpg: 480 x 640 in d.json: {shape}"
     assert b["boxes"][0]["box"] == [0, 0, .5, .5] and c["boxes"][0]["box"] == d["boxes"][0]["box"] == [0, 0, .25, .25]
-    assert any("no width and height of 2 images; their boxes are read as pixels of the upright" in x for x in told)
+    assert any("no width and height of 2 images; their boxes are taken as pixels of the upright" in x for x in told)
 
 # ---- one bad item
 
@@ -227,7 +227,7 @@ def test_nothing_in_a_folder_is_skipped_in_silence(typed):
     with pytest.raises(NocError, match="c.heic: .*pillow-heif"): open_image("in/c.heic")
     write_json(Path("d.json"), whole({1: "a.jfif", 2: "b"}, [box(1, (0, 0, 9, 9)), box(2, (0, 0, 9, 9))]))
     _, told = typed("noc_caption", "d.json", "--images", "in", "--model", "lite", "--out", "c.jsonl")
-    assert "in: other files, which are no images: 1 .db, 1 .json, 2 .txt" in told
+    assert "in: other files, which are not images: 1 .db, 1 .json, 2 .txt" in told
 
 def test_images_without_boxes_can_be_left_out(typed):
     Path("in").mkdir()
@@ -278,7 +278,7 @@ def test_texts_in_the_place_of_ids_go_everywhere(tmp_path, kind):
         (tmp_path/"in").mkdir(exist_ok=True)
         Image.new("RGB", SIZE[7]).save(tmp_path/"in"/name)
     job = Job(texts_and_numbers(tmp_path, kind), "lite", images=tmp_path/"in", options=CaptionOptions(batch=2))
-    caption_files(job, tmp_path/"c.jsonl")
+    _caption_files(job, tmp_path/"c.jsonl")
     expected = {x["file"]: x for x in lines(tmp_path/"c.jsonl")}
     assert {name: (x["image_id"], [b["object"] for b in x["boxes"]]) for name, x in expected.items()} == {
         "41.jpg": ("41" if kind == "parquet" else 41, ["dog"]), "a.jpg": ("a", ["dog"]),

@@ -10,7 +10,7 @@ from noc_nb.lab.disk import beside
 from noc_nb.lab.runs import locked
 from noc_nb.models.pipeline import CaptionOptions
 from noc_nb.models.source import Job
-from noc_nb.pages.gallery import caption_files, _read_lines
+from noc_nb.pages.gallery import _caption_files, _read_lines
 
 with_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: noc_nb[ray]")
 
@@ -22,7 +22,7 @@ def world(tmp_path_factory):
     root = make_toy(folder/"toy", train=1, val=60, test=1)
     found = root/"detections/simulated.json"
     job = Job(str(found), "toy", data=str(root), options=CaptionOptions(batch=5))
-    caption_files(job, folder/"lines.jsonl")
+    _caption_files(job, folder/"lines.jsonl")
     return job, sorted(_read_lines(folder/"lines.jsonl"), key=lambda x: x["image_id"])
 
 def run(job, out, workers=0): return caption_shards(job, out, workers, shard=10)

@@ -24,7 +24,7 @@ from noc_nb.lab.saving import _load_vocab, _save_vocab
 from noc_nb.models.photos import image_files, open_image
 from noc_nb.models.source import Job
 from noc_nb.novelty import selection_f1
-from noc_nb.pages.gallery import caption_files
+from noc_nb.pages.gallery import _caption_files
 from noc_nb.regions import Regions, class_vectors, table_of
 from noc_nb.scores.report import evaluate_file
 from noc_nb.vocab import Vocab, check_vectors, word_table
@@ -349,7 +349,7 @@ def test_names_of_files_are_any_bytes(tmp_path, monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
     job = Job(folder/f"{odd}.json", "toy", images=folder)
-    assert tuple(caption_files(job, None, folder/f"{odd}.html")[:2]) == (2, 0)
+    assert tuple(_caption_files(job, None, folder/f"{odd}.html")[:2]) == (2, 0)
     terminal.flush()
     lines = [json.loads(line) for line in terminal.buffer.getvalue().splitlines()]
     assert {line["file"] for line in lines} == {"café1.jpg", "\ufffd2.jpg"}

@@ -13,7 +13,7 @@ from noc_nb.files.readers import _fits, match_photos, name_parts
 from noc_nb.files.store import RegionStore
 from noc_nb.lab.disk import write_json
 from noc_nb.lab.progress import command_lines
-from noc_nb.models.photos import FORMATS, image_files, image_formats, open_image
+from noc_nb.models.photos import _FORMATS, image_files, image_formats, open_image
 from noc_nb.models.pipeline import NovelCaptioner
 from noc_nb.models.source import detected
 from noc_nb.pages.app import _paths, _Studio
@@ -127,7 +127,7 @@ def test_a_caption_never_gets_a_photo_that_its_file_does_not_name(case):
 
 @pytest.mark.parametrize("kind, ending, brings", [("AVIF", "avif", "Pillow 11.3"), ("HEIF", "heic", "pillow-heif")])
 def test_photos_of_telephones_are_decoded_or_a_line_says_what_does(tmp_path, monkeypatch, kind, ending, brings):
-    monkeypatch.setattr("noc_nb.models.photos.image_formats", lambda: FORMATS)
+    monkeypatch.setattr("noc_nb.models.photos.image_formats", lambda: _FORMATS)
     (tmp_path/f"x.{ending}").write_bytes(b"\0\0\0\x18ftyp" + ending.encode() + bytes(99))
     with pytest.raises(NocError, match=f"x.{ending}: expected a whole image .*{brings}"):
         open_image(tmp_path/f"x.{ending}")
@@ -161,7 +161,7 @@ def test_digits_do_not_decide_where_names_do(typed):
     assert status == 0 and told == [
         "found.json: images without a photo in photos, 1 of 3: 'frames/IMG_0099.jpg'",
         "photos: photos that found.json does not name, 1 of 3: 'IMG_0013.jpg'",
-        "found.json: no width and height of 2 images; their boxes are read as pixels of the upright photos",
+        "found.json: no width and height of 2 images; their boxes are taken as pixels of the upright photos",
         "3 images, 1 without a caption; lines in c.jsonl"]
     lines = [json.loads(line) for line in Path("c.jsonl").read_text().splitlines()]
     assert [(line["image_id"], line["file"]) for line in lines] == [
@@ -223,7 +223,7 @@ def test_the_page_shows_the_photo_of_its_detections(tmp_path, capsys):
     write_json(tmp_path/"found.json", entries(names, map(box, names)))
     toy = NovelCaptioner.from_pretrained("toy", device="cpu")
     with command_lines(): studio = _Studio(toy, source=detected(tmp_path/"found.json", images=tmp_path/"in"))
-    assert "no example: bad.jpg: expected a whole image" in capsys.readouterr().err
+    assert "left out of the examples: bad.jpg: expected a whole image" in capsys.readouterr().err
     views = [studio.example(n) for n in range(len(studio.examples))]
     assert [(v.name, shown(v.image), round(v.regions.boxes[0, 0].item()*SIZE[0])) for v in views] == [
         ("IMG_0007.jpg", 0, 12), ("IMG_0012.jpg", 1, 7)]

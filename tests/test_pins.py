@@ -429,13 +429,13 @@ def test_a_state_is_for_so_many_words(captioner, data):
     (x, mask), pool = data.region_features()([0]), Pool(captioner)
     for max_len, room in (3, 3), (None, 20):
         state, steps = pool.start(x, mask, max_len), 0
-        with pytest.raises(NocError, match=f"step {room + 1}: the state is for {room} words"):
+        with pytest.raises(NocError, match=f"step {room + 1}: room for {room} words"):
             while True:
                 _, state = pool.step(torch.tensor([5]), state)
                 steps += 1
         assert steps == room
     _, state = pool.step(torch.tensor([BOS, BOS]), pool.start(x.expand(2, -1, -1), mask.expand(2, -1), 3))
-    with pytest.raises(NocError, match="expected one image a line"): pool.reorder(state, torch.tensor([[1], [0]]))
+    with pytest.raises(NocError, match="expected one image per line"): pool.reorder(state, torch.tensor([[1], [0]]))
 
 def test_fresh_words_have_the_scale_of_the_model():
     "Where learning starts: FC in gives √½ over the table, and logits are as large as those of vectors of length 1."
@@ -907,7 +907,7 @@ def test_a_machine_has_at_most_256_states():
     how = dict(bos=START, eos=END, k=1, max_len=10)
     out = constrained_beam_search(step, fresh(1), [[[(w,)] for w in range(2, 10)]], **how)
     assert out.satisfied[0,0] == 8 and out.reason == [None]
-    with pytest.raises(NocError, match="image 1: 9 constraints are 512 states: expected at most 8"):
+    with pytest.raises(NocError, match="image 1: 9 constraints make 512 states: expected at most 8"):
         constrained_beam_search(step, fresh(2), [[], [[(w,)] for w in range(2, 11)]], **how)
 
 def test_prices_never_do_worse_than_plain_beams():

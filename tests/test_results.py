@@ -36,6 +36,18 @@ def test_scorings_of_test_are_logged():
     none_of((f"{file}: {row['row']} {row['training']} of {row['time']}" for file, row in lonely),
             "a row on test without its line in results/test_log.jsonl is not to be trusted; commit both")
 
+def test_the_mixed_trainings_repeat_every_digit():
+    "Nine rows of a second training, on another H100 and from a clean commit, equal those of the first."
+    mixed = "scst.mix=0.5 scst.price_weight=2"
+    priced = "borrow=2 prices.weight=1 prices.unseen=5"
+    before = {(None, "none"): None, (f"{mixed}; {priced}", "none"): mixed,
+              (f"{mixed}; {priced}", "selector"): f"{mixed} {priced}"}
+    first = {(r["variant"], r["row"], r["seed"]["captioner"]): r["metrics"] for r in read_rows(RESULTS/"mix/val.jsonl")}
+    again = read_rows(RESULTS/"mix/again.jsonl")
+    assert len(again) == 9 and not any("+" in r["commit"] for r in again)
+    for r in again:
+        assert first[before[r["variant"], r["row"]], r["row"], r["seed"]["captioner"]] == r["metrics"]
+
 def text(cell):
     "What a cell prints, in the best form it has; without pictures and what goes to stderr."
     def best(output):

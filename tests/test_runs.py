@@ -201,7 +201,7 @@ def test_a_reward_is_a_part_of_the_run(tmp_path):
     def start(variant=None, **how):
         return Experiment(Run(PRESETS["toy"], variant=variant), data, tmp_path/"run", **how)
     for odd in dict(reward=brief), dict(reward=partial(cider_reward)):
-        with pytest.raises(NocError, match="is not the paper's: expected a variant"): start(**odd)
+        with pytest.raises(NocError, match="differs from the paper's method: expected a variant"): start(**odd)
     first = start("brief", reward=brief)
     assert start("brief", reward=brief, resume=True).models.names == first.models.names
     for other in cider_reward, longer:
@@ -216,7 +216,7 @@ def test_a_rule_is_a_part_of_the_run(tmp_path, monkeypatch):
     start(out="paper")
     for name in "first", "score":                                # a new one, and one of ours that is replaced
         monkeypatch.setitem(RULES, name, loaded(tmp_path, "def f(seen): return seen.best.labels[:1].tolist()"))
-        with pytest.raises(NocError, match="f .*: is not the paper's: expected a variant"): start(out=name)
+        with pytest.raises(NocError, match="f .*: differs from the paper's method: expected a variant"): start(out=name)
         run = start("one rule", name)
         assert {len(chosen) for chosen in run.choices.candidates(name).values()} <= {0, 1}
         if name == "first": assert "f " in run._config("first")["rule"] and "rule" not in run._config("none")

@@ -54,7 +54,8 @@ def load_captions(
     files = [captions] if captions else data_files(root, "annotations", *patterns)
     require(files, f"{root}: no annotations/captions_*.json", "COCO's layout, or a file")
     if len(files) == 1: return read_captions(files[0], known)
-    whole, counts = Captions({}, {}, {}, [], {}, True), Counter()
+    whole = Captions({}, {}, {}, [], {}, True)
+    counts = Counter()
     for path in files:
         more = read_captions(path)
         both = whole.texts.keys() & more.texts
@@ -190,9 +191,9 @@ def _split_of(root, split, loaded, file):
     path = find_split(split, root) if split else Path(file or root)
     name = split if split == "coco" else path.stem
     if not (split or loaded.parts): name = "own"
-    own = loaded.parts or dict(train=[i for i, texts in loaded.texts.items() if texts])
+    parts = loaded.parts or dict(train=[i for i, texts in loaded.texts.items() if texts])
     lists = dict(train=[], val=[], test=[], novel_val=None, novel_test=None)
-    lists |= read_split(path, loaded.texts) if split else own
+    lists |= read_split(path, loaded.texts) if split else parts
     return name, lists, path
 
 def _novel(captions, splits, heldout, counts):
@@ -267,7 +268,8 @@ def _check_counts(train, val, halves, split, heldout=COCO_HELDOUT, counts=_PUBLI
     """The published counts beside those from the captions (image id -> texts) of train2014 and
     val2014, and the images on which they differ. `halves`: "val" and "test", the images of each
     half of val2014; `split`: the published lists "train", "val" and "test", if known."""
-    images, total = set(train), counts["train"]
+    images = set(train)
+    total = counts["train"]
     kept = images - removed_images(train, heldout)
     rows = [_count("train", total, images, images, total),
             _count("kept", counts["kept"], kept, images, total, split.get("train"))]

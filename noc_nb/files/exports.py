@@ -175,7 +175,8 @@ def _read_voc(path):
 
 # %% ../../nbs/files/108_exports.ipynb #98b56143
 def _read_cvat(path):
-    images, others = [], Counter()
+    images = []
+    others = Counter()
     for file in _xml_files(path):
         root = _xml(file)
         require(root.find("track") is None, f"{file}: a video", "its export as CVAT for images")
@@ -215,7 +216,8 @@ def _read_open_images(path):
     labels, classes = pd.factorize(table.LabelName.cat.add_categories("").fillna(""))
     x1, x2, y1, y2 = (pd.to_numeric(table[name], "coerce") for name in _COLUMNS)
     refuse(path, lambda n: f"row {n}", images < 0, "an ImageID")
-    boxes, scores = np.stack([x1, y1, x2 - x1, y2 - y1], 1), 1.
+    boxes = np.stack([x1, y1, x2 - x1, y2 - y1], 1)
+    scores = 1.
     if "Confidence" in table: scores = pd.to_numeric(table["Confidence"], "coerce")
     rows = box_rows(images + 1, labels, boxes, scores)
     texts = {i: str(name) for i, name in enumerate(names, 1)}
@@ -255,7 +257,8 @@ def _studio_boxes(result, others):
             yield label, tuple(x/100 for x in box), *more
 
 def _read_studio(path):
-    others, several = Counter(), 0
+    others = Counter()
+    several = 0
     def photo(task):
         nonlocal several
         kinds = ([a for a in task.get(key) or () if not a.get("was_cancelled")] for key in _DRAWN)

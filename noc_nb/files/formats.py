@@ -112,11 +112,12 @@ def _from_results(results, classes, size, names, image_id):
     require(size, "results: no size of the photo", "size=(width, height)")
     for name, column in dict(boxes=boxes, labels=labels, scores=scores).items():
         require(column is not None, f"results: no {name}", "boxes, labels and scores")
-    boxes, ids = _relative(boxes, size), [*_label_ids(labels, names, classes)]
+    boxes = _relative(boxes, size)
+    ids = [*_label_ids(labels, names, classes)]
     scores = torch.as_tensor(scores).detach().cpu()
     area = (boxes[:,2:] > boxes[:,:2]).all(1)
-    found = Regions(boxes, ids, scores, image_id=image_id, size=tuple(size))
-    return found.keep(area).best()
+    regions = Regions(boxes, ids, scores, image_id=image_id, size=tuple(size))
+    return regions.keep(area).best()
 
 def from_results(
     results,       # of one image: a dict with boxes, labels and scores; `Detections` of
@@ -153,11 +154,14 @@ def _size(size, where):
 # %% ../../nbs/files/104_formats.ipynb #e7c941ec
 def _imported(path, image_id, features, boxes=None, size=None, labels=None, scores=None):
     "`Regions` from features (n,d) and boxes in pixels. `NocError` if parts of a file disagree."
-    where, x = f"{path}: image {image_id}", np.asarray(features)
+    where = f"{path}: image {image_id}"
+    x = np.asarray(features)
     require(0 <= image_id < 2**63, where, "a number below 2**63")
     rows = x.ndim == 2 and x.dtype.kind in "iuf"
     require(rows, f"{where}: features", "a row of numbers for each region")
-    n, size, corners = len(x), _size(size, where), np.tile([0., 0, 1, 1], (len(x), 1))
+    n = len(x)
+    size = _size(size, where)
+    corners = np.tile([0., 0, 1, 1], (len(x), 1))
     pixels = _column(boxes, corners, f"{where}: boxes")
     if boxes is not None and size is not None: corners = pixels/[*size, *size]
     labels = _column(labels, np.zeros(n, int), f"{where}: labels")
@@ -192,7 +196,8 @@ def _h5(path):
 # %% ../../nbs/files/104_formats.ipynb #fcef005b
 def _h5_columns(h5, image_id, size):
     "An image's columns in an open file of `size` bytes. Nothing outside the file is opened."
-    names, columns = set(h5), {}
+    names = set(h5)
+    columns = {}
     for part in "features", "boxes", "labels", "scores", "size":
         name = f"{image_id}_{part}"
         if name not in names: continue

@@ -89,8 +89,8 @@ def _values(items, key, expected):
     if column is not None: return column, wrong
     for i, value in enumerate(values):
         if _numbers([value], expected) is not None: continue
-        found = "none" if value is None else json.dumps(value)[:60]
-        wrong[i] = f"{key}: expected {expected}, found {found}"
+        shown = "none" if value is None else json.dumps(value)[:60]
+        wrong[i] = f"{key}: expected {expected}, found {shown}"
         values[i] = np.zeros(_KINDS[expected][0], int).tolist()
     return np.array(values), wrong
 
@@ -142,8 +142,8 @@ def read_coco(
 
 def _check_lists(coco, path, *keys):
     for key in keys:
-        found = isinstance(coco, dict) and isinstance(coco.get(key), list)
-        require(found, f"{path}: {key}", "an object with a list of that name")
+        listed = isinstance(coco, dict) and isinstance(coco.get(key), list)
+        require(listed, f"{path}: {key}", "an object with a list of that name")
 
 # %% ../../nbs/files/101_readers.ipynb #a02b345f
 def image_sizes(
@@ -151,14 +151,15 @@ def image_sizes(
     path,      # the file, for the message
 )->dict:       # image id -> (width, height) in pixels, or None if the file does not state it
     "Sizes of a file's images. Raises `NocError` for a bad size, or an id that occurs twice."
-    ids, sizes = _whole_numbers(coco["images"], "id", path, "image"), {}
+    ids = _whole_numbers(coco["images"], "id", path, "image")
+    sizes = {}
     for id, image in zip(ids.tolist(), coco["images"]):
         size, where = (image.get("width"), image.get("height")), f"{path}: image {id}"
         require(id not in sizes, f"{where}: comes twice", "each image once")
-        known = all(s not in (None, 0, -1) for s in size)     # tools write these for unknown sizes
-        whole = not known or all(type(s) is int and 0 < s < 2**31 for s in size)
+        stated = all(s not in (None, 0, -1) for s in size)     # tools write these for unknown sizes
+        whole = not stated or all(type(s) is int and 0 < s < 2**31 for s in size)
         require(whole, where, f"width and height in pixels, found {size}")
-        sizes[id] = size if known else None
+        sizes[id] = size if stated else None
     return sizes
 
 # %% ../../nbs/files/101_readers.ipynb #a02b3460
@@ -281,7 +282,8 @@ def _pairs(names, photos, where):
         texts, photos = ([_PHOTO.sub("", name) for name in some] for some in (texts, photos))
     theirs, ours = ([*map(name_parts, some)] for some in (texts, photos))
     _check_once(names, theirs, where)
-    pairs, shown = defaultdict(set), {}
+    pairs = defaultdict(set)
+    shown = {}
     for length, n, p in _fits(theirs, ours): pairs[length].add((names[n][1], p))
     for name, i in names: shown[i] = shown.get(i) or name
     matched, clashes = _paired(pairs)
@@ -308,12 +310,13 @@ def check_numbers(
     other,  # the other file, for messages
 ):
     "Raises `NocError` if a photo has the name of one image and the id of another."
-    owners, parts = defaultdict(set), [name_parts(name) for name, _ in [*names, *photos]]
+    owners = defaultdict(set)
+    parts = [name_parts(name) for name, _ in [*names, *photos]]
     pairs = _fits(parts[:len(names)], parts[len(names):])
     for _, n, p in pairs: owners[p].add(names[n][1])
-    for p, own in sorted(owners.items()):
+    for p, ids in sorted(owners.items()):
         name, i = photos[p]
-        require(i in own, f"{other}: image {i}: its photo {name!r} is image {min(own)} in {where}",
+        require(i in ids, f"{other}: image {i}: its photo {name!r} is image {min(ids)} in {where}",
                 f"the image ids of {where}")
 
 # %% ../../nbs/files/101_readers.ipynb #e7ee8ea4
@@ -336,15 +339,16 @@ def _image_key(image, where):
 
 def _entries(item, place, path, names=()):
     "The captions of one object, or of one row. `names`: image id -> name of its photo."
-    where, known = f"{path}: {place}", item if isinstance(item, dict) else {}
-    if "error" in known: return                     # a line of noc_caption that has no caption
-    keys = [k for k in ("image_id", *_NAMES) if known.get(k) not in (None, "")]
-    text = next(filter(known.__contains__, _TEXTS), None)
+    where = f"{path}: {place}"
+    if not isinstance(item, dict): item = {}
+    if "error" in item: return                     # a line of noc_caption that has no caption
+    keys = [k for k in ("image_id", *_NAMES) if item.get(k) not in (None, "")]
+    text = next(filter(item.__contains__, _TEXTS), None)
     require(keys and text, f"{where}: {str(item)[:60]}", "image_id or file_name, and caption")
-    i, name = _image_key(known[keys[0]], where)
-    if keys[0] == "image_id" and keys[1:]: name = str(known[keys[1]])
+    i, name = _image_key(item[keys[0]], where)
+    if keys[0] == "image_id" and keys[1:]: name = str(item[keys[1]])
     if i in names: name = names[i]
-    texts = known[text] if isinstance(known[text], list) else [known[text]]
+    texts = item[text] if isinstance(item[text], list) else [item[text]]
     for caption in texts:
         value = "none" if caption is None else json.dumps(caption)[:60]
         said = f"{where}: image {name if i is None else i}: caption"
@@ -429,7 +433,8 @@ def _karpathy(content, path):
 
 def _json_entries(content, path, bad):
     "The entries of a list, of an object with `annotations`, or of a dictionary; as in `_usable`."
-    names, what = {}, "entry"
+    names = {}
+    what = "entry"
     if isinstance(content, dict) and isinstance(content.get("annotations"), list):
         if "images" in content: names = {i: name for name, i in image_names(content, path) if name}
         content, what = content["annotations"], "annotation"
@@ -461,17 +466,17 @@ def _entries_of(path, content, bad=None):
 def _entry_images(entries, names, path, where, numbers=True):
     """The image id of each entry, or its name if no image has it. `names`: of images in the file
     `where`. Raises `NocError` for a name that several images have."""
-    photos, of = [*dict.fromkeys(e.name for e in entries if e.name)], {}
+    photos = [*dict.fromkeys(e.name for e in entries if e.name)]
+    of = {}
     if names and photos:
         matched, clashes, _ = _pairs(names, photos, where)
         for c in clashes: raise NocError(f"{path}: {c.name!r} of {where} {c.why}")
         of = {photos[p]: i for p, i in matched.items()}
     if of: return [of.get(e.name, e.name) if e.name else e.id for e in entries]
     for e in entries if names else ():
-        known = numbers and e.id is not None
         shown = e.id if e.name is None else repr(e.name) + _case([names[0][0]], [e.name])
         expected = f"a name like {names[0][0]!r} of {where}"
-        require(known, f"{path}: {e.place}: image {shown}", expected)
+        require(numbers and e.id is not None, f"{path}: {e.place}: image {shown}", expected)
     return [e.name if e.id is None else e.id for e in entries]
 
 def caption_entries(
@@ -506,7 +511,8 @@ def _counts(texts, written):
 def _coco_captions(coco, path):
     "The captions of COCO's own form."
     _check_lists(coco, path, "images", "annotations")
-    sizes, items = image_sizes(coco, path), coco["annotations"]
+    sizes = image_sizes(coco, path)
+    items = coco["annotations"]
     name, captions = _item_name(items, "annotation"), {i: [] for i in sizes}
     images = _whole_numbers(items, "image_id", path, "annotation")
     refuse(path, name, ~np.isin(images, list(sizes)), "an image of this file")
@@ -523,9 +529,9 @@ def _other_captions(entries, parts, known, path):
     "Captions of all other forms. `known`: () -> (file name, image id) of another file's images."
     require(entries, f"{path}: no captions", "at least one")
     loose = any(e.id is None for e in entries)
-    known = known() if loose else []
-    images = _entry_images(entries, known, path, "the data")
-    if known:
+    others = known() if loose else []
+    images = _entry_images(entries, others, path, "the data")
+    if others:
         lost = [i for i in images if isinstance(i, str)]
         if lost: note(f"{path}: captions of photos that the data does not name: {some_of(lost)}")
         of = {i: i for i in images if type(i) is int}
@@ -537,8 +543,9 @@ def _other_captions(entries, parts, known, path):
         if _worded(e.caption): texts[i].append(e.caption)
         if e.name: names[e.name] = i
     for name in filter(parts.get, names): split.setdefault(parts[name], []).append(names[name])
-    counts, numbered = _counts(texts, len(entries)), bool(known) or not loose
-    return Captions(texts, dict.fromkeys(texts), counts, [*names.items()], split, numbered)
+    numbered = bool(others) or not loose
+    return Captions(texts, dict.fromkeys(texts), _counts(texts, len(entries)),
+                    [*names.items()], split, numbered)
 
 def read_captions(
     path,       # captions in any form: a file, or a folder of texts
@@ -607,7 +614,8 @@ def check_boxes(
 )->tuple:              # (n,4) float32 clipped boxes; (n,) has an area; (n,) was clipped; (n,) text
     "Check many boxes at once; the texts state what was expected of unusable boxes."
     boxes = np.concatenate([corner, corner + extent], 1).astype(float)
-    outside, infinite = np.maximum(-boxes, boxes - 1).max(1, initial=0), ~np.isfinite(boxes).all(1)
+    outside = np.maximum(-boxes, boxes - 1).max(1, initial=0)
+    infinite = ~np.isfinite(boxes).all(1)
     kinds = [infinite, (extent < 0).any(1), outside > OUTSIDE + 1e-9]
     wrong = np.array(_WRONG)[np.select(kinds, [1, 2, 3], 0)]
     boxes = boxes.clip(0, 1).astype(np.float32)
@@ -676,11 +684,12 @@ def _json_rows(items, path, kind, first=0, scored=True):
 def _add_names(names, pairs, path):
     "Add image id -> file name for boxes with a name. Raises `NocError` for two names."
     for i, name in pairs:
-        where, known = f"{path}: image {i}: file_name {name!r}", names.setdefault(i, name or "")
+        where = f"{path}: image {i}: file_name {name!r}"
+        first = names.setdefault(i, name or "")
         require(isinstance(name or "", str), where, "a text")
-        same = not name or name == known or name_parts(name) == name_parts(known or name)
-        require(same, where, f"{known!r}, as of its other boxes")
-        names[i] = known or name or ""
+        same = not name or name == first or name_parts(name) == name_parts(first or name)
+        require(same, where, f"{first!r}, as of its other boxes")
+        names[i] = first or name or ""
 
 # %% ../../nbs/files/101_readers.ipynb #c0eb1c48
 def _number_columns(file, needed, path, texts):
@@ -688,13 +697,14 @@ def _number_columns(file, needed, path, texts):
     Images may be texts, as in `_number_texts`."""
     from pyarrow import types
     for name in needed:
-        found = [field.type for field in file.schema_arrow if field.name == name]
+        kinds_of = [field.type for field in file.schema_arrow if field.name == name]
         where = f"{path}: column {name}"
-        require(found, f"{where}: missing", ", ".join(needed))
-        require(len(found) == 1, f"{where}: is there twice", "it once")
-        empty = types.is_null(found[0])        # such a column may claim any length
+        require(kinds_of, f"{where}: missing", ", ".join(needed))
+        require(len(kinds_of) == 1, f"{where}: is there twice", "it once")
+        empty = types.is_null(kinds_of[0])        # such a column may claim any length
         require(not empty, where, "numbers, found none")
-    data, columns = file.read(columns=[*needed]), {}
+    data = file.read(columns=[*needed])
+    columns = {}
     for name, kinds in needed.items():
         columns[name] = data[name].to_numpy()
         if name == "image_id" and {*map(type, columns[name])} == {str}:
@@ -733,15 +743,16 @@ def relabel(
     "The numbers of the classes, by name if there are names. `NocError` for other numberings."
     if classes is None or not len(labels): return labels
     if not names: return _checked_numbers(labels, classes, where, item)
-    ids, found = class_ids(names, classes), Counter(labels.tolist())
-    lost = [f"{names.get(n, n)} {k:,}" for n, k in found.most_common() if n not in ids]
+    ids = class_ids(names, classes)
+    counts = Counter(labels.tolist())
+    lost = [f"{names.get(n, n)} {k:,}" for n, k in counts.most_common() if n not in ids]
     some = some_of(lost, str)
     go_on = f"--classes {where} takes the file's own classes"
     like = ", ".join(c.name for c in [*classes.values()][:3])
-    require(len(lost) < len(found), f"{where}: categories {some}",
+    require(len(lost) < len(counts), f"{where}: categories {some}",
             f"names of the classes, like {like}; {go_on}")
     if lost: note(f"{where}: boxes of categories that are no class here, left out: {some}; {go_on}")
-    return np.array([ids.get(n, -1) for n in found])[_places(labels, [*found])]
+    return np.array([ids.get(n, -1) for n in counts])[_places(labels, [*counts])]
 
 def _places(values, among):
     "The place of each value in a list of distinct values that has them all."
@@ -750,14 +761,16 @@ def _places(values, among):
 
 # %% ../../nbs/files/101_readers.ipynb #101c0002
 def _commonest(labels, classes):
-    found = Counter(labels.tolist()).most_common(3)
-    return ", ".join(f"{classes[i].name} {count:,}" for i, count in found)
+    counts = Counter(labels.tolist()).most_common(3)
+    return ", ".join(f"{classes[i].name} {count:,}" for i, count in counts)
 
 def _checked_numbers(labels, classes, where, item):
     "Check that numbers are the classes' own. Raises `NocError`, also for other numberings."
-    def fit(numbers): return {*found} <= {*numbers}
-    found, ids, order = np.unique(labels).tolist(), [*classes], sorted(classes)
-    coco, others = {*order} == {*COCO_CLASSES}, {}
+    def fit(numbers): return used <= {*numbers}
+    used = {*labels.tolist()}
+    ids, order = [*classes], sorted(classes)
+    coco = {*order} == {*COCO_CLASSES}
+    others = {}
     for first in (0, 1):
         numbers = dict(zip(range(first, first + len(ids)), (classes[i] for i in order)))
         if {*numbers} != {*ids} and fit(numbers): others[first] = numbers
@@ -780,31 +793,41 @@ _BOX_ERRORS = [f"expected {text}" for text in (*_WRONG[1:], _AREA)]
 
 def _by_image(images, met):
     "Image id -> its counts of clipped and skipped boxes; `met`: name -> booleans, one a row."
-    found = defaultdict(dict)
+    counts = defaultdict(dict)
     for what, some in met.items():
-        for i, count in Counter(images[some].tolist()).items(): found[i][what] = count
-    return found
+        for i, count in Counter(images[some].tolist()).items(): counts[i][what] = count
+    return counts
 
-def _check_rows(rows, wrong, sizes, pixels, path, flat=False):
-    "Relative corners of rows; which have an area; which were clipped. Adds faults to `wrong`."
+def _relative(rows, sizes, pixels, mark):
+    "Corner and extent of boxes, relative to their images; `mark` records unknown sizes."
+    box = rows["box"]
+    if not pixels: return box
+    images, at = np.unique(rows["image"], return_inverse=True)
+    if sizes is not None: mark(~np.isin(images, [*sizes])[at], "an image of this data set")
+    width_height = sizes_of(images, sizes)[at].reshape(-1, 2)
+    mark(~width_height.all(1), "an image whose width and height are known")
+    return box/np.tile(np.maximum(width_height, 1), 2)
+
+def _checked(rows, wrong, sizes, pixels, path, names, classes, called, flat=False):
+    """The rows with corners and class ids; which are faultless; and what was met: name ->
+    booleans. Adds to `wrong`: place -> fault. `names`: of a file's classes; `called`: of a row."""
     def mark(bad, expected):
         for n in rows["place"][bad].tolist(): wrong.setdefault(n, f"expected {expected}")
     image, label, score = rows["image"], rows["label"], rows["score"]
     refuse(path, lambda k: f"image {image[k]}", image < 0, "an image_id from 0 to 2**63 - 1")
     mark((label < 0) | (label >= 2**31), "a category_id from 0 to 2,147,483,647")
     mark(~((score >= 0) & (score <= 1)), "a score between 0 and 1")
-    images, at = np.unique(image, return_inverse=True)
-    if pixels and sizes is not None:
-        mark(~np.isin(images, [*sizes])[at], "an image of this data set")
-    box, width_height = rows["box"], np.ones((len(rows), 2))
-    if pixels:
-        width_height = sizes_of(images, sizes)[at].reshape(-1, 2)
-        mark(~width_height.all(1), "an image whose width and height are known")
-        box = box/np.tile(np.maximum(width_height, 1), 2)
+    box = _relative(rows, sizes, pixels, mark)
     boxes, area, clipped, texts = check_boxes(box[:,:2], box[:,2:])
     for text in {*texts[texts != ""]}: mark(texts == text, text)
     if not flat: mark((box[:,2:] == 0).any(1), _AREA)
-    return boxes, area, clipped
+    good = ~np.isin(rows["place"], [*wrong])
+    checked = rows.copy()
+    checked["box"], checked["label"] = boxes, -1
+    checked["label"][good] = relabel(label[good], names, classes, path,
+                                     lambda n: called(rows[good][n]))
+    met = dict(clipped=good & clipped, zero_area=good & ~area)
+    return checked, good, met | dict(no_class=good & (checked["label"] < 0))
 
 # %% ../../nbs/files/101_readers.ipynb #101c0005
 @dataclass
@@ -827,13 +850,13 @@ class Detections:
         "The same boxes under the ids of another file, if both name their photos."
         if not (names and self.names): return self
         ids, _ = match_photos(names, [name for name, _ in self.names], where, self.path)
-        new = {own: i for (_, own), i in zip(self.names, ids) if i is not None}
-        known = self.rows[np.isin(self.rows["image"], [*new])].copy()
-        known["image"] = np.array([*new.values()])[_places(known["image"], [*new])]
+        new = {old: i for (_, old), i in zip(self.names, ids) if i is not None}
+        rows = self.rows[np.isin(self.rows["image"], [*new])].copy()
+        rows["image"] = np.array([*new.values()])[_places(rows["image"], [*new])]
         sizes = {new[i]: size for i, size in self.sizes.items() if i in new}
         texts = {new[i]: text for i, text in self.texts.items() if i in new}
-        return replace(self, rows=known, sizes=sizes, texts=texts,
-                       others=len(self.rows) - len(known))
+        others = len(self.rows) - len(rows)
+        return replace(self, rows=rows, sizes=sizes, texts=texts, others=others)
 
     def table(self,
         sizes:dict=None,    # image id -> (width, height) of images whose size the file lacks
@@ -845,23 +868,19 @@ class Detections:
         rows, sizes = self.rows, (sizes or {}) | self.sizes
         if only is not None: rows = rows[np.isin(rows["image"], [*only])]
         wrong = {n: self.wrong[n] for n in rows["place"].tolist() if n in self.wrong}
-        boxes, area, clipped = _check_rows(rows, wrong, sizes, self.pixels, self.path)
-        good, labels = ~np.isin(rows["place"], [*wrong]), np.full(len(rows), -1)
-        labels[good] = relabel(rows["label"][good], self.classes, classes, self.path,
-                               lambda n: self._called(rows[good][n]))
+        checked, good, met = _checked(rows, wrong, sizes, self.pixels, self.path, self.classes,
+                                      classes, self._called)
         errors = {}
         for row in rows[~good]: errors.setdefault(*self._told(row, wrong, sizes))
         high = rows["score"].astype(np.float32) >= np.float32(min_score)
-        met = dict(clipped=good & clipped, zero_area=good & ~area, no_class=good & (labels < 0))
+        good &= ~met["zero_area"]
         counts = dict(boxes=len(rows)) | {what: int(some.sum()) for what, some in met.items()}
-        counts["low_score"] = int((~high & good & area).sum())
+        counts["low_score"] = int((~high & good).sum())
         rare = dict(no_class=counts.pop("no_class"), bad=len(wrong))
         counts |= {what: n for what, n in rare.items() if n}
         if only is not None: counts["others"] = self.others + len(self.rows) - len(rows)
-        used = good & area & (labels >= 0) & high
-        best = rows[used]
-        best["box"], best["label"] = boxes[used], labels[used]
-        return _best_first(best, sizes, counts), errors, _by_image(rows["image"], met)
+        table = _best_first(checked[good & high & ~met["no_class"]], sizes, counts)
+        return table, errors, _by_image(rows["image"], met)
 
     def _called(self, row):
         i, kind = row["image"].item(), "detection" if self.pixels else "row"
@@ -894,48 +913,51 @@ def _no_crowds(coco, path):
 
 def _listed_names(names): return [(x, i) for i, x in names.items()] if any(names.values()) else []
 
-def _with_texts(found, texts):
+def _with_texts(detections, texts):
     "The same detections, with a number for each text that identifies an image."
-    if not texts: return found
-    images = found.rows["image"]
-    start = max([0, *found.sizes, images.max(initial=0).item()]) + 1
+    if not texts: return detections
+    images = detections.rows["image"]
+    start = max([0, *detections.sizes, images.max(initial=0).item()]) + 1
     def number(i): return i if i >= 0 else start + ~i
     images[images < 0] = start + ~images[images < 0]
-    names = [(name, number(i)) for name, i in found.names]
-    own = {start + n: text for n, text in enumerate(texts)}
+    names = [(name, number(i)) for name, i in detections.names]
+    texts = {start + n: text for n, text in enumerate(texts)}
     if not names:                                  # 41 is 41.jpg if b is b.jpg
-        named = {i: str(i) for i in found.images} | own
+        named = {i: str(i) for i in detections.images} | texts
         names = [(name, i) for i, name in named.items()]
-    return replace(found, names=names, texts=own,
-                   sizes={number(i): size for i, size in found.sizes.items()})
+    return replace(detections, names=names, texts=texts,
+                   sizes={number(i): size for i, size in detections.sizes.items()})
 
 # %% ../../nbs/files/101_readers.ipynb #101c000a
 def open_detections(
     path, # .parquet, or .json or .json.gz: COCO results, or an object's `annotations`
 )->Detections:
     "Read detections or boxes that people drew. Raises `NocError` for any other file."
-    path, texts, names, wrong, n = Path(path), {}, {}, {}, 0
+    path = Path(path)
+    texts, names, wrong = {}, {}, {}
     if path.suffix == ".parquet":
         rows, names, texts = _parquet_rows(path)
         return _with_texts(Detections(path, rows, False, {}, _listed_names(names)), texts)
     coco = read_coco(path, "annotations") if is_object(path) else {}
     scored = not coco or any("score" in x for x in coco["annotations"] if isinstance(x, dict))
     if not scored: note(f"{path}: no scores; its boxes are those of people, the largest first")
-    images, parts = coco.get("images") or [], [np.zeros(0, ROW)]
+    images = coco.get("images") or []
+    parts = [np.zeros(0, ROW)]
     if images: _number_texts(images, "id", texts)
     with _no_collection():
         for items in chunked(_no_crowds(coco, path) if coco else json_items(path), 10_000):
             _number_texts(items, "image_id", texts)
-            rows, odd = _json_rows(items, path, "detection", n, scored)
-            found = ((x["image_id"], x["file_name"]) for x in items if "file_name" in x)
-            _add_names(names, found, path)
-            parts, wrong, n = [*parts, rows], wrong | odd, n + len(items)
+            rows, odd = _json_rows(items, path, "detection", sum(map(len, parts)), scored)
+            pairs = ((x["image_id"], x["file_name"]) for x in items if "file_name" in x)
+            _add_names(names, pairs, path)
+            parts.append(rows)
+            wrong |= odd
     sizes = image_sizes(coco, path) if images else {}
     sizes = {i: size for i, size in sizes.items() if size}
     names = (images and image_names(coco, path)) or _listed_names(names)
-    found = Detections(path, np.concatenate(parts), True, wrong, names, sizes,
-                       _category_names(coco, path))
-    return _with_texts(found, texts)
+    rows = np.concatenate(parts)
+    detections = Detections(path, rows, True, wrong, names, sizes, _category_names(coco, path))
+    return _with_texts(detections, texts)
 
 # %% ../../nbs/files/101_readers.ipynb #101c0008
 def read_detections(
@@ -961,24 +983,22 @@ def ground_truth(
 )->RegionTable: # every image of the file, largest boxes first; `.counts`: read, clipped, skipped
     "Read ground-truth boxes as regions of score 1. Raises `NocError` naming file and annotation."
     coco = read_coco(path, "images", "annotations", "categories")
-    sizes, items = image_sizes(coco, path), coco["annotations"]
-    known = _whole_numbers(coco["categories"], "id", path, "category")
+    sizes = image_sizes(coco, path)
+    items = coco["annotations"]
+    numbers = _whole_numbers(coco["categories"], "id", path, "category")
     rows, wrong = _json_rows(items, path, "annotation", scored=False)
-    rows["box"], area, clipped = _check_rows(rows, wrong, sizes, True, path, flat=True)
-    for n in np.flatnonzero(~np.isin(rows["label"], known)).tolist():
-        wrong.setdefault(n, f"expected a known category_id, one of its {len(known)} categories")
-    if wrong and not skip_bad:
-        n = min(wrong)
-        raise NocError(f"{path}: {_item_name(items, 'annotation')(n)}: {wrong[n]}")
-    good = ~np.isin(rows["place"], [*wrong])
-    rows["label"][good] = relabel(rows["label"][good], _category_names(coco, path), classes, path)
-    counts = dict(boxes=len(rows), clipped=int((good & clipped).sum()),
-                  zero_area=int((good & ~area).sum()))
-    rows = rows[good & area & (rows["label"] >= 0)]
-    crowd = np.array([bool(items[i].get("iscrowd")) for i in rows["place"]], bool)
-    counts |= dict(crowd=int(crowd.sum())) | (dict(bad=len(wrong)) if wrong else {})
-    rows = rows[~crowd]
-    return _best_first(rows, sizes, counts).take(list(sizes), sizes)
+    for n in np.flatnonzero(~np.isin(rows["label"], numbers)).tolist():
+        wrong.setdefault(n, f"expected a known category_id, one of its {len(numbers)} categories")
+    names, name = _category_names(coco, path), _item_name(items, "annotation")
+    def called(row): return name(row["place"])
+    rows, good, met = _checked(rows, wrong, sizes, True, path, names, classes, called, flat=True)
+    if wrong and not skip_bad: raise NocError(f"{path}: {name(min(wrong))}: {wrong[min(wrong)]}")
+    counts = {what: int(met[what].sum()) for what in ("clipped", "zero_area")}
+    used = rows[good & ~met["zero_area"] & ~met["no_class"]]
+    crowd = np.array([bool(items[i].get("iscrowd")) for i in used["place"]], bool)
+    counts = dict(boxes=len(rows)) | counts | dict(crowd=int(crowd.sum()))
+    if wrong: counts["bad"] = len(wrong)
+    return _best_first(used[~crowd], sizes, counts).take(list(sizes), sizes)
 
 def boxed_classes(
     paths,        # instances_*.json or .json.gz
@@ -1045,7 +1065,8 @@ def read_vectors(
     words=None, # read the vectors of these words only; default: all
 )->dict:        # word -> (d,) float32
     "Read word vectors. Raises `NocError` naming file and line for an invalid line."
-    path, vectors = Path(path), {}
+    path = Path(path)
+    vectors = {}
     with foreign_file(path, "word vectors in UTF-8"), _lines(path) as f:
         lines = io.TextIOWrapper(f, encoding="utf-8-sig", newline="\n")
         for word, vector in _vectors(lines, words, path): vectors.setdefault(word, vector)

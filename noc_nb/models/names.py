@@ -21,12 +21,12 @@ from .spellings import noun_forms
 
 # %% ../../nbs/models/110_names.ipynb #1787a5af
 def _read_names(path):
-    "The contents of a file of names: a list, or JSON; the `names` of YOLO's YAML."
+    "Return the contents of a file of names: a list, or the content of JSON or `names` in YAML."
     if str(path) == "coco80": return [COCO_CLASSES[i].name for i in sorted(COCO_CLASSES)]
     return read_json(path) if str(path).endswith((".json", ".json.gz")) else read_names(path)
 
 def _names(content, path, first):
-    "id -> name, from the contents of a file of names."
+    "Return id -> name from the contents of a file of names. Raise `NocError` for other contents."
     try:
         if isinstance(content, list): return dict(enumerate(content, first))
         if "categories" in content: return {c["id"]: c["name"] for c in content["categories"]}
@@ -36,7 +36,7 @@ def _names(content, path, first):
 
 # %% ../../nbs/models/110_names.ipynb #4e90e479
 def _named_class(i, name, words):
-    "The class of a name in plain words: the name and its last word, in singular and plural."
+    "Make a class whose forms are its name and the last word of its name, singular and plural."
     forms = []
     for noun in dict.fromkeys([" ".join(words), words[-1]]): forms += noun_forms(noun)
     forms = dict.fromkeys(map(normalize, forms))
@@ -47,7 +47,7 @@ _SMALL = frozenset("a an and at by for from in of on or the to with".split())
 _VERB = re.compile(r"\w*[aeiouy]\w*ing")           # being and dining, not ring and string
 
 def _odd_words(classes):
-    "Whatever looks odd in the words of classes."
+    "Yield a text for each class whose word looks odd."
     names, shared = {i: " ".join(c.phrase) for i, c in classes.items()}, {}
     for i, c in classes.items(): shared.setdefault(c.word, set()).add(names[i])
     for word, several in shared.items():
@@ -61,7 +61,7 @@ def _listed(texts, sign=", "):
     return sign.join(texts[:100]) + (f" and {len(texts) - 100:,} more" if texts[100:] else "")
 
 def _tell(names, classes, where):
-    "Print the word of each class, and whatever looks odd. `names`: as in their file."
+    "Print the word of each class, and the odd words. `names`: id -> name, as in the file."
     names = {i: plain_name(name) for i, name in names.items()}
     others = [f"{name} as {classes[i].word}" for i, name in names.items()
               if name != classes[i].word]
@@ -71,20 +71,20 @@ def _tell(names, classes, where):
     if persons: line += f"; persons, which are left to the captioner: {_listed(persons)}"
     say(line)
     odd = [*_odd_words(classes)]
-    if odd: say(f"{where}: looks odd: {_listed(odd, '; ')}. Other words go into classes as JSON "
-                "(docs/data.md)")
+    if odd: say(f"{where}: looks odd: {_listed(odd, '; ')}. To choose other words, give the "
+                "classes as JSON (docs/data.md)")
 
 # %% ../../nbs/models/110_names.ipynb #4e90e47a
 def classes_of(
     names:dict, # class id -> name
-    where,      # what has these names, for messages
+    where,      # where the names are from, for messages
 )->dict:        # class id -> `ObjectClass`
-    "Classes from names. Raises `NocError` naming the class, or if `inflect` is missing."
+    "Make classes from names. Raise `NocError` if a name is invalid, or `inflect` is missing."
     classes, coco = {}, {c.name: c for c in COCO_CLASSES.values()}
     for i, name in names.items():
         plain = plain_name(name) if isinstance(name, str) else ""
         named = plain and type(i) is int
-        require(named, f"{where}: class {i!r}: {name!r}", "a name in letters")
+        require(named, f"{where}: class {i!r}: {name!r}", "a name with letters")
         check_range(f"{where}: class {name!r}: ", 0, MOST_CLASSES, id=i)
         known = coco.get(usual_name(name))
         classes[i] = replace(known, id=i) if known else _named_class(i, name, plain.split())
@@ -93,11 +93,11 @@ def classes_of(
 
 # %% ../../nbs/models/110_names.ipynb #c4a50e01
 def read_classes(
-    path,        # CSV or text: rows end in names; JSON: names, {id: name}, categories or classes;
-                 # YOLO's YAML; or "coco80"
-    first:int=None, # number of the first class, where the file holds names alone: 1 (default) or 0
+    path,        # CSV or text whose rows end in names; JSON with names, {id: name}, categories
+                 # or classes; the YAML of YOLO; or "coco80"
+    first:int=None, # number of the first class, if the file has only names: 1 (default) or 0
 )->dict:         # class id -> `ObjectClass`
-    "A detector's own classes. Raises `NocError` naming file and class."
+    "Read the classes of a detector. Raise `NocError`, naming the class, if one is invalid."
     require(first in (None, 0, 1), f"--first {first}", "0 or 1")
     content = _read_names(path)
     if Path(path).suffix in (".yaml", ".yml"):

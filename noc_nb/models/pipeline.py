@@ -42,49 +42,49 @@ from ..vocab import Vocab
 class PipelineConfig(Config):
     "The constraints that a pipeline makes, and how it searches."
     search:SearchConfig = SearchConfig()
-    form:str = setting("words", among=FORMS) # of constraints
-    limit:int = setting(5, 0)                # candidates of an image, at most
-    prices:PriceConfig = PriceConfig()       # of the selector's candidates
+    form:str = setting("words", among=FORMS) # which words satisfy a constraint
+    limit:int = setting(5, 0)                # maximum number of candidates per image
+    prices:PriceConfig = PriceConfig()       # prices of the selector's candidates
 
 # %% ../../nbs/models/50_pipeline.ipynb #5a7e01c2
 @dataclass(frozen=True)
 class CaptionOptions(Config):
     "The options of one call of the pipeline."
-    objects:object = None                  # names of musts, () for none; name -> nats; a line, as
-                                           # `read_wishes` takes it; None: the selector's choice
-    min_score:float = setting(None, 0, 1)  # of a candidate's region; None: the selector's threshold
-    max_objects:int = setting(None, 0)     # candidates of an image; None: the pipeline's limit
-    batch:int = setting(50, 1)             # images searched together
-    price_weight:object = setting(None, 0, 1000, ("must",)) # nats for a unit of the selector's
-                                           # log-odds; "must": no prices; None: the pipeline's own
-    costs:bool = False                     # True: the cost of saying those left out, too
+    objects:object = None                  # names of musts, () for none; name -> price; a string
+                                           # for `read_wishes`; None: the selector chooses
+    min_score:float = setting(None, 0, 1)  # minimum score of a candidate; None: the pipeline's
+    max_objects:int = setting(None, 0)     # maximum number of candidates; None: the pipeline's
+    batch:int = setting(50, 1)             # number of images searched together
+    price_weight:object = setting(None, 0, 1000, ("must",)) # nats per unit of the selector's
+                                           # log-odds; "must": no prices; None: the pipeline's
+    costs:bool = False                     # True: also what mentioning omitted objects would cost
 
     def __post_init__(self):
         super().__post_init__()
         require(self.batch, f"batch={self.batch}", "1 or more")
         names = () if self.objects is None else self.objects
         texts = isinstance(names, Collection) and all(isinstance(name, str) for name in names)
-        require(texts, f"objects {names!r}", "a list of names, a line, or one for each image")
-        self.wishes                        # raises for a line without words
+        require(texts, f"objects {names!r}", "names, a string, or one of these for each image")
+        self.wishes                        # raises for a string without words
 
     @property
     def wishes(self)->dict:
-        "Name -> nats, as `read_wishes` has them; None: the selector's choice."
+        "Name -> price, as `read_wishes` returns it; None if the selector chooses."
         if isinstance(self.objects, str): return read_wishes(self.objects)
         if self.objects is None or isinstance(self.objects, dict): return self.objects
         return dict.fromkeys(self.objects, math.inf)
 
 # %% ../../nbs/models/50_pipeline.ipynb #0b1f6a3d
 class _Words:
-    "What a captioner can write about a pipeline's classes, and what it is asked for."
-    wanted = None # class id -> price of objects by hand, below zero for other words; None: no wish
+    "The words that a captioner can write for a pipeline's classes, and those it is asked for."
+    wanted = None # class id, negative for other words -> price; None: the caller named no objects
     avoid = ()    # words to avoid, as tokens
-    barred = ()   # the same as texts
+    barred = ()   # words to avoid, as strings
 
     def _tokens(self, text): return tuple(map(self.vocab.stoi.get, text.split()))
 
     def _forms(self, name, ids_of):
-        "The alternatives between bars that can be written; a class counts in all its forms."
+        "Return the alternatives between bars that can be written; a class has all its forms."
         def written(text): return None not in self._tokens(text)
         texts = []
         for word in name.split("|"):
@@ -93,21 +93,21 @@ class _Words:
         return tuple(dict.fromkeys(texts))
 
     def _group(self, i):
-        "The constraint of a class, without words to avoid; empty if no alternative is left."
-        form = "forms" if i < 0 else self.cfg.form       # words by hand keep all their forms
+        "Return the alternatives of a class's constraint that contain no word to avoid."
+        form = "forms" if i < 0 else self.cfg.form       # the caller's words keep all forms
         groups, _ = constraint_tokens([i], self.classes, self.vocab, form)
         def holds(ids, part): return part in [ids[j:j+len(part)] for j in range(len(ids))]
         def fine(ids): return not any(holds(ids, part) for part in self.avoid)
         return [*filter(fine, groups.get(i, []))]
 
     def _near(self, name):
-        "Words to use instead: close in spelling and then, if it has a vector, in its vector."
-        model = getattr(self, "pipeline", self)                        # that has vectors
-        table, known = model.captioner.words().detach(), model.captioner.words.known
+        "Suggest words that are close in spelling and then, if the name has a vector, in vector."
+        model = getattr(self, "pipeline", self)                        # has word vectors
+        table, real = model.captioner.words().detach(), model.captioner.words.known
         near = get_close_matches(name.lower(), {*meanings(self.classes), *model.vocab.stoi}, 3, .75)
         rows = [model.vocab.stoi.get(word) for word in name.lower().split()]
-        if None not in rows and known[rows].all():
-            likeness = cosine_similarity(table[rows].sum(0), table, -1).masked_fill(~known, -1)
+        if None not in rows and real[rows].all():
+            likeness = cosine_similarity(table[rows].sum(0), table, -1).masked_fill(~real, -1)
             near += [model.vocab.tokens[n] for n in likeness.topk(10).indices.tolist()]
         good = [w for w in dict.fromkeys(near) if w != name and None not in self._tokens(w)]
         return f", such as {' or '.join(good[:3])}" if good else ""
@@ -117,9 +117,9 @@ class _Words:
         return f"object {name!r}: expected another word of the captioner's vocabulary{near}"
 
     def class_ids(self,
-        names, # class names, or words for them
+        names, # names of classes, or words that mention them
     )->list:   # class ids
-        "The classes of some names. Raises `NocError` for an unknown or ambiguous one."
+        "Return the class of each name. Raise `NocError` if a name is unknown or ambiguous."
         ids = meanings(self.classes)
         for name in names:
             if name not in ids: raise NocError(self._unknown(name))
@@ -129,15 +129,15 @@ class _Words:
 
 # %% ../../nbs/models/50_pipeline.ipynb #96696ad1
 def _table(images):
-    "The boxes of all images in one table; an image's id is its position."
+    "Return the boxes of all images in one table, with their positions as image ids."
     return table_of(replace(r, image_id=n, features=None) for n, r in enumerate(images))
 
 def _probs(selector, people, images):
-    "The selector's probability of every region, (n,) an image; NaN for regions that it skips."
-    best, k = [], selector.cfg.max_regions
+    "Return the selector's probability of every region, (n,) per image; NaN if it is skipped."
+    best = []
     for r in images:
         others = [n for n in r.ranked.tolist() if r.labels[n].item() not in people]
-        best.append(others[:k])
+        best.append(others[:selector.cfg.max_regions])
     x = _table(r.keep(rows) for r, rows in zip(images, best)).batch(range(len(images)))
     device = next(selector.parameters()).device
     with torch.no_grad():
@@ -148,7 +148,7 @@ def _probs(selector, people, images):
     return probs
 
 def _highest(regions, probs, c):
-    "The highest probability of a class's regions; None if the selector skips them all."
+    "Return the highest probability of a class's regions; None if the selector skips them all."
     looked = probs[(regions.labels == c) & (probs >= 0)]
     return looked.max().item() if len(looked) else None
 
@@ -156,7 +156,7 @@ def _highest(regions, probs, c):
 class _Choice:
     "The candidates of an image, and their prices."
     def _rule(self, options):
-        "How the selector's candidates are priced, and the lowest probability of one."
+        "Return the rule for prices, and the minimum probability of the selector's candidates."
         prices, least = self.cfg.prices, options.min_score
         if options.price_weight == "must": prices = replace(prices, weight=None)
         elif options.price_weight is not None: prices = replace(prices, weight=options.price_weight)
@@ -164,7 +164,7 @@ class _Choice:
         return prices, usual if least is None else least
 
     def _chosen(self, regions, probs, options):
-        "Class id -> price of the selector's candidates; the reason if there are none."
+        "Return class id -> price of the selector's candidates, and the reason if there are none."
         prices, least = self._rule(options)
         certain = probs.masked_fill(regions.scores < (options.min_score or 0.), torch.nan)
         ids = select(certain[None], regions.labels[None], least)[0]
@@ -178,7 +178,7 @@ class _Choice:
         return candidates, [] if candidates else [f"no candidates: {why}"]
 
     def _candidates(self, regions, probs, options):
-        "Class id -> price of each candidate, infinite for a must; why others are left out."
+        "Return class id -> price of each candidate, infinite for a must, and why others are out."
         if self.wanted is None: return self._chosen(regions, probs, options)
         least, scores = options.min_score, regions.scores
         if least is None: return self.wanted, []
@@ -189,22 +189,22 @@ class _Choice:
         return candidates, [why] if missed else []
 
     def with_objects(self,
-        wishes:dict,  # as in `CaptionOptions`
+        wishes:dict,  # name -> price, as in `CaptionOptions.wishes`
     )->"NovelCaptioner":
-        "A copy that asks for these in every image. Raises `NocError` if it can write none of them."
+        "Return a copy that asks for these objects. Raise `NocError` if it can write none of them."
         new, ids = copy(self), meanings(self.classes)
         new.classes, new.wanted, new.avoid, new.barred = dict(self.classes), {}, [], []
         for name, price in wishes.items():
             i, forms = -len(new.classes), self._forms(name, ids)
             if price == -math.inf:
-                new.barred += forms or name.split("|")             # what some captioner could spell
+                new.barred += forms or name.split("|")             # others may spell it
                 continue
             if name in ids: [i] = self.class_ids([name])
             else: new.classes[i] = ObjectClass(i, name, name, forms, ())
             new.wanted[i] = price
-        mute = [self._unknown(c.name) for i in new.wanted if not (c := new.classes[i]).forms]
-        if mute and len(mute) == len(new.wanted): raise NocError(mute[0])
-        if mute: warnings.warn("; ".join(mute) + "; left out")
+        unknown = [self._unknown(c.name) for i in new.wanted if not (c := new.classes[i]).forms]
+        if unknown and len(unknown) == len(new.wanted): raise NocError(unknown[0])
+        if unknown: warnings.warn("; ".join(unknown) + "; left out")
         groups = {i: new._group(i) for i in new.wanted}
         new.avoid = [ids for ids in map(self._tokens, new.barred) if None not in ids]
         for i, group in groups.items():
@@ -215,8 +215,9 @@ class _Choice:
 
 # %% ../../nbs/models/50_pipeline.ipynb #a74f29f5
 def _features(pipeline, images):
-    "A `CaptionBatch` of the images' own features, or symbolic ones, the best regions first."
-    ids, cfg = [*range(len(images))], pipeline.captioner.cfg
+    "Return a `CaptionBatch` of stored or symbolic features, with the best regions first."
+    ids = [*range(len(images))]
+    cfg = pipeline.captioner.cfg
     best = [r.best(cfg.max_regions) for r in images]
     if pipeline.vectors is not None:
         symbolic = RegionFeatures(_table(best), cfg.max_regions, pipeline.vectors)
@@ -230,50 +231,51 @@ def _features(pipeline, images):
 class _Ask(NamedTuple):
     "The constraints of an image, as the search takes them."
     candidates:dict # class id -> price
-    groups:list     # constraints, each once
-    prices:list     # of the groups
-    places:dict     # class id -> its constraint's place; missing if the vocabulary has no word
+    groups:list     # constraints, without duplicates
+    prices:list     # price of each group
+    places:dict     # class id -> index of its group; missing if the vocabulary has no word
     reasons:list    # why objects have no constraint, or why there are no candidates
 
 # %% ../../nbs/models/50_pipeline.ipynb #227f4da7
 class _Candidate(NamedTuple):
-    "An object that may be said, and whether it was."
+    "An object that the caption may mention, and whether it does."
     object:str        # name of its class
     selector:float    # the highest probability of its regions; None if the selector skipped them
-    price:float       # nats that saying it adds to the objective; None: a must
-    word:str = None   # its words in the caption; None: it is not said
-    span:tuple = None # (start, end) of these, counted in words
-    cost:float = None # nats that saying it would have cost; with `costs`, if it was left out
+    price:float       # nats that a mention adds to the objective; None: a must
+    word:str = None   # the words that mention it; None: the caption does not
+    span:tuple = None # (start, end) of these words, counted in words
+    cost:float = None # nats that a mention would have cost, if left out and `costs` is True
 
 @dataclass(frozen=True)
 class _NovelCaption:
-    "A caption, and how it was made."
-    image_id:int      # as in the regions
-    caption:str       # as the captioner writes it; ours writes lower-case words
+    "A caption with its record."
+    image_id:int      # the id that the regions have
+    caption:str       # text as the captioner writes it; here, lower-case words
     score:float       # sum of log-probabilities
-    candidates:tuple  # `_Candidate`s, best first; musts in the order given
+    candidates:tuple  # `_Candidate`s, best first; musts in the given order
     probs:tuple       # the selector's probability of every region; None if it skipped the region
-    reason:str = None # why a must is not said, or why there are no candidates, or None
+    reason:str = None # why a must is missing, or why there are no candidates
 
     @property
     def said(self)->dict:
-        "Object -> word, of the candidates in the caption."
+        "Object -> the words that mention it, for the candidates in the caption."
         return {c.object: c.word for c in self.candidates if c.word is not None}
 
 # %% ../../nbs/models/50_pipeline.ipynb #cfe603b7
 def _whole_mention(text, span, forms):
-    "The span of the longest form around a word: 'fire hydrant', if the constraint was 'hydrant'."
-    (start, end), found = span, [span]
+    "Return the span of the longest form around a word, such as 'fire hydrant' for 'hydrant'."
+    start, end = span
+    spans = [span]
     for words in map(str.split, forms):
         places = range(max(0, end - len(words)), start + 1)
-        found += [(at, at + len(words)) for at in places if text[at:at+len(words)] == words]
-    return max(found, key=lambda place: place[1] - place[0])
+        spans += [(at, at + len(words)) for at in places if text[at:at+len(words)] == words]
+    return max(spans, key=lambda place: place[1] - place[0])
 
 # %% ../../nbs/models/50_pipeline.ipynb #265b0cab
 class _Search:
-    "The best captions under constraints, what others would cost, and the record."
+    "Finds the best captions under constraints, and the costs of other mentions; makes the record."
     def _ask(self, candidates, reasons=()):
-        "Candidates as constraints."
+        "Return the candidates as constraints."
         groups, prices, places = [], [], {}
         for c, price in candidates.items():
             group = self._group(c)
@@ -282,33 +284,33 @@ class _Search:
                 groups.append(group)
                 prices.append(price)
             places[c] = groups.index(group)
-        mute = ", ".join(self.classes[c].name for c in candidates if c not in places)
-        if mute: reasons = [f"no word for {mute} in the vocabulary", *reasons]
+        lost = ", ".join(self.classes[c].name for c in candidates if c not in places)
+        if lost: reasons = [f"no word for {lost} in the vocabulary", *reasons]
         return _Ask(candidates, groups, prices, places, reasons)
 
     def _seen(self, images, seen):
-        "The regions for the captioner. Raises `NocError` if it cannot use them."
+        "Return the regions for the captioner. Raise `NocError` if the captioner cannot use them."
         if self.vectors is not None:
-            require(seen is None, "seen", "a pipeline trained on stored features; this one makes "
-                    "them of boxes and classes")
+            require(seen is None, "seen", "a pipeline trained on stored features; this one "
+                    "computes features from boxes and classes")
             return images
-        seen, expected = images if seen is None else seen, self.captioner.cfg.d_feature
-        for r in filter(len, seen):
+        expected = self.captioner.cfg.d_feature
+        for r in filter(len, images if seen is None else seen):
             r.check_finite()
             width = 0 if r.features is None else r.features.shape[-1]
             where = f"image {r.image_id}: region features of {width} numbers"
             require(width == expected, where, f"{expected} a region")
-        return seen
+        return images if seen is None else seen
 
     def _search(self, seen, groups, prices):
-        "The best caption of each image, with its constraints: `Decoded`."
+        "Return the best caption of each image under its constraints, as `Decoded`."
         batch = _features(self, seen)
         groups, prices = dict(enumerate(groups)), dict(enumerate(prices))
         how = dict(prices=prices, avoid=self.avoid)
         return [*decode(self.captioner, [batch], groups, self.cfg.search, **how).values()]
 
     def _costs(self, seen, asked, decoded):
-        "For each image, class id -> nats that saying it would have cost, of those left out."
+        "Return for each image: omitted class id -> nats that mentioning it would have cost."
         left, costs = [], [{} for _ in asked]
         for n, (ask, result) in enumerate(zip(asked, decoded)):
             for c, g in ask.places.items():
@@ -321,7 +323,7 @@ class _Search:
         return costs
 
     def _record(self, regions, probs, ask, result, costs):
-        "The record of an image: its caption, and which candidates it mentions."
+        "Return the record of an image: the caption, and which candidates it mentions."
         text, candidates = result.caption.split(), []
         for c, price in ask.candidates.items():
             span = result.spans[ask.places[c]] if c in ask.places else None
@@ -337,7 +339,7 @@ class _Search:
 
 # %% ../../nbs/models/50_pipeline.ipynb #35a5cb05
 def _check(images, seen, classes):
-    "Raises `NocError` for images whose regions a pipeline of these classes cannot use."
+    "Raise `NocError` if a pipeline with these classes cannot use the regions of an image."
     require(isinstance(images, (list, tuple)), f"images: {type(images).__name__}",
             "`Regions` of an image, or a list of them")
     for r in images:
@@ -347,17 +349,17 @@ def _check(images, seen, classes):
         where = f"image {r.image_id}: category {min(strange, default=0)}"
         require(not strange, where, f"one of the pipeline's {len(classes)}")
     count = len(images if seen is None else seen)
-    require(count == len(images), f"seen: {count} images", f"{len(images)}, as the selector's")
+    require(count == len(images), f"seen: {count} images", f"{len(images)}, one for each image")
 
 # %% ../../nbs/models/50_pipeline.ipynb #a415ab3b
 class NovelCaptioner(_Words, _Choice, _Search):
     "Region selector, captioner and grid beam search together (Section 2)."
     def __init__(self,
-        selector:RegionSelector,  # trained
-        captioner:Captioner,      # trained
+        selector:RegionSelector,  # trained selector
+        captioner:Captioner,      # trained captioner
         classes:dict,             # class id -> `ObjectClass`
-        vectors:dict=None,        # class id -> (d,) vector; None: regions bring features
-        cfg:PipelineConfig=PipelineConfig(), # constraints and search
+        vectors:dict=None,        # class id -> (d,) vector; None: the regions have features
+        cfg:PipelineConfig=PipelineConfig(), # settings of constraints and search
     ):
         self.selector, self.captioner = selector.eval(), captioner.eval()
         self.classes, self.vectors, self.cfg = classes, vectors, cfg
@@ -365,11 +367,12 @@ class NovelCaptioner(_Words, _Choice, _Search):
         self.by_name = {c.name: i for i, c in classes.items()}
         self.people = people(classes)
         self.unseen = {i for i, c in classes.items() if c.word in captioner.unseen}
-        self.max_regions = captioner.cfg.max_regions # that the captioner looks at, in an image
+        self.max_regions = captioner.cfg.max_regions # maximum per image
 
     def _caption(self, images, seen, choosers, options):
         "Caption a batch: choose, search, record. Each image has a chooser, from `with_objects`."
-        probs, asked = _probs(self.selector, self.people, images), []
+        probs = _probs(self.selector, self.people, images)
+        asked = []
         for chooser, r, p in zip(choosers, images, probs):
             asked.append(chooser._ask(*chooser._candidates(r, p, options)))
         decoded = self._search(seen, [a.groups for a in asked], [a.prices for a in asked])
@@ -378,7 +381,7 @@ class NovelCaptioner(_Words, _Choice, _Search):
         return [chooser._record(*row) for chooser, *row in rows]
 
     def _choosers(self, objects, n):
-        "The pipeline that chooses for each of n images; the same wishes share one."
+        "Return the pipeline that chooses for each of n images; equal wishes share a pipeline."
         listed = isinstance(objects, (list, tuple)) and not all(isinstance(x, str) for x in objects)
         if not listed: objects = [objects]*n
         require(len(objects) == n, f"objects: {len(objects)} entries, not all of them names",
@@ -391,20 +394,21 @@ class NovelCaptioner(_Words, _Choice, _Search):
 
     def __call__(self,
         images,       # `Regions` of one image, or a list of them
-        objects=None, # names of musts, name -> price, or a line, as in `CaptionOptions`; or a list
-                      # with one of these, or None, for each image
+        objects=None, # musts, prices or a string, as in `CaptionOptions`; or a list with one of
+                      # these, or None, for each image
         seen=None,    # `Regions` of another detector, for the captioner; default: `images`
         **options,    # the other `CaptionOptions`
     ):                # a `_NovelCaption`, or a list of them
-        "Caption images. Raises `NocError` for bad options or regions, or an unknown object."
+        "Caption images. Raise `NocError` if options, regions or the names of objects are invalid."
         if isinstance(images, Regions):
             return self([images], objects, None if seen is None else [seen], **options)[0]
-        options, captions = CaptionOptions(**options), {}
+        options = CaptionOptions(**options)
+        captions = {}
         _check(images, seen, self.classes)
         choosers = self._choosers(objects, len(images))
         seen = self._seen(images, seen)
         for same in groupby(range(len(images)), lambda n: str(choosers[n].avoid)).values():
-            for places in chunked(same, options.batch):            # that avoid the same words
+            for places in chunked(same, options.batch):            # with the same words to avoid
                 batch = [[x[n] for n in places] for x in (images, seen, choosers)]
                 captions |= zip(places, choosers[places[0]]._caption(*batch, options))
         return [captions[n] for n in range(len(images))]
@@ -412,8 +416,8 @@ class NovelCaptioner(_Words, _Choice, _Search):
 # %% ../../nbs/models/50_pipeline.ipynb #ba77538a
 @patch
 def save_pretrained(self:NovelCaptioner,
-    folder,     # made if missing
-    half=False, # True: 16 bits a number, as pipelines that come with the package
+    folder,     # path of the folder; created if missing
+    half=False, # True: 16 bits per number, as in the pipelines of the package
 ):
     "Write the pipeline to a folder."
     folder = Path(folder)
@@ -434,7 +438,7 @@ def _halve(file):
 
 # %% ../../nbs/models/50_pipeline.ipynb #ba77538b
 def _card(pipeline):
-    "The text of the folder's `README.md`."
+    "Return the text of the folder's `README.md`."
     about = ("A region selector and a captioner. `NovelCaptioner.from_pretrained` of "
              "noc_nb.models.pipeline reads this folder, and so does `noc_caption --model`.")
     unseen = [pipeline.classes[i].name for i in sorted(pipeline.unseen)]
@@ -448,14 +452,14 @@ def _card(pipeline):
 # %% ../../nbs/models/50_pipeline.ipynb #68fe2266
 _SHIPPED = Path(files("noc_nb")/"assets/models")
 
-def shipped()->list: # names for `from_pretrained`, the one for photos first
-    "The pipelines that come with the package."
+def shipped()->list: # names for `from_pretrained`; the first is for photos
+    "Return the names of the pipelines in the package."
     return sorted(file.parent.name for file in _SHIPPED.glob("*/pipeline.json"))
 
 def pipeline_folder(
-    name, # in the package, or a folder of your own
+    name, # name of a pipeline in the package, or path of a folder
 )->Path:
-    "The folder of a pipeline. Raises `NocError` if there is none."
+    "Return the folder of a pipeline. Raise `NocError` if it does not exist."
     if name in shipped(): return _SHIPPED/name
     names = ", ".join(shipped())
     where = f"{name}: no such folder, and no pipeline of the package"
@@ -464,32 +468,33 @@ def pipeline_folder(
 
 # %% ../../nbs/models/50_pipeline.ipynb #760a531d
 def _class_vectors(file, classes, width):
-    "Class id -> vector. Raises `NocError` unless each class has one, of `width` finite numbers."
+    "Read class id -> vector. Raise `NocError` unless each class has `width` finite numbers."
     vectors = read_weights(file)
     odd = sorted(vectors.keys() ^ map(str, classes))
     require(not odd, f"{file}: class {''.join(odd[:1])[:20]}", "a vector for each of classes.json")
     check_kinds(vectors, dict.fromkeys(vectors, torch.zeros(())), file)
     for i, vector in vectors.items():
         whole = vector.shape == (width,) and vector.isfinite().all()
-        found = f"{width} finite numbers, found {tuple(vector.shape)}"
-        require(whole, f"{file}: class {i}", found)
+        require(whole, f"{file}: class {i}", f"{width} finite numbers, found {tuple(vector.shape)}")
     return {int(i): vector for i, vector in vectors.items()}
 
 # %% ../../nbs/models/50_pipeline.ipynb #4d83a7f1
 @patch(cls_method=True)
 def from_pretrained(cls:NovelCaptioner,
-    name,        # as in `pipeline_folder`
+    name,        # name or folder, as in `pipeline_folder`
     device=None, # default: the accelerator if there is one
 )->NovelCaptioner:
-    "Read what `save_pretrained` wrote. Raises `NocError` naming what is missing or broken."
-    folder, device = pipeline_folder(name), device or default_device()
+    "Read what `save_pretrained` wrote. Raise `NocError` if a file is missing or invalid."
+    folder = pipeline_folder(name)
+    device = device or default_device()
     file = folder/"pipeline.json"
-    require(file.exists(), f"{file}: no such file", "a pipeline, as `noc_pipeline --selector DIR "
-            "--captioner DIR` makes of trained parts")
+    require(file.exists(), f"{file}: no such file", "a pipeline; `noc_pipeline --selector DIR "
+            "--captioner DIR` makes one from trained parts")
     cfg = load_config(PipelineConfig, file)
     selector = load_model(folder/"selector", RegionSelector, device)
     captioner = load_model(folder/"captioner", Captioner, device)
-    classes, vectors = load_classes(folder/"classes.json"), None
+    classes = load_classes(folder/"classes.json")
+    vectors = None
     file = folder/"class_vectors.safetensors"
     if file.exists(): vectors = _class_vectors(file, classes, captioner.cfg.d_feature - 6)
     return cls(selector, captioner, classes, vectors, cfg)

@@ -38,22 +38,22 @@ from ..toy import VAL, detect, toy_image
 @dataclass(frozen=True)
 class _View:
     "An image, its regions, and the selector's probabilities."
-    pipeline:NovelCaptioner # that captions it
+    pipeline:NovelCaptioner # pipeline that captions the image
     image:Image.Image       # small enough for the page
     regions:Regions         # detected, or drawn by hand
     free:object             # the caption without constraints, with the selector's probabilities
-    name:str = "drawing"    # of the image
+    name:str = "drawing"    # name of the image
     model:str = None        # the pipeline's name or folder, if that is enough to load it
-    note:str = None         # for the reader
-    waits:str = None        # why it has no boxes: nothing is captioned until somebody draws one
+    note:str = None         # message that the page shows
+    waits:str = None        # why it has no boxes, and no captions until the user draws one
     before:object = None    # the view without the last drawn box
     proposed:tuple = ()     # names of the selector's candidates
-    phrases:bool = False    # constraints are whole names, not one word of each
+    phrases:bool = False    # require the whole name of an object, not one word
 
-_SIDE = 960 # pixels of a picture on the page, at most
+_SIDE = 960 # maximum width and height of a picture on the page, in pixels
 
 def _captioned(pipeline, regions, image, objects=None, phrases=False, **options):
-    "The caption of an image; some captioners look at the picture itself."
+    "Return the caption of an image; some captioners also read the picture itself."
     if phrases:
         pipeline = copy.copy(pipeline)
         pipeline.cfg = replace(pipeline.cfg, form="phrases")
@@ -61,33 +61,33 @@ def _captioned(pipeline, regions, image, objects=None, phrases=False, **options)
     return pipeline(regions, objects, seen, **options)
 
 def _view(pipeline, image, regions, **more):
-    "Look at an image. Raises `NocError` for regions that do not fit the pipeline."
+    "Return the view of an image. Raise `NocError` if the pipeline cannot use the regions."
     small = image.copy()
     small.thumbnail((_SIDE, _SIDE))
-    regions = regions.best(max(pipeline.max_regions, 30))    # of perhaps thousands
+    regions = regions.best(max(pipeline.max_regions, 30))    # there may be thousands
     free = _captioned(pipeline, regions, small, [])
     return _View(pipeline, small, regions, free, **more)
 
 # %% ../../nbs/pages/133_app.ipynb #5ad81c32
 _WEIGHTS = {"as trained": None, "hardly": 1., "somewhat": 2., "strongly": 5., "must": "must"}
-_MUST = 30. # nats from which on the page shows a must
+_MUST = 30. # price in nats from which the page treats an object as a must
 
 def _price(nats): return math.inf if nats is None or nats >= _MUST else nats
 
 def _propose(v, how="as trained", asked=None):
-    """The view with the selector's candidates; name -> price of these, and of others that
-    somebody asked for."""
+    """Return the view with the selector's candidates, and name -> price of these and of objects
+    that the user asked for."""
     caption = _captioned(v.pipeline, v.regions, v.image, price_weight=_WEIGHTS[how])
     prices = {c.object: _price(c.price) for c in caption.candidates}
     return replace(v, proposed=tuple(prices)), prices | _by_hand(v, asked or {})
 
 def _by_hand(v, prices):
-    "Those that somebody asked for, or excluded; the selector proposed the others."
+    "Return the prices of objects that the user added or excluded, without the selector's."
     return {name: u for name, u in prices.items() if name not in v.proposed or u == -math.inf}
 
 def _with_box(v, name, box):
-    "The view with one more box. Raises `NocError` if it is not a box, or not an object."
-    require(v.regions.features is None, "a drawn box", "a captioner that needs no region features")
+    "Return the view with one more box. Raise `NocError` if `box` or `name` is not valid."
+    require(v.regions.features is None, "a box was drawn", "a captioner without region features")
     label, = v.pipeline.class_ids([name])
     numbers = isinstance(box, list) and len(box) == 4 and all(isinstance(x, Real) for x in box)
     require(numbers, f"box {str(box)[:50]}", "four numbers from 0 to 1: left, top, right, bottom")
@@ -99,7 +99,7 @@ def _with_box(v, name, box):
     return replace(v, regions=seen.regions, free=seen.free, note=None, before=v)
 
 def _class_scores(v):
-    "Class name -> the selector's best probability, None for persons; the best first."
+    "Return class name -> the selector's best probability, None if it saw no box; best first."
     best = {}
     for c, p in zip(v.regions.labels.tolist(), v.free.probs):
         name = v.pipeline.classes[c].name
@@ -108,7 +108,7 @@ def _class_scores(v):
 
 # %% ../../nbs/pages/133_app.ipynb #123b1d2b
 def _toy_scene(n):
-    "Picture and regions of val image n of the toy world; it needs no photo and no detector."
+    "Return picture and regions of image n of `toy`'s `val` part, without photo and detector."
     scene, _ = toy_image(0, VAL + n)
     detections = detect(random.Random(f"0/{VAL + n}/detector"), scene)
     labels, boxes, scores = zip(*detections) if detections else ((), (), ())
@@ -116,7 +116,7 @@ def _toy_scene(n):
 
 # %% ../../nbs/pages/133_app.ipynb #5ad81c35
 def _with_words(v, prices, line):
-    "The view, and prices with the words of a line. Raises `NocError` for a line without words."
+    "Return the view, and prices with a line's words. Raise `NocError` if it has no words."
     classes = v.pipeline.classes
     names = {name: classes[ids[0]].name for name, ids in meanings(classes).items() if not ids[1:]}
     wishes = {names.get(name, name): price for name, price in read_wishes(line).items()}
@@ -125,23 +125,23 @@ def _with_words(v, prices, line):
 def _wanted(prices): return {name: u for name, u in prices.items() if u > -math.inf}
 
 def _no_choice(prices):
-    "An option for words to avoid alone, which would leave the choice to the selector."
+    "If there are only words to avoid, return the option that keeps the selector from choosing."
     return dict(max_objects=0) if prices and not _wanted(prices) else {}
 
 # %% ../../nbs/pages/133_app.ipynb #c35c9c60
 _COOL, _MIDDLE, _WARM = (122, 150, 176), (230, 159, 0), (213, 94, 0)
 
 def _score_color(p):
-    "A colour for a probability, or None: cool below one half, warm above."
+    "Return the colour for a probability: blue at 0, orange at one half, red at 1; grey for None."
     if p is None: return "#8a939c"
     a, b, t = (_COOL, _MIDDLE, 2*p) if p < .5 else (_MIDDLE, _WARM, 2*p - 1)
     return "#" + "".join(f"{round(x + (y - x)*t):02x}" for x, y in zip(a, b))
 
 def _mark(v, n, named, repeats):
-    "A region as the page draws it."
+    "Return a region as the page draws it."
     name = v.pipeline.classes[v.regions.labels[n].item()].name
     p = v.free.probs[n]
-    selector = "does not look" if p is None else f"{p:.2f}"
+    selector = "ignores it" if p is None else f"{p:.2f}"
     about = f"{name}: selector {selector}, detector {v.regions.scores[n]:.2f}"
     box = v.regions.boxes[n].tolist()
     kind = "faint" if repeats else ""
@@ -151,18 +151,18 @@ def _mark(v, n, named, repeats):
 _FONT = dict(size=14, letter=8.4, margin=10, height=21, base=15)
 
 def _draw(v, named):
-    "SVG of the image with its boxes, the likeliest to be mentioned on top; some carry names."
+    "Return an SVG of the image with its boxes, the most probable on top, and names of some."
     width, height = v.image.size
     probs = [-1. if p is None else p for p in v.free.probs]
     order = sorted(range(len(probs)), key=probs.__getitem__)
     names = [v.pipeline.classes[c].name for c in v.regions.labels.tolist()]
-    best = {names[n]: n for n in order}                               # a class is named once
+    best = {names[n]: n for n in order}         # label only the best box of each class
     chosen = {best[name] for name in named if name in best}
     boxes = v.regions.boxes.tolist()
     again = repeated([names[n] for n in order[::-1]], [boxes[n] for n in order[::-1]])
     repeats = {order[::-1][k] for k in again}
     marks = [_mark(v, n, n in chosen, n in repeats) for n in order]
-    about = f"the image, in which were found: {', '.join(dict.fromkeys(names))}"
+    about = f"the image, with boxes for: {', '.join(dict.fromkeys(names))}"
     href = thumbnail(v.image, _SIDE)
     return picture(marks, (480, 480*height/width), _FONT, about, href)
 
@@ -170,17 +170,18 @@ def _draw(v, named):
 def _class(v, name): return v.pipeline.classes.get(v.pipeline.by_name.get(name))
 
 def _says(v, text, name):
-    "Whether a text without constraints has a word for an object."
+    "Return whether a text without constraints has a word for an object."
     c = _class(v, name)
     return any(f" {word} " in f" {text} " for word in ([c.word] if c else name.split("|")))
 
 def _worth(v, caption, prices):
-    "The fate of each object in a caption, in words; the sum of the prices of those mentioned."
+    "Return a line about each object, and the sum of the prices of those mentioned."
     candidates = {c.object: c for c in caption.candidates}
-    lines = [f"{name}: not this" for name, u in prices.items() if u == -math.inf]
+    lines = [f"{name}: excluded" for name, u in prices.items() if u == -math.inf]
     total = 0.
     for name, price in _wanted(prices).items():
-        c, must = candidates.get(name), price == math.inf
+        c = candidates.get(name)
+        must = price == math.inf
         told, out = ("must", "not said") if must else (f"{price:.1f}", "left out")
         word = c.word if c else _says(v, caption.caption, name)
         if word: total += 0. if must else price
@@ -189,7 +190,7 @@ def _worth(v, caption, prices):
     return lines, total
 
 def _card(v, title, caption, prices):
-    "A caption whose words carry their looks, and its score, as `stage.html` takes it."
+    "Return the values for `stage.html`: a caption, its words' attention to the regions, its score."
     looked = looks(v.pipeline, v.regions, caption.caption).tolist()
     spans = [c.span for c in caption.candidates if c.span]
     said = {n for span in spans for n in range(*span)}
@@ -202,14 +203,15 @@ def _card(v, title, caption, prices):
 
 # %% ../../nbs/pages/133_app.ipynb #fb79a4fe
 def _cards(v, prices):
-    "Both captions, and why a word is not mentioned."
+    "Return both captions, and the reason if a requested word is missing."
     options = dict(costs=True) | _no_choice(prices)
     caption = _captioned(v.pipeline, v.regions, v.image, prices, v.phrases, **options)
-    cards = [_card(v, "With prices", caption, prices), _card(v, "Without", v.free, prices)]
+    cards = [_card(v, "With prices", caption, prices),
+             _card(v, "Without constraints", v.free, prices)]
     return cards, caption.reason if prices else None
 
 def _stage(v, prices):
-    "HTML of the picture and both captions."
+    "Return the HTML of the picture and both captions."
     waits = v.waits if not len(v.regions) else None
     cards, reason = ([], waits) if waits else _cards(v, prices)
     notes = [text for text in (v.note, reason) if text]
@@ -219,13 +221,13 @@ def _stage(v, prices):
 
 # %% ../../nbs/pages/133_app.ipynb #d5094c72
 def _columns(v):
-    "Boxes, classes and scores with few digits."
+    "Return the boxes, classes and scores, rounded to four digits."
     def short(numbers): return [round(x, 4) for x in numbers]
     r = v.regions
     return [*map(short, r.boxes.tolist())], r.labels.tolist(), short(r.scores.tolist())
 
 def _command(v, prices):
-    "The caption as a command of a shell."
+    "Return a shell command that generates the caption."
     width, height = v.image.size
     image = dict(id=1, file_name=v.name, width=width, height=height)
     annotations = []
@@ -243,7 +245,7 @@ def _command(v, prices):
     return f"cat > found.json <<'END'\n{boxes}\nEND\n{call}"
 
 def _python(v, prices):
-    "The caption as Python."
+    "Return Python code that generates the caption."
     boxes, labels, scores = _columns(v)
     prices = {name: round(price, 4) for name, price in prices.items()}
     more = "".join(f", {key}={x}" for key, x in _no_choice(prices).items())
@@ -258,22 +260,22 @@ image = Regions(boxes, labels={labels}, scores={scores})
 print(captioner(image, {prices}{more}).caption)"""
 
 def _copies(v, prices):
-    "The caption as a command and as Python, where these need no more than a model's name."
+    "Return a command and Python code; empty if the model cannot be loaded by its name alone."
     return [_command(v, prices), _python(v, prices)] if v.model else ["", ""]
 
 # %% ../../nbs/pages/133_app.ipynb #c1a0e912
-_PIXELS = 50_000_000 # of an uploaded photo, at most
+_PIXELS = 50_000_000 # maximum number of pixels of an uploaded photo
 
 @contextmanager
 def _memory_back():
-    "Return free memory to the system at the end, if the C library supports it."
+    "Return free memory to the system after the block, if the C library supports it."
     try: yield
     finally:
         with suppress(OSError, AttributeError): ctypes.CDLL(None).malloc_trim(0)
 
 # %% ../../nbs/pages/133_app.ipynb #c1a0e914
 class _OwnNames:
-    "A check before the server: requests for other names, or from other pages, are refused."
+    "A check in front of the server that refuses requests for other hosts or from other sites."
     def __init__(self, app, names): self.app, self.names = app, names
 
     async def __call__(self, scope, receive, send):
@@ -287,10 +289,11 @@ class _OwnNames:
         if names <= ours and pages <= hosts: return await self.app(scope, receive, send)
         if scope["type"] == "websocket": return await send({"type": "websocket.close"})
         await send({"type": "http.response.start", "status": 421, "headers": []})
-        await send({"type": "http.response.body", "body": b"not a name of this machine"})
+        body = b"not a host name of this machine, or a request from another site"
+        await send({"type": "http.response.body", "body": body})
 
 def _only_for(host):
-    "Settings of the server."
+    "Return the settings of the server."
     from starlette.middleware import Middleware
     names = {name.lower() for name in ("localhost", host, socket.gethostname(), socket.getfqdn())}
     return dict(middleware=[Middleware(_OwnNames, names=names)])
@@ -308,21 +311,21 @@ def _gradio():
     return gradio
 
 # %% ../../nbs/pages/133_app.ipynb #a7cba85b
-_NO_EXAMPLES = """Drop a photo, or take one of the drawings. Photos are looked at by torchvision's
-detector, which is downloaded with the first one (160 MB), or by `noc_app --weights FILE`.
-`noc_app --detections FILE --images FOLDER` brings examples of your own."""
-_NO_PHOTOS = "Take one of the drawings. Photos need `noc_app --model` with a pipeline for photos."
+_NO_EXAMPLES = """Drop a photo here, or choose one of the drawings. Objects in photos are found by
+torchvision's detector, which is downloaded with the first photo (160 MB), or by
+`noc_app --weights FILE`. Your own examples: `noc_app --detections FILE --images FOLDER`."""
+_NO_PHOTOS = "Choose a drawing. For photos, start `noc_app --model` with a pipeline for photos."
 
 def _examples(photos, source, model, most):
-    """The examples of a source, or drawn scenes: of each a function, which returns pipeline, image
-    and regions, its name, and the name of its model."""
+    """Return the examples of a source, or drawn scenes: each a function that returns pipeline,
+    image and regions, with the example's name and the name of its model."""
     if source is None:
         toy = NovelCaptioner.from_pretrained("toy")
         return [(lambda n=n: (toy, *_toy_scene(n)), "drawing", "toy") for n in range(most)]
     def look(i): return photos, source.photo(i), source.regions([i])[0]
     def good(i):
         bad = next((x for x in look(i) if isinstance(x, NocError)), None)
-        if bad: say(f"no example: {bad}")
+        if bad: say(f"left out of the examples: {bad}")
         return bad is None
     ids = islice(filter(good, source.ids), most)
     return [(partial(look, i), source.name(i), model) for i in ids]
@@ -332,25 +335,26 @@ class _Studio:
     "The state behind the page: examples, the photo pipeline, and its detector."
     def __init__(self,
         photos:NovelCaptioner=None, # for photos; None: drawn scenes only
-        detector=None,              # images -> `Regions`; default: made when the first photo comes
+        detector=None,              # images -> `Regions`; default: loaded for the first photo
         source=None,                # a `Source` with files, for examples; default: drawn scenes
-        most:int=12,                # examples
+        most:int=12,                # maximum number of examples
         model:str=None,             # of the photo pipeline, as in `_View`
     ):
         self.photos, self.detector, self.model = photos, detector, model
         self.busy = threading.Lock()                       # one photo at a time
-        self.most_unpacked = 200 << 20                     # bytes of a packed file of detections
-        self.hint = "Drop a photo, or take one of the examples."
+        self.most_unpacked = 200 << 20        # maximum bytes of an unpacked file of detections
+        self.hint = "Drop a photo here, or choose one of the examples."
         if source is None: self.hint = _NO_PHOTOS if photos is None else _NO_EXAMPLES
         self.examples = _examples(photos, source, model, most)
 
     def example(self, n:int)->_View:
-        "The n-th example."
+        "Return the view of the n-th example."
         look, name, model = self.examples[n]
         return _view(*look(), name=name, model=model)
 
     def _look(self, path, detections):
-        "A photo, if there is one, and its regions; or a `NocError` if no detector can be made."
+        """Return the photo (None without one) and its regions; in their place a `NocError` if no
+        detector can be loaded."""
         if self.photos is None:
             raise NocError("photos need a pipeline for photos: noc_app --model FOLDER")
         image = open_image(path, _PIXELS) if path else None
@@ -362,14 +366,14 @@ class _Studio:
             try: self.detector = self.detector or detector_for(self.photos)
             except NocError as e: return image, e
             regions = self.detector([image])
-        require(len(regions) == 1, f"{len(regions)} images", "detections of one")
+        require(len(regions) == 1, f"{len(regions)} images", "detections of a single image")
         if isinstance(regions[0], NocError): raise regions[0]
         return image, regions[0]
 
     def upload(self, path, detections=None)->_View:
-        "An uploaded photo, and the regions found in it. Raises `NocError` for a bad file."
+        "Return the view of an uploaded photo. Raise `NocError` if a file cannot be used."
         about = dict(name=Path(path).name, model=self.model)
-        sees = isinstance(self.photos, NovelPhotoCaptioner)      # it writes without boxes too
+        sees = isinstance(self.photos, NovelPhotoCaptioner)   # it also captions without boxes
         with self.busy, _memory_back():
             image, regions = self._look(path, detections)
             if isinstance(regions, NocError):
@@ -378,13 +382,9 @@ class _Studio:
                 regions = Regions.empty()
             return _view(self.photos, image, regions, **about)
 
-    def answer(self,
-        photo:str=None,      # path of a photo
-        detections:str=None, # path of its detections
-        words:str="",        # as `noc_caption --objects` takes them; "": the selector's choice
-        price_weight:str="", # nats for a unit of the selector's log-odds, or "must"; "": as trained
-    )->dict:                 # a line as `noc_caption --costs` writes it
-        "Caption one image for a program. Raises `NocError` for input that the command refuses too."
+    def answer(self, photo=None, detections=None, words="", price_weight=""):
+        """Return the line that `noc_caption --costs` writes, for a program that sends two paths and
+        options. Raise `NocError` if the command would refuse the input, too."""
         require(photo or detections, "no image", "a photo, a file of detections, or both")
         with self.busy, _memory_back():
             image, regions = self._look(photo, detections)
@@ -394,37 +394,33 @@ class _Studio:
         return _line(self.photos, regions, caption, photo and Path(photo).name)
 
 # %% ../../nbs/pages/133_app.ipynb #de87617f
-_SLIDERS = 8 # objects whose prices can be moved
+_SLIDERS = 8 # number of objects whose prices have a slider
 
 def _own_boxes(gr):
     "Widgets to draw boxes, type them and undo them."
     with gr.Accordion("Boxes of your own", open=False, elem_id="own"):
-        gr.Markdown("Drag on the picture, or type where the box is.")
+        gr.Markdown("Draw a box on the picture with the mouse, or type its position.")
         name = gr.Dropdown([], label="What is in the box", elem_id="name")
-        typed = gr.Textbox(label="Left, top, right, bottom in percent, and Enter", elem_id="typed")
+        typed = gr.Textbox(label="Left, top, right, bottom in %, then press Enter", elem_id="typed")
         return name, typed, gr.Button("Undo the last box", elem_id="undo")
 
 def _asked(gr):
     "Widgets for the objects that may be mentioned, and their prices."
     weight = gr.Radio(list(_WEIGHTS), value="as trained", elem_id="weight",
                       label="How much the selector's choice matters")
-    ticked = gr.CheckboxGroup([], label="May be said", elem_id="ticked")
-    added = gr.Dropdown([], label="Add an object: some letters, and Enter", elem_id="added")
-    line = gr.Textbox(label="Or words, and Enter", elem_id="line", max_lines=1,
+    ticked = gr.CheckboxGroup([], label="The caption may mention", elem_id="ticked")
+    added = gr.Dropdown([], label="Add an object: type letters and press Enter", elem_id="added")
+    line = gr.Textbox(label="Or type words and press Enter", elem_id="line", max_lines=1,
                       placeholder="cat, orange|white, zebra=4, -text")
-    about = f"nats: 0 hardly … {_MUST:g} must"
+    about = f"in nats, from 0 (hardly) to {_MUST:g} (must)"
     sliders = [gr.Slider(0, _MUST, step=.5, info=about, visible=False, elem_classes="price")
                for _ in range(_SLIDERS)]
     phrases = gr.Checkbox(False, label="", container=False, visible=False, elem_id="phrases")
     return weight, ticked, phrases, added, line, sliders
 
 # %% ../../nbs/pages/133_app.ipynb #ad27e5cd
-def _page(
-    studio:_Studio, # behind the page
-    max_mb:int=10,  # largest upload, in MB
-    host:str="localhost", # a host name under which the page is served
-):                  # a `gradio.Blocks`, not yet served, and how to launch it
-    "Build the page. Raises `NocError` without Gradio."
+def _page(studio, max_mb=10, host="localhost"):
+    "Return a `gradio.Blocks`, and options to launch it. Raise `NocError` without Gradio."
     gr = _gradio()
     studio.most_unpacked = 20*max_mb << 20
     thumbnails = [(look()[1], f"example {n}") for n, (look, *_) in enumerate(studio.examples, 1)]
@@ -433,8 +429,9 @@ def _page(
     p = SimpleNamespace()
     with gr.Blocks(title=title, analytics_enabled=False, delete_cache=(600, 3600)) as p.page:
         p.view, p.prices = gr.State(), gr.State({})
-        gr.Markdown("## What is worth saying?\n Choose what the caption may say, and what it is "
-                    "worth. A word shows where the decoder looked; a click keeps it.")
+        gr.Markdown("## What is worth saying?\n Choose what the caption may mention, and what each "
+                    "mention is worth. Point at a word to see where the decoder looked; click to "
+                    "keep the view.")
         with gr.Row():
             with gr.Column(scale=5, min_width=340):
                 start = render("message.html", text=studio.hint)
@@ -448,7 +445,7 @@ def _page(
                 p.gallery = gr.Gallery(
                     thumbnails, show_label=False, columns=4, height=None, object_fit="cover",
                     allow_preview=False, elem_id="examples", buttons=[], interactive=False)
-                with gr.Accordion("The same elsewhere", open=False):
+                with gr.Accordion("Reproduce this caption", open=False):
                     p.copies = [gr.Code(label=f"Copy as {what}", buttons=["copy"], max_lines=8)
                                 for what in ("command", "Python")]
         _wire(gr, p, studio)
@@ -462,7 +459,7 @@ def _page(
 
 # %% ../../nbs/pages/133_app.ipynb #481b401d
 def _shown(gr, v, prices):
-    "The contents of the page's parts for a view, in the order of `_wire`."
+    "Return the contents of the page's widgets for a view, in the order of `whole` in `_wire`."
     scores = _class_scores(v)
     def label(name):
         if prices.get(name) == -math.inf: return f"not {name}"
@@ -485,17 +482,17 @@ def _shown(gr, v, prices):
 _BOXES = ".json", ".gz", ".parquet", ".xml", ".csv"          # endings of files of detections
 
 def _paths(files):
-    "The photo among uploaded files, and its detections. Raises `NocError` unless there is one."
+    "Return the uploaded photo, and its detections if given. Raise `NocError` for other files."
     files = [*map(Path, files)]
     boxes = [path for path in files if path.suffix in _BOXES]
     photos = [path for path in files if path not in boxes]
     require(len(photos) == 1 and len(boxes) < 2, f"{len(files)} files",
-            "a photo, and one file of its detections")
+            "one photo and at most one file of its detections")
     return *photos, *boxes
 
 # %% ../../nbs/pages/133_app.ipynb #d6e8fae5
 def _opened(gr, find, how):
-    "The page for the view that `find` returns, or why there is none."
+    "Return the page for the view that `find` returns, or for the reason why it has none."
     try: return _shown(gr, *_propose(find(), how))
     except NocError as e: text = render("message.html", text=e)
     empty, none = gr.update(choices=[], value=[]), gr.update(choices=[], value=None)
@@ -503,30 +500,30 @@ def _opened(gr, find, how):
     return [None, {}, empty, none, "", none, *hidden, text, "", ""]
 
 def _tried(gr, v, prices, change):
-    "The page for the view and prices that `change` returns, or why there are none."
+    "Return the page after a change; if it fails, as it was, with the reason."
     try: return _shown(gr, *change())
     except NocError as e: return _shown(gr, replace(v, note=str(e)), prices)
 
 # %% ../../nbs/pages/133_app.ipynb #70e8bc46
 def _handler(gr, f):
-    "An event's function. An event that the page never sends is reported in one line, here too."
+    "Wrap an event's function: errors are one line on the page; unexpected ones are printed, too."
     @wraps(f)
     def handle(*args):
         try: return f(*args)
         except NocError as e: line = str(e)
         except Exception as e:
             line = f"{type(e).__name__}: {e}"[:200]
-            say(f"the page: an event that failed: {line}")
+            say(f"the page: an event failed: {line}")
         raise gr.Error(line, print_exception=False)
     return handle
 
 def _for_programs(gr, answer):
-    "The endpoint `/caption`; programs see no other."
+    "Add the endpoint `/caption`, the only one that programs can see."
     with gr.Row(visible=False):
         asked = [gr.File(label="photo"), gr.File(label="detections"), gr.Textbox("", label="words"),
                  gr.Textbox("", label="price_weight")]
         line, go = gr.JSON(label="line"), gr.Button()
-    about = "Caption a photo, its detections, or both; words as noc_caption --objects takes them."
+    about = "Caption a photo, a file of its detections, or both; words as in noc_caption --objects."
     go.click(_handler(gr, answer), asked, line, api_name="caption", api_description=about)
 
 # %% ../../nbs/pages/133_app.ipynb #a2fb386e
@@ -573,7 +570,7 @@ def _wire(gr, p, studio):
 
 # %% ../../nbs/pages/133_app.ipynb #b09d9947
 def _open_studio(job):
-    "The studio that `noc_app` serves. Raises `NocError` for bad input."
+    "Return the studio that `noc_app` serves. Raise `NocError` if an option cannot be used."
     model = job.model or shipped()[0]
     require(model != "toy" or not job.src, "--detections", "--model with a pipeline for photos")
     photos = None if model == "toy" else job.pipeline()
@@ -581,14 +578,14 @@ def _open_studio(job):
     if job.src:
         source = job.source(photos)
         shown = source.files.keys() & set(source.ids)
-        require(shown, f"{job.src}: without photos", "--images with its images")
+        require(shown, f"{job.src}: no photos found", "--images with the folder of its photos")
     if photos and (job.detector or job.weights):
         detector = detector_for(photos, job.detector, job.weights)
     more = job.captioner or job.classes or job.form or job.detector
     return _Studio(photos, detector, source, model=None if more else model)
 
 def _check_serving(host, port, max_mb):
-    "Raise `NocError` for options that the server cannot use."
+    "Raise `NocError` if the server cannot use an option."
     check_range("--", 1, 65535, port=port)
     check_range("--", 1, max_mb=max_mb)
     try:
@@ -605,7 +602,7 @@ def _check_serving(host, port, max_mb):
 
 # %% ../../nbs/pages/133_app.ipynb #e43b491e
 def _run_app(o):
-    "Serve the page until it is stopped. Raises `NocError` for bad options."
+    "Serve the page until it is stopped. Raise `NocError` if an option cannot be used."
     _check_serving(o.host, o.port, o.max_mb)                        # before a model is read
     studio = _open_studio(read_options(Job, o, src=o.detections))
     say_notes()
@@ -616,5 +613,5 @@ def _run_app(o):
     options |= dict(server_name=o.host, server_port=o.port, quiet=True)
     try: page.launch(prevent_thread_lock=True, **options)
     except OSError: raise NocError(f"--port {o.port}: expected a free port") from None
-    print(f"http://{address}:{o.port}", flush=True)                 # it answers from now on
+    print(f"http://{address}:{o.port}", flush=True)                 # the server is ready
     page.block_thread()

@@ -17,10 +17,8 @@ PALETTE = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#00
 GREY = "#999999"
 
 # %% ../../nbs/pages/130_viz.ipynb #fdb7c872
-def _colors_of(
-    labels, # anything that can be compared: names, ids
-)->list:    # one colour a label; equal labels get equal colours, in order of first appearance
-    "Colours for labels. Colours repeat after the seventh label."
+def _colors_of(labels):
+    "A colour for each label, in order of first appearance; they repeat after the seventh."
     first = {label: i for i, label in enumerate(dict.fromkeys(labels))}
     return [PALETTE[first[label] % len(PALETTE)] for label in labels]
 
@@ -188,7 +186,6 @@ def show_looks(
     boxes,       # (n,4) x1 y1 x2 y2, relative to the image
     labels=None, # n names; a word's strongest region is named
     image=None,  # PIL image or (height,width,3) array; default: empty canvases
-    size=(4, 3), # (width,height) of an empty canvas; only their ratio matters
 ):               # the figure
     "Draw a canvas for each word. Raises `NocError` if words, boxes and looks disagree."
     looks = np.asarray(looks, dtype=float)
@@ -196,7 +193,7 @@ def show_looks(
     expected = len(words), len(boxes)
     where = f"show_looks: {looks.shape} weights"
     require(looks.shape == expected, where, f"{expected}: a row a word")
-    if image is not None: size = np.asarray(image).shape[1::-1]
+    size = (4, 3) if image is None else np.asarray(image).shape[1::-1]
     fig, axs = _canvases(len(words), size)
     for ax, word, look in zip(axs, words, looks):
         _canvas(ax, image, size)
