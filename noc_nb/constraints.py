@@ -13,12 +13,12 @@ from .heldout import PERSON
 
 # %% ../nbs/21_constraints.ipynb #223980b5
 def best_scores(
-    regions,          # `Regions` of an image: all its detections
+    regions,          # `Regions` of an image, with all its detections
     probs=None,       # (n,) probabilities of the first n detections that are not dropped
-    max_regions=None, # only this many of the best detections are considered; None: all
-    drop=(0, PERSON), # classes that do not count
-)->dict:              # class id -> its best probability, or score; best first
-    "How certain every class is."
+    max_regions=None, # maximum number of detections to consider, the best ones; None: all
+    drop=(0, PERSON), # classes to ignore
+)->dict:              # class id -> its best probability or score, the best class first
+    "Return the best probability, or score, of every detected class."
     seen, best = regions.without(drop).best(max_regions), {}
     scores = seen.scores.tolist() if probs is None else map(float, probs)
     pairs = zip(scores, seen.labels.tolist())
@@ -27,25 +27,25 @@ def best_scores(
 
 # %% ../nbs/21_constraints.ipynb #3e42f922
 class Seen(NamedTuple):
-    "The input of a rule."
-    regions:object       # `Regions`: all detections of the image that can be chosen, best first
-    best:object          # `Regions`: the best `max_regions` of these
-    probs:object         # the selector's probabilities of the first of them, or None
+    "The input of a rule. The last three fields are settings of `constraint_classes`."
+    regions:object       # `Regions` with all detections that can be chosen, best first
+    best:object          # `Regions` with the best `max_regions` of these detections
+    probs:object         # the selector's probabilities of the first detections, or None
     mentioned:set        # classes that a reference mentions; None if unknown
-    k:int                # the other settings are those of `constraint_classes`
+    k:int
     distinct:bool
     threshold:float
 
 def _top(image):
-    "The classes of the best detections."
+    "Return the classes of the best detections."
     seen = image.best.labels.tolist()
     return ([*dict.fromkeys(seen)] if image.distinct else seen)[:image.k]
 
 def _certain(regions, probs, threshold):
-    "The classes that are certain enough, the most certain one first."
+    "Return the classes that reach the threshold, the most certain one first."
     return [c for c, x in best_scores(regions, probs, drop=()).items() if x >= threshold]
 
-RULES = dict(                # name -> a function of `Seen` that gives class ids, best first
+RULES = dict(                # name -> function that turns a `Seen` into class ids, best first
     none=lambda image: [],
     topk=_top,
     score=lambda image: _certain(image.best, None, image.threshold),
@@ -54,19 +54,19 @@ RULES = dict(                # name -> a function of `Seen` that gives class ids
 
 # %% ../nbs/21_constraints.ipynb #b1d21a01
 def constraint_classes(
-    regions,          # `Regions` of an image: all its detections
-    how:str,          # a key of `RULES`
+    regions,          # `Regions` of an image, with all its detections
+    how:str,          # name of the rule, a key of `RULES`
     *,
-    k:int=1,          # topk: how many detections
+    k:int=1,          # topk: number of detections
     distinct=False,   # topk: True takes k classes, not the classes of k detections
-    threshold=.5,     # score, selector: the least score or probability
+    threshold=.5,     # score, selector: minimum score or probability
     probs=None,       # selector: (n,) probabilities of the first n detections that are not dropped
     mentioned=None,   # oracle: ids of the classes that a reference mentions
-    max_regions=None, # topk, score: consider only this many of the best detections; None: all
-    limit:int=5,      # most constraints of an image; None: any number
+    max_regions=None, # topk, score: maximum number of detections to consider; None: all
+    limit:int=5,      # maximum number of constraints of an image; None: any number
     drop=(0, PERSON), # classes that are never chosen
 )->list:              # class ids, best first, each once
-    "The classes that a caption must mention. Raises `NocError` for a rule that cannot be applied."
+    "Choose the classes that a caption must mention. Raise `NocError` if the rule lacks an input."
     require(how in RULES, f"constraints: rule {how!r}", f"one of {', '.join(RULES)}")
     require(how != "selector" or probs is not None, "constraints: rule 'selector'", "probs")
     require(how != "oracle" or mentioned is not None, "constraints: rule 'oracle'", "mentioned")
@@ -80,21 +80,21 @@ def constraint_classes(
 FORMS = "words", "forms", "phrases"
 
 class _Missing(NamedTuple):
-    "A text that the vocabulary cannot spell."
-    class_id:int # the class that it represents
+    "A word or phrase that contains a word outside the vocabulary."
+    class_id:int # class that the text represents
     text:str     # the word or phrase
-    lost:bool    # True if the class has no other text, and so gives no constraint
+    lost:bool    # True if the class has no other text, and so adds no constraint
 
 def _texts(c, form): return dict(words=[c.word], forms=c.forms, phrases=[" ".join(c.phrase)])[form]
 
 # %% ../nbs/21_constraints.ipynb #b1d21a02
 def constraint_tokens(
-    class_ids,        # classes, best first
+    class_ids,        # ids of classes, best first
     classes:dict,     # class id -> `ObjectClass`
     vocab,            # `Vocab` of the captioner
     form:str="words", # one of `FORMS`
 )->tuple:             # class id -> its alternatives, each a tuple of token ids; list of `_Missing`
-    "Classes as groups of tokens, each group once. `NocError` for an unknown form or class."
+    "Turn classes into groups of tokens. Raise `NocError` if a form or class is unknown."
     require(form in FORMS, f"constraints: form {form!r}", f"one of {', '.join(FORMS)}")
     groups, missing, known = {}, [], f"one of the {len(classes)} known ones"
     for i in dict.fromkeys(class_ids):

@@ -19,7 +19,7 @@ from .vocab import BOS, EOS, PAD, UNK, Vocab
 
 # %% ../nbs/23_decode.ipynb #23a00006
 def _masks(words, v, device):
-    "(b,v) True for the words of each list."
+    "Return a mask (b,v), True for the words of each list."
     masks = torch.zeros(len(words), v, dtype=torch.bool, device=device)
     for mask, ids in zip(masks, words): mask[ids] = True
     return masks
@@ -27,13 +27,13 @@ def _masks(words, v, device):
 # %% ../nbs/23_decode.ipynb #23a00016
 @torch.no_grad()
 def plain_search(
-    captioner:Captioner, # in eval mode
+    captioner:Captioner, # captioner in evaluation mode
     batch:CaptionBatch,  # features (b,n,d) and mask (b,n) of b images
     words:list=None,     # b lists of token ids that a caption must mention; None: no constraints
-    k:int=5,             # hypotheses kept, in every row of the grid
-    max_len:int=None,    # longest caption in tokens, the end counted; default: the captioner's
-)->Hypotheses:           # (b,k,t) tokens, best first, PAD after the end
-    "The `k` best captions of every image (Section 2.3)."
+    k:int=5,             # number of hypotheses in the beam, or in every row of the grid
+    max_len:int=None,    # maximum number of tokens, with EOS; default: `captioner.cfg.max_len`
+)->Hypotheses:           # the captions, best first, with PAD after EOS
+    "Search for the `k` best captions of every image (Section 2.3)."
     def step(tokens, state):
         log_prob, state = captioner.step(tokens, state)
         log_prob[:,[PAD, BOS, UNK]] = -math.inf
@@ -49,11 +49,11 @@ def plain_search(
 
 # %% ../nbs/23_decode.ipynb #5f000004
 def plain_decode(
-    captioner:Captioner, # trained
-    batches,             # `CaptionBatch`es; their tokens are ignored
-    words:dict=None,     # image id -> token ids that its caption must mention; default: none
-    k:int=5,             # as in `plain_search`
-    max_len:int=None,    # likewise
+    captioner:Captioner, # trained captioner
+    batches,             # iterable of `CaptionBatch`; their tokens are ignored
+    words:dict=None,     # image id -> token ids that its caption must mention; None: beam search
+    k:int=5,             # number of hypotheses, as in `plain_search`
+    max_len:int=None,    # maximum number of tokens, as in `plain_search`
 )->dict:                 # image id -> caption, lower-case words
     "Caption every image of the batches."
     training, captions, vocab = captioner.training, {}, Vocab(captioner.tokens)

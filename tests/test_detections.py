@@ -162,10 +162,10 @@ def test_a_photo_of_another_shape_fails_and_no_size_is_upright(typed):
     write_json(Path("d.json"), dict(images=images, annotations=boxes))
     status, told = typed("noc_caption", "d.json", "--images", "in", "--model", "lite", "--out", "c.jsonl")
     a, b, c, d = lines("c.jsonl")
-    shape = "expected 640 x 480, as the photo has, or their ratio"
+    shape = "expected 640 x 480, the size of the photo, or the same ratio"
     assert status == 0 and a["error"] == f"a.jpg: 480 x 640 in d.json: {shape}"
     assert b["boxes"][0]["box"] == [0, 0, .5, .5] and c["boxes"][0]["box"] == d["boxes"][0]["box"] == [0, 0, .25, .25]
-    assert any("no width and height of 2 images; their boxes are read as pixels of the upright" in x for x in told)
+    assert any("no width and height of 2 images; their boxes are taken as pixels of the upright" in x for x in told)
 
 # ---- one bad item
 
@@ -227,7 +227,7 @@ def test_nothing_in_a_folder_is_skipped_in_silence(typed):
     with pytest.raises(NocError, match="c.heic: .*pillow-heif"): open_image("in/c.heic")
     write_json(Path("d.json"), whole({1: "a.jfif", 2: "b"}, [box(1, (0, 0, 9, 9)), box(2, (0, 0, 9, 9))]))
     _, told = typed("noc_caption", "d.json", "--images", "in", "--model", "lite", "--out", "c.jsonl")
-    assert "in: other files, which are no images: 1 .db, 1 .json, 2 .txt" in told
+    assert "in: other files, which are not images: 1 .db, 1 .json, 2 .txt" in told
 
 def test_images_without_boxes_can_be_left_out(typed):
     Path("in").mkdir()

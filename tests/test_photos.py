@@ -161,7 +161,7 @@ def test_digits_do_not_decide_where_names_do(typed):
     assert status == 0 and told == [
         "found.json: images without a photo in photos, 1 of 3: 'frames/IMG_0099.jpg'",
         "photos: photos that found.json does not name, 1 of 3: 'IMG_0013.jpg'",
-        "found.json: no width and height of 2 images; their boxes are read as pixels of the upright photos",
+        "found.json: no width and height of 2 images; their boxes are taken as pixels of the upright photos",
         "3 images, 1 without a caption; lines in c.jsonl"]
     lines = [json.loads(line) for line in Path("c.jsonl").read_text().splitlines()]
     assert [(line["image_id"], line["file"]) for line in lines] == [
