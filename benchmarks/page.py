@@ -1,5 +1,5 @@
-"""How long the page takes for a picture on this machine's device: `python benchmarks/page.py FILE.jsonl [REPEATS]`
-appends a row for each pipeline of the package. They see the drawn scenes, whose boxes hold some of their classes."""
+"""Measure how long the page of `noc_app` takes for a picture: `python benchmarks/page.py FILE.jsonl [REPEATS]` appends
+a row for each pipeline of the package. The pictures are toy scenes; their boxes get classes that the pipeline has."""
 import sys
 from dataclasses import replace
 from statistics import median
@@ -10,7 +10,7 @@ from noc_nb.models.pipeline import NovelCaptioner, shipped
 from noc_nb.pages.app import _propose, _stage, _toy_scene, _view
 
 def seconds(pipeline, repeats):
-    "Medians: what an image takes when it is opened, and what one change of a price does. The first run warms up."
+    "Return the median seconds for opening an image and for a new price, without the first run."
     known, opened, changed = torch.tensor([*pipeline.classes]), [], []
     for n in range(repeats + 1):
         image, regions = _toy_scene(n)

@@ -1,10 +1,11 @@
-"""What the search costs, beside transformers 4.55.4, the last version with constraints inside.
+"""Measure the cost of the search, and compare it with transformers 4.55.4, the last version with constraints.
 
     python benchmarks/search.py --peer PYTHON     # PYTHON of an environment with transformers==4.55.4
 
-Rows are appended to results/bench.jsonl; chapter 64 shows them. Both sides have random weights, the same vocabulary,
-widths, layers and threads, numbers of one kind, and about as many parameters. No caption may end before its last
-token, so that both sides do the same number of steps. Runs of the two sides take turns, and the median counts."""
+Rows are appended to results/bench.jsonl; chapter 64 shows them. The models of both sides have random weights, the same
+vocabulary, widths, layers and number format, and about as many parameters; both run on the same number of threads. No
+caption may end before its last token, so both sides take the same number of steps. The two sides run in turn, and
+medians are compared."""
 
 import ctypes, json, math, random, subprocess, threading, time
 from dataclasses import asdict, dataclass, replace
@@ -34,63 +35,63 @@ from noc_nb.models.generate import grid_beam
 from noc_nb.vocab import BOS, EOS, PAD, SPECIALS, UNK
 
 # ---- One case
-# A case says what is searched and how. `differ`: each image has its own constraints; `shared`: all have the same.
+# A case defines what is searched and how. With `differ` each image has different constraints; with `shared` all images
+# have the same.
 @dataclass(frozen=True)
 class _BenchCase(Config):
-    "What is measured; the sizes are those of the paper's captioner."
+    "A case to measure; the default sizes are those of the paper's captioner."
     mode:str = "bank"       # "bank", "grid", "cbs", or "beam" for a plain beam search
     constraints:str = "differ" # "differ" or "shared"
-    n:int = 3               # constraints of an image, single words
-    k:int = 5               # beam
-    images:int = 50         # in one batch
-    max_len:int = 20        # tokens, none of them the end
-    v:int = 10201           # words
-    regions:int = 50        # of an image
-    d:int = 512             # width; four times that in the feed-forward network
-    layers:int = 3          # of the encoder, and of the decoder
-    threads:int = 2         # of the CPU
-    dtype:str = "float32"   # of numbers: "float32" or "bfloat16"
-    given:str = "ids"       # how `generate` gets the words: "ids", "texts", or texts with "prices"
+    n:int = 3               # number of constraints per image, each a single word
+    k:int = 5               # beam size
+    images:int = 50         # images per batch
+    max_len:int = 20        # tokens per caption, without an end token
+    v:int = 10201           # words in the vocabulary
+    regions:int = 50        # regions per image
+    d:int = 512             # model width; the feed-forward network is four times as wide
+    layers:int = 3          # layers in the encoder, and in the decoder
+    threads:int = 2         # CPU threads
+    dtype:str = "float32"   # number format: "float32" or "bfloat16"
+    given:str = "ids"       # form of words for `generate`: "ids", "texts", or texts with "prices"
 
     def captioner(self)->Captioner:
-        "With random weights, in eval mode."
+        "Build a captioner with random weights, in eval mode."
         torch.manual_seed(0)
         sizes = dict(d_model=self.d, d_ff=4*self.d, layers=self.layers, max_len=self.max_len)
         words = [*SPECIALS, *(f"w{i}" for i in range(self.v - len(SPECIALS)))]
         return self.place(Captioner(CaptionerConfig(**sizes), words).eval())
 
     def place(self, x):
-        "Put a model or tensor where it is measured, in the numbers that are measured."
+        "Move a model or tensor to the device and convert it to the case's number format."
         half = self.dtype == "bfloat16" and (not isinstance(x, Tensor) or x.is_floating_point())
         return x.to(default_device(), torch.bfloat16 if half else None)
 
 _NO_END = PAD, BOS, EOS, UNK   # no caption ends before its last token
 
 def _words(case):
-    "A list of n word ids for every image: those that are forced."
+    "Draw n constraint words for every image, as ids."
     rng = random.Random(0)
     rows = [rng.sample(range(len(SPECIALS), case.v), case.n) for _ in range(case.images)]
     return [rows[0]]*case.images if case.constraints == "shared" else rows
 
 def _groups(case):
-    "The forced words as constraints."
+    "Return the constraint words as constraint groups."
     def one_word_groups(row): return [[(word,)] for word in row]
     return list(map(one_word_groups, _words(case)))
 
 def _batch(case):
-    "Random regions."
+    "Draw random regions for a batch of images."
     torch.manual_seed(1)
     mask = torch.ones(case.images, case.regions, dtype=torch.bool)
     features = torch.randn(case.images, case.regions, 2048)
     return CaptionBatch(case.place(features), case.place(mask), None, list(range(case.images)))
 
 # ---- Our side
-# From region features to captions: encoder, search, and everything between. A clock stands at every door, so that
-# the time falls into four phases: the encoder, the decoder's steps, the reordering of its memory, and the rest,
-# which is the search itself.
+# A run goes from region features to captions. Its time is divided into four phases: the encoder, the decoder's steps,
+# the reordering of the decoder's keys and values, and the rest, which is the search itself.
 @torch.no_grad()
 def _run_ours(case, captioner):
-    "Caption a batch once: seconds, those of the CPU and of each phase, and hypotheses asked about."
+    "Caption a batch once; return seconds, CPU seconds, the phases and the hypotheses scored."
     batch, groups, asked = _batch(case), _groups(case), []
     phases, pool = dict(encoder=0., decoder=0., reorder=0.), Pool(captioner)
     def timed(phase, f, *args):
@@ -112,35 +113,35 @@ def _run_ours(case, captioner):
     phases["search"] = seconds - sum(phases.values())
     return dict(seconds=seconds, cpu_seconds=cpu, asked=sum(asked), phases=phases)
 
-# Hypotheses that the model was asked about are counted; together with the number of multiplications of each, they
-# say how long the machine would need if it did nothing but multiply matrices at the best speed it shows. That is the
-# floor. (The shortest of many runs is wanted, which `torch.utils.benchmark` does not give: its answer is a median.)
+# The *floor* is the share of the time that the machine would need if it did nothing but multiply matrices at its best
+# measured speed: the number of hypotheses scored, times the operations of each, divided by that speed. (The speed is
+# that of the shortest of many runs. `torch.utils.benchmark` gives a median, so it is not used.)
 def clock()->float:
-    "Seconds, read when the device has done all that it was asked for."
+    "Wait until the device has finished, and return the time in seconds."
     if torch.cuda.is_available(): torch.cuda.synchronize()
     return time.perf_counter()
 
 def _quickest(f, times=30):
-    "The shortest time of many, in seconds."
+    "Return the shortest of many run times, in seconds."
     return min(repeat(f, timer=clock, repeat=times, number=1))
 
 def _matmul_speed(threads=2, rows=500, like=torch.empty(0)):
-    "The best speed, in multiplications and additions a second, at the product a decoder does most."
+    "Return the best speed (multiplications and additions per second) of a feed-forward product."
     torch.set_num_threads(threads)
     x, w = torch.randn(rows, 512).to(like), torch.randn(2048, 512).to(like)
     return 2*rows*512*2048 / _quickest(lambda: F.linear(x, w))
 
 def _flops(case, asked):
-    "Multiplications and additions in matrix products, without attention itself."
+    "Count multiplications and additions in matrix products, except those of attention scores."
     d, l, n = case.d, case.layers, case.images*case.regions
     encoder = n*(2048*d + l*(4 + 8)*d*d + l*2*d*d)      # with the decoder's keys and values
     return 2*(encoder + asked*(l*(6 + 8)*d*d + 2*300*d + 300*case.v))
 
-# Memory is looked at from beside: a thread reads the size of the process while the search runs.
+# The peak memory is measured by a thread that reads the size of the process while the search runs.
 class _PeakMemory:
-    "Notes by how many megabytes the process grew; None where the system does not say."
+    "Records by how many MB the process grew; None if the system does not report it."
     def __enter__(self):
-        try: ctypes.CDLL(None).malloc_trim(0)           # what is free now shall not hide growth
+        try: ctypes.CDLL(None).malloc_trim(0)           # otherwise free memory would hide growth
         except (AttributeError, OSError): pass
         self.start, self.peak, self.done = self._now(), 0, threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
@@ -161,12 +162,12 @@ class _PeakMemory:
         try: return int(Path("/proc/self/statm").read_text().split()[1])*4096
         except OSError: return None
 
-# ---- The other side
-# transformers 4.55.4 is the last version that could be installed beside this package and has constraints inside
-# (later versions have none). It lives in a virtual environment of its own, whose Python the command is given. It
-# runs as a process that gets cases, one a line, and answers with seconds.
+# ---- The baseline
+# transformers 4.55.4 is the last version with constraints; later versions have none. It needs a separate virtual
+# environment, whose Python is an option of the command. It runs as a process that reads one case per line and
+# answers with seconds.
 def _bart(case):
-    "Settings of the baseline's model: a BART of the case's sizes."
+    "Return the configuration of the baseline's model, a BART with the sizes of the case."
     d, layers = case.d, case.layers
     return dict(vocab_size=case.v, d_model=d, encoder_layers=layers, decoder_layers=layers,
                 encoder_attention_heads=8, decoder_attention_heads=8, encoder_ffn_dim=4*d,
@@ -210,7 +211,7 @@ for line in sys.stdin:
 '''
 
 class _Baseline:
-    "transformers 4.55 in another Python. Raises `NocError` if it does not answer."
+    "transformers 4.55.4, running in another Python."
     expected = "expected a Python with transformers==4.55.4"
 
     def __init__(self, python):
@@ -220,7 +221,7 @@ class _Baseline:
             raise NocError(f"{python}: cannot be run ({e.strerror}); {self.expected}") from None
 
     def run(self, case):
-        "Seconds for one run of a case, and the model's parameters."
+        "Run a case once; return seconds and the model's number of parameters, or raise `NocError`."
         try:
             about = dict(words=_words(case), bart=_bart(case))
             self.process.stdin.write(json.dumps(asdict(case) | about) + "\n")
@@ -228,28 +229,28 @@ class _Baseline:
             answer = self.process.stdout.readline()
         except BrokenPipeError: answer = ""
         if answer: return json.loads(answer)
-        last = (self.process.stderr.read().strip().splitlines() or ["no word"])[-1]
+        last = (self.process.stderr.read().strip().splitlines() or ["no answer"])[-1]
         raise NocError(f"{self.python}: {last}; {self.expected}")
 
     def close(self):
-        "End the process."
+        "End the process of the baseline."
         self.process.stdin.close()
         self.process.wait()
 
 # ---- Both sides in turn
-# Where constraints differ, the baseline gets one image at a time, as it must, and so fewer of them: `peer_images`.
-# (In options and rows the baseline is called `peer`.) Where others use the machine, too, the clock tells more of
-# them than of us; the processor's seconds stand in the rows as well.
+# If constraints differ, the baseline can caption only one image at a time, so it gets fewer images: `peer_images`.
+# (In options and rows the baseline is called `peer`.) On a machine with other users, wall-clock time also depends on
+# their programs, so rows have CPU seconds as well.
 @dataclass
 class _Bench:
-    "What all measurements share."
-    base:_BenchCase            # sizes
-    repeats:int = 5           # runs of each side; the median counts
-    baseline:_Baseline = None # the other side, or nobody
-    baseline_images:int = 10  # images of the other side's run where constraints differ
+    "The settings that all measurements share."
+    base:_BenchCase            # case with the sizes
+    repeats:int = 5           # runs of each side, whose median is used
+    baseline:_Baseline = None # baseline to compare with, or None
+    baseline_images:int = 10  # images in the baseline's run if constraints differ
 
     def runs(self, case, captioner, limit=math.inf):
-        "Runs by side, the baseline's case, our memory. No run is begun after `limit` seconds."
+        "Return runs by side, the baseline's case, our memory. Start no run after `limit` seconds."
         torch.set_num_threads(case.threads)
         alone = case.mode != "beam" and case.constraints == "differ"
         theirs = replace(case, images=min(self.baseline_images, case.images)) if alone else case
@@ -264,7 +265,7 @@ class _Bench:
         return runs, theirs, memory.mb
 
     def _measure(self, case:_BenchCase, captioner:Captioner, speed=None, limit=math.inf)->dict:
-        "Metrics of a row; `speed` is from `_matmul_speed`."
+        "Return the metrics of a row; `speed` is that of `_matmul_speed`."
         runs, theirs, memory = self.runs(case, captioner, limit)
         ours, others = runs["ours"], runs["peer"]
         seconds, asked = _middle(ours), ours[0]["asked"]
@@ -285,7 +286,7 @@ class _Bench:
         return out | dict(times=out["images_per_s"] / out["peer_images_per_s"], cpu_times=cpu_times)
 
     def _measure_generate(self, case:_BenchCase)->dict:
-        "Metrics of a row: words in `generate`, and its own beam search, here and in the baseline."
+        "Return a row's metrics: `generate` with words and without, on our side and the baseline's."
         from transformers import BartConfig, BartForConditionalGeneration
         torch.set_num_threads(case.threads)
         torch.manual_seed(0)
@@ -301,7 +302,7 @@ class _Bench:
         return _beside_own(case, runs)
 
     def _run(self, groups:list, out, command:str="")->list:
-        "Measure the cases of some groups and append rows."
+        "Measure all cases of some groups, and append and return their rows."
         cases = [(group, case) for group in groups for case in _cases(group, self.base)]
         captioner, rows = self.base.captioner(), []
         speed = _matmul_speed(self.base.threads, like=next(captioner.parameters()))
@@ -318,7 +319,7 @@ class _Bench:
         return rows
 
     def _check(self, groups:list):
-        "Raises `NocError` for an unknown group, or a number that leaves nothing to measure."
+        "Raise `NocError` for an unknown group, or a number that is out of range."
         base = self.base
         if base.dtype not in ("float32", "bfloat16"):
             raise NocError(f"--dtype {base.dtype}: expected float32 or bfloat16")
@@ -330,20 +331,20 @@ class _Bench:
         raise NocError(f"--words {base.v}: expected {least} or more, {len(SPECIALS)} of them special")
 
 def _middle(runs, clock="seconds"):
-    "The median of their seconds."
+    "Return the median seconds of some runs."
     return median(run[clock] for run in runs)
 
 def _each(runs, clock="seconds"): return [round(run[clock], 4) for run in runs]
 
 # ---- The cases
-# `differ` and `shared` compare with the baseline at 1, 3 and 5 constraints, `plain` compares beam search without
-# any. `generate` is about chapter 116: the same BART on both sides, with `grid_beam` here and `force_words_ids`
-# there, and beside each its own beam search without words; three words are also given as texts, and with prices.
-# `step` does so with a model that is so small that nearly all the time is the search's. `scale` shows how our own
-# cost grows, in time and memory: with n from 0 to 8 (the finite-state machine only to 4, since each constraint
-# doubles its states), with k from 1 to 10, and with the batch from 1 to 500.
+# `differ` and `shared` compare with the baseline at 1, 3 and 5 constraints; `plain` compares beam search without
+# constraints. `generate` measures the search of chapter 116: the same BART on both sides, with `grid_beam` on ours and
+# `force_words_ids` on the baseline's, each beside its own beam search without words; three words are also given as
+# texts, and with prices. `step` does the same with a model so small that the search takes nearly all the time. `scale`
+# measures how our time and memory grow: with n from 0 to 8 (for the finite-state machine only to 4, because each
+# constraint doubles its states), with k from 1 to 10, and with the batch from 1 to 500.
 def _cases(group, base):
-    "The cases of a group, by its name. Raises `NocError` for an unknown one."
+    "Return the cases of a group. Raise `NocError` if there is no such group."
     both, few = ("bank", "grid"), replace(base, images=min(base.images, 10))
     def each(case, field, values, modes=both):
         return [replace(case, mode=mode, **{field: x}) for x in values for mode in modes]
@@ -363,11 +364,11 @@ def _cases(group, base):
             *each(few, "n", range(5), ["cbs"]),
             *each(few, "k", (1, 2, 3, 7, 10)), *each(base, "images", (1, 50, 100, 200, 500))]
 
-# Inside `generate` the model is one of transformers'. The library's own beam search on the same model is what the
-# words are measured against, in runs that take turns. Where many work on one machine, seconds say little; the
-# seconds of the processor are noted too.
+# In these groups the model is one of transformers. Search with words is compared with the library's own beam search on
+# the same model, in alternating runs. On a busy machine wall-clock seconds are not reliable, so CPU seconds are
+# recorded, too.
 def _beside_own(case, runs):
-    "Metrics of a row, from the runs of each side."
+    "Compute the metrics of a row from the runs of each side."
     def middle(name, key): return median(run[key] for run in runs[name])
     ours, own = runs["ours"][0], runs["own"][0]
     out = dict(images_per_s=case.images / middle("ours", "seconds"), passes=ours["passes"],
@@ -385,7 +386,7 @@ def _beside_own(case, runs):
 
 @cache
 def _tokenizer(v):
-    "One with v words: letters and numbers."
+    "Build a tokenizer with v words: one letter, and numbers."
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
     words = Tokenizer(models.WordLevel({"a": 0} | {str(i): i for i in range(1, v)}, "a"))
@@ -393,7 +394,7 @@ def _tokenizer(v):
     return PreTrainedTokenizerFast(tokenizer_object=words)
 
 def _asked(case):
-    "Arguments of `grid_beam`."
+    "Return the arguments that give the words to `grid_beam`."
     words = _words(case)[0]
     if case.given == "ids": return dict(words=[[word] for word in words])
     prices = dict(prices=[-1., 0., 1.][:case.n]) if case.given == "prices" else {}
@@ -401,7 +402,7 @@ def _asked(case):
 
 @torch.no_grad()
 def _run_generate(case, model):
-    "Seconds, CPU seconds and forward passes of `generate` for a batch."
+    "Run `generate` on a batch; return seconds, CPU seconds and the number of decoder calls."
     torch.manual_seed(1)
     ids, passes = case.place(torch.randint(4, case.v, (case.images, case.regions))), []
     how = dict(num_beams=case.k, do_sample=False, max_new_tokens=case.max_len,
@@ -415,10 +416,10 @@ def _run_generate(case, model):
     return out | dict(passes=len(passes))
 
 # ---- The command
-# Without `--peer` the other side is left out, and a line says so. Both sides run on the machine's GPU where it has
-# one: `make gpu` makes all rows there, of 32 and 16 bits, and those of training.py.
+# Without `--peer` the baseline is not measured, and the command prints a line about it. If the machine has a GPU, both
+# sides run on it: `make gpu` measures all rows there, in 32 and 16 bits, and those of training.py.
 def _line(row):
-    "A row in words."
+    "Describe a row in one line."
     c, m = row["config"], row["metrics"]
     text = (f"{row['case']} {c['mode']} n={c['n']} k={c['k']} images={c['images']} {c['given']}: "
             f"{m['images_per_s']:.1f} images/s")
@@ -429,16 +430,16 @@ def _line(row):
 def bench_search(
     out:str="results/bench.jsonl",  # rows are appended here
     peer:str=None,                  # Python of an environment with transformers==4.55.4
-    cases:str="differ,shared,plain,scale", # groups of cases, with commas between them
-    images:int=50,                  # images of a batch
-    peer_images:int=10,             # images of the baseline's run where constraints differ
+    cases:str="differ,shared,plain,scale", # groups of cases, separated by commas
+    images:int=50,                  # images per batch
+    peer_images:int=10,             # images in the baseline's run if constraints differ
     repeats:int=5,                  # runs of each side
-    width:int=512,                  # of the model
-    words:int=10201,                # of the vocabulary
-    layers:int=3,                   # of the model's encoder, and of its decoder
-    dtype:Literal["float32", "bfloat16"]="float32", # of both sides
+    width:int=512,                  # width of the model
+    words:int=10201,                # words in the vocabulary
+    layers:int=3,                   # layers in the encoder, and in the decoder
+    dtype:Literal["float32", "bfloat16"]="float32", # number format of both sides
 ):
-    "Measure the searches beside transformers 4.55 and append rows with table=bench."
+    "Measure the searches and transformers 4.55.4, and append rows with table=bench."
     threads = torch.get_num_threads()
     base = _BenchCase(images=images, threads=threads, d=width, v=words, dtype=dtype,
                      layers=layers)
@@ -449,9 +450,9 @@ def bench_search(
                f"--width {width} --words {words}")
     if layers != 3: command += f" --layers {layers}"
     if dtype != "float32": command += f" --dtype {dtype}"
-    keep_blocks()                                                       # as `noc_caption` does
+    keep_blocks()                                                       # as in `noc_caption`
     if peer: bench.baseline, command = _Baseline(peer), command + " --peer PYTHON"
-    else: print("no --peer: transformers 4.55.4 is left out")
+    else: print("no --peer: transformers 4.55.4 is not measured")
     with locked(out):
         for row in bench._run(groups, out, command): print(_line(row))
     if bench.baseline: bench.baseline.close()

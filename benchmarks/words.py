@@ -308,7 +308,7 @@ def _ask_peer(speaker, sets, kind, k):
     call = dict(input="\n".join(map(json.dumps, [how, *cases])), text=True, capture_output=True)
     try: run = subprocess.run([f"{python}", "-c", _PEER], **call)
     except OSError as e: raise NocError(f"{python}: {e.strerror}; expected {expected}") from None
-    last = (run.stderr.strip().splitlines() or ["no word"])[-1]
+    last = (run.stderr.strip().splitlines() or ["no answer"])[-1]
     require(run.returncode == 0, f"{python}: {last}", expected)
     rows, meter = json.loads(run.stdout)
     return list(map(_until_end, rows)), meter

@@ -49,7 +49,7 @@ def test_search_as_a_user_runs_it(tmp_path):
     run = subprocess.run([sys.executable, ROOT/"benchmarks/search.py", "--out", "rows.jsonl", *options], cwd=tmp_path,
                          capture_output=True, text=True, env=os.environ | dict(PYTHONPATH=str(ROOT)))
     assert run.returncode == 0, run.stderr
-    assert run.stdout.startswith("no --peer: transformers 4.55.4 is left out\nplain beam n=0 k=5 images=2 ids: ")
+    assert run.stdout.startswith("no --peer: transformers 4.55.4 is not measured\nplain beam n=0 k=5 images=2 ids: ")
     rows = read_rows(tmp_path/"rows.jsonl")
     assert [(r["table"], r["case"], r["config"]["mode"]) for r in rows[:3]] == [
         ("bench", "plain", "beam"), ("bench", "shared", "bank"), ("bench", "shared", "grid")]
@@ -90,7 +90,7 @@ def test_generate_takes_as_many_passes_as_its_own_beam_search():
 
 def test_a_peer_that_is_none():
     refused("no-such-python: cannot be run", search._Baseline, "no-such-python")
-    refused("false: no word; expected a Python with transformers==4.55.4", search._Baseline("false").run, SMALL)
+    refused("false: no answer; expected a Python with transformers==4.55.4", search._Baseline("false").run, SMALL)
 
 @pytest.mark.parametrize("name, value, least", [("repeats", 0, 1), ("images", 0, 1), ("peer_images", -1, 1),
                                                 ("width", 0, 1), ("words", 3, 9)])
@@ -353,7 +353,7 @@ def test_what_the_peer_is_asked(speaker):
     any_form, = words._forced(model.tokenizer, "any", one)
     assert all((ids in any_form) != (run == ids[:len(run)]) for ids in others) and run in any_form
     assert words._forced(model.tokenizer, "one", one) == [run]
-    for python, why in {"no-such-python": "No such file or directory;", "false": "no word:"}.items():
+    for python, why in {"no-such-python": "No such file or directory;", "false": "no answer:"}.items():
         other = words._Speaker(folder/"lm-0/best", model.cfg, python)
         refused(f"{python}: {why} expected --peer, a", words._speak, other, "any:5", parts["test"])
 

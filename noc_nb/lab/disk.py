@@ -25,7 +25,8 @@ def foreign_file(
     item:str="", # the part of it that is read
 ):
     "Guard the reading of a file. Every error of its decoder becomes a `NocError` naming it."
-    odd, where = os.path.exists(path) and not os.path.isfile(path), f"{path}: {item}".strip(": ")
+    odd = os.path.exists(path) and not os.path.isfile(path)
+    where = f"{path}: {item}".strip(": ")
     if odd: raise NocError(f"{path}: is no regular file; expected {expected}")
     try: yield
     except NocError: raise

@@ -215,6 +215,7 @@ _PACKAGES = """java.base/java.lang java.base/java.util java.base/java.util.concu
 java.base/java.math java.base/java.text java.base/java.net java.base/java.nio java.base/sun.nio.ch
 java.sql/java.sql""".split()
 _OPENS = [word for p in _PACKAGES for word in ("--add-opens", f"{p}=ALL-UNNAMED")]
+_THREADS = min(4, os.cpu_count() or 1)
 
 def _java_options(folder):
     "Return `JDK_JAVA_OPTIONS` with which `java -jar spice-1.0.jar` works since Java 15."
@@ -238,11 +239,11 @@ class _Spice:
     def _command(self, items, *arguments):
         "Return the command of SPICE. For a few items, it skips Java's full compilation."
         quick = ["-XX:TieredStopAtLevel=1"] if items < 500 else []
-        package, threads = Path(spice_package.__file__).parent, min(4, os.cpu_count() or 1)
+        package = Path(spice_package.__file__).parent
         jars = [self.folder/_jar_name(c) for c in _SPICE_JARS]           # and no others
         path = os.pathsep.join(map(str, [package/"spice-1.0.jar", package/"lib"/"*", *jars]))
         return [self.java, self.heap, *quick, "-Dfile.encoding=UTF-8", *_OPENS, "-cp", path,
-                "edu.anu.spice.SpiceScorer", *arguments, "-silent", "-threads", threads]
+                "edu.anu.spice.SpiceScorer", *arguments, "-silent", "-threads", _THREADS]
 
     def _run(self, items):
         "Return F, 0..1, of dicts of test and refs. Raise `OSError` if Java fails or is too slow."
@@ -305,7 +306,8 @@ class _Program:
         except OSError as e: self.leave_out(e)
 
 class _MeteorScore(_Program):
-    metric, program = "M", None
+    metric = "M"
+    program = None
     def __init__(self, refs, folder=None):
         self.refs, self.known = refs, {}  # known: (image, line) -> its numbers
         try: self.program = _Meteor(folder)

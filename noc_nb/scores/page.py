@@ -41,7 +41,8 @@ def thumbnail(
     side=440, # maximum width and height, in pixels
 )->str:       # data URI
     "Encode a picture as text for a page."
-    small, out = image.convert("RGB"), io.BytesIO()
+    small = image.convert("RGB")
+    out = io.BytesIO()
     small.thumbnail((side, side))
     small.save(out, "jpeg", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode()
