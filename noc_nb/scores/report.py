@@ -108,7 +108,7 @@ def _read_references(data):
     content = read_json(file) if file and ".json" in file.suffixes and is_object(file) else {}
     for image in content.get("images", ()):
         domain = image.get("domain", "")
-        require(isinstance(domain, str), f"{file}: image {image['id']}: domain", "a text")
+        require(isinstance(domain, str), f"{file}: image {image['id']}: domain", "a string")
         if "domain" in image: domains.setdefault(domain, []).append(image["id"])
     return captions, domains, root
 
