@@ -1,7 +1,7 @@
 """The folder that a repository of the hub needs for `generate(custom_generate=...)`: `python tests/hub.py [FOLDER]`.
 
 `hub/` has its card. The code is what `noc_nb.models.generate` needs of the package and no line more: a file for each of
-its modules, with relative imports, so that nothing but torch, transformers and fastcore has to be there."""
+its modules, with relative imports, so that nothing but torch and transformers has to be there."""
 import ast, shutil, sys
 from pathlib import Path
 import noc_nb

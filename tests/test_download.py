@@ -11,7 +11,7 @@ from PIL import Image
 from noc_nb.commands.command import main
 from noc_nb.core import NocError, asset
 from noc_nb.files import download
-from noc_nb.files.download import downloads, fetch, _fetch_data
+from noc_nb.files.download import _downloads, fetch, _fetch_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.lab.disk import find_data, read_json
 from noc_nb.models.photos import random_weights
@@ -261,7 +261,7 @@ def a_world(server):
     rows = [dict(what=name, to=f"files/{name}", kept=9) | serve(server, name, data)
             for name, data in dict(first=b"first", second=BLOB).items()]
     table = dict(small=dict(files=rows, next=[]))
-    _fetch_data(downloads(table)["small"][:1], "SMALL")
+    _fetch_data(_downloads(table)["small"][:1], "SMALL")
     return table
 
 FAULTS = {
@@ -334,11 +334,11 @@ def test_unpacking_goes_on(served, monkeypatch):
 
 def test_the_table_is_whole():
     "Every file has an address, a size and a checksum, but nocaps'; a licence is named, or unknown."
-    for name, files in downloads().items():
+    for name, files in _downloads().items():
         for file in files:
             if name == "coco": assert file.bytes > 10**6 and len(file.sha256) == 64
             assert file.licence and (file.listed or file.address.startswith("https://"))
-    assert {f.to for f in downloads()["coco"]} == {"annotations", "splits/split_noc_coco.json", "vectors/glove.6B.zip",
+    assert {f.to for f in _downloads()["coco"]} == {"annotations", "splits/split_noc_coco.json", "vectors/glove.6B.zip",
                                                    "images/train2014", "images/val2014"}
 
 def test_spice_comes_by_the_same_downloader(served, monkeypatch):

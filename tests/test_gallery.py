@@ -21,7 +21,7 @@ from noc_nb.lab.runs import locked
 from noc_nb.models.detector import Detector
 from noc_nb.models.photos import _extract, image_files, open_image
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig
-from noc_nb.models.source import Job, detected, _from_table, photos
+from noc_nb.models.source import Job, detected, _from_photos, _from_table
 from noc_nb.pages.app import _Studio
 from noc_nb.pages.gallery import _caption_all, _caption_files, caption_lines, _read_lines, _write_report
 from noc_nb.regions import Regions, table_of
@@ -92,12 +92,12 @@ def test_photos_in_parquet_are_those_of_the_folder(toy, src, tmp_path, pairs):
     def lines(source):
         made = caption_lines(toy, source, [f.id for f in inside])
         return [{k: v for k, v in line.items() if k not in ("file", "error")} for line in made]
-    source = photos(image_files(tmp_path/"photos.parquet"), some_regions)
-    assert lines(source) == lines(photos(image_files(src), some_regions))
+    source = _from_photos(image_files(tmp_path/"photos.parquet"), some_regions)
+    assert lines(source) == lines(_from_photos(image_files(src), some_regions))
     assert source.ids == [f.id for f in inside] and source.name(6).startswith("photos.parquet/")
 
 def test_hostile_photos_are_lines(toy, src, tmp_path):
-    lines = caption_lines(toy, source := photos(image_files(src), some_regions), source.ids)
+    lines = caption_lines(toy, source := _from_photos(image_files(src), some_regions), source.ids)
     good = {line["image_id"] for line in lines if "caption" in line}
     assert good == {1, 2, 3, 4, 5, 9, 12} and len(lines) == 11
     assert all("\n" not in line["error"] and line["file"] in line["error"] for line in lines if "error" in line)
@@ -118,7 +118,7 @@ def test_one_photo_is_open_at_a_time(toy, src):
             alive.append(sum(r() is not None for r in seen)); seen.append(weakref.ref(image))
             out += some_regions([image])
         return out
-    source = photos(image_files(src), detector)
+    source = _from_photos(image_files(src), detector)
     assert len(source.regions(source.ids)) == 11 and len(seen) == 7 and max(alive) <= 1
 
 def test_hostile_images_with_detections(toy, src, tmp_path):
@@ -252,7 +252,7 @@ def test_random_detector_to_caption(tmp_path):
     torch.manual_seed(0)
     Image.effect_noise((120, 90), 90).convert("RGB").save(tmp_path/"1.jpg")
     detector = Detector(weights=None, features=None, min_score=0., size=64, device="cpu")
-    source = photos(image_files(tmp_path), detector)
+    source = _from_photos(image_files(tmp_path), detector)
     line, = caption_lines(small_pipeline(), source, source.ids, CaptionOptions(("zebra",)))
     zebra, = line["candidates"]
     assert zebra == dict(object="zebra", selector=None, price=None, word="zebra", span=zebra["span"], cost=None)

@@ -78,7 +78,7 @@ def test_the_lines_of_the_card(repository, monkeypatch, capsys):
     assert len(re.findall(r"\bzebra\b", texts)) == len(re.findall(r"\bbus(?:es)?\b", texts)) == 2, texts
 
 def test_what_its_files_import(repository):
-    "Each other, the standard library, torch, transformers and fastcore; and it is all code of the package."
+    "Each other, the standard library, torch and transformers; and it is all code of the package."
     files = [*(repository/"custom_generate").glob("*.py")]
     outside, beside = set(), set()
     for file in files:
@@ -86,8 +86,7 @@ def test_what_its_files_import(repository):
             if isinstance(node, ast.Import): outside |= {alias.name.partition(".")[0] for alias in node.names}
             if not isinstance(node, ast.ImportFrom): continue
             (beside if node.level else outside).add(node.module.partition(".")[0])
-    assert outside - set(sys.stdlib_module_names) <= {"torch", "transformers", "fastcore", "filelock",
-                                                               "inflect"}    # for forms=True alone
+    assert outside - set(sys.stdlib_module_names) <= {"torch", "transformers", "filelock", "inflect"} # for forms=True
     assert beside <= {file.stem for file in files}
 
 def test_the_card_says_what_there_is(repository):

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from noc_nb.beam import captions_of, every_caption, plain_beam, prefix_scores, same_captions, tree
 from noc_nb.core import NocError
 from noc_nb.fast.machine import constrained_beam_search
-from noc_nb.fast.search import Search, beam_search, grid_beam_search
+from noc_nb.fast.search import beam_search, grid_beam_search
 from noc_nb.grid import algorithm_1, plain_grid
 
 BOS, EOS = 1, 0
@@ -123,7 +123,7 @@ def test_pruned_hypotheses_are_not_missed(given_case, max_len):
         return find(counting, fresh(*range(B)), images, bos=BOS, eos=EOS, **how, **kw)
     for find, kw in (constrained_beam_search, {}), (grid_beam_search, dict(absorb=given_case[2]["absorb"])):
         out = both(find, **kw)
-        with patch.object(Search, "_outscored", lambda self, cells: cells.score.isnan()): true = both(find, **kw)
+        with patch("noc_nb.fast.search._outscored", lambda _, cells: cells.score.isnan()): true = both(find, **kw)
         assert asked[-2] <= asked[-1]
         for i in range(B): assert all_of(out, i) == all_of(true, i)
 
@@ -381,8 +381,8 @@ def test_no_repeat_lets_a_form_grow():
     assert first_words(once) == (3, 4, 0)
     assert first_words(grid_beam_search(step, None, [[[(3,)], [(5,)]]], no_repeat=True, **how)).count(3) == 1
 
-def test_the_search_imports_torch_and_fastcore_alone():
-    "Chapters 20 to 25 and what they need: torch, fastcore and the standard library, nothing else."
+def test_the_search_imports_torch_alone():
+    "Chapters 20 to 25 and what they need: torch and the standard library, nothing else."
     watch = """
 import builtins, sys
 taken, real = set(), builtins.__import__
@@ -393,4 +393,4 @@ builtins.__import__ = note
 import noc_nb.beam, noc_nb.constraints, noc_nb.grid, noc_nb.fast.search, noc_nb.fast.machine
 print(*sorted(taken - sys.stdlib_module_names))"""
     found = subprocess.run([sys.executable, "-c", watch], capture_output=True, text=True, check=True).stdout.split()
-    assert set(found) == {"fastcore", "torch"}
+    assert set(found) == {"torch"}

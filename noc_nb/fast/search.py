@@ -13,7 +13,6 @@ from random import Random
 
 import torch
 import torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor
 
 from ..beam import Hypotheses, reorder_state
@@ -75,6 +74,50 @@ class SearchConfig:
                                 # for every set)
     at_least:int = None         # constraints that the caption must contain; default: all
 
+# %% ../../nbs/fast/24_search.ipynb #0f806b23
+def _mode(cfg, ordered):
+    "The kind of search. Raises `NocError` for incompatible settings."
+    kinds = ", ".join(MODES)
+    check_sizes(cfg.k, cfg.max_len, cfg.length_penalty)
+    require(cfg.mode in tuple(MODES), f"mode {cfg.mode!r}", f"one of {kinds}")
+    require(not ordered or cfg.at_least is None, "ordered", "all musts, no `at_least`")
+    return MODES[cfg.mode]()
+
+def _add_finishers(q:Groups, finishers, device):
+    "Always consider the finishing tokens. One may finish all groups."
+    ids = torch.tensor([*finishers], device=device).expand(len(q.words), -1)
+    listed = (ids[...,None] == q.words[:,None]).any(-1)
+    q.words, q.jump = torch.cat([q.words, ids.masked_fill(listed, -1)], 1), q.top.clamp(min=1)
+
+# %% ../../nbs/fast/24_search.ipynb #5eed2405
+class _Work:
+    "The groups of active images, as the tables that a step needs."
+    def __init__(self, groups:Groups, long:int, eos:int, priced):
+        self.groups, self.long, self.eos, self.priced = groups, long, eos, priced
+        self.parts = [groups]
+        if priced: self.parts.append(replace(groups, top=groups.need))      # the musts alone
+        self.special = F.pad(groups.words, (0, 1), value=eos)[:,None]       # (b,1,c+1)
+        self.bit = (1 << groups.group)[:,None]                              # (b,1,a)
+        ends = groups.tokens[:,:,-1:] == groups.words[:,None]               # (b,a,c)
+        members = groups.group[...,None] == groups.bits                     # (b,a,n)
+        self.ends = (ends[...,None] & members[:,:,None]).flatten(2).float() # (b,a,c*n)
+        self._read_phrases(groups)
+
+    def _read_phrases(self, q):
+        "Tables (b,a*l) of the next token by `phrase`, which counts the tokens of an alternative."
+        written = torch.arange(self.long, device=q.spell.device)
+        nth = self.long - q.size[...,None] + written                        # (b,a,l)
+        place = q.spell.gather(2, nth.clamp(max=self.long - 1)).clamp(min=0)
+        bit = self.bit.transpose(1, 2).expand_as(place)                     # of the group
+        full = bit.where(written == q.size[...,None] - 1, 0)                # if then finished
+        word = q.words[:,None].expand(-1, place.shape[1], -1).gather(2, place)
+        self.phrases = [x.flatten(1) for x in (place, word, bit, full)]
+        self.fresh = self.long*torch.arange(place.shape[1], device=place.device) # (a,)
+
+    def on(self, images):
+        "The tables of some of the images."
+        return _Work(self.groups[images], self.long, self.eos, self.priced)
+
 # %% ../../nbs/fast/24_search.ipynb #fa23a511
 class Search:
     "A search for captions of b images that mention their musts."
@@ -92,142 +135,102 @@ class Search:
         **settings,       # those of `SearchConfig`
     ):
         self.cfg, self.eos, self.ordered = SearchConfig(**settings), eos, ordered
-        self.mode, self.read = self._mode(), read_groups(constraints, eos, ordered)
+        self.mode, self.read = _mode(self.cfg, ordered), read_groups(constraints, eos, ordered)
         self.absorb = self.cfg.absorb or self.mode.absorb
         self.all = pack_groups(self.read, self.cfg.at_least, self.absorb, device, prices, least)
         self.finishers, self.bits = finishers, None
-        if finishers: self._add_finishers(device)
+        if finishers: _add_finishers(self.all, finishers, device)
         self.priced = any(price < math.inf for row in prices or () for price in row)
         self.forbidden = read_ids("forbidden", forbidden, device)
-        self.avoid = avoid and self._read_avoid(avoid, device)
+        self.avoid = avoid and _read_avoid(avoid, len(self.read), eos, device)
         self._lay_out()
         self._begin()
 
-# %% ../../nbs/fast/24_search.ipynb #0f806b23
-@patch
-def _mode(self:Search):
-    "The kind of search. Raises `NocError` for incompatible settings."
-    mode, kinds = self.cfg.mode, ", ".join(MODES)
-    check_sizes(self.cfg.k, self.cfg.max_len, self.cfg.length_penalty)
-    require(mode in tuple(MODES), f"mode {mode!r}", f"one of {kinds}")
-    require(not self.ordered or self.cfg.at_least is None, "ordered", "all musts, no `at_least`")
-    return MODES[mode]()
+    def _lay_out(self):
+        "Give every cell its `k` places."
+        self.long = self.all.spell.shape[2]                             # tokens of an alternative
+        self.twins = self.priced or self.long > 1 or not self.absorb    # texts in several cells
+        self.need, self.takes = int(self.all.need.max()), int(self.all.least.sum(1).max())
+        size = self.long*self.cfg.k                                     # places of a row
+        self.work = _Work(self.all[:], self.long, self.eos, self.priced)
+        levels = [self.mode.levels(self, groups) for groups in self.work.parts]
+        self.sizes = [len(level)*size for level in levels]              # places of the parts
+        self.level = torch.cat(levels).repeat_interleave(size)          # (s,) row of a place
+        self.place = torch.arange(len(self.level), device=self.level.device)
+        parts = self.place.split(self.sizes)                            # the highest row first
+        self.turns = [places.view(-1, self.cfg.k).flip(0).T.flatten() for places in parts]
 
-# %% ../../nbs/fast/24_search.ipynb #b1d22a03
-@patch
-def _lay_out(self:Search):
-    "Give every cell its `k` places."
-    self.long = self.all.spell.shape[2]                                 # tokens of an alternative
-    self.twins = self.priced or self.long > 1 or not self.absorb        # texts in several cells
-    self.need, self.takes = int(self.all.need.max()), int(self.all.least.sum(1).max())
-    size = self.long*self.cfg.k                                         # places of a row
-    self._work_on(self.all[:])
-    levels = [self.mode.levels(self, groups) for groups in self.parts]
-    self.sizes = [len(level)*size for level in levels]                  # places of the parts
-    self.level = torch.cat(levels).repeat_interleave(size)              # (s,) row of a place
-    self.place = torch.arange(len(self.level), device=self.level.device)
-    parts = self.place.split(self.sizes)                                # the highest row first
-    self.turns = [places.view(-1, self.cfg.k).flip(0).T.flatten() for places in parts]
+    def _begin(self):
+        "One empty hypothesis an image, in the first place of row 0 of every part."
+        b, s, T, device = len(self.read), len(self.level), self.cfg.max_len, self.level.device
+        zero = torch.zeros(b, s, dtype=torch.long, device=device)
+        score = torch.full((b, s), -torch.inf, device=device)
+        score[:,0] = score[:,-self.sizes[-1]] = 0.
+        trail = zero.new_zeros(b, s, T, 3)
+        trail[...,0] = -1
+        self.cells = self.out = _Cells(score, score, zero - 1, zero, zero, zero, zero, trail)
+        self.t, self.some_ended, self.images = 0, False, torch.arange(b, device=device)
+        self.line = zero + self.images[:,None]                          # (b,s) see `_look`
+        self.going, self.stuck = _open(self, self.cells), torch.zeros_like(self.images).bool()
 
-# %% ../../nbs/fast/24_search.ipynb #5eed2405
-@patch
-def _work_on(self:Search, groups:Groups):
-    "Take the groups of active images: all of them and, beside candidates, the musts alone."
-    self.groups = groups
-    self.parts = [groups, replace(groups, top=groups.need)] if self.priced else [groups]
-    self.special = F.pad(groups.words, (0, 1), value=self.eos)[:,None]  # (b,1,c+1)
-    self.bit = (1 << groups.group)[:,None]                              # (b,1,a)
-    ends = groups.tokens[:,:,-1:] == groups.words[:,None]               # (b,a,c)
-    members = groups.group[...,None] == groups.bits                     # (b,a,n)
-    self.ends = (ends[...,None] & members[:,:,None]).flatten(2).float() # (b,a,c*n)
-    self._read_phrases()
+    def worth(self)->Tensor: # (b,a) nats
+        "The prices of the groups that each asked text has finished."
+        return self.work.groups.worth(self.cells.done.gather(1, self.asked))
 
-# %% ../../nbs/fast/24_search.ipynb #5eed2406
-@patch
-def _read_phrases(self:Search):
-    "Tables (b,a*l) of the next token by `phrase`, which counts the tokens of an alternative."
-    q, written = self.groups, torch.arange(self.long, device=self.groups.spell.device)
-    nth = self.long - q.size[...,None] + written                        # (b,a,l)
-    place = q.spell.gather(2, nth.clamp(max=self.long - 1)).clamp(min=0)
-    bit = self.bit.transpose(1, 2).expand_as(place)                     # of the group
-    full = bit.where(written == q.size[...,None] - 1, 0)  # if then finished
-    word = q.words[:,None].expand(-1, place.shape[1], -1).gather(2, place)
-    self.phrases = [x.flatten(1) for x in (place, word, bit, full)]
-    self.fresh = self.long*torch.arange(place.shape[1], device=place.device)  # (a,) nothing written
+    def run(self, *args, pad:int=0, **kw)->Hypotheses: # `pad` fills `tokens` after the end
+        "Search to the end; the arguments are those of `grid_beam_search`."
+        for _ in _walk(self, *args, **kw): pass
+        return _hypotheses(self, pad)
 
 # %% ../../nbs/fast/24_search.ipynb #5eed2403
-@patch
-def _open(self:Search, cells:_Cells)->Tensor:
+def _open(search:Search, cells:_Cells)->Tensor:
     "(b,s) True for hypotheses that may continue."
-    return (cells.score > -torch.inf) & (cells.word != self.eos)
-
-@patch
-def _begin(self:Search):
-    "One empty hypothesis an image, in the first place of row 0 of every part."
-    b, s, T, device = len(self.read), len(self.level), self.cfg.max_len, self.level.device
-    zero = torch.zeros(b, s, dtype=torch.long, device=device)
-    score = torch.full((b, s), -torch.inf, device=device)
-    score[:,0] = score[:,-self.sizes[-1]] = 0.
-    trail = zero.new_zeros(b, s, T, 3)
-    trail[...,0] = -1
-    self.cells = self.out = _Cells(score, score, zero - 1, zero, zero, zero, zero, trail)
-    self.t, self.some_ended, self.images = 0, False, torch.arange(b, device=device)
-    self.line = zero + self.images[:,None]                              # (b,s) see `_look`
-    self.going, self.stuck = self._open(self.cells), torch.zeros_like(self.images).bool()
+    return (cells.score > -torch.inf) & (cells.word != search.eos)
 
 # %% ../../nbs/fast/24_search.ipynb #62bb16e0
-@patch
-def _advance(self:Search, special, best, words)->_Cells:
+def _advance(search:Search, special, best, words)->_Cells:
     "Continue every active hypothesis by a token, given what `next_words` returned."
-    parent = self.cells.at(self.slot)
-    parent.score = parent.score.masked_fill(~self.active, -torch.inf)
-    answer = (x[self.row] for x in (special, best, words))              # (b,g,...)
-    pool = self._expansions(parent, *answer)                            # (b,m)
-    if self.some_ended: pool = self._ended().join(pool)
-    ways = [(pool, self._objective(pool, self.groups))]
-    if self.priced: ways.append(self._without_candidates(pool))
-    parts = zip(ways, self.parts, self.sizes)
-    chosen = torch.cat([self._chosen(*way, part, size) for way, part, size in parts], 1)  # (b,s)
+    parent = search.cells.at(search.slot)
+    parent.score = parent.score.masked_fill(~search.active, -torch.inf)
+    answer = (x[search.row] for x in (special, best, words))            # (b,g,...)
+    pool = _expansions(search, parent, *answer)                            # (b,m)
+    if search.some_ended: pool = _ended(search).join(pool)
+    ways = [(pool, _objective(search, pool, search.work.groups))]
+    if search.priced: ways.append(_without_candidates(search, pool))
+    parts = zip(ways, search.work.parts, search.sizes)
+    chosen = torch.cat([_chosen(search, *way, part, size) for way, part, size in parts], 1)  # (b,s)
     empty = chosen == pool.word.shape[1]
     new = pool.at(chosen.masked_fill(empty, 0))
     new.score, new.word = new.score.masked_fill(empty, -torch.inf), new.word.masked_fill(empty, -1)
-    return self._filled(new)
+    return _filled(search, new)
 
-@patch
-def _filled(self:Search, new:_Beams)->_Cells:
+def _filled(search:Search, new:_Beams)->_Cells:
     "The cells with what was chosen for every place."
-    trail, last = (pick(x, new.parent) for x in (self.cells.trail, self.cells.word))
-    word = new.word.masked_fill(last == self.eos, -1)
-    trail[:,:,self.t] = torch.stack([word, new.done, new.phrase], 2)
-    self.t += 1
+    trail, last = (pick(x, new.parent) for x in (search.cells.trail, search.cells.word))
+    word = new.word.masked_fill(last == search.eos, -1)
+    trail[:,:,search.t] = torch.stack([word, new.done, new.phrase], 2)
+    search.t += 1
     return _Cells(**vars(new), trail=trail)
 
 # %% ../../nbs/fast/24_search.ipynb #b1d22a04
-@patch
-def _walk(self:Search, step, state, bos, reorder=None, normalize=False):
+def _walk(search:Search, step, state, bos, reorder=None, normalize=False):
     "Search to the end; stops after every step. The arguments are those of `grid_beam_search`."
     check_id(bos, f"bos={bos}")
-    last, _ = torch.full_like(self.images, bos), self._look()
-    for t in range(1, self.cfg.max_len + 1):
+    last, _ = torch.full_like(search.images, bos), _look(search)
+    for t in range(1, search.cfg.max_len + 1):
         scores, state, *bits = step(last, state)                        # (N,finishers)
-        if bits: self.bits = bits[0]
+        if bits: search.bits = bits[0]
         v = check_scores(scores, len(last))
-        if t == 1: check_ids(self.read, self.eos, v)
-        special = self.special.expand(-1, self.asked.shape[1], -1).flatten(0, 1)
-        answer = next_words(scores, special, self.cfg.k, self._barred(), self.images, self.t,
+        if t == 1: check_ids(search.read, search.eos, v)
+        special = search.work.special.expand(-1, search.asked.shape[1], -1).flatten(0, 1)
+        answer = next_words(scores, special, search.cfg.k, _barred(search), search.images, search.t,
                             normalize)
-        self._settle(self._pruned(self._advance(*answer)))
+        _settle(search, _pruned(search, _advance(search, *answer)))
         yield t
-        if t == self.cfg.max_len or not len(self.images): return
-        rows = self._look()
-        last = self.cells.word.gather(1, self.asked).clamp(min=0).flatten()
+        if t == search.cfg.max_len or not len(search.images): return
+        rows = _look(search)
+        last = search.cells.word.gather(1, search.asked).clamp(min=0).flatten()
         state = (reorder or reorder_state)(state, rows)
-
-@patch
-def run(self:Search, *args, pad:int=0, **kw)->Hypotheses: # `pad` fills `tokens` after the end
-    "Search to the end; the arguments are those of `grid_beam_search`."
-    for _ in self._walk(*args, **kw): pass
-    return self._hypotheses(pad)
 
 # %% ../../nbs/fast/24_search.ipynb #961770fe
 def _ends_with(tokens, texts):
@@ -239,109 +242,95 @@ def _ends_with(tokens, texts):
     if missing: recent = F.pad(recent, (missing, 0), value=-2)
     return ((recent[:,:,None] == texts) | (texts < 0)).all(-1)
 
-@patch
-def _begun(self:Search, cells)->Tensor:
+def _begun(search:Search, cells)->Tensor:
     "(b,g,a) True where all of an alternative but its last token has just been written."
-    return _ends_with(cells.trail[:,:,:self.t,0], self.groups.tokens[...,:-1])
+    return _ends_with(cells.trail[:,:,:search.t,0], search.work.groups.tokens[...,:-1])
 
-@patch
-def _gains(self:Search, begun)->Tensor:
+def _gains(search:Search, begun)->Tensor:
     "(b,g,c) the groups that each constraint word finishes, as bits."
-    q = self.groups
-    gain = begun.float() @ self.ends > 0                                   # (b,g,c*n)
+    q = search.work.groups
+    gain = begun.float() @ search.work.ends > 0                         # (b,g,c*n)
     return (gain.view(*begun.shape[:2], -1, len(q.bits))*(1 << q.bits)).sum(-1)
 
-@patch
-def _add_finishers(self:Search, device):
-    "Always consider the finishing tokens. One may finish all groups."
-    q, ids = self.all, torch.tensor([*self.finishers], device=device).expand(len(self.read), -1)
-    known = (ids[...,None] == q.words[:,None]).any(-1)
-    q.words, q.jump = torch.cat([q.words, ids.masked_fill(known, -1)], 1), q.top.clamp(min=1)
-
-@patch
-def _said(self:Search)->Tensor:
+def _said(search:Search)->Tensor:
     "(b,g,c) the groups that each constraint word finishes, according to `step`."
-    place = self.groups.words - self.finishers[0]
-    here = (place >= 0) & (place < len(self.finishers))
-    place = place.masked_fill(~here, 0)[:,None].expand(-1, self.row.shape[1], -1)
-    return self.bits[self.row].gather(2, place)*here[:,None]
-
+    place = search.work.groups.words - search.finishers[0]
+    here = (place >= 0) & (place < len(search.finishers))
+    place = place.masked_fill(~here, 0)[:,None].expand(-1, search.row.shape[1], -1)
+    return search.bits[search.row].gather(2, place)*here[:,None]
 
 # %% ../../nbs/fast/24_search.ipynb #b1d22a10
-@patch
-def _expansions(self:Search, parent:_Cells, special, best, words)->_Beams:
+def _expansions(search:Search, parent:_Cells, special, best, words)->_Beams:
     "(b,m) expansions of hypotheses (b,g). `special`, `best`, `words` come from `next_words`."
     begun, gain = None, None
-    if self.absorb or self.cfg.no_repeat: begun = self._begun(parent)
-    if self.cfg.no_repeat:
-        again = self._repeats(parent, begun) if self.bits is None else (
-            (self._said() & parent.done[...,None]) != 0)
+    if search.absorb or search.cfg.no_repeat: begun = _begun(search, parent)
+    if search.cfg.no_repeat:
+        again = _repeats(search, parent, begun) if search.bits is None else (
+            (_said(search) & parent.done[...,None]) != 0)
         again = F.pad(again, (0, 1))                                    # the end repeats nothing
         special = special.masked_fill(again, -torch.inf)
-    if self.absorb: gain = self._gains(begun) if self.bits is None else self._said()
-    if self.absorb and self.ordered: gain = gain & self._in_turn(parent.done)[...,None]
-    ways = [self._free(parent, gain, special, best, words)]
-    if self.long > 1 or not self.absorb: ways.append(self._forced(parent, gain, special[...,:-1]))
-    return self._children(parent, *(torch.cat(x, 2) if x[1:] else x[0] for x in zip(*ways)))
+    if search.absorb: gain = _gains(search, begun) if search.bits is None else _said(search)
+    if search.absorb and search.ordered: gain = gain & _in_turn(search, parent.done)[...,None]
+    ways = [_free(search, parent, gain, special, best, words)]
+    if search.long > 1 or not search.absorb:
+        ways.append(_forced(search, parent, gain, special[...,:-1]))
+    return _children(search, parent, *(torch.cat(x, 2) if x[1:] else x[0] for x in zip(*ways)))
 
 # %% ../../nbs/fast/24_search.ipynb #b1d22a13
-@patch
-def _free(self:Search, parent:_Cells, gain, special, best, words)->tuple:
+def _free(search:Search, parent:_Cells, gain, special, best, words)->tuple:
     "Log-probabilities, tokens, `done`, `phrase` (b,g,k+c+1) of free words; the end last."
     own, end = special[...,:-1], special[...,-1:]
-    end = end.masked_fill(~self.groups.may_end(parent.done)[...,None], -torch.inf)
+    end = end.masked_fill(~search.work.groups.may_end(parent.done)[...,None], -torch.inf)
     log_prob = torch.cat([best, own, end], 2)
-    if self.long > 1: log_prob = log_prob.masked_fill((parent.phrase > 0)[...,None], -torch.inf)
-    word = torch.cat([words, self.special.expand(-1, words.shape[1], -1)], 2)
+    if search.long > 1: log_prob = log_prob.masked_fill((parent.phrase > 0)[...,None], -torch.inf)
+    word = torch.cat([words, search.work.special.expand(-1, words.shape[1], -1)], 2)
     done = parent.done[...,None].expand_as(log_prob)
-    if self.absorb: done = done | F.pad(gain, (words.shape[2], 1))
+    if search.absorb: done = done | F.pad(gain, (words.shape[2], 1))
     return log_prob, word, done, torch.zeros_like(word)
 
 # %% ../../nbs/fast/24_search.ipynb #e14d54c8
-@patch
-def _forced(self:Search, parent:_Cells, gain, own)->tuple:
+def _forced(search:Search, parent:_Cells, gain, own)->tuple:
     "`add_constr`: log-probabilities, tokens, `done`, `phrase` (b,g,a+1); phrases continue last."
     phrase = parent.phrase[...,None]
-    at = torch.cat([self.fresh.expand(*phrase.shape[:2], -1), phrase], 2)
-    place, word, bit, full = (x.gather(1, at.flatten(1)).view_as(at) for x in self.phrases)
-    may = torch.cat([self._may_begin(parent), phrase > 0], 2)
+    at = torch.cat([search.work.fresh.expand(*phrase.shape[:2], -1), phrase], 2)
+    place, word, bit, full = (x.gather(1, at.flatten(1)).view_as(at) for x in search.work.phrases)
+    may = torch.cat([_may_begin(search, parent), phrase > 0], 2)
     log_prob = own.gather(2, place).masked_fill(~may, -torch.inf)
-    if self.absorb: gain = gain.gather(2, place)
-    if self.bits is not None: log_prob = log_prob.masked_fill(full & ~gain != 0, -torch.inf)
+    if search.absorb: gain = gain.gather(2, place)
+    if search.bits is not None: log_prob = log_prob.masked_fill(full & ~gain != 0, -torch.inf)
     done = parent.done[...,None] | full
-    if self.absorb: done = done | gain
-    on = (done & bit == 0) & ~self.groups.at_top(done)                  # the phrase continues
+    if search.absorb: done = done | gain
+    on = (done & bit == 0) & ~search.work.groups.at_top(done)           # the phrase continues
     return log_prob, word, done, (at + 1).masked_fill(~on, 0)
 
-@patch
-def _may_begin(self:Search, parent:_Cells)->Tensor:
+def _may_begin(search:Search, parent:_Cells)->Tensor:
     "(b,g,a) True where an alternative may be begun by force."
-    q, done = self.groups, parent.done[...,None]
+    q, done = search.work.groups, parent.done[...,None]
     outside = (parent.phrase == 0) & ~q.at_top(parent.done)
-    may = (done & self.bit == 0) & outside[...,None] & (q.size > self.absorb)[:,None]
-    if self.ordered: may &= (self._in_turn(parent.done)[...,None] & self.bit) != 0
-    if self.priced: may &= ~self._beside(self.slot)[...,None] | (q.must[:,None,None] & self.bit > 0)
+    may = (done & search.work.bit == 0) & outside[...,None] & (q.size > search.absorb)[:,None]
+    if search.ordered: may &= (_in_turn(search, parent.done)[...,None] & search.work.bit) != 0
+    if search.priced:
+        musts = q.must[:,None,None] & search.work.bit > 0
+        may &= ~_beside(search, search.slot)[...,None] | musts
     return may
 
 # %% ../../nbs/fast/24_search.ipynb #b1d22a01
 _random = Random(0)
 _SALTS = [_random.randrange(-2**63, 2**63) | 1 for _ in range(10_002)] # of the most tokens, and two
 
-@patch
-def _children(self:Search, parent:_Cells, log_prob, word, done, phrase)->_Beams:
+def _children(search:Search, parent:_Cells, log_prob, word, done, phrase)->_Beams:
     "Expansions (b,g,m) as one list (b,g*m)."
     score = log_prob + parent.score[...,None]
-    rank = score / float(self.t + 1)**self.cfg.length_penalty
-    code = parent.code[...,None] + (word + 1)*_SALTS[self.t]
-    place = self.slot[...,None].expand_as(word)
+    rank = score / float(search.t + 1)**search.cfg.length_penalty
+    code = parent.code[...,None] + (word + 1)*_SALTS[search.t]
+    place = search.slot[...,None].expand_as(word)
     return _Beams(score, rank, word, done, phrase, code, place).map(lambda x: x.flatten(1))
 
-@patch
-def _ended(self:Search)->_Beams:
+def _ended(search:Search)->_Beams:
     "(b,s) the captions that have ended, as expansions that do not change."
-    cells, open = self.cells, self.cells.word != self.eos
+    cells, open = search.cells, search.cells.word != search.eos
     score, rank = (x.masked_fill(open, -torch.inf) for x in (cells.score, cells.rank))
-    place = self.place.expand_as(cells.word)
+    place = search.place.expand_as(cells.word)
     return _Beams(score, rank, cells.word, cells.done, cells.phrase, cells.code, place)
 
 # %% ../../nbs/fast/24_search.ipynb #1f8373ec
@@ -375,106 +364,98 @@ def _choose(
     return F.pad(order, (0, 1), value=m).gather(1, place)
 
 # %% ../../nbs/fast/24_search.ipynb #cd103e51
-@patch
-def _identity(self:Search, pool:_Beams, groups:Groups)->Tensor:
+def _identity(search:Search, pool:_Beams, groups:Groups)->Tensor:
     "(b,m) equal for expansions that are the same; in the top row, only the tokens count."
-    same = pool.word == self.eos
-    if not self.cfg.no_repeat: same = same | groups.at_top(pool.done)
-    if not self.absorb: same = same & groups.musts_alone[:,None]        # prices of what was forced
+    same = pool.word == search.eos
+    if not search.cfg.no_repeat: same = same | groups.at_top(pool.done)
+    if not search.absorb: same = same & groups.musts_alone[:,None]      # prices of what was forced
     memory = pool.done*_SALTS[-1] + (pool.phrase + 1)*_SALTS[-2]
     return pool.code + memory.masked_fill(same, 0)
 
-@patch
-def _chosen(self:Search, pool:_Beams, rank, groups:Groups, places:int)->Tensor:
+def _chosen(search:Search, pool:_Beams, rank, groups:Groups, places:int)->Tensor:
     "(b,places) which of the pool's m fills every place of a part; m where there is none."
-    cell = self.mode.row(self, groups, pool)
-    if self.long > 1: cell = cell*self.long + pool.phrase % self.long
-    if self.twins:
-        copy = _duplicates(self._identity(pool, groups), rank > -torch.inf)
+    cell = search.mode.row(search, groups, pool)
+    if search.long > 1: cell = cell*search.long + pool.phrase % search.long
+    if search.twins:
+        copy = _duplicates(_identity(search, pool, groups), rank > -torch.inf)
         rank = rank.masked_fill(copy, -torch.inf)
-    if self.t + 1 == self.cfg.max_len:                                  # only ended ones, if any
-        ends = (pool.word == self.eos) & (pool.rank > -torch.inf)
+    if search.t + 1 == search.cfg.max_len:                              # only ended ones, if any
+        ends = (pool.word == search.eos) & (pool.rank > -torch.inf)
         rank = rank.masked_fill(~ends & ends.any(1, keepdim=True), -torch.inf)
-    tie, k = pool.word*len(self.level) + pool.parent, self.cfg.k
-    return _choose(rank, cell, tie, places // k, k, self._short(pool, self.t + 1))
+    tie, k = pool.word*len(search.level) + pool.parent, search.cfg.k
+    return _choose(rank, cell, tie, places // k, k, _short(search, pool, search.t + 1))
 
 # %% ../../nbs/fast/24_search.ipynb #8b0c11e0
-@patch
-def _short(self:Search, beams:_Beams, t:int)->Tensor:
+def _short(search:Search, beams:_Beams, t:int)->Tensor:
     "(b,m) True where t tokens leave too few for musts and end; None if many are left."
-    q, left = self.groups, self.cfg.max_len - t
-    if left > self.long + self.takes: return None
-    alternative = (beams.phrase // self.long).clamp(max=q.group.shape[1] - 1)
+    q, left = search.work.groups, search.cfg.max_len - t
+    if left > search.long + search.takes: return None
+    alternative = (beams.phrase // search.long).clamp(max=q.group.shape[1] - 1)
     usual = q.least.gather(1, q.group).gather(1, alternative)           # tokens of its group
-    written = beams.phrase % self.long
+    written = beams.phrase % search.long
     more = q.size.gather(1, alternative) - usual - written
     takes = q.takes(beams.done) + torch.where(written > 0, more, 0)
-    return (takes + 1 > left) & (beams.word != self.eos)
+    return (takes + 1 > left) & (beams.word != search.eos)
 
 # %% ../../nbs/fast/24_search.ipynb #a80772dd
-@patch
-def _pruned(self:Search, cells:_Cells)->_Cells:
+def _pruned(search:Search, cells:_Cells)->_Cells:
     "The cells without hypotheses that cannot win or exceed the beam."
     rules = []
-    if self.need > self.cfg.max_len - self.t: rules.append(self._late)
-    if not self.cfg.length_penalty: rules.append(self._outscored)
-    if self.mode.most(self): rules.append(self._crowded)
-    for rule in rules: cells.score = cells.score.masked_fill(rule(cells), -torch.inf)
+    if search.need > search.cfg.max_len - search.t: rules.append(_late)
+    if not search.cfg.length_penalty: rules.append(_outscored)
+    if search.mode.most(search): rules.append(_crowded)
+    for rule in rules: cells.score = cells.score.masked_fill(rule(search, cells), -torch.inf)
     return cells
 
-@patch
-def _late(self:Search, cells:_Cells)->Tensor:
+def _late(search:Search, cells:_Cells)->Tensor:
     "(b,s) True in rows from which the top cannot be reached in time; never in the highest in use."
-    least = self.groups.need - self.groups.jump*(self.cfg.max_len - self.t)
-    highest = torch.where(cells.score > -torch.inf, self.level, -1).amax(1)
-    return self.level < torch.minimum(least, highest)[:,None]
+    least = search.work.groups.need - search.work.groups.jump*(search.cfg.max_len - search.t)
+    highest = torch.where(cells.score > -torch.inf, search.level, -1).amax(1)
+    return search.level < torch.minimum(least, highest)[:,None]
 
 # %% ../../nbs/fast/24_search.ipynb #b1d24a04
-@patch
-def _bound(self:Search, cells:_Cells)->Tensor:
+def _bound(search:Search, cells:_Cells)->Tensor:
     "(b,s) the upper bound of a hypothesis: further tokens cost, prices may gain."
-    if not self.priced: return cells.score
-    gain = self.groups.price.clamp(min=0)[:,None]                       # (b,1,n)
-    left = 1 - (cells.done[...,None] >> self.groups.bits & 1)           # (b,s,n)
-    rank = self._objective(cells, self.groups).masked_fill(cells.score == -torch.inf, -torch.inf)
+    if not search.priced: return cells.score
+    gain = search.work.groups.price.clamp(min=0)[:,None]                # (b,1,n)
+    left = 1 - (cells.done[...,None] >> search.work.groups.bits & 1)    # (b,s,n)
+    rank = _objective(search, cells, search.work.groups)
+    rank = rank.masked_fill(cells.score == -torch.inf, -torch.inf)
     return rank + (left*gain).sum(-1)
 
-@patch
-def _outscored(self:Search, cells:_Cells)->Tensor:
+def _outscored(search:Search, cells:_Cells)->Tensor:
     "(b,s) True for hypotheses that `k` ended captions outscore."
-    going = cells.word != self.eos
-    ended = self._objective(cells, self.groups).masked_fill(going, -torch.inf)
-    if self.priced:                                                     # it may be in both parts
+    going = cells.word != search.eos
+    ended = _objective(search, cells, search.work.groups).masked_fill(going, -torch.inf)
+    if search.priced:                                                   # it may be in both parts
         ended, order = ended.sort(descending=True)
         copy = _duplicates(cells.code.gather(1, order), ended > -torch.inf)
         ended = ended.masked_fill(copy, -torch.inf)
-    worst = ended.topk(self.cfg.k).values[:,-1:]
-    return (self._bound(cells) <= worst) & going
+    worst = ended.topk(search.cfg.k).values[:,-1:]
+    return (_bound(search, cells) <= worst) & going
 
 # %% ../../nbs/fast/24_search.ipynb #79d5322c
-@patch
-def _everything(self:Search)->_Cells:
+def _everything(search:Search)->_Cells:
     "The cells of all images, including those set aside."
-    def put(out, cells): return out.to(cells.dtype).index_put((self.images,), cells)
-    return self.out.map(put, self.cells)
+    def put(out, cells): return out.to(cells.dtype).index_put((search.images,), cells)
+    return search.out.map(put, search.cells)
 
-@patch
-def _settle(self:Search, cells:_Cells):
+def _settle(search:Search, cells:_Cells):
     "Take the new cells, and set finished images aside. A stuck image keeps its old cells."
-    self.going = self._open(cells)
-    self.some_ended = bool((cells.word == self.eos).any())
-    going = self.going.any(1)
+    search.going = _open(search, cells)
+    search.some_ended = bool((cells.word == search.eos).any())
+    going = search.going.any(1)
     if not going.all():
         stuck = (cells.score == -torch.inf).all(1)
-        self.stuck[self.images] = stuck
+        search.stuck[search.images] = stuck
         def kept(new, old): return torch.where(stuck.view(-1, *[1]*(new.dim() - 1)), old, new)
-        cells = cells.map(kept, self.cells)
-    self.cells = cells
+        cells = cells.map(kept, search.cells)
+    search.cells = cells
     if going.all(): return
-    self.out = self._everything()
-    self.images, self.cells, self.line = self.images[going], cells[going], self.line[going]
-    self.going = self.going[going]
-    self._work_on(self.groups[going])
+    search.out = _everything(search)
+    search.images, search.line = search.images[going], search.line[going]
+    search.cells, search.going = cells[going], search.going[going]
+    search.work = search.work.on(going)
 
 # %% ../../nbs/fast/24_search.ipynb #ec784f52
 def _front(chosen):
@@ -484,46 +465,39 @@ def _front(chosen):
     real, place = real[:,:g].bool(), place[:,:g]
     return place.where(real, place[:,:1]), real
 
-@patch
-def _look(self:Search)->Tensor:
+def _look(search:Search)->Tensor:
     "Choose active hypotheses with different texts for the model; (b,a) rows."
-    self.slot, self.active = _front(self.going)                         # (b,g) their places
-    if not self.twins:
-        self.asked, self.source = self.slot, self.place[:self.slot.shape[1]]*self.active
+    search.slot, search.active = _front(search.going)                   # (b,g) their places
+    if not search.twins:
+        search.asked, search.source = search.slot, search.place[:search.slot.shape[1]]*search.active
     else:                                                               # (b,g) whose answer counts
-        code = self.cells.code.gather(1, self.slot)
+        code = search.cells.code.gather(1, search.slot)
         first = (code[...,None] == code[:,None]).byte().argmax(2)       # (b,g) with the same text
-        alone = first == self.place[:first.shape[1]]
-        self.asked = self.slot.gather(1, _front(alone)[0])              # (b,a)
-        self.source = (alone.cumsum(1) - 1).gather(1, first)
-    b, a = self.asked.shape
-    self.row = torch.arange(0, b*a, a, device=self.slot.device)[:,None] + self.source # (b,g)
-    rows = self.line.gather(1, self.cells.parent.gather(1, self.asked)) # of the model's memory
-    self.line = torch.zeros_like(self.line).scatter(1, self.slot, self.row)
+        alone = first == search.place[:first.shape[1]]
+        search.asked = search.slot.gather(1, _front(alone)[0])          # (b,a)
+        search.source = (alone.cumsum(1) - 1).gather(1, first)
+    b, a = search.asked.shape
+    search.row = torch.arange(0, b*a, a, device=search.slot.device)[:,None] + search.source # (b,g)
+    parent = search.cells.parent.gather(1, search.asked)
+    rows = search.line.gather(1, parent)                                # of the model's memory
+    search.line = torch.zeros_like(search.line).scatter(1, search.slot, search.row)
     return rows
 
 # %% ../../nbs/fast/24_search.ipynb #86632492
-@patch
-def _objective(self:Search, beams:_Beams, groups:Groups)->Tensor:
+def _objective(search:Search, beams:_Beams, groups:Groups)->Tensor:
     "(b,m) what is compared: the rank plus the prices of the mentioned groups."
-    if not self.priced: return beams.rank
+    if not search.priced: return beams.rank
     return beams.rank.to(groups.price) + groups.worth(beams.done)
 
-@patch
-def _beside(self:Search, place:Tensor)->Tensor:
+def _beside(search:Search, place:Tensor)->Tensor:
     "True for places of the part without candidates."
-    return place >= self.sizes[0]
+    return place >= search.sizes[0]
 
-@patch
-def worth(self:Search)->Tensor: # (b,a) nats
-    "The prices of the groups that each text which the model is asked about has finished."
-    return self.groups.worth(self.cells.done.gather(1, self.asked))
-
-@patch
-def _without_candidates(self:Search, pool:_Beams)->tuple:
+def _without_candidates(search:Search, pool:_Beams)->tuple:
     "The pool of the part without candidates, and its ranks."
-    done = pool.done & self.groups.must[:,None]
-    return replace(pool, done=done), pool.rank.masked_fill(~self._beside(pool.parent), -torch.inf)
+    done = pool.done & search.work.groups.must[:,None]
+    rank = pool.rank.masked_fill(~_beside(search, pool.parent), -torch.inf)
+    return replace(pool, done=done), rank
 
 # %% ../../nbs/fast/24_search.ipynb #6619438e
 class _Bank(Grid):
@@ -545,17 +519,16 @@ class _Bank(Grid):
 MODES["bank"] = _Bank
 
 # %% ../../nbs/fast/24_search.ipynb #b1d24a21
-@patch
-def _crowded(self:Search, cells:_Cells)->Tensor:
+def _crowded(search:Search, cells:_Cells)->Tensor:
     "(b,s) True for hypotheses beyond `most`: the rows take turns, the highest first."
-    going, short, most = self._open(cells), self._short(cells, self.t), self.mode.most(self)
-    crowded = []
-    for part, turns in zip(self.parts, self.turns):
-        turns = _behind(self.mode.turns(self, part, cells, turns), short)
+    going, short = _open(search, cells), _short(search, cells, search.t)
+    most, crowded = search.mode.most(search), []
+    for part, turns in zip(search.work.parts, search.turns):
+        turns = _behind(search.mode.turns(search, part, cells, turns), short)
         limit = torch.where(part.musts_alone, most, max(1, most // 2))  # candidates: half a beam
         beyond = going.gather(1, turns).cumsum(1) > limit[:,None]
         crowded.append(torch.zeros_like(going).scatter(1, turns, beyond))
-    return (torch.stack(crowded).any(0) if self.priced else crowded[0]) & going
+    return (torch.stack(crowded).any(0) if search.priced else crowded[0]) & going
 
 # %% ../../nbs/fast/24_search.ipynb #c4ed1701
 class _Credit(_Bank):
@@ -566,7 +539,7 @@ class _Credit(_Bank):
         "(b,m) the places of a part by priority."
         turns = super().turns(search, groups, cells, turns)
         if search.priced: return turns                                  # prices are a credit
-        going = search._open(cells).gather(1, turns)
+        going = _open(search, cells).gather(1, turns)
         finished = groups.finished(cells.done) + (cells.phrase % search.long > 0)
         worth = (cells.score + self.nats*finished).gather(1, turns).masked_fill(~going, -torch.inf)
         worth = worth.scatter(1, going.byte().argmax(1, keepdim=True), torch.inf)
@@ -575,47 +548,42 @@ class _Credit(_Bank):
 MODES["credit"] = _Credit
 
 # %% ../../nbs/fast/24_search.ipynb #ee7f3a2d
-@patch
-def _in_turn(self:Search, done:Tensor)->Tensor:
+def _in_turn(search:Search, done:Tensor)->Tensor:
     "(b,g) with `ordered`, bits of the groups that may be finished next: the first must only."
-    must = self.groups.must[:,None]
+    must = search.work.groups.must[:,None]
     missing = must & ~done
     return ~must | (missing & -missing)
 
 # %% ../../nbs/fast/24_search.ipynb #ab237dd0
-@patch
-def _read_avoid(self:Search, avoid, device)->Tensor:
+def _read_avoid(avoid, n, eos, device)->Tensor:
     "(b,x,l) avoided words; -1 pads phrases on the left. Raises `NocError` for bad ids."
-    n = len(self.read)
     given = f"{len(avoid)} lists" if isinstance(avoid, (list, tuple)) else repr(avoid)
     require(given == f"{n} lists", f"avoid: {given}", f"one for each of {n} images")
-    read = [read_group(row, self.eos, f"image {i}, avoid") if row else [(-1,)]
+    read = [read_group(row, eos, f"image {i}, avoid") if row else [(-1,)]
             for i, row in enumerate(avoid)]
     long = max(len(phrase) for row in read for phrase in row)
     def line(phrase): return [-1]*(long - len(phrase)) + [*phrase]
     rows = padded([[*map(line, row)] for row in read], [-1]*long)
     return torch.tensor(rows, device=device)
 
-@patch
-def _barred(self:Search)->Tensor:
+def _barred(search:Search)->Tensor:
     "(N,f) tokens that may not come next in the rows of the model; -1 pads."
-    if self.avoid is None: return self.forbidden
-    avoid, trail = self.avoid[self.images], pick(self.cells.trail, self.asked)
-    ended = _ends_with(trail[:,:,:self.t,0], avoid[...,:-1])
+    if search.avoid is None: return search.forbidden
+    avoid, trail = search.avoid[search.images], pick(search.cells.trail, search.asked)
+    ended = _ends_with(trail[:,:,:search.t,0], avoid[...,:-1])
     last = torch.where(ended, avoid[:,None,:,-1], -1)                   # (b,a,x) or (b,1,x)
-    last = last.expand(*self.asked.shape, -1).flatten(0, 1)
-    return torch.cat([self.forbidden.expand(len(last), -1), last], 1)
+    last = last.expand(*search.asked.shape, -1).flatten(0, 1)
+    return torch.cat([search.forbidden.expand(len(last), -1), last], 1)
 
 # %% ../../nbs/fast/24_search.ipynb #b1d23a04
-@patch
-def _spans(self:Search, trail:Tensor, groups:Groups)->Tensor:
+def _spans(search:Search, trail:Tensor, groups:Groups)->Tensor:
     "(b,m,n,2) the positions of the groups, by trails (b,m,t,3); -1: not mentioned."
     tokens, done, phrase = trail.unbind(3)
     before, part = F.pad(done, (1, 0))[...,:-1], F.pad(phrase, (1, 0))[...,:-1]
     fresh = ((done & ~before)[...,None] >> groups.bits & 1).bool()      # (b,m,t,n)
-    size = (part % self.long + 1)[...,None].expand(fresh.shape)         # of a phrase, now complete
-    if self.absorb:
-        recent = F.pad(tokens, (self.long - 1, 0), value=-2).unfold(2, self.long, 1)
+    size = (part % search.long + 1)[...,None].expand(fresh.shape)       # of a phrase, now complete
+    if search.absorb:
+        recent = F.pad(tokens, (search.long - 1, 0), value=-2).unfold(2, search.long, 1)
         texts = groups.tokens[:,None,None]                              # (b,1,1,a,l)
         here = ((recent[:,:,:,None] == texts) | (texts < 0)).all(-1)*groups.size[:,None,None]
         own = groups.group[:,None,None].expand(here.shape)
@@ -625,47 +593,43 @@ def _spans(self:Search, trail:Tensor, groups:Groups)->Tensor:
     return span.masked_fill(~fresh.any(2)[...,None], -1)
 
 # %% ../../nbs/fast/24_search.ipynb #5eed2404
-@patch
-def _repeats(self:Search, parent:_Cells, begun)->Tensor:
+def _repeats(search:Search, parent:_Cells, begun)->Tensor:
     "(b,g,c) True where a constraint word would complete a second mention of a finished group."
-    q = self.groups
-    finished = (parent.done[...,None] & self.bit) != 0             # (b,g,a)
-    end = self._spans(parent.trail, q)[...,1]
+    q = search.work.groups
+    finished = (parent.done[...,None] & search.work.bit) != 0           # (b,g,a)
+    end = _spans(search, parent.trail, q)[...,1]
     end = end.gather(2, q.group[:,None].expand_as(finished))
-    apart = self.t + 1 - q.size[:,None] >= end                          # begins after the first one
+    apart = search.t + 1 - q.size[:,None] >= end                        # begins after the first one
     ends = q.tokens[:,:,-1:] == q.words[:,None]                         # (b,a,c)
     return (begun & finished & apart).float() @ ends.float() > 0
 
 # %% ../../nbs/fast/24_search.ipynb #744ad02b
-@patch
-def _reason(self:Search, image:int, done:int)->str:
+def _reason(search:Search, image:int, done:int)->str:
     "Why an image has no complete caption; `done` groups are finished."
-    top, T = int(self.all.need[image]), self.cfg.max_len
-    count, room = f"{done} of {top} constraints", int(self.all.jump[image])*(T - 1)
-    if self.stuck[image]:
+    top, T = int(search.all.need[image]), search.cfg.max_len
+    count, room = f"{done} of {top} constraints", int(search.all.jump[image])*(T - 1)
+    if search.stuck[image]:
         return f"{count}, then no token may come next" if top else "no word may come next"
     if top > room: return f"{count}: {T} tokens hold at most {room} and the end"
     return f"{count} within {T} tokens" if done < top else f"no end within {T} tokens"
 
-@patch
-def _best_places(self:Search, cells:_Cells)->tuple:
+def _best_places(search:Search, cells:_Cells)->tuple:
     "(b,k) the places of the best hypotheses of every image; (b,k) which of them hold one."
-    ended = cells.word == self.eos
+    ended = cells.word == search.eos
     some = ended.any(1, keepdim=True)
-    ranks = self._objective(cells, self.all).masked_fill(~ended, -torch.inf)
-    ranks = torch.where(some, ranks, self.level.to(ranks))          # if nothing ended: rows
+    ranks = _objective(search, cells, search.all).masked_fill(~ended, -torch.inf)
+    ranks = torch.where(some, ranks, search.level.to(ranks))            # if nothing ended: rows
     order = ranks.argsort(dim=1, descending=True, stable=True)
     valid = ((cells.score > -torch.inf) & (ended | ~some)).gather(1, order)
     valid &= ~_duplicates(cells.code.gather(1, order), valid)       # same tokens, other rows
-    place = (~valid).long().argsort(dim=1, stable=True)[:,:self.cfg.k]
+    place = (~valid).long().argsort(dim=1, stable=True)[:,:search.cfg.k]
     return order.gather(1, place), valid.gather(1, place)
 
 # %% ../../nbs/fast/24_search.ipynb #b1d24a22
-@patch
-def _listed(self:Search, span, valid)->Tensor:
+def _listed(search:Search, span, valid)->Tensor:
     "(b,k,n,2) the positions of the groups, in the caller's order."
     order = []
-    for groups in self.read:
+    for groups in search.read:
         numbers = [number for number, _ in groups]
         order.append([*map(numbers.index, range(len(groups)))])
     order = torch.tensor(padded(order, -1), dtype=torch.long, device=span.device)
@@ -673,20 +637,19 @@ def _listed(self:Search, span, valid)->Tensor:
     return span.gather(2, order.clamp(min=0)).masked_fill((order < 0) | ~valid, -1)
 
 # %% ../../nbs/fast/24_search.ipynb #52d703d5
-@patch
-def _hypotheses(self:Search, pad:int=0)->Hypotheses: # `pad` fills `tokens` after the end
+def _hypotheses(search:Search, pad:int=0)->Hypotheses: # `pad` fills `tokens` after the end
     "The best captions found so far."
-    cells = self._everything()
-    place, valid = self._best_places(cells)
-    best, complete = cells.at(place), (cells.word == self.eos).any(1).tolist()
-    tokens = best.trail[:,:,:self.t,0]
+    cells = _everything(search)
+    place, valid = _best_places(search, cells)
+    best, complete = cells.at(place), (cells.word == search.eos).any(1).tolist()
+    tokens = best.trail[:,:,:search.t,0]
     tokens = tokens.masked_fill((tokens < 0) | ~valid[...,None], pad)
-    musts = self.all.finished(best.done & self.all.must[:,None])[:,0]*valid[:,0]
-    reason = [None if complete[i] else self._reason(i, n) for i, n in enumerate(musts.tolist())]
+    musts = search.all.finished(best.done & search.all.must[:,None])[:,0]*valid[:,0]
+    reason = [None if complete[i] else _reason(search, i, n) for i, n in enumerate(musts.tolist())]
     score, objective = (x.masked_fill(~valid, -torch.inf)
-                        for x in (best.score, self._objective(best, self.all)))
-    span = self._listed(self._spans(best.trail, self.all), valid[...,None,None])
-    done, ended = self.all.finished(best.done)*valid, (best.word == self.eos) & valid
+                        for x in (best.score, _objective(search, best, search.all)))
+    span = _listed(search, _spans(search, best.trail, search.all), valid[...,None,None])
+    done, ended = search.all.finished(best.done)*valid, (best.word == search.eos) & valid
     return Hypotheses(tokens, score, ended, done, span, reason, objective)
 
 # %% ../../nbs/fast/24_search.ipynb #b1d24a05

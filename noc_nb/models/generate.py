@@ -13,7 +13,6 @@ from numbers import Integral, Real
 
 import torch
 import torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor
 
 from ..core import NocError, require
@@ -203,84 +202,79 @@ class _Rows:
         self.model.write(different // self.v, different % self.v)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c05
-@patch
 @torch.inference_mode(False)
-def step(self:_Rows, tokens, source):
+def _step(rows:_Rows, tokens, source):
     "One token more: log-probabilities (N,v+extra+2), begin and end last."
     torch.set_grad_enabled(False)                                        # until the end of the step
-    if self.marked is None:
-        self._mark(None)
-        self.marked[:,self.begin] = 0.
-        return self._given()
-    if self.steps: self.write(tokens, source)
+    if rows.marked is None:
+        _mark(rows, None)
+        rows.marked[:,rows.begin] = 0.
+        return _given(rows)
+    if rows.steps: rows.write(tokens, source)
     log_probs = None
-    if self.said.shape[1] < self.room:                                   # else nothing more to read
-        log_probs = self.rules.processed(self.model, self.model.read())
-    self._mark(log_probs)
-    self._close(log_probs, source)
-    return self._given()
+    if rows.said.shape[1] < rows.room:                                   # else nothing more to read
+        log_probs = rows.rules.processed(rows.model, rows.model.read())
+    _mark(rows, log_probs)
+    _close(rows, log_probs, source)
+    return _given(rows)
 
-@patch
-def _mark(self:_Rows, log_probs):
+def _mark(rows:_Rows, log_probs):
     "Give every token its column, and every token that finishes words another."
-    self.marked = self.total.new_full((len(self.total), self.end + 1), -torch.inf)
-    self.real, self.bits = self.columns.nothing(self.search)
+    rows.marked = rows.total.new_full((len(rows.total), rows.end + 1), -torch.inf)
+    rows.real, rows.bits = rows.columns.nothing(rows.search)
     if log_probs is None: return
-    if len(self.never):
-        self.never = self.never[(log_probs[:,self.never] == -torch.inf).all(0)]
-    self.marked[:,:self.v] = log_probs[self.row]
-    full = self.said.shape[1] + 1 == self.room
-    self.real, self.bits = self.columns.mark(self.marked, self.texts, self.search.tolist(), full)
+    if len(rows.never):
+        rows.never = rows.never[(log_probs[:,rows.never] == -torch.inf).all(0)]
+    rows.marked[:,:rows.v] = log_probs[rows.row]
+    full = rows.said.shape[1] + 1 == rows.room
+    rows.real, rows.bits = rows.columns.mark(rows.marked, rows.texts, rows.search.tolist(), full)
 
-@patch
-def _given(self:_Rows):
+def _given(rows:_Rows):
     "The answer to the search: log-probabilities, no state, and what finishing tokens finish."
-    return (self.marked, None) if self.bits is None else (self.marked, None, self.bits)
+    return (rows.marked, None) if rows.bits is None else (rows.marked, None, rows.bits)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c06
-@patch
-def _close(self:_Rows, log_probs, source):
+def _close(rows:_Rows, log_probs, source):
     "Record this step, and give the end its column."
-    total, t, model = self.total, self.said.shape[1], self.model
-    step = _Step(self.search, self.said, self.columns.owes(self.texts), source, total, self.row,
+    total, t, model = rows.total, rows.said.shape[1], rows.model
+    step = _Step(rows.search, rows.said, rows.columns.owes(rows.texts), source, total, rows.row,
                  model.ids[:,model.prompts.shape[1]:], model.input,
-                 log_probs if self.config.output_scores else None)
-    if not len(self.ends):
-        end, step.end = torch.full_like(total, -torch.inf), torch.full_like(self.row, -1)
+                 log_probs if rows.config.output_scores else None)
+    if not len(rows.ends):
+        end, step.end = torch.full_like(total, -torch.inf), torch.full_like(rows.row, -1)
     else:
-        end, best = self.marked.index_select(1, self.ends).max(1)
-        if log_probs is not None: end = end.masked_fill(~self._accepted(end), -torch.inf)
-        step.end = self.ends[best]
-    self.marked.index_fill_(1, self.ends, -torch.inf)
-    stopped, tokens = self.rules.stopped(model), t + 1
+        end, best = rows.marked.index_select(1, rows.ends).max(1)
+        if log_probs is not None: end = end.masked_fill(~_accepted(rows, end), -torch.inf)
+        step.end = rows.ends[best]
+    rows.marked.index_fill_(1, rows.ends, -torch.inf)
+    stopped, tokens = rows.rules.stopped(model), t + 1
     if log_probs is None: stopped = torch.ones_like(model.input, dtype=torch.bool)
     if stopped is not None and stopped.any():
-        stopped = stopped[self.row]
-        self.marked[stopped] = -torch.inf
+        stopped = stopped[rows.row]
+        rows.marked[stopped] = -torch.inf
         owes = torch.tensor(step.owes, device=total.device)              # the same text has a twin
         end = torch.where(stopped, torch.where(owes, -torch.inf, 0.), end)
         step.end = step.end.masked_fill(stopped, -1)
         tokens = torch.where(stopped, max(t, 1), tokens)
     step.cost = end
-    self.steps.append(step)
-    self.marked[:,self.end] = (end + total)*((t + 2)/tokens)**self.config.length_penalty - total
+    rows.steps.append(step)
+    rows.marked[:,rows.end] = (end + total)*((t + 2)/tokens)**rows.config.length_penalty - total
 
 # %% ../../nbs/models/116_generate.ipynb #9c6ea57c
-@patch
-def _accepted(self:_Rows, end)->Tensor: # (N,) bool
+def _accepted(rows:_Rows, end)->Tensor: # (N,) bool
     "Whether a text may end, with log-probability `end`."
-    asked, k = self.finder.asked, self.config.num_beams                  # (a searches,places)
-    out = ~self.usual[self.finder.images]
+    asked, k = rows.finder.asked, rows.config.num_beams                  # (a searches,places)
+    out = ~rows.usual[rows.finder.images]
     usual, out = ~out, out[:,None].repeat(1, asked.shape[1])
     if not usual.any(): return out.flatten()
-    places, total = asked[usual], self.total.view(asked.shape)[usual]
-    best = self.marked[:,:self.v].unflatten(0, asked.shape)[usual].topk(min(k, self.v)).values
+    places, total = asked[usual], rows.total.view(asked.shape)[usual]
+    best = rows.marked[:,:rows.v].unflatten(0, asked.shape)[usual].topk(min(k, rows.v)).values
     again = places == places[:,:1]                                       # they fill up the rows
     again[:,0] = False
     sums = (best + total[...,None]).masked_fill(again[...,None], -torch.inf).flatten(1)
     least = sums.topk(min(k, sums.shape[1])).values[:,-1:]
     out[usual] = total + end.view(asked.shape)[usual] >= least
-    return (out | (self.finder.worth() > 0)).flatten()
+    return (out | (rows.finder.worth() > 0)).flatten()
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c1b
 @dataclass
@@ -537,7 +531,7 @@ def _search(rows:_Rows, **settings):
     columns.place(rows.finder.read)
     def reorder(_, index): return index.flatten()
     with torch.inference_mode():                                         # except for the model
-        return rows.finder.run(rows.step, None, 0, reorder, pad=rows.end)
+        return rows.finder.run(partial(_step, rows), None, 0, reorder, pad=rows.end)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11604
 def _barred(rows:_Rows, ids:tuple)->bool:

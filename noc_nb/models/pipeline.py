@@ -103,11 +103,11 @@ class _Words:
     def _near(self, name):
         "Suggest words that are close in spelling and then, if the name has a vector, in vector."
         model = getattr(self, "pipeline", self)                        # has word vectors
-        table, known = model.captioner.words().detach(), model.captioner.words.known
+        table, real = model.captioner.words().detach(), model.captioner.words.known
         near = get_close_matches(name.lower(), {*meanings(self.classes), *model.vocab.stoi}, 3, .75)
         rows = [model.vocab.stoi.get(word) for word in name.lower().split()]
-        if None not in rows and known[rows].all():
-            likeness = cosine_similarity(table[rows].sum(0), table, -1).masked_fill(~known, -1)
+        if None not in rows and real[rows].all():
+            likeness = cosine_similarity(table[rows].sum(0), table, -1).masked_fill(~real, -1)
             near += [model.vocab.tokens[n] for n in likeness.topk(10).indices.tolist()]
         good = [w for w in dict.fromkeys(near) if w != name and None not in self._tokens(w)]
         return f", such as {' or '.join(good[:3])}" if good else ""
@@ -134,10 +134,10 @@ def _table(images):
 
 def _probs(selector, people, images):
     "Return the selector's probability of every region, (n,) per image; NaN if it is skipped."
-    best, k = [], selector.cfg.max_regions
+    best = []
     for r in images:
         others = [n for n in r.ranked.tolist() if r.labels[n].item() not in people]
-        best.append(others[:k])
+        best.append(others[:selector.cfg.max_regions])
     x = _table(r.keep(rows) for r, rows in zip(images, best)).batch(range(len(images)))
     device = next(selector.parameters()).device
     with torch.no_grad():
@@ -216,7 +216,8 @@ class _Choice:
 # %% ../../nbs/models/50_pipeline.ipynb #a74f29f5
 def _features(pipeline, images):
     "Return a `CaptionBatch` of stored or symbolic features, with the best regions first."
-    ids, cfg = [*range(len(images))], pipeline.captioner.cfg
+    ids = [*range(len(images))]
+    cfg = pipeline.captioner.cfg
     best = [r.best(cfg.max_regions) for r in images]
     if pipeline.vectors is not None:
         symbolic = RegionFeatures(_table(best), cfg.max_regions, pipeline.vectors)
@@ -263,11 +264,12 @@ class _NovelCaption:
 # %% ../../nbs/models/50_pipeline.ipynb #cfe603b7
 def _whole_mention(text, span, forms):
     "Return the span of the longest form around a word, such as 'fire hydrant' for 'hydrant'."
-    (start, end), found = span, [span]
+    start, end = span
+    spans = [span]
     for words in map(str.split, forms):
         places = range(max(0, end - len(words)), start + 1)
-        found += [(at, at + len(words)) for at in places if text[at:at+len(words)] == words]
-    return max(found, key=lambda place: place[1] - place[0])
+        spans += [(at, at + len(words)) for at in places if text[at:at+len(words)] == words]
+    return max(spans, key=lambda place: place[1] - place[0])
 
 # %% ../../nbs/models/50_pipeline.ipynb #265b0cab
 class _Search:
@@ -292,13 +294,13 @@ class _Search:
             require(seen is None, "seen", "a pipeline trained on stored features; this one "
                     "computes features from boxes and classes")
             return images
-        seen, expected = images if seen is None else seen, self.captioner.cfg.d_feature
-        for r in filter(len, seen):
+        expected = self.captioner.cfg.d_feature
+        for r in filter(len, images if seen is None else seen):
             r.check_finite()
             width = 0 if r.features is None else r.features.shape[-1]
             where = f"image {r.image_id}: region features of {width} numbers"
             require(width == expected, where, f"{expected} a region")
-        return seen
+        return images if seen is None else seen
 
     def _search(self, seen, groups, prices):
         "Return the best caption of each image under its constraints, as `Decoded`."
@@ -369,7 +371,8 @@ class NovelCaptioner(_Words, _Choice, _Search):
 
     def _caption(self, images, seen, choosers, options):
         "Caption a batch: choose, search, record. Each image has a chooser, from `with_objects`."
-        probs, asked = _probs(self.selector, self.people, images), []
+        probs = _probs(self.selector, self.people, images)
+        asked = []
         for chooser, r, p in zip(choosers, images, probs):
             asked.append(chooser._ask(*chooser._candidates(r, p, options)))
         decoded = self._search(seen, [a.groups for a in asked], [a.prices for a in asked])
@@ -399,7 +402,8 @@ class NovelCaptioner(_Words, _Choice, _Search):
         "Caption images. Raise `NocError` if options, regions or the names of objects are invalid."
         if isinstance(images, Regions):
             return self([images], objects, None if seen is None else [seen], **options)[0]
-        options, captions = CaptionOptions(**options), {}
+        options = CaptionOptions(**options)
+        captions = {}
         _check(images, seen, self.classes)
         choosers = self._choosers(objects, len(images))
         seen = self._seen(images, seen)
@@ -471,8 +475,7 @@ def _class_vectors(file, classes, width):
     check_kinds(vectors, dict.fromkeys(vectors, torch.zeros(())), file)
     for i, vector in vectors.items():
         whole = vector.shape == (width,) and vector.isfinite().all()
-        found = f"{width} finite numbers, found {tuple(vector.shape)}"
-        require(whole, f"{file}: class {i}", found)
+        require(whole, f"{file}: class {i}", f"{width} finite numbers, found {tuple(vector.shape)}")
     return {int(i): vector for i, vector in vectors.items()}
 
 # %% ../../nbs/models/50_pipeline.ipynb #4d83a7f1
@@ -482,14 +485,16 @@ def from_pretrained(cls:NovelCaptioner,
     device=None, # default: the accelerator if there is one
 )->NovelCaptioner:
     "Read what `save_pretrained` wrote. Raise `NocError` if a file is missing or invalid."
-    folder, device = pipeline_folder(name), device or default_device()
+    folder = pipeline_folder(name)
+    device = device or default_device()
     file = folder/"pipeline.json"
     require(file.exists(), f"{file}: no such file", "a pipeline; `noc_pipeline --selector DIR "
             "--captioner DIR` makes one from trained parts")
     cfg = load_config(PipelineConfig, file)
     selector = load_model(folder/"selector", RegionSelector, device)
     captioner = load_model(folder/"captioner", Captioner, device)
-    classes, vectors = load_classes(folder/"classes.json"), None
+    classes = load_classes(folder/"classes.json")
+    vectors = None
     file = folder/"class_vectors.safetensors"
     if file.exists(): vectors = _class_vectors(file, classes, captioner.cfg.d_feature - 6)
     return cls(selector, captioner, classes, vectors, cfg)

@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor
 
 from ..core import NocError, require
@@ -743,6 +742,29 @@ def _flat(moves, name):
     sizes = torch.tensor([x.shape[-1] for x in fields])
     return torch.cat(fields, -1), torch.arange(len(moves)).repeat_interleave(sizes)
 
+# %% ../../nbs/models/109_spellings.ipynb #44b01300
+def _barred(table, v, ends, device)->tuple:
+    "0 or -inf (3,v): what may not follow a text, by its ending. Whether any token lengthens words."
+    longer, unknown = table.flags(v).clone()
+    unknown[[i for i in ends if i not in table.bytes]] = False
+    barred = torch.stack([longer & False, longer | unknown, ~longer])
+    nats = torch.zeros(barred.shape).masked_fill(barred, -torch.inf)
+    return nats.to(device), bool(longer.any())
+
+def _give_free(columns, scores, real, bits, moves):
+    "Give the free columns of each text to its best other tokens that finish something."
+    (tokens, place, gains), rows = _flat(moves, "others")
+    if not len(tokens): return
+    best = scores.new_full((len(scores), int(place.max()) + 1), -torch.inf)
+    which, worth = (place.new_zeros(best.shape) for _ in range(2))
+    best[rows,place], which[rows,place] = scores[rows,tokens], tokens
+    worth[rows,place] = gains
+    best, at = best.topk(min(columns.k, best.shape[1]))
+    start = columns.extra - columns.k
+    free = slice(start, start + at.shape[1])
+    scores[:,columns.v:][:,free], real[:,free] = best, which.gather(1, at)
+    bits[:,free] = worth.gather(1, at)
+
 # %% ../../nbs/models/109_spellings.ipynb #44c00017
 class _Columns:
     "The tokens of a search, the model's and the finishing ones, and which may follow a text."
@@ -757,11 +779,7 @@ class _Columns:
         self.finishers = range(v, v + self.extra + 1)                    # these, and the begin
         real = [*self.column, *[0]*(self.extra - len(finish))]
         self.real = torch.tensor(real, device=device).long()             # (extra,) model's tokens
-        longer, unknown = self.table.flags(v).clone()
-        unknown[[i for i in ends if i not in self.table.bytes]] = False
-        self.goes_on = bool(longer.any())
-        barred = torch.stack([longer & False, longer | unknown, ~longer]).to(device)
-        self.barred = torch.zeros_like(barred, dtype=torch.float).masked_fill(barred, -torch.inf)
+        self.barred, self.goes_on = _barred(self.table, v, ends, device)
         self.constraints = [[_forced(words, group, self.column) for group in words.spelled if group]
                             for words in self.words]
 
@@ -798,32 +816,17 @@ class _Columns:
         "Which texts must continue."
         return [text.ends == _OWES for text in texts]
 
-# %% ../../nbs/models/109_spellings.ipynb #44b01300
-@patch
-def mark(self:_Columns,
-    scores:Tensor, # (N,v+extra+2) log-probabilities of the model's tokens, and -inf
-    texts:list,    # N
-    inputs:list,   # N, the input of each
-    full:bool,     # True: this is the last token, so no word can continue
-)->tuple:          # (N,extra) tokens of finishing columns; (N,extra+1) groups of all
-    "In place: give finishing columns their scores, and bar tokens that may not follow."
-    held = [n for n, text in enumerate(texts) if text.ends != _FREE]
-    scores[held,:self.v] += self.barred[[texts[n].ends for n in held]]
-    moves = [*map(self.after, inputs, texts)]
-    real, bits = self.nothing(inputs)
-    (tokens, columns, gains), rows = _flat(moves, "own")
-    scores[rows,columns] = scores[rows,tokens]
-    bits[rows,columns-self.v] = gains
-    (tokens, place, gains), rows = _flat(moves, "others")
-    if len(tokens) and self.extra:                                       # (N,m) beside them
-        best = scores.new_full((len(texts), int(place.max()) + 1), -torch.inf)
-        which, worth = (place.new_zeros(best.shape) for _ in range(2))
-        best[rows,place], which[rows,place] = scores[rows,tokens], tokens
-        worth[rows,place] = gains
-        best, at = best.topk(min(self.k, best.shape[1]))
-        free = slice(self.extra - self.k, self.extra - self.k + at.shape[1])
-        scores[:,self.v:][:,free], real[:,free] = best, which.gather(1, at)
-        bits[:,free] = worth.gather(1, at)
-    tokens, rows = _flat(moves, "late" if full else "alone")
-    scores[rows,tokens] = -torch.inf
-    return real, bits
+    def mark(self, scores, texts, inputs, full)->tuple: # (N,extra) tokens, (N,extra+1) groups
+        """In place in scores (N,v+extra+2): give finishing columns theirs, and bar what may not
+        follow. After the last token, if it is `full`, no word can continue."""
+        held = [n for n, text in enumerate(texts) if text.ends != _FREE]
+        scores[held,:self.v] += self.barred[[texts[n].ends for n in held]]
+        moves = [*map(self.after, inputs, texts)]
+        real, bits = self.nothing(inputs)
+        (tokens, columns, gains), rows = _flat(moves, "own")
+        scores[rows,columns] = scores[rows,tokens]
+        bits[rows,columns-self.v] = gains
+        if self.extra: _give_free(self, scores, real, bits, moves)
+        tokens, rows = _flat(moves, "late" if full else "alone")
+        scores[rows,tokens] = -torch.inf
+        return real, bits

@@ -180,7 +180,8 @@ def _worth(v, caption, prices):
     lines = [f"{name}: excluded" for name, u in prices.items() if u == -math.inf]
     total = 0.
     for name, price in _wanted(prices).items():
-        c, must = candidates.get(name), price == math.inf
+        c = candidates.get(name)
+        must = price == math.inf
         told, out = ("must", "not said") if must else (f"{price:.1f}", "left out")
         word = c.word if c else _says(v, caption.caption, name)
         if word: total += 0. if must else price

@@ -186,7 +186,6 @@ def show_looks(
     boxes,       # (n,4) x1 y1 x2 y2, relative to the image
     labels=None, # n names; a word's strongest region is named
     image=None,  # PIL image or (height,width,3) array; default: empty canvases
-    size=(4, 3), # (width,height) of an empty canvas; only their ratio matters
 ):               # the figure
     "Draw a canvas for each word. Raises `NocError` if words, boxes and looks disagree."
     looks = np.asarray(looks, dtype=float)
@@ -194,7 +193,7 @@ def show_looks(
     expected = len(words), len(boxes)
     where = f"show_looks: {looks.shape} weights"
     require(looks.shape == expected, where, f"{expected}: a row a word")
-    if image is not None: size = np.asarray(image).shape[1::-1]
+    size = (4, 3) if image is None else np.asarray(image).shape[1::-1]
     fig, axs = _canvases(len(words), size)
     for ax, word, look in zip(axs, words, looks):
         _canvas(ax, image, size)
