@@ -73,8 +73,10 @@ def decode(
     avoid=(),              # forbidden words and phrases, as in `search`
 )->dict:                   # image id -> `Decoded`
     "Caption every image in the batches."
-    constraints, captions = constraints or {}, {}
-    vocab, device = Vocab(captioner.tokens), next(captioner.parameters()).device
+    constraints = constraints or {}
+    captions = {}
+    vocab = Vocab(captioner.tokens)
+    device = next(captioner.parameters()).device
     training = captioner.training
     captioner.eval()
     for batch in batches:

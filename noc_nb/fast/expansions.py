@@ -35,7 +35,8 @@ def _top(scores, k):
     "Return the places of the `k` best scores of every row; among equals, the first."
     k = min(k, scores.shape[1])
     best, place = scores.topk(min(k + 1, scores.shape[1]))
-    place, equal = place[:,:k], (best[:,1:] == best[:,:-1]).any(1)      # (N,) rarely True
+    place = place[:,:k]
+    equal = (best[:,1:] == best[:,:-1]).any(1)  # (N,) rarely True
     if equal.any(): place[equal] = _distinct(scores[equal]).topk(k).indices
     return place
 
@@ -64,7 +65,8 @@ def _top_words(
     if few:
         words = _top(scores, k)
         return scores.gather(1, words), words
-    size, whole = sizes[0], v - v % sizes[0]                            # the rest fills no block
+    size = sizes[0]
+    whole = v - v % sizes[0]  # the rest fills no block
     first = _best_blocks(scores[:,:whole], k, size)
     kept = torch.cat([_contents(scores, first, size), scores[:,whole:]], 1)
     best, place = _top_words(kept, k, sizes[1:])

@@ -87,10 +87,12 @@ def _check_config(kind, values, where):
     "Raise `NocError` if a value of a configuration is outside the limits of its setting."
     ranges = _limits_of(kind)
     for f in fields(kind):
-        value, about = values.get(f.name), ranges.get(f.name)
+        value = values.get(f.name)
+        about = ranges.get(f.name)
         if value is None or not about: continue
         least, most, among = about["least"], about["most"], about["among"]
-        given, words = f"{where}{f.name}={value}", ", ".join(among)
+        given = f"{where}{f.name}={value}"
+        words = ", ".join(among)
         if least is not None: check_range(where, least, most, among, **{f.name: value})
         elif among: require(value in among, given, f"one of {words}")
         require(f.type is not int or isinstance(value, Integral), given, "a whole number")

@@ -25,7 +25,8 @@ def foreign_file(
     item:str="", # part of the file that is read, for the message
 ):
     "Read a file within this context: an error of its decoder becomes a `NocError` naming the file."
-    odd, where = os.path.exists(path) and not os.path.isfile(path), f"{path}: {item}".strip(": ")
+    odd = os.path.exists(path) and not os.path.isfile(path)
+    where = f"{path}: {item}".strip(": ")
     if odd: raise NocError(f"{path}: is not a regular file; expected {expected}")
     try: yield
     except NocError: raise

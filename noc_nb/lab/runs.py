@@ -137,7 +137,8 @@ def _class_parts(cls):
 
 def _function_parts(f):
     "The source of somebody's function, and all values that it computes with."
-    code, values = f.__code__, [f.__defaults__, f.__kwdefaults__, vars(f)]
+    code = f.__code__
+    values = [f.__defaults__, f.__kwdefaults__, vars(f)]
     read = [f.__globals__.get(name) for name in sorted(_names(code, "LOAD_GLOBAL", "LOAD_NAME"))]
     inside = sorted(_names(code, "LOAD_ATTR", "LOAD_METHOD"))
     for module in read:                            # of their modules, the names read there
@@ -147,7 +148,8 @@ def _function_parts(f):
 
 def _closure(f):
     "The values that a function closes over, without those that do not exist yet."
-    values, cells = {}, getattr(f, "__closure__", None) or ()
+    values = {}
+    cells = getattr(f, "__closure__", None) or ()
     for name, cell in zip(f.__code__.co_freevars if cells else (), cells):
         with suppress(ValueError): values[name] = cell.cell_contents
     return values
@@ -439,7 +441,8 @@ def check_outputs(
     taken = set().union(*(_places(path) for path in inputs if path))
     for option, path in outputs.items():
         if path is None: continue
-        places, where = _places(path), f"{option} {path}: is an input, or the other output"
+        places = _places(path)
+        where = f"{option} {path}: is an input, or the other output"
         require(not places & taken, where, "a new one")
         taken |= places
 

@@ -95,7 +95,8 @@ def _load_vocab(path):
 def _built(kind, cfg, weights, folder):
     "A model of a folder's size, with freshly drawn weights."
     if kind is RegionSelector: return RegionSelector(cfg)
-    path, vectors = folder/"vocab.json", weights.get("words.known")
+    path = folder/"vocab.json"
+    vectors = weights.get("words.known")
     vocab = _load_vocab(path)
     count = len(vocab) if vectors is None else len(vectors)
     require(count == len(vocab), f"{path}: {len(vocab)} words", f"{count} as in model.safetensors")
@@ -127,7 +128,8 @@ def plain_card(
     model, # a `RegionSelector` or a `Captioner`
 )->str:
     "The `README.md` of its folder, until a person or a command says more."
-    kind, size = type(model).__name__, sum(w.numel() for w in model.state_dict().values())
+    kind = type(model).__name__
+    size = sum(w.numel() for w in model.state_dict().values())
     settings = [f"{name}: {value}" for name, value in asdict(model.cfg).items()]
     parts = {"Settings": settings, "Size": [f"{size:,} numbers"]}
     return model_card(kind, "`load_model` of noc_nb.lab.saving reads this folder.", parts)

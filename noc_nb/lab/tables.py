@@ -148,7 +148,8 @@ def table_view(
     """One of the paper's tables: paper, ours (the mean, ± the deviation over seeds) and the
     difference below each other."""
     _check_rows(rows)
-    columns, lines = _columns(number, rows), []
+    columns = _columns(number, rows)
+    lines = []
     numbers = paper_numbers() if paper else {}
     for title, *line in spec(number):
         runs = matching(rows, number, *line, variant)

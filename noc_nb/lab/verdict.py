@@ -80,7 +80,8 @@ def over_runs(
     deltas:list,   # the same difference between other runs, too
 )->dict:           # difference, interval, p
     "A difference of pairs of runs: the mean of three or more, with both kinds of chance."
-    deltas, half = np.array(deltas, float), (interval[1] - interval[0])/2
+    deltas = np.array(deltas, float)
+    half = (interval[1] - interval[0])/2
     runs = [(deltas.var(ddof=1)/len(deltas), len(deltas))]
     return _with_runs(float(deltas.mean()), (half/1.96)**2, runs)
 
@@ -105,7 +106,8 @@ def near_limit(
 )->bool:
     "Whether other draws may move a p-value across .05."
     if p == 0: return False
-    z, error = NormalDist().inv_cdf(p/2), 3/np.sqrt(samples)
+    z = NormalDist().inv_cdf(p/2)
+    error = 3/np.sqrt(samples)
     low, high = (2*NormalDist().cdf(z*x)*corrected/p for x in (1 + error, 1/(1 + error)))
     return low < .05 < high
 

@@ -100,7 +100,8 @@ CLAIMS = _CHOICES + _TRAININGS + _BOUNDS
 # %% ../../nbs/scores/123_claims.ipynb #142312d8
 def _paper_delta(claim):
     "The Δ of the paper's tables, in points; None where they lack a cell."
-    numbers, delta = paper_numbers(), 0.
+    numbers = paper_numbers()
+    delta = 0.
     for sign, line, column in claim.terms:
         printed = ("CBS", None, None) if line[0] == "cbs" else line
         value = numbers.get((claim.table, *printed, column))
@@ -159,7 +160,8 @@ def _claim_scores(claim, drawn):
 # %% ../../nbs/scores/123_claims.ipynb #a1d26207
 def _row_of(rows, line, drawn):
     "About the run of a line's captions, from the result row with their CIDEr-D."
-    score, about = drawn["in", "C"][0], dict.fromkeys(("detections", "features", "seed"))
+    score = drawn["in", "C"][0]
+    about = dict.fromkeys(("detections", "features", "seed"))
     for r in rows:
         if r.get("variant") or (r["row"], r.get("training"), r.get("lambda0")) != line: continue
         if np.isclose(metric(r, "in_C") or np.nan, score): return {key: r[key] for key in about}
@@ -186,19 +188,23 @@ def write_claims(
     samples:int=20_000,     # draws of the bootstrap
 )->list:                    # the rows
     "Δ and interval of every claim that has captions. Raises `NocError` without data or captions."
-    folder, root = Path(results)/"captions", find_data(data)
+    folder = Path(results)/"captions"
+    root = find_data(data)
     require(root, "data: no folder", "a COCO root, or the variable NOC_DATA")
     def file(line): return captions_file(folder, line, f"{split}-")
     def captioned(claim): return all(file(line).exists() for _, line, _ in claim.terms)
     claims = list(filter(captioned, CLAIMS))
     name = file(table_line("none", "xe")).name
     require(claims, f"{folder}: no captions of any claim", f"files like {name}")
-    task, known = make_task(root, split), read_rows(results, data=split, split="test")
-    of_file, rows = _drawing(task, samples), []
+    task = make_task(root, split)
+    known = read_rows(results, data=split, split="test")
+    of_file = _drawing(task, samples)
+    rows = []
     def drawn(line): return of_file(file(line))
     about = dict(variant=None, data=split, split="test", command=COMMAND)
     for c in progress(claims, "claims"):
-        line, metrics = c.terms[0][1], _claim_scores(c, drawn)
+        line = c.terms[0][1]
+        metrics = _claim_scores(c, drawn)
         run = _row_of(known, line, drawn(line))
         rows.append(_claim_row(line, task, metrics, samples, claim=c.text, **about, **run))
     for row in rows: append_row(Path(results)/"claims.jsonl", row)
@@ -223,7 +229,8 @@ def write_systems(
     "How far systems of three trainings are from their rivals. Raises `NocError` without data."
     root = find_data(data)
     require(root, "data: no folder", "a COCO root, or the variable NOC_DATA")
-    task, rows = make_task(root, split), []
+    task = make_task(root, split)
+    rows = []
     drawn = _drawing(task, samples)
     def side(name):
         seeds = "", "seed1-", "seed2-"
@@ -269,7 +276,8 @@ def write_variants(
 )->list:              # the rows
     "How far variants are from the plain run. Raises `NocError` for runs on other images."
     for folder in (base, *others): split, part, _ = _same_images(base, folder)
-    task, rows = make_task(find_data(data), split, part), []
+    task = make_task(find_data(data), split, part)
+    rows = []
     weight = nonnovel_weight(list(task.refs), task.novel) if part == "val" else 1.
     drawn = _drawing(task, samples, fp_weight=weight)
     copied = "variant", "data", "split", "detections", "features", "seed", "command"
@@ -374,7 +382,8 @@ def claims_view(
     import pandas as pd
     deltas = {c.text: list(_seed_deltas(c, rows).values()) for c in claims}
     judged = {r["claim"]: r for r in rows if r.get("claim") in deltas}
-    tested, lines = _tested(judged, deltas), {}
+    tested = _tested(judged, deltas)
+    lines = {}
     for c in claims:
         metrics = judged.get(c.text, {}).get("metrics", {})
         lines[c.shown] = _cells(c, metrics, deltas[c.text], tested.get(c.text))

@@ -50,7 +50,8 @@ def _read_sides(sides):
     names = [set(report.judged.numbers) for report in read]
     alone = sorted(set.union(*names) - set.intersection(*names))
     if alone: warnings.warn(f"{', '.join(alone)}: not compared, since only some reports have it")
-    kept, first = [report.judged for report in read], len(sides[0])
+    kept = [report.judged for report in read]
+    first = len(sides[0])
     return kept[:first], kept[first:]
 
 # %% ../../nbs/scores/124_compare.ipynb #ac00a06f

@@ -215,6 +215,7 @@ _PACKAGES = """java.base/java.lang java.base/java.util java.base/java.util.concu
 java.base/java.math java.base/java.text java.base/java.net java.base/java.nio java.base/sun.nio.ch
 java.sql/java.sql""".split()
 _OPENS = [word for p in _PACKAGES for word in ("--add-opens", f"{p}=ALL-UNNAMED")]
+_THREADS = min(4, os.cpu_count() or 1)
 
 def _java_options(folder):
     "`JDK_JAVA_OPTIONS` that make `java -jar spice-1.0.jar` work since Java 15, in any tool."
@@ -238,11 +239,11 @@ class _Spice:
     def _command(self, items, *arguments):
         "Java with SPICE's class path. For a few items, full compilation is not worth its time."
         quick = ["-XX:TieredStopAtLevel=1"] if items < 500 else []
-        package, threads = Path(spice_package.__file__).parent, min(4, os.cpu_count() or 1)
+        package = Path(spice_package.__file__).parent
         jars = [self.folder/_jar_name(c) for c in _SPICE_JARS]           # and no others in it
         path = os.pathsep.join(map(str, [package/"spice-1.0.jar", package/"lib"/"*", *jars]))
         return [self.java, self.heap, *quick, "-Dfile.encoding=UTF-8", *_OPENS, "-cp", path,
-                "edu.anu.spice.SpiceScorer", *arguments, "-silent", "-threads", threads]
+                "edu.anu.spice.SpiceScorer", *arguments, "-silent", "-threads", _THREADS]
 
     def _run(self, items):
         "F of items (dicts of test and refs), 0..1. `OSError` if Java fails or takes too long."
@@ -305,7 +306,8 @@ class _Program:
         except OSError as e: self.leave_out(e)
 
 class _MeteorScore(_Program):
-    metric, program = "M", None
+    metric = "M"
+    program = None
     def __init__(self, refs, folder=None):
         self.refs, self.known = refs, {}  # known: (image, line) -> its numbers
         try: self.program = _Meteor(folder)

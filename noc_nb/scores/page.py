@@ -41,7 +41,8 @@ def thumbnail(
     side=440, # pixels wide and high, at most
 )->str:       # a URI
     "A picture as text for the page."
-    small, out = image.convert("RGB"), io.BytesIO()
+    small = image.convert("RGB")
+    out = io.BytesIO()
     small.thumbnail((side, side))
     small.save(out, "jpeg", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode()

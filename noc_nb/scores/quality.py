@@ -32,14 +32,15 @@ def _sized(forms): return forms, max((len(form.split()) for form in forms), defa
 def _objects_said(caption, forms):
     "(form, ids of its classes) of the mentioned objects, in order; the longest form counts."
     classes, longest = forms
-    words, at, found = normalize(caption).split(), 0, []
+    words = normalize(caption).split()
+    pairs, at = [], 0
     while at < len(words):
         runs = (" ".join(words[at:at+n]) for n in range(min(longest, len(words)-at), 0, -1))
         form = next((run for run in runs if run in classes), None)
-        if form and classes[form]: found.append((form, classes[form]))
+        if form and classes[form]: pairs.append((form, classes[form]))
         at += len(form.split()) if form else 1
-    if {"toilet", "toilets"}.isdisjoint(words): return found
-    return [pair for pair in found if pair[0] not in ("seat", "seats")]
+    if {"toilet", "toilets"}.isdisjoint(words): return pairs
+    return [pair for pair in pairs if pair[0] not in ("seat", "seats")]
 
 # %% ../../nbs/scores/121_quality.ipynb #e6d8d2c3
 _LOOSE = frozenset("""adult board glass glasses gloves light lights orange plant plants sign signs
@@ -73,7 +74,9 @@ def _with_pairs(forms):
 # %% ../../nbs/scores/121_quality.ipynb #a1c40003
 def _read_words(path, classes):
     "Word -> id of the class that has its line, as a set."
-    names, forms, seen = {normalize(c.name): i for i, c in classes.items()}, {}, set()
+    names = {normalize(c.name): i for i, c in classes.items()}
+    forms = {}
+    seen = set()
     with foreign_file(path, "a line of words for each object, with commas"), text_file(path) as f:
         lines = [re.split(", ?", line.strip()) for line in f if line.strip()]
     for first, *others in lines:
@@ -141,12 +144,12 @@ def quality_scores(
     sums:np.ndarray, # (...,15) summed `quality_numbers`
 )->dict:             # name -> (...,); in percent, except words a caption
     "The quality of a set of captions; NaN if there is nothing to divide by."
-    (count, words, empty, objects, invented, with_invented, right, expected, found,
-     there, seen, two, three, ending, new) = np.moveaxis(sums, -1, 0)
+    (count, words, empty, objects, invented, with_invented, right, expected, said,
+     present, seen, two, three, ending, new) = np.moveaxis(sums, -1, 0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return {"mention precision": 100*right/objects, "mention recall": 100*found/expected,
+        return {"mention precision": 100*right/objects, "mention recall": 100*said/expected,
                 "CHAIRi": 100*invented/objects, "CHAIRs": 100*with_invented/count,
-                "CHAIR recall": 100*seen/there, "words a caption": words/count,
+                "CHAIR recall": 100*seen/present, "words a caption": words/count,
                 "repeats two words": 100*two/count, "repeats three words": 100*three/count,
                 "ends badly": 100*ending/count, "empty": 100*empty/count,
                 "new words": 100*new/words}

@@ -102,7 +102,8 @@ class _Task:
 def _read_references(data):
     "The references; domain -> ids (nocaps); the folder or None. Raises `NocError`."
     file = Path(data) if Path(data).is_file() else None
-    root, domains = None if file else find_data(data), {}
+    root = None if file else find_data(data)
+    domains = {}
     captions = load_captions(root, file)
     content = read_json(file) if file and ".json" in file.suffixes and is_object(file) else {}
     for image in content.get("images", ()):
@@ -194,7 +195,8 @@ def make_task(
     if listed is not None:
         source = f"listed in {name}"
         novel = {o: images.intersection(listed) for o, images in novel.items()}
-    truth, words = boxed_classes(instances_files(root), classes), None
+    truth = boxed_classes(instances_files(root), classes)
+    words = None
     if train and every.keys() >= set(train):
         words = set(" ".join(normalize(c) for i in train for c in every[i]).split())
     about = dict(data=Path(data).name, split=name,
@@ -236,7 +238,8 @@ def match(
     require(missing in ("refuse", "empty"), f"--missing {missing}", "refuse or empty")
     lost = [i for i in task.refs if i not in captions]
     extra = [i for i in captions if i not in task.refs]
-    split, size = task.about["split"], len(task.refs)
+    split = task.about["split"]
+    size = len(task.refs)
     def refuse(ids, what, expected):
         require(not ids, f"{where}: image {ids and ids[0]}: {what}", expected)
     refuse(extra if len(lost) == size else [],
@@ -325,7 +328,8 @@ class _Learned:
         self.function, self.task = function, task
 
     def numbers(self, tokens, captions):
-        where, chosen = f"metrics: {self.name}", {i: captions[i] for i in tokens}
+        where = f"metrics: {self.name}"
+        chosen = {i: captions[i] for i in tokens}
         scores = list(map(float, self.function(self.task.photos, chosen, self.task.refs)))
         require(len(scores) == len(chosen), f"{where}: {len(scores):,} numbers",
                 f"one for each of {len(chosen):,} captions, in their order")
@@ -338,7 +342,8 @@ class _Learned:
 # %% ../../nbs/scores/122_report.ipynb #5caabb4f
 def _f1_rows(judged, task, scores, intervals):
     "The report's numbers for every object."
-    rows, cells = {}, judged.counted(np.ones((1, len(judged.ids))))[0].tolist()
+    rows = {}
+    cells = judged.counted(np.ones((1, len(judged.ids))))[0].tolist()
     for o, (tp, fp, fn) in zip(judged.objects, cells):
         precision, recall = (100*tp/n if n else None for n in (tp+fp, tp+fn))
         rows[o] = dict(F1=scores[o], interval=intervals.get(o), precision=precision, recall=recall,
@@ -357,7 +362,8 @@ def _make_report(judged, task, counts, samples=1000):
     "All scores of one system and all that they depend on, as JSON; `counts` come from `match`."
     scores, intervals = _scores_and_intervals(judged, samples)
     f1 = _f1_rows(judged, task, scores.pop("f1", {}), intervals.pop("f1", {}))
-    counts, draws = dict(counts), dict(samples=samples, seed=0, interval=95)
+    counts = dict(counts)
+    draws = dict(samples=samples, seed=0, interval=95)
     for name, rows in judged.sets.items():
         if not name.startswith("object "): counts[name] = int(rows.sum())
     counts["references"] = sum(map(len, task.refs.values()))
@@ -426,7 +432,8 @@ def _f1_table(f1):
 
 def _quality(report):
     "The table of quality, and a line on the vocabulary."
-    sure, words = report["intervals"].get("quality", {}), report["vocabulary"]
+    sure = report["intervals"].get("quality", {})
+    words = report["vocabulary"]
     rows = [[k, _cell(v, sure.get(k))] for k, v in report["scores"]["quality"].items()]
     line = f"{words['words']:,} different words, {words['captions']:,} different captions"
     new = words["new"]
@@ -476,7 +483,8 @@ def _read_images(path, protocol=Protocol()):
     with open_parquet(path) as file: table = file.read()
     about = (table.schema.metadata or {}).get(b"noc_nb")
     require(about, str(path), "the images.parquet of a report")
-    about, columns = json.loads(about), table.to_pydict()
+    about = json.loads(about)
+    columns = table.to_pydict()
     ids, captions, refs, sets_of = map(columns.pop, ("image_id", "caption", "references", "sets"))
     photos = zip(ids, columns.pop("file_name", ()))
     def rows(name): return np.array([name in names for names in sets_of])
@@ -493,7 +501,8 @@ def _extremes(judged, photos):
     "The ten images with the lowest scores, and the ten with the highest."
     title, points = judged.main_score()
     if not title: return []
-    order, half = np.argsort(*points, kind="stable").tolist(), len(judged.ids)//2
+    order = np.argsort(*points, kind="stable").tolist()
+    half = len(judged.ids)//2
     def card(k):
         return judged.card(k, photos, [("", judged.captions[k])], f"{title} {points[0][k]:.1f}")
     parts = {f"Lowest {title}": order[:half][:10], f"Highest {title}": order[half:][::-1][:10]}
@@ -585,7 +594,8 @@ def read_report(
 )->_Report:
     "Read a report of `evaluate_file`. Raises `NocError` for other or mismatched files."
     if Path(path).is_dir(): path = Path(path)/"report.json"
-    report, expected = read_json(path), "the report.json that noc_eval writes"
+    report = read_json(path)
+    expected = "the report.json that noc_eval writes"
     whole = isinstance(report, dict) and {"scores", "protocol", "counts"} <= report.keys()
     require(whole, str(path), expected)
     with foreign_file(path, f"{expected}, and its images.parquet"):

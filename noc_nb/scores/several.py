@@ -89,7 +89,8 @@ def _of_folder(folder, o):
     with foreign_file(folder/"rows.jsonl", "the rows of noc_reproduce, and its run.json"):
         about, rows = read_json(folder/"run.json"), read_rows(folder/"rows.jsonl")
         rows = [r for r in rows if r["training"]]
-        judge_row, runs = _judge_of(folder, about, o), []
+        judge_row = _judge_of(folder, about, o)
+        runs = []
         for r in rows:
             report = judge_row(r)
             images = r["data"], r["split"], r["counts"]["images"]
@@ -105,7 +106,8 @@ def _split_at_vs(given):
 
 def _systems(given, o):
     "Name -> runs. Raises `NocError` for runs of one system with different settings."
-    sides, systems = _split_at_vs(given), {}
+    sides = _split_at_vs(given)
+    systems = {}
     require(sides, "--runs", "folders of reports, or of noc_reproduce")
     for name, side in zip(_names(sides), sides):
         prefix = f"{name}: " if len(sides) > 1 else ""
@@ -278,10 +280,12 @@ def _compare_and_show(o):
     sides = _sides(o.compare)
     inputs = [*sides[0], *sides[1], o.images, o.data]
     with report_folder(o.out, "compare", inputs) as finish:
-        names, kept = _names(sides), _read_sides(sides)
+        names = _names(sides)
+        kept = _read_sides(sides)
         named = None if o.data else [(name, i) for i, name in kept[0][0].named.items()]
         photos = photos_by_id(o.images, o.data, named)
-        rows, title = _differences(*kept, o.samples), f"{names[1]} minus {names[0]}"
+        rows = _differences(*kept, o.samples)
+        title = f"{names[1]} minus {names[0]}"
         parts = _parts(rows, names, list(map(len, sides)))
         def write(new):
             write_files(new, "compare", rows, title, parts + _largest(*kept, names, photos),
