@@ -216,7 +216,7 @@ def test_only_files_are_opened(tmp_path):
     for read, name in ((read_json, "p.json"), (image_files, "p.txt"), (read_detections, "p.parquet"),
                        (read_vectors, "p.txt"), (read_rows, "p.json"), (lambda f: list(read_tsv(f)), "p.txt"),
                        (lambda f: list(read_hdf5(f)), "p.json")):
-        with pytest.raises(NocError, match="is no regular file"): read(tmp_path/name)
+        with pytest.raises(NocError, match="is not a regular file"): read(tmp_path/name)
 
 # ---- what a file claims
 
