@@ -799,7 +799,7 @@ def test_odd_settings_of_a_pipeline():
     for odd in (-1, 2, "a", float("nan"), [], torch.zeros(2)):
         with pytest.raises(NocError, match="min_score="): CaptionOptions(min_score=odd)
     for odd in (1, [None], [["dog"]], [1], lambda: 1):
-        with pytest.raises(NocError, match="expected a list of names"): CaptionOptions(objects=odd)
+        with pytest.raises(NocError, match="expected names, a string"): CaptionOptions(objects=odd)
     for odd in ("dog|", "-", "=3", "dog=much", "-dog=2", "dog, -dog"):
         with pytest.raises(NocError, match="words: "): CaptionOptions(objects=odd)
     for odd in ([["a"]], "a", None, {}, [1, 2, 3]):
