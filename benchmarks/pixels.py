@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
@@ -102,8 +101,7 @@ def _look(processor, images):
 
 def _captions(images):
     "Lists of normalised captions."
-    def own(i): return list(map(normalize, toy_image(0, i)[1]))
-    return list(map(own, images))
+    return [list(map(normalize, toy_image(0, i)[1])) for i in images]
 
 def _pairs(images, captions, tokenizer, processor):
     "Pictures of the toy world, each with one of its captions."
@@ -184,16 +182,17 @@ def _train_pixels(cfg, folder, seed=0):
 def _average_said(model, tokenizer, said, vectors, n):
     """Neighbour-averaged embeddings of `n` words: as `Captioner.average_neighbours`, in place, for
     words of any class that are not `said` in training. Returns word -> its neighbours."""
-    known = {w: t for w, t in tokenizer.get_vocab().items() if w in vectors}
-    unit = {w: vectors[w]/np.linalg.norm(vectors[w]) for w in known}
-    learned, table = sorted(set(known) & set(said)), model.decoder.get_input_embeddings().weight
+    tokens = {w: t for w, t in tokenizer.get_vocab().items() if w in vectors}
+    unit = {w: vectors[w]/np.linalg.norm(vectors[w]) for w in tokens}
+    table = model.decoder.get_input_embeddings().weight.data
+    learned = sorted(set(tokens) & set(said))
     most = f"at most {len(learned)}, the words that have vectors"
     require(n <= len(learned), f"borrow={n}", most)
     neighbours = {}
-    for word in sorted(set(known) - set(said)):
-        nearest = sorted(learned, key=lambda other: -unit[word] @ unit[other])
-        neighbours[word] = nearest[:n]
-        table.data[known[word]] = table.data[[known[other] for other in neighbours[word]]].mean(0)
+    for word in sorted(set(tokens) - set(said)):
+        nearest = sorted(learned, key=lambda other: -unit[word] @ unit[other])[:n]
+        table[tokens[word]] = table[[tokens[other] for other in nearest]].mean(0)
+        neighbours[word] = nearest
     return neighbours
 
 # ---- The experiment
@@ -216,7 +215,7 @@ class _PixelModels(Models):
         preset, (model, tokenizer, processor) = self.run.preset, captioner
         if not preset.borrow: return captioner
         images = range(1, preset.captioner.pictures + 1)
-        said = {word for own in _captions(images) for c in own for word in c.split()}
+        said = {word for captions in _captions(images) for c in captions for word in c.split()}
         _average_said(model, tokenizer, said, self.data.vectors, preset.borrow)
         return model, tokenizer, processor
 

@@ -82,13 +82,12 @@ class _Bench:
 
 # ---- Reading
 # What reads files, and the builder of the held-out split, which must find the lists that the world was made with.
-def _load(bench, detections="simulated"):
-    "The whole data set, with detections as Parquet unless a file is named."
+def _load(bench, file=None):
+    "The whole data set, with detections as Parquet unless a file of them is named."
+    detections = str(bench.root/"detections"/file) if file else "simulated"
     with bench.lap("load"): data = load_data(bench.root, "coco", detections)
     return dict(images=len(data.captions), captions=data.counts["captions"],
                 detections=len(data.regions.boxes))
-
-def _load_json(bench): return _load(bench, str(bench.root/"detections/simulated.json"))
 
 def _detections(bench, name):
     "Detections as COCO's results."
@@ -195,11 +194,12 @@ def _xe(bench, store=None):
 def _xe_store(bench):
     "The same on a store's features, and how long they take to read."
     store = RegionStore(bench.root/"features")
-    found = _xe(bench, store)
-    features, ids = RegionFeatures(store, store.features.shape[0]), store.ids.tolist()
+    numbers = _xe(bench, store)
+    features = RegionFeatures(store, store.features.shape[0])
+    ids = store.ids.tolist()
     with bench.lap("features", 5000):
         for start in range(0, 5000, 50): features(ids[start*7 % len(ids):][:50])
-    return found | dict(stored=len(ids))
+    return numbers | dict(stored=len(ids))
 
 def _scst(bench):
     "Steps of self-critical training, without constraints and with the oracle's."
@@ -211,12 +211,12 @@ def _scst(bench):
     features = data.region_features(bench.preset.captioner.max_regions)
     images = ImageExamples(data, ids, features)
     loader = Loader(images, 10, cfg.seed)                         # a fifth of the preset's batch
-    found = {}
+    numbers = {}
     for name, words in dict(cider={}, cider_dgbs=oracle).items():
         loss = SelfCritical(reward, words, partial(fast_search, cfg=bench.preset.search))
         with bench.lap(name, bench.steps):
-            found[name] = _train(bench, captioner, loss, cfg, loader, bench.steps)
-    return found
+            numbers[name] = _train(bench, captioner, loss, cfg, loader, bench.steps)
+    return numbers
 
 # ---- Captions and scores
 # The captioner here has learned nothing, so its captions run to the longest length: decoding is timed at its worst.
@@ -227,19 +227,19 @@ def _decode(bench):
     test = data.splits["test"]
     ids = test[:bench.images][bench.rank::bench.processes]
     words = oracle_words(data, ids, Vocab(captioner.tokens))
-    oracle = {i: word_groups(own) for i, own in words.items()}
+    oracle = {i: word_groups(tokens) for i, tokens in words.items()}
     features = data.region_features(bench.preset.captioner.max_regions)
-    found = dict(images=bench.images, test=len(test),
-                 constraints=sum(map(len, oracle.values()))/len(ids))
+    numbers = dict(images=bench.images, test=len(test),
+                   constraints=sum(map(len, oracle.values()))/len(ids))
     for name, constraints in dict(none={}, oracle=oracle).items():
         batches = Loader(ImageExamples(data, ids, features), 100, shuffle=False)
         with bench.lap(name, len(ids)): decode(captioner, batches, constraints, bench.preset.search)
-    if bench.processes > 1: return found
+    if bench.processes > 1: return numbers
     some = Loader(ImageExamples(data, ids[:10], features), 10, shuffle=False)
     for name, constraints in dict(none={}, oracle=oracle).items():
         work = partial(decode, captioner, some, constraints, bench.preset.search)
-        found[f"{name}_teraflop"] = _operations(work)/len(ids[:10])
-    return found
+        numbers[f"{name}_teraflop"] = _operations(work)/len(ids[:10])
+    return numbers
 
 def _score(bench, metrics=("C", "B4", "R")):
     "Scores of one caption for each image of the test half: somebody's, of the same image."
@@ -251,10 +251,8 @@ def _score(bench, metrics=("C", "B4", "R")):
         scorer = CaptionScorer(refs, metrics, java_programs(refs, metrics))
         images = len(scorer.refs.cider.rows)
     with scorer, bench.lap("scores", len(ids)):
-        found = judge(captions, refs, ids, novel, data.heldout, scorer=scorer).row()
-    return dict(images=images, scores=found["in"])
-
-def _score_meteor(bench): return _score(bench, ("M", "C", "B4", "R"))
+        scores = judge(captions, refs, ids, novel, data.heldout, scorer=scorer).row()
+    return dict(images=images, scores=scores["in"])
 
 # `noc_reproduce` does all of it in one process. What that holds before the first step, and in the end, is the memory
 # that counts.
@@ -279,13 +277,12 @@ def _whole(bench):
     "A little of everything, one after the other."
     bench.steps, bench.images = 3, 10
     parts = dict(selector=_selector, xe=_xe, scst=_scst, decode=_decode, score=_score)
-    found = {}
+    numbers = {}
     for name, part in parts.items():
         laps, bench.laps = bench.laps, {}
-        numbers = part(bench)
-        found |= {f"{name} {key}": value for key, value in numbers.items()}
+        numbers |= {f"{name} {key}": value for key, value in part(bench).items()}
         bench.laps = laps | {f"{name} {lap}": value for lap, value in bench.laps.items()}
-    return found
+    return numbers
 
 # How many operations a step has needs no world: random regions of the paper's sizes do.
 def _counted(bench, images=2, captions=10):
@@ -293,15 +290,16 @@ def _counted(bench, images=2, captions=10):
     cfg = BenchConfig(images=images, captions=captions, captioner=bench.preset.captioner)
     captioner = _captioner(cfg)
     xe = _operations(lambda: xe_loss(captioner, _batch(cfg, captions))[0].backward())/captions
-    batch, found = _batch(cfg, images), dict(xe=xe)
+    batch = _batch(cfg, images)
+    numbers = dict(xe=xe)
     for n in 0, 3:
         groups = [[[(4 + k,)] for k in range(n)]]*images
         seen = []
         def find(): seen.append(search(captioner.eval(), batch, groups, bench.preset.search))
         def learn(): caption_log_probs(captioner, batch, seen[0].tokens).sum().backward()
-        found[f"search, {n} constraints"] = _operations(find)/images
-        found[f"learn, {n} constraints"] = _operations(learn)/images
-    return found
+        numbers[f"search, {n} constraints"] = _operations(find)/images
+        numbers[f"learn, {n} constraints"] = _operations(learn)/images
+    return numbers
 
 @dataclass(frozen=True)
 class _Step:
@@ -312,13 +310,14 @@ class _Step:
 
 _GROWING = 16, 4, 1
 _STEPS = dict(
-    load=_Step(_load, _GROWING), load_json=_Step(_load_json),
+    load=_Step(_load, _GROWING), load_json=_Step(partial(_load, file="simulated.json")),
     detections_json=_Step(partial(_detections, name="simulated.json"), _GROWING),
     boxes=_Step(_boxes, _GROWING), builder=_Step(_builder, _GROWING),
     selector=_Step(_selector, _GROWING), xe=_Step(_xe, processes=(1, 2)), scst=_Step(_scst),
     decode=_Step(_decode, processes=(1, 2)), score=_Step(_score, _GROWING), held=_Step(_held),
     operations=_Step(_counted), whole=_Step(_whole),
-    xe_store=_Step(_xe_store), score_meteor=_Step(_score_meteor),
+    xe_store=_Step(_xe_store),
+    score_meteor=_Step(partial(_score, metrics=("M", "C", "B4", "R"))),
     detections_gz=_Step(partial(_detections, name="simulated.json.gz")))
 
 # ---- A process of its own

@@ -142,9 +142,10 @@ def _false(rng, count):
 
 def _detections(ids, mentioning, seed):
     "Return a table with the detections of all images, image by image."
-    rng, found = np.random.default_rng(seed), [_image(seed, i, i in mentioning) for i in ids]
-    images = [np.full(len(rows), i) for i, (*_, rows) in zip(ids, found)]
-    true = np.concatenate([rows for *_, rows in found])
+    rng = np.random.default_rng(seed)
+    detected = [_image(seed, i, i in mentioning)[2] for i in ids]
+    images = [np.full(len(rows), i) for i, rows in zip(ids, detected)]
+    true = np.concatenate(detected)
     invented = np.sort(rng.choice(ids, round(17.36*len(ids))))
     images, rows = np.append(np.concatenate(images), invented), _false(rng, len(invented))
     rows = np.concatenate([true, rows])

@@ -133,7 +133,7 @@ def _find(self:CiderD, row, gram, codes, ids):
     those of all references, or −1; (h,) the n-grams that the image has; (h,) their postings."""
     try: image = np.array([self.rows[i] for i in ids], dtype=np.int64)
     except KeyError as e:
-        raise NocError(f"CIDEr-D: image {e.args[0]!r}: no references for it") from None
+        raise NocError(f"CIDEr-D: image {e.args[0]!r}: no references") from None
     place = _places(self.codes, codes)
     place = np.where(place >= 0, self.order[place], -1) if len(self.codes) else place
     at = (place >= 0)[gram].nonzero()[0]

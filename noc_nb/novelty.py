@@ -116,7 +116,7 @@ def judge(
     words = protocol.words_of(heldout)
     if scorer is None: scorer = CaptionScorer({i: refs.get(i) for i in ids}, metrics)
     require(scorer.refs.keys() == set(ids), f"scorer: prepared for {len(scorer.refs)} images",
-            f"the {len(ids)} evaluated ones")
+            f"the {len(ids)} evaluated images")
     numbers, ids = scorer.numbers(captions), list(scorer.refs)
     said = _mentions([[captions[i]] for i in ids], words)
     return _judged(said, ids, novel, words, refs, protocol, numbers)
@@ -208,7 +208,7 @@ def nonnovel_weight(
     outside = len(ids.intersection(set().union(*novel.values())))
     inside = len(ids) - outside
     require(inside and outside, f"F1 weight: {inside} non-novel and {outside} novel images",
-            "some of each")
+            "images of both kinds")
     return published[0]/published[1] * outside/inside
 
 # %% ../nbs/32_novelty.ipynb #78a8c196
@@ -225,7 +225,7 @@ def selection_f1(
     words = protocol.words_of(heldout)
     classes = [heldout.objects[o] for o in words]
     for i in ids:
-        require(i in chosen, f"chosen classes: image {i}: missing", "a list, or an empty one")
+        require(i in chosen, f"chosen classes: image {i}: missing", "a list, which may be empty")
     said = [_among(classes, chosen[i]) for i in ids]
     once = _judged(np.array(said), ids, novel, words, refs, protocol, {}).once()
     return {o: f1 or 0. for o, f1 in once["f1"].items()} | {"mean": once["out_macro"]["F1"] or 0.}

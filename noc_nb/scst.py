@@ -187,7 +187,7 @@ def train_scst(
     decode=plain_decode,  # function with the arguments of `plain_decode`, for captions of `val`
     reward=cider_reward,  # function with the arguments of `cider_reward` that makes the reward
 )->Captioner:             # the captioner, in evaluation mode
-    "Fine-tune on CIDEr-D (Section 3.1). Raise `NocError` if features have the wrong width."
+    "Fine-tune with rewards (Section 3.1). Raise `NocError` if features have the wrong width."
     set_seed(cfg.seed)
     ids, vocab = rewarded_images(data, cfg), Vocab(captioner.tokens)
     images = ImageExamples(data, ids, _features(data, captioner.cfg))

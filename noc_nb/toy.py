@@ -44,7 +44,7 @@ TOY_HELDOUT = HeldOut.of(**json.loads(asset("toy_heldout.json")))
 # %% ../nbs/06_toy.ipynb #069a787c
 _PLACES = WORLD["places"]
 _PATTERNS = dict(large=.3, middle=.2, small=.07, two=.06, pair=.13, heap=.24) # probability of each
-_SIDES = dict(large=(.38, .6), middle=(.16, .26), small=(.08, .13))           # as in `_side`
+_SIDES = dict(large=(.38, .6), middle=(.16, .26), small=(.08, .13))           # ranges of `_side`
 
 @dataclass(frozen=True)
 class Scene:

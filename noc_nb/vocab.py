@@ -156,7 +156,7 @@ def check_vectors(
     vectors:dict, # word -> (d,) vector
     words,        # words of classes and held-out objects
 ):
-    "Raise `NocError` if a word has no vector; the message lists all such words."
+    "Raise `NocError` if words have no vector; the message names the first thirty."
     lacking = [word for word in dict.fromkeys(words) if word not in vectors]
     some = ", ".join(lacking[:30]) + (f" and {len(lacking) - 30:,} more" if lacking[30:] else "")
     where = f"{getattr(vectors, 'path', 'word vectors')}: no vector for {some}"

@@ -206,9 +206,9 @@ def test_operations_and_medians():
 def test_every_step_on_a_tiny_world(tiny):
     small = dict(d_model=16, heads=2, d_ff=32, layers=1, memory=4)
     preset = replace(PRESETS["coco"], captioner=replace(PRESETS["coco"].captioner, **small))
-    read = {work.__name__: work(scale._Bench(tiny)) for work in (scale._load, scale._load_json, scale._builder)}
-    assert read["_load"] == read["_load_json"] and read["_load"]["images"] == 140 - 20
-    assert read["_builder"] == dict(kept=60, novel=9)
+    read = {name: scale._STEPS[name].work(scale._Bench(tiny)) for name in ("load", "load_json", "builder")}
+    assert read["load"] == read["load_json"] and read["load"]["images"] == 140 - 20
+    assert read["builder"] == dict(kept=60, novel=9)
     plain, zipped = (scale._detections(scale._Bench(tiny), f"simulated.json{end}") for end in ("", ".gz"))
     assert plain == zipped
     bench = scale._Bench(tiny, preset=preset)

@@ -113,7 +113,7 @@ def test_templates_of_others(folders):
     for template in ("{{ ''.__class__.__mro__ }}", "{% for i in range(10**9) %}a{% endfor %}", "{{ 1 +",
                      "{{ nothing.at }}"):
         made.processor.chat_template = template
-        with pytest.raises(NocError, match="the model does not take it") as error: made(PHOTOS, WORDS)
+        with pytest.raises(NocError, match="the model does not accept it") as error: made(PHOTOS, WORDS)
         assert "\n" not in str(error.value)
 
 def test_half_precision(folders):

@@ -70,7 +70,7 @@ def test_a_numbering_that_fits_twice_is_reported_with_its_commonest_classes(type
     write_json(Path("d.json"), [box(7, label=n) for n in (18, 18, 18, 3, 3, 62)])
     _, told = typed("noc_caption", "d.json", "--images", ".", "--model", "lite", "--out", "c.jsonl")
     line, = [x for x in told if "no categories" in x]
-    assert "COCO's ids up to 90 (dog 3, car 2, chair 1)" in line
+    assert "COCO's ids, which run up to 90 (dog 3, car 2, chair 1)" in line
     assert "--classes coco80 --first 0 (sheep 3, motorcycle 2, tv 1, …)" in line
     assert "--classes coco80 --first 1 (horse 3, car 2, toilet 1, …)" in line
 

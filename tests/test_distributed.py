@@ -43,7 +43,7 @@ def test_without_ray_and_resumed(world, tmp_path):
     _shard_file(tmp_path, 2).unlink()
     assert [row["shard"] for row in run(job, tmp_path)] == [2] and lines(tmp_path) == expected
     _shard_file(tmp_path, 2).write_bytes(b"PAR1")
-    with pytest.raises(NocError, match="part-000002.parquet: expected a whole parquet file"): lines(tmp_path)
+    with pytest.raises(NocError, match="part-000002.parquet: expected a complete Parquet file"): lines(tmp_path)
     with locked(tmp_path), pytest.raises(NocError, match="another run is writing it"): run(job, tmp_path)
 
 @pytest.mark.slow

@@ -267,7 +267,7 @@ def a_world(server):
 FAULTS = {
     "checksum": (lambda server, row, patch: row.update(sha256="0"*64), "hash of downloaded file .second. does not"),
     "size": (lambda server, row, patch: row.update(bytes=7), "second: has 2,048,000 bytes: expected 7: .*has changed"),
-    "no network": (lambda server, row, patch: row.update(address="http://127.0.0.1:9/second"), "refused.*goes on"),
+    "no network": (lambda server, row, patch: row.update(address="http://127.0.0.1:9/second"), "refused.*continues"),
     "no such file": (lambda server, row, patch: server.files.pop("second"), "second: cannot be fetched .404"),
     "full disk": (lambda server, row, patch: patch.setattr(download, "open", raising=False,
                   value=lambda *args: Full(open(*args), 10**6)), "No space left on device.*make room"),

@@ -292,7 +292,7 @@ def test_tokenizer_or_processor():
     model, inputs = build("GPT-2")
     found = [ours(model, inputs, words=["zebra"], **{name: tokenizer()}) for name in ("tokenizer", "processor")]
     assert found[0].tolist() == found[1].tolist()
-    with pytest.raises(NocError, match=r"cannot spell '\[EOS\]' \(special tokens alone\)"):
+    with pytest.raises(NocError, match=r"cannot spell '\[EOS\]' \(only special tokens\)"):
         ours(model, inputs, words=["[EOS]"], tokenizer=tokenizer())
 
 def test_stop_strings():
@@ -356,7 +356,7 @@ def test_a_word_that_cannot_be_spelled_is_left_out():
     model, inputs = build("GPT-2")
     tok = tokenizer()
     call = dict(processor=tok, return_dict_in_generate=True, length_penalty=0.)
-    with pytest.warns(UserWarning, match="cannot spell 'kiwi' .special tokens alone.; left out") as told:
+    with pytest.warns(UserWarning, match="cannot spell 'kiwi' .only special tokens.; such words are ignored") as told:
         out = ours(model, inputs, words=["kiwi", "zebra", "cat"], ordered=True, **call)
     assert len(told) == 1
     assert all([*spans] == [1, 2] and spans[1] < spans[2] for spans in out.spans)

@@ -23,7 +23,7 @@ SMALL = "train_selector.epochs=1", "xe.epochs=1", "captioner.d_model=32", "capti
 
 def ways():
     "Who takes each of the ways -> all that README.md says of it."
-    section = re.search(r"^## Six ways in$(.*?)^## ", README.read_text(encoding="utf-8"), re.M | re.S)[1]
+    section = re.search(r"^## Six ways to use it$(.*?)^## ", README.read_text(encoding="utf-8"), re.M | re.S)[1]
     return dict(part.split(".**", 1) for part in re.split(r"^\*\*", section, flags=re.M)[1:])
 
 WAYS = ways()
@@ -55,7 +55,7 @@ def test_researcher(typed):
     "Ends in two tables: the paper's numbers beside ours, and a change's."
     make_toy("small", train=60, val=20, test=20)
     small = "--tables 1 --rows none,selector --training xe --metrics C --data small".split()
-    again, changed = steps("To check the paper or beat it")
+    again, changed = steps("To check the paper or improve on it")
     typed(again, *small, "--set", *SMALL)
     typed(changed.replace("search.k=3", " ".join(["search.k=3", *SMALL])), *small)
     for folder in "run", "beam3":

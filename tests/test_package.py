@@ -73,7 +73,7 @@ def test_stubs_hold_what_is_patched_in():
         text = inspect.getsource(module)
         made = {c.name: c for c in ast.parse(stub(text)).body if isinstance(c, ast.ClassDef)}
         patched = re.findall(r"^@patch\S*(?: *#.*)?\ndef (\w+)\((?:self|cls):(\w+)", text, re.M)
-        assert len(patched) == text.count("\n@patch") > 2
+        assert len(patched) == text.count("\n@patch") > 1
         for method, name in patched: assert method in {getattr(f, "name", None) for f in made[name].body}
     assert "def from_pretrained(cls, name, device=None) -> NovelCaptioner:" in stub(inspect.getsource(pipeline))
     assert "boxes: Tensor | np.ndarray | list | tuple, labels: Tensor | np" in stub(inspect.getsource(regions))

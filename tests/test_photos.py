@@ -108,7 +108,7 @@ def test_a_caption_never_gets_a_photo_that_its_file_does_not_name(case):
         for n, name in enumerate(photos): paint(folder/"in"/name, n)
         files = write(folder, names, how)
         if len(set(keys)) < len(keys) or not (found or unsure):
-            with pytest.raises(NocError, match="names image .* and image|none of its names"):
+            with pytest.raises(NocError, match="names image .* and image|none of its"):
                 detected(*files, images=folder/"in")
             return
         source = detected(*files, images=folder/"in")
@@ -173,17 +173,17 @@ def test_a_file_of_other_photos_is_refused_in_one_line(typed):
     paint("photos/IMG_0007.jpg", 0)
     write_json(Path("found.json"), entries({7: "frames/IMG_0007.JPG", 8: "b.jpg"}, map(box, (7, 8))))
     assert typed("noc_caption", "found.json", "--images", "photos", "--model", "toy") == (2, [
-        "error: found.json: none of its names (2) is that of a photo in photos: expected names like 'IMG_0007.jpg', "
+        "error: found.json: none of its 2 names matches a photo in photos: expected names like 'IMG_0007.jpg', "
         "found 'frames/IMG_0007.JPG'; 'frames/IMG_0007.JPG' and 'IMG_0007.jpg' differ in case"])
 
 def test_a_name_that_fits_two_photos_fails_its_image(typed):
     for n, name in enumerate(("a.jpg", "sub/a.jpg", "b.jpg")): paint(f"photos/{name}", n)
     write_json(Path("found.json"), entries({7: "a.jpg", 8: "b.jpg"}, map(box, (7, 8))))
     status, told = typed("noc_caption", "found.json", "--images", "photos", "--model", "toy", "--out", "c.jsonl")
-    assert status == 0 and told[0].startswith("found.json: images whose photo is not certain, 1 of 2: 'a.jpg' fits")
+    assert status == 0 and told[0].startswith("found.json: images that match several photos, or share one, 1 of 2: ")
     lines = {x["image_id"]: x for x in map(json.loads, Path("c.jsonl").read_text().splitlines())}
     assert lines.keys() == {7, 8} and "caption" in lines[8]
-    assert lines[7]["error"] == "a.jpg: fits 'a.jpg', 'sub/a.jpg'; expected one photo for one name"
+    assert lines[7]["error"] == "a.jpg: fits 'a.jpg', 'sub/a.jpg'; expected one photo for each name"
 
 def test_scores_get_the_photos_that_the_references_name(typed):
     for n, name in enumerate(("1.jpg", "2.jpg")): paint(f"photos/{name}", n)
@@ -208,7 +208,7 @@ def test_bad_captions_are_left_out_where_that_is_allowed(typed):
     write_json(Path("ours.json"), [dict(file_name="a.jpg", caption="a dog"), dict(file_name="b.jpg", caption=7)])
     words = "noc_eval", "--captions", "ours.json", "--data", "refs.json", "--metrics", "C", "--samples", 0, "--out", "r"
     status, told = typed(*words)
-    assert status and told == ["error: ours.json: entry 1: image b.jpg: caption: expected a text, found 7"]
+    assert status and told == ["error: ours.json: entry 1: image b.jpg: caption: expected a string, found 7"]
     status, told = typed(*words, "--skip-bad")
     assert status and "no caption for it; 1 of 2" in told[-1]           # what is missing is another question
     status, told = typed(*words, "--skip-bad", "--missing", "empty")
@@ -229,7 +229,7 @@ def test_the_page_shows_the_photo_of_its_detections(tmp_path, capsys):
         ("IMG_0007.jpg", 0, 12), ("IMG_0012.jpg", 1, 7)]
     sent = studio.upload(tmp_path/"in/IMG_0012.jpg", tmp_path/"found.json")
     assert round(sent.regions.boxes[0, 0].item()*SIZE[0]) == 7
-    with pytest.raises(NocError, match="none of its names"): studio.upload(tmp_path/"in/x.jpg", tmp_path/"found.json")
+    with pytest.raises(NocError, match="none of its"): studio.upload(tmp_path/"in/x.jpg", tmp_path/"found.json")
     size, corners = "<width>40</width><height>30</height>", "<xmin>9</xmin><ymin>1</ymin><xmax>19</xmax><ymax>20</ymax>"
     dog = f"<object><name>dog</name><bndbox>{corners}</bndbox></object>"
     (tmp_path/"x.xml").write_text(f"<annotation><size>{size}</size>{dog}</annotation>")
@@ -244,7 +244,7 @@ def test_a_store_with_numbers_of_its_own_trains_nothing(tmp_path):
         RegionStore.write(tmp_path/name, kept, {"images.jsonl": rows})
         _check_names(tmp_path/name, None, tmp_path/"captions.json", None)
     check("good", "in/zebra.jpg", "in/apple.jpg")
-    with pytest.raises(NocError, match="other: image 1: its photo 'apple.jpg' is image 2 in .*captions.json: expected"):
+    with pytest.raises(NocError, match="other: image 1: its photo 'apple.jpg' belongs to image 2 in .*captions.json"):
         check("other", "apple.jpg", "zebra.jpg")
 
 # ---- files that name photos
@@ -282,7 +282,7 @@ def test_own_names_and_those_of_the_data(tmp_path):
     with pytest.raises(NocError, match=r"found.json, .*names.json: 'a.jpg': names image 7 and image 8: expected one"):
         source({7: "a.jpg"}, {8: "a.jpg"})
     found = photos_of(source({7: "a.jpg", 8: "c.jpg"}, {7: "b.jpg"}))
-    assert found[8] == 2 and found[7].endswith("fits 'a.jpg', 'b.jpg'; expected one photo for one name")
+    assert found[8] == 2 and found[7].endswith("fits 'a.jpg', 'b.jpg'; expected one photo for each name")
 
 def test_a_coco_root_names_its_photos(tmp_path):
     "Its official ids, whatever the digits; in a tar, too. Names of the caller come before them."
@@ -296,9 +296,9 @@ def test_a_coco_root_names_its_photos(tmp_path):
     with pytest.raises(NocError, match="annotations: '1.jpg': names image"): image_files(tmp_path)
 
 @pytest.mark.parametrize("boxes, message", [
-    ([box(7, file_name=7)], "image 7: file_name 7: expected a text"),
+    ([box(7, file_name=7)], "image 7: file_name 7: expected a string"),
     ([box(7, file_name="a.jpg"), box(7, file_name="b.jpg")],
-     "file_name 'b.jpg': expected 'a.jpg', as of its other boxes"),
+     "file_name 'b.jpg': expected 'a.jpg', as for its other boxes"),
     ([box(7, file_name="a.jpg"), box(8, file_name=".\\a.jpg")],
      "names image 7 and image 8: expected one image for each name")])
 def test_boxes_that_name_photos_badly_are_refused(tmp_path, boxes, message):

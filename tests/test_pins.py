@@ -1434,7 +1434,7 @@ def test_selection_f1_by_hand():
     with pytest.raises(NocError, match="image 6: missing"):
         selection_f1({i: chosen[i] for i in (1, 2, 3, 4, 5)}, TRUE, TRUE, NOVEL)
     for ids in [1, 2], [4, 5]:
-        with pytest.raises(NocError, match="some of each"): nonnovel_weight(ids, NOVEL)
+        with pytest.raises(NocError, match="images of both kinds"): nonnovel_weight(ids, NOVEL)
     close(nonnovel_weight([1, 2, 4, 4], NOVEL, (9, 2)), 9/2*2/1)
 
 JUDGED = {1: "a zebra stands on the grass", 2: "two zebras", 3: "a bus on the road", 4: "a road a road a road",

@@ -282,7 +282,7 @@ def test_a_java_that_cannot_be_run_is_one_warning(tmp_path, monkeypatch, content
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     scores, told = meteor_of({1: "a bird"})
-    assert len(told) == 1 and "`java -version` says" in told[0] and "\n" not in told[0] and "M" not in scores
+    assert len(told) == 1 and "`java -version` prints" in told[0] and "\n" not in told[0] and "M" not in scores
 
 @needs_java
 def test_a_java_that_talks_about_itself(monkeypatch):
@@ -370,9 +370,9 @@ def test_two_meteors_at_once_agree(tmp_path):
 
 @pytest.mark.parametrize("content, message", [
     ([dict(image_id=0, caption="a"), dict(image_id=0, caption="b")],
-     "entry 1: image 0: has 2 captions, the first in entry 0: expected one caption an image"),
+     "entry 1: image 0: has 2 captions, the first in entry 0: expected one caption for each image"),
     ([dict(image_id=.5, caption="a")], "entry 0: image 0.5: expected a whole number or a name"),
-    ([dict(image_id=0, caption=7)], "entry 0: image 0: caption: expected a text, found 7"),
+    ([dict(image_id=0, caption=7)], "entry 0: image 0: caption: expected a string, found 7"),
     ([dict(image_id=0, caption="dog "*1_000)], "entry 0: image 0: caption: 1,000 words: expected at most 500"),
     ([dict(image_id=0, caption="("*1_000)], "entry 0: image 0: caption: 1,000 words: expected at most 500"),
     ([dict(image_id=0, caption="("*20_000)], "entry 0: image 0: caption: 20,000 letters: expected at most 5000"),
@@ -577,7 +577,7 @@ def test_a_report_names_chairs_protocol(tmp_path):
     low, high = sure["CHAIRi"]
     assert low < all_["CHAIRi"] < high and "| CHAIR recall |" in text and "| words a caption |" in text
     assert "words from synonyms.txt (" in text and "by references; 30 images" in text
-    assert "What counts of a caption: first 13 words, whole sentences (30 are cut)" in cut_text
+    assert "Scored part of a caption: first 13 words, whole sentences (30 are cut)" in cut_text
     with pytest.raises(NocError, match="about counted='all words': expected 'first 13 words, whole sentences', as in"):
         compare(folder/"cut", folder/"all")
 

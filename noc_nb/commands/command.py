@@ -57,7 +57,8 @@ def _polite(work, stopped="stopped"):
 # %% ../../nbs/commands/100_command.ipynb #40d5c5da
 def _comments(f):
     "Name of a parameter -> its comment, with continuation lines."
-    comments, name = {}, None
+    comments = {}
+    name = None
     for line in getsource(f).splitlines():
         code, _, text = line.partition("# ")
         if typed := re.match(r"\s+(\w+):", code): name = typed[1]
@@ -94,7 +95,8 @@ def _parser(f):
                                      argument_default=argparse.SUPPRESS)
     comments = _comments(f)
     for name, p in signature(f).parameters.items():
-        needed, text = p.default is Parameter.empty, comments[name].replace("%", "%%")
+        needed = p.default is Parameter.empty
+        text = comments[name].replace("%", "%%")
         kind = _kind(p.annotation)
         told = needed or p.default is None or p.annotation is bool
         if not told and p.default: text += f" (default: {p.default})"
@@ -192,7 +194,8 @@ def _wrong(name, text):
 # %% ../../nbs/commands/100_command.ipynb #0a2467e3
 def _first_look(f, options):
     "Exit with one line if an input cannot be valid."
-    about, kinds = _comments(f), signature(f).parameters
+    about = _comments(f)
+    kinds = signature(f).parameters
     for name, text in options.items():
         if name in _OUTPUTS or name not in kinds or kinds[name].annotation is not str: continue
         try: wrong = text and _wrong(name, text)

@@ -33,6 +33,8 @@ class _Worker:
         self.pipeline = job.pipeline()
         self.source = job.source(self.pipeline)
 
+    def ids(self, n): return self.source.ids[n*self.shard:(n+1)*self.shard]
+
     def __call__(self, batch):
         [n] = batch["shard"]
         return {name: [x] for name, x in _caption_shard(self, int(n)).items()}
@@ -69,18 +71,18 @@ def read_shards(
 # %% ../../nbs/commands/141_distributed.ipynb #a2c03d5f
 def _is_whole(worker, n):
     "Whether a shard's file exists and is undamaged."
-    path, ids = _shard_file(worker.out, n), worker.source.ids[n*worker.shard:(n+1)*worker.shard]
+    path = _shard_file(worker.out, n)
     if not path.exists(): return False
     try:
-        with open_parquet(path) as file: return file.read()["image_id"].to_pylist() == ids
+        with open_parquet(path) as file:
+            return file.read()["image_id"].to_pylist() == worker.ids(n)
     except (NocError, KeyError): return False
 
 def _caption_shard(worker, n):
     "Make one shard's file, whole or not at all. Returns its cost."
     start, cpu = time.perf_counter(), time.process_time()
-    ids = worker.source.ids[n*worker.shard:(n+1)*worker.shard]
+    ids, texts = worker.ids(n), worker.source.texts
     lines = caption_lines(worker.pipeline, worker.source, ids, worker.job.options)
-    texts = worker.source.texts
     lines = [line | dict(image_id=i, text=texts.get(i)) for i, line in zip(ids, lines)]
     with whole_file(_shard_file(worker.out, n), "wb") as f:
         table = pyarrow.Table.from_pylist(lines, _SCHEMA)
@@ -155,7 +157,8 @@ def caption_shards(
 )->list:                 # the costs of the shards that were made now
     "Caption all images of a job. Raises `NocError` for bad input, or another job's folder."
     first = _Worker(job, out, shard)
-    shards, file = math.ceil(len(first.source.ids)/shard), first.out/"job.json"
+    shards = math.ceil(len(first.source.ids)/shard)
+    file = first.out/"job.json"
     with locked(out):
         begin_captions(file, out, first.pipeline, first.source, job.options, shard=shard)
         todo = [n for n in range(shards) if not _is_whole(first, n)]

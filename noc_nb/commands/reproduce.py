@@ -224,7 +224,8 @@ def _about_data(o, data):
 # %% ../../nbs/commands/139_reproduce.ipynb #7934e638
 def _reproduce(o):
     "Make a run by the options of `noc_reproduce`. Returns its rows."
-    cfg, tables = _preset_of(o.preset, o.set), choice(o.tables, _TABLES, "tables")
+    cfg = _preset_of(o.preset, o.set)
+    tables = choice(o.tables, _TABLES, "tables")
     plain = (o.variant or "").isprintable()
     require(plain, f"--variant {o.variant!r}", "text that can be printed, on one line")
     if cfg.data == "toy": one_thread()
@@ -349,7 +350,8 @@ def _run_train(o):
     require(o.out, "--out", "a folder for the trained model")
     captioner = "the folder of a captioner trained with `noc_train xe`"
     require(o.start or o.part != "scst", "--start", captioner)
-    cfg, out = _preset_of(o.preset, o.set), Path(o.out)
+    cfg = _preset_of(o.preset, o.set)
+    out = Path(o.out)
     require(o.part == "scst" or not o.reward, "--reward", "scst")
     reward = imported(o.reward, "--reward") if o.reward else cider_reward
     if cfg.data == "toy": one_thread()

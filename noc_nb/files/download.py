@@ -23,29 +23,29 @@ from ..lab.runs import file_sum, locked
 @dataclass(frozen=True)
 class _WorldFile:
     "A file on a server, and its place in a data set's folder."
-    what:str            # its description
-    address:str         # its URL; for `listed` photos, the key of their URLs
-    to:str              # its place in the folder; if several files come from it, their folder
+    what:str            # description
+    address:str         # URL; for `listed` photos, the key of their URLs
+    to:str              # path in the data set's folder; for several files, their subfolder
     kept:int            # bytes that remain, approximately
     bytes:int = None    # bytes to download, if known
-    sha256:str = None   # its checksum; None: unknown, the first download's is kept
+    sha256:str = None   # checksum; None: unknown, that of the first download is stored
     licence:str = "unknown"
-    members:tuple = ()  # patterns of the names to unpack; none: it stays as it is
-    count:int = 1       # how many files come from it
+    members:tuple = ()  # patterns of the names to unpack; none: the file is not unpacked
+    count:int = 1       # number of files after unpacking
     listed:str = None   # photos: the annotation file that lists them, with a URL for each
     photos:bool = False # True: only fetched with --images
 
     @property
-    def packed(self)->int: # bytes of a zip, which is kept while it is unpacked
+    def packed(self)->int: # bytes of a zip, which is needed until it is unpacked
         return self.bytes or 0 if self.members else 0
 
 def _downloads(table=None):
-    "Name -> files of each data set. `table`: content of `downloads.json`; default: the package's."
+    "Return name -> files of each data set. `table`: content of `downloads.json`, or None."
     table = table or json.loads(asset("downloads.json"))
     return {name: [_WorldFile(**row) for row in world["files"]] for name, world in table.items()}
 
 def _disk_space(files):
-    "Peak of the bytes that files take, fetched in this order, and the bytes that remain."
+    "Return the peak of the bytes that files take, in this order, and the bytes that remain."
     peak = kept = 0
     for file in files:
         kept += file.kept
@@ -53,7 +53,7 @@ def _disk_space(files):
     return peak, kept
 
 # %% ../../nbs/files/107_download.ipynb #4c81076b
-_SECONDS = 60 # without a byte from the server
+_SECONDS = 60 # time limit without a byte from the server
 
 def _append(url, file, version, size):
     "Append the missing bytes of a URL to an open file. `version`: file of the server's version."
@@ -79,7 +79,7 @@ def _append(url, file, version, size):
         url, file, None)
 
 def _download(url, output, pooch, part, size):
-    "A downloader for `pooch`: it resumes `part`, and tries again as long as that grows."
+    "Download a file for `pooch`: resume `part`, and try again as long as it grows."
     version = part.with_suffix(".version")
     with open(part, "ab") as file:
         while file.tell() != size:
@@ -94,13 +94,13 @@ def _download(url, output, pooch, part, size):
 
 # %% ../../nbs/files/107_download.ipynb #9de4480d
 def fetch(
-    url:str,         # of a file
-    to,              # where it goes; until it is complete, its part is beside it
-    size:int=None,   # its bytes, if known
-    sha256:str=None, # its checksum, if known
+    url:str,         # URL of a file
+    to,              # path of the file; an incomplete part is stored beside it
+    size:int=None,   # size in bytes, if known
+    sha256:str=None, # checksum, if known
 )->Path:             # the file
-    """Download a file, or resume a download. Raises `NocError` in one line if it cannot be reached
-    or written, or is not the expected file; the part is kept."""
+    """Download a file, or resume a download. Raise `NocError` if the file cannot be reached or
+    written, or is not the expected one; the part is kept."""
     from pooch import get_logger, retrieve
     get_logger().setLevel("ERROR")
     to = Path(to)
@@ -110,8 +110,8 @@ def fetch(
     except NocError: raise
     except OSError as e:
         why = str(e).rpartition("Caused by ")[2][:200]
-        raise NocError(f"{url}: cannot be fetched ({why}); expected a file: the same command goes "
-                       "on where this one stopped") from None
+        raise NocError(f"{url}: cannot be fetched ({why}); expected a file: the same command "
+                       "continues where this one stopped") from None
     except ValueError as e: raise NocError(f"{url}: {e}") from None
     return to
 
@@ -123,7 +123,7 @@ def _fits(name, patterns): return any(fnmatch(name, pattern) for pattern in patt
 def _noted(to): return to.with_suffix(".sha256")
 
 def _is_there(file, root):
-    "Whether a file is in its place. Raises `NocError` if another file is there."
+    "Return True if a file is in its place. Raise `NocError` if another file is there."
     to = root/file.to
     if file.members: return sum(_fits(p.name, file.members) for p in to.glob("*")) >= file.count
     total = file_sum(to)
@@ -134,11 +134,11 @@ def _is_there(file, root):
     return total is not None
 
 def unpack(
-    path,     # a zip
-    folder,   # where its files go
-    patterns, # for the last parts of their names; others are left out
+    path,     # path of a zip
+    folder,   # folder for its files
+    patterns, # patterns of the file names to unpack, without folders
 ):
-    "Unpack files, each whole or not at all; existing ones stay. `NocError` if it is not a zip."
+    "Unpack files, each completely or not at all; keep existing ones. Raise `NocError` if no zip."
     folder = Path(folder)
     with foreign_file(path, "a zip file"), zipfile.ZipFile(path) as packed:
         members = {folder/posixpath.basename(m.filename): m for m in packed.infolist()}
@@ -149,12 +149,12 @@ def unpack(
 
 # %% ../../nbs/files/107_download.ipynb #4c9f19a3
 def _local(url, source):
-    "The file of that name in a folder, or None."
+    "Return the file of a URL's name in a folder, or None."
     path = Path(source or "", posixpath.basename(url))
     return path if source and "://" not in source and path.is_file() else None
 
 def _checked(url, root, source, size=None, sha256=None):
-    "The path of a checked file, which is in the folder `source` or downloaded."
+    "Return the path of a checked file, which is in the folder `source` or downloaded."
     path = _local(url, source)
     name = posixpath.basename(url)
     if path is None:
@@ -180,13 +180,13 @@ def _bring(file, root, source):
     if ours: path.unlink(missing_ok=True)
     if file.sha256: return
     with whole_file(_noted(to)) as f: print(file_sum(to), to.name, sep="  ", file=f)
-    print(f"{to}: SHA-256 {file_sum(to)}; it is kept in {_noted(to).name}")
+    print(f"{to}: SHA-256 {file_sum(to)}; it is stored in {_noted(to).name}")
 
 # %% ../../nbs/files/107_download.ipynb #c26ff2d8
 _AT_ONCE, _ENOUGH = 8, 20 # photos fetched at the same time; failures after which to give up
 
 def _bring_listed(file, root, source):
-    "Fetch the photos that an annotation file lists. Raises `NocError` with the first that fails."
+    "Fetch the photos that an annotation file lists. Raise `NocError` if any photo fails."
     path = root/file.listed
     folder = root/file.to
     failed = []
@@ -212,8 +212,8 @@ def _bring_listed(file, root, source):
 
 # %% ../../nbs/files/107_download.ipynb #ea46db76
 def _fetch_data(files, root, source=None):
-    """Put files into their places in a folder. Raises `NocError`; existing files stay, and parts
-    are resumed. `source`: a mirror's address or a folder, where files have the same names."""
+    """Put files into their places in a folder; keep existing files, and resume parts. `source`: a
+    mirror's address, or a folder with files of the same names. Raise `NocError` on failure."""
     root = Path(root)
     beside = root/_BESIDE
     with locked(root):
@@ -229,30 +229,30 @@ def _fetch_data(files, root, source=None):
     return root
 
 def _check_space(files, root):
-    "Raises `NocError` if a disk has too little room for files."
+    "Raise `NocError` if a disk has too little space for files."
     parent = next(p for p in (root, *root.absolute().parents) if p.exists())
     begun = sum(p.stat().st_size for p in (root/_BESIDE).glob("*"))
     free = shutil.disk_usage(parent).free + begun
     peak = _disk_space(files)[0]
-    require(free >= peak, f"{root}: {free/1e9:.1f} GB are free", f"{peak/1e9:.1f} GB; what is "
-            "there already counts, and --from takes a folder of files on another disk")
+    require(free >= peak, f"{root}: {free/1e9:.1f} GB are free", f"{peak/1e9:.1f} GB; existing "
+            "files count, and --from takes a folder of files on another disk")
 
 # %% ../../nbs/files/107_download.ipynb #38159f37
 def _megabytes(n): return f"{n/1e6:,.0f} MB" if n else "-"
 
 def _listing(table=None):
-    "The available data sets, in lines."
+    "Yield the available data sets as lines."
     for name, files in _downloads(table).items():
         few = [f for f in files if not f.photos]
         for what, some in {f"noc_data {name}": few, f"noc_data {name} --images": files}.items():
             peak, kept = map(_megabytes, _disk_space(some))
-            if some is few or few != files: yield f"{what}: {kept} stay; for a while {peak}"
+            if some is few or few != files: yield f"{what}: {kept}; while unpacking {peak}"
         for f in files:
             size = _megabytes(f.bytes or f.kept)
             yield f"    {f.what:<13}{size:>10}  {f.address}  (licence: {f.licence})"
 
 def _run_data(o, table=None):
-    "Fetch a data set, and print the command to run next. Raises `NocError` for bad options."
+    "Fetch a data set, and print the command to run next. Raise `NocError` for bad options."
     if o.list: return print(*_listing(table), sep="\n")
     table = table or json.loads(asset("downloads.json"))
     require(o.what in table, f"noc_data {o.what or ''}".strip(), f"{', '.join(table)}, or --list")

@@ -32,7 +32,7 @@ class _Photo(NamedTuple):
     boxes:list   # from `_box`
 
 def _box(label, numbers, score=1., corners=False, why=""):
-    "Label, corner and extent, score of a box, and the reason if it cannot be used."
+    "Return label, corner and extent, score, and the reason if the box cannot be used."
     try: x, y, w, h, score = map(float, (*numbers, score))
     except (TypeError, ValueError):
         return _box(label, [0]*4, why=f"expected four numbers, found {[*numbers]}")
@@ -40,13 +40,13 @@ def _box(label, numbers, score=1., corners=False, why=""):
     return label, (x, y, w, h), score, why
 
 def _size(width, height):
-    "(width, height) of a photo, or None if they are unknown."
+    "Return (width, height) of a photo, or None if they are unknown."
     try: size = int(float(width)), int(float(height))
     except (TypeError, ValueError, OverflowError): return None
     return size if 0 < min(size) and max(size) < 2**31 else None
 
 def _collected(path, photos, pixels, classes=None, others=()):
-    """`Detections` of photos. `classes`: number -> name, if labels are numbers; `others`: the
+    """Make `Detections` of photos. `classes`: number -> name, if labels are numbers; `others`:
     number of shapes of each other kind."""
     sizes, rows, wrong = {}, [], {}
     owners, labels = {}, {}
@@ -62,12 +62,12 @@ def _collected(path, photos, pixels, classes=None, others=()):
     classes = classes or {n: label for label, n in labels.items()}
     texts = {i: name for name, i in owners.items()}
     shapes = ", ".join(f"{count:,} {kind}" for kind, count in sorted(dict(others).items()))
-    if shapes: note(f"{path}: shapes that are no boxes, left out: {shapes}")
+    if shapes: note(f"{path}: shapes that are not boxes are left out: {shapes}")
     return Detections(path, np.array(rows, ROW), pixels, wrong, [*owners.items()], sizes, classes,
                       texts)
 
 def _of_files(path, files, read, pixels, classes=None):
-    "`Detections` of files, each about one photo; an unreadable one fails for its photo only."
+    "Make `Detections` of files about one photo each; an unreadable file affects only its photo."
     folder = path if path.is_dir() else path.parent
     def photo(file):
         parts = file.relative_to(folder).with_suffix("").parts
@@ -80,9 +80,9 @@ def _of_files(path, files, read, pixels, classes=None):
 
 # %% ../../nbs/files/108_exports.ipynb #307ba6db
 def read_names(
-    path, # text with a name on each line; CSV whose rows end in names; YOLO's YAML
+    path, # text with one name per line; CSV whose rows end in names; YOLO's YAML
 ):        # a list, or a dict from number to name
-    "The names of classes. Raises `NocError` if the file has another form."
+    "Read the names of classes. Raise `NocError` if the file has another form."
     with foreign_file(path, "names of classes"), text_file(path) as f:
         if Path(path).suffix in (".yaml", ".yml"): return yaml.safe_load(f)["names"]
         return [row[-1] for row in csv.reader(f) if "".join(row).strip()]
@@ -90,11 +90,11 @@ def read_names(
 _NAMES = "data.yaml", "data.yml", "dataset.yaml", "classes.txt", "obj.names"
 
 def _near_names(folder):
-    "Number -> name, from the file of names nearest to a folder of labels, and that file."
+    "Return number -> name, from the nearest file of names to a folder of labels, and that file."
     places = [folder.absolute(), *folder.absolute().parents][:3]
     file = next((file for place in places for name in _NAMES if (file := place/name).is_file()), "")
     names = read_names(file) if file else {}
-    if file: note(f"{folder}: its classes are named by {file}")
+    if file: note(f"{folder}: the names of classes are from {file}")
     if isinstance(names, list): names = dict(enumerate(names))
     with foreign_file(file, "numbers and names of classes"):
         return {int(n): str(name) for n, name in names.items()}, file
@@ -103,13 +103,13 @@ def _near_names(folder):
 _LISTS = "classes.txt", "train.txt", "val.txt", "valid.txt", "test.txt"
 
 def _label_files(folder):
-    "The label files of a folder: those below `labels`, if there are any."
+    "Return the label files of a folder: those below `labels`, if there are any."
     files = sorted(p for p in folder.rglob("*.txt") if not p.name.startswith("."))
     below = [p for p in files if "labels" in p.relative_to(folder).parts[:-1]]
     return below or [p for p in files if p.name not in _LISTS]
 
 def _is_yolo(path):
-    "Whether the first line in a folder's texts is a label."
+    "Return True if the first line in a folder's text files is a label."
     files = _label_files(path)[:20] if path.is_dir() else []
     lines = (file.read_bytes()[:999].split(b"\n")[0].split() for file in files)
     first = next(filter(None, lines), [])
@@ -117,7 +117,7 @@ def _is_yolo(path):
     except ValueError: return False
 
 def _yolo_box(words, keypoints):
-    "The box of a line."
+    "Return the box of a line."
     try: n, *numbers = map(float, words)
     except ValueError: n = .5
     if n % 1: return _box(0, [0]*4, why=f"expected a class and four numbers, found {words}")
@@ -140,13 +140,13 @@ def _read_yolo(path):
 
 # %% ../../nbs/files/108_exports.ipynb #ff1da27b
 def _turned(*angles):
-    "The reason why a box rotated by these angles cannot be used, if any is not zero."
+    "Return the reason why a box with these angles cannot be used, if any is not zero."
     try: turned = any(float(x or 0) for x in angles)
     except (TypeError, ValueError): turned = True
     return "expected a box that is not rotated" if turned else ""
 
 def _xml(path):
-    "The root of an XML file. Raises `NocError` if it is not XML, or has a document type."
+    "Read the root of an XML file. Raise `NocError` if it is not XML, or has a document type."
     with foreign_file(path, "XML"), text_file(path) as f: text = f.read()
     require("<!DOCTYPE" not in text, f"{path}: a document type", "XML of an annotation tool")
     with foreign_file(path, "XML"): return ElementTree.fromstring(text)
@@ -154,13 +154,13 @@ def _xml(path):
 def _xml_files(path): return sorted(path.rglob("*.xml")) if path.is_dir() else [path]
 
 def _has_root(name, path):
-    "Whether the XML file, or the first one of a folder, has a root of that name."
+    "Return True if the XML file, or the first one of a folder, has a root of that name."
     files = [p for p in _xml_files(path)[:1] if p.suffix == ".xml"]
     heads = (file.read_bytes()[:4096] for file in files)
     return any(re.search(rb"<%s[\s>]" % name.encode(), head) for head in heads)
 
 def _voc_box(thing):
-    "The box of an object; whole numbers are pixels, counted from 1, and others are positions."
+    "Return an object's box; whole numbers are pixels, counted from 1, others are positions."
     corners = [thing.findtext(f"bndbox/{c}") for c in ("xmin", "ymin", "xmax", "ymax")]
     if all(x and x.strip().isdigit() for x in corners):
         corners = [max(int(x) - 1, 0) for x in corners[:2]] + corners[2:]
@@ -198,7 +198,7 @@ def _is_open_images(path):
     return {"ImageID", "LabelName", *_COLUMNS} <= {name.strip() for name in head.split(",")}
 
 def _described(labels, path):
-    "The names of Open Images's labels."
+    "Return the names of Open Images's labels."
     if not any(label.startswith(("/m/", "/g/")) for label in labels): return labels
     file = next(path.parent.glob("*class-descriptions*.csv"), None)
     require(file, f"{path}: labels like {labels[0]}: no *class-descriptions*.csv beside it",
@@ -235,7 +235,7 @@ def _is_studio(path):
     return isinstance(task.get("data"), dict) and not {*_DRAWN}.isdisjoint(task)
 
 def _studio_name(values):
-    "The name that a task's photo had before its upload; None if there is none."
+    "Return the name that a task's photo had before its upload, or None."
     addresses = [x for x in values if isinstance(x, str)]
     names = [unquote(x.partition("?d=")[2] or urlsplit(x).path) for x in addresses]
     name = next((x for x in names if Path(x).suffix.lower() in PHOTO_ENDINGS), None)
@@ -243,7 +243,7 @@ def _studio_name(values):
 
 # %% ../../nbs/files/108_exports.ipynb #d26f71b1
 def _studio_boxes(result, others):
-    "The boxes among the drawn shapes; other kinds are counted."
+    "Yield the boxes among the drawn shapes, and count the other kinds."
     for shape in result:
         value = shape.get("value", {})
         labels = value.get("rectanglelabels")
@@ -270,7 +270,7 @@ def _read_studio(path):
         return _Photo(_studio_name(task["data"].values()), next(filter(None, sizes), None), boxes)
     with foreign_file(path, "Label Studio's tasks, with data and annotations"):
         detections = _collected(path, map(photo, json_items(path)), False, others=others)
-    if several: note(f"{path}: of {several:,} tasks with several annotations the first is read")
+    if several: note(f"{path}: {several:,} tasks have several annotations; the first is used")
     return detections
 
 # %% ../../nbs/files/108_exports.ipynb #cba4653e
@@ -287,15 +287,15 @@ _FORMS = {"YOLO's labels": (_is_yolo, _read_yolo),
           "none of these": (lambda path: path.suffix in (".csv", ".xml", ".zip"), _refused)}
 
 def export_reader(
-    path, # a file or folder
+    path, # file or folder
 ):        # a function; None if it is not an annotation tool's file
-    "The reader for an annotation tool's export."
+    "Find the reader for an annotation tool's export."
     path = Path(path)
     if path.exists(): return next((read for fits, read in _FORMS.values() if fits(path)), None)
 
 def read_export(
     path, # an annotation tool's file or folder, or anything else
 ):        # `Detections`, or the path unchanged
-    "Boxes of an annotation tool's export. Raises `NocError` naming the file for broken ones."
+    "Read the boxes of an annotation tool's export. Raise `NocError` if the file is broken."
     read = export_reader(path) if path else None
     return read(Path(path)) if read else path

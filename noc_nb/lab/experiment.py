@@ -139,7 +139,8 @@ class Models:
         "Return a trained region selector, read from its folder or trained now."
         if self.pipeline and (inner, lambda0) == (True, .2):
             return load_model(self.pipeline/"selector", RegionSelector, default_device())
-        preset, kind = self.run.preset, "" if inner else "-no-inner"
+        preset = self.run.preset
+        kind = "" if inner else "-no-inner"
         cfg = replace(preset.selector, inner=inner, lambda0=lambda0, lambda1=round(1 - lambda0, 6))
         train = replace(preset.train_selector, seed=seed)
         name = f"selector{kind}{self.marks.get('loss', '')}-{lambda0}-{seed}"
@@ -160,15 +161,17 @@ def captioner(self:Models,
 
 @patch
 def _with_cross_entropy(self:Models):
-    cfg, count, seed = self.run.preset.captioner, self.run.preset.min_count, self.run.seed
-    train = replace(self.run.preset.xe, seed=seed)
+    preset, seed = self.run.preset, self.run.seed
+    cfg, count = preset.captioner, preset.min_count
+    train = replace(preset.xe, seed=seed)
     about = dict(min_count=count, model=without(cfg, "d_feature", "d_word"))
     def fit(folder): return train_xe_in(folder, self.data, cfg, train, count, resume=True)
     return self._kept(f"captioner-xe-{seed}", Captioner, train, about, fit)
 
 @patch
 def _self_critical(self:Models, training):
-    preset, seed, start = self.run.preset, self.run.seed, self.captioner("xe")
+    preset, seed = self.run.preset, self.run.seed
+    start = self.captioner("xe")
     train = replace(preset.scst, seed=seed)
     name = f"captioner-{training}{self.marks.get('reward', '')}-{seed}"
     inputs = dict(start=fingerprint(*start.state_dict().values()))
@@ -219,7 +222,8 @@ def _best_threshold(
     classes,       # (image id, how=, threshold=) -> classes
 )->float:
     "Return the detection score, from .2 to .9, with the best weighted F1 on `val`."
-    ids, weight = data.splits["val"], val_weight(data)
+    ids = data.splits["val"]
+    weight = val_weight(data)
     def quality(threshold):
         chosen = {i: classes(i, how="score", threshold=threshold) for i in ids}
         f1 = selection_f1(chosen, data.captions, ids, data.novel["val"], data.heldout,
@@ -272,7 +276,8 @@ def unseen(self:Choices)->set:
 @patch
 def _with_prices(self:Choices, chosen, probs):
     "Return the chosen classes with prices, by the selector's probability or the detector's score."
-    cfg, unseen = self.preset, self.unseen()
+    cfg = self.preset
+    unseen = self.unseen()
     def prices(i):
         scores = best_scores(self.data.regions[i], probs.get(i), cfg.selector.max_regions,
                              self.data.dropped)
@@ -389,15 +394,15 @@ def _constraints(self:Experiment, row, lambda0, vocab):
 @patch
 def _decode(self:Experiment, row, training, lambda0):
     "Caption the images."
-    data, models = self.data, self.models
-    if training not in self.captioners: self.captioners[training] = models.captioner(training)
+    if training not in self.captioners:
+        self.captioners[training] = self.models.captioner(training)
     captioner = self.captioners[training]
-    if row != "none": captioner = models.averaged(captioner)
+    if row != "none": captioner = self.models.averaged(captioner)
     groups, prices, missing = self._constraints(row, lambda0, Vocab(captioner.tokens))
     # images with equal numbers of constraints are searched together: no grid has empty rows
     ids = sorted(self.ids, key=lambda i: (len(groups[i]), i))
-    features = data.region_features(captioner.cfg.max_regions)
-    batches = Loader(ImageExamples(data, ids, features), 100, shuffle=False)
+    features = self.data.region_features(captioner.cfg.max_regions)
+    batches = Loader(ImageExamples(self.data, ids, features), 100, shuffle=False)
     shown = progress(batches, f"{training} {row}", leave=False)
     decoded = decode(captioner, shown, groups, self._searched(row).search, prices)
     return {i: replace(d, missing=missing[i]) for i, d in decoded.items()}
@@ -455,7 +460,8 @@ def _rows(self:Experiment)->list:
 @patch
 def _config(self:Experiment, row):
     "Return the settings of a row of the tables."
-    config, rule = asdict(self._searched(row)), self.choices._rule(row)
+    config = asdict(self._searched(row))
+    rule = self.choices._rule(row)
     if row == "score": config["threshold"] = rule["threshold"]
     named = self.choices.other.get(rule["how"])          # None for our rules
     return config | self.models.other | (dict(rule=named) if named else {})
@@ -481,7 +487,8 @@ def _append(self:Experiment, line, seeds, **measured):
 @patch
 def _score(self:Experiment, line, seeds):
     "Score a line, and append its row."
-    start, data = time.monotonic(), self.data
+    start = time.monotonic()
+    data = self.data
     row, training, lambda0 = line
     scores = self._evaluate(line) if training else dict(counts={}, protocol={})
     counts, protocol = scores.pop("counts"), scores.pop("protocol")

@@ -189,7 +189,8 @@ class Trainer(_Progress):
 
     def _over_all(self, weight):
         "The sum of weights over processes; whether a checkpoint is due, by the first one's clock."
-        acc, due = self.accelerator, time.monotonic() - self.saved >= self.cfg.save_seconds
+        acc = self.accelerator
+        due = time.monotonic() - self.saved >= self.cfg.save_seconds
         if acc.num_processes == 1: return weight, due
         numbers = torch.tensor([weight, due and self.main], dtype=torch.float32)
         return acc.reduce(numbers.to(acc.device)).tolist()
@@ -253,7 +254,8 @@ def _train_epoch(self:Trainer, batches):
     "Train the rest of an epoch."
     self.model.train()
     steps = self._steps(batches)
-    self.seen, self.since = 0., time.monotonic()
+    self.seen = 0.
+    self.since = time.monotonic()
     for parts in steps:
         self._train_step(parts)
         if self.step % 10 == 0: self._show(self._means(), steps)
@@ -278,7 +280,8 @@ def _added(tables):
 
 def _write_best(folder, save, model):
     "Write the weights to `best/`. Returns its files with their fingerprints."
-    best, before = folder/"best", {}
+    best = folder/"best"
+    before = {}
     with whole_folder(best, before) as new:
         save(model, new)                                   # it replaces files of these names
         before |= {name: x for name, x in state_of(best).items() if name in held(new)}
@@ -299,7 +302,8 @@ def _end_epoch(self:Trainer, evaluate):
     if better and self.main: self.weights = _write_best(self.folder, self.save, self.inner)
     self.stale = 0 if better else self.stale + 1
     self.epoch += 1
-    self.done, self.sums = 0, Counter()
+    self.done = 0
+    self.sums = Counter()
     self._show(entry)
     if self.main: say(self._epoch_line(entry, better))
     seconds = round(time.monotonic() - self.clock, 1)
@@ -355,7 +359,8 @@ def _go_back(self:Trainer):
 def _claim(folder, settings, resume):
     "Record what is trained, or compare it with the record. `NocError` for another folder."
     put_back(folder/"best")
-    done, checkpoints = (folder/"done.json").exists(), _checkpoints(folder)
+    done = (folder/"done.json").exists()
+    checkpoints = _checkpoints(folder)
     ours = checkpoints or {"run.json", "done.json"} & {*held(folder)}
     taken = held(folder) if resume else (folder/"best").exists()
     require(ours or not taken, f"{folder}: is of no training", "a new folder")
@@ -505,7 +510,8 @@ def train_xe_in(
 # %% ../../nbs/lab/40_train.ipynb #40c00015
 def _words_to_say(data, captioner, cfg, limit):
     "The words of DGBS for \"train\", at prices where `cfg` has a weight, and for \"val\"."
-    ids, vocab = rewarded_images(data, cfg), Vocab(captioner.tokens)
+    ids = rewarded_images(data, cfg)
+    vocab = Vocab(captioner.tokens)
     if cfg.price_weight is None: words = oracle_words(data, ids, vocab, limit)
     else: words = oracle_prices(data, ids, vocab, cfg.price_weight, limit)
     return words | oracle_words(data, data.splits["val"], vocab, limit)

@@ -45,7 +45,7 @@ def _read_state(name, source):
     with foreign_file(source, f"the weights of {name}, .safetensors or .pth"):
         if str(source).endswith(".safetensors"): return load_file(source)
         state = torch.load(source, "cpu", weights_only=True)
-        return dict(state.get("model", state))   # its training script saves more
+        return dict(state.get("model", state))   # training scripts save more
 
 # %% ../../nbs/models/113_detector.ipynb #e9d237c2
 _WITHOUT_EPS = ("fasterrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn", "keypointrcnn_resnet50_fpn",

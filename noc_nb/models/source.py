@@ -287,8 +287,7 @@ def _from_photos(files, detector):
 # %% ../../nbs/models/119_source.ipynb #9378576e
 def detector_for(
     pipeline:NovelCaptioner, # pipeline that captions the images
-    name:str=None,           # a model of torchvision (default: fasterrcnn_resnet50_fpn), or of
-                             # transformers
+    name:str=None,           # torchvision model (default: fasterrcnn_resnet50_fpn), or transformers
     weights=None,            # file of weights; default: torchvision's, downloaded once
     **options,               # further settings of `Detector`, or `PretrainedDetector`
 )->Detector:

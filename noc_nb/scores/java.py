@@ -35,7 +35,7 @@ sys.exit(subprocess.call(sys.argv[2:]))
 """
 
 def _start_guarded(command, **kw):
-    "Start a program that ends when this one does; its guard, whose `lifeline` is our end."
+    "Start a program that ends with this process. Return its guard; `lifeline` is our pipe end."
     read, write = os.pipe()
     guard = [sys.executable, "-ISc", _GUARD, str(read), *map(str, command)]
     errors = tempfile.TemporaryFile()           # not a pipe: nobody reads it while the program runs
@@ -61,7 +61,7 @@ def _end(process):
         except OSError: pass                                    # unwritten output is not needed
 
 def _complaint(process):
-    "The error output of a guarded program, shortened to the line that matters."
+    "Return the line of a guarded program's error output that matters."
     if process.stderr.closed: return "it was closed"
     process.stderr.seek(0)
     text = process.stderr.read(1 << 20).decode(errors="replace")
@@ -72,7 +72,7 @@ def _complaint(process):
 # %% ../../nbs/scores/120_java.ipynb #2d073275
 @contextmanager
 def _time_limit(process, seconds):
-    "End a guarded program if the block takes longer. Raises `OSError` then."
+    "If the block takes longer, end the guarded program and raise `OSError`."
     late = threading.Event()
     def stop():
         late.set()
@@ -89,7 +89,7 @@ def _time_limit(process, seconds):
 # %% ../../nbs/scores/120_java.ipynb #438c72ab
 @lru_cache
 def _version_text(java, seconds=10):
-    "The output of `java -version`; None if it does not end."
+    "Return the output of `java -version`; None if it does not end."
     process = _start_guarded([java, "-version"], stdin=subprocess.DEVNULL)
     try:
         with _time_limit(process, seconds): process.wait()
@@ -99,17 +99,17 @@ def _version_text(java, seconds=10):
     finally: _end(process)
 
 def _version(java):
-    "The version of a Java: 8, 11, 17 … Raises `OSError` if that cannot be found out."
+    "Return the version of a Java: 8, 11, 17 … Raise `OSError` if it cannot be determined."
     text = _version_text(java)
     asked = f"it needs Java, and `{Path(java).name} -version`"
     if text is None: raise OSError(f"{asked} hangs")
     number = re.search(r'version "(?:1\.)?(\d+)', text)
-    said = text.strip().rpartition("\n")[2][:120]     # of a traceback, why it cannot be run
-    if not number: raise OSError(f"{asked} says {said!r}")
+    said = text.strip().rpartition("\n")[2][:120]     # the error, if it is a traceback
+    if not number: raise OSError(f"{asked} prints {said!r}")
     return int(number[1])
 
 def find_java()->tuple: # the program, and its version
-    "The path of Java. Raises `OSError` if there is none, or only an older one."
+    "Find Java. Raise `OSError` if there is none, or only one older than 11."
     home = os.environ.get("JAVA_HOME")
     java = home and shutil.which("java", path=str(Path(home)/"bin")) or shutil.which("java")
     if not java: raise FileNotFoundError("it needs Java, and there is no program `java`")
@@ -121,7 +121,7 @@ def find_java()->tuple: # the program, and its version
 _LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
 
 def _machine_memory():
-    "The memory of this machine or container, in MB."
+    "Return the memory of this machine or container, in MB."
     sizes = [os.sysconf("SC_PAGE_SIZE")*os.sysconf("SC_PHYS_PAGES")]
     for path in _LIMITS:
         try: sizes.append(int(Path(path).read_text()))
@@ -129,7 +129,7 @@ def _machine_memory():
     return min(sizes) >> 20
 
 def _heap(wanted, least):
-    "Java's option for `wanted` MB, or half the memory. Raises `OSError` if that is below `least`."
+    "Return Java's option for `wanted` MB or half the memory. Raise `OSError` below `least`."
     size = min(wanted, _machine_memory()//2)
     if size < least:
         raise OSError(f"it needs a heap of {least} MB, and half of this machine's memory "
@@ -140,7 +140,7 @@ def _heap(wanted, least):
 class _Meteor:
     "METEOR 1.5 of `pycocoevalcap`, kept open until `close`, or the end of Python."
     def __init__(self, folder=None, seconds=300):
-        "Start a folder's jar and return at once. Raises `OSError` without a suitable Java."
+        "Start the jar in a folder, without waiting. Raise `OSError` if no Java is suitable."
         command = [find_java()[0], _heap(2000, 700), "-Dfile.encoding=UTF-8", "-jar",
                    *"meteor-1.5.jar - - -stdio -l en -norm -a data/paraphrase-en.gz".split()]
         self.process = _start_guarded(command, cwd=folder or Path(meteor_package.__file__).parent,
@@ -149,7 +149,7 @@ class _Meteor:
         self.close = weakref.finalize(self, _end, self.process)
 
     def ask(self, *parts):
-        "The answer to a line. Raises `OSError` if the program has ended or is too slow."
+        "Send a line and return the answer. Raise `OSError` if the program ends or is too slow."
         line = " ||| ".join(part.replace("|||", "") for part in parts)
         try:
             with _time_limit(self.process, self.seconds):
@@ -160,21 +160,21 @@ class _Meteor:
         raise OSError(f"METEOR's Java program has ended: {_complaint(self.process)}")
 
     def answer(self):
-        "The next line of numbers. Java may print lines of its own in between."
+        "Return the next line of numbers, and skip what Java prints in between."
         for _ in range(10_000):
             line = self.process.stdout.readline(10_000).decode(errors="replace")
             if re.fullmatch(r"[\d.eE+\- ]+|NaN", line.strip()): return line.strip()
             if not line: raise EOFError
-        raise OSError("its program prints much, and no answer")
+        raise OSError("its program prints many lines, but no answer")
 
     def statistics(self, caption, refs):
-        "METEOR's 23 numbers for a caption; texts are tokens separated by spaces."
+        "Return a line with METEOR's 23 numbers; texts are tokens separated by spaces."
         return self.ask("SCORE", *refs, caption)
 
 # %% ../../nbs/scores/120_java.ipynb #eb6bd5a7
 def _meteor_numbers(line):
-    """METEOR's numbers for one image, ready to be summed (23,), from a line of
-    `_Meteor.statistics`. Raises `OSError` for another answer."""
+    """Return METEOR's numbers for one image (23,), ready to be summed, from a line of
+    `_Meteor.statistics`. Raise `OSError` if the line is something else."""
     try: numbers = np.array(line.split(), dtype=float)
     except ValueError: numbers = np.empty(0)
     if numbers.shape != (23,) or not np.isfinite(numbers).all():
@@ -197,17 +197,17 @@ _SPICE_JARS = {                    # Maven coordinates -> SHA-256
 }
 
 def _jar_name(coordinates):
-    "The name that Maven gives to the file of group:artifact:version, perhaps with :classifier."
+    "Return Maven's file name for group:artifact:version, perhaps with :classifier."
     return "-".join(coordinates.split(":")[1:]) + ".jar"
 
 def _cache_folder()->Path:
-    "The folder for noc_nb's downloads: the variable `NOC_CACHE`, else a folder in ~/.cache."
+    "Return the folder for downloads: the variable `NOC_CACHE`, else a folder in ~/.cache."
     try: home = Path.home()
-    except RuntimeError: home = Path.cwd()                  # a user without a home
+    except RuntimeError: home = Path.cwd()                  # a user has no home
     return Path(os.environ.get("NOC_CACHE") or home/".cache/noc_nb")
 
 def _missing_jars(target):
-    "The coordinates of jars that are missing from a folder, or have the wrong checksum."
+    "Return the coordinates of jars that are missing or have the wrong checksum."
     return [c for c, sha256 in _SPICE_JARS.items() if file_sum(target/_jar_name(c)) != sha256]
 
 # %% ../../nbs/scores/120_java.ipynb #2f7333dd
@@ -215,37 +215,38 @@ _PACKAGES = """java.base/java.lang java.base/java.util java.base/java.util.concu
 java.base/java.math java.base/java.text java.base/java.net java.base/java.nio java.base/sun.nio.ch
 java.sql/java.sql""".split()
 _OPENS = [word for p in _PACKAGES for word in ("--add-opens", f"{p}=ALL-UNNAMED")]
+_THREADS = min(4, os.cpu_count() or 1)
 
 def _java_options(folder):
-    "`JDK_JAVA_OPTIONS` that make `java -jar spice-1.0.jar` work since Java 15, in any tool."
+    "Return `JDK_JAVA_OPTIONS` with which `java -jar spice-1.0.jar` works since Java 15."
     jars = os.pathsep.join(str(folder/_jar_name(c)) for c in _SPICE_JARS if not c.startswith(_NLP))
     return f'--module-path "{jars}" --add-modules org.openjdk.nashorn {" ".join(_OPENS)}'
 
 # %% ../../nbs/scores/120_java.ipynb #c44a3e69
 class _Spice:
-    "SPICE of captions against prepared references, by the program that comes with `pycocoevalcap`."
+    "Scores captions against prepared references with the SPICE of `pycocoevalcap`."
     def __init__(self, refs, folder=None, seconds=3600):
-        """`folder` has jars and parses; one run of Java may take `seconds`. Raises `OSError`
-        if Java or a jar is missing. Nothing is started yet."""
+        """`folder`: contains jars and parses; `seconds`: time limit for a run of Java, which is
+        not started yet. Raise `OSError` if Java or a jar is missing."""
         self.folder, self.seconds = Path(folder or _cache_folder()/"spice"), seconds
         self.known = {}                                  # (image, line) -> its score
         self.java, self.heap = find_java()[0], _heap(2000, 1500)
-        lost = "its jars are missing or were changed; `noc_setup_spice` brings them"
+        lost = "its jars are missing or were changed; `noc_setup_spice` fetches them"
         if _missing_jars(self.folder): raise FileNotFoundError(lost)
         self.refs = {i: list(map(ptb_line, own)) for i, own in refs.items()}
         self.keeps = platform.machine().lower() in ("x86_64", "amd64")   # its database is native
 
     def _command(self, items, *arguments):
-        "Java with SPICE's class path. For a few items, full compilation is not worth its time."
+        "Return the command of SPICE. For a few items, it skips Java's full compilation."
         quick = ["-XX:TieredStopAtLevel=1"] if items < 500 else []
-        package, threads = Path(spice_package.__file__).parent, min(4, os.cpu_count() or 1)
-        jars = [self.folder/_jar_name(c) for c in _SPICE_JARS]           # and no others in it
+        package = Path(spice_package.__file__).parent
+        jars = [self.folder/_jar_name(c) for c in _SPICE_JARS]           # and no others
         path = os.pathsep.join(map(str, [package/"spice-1.0.jar", package/"lib"/"*", *jars]))
         return [self.java, self.heap, *quick, "-Dfile.encoding=UTF-8", *_OPENS, "-cp", path,
-                "edu.anu.spice.SpiceScorer", *arguments, "-silent", "-threads", threads]
+                "edu.anu.spice.SpiceScorer", *arguments, "-silent", "-threads", _THREADS]
 
     def _run(self, items):
-        "F of items (dicts of test and refs), 0..1. `OSError` if Java fails or takes too long."
+        "Return F, 0..1, of dicts of test and refs. Raise `OSError` if Java fails or is too slow."
         parses = self.folder/"parses"
         parses.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory() as box, open(self.folder/"lock", "w") as lock:
@@ -270,8 +271,8 @@ class _Spice:
         return scores
 
     def _score_many(self, systems, batch=5000):
-        """SPICE (N,), 0..1, of the captions of each system (image id -> sentence). A run of Java
-        parses or scores a batch; finished batches are kept. Raises `OSError` if Java fails."""
+        """Return SPICE (N,), 0..1, for each system (image id -> sentence). A run of Java parses or
+        scores a batch, and finished batches are kept. Raise `OSError` if Java fails."""
         def pairs_of(captions): return [(i, ptb_line(c)) for i, c in captions.items()]
         asked = list(map(pairs_of, systems))
         pairs = dict.fromkeys(pair for system in asked for pair in system)
@@ -288,7 +289,7 @@ class _Spice:
 
 # %% ../../nbs/scores/120_java.ipynb #1464569c
 class _Program:
-    "A caption score by a Java program. If Java fails: one warning, and no score from then on."
+    "A score by a Java program. If Java fails, it warns once and returns no score from then on."
     why = None  # why the score is left out
 
     @property
@@ -305,7 +306,8 @@ class _Program:
         except OSError as e: self.leave_out(e)
 
 class _MeteorScore(_Program):
-    metric, program = "M", None
+    metric = "M"
+    program = None
     def __init__(self, refs, folder=None):
         self.refs, self.known = refs, {}  # known: (image, line) -> its numbers
         try: self.program = _Meteor(folder)
@@ -341,25 +343,25 @@ class _SpiceScore(_Program):
 
 def java_programs(
     refs:dict,       # image id -> its reference sentences
-    metrics=METRICS, # the requested scores; of these METEOR and SPICE are made here
+    metrics=METRICS, # names of the requested scores; only METEOR and SPICE matter
 )->list:             # programs for `CaptionScorer`, which closes them
-    "METEOR, started, and SPICE. If Java fails there is a warning, and `why` of the program."
+    "Start METEOR and prepare SPICE. If Java fails, warn, and store the reason in `why`."
     return [program(refs) for program in (_MeteorScore, _SpiceScore) if program.metric in metrics]
 
 def spice_lacks()->str:
-    "Why SPICE cannot run; None if Java and its jars are there."
+    "Return why SPICE cannot run; None if Java and the jars are there."
     try: _Spice({})
     except OSError as e: return str(e)
 
 # %% ../../nbs/scores/120_java.ipynb #ece7ed3b
 def _call(command, folder):
-    "Run a program in a folder; returns its output if it fails, else ''."
+    "Run a program in a folder. Return its output if it fails, else ''."
     run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800,
                          stdin=subprocess.DEVNULL)
     return (run.stdout + run.stderr).strip() or "no message" if run.returncode else ""
 
 def _fetch_with_maven(jars, folder):
-    "Fetch artefacts. Raises `OSError` if there is no Maven, or if it fails."
+    "Fetch artefacts with Maven. Raise `OSError` if Maven is missing or fails."
     if not shutil.which("mvn"): raise FileNotFoundError("there is no program `mvn`")
     for coordinates in jars:
         group, name, version, *kind = coordinates.split(":")
@@ -369,7 +371,7 @@ def _fetch_with_maven(jars, folder):
         if text: raise OSError(f"`mvn` failed: {text[:300]}")
 
 def _fetch_corenlp(jars, folder):
-    "Fetch CoreNLP's archive, or resume that. Raises `NocError` if it cannot be reached."
+    "Fetch the archive of CoreNLP, or resume that. Raise `NocError` if it cannot be reached."
     name = "stanford-corenlp-full-2015-12-09.zip"
     path = fetch(f"http://nlp.stanford.edu/software/{name}", _cache_folder()/name)
     unpack(path, folder, [_jar_name(c) for c in jars])
@@ -377,7 +379,7 @@ def _fetch_corenlp(jars, folder):
 
 # %% ../../nbs/scores/120_java.ipynb #1c82377e
 def _accept(folder, target):
-    "Copy the jars that are right. Raises `NocError` for a file with another checksum."
+    "Copy the correct jars. Raise `NocError` if a file has another checksum."
     for coordinates in _missing_jars(target):
         name, checksum = _jar_name(coordinates), _SPICE_JARS[coordinates]
         actual = file_sum(folder/name)
@@ -388,7 +390,7 @@ def _accept(folder, target):
 
 # %% ../../nbs/scores/120_java.ipynb #ce2d5021
 def _setup_spice(jars=None):
-    "Fetch SPICE's jars once; returns their folder. `NocError` names missing jars and checksums."
+    "Fetch SPICE's jars once, and return their folder. Raise `NocError` if some are missing."
     target = _cache_folder()/"spice"
     problems = []
     target.mkdir(parents=True, exist_ok=True)
@@ -404,12 +406,12 @@ def _setup_spice(jars=None):
     missing = _missing_jars(target)
     if not missing: return target
     files = ", ".join(f"{_jar_name(c)} ({c}, SHA-256 {_SPICE_JARS[c]})" for c in missing)
-    raise NocError(f"SPICE: {'; '.join(problems) or jars}: not everything is there. "
+    raise NocError(f"SPICE: {'; '.join(problems) or jars}: some jars are missing. "
                    f"Give these files with --jars FOLDER: {files}")
 
 # %% ../../nbs/scores/120_java.ipynb #3d190fba
 def _run_setup_spice(o):
-    "Fetch SPICE's jars, and print where they are. Raises `NocError` without them."
+    "Fetch SPICE's jars, and print where they are. Raise `NocError` if some are missing."
     with locked(_cache_folder()/"spice"): folder = _setup_spice(o.jars)
     print(f"SPICE is ready: {folder}")
     print("For other tools that run spice-1.0.jar, with CoreNLP in its lib/:")

@@ -40,10 +40,10 @@ from .quality import quality_numbers, quality_scores, vocabulary, word_list
 from ..vocab import TOKENISER, tokenize
 
 # %% ../../nbs/scores/122_report.ipynb #a0bff669
-_LETTERS, _TOKENS = 5_000, 500 # in a caption, at most
+_LETTERS, _TOKENS = 5_000, 500 # maximum in a caption
 
 def _check_caption(caption, where):
-    "Raises `NocError` if a text cannot be a caption."
+    "Raise `NocError` if a text cannot be a caption."
     text = caption.encode(errors="ignore").decode()
     require(text == caption, f"{where}: half a character (a lone surrogate)", "text")
     require(len(caption) <= _LETTERS, f"{where}: {len(caption):,} letters", f"at most {_LETTERS}")
@@ -54,11 +54,11 @@ def _check_caption(caption, where):
 def read_system(
     path,      # captions in any form that `read_captions` takes
     names=(),  # (file name, image id) of the references' images, if their file names them
-    where="references", # their file, for messages
-    numbers:bool=True,  # whether that file has ids
-    bad:list=None,      # collects a line for each unusable caption; None: refuse them
+    where="references", # file of the references, for messages
+    numbers:bool=True,  # True if that file has ids
+    bad:list=None,      # collects a line for each unusable caption; None: raise an error
 )->dict:       # image id -> caption; a photo that the references do not name keeps its name
-    "Read a system's captions. Raises `NocError` naming file and entry for anything broken."
+    "Read a system's captions. Raise `NocError`, naming the entry, if one is unusable."
     captions, first = {}, {}
     entries = caption_entries(path, names, where, numbers, bad)
     count = Counter(i for _, i in entries)
@@ -70,7 +70,7 @@ def read_system(
             bad.append(str(e))
             continue
         require(i not in captions, f"{place}: has {count[i]} captions, the first in {first.get(i)}",
-                "one caption an image")
+                "one caption for each image")
         captions[i], first[i] = entry.caption, entry.place
     require(captions, f"{path}: no entries", "at least one caption")
     return captions
@@ -89,32 +89,33 @@ class _Task:
     known:set = None  # words of the split's training captions, if it has any
     wordless:tuple = () # images whose references contain no word
     photos:dict = field(default_factory=dict) # image id -> its photo, if there are any
-    cut:int = None    # how many words of a caption count; None: all
-    whole:bool = False # text after a caption's last full stop does not count
+    cut:int = None    # number of words of a caption that count; None: all
+    whole:bool = False # True: text after a caption's last full stop does not count
     found:Captions = None # all references, with the names of their photos
 
     def judge(self, captions, scorer, **protocol):
-        "Judge one caption for every image; `scorer` has the references, `protocol` is of `judge`."
+        "Judge one caption for every image; `scorer` has the references, `protocol` is for `judge`."
         return judge(captions, self.refs, self.refs, self.novel, self.heldout, scorer=scorer,
                      **protocol)
 
 # %% ../../nbs/scores/122_report.ipynb #17ca503b
 def _read_references(data):
-    "The references; domain -> ids (nocaps); the folder or None. Raises `NocError`."
+    "Return the references, domain -> ids (of nocaps), and the folder or None."
     file = Path(data) if Path(data).is_file() else None
-    root, domains = None if file else find_data(data), {}
+    root = None if file else find_data(data)
+    domains = {}
     captions = load_captions(root, file)
     content = read_json(file) if file and ".json" in file.suffixes and is_object(file) else {}
     for image in content.get("images", ()):
         domain = image.get("domain", "")
-        require(isinstance(domain, str), f"{file}: image {image['id']}: domain", "a text")
+        require(isinstance(domain, str), f"{file}: image {image['id']}: domain", "a string")
         if "domain" in image: domains.setdefault(domain, []).append(image["id"])
     return captions, domains, root
 
 # %% ../../nbs/scores/122_report.ipynb #412889b3
 def _split_ids(split, part, refs, root, named):
-    """The evaluated images of a split, its novel images and its training images, or None; its name.
-    `named`: part -> image ids, from the references' file."""
+    """Return the evaluated images of a split, its novel and its training images (or None), and its
+    name. `named`: part -> image ids, from the file of references."""
     if split is None and named:
         ids = [i for i in named.get(part, ()) if i in refs]
         return ids, None, named.get("train"), f"its own split, {part}"
@@ -122,7 +123,7 @@ def _split_ids(split, part, refs, root, named):
     path = find_split(split, root)
     if path.name.endswith((".json", ".json.gz")): parts = read_json(path)
     else:
-        with foreign_file(path, "image ids, one a line"), text_file(path) as f:
+        with foreign_file(path, "image ids, one per line"), text_file(path) as f:
             parts = list(map(int, f.read().split()))
     if isinstance(parts, dict):
         parts = read_split(path, refs, [part])
@@ -142,7 +143,7 @@ def _counted(cut, whole):
     return f"{words}, whole sentences" if whole else words
 
 def _check_worded(refs, where):
-    "Raises `NocError` if there is no image, or no reference has a word."
+    "Raise `NocError` if there is no image, or no reference has a word."
     require(refs, where, "at least one image with references")
     worded = any(tokenize(c) for captions in refs.values() for c in captions)
     i, captions = next(iter(refs.items()))
@@ -159,7 +160,7 @@ def photos_by_id(
     data=None, # a folder in COCO's layout or a captions file, which may name them by `file_name`
     names=None, # (file name, image id) of images, if known already
 )->dict:       # image id -> PIL image
-    "The photos of images. Raises `NocError` if there are none."
+    "Return the photos of images. Raise `NocError` if there are none."
     if src and data and names is None: names = _read_references(data)[0].names
     files = image_files(src, names or [], data or "the captions") if src else []
     return _Photos({f.id: f for f in files if f.id >= 0})
@@ -168,16 +169,16 @@ def photos_by_id(
 def make_task(
     data,           # a folder in COCO's layout, or a captions file of COCO or nocaps
     split:str=None, # name in the data's splits/, or a file; default: all images with references
-    part:str="test", # which part of the split
+    part:str="test", # part of the split
     heldout=None,   # `HeldOut`, its file, or names; default: the data's heldout.json, else COCO's
     classes=None,   # classes or their file; default: the data's classes.json, else COCO's 80
-    images=None,    # photos: a folder, .tar or .parquet of them
+    images=None,    # folder, .tar or .parquet of photos
     synonyms=None,  # file of words, as in `word_list`; default: the forms of the classes
-    cut:int=None,   # how many words of a caption count; default: all
+    cut:int=None,   # number of words of a caption that count; default: all
     whole:bool=False, # True: text after a caption's last full stop does not count
     first:int=None, # number of the first class in a file of names, as in `read_classes`
 )->_Task:
-    "The task to score captions on. Raises `NocError` for an unknown split, part or image."
+    "Make the task that captions are scored on. Raise `NocError` for an unknown split or image."
     require(part in PARTS, f"--part {part}", f"one of {', '.join(PARTS)}")
     found, domains, root = _read_references(data)
     every = {i: captions for i, captions in found.texts.items() if captions}
@@ -194,7 +195,8 @@ def make_task(
     if listed is not None:
         source = f"listed in {name}"
         novel = {o: images.intersection(listed) for o, images in novel.items()}
-    truth, words = boxed_classes(instances_files(root), classes), None
+    truth = boxed_classes(instances_files(root), classes)
+    words = None
     if train and every.keys() >= set(train):
         words = set(" ".join(normalize(c) for i in train for c in every[i]).split())
     about = dict(data=Path(data).name, split=name,
@@ -207,7 +209,7 @@ def make_task(
 
 # %% ../../nbs/scores/122_report.ipynb #b11ede4d
 def _usual_heldout(classes):
-    "The classes for which COCO has no word, by their full names; if none, COCO's own held-out."
+    "Return the classes for which COCO has no word; if there are none, COCO's held-out objects."
     coco = set().union(*(c.forms for c in COCO_CLASSES.values()))
     ids, words = {}, {}
     for i, c in classes.items():
@@ -218,7 +220,7 @@ def _usual_heldout(classes):
 
 # %% ../../nbs/scores/122_report.ipynb #817b851d
 def _shortened(caption, words=None, whole=False):
-    "A caption cut to so many words (None: all), and with `whole` to its finished sentences."
+    "Cut a caption to so many words (None: all) and, with `whole`, to its finished sentences."
     if words: caption = " ".join(caption.split()[:words])
     ended = re.match(r"(?s).*[.!?](?!\w)", caption) if whole else None
     return ended[0] if ended else caption
@@ -229,14 +231,15 @@ _MARKUP = re.compile(r"</?[a-z]\w*( [^<>]*)?/?>|<\|[^<>]*?\|>|\[/?INST\]", re.I)
 def match(
     captions:dict, # image id -> caption
     task:_Task,    # the images to score
-    where="captions", # what to call them in a message
-    missing:str="refuse", # an image without a caption: "refuse" it, or score it as "empty"
+    where="captions", # name of the captions, for messages
+    missing:str="refuse", # for an image without a caption: "refuse" (error) or score as "empty"
 )->tuple:          # image id -> caption for exactly the task's images; counts
-    "Select one caption for every image. Raises `NocError` for missing ones, warns of extra ones."
+    "Select one caption per image. Raise `NocError` if any are missing; warn of extra ones."
     require(missing in ("refuse", "empty"), f"--missing {missing}", "refuse or empty")
     lost = [i for i in task.refs if i not in captions]
     extra = [i for i in captions if i not in task.refs]
-    split, size = task.about["split"], len(task.refs)
+    split = task.about["split"]
+    size = len(task.refs)
     def refuse(ids, what, expected):
         require(not ids, f"{where}: image {ids and ids[0]}: {what}", expected)
     refuse(extra if len(lost) == size else [],
@@ -252,7 +255,7 @@ def match(
     warn(task.wordless, "no reference with words; not scored")
     given = {i: captions.get(i, "") for i in task.refs}
     marked = {i: tag[0] for i, c in given.items() if (tag := _MARKUP.search(c))}
-    warn([*marked], f"holds {next(iter(marked.values()), '')!r}, which is scored as it is")
+    warn([*marked], f"contains {next(iter(marked.values()), '')!r}, which is scored as it is")
     chosen = {i: _shortened(c, task.cut, task.whole) for i, c in given.items()}
     empty = sum(not tokenize(c) for c in chosen.values())
     return chosen, dict(scored=len(chosen), missing=len(lost), extra=len(extra), empty=empty,
@@ -263,22 +266,22 @@ def match(
 @dataclass
 class _Evaluated(Judged):
     "One system's captions, with the numbers that its scores and its quality are computed from."
-    captions:list = None      # (N,) what was scored
-    refs:list = None          # (N,) its references
+    captions:list = None      # (N,) captions as they were scored
+    refs:list = None          # (N,) references of each image
     quality:np.ndarray = None # (N,15) from `quality_numbers`
     left_out:dict = field(default_factory=dict) # score -> why it is missing
     learned:dict = field(default_factory=dict)  # score -> the name of its function
     named:dict = field(default_factory=dict)    # image id -> its photo's name, if known
 
     def card(self, k, photos, said, score):
-        "An image for a page, with its sentences (`said`); the photo may be missing or broken."
+        "Return a page's card of an image and sentences (`said`); the photo may be missing."
         i = self.ids[k]
         try: photo = thumbnail(photos[i]) if i in photos else None
         except NocError: photo = None
         return dict(name=f"image {i}", photo=photo, refs=self.refs[k], said=said, score=score)
 
     def main_score(self, *others):
-        "The score to order images by, CIDEr-D or one that all runs have: title, (N,) points each."
+        "Return title and (N,) points per run of CIDEr-D, or a score that all runs have."
         scores = [{m: x for m, x in points(run.numbers).items() if not np.isnan(x).any()}
                   for run in (self, *others)]
         shared = set.intersection(*map(set, scores))
@@ -325,7 +328,8 @@ class _Learned:
         self.function, self.task = function, task
 
     def numbers(self, tokens, captions):
-        where, chosen = f"metrics: {self.name}", {i: captions[i] for i in tokens}
+        where = f"metrics: {self.name}"
+        chosen = {i: captions[i] for i in tokens}
         scores = list(map(float, self.function(self.task.photos, chosen, self.task.refs)))
         require(len(scores) == len(chosen), f"{where}: {len(scores):,} numbers",
                 f"one for each of {len(chosen):,} captions, in their order")
@@ -337,8 +341,9 @@ class _Learned:
 
 # %% ../../nbs/scores/122_report.ipynb #5caabb4f
 def _f1_rows(judged, task, scores, intervals):
-    "The report's numbers for every object."
-    rows, cells = {}, judged.counted(np.ones((1, len(judged.ids))))[0].tolist()
+    "Return the report's numbers for every object."
+    rows = {}
+    cells = judged.counted(np.ones((1, len(judged.ids))))[0].tolist()
     for o, (tp, fp, fn) in zip(judged.objects, cells):
         precision, recall = (100*tp/n if n else None for n in (tp+fp, tp+fn))
         rows[o] = dict(F1=scores[o], interval=intervals.get(o), precision=precision, recall=recall,
@@ -346,7 +351,7 @@ def _f1_rows(judged, task, scores, intervals):
     return rows
 
 def _scores_and_intervals(judged, samples):
-    "group -> name -> points, and the same with 95 % intervals."
+    "Return group -> name -> points, and the same with 95 % intervals."
     drawn = judged.bootstrap(samples)
     scores = {place: float(s[0]) for place, s in drawn.items()}
     sure = {place: interval(s) for place, s in drawn.items() if not np.isnan(s[1:]).all()}
@@ -354,10 +359,11 @@ def _scores_and_intervals(judged, samples):
 
 # %% ../../nbs/scores/122_report.ipynb #ec626c86
 def _make_report(judged, task, counts, samples=1000):
-    "All scores of one system and all that they depend on, as JSON; `counts` come from `match`."
+    "Return all scores of a system, with their settings, for JSON; `counts` are from `match`."
     scores, intervals = _scores_and_intervals(judged, samples)
     f1 = _f1_rows(judged, task, scores.pop("f1", {}), intervals.pop("f1", {}))
-    counts, draws = dict(counts), dict(samples=samples, seed=0, interval=95)
+    counts = dict(counts)
+    draws = dict(samples=samples, seed=0, interval=95)
     for name, rows in judged.sets.items():
         if not name.startswith("object "): counts[name] = int(rows.sum())
     counts["references"] = sum(map(len, task.refs.values()))
@@ -369,7 +375,7 @@ def _make_report(judged, task, counts, samples=1000):
                 left_out=judged.left_out, versions=_versions())
 
 def _versions():
-    "The programs and settings that the scores were computed with."
+    "Return the versions of the programs with which the scores were computed."
     try: _, java = find_java()
     except OSError: java = None
     packages = {p: version(p) for p in ("numpy", "pycocoevalcap")}
@@ -380,12 +386,12 @@ _PARTS = {"all": "all images", "in": "in-domain", "out_pooled": "out-of-domain, 
           "out_macro": "out-of-domain, mean over objects"}
 
 def _cell(value, interval=None):
-    "\"75.1 (73.0–77.2)\", or a dash."
+    "Return a text like \"75.1 (73.0–77.2)\", or a dash."
     if value is None: return "—"
     return f"{value:.1f} ({interval[0]:.1f}–{interval[1]:.1f})" if interval else f"{value:.1f}"
 
 def _how(report):
-    "The settings that the numbers depend on, as a list."
+    "Return lines on the settings on which the numbers depend."
     p, t, draws = report["protocol"], report["tokeniser"], report["protocol"]["bootstrap"]
     about, counts = report["about"], report["counts"]
     versions = ", ".join(f"{name} {v}" for name, v in report["versions"].items() if v)
@@ -395,12 +401,12 @@ def _how(report):
     return [
         f"F1: words of {p['words']!r}; each {p['weight']} counts once; "
         f"false positives: {p['fp']} images.",
-        f"CHAIR: words from {about['words']}; an object is there by {about['truth']}; "
+        f"CHAIR: words from {about['words']}; objects present by {about['truth']}; "
         f"{counts['scored']:,} images.",
-        f"What counts of a caption: {about['counted']} ({counts['cut']:,} are cut).",
+        f"Scored part of a caption: {about['counted']} ({counts['cut']:,} are cut).",
         f"CIDEr-D: document frequencies of {p['cider_df']}.",
         f"Tokens: {t['name']}. {t['differ']} of {t['captions']:,} real captions "
-        f"({t['differ']/t['captions']:.0%}) have other tokens than by {t['reference']}.",
+        f"({t['differ']/t['captions']:.0%}) have different tokens by {t['reference']}.",
         *([unspaced.format_map(counts)] if counts.get("unspaced") else []),
         f"Intervals: {draws['samples']:,} draws of the images, seed {draws['seed']}.",
         *(f"{m}: by {name}." for m, name in p["learned"].items()),
@@ -408,7 +414,7 @@ def _how(report):
 
 # %% ../../nbs/scores/122_report.ipynb #5a07a385
 def _main_table(scores, intervals):
-    "A line for every set of images, including domains that the captions file names (nocaps)."
+    "Return a table with a line for every set of images, including the domains of nocaps."
     names = _PARTS | {part: part.replace("domain ", "by the file: ", 1) for part in scores
                       if part.startswith("domain ")}
     parts = [part for part in names if part in scores]
@@ -419,14 +425,15 @@ def _main_table(scores, intervals):
     return ["", *heads], [*map(line, parts)]
 
 def _f1_table(f1):
-    "A line for every object."
+    "Return a table with a line for every object."
     rows = [[o, _cell(x["F1"], x["interval"]), _cell(x["precision"]), _cell(x["recall"]),
              f"{x['tp']:g}", f"{x['fp']:g}", f"{x['fn']:g}"] for o, x in f1.items()]
     return ["", "F1", "precision", "recall", "right", "wrong", "missed"], rows
 
 def _quality(report):
-    "The table of quality, and a line on the vocabulary."
-    sure, words = report["intervals"].get("quality", {}), report["vocabulary"]
+    "Return the part with the table of quality and a line on the vocabulary."
+    sure = report["intervals"].get("quality", {})
+    words = report["vocabulary"]
     rows = [[k, _cell(v, sure.get(k))] for k, v in report["scores"]["quality"].items()]
     line = f"{words['words']:,} different words, {words['captions']:,} different captions"
     new = words["new"]
@@ -435,14 +442,14 @@ def _quality(report):
 
 # %% ../../nbs/scores/122_report.ipynb #5f4494ab
 def _f1_bars(report):
-    "F1 of every object with its interval, and the mean."
+    "Return bars of the F1 of every object with its interval, and of the mean."
     mean = [report[k].get("out_macro", {}).get("F1") for k in ("scores", "intervals")]
     bars = {o: (x["F1"], x["interval"]) for o, x in report["f1"].items()}
     drawn = {o: (*bar, _cell(*bar), "holds") for o, bar in bars.items()}
     return drawn | {"mean": (*mean, _cell(*mean), "open")}
 
 def _report_parts(report):
-    "A report of `evaluate_file` as readable text."
+    "Return the parts of a report of `evaluate_file`."
     about, counts, intervals = report["about"], report["counts"], report["intervals"]
     kinds = [k for k in ("missing", "extra", "empty", "bad") if k in counts]
     numbers = ", ".join(f"{counts[k]:,} {k}" for k in kinds)
@@ -472,11 +479,12 @@ def _write_images(path, judged):
     with whole_file(path, "wb") as f: pq.write_table(table, f)
 
 def _read_images(path, protocol=Protocol()):
-    "Read `_Evaluated` again. Raises `NocError` for a file that is missing or something else."
+    "Read what `_write_images` wrote. Raise `NocError` if the file is missing or invalid."
     with open_parquet(path) as file: table = file.read()
     about = (table.schema.metadata or {}).get(b"noc_nb")
     require(about, str(path), "the images.parquet of a report")
-    about, columns = json.loads(about), table.to_pydict()
+    about = json.loads(about)
+    columns = table.to_pydict()
     ids, captions, refs, sets_of = map(columns.pop, ("image_id", "caption", "references", "sets"))
     photos = zip(ids, columns.pop("file_name", ()))
     def rows(name): return np.array([name in names for names in sets_of])
@@ -490,10 +498,11 @@ def _read_images(path, protocol=Protocol()):
 
 # %% ../../nbs/scores/122_report.ipynb #9b81cc96
 def _extremes(judged, photos):
-    "The ten images with the lowest scores, and the ten with the highest."
+    "Return parts with the ten images of lowest scores and the ten of highest scores."
     title, points = judged.main_score()
     if not title: return []
-    order, half = np.argsort(*points, kind="stable").tolist(), len(judged.ids)//2
+    order = np.argsort(*points, kind="stable").tolist()
+    half = len(judged.ids)//2
     def card(k):
         return judged.card(k, photos, [("", judged.captions[k])], f"{title} {points[0][k]:.1f}")
     parts = {f"Lowest {title}": order[:half][:10], f"Highest {title}": order[half:][::-1][:10]}
@@ -501,14 +510,14 @@ def _extremes(judged, photos):
 
 # %% ../../nbs/scores/122_report.ipynb #79ead545
 def _files_of(data, *others):
-    "The files that may be read: the data set's own, and those of other options."
+    "Return the files that may be read: the data set's own, and those of other options."
     files = [Path(data)/name for name in ("classes.json", "heldout.json")]
     for folder in "annotations", "splits": files += Path(data).glob(f"{folder}/*")
     return files + [path for path in (data, *others) if isinstance(path, (str, Path))]
 
 # %% ../../nbs/scores/122_report.ipynb #14efef70
 def _flat(scores):
-    "(set, metric) -> points, for the scores that exist."
+    "Return (set, metric) -> points, for the scores that exist."
     every = ((part, m, s) for part, values in scores.items() for m, s in values.items())
     return {(part, m): s for part, m, s in every if s is not None}
 
@@ -522,7 +531,7 @@ class _Report(dict):
     def markdown(self): return as_markdown(self["captions"], _report_parts(self))
 
     def write(self, folder, photos):
-        "Write all files into a folder that exists."
+        "Write all files into an existing folder."
         *parts, how = _report_parts(self)
         _write_images(folder/"images.parquet", self.judged)
         write_files(folder, "report", self, self["captions"],
@@ -553,15 +562,15 @@ def evaluate_file(
     data,             # a folder in COCO's layout, or references in any such form
     split:str=None,   # name in the data's splits/, or a file; default: all images with references
     out=None,         # folder for report.json, .md, .html and .png, and images.parquet
-    protocol:Protocol=Protocol(), # of F1
+    protocol:Protocol=Protocol(), # protocol of F1
     metrics=METRICS,  # caption scores to compute; a dict may contain functions, see above
-    samples:int=1000, # draws of the bootstrap; 0: no intervals
-    missing:str="refuse", # images without a caption: "refuse", or score as "empty"
+    samples:int=1000, # number of bootstrap samples; 0: no intervals
+    missing:str="refuse", # images without a caption: "refuse" (error), or score as "empty"
     show=None,        # called with the report before the files are written
     skip_bad:bool=False, # leave out captions that cannot be used, and count them
-    **kw,             # as in `make_task`: part, heldout, classes, images, synonyms, cut, whole
+    **kw,             # for `make_task`: part, heldout, classes, images, synonyms, cut, whole
 )->_Report:           # a dict of all scores; `table` and `images` have them as DataFrames
-    "Evaluate a file of captions. Raises `NocError` for bad input, before anything is computed."
+    "Evaluate a file of captions. Raise `NocError` at once if the input is invalid."
     check_range("--", 0, 100_000, samples=samples)
     require(Path(captions).exists(), f"{captions}: no such file", "captions to score")
     inputs = _files_of(data, captions, split, *kw.values())
@@ -581,11 +590,12 @@ def evaluate_file(
 
 # %% ../../nbs/scores/122_report.ipynb #eca76955
 def read_report(
-    path, # a report.json, or its folder
+    path, # path of a report.json, or of its folder
 )->_Report:
-    "Read a report of `evaluate_file`. Raises `NocError` for other or mismatched files."
+    "Read a report of `evaluate_file`. Raise `NocError` if its files are invalid or mismatched."
     if Path(path).is_dir(): path = Path(path)/"report.json"
-    report, expected = read_json(path), "the report.json that noc_eval writes"
+    report = read_json(path)
+    expected = "the report.json that noc_eval writes"
     whole = isinstance(report, dict) and {"scores", "protocol", "counts"} <= report.keys()
     require(whole, str(path), expected)
     with foreign_file(path, f"{expected}, and its images.parquet"):
@@ -596,5 +606,5 @@ def read_report(
         written, again = _flat(report["scores"]), _flat(scores)
         same = written.keys() == again.keys()
         same = same and all(np.isclose(s, again[k]) for k, s in written.items())
-    require(same, f"{path}: images.parquet of another evaluation", "the one of this beside it")
+    require(same, f"{path}: images.parquet of another evaluation", "the one of this evaluation")
     return _Report(report, judged)

@@ -32,39 +32,39 @@ from .report import (_Report, evaluate_file, make_task, match, photos_by_id,
 # %% ../../nbs/scores/125_several.ipynb #c0125006
 @dataclass
 class _Scored:
-    "A run of a system: its scores, and what they are about."
+    "A run of a system: its scores, and the images, seed and settings behind them."
     where:str          # its file, for messages
-    report:_Report     # scores, and what is kept of every image, where the references are known
-    images:tuple       # what was scored: ids, or where they are not known the data and their number
-    seed:int=None      # of the training; None: its file does not say
-    settings:dict=None # of the training; None: likewise
+    report:_Report     # scores and, if references are known, what every image contributes
+    images:tuple       # ids of the images; if unknown, the data and the number of images
+    seed:int=None      # seed of the training run; None if unknown
+    settings:dict=None # settings of the training run; None if unknown
 
     @property
     def identity(self):
-        "Images, and seed or else captions: no other run of the system may have the same."
+        "Images, and seed or else captions, in which all runs of a system must differ."
         captions = self.seed is None and tuple(self.report.judged.captions)
         return self.images, self.seed, captions
 
 def _of_report(path):
-    "A run, from its report."
+    "Make a run from its report."
     report = read_report(path)
     return _Scored(str(path), report, tuple(report.judged.ids))
 
 # %% ../../nbs/scores/125_several.ipynb #c0125007
 def _line_name(r):
-    "The name of a result row's line in a table."
+    "Return the name of the table line to which a row of results belongs."
     name = f"{LABELS[r['row']]} · {TRAINING_LABELS[r['training']]}"
     if r["lambda0"] not in (None, .2): name += f" · λ0 {r['lambda0']}"
     return f"{name} · {r['variant']}" if r["variant"] else name
 
 @cache
 def _references(data, split, part, heldout, classes, first):
-    "References and a scorer for them, of the scores that need no Java."
+    "Return the task with its references, and a scorer for the metrics without Java."
     task = make_task(data, split, part, heldout=heldout, classes=classes, first=first)
     return task, CaptionScorer(task.refs, ("C", "B4", "R"))
 
 def _judge_of(folder, about, o):
-    "A function: row -> its report; without what is kept of images where there are no references."
+    "Return a function from row to report, which without references has only the scores."
     toy = folder/"data"                                        # made by the run
     data = o.data or (toy if toy.exists() else find_data())
     if not data: return lambda r: _Report(dict(scores=r["metrics"]), None)
@@ -78,18 +78,19 @@ def _judge_of(folder, about, o):
         judged = task.judge(captions, scorer, fp_weight=r["protocol"]["fp_weight"])
         was, now = metric(r, "in_C"), judged.once()["in"].get("C")
         same = was is None or np.isclose(was, np.nan if now is None else now)
-        require(same, f"{file}: by {data} CIDEr-D is not that of its row", "--data of the run")
+        require(same, f"{file}: CIDEr-D with {data} differs from its row", "--data of the run")
         about = dict(scores=r["metrics"], protocol=judged.choices(), about=task.about)
         return _Report(about | dict(counts=counts), judged)
     return report
 
 # %% ../../nbs/scores/125_several.ipynb #c0125008
 def _of_folder(folder, o):
-    "(line, run) of every captioned line of a folder of `noc_reproduce`."
+    "Return (line, run) for each line with captions in a folder of `noc_reproduce`."
     with foreign_file(folder/"rows.jsonl", "the rows of noc_reproduce, and its run.json"):
         about, rows = read_json(folder/"run.json"), read_rows(folder/"rows.jsonl")
         rows = [r for r in rows if r["training"]]
-        judge_row, runs = _judge_of(folder, about, o), []
+        judge_row = _judge_of(folder, about, o)
+        runs = []
         for r in rows:
             report = judge_row(r)
             images = r["data"], r["split"], r["counts"]["images"]
@@ -100,12 +101,13 @@ def _of_folder(folder, o):
 
 # %% ../../nbs/scores/125_several.ipynb #c012500a
 def _split_at_vs(given):
-    "Lists of paths, between the words vs."
+    "Return the lists of paths between the words vs."
     return [list(paths) for is_vs, paths in groupby(given, "vs".__eq__) if not is_vs]
 
 def _systems(given, o):
-    "Name -> runs. Raises `NocError` for runs of one system with different settings."
-    sides, systems = _split_at_vs(given), {}
+    "Return name -> runs. Raise `NocError` if the runs of a system have different settings."
+    sides = _split_at_vs(given)
+    systems = {}
     require(sides, "--runs", "folders of reports, or of noc_reproduce")
     for name, side in zip(_names(sides), sides):
         prefix = f"{name}: " if len(sides) > 1 else ""
@@ -119,14 +121,14 @@ def _systems(given, o):
     return systems
 
 def _check_same(name, first, run):
-    "Raises `NocError` where two runs are not of one system."
+    "Raise `NocError` if two runs do not belong to one system."
     differ = [key for key in first.settings or () if first.settings[key] != run.settings.get(key)]
-    require(not differ, f"{run.where}: {name}: {', '.join(differ)} is not that of {first.where}",
+    require(not differ, f"{run.where}: {name}: {', '.join(differ)} differs from {first.where}",
             "runs of one system, or the word vs between them")
 
 # %% ../../nbs/scores/125_several.ipynb #c012500c
 def _check_once(systems):
-    "Raises `NocError` for two runs with the same images and seed, or the same captions."
+    "Raise `NocError` if two runs have the same images and seed, or the same captions."
     for name, runs in systems.items():
         seen = {}
         for run in runs:
@@ -136,26 +138,26 @@ def _check_once(systems):
             require(first is run, where, "another seed")
 
 def _what_varies(systems):
-    "A sentence on what ± covers; whether all runs were scored on the same images."
+    "Return a sentence on what ± covers, and whether all runs have the same images."
     every = list(chain.from_iterable(systems.values()))
     alike = len({run.images for run in every}) == 1
     several = [runs for runs in systems.values() if len(runs) > 1]
     if not several: return "One run each: there is no deviation.", alike
     seeds = sorted({run.seed for run in chain(*several) if run.seed is not None})
     if any(len({run.images for run in runs}) > 1 for runs in several):
-        same = "seeds may differ, too" if len(seeds) != 1 else f"all are of seed {seeds[0]}"
+        same = "seeds may differ, too" if len(seeds) != 1 else f"all have seed {seeds[0]}"
         return f"± is the deviation over sets of images, and not over seeds ({same}).", alike
     if all(run.seed is not None for run in chain(*several)):
         listed = ", ".join(map(str, seeds))
         return f"± is the deviation over seeds ({listed}) on the same images.", alike
-    return ("± is the deviation over runs on the same images; their reports do not say whether "
-            "it was the seed that differed."), alike
+    return ("± is the deviation over runs on the same images; their reports do not record "
+            "whether the seeds differ."), alike
 
 # %% ../../nbs/scores/125_several.ipynb #c012500e
 _GROUPS = {"all": "all", "in": "in", "out": "out", "pooled": "out, pooled"}
 
 def _columns(systems, metrics):
-    "The columns that some run has a number for: those of `score_place`, with their titles."
+    "Return name -> title of the columns in which some run has a number."
     scores = {group: [*metrics] for group in _GROUPS}
     scores["out"].append("F1")
     names = {f"{group}_{m}": f"{m} {_GROUPS[group]}" for group in scores for m in scores[group]}
@@ -163,12 +165,12 @@ def _columns(systems, metrics):
     return {c: text for c, text in names.items() if any(x is not None for x in _values(runs, c))}
 
 def _values(runs, column):
-    "A number a run."
+    "Return the number of each run in a column; None if it has none."
     group, name = score_place(column)
     return [run.report["scores"].get(group, {}).get(name) for run in runs]
 
 def _pairs(systems, columns, samples):
-    "(system, other, column) -> difference, interval, p, verdict, of every two systems."
+    "Return (system, other, column) -> difference, interval, p, verdict, for all pairs."
     check_range("--", 1, 100_000, samples=samples)
     drawn = {name: [run.report.judged.bootstrap(samples) for run in runs]
              for name, runs in systems.items()}
@@ -180,7 +182,7 @@ def _pairs(systems, columns, samples):
 
 # %% ../../nbs/scores/125_several.ipynb #c012500f
 def _why_no_pairs(systems, alike):
-    "Why systems are not compared; None where they are. Raises `NocError` for other protocols."
+    "Return why systems are not compared, or None. Raise `NocError` if protocols differ."
     runs = list(chain.from_iterable(systems.values()))
     if len(systems) < 2: return "One system: there is nothing to compare it with."
     if not alike: return "No verdicts: the runs were scored on different images."
@@ -192,13 +194,13 @@ def _why_no_pairs(systems, alike):
 
 # %% ../../nbs/scores/125_several.ipynb #c0125011
 def _score_lines(systems, columns):
-    "A line a system: its name, how many runs, and a cell a score."
+    "Return a table: for each system its name, the number of runs, and a cell for each score."
     lines = [[name, f"{len(runs)}", *(cell(_values(runs, column)) for column in columns)]
              for name, runs in systems.items()]
     return ["", "runs", *columns.values()], lines
 
 def _pair_lines(pairs, columns):
-    "A line for every two systems and score."
+    "Return a table with a line for each pair of systems and score."
     head = ["", "score", "difference (95 %)", "p", "p (Holm)", "about", "verdict"]
     def line(one, two, column, x):
         sure = signed(x["difference"], x["interval"])
@@ -207,7 +209,7 @@ def _pair_lines(pairs, columns):
     return head, [line(*key, x) for key, x in pairs.items()]
 
 def _csv_lines(systems, columns):
-    "A line for every system and score: the numbers themselves."
+    "Yield for each system and score a line of plain numbers."
     for name, runs in systems.items():
         for column, text in columns.items():
             values = [x for x in _values(runs, column) if x is not None]
@@ -219,7 +221,7 @@ def _write_csv(path, head, lines):
     with open(path, "w", newline="", encoding="utf-8") as f: csv.writer(f).writerows([head, *lines])
 
 def _write_table(folder, systems, columns, pairs, parts):
-    "All files of a table."
+    "Write all files of a table."
     head, lines = _score_lines(systems, columns)
     bars = _bars({f"{two} − {one}: {columns[c]}": x for (one, two, c), x in pairs.items()})
     content = dict(
@@ -237,7 +239,7 @@ def _write_table(folder, systems, columns, pairs, parts):
 
 # %% ../../nbs/scores/125_several.ipynb #c0125013
 def _table_of_runs(o, show):
-    "One table of many runs, with verdicts between systems; `show` is given its Markdown."
+    "Make a table of runs, with verdicts between systems; call `show` with its Markdown."
     inputs = [path for path in o.runs if path != "vs"]
     with report_folder(o.out, "table", [*inputs, o.data]) as finish:
         systems = _systems(o.runs, o)
@@ -255,33 +257,35 @@ def _table_of_runs(o, show):
 
 # %% ../../nbs/scores/125_several.ipynb #917c63c9
 def _metrics(text):
-    "Name -> entry or function, of `--metrics`."
+    "Return name -> entry of `METRICS`, or function, from the text of `--metrics`."
     names = [m.strip() for m in text.split(",")]
     def entry(m): return imported(m, "--metrics") if ":" in m else METRICS.get(m)
     return {m.rpartition(":")[2]: entry(m) for m in names}
 
 # %% ../../nbs/scores/125_several.ipynb #e0c4e420
 def _show(text):
-    "Print; a dash, or what else the terminal's encoding lacks, becomes a question mark."
+    "Print a text, with question marks for characters that the terminal's encoding lacks."
     encoding = sys.stdout.encoding or "utf-8"
     print(text.encode(encoding, "replace").decode(encoding), flush=True)
 
 def _sides(given):
-    "Both sides of `--compare`: two folders, or several on each side of the word vs."
+    "Return both sides of `--compare`: two folders, or several on each side of the word vs."
     sides = _split_at_vs(given) if "vs" in given else [[path] for path in given]
     require(len(sides) == 2, f"--compare {' '.join(map(str, given))}",
-            "two folders of reports, or several on each side of the word vs (--runs has more)")
+            "two folders of reports, or several on each side of the word vs (--runs takes more)")
     return [_runs(side[0]) if len(side) == 1 else side for side in sides]
 
 def _compare_and_show(o):
-    "Compare the reports of two systems, and write what was found."
+    "Compare the reports of two systems, print the result, and write it to files."
     sides = _sides(o.compare)
     inputs = [*sides[0], *sides[1], o.images, o.data]
     with report_folder(o.out, "compare", inputs) as finish:
-        names, kept = _names(sides), _read_sides(sides)
+        names = _names(sides)
+        kept = _read_sides(sides)
         named = None if o.data else [(name, i) for i, name in kept[0][0].named.items()]
         photos = photos_by_id(o.images, o.data, named)
-        rows, title = _differences(*kept, o.samples), f"{names[1]} minus {names[0]}"
+        rows = _differences(*kept, o.samples)
+        title = f"{names[1]} minus {names[0]}"
         parts = _parts(rows, names, list(map(len, sides)))
         def write(new):
             write_files(new, "compare", rows, title, parts + _largest(*kept, names, photos),
@@ -290,7 +294,7 @@ def _compare_and_show(o):
 
 # %% ../../nbs/scores/125_several.ipynb #917c63c8
 def _run_eval(o):
-    "Score captions, or compare reports. Raises `NocError` for bad options."
+    "Score captions, or compare reports. Raise `NocError` if an option is invalid."
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
