@@ -26,7 +26,7 @@ def _memory_names():
     return ALL_CACHE_NAMES
 
 def _reorder(model, kwargs, rows):
-    "Reorder the model's memory. Raises `NocError` for one that cannot be reordered."
+    "Reorder the model's memory. Raise `NocError` if it cannot be reordered."
     name = next((name for name in _memory_names() if kwargs.get(name) is not None), None)
     if name is None: return
     memory, reorder = kwargs[name], getattr(model, "_reorder_cache", None)
@@ -35,13 +35,13 @@ def _reorder(model, kwargs, rows):
         return
     if not hasattr(memory, "reorder_cache"):
         require(False, f"{type(model).__name__}: its memory, a {type(memory).__name__}",
-                "one that can be reordered, as beam search needs it")
+                "one that can be reordered, as beam search requires")
     memory.reorder_cache(rows)
     for n, state in enumerate(getattr(memory, "linear_cache", ())):      # MiniMax leaves these out
         if isinstance(state, Tensor): memory.linear_cache[n] = state[rows]
 
 def _rows_of(x, rows, n, dim=0):
-    "Rows of a model's inputs: of tensors with `n` rows, also in lists and dicts."
+    "Return rows of a model's inputs: of tensors with `n` rows, also in lists and dicts."
     if isinstance(x, Tensor):
         fits = x.dim() >= max(1, -dim) and x.shape[dim] == n
         return x.index_select(dim, rows) if fits else x
@@ -68,7 +68,7 @@ class _Model:
         return logits.log_softmax(-1, dtype=torch.float32)
 
     def _take(self, rows):
-        "Continue with rows (U,), some of which may come more than once."
+        "Continue with rows (U,), some of which may occur more than once."
         old = self.input
         self.input, self.ids = old.index_select(0, rows), self.ids.index_select(0, rows)
         _reorder(self.model, self.kwargs, rows)
@@ -79,7 +79,7 @@ class _Model:
             self.kwargs[name] = _rows_of(x, rows, len(old), dim)
 
     def write(self, rows, tokens):
-        "Continue rows (U,) with a token each."
+        "Append a token to each of the rows (U,)."
         self._take(rows)
         self.ids = torch.cat([self.ids, tokens[:,None]], 1)
 
@@ -101,7 +101,7 @@ class _Rules:
         self.input, self.late = None, False
 
     def _show(self, input):
-        "Choose where the processors see each row, given its input (U,)."
+        "Choose the place of each row in the calls of the processors, given its input (U,)."
         n, rows = len(input), torch.arange(len(input), device=input.device)
         nth = (input[:,None] == input).tril(-1).sum(1)                   # row of its input
         some = input.new_zeros(self.inputs).scatter_reduce(0, input, rows, "amax")
@@ -111,7 +111,7 @@ class _Rules:
         self.shown.view(-1)[self.place] = rows
 
     def processed(self, model:_Model, log_probs)->Tensor: # (U,v)
-        "The log-probabilities after the logits processors."
+        "Return the log-probabilities after the logits processors."
         if not self.processors: return log_probs
         if self.input is None or not torch.equal(self.input, model.input): self._show(model.input)
         turns = []
@@ -122,7 +122,7 @@ class _Rules:
         return torch.cat(turns).index_select(0, self.place)
 
     def stopped(self, model:_Model)->Tensor: # (U,)
-        "True where a stopping criterion ends the text; None without criteria."
+        "Return True where a stopping criterion ends the text; None without criteria."
         if not self.criteria or model.ids.shape == model.prompts.shape: return None
         stop = torch.zeros_like(model.input, dtype=torch.bool)
         for criterion in self.criteria:
@@ -134,26 +134,26 @@ class _Rules:
 # %% ../../nbs/models/116_generate.ipynb #b364f27f
 @dataclass
 class _Plan:
-    "The searches of a call: the first b are those of the inputs, the others are beside them."
+    "The searches of a call: the first b belong to the inputs, the others run beside these."
     wishes:object   # `_Wishes` of all B searches
-    inputs:list     # B, the input of each
-    kinds:list      # B, as in `_KINDS`
-    at_least:object # as in `Search`, of all
+    inputs:list     # B numbers, the input of each search
+    kinds:list      # B names from `_KINDS`
+    at_least:object # for all searches, as in `Search`
 
 _KINDS = "plain", "prices", "musts"
 
 @dataclass
 class _Step:
     "The record of a step: N texts, their scores, and how they could have ended."
-    search:Tensor # (N,) the search of each
-    said:Tensor   # (N,t) in ids of the search
+    search:Tensor # (N,) the search of each text
+    said:Tensor   # (N,t) tokens, in ids of the search
     owes:list     # N, True for a text that must continue, as it ends with a word to avoid
-    source:Tensor # (N,) the texts of the step before that they continue
+    source:Tensor # (N,) the text of the step before that each continues
     total:Tensor  # (N,) log-probability
     row:Tensor    # (N,) the model's rows
     ids:Tensor    # (U,t) their texts
     input:Tensor  # (U,) their inputs
-    scores:Tensor # (U,v) of the next token, if `output_scores` asks for them
+    scores:Tensor # (U,v) scores of the next token, if `output_scores` asks for them
     end:Tensor = None  # (N,) the best end token; -1 where the text needs none
     cost:Tensor = None # (N,) its log-probability
 
@@ -177,6 +177,8 @@ class _Rows:
         musts = [any(ways and u == math.inf for ways, u in zip(*pair))
                  for pair in zip(groups.lists, plan.wishes.prices)]
         self.usual = ~torch.tensor(musts, device=device)                 # (B,) see `_accepted`
+        self.all_musts = all(musts)
+        self.shared = self.columns.extra > 0 or len(plan.inputs) > len(model.prompts) # texts
         self.row = torch.tensor(plan.inputs, device=device)              # (N,) the model's row
         self.search = torch.arange(len(plan.inputs), device=device)      # (N,)
         self.said = self.row.new_zeros(len(plan.inputs), 0)              # (N,t) the new text
@@ -198,13 +200,14 @@ class _Rows:
         texts = [self.texts[n] for n in source.tolist()]
         self.texts = self.columns.go_on(texts, self.search.tolist(), real.tolist(), gain.tolist())
         text = self.row[source]*self.v + real
-        different, self.row = text.unique(return_inverse=True)
-        self.model.write(different // self.v, different % self.v)
+        if self.shared: text, self.row = text.unique(return_inverse=True)
+        else: self.row = torch.arange(len(text), device=text.device)
+        self.model.write(text // self.v, text % self.v)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c05
 @torch.inference_mode(False)
 def _step(rows:_Rows, tokens, source):
-    "One token more: log-probabilities (N,v+extra+2), begin and end last."
+    "Take one step, and return log-probabilities (N,v+extra+2), begin and end last."
     torch.set_grad_enabled(False)                                        # until the end of the step
     if rows.marked is None:
         _mark(rows, None)
@@ -219,18 +222,19 @@ def _step(rows:_Rows, tokens, source):
     return _given(rows)
 
 def _mark(rows:_Rows, log_probs):
-    "Give every token its column, and every token that finishes words another."
+    "Give every token a column, and every token that finishes words another."
     rows.marked = rows.total.new_full((len(rows.total), rows.end + 1), -torch.inf)
     rows.real, rows.bits = rows.columns.nothing(rows.search)
     if log_probs is None: return
     if len(rows.never):
         rows.never = rows.never[(log_probs[:,rows.never] == -torch.inf).all(0)]
-    rows.marked[:,:rows.v] = log_probs[rows.row]
+    rows.marked[:,:rows.v] = log_probs[rows.row] if rows.shared else log_probs
     full = rows.said.shape[1] + 1 == rows.room
     rows.real, rows.bits = rows.columns.mark(rows.marked, rows.texts, rows.search.tolist(), full)
 
 def _given(rows:_Rows):
-    "The answer to the search: log-probabilities, no state, and what finishing tokens finish."
+    """Return the answer to the search: log-probabilities, no state, and the groups of finishing
+    tokens."""
     return (rows.marked, None) if rows.bits is None else (rows.marked, None, rows.bits)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c06
@@ -244,7 +248,8 @@ def _close(rows:_Rows, log_probs, source):
         end, step.end = torch.full_like(total, -torch.inf), torch.full_like(rows.row, -1)
     else:
         end, best = rows.marked.index_select(1, rows.ends).max(1)
-        if log_probs is not None: end = end.masked_fill(~_accepted(rows, end), -torch.inf)
+        if log_probs is not None and not rows.all_musts:
+            end = end.masked_fill(~_accepted(rows, end), -torch.inf)
         step.end = rows.ends[best]
     rows.marked.index_fill_(1, rows.ends, -torch.inf)
     stopped, tokens = rows.rules.stopped(model), t + 1
@@ -262,7 +267,7 @@ def _close(rows:_Rows, log_probs, source):
 
 # %% ../../nbs/models/116_generate.ipynb #9c6ea57c
 def _accepted(rows:_Rows, end)->Tensor: # (N,) bool
-    "Whether a text may end, with log-probability `end`."
+    "Return whether a text may end, with log-probability `end`."
     asked, k = rows.finder.asked, rows.config.num_beams                  # (a searches,places)
     out = ~rows.usual[rows.finder.images]
     usual, out = ~out, out[:,None].repeat(1, asked.shape[1])
@@ -280,7 +285,7 @@ def _accepted(rows:_Rows, end)->Tensor: # (N,) bool
 @dataclass
 class _Text:
     "A text that a search found."
-    ids:list    # of its tokens, including its end token
+    ids:list    # ids of its tokens, including its end token
     score:float # log-probability
     rows:list   # the model's row that each token came from
     totals:list # log-probabilities of the text before each token, and of all without the end
@@ -324,7 +329,7 @@ _REFUSED |= dict(guidance_scale="None: its own cache does not follow the beams",
                  prefill_chunk_size="None", synced_gpus="a model that is not split by its weights")
 
 def _dropped():
-    "Arguments of `generate` that it does not pass to functions: {name: value}."
+    "Return arguments of `generate` that it does not pass to functions: {name: value}."
     from transformers import GenerationMixin
     code, frame = inspect.unwrap(GenerationMixin.generate).__code__, inspect.currentframe()
     while frame is not None and frame.f_code is not code: frame = frame.f_back
@@ -334,7 +339,7 @@ def _dropped():
     return given | {name: whole.get(name) for name in ("do_sample", "tokenizer")}
 
 def _check_options(config):
-    "Check the options. Raises `NocError` for one that has no meaning here."
+    "Check the options. Raise `NocError` if one has no meaning here."
     given = {name: getattr(config, name, None) for name in _REFUSED} | _dropped()
     given.pop("tokenizer")
     for name in "num_beam_groups", "guidance_scale":
@@ -346,7 +351,7 @@ def _check_options(config):
     require(isinstance(k, Integral) and k > 0, f"num_beams={k}", "a whole number, 1 or more")
 
 def _without_sampling(config, processors):
-    "The processors of a search, even if the model's own configuration samples."
+    "Return the processors of a search, without those of a configuration that samples."
     if not config.do_sample: return processors
     warnings.warn("the model's configuration samples (do_sample); beams are searched instead, "
                   "without its temperature, top_k and top_p")
@@ -354,7 +359,7 @@ def _without_sampling(config, processors):
 
 # %% ../../nbs/models/116_generate.ipynb #5be11601
 def _check(model, config, kwargs, text_only):
-    "Raises `NocError` for bad options, and for an image model without an image in `kwargs`."
+    "Raise `NocError` if an option is invalid, or if an image model has no image in `kwargs`."
     _check_options(config)
     if model.training: warnings.warn("the model is in train mode, with dropout; call model.eval()")
     if text_only or "image" not in model.input_modalities: return
@@ -366,11 +371,11 @@ def _check(model, config, kwargs, text_only):
                        "or text_only=True")
 
 def _holds(whole, part):
-    "Whether a tuple contains another as a run."
+    "Return whether a tuple contains another as a run."
     return any(whole[j:j+len(part)] == part for j in range(len(whole) - len(part) + 1))
 
 def _check_room(lists, prices, room):
-    "Raises `NocError` for musts that cannot fit. One that may be inside another takes no room."
+    "Raise `NocError` if the musts cannot fit. One that may be inside another takes no room."
     for i, groups in enumerate(lists):
         require(len(groups) <= 61, f"words: input {i} has {len(groups)}", "at most 61 for one text")
         groups = [g for g, u in zip(groups, prices[i]) if g and u == math.inf]
@@ -385,7 +390,7 @@ def _check_room(lists, prices, room):
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c32
 def _read_word_prices(prices, wishes):
-    "b lists of prices in nats, inf for a must. Raises `NocError` for a wrong count or value."
+    "Return b lists of nats, inf for a must. Raise `NocError` if a count or a value is wrong."
     if prices is None: return wishes.prices
     twice = any(u < math.inf for row in wishes.prices for u in row)
     require(not twice, f"prices: {prices!r}", "none, as the words have some already")
@@ -407,7 +412,7 @@ def _read_word_prices(prices, wishes):
 # %% ../../nbs/models/116_generate.ipynb #3e954c4c
 @cache
 def _answer_kind(half):
-    "The library's class with our fields, also in copies: Whisper builds its answer again."
+    "Return the library's class with our fields, also in copies, since Whisper copies its answer."
     from transformers.generation import utils
     base = getattr(utils, f"GenerateBeam{half}Output")
     class Answer(base):
@@ -420,7 +425,7 @@ def _answer_kind(half):
 
 # %% ../../nbs/models/116_generate.ipynb #5be11602
 def _spans(mentions, musts):
-    "The first mention of every group, {group: (first, last + 1)}; `musts` in their order."
+    "Return the first mention of every group, {group: (first, last + 1)}; `musts` in their order."
     found, waiting, after = {}, list(musts), 0
     for end, start, n in mentions:
         if n in found or n in musts and (n != waiting[0] or end <= after): continue
@@ -429,11 +434,11 @@ def _spans(mentions, musts):
     return found
 
 def _mean(rows:_Rows, text)->float:
-    "The score of `generate`: the log-probability over a power of the length."
+    "Return the score of `generate`: the log-probability over a power of the length."
     return text.score/max(1, len(text.ids))**rows.config.length_penalty
 
 def _judged(rows:_Rows, i, text, ordered):
-    "A text of input `i` with its words, and with its score plus the prices of its words."
+    "Return a text of input `i` with its words, and with its score plus the prices of its words."
     pairs = [*zip(rows.groups.lists[i], rows.plan.wishes.prices[i])]
     musts = [g for g, (ways, u) in enumerate(pairs) if ordered and ways and u == math.inf]
     spans = _spans(rows.groups.mentions(i, text.ids), musts)
@@ -442,7 +447,7 @@ def _judged(rows:_Rows, i, text, ordered):
 
 # %% ../../nbs/models/116_generate.ipynb #5be11603
 def _best(rows:_Rows, found, ordered)->list: # b*n `_Text`s
-    "The best texts of every input, best first. Other searches beside it give complete ones."
+    "Return the best texts of every input, best first. The searches beside it add complete texts."
     n, best = rows.config.num_return_sequences, [[] for _ in rows.model.prompts]
     traces = [[x.tolist() for x in (step.row, step.total, step.source)] for step in rows.steps]
     tokens, ended = found.tokens[:,:n].tolist(), found.ended[:,:n].tolist()
@@ -458,13 +463,13 @@ def _best(rows:_Rows, found, ordered)->list: # b*n `_Text`s
     return sum(best, [])
 
 def _padded(rows, fill):
-    "Lists of numbers as a table."
+    "Return lists of numbers as a table."
     table = torch.full((len(rows), max(map(len, rows))), fill)
     for line, row in zip(table, rows): line[:len(row)] = torch.tensor(row)
     return table
 
 def _reads(rows:_Rows)->list: # b dicts
-    "How many texts the model read for every kind of search; a text counts for the first kind."
+    "Return how many texts the model read for each kind of search; a text counts for the first."
     kinds = torch.tensor([*map(_KINDS.index, rows.plan.kinds)], device=rows.row.device)
     counts = kinds.new_zeros(len(rows.model.prompts), len(_KINDS))
     for step in rows.steps:
@@ -476,7 +481,7 @@ def _reads(rows:_Rows)->list: # b dicts
 
 # %% ../../nbs/models/116_generate.ipynb #aa0512ce
 def _answer(rows:_Rows, found, ordered):
-    "The result of `generate`: ids, or a dict with everything known about them."
+    "Return the result of `generate`: ids, or a dict with everything known about them."
     _warn(rows, found)
     texts, config = _best(rows, found, ordered), rows.config
     prompts = rows.model.prompts.repeat_interleave(config.num_return_sequences, 0)
@@ -501,7 +506,7 @@ def _answer(rows:_Rows, found, ordered):
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c16
 def _least(at_least, lists):
-    "b numbers of musts, or None. Raises `NocError` for bad ones."
+    "Return b numbers of musts, or None. Raise `NocError` if one is invalid."
     least = at_least if isinstance(at_least, (list, tuple)) else [at_least]*len(lists)
     def whole(n): return isinstance(n, Integral) and not isinstance(n, bool) and n >= 0
     fits = all(n is None or whole(n) for n in least)
@@ -535,7 +540,7 @@ def _search(rows:_Rows, **settings):
 
 # %% ../../nbs/models/116_generate.ipynb #5be11604
 def _barred(rows:_Rows, ids:tuple)->bool:
-    "Whether a spelling could not come: a piece was never allowed, or `bad_words_ids` bars it."
+    "Return whether a spelling was impossible: a token never allowed, or barred by `bad_words_ids`."
     bad = map(tuple, rows.config.bad_words_ids or ())
     return not set(rows.never.tolist()).isdisjoint(ids) or any(_holds(ids, part) for part in bad)
 
@@ -556,7 +561,7 @@ def _warn(rows:_Rows, found):
 
 # %% ../../nbs/models/116_generate.ipynb #5be11605
 def _wishes(words, each, avoid, forms, prices, ids, constraints, config, inputs):
-    "All wishes, from the new arguments and the library's old ones."
+    "Return all wishes, from the new arguments and the library's old ones."
     for name, old in dict(force_words_ids=ids, constraints=constraints).items():
         old = getattr(config, name, None) if old is None else old
         require(old is None or hasattr(old, "__iter__"), f"{name}={old!r}", "a list, as in 4.56")
@@ -565,13 +570,13 @@ def _wishes(words, each, avoid, forms, prices, ids, constraints, config, inputs)
     return replace(wishes, prices=_read_word_prices(prices, wishes))
 
 def _groups_of(wishes, room, at_least=None, **settings):
-    "The words of a search. Raises `NocError` for musts that cannot fit."
+    "Return the words of a search. Raise `NocError` if the musts cannot fit."
     groups = wishes.groups(**settings)
     if at_least is None: _check_room(groups.lists, wishes.prices, room)
     return groups
 
 def _stopping(strings, processor):
-    "The criterion for strings that end a text."
+    "Return the criterion for strings that end a text."
     if strings is None: return []
     from transformers import StopStringCriteria
     require(processor is not None, "stop_strings", "processor=, which reads them, as well")
@@ -579,7 +584,7 @@ def _stopping(strings, processor):
 
 # %% ../../nbs/models/116_generate.ipynb #5985d191
 def _possible(wishes, make):
-    "Whether a search can have these wishes."
+    "Return whether a search can have these wishes."
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try: make(wishes, at_least=None)
@@ -587,17 +592,17 @@ def _possible(wishes, make):
     return True
 
 def _some(wishes, searches):
-    "The wishes of some searches, each an input and its prices."
+    "Return the wishes of some searches, each given by an input and its prices."
     inputs, prices = zip(*searches)
     return replace(wishes, lists=[wishes.lists[i] for i in inputs], prices=[*prices],
                    avoid=[wishes.avoid[i] for i in inputs])
 
 def _hard(price, text):
-    "As a must or, for a text with a price below 0, as a word to avoid."
+    "Return the price of a must or, for a text with a price below 0, of a word to avoid."
     return math.copysign(math.inf, price) if price > 0 or price < 0 and text else price
 
 def _plan(wishes, at_least, make)->_Plan:
-    "The searches of all inputs, and those beside each input with prices."
+    "Return the searches of all inputs, and those beside each input with prices."
     searches, least, kinds = [*enumerate(wishes.prices)], _least(at_least, wishes.lists), []
     for prices in wishes.prices:
         kind = "musts" if math.inf in prices else "plain"
@@ -619,27 +624,27 @@ def grid_beam(
     model,                # any model of transformers; its `generate` fills in the first five
     input_ids,            # (b*num_beams,p)
     logits_processor,     # as the library prepares them
-    stopping_criteria,    # those that end a text early are called as well
+    stopping_criteria,    # criteria of the library; those that end a text early are called, too
     generation_config,    # `early_stopping` is ignored: the search ends when nothing can improve
     *,
-    words=None,           # for all inputs: a list of "bus", ["bus", "buses"], [5, 6]; line; dict
-    each=None,            # b such lists or lines, each for one input, in addition to the shared one
+    words=None,           # words of all inputs: list of "bus", ["bus", "buses"], [5, 6]; line; dict
+    each=None,            # b such lists or lines, one per input, added to `words`
     avoid=None,           # a list of words to avoid; "apple" does not include "apples"
-    forms=False,          # True: every word also in its plural or singular (English)
+    forms=False,          # True: the plural or singular of a word is as good (English)
     processor=None,       # a processor or tokenizer, to spell words; or `tokenizer=`
     boundary="word",      # "text": words count inside others too, for scripts without spaces
     mode="bank",          # "bank", as fast as beams; "credit", looking ahead; "grid", more thorough
-    prices=None,          # nats: one for each shared word, or b lists; None: all are musts
-    at_least=None,        # how many of its musts a text must contain; default: all
+    prices=None,          # nats: one per word for all inputs, or b lists; None: all are musts
+    at_least=None,        # minimum number of musts in a text; default: all
     no_repeat=False,      # True: no word is mentioned twice
-    ordered=False,        # True: the musts come in the given order
+    ordered=False,        # True: the musts occur in the given order
     text_only=False,      # True: an image model may go without an image
-    force_words_ids=None, # more words, as ids; as in versions before 4.57
-    constraints=None,     # the same, as objects with `token_ids`
+    force_words_ids=None, # more words, as ids; an argument of transformers before 4.57
+    constraints=None,     # more words, as objects with `token_ids`
     stop_strings=None,    # as in `generate`; `processor` reads them
     **model_kwargs,       # the model's inputs
 ):                        # ids, as from `generate`
-    "For `generate(custom_generate=grid_beam)`: beam search with words that must or may come."
+    "Search beams with words that must or may occur, by `generate(custom_generate=grid_beam)`."
     config, k = generation_config, generation_config.num_beams
     _check(model, config, model_kwargs, text_only)
     if processor is None: processor = _dropped()["tokenizer"]
@@ -657,13 +662,13 @@ def grid_beam(
 
 # %% ../../nbs/models/116_generate.ipynb #5be11606
 def generate(
-    model,          # like the rest from transformers, for `generate(custom_generate=FOLDER)`
+    model,          # a model of transformers, which calls this as `custom_generate=FOLDER`
     *,
     processor=None, # as in `grid_beam`
-    tokenizer=None, # the same
-    **arguments,    # of `generate` and of `grid_beam`
-):                  # as from `generate`
-    "Beam search with words that must or may come; the function of a repository of the hub."
+    tokenizer=None, # another name of `processor`
+    **arguments,    # arguments of `generate` and of `grid_beam`
+):                  # the result of `generate`
+    "Search beams with words that must or may occur; the entry point of a repository on the hub."
     require(arguments.get("streamer") is None, "streamer", _REFUSED["streamer"])
     config = arguments.pop("generation_config", None)
     own = config or model.generation_config

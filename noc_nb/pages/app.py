@@ -397,7 +397,7 @@ class _Studio:
 _SLIDERS = 8 # number of objects whose prices have a slider
 
 def _own_boxes(gr):
-    "Widgets to draw boxes, type them and undo them."
+    "Make the widgets to draw boxes, type them and undo them."
     with gr.Accordion("Boxes of your own", open=False, elem_id="own"):
         gr.Markdown("Draw a box on the picture with the mouse, or type its position.")
         name = gr.Dropdown([], label="What is in the box", elem_id="name")
@@ -405,7 +405,7 @@ def _own_boxes(gr):
         return name, typed, gr.Button("Undo the last box", elem_id="undo")
 
 def _asked(gr):
-    "Widgets for the objects that may be mentioned, and their prices."
+    "Make the widgets for the objects that may be mentioned, and their prices."
     weight = gr.Radio(list(_WEIGHTS), value="as trained", elem_id="weight",
                       label="How much the selector's choice matters")
     ticked = gr.CheckboxGroup([], label="The caption may mention", elem_id="ticked")

@@ -322,14 +322,15 @@ def inner_attention(
     inner = _fitting(common, "selector")
     without, rival = (_fitting(common, "selector_no_inner", c) for c in ("out_F1", "in_C"))
     t, t_without, t_rival = (r["config"]["selector"]["threshold"] for r in (inner, without, rival))
-    text = (f"On val, with one training of each and the threshold of the best F1 there ({t:g} with "
-            f"inner-attention, {t_without:g} without), the selector with inner-attention is ahead "
-            f"by {_gains(inner, without, judged)}. At {t_rival:g}, where C in is best without it, "
-            f"it is ahead by {_gains(inner, rival, judged, ('out_C', 'in_C'))}.")
+    text = ("On val, with musts, one training of each and the threshold of the best F1 there "
+            f"({t:g} with inner-attention, {t_without:g} without), the selector with "
+            f"inner-attention is ahead by {_gains(inner, without, judged)}. At {t_rival:g}, where "
+            "C in is best without it, it is ahead by "
+            f"{_gains(inner, rival, judged, ('out_C', 'in_C'))}.")
     if not own: return text
     gains = _gains(inner, _fitting(own, "selector_no_inner"), judged)
     return (f"{text} Where the one without also has the epoch that is best at its threshold, and "
-            f"not at .5, by {gains}; brackets have 95 % over images.")
+            f"not at .5, by {gains}. Brackets have 95 % over images; the others have no interval.")
 
 # %% ../../nbs/scores/123_claims.ipynb #2be749d1
 _SCORES = dict(in_C="C in", out_C="C out", out_F1="F1", F1="F1")
