@@ -177,6 +177,8 @@ class _Rows:
         musts = [any(ways and u == math.inf for ways, u in zip(*pair))
                  for pair in zip(groups.lists, plan.wishes.prices)]
         self.usual = ~torch.tensor(musts, device=device)                 # (B,) see `_accepted`
+        self.all_musts = all(musts)
+        self.shared = self.columns.extra > 0 or len(plan.inputs) > len(model.prompts) # texts
         self.row = torch.tensor(plan.inputs, device=device)              # (N,) the model's row
         self.search = torch.arange(len(plan.inputs), device=device)      # (N,)
         self.said = self.row.new_zeros(len(plan.inputs), 0)              # (N,t) the new text
@@ -198,8 +200,9 @@ class _Rows:
         texts = [self.texts[n] for n in source.tolist()]
         self.texts = self.columns.go_on(texts, self.search.tolist(), real.tolist(), gain.tolist())
         text = self.row[source]*self.v + real
-        different, self.row = text.unique(return_inverse=True)
-        self.model.write(different // self.v, different % self.v)
+        if self.shared: text, self.row = text.unique(return_inverse=True)
+        else: self.row = torch.arange(len(text), device=text.device)
+        self.model.write(text // self.v, text % self.v)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c05
 @torch.inference_mode(False)
@@ -225,7 +228,7 @@ def _mark(rows:_Rows, log_probs):
     if log_probs is None: return
     if len(rows.never):
         rows.never = rows.never[(log_probs[:,rows.never] == -torch.inf).all(0)]
-    rows.marked[:,:rows.v] = log_probs[rows.row]
+    rows.marked[:,:rows.v] = log_probs[rows.row] if rows.shared else log_probs
     full = rows.said.shape[1] + 1 == rows.room
     rows.real, rows.bits = rows.columns.mark(rows.marked, rows.texts, rows.search.tolist(), full)
 
@@ -245,7 +248,8 @@ def _close(rows:_Rows, log_probs, source):
         end, step.end = torch.full_like(total, -torch.inf), torch.full_like(rows.row, -1)
     else:
         end, best = rows.marked.index_select(1, rows.ends).max(1)
-        if log_probs is not None: end = end.masked_fill(~_accepted(rows, end), -torch.inf)
+        if log_probs is not None and not rows.all_musts:
+            end = end.masked_fill(~_accepted(rows, end), -torch.inf)
         step.end = rows.ends[best]
     rows.marked.index_fill_(1, rows.ends, -torch.inf)
     stopped, tokens = rows.rules.stopped(model), t + 1
