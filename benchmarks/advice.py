@@ -1,14 +1,14 @@
-"""Advice that may be wrong: what musts, prices and a threshold make of right and of wrong words.
+"""Measure how musts, prices and a threshold deal with advice: words to mention, of which some are wrong.
 
     python benchmarks/advice.py advice --task lm      # or --task lite: rows in results/words_advice.jsonl
     python benchmarks/advice.py surprise --task lm    # results/words_surprise.jsonl
     python benchmarks/advice.py musts                 # results/words_musts.jsonl
 
-Right words are those of the references, wrong ones are in none, are as frequent and of the same kind; or a coin decides
-for each word. Task lm: CommonGen's held-out sets and the language model of words.py, which reads the right ones. Task
-lite: images of val and the pipeline in the package. A way to follow advice is must; price:2.0, so many nats a word; or
-under:2.0, where a word is a must if it alone would cost the sentence less than that. Chapters 74 and 73 show the
-rows."""
+Right words are in a reference. Wrong words are in no reference, but are of the same kind and about as frequent. In
+mixed advice each word is right or wrong by chance. Task lm: CommonGen's held-out sets and the language model of
+words.py, which reads the right words. Task lite: val images and the package's pipeline. Advice can be followed in
+three ways: must; price:2.0, a price of 2 nats per word; or under:2.0, where a word is a must if it alone would cost
+the sentence less than 2 nats. Chapters 73 and 74 show the rows."""
 
 import random, re, sys
 from collections import Counter
@@ -33,10 +33,10 @@ from noc_nb.models.pipeline import NovelCaptioner
 from noc_nb.scores.claims import write_variants
 
 # ---- Two tasks
-# A task has sets with references, a right and a wrong word for every place, and a model that says words: all of
-# them, or each for a price. A word is a list of forms, or a class.
+# A task has sets with references, pairs of a right and a wrong word for each set, and a model that generates sentences
+# with given words, as musts or at a price. A word is a list of forms, or a class.
 def _by_kind(train):
-    "Concepts by kind, verbs and others, in the order of their frequency."
+    "Return each concept's kind (verb or not), and the concepts of a kind, most frequent first."
     seen, counts = _words_of(train), Counter(w for line in train for w in line["concepts"])
     def verb(word): return any(form.endswith("ing") and form in seen for form in _regular(word))
     kinds = {word: verb(word) for word in counts}
@@ -45,7 +45,7 @@ def _by_kind(train):
     return kinds, {kind: of(kind) for kind in (True, False)}
 
 def _stranger(word, one, kinds, ranked, rng):
-    "A concept of a word's kind and frequency that no reference of a set says."
+    "Choose a concept of a word's kind and similar frequency that is in no reference."
     others = ranked[kinds[word]]
     place = others.index(word)
     near = sorted(range(len(others)), key=lambda i: abs(i - place))[:60]
@@ -53,7 +53,7 @@ def _stranger(word, one, kinds, ranked, rng):
     return rng.choice([others[i] for i in near if fits(others[i])][:20])
 
 class _Sentences:
-    "CommonGen's held-out sets, and its language model."
+    "The task lm: CommonGen's held-out sets and a language model."
     def __init__(self, o):
         run, rng = _WordsRun(o), random.Random(0)
         self.speaker, self.sets, self.config = run.speaker, run.sets, asdict(run.cfg)
@@ -66,7 +66,7 @@ class _Sentences:
         self.wrong = list(map(strangers, self.sets))
 
     def say(self, places, words, price=None):
-        "Sentences of the sets in some places with their words, and their log-probabilities."
+        "Generate sentences with words for some of the sets; return them with log-probabilities."
         sets = [self.sets[i]._replace(forms=list(w)) for i, w in zip(places, words)]
         rows = self.speaker._search(sets, "bank", 5, *[] if price is None else [price])
         return zip(map(self.speaker._text, rows), self.speaker._log_prob(sets, rows))
@@ -74,7 +74,7 @@ class _Sentences:
     def forms(self, word): return word
 
 class _Captions:
-    "Images of `lite`'s val, and a pipeline."
+    "The task lite: `val` images and a pipeline."
     def __init__(self, o):
         data, rng, self.config = load_data(), random.Random(0), dict(pipeline=o.model)
         self.pipeline = NovelCaptioner.from_pretrained(o.model)
@@ -94,7 +94,7 @@ class _Captions:
                      for i, found in zip(ids, self.right)]
 
     def say(self, places, words, price=None):
-        "Captions of the images in some places with their classes, and their log-probabilities."
+        "Caption some of the images with classes; return captions with log-probabilities."
         groups = [list(map(self.pipeline._group, found)) for found in words]
         worth = [[np.inf if price is None else price]*len(found) for found in groups]
         found = self.pipeline._search([self.images[i] for i in places], groups, worth)
@@ -102,18 +102,18 @@ class _Captions:
 
     def forms(self, word): return self.pipeline.classes[word].forms
 
-# ---- Costs, and what is followed
-# What a word costs is how much less likely the sentence gets when that word alone is a must. Under a threshold a
-# word is used when it costs less; the price's search weighs all of them at once, and asks for no search of its own.
+# ---- Costs, and ways to follow advice
+# The cost of a word is the log-probability that the sentence loses if this word is the only must. With a threshold, a
+# word is used if it costs less. A search with prices weighs all words at once, and needs no extra search for costs.
 def _say(task, places, words, price=None):
-    "Sentences of sets with their words, and log-probabilities; not all sets at once."
+    "Generate sentences with words and log-probabilities, in batches of sets."
     out = []
     for n in range(0, len(places), _BATCH):
         out += task.say(places[n:n+_BATCH], words[n:n+_BATCH], price)
     return out
 
 def _costs(task, words):
-    "Nats that each word alone costs the sentence; a list for every set."
+    "Return the cost in nats of each word alone, a list for every set."
     plain = [score for _, score in _say(task, range(len(words)), [[]]*len(words))]
     places = [i for i, row in enumerate(words) for _ in row]
     alone = _say(task, places, [[word] for row in words for word in row])
@@ -121,7 +121,7 @@ def _costs(task, words):
     return [list(islice(cost, len(row))) for row in words]
 
 def _advice(task, costs, kind):
-    "Of each set: words, whether they are right, and their costs."
+    "Draw advice of a kind: for each set (word, cost, True if right)."
     share, rng, out = dict(right=1, half=.5, wrong=0, none=0)[kind], random.Random(1), []
     for right, wrong, good, bad in zip(task.right, task.wrong, *costs):
         coins = [rng.random() < share for _ in right]
@@ -130,7 +130,7 @@ def _advice(task, costs, kind):
     return out
 
 def _follow(task, advice, way):
-    "What a model makes of advice, in one of the ways: texts and log-probabilities."
+    "Follow advice in one of the ways; return texts and log-probabilities."
     name, _, size = way.partition(":")
     known = re.fullmatch(r"must|(price|under):\d+(\.\d+)?", way)
     require(known, f"way {way!r}", "must, price:2.0 or under:2.0")
@@ -140,10 +140,10 @@ def _follow(task, advice, way):
     return _say(task, range(len(advice)), list(map(used, advice)), price)
 
 # ---- Rows
-# A row has the shares of right and wrong words that were advised and said, CIDEr-D, and its difference to what the
-# model says without advice, with an interval that draws sets.
+# A row has the shares of the advised right and wrong words that the sentences mention, CIDEr-D, and the difference from
+# CIDEr-D without advice, with bootstrap intervals over sets.
 def _share(task, texts, advice, good):
-    "Per cent of the right or the wrong words of the advice that are said; None where it has none."
+    "Return the per cent of right or wrong advised words that are mentioned; None if none."
     said = [_says(text, task.forms(word)) for text, row in zip(texts, advice)
             for word, _, right in row if right == good]
     return 100*sum(said)/len(said) if said else None
@@ -153,7 +153,7 @@ def _quantiles(costs):
     return [round(float(x), 2) for x in np.quantile(flat, [.05, .1, .25, .5, .75, .9, .95])]
 
 def _advised(task, costs, ways):
-    "Kind, way and metrics of every piece of advice; the first is without."
+    "Yield kind, way and metrics of every kind of advice; the first is no advice."
     advice = {kind: _advice(task, costs, kind) for kind in ("right", "half", "wrong", "none")}
     with _scorer(task.sets, ["C"]) as scorer:
         plain = None
@@ -174,10 +174,10 @@ _WAYS = ("must", "price:1.0", "price:2.0", "price:3.0", "price:4.0", "price:6.0"
 
 def bench_advice(
     task:str="lite",  # lite: captions of images; lm: sentences with concepts
-    model:str="lite", # pipeline that captions
-    sets:int=200,     # images or sets of concepts
-    seed:int=0,       # of the language model
-    ways:list=None,   # to follow advice (default: must, and several prices and limits)
+    model:str="lite", # pipeline for task lite
+    sets:int=200,     # number of images or sets of concepts
+    seed:int=0,       # seed of the language model
+    ways:list=None,   # ways to follow advice (default: must, and several prices and limits)
     out:str="results/words_advice.jsonl", # rows are appended here
     runs:str="_runs/words", # folder of language models
 ):
@@ -185,7 +185,7 @@ def bench_advice(
     _advice_rows(_task(task, model, sets, seed, runs), ways or _WAYS, out, _keys(task, model, sets, seed))
 
 def _task(task, model, sets, seed, runs):
-    "One of the two tasks. Raises `NocError` for another."
+    "Build one of the two tasks. Raise `NocError` if the name is unknown."
     one_thread()
     o = SimpleNamespace(**locals(), part="held", peer=None, set=None)
     made = dict(lite=_Captions, lm=_Sentences)
@@ -208,11 +208,11 @@ def _advice_rows(task, ways, out, keys):
 def _command(keys, name="advice"):
     return " ".join([f"benchmarks/advice.py {name}", *(f"--{key} {value}" for key, value in keys.items())])
 
-# Does a word cost more than it costs elsewhere? Its *surprise* is the mean of what it costs in other sets, which do
-# not say it. Costs, what they are above the surprise, and their share of it are told apart by a limit that leaves 90
-# or 95 % of the wrong words out.
+# Does a word cost more in a set than in other sets? Its *surprise* is its mean cost in other sets, whose references do
+# not mention it. Right words are separated from wrong ones by a limit on the cost, on the cost minus the surprise, or
+# on the cost divided by the surprise. The limit excludes 90 or 95 % of the wrong words.
 def _surprises(task, n):
-    "Word, as text -> its mean cost in n sets that do not say it."
+    "Return word (as text) -> its mean cost in n sets that do not mention it."
     rng, words = random.Random(2), {f"{w}": w for row in task.right + task.wrong for w in row}
     def strange(i, word):
         said = any(_says(s, task.forms(word)) for s in task.sets[i].references)
@@ -229,26 +229,26 @@ def _surprises(task, n):
     return {key: float(np.mean(own)) for key, own in costs.items()}
 
 def _told_apart(right, wrong):
-    "For a share of wrong words that is left out: the limit, and the per cent of right ones kept."
+    "Return, for each share of excluded wrong words, the limit and the per cent of right ones kept."
     limits = {left: float(np.quantile(wrong, 1 - left/100)) for left in (90, 95)}
     return {left: dict(limit=limit, kept=100*float(np.mean(right < limit)))
             for left, limit in limits.items()}
 
 def bench_surprise(
-    task:str="lite",  # as in `bench_advice`
-    model:str="lite", # the same
-    sets:int=300,     # the same
-    seed:int=0,       # the same
-    n:int=20,         # other sets that tell a word's surprise
+    task:str="lite",  # lite: captions of images; lm: sentences with concepts
+    model:str="lite", # pipeline for task lite
+    sets:int=300,     # number of images or sets of concepts
+    seed:int=0,       # seed of the language model
+    n:int=20,         # number of other sets for a word's surprise
     out:str="results/words_surprise.jsonl", # a row is appended here
     runs:str="_runs/words", # folder of language models
 ):
-    "How far limits on a word's cost, alone or beside its surprise, tell right words from wrong."
+    "Measure how well limits on a word's cost, with or without its surprise, separate words."
     keys, asked = _keys(task, model, sets, seed), _task(task, model, sets, seed, runs)
     append_row(out, _surprise_row(asked, keys | dict(n=n)))
 
 def _surprise_row(task, keys):
-    "A result row."
+    "Build a result row."
     words = task.right, task.wrong
     costs, surprise = [_costs(task, some) for some in words], _surprises(task, keys["n"])
     def flat(rows): return np.array([x for row in rows for x in row])
@@ -261,19 +261,18 @@ def _surprise_row(task, keys):
                    command=_command(keys, "surprise"))
 
 # ---- Which search for musts?
-# Words that must come are a choice of the selector's, or right ones (the oracle's). All images of `val` are
-# captioned with both, by several searches, and each is compared with the bank whose rows take turns, as 123_claims
-# compares.
+# The musts are the selector's choices, or right words (the oracle's). All images of `val` are captioned with both by
+# several searches, and each search is compared with the plain bank, whose rows take turns, as in 123_claims.
 _SEARCHES = dict(turns="mode=bank", credit="mode=credit", ten="mode=bank search.k=10",
                  grid="mode=grid")
 
 def bench_musts(
-    preset:str="lite",  # whose pipeline captions, a name in the package
+    preset:str="lite",  # preset, and the package's pipeline of the same name
     data:str=None,      # folder in COCO's layout (default: the variable NOC_DATA)
-    runs:str="_runs/musts", # folder of a run for each search
+    runs:str="_runs/musts", # folder with a run for each search
     out:str="results/words_musts.jsonl", # rows are written here
 ):
-    "Caption `val` with musts by several searches, and write rows."
+    "Caption `val` images with musts by several searches, and write rows."
     one_thread()
     folders = [Path(runs)/name for name in _SEARCHES]
     for folder, search in zip(folders, _SEARCHES.values()):

@@ -1,10 +1,10 @@
-"""The method on a captioner that sees pixels: a VisionEncoderDecoder of transformers, trained on drawn pictures.
+"""Test the method with a captioner that sees pixels: a VisionEncoderDecoder of transformers, trained on toy pictures.
 
     python benchmarks/pixels.py --seed 0
 
-The toy world draws its pictures, a ViT looks at them, a GPT-2 describes them, by the library's own Trainer. The region
-selector chooses words, and generate(custom_generate=grid_beam, each=words) says them. Rows go to the run's folder;
-chapter 58 shows those of three seeds."""
+A ViT encodes the toy world's pictures and a GPT-2 writes captions; the library's Trainer trains both. The region
+selector chooses words, and generate(custom_generate=grid_beam, each=words) writes captions with them. Rows are written
+to the run's folder; chapter 58 shows those of three seeds."""
 
 import time
 from dataclasses import asdict, dataclass, replace
@@ -34,51 +34,51 @@ from noc_nb.selector import SelectorConfig
 from noc_nb.toy import TOY_CLASSES, toy_image
 
 # ---- Settings
-# transformers is imported only where it runs.
+# transformers is imported only in the functions that use it.
 @dataclass(frozen=True)
 class _PixelConfig(Config):
-    "A small VisionEncoderDecoder and its training."
-    pictures:int = 4000 # drawn for training
-    side:int = 48       # of a picture, in pixels
-    patch:int = 8       # side of what the encoder sees as one
-    width:int = 96      # of encoder and decoder; twice that in their feed-forward networks
-    heads:int = 4       # of attention
-    encoder:int = 3     # layers of the ViT
-    decoder:int = 2     # layers of the GPT-2
-    steps:int = 600     # of training
-    stop:int = 0        # end the training after so many of them; 0: after all
-    batch:int = 64      # pictures of a step, each with one of its captions
-    warmup:int = 60     # steps until the learning rate is at its peak; then it falls as a cosine
-    peak:float = 1.5e-3 # learning rate
+    "The settings of a small VisionEncoderDecoder and its training."
+    pictures:int = 4000 # number of training pictures
+    side:int = 48       # side of a picture, in pixels
+    patch:int = 8       # side of a patch of the ViT, in pixels
+    width:int = 96      # width of encoder and decoder; feed-forward networks are twice as wide
+    heads:int = 4       # attention heads
+    encoder:int = 3     # layers in the ViT
+    decoder:int = 2     # layers in the GPT-2
+    steps:int = 600     # steps of the learning-rate schedule
+    stop:int = 0        # number of steps after which training ends; 0: all
+    batch:int = 64      # pictures per step, each with one of its captions
+    warmup:int = 60     # steps until the peak learning rate; after them it falls as a cosine
+    peak:float = 1.5e-3 # peak learning rate
 
 _TOY = PRESETS["toy"]
 
 @dataclass(frozen=True)
 class _PixelPreset(Config):
-    "What a run from pixels depends on. What it shares with `Preset` is named as there."
+    "The settings of a run from pixels; those that `Preset` has, too, have the same names."
     data:str = "toy"
     split:str = "toy"
-    limit:int = 5            # words of a picture, at most
+    limit:int = 5            # maximum number of words per picture
     distinct:bool = False    # as in `Preset`
     ensemble:bool = False    # as in `Preset`
     selector_seeds:tuple = ()
-    borrow:int = 0           # a word that no caption has gets the mean embedding of so many others
+    borrow:int = 0           # number of neighbours whose mean embedding an unseen word gets
     selector:SelectorConfig = _TOY.selector
     train_selector:TrainConfig = _TOY.train_selector
     captioner:_PixelConfig = _PixelConfig()
     search:SearchConfig = SearchConfig(mode="bank")
     prices:PriceConfig = PriceConfig()
-    min_count:int = 1        # of a word that is said, where prices ask which never are
+    min_count:int = 1        # minimum count of a seen word; prices treat other words as unseen
 
 # ---- Pictures and words
-# The training pictures are those of the toy world, 3,000 of them as in `make reproduce` and others by the same seed.
-# A scene may hold a penguin; no caption of it says so.
-# The tokenizer is trained on the captions and on the names of all classes: a word that must be said has to be
-# spelled. In a world of two hundred words every word is a token. The embedding of a word that no caption has stays
-# where it was when training began, but for being pushed away wherever another word is right. `borrow` is a remedy:
-# the mean embedding of the nearest words that captions have, by the data's word vectors.
+# The training pictures are those of the toy world: the 3,000 of `make reproduce`, and more with the same seed. A scene
+# may contain a penguin, but its captions do not mention it.
+# The tokenizer is trained on the captions and on the names of all classes, because a constraint word needs tokens. The
+# toy world has two hundred words, and every word is a token. The embedding of a word that no caption has is never
+# trained to be probable; every step only makes the word less probable. `borrow` is a remedy: the mean embedding of the
+# nearest words that captions have, according to the data's word vectors.
 def _caption_tokenizer(captions, words):
-    "A tokenizer whose tokens are the words of captions, and others."
+    "Train a tokenizer whose tokens are the words of captions, and other words."
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
     special = dict(pad_token="[PAD]", bos_token="[BOS]", eos_token="[EOS]", unk_token="[UNK]")
@@ -92,7 +92,7 @@ def _caption_tokenizer(captions, words):
     return PreTrainedTokenizerFast(tokenizer_object=made, **special)
 
 def _look(processor, images):
-    "(n,3,side,side) what the model sees of images of the toy world; 16 bits, since they are many."
+    "Return (n,3,side,side) the pixels of toy images, in 16 bits to save memory."
     pixels = []
     for i in images:
         seen = processor(render(toy_image(0, i)[0]), return_tensors="pt")["pixel_values"][0]
@@ -100,26 +100,26 @@ def _look(processor, images):
     return torch.stack(pixels)
 
 def _captions(images):
-    "Lists of normalised captions."
+    "Return the normalised captions of each image."
     return [list(map(normalize, toy_image(0, i)[1])) for i in images]
 
 def _pairs(images, captions, tokenizer, processor):
-    "Pictures of the toy world, each with one of its captions."
+    "Return pairs of a toy picture and one of its captions."
     pixels = _look(processor, progress(images, "pictures"))
     labels = [(n, tokenizer(c)["input_ids"]) for n, cs in enumerate(captions) for c in cs]
     return [dict(pixel_values=pixels[n], labels=torch.tensor(ids)) for n, ids in labels]
 
 def _batch(pairs):
-    "What the model reads; -100 marks places without a word."
+    "Collate pairs to a batch; -100 marks places without a token."
     labels = pad_sequence([pair["labels"] for pair in pairs], True, padding_value=-100)
     pixels = torch.stack([pair["pixel_values"] for pair in pairs])
     return dict(pixel_values=pixels.float(), labels=labels)
 
 # ---- Training
-# The model is put together of the library's parts, and its `Trainer` does the rest. What is finished stays in a
-# folder: with a checkpoint there it goes on, with a trained model it has nothing to do.
+# The model consists of parts of the library, whose `Trainer` trains it. Checkpoints and the trained model are saved in
+# a folder: with a checkpoint in the folder training resumes, and with a trained model it is skipped.
 def _build_model(cfg, tokenizer):
-    "A ViT that looks and a GPT-2 that speaks, with random weights."
+    "Build a ViT encoder and a GPT-2 decoder with random weights."
     from transformers import GPT2Config, ViTConfig, VisionEncoderDecoderConfig
     from transformers import VisionEncoderDecoderModel
     ids = dict(bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
@@ -140,7 +140,7 @@ def _build_model(cfg, tokenizer):
     return model
 
 def _trainer(model, cfg, seed, folder, pairs):
-    "The library's, which says its loss from time to time."
+    "Build the library's `Trainer`, which reports the loss every 50 steps."
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
     class Says(TrainerCallback):
         def on_step_end(self, args, state, control, **kw):
@@ -157,7 +157,7 @@ def _trainer(model, cfg, seed, folder, pairs):
     return trainer
 
 def _train_pixels(cfg, folder, seed=0):
-    "Train a captioner on the toy world's pictures, or go on where a training stopped."
+    "Train a captioner on the toy world's pictures, or resume an interrupted run."
     from transformers import ViTImageProcessor
     from transformers.trainer_utils import get_last_checkpoint
     folder, start = Path(folder), time.monotonic()
@@ -180,8 +180,8 @@ def _train_pixels(cfg, folder, seed=0):
         parameters=model.num_parameters(), loss=[[e["step"], float(e["loss"])] for e in losses]))
 
 def _average_said(model, tokenizer, said, vectors, n):
-    """Neighbour-averaged embeddings of `n` words: as `Captioner.average_neighbours`, in place, for
-    words of any class that are not `said` in training. Returns word -> its neighbours."""
+    """Give words that are not `said` in training the mean embedding of their `n` nearest words, in
+    place, as `Captioner.average_neighbours` does. Return word -> its neighbours."""
     tokens = {w: t for w, t in tokenizer.get_vocab().items() if w in vectors}
     unit = {w: vectors[w]/np.linalg.norm(vectors[w]) for w in tokens}
     table = model.decoder.get_input_embeddings().weight.data
@@ -196,12 +196,12 @@ def _average_said(model, tokenizer, said, vectors, n):
     return neighbours
 
 # ---- The experiment
-# Everything but the captioner is 44_experiment's: which classes a row of the tables chooses, scores, rows, the log.
-# All names of a class will do, as in `["lamp", "lamps", "lantern"]`.
+# Everything but the captioner comes from 44_experiment: the choice of classes, scores, rows, the log. Any form of a
+# class satisfies its constraint, as in `["lamp", "lamps", "lantern"]`.
 class _PixelModels(Models):
-    "Models of which the captioner sees pixels."
+    "Models whose captioner sees pixels."
     def captioner(self, training:str)->tuple:
-        "Model, tokenizer and image processor, from the run's folder or trained now."
+        "Return model, tokenizer and image processor; train them if the folder has none."
         from transformers import AutoTokenizer, VisionEncoderDecoderModel, ViTImageProcessor
         require(training == "xe", f"from pixels: training {training!r}", "xe")
         folder = self.folder/f"captioner-pixels-{self.run.seed}"
@@ -211,7 +211,7 @@ class _PixelModels(Models):
         return model, tokenizer, ViTImageProcessor.from_pretrained(folder)
 
     def averaged(self, captioner):
-        "The captioner, in place, with neighbour-averaged embeddings where they are asked for."
+        "Average embeddings of neighbours in place if `borrow` is set; return the captioner."
         preset, (model, tokenizer, processor) = self.run.preset, captioner
         if not preset.borrow: return captioner
         images = range(1, preset.captioner.pictures + 1)
@@ -225,7 +225,7 @@ class _PixelExperiment(Experiment):
     def _searched(self, row): return self.run.preset
 
     def pixels(self, processor):
-        "What a captioner sees of the run's images."
+        "Return the pixels of the run's images."
         if self.seen is None: self.seen = _look(processor, self.ids)
         return self.seen
 
@@ -235,7 +235,7 @@ class _PixelExperiment(Experiment):
         if row != "none": captioner = self.models.averaged(captioner)
         candidates = self.choices.candidates(row, lambda0, self.run.votes[0])
         def words(i): return [list(self.data.classes[c].forms) for c in candidates[i]]
-        # images with as many words go through the search together
+        # images with equal numbers of words are searched together
         ids, decoded = sorted(self.ids, key=lambda i: (len(candidates[i]), i)), {}
         for n in progress(range(0, len(ids), 50), f"pixels {row}"):
             part = ids[n:n+50]
@@ -245,7 +245,7 @@ class _PixelExperiment(Experiment):
         return decoded
 
 def _records(out, tokenizer, wanted):
-    "What `generate` found, as `Decoded`."
+    "Convert the output of `generate` to `Decoded` records."
     texts = tokenizer.batch_decode(out.sequences, skip_special_tokens=True)
     scores = out.sequences_scores.tolist()
     for text, score, spans, n in zip(texts, scores, out.spans, wanted):
@@ -253,7 +253,7 @@ def _records(out, tokenizer, wanted):
         yield Decoded(text, score, n, len(spans), reason, tuple(map(spans.get, range(n))))
 
 def _describe(experiment, captioner, images, groups, prices=None):
-    "The captions of some images, whose words are given, and what they are worth."
+    "Caption some images with given words, at prices if any."
     model, tokenizer, processor = captioner
     search = experiment.run.preset.search
     places = [experiment.ids.index(i) for i in images]
@@ -266,18 +266,18 @@ def _describe(experiment, captioner, images, groups, prices=None):
     return dict(zip(images, _records(out, tokenizer, map(len, groups))))
 
 # ---- The command
-# It makes the world, trains selector and captioner, captions and scores, with embeddings as they are and with
-# borrowed ones. Interrupted, it goes on with `--resume`.
+# The command generates the world, trains selector and captioner, captions and scores, with the trained embeddings and
+# with averaged ones. An interrupted run continues with `--resume`.
 _LINES = [(row, "xe", .2) for row in ("none", "top1", "top2", "top3", "selector", "oracle")]
 
 def bench_pixels(
-    out:str="_runs/pixels", # the run's folder
-    seed:int=0,             # of selector and captioner
-    part:Literal["test", "val"]="test", # what is captioned and scored; choose by val
-    set:list=None,          # changes of the preset, as key=value
-    resume:bool=False,      # go on with the run in OUT
+    out:str="_runs/pixels", # folder of the run
+    seed:int=0,             # seed of selector and captioner
+    part:Literal["test", "val"]="test", # images to caption and score; use val for choices
+    set:list=None,          # changes to the preset, as key=value
+    resume:bool=False,      # continue the run in OUT
 ):
-    "Train a VisionEncoderDecoder on drawn pictures; caption and score with the selector's words."
+    "Train a VisionEncoderDecoder on toy pictures; caption with the selector's words and score."
     one_thread()
     out, preset = Path(out), override(_PixelPreset(), set)
     typed = f"benchmarks/pixels.py --seed {seed} --part {part}"

@@ -1,9 +1,9 @@
-"""What the true size costs: every step of the coco preset on files of full COCO's size.
+"""Measure the cost of every step of the coco preset on files of full COCO's size.
 
-    python benchmarks/scale.py                    # or make scale: a quarter of an hour on two quiet cores; goes on
+    python benchmarks/scale.py                    # or make scale: a quarter of an hour on two quiet cores; resumes
 
-Each step runs in a process of its own, so that its peak memory is its own, for long enough to be timed. Rows are
-appended to results/scale.jsonl; chapter 71 shows them. A row that is there is not measured again."""
+Each step runs in a separate process, so that its peak memory can be measured, and long enough to be timed. Rows are
+appended to results/scale.jsonl; chapter 71 shows them. Steps that have a row already are not measured again."""
 
 import json, os, socket, subprocess, sys, time
 from contextlib import contextmanager
@@ -43,16 +43,16 @@ from noc_nb.train_xe import build_captioner, build_vocab, xe_loss
 from noc_nb.vocab import Vocab
 
 # ---- A clock for each part
-# A machine may be busy with other things. So beside the seconds that pass, the seconds of a core that a part uses
-# are kept; on an idle machine the two agree for a program of one thread.
+# Other programs may be running. So besides wall-clock seconds, the CPU seconds of a part are recorded; on an idle
+# machine the two agree for a program with one thread.
 def _cpu_seconds():
-    "Of this process and of its children so far."
+    "Return the CPU seconds of this process and its children so far."
     import resource                                        # which Windows lacks
     me, children = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(u.ru_utime + u.ru_stime for u in (me, children))
 
 class _Bench:
-    "A world on which steps are timed; what many need is made once. Processes share a folder."
+    "A world on which steps are timed. Data and captioner are built once, for all steps."
     def __init__(self, root, rank=0, processes=1, steps=5, preset=PRESETS["coco"], scratch=None):
         self.root, self.rank, self.processes, self.preset = Path(root), rank, processes, preset
         self.scratch = Path(scratch or mkdtemp())              # where something is trained
@@ -73,7 +73,7 @@ class _Bench:
 
     @contextmanager
     def lap(self, name:str, items:int=1):
-        "Time a part that works on so many items."
+        "Time a part of a step that processes `items` items."
         began, spent = time.monotonic(), _cpu_seconds()
         yield
         used = _cpu_seconds()
@@ -81,28 +81,28 @@ class _Bench:
                                cpu_seconds=round(used - spent, 2), peak_mb=peak_mb())
 
 # ---- Reading
-# What reads files, and the builder of the held-out split, which must find the lists that the world was made with.
+# These steps read files. The builder of the held-out split must find the lists with which the world was written.
 def _load(bench, file=None):
-    "The whole data set, with detections as Parquet unless a file of them is named."
+    "Load the whole data set, with detections as Parquet unless a file is given."
     detections = str(bench.root/"detections"/file) if file else "simulated"
     with bench.lap("load"): data = load_data(bench.root, "coco", detections)
     return dict(images=len(data.captions), captions=data.counts["captions"],
                 detections=len(data.regions.boxes))
 
 def _detections(bench, name):
-    "Detections as COCO's results."
+    "Read detections in COCO's results format."
     sizes = load_captions(bench.root).sizes
     with bench.lap("detections"): table = read_detections(bench.root/f"detections/{name}", sizes)
     return dict(detections=len(table.boxes))
 
 def _boxes(bench):
-    "Ground truth of both parts, with outlines."
+    "Read the ground truth of both parts, with outlines."
     files = sorted((bench.root/"annotations").glob("instances_*.json"))
     with bench.lap("boxes"): tables = list(map(ground_truth, files))
     return dict(boxes=sum(len(table.boxes) for table in tables))
 
 def _builder(bench):
-    "The held-out split from captions alone. Raises `NocError` if it is not the world's."
+    "Build the held-out split from captions. Raise `NocError` if it is not the world's split."
     texts = load_captions(bench.root).texts
     data = load_data(bench.root, "coco", None)
     halves = [*data.splits["val"], *data.splits["test"]]
@@ -116,11 +116,11 @@ def _builder(bench):
     return dict(kept=len(kept), novel=len(novel))
 
 # ---- Training
-# Some steps of each training are run by the trainer itself, which two processes can share; the first of them warms
-# up. Of the selector's, which are short, there are twenty times as many. The operations of a step are counted by
-# PyTorch: those of matrix products, forward and backward.
+# `Trainer` runs some steps of each training, also in two processes; the first step warms up. The selector's steps are
+# short, so there are twenty times as many. PyTorch counts the operations of a step: those of matrix products, forward
+# and backward.
 class _Part:
-    "The first batches of an epoch, as the trainer asks for them; notes when it does."
+    "The first batches of an epoch; records when the trainer requests each."
     def __init__(self, loader, steps): self.loader, self.steps, self.clock = loader, steps, []
 
     def __call__(self, *args):
@@ -136,31 +136,31 @@ class _Part:
         self.clock.append((time.monotonic(), _cpu_seconds()))
 
     def medians(self):
-        "Seconds and CPU seconds of a step, the median; the first is left out."
+        "Return the median seconds and CPU seconds of a step, without the first."
         gaps = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(self.clock[1:], self.clock[2:])]
         seconds, cpu = (median(column) for column in zip(*gaps))
         return dict(step_seconds=round(seconds, 3), step_cpu_seconds=round(cpu, 3))
 
 def _operations(work):
-    "What `work` computes, in 10^12 operations of matrix products."
+    "Count the operations of matrix products in `work`, in units of 10^12."
     with FlopCounterMode(display=False) as counter: work()
     return counter.get_total_flops()/1e12
 
 def _train(bench, model, loss, cfg, loader, steps):
-    "Some steps of the trainer: seconds of a step, its operations, and how many a run has."
+    "Run some steps of `Trainer`; return seconds and operations of a step, and sizes."
     part, batch = _Part(loader, steps), next(iter(loader))
     teraflop = None
     def learn(): loss(model.train(), batch)[0].backward()
     if bench.processes == 1: teraflop = _operations(learn)
     model.zero_grad(set_to_none=True)
     phase = replace(cfg, epochs=1, save_seconds=1e9)
-    folder = bench.scratch/f"phase-{next(bench.phases)}"      # the same in all processes
+    folder = bench.scratch/f"phase-{next(bench.phases)}"      # the same folder in all processes
     Trainer(model, loss, phase, folder, model.cfg.d_model).fit(part)
     return dict(**part.medians(), teraflop=teraflop, batch=loader.batch_size,
                 examples=len(loader.examples), epochs=cfg.epochs)
 
 def _selector(bench):
-    "Steps of a region selector, its examples before and its choice for val after."
+    "Build the selector's examples, run training steps, and choose classes for val."
     data, cfg, train = bench.data, bench.preset.selector, bench.preset.train_selector
     kept, model = len(data.splits["train"]), RegionSelector(cfg)
     with bench.lap("examples", kept):
@@ -175,7 +175,7 @@ def _selector(bench):
     return steps
 
 def _xe(bench, store=None):
-    "Steps of cross-entropy, on symbolic features, or on those of a store."
+    "Run cross-entropy steps on symbolic features, or on those of a store."
     data, cfg, most = bench.data, bench.preset.xe, bench.preset.captioner.max_regions
     ids = data.splits["train"]
     if store is not None:
@@ -192,7 +192,7 @@ def _xe(bench, store=None):
     return dict(words=len(vocab), **steps)
 
 def _xe_store(bench):
-    "The same on a store's features, and how long they take to read."
+    "Run cross-entropy steps on the features of a store; time reading the features."
     store = RegionStore(bench.root/"features")
     numbers = _xe(bench, store)
     features = RegionFeatures(store, store.features.shape[0])
@@ -202,7 +202,7 @@ def _xe_store(bench):
     return numbers | dict(stored=len(ids))
 
 def _scst(bench):
-    "Steps of self-critical training, without constraints and with the oracle's."
+    "Run self-critical steps without constraints and with the oracle's."
     data, captioner, cfg = bench.data, bench.captioner, bench.preset.scst
     train, vocab = data.splits["train"], Vocab(captioner.tokens)
     ids = [i for i in train if len(data.captions[i]) >= cfg.min_refs]
@@ -219,10 +219,10 @@ def _scst(bench):
     return numbers
 
 # ---- Captions and scores
-# The captioner here has learned nothing, so its captions run to the longest length: decoding is timed at its worst.
-# Two processes caption half of the images each.
+# The captioner is untrained, so its captions have the maximum length, the slowest case of decoding. With two processes,
+# each captions half of the images.
 def _decode(bench):
-    "Captions of some test images, without constraints and with the oracle's."
+    "Caption some test images without constraints and with the oracle's."
     data, captioner = bench.data, bench.captioner.eval()
     test = data.splits["test"]
     ids = test[:bench.images][bench.rank::bench.processes]
@@ -242,7 +242,7 @@ def _decode(bench):
     return numbers
 
 def _score(bench, metrics=("C", "B4", "R")):
-    "Scores of one caption for each image of the test half: somebody's, of the same image."
+    "Score one caption for each image of the test half: its first reference."
     data = bench.data
     ids, novel = data.splits["test"], data.novel["test"]
     refs = {i: data.captions[i][1:] for i in ids}
@@ -254,10 +254,9 @@ def _score(bench, metrics=("C", "B4", "R")):
         scores = judge(captions, refs, ids, novel, data.heldout, scorer=scorer).row()
     return dict(images=images, scores=scores["in"])
 
-# `noc_reproduce` does all of it in one process. What that holds before the first step, and in the end, is the memory
-# that counts.
+# `noc_reproduce` does all of this in one process, so the memory of a whole run is measured, too.
 def _held(bench):
-    "What a whole run holds while it trains: examples, words, vectors, a captioner, references."
+    "Hold what a whole run holds while it trains: examples, vectors, captioner, references."
     data, preset = bench.data, bench.preset
     ids = data.splits["train"]
     with bench.lap("regions", len(ids)): examples = SelectorExamples(data)
@@ -274,7 +273,7 @@ def _held(bench):
                 rewarded=len(reward.cider.rows), scored=scored)
 
 def _whole(bench):
-    "A little of everything, one after the other."
+    "Run a short version of all steps in one process, one after the other."
     bench.steps, bench.images = 3, 10
     parts = dict(selector=_selector, xe=_xe, scst=_scst, decode=_decode, score=_score)
     numbers = {}
@@ -284,9 +283,9 @@ def _whole(bench):
         bench.laps = laps | {f"{name} {lap}": value for lap, value in bench.laps.items()}
     return numbers
 
-# How many operations a step has needs no world: random regions of the paper's sizes do.
+# Operations can be counted without a world, on random regions of the paper's sizes.
 def _counted(bench, images=2, captions=10):
-    "10^12 operations of an image or a caption in each kind of work; with three constraints, too."
+    "Count 10^12 operations per image or caption for training and search."
     cfg = BenchConfig(images=images, captions=captions, captioner=bench.preset.captioner)
     captioner = _captioner(cfg)
     xe = _operations(lambda: xe_loss(captioner, _batch(cfg, captions))[0].backward())/captions
@@ -303,10 +302,10 @@ def _counted(bench, images=2, captions=10):
 
 @dataclass(frozen=True)
 class _Step:
-    "How a step is run."
-    work:object          # Bench -> numbers
-    worlds:tuple=(1,)    # on which parts of full COCO: 16 is a sixteenth
-    processes:tuple=(1,) # that share it
+    "A step, and the worlds and numbers of processes for which it is measured."
+    work:object          # function `_Bench` -> numbers
+    worlds:tuple=(1,)    # fractions of full COCO: 16 is a sixteenth
+    processes:tuple=(1,) # numbers of processes
 
 _GROWING = 16, 4, 1
 _STEPS = dict(
@@ -320,9 +319,9 @@ _STEPS = dict(
     score_meteor=_Step(partial(_score, metrics=("M", "C", "B4", "R"))),
     detections_gz=_Step(partial(_detections, name="simulated.json.gz")))
 
-# ---- A process of its own
-# A step is a fresh Python. Two that share a step find each other by the variables of `torch.distributed`, as under
-# `accelerate launch`. The system says what each process used and the most that it held.
+# ---- Running a step in a separate process
+# Each step runs in a new Python process. Two processes of one step find each other by the environment variables of
+# `torch.distributed`, as with `accelerate launch`. The operating system reports CPU seconds and peak memory.
 def _run_step(name, root, rank=0, processes=1, scratch=None):
     "Run a step in this process, and print its numbers as the last line."
     torch.set_num_threads(1)
@@ -339,7 +338,7 @@ def _free_port():
         return s.getsockname()[1]
 
 def _start(name, root, rank, processes, scratch, port):
-    "A process that runs a step."
+    "Start a process that runs a step."
     call = name, str(root), rank, processes, scratch
     code = f"import sys; sys.path.insert(0, {HERE!r}); from scale import _run_step; _run_step{call}"
     shared = dict(WORLD_SIZE=processes, RANK=rank, LOCAL_RANK=rank, MASTER_PORT=port)
@@ -349,7 +348,7 @@ def _start(name, root, rank, processes, scratch, port):
                             stdout=subprocess.PIPE)
 
 def _measure(name, root, processes=1):
-    "Run a step by itself: seconds, peaks, load, metrics. Raises `NocError` where it fails."
+    "Run a step alone; return seconds, peaks, load and metrics. Raise `NocError` if it fails."
     began, port = time.monotonic(), _free_port()
     with TemporaryDirectory() as scratch:
         children = [_start(name, root, rank, processes, scratch, port) for rank in range(processes)]
@@ -365,19 +364,19 @@ def _measure(name, root, processes=1):
                 metrics=said[0]["numbers"])
 
 # ---- The command
-# The largest world is made first. A row that is there is not measured again.
+# The largest world comes first. Steps that have a row already are not measured again.
 def _jobs(steps, worlds):
-    "(step, part of COCO, processes), the whole of COCO first."
+    "Return (step, fraction of COCO, processes) of all measurements, full COCO first."
     jobs = [(name, part, n) for name in steps for part in _STEPS[name].worlds
             for n in _STEPS[name].processes if part in worlds]
     return sorted(jobs, key=lambda job: (job[1], job[2]))
 
 def bench_scale(
     out:str="results/scale.jsonl", # file that rows are appended to
-    worlds:str="_runs/scale", # folder of the worlds, which are made if they are missing
-    steps:str="all",         # steps to time, with commas between them (default: all)
-    parts:str="1,4,16",      # parts of full COCO: 16 is a sixteenth
-    stored:int=40_000,       # images with stored features, of full COCO: 74 KB each
+    worlds:str="_runs/scale", # folder of the worlds, which are written if missing
+    steps:str="all",         # steps to time, separated by commas (default: all)
+    parts:str="1,4,16",      # fractions of full COCO: 16 is a sixteenth
+    stored:int=40_000,       # images with stored features in full COCO, 74 KB each
 ):
     "Time every step of the coco preset on files of full COCO's size, and append result rows."
     names = choice(None if steps == "all" else steps, _STEPS, "steps")
@@ -390,7 +389,7 @@ def bench_scale(
             if job not in done: append_row(out, _measured_row(*job, Path(worlds), size))
 
 def _measured_row(name, part, processes, worlds, size):
-    "Make the world if it is not there, and measure a step on it."
+    "Write the world if it is missing, and measure a step on it."
     size = size if part == 1 else size.share(part)
     root = make_world(worlds/f"world-{part}", size)
     return new_row("scale", name, part=part, images=size.images, processes=processes,

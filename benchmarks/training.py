@@ -1,11 +1,11 @@
-"""How fast a training step is: one of cross-entropy and one of self-critical training, phase by phase.
+"""Measure the time of a cross-entropy step and of a self-critical step, phase by phase.
 
     python benchmarks/training.py                 # the paper's sizes, random regions and references; no data needed
-    python benchmarks/training.py --reward        # the reward beside pycocoevalcap, on captions of NOC_DATA
+    python benchmarks/training.py --reward        # the reward and pycocoevalcap, on captions of NOC_DATA
     python benchmarks/training.py --run FOLDER    # the curves of a finished run, as rows
 
-Rows are appended to results/bench_train.jsonl; chapter 65 shows them. The training loop does not compile: captions
-differ in length, and a new length may be compiled anew. --compiled times it beside the plain step."""
+Rows are appended to results/bench_train.jsonl; chapter 65 shows them. The training loop does not compile the model,
+because captions differ in length, and each new length may be compiled again. --compiled times a compiled step, too."""
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
@@ -36,25 +36,25 @@ from noc_nb.scst import SelfCritical, caption_log_probs, scst_loss
 from noc_nb.train_xe import xe_loss
 from noc_nb.vocab import BOS, EOS, PAD, SPECIALS, tokenize
 
-# ---- What is timed
-# The defaults are the paper's sizes, 50 regions an image, ten thousand words, and five references for each of a
+# ---- Sizes
+# The defaults are the paper's sizes, with 50 regions per image, ten thousand words, and five references for each of a
 # thousand images.
 @dataclass(frozen=True)
 class BenchConfig(Config):
-    "What a timed step is made of."
-    images:int = setting(10, 1)       # of a self-critical step
-    captions:int = setting(50, 1)     # of a cross-entropy step
-    words:int = setting(10_000, 5)    # of the vocabulary
-    length:int = setting(11, 1)       # words of a reference, EOS not counted
-    references:int = setting(5, 1)    # of an image
-    known:int = 1000                  # images that references are prepared for
-    repeats:int = setting(3, 1)       # timed steps; one more goes before them
-    seed:int = 0                      # of everything random
+    "The sizes of a timed step."
+    images:int = setting(10, 1)       # images per self-critical step
+    captions:int = setting(50, 1)     # captions per cross-entropy step
+    words:int = setting(10_000, 5)    # words in the vocabulary
+    length:int = setting(11, 1)       # words per reference, without EOS
+    references:int = setting(5, 1)    # references per image
+    known:int = 1000                  # number of images with prepared references
+    repeats:int = setting(3, 1)       # timed steps, after one to warm up
+    seed:int = 0                      # seed of weights, regions and words
     captioner:CaptionerConfig = CaptionerConfig()
     search:SearchConfig = SearchConfig()
 
 def _captioner(cfg):
-    "A fresh captioner whose words have known vectors, as a trained one's."
+    "Build a captioner with random weights whose words have given vectors."
     set_seed(cfg.seed)
     tokens = [*SPECIALS, *(f"w{i}" for i in range(cfg.words - len(SPECIALS)))]
     table = torch.randn(cfg.words, cfg.captioner.d_word)
@@ -62,7 +62,7 @@ def _captioner(cfg):
     return Captioner(cfg.captioner, tokens, table, known).to(default_device())
 
 def _batch(cfg, rows):
-    "Random regions and captions of so many images."
+    "Draw random regions and captions for a number of images."
     g, n = torch.Generator().manual_seed(cfg.seed), cfg.captioner.max_regions
     words = torch.randint(4, cfg.words, (rows, cfg.length), generator=g)
     edge = torch.ones(rows, 1, dtype=torch.long)
@@ -72,25 +72,25 @@ def _batch(cfg, rows):
     return CaptionBatch(features, mask, tokens, list(range(rows))).to(default_device())
 
 # ---- A stopwatch
-# A GPU works behind the back of the program that feeds it, so the clock of search.py waits for it.
-# `torch.utils.benchmark` times whole statements; the watch takes a step apart. How much of a step the GPU computes
-# is asked from the profiler; in the rest it waits to be told what to do.
+# A GPU computes asynchronously, so the clock of search.py waits for it. `torch.utils.benchmark` times whole statements;
+# the stopwatch times the phases of a step. The profiler measures in which share of a step the GPU computes; in the rest
+# of the time it is idle.
 class _Watch:
-    "Seconds of every phase of every step."
+    "Records the seconds of every phase of every step."
     def __init__(self): self.laps, self.last = defaultdict(list), clock()
 
     def lap(self, phase:str):
-        "A phase ends, and the next begins."
+        "End a phase and begin the next."
         now = clock()
         self.laps[phase].append(now - self.last)
         self.last = now
 
     def medians(self)->dict:
-        "The median of every phase, in seconds; the first lap, which warms up, is left out."
+        "Return the median seconds of every phase, without the first lap, which warms up."
         return {phase: median(laps[1:]) for phase, laps in self.laps.items() if len(laps) > 1}
 
 def _gpu_busy(step):
-    "The share of a step in which a GPU computes, in percent; None without a GPU."
+    "Return the percentage of a step in which the GPU computes, or None without a GPU."
     if not torch.cuda.is_available(): return None
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
         start = clock()
@@ -100,9 +100,9 @@ def _gpu_busy(step):
     return microseconds / 1e4 / seconds
 
 # ---- The two steps
-# One of cross-entropy goes forward and backward, and updates. A self-critical one searches and rewards before that.
+# A cross-entropy step consists of forward, backward and update. A self-critical step begins with search and reward.
 def _timed(cfg, step, **counted):
-    "Steps in numbers; `first` is the one that warms up, or compiles. A step gets a watch."
+    "Time a step several times; return the numbers. `first` is the time of the first step."
     watch, cuda = _Watch(), torch.cuda.is_available()
     for _ in range(1 + cfg.repeats): step(watch)
     phases = watch.medians()
@@ -124,7 +124,7 @@ def _learn(loss, adam, watch):
     watch.lap("update")
 
 def _bench_xe(cfg, compiled=False):
-    "Time a cross-entropy step: seconds, those of every phase, units a second."
+    "Time a cross-entropy step; return seconds, phases, and captions and words per second."
     captioner, batch = _captioner(cfg).train(), _batch(cfg, cfg.captions)
     adam = torch.optim.Adam(captioner.parameters(), lr=1e-6)
     model = torch.compile(captioner, dynamic=True) if compiled else captioner
@@ -135,7 +135,7 @@ def _bench_xe(cfg, compiled=False):
     return _timed(cfg, step, captions=cfg.captions, words=batch.weight)
 
 def _bench_scst(cfg, constraints=0):
-    "Time a self-critical step with so many constraints an image, as `_bench_xe`."
+    "Time a self-critical step with a number of constraints per image; see `_bench_xe`."
     captioner, batch = _captioner(cfg), _batch(cfg, cfg.images)
     adam = torch.optim.Adam(captioner.parameters(), lr=1e-6)
     g = torch.Generator().manual_seed(cfg.seed)
@@ -158,16 +158,16 @@ def _bench_scst(cfg, constraints=0):
         _learn(loss, adam, watch)
     return _timed(cfg, step, images=cfg.images)
 
-# ---- The reward beside pycocoevalcap
-# What a reward has to do once the references are prepared: score 250 captions of 50 images in a step, or one caption
-# of each of 5,000 images. `pycocoevalcap` prepares the references anew for every call. Both score the same captions,
-# the second reference of every image against all of them, in turn in one run, and must agree.
-# A beam's captions differ in their last words, and most of their n-grams are the same: counted once, by hand, of
-# 9,000 in 250 captions by a captioner trained on `lite`, 1,900 are different. A step here scores the first reference
-# of each image with none to four last words of another (9,600, of which 3,000 differ), for twenty different batches
-# one after the other.
+# ---- The reward, compared with pycocoevalcap
+# After the references have been prepared, the reward scores 250 captions of 50 images in a step, or one caption of each
+# of 5,000 images. `pycocoevalcap` prepares the references again in every call. Both score the same captions (the second
+# reference of every image against all its references), in turn in one run, and must agree.
+# The captions of a beam differ only in their last words, so most of their n-grams are the same. Of the 9,000 n-grams in
+# 250 captions of a captioner trained on `lite`, 1,900 are distinct (counted once, by hand). In this benchmark a step
+# scores the first reference of each image with its last zero to four words replaced by those of another reference
+# (9,600 n-grams, 3,000 of them distinct), for twenty different batches one after the other.
 def _beams(coded, images):
-    "Five captions an image that differ in their last words, as token ids."
+    "Make five captions per image that differ in their last words, as token ids."
     captions = []
     for i in images:
         first, last = coded[i][0], coded[i][-1]
@@ -177,7 +177,7 @@ def _beams(coded, images):
     return pad_sequence(captions, True, PAD)
 
 def _reward_steps(refs):
-    "CIDEr-D on token ids, and what it is asked in up to twenty steps."
+    "Return CIDEr-D on token ids, and its inputs in up to twenty steps."
     words = dict.fromkeys(w for captions in refs.values() for caption in captions for w in caption)
     ids = {word: n for n, word in enumerate(words, max(PAD, BOS, EOS) + 1)}
     def encoded(caption): return [ids[word] for word in caption]
@@ -189,7 +189,7 @@ def _reward_steps(refs):
     return CiderReward(coded, EOS), steps
 
 def _bench_reward(refs, repeats=5):
-    "Time CIDEr-D, references prepared, beside `pycocoevalcap`: both medians and their ratio."
+    "Time CIDEr-D with prepared references, and `pycocoevalcap`; return medians and ratio."
     ids, watch = list(refs), _Watch()
     cider = CiderD(refs)
     watch.lap("prepare")
@@ -213,7 +213,7 @@ def _bench_reward(refs, repeats=5):
                 difference=float(abs(ours - theirs).max()))
 
 def _coco_references(images=5000):
-    "References of COCO's validation images with five or more. `NocError` where there are none."
+    "Read references of COCO images that have at least five. Raise `NocError` without data."
     coco = find_data()
     require(coco, "--reward: no captions", "NOC_DATA, a folder in COCO's layout")
     captions, *_ = read_captions(coco/"annotations/captions_val2014.json")
@@ -222,7 +222,7 @@ def _coco_references(images=5000):
 
 # ---- The command
 def _bench_rows(cfg, constraints, modes, compiled=False, command="benchmarks/training.py"):
-    "Yield result rows of everything. Raises `NocError` for an unknown mode."
+    "Yield result rows of all steps. Raise `NocError` for an unknown mode."
     def row(name, variant, cfg, metrics):
         return new_row("bench", name, variant=variant, command=command, config=asdict(cfg),
                        metrics=metrics, threads=torch.get_num_threads(), seed=cfg.seed)
@@ -234,7 +234,7 @@ def _bench_rows(cfg, constraints, modes, compiled=False, command="benchmarks/tra
             yield row("train_scst", f"{n} constraints, {mode}", one, _bench_scst(one, n))
 
 def _history_rows(run, data, command="benchmarks/training.py --run"):
-    "Yield a row for every finished phase of a run. Raises `NocError` where there is none."
+    "Yield a row for every finished phase of a run. Raise `NocError` if there is none."
     files = sorted(Path(run).glob("**/done.json"))
     require(files, f"{run}: no finished phase", "a done.json in it or below")
     for path in files:
@@ -244,7 +244,7 @@ def _history_rows(run, data, command="benchmarks/training.py --run"):
                       metrics=dict(best=done["best"], history=done["history"]))
 
 def _read_counts(constraints, cfg):
-    "Read `--constraints`. Raises `NocError` for what is no number of words that the model has."
+    "Read `--constraints`. Raise `NocError` if a number is invalid or exceeds the vocabulary."
     most = cfg.words - 4
     try: counts = [int(n) for n in constraints.split(",")]
     except ValueError: counts = [-1]
@@ -253,7 +253,7 @@ def _read_counts(constraints, cfg):
     return counts
 
 def _command(o):
-    "What makes rows again; the name of a folder is nobody's business."
+    "Return the command that reproduces the rows, without names of folders."
     shown = {} if o.reward else dict(constraints=o.constraints, modes=o.modes,
                                      threads=torch.get_num_threads())
     if o.run is not None: shown = dict(data=o.data, run="FOLDER")
@@ -264,12 +264,12 @@ def _command(o):
 
 def bench_train(
     out:str="results/bench_train.jsonl", # file that rows are appended to
-    constraints:str="0,3,5", # numbers of constraints to time, with commas between them
-    modes:str="grid,bank",   # ways of searching, with commas between them
+    constraints:str="0,3,5", # numbers of constraints to time, separated by commas
+    modes:str="grid,bank",   # kinds of search, separated by commas
     compiled:bool=False,     # also time cross-entropy through torch.compile
-    reward:bool=False,       # time the reward beside pycocoevalcap, on captions of NOC_DATA
-    set:list=None,           # changes of the sizes, as key=value
-    run:str=None,            # append the training curves of this run's folder instead
+    reward:bool=False,       # time the reward and pycocoevalcap, on captions of NOC_DATA
+    set:list=None,           # changes to the sizes, as key=value
+    run:str=None,            # instead, append the training curves of the run in this folder
     data:str="lite",         # name of the run's data set
 ):
     "Time training steps and append result rows; or append the curves of a finished run."

@@ -1,4 +1,4 @@
-"""Words that others ask for: CommonGen's concepts in sentences of a small language model, by several systems.
+"""Measure how well several systems get required words, CommonGen's concepts, into sentences of a small language model.
 
     NOC_COMMONGEN=FOLDER python benchmarks/words.py --systems beam:5,bank:5,prices:5:1.0
 
@@ -7,13 +7,13 @@ encoder-decoder is trained on it, and all systems decode with the same model. Ro
 chapter 73 shows them. The systems, with their number of beams:
 
     beam:5                       plain beam search; the model reads the concepts
-    bank:5, credit:5, grid:5     the searches of chapter 24, through generate, any form of each concept
-    prices:5:1.5                 the bank; every concept is worth so many nats instead of being a must
-    sample:5                     sentences are drawn until one has all words, for as many tokens as bank:5 asked about
+    bank:5, credit:5, grid:5     the searches of chapter 24, inside generate, with any form of each concept
+    prices:5:1.5                 the bank, with a price of 1.5 nats for each concept instead of a must
+    sample:5                     sampling until a sentence has all words, with at most as many tokens as bank:5 scored
     one:5, any:5                 transformers 4.55.4 with force_words_ids: one form of a concept, or any (--peer)
-    published:bart               sentences of somebody else's system, from a file
+    published:bart               sentences of another system, from a file
 
-The concepts are in the encoder: in a decoder's prompt transformers 4.55.4 counts them as said."""
+The encoder reads the concepts. In a decoder's prompt, transformers 4.55.4 would count them as generated."""
 
 import json, os, random, re, subprocess, time
 from collections import defaultdict
@@ -40,13 +40,13 @@ from noc_nb.novelty import interval
 from noc_nb.scores.java import java_programs
 
 # ---- The task
-# The data's folder has `train.jsonl`, `dev.jsonl` and `test.jsonl` with lines of concepts and a sentence, and files
-# of forms in which each concept of `dev` and `test` counts as said. These have one reference a set. `held` are sets
-# of `train` with several references, left out of the training in whatever order their words stand. Their forms are
-# the files' and those of regular inflection that some sentence has; every reference says all of its concepts.
-# Choices are made on `held` and `dev`.
+# The folder of data has `train.jsonl`, `dev.jsonl` and `test.jsonl`, whose lines have concepts and a sentence, and
+# files with the forms in which each concept of `dev` and `test` counts as mentioned. `dev` and `test` have one
+# reference per set. `held` are sets of `train` with several references; lines with the same concepts in any order are
+# not used for training. Their forms are those in the files, and those of regular inflection that some sentence has;
+# every reference of a held set mentions all its concepts. Choices are made on `held` and `dev`.
 class _Set(NamedTuple):
-    "Concepts, of each its forms, and reference sentences."
+    "Concepts, the forms of each concept, and reference sentences."
     concepts:list
     forms:list
     references:list
@@ -57,7 +57,7 @@ def _lines(folder, name):
     return list(map(json.loads, path.read_text().splitlines()))
 
 def _regular(word):
-    "How English inflects a word, where it follows the rules."
+    "Return the regular English inflections of a word."
     stem, out = word.removesuffix("e"), {word, f"{word}s"}
     if re.search(r"(s|x|z|ch|sh|o)$", word): out |= {f"{word}es"}
     if re.search(r"[^aeiou]y$", word): out |= {f"{word[:-1]}ies", f"{word[:-1]}ied"}
@@ -68,7 +68,7 @@ def _regular(word):
     return out
 
 def _says(sentence, forms):
-    "Whether a sentence has one of the forms as a whole word."
+    "Return True if a sentence has one of the forms as a whole word."
     either = "|".join(map(re.escape, forms))
     return re.search(rf"(?<!\w)({either})(?!\w)", sentence.lower()) is not None
 
@@ -77,7 +77,7 @@ def _count(sentence, one): return sum(_says(sentence, forms) for forms in one.fo
 def _words_of(lines): return {w for s in lines for w in re.findall("[a-z]+", s["sentence"].lower())}
 
 def _known_forms(train, tests):
-    "A function from a concept to its forms: listed ones, and regular ones that `train` says."
+    "Return a function concept -> forms: listed forms, and regular ones that `train` has."
     seen, listed = _words_of(train), defaultdict(set)
     for one in tests:
         for concept, forms in product(one.concepts, one.forms):
@@ -88,7 +88,7 @@ def _known_forms(train, tests):
     return forms
 
 def _prepare(folder, held):
-    "Lines to train on, and `_Set`s by part: `held` of them are left out of the training."
+    "Return training lines, and `_Set`s by part; `held` sets are not used for training."
     train, parts, sentences = _lines(folder, "train"), {}, defaultdict(list)
     for part in "dev", "test":
         pairs = zip(_lines(folder, part), _lines(folder, f"{part}.forms"))
@@ -105,26 +105,27 @@ def _prepare(folder, held):
     return [line for line in train if frozenset(line["concepts"]) not in left], parts
 
 # ---- The model
-# A BART of nine million weights, and a tokenizer of byte pairs, which can spell everything. A set has no order, so
-# the concepts come in a new one each time. Sentences of one length learn together and products have 16 bits, which
-# is quicker. With a checkpoint in its folder the training goes on; with a model it has nothing to do.
+# The model is a BART with nine million weights and a byte-pair tokenizer, which can spell every word. The concepts of a
+# set have no order, so they are shuffled each time. To save time, sentences of similar lengths are in one batch, and
+# matrix products have 16 bits. With a checkpoint in its folder training resumes, and with a trained model it is
+# skipped.
 @dataclass(frozen=True)
 class _WordsConfig(Config):
-    "The language model, its training and its decoding."
-    held:int = 1000    # sets that are left out of the training
-    pieces:int = 8000  # of the tokenizer
-    width:int = 256    # four times that in the feed-forward networks, a 64th of it as many heads
-    layers:int = 4     # of the encoder, and of the decoder
+    "The settings of the language model, its training and its decoding."
+    held:int = 1000    # number of sets that are not used for training
+    pieces:int = 8000  # tokens of the tokenizer
+    width:int = 256    # width; feed-forward networks are four times as wide, heads have 64 numbers
+    layers:int = 4     # layers in the encoder, and in the decoder
     epochs:int = 6
-    batch:int = 64     # sentences of a step
-    warmup:int = 300   # steps until the learning rate is at its peak; then it falls to zero
-    peak:float = 1e-3  # learning rate
-    half:bool = True   # train with products of 16 bits
-    room:int = 40      # tokens of a sentence that is searched
+    batch:int = 64     # sentences per step
+    warmup:int = 300   # steps until the peak learning rate; after them it falls to zero
+    peak:float = 1e-3  # peak learning rate
+    half:bool = True   # train with matrix products of 16 bits
+    room:int = 40      # maximum number of tokens of a generated sentence
     penalty:float = 0. # length_penalty of all searches
 
 def _word_tokenizer(sentences, pieces):
-    "Byte pairs of lower-case text."
+    "Train a byte-pair tokenizer of lower-case text."
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
     made, level = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel
@@ -137,7 +138,7 @@ def _word_tokenizer(sentences, pieces):
     return PreTrainedTokenizerFast(tokenizer_object=made, **names)
 
 def _small_bart(cfg, pieces):
-    "With random weights."
+    "Build a BART with random weights."
     from transformers import BartConfig, BartForConditionalGeneration
     half = dict(layers=cfg.layers, attention_heads=max(1, cfg.width // 64), ffn_dim=4*cfg.width)
     sizes = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in half.items()}
@@ -150,18 +151,18 @@ def _padded(rows, fill):
     return pad_sequence([torch.tensor(row) for row in rows], True, fill)
 
 def _read(tokenizer, concepts):
-    "Concepts as a model reads them."
+    "Encode concepts as input of a model."
     ids = _padded([tokenizer(" ".join(row))["input_ids"] for row in concepts], 0)
     return dict(input_ids=ids, attention_mask=(ids > 0).long())
 
 def _pairs(tokenizer, lines):
-    "Concepts and tokens of a sentence."
+    "Return pairs of concepts and the tokens of a sentence."
     ids = tokenizer([line["sentence"] for line in lines])["input_ids"]
     return [dict(concepts=line["concepts"], input_ids=[*row[:62], 2])
             for line, row in zip(lines, ids)]
 
 def _train_words(cfg, rest, dev, folder, seed):
-    "Train a model, or go on where a training stopped."
+    "Train a model, or resume an interrupted run."
     from transformers import PrinterCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments
     from transformers.trainer_utils import get_last_checkpoint
     if (folder/"best/model.safetensors").exists(): return
@@ -186,12 +187,11 @@ def _train_words(cfg, rest, dev, folder, seed):
     say(f"seed {seed}: trained in {time.time() - start:.0f} s")
 
 # ---- The systems
-# What the model was asked is counted where it is asked: the decoder's rows times their new places, so that a pass
-# over ten hypotheses counts ten.
-_BATCH = 50 # sets that are decoded together, by one system after the other
+# The tokens that the decoder scores are counted by a hook: a pass over ten hypotheses counts ten.
+_BATCH = 50 # number of sets that are decoded together
 
 def _system(name):
-    "Kind, beams and nats of a system. Raises `NocError` for a name that is none."
+    "Parse kind, beams and nats of a system. Raise `NocError` if the name is invalid."
     known = r"(beam|bank|credit|grid|sample|one|any):(\d+)|(prices):(\d+):([\d.]+)|(published):\w+"
     found = re.fullmatch(known, name)
     require(found, f"--systems {name}", "beam:5, bank:5, grid:5, prices:5:1.0, sample:5, one:5, "
@@ -201,7 +201,7 @@ def _system(name):
 
 @contextmanager
 def _meter(model):
-    "A dict that has, at the end, what the decoder was asked, and seconds."
+    "Yield a dict that at the end has the tokens scored, decoder calls, and seconds."
     asked, out = [], {}
     def count(module, args, answer): asked.append(answer[0].shape[:2].numel())
     hook = model.get_decoder().register_forward_hook(count)
@@ -214,7 +214,7 @@ def _meter(model):
 def _until_end(ids): return ids[:ids.index(2) + 1] if 2 in ids else ids
 
 class _Speaker:
-    "A trained model and its tokenizer."
+    "A trained model and its tokenizer, which generate and score sentences."
     def __init__(self, folder, cfg, peer=None):
         from transformers import AutoTokenizer, BartForConditionalGeneration
         self.folder, self.cfg, self.peer = folder, cfg, peer # a Python with the other library
@@ -224,13 +224,13 @@ class _Speaker:
     def _text(self, ids): return self.tokenizer.decode(ids, skip_special_tokens=True).strip()
 
     def _generate(self, sets, **how):
-        "Ids of a sentence for each set, up to its end."
+        "Generate a sentence for each set, as ids up to its end."
         ids = self.model.generate(**_read(self.tokenizer, [s.concepts for s in sets]),
                                   max_new_tokens=self.cfg.room, **how)
         return list(map(_until_end, ids[:,1:].tolist()))
 
     def _search(self, sets, kind, k, *price):
-        "Ids of the best sentence for each set."
+        "Search for the best sentence of each set, as ids."
         how = dict(num_beams=k, length_penalty=self.cfg.penalty, do_sample=False)
         if kind != "beam":
             how |= dict(custom_generate=grid_beam, each=[s.forms for s in sets],
@@ -239,7 +239,7 @@ class _Speaker:
         return self._generate(sets, **how)
 
     def _sample(self, sets, budget):
-        "Ids of a sentence for each set: the first with all words, else the one with most of them."
+        "Sample a sentence for each set, as ids: the first with all words, or that with the most."
         n, how = len(sets), dict(do_sample=True, num_beams=1, top_k=0, top_p=.9)
         best, most, spent, todo = [[]]*n, [-1]*n, [0]*n, range(n)
         def goes_on(i): return most[i] < len(sets[i].forms) and spent[i] < budget
@@ -254,7 +254,7 @@ class _Speaker:
 
     @torch.no_grad()
     def _log_prob(self, sets, rows):
-        "The log-probability of sentences, given as ids."
+        "Return the log-probabilities of sentences that are given as ids."
         labels = _padded(rows, -100)                                        # (b,t)
         start = torch.ones(len(rows), 1).long()
         before = torch.cat([start, labels[:,:-1].clamp(min=0)], 1)
@@ -263,12 +263,12 @@ class _Speaker:
         each = scores.gather(2, labels.clamp(min=0)[:,:,None])[:,:,0]
         return each.masked_fill(labels < 0, 0).sum(1).tolist()
 
-# The same model speaks in each of our systems. It *searches* with the words as musts, with prices, or without them:
-# It *draws* sentences, for the sets that still lack a word, until a set's budget of tokens is spent:
-# And it *scores* a sentence, whoever wrote it: the log-probability of its words, read in one pass.
-# The other library runs in its own Python, as in search.py. It takes one set at a time, since all inputs of a batch
-# must have the same words there. A form that begins another one cannot be forced beside it, so the longer one is
-# left out.
+# All of our systems use the same model: `_search` searches with the words as musts, with prices, or without them.
+# `_sample` draws sentences for the sets that still lack a word, until a set's budget of tokens is spent. `_log_prob`
+# scores sentences of any system in one pass.
+# The other library runs in another Python, as in search.py. It decodes one set at a time, because all inputs of a batch
+# must have the same words there. If one form is the beginning of another, `force_words_ids` does not accept both, so
+# the longer one is left out.
 _PEER = '''
 import json, sys, time, torch, warnings
 warnings.filterwarnings("ignore")
@@ -289,7 +289,7 @@ print(json.dumps([rows, dict(asked=sum(asked), calls=len(asked),
 '''
 
 def _forced(tokenizer, kind, one):
-    "What `force_words_ids` gets for a set: of each concept one form, or all that go together."
+    "Return `force_words_ids` for a set: one form of each concept, or all compatible forms."
     def spelled(form): return tokenizer(form)["input_ids"]
     def alone(forms): return spelled(next((f for f in forms if f in one.concepts), forms[0]))
     def together(forms):
@@ -299,7 +299,7 @@ def _forced(tokenizer, kind, one):
     return list(map(alone if kind == "one" else together, one.forms))
 
 def _ask_peer(speaker, sets, kind, k):
-    "Ids of sentences by transformers 4.55.4, and `_meter`'s numbers. Raises `NocError`."
+    "Generate with transformers 4.55.4; return ids and costs. Raise `NocError` if it fails."
     cfg, python, expected = speaker.cfg, speaker.peer, "--peer, a Python with transformers==4.55.4"
     how = dict(threads=torch.get_num_threads(), model=str(Path(speaker.folder).resolve()),
                num_beams=k, max_new_tokens=cfg.room, length_penalty=cfg.penalty)
@@ -314,7 +314,7 @@ def _ask_peer(speaker, sets, kind, k):
     return list(map(_until_end, rows)), meter
 
 def _speak(speaker, name, sets, texts=None, budget=None):
-    "Sentences of a system for sets, what it was asked and how likely the model finds them."
+    "Generate a system's sentences; return texts, lengths, log-probabilities and costs."
     (kind, *how), meter = _system(name), {}
     set_seed(0)
     if kind == "published": rows = [[*ids[:62], 2] for ids in speaker.tokenizer(texts)["input_ids"]]
@@ -327,17 +327,17 @@ def _speak(speaker, name, sets, texts=None, budget=None):
                 log_prob=speaker._log_prob(sets, rows), meter=meter)
 
 def _joined(parts):
-    "Several answers of `_speak` as one."
+    "Join several results of `_speak` to one."
     def all_of(key): return [x for part in parts for x in part[key]]
     def total(key): return sum(part["meter"][key] for part in parts)
     lists = {key: all_of(key) for key in ("texts", "tokens", "log_prob")}
     return lists | dict(meter={key: total(key) for key in parts[0]["meter"]})
 
 # ---- Scores
-# CIDEr-D, BLEU-4 and SPICE are those of chapter 31; frequencies of words are those of the scored sets. Intervals
-# draw sets, 1,000 times. The same draws serve all systems, so that a difference has its own interval.
+# CIDEr-D, BLEU-4 and SPICE are those of chapter 31, with document frequencies from the scored sets. Intervals come from
+# 1,000 bootstrap samples of the sets. All systems use the same samples, so that differences have intervals, too.
 def _scorer(sets, metrics, texts=()):
-    "Scores captions of sets; without SPICE where it cannot run, which takes all `texts` at once."
+    "Build a scorer of the sets; SPICE, if it can run, parses all `texts` at once."
     refs = {i: s.references for i, s in enumerate(sets)}
     programs = java_programs(refs, metrics)
     for program in programs:
@@ -345,7 +345,7 @@ def _scorer(sets, metrics, texts=()):
     return CaptionScorer(refs, metrics, programs)
 
 def _measures(found, sets, scorer):
-    "Scores of a system: name -> (1001,), of all sets, then of every draw of as many."
+    "Score a system: name -> (1001,) scores of all sets, then of every bootstrap sample."
     n, texts = len(sets), found["texts"]
     captions = scorer.numbers(dict(enumerate(texts)))
     said = np.array([*map(_count, texts, sets)])
@@ -362,12 +362,12 @@ def _measures(found, sets, scorer):
 def _with_interval(drawn): return [round(x, 4) for x in (float(drawn[0]), *interval(drawn))]
 
 # ---- A run
-# The systems take turns, fifty sets each, so that what else the computer does slows all of them. Sentences stay in
-# the run's folder, so that an interrupted run goes on, and a system that is added later is compared with those that
-# are named beside it. A row has what was measured, its differences to the others, twenty of the sentences, drawn by
-# a seed, and the sentences for concepts without a form in what the model has read.
+# The systems run in turn, fifty sets each, so that other programs slow all of them. Sentences are saved in the run's
+# folder, so that an interrupted run can resume, and a system that is added later can be compared with the others named
+# in the command. A row has the scores of a system, its differences from the other systems, twenty sentences chosen at
+# random, and the sentences for concepts none of whose forms is in the training text.
 class _WordsRun:
-    "A trained model, the sets it is asked for, and the folder of what was said."
+    "A trained model, the sets to decode, and the folder of generated sentences."
     def __init__(self, o):
         cfg, data = override(_WordsConfig(), o.set), os.environ.get("NOC_COMMONGEN")
         require(data, "NOC_COMMONGEN: is not set", "CommonGen's folder")
@@ -381,7 +381,7 @@ class _WordsRun:
         self.folder = folder/f"{o.part}-{len(self.sets)}-{cfg.penalty:g}"
 
     def _part(self, name, n):
-        "What a system said for the n-th fifty of the sets, from the folder or now."
+        "Return a system's sentences for the n-th fifty sets; generate them unless they are saved."
         file = self.folder/f"{name.replace(':', '-')}-{n}.json"
         if file.exists(): return read_json(file)
         part, (kind, k, *_), given = slice(n*_BATCH, (n + 1)*_BATCH), _system(name), {}
@@ -400,14 +400,14 @@ class _WordsRun:
         return texts
 
     def _said(self, names):
-        "What systems said; they take turns."
+        "Return the sentences of several systems, which run in turn."
         parts = range(-(-len(self.sets)//_BATCH))
         def turn(n): return [self._part(name, n) for name in names]
         found = zip(*map(turn, progress(parts, "systems")))
         return dict(zip(names, map(_joined, found)))
 
     def _row(self, name, texts, meter, drawn):
-        "A result row; `drawn` has the measures of all systems."
+        "Build a system's result row; `drawn` has the scores of all systems."
         def told(measures): return {m: _with_interval(x) for m, x in measures.items()}
         def less(other): return {m: x - other[m] for m, x in drawn[name].items()}
         beside = {other: told(less(x)) for other, x in drawn.items() if other != name}
@@ -424,16 +424,16 @@ class _WordsRun:
 
 def bench_words(
     out:str="results/words.jsonl", # rows are appended here
-    runs:str="_runs/words", # folder of models and sentences
+    runs:str="_runs/words", # folder for models and sentences
     peer:str=None,          # Python of an environment with transformers==4.55.4
-    part:Literal["held", "dev", "test"]="held", # what is decoded and scored; not chosen by: test
-    sets:int=200,           # the first so many sets; 0: all
-    seed:int=0,             # of the model
-    systems:str="beam:5,bank:5,prices:5:1.0,sample:5", # with commas between them
-    metrics:str="C,B4",     # caption scores; S is SPICE
-    set:list=None,          # changes of model, training and decoding, as key=value
+    part:Literal["held", "dev", "test"]="held", # sets to decode and score; never make choices on test
+    sets:int=200,           # number of sets, from the first; 0: all
+    seed:int=0,             # seed of the model
+    systems:str="beam:5,bank:5,prices:5:1.0,sample:5", # systems, separated by commas
+    metrics:str="C,B4",     # scores of the sentences; S is SPICE
+    set:list=None,          # changes to model, training and decoding, as key=value
 ):
-    "Get words into sentences of a small language model, in several ways, and append rows."
+    "Generate sentences with required words by several systems, and append rows."
     o = SimpleNamespace(**locals())
     one_thread()
     names, metrics = o.systems.split(","), o.metrics.split(",")
