@@ -162,7 +162,7 @@ def test_images_whose_ids_nobody_knows(toy, tmp_path):
     run = lambda: detected(tmp_path/"d.json", images=tmp_path/"in", classes=toy.classes)
     missing = caption_lines(toy, run(), run().ids)[-1]
     assert missing["image_id"] == -1
-    assert missing["error"].startswith("beach.jpg: expected a name that ends in the image's id, or that stands with")
+    assert missing["error"].startswith("beach.jpg: expected a name that ends in the image's id, or that is listed with")
     (tmp_path/"in"/"beach.jpg").rename(tmp_path/"in"/"beach 007.jpg")
     with pytest.raises(NocError, match="x-7.jpg: image 7: is beach 007.jpg already"): run()
     (tmp_path/"in"/"beach 007.jpg").rename(tmp_path/"in"/"beach 8.jpg")

@@ -14,22 +14,22 @@ from ..core import require
 # %% ../../nbs/fast/28_prices.ipynb #5b8dab9d
 @dataclass(frozen=True)
 class PriceConfig:
-    "The worth of selected classes; beyond the paper, where all prices are infinite."
+    "The prices of selected classes. In the paper every selected class is a must."
     weight:float = None    # w: nats for a unit of log-odds; None: every selected class is a must
     unseen:float = 5.      # β: additional nats for a word that no training caption has
-    min_prob:float = .1    # the lowest probability of a candidate that is not a must
+    min_prob:float = .1    # lowest probability of a candidate with a finite price
 
 # %% ../../nbs/fast/28_prices.ipynb #68ea72d7
 def best_candidates(
     probs:dict,       # class id -> the selector's probability
     unseen=(),        # ids of the classes whose words no training caption has
     cfg:PriceConfig=PriceConfig(), # weight and bonus
-    limit:int=None,   # classes at most; None: any number
+    limit:int=None,   # largest number of classes; None: no limit
 )->dict:              # class id -> price in nats, the highest first; infinite for a must
-    "The classes that take part in the search: those with a price above zero, the best `limit`."
+    "Return the classes that the search may mention: those with the highest prices above zero."
     prices = dict.fromkeys(probs, math.inf)
     for c, p in probs.items() if cfg.weight is not None else ():
-        p = min(max(p, 1e-6), 1 - 1e-6)            # nothing is certain: 14 units of log-odds
+        p = min(max(p, 1e-6), 1 - 1e-6)            # so that the log-odds are finite, at most 14
         prices[c] = cfg.weight*math.log(p/(1 - p)) + cfg.unseen*(c in unseen)
     best = sorted(prices.items(), key=lambda item: -item[1])
     return dict([(c, price) for c, price in best if price > 0][:limit])
@@ -38,7 +38,7 @@ def best_candidates(
 def read_wishes(
     line:str, # like "cat, orange|white|black, zebra=4, -text"
 )->dict:      # words, separated by bars -> nats; inf for a must, -inf for a word to avoid
-    "The words of a line. Raises `NocError` for a part that it cannot read."
+    "Parse words that a user typed. Raise `NocError` if a part of the line cannot be read."
     wishes, parts = {}, line.split(",")
     for part, rest in zip(parts, parts[1:]):
         comma = re.search(r"=\s*-?\d+$", part) and rest[:1].isdecimal()

@@ -45,18 +45,18 @@ class Grid:
     absorb = False # True: words that the model writes by itself count, whatever the settings
 
     def levels(self, search, groups:Groups)->Tensor:
-        "(r,) the number of finished groups of every row."
+        "Return (r,) the number of finished groups of every row."
         return torch.arange(int(groups.top.max()) + 1, device=groups.top.device)
 
     def row(self, search, groups:Groups, beams:_Beams)->Tensor:
-        "(b,m) the row of each hypothesis."
+        "Return (b,m) the row of each hypothesis."
         return groups.row(beams.done)
 
     def most(self, search)->int:
-        "How many hypotheses of an image may continue; None: all."
+        "Return how many hypotheses of an image may continue; None: all."
 
     def turns(self, search, groups:Groups, cells, turns:Tensor)->Tensor:
-        "(b,m) the places of a part by priority; `turns` (m,) alternates between rows."
+        "Return (b,m) the places of a part by priority; `turns` (m,) alternates between rows."
         return turns.expand(len(cells.word), -1)
 
 MODES = dict(grid=Grid) # the kinds of search by name
@@ -65,18 +65,18 @@ MODES = dict(grid=Grid) # the kinds of search by name
 @dataclass(frozen=True)
 class SearchConfig:
     "How captions are searched (Section 2.3)."
-    k:int = 5                   # hypotheses in every row of the grid
-    max_len:int = 20            # tokens of a caption, including the end of sentence
+    k:int = 5                   # number of hypotheses in every row of the grid
+    max_len:int = 20            # maximum number of tokens, including the end of sentence
     length_penalty:float = 0.   # 0: the plain sum of log-probabilities
     absorb:bool = False         # True: a constraint that the model writes by itself counts
     no_repeat:bool = False      # True: a finished constraint is not written again
     mode:str = "grid"           # "grid" (the paper), "bank" or "credit" (k in total), "cbs" (a beam
                                 # for every set)
-    at_least:int = None         # constraints that the caption must contain; default: all
+    at_least:int = None         # minimum number of constraints in the caption; default: all
 
 # %% ../../nbs/fast/24_search.ipynb #0f806b23
 def _mode(cfg, ordered):
-    "The kind of search. Raises `NocError` for incompatible settings."
+    "Return the kind of search. Raise `NocError` if settings are incompatible."
     kinds = ", ".join(MODES)
     check_sizes(cfg.k, cfg.max_len, cfg.length_penalty)
     require(cfg.mode in tuple(MODES), f"mode {cfg.mode!r}", f"one of {kinds}")
@@ -104,7 +104,7 @@ class _Work:
         self._read_phrases(groups)
 
     def _read_phrases(self, q):
-        "Tables (b,a*l) of the next token by `phrase`, which counts the tokens of an alternative."
+        "Make tables (b,a*l) of the next token by `phrase`, which counts an alternative's tokens."
         written = torch.arange(self.long, device=q.spell.device)
         nth = self.long - q.size[...,None] + written                        # (b,a,l)
         place = q.spell.gather(2, nth.clamp(max=self.long - 1)).clamp(min=0)
@@ -115,7 +115,7 @@ class _Work:
         self.fresh = self.long*torch.arange(place.shape[1], device=place.device) # (a,)
 
     def on(self, images):
-        "The tables of some of the images."
+        "Return the tables of some of the images."
         return _Work(self.groups[images], self.long, self.eos, self.priced)
 
 # %% ../../nbs/fast/24_search.ipynb #fa23a511
@@ -127,12 +127,12 @@ class Search:
         *,
         eos:int,          # the token that ends a caption
         forbidden=(),     # ids that may not come next
-        prices=None,      # b lists of nats, one a group, inf for a must; None: all are musts
+        prices=None,      # b lists of nats, one per group, inf for a must; None: all are musts
         least=None,       # as in `pack_groups`
         ordered=False,    # True: finish the musts in the caller's order
         finishers=(),     # a range of ids that finish the groups in the third value of `step`
         avoid=None,       # b lists of words or phrases to avoid, tuples of ids
-        **settings,       # those of `SearchConfig`
+        **settings,       # settings of `SearchConfig`
     ):
         self.cfg, self.eos, self.ordered = SearchConfig(**settings), eos, ordered
         self.mode, self.read = _mode(self.cfg, ordered), read_groups(constraints, eos, ordered)
@@ -161,7 +161,7 @@ class Search:
         self.turns = [places.view(-1, self.cfg.k).flip(0).T.flatten() for places in parts]
 
     def _begin(self):
-        "One empty hypothesis an image, in the first place of row 0 of every part."
+        "Start with one empty hypothesis per image, in the first place of row 0 of every part."
         b, s, T, device = len(self.read), len(self.level), self.cfg.max_len, self.level.device
         zero = torch.zeros(b, s, dtype=torch.long, device=device)
         score = torch.full((b, s), -torch.inf, device=device)
@@ -174,7 +174,7 @@ class Search:
         self.going, self.stuck = _open(self, self.cells), torch.zeros_like(self.images).bool()
 
     def worth(self)->Tensor: # (b,a) nats
-        "The prices of the groups that each asked text has finished."
+        "Return the prices of the groups that each asked text has finished."
         return self.work.groups.worth(self.cells.done.gather(1, self.asked))
 
     def run(self, *args, pad:int=0, **kw)->Hypotheses: # `pad` fills `tokens` after the end
@@ -184,7 +184,7 @@ class Search:
 
 # %% ../../nbs/fast/24_search.ipynb #5eed2403
 def _open(search:Search, cells:_Cells)->Tensor:
-    "(b,s) True for hypotheses that may continue."
+    "Return (b,s) True for hypotheses that may continue."
     return (cells.score > -torch.inf) & (cells.word != search.eos)
 
 # %% ../../nbs/fast/24_search.ipynb #62bb16e0
@@ -205,7 +205,7 @@ def _advance(search:Search, special, best, words)->_Cells:
     return _filled(search, new)
 
 def _filled(search:Search, new:_Beams)->_Cells:
-    "The cells with what was chosen for every place."
+    "Return the cells with the chosen expansion in every place."
     trail, last = (pick(x, new.parent) for x in (search.cells.trail, search.cells.word))
     word = new.word.masked_fill(last == search.eos, -1)
     trail[:,:,search.t] = torch.stack([word, new.done, new.phrase], 2)
@@ -234,7 +234,8 @@ def _walk(search:Search, step, state, bos, reorder=None, normalize=False):
 
 # %% ../../nbs/fast/24_search.ipynb #961770fe
 def _ends_with(tokens, texts):
-    "(b,g,a) which texts (b,a,l) are at the end of tokens (b,g,t). -1 pads texts on the left."
+    """Return (b,g,a) True for texts (b,a,l) at the end of tokens (b,g,t). -1 pads texts on the
+    left."""
     back, texts = texts.shape[2], texts[:,None]
     if not back: return texts.new_ones(texts.shape[:-1], dtype=torch.bool)
     recent = tokens[:,:,-back:]
@@ -243,17 +244,17 @@ def _ends_with(tokens, texts):
     return ((recent[:,:,None] == texts) | (texts < 0)).all(-1)
 
 def _begun(search:Search, cells)->Tensor:
-    "(b,g,a) True where all of an alternative but its last token has just been written."
+    "Return (b,g,a) True where all of an alternative but its last token has just been written."
     return _ends_with(cells.trail[:,:,:search.t,0], search.work.groups.tokens[...,:-1])
 
 def _gains(search:Search, begun)->Tensor:
-    "(b,g,c) the groups that each constraint word finishes, as bits."
+    "Return (b,g,c) the groups that each constraint word finishes, as bits."
     q = search.work.groups
     gain = begun.float() @ search.work.ends > 0                         # (b,g,c*n)
     return (gain.view(*begun.shape[:2], -1, len(q.bits))*(1 << q.bits)).sum(-1)
 
 def _said(search:Search)->Tensor:
-    "(b,g,c) the groups that each constraint word finishes, according to `step`."
+    "Return (b,g,c) the groups that each constraint word finishes, according to `step`."
     place = search.work.groups.words - search.finishers[0]
     here = (place >= 0) & (place < len(search.finishers))
     place = place.masked_fill(~here, 0)[:,None].expand(-1, search.row.shape[1], -1)
@@ -261,7 +262,8 @@ def _said(search:Search)->Tensor:
 
 # %% ../../nbs/fast/24_search.ipynb #b1d22a10
 def _expansions(search:Search, parent:_Cells, special, best, words)->_Beams:
-    "(b,m) expansions of hypotheses (b,g). `special`, `best`, `words` come from `next_words`."
+    """Return (b,m) expansions of hypotheses (b,g). `special`, `best`, `words` come from
+    `next_words`."""
     begun, gain = None, None
     if search.absorb or search.cfg.no_repeat: begun = _begun(search, parent)
     if search.cfg.no_repeat:
@@ -278,7 +280,7 @@ def _expansions(search:Search, parent:_Cells, special, best, words)->_Beams:
 
 # %% ../../nbs/fast/24_search.ipynb #b1d22a13
 def _free(search:Search, parent:_Cells, gain, special, best, words)->tuple:
-    "Log-probabilities, tokens, `done`, `phrase` (b,g,k+c+1) of free words; the end last."
+    "Return log-probabilities, tokens, `done`, `phrase` (b,g,k+c+1) of free words; the end last."
     own, end = special[...,:-1], special[...,-1:]
     end = end.masked_fill(~search.work.groups.may_end(parent.done)[...,None], -torch.inf)
     log_prob = torch.cat([best, own, end], 2)
@@ -290,7 +292,8 @@ def _free(search:Search, parent:_Cells, gain, special, best, words)->tuple:
 
 # %% ../../nbs/fast/24_search.ipynb #e14d54c8
 def _forced(search:Search, parent:_Cells, gain, own)->tuple:
-    "`add_constr`: log-probabilities, tokens, `done`, `phrase` (b,g,a+1); phrases continue last."
+    """Return `add_constr`'s log-probabilities, tokens, `done`, `phrase` (b,g,a+1), a phrase's next
+    last."""
     phrase = parent.phrase[...,None]
     at = torch.cat([search.work.fresh.expand(*phrase.shape[:2], -1), phrase], 2)
     place, word, bit, full = (x.gather(1, at.flatten(1)).view_as(at) for x in search.work.phrases)
@@ -304,7 +307,7 @@ def _forced(search:Search, parent:_Cells, gain, own)->tuple:
     return log_prob, word, done, (at + 1).masked_fill(~on, 0)
 
 def _may_begin(search:Search, parent:_Cells)->Tensor:
-    "(b,g,a) True where an alternative may be begun by force."
+    "Return (b,g,a) True where an alternative may be begun by force."
     q, done = search.work.groups, parent.done[...,None]
     outside = (parent.phrase == 0) & ~q.at_top(parent.done)
     may = (done & search.work.bit == 0) & outside[...,None] & (q.size > search.absorb)[:,None]
@@ -319,7 +322,7 @@ _random = Random(0)
 _SALTS = [_random.randrange(-2**63, 2**63) | 1 for _ in range(10_002)] # of the most tokens, and two
 
 def _children(search:Search, parent:_Cells, log_prob, word, done, phrase)->_Beams:
-    "Expansions (b,g,m) as one list (b,g*m)."
+    "Return expansions (b,g,m) as one list (b,g*m)."
     score = log_prob + parent.score[...,None]
     rank = score / float(search.t + 1)**search.cfg.length_penalty
     code = parent.code[...,None] + (word + 1)*_SALTS[search.t]
@@ -327,7 +330,7 @@ def _children(search:Search, parent:_Cells, log_prob, word, done, phrase)->_Beam
     return _Beams(score, rank, word, done, phrase, code, place).map(lambda x: x.flatten(1))
 
 def _ended(search:Search)->_Beams:
-    "(b,s) the captions that have ended, as expansions that do not change."
+    "Return (b,s) the captions that have ended, as expansions that do not change."
     cells, open = search.cells, search.cells.word != search.eos
     score, rank = (x.masked_fill(open, -torch.inf) for x in (cells.score, cells.rank))
     place = search.place.expand_as(cells.word)
@@ -335,12 +338,12 @@ def _ended(search:Search)->_Beams:
 
 # %% ../../nbs/fast/24_search.ipynb #1f8373ec
 def _behind(order, last):
-    "An order of places (b,m), with those where `last` is True moved behind the others."
+    "Return an order of places (b,m) in which those where `last` is True come after the others."
     if last is None: return order
     return order.gather(1, last.gather(1, order).byte().argsort(dim=1, stable=True))
 
 def _duplicates(key, real):
-    "(b,m) True where a real entry has the key of an earlier real one. `key`, `real`: (b,m)."
+    "Return (b,m) True where a real entry has the key of an earlier real one. `key`, `real`: (b,m)."
     key, order = key.masked_fill(~real, -2**63).sort(dim=1, stable=True)
     copy = F.pad(key[:,1:] == key[:,:-1], (1, 0))
     return torch.zeros_like(real).scatter(1, order, copy)
@@ -365,7 +368,7 @@ def _choose(
 
 # %% ../../nbs/fast/24_search.ipynb #cd103e51
 def _identity(search:Search, pool:_Beams, groups:Groups)->Tensor:
-    "(b,m) equal for expansions that are the same; in the top row, only the tokens count."
+    "Return (b,m) equal for expansions that are the same; in the top row, only the tokens count."
     same = pool.word == search.eos
     if not search.cfg.no_repeat: same = same | groups.at_top(pool.done)
     if not search.absorb: same = same & groups.musts_alone[:,None]      # prices of what was forced
@@ -373,7 +376,7 @@ def _identity(search:Search, pool:_Beams, groups:Groups)->Tensor:
     return pool.code + memory.masked_fill(same, 0)
 
 def _chosen(search:Search, pool:_Beams, rank, groups:Groups, places:int)->Tensor:
-    "(b,places) which of the pool's m fills every place of a part; m where there is none."
+    "Return (b,places) which of the pool's m fills every place of a part; m where there is none."
     cell = search.mode.row(search, groups, pool)
     if search.long > 1: cell = cell*search.long + pool.phrase % search.long
     if search.twins:
@@ -387,7 +390,7 @@ def _chosen(search:Search, pool:_Beams, rank, groups:Groups, places:int)->Tensor
 
 # %% ../../nbs/fast/24_search.ipynb #8b0c11e0
 def _short(search:Search, beams:_Beams, t:int)->Tensor:
-    "(b,m) True where t tokens leave too few for musts and end; None if many are left."
+    "Return (b,m) True where t tokens leave too few for musts and end; None if many are left."
     q, left = search.work.groups, search.cfg.max_len - t
     if left > search.long + search.takes: return None
     alternative = (beams.phrase // search.long).clamp(max=q.group.shape[1] - 1)
@@ -399,7 +402,7 @@ def _short(search:Search, beams:_Beams, t:int)->Tensor:
 
 # %% ../../nbs/fast/24_search.ipynb #a80772dd
 def _pruned(search:Search, cells:_Cells)->_Cells:
-    "The cells without hypotheses that cannot win or exceed the beam."
+    "Return the cells without hypotheses that cannot win or exceed the beam."
     rules = []
     if search.need > search.cfg.max_len - search.t: rules.append(_late)
     if not search.cfg.length_penalty: rules.append(_outscored)
@@ -408,14 +411,15 @@ def _pruned(search:Search, cells:_Cells)->_Cells:
     return cells
 
 def _late(search:Search, cells:_Cells)->Tensor:
-    "(b,s) True in rows from which the top cannot be reached in time; never in the highest in use."
+    """Return (b,s) True in rows from which the top cannot be reached in time; never in the highest
+    in use."""
     least = search.work.groups.need - search.work.groups.jump*(search.cfg.max_len - search.t)
     highest = torch.where(cells.score > -torch.inf, search.level, -1).amax(1)
     return search.level < torch.minimum(least, highest)[:,None]
 
 # %% ../../nbs/fast/24_search.ipynb #b1d24a04
 def _bound(search:Search, cells:_Cells)->Tensor:
-    "(b,s) the upper bound of a hypothesis: further tokens cost, prices may gain."
+    "Return (b,s) the upper bound of a hypothesis: further tokens cost, prices may gain."
     if not search.priced: return cells.score
     gain = search.work.groups.price.clamp(min=0)[:,None]                # (b,1,n)
     left = 1 - (cells.done[...,None] >> search.work.groups.bits & 1)    # (b,s,n)
@@ -424,7 +428,7 @@ def _bound(search:Search, cells:_Cells)->Tensor:
     return rank + (left*gain).sum(-1)
 
 def _outscored(search:Search, cells:_Cells)->Tensor:
-    "(b,s) True for hypotheses that `k` ended captions outscore."
+    "Return (b,s) True for hypotheses that `k` ended captions outscore."
     going = cells.word != search.eos
     ended = _objective(search, cells, search.work.groups).masked_fill(going, -torch.inf)
     if search.priced:                                                   # it may be in both parts
@@ -436,7 +440,7 @@ def _outscored(search:Search, cells:_Cells)->Tensor:
 
 # %% ../../nbs/fast/24_search.ipynb #79d5322c
 def _everything(search:Search)->_Cells:
-    "The cells of all images, including those set aside."
+    "Return the cells of all images, including those set aside."
     def put(out, cells): return out.to(cells.dtype).index_put((search.images,), cells)
     return search.out.map(put, search.cells)
 
@@ -459,7 +463,7 @@ def _settle(search:Search, cells:_Cells):
 
 # %% ../../nbs/fast/24_search.ipynb #ec784f52
 def _front(chosen):
-    "(b,g) the chosen places (b,m), padded with the first; (b,g) False for the padding."
+    "Return (b,g) the chosen places (b,m), padded with the first; (b,g) False for the padding."
     real, place = chosen.byte().sort(dim=1, descending=True, stable=True)
     g = int(real.sum(1).max())
     real, place = real[:,:g].bool(), place[:,:g]
@@ -485,16 +489,16 @@ def _look(search:Search)->Tensor:
 
 # %% ../../nbs/fast/24_search.ipynb #86632492
 def _objective(search:Search, beams:_Beams, groups:Groups)->Tensor:
-    "(b,m) what is compared: the rank plus the prices of the mentioned groups."
+    "Return (b,m) what is compared: the rank plus the prices of the mentioned groups."
     if not search.priced: return beams.rank
     return beams.rank.to(groups.price) + groups.worth(beams.done)
 
 def _beside(search:Search, place:Tensor)->Tensor:
-    "True for places of the part without candidates."
+    "Return True for places of the part without candidates."
     return place >= search.sizes[0]
 
 def _without_candidates(search:Search, pool:_Beams)->tuple:
-    "The pool of the part without candidates, and its ranks."
+    "Return the pool of the part without candidates, and its ranks."
     done = pool.done & search.work.groups.must[:,None]
     rank = pool.rank.masked_fill(~_beside(search, pool.parent), -torch.inf)
     return replace(pool, done=done), rank
@@ -503,24 +507,24 @@ def _without_candidates(search:Search, pool:_Beams)->tuple:
 class _Bank(Grid):
     "`k` open hypotheses in each part, and a row above the others for ended captions."
     def levels(self, search, groups:Groups)->Tensor:
-        "(r,) the number of finished groups of every row."
+        "Return (r,) the number of finished groups of every row."
         rows = super().levels(search, groups)
         return torch.cat([rows, rows[-1:] + 1])
 
     def row(self, search, groups:Groups, beams:_Beams)->Tensor:
-        "(b,m) the row of each hypothesis. Without constraints there is only row 0."
+        "Return (b,m) the row of each hypothesis. Without constraints there is only row 0."
         own = (groups.top > 0) & groups.musts_alone
         return super().row(search, groups, beams) + ((beams.word == search.eos) & own[:,None])
 
     def most(self, search)->int:
-        "How many hypotheses of a part may continue."
+        "Return how many hypotheses of a part may continue."
         return search.cfg.k
 
 MODES["bank"] = _Bank
 
 # %% ../../nbs/fast/24_search.ipynb #b1d24a21
 def _crowded(search:Search, cells:_Cells)->Tensor:
-    "(b,s) True for hypotheses beyond `most`: the rows take turns, the highest first."
+    "Return (b,s) True for hypotheses beyond `most`: the rows take turns, the highest first."
     going, short = _open(search, cells), _short(search, cells, search.t)
     most, crowded = search.mode.most(search), []
     for part, turns in zip(search.work.parts, search.turns):
@@ -536,7 +540,7 @@ class _Credit(_Bank):
     nats = 1.5 # for a group
 
     def turns(self, search, groups:Groups, cells:_Cells, turns:Tensor)->Tensor:
-        "(b,m) the places of a part by priority."
+        "Return (b,m) the places of a part by priority."
         turns = super().turns(search, groups, cells, turns)
         if search.priced: return turns                                  # prices are a credit
         going = _open(search, cells).gather(1, turns)
@@ -549,14 +553,16 @@ MODES["credit"] = _Credit
 
 # %% ../../nbs/fast/24_search.ipynb #ee7f3a2d
 def _in_turn(search:Search, done:Tensor)->Tensor:
-    "(b,g) with `ordered`, bits of the groups that may be finished next: the first must only."
+    """Return (b,g) with `ordered`, bits of the groups that may be finished next: the first must
+    only."""
     must = search.work.groups.must[:,None]
     missing = must & ~done
     return ~must | (missing & -missing)
 
 # %% ../../nbs/fast/24_search.ipynb #ab237dd0
 def _read_avoid(avoid, n, eos, device)->Tensor:
-    "(b,x,l) avoided words; -1 pads phrases on the left. Raises `NocError` for bad ids."
+    """Return (b,x,l) avoided words; -1 pads phrases on the left. Raise `NocError` if an id is
+    invalid."""
     given = f"{len(avoid)} lists" if isinstance(avoid, (list, tuple)) else repr(avoid)
     require(given == f"{n} lists", f"avoid: {given}", f"one for each of {n} images")
     read = [read_group(row, eos, f"image {i}, avoid") if row else [(-1,)]
@@ -567,7 +573,7 @@ def _read_avoid(avoid, n, eos, device)->Tensor:
     return torch.tensor(rows, device=device)
 
 def _barred(search:Search)->Tensor:
-    "(N,f) tokens that may not come next in the rows of the model; -1 pads."
+    "Return (N,f) tokens that may not come next in the rows of the model; -1 pads."
     if search.avoid is None: return search.forbidden
     avoid, trail = search.avoid[search.images], pick(search.cells.trail, search.asked)
     ended = _ends_with(trail[:,:,:search.t,0], avoid[...,:-1])
@@ -577,7 +583,7 @@ def _barred(search:Search)->Tensor:
 
 # %% ../../nbs/fast/24_search.ipynb #b1d23a04
 def _spans(search:Search, trail:Tensor, groups:Groups)->Tensor:
-    "(b,m,n,2) the positions of the groups, by trails (b,m,t,3); -1: not mentioned."
+    "Return (b,m,n,2) the positions of the groups, by trails (b,m,t,3); -1: not mentioned."
     tokens, done, phrase = trail.unbind(3)
     before, part = F.pad(done, (1, 0))[...,:-1], F.pad(phrase, (1, 0))[...,:-1]
     fresh = ((done & ~before)[...,None] >> groups.bits & 1).bool()      # (b,m,t,n)
@@ -594,7 +600,8 @@ def _spans(search:Search, trail:Tensor, groups:Groups)->Tensor:
 
 # %% ../../nbs/fast/24_search.ipynb #5eed2404
 def _repeats(search:Search, parent:_Cells, begun)->Tensor:
-    "(b,g,c) True where a constraint word would complete a second mention of a finished group."
+    """Return (b,g,c) True where a constraint word would complete a second mention of a finished
+    group."""
     q = search.work.groups
     finished = (parent.done[...,None] & search.work.bit) != 0           # (b,g,a)
     end = _spans(search, parent.trail, q)[...,1]
@@ -605,7 +612,7 @@ def _repeats(search:Search, parent:_Cells, begun)->Tensor:
 
 # %% ../../nbs/fast/24_search.ipynb #744ad02b
 def _reason(search:Search, image:int, done:int)->str:
-    "Why an image has no complete caption; `done` groups are finished."
+    "Return why an image has no complete caption; `done` groups are finished."
     top, T = int(search.all.need[image]), search.cfg.max_len
     count, room = f"{done} of {top} constraints", int(search.all.jump[image])*(T - 1)
     if search.stuck[image]:
@@ -614,7 +621,7 @@ def _reason(search:Search, image:int, done:int)->str:
     return f"{count} within {T} tokens" if done < top else f"no end within {T} tokens"
 
 def _best_places(search:Search, cells:_Cells)->tuple:
-    "(b,k) the places of the best hypotheses of every image; (b,k) which of them hold one."
+    "Return (b,k) the places of the best hypotheses of every image; (b,k) which of them hold one."
     ended = cells.word == search.eos
     some = ended.any(1, keepdim=True)
     ranks = _objective(search, cells, search.all).masked_fill(~ended, -torch.inf)
@@ -627,7 +634,7 @@ def _best_places(search:Search, cells:_Cells)->tuple:
 
 # %% ../../nbs/fast/24_search.ipynb #b1d24a22
 def _listed(search:Search, span, valid)->Tensor:
-    "(b,k,n,2) the positions of the groups, in the caller's order."
+    "Return (b,k,n,2) the positions of the groups, in the caller's order."
     order = []
     for groups in search.read:
         numbers = [number for number, _ in groups]
@@ -638,7 +645,7 @@ def _listed(search:Search, span, valid)->Tensor:
 
 # %% ../../nbs/fast/24_search.ipynb #52d703d5
 def _hypotheses(search:Search, pad:int=0)->Hypotheses: # `pad` fills `tokens` after the end
-    "The best captions found so far."
+    "Return the best captions found so far."
     cells = _everything(search)
     place, valid = _best_places(search, cells)
     best, complete = cells.at(place), (cells.word == search.eos).any(1).tolist()
@@ -655,7 +662,7 @@ def _hypotheses(search:Search, pad:int=0)->Hypotheses: # `pad` fills `tokens` af
 # %% ../../nbs/fast/24_search.ipynb #b1d24a05
 def grid_beam_search(
     step,             # `step(tokens (N,), state) -> (log_probs (N,v), state)`; at first N = b
-    state,            # the model's memory, one row an image; None if it has none
+    state,            # the model's memory, one row per image; None if it has none
     constraints:list, # b lists of groups; a group is a list of alternatives, tuples of token ids
     *,
     bos:int,          # the token before the first word
@@ -665,7 +672,7 @@ def grid_beam_search(
     pad:int=0,        # fills `tokens` after the end
     **settings,       # `eos`, and others of `Search` and `SearchConfig`: `mode`, `prices` ...
 )->Hypotheses:
-    "The `k` best captions that satisfy the constraints. Raises `NocError` for bad input or scores."
+    "Find the `k` best captions that satisfy the constraints. Raise `NocError` if input is invalid."
     require(isinstance(constraints, (list, tuple)), f"constraints: {constraints!r}", "b lists")
     require(isinstance(pad, Integral) and abs(pad) < 1 << 62, f"pad={pad}", "a whole number")
     device = state_size(state, len(constraints), reorder)[1]
@@ -675,12 +682,12 @@ def grid_beam_search(
 # %% ../../nbs/fast/24_search.ipynb #24a0b003
 def beam_search(
     step,         # `step(tokens (N,), state) -> (log_probs (N,v), state)`; at first N = b
-    state,        # the model's memory, one row an image
+    state,        # the model's memory, one row per image
     *,
     bos:int,      # the token before the first word
-    reorder=None, # as of `grid_beam_search`
+    reorder=None, # as in `grid_beam_search`
     **settings,   # `eos`, and if needed `k`, `max_len`, `length_penalty` and `forbidden`
 )->Hypotheses:    # -1 after the end token
-    "The `k` best captions of every image. Raises `NocError` for bad input or scores."
+    "Find the `k` best captions of every image. Raise `NocError` if input or scores are invalid."
     images = [[]]*state_size(state)[0]
     return grid_beam_search(step, state, images, bos=bos, reorder=reorder, pad=-1, **settings)
