@@ -357,8 +357,8 @@ def test_resume_with_other_settings_names_them(command, tmp_path):
     assert command("--out", "c.jsonl").returncode == 0
     before = (tmp_path/"c.jsonl").read_bytes()
     one_line(command("--out", "c.jsonl", "--resume", "--objects", "kite"), "objects: null there", '"kite" here')
-    one_line(command("--out", "c.jsonl", "--resume", "--max-objects", "1"), "max_objects: null there, 1 here")
-    one_line(command("--out", "c.jsonl", "--resume", "--batch", "7"), "c.jsonl: batch: 50 there, 7 here")
+    one_line(command("--out", "c.jsonl", "--resume", "--max-objects", "1"), "max_objects: null in the record, 1 now")
+    one_line(command("--out", "c.jsonl", "--resume", "--batch", "7"), "c.jsonl: batch: 50 in the record, 7 now")
     assert command("--out", "c.jsonl", "--resume").returncode == 0
     assert (tmp_path/"c.jsonl").read_bytes() == before
 
@@ -384,7 +384,7 @@ def test_resume_sees_that_a_photo_was_replaced(command, world, tmp_path):
 def test_only_pages_of_ours_are_replaced(command, tmp_path):
     "A page by hand, a hard link to the input, and the run's own files stay."
     (tmp_path/"own.html").write_text("<!doctype html><p>mine")
-    one_line(command("--html", "own.html"), "own.html: exists and is no page of noc_caption")
+    one_line(command("--html", "own.html"), "own.html: exists and is not a page of noc_caption")
     os.link(command("--objects", "").args[1], tmp_path/"link.html")
     one_line(command("--html", "link.html"), "--html link.html: is an input")
     one_line(command("--out", "c.jsonl", "--html", ".c.jsonl.run.json"), "is an input, or the other output")
@@ -423,7 +423,7 @@ def test_outputs_are_files_of_their_own(command, world, tmp_path):
         one_line(command(option, "pipe"), f"{option} pipe: expected a regular file")
         (tmp_path/"pipe").unlink()
     (tmp_path/"notes.txt").write_text("mine")
-    one_line(command("--html", "notes.txt"), "notes.txt: exists and is no page")
+    one_line(command("--html", "notes.txt"), "notes.txt: exists and is not a page")
     assert source.read_bytes() == before and (tmp_path/"notes.txt").read_text() == "mine"
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 

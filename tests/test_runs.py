@@ -111,7 +111,7 @@ def test_notes_in_a_report_that_is_replaced_are_kept(tmp_path):
     score(show=lambda report: (out/"report.png").unlink())
     for name in "notes.txt", "report.md":
         def annotate(report): (out/name).write_text("mine")
-        with pytest.raises(NocError, match=f"out: {name} was put there while .* both are kept") as told:
+        with pytest.raises(NocError, match=f"out: {name} was added or changed while .* both are kept") as told:
             score(show=annotate)
         kept = tmp_path/re.search(r"as (\S+)$", str(told.value))[1]
         assert (kept/name).read_text() == "mine" and "report.html" in state_of(kept)
@@ -205,7 +205,7 @@ def test_a_reward_is_a_part_of_the_run(tmp_path):
     first = start("brief", reward=brief)
     assert start("brief", reward=brief, resume=True).models.names == first.models.names
     for other in cider_reward, longer:
-        with pytest.raises(NocError, match="run: reward: .* there, .* here"): start("brief", reward=other, resume=True)
+        with pytest.raises(NocError, match="run: reward: .* in the record, .* now"): start("brief", reward=other, resume=True)
     marks = [Experiment.kind(first.run, data, tmp_path, reward=r).marks for r in (brief, longer, cider_reward)]
     assert marks[0]["reward"] != marks[1]["reward"] and marks[2] == {}
 
@@ -222,7 +222,7 @@ def test_a_rule_is_a_part_of_the_run(tmp_path, monkeypatch):
         if name == "first": assert "f " in run._config("first")["rule"] and "rule" not in run._config("none")
         monkeypatch.setitem(RULES, name, loaded(tmp_path, "def f(seen): return []"))
         with pytest.raises(NocError, match="RULES: changed"): run.choices.candidates(name, seeds=(1,))
-        with pytest.raises(NocError, match=f"rules.{name}: .* there, .* here"): start("one rule", name, resume=True)
+        with pytest.raises(NocError, match=f"rules.{name}: .* in the record, .* now"): start("one rule", name, resume=True)
         monkeypatch.undo()
     with pytest.raises(NocError, match="row 'first': expected one of none, top1"): run.choices.candidates("first")
 

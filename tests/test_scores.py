@@ -616,5 +616,5 @@ def test_the_page_of_a_comparison_shows_the_largest_differences(tmp_path, monkey
     assert ["data:image/jpeg" in card for card in cards] == [False, True]
     assert not re.search(r"<script|https?://|@import|url\(", page) and len(page) < 100_000
     Path("both/compare.html").write_text("<p>of mine</p>")
-    with pytest.raises(NocError, match="compare.html: exists and is no report of noc_eval"):
+    with pytest.raises(NocError, match="compare.html: exists and is not a report of noc_eval"):
         noc_eval(compare=["ours", "worse"], out="both", samples=50)
