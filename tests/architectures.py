@@ -1,8 +1,8 @@
-"""Every architecture of transformers that writes text, tiny and with random weights, and what `grid_beam` makes of it.
+"""Run `grid_beam` with every architecture of transformers that generates text, tiny and with random weights.
 
-`python tests/architectures.py` adds to tests/architectures.csv the lines that it lacks, so that it goes on where it
-stopped. With names of classes it prints their lines, and writes nothing. In a cell, *library* means that the library's
-own beam search has the same fault, and the reason says how large it is."""
+`python tests/architectures.py` adds missing lines to tests/architectures.csv, so an interrupted run can be
+continued. With names of classes it prints their lines, and writes nothing. In a cell, *library* means that the
+library's own beam search has the same fault, and the reason says how large it is."""
 import csv, inspect, itertools, multiprocessing, re, signal, sys, warnings
 from pathlib import Path
 import torch
@@ -22,14 +22,14 @@ SECONDS = 240                                              # of the CPU, for one
 CLOSE = 1e-3                                               # nats
 
 def names():
-    "Of all classes that write text."
+    "Return all classes that generate text."
     found = set()
     for task in TASKS:
         for value in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values():
             found |= {value} if isinstance(value, str) else set(value)
     return sorted(found, key=str.lower)
 
-# Small configurations: the first rule that fits the name of a number; None leaves the number as it is
+# Small configurations: the first rule that matches the name of a number is used; None keeps the number
 
 RULES = [(re.compile(f"({name})$"), value) for name, value in {
     "type_vocab_size|forced_.*_token_id|max_window_layers|pretrained_dim": None,
@@ -51,18 +51,18 @@ DROPPED = ("architectures", "transformers_version", "_name_or_path", "dtype", "i
            "per_layer_config")
 
 def small(key, x, heads):
-    "A number of a configuration, made small."
+    "Return a small value for a number of a configuration."
     if key.endswith(("key_value_heads", "kv_heads", "kv_n_heads")) and x != heads: return 2
     return next((x if value is None else value for rule, value in RULES if rule.search(key)), x)
 
 def kept(config):
-    "Which layers stay: one of each kind, two at least."
+    "Choose the layers to keep: one of each kind, and at least two."
     kinds = next((config[k] for k in ("layer_types", "layers_block_type") if config.get(k)), ())
     first = sorted(kinds.index(kind) for kind in set(kinds))
     return first if len(first) > 1 else [0, min(1, len(kinds) - 1) if kinds else 1]
 
 def shrunk(config):
-    "A configuration, as a dict, with few layers and narrow ones."
+    "Return a configuration, as a dict, with few narrow layers."
     layers = next((config[k] for k in LAYERS if isinstance(config.get(k), int)), 0)
     heads = next((config[k] for k in ("num_attention_heads", "n_heads", "num_heads") if k in config), None)
     out = {}

@@ -1,4 +1,4 @@
-"The notebooks and what surrounds them, as the repository checks see them."
+"Read the notebooks and the other files of the project, for the repository checks."
 import ast, json, re, shutil, subprocess, sysconfig
 from configparser import ConfigParser
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ FLOORS = {"": "The paper", "fast": "Fast", "lab": "The lab", "files": "Toolbox: 
           "scores": "Toolbox: scores", "pages": "Toolbox: pages", "commands": "Toolbox: commands"}   # in reading order
 
 def number(path):
-    "The number of a notebook: a chapter's place on its floor."
+    "Return the number of a notebook."
     return int(Path(path).name.partition("_")[0])
 
 def _folders():
-    "The folders of notebooks in reading order; one that is named nowhere comes before the experiments."
+    "List the folders of notebooks in reading order, unknown folders before the experiments."
     there = {p.parent.relative_to(ROOT/"nbs").as_posix().removeprefix(".") for p in (ROOT/"nbs").rglob("[0-9]*_*.ipynb")
              if ".ipynb_checkpoints" not in p.parts}
     return [*(f for f in FLOORS if f in there), *sorted(there - {*FLOORS, "experiments"}), "experiments"]
 
 def part(folder):
-    "What a folder of notebooks is called."
+    "Return the title of a folder of notebooks."
     return FLOORS.get(folder, folder.capitalize())
 
 FOLDERS = {folder: sorted((ROOT/"nbs"/folder).glob("[0-9]*_*.ipynb"), key=number) for folder in _folders()}
@@ -62,7 +62,7 @@ class Cell:
     def tree(self): return ast.parse(re.sub(r"^\s*[%!].*$", "", self.source, flags=re.M))
 
     def texts(self):
-        "The outputs as text; pictures left out."
+        "Return the outputs as text, without pictures."
         for o in self.outputs:
             if "text" in o: yield "".join(o["text"])
             for mime, data in o.get("data", {}).items():
@@ -72,11 +72,11 @@ class Cell:
 def name(path): return Path(path).relative_to(ROOT).as_posix()
 
 def read(path):
-    "The JSON of a notebook."
+    "Read the JSON of a notebook."
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 def cells(path, kind=None):
-    "The cells of a notebook, or those of one kind."
+    "Return the cells of a notebook, or those of one kind."
     found = [Cell(Path(path), c.get("id"), c["cell_type"], "".join(c["source"]), c.get("outputs", []), c)
              for c in read(path)["cells"]]
     return [c for c in found if kind in (None, c.kind)]
@@ -84,12 +84,12 @@ def cells(path, kind=None):
 def folder(path): return path.parent.relative_to(ROOT/"nbs").as_posix().removeprefix(".")
 
 def module_of(path):
-    "The module that a chapter exports: data, lab.saving, scores.report; two belong to the package itself."
+    "Return the module that a chapter exports: data, lab.saving, scores.report, or one of the package itself."
     own = {"142_main": "__main__", "143_names": "__init__"}
     return own.get(path.stem) or ".".join(filter(None, [folder(path), path.stem.partition("_")[2]]))
 
 def scratch(folder, names=PACKAGE_FILES):
-    "A copy of the project's files to experiment on."
+    "Copy the project's files to a folder for experiments."
     for item in names:
         if (ROOT/item).is_dir():
             shutil.copytree(ROOT/item, folder/item, ignore=shutil.ignore_patterns("__pycache__", ".*"))
@@ -97,20 +97,20 @@ def scratch(folder, names=PACKAGE_FILES):
     return folder
 
 def tracked():
-    "The names of the files that git lists, or would list; none where this is no checkout."
+    "Return the files that git lists or would list; none outside a checkout."
     git = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
     return {file for file in listed if file and (ROOT/file).exists()}
 
 def run(*command, cwd, **kw):
-    "Run one of the environment's commands; a failure shows its output."
+    "Run a command of the environment; fail with its output if it fails."
     command = [str(Path(sysconfig.get_path("scripts"))/command[0]), *map(str, command[1:])]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL, **kw)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
 def none_of(problems, advice):
-    "Fail with the list of problems and what to do about them."
+    "Fail with a list of problems and their remedy, if there are any."
     problems = list(problems)
     assert not problems, f"{advice}:\n  " + "\n  ".join(problems)
 

@@ -1,7 +1,7 @@
-"""The budget of the house: `python tests/budget.py` prints what each part has, in the form of tests/budget.json.
+"""Count lines, nodes and names: `python tests/budget.py` prints those of each part, in the form of tests/budget.json.
 
-Lines are code lines, neither blank nor a comment alone; nodes are those of the syntax tree, so that denser lines save
-nothing. Numbers may fall. Who raises one changes the file in the same commit and gives the reason in its body."""
+Lines are code lines, without blank lines and comments; nodes are those of the syntax tree, so that denser lines save
+nothing. Numbers may fall. If you raise a number, change the file in the same commit and give the reason in its body."""
 import ast, json, sys
 from book import CHAPTERS, FLOORS, FOLDERS, NOTEBOOKS, ROOT, SETTINGS, cells
 
@@ -9,7 +9,7 @@ FILE = ROOT/"tests/budget.json"
 SCRIPTS = {"benchmarks": "benchmarks/*.py", "tests": "tests/*.py"}
 
 def counts(sources):
-    "Lines, nodes, and public and private names (functions, classes and methods) of some sources."
+    "Count lines, nodes, and public and private names (functions, classes, methods) of sources."
     trees = [ast.parse(source) for source in sources]
     lines = [line.strip() for source in sources for line in source.splitlines()]
     nodes = [node for tree in trees for node in ast.walk(tree)]
@@ -19,7 +19,7 @@ def counts(sources):
                 public=len(names) - private, private=private)
 
 def floors():
-    "Floor -> its exported cells. The toolbox is one floor."
+    "Return floor -> exported cells; the folders of the toolbox are one floor."
     of = dict.fromkeys(FLOORS, "toolbox") | {"": "paper", "fast": "fast and lab", "lab": "fast and lab"}
     found = {floor: [] for floor in dict.fromkeys(of.values())}
     for folder, notebooks in FOLDERS.items():
@@ -28,7 +28,7 @@ def floors():
     return found
 
 def house():
-    "What everything has today."
+    "Return the current numbers of all parts."
     parts = floors() | {name: [p.read_text(encoding="utf-8") for p in sorted(ROOT.glob(pattern))]
                         for name, pattern in SCRIPTS.items()}
     found = {name: counts(sources) for name, sources in parts.items()}

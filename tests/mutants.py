@@ -1,11 +1,11 @@
-"""Which mutants of the modules that hold the paper does no test notice?
+"""Find mutants of the paper's modules that no test detects.
 
 `python tests/mutants.py OUT.jsonl` draws 200 of cosmic-ray's mutants, at most one at each place in the code, and
 appends a line for each to OUT: the place, the operator, the line before and after, and the test that fails, "survived",
 or "timeout" after 90 seconds of processor time (without a mutant, the tests take less than half of that). It continues
 where it stopped; a line that is deleted from OUT is tried again. It needs the tests' environment, cosmic-ray (`pip
 install --target DIR cosmic-ray` and PYTHONPATH=DIR), NOC_DATA, and one to two hours of a core. Repository checks are
-left out, as they compare modules with notebooks; so are the longest tests, which can still kill a survivor."""
+not run, because they compare modules with notebooks, nor are the longest tests, which could still detect a survivor."""
 import ast, contextlib, itertools, json, multiprocessing, os, random, re, resource, shutil, signal, sys, tempfile
 from pathlib import Path
 import hypothesis, pandas, pytest, torch  # here, so that a fork does not have to
@@ -32,7 +32,7 @@ TESTS = {  # modules: test files; parts of the names of sharp tests in them, in 
 TESTS = {module: how for modules, how in TESTS.items() for module in modules.split()}
 
 def what_runs(code):
-    "A module's syntax tree without annotations and docstrings."
+    "Return a module's syntax tree without annotations and docstrings."
     tree = ast.parse(code)
     for node in ast.walk(tree):
         for name in {"annotation", "returns"}.intersection(node._fields): setattr(node, name, None)
@@ -41,7 +41,7 @@ def what_runs(code):
     return ast.dump(tree)
 
 def mutants(module, code):
-    "Of a module: (its name, an operator, which of the operator's mutants, line and column)."
+    "Return the mutations of a module: (module, operator, number of the mutation, line and column)."
     nodes = [*ast_nodes(get_ast(code))]
     for name in plugins.operator_names():
         operator = plugins.get_operator(name)
@@ -50,7 +50,7 @@ def mutants(module, code):
         yield from ((module, name, k, begin) for k, (begin, _) in enumerate(found))
 
 def sample(originals):
-    "N mutants: what OUT says of each, and the module's code."
+    "Draw N mutants; yield the entry of each in OUT, and the code of the module."
     every, taken = [mutant for module, code in originals.items() for mutant in mutants(module, code)], set()
     random.Random(0).shuffle(every)
     for module, name, k, begin in every:
@@ -64,12 +64,12 @@ def sample(originals):
             yield dict(module=module, line=begin[0], operator=name, number=k, diff=diff), new
 
 class InOrder(list):
-    "For pytest: tests in the order of these parts of names."
+    "A pytest plugin that orders tests by these parts of their names."
     def pytest_collection_modifyitems(self, items):
         items.sort(key=lambda item: next((k for k, part in enumerate(self) if part in item.name), len(self)))
 
 def run_tests(files, names, folder, log):
-    "In a fork: the tests, with the package in `folder`, up to the first that fails."
+    "Run tests in a fork, with the package in `folder`, until the first failure."
     os.setsid()
     os.chdir(folder)
     for stream in 1, 2: os.dup2(log.fileno(), stream)
@@ -80,7 +80,7 @@ def run_tests(files, names, folder, log):
     sys.exit(pytest.main([*files, *how, " or ".join(names)], plugins=[InOrder(names)]))
 
 def verdict(module, folder):
-    "The test that fails, or survived, or timeout; and seconds of processor time."
+    "Return the test that fails, or survived, or timeout; and CPU seconds."
     began = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     with tempfile.TemporaryFile("w+") as log:
         about = (*map(str.split, TESTS[module]), folder, log)

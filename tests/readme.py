@@ -1,5 +1,5 @@
-"""README.md is nbs/index.ipynb as Markdown, and docs/chapters.md lists the chapters: `make readme` runs this file, and
-test_repo.py compares."""
+"""Generate README.md from nbs/index.ipynb, and docs/chapters.md, the list of chapters. `make readme` runs this file,
+and test_repo.py checks that both are current."""
 import base64, posixpath, re
 from book import FOLDERS, INDEX, ROOT, cells, name, number, part
 
@@ -8,30 +8,30 @@ IMAGES = ROOT/"nbs/images"   # the index's pictures as files
 HEAD = "<!-- Written from nbs/index.ipynb by `make readme`. Change the notebook, not this file. -->\n"
 
 def relink(text):
-    "Links that start in nbs/, made to start at the top."
+    "Change links relative to nbs/ to links relative to the repository's root."
     def link(m): return m[0] if re.match(r"[a-z]+:|#|/", m[1]) else f"]({posixpath.normpath('nbs/' + m[1])})"
     return re.sub(r"\]\(([^)\s]+)\)", link, text)
 
 def fence(text, language): return f"```{language}\n{text.strip(chr(10))}\n```"
 
 def fences(text, language):
-    "The fenced blocks of one language."
+    "Return the fenced blocks of one language."
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
 
 def picture(output):
-    "The name, description, bytes and link of an output that is a named picture; else None."
+    "Return name, description, bytes and link of an output that is a named picture, or None."
     about = output.get("metadata", {}).get("image/png", {})
     if "name" not in about: return None
     data = base64.b64decode("".join(output["data"]["image/png"]))
     return about["name"], about.get("alt", ""), data, about.get("link")
 
 def pictures(notebook=INDEX):
-    "The named pictures of a notebook: file -> bytes."
+    "Return the named pictures of a notebook: file -> bytes."
     found = [picture(output) for cell in cells(notebook, "code") for output in cell.outputs]
     return {IMAGES/f"{p[0]}.png": p[2] for p in found if p}
 
 def shown(cell, output):
-    "One output of a cell as Markdown."
+    "Convert one output of a cell to Markdown."
     if output["output_type"] == "stream":
         return fence("".join(output["text"]), "text") if output["name"] == "stdout" else ""
     data, named = output["data"], picture(output)
@@ -44,7 +44,7 @@ def shown(cell, output):
     return fence("".join(data["text/plain"]), "text")
 
 def parts(notebook):
-    "The pieces of the page, in order: prose, code unless `echo: false`, outputs."
+    "Yield the parts of the page in order: prose, code (unless `echo: false`), outputs."
     for cell in cells(notebook):
         if cell.kind == "markdown": yield relink(cell.source)
         elif "hide" not in cell.directives:
@@ -53,11 +53,11 @@ def parts(notebook):
             yield from (shown(cell, o) for o in cell.outputs)
 
 def to_markdown(notebook=INDEX):
-    "The whole page."
+    "Return the text of README.md."
     return HEAD + "\n" + "\n\n".join(p.strip("\n") for p in parts(notebook) if p.strip()) + "\n"
 
 def chapters():
-    "The page with all chapters, floor by floor: number, title, and the line that tells what it is about."
+    "Return the page of all chapters, floor by floor: number, title and subtitle."
     def entry(notebook):
         title, about = re.search(r"# (.*)\n\n> (.*(?:\n.+)*)", cells(notebook)[0].source).groups()
         return f"- [{number(notebook):02} {title}](../{name(notebook)}): {' '.join(about.split())}"

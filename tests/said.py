@@ -1,7 +1,7 @@
-"""Words that fit are said, by twenty architectures with eight kinds of tokenizer, one to five words, both modes.
+"""Check that captions contain their words: twenty architectures, eight kinds of tokenizer, one to five words, 2 modes.
 
-`python tests/said.py` prints a line for each tokenizer and architecture, and fails where a word is missing: some
-1,600 searches, five minutes of a core. CI has a sample, in test_spellings.py."""
+`python tests/said.py` prints a line for each tokenizer and architecture, and fails if a word is missing. It runs some
+1,600 searches, which takes five minutes on one core. CI runs a sample, in test_spellings.py."""
 import itertools, random, sys, warnings
 import torch, transformers
 from architectures import build

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Does the working tree still do what REVISION did?   python tests/same.py REVISION
+"""Check that the working tree has the same results as REVISION:   python tests/same.py REVISION
 
 Checks REVISION out beside a copy of the working tree, runs the commands of both on this machine with the same seeds,
 and compares what they write. Prints "the same", or the differences, and exits with 0 or 1. Needs `NOC_DATA`, and takes
-some minutes. It uses nothing but commands and files, since modules may have other places in the two trees."""
+some minutes. It uses only commands and files, because modules may have other names in the two trees."""
 import gzip, hashlib, json, os, subprocess, sys, tempfile
 from concurrent.futures import ThreadPoolExecutor
 from configparser import ConfigParser
@@ -19,7 +19,7 @@ TOY = ["--metrics", "C,B4", "--rows", "none,top2,selector", "--tables", "1", "--
 WORDS = {"musts": ["--price-weight", "must"], "prices": ["--price-weight", "1"], "none": ["--objects", ""]}
 
 def checked_out(revision, folder):
-    "The files of a revision, or of the working tree (None), in a folder of their own and outside git."
+    "Copy the files of a revision, or of the working tree (None), to a folder outside git."
     folder.mkdir()
     files = ["settings.ini", "noc_nb"]
     archive = ["git", "archive", revision, *files] if revision else ["tar", "c", "--exclude=__pycache__", *files]
@@ -40,7 +40,7 @@ def run(tree, out, command, *options):
     if done.returncode: sys.exit(f"{tree}: {command} ended with {done.returncode}:\n{done.stderr[-2000:]}")
 
 def inputs(coco, folder):
-    "What both sides read: boxes of 200 images of `lite` val, the boxes of ten photos, and these photos."
+    "Write the inputs of both sides: boxes of 200 `lite` val images, and ten photos with their boxes."
     ids = json.loads((coco/"splits/lite.json").read_text())["val"][:200]
     boxes = pd.read_parquet(coco/"detections/simulated.parquet")
     boxes[boxes.image_id.isin(ids)].to_parquet(folder/"val.parquet")
@@ -53,7 +53,7 @@ def inputs(coco, folder):
     (folder/"photos.json").write_text(json.dumps([box for box in found if box["image_id"] in ten]))
 
 def work(tree, coco, given, out):
-    "Run everything in one tree; its files go to `out`."
+    "Run all commands in one tree, and write their files to `out`."
     out.mkdir()
     run(tree, out, "noc_reproduce", "--preset", "toy", "--out", "toy", *TOY)
     for name, options in WORDS.items():
@@ -63,7 +63,7 @@ def work(tree, coco, given, out):
     run(tree, out, "noc_caption", given/"photos.json", "--images", given/"photos", "--out", "photos.jsonl")
 
 def weights(tree):
-    "Checksum and state-dict keys of every shipped weights file, by model and part."
+    "Return checksum and state-dict keys of every shipped weights file, by model and part."
     shipped = {}
     for path in (tree/"noc_nb").rglob("*.safetensors"):
         with safe_open(path, "pt") as file: keys = sorted(file.keys())
@@ -72,18 +72,18 @@ def weights(tree):
     return shipped
 
 def content(path):
-    "A file of JSON, or of lines of it, compressed or not."
+    "Read a file of JSON or JSON lines, compressed or not."
     text = (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8").read()
     return [*map(json.loads, text.splitlines())] if ".jsonl" in path.name else json.loads(text)
 
 def facts(tree, out):
-    "What a side came to: all that is compared."
+    "Return the results of one side that are compared."
     names = "toy/rows.jsonl", "toy/captions/*", "*.jsonl", "report_*/report.json"
     files = [path for name in names for path in sorted(out.glob(name))]
     return {str(path.relative_to(out)): content(path) for path in files} | {"weights": weights(tree)}
 
 def differences(there, here, place=""):
-    "Yield every place at which two nests of dicts and lists differ, with both values."
+    "Yield every place at which two nested structures differ, with both values."
     if isinstance(there, list) and isinstance(here, list):
         there, here = dict(enumerate(there)), dict(enumerate(here))
     if isinstance(there, dict) and isinstance(here, dict):
@@ -93,7 +93,7 @@ def differences(there, here, place=""):
     elif there != here: yield f"{place}: {str(there)[:100]!r} there, {str(here)[:100]!r} here"
 
 def main(revision, most=20):
-    "Compare, and print at most so many differences of each file."
+    "Compare both sides, and print a limited number of differences for each file."
     coco = Path(os.environ.get("NOC_DATA") or sys.exit("set NOC_DATA to the folder of COCO")).resolve()
     with tempfile.TemporaryDirectory(prefix="same-") as folder:
         folder = Path(folder)

@@ -1,19 +1,19 @@
-"""Stubs for type checkers, which `make release` puts beside the modules: `python tests/stubs.py FOLDER`.
+"""Write stubs for type checkers beside the modules: `make release` runs `python tests/stubs.py FOLDER`.
 
-`@patch` gives a class its methods at run time, which no checker sees; in a stub they stand in the class."""
+`@patch` adds methods to a class at run time, where type checkers do not see them; in a stub they are in the class."""
 import ast, re, sys
 from pathlib import Path
 
-TAKE_LISTS = {"Regions"}   # dataclasses that make tensors of lists
-BASES = {"Config", "nn.Module"}   # say too little of a result: it is of the class that was asked, or of what was given
+TAKE_LISTS = {"Regions"}   # dataclasses that convert lists to tensors
+BASES = {"Config", "nn.Module"}   # return types that are too general
 KINDS = dict(cls_method="classmethod", as_prop="property")
 
 def patch_of(node):
-    "The `@patch` of a function, or None."
+    "Return the `@patch` decorator of a function, or None."
     return next((d for d in getattr(node, "decorator_list", ()) if re.match(r"patch\b", ast.unparse(d))), None)
 
 def method(node):
-    "A patched function as it would stand in its class, and the names of its classes."
+    "Return a patched function as a method, and the names of its classes."
     own = node.args.args[0]
     classes = [n.id for n in ast.walk(own.annotation) if isinstance(n, ast.Name)]
     kinds = [KINDS[word.arg] for word in getattr(patch_of(node), "keywords", ())]
@@ -21,12 +21,12 @@ def method(node):
     return node, classes
 
 def or_none(node, default):
-    "What is None by default may be None."
+    "Add None to the annotation of parameters whose default is None."
     if node.annotation and isinstance(default, ast.Constant) and default.value is None:
         node.annotation = ast.BinOp(node.annotation, ast.BitOr(), ast.Constant(None))
 
 def shorten(node):
-    "A function without its body; defaults of None are told."
+    "Remove the body of a function; annotate defaults of None."
     if isinstance(node, ast.AnnAssign): or_none(node, node.value)
     if not isinstance(node, ast.FunctionDef): return
     node.body = [ast.Expr(ast.Constant(...))]
@@ -35,20 +35,20 @@ def shorten(node):
         or_none(arg, default)
 
 def own_kind(node):
-    "A function whose result is known by a base class alone; a class's own method gives its own kind."
+    "Give class methods without a specific return type the type `Self`; others get no type."
     if not isinstance(node, ast.FunctionDef): return
     own = any(ast.unparse(d) == "classmethod" for d in node.decorator_list)
     if node.returns and ast.unparse(node.returns) not in BASES: return
     node.returns = ast.Name("Self") if own else None
 
 def constructor(node):
-    "What makes a dataclass whose columns may be lists."
+    "Return an `__init__` for a dataclass whose columns may be lists."
     fields = [ast.unparse(field) for field in node.body if isinstance(field, ast.AnnAssign)]
     given = ", ".join(fields).replace(": Tensor", ": Tensor | np.ndarray | list | tuple")
     return ast.parse(f"def __init__(self, {given}): ...").body[0]
 
 def stub(text):
-    "A module's stub."
+    "Return the stub of a module."
     tree = ast.parse(text)
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     for node in [node for node in tree.body if patch_of(node)]:
@@ -64,7 +64,7 @@ def stub(text):
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
 
 def write_stubs(package):
-    "A stub beside each module of a folder, and the mark that says so."
+    "Write a stub beside each module of a folder, and the file `py.typed`."
     for path in Path(package).glob("**/*.py"):
         path.with_suffix(".pyi").write_text(stub(path.read_text(encoding="utf-8")), encoding="utf-8")
     (Path(package)/"py.typed").touch()

@@ -1,8 +1,8 @@
-"""Tiny models with random weights, one of each architecture, built by hand: nothing is loaded.
+"""Build tiny models with random weights, one for each architecture, without loading any file.
 
-Every builder returns a model and its inputs, two of them. All speak the sixty tokens of `tokenizer()`. `save_blip` and
-`save_chat` write folders as the hub has them, with a processor. `DETECTORS` and `TOLD` build detectors and their
-processors."""
+Every builder returns a model and two inputs. All models use the sixty tokens of `tokenizer()`. `save_blip` and
+`save_chat` write folders with the layout of the Hugging Face hub, with a processor. `DETECTORS` and `TOLD` build
+detectors and their processors."""
 import string
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -32,7 +32,7 @@ OPT = IDS | dict(model_type="opt", hidden_size=16, ffn_dim=32, num_hidden_layers
 SIGLIP = dict(model_type="siglip_vision_model", vision_use_head=False) | LOOK
 
 def tokenizer():
-    "WordPiece over sixty pieces."
+    "Build a WordPiece tokenizer with sixty tokens."
     pieces = """[BOS] [PAD] [EOS] [UNK] cat Cat ##tle bus ##es fire hydrant zebra the old red dog near
                 a What is this ?""".split()
     pieces += [f"w{n}" for n in range(V - len(pieces))]
@@ -49,7 +49,7 @@ def prompt(): return ids([12, 13, 14, 15], [18, 19, 20, 21])
 def only_text(model): return model, dict(input_ids=prompt())
 
 def shown(pieces, start=(), end=()):
-    "Two prompts with a picture of some pieces in front, between what marks its start and its end."
+    "Return two prompts that begin with the tokens of a picture, between its start and end tokens."
     picture = [*start, *[PICTURE]*pieces, *end]
     return ids([*picture, 12, 13], [*picture, 18, 19])
 
@@ -119,7 +119,7 @@ BUILDERS = {
     "Qwen2-VL": qwen2_vl}
 
 def build(name, seed=0):
-    "A model of `BUILDERS` and its inputs."
+    "Build a model of `BUILDERS` and its inputs."
     torch.manual_seed(seed)
     model, inputs = BUILDERS[name]()
     return model.eval(), inputs
@@ -131,12 +131,12 @@ CHAT = ("{% for turn in messages %}{% for part in turn.content %}{% if part.type
         "{% else %}{{ part.text }} {% endif %}{% endfor %}{% endfor %}")
 
 def save_blip(folder):
-    "A captioner in the way of BLIP."
+    "Save a captioner of BLIP's architecture."
     build("BLIP")[0].save_pretrained(folder)
     BlipProcessor(BlipImageProcessor(size=SQUARE), tokenizer()).save_pretrained(folder)
 
 def save_chat(folder):
-    "A chat model in the way of LLaVA, with its template."
+    "Save a chat model of LLaVA's architecture, with its template."
     torch.manual_seed(0)
     words = tokenizer()
     words.add_special_tokens(dict(additional_special_tokens=["<image>"]))
@@ -167,7 +167,7 @@ def detr(names, unlikely=(-1,), **backbone):
     return model, DetrImageProcessor(size=SIDES)
 
 def detr_timm(names):
-    "With a backbone of timm, as the hub's first DETR has it."
+    "Build a DETR with a backbone from timm, like the first DETR on the hub."
     return detr(names, (0, -1), backbone="resnet10t", use_timm_backbone=True, use_pretrained_backbone=False,
                 backbone_config=None)
 
@@ -183,7 +183,7 @@ def d_fine(names):
     return DFineForObjectDetection(config), RTDetrImageProcessor(size=LARGE)
 
 def speller(end, number, **settings):
-    "Some names and all letters, with BERT's numbers, by which Grounding DINO knows where a name ends."
+    "Build a tokenizer with BERT's ids, by which Grounding DINO finds the ends of names."
     known = {"[PAD]": 0, "[UNK]": 100, "[CLS]": 101, "[SEP]": 102, ".": 1012, "?": 1029, end: number}
     letters = string.ascii_lowercase
     pieces = ["person", "couch", "alarm", "clock", "zebra", *letters, *(f"##{c}" for c in letters)]
@@ -214,7 +214,7 @@ DETECTORS = {"DETR": detr, "DETR, timm": detr_timm, "RT-DETR": rt_detr, "D-FINE"
 TOLD = {"OWLv2": owlv2, "Grounding DINO": grounding_dino}
 
 def save_detector(name, folder, names=(), seed=1):
-    "A detector that knows the names; or one that is told them, and knows none."
+    "Build a detector with its own class names, or one that gets the names as input."
     torch.manual_seed(seed)
     for part in TOLD[name]() if name in TOLD else DETECTORS[name](names): part.save_pretrained(folder)
     return folder

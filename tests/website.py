@@ -1,7 +1,7 @@
-"""The site of the book: `make book` runs this file, which writes Sphinx's pages and starts Sphinx on them.
+"""Build the site of the book: `make book` runs this file, which writes pages for Sphinx and runs Sphinx.
 
-A page is a notebook as it is committed, without nbdev's directives. Links between notebooks become links between
-pages, links to other files of the repository lead to its host, and a link that leads nowhere stops the build."""
+A page is a committed notebook without nbdev's directives. Links between notebooks become links between pages, links to
+other files of the repository become links to its host, and a broken link stops the build."""
 import copy, json, posixpath, re, shutil, sys
 from base64 import b64decode
 from functools import cache
@@ -17,7 +17,7 @@ PAGES = {name(nb): name(nb)[len("nbs/"):-len(".ipynb")] for nb in NOTEBOOKS} | T
 LINK = re.compile(r"(```.*?```|`[^`\n]*`)|\]\(([^)\s]+)\)", re.S)   # code, which is left alone, or a link's target
 
 def target(link, source):
-    "Where a link of a file leads on the site: an address, a page, or a file on the repository's host; None: nowhere."
+    "Resolve a link for the site: an address, a page, a file on the repository's host, or None if it is broken."
     if re.match(r"[a-z]+:|#", link): return link
     path, _, anchor = link.partition("#")
     file = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
@@ -30,11 +30,11 @@ def target(link, source):
     return f"{SETTINGS['git_url']}/{kind}/{SETTINGS['branch']}/{file}"
 
 def links(text):
-    "The targets of a text's links; code is no text."
+    "Return the targets of a text's links, except in code."
     return [m[2] for m in LINK.finditer(text) if m[2]]
 
 def relink(text, source):
-    "A text whose links lead to pages of the site. Stops at one that leads nowhere."
+    "Change the links of a text to pages of the site. Stop at a broken link."
     def replaced(m):
         if not m[2]: return m[0]
         found = target(m[2], source)
@@ -43,7 +43,7 @@ def relink(text, source):
     return LINK.sub(replaced, text)
 
 def page_cell(cell, source):
-    "A cell as a reader should see it."
+    "Prepare a cell for the page."
     cell, text = copy.deepcopy(cell), "".join(cell["source"])
     if cell["cell_type"] == "markdown": return dict(cell, source=relink(text, source))
     if re.search(r"^#\|\s*echo:\s*false", text, re.M): cell["metadata"]["tags"] = ["remove-input"]
@@ -56,7 +56,7 @@ def page_cell(cell, source):
     return cell if cell["source"] else None
 
 def describe(cells):
-    "Give each figure a description: the sentence above it, for readers who do not see it."
+    "Give each figure a description, the sentence above it, for readers who cannot see it."
     said = ""
     for cell in cells:
         text = re.sub(r"\]\([^)]*\)|[\[`*#>]", "", "".join(cell["source"])).strip()
@@ -69,20 +69,20 @@ def describe(cells):
 
 @cache
 def is_reached(address):
-    "Whether an address leads somewhere."
+    "Return True if an address can be reached."
     try:
         with urlopen(Request(address, method="HEAD"), timeout=5) as answer: return answer.status == 200
     except (OSError, ValueError): return False
 
 def hosted(path):
-    "A button that opens a chapter in a hosted notebook; nothing while the repository's address leads nowhere."
+    "Return a button that opens a chapter in a hosted notebook, or '' if the repository's address cannot be reached."
     host, _, repository = SETTINGS["git_url"].partition("github.com/")
     if not repository or not is_reached(SETTINGS["git_url"]): return ""
     place = f"https://colab.research.google.com/github/{repository}/blob/{SETTINGS['branch']}/{name(path)}"
     return f"\n\n[Open it in a hosted notebook]({place}) (`pip install noc_nb` comes first there)"
 
 def tried_first(cells):
-    "What a reader can try, without its code, for the top of the page; it leaves its place below."
+    "Remove interactive outputs from their cells, and yield them as cells without code for the top of the page."
     for cell in cells:
         pages = [(o, "".join(o.get("data", {}).get("text/html", ""))) for o in cell.get("outputs", [])]
         live = [o for o, text in pages if 'class="steps"' in text]
@@ -91,7 +91,7 @@ def tried_first(cells):
         yield dict(cell, id="tried", metadata=dict(tags=["remove-input"]), outputs=live)
 
 def page(path):
-    "The JSON of a notebook's page."
+    "Return the JSON of a notebook's page."
     book = read(path)
     kept = [c for c in (page_cell(c, name(path)) for c in book["cells"]) if c]
     describe(kept)
@@ -104,7 +104,7 @@ def page(path):
 def dotted(path): return ".".join(Path(name(path)).with_suffix("").parts)
 
 def api_page(path):
-    "The reference of a module, which Sphinx reads from its docstrings and comments."
+    "Return the reference page of a module, which Sphinx reads from docstrings and comments."
     module = dotted(path)
     chapter = next((nb for nb in CHAPTERS if module == f"noc_nb.{module_of(nb)}"), None)
     made = f"Exported from [{chapter.stem}](../{PAGES[name(chapter)]}.ipynb)." if chapter else ""
@@ -117,7 +117,7 @@ def toctree(caption, pages):
     return f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}\n```"
 
 def contents():
-    "The side bar: the floors and their chapters."
+    "Return the side bar: the floors and their chapters."
     def entry(nb): return f"{number(nb):02} {title(nb)} <{PAGES[name(nb)]}>"
     trees = [toctree(part(folder), map(entry, notebooks)) for folder, notebooks in FOLDERS.items()]
     reference = [f"{dotted(path)} <api/{dotted(path)}>" for path in MODULES]
@@ -128,7 +128,7 @@ def write(path, text):
     path.write_text(text, encoding="utf-8")
 
 def write_pages(folder):
-    "All of Sphinx's pages."
+    "Write all pages for Sphinx."
     for notebook in NOTEBOOKS:
         content = page(notebook)
         if notebook.stem == "index":
@@ -140,7 +140,7 @@ def write_pages(folder):
     for path in MODULES: write(folder/f"api/{dotted(path)}.md", api_page(path))
 
 def build(out):
-    "The whole site, in place of the last one. Returns Sphinx's exit status; a warning is a failure."
+    "Build the site, replacing the last one; return Sphinx's exit status. A warning is a failure."
     from sphinx.cmd.build import main
     work = out.parent/f"{out.name}_build"
     pages, made = work/"pages", work/"made"
