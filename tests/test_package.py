@@ -67,13 +67,12 @@ def test_stubs_hold_what_is_patched_in():
     "A class of a stub has the methods that `@patch` adds; lists and arrays make `Regions`; a model reads its own kind."
     from noc_nb.models import pipeline
     from noc_nb import regions
-    from noc_nb.fast import search
-    from noc_nb.lab import config
-    for module in pipeline, regions, search:
+    from noc_nb.lab import config, experiment
+    for module in pipeline, regions, experiment:
         text = inspect.getsource(module)
         made = {c.name: c for c in ast.parse(stub(text)).body if isinstance(c, ast.ClassDef)}
         patched = re.findall(r"^@patch\S*(?: *#.*)?\ndef (\w+)\((?:self|cls):(\w+)", text, re.M)
-        assert len(patched) == text.count("\n@patch") > 1
+        assert len(patched) == text.count("\n@patch") > 0
         for method, name in patched: assert method in {getattr(f, "name", None) for f in made[name].body}
     assert "def from_pretrained(cls, name, device=None) -> NovelCaptioner:" in stub(inspect.getsource(pipeline))
     assert "boxes: Tensor | np.ndarray | list | tuple, labels: Tensor | np" in stub(inspect.getsource(regions))
@@ -101,8 +100,8 @@ def test_python_versions_agree():
     assert re.findall(r"[\d.]+", matrix) == supported, "the workflow tests other Pythons than setup.py names"
 
 def test_readme_names_the_pythons_that_are_tried():
-    "What the README promises is what the package is installed with in CI; nbdev need not run on the newest."
-    told = re.search(r"It needs Python ([\d.]+) to ([\d.]+)", (ROOT/"README.md").read_text(encoding="utf-8"))
+    "CI installs the package with the versions that the README promises; nbdev need not run on the newest."
+    told = re.search(r"needs Python ([\d.]+) to ([\d.]+)", (ROOT/"README.md").read_text(encoding="utf-8"))
     matrix = re.search(r"python: \[(.*)\]", (ROOT/".github/workflows/installed.yml").read_text())[1]
     tried = re.findall(r"[\d.]+", matrix)
     assert told.groups() == (tried[0], tried[-1]) and tried[0] == SETTINGS["min_python"]
