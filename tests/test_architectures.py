@@ -15,7 +15,7 @@ TWENTY = [
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 
 def test_table_is_whole():
-    "Every class of the library that it was made with has a line, and what is no yes has its reason."
+    "Every class of the library version behind the table has a line, and every answer but yes has a reason."
     table = read_table()
     lines = [line for line in table.values() if line["own beams"]]
     assert len(lines) >= 230 and len([line for line in lines if line["picture"]]) >= 46

@@ -60,7 +60,7 @@ WORDS = [["zebra"], ["bus", "buses"]], [["fire hydrant"]]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    "A folder for each captioner, as somebody would have it."
+    "Write a folder for each captioner, as a user would have it."
     root = tmp_path_factory.mktemp("captioners")
     with quiet():
         for name, made in PROCESSORS.items():
@@ -95,7 +95,7 @@ def test_captioners_from_folders(folders, name):
 
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_prompts(folders, name):
-    "A prompt changes what is said and is no part of it; a model that takes none says so."
+    "A prompt changes the caption but is no part of it; a model that accepts no prompt gives an error."
     if name == "VisionEncoderDecoder":
         with pytest.raises(NocError, match="prompt 'the old': VisionEncoderDecoderModel takes none"):
             captioner(folders, name, "the old")

@@ -83,7 +83,7 @@ caption_shards(Job(src, "toy", data=data, options=CaptionOptions(batch=5)), out,
 @pytest.mark.slow
 @with_ray
 def test_the_driver_is_killed_under_ray(world, tmp_path):
-    "SIGKILL of the process that runs Ray, after a shard: its workers end, and the job goes on to the same lines."
+    "After SIGKILL of the process that runs Ray, its workers end, and the resumed job has the same lines."
     job, expected = world
     before, out = set(actors()), tmp_path/"out"
     child = subprocess.Popen([sys.executable, "-c", DRIVER, job.src, job.data, str(out)], stderr=subprocess.PIPE)

@@ -294,7 +294,7 @@ def test_a_fault_is_one_line_and_what_is_there_stays(served, monkeypatch, fault)
     if fault == "full disk": assert served.asked[0][1] > 0                     # what was written was not in vain
 
 def test_files_that_are_there_already(served):
-    "A folder of files, which stay, or another address; what the folder lacks is fetched."
+    "The mirror is a folder, whose files remain, or an address; files that the folder lacks are downloaded."
     table = a_world(served)
     packed = zipped({"deep/a.json": "[1]", "deep/b.txt": "no"})
     row = dict(what="zip", to="lists", members=["*.json"], kept=9) | serve(served, "z.zip", packed)

@@ -45,7 +45,7 @@ def some_regions(images):
     return [Regions([[.1, .1, .6, .9], [.5, .1, .9, .4]], [2, 30], [.9, .8], size=i.size) for i in images]
 
 def small_pipeline():
-    "Random weights over COCO's classes: what it says is nonsense, what it must say is said."
+    "Random weights over COCO's classes: the captions are nonsense, but contain their constraints."
     words = sorted({w for c in COCO_CLASSES.values() for f in c.forms for w in f.split()} | {"a", "on", "the"})
     vocab = Vocab.build([words]*9, 1)
     captioner = Captioner(CaptionerConfig(d_feature=306, d_word=16, d_model=16, heads=2, d_ff=16, layers=1, memory=2,
@@ -57,7 +57,7 @@ def small_pipeline():
 # ---- what comes in
 
 def hostile(folder):
-    "A folder of files that somebody may send."
+    "Write a folder with the files that a user may pass."
     photo = Image.effect_noise((80, 60), 90).convert("RGB")
     photo.save(folder/"1.jpg")
     photo.convert("CMYK").save(folder/"2.jpg")
@@ -122,7 +122,7 @@ def test_one_photo_is_open_at_a_time(toy, src):
     assert len(source.regions(source.ids)) == 11 and len(seen) == 7 and max(alive) <= 1
 
 def test_hostile_images_with_detections(toy, src, tmp_path):
-    "An image that has a size and is then cut off can be captioned; one without a size is a line that says so."
+    "A truncated image can be captioned if its size is readable; otherwise its line gives the reason."
     items = [dict(image_id=i, category_id=2, bbox=[6, 6, 40, 40], score=.9) for i in range(1, 30)]
     (tmp_path/"found.json").write_text(json.dumps(items))
     job = Job(tmp_path/"found.json", "toy", images=src)
@@ -382,7 +382,7 @@ def test_resume_sees_that_a_photo_was_replaced(command, world, tmp_path):
     assert (tmp_path/"c.jsonl").read_bytes() == before
 
 def test_only_pages_of_ours_are_replaced(command, tmp_path):
-    "A page by hand, a hard link to the input, and the run's own files stay."
+    "A page written by hand, a hard link to the input, and the run's own files are not replaced."
     (tmp_path/"own.html").write_text("<!doctype html><p>mine")
     one_line(command("--html", "own.html"), "own.html: exists and is not a page of noc_caption")
     os.link(command("--objects", "").args[1], tmp_path/"link.html")
@@ -412,7 +412,7 @@ def test_two_runs_with_one_output(command, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 def test_outputs_are_files_of_their_own(command, world, tmp_path):
-    "Detections, captions, a device and somebody's notes stay what they are."
+    "Detections, captions, a device and a user's notes are not changed."
     source = world/"detections/simulated.json"
     before = source.read_bytes()
     one_line(command("--html", source), f"--html {source}: is an input")

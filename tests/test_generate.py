@@ -31,7 +31,7 @@ def ours(model, inputs, num_beams=4, **settings):
     return model.generate(**inputs, num_beams=num_beams, **call)
 
 def own_or_skip(model, inputs, **settings):
-    "What the library's own search finds. Releases older than the table, as Python 3.10 has them, may lack something."
+    "Return the result of the library's own search; releases older than the table may lack something."
     try: return ours(model, inputs, custom_generate=None, **settings)
     except ValueError as e:
         if Version(transformers.__version__) >= Version("5.23"): raise
@@ -234,7 +234,7 @@ ELSEWHERE = {"force_words_ids", "constraints", "stop_strings"}                  
 NO_OPTION = {"transformers_version", "_from_model_config"}
 
 def test_every_option_has_a_class():
-    "A new release that brings a new option fails here: it is honoured or refused, and nobody has looked."
+    "This test fails if a new release has a new option, until it is decided whether we support or reject it."
     classes = [*SAME, *STILL, *REFUSED, *BETTER, *ELSEWHERE]
     assert len(classes) == len(set(classes))
     assert set(GenerationConfig().to_dict()) - NO_OPTION <= set(classes)
@@ -272,7 +272,7 @@ def test_refused_option(option):
 
 @pytest.mark.parametrize("option", BETTER)
 def test_option_that_ends_the_search_there(option):
-    "Where the library stops at a guess, we go on until nothing can come that is better."
+    "The library stops by a heuristic; our search continues until no better caption is possible."
     for name in "GPT-2", "BART":
         _, (found, own) = both(name, **{option: BETTER[option]})
         assert (found.sequences_scores >= own.sequences_scores - 1e-5).all()
@@ -465,7 +465,7 @@ def test_model_may_be_trained_afterwards(more):
         assert model.transformer.wte.weight.grad.abs().sum() > 0
 
 def test_a_model_that_samples_by_its_own_configuration_is_searched():
-    "With one warning, and as if it did not; a caller who writes do_sample=True is told what to take."
+    "There is one warning, and no sampling; with do_sample=True the error names the alternative."
     model, inputs = build("GPT-2")
     call = dict(custom_generate=grid_beam, num_beams=4, max_new_tokens=8, words=[[5, 6]])
     expected = model.generate(**inputs, **call)

@@ -403,7 +403,7 @@ def test_words_without_numbers_are_no_vectors(tmp_path, text):
 # ---- lines and files of a run that was begun
 
 def lines_altered(data, rng):
-    "A copy of a file of lines that nobody has written so."
+    "Return a damaged copy of a file of lines."
     lines = data.splitlines(keepends=True)
     n, kind = rng.randrange(len(lines)), rng.randrange(6)
     if kind == 0: lines.insert(n, lines[n])
@@ -809,7 +809,7 @@ def test_odd_settings_of_a_pipeline():
         with pytest.raises(NocError, match="seed="): set_seed(odd)
 
 def test_regions_are_not_rounded():
-    "What would become another number is refused; a gradient is left behind."
+    "A conversion that would change a number raises an error; gradients are removed."
     for labels in ([18.7, 1], [True, False], [18, None], ["18", "1"], [18, float("nan")], [[18], [1]]):
         with pytest.raises(NocError, match="image 7: regions: labels"): Regions(BOXES, labels, [.9, .8], None, 7)
     for scores in ([2, .5], [.5, -1], [True, True], ["a", "b"], [1j, 0], [[.5], [.5]]):

@@ -116,7 +116,7 @@ def test_the_command_says_in_one_line_what_is_wrong(tmp_path):
 
 @pytest.mark.slow
 def test_memory_is_flat_in_the_number_of_images(tmp_path):
-    "Writing and reading 100,000 records takes no more than 10,000, but for the index of ids."
+    "Writing and reading 100,000 records takes no more memory than 10,000, except for the index of ids."
     code = """
 import sys
 import numpy as np

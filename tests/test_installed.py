@@ -105,7 +105,7 @@ def test_every_module_imports_from_the_wheel(python, tmp_path):
     assert version == SETTINGS["version"], "noc_nb.__version__ is not the version of settings.ini: run `make export`"
 
 def test_metadata_is_settings(archives):
-    "What the wheel says of itself is valid, and what settings.ini says."
+    "The metadata of the wheel are valid and agree with settings.ini."
     with zipfile.ZipFile(archives[1]) as z:
         files = {file.rpartition("/")[2]: z.read(file) for file in z.namelist() if "-info/" in file}
     meta = Metadata.from_email(files["METADATA"])             # raises where a package index would refuse it
@@ -133,7 +133,7 @@ def test_archives_hold_what_git_holds(archives):
     assert package <= source and beside <= listed & set(PACKAGE_FILES), f"the source archive holds {sorted(beside)}"
 
 def test_wheel_names_its_version(python, tmp_path):
-    "A wheel has no commit; the repository that it was installed into is somebody else's."
+    "A wheel has no commit, even if it is installed inside another repository."
     for words in "init -q", "-c user.name=a -c user.email=a commit -qm theirs --allow-empty":
         subprocess.run(["git", *words.split()], cwd=python.parents[1], check=True)
     code = "from noc_nb.lab.progress import code_version; print(code_version())"

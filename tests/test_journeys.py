@@ -114,7 +114,7 @@ NAMES = """fern lantern kettle compass anchor violin ladder bucket candle mirror
     wagon anvil feather pebble teapot hammock""".split()
 
 def own_data():
-    "What somebody with a detector of twenty other classes has: names, photos, captions, boxes, word vectors."
+    "Write the files of a user whose detector has twenty other classes: names, photos, captions, boxes, vectors."
     rng, images, captions, found = random.Random(0), [], [], []
     for i in range(1, 61):
         seen = rng.sample(range(20), 2)
@@ -195,7 +195,7 @@ def test_reader(tmp_path):
 
 @pytest.fixture
 def page(tmp_path):
-    "The page of `noc_app`, in a phone's browser; at the end it is told to stop."
+    "Test the page of `noc_app` in a phone's browser, and stop the server at the end."
     sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install noc_nb[app]")
     if not os.path.exists(CHROMIUM): pytest.skip(f"{CHROMIUM} is not there: apt-get install chromium")
     with socket.socket() as s:

@@ -100,7 +100,7 @@ def test_python_versions_agree():
     assert re.findall(r"[\d.]+", matrix) == supported, "the workflow tests other Pythons than setup.py names"
 
 def test_readme_names_the_pythons_that_are_tried():
-    "What the README promises is what the package is installed with in CI; nbdev need not run on the newest."
+    "CI installs the package with the versions that the README promises; nbdev need not run on the newest."
     told = re.search(r"needs Python ([\d.]+) to ([\d.]+)", (ROOT/"README.md").read_text(encoding="utf-8"))
     matrix = re.search(r"python: \[(.*)\]", (ROOT/".github/workflows/installed.yml").read_text())[1]
     tried = re.findall(r"[\d.]+", matrix)

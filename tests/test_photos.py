@@ -271,7 +271,7 @@ def test_every_kind_of_file_names_photos(tmp_path):
         assert photos_of(detected(tmp_path/file, images=tmp_path/"in")) == good
 
 def test_own_names_and_those_of_the_data(tmp_path):
-    "They are names of the same images. A name of two images is refused, and an image that two photos fit fails."
+    "Both are names of the same images. A name of two images is an error, and so are two photos of one image."
     for n, name in enumerate(("a.jpg", "b.jpg", "c.jpg")): paint(tmp_path/"in"/name, n)
     def source(own, data):
         write_json(tmp_path/"found.json", entries(own, map(box, {**own, **data})))

@@ -510,7 +510,7 @@ def test_vocabulary_has_every_constraint_word(data):
         == "a man 's dog is n't at the t.v. -lrb- red -rrb- 2:30 o'clock".split()      # PTB, as pycocoevalcap
 
 def test_a_constraint_word_without_a_vector_is_an_error(data):
-    "D4: its row could not be frozen, and nobody would learn it."
+    "D4: otherwise its row could not be frozen, and would not be learned either."
     vectors = {w: v for w, v in data.word_vectors.items() if w != "zebra"}
     with pytest.raises(NocError, match="zebra"): build_captioner(replace(data, word_vectors=vectors), TINY, 1)
 
@@ -842,7 +842,7 @@ def test_at_least():
         with pytest.raises(NocError, match="at_least"): find(groups, at_least=wrong)
 
 def test_constraints_are_checked():
-    "Each is refused by its image and its place."
+    "The error for each names its image and its place."
     find = markov([[.25]*4]*5, max_len=4)
     for groups, message in (([[]], "image 0, constraint 0"), ([[(2,)], [()]], "constraint 1"), ([[(0,)]], "token 0"),
                             ([[(4,)]], "token 4: expected an id below 4"), ([[(-1,)]], "token -1"),
@@ -1305,7 +1305,7 @@ def test_scst_checks_its_input(data, captioner, tmp_path):
     captioner.eval()
 
 def test_the_number_of_living_captions_is_that_of_the_beam(captioner, data):
-    "D6: rewards are told of living captions alone: with three words in all, a beam of 5 is not full."
+    "D6: only finite hypotheses count in rewards: with three words in all, a beam of 5 is not full."
     stoi = Vocab(captioner.tokens).stoi
     heard = []
     def reward(tokens, ids):

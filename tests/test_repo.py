@@ -16,7 +16,7 @@ def test_readme_is_the_index():
             "a picture of the README has at most 250 KB")
 
 def test_budget():
-    "The house may shrink and not grow; what comes in is named, and paid for in tests/budget.json."
+    "The code may shrink; if it grows, tests/budget.json must be raised in the same commit."
     allowed, there = json.loads(budget.FILE.read_text()), budget.house()
     assert allowed.keys() == there.keys(), "tests/budget.json lists other parts than the house has"
     def over():
@@ -104,7 +104,7 @@ MAIN = "data seed seconds training split detections features protocol counts".sp
 LOG = "time commit command why".split()
 
 def test_rows_say_how_they_were_made():
-    "A row that nobody can make again is no result."
+    "Every row records what is needed to reproduce it."
     def wrong():
         for where, file, line in lines():
             try: row = json.loads(line)

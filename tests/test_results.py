@@ -49,7 +49,7 @@ def test_the_mixed_trainings_repeat_every_digit():
         assert first[before[r["variant"], r["row"]], r["row"], r["seed"]["captioner"]] == r["metrics"]
 
 def text(cell):
-    "What a cell prints, in the best form it has; without pictures and what goes to stderr."
+    "Return the output of a cell in its richest text form, without pictures and stderr."
     def best(output):
         data = output.get("data", {"text/plain": output.get("text", "")})
         kinds = [m for m in ("text/markdown", "text/html", "text/plain") if m in data]
@@ -64,7 +64,7 @@ def stale(path):
     return [f"{name(path)}, cell {a['id']}" for a, b in zip(old["cells"], new["cells"]) if text(a) != text(b)]
 
 def test_experiments_show_what_the_rows_say():
-    "Executed anew, the experiments print what is committed: no table is older than its rows."
+    "Executed again, the experiments print the committed outputs: no table is older than its rows."
     if find_data() is None: pytest.skip("set NOC_DATA to the part of COCO")
     pages = [nb for nb in EXPERIMENTS if nb.stem not in ("59_run", "72_change")]    # which train
     with ThreadPoolExecutor(2) as pool: found = pool.map(stale, pages)

@@ -43,7 +43,7 @@ def test_an_output_has_one_name(tmp_path, monkeypatch):
     assert Path("link").is_symlink() and sorted(os.listdir()) == ["above", "deep", "link", "other"]
 
 def test_a_run_removes_only_what_killed_runs_left(tmp_path):
-    "Names of other tools stay, and what another run writes below; a run that is refused removes nothing at all."
+    "Files of other tools and of another run in a subfolder remain; a run that ends with an error removes nothing."
     run = tmp_path/"run"
     (run/"part").mkdir(parents=True)
     others = [run/".a.7.tmp", run/"part/.b.host.7.tmp", tmp_path/".run.old", tmp_path/".run.lock", run/"noc_nb.tmp"]
@@ -77,7 +77,7 @@ def killed_in(path, n):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_a_run_killed_between_renames_loses_nothing(tmp_path, n):
-    "The folder was changed by somebody (the state of before is empty), so both versions must be found."
+    "A user changed the folder (`before` is empty), so both versions must be kept."
     run = tmp_path/"run"
     run.mkdir()
     (run/"a.txt").write_text("old")
@@ -237,7 +237,7 @@ def altered(path):
 
 @pytest.mark.parametrize("kind", ["BLIP", "LLaVA", "DETR", "RT-DETR", "OWLv2", "Grounding DINO"])
 def test_every_file_of_a_model_is_a_part_of_the_run(tmp_path, kind):
-    "Each is altered: the run that goes on names it. A README does not matter."
+    "If one of these files was altered, the resumed run names it; a README may change."
     pytest.importorskip("transformers")
     from noc_nb.models.pretrained import quiet
     from tiny_models import TOLD, save_blip, save_chat, save_detector
