@@ -205,7 +205,7 @@ def test_a_reward_is_a_part_of_the_run(tmp_path):
     first = start("brief", reward=brief)
     assert start("brief", reward=brief, resume=True).models.names == first.models.names
     for other in cider_reward, longer:
-        with pytest.raises(NocError, match="run: reward: .* in the record, .* now"): start("brief", reward=other, resume=True)
+        with pytest.raises(NocError, match="run: reward: .* in the record"): start("brief", reward=other, resume=True)
     marks = [Experiment.kind(first.run, data, tmp_path, reward=r).marks for r in (brief, longer, cider_reward)]
     assert marks[0]["reward"] != marks[1]["reward"] and marks[2] == {}
 
@@ -222,7 +222,7 @@ def test_a_rule_is_a_part_of_the_run(tmp_path, monkeypatch):
         if name == "first": assert "f " in run._config("first")["rule"] and "rule" not in run._config("none")
         monkeypatch.setitem(RULES, name, loaded(tmp_path, "def f(seen): return []"))
         with pytest.raises(NocError, match="RULES: changed"): run.choices.candidates(name, seeds=(1,))
-        with pytest.raises(NocError, match=f"rules.{name}: .* in the record, .* now"): start("one rule", name, resume=True)
+        with pytest.raises(NocError, match=f"rules.{name}: .* in the record"): start("one rule", name, resume=True)
         monkeypatch.undo()
     with pytest.raises(NocError, match="row 'first': expected one of none, top1"): run.choices.candidates("first")
 

@@ -48,15 +48,16 @@ class _Column:
 
 # %% ../../nbs/files/103_store.ipynb #f2bbf3f7
 _COLUMNS = dict(ids=("<i8", ()), offsets=("<i8", ()), boxes=("<f4", (4,)), labels=("<i4", ()),
-                scores=("<f4", ()), features=("<f2", None), sizes=("<i4", (2,))) # per row
+                scores=("<f4", ()), features=("<f2", None), sizes=("<i4", (2,))) # type, row shape
 
 def _open_column(path, about):
     "Open an array as a memory map. Raise `NocError` if it differs from `meta.json`."
     expected = f"{about['shape']} {about['dtype']}"
-    with foreign_file(path, f"{expected}, by meta.json"):
+    with foreign_file(path, f"{expected}, according to meta.json"):
         column = np.lib.format.open_memmap(path, mode="r")
     found = f"{[*column.shape]} {column.dtype.str}"
-    require(found == expected, f"{path}: store is damaged: {found}", f"{expected}, by meta.json")
+    require(found == expected, f"{path}: store is damaged: {found}",
+            f"{expected}, according to meta.json")
     return column
 
 # %% ../../nbs/files/103_store.ipynb #cf6036f3
@@ -78,13 +79,14 @@ class RegionStore(RegionTable):
         images = {len(self.ids), len(self.sizes), len(self.offsets) - 1}
         rows = {len(columns[c]) for c in columns.keys() - {"ids", "sizes", "offsets"}}
         fit = len(images) == 1 and rows == {int(self.offsets[-1])}
-        require(fit, f"{folder}: store is damaged", "arrays whose lengths fit")
+        require(fit, f"{folder}: store is damaged", "arrays of matching lengths")
         if verify: self.verify()
 
     def __reduce__(self): return RegionStore, (self.folder,)   # a worker opens the folder itself
 
     def of(self, classes)->RegionTable:
-        "Return the regions with the ids of these classes, by name if the store has names."
+        """Return the regions of these classes, found by name, with the ids in `classes`. A store
+        without names is returned unchanged."""
         names = {int(i): name for i, name in self.meta.get("classes", {}).items()}
         labels = relabel(self.labels, names, classes if names else None, self.folder)
         if np.array_equal(labels, self.labels): return self
@@ -105,7 +107,7 @@ class RegionStore(RegionTable):
     @classmethod
     def write(cls,
         folder,      # path of a new folder
-        regions,     # a table, or `Regions` and tables, all with features or all without
+        regions,     # a table, or an iterable of `Regions` and tables; all or none with features
         notes=None,  # name -> text of other files to put into the folder
         classes=None, # class id -> name
     )->"RegionStore": # the store, opened
@@ -146,7 +148,8 @@ class _Writer:
     def append(self, table):
         "Append a table's images."
         for i in table:
-            require(i not in self.images, f"{self.name}: image {i}: is repeated", "it once")
+            require(i not in self.images, f"{self.name}: image {i}: is repeated",
+                    "each image once")
         self.append_features(table)
         self.columns["offsets"].append(table.offsets[1:] + self.columns["boxes"].length)
         for name in "ids", "boxes", "labels", "scores", "sizes":
@@ -160,7 +163,7 @@ class _Writer:
         if not len(table.boxes): return
         expected = self.columns["features"].shape if "features" in self.columns else None
         require(shape == expected, f"{self.name}: image {table.ids[0]}",
-                f"features of shape {expected}, as the first regions have")
+                f"features of shape {expected}, like those of the first regions")
         if shape is None: return
         with np.errstate(over="ignore"): half = np.asarray(table.features, np.float16)
         images = np.repeat(table.ids, np.diff(table.offsets))

@@ -118,7 +118,7 @@ def model_card(
 )->str:    # Markdown with a header for the Hugging Face hub
     "Compose the `README.md` of a folder."
     lines = ["---", "library_name: noc_nb", "---", "", f"# {title}", "", about, ""]
-    lines.append("The licence is for its owner to state: it depends on the data.")
+    lines.append("The model's owner has to state the licence, because it depends on the data.")
     for heading, items in parts.items():
         lines += ["", f"## {heading}", "", *(f"- {item}" for item in items)]
     return "\n".join([*lines, ""])
