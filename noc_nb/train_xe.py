@@ -81,7 +81,7 @@ def val_cider(
     words:dict=None,     # image id -> token ids that its caption must contain; None: unconstrained
     decode=plain_decode, # function with the arguments of `plain_decode`
 ):                       # function model -> dict with "score"; None without images to score
-    "Make the score of a captioner on `val`: CIDEr-D of its greedy captions, in points."
+    "Make a function that scores a captioner on `val`: by default, CIDEr-D of greedy captions."
     novel = set().union(*data.novel["val"].values())
     ids = [i for i in data.splits["val"] if i not in novel][:500]  # 500 are enough
     if not ids: return None

@@ -164,7 +164,7 @@ def test_images_whose_ids_nobody_knows(toy, tmp_path):
     assert missing["image_id"] == -1
     assert missing["error"].startswith("beach.jpg: expected a name that ends in the image's id, or that is listed with")
     (tmp_path/"in"/"beach.jpg").rename(tmp_path/"in"/"beach 007.jpg")
-    with pytest.raises(NocError, match="x-7.jpg: image 7: is beach 007.jpg already"): run()
+    with pytest.raises(NocError, match="x-7.jpg: image 7: is already beach 007.jpg"): run()
     (tmp_path/"in"/"beach 007.jpg").rename(tmp_path/"in"/"beach 8.jpg")
     assert {i: len(r) for i, r in zip((8, 7), run().regions([8, 7]))} == {8: 0, 7: 1}
     (tmp_path/"in"/"x-7.jpg").unlink()

@@ -151,7 +151,7 @@ def test_full_disk(tmp_path, how):
         (disk/"filler").unlink(missing_ok=True)
     try:
         whole = wide(tmp_path/"whole").fit(wide_batches())
-        with pytest.raises(NocError, match="cannot be written .*make room and resume"):
+        with pytest.raises(NocError, match="cannot be written .*saved files are intact: correct this and resume"):
             wide(disk/"run").fit(wide_batches(2, fill))
         empty()
         last = _checkpoints(disk/"run")[-1]

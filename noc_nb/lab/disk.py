@@ -45,7 +45,7 @@ def room_for(
     except OSError as e:
         if e.errno is None: raise                   # for example Pillow's reading errors
         where = f"{e.filename or path}: cannot be written ({e.strerror})"
-        raise NocError(f"{where}; what was saved before is whole: make room and resume") from None
+        raise NocError(f"{where}; saved files are intact: correct this and resume") from None
 
 # %% ../../nbs/lab/01_disk.ipynb #528290cf
 def real_path(
@@ -87,7 +87,7 @@ def whole_file(
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             new.touch()
-            # bytes of a file name that are not text are written as question marks
+            # characters that UTF-8 lacks (odd bytes of file names) are written as question marks
             text = {} if "b" in mode else dict(encoding="utf-8", errors="replace")
             with in_use(new):
                 with open(new, mode, **text) as f: yield f

@@ -57,7 +57,7 @@ class _ImageFile:
     def open(self):
         "Return an open file with the image's bytes. Raise `NocError` if it cannot be read."
         if self.why: raise NocError(f"{self.name}: {self.why}")
-        require(self.path.is_file(), f"{self.name}: no such file", "an image")
+        require(self.path.is_file(), f"{self.name}: is not a file", "an image")
         return io.BytesIO(self.read()) if self.read else open(self.path, "rb")
 
 # %% ../../nbs/models/115_photos.ipynb #05bd26d8
@@ -86,7 +86,7 @@ def open_image(
 _BRINGS = {"HEIF": "; for HEIC, `pip install pillow-heif`", "AVIF": "; Pillow 11.3 reads AVIF"}
 
 def _lacking(name):
-    "Return a hint which package reads files with this name, if none that is installed does."
+    "Return a hint about a package that reads files with this suffix, if none is installed."
     formats = {".heic": "HEIF", ".heif": "HEIF", ".avif": "AVIF"}
     missing = {*_BRINGS}.difference(image_formats())
     kind = formats.get(Path(name).suffix.lower())
@@ -196,7 +196,7 @@ def _start(path):
     except OSError: return b""
 
 def _shard(path, name, others):
-    "Yield the images in a tar file; if it is damaged, the last one cannot be opened."
+    "Yield the images in a tar file; after those of a damaged file, yield an item with the reason."
     count = 0
     try:
         with foreign_file(path, "a tar file"):
@@ -242,12 +242,12 @@ def _readable(name): # a name may contain any bytes
 
 def image_files(
     src,        # image, folder, .tar or .parquet of images, .txt of these, or COCO's layout
-    names=None, # (file name, id) of images; []: only numbers in names; None: or positions
+    names=None, # (file name, id) of images; []: numbers in file names; None: these, or positions
     where="names", # the file that has the names, for messages
 )->list:        # the images, each with a unique number
-    """List the images of a source. Images that cannot be reached or numbered are last and have
-    negative numbers; opening them raises the reason, as for an image that several photos match.
-    Raise `NocError` if there is no image, or two have the same number."""
+    """List the images of a source. Images that cannot be read or numbered come last and have
+    negative numbers. Opening one raises `NocError` with the reason, as does an image that several
+    photos match. Raise `NocError` if there is no image, or if two have the same number."""
     src = Path(src)
     require(src.exists(), f"{src}: no such file or folder", "images")
     others = Counter()
@@ -270,7 +270,7 @@ def image_files(
 # %% ../../nbs/models/115_photos.ipynb #ab7044bb
 def _by_name(files, names, where, src):
     "Match files to names; return images by id, and others. Several matches make an error."
-    inside = f"{src.name}/" if src.is_file() else ""     # here, the archive is no folder
+    inside = f"{src.name}/" if src.is_file() else ""     # then names do not begin with it
     photos = [f.name.removeprefix(inside) for f in files]
     ids, clashes = match_photos(names, photos, where, src)
     rest = {p: replace(f, why=f"expected its name in {where}")
@@ -307,8 +307,8 @@ def _by_number(files, places):
         if i is None: nameless.append(replace(f, why=f"expected {NAMED}"))
         elif i not in owners: owners[i] = replace(f, id=i)
         else:
-            raise NocError(f"{f.name}: image {i}: is {owners[i].name} already; expected one file "
-                           "each")
+            raise NocError(f"{f.name}: image {i}: is already {owners[i].name}; expected a "
+                           "different number for each file")
     return [*owners.values()], nameless
 
 # %% ../../nbs/models/115_photos.ipynb #5c122589
@@ -331,7 +331,7 @@ def _usable(file, regions):
     if isinstance(regions, NocError): return f"{file.name}: {regions}"
     if regions.features is None or regions.features.half().isfinite().all():
         return replace(regions, image_id=file.id)
-    return f"{file.name}: expected features below 65,504 (fp16); the detector gave others"
+    return f"{file.name}: expected features below 65,504 (fp16); the detector's are not"
 
 # %% ../../nbs/models/115_photos.ipynb #2807af48
 def _lines(rows): return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

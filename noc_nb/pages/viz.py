@@ -59,7 +59,7 @@ def _texts(labels, scores, once):
     return texts
 
 class _Tags(Artist):
-    "Names at the corners of boxes, placed while drawing, as a layout changes the axes' size."
+    "Names at the corners of boxes, placed at each drawing because the axes may change their size."
     def __init__(self, ax, corners, texts, colors, size):
         super().__init__()
         style = dict(fontsize=7, color="white", va="top", in_layout=False, parse_math=False)
@@ -74,7 +74,7 @@ class _Tags(Artist):
 
     def draw(self, renderer):
         shown = self.axes.get_window_extent(renderer).width/self.size[0]
-        point = renderer.points_to_pixels(1)/shown                             # in the picture
+        point = renderer.points_to_pixels(1)/shown    # one point in the units of the picture
         widths = [tag.get_window_extent(renderer).width/shown + 2*point for tag in self.tags]
         # the last is on top and chooses first
         places = place_tags(self.corners[::-1], widths[::-1], 10.5*point, self.size)

@@ -30,7 +30,7 @@ def _forms_of(classes, without=()):
 def _sized(forms): return forms, max((len(form.split()) for form in forms), default=1)
 
 def _objects_said(caption, forms):
-    "Return (form, ids of its classes) of the mentioned objects, in order, by longest forms."
+    "Return (form, ids of its classes) of every mentioned object, in order; longer forms win."
     classes, longest = forms
     words = normalize(caption).split()
     pairs, at = [], 0
@@ -119,7 +119,7 @@ def quality_numbers(
     forms:tuple,     # words to look for, from `word_list`
     truth:dict=None, # image id -> ids of the classes that have a box; default: references only
     known=None,      # words of the training captions; None: the new words are unknown (NaN)
-)->np.ndarray:       # (N,15) in the order of `captions`, for `quality_scores` to sum
+)->np.ndarray:       # (N,15) in the order of `captions`; sums of rows go to `quality_scores`
     "Count the objects, faults and words of every caption."
     rows = []
     for i, caption in captions.items():
