@@ -49,7 +49,7 @@ def _polite(work, stopped="stopped"):
         _leave(2, "error: not enough memory")
     except ImportError as e:              # PyTorch's libraries, if there is little memory
         if (e.name or "").startswith("noc_nb"): raise
-        _leave(2, f"error: cannot be loaded: {e}")
+        _leave(2, f"error: a library cannot be loaded: {e}")
     except ValueError as e:
         from noc_nb.core import NocError    # this imports PyTorch
         if not isinstance(e, NocError): raise
@@ -90,7 +90,7 @@ def _kind(kind):
     return dict(type=kind)
 
 def _parser(f):
-    "Build the parser of a function's options. Options without a value keep the default."
+    "Build the parser of a function's options. Options that are not given keep their default."
     layout = partial(argparse.HelpFormatter, max_help_position=36)
     parser = argparse.ArgumentParser(f.__name__, description=f.__doc__, formatter_class=layout,
                                      argument_default=argparse.SUPPRESS)
@@ -231,7 +231,7 @@ def _run(f):
 def works_in(
     module:str, # name of the module with the function that does the work
 ):
-    "Decorate a function of options, `noc_example`, to call `_run_example` of a module with them."
+    "Let `noc_example`, which only declares options, call `_run_example` of a module with them."
     def made(f):
         @wraps(f)
         def call(*args, **kw):

@@ -85,7 +85,7 @@ def _pixels(box, size):
 
 # %% ../../nbs/files/105_drawing.ipynb #210d45c8
 def _write_part(folder, part, images, seed, finish=dict):
-    """Write instances, then captions of a part, like train2014: if the captions exist, both do.
+    """Write a part, like train2014: instances first, so that captions never exist without them.
     `images`: id -> (scene, captions); `finish`: function that completes a box's annotation."""
     info = dict(description="the toy world of noc_nb", seed=seed)
     common = dict(info=info, images=[])
@@ -120,7 +120,7 @@ def _write_words(folder, captions, seed):
     save_heldout(folder/"heldout.json", TOY_HELDOUT)
 
 def _write_split(folder, captions, ids):
-    "Write the images of each part, and the novel images of val and test."
+    "Write the ids of the images of each part, and of the novel images of val and test."
     split = {part: list(images) for part, images in ids.items()}
     for part in "val", "test":
         novel = novel_images(captions, TOY_HELDOUT, split[part])

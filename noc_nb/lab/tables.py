@@ -81,10 +81,10 @@ def matching(
     number:int,    # number of the table
     row:str,       # name of the row
     training:str,  # training method
-    lambda0:float, # weight of regions that nobody mentions, or None for any
+    lambda0:float, # loss weight of regions that no caption mentions; None: any weight
     variant:str=None, # None: the paper's own method
 )->list:           # rows that the line shows, by seed
-    "Select the rows that belong to one line of a table; of each seed, the newest row."
+    "Select the rows that belong to one line of a table: the newest one for each seed."
     tables = ("main", "ablation") if number == 3 or variant else ("main",)
     runs = {}
     for r in rows:
@@ -129,7 +129,7 @@ def _compare(printed, runs, column):
 
 # %% ../../nbs/lab/34_tables.ipynb #cc663da2
 def _block(title, printed, runs, columns):
-    "Return the lines of one method by source; \"Paper\" and \"Δ\" are left out without numbers."
+    "Return the lines of one method by source; \"Paper\" and \"Δ\" only if they have numbers."
     cells = [_compare(value, runs, column) for value, column in zip(printed, columns)]
     block = dict(zip(("Paper", "Ours", "Δ"), zip(*cells)))
     if title.endswith("(published)"): return {"Paper": block["Paper"]}
@@ -206,7 +206,7 @@ def table_text(
     name:str,   # name of the data set; with `toy` the paper's numbers are not shown
 )->str:         # Markdown text
     "Format a table for a page of the experiments, or a line that says that there are no rows."
-    if not rows: return f"No rows of `{name}` here."
+    if not rows: return f"There are no result rows for `{name}`."
     head, lines = table_view(rows, number, paper=name != "toy")
     caption = f"Table {number} on {name}, simulated detections"
     return markdown_table(head, lines, text=2, caption=caption)

@@ -52,7 +52,7 @@ def _rows_of(x, rows, n, dim=0):
 
 # %% ../../nbs/models/116_generate.ipynb #c8541620
 class _Model:
-    "A transformers model with its memory, and the U different texts that it reads, of b inputs."
+    "A transformers model, its memory, and the U different texts that it reads for b inputs."
     def __init__(self, model, prompts, kwargs, config):
         self.model, self.kwargs, k = model, kwargs, config.num_beams
         self.prompts, self.ids = prompts[::k], prompts                   # (b,p), (U,p+t)
@@ -75,7 +75,7 @@ class _Model:
         if torch.equal(self.input, old): return
         for name, x in self.kwargs.items():
             if name in _memory_names(): continue
-            dim = -2 if name.endswith("position_ids") else 0             # some have several
+            dim = -2 if name.endswith("position_ids") else 0             # (n,U,t) in some models
             self.kwargs[name] = _rows_of(x, rows, len(old), dim)
 
     def write(self, rows, tokens):
@@ -148,7 +148,7 @@ class _Step:
     search:Tensor # (N,) the search of each text
     said:Tensor   # (N,t) tokens, in ids of the search
     owes:list     # N, True for a text that must continue, as it ends with a word to avoid
-    source:Tensor # (N,) the text of the step before that each continues
+    source:Tensor # (N,) the text of the previous step that each text continues
     total:Tensor  # (N,) log-probability
     row:Tensor    # (N,) the model's rows
     ids:Tensor    # (U,t) their texts
@@ -170,7 +170,7 @@ class _Rows:
         self.room, self.v = config.max_length - model.prompts.shape[1], model.first.shape[1]
         ends = self.ends.tolist()
         require(max(ends, default=0) < self.v, f"eos_token_id={ends}",
-                f"ids below {self.v}, which is what the model writes")
+                f"ids below {self.v}, the size of the model's vocabulary")
         self.columns = groups.columns(self.v, ends, device)
         self.begin = self.v + self.columns.extra                         # ids of the search alone
         self.end = self.begin + 1
@@ -178,7 +178,7 @@ class _Rows:
                  for pair in zip(groups.lists, plan.wishes.prices)]
         self.usual = ~torch.tensor(musts, device=device)                 # (B,) see `_accepted`
         self.all_musts = all(musts)
-        self.shared = self.columns.extra > 0 or len(plan.inputs) > len(model.prompts) # texts
+        self.shared = self.columns.extra > 0 or len(plan.inputs) > len(model.prompts) # by rows
         self.row = torch.tensor(plan.inputs, device=device)              # (N,) the model's row
         self.search = torch.arange(len(plan.inputs), device=device)      # (N,)
         self.said = self.row.new_zeros(len(plan.inputs), 0)              # (N,t) the new text
@@ -207,7 +207,7 @@ class _Rows:
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c05
 @torch.inference_mode(False)
 def _step(rows:_Rows, tokens, source):
-    "Take one step, and return log-probabilities (N,v+extra+2), begin and end last."
+    "Take one step, and return log-probabilities (N,v+extra+2), beginning and end last."
     torch.set_grad_enabled(False)                                        # until the end of the step
     if rows.marked is None:
         _mark(rows, None)
@@ -257,7 +257,7 @@ def _close(rows:_Rows, log_probs, source):
     if stopped is not None and stopped.any():
         stopped = stopped[rows.row]
         rows.marked[stopped] = -torch.inf
-        owes = torch.tensor(step.owes, device=total.device)              # the same text has a twin
+        owes = torch.tensor(step.owes, device=total.device)    # another row of this text may end
         end = torch.where(stopped, torch.where(owes, -torch.inf, 0.), end)
         step.end = step.end.masked_fill(stopped, -1)
         tokens = torch.where(stopped, max(t, 1), tokens)
@@ -288,7 +288,7 @@ class _Text:
     ids:list    # ids of its tokens, including its end token
     score:float # log-probability
     rows:list   # the model's row that each token came from
-    totals:list # log-probabilities of the text before each token, and of all without the end
+    totals:list # log-probabilities of the text before each token, and without its end token
     spans:dict = None # group -> its first mention, (first, last + 1)
     objective:float = None # the score plus the prices of the words that it mentions
     broken:bool = False # True for one that misses musts
@@ -325,8 +325,9 @@ _REFUSED |= dict.fromkeys(("prompt_lookup_num_tokens", "use_mtp", "is_assistant"
 _REFUSED |= dict.fromkeys(("output_attentions", "output_hidden_states", "output_logits"),
                           "output_scores=, or another pass over the text")
 _REFUSED |= dict(guidance_scale="None: its own cache does not follow the beams",
-                 token_healing="a prompt that ends between words", streamer="None: beams change",
-                 prefill_chunk_size="None", synced_gpus="a model that is not split by its weights")
+                 token_healing="a prompt that ends between words",
+                 streamer="None, because a beam may still be replaced", prefill_chunk_size="None",
+                 synced_gpus="a model whose weights are not sharded over GPUs")
 
 def _dropped():
     "Return arguments of `generate` that it does not pass to functions: {name: value}."
@@ -351,7 +352,7 @@ def _check_options(config):
     require(isinstance(k, Integral) and k > 0, f"num_beams={k}", "a whole number, 1 or more")
 
 def _without_sampling(config, processors):
-    "Return the processors of a search, without those of a configuration that samples."
+    "Return the logits processors, without those that only serve sampling."
     if not config.do_sample: return processors
     warnings.warn("the model's configuration samples (do_sample); beams are searched instead, "
                   "without its temperature, top_k and top_p")
@@ -412,7 +413,7 @@ def _read_word_prices(prices, wishes):
 # %% ../../nbs/models/116_generate.ipynb #3e954c4c
 @cache
 def _answer_kind(half):
-    "Return the library's class with our fields, also in copies, since Whisper copies its answer."
+    "Return the library's output class with our fields, kept in copies (Whisper copies its answer)."
     from transformers.generation import utils
     base = getattr(utils, f"GenerateBeam{half}Output")
     class Answer(base):
@@ -447,7 +448,7 @@ def _judged(rows:_Rows, i, text, ordered):
 
 # %% ../../nbs/models/116_generate.ipynb #5be11603
 def _best(rows:_Rows, found, ordered)->list: # b*n `_Text`s
-    "Return the best texts of every input, best first. The searches beside it add complete texts."
+    "Return the best texts of every input, best first. Additional searches only add complete texts."
     n, best = rows.config.num_return_sequences, [[] for _ in rows.model.prompts]
     traces = [[x.tolist() for x in (step.row, step.total, step.source)] for step in rows.steps]
     tokens, ended = found.tokens[:,:n].tolist(), found.ended[:,:n].tolist()
@@ -469,7 +470,7 @@ def _padded(rows, fill):
     return table
 
 def _reads(rows:_Rows)->list: # b dicts
-    "Return how many texts the model read for each kind of search; a text counts for the first."
+    "Count the texts read for each kind of search; a shared text counts for its first kind only."
     kinds = torch.tensor([*map(_KINDS.index, rows.plan.kinds)], device=rows.row.device)
     counts = kinds.new_zeros(len(rows.model.prompts), len(_KINDS))
     for step in rows.steps:
@@ -521,7 +522,7 @@ def _least(at_least, lists):
     return [*least]
 
 def _search(rows:_Rows, **settings):
-    "Search, with the begin as one more must."
+    "Search, with the beginning as one more must."
     groups, columns, config = rows.groups, rows.columns, rows.config
     least = rows.plan.at_least
     if any(n is not None for n in least):
@@ -564,7 +565,7 @@ def _wishes(words, each, avoid, forms, prices, ids, constraints, config, inputs)
     "Return all wishes, from the new arguments and the library's old ones."
     for name, old in dict(force_words_ids=ids, constraints=constraints).items():
         old = getattr(config, name, None) if old is None else old
-        require(old is None or hasattr(old, "__iter__"), f"{name}={old!r}", "a list, as in 4.56")
+        require(old is None or hasattr(old, "__iter__"), f"{name}={old!r}", "a list")
         if old is not None and len(old): words = [*(words or []), *old]
     wishes = read_words(words, each, avoid, inputs, forms)
     return replace(wishes, prices=_read_word_prices(prices, wishes))
@@ -579,7 +580,7 @@ def _stopping(strings, processor):
     "Return the criterion for strings that end a text."
     if strings is None: return []
     from transformers import StopStringCriteria
-    require(processor is not None, "stop_strings", "processor=, which reads them, as well")
+    require(processor is not None, "stop_strings", "processor= as well, to tokenize them")
     return [StopStringCriteria(getattr(processor, "tokenizer", processor), strings)]
 
 # %% ../../nbs/models/116_generate.ipynb #5985d191
@@ -598,7 +599,7 @@ def _some(wishes, searches):
                    avoid=[wishes.avoid[i] for i in inputs])
 
 def _hard(price, text):
-    "Return the price of a must or, for a text with a price below 0, of a word to avoid."
+    "Return inf for a price above 0, -inf below 0 if words are given as text; else the price."
     return math.copysign(math.inf, price) if price > 0 or price < 0 and text else price
 
 def _plan(wishes, at_least, make)->_Plan:
@@ -641,7 +642,7 @@ def grid_beam(
     text_only=False,      # True: an image model may go without an image
     force_words_ids=None, # more words, as ids; an argument of transformers before 4.57
     constraints=None,     # more words, as objects with `token_ids`
-    stop_strings=None,    # as in `generate`; `processor` reads them
+    stop_strings=None,    # as in `generate`; needs `processor`
     **model_kwargs,       # the model's inputs
 ):                        # ids, as from `generate`
     "Search beams with words that must or may occur, by `generate(custom_generate=grid_beam)`."
