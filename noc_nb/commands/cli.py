@@ -22,17 +22,18 @@ def noc_caption(
     data:str=None,       # for detections: folder in COCO's layout, or JSON with file_name of images
     images:str=None,     # for detections: folder of their images, found by name, else by number
     only_detected:bool=False, # for detections: leave out images without boxes
-    objects:str=None,    # your own words: "zebra, red|white, bus=4, -text" (red or white; at most
-                         # 4 nats for bus; never "text", but maybe "texts"); "": none (default:
-                         # the selector's choice)
+    objects:str=None,    # your own words: "zebra, red|white, bus=4, -text" (red or white; bus if it
+                         # costs at most 4 nats; never "text", but maybe "texts"); "": none
+                         # (default: the selector's choice)
     min_score:float=None, # never force classes with lower scores (default: selector's threshold)
     max_objects:int=None, # maximum number of objects that the selector may force (default: 5)
-    price_weight:str=None, # weight of candidates' prices: 0 or more, or must (default: model's)
+    price_weight:str=None, # how strongly candidate objects count in the search: 0 or more, or must
+                         # to force them (default: the model's)
     costs:bool=False,    # report the cost of each object that was left out (slower)
     model:str=None,      # name of a model in the package, or your own folder (default: the best)
     classes:str=None,    # detector's classes: one name per line, or JSON (default: the model's)
     first:int=None,      # number of the first class in a file of names: 1 or 0 (default: 1)
-    add_words:str=None,  # word vectors (those of the training) for words that the model lacks
+    add_words:str=None,  # file of the word vectors used in training, for words the model lacks
     features:str=None,   # for detections: region store with features for the captioner
     detector:str=None,   # for photos: model of torchvision, or model or folder of transformers
     weights:str=None,    # for photos: file of torchvision weights (default: downloaded once)
@@ -76,7 +77,8 @@ def noc_eval(
     out:str=None,         # folder for a report as a page, Markdown, picture and JSON
     protocol:Literal["dcc", "extended"]="dcc", # list of words that F1 counts
     weight:Literal["image", "caption"]="image", # unit that F1 counts once
-    fp:Literal["other", "nonnovel"]="other", # false positives: all other images, or nonnovel
+    fp:Literal["other", "nonnovel"]="other", # where false positives count: in all other images, or
+                          # only in images without any new object (nonnovel)
     heldout:str=None,     # held-out objects: names, as "zebra, bus", or JSON with their words
     classes:str=None,     # classes: one name per line, JSON, or CSV as from Open Images
     first:int=None,      # number of the first class in a file of names: 1 or 0 (default: 1)
@@ -119,7 +121,8 @@ def noc_features(
     out:str=None,             # region store to write; its parts are in OUT.parts until all are done
     detector:str="fasterrcnn_resnet50_fpn", # name of a detection model of torchvision
     weights:str="default",    # file of weights; default: from torchvision, downloaded once
-    features:Literal["box", "resnet101", "none"]="box", # 1,024 numbers a region, 2,048, none
+    features:Literal["box", "resnet101", "none"]="box", # box: 1,024 numbers per region; resnet101:
+                              # 2,048; none: no features
     feature_weights:str="default", # file of ResNet-101 weights; default: from torchvision
     classes:int=91,           # number of the detector's classes, including background
     min_score:float=.2,       # detections below are dropped

@@ -246,7 +246,7 @@ def _listing(table=None):
         few = [f for f in files if not f.photos]
         for what, some in {f"noc_data {name}": few, f"noc_data {name} --images": files}.items():
             peak, kept = map(_megabytes, _disk_space(some))
-            if some is few or few != files: yield f"{what}: {kept}; while unpacking {peak}"
+            if some is few or few != files: yield f"{what}: on disk {kept}, while unpacking {peak}"
         for f in files:
             size = _megabytes(f.bytes or f.kept)
             yield f"    {f.what:<13}{size:>10}  {f.address}  (licence: {f.licence})"

@@ -79,7 +79,7 @@ def over_runs(
     interval:list, # 95 % interval over images, for one pair of runs; [0, 0] if unknown
     deltas:list,   # differences of all pairs of runs, three or more
 )->dict:           # difference, interval, p
-    "Return the mean difference of pairs of runs, with the chance of images and of training."
+    "Return the mean difference of pairs of runs, with an interval over images and training runs."
     deltas = np.array(deltas, float)
     half = (interval[1] - interval[0])/2
     runs = [(deltas.var(ddof=1)/len(deltas), len(deltas))]
