@@ -26,12 +26,16 @@ from ..novelty import interval, nonnovel_weight
 from .report import make_task, match, read_system
 
 # %% ../../nbs/scores/123_claims.ipynb #3b0a79bc
+_SHOWN = {"names more new objects": "has a higher F1 of new objects", "it has": "the selector has",
+          "its captions": "the selector's captions", "they cost": "constraints cost",
+          "inside that training": "inside CIDEr training"}
+
 @dataclass(frozen=True)
 class _Claim:
     "A difference that should be above zero: one line of a table minus another."
     text:str                 # in plain words
-    columns:str              # a column such as "out_C", or several, which are summed
-    worse:object             # a line, from `table_line`, or a row's name (DGBS and λ0 = 0.2)
+    columns:str              # a column such as "out_C", or several to be summed
+    worse:object             # a line, from `table_line`; a row's name means DGBS and λ0 = 0.2
     better:object="selector" # the line that should be better, likewise
     table:int=1              # the paper's table that has its numbers
 
@@ -42,9 +46,11 @@ class _Claim:
         return [(sign, line, c) for c in columns for sign, line in zip((1, -1), lines)]
 
     @property
-    def shown(self)->str:  # committed rows have an older wording
-        "The text as tables print it."
-        return self.text.replace("names more new objects", "has a higher F1 of new objects")
+    def shown(self)->str:
+        "The text as tables print it; `text` has the older wording that identifies committed rows."
+        text = self.text
+        for old, new in _SHOWN.items(): text = text.replace(old, new)
+        return text
 
 # %% ../../nbs/scores/123_claims.ipynb #3e040ad1
 _TOP1 = "its captions of new objects are better than those of Top-1"
@@ -159,7 +165,7 @@ def _claim_scores(claim, drawn):
 
 # %% ../../nbs/scores/123_claims.ipynb #a1d26207
 def _row_of(rows, line, drawn):
-    "Return facts on the run behind a line's captions, from the row with their CIDEr-D."
+    "Return detections, features and seed of a line's captions, from the row with equal CIDEr-D."
     score = drawn["in", "C"][0]
     about = dict.fromkeys(("detections", "features", "seed"))
     for r in rows:
@@ -182,7 +188,7 @@ def _claim_row(line, task, metrics, samples, fp_weight=1., **values):
 COMMAND = 'python -c "from noc_nb.scores.claims import write_claims; write_claims()"'
 
 def write_claims(
-    results="results",      # folder with rows and captions/; claims.jsonl gets more rows
+    results="results",      # folder with rows and captions/; rows are appended to claims.jsonl
     data=None,              # folder in COCO's layout; default: the variable NOC_DATA
     split:str="lite",       # name in its splits/, and first part of the caption files' names
     samples:int=20_000,     # number of bootstrap samples
@@ -221,7 +227,7 @@ _RIVALS = {"DGBS, free": "plain CIDEr, free", "mixed, free": "plain CIDEr, free"
            "mixed, prices": "DGBS, prices"}
 
 def write_systems(
-    results="results",  # folder with captions/; systems.jsonl gets more rows
+    results="results",  # folder with captions/; rows are appended to systems.jsonl
     data=None,          # folder in COCO's layout; default: the variable NOC_DATA
     split:str="lite",   # the same as in `write_claims`
     samples:int=20_000, # number of bootstrap samples
@@ -256,7 +262,7 @@ def _same_images(base, folder):
     return expected
 
 def _variant_rows(base, folder, drawn, against):
-    "Yield row, line and Δ of every row with captions that the plain run has, too."
+    "Yield row, line and Δ for every row of a variant whose captions exist in both runs."
     places = {c: score_place(c) for c in ("in_C", "out_C", "pooled_C", "out_F1")}
     for r in read_rows(Path(folder)/"rows.jsonl"):
         line = table_line(r["row"], r["training"], r["lambda0"])
@@ -292,7 +298,7 @@ def write_variants(
 _GAINS = dict(out_F1="F1", out_C="C out", in_C="C in")
 
 def _fitting(rows, row, column="out_F1"):
-    "Return the row of a selector with musts at the threshold that is best in a column."
+    "Return a selector's row with hard constraints, at the threshold with a column's best score."
     def fits(r):
         config = r["config"]
         return r["row"] == row and config["form"] == "words" and config["prices"]["weight"] is None
@@ -322,15 +328,16 @@ def inner_attention(
     inner = _fitting(common, "selector")
     without, rival = (_fitting(common, "selector_no_inner", c) for c in ("out_F1", "in_C"))
     t, t_without, t_rival = (r["config"]["selector"]["threshold"] for r in (inner, without, rival))
-    text = ("On val, with musts, one training of each and the threshold of the best F1 there "
-            f"({t:g} with inner-attention, {t_without:g} without), the selector with "
-            f"inner-attention is ahead by {_gains(inner, without, judged)}. At {t_rival:g}, where "
-            "C in is best without it, it is ahead by "
+    text = ("On val, with hard constraints and one trained model of each kind, each at its "
+            f"threshold of the best F1 ({t:g} with inner-attention, {t_without:g} without), the "
+            f"selector with inner-attention is ahead by {_gains(inner, without, judged)}. If the "
+            f"selector without it is at {t_rival:g}, its threshold of the best C in, the lead is "
             f"{_gains(inner, rival, judged, ('out_C', 'in_C'))}.")
     if not own: return text
     gains = _gains(inner, _fitting(own, "selector_no_inner"), judged)
-    return (f"{text} Where the one without also has the epoch that is best at its threshold, and "
-            f"not at .5, by {gains}. Brackets have 95 % over images; the others have no interval.")
+    return (f"{text} If the epoch of the selector without it is also chosen at that selector's own "
+            f"threshold instead of at .5, the lead is {gains}. Brackets are 95 % intervals over "
+            "images; differences without brackets have no interval.")
 
 # %% ../../nbs/scores/123_claims.ipynb #2be749d1
 _SCORES = dict(in_C="C in", out_C="C out", out_F1="F1", F1="F1")
@@ -354,7 +361,7 @@ def _cells(claim, judged, deltas, tested):
     over = cell(deltas, signed=True)
     ours = macro.get("difference", deltas[0] if len(deltas) == 1 else None)
     p = tested[1] if tested else 0.
-    single = tested and len(deltas) < 3                # no variation of training in it
+    single = tested and len(deltas) < 3    # the interval lacks the variation between training runs
     scope = " on these captions" if single else ""
     found = verdict(macro.get("interval"), deltas, p)
     return {
