@@ -356,7 +356,7 @@ def test_resume_with_other_settings_names_them(command, tmp_path):
     "A whole output is no answer to another question."
     assert command("--out", "c.jsonl").returncode == 0
     before = (tmp_path/"c.jsonl").read_bytes()
-    one_line(command("--out", "c.jsonl", "--resume", "--objects", "kite"), "objects: null there", '"kite" here')
+    one_line(command("--out", "c.jsonl", "--resume", "--objects", "kite"), "objects: null in the record", '"kite" now')
     one_line(command("--out", "c.jsonl", "--resume", "--max-objects", "1"), "max_objects: null in the record, 1 now")
     one_line(command("--out", "c.jsonl", "--resume", "--batch", "7"), "c.jsonl: batch: 50 in the record, 7 now")
     assert command("--out", "c.jsonl", "--resume").returncode == 0

@@ -178,7 +178,8 @@ class _Rows:
                  for pair in zip(groups.lists, plan.wishes.prices)]
         self.usual = ~torch.tensor(musts, device=device)                 # (B,) see `_accepted`
         self.all_musts = all(musts)
-        self.shared = self.columns.extra > 0 or len(plan.inputs) > len(model.prompts) # by rows
+        # True if several rows may share a text
+        self.shared = self.columns.extra > 0 or len(plan.inputs) > len(model.prompts)
         self.row = torch.tensor(plan.inputs, device=device)              # (N,) the model's row
         self.search = torch.arange(len(plan.inputs), device=device)      # (N,)
         self.said = self.row.new_zeros(len(plan.inputs), 0)              # (N,t) the new text
@@ -288,7 +289,7 @@ class _Text:
     ids:list    # ids of its tokens, including its end token
     score:float # log-probability
     rows:list   # the model's row that each token came from
-    totals:list # log-probabilities of the text before each token, and without its end token
+    totals:list # log-probabilities of the text before each token, and before its end
     spans:dict = None # group -> its first mention, (first, last + 1)
     objective:float = None # the score plus the prices of the words that it mentions
     broken:bool = False # True for one that misses musts
