@@ -331,7 +331,7 @@ def _usable(file, regions):
     if isinstance(regions, NocError): return f"{file.name}: {regions}"
     if regions.features is None or regions.features.half().isfinite().all():
         return replace(regions, image_id=file.id)
-    return f"{file.name}: expected features below 65,504 (fp16); the detector's are not"
+    return f"{file.name}: a feature is undefined or too large; expected values below 65,504 (fp16)"
 
 # %% ../../nbs/models/115_photos.ipynb #2807af48
 def _lines(rows): return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
