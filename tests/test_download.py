@@ -152,7 +152,7 @@ def test_coco_from_nothing_to_rows(served, monkeypatch, capsys):
     assert not served.asked                                             # all is there
     small = ["--tables", 1, "--rows", "selector", "--training", "xe", "--metrics", "C", "--out", "run", "--set", *SMALL]
     type_next(capsys.readouterr().out, monkeypatch, small)
-    assert "ground-truth boxes are the regions" in capsys.readouterr().err
+    assert "its ground-truth boxes are used as regions" in capsys.readouterr().err
     rows = list(map(json.loads, Path("run/rows.jsonl").read_text().splitlines()))
     assert len(rows) > 1 and {r["detections"] for r in rows} == {"gt"}
     assert all("--detections gt" in r["command"] for r in rows)
@@ -270,7 +270,7 @@ FAULTS = {
     "no network": (lambda server, row, patch: row.update(address="http://127.0.0.1:9/second"), "refused.*continues"),
     "no such file": (lambda server, row, patch: server.files.pop("second"), "second: cannot be fetched .404"),
     "full disk": (lambda server, row, patch: patch.setattr(download, "open", raising=False,
-                  value=lambda *args: Full(open(*args), 10**6)), "No space left on device.*make room"),
+                  value=lambda *args: Full(open(*args), 10**6)), "No space left on device.*saved files are intact"),
     "small disk": (lambda server, row, patch: row.update(kept=10**18), "GB are free: expected"),
     "a mistyped folder": (lambda server, row, patch: row.update(source="nowhere"), "--from nowhere: expected an"),
 }
