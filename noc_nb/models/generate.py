@@ -33,9 +33,9 @@ def _reorder(model, kwargs, rows):
     if reorder:
         kwargs[name] = reorder(memory, rows)
         return
-    if not hasattr(memory, "reorder_cache"):
-        require(False, f"{type(model).__name__}: its memory, a {type(memory).__name__}",
-                "one that can be reordered, as beam search requires")
+    require(hasattr(memory, "reorder_cache"),
+            f"{type(model).__name__}: its memory, a {type(memory).__name__}",
+            "one that can be reordered, as beam search requires")
     memory.reorder_cache(rows)
     for n, state in enumerate(getattr(memory, "linear_cache", ())):      # MiniMax leaves these out
         if isinstance(state, Tensor): memory.linear_cache[n] = state[rows]
@@ -270,8 +270,8 @@ def _close(rows:_Rows, log_probs, source):
 def _accepted(rows:_Rows, end)->Tensor: # (N,) bool
     "Return whether a text may end, with log-probability `end`."
     asked, k = rows.finder.asked, rows.config.num_beams                  # (a searches,places)
-    out = ~rows.usual[rows.finder.images]
-    usual, out = ~out, out[:,None].repeat(1, asked.shape[1])
+    usual = rows.usual[rows.finder.images]
+    out = ~usual[:,None].repeat(1, asked.shape[1])
     if not usual.any(): return out.flatten()
     places, total = asked[usual], rows.total.view(asked.shape)[usual]
     best = rows.marked[:,:rows.v].unflatten(0, asked.shape)[usual].topk(min(k, rows.v)).values
