@@ -117,7 +117,7 @@ def _paper_delta(claim):
 
 # %% ../../nbs/scores/123_claims.ipynb #1ef8a763
 def _by_seed(rows, line, column):
-    "Return seed -> cell, from the newest row of each seed; the seed None stands for all."
+    "Return seed -> cell, from the newest row of each seed; the seed None means all seeds."
     row, training, lambda0 = line
     choice = column.endswith("F1")                           # does not depend on captions
     trainings = (training, None) if choice else (training,)
