@@ -88,7 +88,7 @@ def linear(
 
 # %% ../nbs/10_attention.ipynb #4396e836
 class MultiHead(nn.Module):
-    "Multi-head attention, with optional memory. `NocError` unless `heads` divides `d_model`."
+    "Multi-head attention with optional memory. Raises `NocError` unless `heads` divides `d_model`."
     def __init__(self,
         d_model:int,      # width of input and output
         heads:int,        # number h of heads

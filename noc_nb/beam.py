@@ -61,8 +61,8 @@ class Hypotheses:
     ended:Tensor          # (b,k) True after the end token
     satisfied:Tensor      # (b,k) number of constraints that the hypothesis satisfies
     spans:Tensor=None     # (b,k,n,2) first token of constraint n, and the one after it; else -1
-    reason:list=None      # b times None, or a sentence: why the image has no complete caption
-    objective:Tensor=None # (b,k) ranking: the score over a power of the length, plus prices
+    reason:list=None      # for each image, the reason why it has no complete caption, or None
+    objective:Tensor=None # (b,k) ranking value: score divided by a power of the length, plus prices
 
     def __len__(self): return len(self.tokens)
 
@@ -110,7 +110,7 @@ def tree(
     dtype=torch.float64, # type of the scores
     ties=False, # True: round scores to whole numbers, so that many are equal
 )->tuple:     # `step(tokens (N,), state) -> (log-probs (N,v), state)`; image numbers -> first state
-    "Make a random model of v words whose probabilities depend on all words before."
+    "Make a random model of v words whose probabilities depend on all earlier words."
     def step(tokens, state):
         code = (state["code"]*31 + tokens + 7) % 1_000_003
         phase = code[:,None].double()*0.61803 + torch.arange(v)*1.7320508 + seed*0.377
@@ -125,7 +125,7 @@ def prefix_scores(
     state,   # the first state of one image
     bos:int, # the token before the first word
 ):           # `logp(tokens)`, which returns the list of v log-probabilities of the next word
-    "Turn a `step` function into a function of all tokens so far; it computes each case once."
+    "Turn a `step` function into a function of a prefix; `step` is called once for each prefix."
     seen = {(): step(torch.tensor([bos]), state)}
     def look(tokens):
         if tokens not in seen: seen[tokens] = step(torch.tensor(tokens[-1:]), look(tokens[:-1])[1])

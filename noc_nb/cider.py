@@ -28,7 +28,7 @@ def _is_tokens(caption):
 
 # %% ../nbs/30_cider.ipynb #5677ef2f
 def _word_numbers(captions, words):
-    "Number all words (t,) by `words`, token -> number from 1. Also return the lengths (N,)."
+    "Return the numbers (t,) of all words, from the dict `words`, and the captions' lengths (N,)."
     odd = [i for i, caption in enumerate(captions) if not _is_tokens(caption)]
     require(not odd, f"CIDEr-D: caption {min(odd, default='')}", "a list of tokens")
     tokens = list(chain.from_iterable(captions))
@@ -95,7 +95,7 @@ class CiderD:
         refs:dict,      # image id -> list of token lists; a token is an int or a str
         df:str="image", # a document is an "image" or a "caption"
     ):
-        "Prepare references. Raise `NocError` if an image has none or one is no list of tokens."
+        "Prepare references. Raise `NocError` if an image has none or one is not a list of tokens."
         require(len(refs), "CIDEr-D: no references", "references for at least one image")
         for i, texts in refs.items():
             good = not isinstance(texts, str) and len(texts) and all(map(_is_tokens, texts))
@@ -147,7 +147,7 @@ def score(self:CiderD,
     captions:list, # list of token lists
     ids,           # id of the image of every caption; an image may occur several times
 )->np.ndarray:     # (N,) CIDEr-D as in the equation, 0..10, float64
-    "Score captions. Raise `NocError` if an image is unknown or a caption is no list of tokens."
+    "Score captions. Raise `NocError` if an image is unknown or a caption is not a list of tokens."
     require(len(captions) == len(ids), f"CIDEr-D: {len(captions)} captions",
             f"{len(ids)}, one for each id")
     return self._score_numbers(*_word_numbers(captions, self.words), ids)
@@ -187,7 +187,7 @@ def common(self:CiderD,
 
 # %% ../nbs/30_cider.ipynb #0760c6d9
 def _with_end(captions, eos):
-    "Append EOS to captions. Values that are no list of tokens stay, and `CiderD` rejects them."
+    "Append EOS to captions. Values that are not token lists stay, and `CiderD` rejects them."
     return [[*c, eos] if _is_tokens(c) else c for c in captions]
 
 # %% ../nbs/30_cider.ipynb #04dd9dc8

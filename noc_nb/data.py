@@ -128,7 +128,7 @@ class SelectorExamples:
 
 # %% ../nbs/07_data.ipynb #8fddb2a5
 def _class_table(vectors):
-    "Make a (c,d) table by category id; NaN for no class. Raise `NocError` if an id is too large."
+    "Make a (c,d) table by category id, NaN for other ids. Raise `NocError` if an id is too large."
     for id in min(vectors), max(vectors):
         require(0 <= id <= MOST_CLASSES, f"class vectors: id={id}", f"0 to {MOST_CLASSES}")
     table = torch.full((max(vectors) + 1, len(next(iter(vectors.values())))), torch.nan)
@@ -182,7 +182,7 @@ class CaptionBatch(NamedTuple):
     image_ids:list  # b image ids
     def to(self, device): return _to(self, device)
     @property
-    def weight(self)->int: # number of tokens to predict, with EOS; else of images
+    def weight(self)->int: # tokens to predict, EOS included; without captions, number of images
         if self.tokens is None: return len(self.image_ids)
         return (self.tokens[:,1:] != PAD).sum().item()
 

@@ -22,8 +22,8 @@ _TEXT = """a man rides a horse on the beach      | a horse stands on the grass
            a woman throws a ball to a dog        | the dog catches the ball on the grass
            a truck stands near a fire hydrant    | a dog stands near a red fire hydrant"""
 
-def small_language()->tuple: # words, 0 the end and 1 the start; (v,v,v) log-probabilities
-    "Make a model from twelve captions: log-probabilities of the next word by the last two words."
+def small_language()->tuple: # words (0 is the end, 1 the start); (v,v,v) log-probabilities
+    "Make a model from twelve captions: log-probabilities of a word given the two before it."
     captions = [c.split() for line in _TEXT.splitlines() for c in line.split("|")]
     words = ["<end>", "<start>", *sorted({w for c in captions for w in c}), "zebra"]
     pairs = torch.full((len(words),)*2, .01, dtype=torch.float64)      # counts after one word

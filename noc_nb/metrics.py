@@ -106,7 +106,7 @@ class Metric(NamedTuple):
     "A caption score, computed from sums of numbers of every image."
     title:str             # usual name of the score
     numbers:object = None # function of captions and references, both by image id, as tokens with
-                          # spaces between them, that returns (N,) or (N,s); None: a program does
+                          # spaces between them, that returns (N,) or (N,s); None: from a program
     points:object = _mean # function of sums (...,s), images (...) that returns points, or a dict
 
     def by_name(self, name, sums, images)->dict:
@@ -152,7 +152,7 @@ class CaptionScorer:
     def numbers(self,
         captions:dict, # image id -> sentence, for every image of the references
     )->dict:           # metric -> (N,s) numbers of every image, in the order of the references
-        "Compute numbers. Raise `NocError` if a caption is missing or not a string."
+        "Compute each metric's numbers. Raise `NocError` if a caption is missing or not a string."
         for i in self.refs:
             require(i in captions, f"captions: image {i}: missing", "one for every evaluated image")
         lines = {i: _line(captions[i], f"captions: image {i}") for i in self.refs}

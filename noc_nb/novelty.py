@@ -108,10 +108,10 @@ def judge(
     novel:dict,      # object -> ids of its novel images, by the published lists
     heldout:HeldOut=COCO_HELDOUT, # the held-out objects
     metrics=METRICS, # names of the caption scores to compute; not used with a `scorer`
-    scorer:CaptionScorer=None, # scorer prepared for these images, for METEOR, SPICE, many systems
+    scorer:CaptionScorer=None, # scorer prepared for these images; for METEOR, SPICE or many systems
     **protocol,      # choices of the F1, as in `Protocol`: words, weight, fp, fp_weight
 )->Judged:
-    "Evaluate one system. Raise `NocError` if a caption or reference is missing or no string."
+    "Evaluate one system. Raise `NocError` if a caption or reference is missing or not a string."
     protocol, ids = Protocol(**protocol), list(dict.fromkeys(ids))
     words = protocol.words_of(heldout)
     if scorer is None: scorer = CaptionScorer({i: refs.get(i) for i in ids}, metrics)
@@ -203,7 +203,7 @@ def nonnovel_weight(
     novel:dict, # object -> ids of its novel images
     published:tuple=(17_234, 3_018), # numbers of non-novel and novel images in the reference split
 )->float:       # `fp_weight` of a `Protocol`
-    "Return the weight of a false positive on a non-novel image. Raise `NocError` without any."
+    "Return `fp_weight` for these images. Raise `NocError` unless some are novel and some are not."
     ids = set(ids)
     outside = len(ids.intersection(set().union(*novel.values())))
     inside = len(ids) - outside

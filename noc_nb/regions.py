@@ -96,7 +96,7 @@ _COLUMNS = dict(boxes=(2, torch.float32, "four numbers for each box"),
                 features=(2, torch.float32, "rows of equal length, one for each box"))
 
 def _column(value, dims, kind):
-    "Make a tensor without gradient, or return None for another shape or values to be rounded."
+    "Make a tensor without gradient; None if the shape is wrong or numbers would be rounded."
     plain = isinstance(value, Tensor) and not value.requires_grad and not value.is_sparse
     if plain and value.dtype is kind and value.dim() == dims: return value
     try:
@@ -118,7 +118,7 @@ def _clipped(boxes, image_id):
     wrong = plain[(outside | turned) & np.isfinite(plain).all(1)]
     box = [round(x, 3) for x in wrong[:1].flatten().tolist()]
     require(not box, f"image {image_id}: box {box}", "x1 y1 x2 y2 from 0 to 1, x1 below x2 and y1 "
-            "below y2; pixels are divided by the image's width and height, which `size=` keeps")
+            "below y2; divide pixels by the image's width and height, and pass these as `size=`")
     return boxes.clamp(0, 1) if ((plain < 0) | (plain > 1)).any() else boxes
 
 # %% ../nbs/04_regions.ipynb #074d8f1a

@@ -197,7 +197,7 @@ VAL, TEST = 1_000_000, 2_000_000 # the first image numbers of val and of test
 
 def toy_image(
     seed:int,     # seed of the world
-    image_id:int, # number of the image: training below `VAL`, test from `TEST` on
+    image_id:int, # number of the image: of train below `VAL`, of test from `TEST` on
 )->tuple:         # (`Scene`, its five captions)
     "Draw the scene and the captions of one image."
     for attempt in itertools.count():
@@ -214,7 +214,7 @@ class _DetectorNoise:
     missed: float = .03       # share of large things that are missed
     missed_small: float = .25 # additional share that is missed, times exp(-side/.08)
     confused: float = .05     # share that is detected as another class of the place
-    invented: float = .35     # probability of a false detection; after each, of a further one
+    invented: float = .35     # probability of a first false detection, and of another after each
     jitter: float = .06       # standard deviation of an edge's shift, relative to the box
     min_score: float = .2     # minimum score of the reported detections
 

@@ -41,7 +41,7 @@ _BRACKETS = {"[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
 _DROPPED = frozenset("'' ' `` ` . ? ! , : ; - -- --- ---- ...".split())
 
 def _finish(piece, kind):
-    "Turn a matched piece of text into a token, by the kind of its rule; empty if it has none."
+    "Turn a matched piece of text into a token, by the kind of its rule; empty for kind `none`."
     if kind == "none": return ""
     if kind != "raw":
         piece = _PIECES.sub(lambda sign: _PLAINER.get(sign[0].lower(), sign[0]), piece) or "-"

@@ -77,11 +77,11 @@ def noc_eval(
     protocol:Literal["dcc", "extended"]="dcc", # list of words that F1 counts
     weight:Literal["image", "caption"]="image", # unit that F1 counts once
     fp:Literal["other", "nonnovel"]="other", # where false positives count: in all other images, or
-                          # only in images without any new object (nonnovel)
-    heldout:str=None,     # held-out objects: names, as "zebra, bus", or JSON with their words
-    classes:str=None,     # classes: one name per line, JSON, or CSV as from Open Images
+                          # only in images without any held-out object (nonnovel)
+    heldout:str=None,     # held-out objects: names like "zebra, bus", or JSON with their words
+    classes:str=None,     # classes: one name per line, JSON, or CSV like that of Open Images
     first:int=None,      # number of the first class in a file of names: 1 or 0 (default: 1)
-    missing:Literal["refuse", "empty"]="refuse", # no caption: error, or score as empty
+    missing:Literal["refuse", "empty"]="refuse", # if an image has no caption: error, or empty one
     skip_bad:bool=False,  # leave out unusable captions; the report counts them
     images:str=None,      # photos for the page and your own metrics, found by name, else by number
     metrics:str=None,     # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU), R (ROUGE-L), or
@@ -118,7 +118,7 @@ def noc_features(
                               # 2,048; none: no features
     feature_weights:str="default", # file of ResNet-101 weights; default: from torchvision
     classes:int=91,           # number of the detector's classes, including background
-    min_score:float=.2,       # detections below are dropped
+    min_score:float=.2,       # detections with lower scores are dropped
     size:int=None,            # short side of the images in pixels (default: the model's)
     batch:int=8,              # maximum number of images at once
     part:int=64,              # images per saved part, after which a run can resume
@@ -135,7 +135,7 @@ def noc_reproduce(
     data:str=None,         # folder in COCO's layout (default: variable NOC_DATA; toy: generated)
     captions:str=None,     # captions of your own, in any form (docs/forms.md)
     split:str=None,        # name in splits/, or a file (default: from preset, or from captions)
-    heldout:str=None,      # held-out objects: names, as "zebra, bus", or JSON with their words
+    heldout:str=None,      # held-out objects: names like "zebra, bus", or JSON with their words
     classes:str=None,      # detector's classes: one name per line, or JSON (default: the data's)
     first:int=1,           # number of the first class in a file of names: 1 or 0
     detections:str=None,   # name in the data's detections/, any form (docs/forms.md), or gt
@@ -168,7 +168,7 @@ def noc_train(
     captions:str=None,    # captions of your own, in any form (docs/forms.md)
     detections:str=None,  # name in the data's detections/, any form (docs/forms.md), or gt
     features:str=None,    # region store for the captioner (default: symbolic features)
-    heldout:str=None,     # held-out objects: names, as "zebra, bus", or JSON with their words
+    heldout:str=None,     # held-out objects: names like "zebra, bus", or JSON with their words
     vectors:str=None,     # word vectors: .txt, .gz or .zip (default: in the data's vectors/)
     classes:str=None,     # detector's classes: one name per line, or JSON (default: the data's)
     first:int=None,       # number of the first class in a file of names: 1 or 0 (default: 1)

@@ -232,7 +232,7 @@ def works_in(
     module:str, # name of the module with the function that does the work
     **others,   # value of the first option -> name of another module, which does this work
 ):
-    "Let `noc_example`, which only declares options, call `_run_example` of a module with them."
+    "Return a decorator: `noc_example` declares options, and `_run_example` gets them and works."
     def made(f):
         @wraps(f)
         def call(*args, **kw):

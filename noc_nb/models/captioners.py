@@ -192,7 +192,7 @@ class NovelPhotoCaptioner(NovelCaptioner):
         return [decoded[n] for n in range(len(penalties))]
 
     def _costs(self, *args):
-        "Return the costs as the pipeline does, with captions of musts in nats like the others."
+        "Return the costs as the pipeline does, without length penalties even if all are musts."
         nats = copy(self)
         nats.in_nats = True
         return NovelCaptioner._costs(nats, *args)

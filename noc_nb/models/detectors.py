@@ -29,7 +29,7 @@ def _label_names(config):
     return {n: name for n, name in names.items() if plain_name(name).strip() not in _NO_THING}
 
 def _distinct(classes):
-    "Return the classes without duplicates: of several for the same thing, the first is kept."
+    "Return the classes, but of several classes for the same thing only the first."
     seen = {}
     return {i: c for i, c in classes.items() if seen.setdefault(c.forms, i) == i}
 
@@ -174,7 +174,7 @@ class _ToldDetector(PretrainedDetector):
         return [[*self._look_for(images, sizes, ids)] for ids in self.parts]
 
     def _look_for(self, images, sizes, ids):
-        "Yield a dict for each image, with class ids as labels."
+        "Yield a dict of detections of these classes for each image, with class ids as labels."
         texts = [[" ".join(self.classes[i].phrase) for i in ids]]*len(images)
         inputs = self.processor(images=images, text=texts, truncation=True, return_tensors="pt")
         inputs = inputs.to(self.device)

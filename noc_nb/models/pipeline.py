@@ -40,7 +40,7 @@ from ..vocab import Vocab
 # %% ../../nbs/models/50_pipeline.ipynb #c538f8ec
 @dataclass(frozen=True)
 class PipelineConfig(Config):
-    "The constraints that a pipeline makes, and how it searches."
+    "Settings for the constraints of a pipeline and for its search."
     search:SearchConfig = SearchConfig()
     form:str = setting("words", among=FORMS) # which words satisfy a constraint
     limit:int = setting(5, 0)                # maximum number of candidates per image
@@ -50,8 +50,8 @@ class PipelineConfig(Config):
 @dataclass(frozen=True)
 class CaptionOptions(Config):
     "The options of one call of the pipeline."
-    objects:object = None                  # names of musts, () for none; name -> price; a string
-                                           # for `read_wishes`; None: the selector chooses
+    objects:object = None                  # names of musts, () for none; a dict name -> price; or
+                                           # a string for `read_wishes`; None: the selector chooses
     min_score:float = setting(None, 0, 1)  # minimum score of a candidate; None: the pipeline's
     max_objects:int = setting(None, 0)     # maximum number of candidates; None: the pipeline's
     batch:int = setting(50, 1)             # number of images searched together
@@ -84,7 +84,7 @@ class _Words:
     def _tokens(self, text): return tuple(map(self.vocab.stoi.get, text.split()))
 
     def _forms(self, name, ids_of):
-        "Return the alternatives between bars that can be written; a class has all its forms."
+        "Return the alternatives between bars that can be written, for a class all its forms."
         def written(text): return None not in self._tokens(text)
         texts = []
         for word in name.split("|"):
@@ -101,7 +101,7 @@ class _Words:
         return [*filter(fine, groups.get(i, []))]
 
     def _near(self, name):
-        "Suggest words that are close in spelling and then, if the name has a vector, in vector."
+        "Return a hint: words of similar spelling, then of a similar vector if the name has one."
         model = getattr(self, "pipeline", self)                        # has word vectors
         table, real = model.captioner.words().detach(), model.captioner.words.known
         near = get_close_matches(name.lower(), {*meanings(self.classes), *model.vocab.stoi}, 3, .75)
@@ -124,7 +124,7 @@ class _Words:
         for name in names:
             if name not in ids: raise NocError(self._unknown(name))
             several = ", ".join(self.classes[i].name for i in ids[name])
-            require(len(ids[name]) == 1, f"object {name!r}: means several", f"one of {several}")
+            require(len(ids[name]) == 1, f"object {name!r}: is ambiguous", f"one of {several}")
         return [ids[name][0] for name in names]
 
 # %% ../../nbs/models/50_pipeline.ipynb #96696ad1
@@ -133,7 +133,7 @@ def _table(images):
     return table_of(replace(r, image_id=n, features=None) for n, r in enumerate(images))
 
 def _probs(selector, people, images):
-    "Return the selector's probability of every region, (n,) per image; NaN if it is skipped."
+    "Return the selector's probability of every region, (n,) per image; NaN for skipped regions."
     best = []
     for r in images:
         others = [n for n in r.ranked.tolist() if r.labels[n].item() not in people]
@@ -197,7 +197,7 @@ class _Choice:
         for name, price in wishes.items():
             i, forms = -len(new.classes), self._forms(name, ids)
             if price == -math.inf:
-                new.barred += forms or name.split("|")             # others may spell it
+                new.barred += forms or name.split("|")             # another captioner may spell it
                 continue
             if name in ids: [i] = self.class_ids([name])
             else: new.classes[i] = ObjectClass(i, name, name, forms, ())
@@ -273,7 +273,7 @@ def _whole_mention(text, span, forms):
 
 # %% ../../nbs/models/50_pipeline.ipynb #265b0cab
 class _Search:
-    "Finds the best captions under constraints, and the costs of other mentions; makes the record."
+    "Finds the best captions under constraints and the costs of omitted objects; makes records."
     def _ask(self, candidates, reasons=()):
         "Return the candidates as constraints."
         groups, prices, places = [], [], {}

@@ -49,7 +49,7 @@ class Source:
     key:Callable = str # () -> checksum of all that the captions depend on, except the ids
     seen:Callable = None # ids -> the captioner's inputs, `Regions` or photos; None: the regions
     names:list = field(default_factory=list) # (file name, id) of images, if a file names them
-    texts:dict = field(default_factory=dict) # image id -> its id in the file, if that is a text
+    texts:dict = field(default_factory=dict) # image id -> its id in the file, if that is a string
     met:dict = field(default_factory=dict) # image id -> counts of its clipped and skipped boxes
     reads:dict = field(default_factory=dict) # name -> path of the files that its detector reads
     boxed:set = None # ids of the images that have boxes, if known
@@ -85,9 +85,9 @@ def _apart(ids, found):
 
 # %% ../../nbs/models/119_source.ipynb #10600008
 def _frame_of(said, stored, turn):
-    """Return the orientation of a file's boxes: 1: upright, `turn`: rotated with the photo, None:
-    they belong to another photo. `said`: (width, height) in the file; `stored`: those of the
-    stored photo; `turn`: its EXIF orientation, 1 to 8; 5 to 8 mean that it is on its side."""
+    """Return the orientation of a file's boxes: 1 if they are upright, `turn` if they are rotated
+    with the photo, None if they belong to another photo. `said` is (width, height) in the file,
+    `stored` that of the stored photo, `turn` its EXIF orientation, 5 to 8 if on its side."""
     upright = stored[::-1] if turn >= 5 else stored
     def scaled(size): return abs(said[0]*size[1] - said[1]*size[0]) <= max(size)   # rounding
     if said == upright: return 1
@@ -96,7 +96,7 @@ def _frame_of(said, stored, turn):
     return turn if scaled(stored) else None
 
 def _upright(regions, turn, size):
-    "Rotate the regions of a stored photo; `size`: upright (width, height), or None."
+    "Turn regions of a stored photo upright; `size`: (width, height) then; None: no change."
     if size is None: return regions
     boxes = regions.boxes
     if turn >= 5:
@@ -206,7 +206,7 @@ def detected(
     path,         # detections in COCO's format, .parquet, an export, or a region store
     data=None,    # for names and sizes: a folder in COCO's layout, or a file with `images`
     images=None,  # folder of the images to caption
-    classes=None, # class id -> `ObjectClass`, which numbers must match; None: any number
+    classes=None, # class id -> `ObjectClass` for every class of a box; None: any ids
 )->Source:
     "Make a source of existing detections. Raise `NocError` if a file or an item is invalid."
     detections = read_export(path)
@@ -287,7 +287,7 @@ def _from_photos(files, detector):
 # %% ../../nbs/models/119_source.ipynb #9378576e
 def detector_for(
     pipeline:NovelCaptioner, # pipeline that captions the images
-    name:str=None,           # torchvision model (default: fasterrcnn_resnet50_fpn), or transformers
+    name:str=None,           # default: fasterrcnn_resnet50_fpn; or a model of transformers
     weights=None,            # file of weights; default: torchvision's, downloaded once
     **options,               # further settings of `Detector`, or `PretrainedDetector`
 )->Detector:
@@ -319,7 +319,7 @@ class Job(Config):
     detector:str = None  # photos: name for `detector_for`
     weights:str = None   # photos: file of the detector's weights
     add_words:str = None # file of word vectors, for words that the model's vocabulary lacks
-    captioner:str = None # a captioner of photos instead, for `PhotoCaptioner.from_pretrained`
+    captioner:str = None # a captioner that sees photos, for `PhotoCaptioner.from_pretrained`
     prompt:str = None    # prompt of that captioner
     form:str = setting(None, among=FORMS) # words that mention an object; default: as in the model
     first:int = None     # number of the first class in a file of names
@@ -414,7 +414,7 @@ def _has_bfloat16(device):
 
 @patch
 def where_fast(self:Job)->Job:
-    "Return the job; if bfloat16 would be slow, in 32 bits, and print a line about it."
+    "Return the job; if bfloat16 would be slow, print a line and change the job to 32 bits."
     device = default_device()
     if self.dtype == "float32" or _has_bfloat16(device): return self
     say(f"--dtype {self.dtype}: PyTorch finds no instructions for it on the {device}; "
