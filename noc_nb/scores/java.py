@@ -234,7 +234,7 @@ class _Spice:
         lost = "its jars are missing or were changed; `noc_data spice` fetches them"
         if _missing_jars(self.folder): raise FileNotFoundError(lost)
         self.refs = {i: list(map(ptb_line, own)) for i, own in refs.items()}
-        self.keeps = platform.machine().lower() in ("x86_64", "amd64")   # its database is native
+        self.keeps = platform.machine().lower() in ("x86_64", "amd64")   # its database needs x86
 
     def _command(self, items, *arguments):
         "Return the command of SPICE. For a few items, it skips Java's full compilation."
@@ -371,7 +371,7 @@ def _fetch_with_maven(jars, folder):
         if text: raise OSError(f"`mvn` failed: {text[:300]}")
 
 def _fetch_corenlp(jars, folder):
-    "Fetch the archive of CoreNLP, or resume that. Raise `NocError` if it cannot be reached."
+    "Fetch CoreNLP's archive, or resume its download. Raise `NocError` if it cannot be reached."
     name = "stanford-corenlp-full-2015-12-09.zip"
     path = fetch(f"http://nlp.stanford.edu/software/{name}", _cache_folder()/name)
     unpack(path, folder, [_jar_name(c) for c in jars])
