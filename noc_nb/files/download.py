@@ -250,12 +250,14 @@ def _listing(table=None):
         for f in files:
             size = _megabytes(f.bytes or f.kept)
             yield f"    {f.what:<13}{size:>10}  {f.address}  (licence: {f.licence})"
+    yield "noc_data spice: on disk 385 MB, by Maven or from Stanford's archive of CoreNLP"
 
 def _run_data(o, table=None):
     "Fetch a data set, and print the command to run next. Raise `NocError` for bad options."
     if o.list: return print(*_listing(table), sep="\n")
     table = table or json.loads(asset("downloads.json"))
-    require(o.what in table, f"noc_data {o.what or ''}".strip(), f"{', '.join(table)}, or --list")
+    named = f"{', '.join(table)}, spice, or --list"
+    require(o.what in table, f"noc_data {o.what or ''}".strip(), named)
     require(o.out, "--out", "a folder for the data set")
     usable = not o.from_ or "://" in o.from_ or Path(o.from_).is_dir()
     require(usable, f"--from {o.from_}", "an address, or a folder")
