@@ -256,7 +256,7 @@ def test_captions_are_written_beside_the_photos_and_read_again(typed):
     assert Path("in/a.txt").read_text() == said["a.jpg"] + "\n"
     Image.new("RGB", (9, 9)).save("in/a.png")
     write_json(Path("d.json"), whole(names | {4: "a.png"}, [box(1), box(2)], width=640, height=480))
-    assert "a.jpg and a.png would share a text" in typed(*words, "new")[1][-1]
+    assert "a.jpg and a.png would share a .txt file" in typed(*words, "new")[1][-1]
 
 def test_ids_of_texts_follow_the_order_of_the_file(tmp_path):
     write_json(tmp_path/"d.json", [box("b"), box(41), box("a"), box("b")])

@@ -37,7 +37,7 @@ from ..scores.page import TEMPLATES, render, thumbnail
 def _near(x, digits=4): return None if x is None else round(x, digits)
 
 def _line(pipeline, regions, caption, name):
-    "Return a caption for JSON, with the regions that a model used, and their two scores."
+    "Return a caption as a dict, with the regions that the selector or captioner used."
     boxes = []
     seen = pipeline.max_regions
     columns = regions.labels.tolist(), regions.boxes.tolist(), regions.scores.tolist()
@@ -93,8 +93,8 @@ def begin_captions(
     pipeline:NovelCaptioner, # trained pipeline
     source:Source,           # source of the images
     options:CaptionOptions,  # options of the pipeline
-    resume:bool=True,        # option of `begin`
-    made:bool=None,          # option of `begin`
+    resume:bool=True,        # continue an existing output
+    made:bool=None,          # True if the output exists; default: True if `about` exists
     **more,                  # other settings of the run
 ):
     "Begin a run that captions, or resume one."
@@ -111,7 +111,7 @@ def _beside_output(out, kind):
 def _checked(text, n): return b"%s\t%08x\n" % (text, zlib.crc32(text, n))
 
 def _lines_of(part, ids):
-    "Yield the lines of a begun file up to the first that is incomplete, altered or moved."
+    "Yield (text, length) of a file's lines, up to the first that is incomplete, altered or moved."
     with open(part, "rb") as f:
         for n, line in enumerate(islice(f, len(ids))):
             text = line.rpartition(b"\t")[0]
@@ -282,7 +282,7 @@ def _write_report(path, lines, picture=None, title="Captions", most=500):
         raise NocError(f"{where}: expected lines of noc_caption ({e!r})") from None
 
 def _counts(lines):
-    "Count images with captions, without, and without boxes; candidates, and mentioned ones."
+    "Count the captions, the failures, the images without boxes, and the candidates by outcome."
     counts = Counter()
     for line in lines:
         counts["bad" if "error" in line else "good"] += 1
@@ -311,7 +311,7 @@ def _tell(n, failed, empty, lacking, out, html):
 # %% ../../nbs/pages/132_gallery.ipynb #1013ceab
 def _caption_files(job, out=None, report=None, resume=False, texts=None, overwrite=False):
     """Caption all images of a job. Write the lines (without `out`, print them), the page and the
-    `texts`. Return the numbers of images and failures, names without boxes, missing words."""
+    `texts`. Return the numbers of images and failures, the images without boxes, missing words."""
     with locked(report), tempfile.TemporaryDirectory() as folder:
         _check_outputs(job, out, report)
         pipeline = job.pipeline()
@@ -319,7 +319,7 @@ def _caption_files(job, out=None, report=None, resume=False, texts=None, overwri
         beside = _text_files(source, texts) if texts else []
         lines = out or Path(folder)/"lines.jsonl"
         file = _caption_all(pipeline, source, lines, job.options, resume)
-        if not out:                     # first, as the page may fail; ASCII for any letter
+        if not out:                     # before the page, which may fail
             few = sys.stdout.encoding not in (None, "utf-8", "UTF-8")
             for line in _read_lines(file): print(json.dumps(line, ensure_ascii=few))
         title = f"Captions of {Path(job.src).name}"
@@ -330,7 +330,7 @@ def _caption_files(job, out=None, report=None, resume=False, texts=None, overwri
 
 # %% ../../nbs/pages/132_gallery.ipynb #c5d16d81
 def _unsayable(pipeline):
-    "Return name of a class -> its words that the vocabulary lacks."
+    "Return a dict: name of a class -> its word that the vocabulary lacks."
     classes = pipeline.classes
     _, missing = constraint_tokens(classes, classes, pipeline.vocab, pipeline.cfg.form)
     return {classes[m.class_id].name: m.text for m in missing if m.lost}
@@ -380,7 +380,7 @@ def _text_files(source, folder):
         path = Path(folder, *(part for part in Path(name).parts if part not in ("..", "/")))
         if path.suffix.lower() in PHOTO_ENDINGS: path = path.with_suffix("")
         path = path.with_name(f"{path.name}.txt")
-        shared = f"--txt {folder}: {owners.get(path)} and {name} would share a text"
+        shared = f"--txt {folder}: {owners.get(path)} and {name} would share a .txt file"
         require(path not in owners, shared, "photos that differ in more than their suffixes")
         owners[path] = name
     return [*owners]
@@ -403,7 +403,7 @@ def _write_texts(lines, paths, folder, overwrite):
 def weight_of(
     text:str, # value of `--price-weight`; None: the pipeline's weight
 ):            # value for `CaptionOptions`
-    "Convert a price weight: a number, or a word, which the options check."
+    "Convert a price weight to a number; return a word as it is, for the options to check."
     try: return float(text)
     except (TypeError, ValueError): return text
 
