@@ -196,8 +196,7 @@ class Trainer(_Progress):
         return acc.reduce(numbers.to(acc.device)).tolist()
 
     def _backward(self, part, share, last):
-        """Compute the gradient of a part, a `share` of the batch; after the last, exchange
-        gradients."""
+        "Compute a part's gradient (`share` of the batch); after the last part, exchange gradients."
         acc = self.accelerator
         with nullcontext() if last else acc.no_sync(self.model):
             with acc.autocast(): loss, numbers = self.loss(self.model, part.to(acc.device))
