@@ -231,9 +231,6 @@ def test_exported_cells_are_short():
             f"an exported cell has at most {LINES} lines, one with a class {CLASS_LINES}; split it")
     assert median(map(code_lines, exported(BOOK))) <= 15, "an exported cell of the paper's floor has about 12 lines"
 
-# classes that a chapter builds step by step, and what of them is shown at its end: may only shrink
-UNSHOWN = {"116_generate": 12}
-
 def unshown(notebook):
     "The most exported cells in a row without an output; imports do not count."
     longest = run = 0
@@ -247,7 +244,7 @@ def unshown(notebook):
 
 def test_definitions_are_shown():
     "A definition is followed by what it does: at most five in a row on the paper's floor, eight elsewhere."
-    def most(nb): return UNSHOWN.get(nb.stem, 5 if nb in BOOK else 8)
+    def most(nb): return 5 if nb in BOOK else 8
     none_of((f"{name(nb)}: {unshown(nb)} exported cells in a row" for nb in CHAPTERS if unshown(nb) > most(nb)),
             "show what a definition does, in a cell with an output")
 
