@@ -188,9 +188,9 @@ def test_flagged_cells_name_their_twin():
     def lonely():
         for c in every("code"):
             if not {"slow", "gpu"} & c.directives.keys(): continue
-            named = re.search(r"^# small twin: cell (\w{8})$", c.source, re.M)
+            named = re.search(r"^# smaller version: cell (\w{8})$", c.source, re.M)
             twin = next((t for t in CELLS[c.notebook] if named and t.id == named[1]), None)
-            if twin is None: yield f"{c.where}: no line `# small twin: cell ID`"
+            if twin is None: yield f"{c.where}: no line `# smaller version: cell ID`"
             elif {"slow", "gpu"} & twin.directives.keys(): yield f"{c.where}: its twin is flagged, too"
             elif not re.search(r"\bassert\b|\btest_\w+\(", twin.source): yield f"{c.where}: its twin asserts nothing"
     none_of(lonely(), "name the small cell that always runs and claims the same")
