@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import pytest
 from PIL import Image
+from noc_nb.commands.cli import noc_data
 from noc_nb.commands.command import main
 from noc_nb.core import NocError, asset
 from noc_nb.files import download
@@ -341,7 +342,7 @@ def test_the_table_is_whole():
     assert {f.to for f in _downloads()["coco"]} == {"annotations", "splits/split_noc_coco.json", "vectors/glove.6B.zip",
                                                    "images/train2014", "images/val2014"}
 
-def test_spice_comes_by_the_same_downloader(served, monkeypatch):
+def test_spice_comes_by_the_same_downloader(served, monkeypatch, capsys):
     "An interrupted download of CoreNLP's archive continues, its jars are checked, and the archive is deleted."
     jars = {"g:core:1": random.Random(0).randbytes(10**6), "g:core:1:models": b"models"}
     packed = zipped({f"full/{java._jar_name(c)}": data for c, data in jars.items()} | {"full/other.jar": b""})
@@ -354,7 +355,12 @@ def test_spice_comes_by_the_same_downloader(served, monkeypatch):
     monkeypatch.setattr(java.shutil, "which", lambda name: None)                # Maven is not installed
     monkeypatch.setattr(java, "fetch", lambda url, to: whole(f"{served.base}/{Path(url).name}", to))
     served.limits["stanford-corenlp-full-2015-12-09.zip"] = 600_000
-    folder = java._setup_spice()
+    noc_data("spice")
+    folder = Path("cache/spice")
+    assert f"SPICE is ready: {folder}" in capsys.readouterr().out
     assert sorted(p.name for p in folder.iterdir()) == ["core-1-models.jar", "core-1.jar"]
     assert [p.name for p in Path("cache").iterdir()] == ["spice"]
     assert [start > 0 for _, start in served.asked] == [False, True]
+    for option in dict(out="x"), dict(list=True):
+        with pytest.raises(NocError, match="noc_data spice: expected no option but --from; the variable NOC_CACHE"):
+            noc_data("spice", **option)

@@ -17,7 +17,7 @@ except OSError: JAVA = False
 COCO = find_data()
 needs_java = pytest.mark.skipif(not JAVA, reason="needs Java")
 SPICE = JAVA and not _missing_jars(_cache_folder()/"spice")
-needs_spice = pytest.mark.skipif(not SPICE, reason="run noc_setup_spice first")
+needs_spice = pytest.mark.skipif(not SPICE, reason="run `noc_data spice` first")
 needs_coco = pytest.mark.skipif(COCO is None, reason="set NOC_DATA to a COCO folder")
 
 @pytest.fixture(scope="session")
@@ -142,7 +142,7 @@ def test_meteor_equals_pycocoevalcap(captions):
 @needs_spice
 @pytest.mark.slow
 def test_spice_equals_pycocoevalcap(captions, tmp_path, monkeypatch):
-    "SPICE equals that of pycocoevalcap's unchanged class, run with the options that noc_setup_spice prints."
+    "SPICE equals that of pycocoevalcap's unchanged class, run with the options that `noc_data spice` prints."
     from pycocoevalcap.spice import spice as package
     jars = _cache_folder()/"spice"
     shutil.copytree(Path(package.__file__).parent, tmp_path/"their_spice", symlinks=True)

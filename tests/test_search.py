@@ -1,7 +1,8 @@
 """Test the properties of the searches on random models: hypothesis draws model, constraints and settings.
 
-The models are trees whose next-word probabilities depend on all earlier words, in 64 bits and without ties. An example
-is a batch of ten images, each with its own tree and constraints. With fifty examples there are 500 cases per property."""
+The models are trees whose next-word probabilities depend on all earlier words, in 64 bits and without ties. An
+example is a batch of ten images, each with its own tree and constraints. With fifty examples there are 500 cases per
+property."""
 import math, subprocess, sys
 from unittest.mock import patch
 import pytest, torch

@@ -173,7 +173,7 @@ def test_altered_weights_are_not_taken(tmp_path):
     for file in sorted((tmp_path/"best").iterdir()):
         whole = file.read_bytes()
         file.write_bytes(whole[:-2] + b"  ")
-        with pytest.raises(NocError, match=f"{file.name}: was altered: expected the weights of this training"):
+        with pytest.raises(NocError, match=f"{file.name}: was altered: expected the weights of this run"):
             wide(tmp_path).fit(None, resume=True)
         file.write_bytes(whole)
     (tmp_path/"best/README.md").write_text("a card, which people complete")
@@ -284,7 +284,7 @@ def test_altered_states_are_one_line(tmp_path):
         text = json.dumps({key: value for key, value in state.items() if key != lacking})
         last.write_bytes(save(tensors, dict(state=text, checksum=_checksum(tensors, text))))
         done.unlink(missing_ok=True)
-        with pytest.raises(NocError, match="expected a checkpoint of this training"):
+        with pytest.raises(NocError, match="expected a checkpoint of this run"):
             wide(tmp_path).fit(wide_batches(), resume=True)
         assert last.exists()
 

@@ -26,13 +26,13 @@ from .groups import (Groups, Table, check_ids, pack_groups, padded, read_group,
 @dataclass
 class _Beams(Table):
     "Hypotheses of every image, or their expansions."
-    score:Tensor  # (b,m) sum of log-probabilities; -inf where there is none
+    score:Tensor  # (b,m) sum of log-probabilities; -inf in an empty place
     rank:Tensor   # (b,m) the score over a power of the length
     word:Tensor   # (b,m) the last token; -1 where there is none
     done:Tensor   # (b,m) finished groups, a bit for each
     phrase:Tensor # (b,m) how far a phrase is written; 0 outside phrases
     code:Tensor   # (b,m) a hash of the tokens
-    parent:Tensor # (b,m) the place of the hypothesis that it continues
+    parent:Tensor # (b,m) the place of the hypothesis that each continues
 
 @dataclass
 class _Cells(_Beams):
@@ -64,7 +64,7 @@ MODES = dict(grid=Grid) # the kinds of search by name
 # %% ../../nbs/fast/24_search.ipynb #b1d22a02
 @dataclass(frozen=True)
 class SearchConfig:
-    "How captions are searched (Section 2.3)."
+    "The settings of the search (Section 2.3)."
     k:int = 5                   # number of hypotheses in every row of the grid
     max_len:int = 20            # maximum number of tokens, including the end of sentence
     length_penalty:float = 0.   # 0: the plain sum of log-probabilities
@@ -84,7 +84,7 @@ def _mode(cfg, ordered):
     return MODES[cfg.mode]()
 
 def _add_finishers(q:Groups, finishers, device):
-    "Always consider the finishing tokens. One may finish all groups."
+    "Add the finishing tokens to the words of every step; one token may finish all groups."
     ids = torch.tensor([*finishers], device=device).expand(len(q.words), -1)
     listed = (ids[...,None] == q.words[:,None]).any(-1)
     q.words, q.jump = torch.cat([q.words, ids.masked_fill(listed, -1)], 1), q.top.clamp(min=1)
@@ -108,8 +108,8 @@ class _Work:
         written = torch.arange(self.long, device=q.spell.device)
         nth = self.long - q.size[...,None] + written                        # (b,a,l)
         place = q.spell.gather(2, nth.clamp(max=self.long - 1)).clamp(min=0)
-        bit = self.bit.transpose(1, 2).expand_as(place)                     # of the group
-        full = bit.where(written == q.size[...,None] - 1, 0)                # if then finished
+        bit = self.bit.transpose(1, 2).expand_as(place)                     # bit of the group
+        full = bit.where(written == q.size[...,None] - 1, 0)               # 0 before the last token
         word = q.words[:,None].expand(-1, place.shape[1], -1).gather(2, place)
         self.phrases = [x.flatten(1) for x in (place, word, bit, full)]
         self.fresh = self.long*torch.arange(place.shape[1], device=place.device) # (a,)
@@ -123,14 +123,14 @@ class Search:
     "A search for captions of b images that mention their musts."
     def __init__(self,
         constraints:list, # b lists of groups; a group is a list of alternatives, tuples of ids
-        device=None,      # where the model's state is
+        device=None,      # device of the model's state
         *,
         eos:int,          # the token that ends a caption
         forbidden=(),     # ids that may not come next
         prices=None,      # b lists of nats, one per group, inf for a must; None: all are musts
         least=None,       # as in `pack_groups`
         ordered=False,    # True: finish the musts in the caller's order
-        finishers=(),     # a range of ids that finish the groups in the third value of `step`
+        finishers=(),     # range of ids; the third value of `step` has the groups that they finish
         avoid=None,       # b lists of words or phrases to avoid, tuples of ids
         **settings,       # settings of `SearchConfig`
     ):
@@ -148,8 +148,8 @@ class Search:
 
     def _lay_out(self):
         "Give every cell its `k` places."
-        self.long = self.all.spell.shape[2]                             # tokens of an alternative
-        self.twins = self.priced or self.long > 1 or not self.absorb    # texts in several cells
+        self.long = self.all.spell.shape[2]                             # longest alternative
+        self.twins = self.priced or self.long > 1 or not self.absorb    # a text may be in two cells
         self.need, self.takes = int(self.all.need.max()), int(self.all.least.sum(1).max())
         size = self.long*self.cfg.k                                     # places of a row
         self.work = _Work(self.all[:], self.long, self.eos, self.priced)
@@ -214,7 +214,7 @@ def _filled(search:Search, new:_Beams)->_Cells:
 
 # %% ../../nbs/fast/24_search.ipynb #b1d22a04
 def _walk(search:Search, step, state, bos, reorder=None, normalize=False):
-    "Search to the end; stops after every step. The arguments are those of `grid_beam_search`."
+    "Search to the end, and yield after every step. The arguments are those of `grid_beam_search`."
     check_id(bos, f"bos={bos}")
     last, _ = torch.full_like(search.images, bos), _look(search)
     for t in range(1, search.cfg.max_len + 1):
@@ -292,8 +292,8 @@ def _free(search:Search, parent:_Cells, gain, special, best, words)->tuple:
 
 # %% ../../nbs/fast/24_search.ipynb #e14d54c8
 def _forced(search:Search, parent:_Cells, gain, own)->tuple:
-    """Return `add_constr`'s log-probabilities, tokens, `done`, `phrase` (b,g,a+1), a phrase's next
-    last."""
+    """Return log-probabilities, tokens, `done`, `phrase` (b,g,a+1) of forced words; the next token
+    of a phrase is last."""
     phrase = parent.phrase[...,None]
     at = torch.cat([search.work.fresh.expand(*phrase.shape[:2], -1), phrase], 2)
     place, word, bit, full = (x.gather(1, at.flatten(1)).view_as(at) for x in search.work.phrases)
@@ -319,7 +319,7 @@ def _may_begin(search:Search, parent:_Cells)->Tensor:
 
 # %% ../../nbs/fast/24_search.ipynb #b1d22a01
 _random = Random(0)
-_SALTS = [_random.randrange(-2**63, 2**63) | 1 for _ in range(10_002)] # of the most tokens, and two
+_SALTS = [_random.randrange(-2**63, 2**63) | 1 for _ in range(10_002)] # one per step, and two more
 
 def _children(search:Search, parent:_Cells, log_prob, word, done, phrase)->_Beams:
     "Return expansions (b,g,m) as one list (b,g*m)."
@@ -350,13 +350,13 @@ def _duplicates(key, real):
 
 # %% ../../nbs/fast/24_search.ipynb #b1d22a11
 def _choose(
-    rank:Tensor, # (b,m) what is compared; -inf if not allowed
-    cell:Tensor, # (b,m) the cell of each
-    tie:Tensor,  # (b,m) decides between equal ranks: the lower comes first
-    cells:int,   # how many cells
-    k:int,       # places of a cell
-    short=None,  # (b,m) True for those that come after all others
-)->Tensor:       # (b,cells*k) which of m is in every place; m where there is none
+    rank:Tensor, # (b,m) values to compare; -inf if not allowed
+    cell:Tensor, # (b,m) the cell of each expansion
+    tie:Tensor,  # (b,m) integers that break ties of rank, the lower first
+    cells:int,   # number of cells
+    k:int,       # number of places in a cell
+    short=None,  # (b,m) True for expansions that come after all others
+)->Tensor:       # (b,cells*k) index of the expansion in every place; m if it is empty
     "Fill every cell with its `k` best."
     b, m = rank.shape
     order = in_order(rank, tie, m, short)                               # (b,m)
@@ -368,15 +368,15 @@ def _choose(
 
 # %% ../../nbs/fast/24_search.ipynb #cd103e51
 def _identity(search:Search, pool:_Beams, groups:Groups)->Tensor:
-    "Return (b,m) equal for expansions that are the same; in the top row, only the tokens count."
+    "Return (b,m) numbers, equal for equal expansions; in the top row, only the tokens count."
     same = pool.word == search.eos
     if not search.cfg.no_repeat: same = same | groups.at_top(pool.done)
-    if not search.absorb: same = same & groups.musts_alone[:,None]      # prices of what was forced
+    if not search.absorb: same = same & groups.musts_alone[:,None]      # forced groups have prices
     memory = pool.done*_SALTS[-1] + (pool.phrase + 1)*_SALTS[-2]
     return pool.code + memory.masked_fill(same, 0)
 
 def _chosen(search:Search, pool:_Beams, rank, groups:Groups, places:int)->Tensor:
-    "Return (b,places) which of the pool's m fills every place of a part; m where there is none."
+    "Return (b,places) indices in the pool (b,m) for the places of a part; m for an empty place."
     cell = search.mode.row(search, groups, pool)
     if search.long > 1: cell = cell*search.long + pool.phrase % search.long
     if search.twins:
@@ -390,7 +390,7 @@ def _chosen(search:Search, pool:_Beams, rank, groups:Groups, places:int)->Tensor
 
 # %% ../../nbs/fast/24_search.ipynb #8b0c11e0
 def _short(search:Search, beams:_Beams, t:int)->Tensor:
-    "Return (b,m) True where t tokens leave too few for musts and end; None if many are left."
+    "Return (b,m) True if musts and end no longer fit after t tokens; None if many are left."
     q, left = search.work.groups, search.cfg.max_len - t
     if left > search.long + search.takes: return None
     alternative = (beams.phrase // search.long).clamp(max=q.group.shape[1] - 1)
@@ -412,14 +412,14 @@ def _pruned(search:Search, cells:_Cells)->_Cells:
 
 def _late(search:Search, cells:_Cells)->Tensor:
     """Return (b,s) True in rows from which the top cannot be reached in time; never in the highest
-    in use."""
+    row in use."""
     least = search.work.groups.need - search.work.groups.jump*(search.cfg.max_len - search.t)
     highest = torch.where(cells.score > -torch.inf, search.level, -1).amax(1)
     return search.level < torch.minimum(least, highest)[:,None]
 
 # %% ../../nbs/fast/24_search.ipynb #b1d24a04
 def _bound(search:Search, cells:_Cells)->Tensor:
-    "Return (b,s) the upper bound of a hypothesis: further tokens cost, prices may gain."
+    "Return (b,s) an upper bound: further tokens lower the score, prices may raise the rank."
     if not search.priced: return cells.score
     gain = search.work.groups.price.clamp(min=0)[:,None]                # (b,1,n)
     left = 1 - (cells.done[...,None] >> search.work.groups.bits & 1)    # (b,s,n)
@@ -431,7 +431,7 @@ def _outscored(search:Search, cells:_Cells)->Tensor:
     "Return (b,s) True for hypotheses that `k` ended captions outscore."
     going = cells.word != search.eos
     ended = _objective(search, cells, search.work.groups).masked_fill(going, -torch.inf)
-    if search.priced:                                                   # it may be in both parts
+    if search.priced:                                                   # one may be in both parts
         ended, order = ended.sort(descending=True)
         copy = _duplicates(cells.code.gather(1, order), ended > -torch.inf)
         ended = ended.masked_fill(copy, -torch.inf)
@@ -470,7 +470,7 @@ def _front(chosen):
     return place.where(real, place[:,:1]), real
 
 def _look(search:Search)->Tensor:
-    "Choose active hypotheses with different texts for the model; (b,a) rows."
+    "Choose active hypotheses with different texts; return their (b,a) rows in the model's state."
     search.slot, search.active = _front(search.going)                   # (b,g) their places
     if not search.twins:
         search.asked, search.source = search.slot, search.place[:search.slot.shape[1]]*search.active
@@ -483,13 +483,13 @@ def _look(search:Search)->Tensor:
     b, a = search.asked.shape
     search.row = torch.arange(0, b*a, a, device=search.slot.device)[:,None] + search.source # (b,g)
     parent = search.cells.parent.gather(1, search.asked)
-    rows = search.line.gather(1, parent)                                # of the model's memory
+    rows = search.line.gather(1, parent)                                # in the model's state
     search.line = torch.zeros_like(search.line).scatter(1, search.slot, search.row)
     return rows
 
 # %% ../../nbs/fast/24_search.ipynb #86632492
 def _objective(search:Search, beams:_Beams, groups:Groups)->Tensor:
-    "Return (b,m) what is compared: the rank plus the prices of the mentioned groups."
+    "Return (b,m) values to compare: the rank plus the prices of the mentioned groups."
     if not search.priced: return beams.rank
     return beams.rank.to(groups.price) + groups.worth(beams.done)
 
@@ -553,8 +553,8 @@ MODES["credit"] = _Credit
 
 # %% ../../nbs/fast/24_search.ipynb #ee7f3a2d
 def _in_turn(search:Search, done:Tensor)->Tensor:
-    """Return (b,g) with `ordered`, bits of the groups that may be finished next: the first must
-    only."""
+    """Return (b,g) bits of the groups that may be finished next with `ordered`: of the musts, only
+    the first missing one."""
     must = search.work.groups.must[:,None]
     missing = must & ~done
     return ~must | (missing & -missing)
@@ -583,7 +583,7 @@ def _barred(search:Search)->Tensor:
 
 # %% ../../nbs/fast/24_search.ipynb #b1d23a04
 def _spans(search:Search, trail:Tensor, groups:Groups)->Tensor:
-    "Return (b,m,n,2) the positions of the groups, by trails (b,m,t,3); -1: not mentioned."
+    "Return (b,m,n,2) the positions of the groups, from trails (b,m,t,3); -1: not mentioned."
     tokens, done, phrase = trail.unbind(3)
     before, part = F.pad(done, (1, 0))[...,:-1], F.pad(phrase, (1, 0))[...,:-1]
     fresh = ((done & ~before)[...,None] >> groups.bits & 1).bool()      # (b,m,t,n)
@@ -666,11 +666,11 @@ def grid_beam_search(
     constraints:list, # b lists of groups; a group is a list of alternatives, tuples of token ids
     *,
     bos:int,          # the token before the first word
-    absorb=True,      # a constraint that the model writes by itself counts
+    absorb=True,      # True: a constraint that the model writes by itself counts
     reorder=None,     # `reorder(state, index (b,g)) -> state`; default: `reorder_state`
     normalize=False,  # True if `step` gives unnormalised scores
-    pad:int=0,        # fills `tokens` after the end
-    **settings,       # `eos`, and others of `Search` and `SearchConfig`: `mode`, `prices` ...
+    pad:int=0,        # id that fills `tokens` after the end
+    **settings,       # `eos`, and other settings of `Search` and `SearchConfig`, such as `mode`
 )->Hypotheses:
     "Find the `k` best captions that satisfy the constraints. Raise `NocError` if input is invalid."
     require(isinstance(constraints, (list, tuple)), f"constraints: {constraints!r}", "b lists")
@@ -687,7 +687,7 @@ def beam_search(
     bos:int,      # the token before the first word
     reorder=None, # as in `grid_beam_search`
     **settings,   # `eos`, and if needed `k`, `max_len`, `length_penalty` and `forbidden`
-)->Hypotheses:    # -1 after the end token
+)->Hypotheses:    # best captions, with -1 after the end token
     "Find the `k` best captions of every image. Raise `NocError` if input or scores are invalid."
     images = [[]]*state_size(state)[0]
     return grid_beam_search(step, state, images, bos=bos, reorder=reorder, pad=-1, **settings)

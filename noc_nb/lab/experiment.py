@@ -47,7 +47,7 @@ from ..vocab import Vocab
 # %% ../../nbs/lab/44_experiment.ipynb #158a869b
 @dataclass(frozen=True)
 class Preset(Config):
-    "All settings of a run except its data and its seed; the paper's where it states them."
+    "All settings of a run except data and seed, with the paper's values where it states them."
     data:str = "coco"                  # name of the data set in rows and tables
     split:str = "coco"                 # name of the split in the data folder
     min_count:int = setting(5, 0, 10**9) # minimum number of times a word occurs in the captions
@@ -107,7 +107,7 @@ _USUAL = dict(loss=called(selector_loss), reward=called(cider_reward)) # as in t
 class Models:
     "The trained models of a run: each is read from its folder, or trained when needed."
     def __init__(self,
-        run:Run,            # its preset and its seed
+        run:Run,            # the run, for its preset and its seed
         data:CocoData,      # training data
         out,                # the run's folder
         folder=None,        # folder to read models from and save them in; default: `out`;
@@ -132,8 +132,8 @@ class Models:
         return model or fit(folder)
 
     def selector(self,
-        inner:bool=True,   # with inner-attention
-        lambda0:float=.2,  # loss weight of zero targets
+        inner:bool=True,   # True: with inner-attention
+        lambda0:float=.2,  # loss weight of regions that no caption mentions
         seed:int=0,        # seed of its initial weights and its batches
     )->RegionSelector:
         "Return a trained region selector, read from its folder or trained now."
@@ -202,8 +202,8 @@ def _nearest_neighbours(data, n=2):
 # %% ../../nbs/lab/44_experiment.ipynb #6281a654
 @patch
 def averaged(self:Models,
-    captioner:Captioner, # trained
-)->Captioner:            # with neighbour-averaged embeddings if the preset has them
+    captioner:Captioner, # trained captioner
+)->Captioner:            # captioner with neighbour-averaged embeddings if the preset has `borrow`
     "Return the captioner for rows with constraints."
     borrow = self.run.preset.borrow
     if not borrow: return captioner
@@ -218,8 +218,8 @@ def _own_rules():
 
 # %% ../../nbs/lab/44_experiment.ipynb #b85f122b
 def _best_threshold(
-    data:CocoData, # with a `val` part
-    classes,       # (image id, how=, threshold=) -> classes
+    data:CocoData, # data set with a `val` part
+    classes,       # function (image id, how=, threshold=) -> classes
 )->float:
     "Return the detection score, from .2 to .9, with the best weighted F1 on `val`."
     ids = data.splits["val"]
@@ -275,7 +275,7 @@ def unseen(self:Choices)->set:
 
 @patch
 def _with_prices(self:Choices, chosen, probs):
-    "Return the chosen classes with prices, by the selector's probability or the detector's score."
+    "Return the classes with prices, computed from selector probabilities or detector scores."
     cfg = self.preset
     unseen = self.unseen()
     def prices(i):
@@ -294,7 +294,7 @@ def _mean_probabilities(selectors, data, ids):
 @patch
 def candidates(self:Choices,
     row:str,             # a key of `LABELS`
-    lambda0:float=.2,    # loss weight of zero targets, in selector rows
+    lambda0:float=.2,    # the selector's loss weight of regions that no caption mentions
     seeds:tuple=(0,),    # seeds of the selectors; if there are several, they vote
 )->dict:                 # image id -> {class id: price}, the best first; infinite for a must
     "Return the classes that a row of the tables chooses in every image, and their prices."
@@ -314,10 +314,10 @@ def candidates(self:Choices,
 
 # %% ../../nbs/lab/44_experiment.ipynb #5058dc7c
 class Experiment:
-    "One run on a data set: captions, scores and result rows, each computed once."
+    "One run on a data set, whose captions, scores and result rows are each computed once."
     kind = Models          # the class that reads or trains its models
     def __init__(self,
-        run:Run,           # its identity
+        run:Run,           # settings that identify the run
         data:CocoData,     # captions, regions, splits
         out,               # the run's folder
         resume:bool=False, # continue the run that the folder has
@@ -412,7 +412,7 @@ def _decode(self:Experiment, row, training, lambda0):
 def captions(self:Experiment,
     row:str,           # a key of `LABELS`
     training:str,      # a key of `TRAINING_LABELS`
-    lambda0:float=.2,  # loss weight of zero targets, in selector rows
+    lambda0:float=.2,  # the selector's loss weight of regions that no caption mentions
 )->dict:               # image id -> `Decoded`
     "Return the captions of the images, read from the run's folder or generated now."
     line = table_line(row, training, lambda0)
@@ -469,7 +469,7 @@ def _config(self:Experiment, row):
 # %% ../../nbs/lab/44_experiment.ipynb #a68482de
 @patch
 def _append(self:Experiment, line, seeds, **measured):
-    "Append a line to the test log (what was scored, when, by which code), then the row."
+    "Append a row; for the test part, first log what was scored, when and by which code."
     (row, training, lambda0), run = line, self.run
     main = run.variant is None and lambda0 in (None, .2)    # the paper's method
     lambda1 = None if lambda0 is None else round(1 - lambda0, 6)

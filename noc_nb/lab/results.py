@@ -69,7 +69,7 @@ def append_row(
     path,     # a `.jsonl` file
     row:dict, # from `new_row`
 ):
-    "Append one row by a single write, after removing an incomplete last line (of a full disk)."
+    "Append one row by a single write, after removing an incomplete line (left by a full disk)."
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with room_for(path), open(path, "ab+") as f:
         if f.tell(): f.seek(-1, os.SEEK_END)
@@ -122,7 +122,7 @@ def rows_from(
 def table_line(
     row:str,                    # a key of `LABELS`
     training:str="cider_dgbs",  # a key of `TRAINING_LABELS`
-    lambda0:float=.2,           # the selector's loss weight of zero targets; ignored elsewhere
+    lambda0:float=.2,  # loss weight of regions that no caption mentions; ignored in other rows
 )->tuple:                       # (row, training, λ0); λ0 is None in rows without a selector
     "Return the key of a line of the paper's tables."
     return row, training, lambda0 if row.startswith("selector") else None

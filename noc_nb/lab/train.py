@@ -78,7 +78,7 @@ def _save_checkpoint(path, model, optimizer, **state):
 
 # %% ../../nbs/lab/40_train.ipynb #8fec3410
 def _read_checkpoint(path):
-    "Read (name -> tensor, state). Raise `ValueError` or `SafetensorError` for a damaged file."
+    "Return tensors and state. Raise `ValueError` or `SafetensorError` for a damaged file."
     with safe_open(path, "pt") as f:
         tensors = {name: f.get_tensor(name) for name in f.keys()}
         header = f.metadata() or {}
@@ -87,7 +87,7 @@ def _read_checkpoint(path):
     return tensors, json.loads(text)
 
 def _load_checkpoint(path, model, optimizer):
-    "Load model and optimiser; return the other state. Raise `NocError` if the model differs."
+    "Load model and optimiser; return the other state. Raise `NocError` for another model's file."
     weights, moments = {}, defaultdict(dict)
     with foreign_file(path, "a checkpoint of this model"):
         tensors, state = _read_checkpoint(path)
@@ -123,7 +123,7 @@ def _newest_checkpoint(folder):
 class _Kept(Config):
     "Settings for checkpoints, and for the number of parts in which a step is computed."
     accumulate:int = setting(1, 1, free=True) # parts of a batch, if memory is short
-    save_seconds:float = setting(60., 0, 1e9, free=True) # between checkpoints, in s; 0: every step
+    save_seconds:float = setting(60., 0, 1e9, free=True) # seconds between checkpoints; 0: each step
     keep:int = setting(2, 0, free=True) # number of checkpoints to keep, besides the best weights
     tensorboard:bool = setting(False, free=True) # write curves for TensorBoard
 
@@ -151,7 +151,7 @@ class _Progress:
 
 # %% ../../nbs/lab/40_train.ipynb #3eb6a530
 def _accelerator(cfg, folder):
-    "Set up device and processes. Raise `NocError` if a batch has too few examples for them."
+    "Set up processes. Raise `NocError` if a batch has too few examples or TensorBoard is missing."
     require(is_tensorboard_available() or not cfg.tensorboard, "TensorBoard is not installed",
             "`pip install noc_nb[tensorboard]`, or tensorboard=false")
     AcceleratorState._reset_state()                        # forget the precision of other trainers
@@ -172,7 +172,7 @@ class Trainer(_Progress):
         folder,             # folder of the phase, whose name messages and progress bars show
         d_model:int=512,    # width, for the paper's peak learning rate
         unit:str="batches", # unit of the batches' `weight`, for the speed
-        about:dict=None,    # other settings and inputs of the result, as in `begin`
+        about:dict=None,    # other settings and inputs that determine the result, as in `begin`
         save=save_model,    # function (model, folder) that writes the model
     ):
         super().__init__()
@@ -196,7 +196,7 @@ class Trainer(_Progress):
         return acc.reduce(numbers.to(acc.device)).tolist()
 
     def _backward(self, part, share, last):
-        "Compute the gradient of a part, a `share` of the batch; exchange gradients at the last."
+        "Compute a part's gradient (`share` of the batch); after the last part, exchange gradients."
         acc = self.accelerator
         with nullcontext() if last else acc.no_sync(self.model):
             with acc.autocast(): loss, numbers = self.loss(self.model, part.to(acc.device))
@@ -344,7 +344,7 @@ def _go_back(self:Trainer):
     me = self.accelerator.process_index
     path, = broadcast_object_list([self.main and _newest_checkpoint(self.folder)])
     if path is None: return
-    with foreign_file(path, "a checkpoint of this training"):
+    with foreign_file(path, "a checkpoint of this run"):
         state = _load_checkpoint(path, self.inner, self.optimizer.optimizer)
         check_same(path, state["order"], dict(batch=self.cfg.batch, seed=self.cfg.seed))
         for f in fields(_Progress):
@@ -358,7 +358,7 @@ def _go_back(self:Trainer):
 
 # %% ../../nbs/lab/40_train.ipynb #a21d9f01
 def _claim(folder, settings, resume):
-    "Record the settings, or compare them with the record. Raise `NocError` for other content."
+    "Record the settings, or compare them. Raise `NocError` if the folder has other content."
     put_back(folder/"best")
     done = (folder/"done.json").exists()
     checkpoints = _checkpoints(folder)
@@ -439,7 +439,7 @@ def _read_done(folder):
         about = {key: about[key] for key in keys}
     for name, expected in sums.items():
         file = folder/"best"/name
-        require(file_sum(file) == expected, f"{file}: was altered", "the weights of this training")
+        require(file_sum(file) == expected, f"{file}: was altered", "the weights of this run")
     return about
 
 # %% ../../nbs/lab/40_train.ipynb #8f42c9d3
@@ -449,7 +449,7 @@ def finished_model(
     train:TrainConfig, # expected settings of the training
     about:dict,        # other expected settings and inputs, as in `Trainer`
 )->nn.Module:          # the model in eval mode; None if the phase is not finished
-    "Load the model of a finished phase. Raise `NocError` if its settings are not the expected."
+    "Load the model of a finished phase. Raise `NocError` if its settings are not those expected."
     folder = Path(folder)
     if not (folder/"done.json").exists(): return None
     done = _read_done(folder)
@@ -510,7 +510,7 @@ def train_xe_in(
 
 # %% ../../nbs/lab/40_train.ipynb #40c00015
 def _words_to_say(data, captioner, cfg, limit):
-    "Return the words of DGBS for train, with prices if `cfg` has a weight, and for val."
+    "Return the oracle's words for train, with prices if `cfg` has a weight, and for val as musts."
     ids = rewarded_images(data, cfg)
     vocab = Vocab(captioner.tokens)
     if cfg.price_weight is None: words = oracle_words(data, ids, vocab, limit)

@@ -56,8 +56,8 @@ def _lengthened(captioner, vectors):
 # %% ../../nbs/models/111_classes.ipynb #4f29f132
 def add_words(
     pipeline:NovelCaptioner, # a pipeline, which is not changed
-    vectors,                 # a file of the training's word vectors, or word -> vector
-    more=(),                 # more words than those of its classes
+    vectors,                 # a file of the word vectors of its training, or word -> vector
+    more=(),                 # words to add besides those of its classes
 )->NovelCaptioner:           # a pipeline with the same models and the missing words
     "Add words after training. Raise `NocError` if the vectors do not match those of training."
     words = [*words_of(pipeline.classes), *more]

@@ -56,7 +56,7 @@ class _Table:
     "The text that each token of a tokenizer adds, whatever is before it."
     def __init__(self, scheme, mode, pieces, hidden):
         self.scheme, self.mode, self.pieces, self.hidden = scheme, mode, pieces, hidden
-        self.bytes, self.first = {}, {}     # bytes of tokens; of some, at the start of a text
+        self.bytes, self.first = {}, {}     # token -> its bytes; other bytes at a text's start
         self.runs = set()                   # tokens that are one byte of a run
 
     def add(self, ids):
@@ -73,7 +73,7 @@ class _Table:
         except UnicodeDecodeError: return "\ufffd"*len(pending)
 
     def feed(self, pending, i):
-        "Return the text that token `i` adds, and the bytes pending after it; None before a text."
+        "Return the text that token `i` adds and the bytes then pending; `pending`: None at first."
         more = self.bytes.get(i, b"")
         if not more: return "", pending
         if pending is None: more, pending = self.first.get(i, more), b""
@@ -199,7 +199,7 @@ class _Index(_Table):
             place = self.joined.find(word, place + 1)
 
     def flags(self, v):
-        "Return flags (2,v): a token continues a word; whether it does is unknown."
+        "Return flags (2,v): the token continues a word; it is unknown whether it does."
         if v not in self.looks:
             looks = torch.zeros(3, v, dtype=torch.bool)
             for row, ids in zip(looks, (self.lengthens, self.unknown, self.bytes)):
@@ -245,7 +245,7 @@ def read_table(
     rows = _cut(ids, 46, glue)
     for row, fits in zip(rows, table.fits(rows, _decode(tokenizer, rows))):
         if not fits: _repair(table, tokenizer, glue, row[1:-1])
-    rows = [[i, glue] for i in ids if b" " in table.bytes[i].lstrip(b" ")] # some lose spaces there
+    rows = [[i, glue] for i in ids if b" " in table.bytes[i].lstrip(b" ")] # may lose spaces
     texts, letter = _decode(tokenizer, rows), table.decode([glue])
     for (i, _), text, fits in zip(rows, texts, table.fits(rows, texts)):
         if not fits: table.first[i] = text.removesuffix(letter).encode()
@@ -260,7 +260,7 @@ def read_table(
 class _State(NamedTuple):
     "The state of the automaton after a text."
     node:str      # longest ending of the text with which a pattern begins
-    inside:bool   # True where it ends inside a word
+    inside:bool   # True if the text ends inside a word
     pending:bytes # bytes of an incomplete character, or of a run of bytes; None before the text
 
 _START = _State("", False, None)
@@ -279,7 +279,7 @@ def _bits(mask):
     return [n for n in range(mask.bit_length()) if mask >> n & 1]
 
 def _joined(masks):
-    "Return the bits of all masks."
+    "Return a mask with the bits of all masks."
     return reduce(or_, masks, 0)
 
 # %% ../../nbs/models/109_spellings.ipynb #44b00600
@@ -298,7 +298,7 @@ class _Patterns:
         self.last = {pattern[-1] for pattern in (*self.sure, *self.open)}
 
     def _add(self, n, text, boundary):
-        "Look for a text, as word `n`."
+        "Add a text of word `n` to the patterns."
         pattern, behind = _marked(text), in_word(text[-1])
         if boundary == "text": pattern, behind = pattern.removeprefix(_BEGIN), False
         into = self.open if behind else self.sure
@@ -470,7 +470,7 @@ def read_words(
     each,       # b such lists or lines, one per input, added to `words`; None: no more words
     avoid,      # a list of words to avoid; None: no words
     inputs:int, # number of inputs (b)
-    forms=False, # True: the plural or singular of a word is as good
+    forms=False, # True: the plural or singular of a word counts, too
 )->_Wishes:
     "Read the words of all inputs. Raise `NocError` if they are invalid, or mix text and ids."
     each = [None]*inputs if each is None else each
@@ -526,7 +526,7 @@ class _IdGroups:
         return sorted(places)
 
 class _NoColumns:
-    "The tokens of a search for words as ids: the model's."
+    "The columns of a search for words that are given as ids: only those of the model's tokens."
     start, extra, finishers = None, 0, ()
     def __init__(self, constraints): self.constraints = constraints
     def place(self, read): pass
@@ -557,7 +557,7 @@ def spellings(
     tokenizer, # a tokenizer of transformers
     word:str,  # one word or several
     boundary="word", # as in `grid_beam`
-)->dict:       # ids: True if a word before must have ended, False if it begins a new word
+)->dict:       # ids -> True if they spell the word only where no letter comes before
     "Return the ways in which the tokenizer writes a word; empty if it cannot write the word."
     if re.search("[\ud800-\udfff]", word): return {}
     table, ways = read_table(tokenizer), {}
@@ -578,7 +578,7 @@ _FREE, _SAID, _OWES = range(3) # what the end of a text means for the next token
 class _Text(NamedTuple):
     "The state of a text, and the groups that it has finished."
     state:_State   # state of its input's reader
-    done:int = 0   # bits of the groups that it has
+    done:int = 0   # bits of the groups that it has finished
     ends:int = 0   # one of `_FREE`, `_SAID` (a counted word), `_OWES` (it must continue)
 
 class _Moves(NamedTuple):
@@ -586,7 +586,7 @@ class _Moves(NamedTuple):
     own:Tensor     # (3,n) tokens with finishing columns of their own; the columns; the groups' bits
     others:Tensor  # (3,n) tokens that need a free column; their numbers from 0; the groups' bits
     alone:Tensor   # tokens that may not be taken in their plain column
-    late:Tensor    # tokens that may not, if no token follows
+    late:Tensor    # the same where no token can follow
     plain:set      # tokens after which the word must continue
     said:set       # tokens whose finishing column bars tokens that lengthen the word
 
@@ -633,7 +633,7 @@ class _Words:
         return good
 
     def anywhere(self, group):
-        "Return the spellings that may also follow a letter, as with a space in front, or else all."
+        "Return the spellings that may also follow a letter, such as one with a space, or else all."
         return [ids for ids in group if ids not in self.bare] or group
 
     def groups(self, words):
@@ -641,7 +641,7 @@ class _Words:
         return _joined(self.group_of[n] for n in _bits(words))
 
     def placed(self, words):
-        "Return the same mask, with the groups in the order of the search."
+        "Return the mask of `groups`, but with the groups in the order of the search."
         if words not in self.bits:
             groups = [g for g in _bits(self.groups(words)) if g in self.places]
             self.bits[words] = sum(1 << self.places[g] for g in groups)
@@ -657,7 +657,7 @@ def _ending(words:_Words, ids):
     return places
 
 def _forced(words:_Words, group, column):
-    "Return a group's spellings, with a finishing token at the end and perhaps where words end."
+    "Return a group's spellings; the last token finishes, and others that end a word may finish."
     anywhere, alternatives = words.anywhere(group), set()
     for ids in anywhere + [ids for ids in group if len(ids) == 1 and ids not in anywhere]:
         ending = _ending(words, ids)
@@ -794,7 +794,7 @@ class _Columns:
         self.begin = torch.tensor([1 << order[0] for order in orders], device=self.device)
 
     def nothing(self, inputs):
-        "Return the result of `mark` for finished texts: nothing is finished but the start."
+        "Return the result of `mark` for texts that have ended: only the start is finished."
         return self.real.repeat(len(inputs), 1), F.pad(self.begin[inputs][:,None], (self.extra, 0))
 
     def after(self, i, text):
@@ -820,7 +820,7 @@ class _Columns:
 
     def mark(self, scores, texts, inputs, full)->tuple: # (N,extra) tokens, (N,extra+1) groups
         """Give the finishing columns of scores (N,v+extra+2) their values, and bar tokens that may
-        not follow, in place. If a text is `full`, no word can continue."""
+        not follow, in place. If texts are `full`, no word can continue."""
         held = [n for n, text in enumerate(texts) if text.ends != _FREE]
         scores[held,:self.v] += self.barred[[texts[n].ends for n in held]]
         moves = [*map(self.after, inputs, texts)]

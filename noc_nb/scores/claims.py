@@ -36,7 +36,7 @@ class _Claim:
     text:str                 # in plain words
     columns:str              # a column such as "out_C", or several to be summed
     worse:object             # a line, from `table_line`; a row's name means DGBS and λ0 = 0.2
-    better:object="selector" # the line that should be better, likewise
+    better:object="selector" # the line that should be better, in the same form
     table:int=1              # the paper's table that has its numbers
 
     @property
@@ -328,10 +328,10 @@ def inner_attention(
     inner = _fitting(common, "selector")
     without, rival = (_fitting(common, "selector_no_inner", c) for c in ("out_F1", "in_C"))
     t, t_without, t_rival = (r["config"]["selector"]["threshold"] for r in (inner, without, rival))
-    text = ("On val, with hard constraints and one trained model of each kind, each at its "
-            f"threshold of the best F1 ({t:g} with inner-attention, {t_without:g} without), the "
-            f"selector with inner-attention is ahead by {_gains(inner, without, judged)}. If the "
-            f"selector without it is at {t_rival:g}, its threshold of the best C in, the lead is "
+    text = ("On val, with hard constraints and one trained model of each kind, each at the "
+            f"threshold of its best F1 ({t:g} with inner-attention, {t_without:g} without), the "
+            f"lead of the selector with inner-attention is {_gains(inner, without, judged)}. With "
+            f"the selector without it at {t_rival:g}, the threshold of its best C in, the lead is "
             f"{_gains(inner, rival, judged, ('out_C', 'in_C'))}.")
     if not own: return text
     gains = _gains(inner, _fitting(own, "selector_no_inner"), judged)

@@ -231,10 +231,10 @@ class _Spice:
         self.folder, self.seconds = Path(folder or _cache_folder()/"spice"), seconds
         self.known = {}                                  # (image, line) -> its score
         self.java, self.heap = find_java()[0], _heap(2000, 1500)
-        lost = "its jars are missing or were changed; `noc_setup_spice` fetches them"
+        lost = "its jars are missing or were changed; `noc_data spice` fetches them"
         if _missing_jars(self.folder): raise FileNotFoundError(lost)
         self.refs = {i: list(map(ptb_line, own)) for i, own in refs.items()}
-        self.keeps = platform.machine().lower() in ("x86_64", "amd64")   # its database is native
+        self.keeps = platform.machine().lower() in ("x86_64", "amd64")   # its database needs x86
 
     def _command(self, items, *arguments):
         "Return the command of SPICE. For a few items, it skips Java's full compilation."
@@ -371,7 +371,7 @@ def _fetch_with_maven(jars, folder):
         if text: raise OSError(f"`mvn` failed: {text[:300]}")
 
 def _fetch_corenlp(jars, folder):
-    "Fetch the archive of CoreNLP, or resume that. Raise `NocError` if it cannot be reached."
+    "Fetch CoreNLP's archive, or resume its download. Raise `NocError` if it cannot be reached."
     name = "stanford-corenlp-full-2015-12-09.zip"
     path = fetch(f"http://nlp.stanford.edu/software/{name}", _cache_folder()/name)
     unpack(path, folder, [_jar_name(c) for c in jars])
@@ -394,7 +394,7 @@ def _setup_spice(jars=None):
     target = _cache_folder()/"spice"
     problems = []
     target.mkdir(parents=True, exist_ok=True)
-    require(jars is None or Path(jars).is_dir(), f"--jars {jars}", "a folder")
+    require(jars is None or Path(jars).is_dir(), f"--from {jars}", "a folder")
     _accept(Path(jars or Path(spice_package.__file__).parent/"lib"), target)
     for bring in (_fetch_with_maven, _fetch_corenlp) if jars is None else ():
         missing = _missing_jars(target)
@@ -407,12 +407,14 @@ def _setup_spice(jars=None):
     if not missing: return target
     files = ", ".join(f"{_jar_name(c)} ({c}, SHA-256 {_SPICE_JARS[c]})" for c in missing)
     raise NocError(f"SPICE: {'; '.join(problems) or jars}: some jars are missing. "
-                   f"Give these files with --jars FOLDER: {files}")
+                   f"Give these files with --from FOLDER: {files}")
 
 # %% ../../nbs/scores/120_java.ipynb #3d190fba
-def _run_setup_spice(o):
+def _run_data(o):
     "Fetch SPICE's jars, and print where they are. Raise `NocError` if some are missing."
-    with locked(_cache_folder()/"spice"): folder = _setup_spice(o.jars)
+    require(not (o.out or o.images or o.list), "noc_data spice",
+            "no option but --from; the variable NOC_CACHE names the folder of the jars")
+    with locked(_cache_folder()/"spice"): folder = _setup_spice(o.from_)
     print(f"SPICE is ready: {folder}")
     print("For other tools that run spice-1.0.jar, with CoreNLP in its lib/:")
     print(f"export JDK_JAVA_OPTIONS='{_java_options(folder)}'")

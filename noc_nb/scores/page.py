@@ -54,7 +54,7 @@ class Part(NamedTuple):
     text:str = ""
     table:tuple = ()   # names of the columns, rows of cells
     items:list = ()    # items of a list
-    bars:dict = ()     # name -> (points or None, interval or None, text, holds, fails or open)
+    bars:dict = ()     # name -> (points or None, interval or None, text, a key of `_COLORS`)
     cards:list = ()    # only for a page: dicts with photo, name, score, said and refs
 
     def lines(self):

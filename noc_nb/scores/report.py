@@ -53,9 +53,9 @@ def _check_caption(caption, where):
 # %% ../../nbs/scores/122_report.ipynb #89857a4c
 def read_system(
     path,      # captions in any form that `read_captions` takes
-    names=(),  # (file name, image id) of the references' images, if their file names them
+    names=(),  # (file name, image id) of the images, if the file of references names them
     where="references", # file of the references, for messages
-    numbers:bool=True,  # True if that file has ids
+    numbers:bool=True,  # True if the file of references has ids
     bad:list=None,      # collects a line for each unusable caption; None: raise an error
 )->dict:       # image id -> caption; a photo that the references do not name keeps its name
     "Read a system's captions. Raise `NocError`, naming the entry, if one is unusable."
@@ -147,7 +147,7 @@ def _check_worded(refs, where):
     require(refs, where, "at least one image with references")
     worded = any(tokenize(c) for captions in refs.values() for c in captions)
     i, captions = next(iter(refs.items()))
-    require(worded, f"{where}: image {i}: {captions[0][:40]!r}, and no other",
+    require(worded, f"{where}: image {i}: {captions[0][:40]!r}; none has a word",
             "a reference with words")
 
 # %% ../../nbs/scores/122_report.ipynb #412889b4
@@ -220,7 +220,7 @@ def _usual_heldout(classes):
 
 # %% ../../nbs/scores/122_report.ipynb #817b851d
 def _shortened(caption, words=None, whole=False):
-    "Cut a caption to so many words (None: all) and, with `whole`, to its finished sentences."
+    "Cut a caption to its first words (None: all) and, with `whole`, to its finished sentences."
     if words: caption = " ".join(caption.split()[:words])
     ended = re.match(r"(?s).*[.!?](?!\w)", caption) if whole else None
     return ended[0] if ended else caption
@@ -281,7 +281,7 @@ class _Evaluated(Judged):
         return dict(name=f"image {i}", photo=photo, refs=self.refs[k], said=said, score=score)
 
     def main_score(self, *others):
-        "Return title and (N,) points per run of CIDEr-D, or a score that all runs have."
+        "Return title and (N,) points per run: of CIDEr-D, or of another score that all runs have."
         scores = [{m: x for m, x in points(run.numbers).items() if not np.isnan(x).any()}
                   for run in (self, *others)]
         shared = set.intersection(*map(set, scores))

@@ -41,7 +41,7 @@ class _Scored:
 
     @property
     def identity(self):
-        "Images, and seed or else captions, in which all runs of a system must differ."
+        "The images, and the seed or else the captions: no two runs of a system agree in both."
         captions = self.seed is None and tuple(self.report.judged.captions)
         return self.images, self.seed, captions
 
@@ -64,7 +64,7 @@ def _references(data, split, part, heldout, classes, first):
     return task, CaptionScorer(task.refs, ("C", "B4", "R"))
 
 def _judge_of(folder, about, o):
-    "Return a function from row to report, which without references has only the scores."
+    "Return a function from a row to its report; without references, reports have only scores."
     toy = folder/"data"                                        # made by the run
     data = o.data or (toy if toy.exists() else find_data())
     if not data: return lambda r: _Report(dict(scores=r["metrics"]), None)
