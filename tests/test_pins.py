@@ -1272,7 +1272,7 @@ def test_images_and_constraints_of_scst(tmp_path):
     six = world({0: (["a bicycle a bus a cat a dog a horse and a zebra"], pairs)})
     words = oracle_words(six, [0], build_vocab(six, 1))[0]
     assert [build_vocab(six, 1).tokens[w] for w in words] == ["zebra", "horse", "dog", "cat", "bus"]
-    with pytest.warns(UserWarning, match="'dog' of 1 images"):   # D3: a missing word is reported
+    with pytest.warns(UserWarning, match="'dog' in 1 images"):   # D3: a missing word is reported
         assert oracle_words(own, [0], Vocab(["cat"])) == {0: [4]}
 
 def greedy(model, data, ids, groups, kept=None):

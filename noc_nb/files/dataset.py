@@ -91,7 +91,7 @@ def _load_regions(root, detections, ids, sizes, named, where, **how):
         table = read_detections(joined, sizes, only=sizes, **how)
         others = table.counts["others"]
         require(len(table.boxes) or not others, joined.path,
-                f"detections in images that have captions; all {others:,} are in others")
+                f"detections in images that have captions; all {others:,} are in other images")
     else:
         files = instances_files(root) if detections else []
         missing = f"{root}: no annotations/instances_*.json"
@@ -120,7 +120,7 @@ def find_split(
 # %% ../../nbs/files/102_dataset.ipynb #f37db433
 def load_data(
     root=None,                # folder in COCO's layout; default: the variable NOC_DATA
-    split="lite",             # name in splits/, or a file; "coco": the published one; None: none
+    split="lite",             # name in splits/, or file; "coco": the published one; None: no split
     detections="simulated",   # name in detections/, a file, or `Detections`; "gt": ground truth
     captions=None,            # a captions file, or a folder of texts; default: in annotations/
     features=None,            # `RegionTable` with features for the captioner; default: symbolic
@@ -170,7 +170,7 @@ def own_captions(
     captions,   # file or folder, as in `load_captions`
     detections, # None, "gt", or `Detections`, which may have names and sizes of the images
 )->Captions:
-    "Load captions, with ids for photos. Raise `NocError` if captions and boxes do not fit."
+    "Load captions, with ids for photos. Raise `NocError` if captions and boxes do not match."
     @cache
     def listed():
         names, sizes = listed_images(data_files(root, "annotations", "*.json*"))
@@ -254,7 +254,7 @@ _PUBLISHED = dict(train=82783, kept=70194, val_half=20252, test_half=20252,
                   novel_val=3018, novel_test=3024)
 
 def _count(what, published, images, asked, total, listed=None):
-    "Return a row of the report: `images` among the `asked` ones, which should be `total`."
+    "Return a row of the report: how many of the `asked` images, ideally `total`, are in `images`."
     complete = len(asked) == total
     how = "decided from captions"
     if not complete: how = f"decided from the captions of {len(asked):,} images only"

@@ -28,7 +28,7 @@ class _WorldFile:
     to:str              # path in the data set's folder; for several files, their subfolder
     kept:int            # bytes that remain, approximately
     bytes:int = None    # bytes to download, if known
-    sha256:str = None   # checksum; None: unknown, that of the first download is stored
+    sha256:str = None   # checksum; None: unknown, so that of the first download is stored
     licence:str = "unknown"
     members:tuple = ()  # patterns of the names to unpack; none: the file is not unpacked
     count:int = 1       # number of files after unpacking
@@ -40,7 +40,7 @@ class _WorldFile:
         return self.bytes or 0 if self.members else 0
 
 def _downloads(table=None):
-    "Return name -> files of each data set. `table`: content of `downloads.json`, or None."
+    "Return the files of each data set, by its name. `table`: content of `downloads.json`, or None."
     table = table or json.loads(asset("downloads.json"))
     return {name: [_WorldFile(**row) for row in world["files"]] for name, world in table.items()}
 
@@ -87,7 +87,7 @@ def _download(url, output, pooch, part, size):
             try:
                 _append(url, file, version, size)
                 break
-            except OSError as e:                             # from `requests` if it has no number
+            except OSError as e:                             # `requests` sets no error number
                 if e.errno or file.tell() <= before: raise
     os.replace(part, output)
     version.unlink(missing_ok=True)
@@ -138,7 +138,7 @@ def unpack(
     folder,   # folder for its files
     patterns, # patterns of the file names to unpack, without folders
 ):
-    "Unpack files, each completely or not at all; keep existing ones. Raise `NocError` if no zip."
+    "Unpack missing files, each completely or not at all. Raise `NocError` if it is not a zip."
     folder = Path(folder)
     with foreign_file(path, "a zip file"), zipfile.ZipFile(path) as packed:
         members = {folder/posixpath.basename(m.filename): m for m in packed.infolist()}
@@ -149,7 +149,7 @@ def unpack(
 
 # %% ../../nbs/files/107_download.ipynb #4c9f19a3
 def _local(url, source):
-    "Return the file of a URL's name in a folder, or None."
+    "Return the file in `source` that has the name at the end of a URL, or None."
     path = Path(source or "", posixpath.basename(url))
     return path if source and "://" not in source and path.is_file() else None
 

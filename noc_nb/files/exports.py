@@ -90,7 +90,7 @@ def read_names(
 _NAMES = "data.yaml", "data.yml", "dataset.yaml", "classes.txt", "obj.names"
 
 def _near_names(folder):
-    "Return number -> name, from the nearest file of names to a folder of labels, and that file."
+    "Return names by number, from the file of names nearest to a folder of labels, and that file."
     places = [folder.absolute(), *folder.absolute().parents][:3]
     file = next((file for place in places for name in _NAMES if (file := place/name).is_file()), "")
     names = read_names(file) if file else {}

@@ -23,10 +23,10 @@ from ..regions import RegionTable, Regions, table_of
 def write_items(
     path,        # path of a .json or .json.gz file
     items,       # iterable of JSON values
-    before=None, # dict to write before the list, as `annotations`; None: only the list
+    before=None, # dict of the keys before the list, then called `annotations`; None: only the list
     after=None,  # dict to write after the list
 ):
-    "Write a long list as JSON, or as the `annotations` of an object, or write no file at all."
+    "Write a long list as JSON, or as an object's `annotations`, completely or not at all."
     def text(content): return json.dumps(content, ensure_ascii=False)
     start, end = "[", "]"
     if before: start, end = text(before)[:-1] + ', "annotations": [', "]}"
@@ -45,7 +45,7 @@ def write_detections(
     path,    # .json (COCO results, pixels) or .parquet (relative centre, width, height)
     regions, # image id -> `Regions`, or a `RegionTable`
 ):
-    "Write detections, or no file at all. Raise `NocError` if JSON needs an unknown size."
+    "Write detections completely or not at all. Raise `NocError` if JSON needs an unknown size."
     table = regions if isinstance(regions, RegionTable) else table_of(regions.values())
     lengths = np.diff(table.offsets)
     images, sizes = np.repeat(table.ids, lengths), np.repeat(table.sizes, lengths, 0)
@@ -96,7 +96,7 @@ def _label_ids(labels, names, classes):
         yield ids[0]
 
 def _relative(boxes, size):
-    "Convert corners in pixels to (n,4) relative to the image. Raise `NocError` if outside."
+    "Convert corners in pixels to (n,4) relative to the image. Raise `NocError` if one is outside."
     boxes = torch.as_tensor(boxes).detach().cpu().float().reshape(-1, 4)
     width, height = size
     boxes = boxes/torch.tensor([width, height, width, height])

@@ -36,7 +36,7 @@ _LONGEST = 1 << 24   # maximum size of an item in bytes
 _NO_NUMBER = re.compile(rb"(?<=[\[,: ])-?(?:NaN|Infinity)(?=[,\]} \n])")   # as Python writes them
 
 class _Lines:
-    "A file that passes a parser at most one line at a time."
+    "A file from which a parser reads at most one line at a time."
     def __init__(self, file): self.file, self.line, self.piece, self.size = file, 1, b"", 0
     def read(self, n):
         self.line += self.piece.endswith(b"\n")
@@ -84,7 +84,7 @@ def _numbers(values, expected):
     except (ValueError, TypeError): return None
 
 def _values(items, key, expected):
-    "Return the value of `key` in every object, 0 if faulty, and place -> fault of the value."
+    "Return the value of `key` in every object (0 if faulty), and the faults by place."
     values = [item.get(key) if isinstance(item, dict) else None for item in items]
     column, wrong = _numbers(values, expected) if items else np.zeros((0, *_KINDS[expected][0])), {}
     if column is not None: return column, wrong
@@ -115,7 +115,7 @@ def _item_name(items, kind, first=0):
 # %% ../../nbs/files/101_readers.ipynb #df98937e
 def refuse(
     path,           # the file, for the message
-    name,           # function: row -> what the item is called in the message
+    name,           # function that names the item in a row, for the message
     bad:np.ndarray, # (n,) True for items that cannot be used
     expected:str,   # what was expected instead
 ):
@@ -125,7 +125,7 @@ def refuse(
 # %% ../../nbs/files/101_readers.ipynb #8201789d
 @contextmanager
 def _no_collection():
-    "Switch garbage collection off: parsing makes millions of objects, and none can be freed."
+    "Within this context, switch garbage collection off, as no parsed object can be freed."
     enabled = gc.isenabled()
     gc.disable()
     try: yield
@@ -199,8 +199,8 @@ def _fits(names, photos):
 
 # %% ../../nbs/files/101_readers.ipynb #92c73c5f
 def _paired(pairs):
-    """Return index of a photo -> its image, and image -> (indices of photos, images) that clash
-    with it. `pairs`: number of shared parts -> (image, index of the photo)."""
+    """Return the images by index of photo, and for each clashing image its photos and images.
+    `pairs`: number of shared parts -> (image, index of the photo)."""
     matched, clashes, images, photos = {}, {}, set(), set()
     for length in sorted(pairs, reverse=True):
         photos_of, images_of = defaultdict(list), defaultdict(list)
@@ -229,7 +229,7 @@ def some_of(
     items:list,    # items that a message lists
     shown=repr,    # function: item -> its text
 )->str:
-    "Return the first ten, separated by commas."
+    "Return the texts of the first ten items, separated by commas."
     text = ", ".join(map(shown, items[:10]))
     return f"{text}, …" if items[10:] else text
 
@@ -278,7 +278,7 @@ PHOTO_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bm
 _PHOTO = re.compile(f"({'|'.join(map(re.escape, PHOTO_ENDINGS))})$", re.I)
 
 def _pairs(names, photos, where):
-    "Return index of a photo -> its image, the `_Clash`es, and image id -> its name."
+    "Return the images by index of photo, the `_Clash`es, and the names by image id."
     texts = [name for name, _ in names]
     if not all(any(map(_PHOTO.search, some)) for some in (texts, photos)):
         # `labels/a.txt` is called `a`
@@ -395,7 +395,7 @@ def _parquet_items(path):
         for n, row in enumerate(file.read(columns=[*columns]).to_pylist()): yield row, f"row {n}"
 
 def _text_items(folder):
-    "Yield the captions of text files beside photos, as for training image models, one a line."
+    "Yield captions from text files beside photos, one a line, as used to train image models."
     files = sorted(p for p in folder.rglob("*") if not p.name.startswith("."))
     photos = {_PHOTO.sub("", str(p)) for p in files if _PHOTO.search(p.name)}
     for path in (p for p in files if p.suffix in (".txt", ".caption")):
@@ -421,7 +421,7 @@ def _is_karpathy(content):
     return isinstance(first, dict) and "sentences" in first
 
 def _karpathy(content, path):
-    "Return the entries of a file in Karpathy's format, and name of a photo -> part of the split."
+    "Return the entries of a file in Karpathy's format, and parts of the split by photo name."
     entries, parts = [], {}
     for n, image in enumerate(content["images"]):
         with foreign_file(path, "cocoid, filename, split and sentences with raw", f"image {n}"):
@@ -456,7 +456,7 @@ def _caption_content(path):
     with _no_collection(): return read_json(path)
 
 def _entries_of(path, content, bad=None):
-    "Return all entries of a file or folder, and name of a photo -> part of the split, if any."
+    "Return all entries of a file or folder, and any parts of the split by photo name."
     if _is_karpathy(content): return _karpathy(content, path)
     if content is not None: return _json_entries(content, path, bad), {}
     if path.is_dir(): items = _text_items(path)
@@ -469,7 +469,7 @@ def _entries_of(path, content, bad=None):
 # %% ../../nbs/files/101_readers.ipynb #7d063ab7
 def _entry_images(entries, names, path, where, numbers=True):
     """Return the image id of each entry, or its name if no image has it. `names`: those of the
-    images in the file `where`. Raise `NocError` if several images have a name."""
+    images in the file `where`. Raise `NocError` if a name fits several images."""
     photos = [*dict.fromkeys(e.name for e in entries if e.name)]
     of = {}
     if names and photos:
@@ -636,7 +636,7 @@ def box_rows(
     boxes,       # (n,4) corner, width and height
     scores,      # (n,) scores, or one for all
     first:int=0, # place of the first box in its file
-)->np.ndarray:   # (n,) of `ROW`
+)->np.ndarray:   # (n,) rows of type `ROW`
     "Put boxes, and all that their file says about them, into an array of rows."
     rows = np.zeros(len(boxes), ROW)
     columns = images, labels, boxes, scores, np.arange(first, first + len(rows))
@@ -677,7 +677,7 @@ def _number_texts(items, key, texts):
             item[key] = texts.setdefault(item[key], ~len(texts))
 
 def _json_rows(items, path, kind, first=0, scored=True):
-    "Return objects of a COCO file as rows, boxes in pixels, and place of a row -> its fault."
+    "Return objects of a COCO file as rows, with boxes in pixels, and the faults by place."
     images = _whole_numbers(items, "image_id", path, kind, first)
     labels, no_label = _values(items, "category_id", "a whole number")
     boxes, no_box = _values(items, "bbox", "four numbers")
@@ -723,8 +723,8 @@ def _number_columns(file, needed, path, texts):
 
 # %% ../../nbs/files/101_readers.ipynb #5a272547
 def _parquet_rows(path):
-    """Return the rows of a Parquet file, boxes relative; image id -> file name, if the file has
-    names; and text that identifies an image -> its number."""
+    """Return the rows of a Parquet file, with relative boxes; file names by image id, if the file
+    has names; and numbers by the text that identifies an image."""
     needed = dict(image_id="iu", category_id="iu", cx="f", cy="f", w="f", h="f", score="f")
     named, names, texts = ["image_id", "file_name"], {}, {}
     with open_parquet(path) as file:
@@ -744,7 +744,7 @@ def relabel(
     names:dict,        # number -> name in the file; None or {}: it has none
     classes:dict,      # class id -> `ObjectClass`; None: any number is fine
     where,             # the file, for messages
-    item=str,          # place -> what a box is called, for messages
+    item=str,          # function that names the box at a place, for messages
 )->np.ndarray:         # (n,) class ids; -1 if no class has the name
     """Turn a file's class numbers into class ids, by name if it has names. Raise `NocError` if the
     numbers follow another scheme."""
@@ -801,7 +801,7 @@ _AREA = "a box with an area"
 _BOX_ERRORS = [f"expected {text}" for text in (*_WRONG[1:], _AREA)]
 
 def _by_image(images, met):
-    "Return image id -> counts of its clipped and skipped boxes; `met`: count -> booleans of rows."
+    "Return the counts of clipped and skipped boxes by image; `met`: count -> booleans of rows."
     counts = defaultdict(dict)
     for what, some in met.items():
         for i, count in Counter(images[some].tolist()).items(): counts[i][what] = count
@@ -818,9 +818,9 @@ def _relative(rows, sizes, pixels, mark):
     return box/np.tile(np.maximum(width_height, 1), 2)
 
 def _checked(rows, wrong, sizes, pixels, path, names, classes, called, flat=False):
-    """Return the rows with corners and class ids, which of them are faultless, and name of a count
-    -> booleans. Add to `wrong`: place -> fault. `names`: those of classes; `called`: names a
-    row."""
+    """Return the rows with corners and class ids, booleans of faultless rows, and booleans by name
+    of a count. Add faults to `wrong`, by place. `names`: those of classes; `called`: function that
+    names a row."""
     def mark(bad, expected):
         for n in rows["place"][bad].tolist(): wrong.setdefault(n, f"expected {expected}")
     image, label, score = rows["image"], rows["label"], rows["score"]
@@ -950,7 +950,7 @@ def open_detections(
         return _with_texts(Detections(path, rows, False, {}, _listed_names(names)), texts)
     coco = read_coco(path, "annotations") if is_object(path) else {}
     scored = not coco or any("score" in x for x in coco["annotations"] if isinstance(x, dict))
-    if not scored: note(f"{path}: no scores; its boxes are taken as people's, the largest first")
+    if not scored: note(f"{path}: no scores; its boxes are read as drawn by people, largest first")
     images = coco.get("images") or []
     parts = [np.zeros(0, ROW)]
     if images: _number_texts(images, "id", texts)
@@ -998,7 +998,7 @@ def ground_truth(
     numbers = _whole_numbers(coco["categories"], "id", path, "category")
     rows, wrong = _json_rows(items, path, "annotation", scored=False)
     for n in np.flatnonzero(~np.isin(rows["label"], numbers)).tolist():
-        wrong.setdefault(n, f"expected the category_id of one of its {len(numbers)} categories")
+        wrong.setdefault(n, "expected the category_id of a category in the file")
     names, name = _category_names(coco, path), _item_name(items, "annotation")
     def called(row): return name(row["place"])
     rows, good, met = _checked(rows, wrong, sizes, True, path, names, classes, called, flat=True)
@@ -1012,9 +1012,9 @@ def ground_truth(
 
 def boxed_classes(
     paths,        # instances_*.json or .json.gz
-    classes:dict, # class id -> `ObjectClass`, by name if a file has `categories`
+    classes:dict, # class id -> `ObjectClass`, matched by name if a file has `categories`
 )->dict:          # image id -> the classes that have a box, including crowds
-    "Return the classes with boxes by people in each image. Raise `NocError` if one is invalid."
+    "Return the classes of the boxes in each image. Raise `NocError` if an annotation is invalid."
     seen = defaultdict(set)
     for path in paths:
         coco = read_coco(path, "annotations")
@@ -1085,7 +1085,7 @@ def read_vectors(
 
 # %% ../../nbs/files/101_readers.ipynb #a05d000a
 class WordVectors(UserDict):
-    "Word -> (d,) float32, from a file that is read on first access."
+    "A mapping from words to vectors (d,) float32; its file is read on first access."
     def __init__(self,
         path, # as in `read_vectors`
     ):

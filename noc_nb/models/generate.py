@@ -37,7 +37,7 @@ def _reorder(model, kwargs, rows):
             f"{type(model).__name__}: its memory, a {type(memory).__name__}",
             "one that can be reordered, as beam search requires")
     memory.reorder_cache(rows)
-    for n, state in enumerate(getattr(memory, "linear_cache", ())):      # MiniMax leaves these out
+    for n, state in enumerate(getattr(memory, "linear_cache", ())): # MiniMax does not reorder these
         if isinstance(state, Tensor): memory.linear_cache[n] = state[rows]
 
 def _rows_of(x, rows, n, dim=0):
@@ -56,12 +56,12 @@ class _Model:
     def __init__(self, model, prompts, kwargs, config):
         self.model, self.kwargs, k = model, kwargs, config.num_beams
         self.prompts, self.ids = prompts[::k], prompts                   # (b,p), (U,p+t)
-        self.input = torch.arange(len(prompts), device=prompts.device) // k # (U,) of each row
+        self.input = torch.arange(len(prompts), device=prompts.device) // k # (U,) rows' inputs
         self.first = self._keep(model._prefill(prompts, config, kwargs))[::k] # (b,v)
         self._take(torch.arange(0, len(prompts), k, device=prompts.device))
 
     def _keep(self, out)->Tensor: # (U,v) log-probabilities of the next token
-        "Keep the model's memory from its answer."
+        "Keep the memory that the model returns; return its log-probabilities."
         encoder = self.model.config.is_encoder_decoder
         self.kwargs = self.model._update_model_kwargs_for_generation(out, self.kwargs, encoder)
         logits = out.logits[:,-1].to(self.prompts.device)
@@ -93,7 +93,7 @@ class _Model:
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c36
 class _Rules:
-    "Logits processors and stopping criteria, as they see the rows of a model."
+    "Applies logits processors and stopping criteria to the rows of a model."
     def __init__(self, processors, criteria, k:int, inputs:int):
         own = "MaxLengthCriteria", "EosTokenCriteria"                    # the search has its own
         self.criteria = [c for c in criteria if type(c).__name__ not in own]
@@ -103,7 +103,7 @@ class _Rules:
     def _show(self, input):
         "Choose the place of each row in the calls of the processors, given its input (U,)."
         n, rows = len(input), torch.arange(len(input), device=input.device)
-        nth = (input[:,None] == input).tril(-1).sum(1)                   # row of its input
+        nth = (input[:,None] == input).tril(-1).sum(1)                   # number within its input
         some = input.new_zeros(self.inputs).scatter_reduce(0, input, rows, "amax")
         some = some.repeat_interleave(self.k)
         self.input, self.shown = input, some.repeat(int(nth.max()) // self.k + 1, 1) # (turns,b*k)
@@ -147,7 +147,7 @@ class _Step:
     "The record of a step: N texts, their scores, and how they could have ended."
     search:Tensor # (N,) the search of each text
     said:Tensor   # (N,t) tokens, in ids of the search
-    owes:list     # N, True for a text that must continue, as it ends with a word to avoid
+    owes:list     # N, True for a text whose last word must continue
     source:Tensor # (N,) the text of the previous step that each text continues
     total:Tensor  # (N,) log-probability
     row:Tensor    # (N,) the model's rows
@@ -172,7 +172,7 @@ class _Rows:
         require(max(ends, default=0) < self.v, f"eos_token_id={ends}",
                 f"ids below {self.v}, the size of the model's vocabulary")
         self.columns = groups.columns(self.v, ends, device)
-        self.begin = self.v + self.columns.extra                         # ids of the search alone
+        self.begin = self.v + self.columns.extra                         # ids of the search only
         self.end = self.begin + 1
         musts = [any(ways and u == math.inf for ways, u in zip(*pair))
                  for pair in zip(groups.lists, plan.wishes.prices)]
@@ -186,7 +186,7 @@ class _Rows:
         self.total = torch.zeros(len(plan.inputs), device=device)        # (N,) its log-probability
         self.texts = [self.columns.start]*len(plan.inputs)               # N, as `columns` has them
         pieces = {t for lists in groups.lists for group in lists for ids in group for t in ids}
-        self.never = self.row.new_tensor(sorted(pieces))                 # not allowed so far
+        self.never = self.row.new_tensor(sorted(pieces)) # tokens of words that no step has allowed
         self.steps, self.marked, self.real, self.bits = [], None, None, None
 
     def write(self, tokens, source):
@@ -223,7 +223,7 @@ def _step(rows:_Rows, tokens, source):
     return _given(rows)
 
 def _mark(rows:_Rows, log_probs):
-    "Give every token a column, and every token that finishes words another."
+    "Give every token a column, and every token that finishes words a second one."
     rows.marked = rows.total.new_full((len(rows.total), rows.end + 1), -torch.inf)
     rows.real, rows.bits = rows.columns.nothing(rows.search)
     if log_probs is None: return
@@ -275,7 +275,7 @@ def _accepted(rows:_Rows, end)->Tensor: # (N,) bool
     if not usual.any(): return out.flatten()
     places, total = asked[usual], rows.total.view(asked.shape)[usual]
     best = rows.marked[:,:rows.v].unflatten(0, asked.shape)[usual].topk(min(k, rows.v)).values
-    again = places == places[:,:1]                                       # they fill up the rows
+    again = places == places[:,:1]                                # repeated places fill up the rows
     again[:,0] = False
     sums = (best + total[...,None]).masked_fill(again[...,None], -torch.inf).flatten(1)
     least = sums.topk(min(k, sums.shape[1])).values[:,-1:]
@@ -292,7 +292,7 @@ class _Text:
     totals:list # log-probabilities of the text before each token, and before its end
     spans:dict = None # group -> its first mention, (first, last + 1)
     objective:float = None # the score plus the prices of the words that it mentions
-    broken:bool = False # True for one that misses musts
+    broken:bool = False # True if the text misses musts
 
 def _text(rows:_Rows, search:int, found:list, ended:bool, traces:list)->_Text:
     "Trace a text of a search through the recorded steps."
@@ -414,7 +414,7 @@ def _read_word_prices(prices, wishes):
 # %% ../../nbs/models/116_generate.ipynb #3e954c4c
 @cache
 def _answer_kind(half):
-    "Return the library's output class with our fields, kept in copies (Whisper copies its answer)."
+    "Return a subclass of the library's output whose copies keep our fields (Whisper copies it)."
     from transformers.generation import utils
     base = getattr(utils, f"GenerateBeam{half}Output")
     class Answer(base):
@@ -632,7 +632,7 @@ def grid_beam(
     words=None,           # words of all inputs: list of "bus", ["bus", "buses"], [5, 6]; line; dict
     each=None,            # b such lists or lines, one per input, added to `words`
     avoid=None,           # a list of words to avoid; "apple" does not include "apples"
-    forms=False,          # True: the plural or singular of a word is as good (English)
+    forms=False,          # True: the plural or singular of a word counts, too (English)
     processor=None,       # a processor or tokenizer, to spell words; or `tokenizer=`
     boundary="word",      # "text": words count inside others too, for scripts without spaces
     mode="bank",          # "bank", as fast as beams; "credit", looking ahead; "grid", more thorough

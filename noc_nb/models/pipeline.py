@@ -57,7 +57,7 @@ class CaptionOptions(Config):
     batch:int = setting(50, 1)             # number of images searched together
     price_weight:object = setting(None, 0, 1000, ("must",)) # nats per unit of the selector's
                                            # log-odds; "must": no prices; None: the pipeline's
-    costs:bool = False                     # True: also what mentioning omitted objects would cost
+    costs:bool = False                     # True: report what mentioning omitted objects would cost
 
     def __post_init__(self):
         super().__post_init__()
@@ -229,7 +229,7 @@ def _features(pipeline, images):
     return CaptionBatch(x, torch.arange(x.shape[1]) < lengths, None, ids)
 
 class _Ask(NamedTuple):
-    "The constraints of an image, as the search takes them."
+    "The constraints of an image, in the form that the search takes."
     candidates:dict # class id -> price
     groups:list     # constraints, without duplicates
     prices:list     # price of each group

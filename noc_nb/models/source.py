@@ -96,7 +96,7 @@ def _frame_of(said, stored, turn):
     return turn if scaled(stored) else None
 
 def _upright(regions, turn, size):
-    "Turn regions of a stored photo upright; `size`: (width, height) then; None: no change."
+    "Rotate the regions of a stored photo; `size`: upright (width, height); None: no change."
     if size is None: return regions
     boxes = regions.boxes
     if turn >= 5:
@@ -206,7 +206,7 @@ def detected(
     path,         # detections in COCO's format, .parquet, an export, or a region store
     data=None,    # for names and sizes: a folder in COCO's layout, or a file with `images`
     images=None,  # folder of the images to caption
-    classes=None, # class id -> `ObjectClass` for every class of a box; None: any ids
+    classes=None, # class id -> `ObjectClass`, the classes that boxes may have; None: any
 )->Source:
     "Make a source of existing detections. Raise `NocError` if a file or an item is invalid."
     detections = read_export(path)
