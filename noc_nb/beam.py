@@ -155,11 +155,11 @@ def captions_of(
     return list(zip(map(said, tokens[ended].tolist()), scores[ended].tolist()))
 
 def same_captions(
-    found:list, # (caption, score) of one search
+    captions:list, # (caption, score) of one search
     true:list,  # (caption, score) of the other search
     eps=1e-9,   # tolerance of the scores
 ):
     "Assert that two searches give the same captions, in the same order, with the same scores."
-    assert len(found) == len(true), f"{len(found)} captions; expected {len(true)}"
-    for a, b in zip(found, true):
+    assert len(captions) == len(true), f"{len(captions)} captions; expected {len(true)}"
+    for a, b in zip(captions, true):
         assert a[0] == b[0] and abs(a[1] - b[1]) < eps, f"{a} is not {b}"

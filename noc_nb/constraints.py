@@ -96,9 +96,9 @@ def constraint_tokens(
 )->tuple:             # class id -> its alternatives, each a tuple of token ids; list of `_Missing`
     "Turn classes into groups of tokens. Raise `NocError` if a form or class is unknown."
     require(form in FORMS, f"constraints: form {form!r}", f"one of {', '.join(FORMS)}")
-    groups, missing, known = {}, [], f"one of the {len(classes)} known classes"
+    groups, missing, expected = {}, [], f"one of the {len(classes)} known classes"
     for i in dict.fromkeys(class_ids):
-        require(i in classes, f"constraints: class {i}", known)
+        require(i in classes, f"constraints: class {i}", expected)
         spelt = {text: (*map(vocab.stoi.get, text.split()),) for text in _texts(classes[i], form)}
         group = [tokens for tokens in spelt.values() if None not in tokens]
         missing += [_Missing(i, text, not group) for text, ids in spelt.items() if None in ids]

@@ -156,8 +156,8 @@ class RegionFeatures:
     ):
         self.table, self.max_regions = table, max_regions
         self.vectors = None if vectors is None else _class_table(vectors)
-        there = table.features is not None or vectors is not None
-        require(there, f"{table.where}: has no features", "regions with features")
+        has_features = table.features is not None or vectors is not None
+        require(has_features, f"{table.where}: has no features", "regions with features")
         self.width = table.features.shape[1] if vectors is None else self.vectors.shape[1] + 6
     def __call__(self, ids):
         batch = self.table.batch(ids, self.max_regions)

@@ -111,8 +111,8 @@ class Metric(NamedTuple):
 
     def by_name(self, name, sums, images)->dict:
         "Return {name: score} from sums over sets of images; a single score has the metric's name."
-        found = self.points(sums, images)
-        return found if isinstance(found, dict) else {name: found}
+        scores = self.points(sums, images)
+        return scores if isinstance(scores, dict) else {name: scores}
 
 _OTHER = Metric("", points=partial(_mean, unit=1))      # a score of a program
 
@@ -135,8 +135,8 @@ class CaptionScorer:
         "Prepare references. Raise `NocError` if a metric is unknown or an image has none."
         self.metrics, self.programs = metrics, list(programs)
         try:
-            known = dict.fromkeys([*METRICS, *(program.metric for program in self.programs)])
-            for m in metrics: require(m in known, f"metrics: {m!r}", f"some of {', '.join(known)}")
+            names = dict.fromkeys([*METRICS, *(program.metric for program in self.programs)])
+            for m in metrics: require(m in names, f"metrics: {m!r}", f"some of {', '.join(names)}")
             self.refs = _References(refs)
         except BaseException:
             self.close()
@@ -156,8 +156,8 @@ class CaptionScorer:
         for i in self.refs:
             require(i in captions, f"captions: image {i}: missing", "one for every evaluated image")
         lines = {i: _line(captions[i], f"captions: image {i}") for i in self.refs}
-        own = [m for m in METRICS if m in self.metrics and METRICS[m].numbers]
-        kept = {m: METRICS[m].numbers(lines, self.refs) for m in own}
+        computed = [m for m in METRICS if m in self.metrics and METRICS[m].numbers]
+        kept = {m: METRICS[m].numbers(lines, self.refs) for m in computed}
         for program in self.programs:
             if program.metric not in self.metrics: continue
             kept[program.metric] = program.numbers(lines, captions)

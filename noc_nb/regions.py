@@ -203,8 +203,8 @@ def _joined(tables):
 # %% ../nbs/04_regions.ipynb #c47d897c
 def _as_table(r):
     "Make a table of one image. Raise `NocError` if its id is missing."
-    known = isinstance(r.image_id, Integral) and abs(r.image_id) < 2**63
-    require(known, f"regions: image {r.image_id!r}", "regions with the number of their image")
+    numbered = isinstance(r.image_id, Integral) and abs(r.image_id) < 2**63
+    require(numbered, f"regions: image {r.image_id!r}", "regions with the number of their image")
     ids, labels = np.array([r.image_id], np.int64), r.labels.numpy().astype(np.int32)
     features = None if r.features is None else r.features.numpy()
     offsets, boxes, scores = np.array([0, len(r)]), r.boxes.numpy(), r.scores.numpy()

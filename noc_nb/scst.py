@@ -108,7 +108,7 @@ def oracle_words(
     "Return the words of `oracle_classes`. Warn about words that the vocabulary lacks."
     chosen = {i: oracle_classes(data, i, limit) for i in ids}
     words = class_words(chosen, data.classes, vocab)
-    return {i: [*own.values()] for i, own in words.items()}
+    return {i: [*tokens.values()] for i, tokens in words.items()}
 
 # %% ../nbs/43_scst.ipynb #20c6a77e
 def cider_reward(

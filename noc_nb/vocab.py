@@ -56,7 +56,7 @@ def _lex(caption, after):
     text, at, tokens = f"{line}\n{after}\n", 0, []
     while (at := _SPACES.match(text, at).end()) < len(line):
         matches = ((rule.match(text, at), kind) for rule, kind in _RULES)
-        longest, kind = max(filter(itemgetter(0), matches), key=lambda found: found[0].end())
+        longest, kind = max(filter(itemgetter(0), matches), key=lambda pair: pair[0].end())
         group = 1 if longest.re.groups else 0
         tokens.append(_finish(longest[group], kind))
         at = longest.end(group)

@@ -281,9 +281,9 @@ def _expansions(search:Search, parent:_Cells, special, best, words)->_Beams:
 # %% ../../nbs/fast/24_search.ipynb #b1d22a13
 def _free(search:Search, parent:_Cells, gain, special, best, words)->tuple:
     "Return log-probabilities, tokens, `done`, `phrase` (b,g,k+c+1) of free words; the end last."
-    own, end = special[...,:-1], special[...,-1:]
+    constrained, end = special[...,:-1], special[...,-1:]
     end = end.masked_fill(~search.work.groups.may_end(parent.done)[...,None], -torch.inf)
-    log_prob = torch.cat([best, own, end], 2)
+    log_prob = torch.cat([best, constrained, end], 2)
     if search.long > 1: log_prob = log_prob.masked_fill((parent.phrase > 0)[...,None], -torch.inf)
     word = torch.cat([words, search.work.special.expand(-1, words.shape[1], -1)], 2)
     done = parent.done[...,None].expand_as(log_prob)
@@ -291,14 +291,14 @@ def _free(search:Search, parent:_Cells, gain, special, best, words)->tuple:
     return log_prob, word, done, torch.zeros_like(word)
 
 # %% ../../nbs/fast/24_search.ipynb #e14d54c8
-def _forced(search:Search, parent:_Cells, gain, own)->tuple:
+def _forced(search:Search, parent:_Cells, gain, constrained)->tuple:
     """Return log-probabilities, tokens, `done`, `phrase` (b,g,a+1) of forced words; the next token
     of a phrase is last."""
     phrase = parent.phrase[...,None]
     at = torch.cat([search.work.fresh.expand(*phrase.shape[:2], -1), phrase], 2)
     place, word, bit, full = (x.gather(1, at.flatten(1)).view_as(at) for x in search.work.phrases)
     may = torch.cat([_may_begin(search, parent), phrase > 0], 2)
-    log_prob = own.gather(2, place).masked_fill(~may, -torch.inf)
+    log_prob = constrained.gather(2, place).masked_fill(~may, -torch.inf)
     if search.absorb: gain = gain.gather(2, place)
     if search.bits is not None: log_prob = log_prob.masked_fill(full & ~gain != 0, -torch.inf)
     done = parent.done[...,None] | full
@@ -513,8 +513,9 @@ class _Bank(Grid):
 
     def row(self, search, groups:Groups, beams:_Beams)->Tensor:
         "Return (b,m) the row of each hypothesis. Without constraints there is only row 0."
-        own = (groups.top > 0) & groups.musts_alone
-        return super().row(search, groups, beams) + ((beams.word == search.eos) & own[:,None])
+        own_row = (groups.top > 0) & groups.musts_alone
+        ended = beams.word == search.eos
+        return super().row(search, groups, beams) + (ended & own_row[:,None])
 
     def most(self, search)->int:
         "Return how many hypotheses of a part may continue."
@@ -592,8 +593,8 @@ def _spans(search:Search, trail:Tensor, groups:Groups)->Tensor:
         recent = F.pad(tokens, (search.long - 1, 0), value=-2).unfold(2, search.long, 1)
         texts = groups.tokens[:,None,None]                              # (b,1,1,a,l)
         here = ((recent[:,:,:,None] == texts) | (texts < 0)).all(-1)*groups.size[:,None,None]
-        own = groups.group[:,None,None].expand(here.shape)
-        size = torch.zeros_like(size).scatter_reduce(3, own, here, "amax") # the longest alternative
+        group = groups.group[:,None,None].expand(here.shape)
+        size = torch.zeros_like(size).scatter_reduce(3, group, here, "amax") # the longest
     end = fresh.byte().argmax(2, keepdim=True)                          # (b,m,1,n)
     span = torch.cat([end + 1 - size.gather(2, end), end + 1], 2).transpose(2, 3)
     return span.masked_fill(~fresh.any(2)[...,None], -1)

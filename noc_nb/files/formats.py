@@ -69,9 +69,9 @@ def write_detections(
 def _found(results):
     "Return boxes, labels, scores, names of labels and the photo's size; None if unknown."
     if hasattr(results, "orig_shape"):                    # ultralytics; rotated boxes are in `obb`
-        found = results.obb if results.boxes is None else results.boxes
-        require(found is not None, "results: no boxes", "those of a detector")
-        return found.xyxy, found.cls, found.conf, results.names, results.orig_shape[::-1]
+        boxes = results.obb if results.boxes is None else results.boxes
+        require(boxes is not None, "results: no boxes", "those of a detector")
+        return boxes.xyxy, boxes.cls, boxes.conf, results.names, results.orig_shape[::-1]
     if hasattr(results, "xyxy"):                          # supervision; drawn boxes have no scores
         names, scores = results.data.get("class_name"), results.confidence
         if scores is None: scores = np.ones(len(results.xyxy))
@@ -219,8 +219,8 @@ def read_hdf5(
     with foreign_file(path, "a complete HDF5 file"), _h5(path) as h5:
         ids = [k.removesuffix("_features") for k in h5 if k.endswith("_features")]
         odd = [i for i in ids if not _is_id(i)]
-        found = f"found {odd[:1] or 'none'}"
-        require(ids and not odd, path, f"data sets <image id>_features, {found}")
+        actual = f"found {odd[:1] or 'none'}"
+        require(ids and not odd, path, f"data sets <image id>_features, {actual}")
         for i in sorted(ids, key=int):
             with foreign_file(path, "data sets of numbers", f"image {i}"):
                 columns = _h5_columns(h5, i, Path(path).stat().st_size)

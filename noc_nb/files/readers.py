@@ -529,11 +529,11 @@ def _coco_captions(coco, path):
     counts = _counts(captions, len(items))
     return Captions(captions, sizes, counts, image_names(coco, path), {}, True)
 
-def _other_captions(entries, parts, known, path):
-    "Return captions of other forms. `known`: () -> (file name, image id) of another file's images."
+def _other_captions(entries, parts, photo_names, path):
+    "Return captions of other forms. `photo_names`: as in `read_captions`."
     require(entries, f"{path}: no captions", "at least one")
     loose = any(e.id is None for e in entries)
-    others = known() if loose else []
+    others = photo_names() if loose else []
     images = _entry_images(entries, others, path, "the data")
     if others:
         lost = [i for i in images if isinstance(i, str)]
@@ -552,15 +552,15 @@ def _other_captions(entries, parts, known, path):
                     [*names.items()], split, numbered)
 
 def read_captions(
-    path,       # captions in any form: a file, or a folder of texts
-    known=list, # () -> (file name, image id) of images; called if the file has only names
+    path,             # captions in any form: a file, or a folder of texts
+    photo_names=list, # () -> (file name, image id) of images; called if the file has only names
 )->Captions:
     "Read reference captions. Raise `NocError` with file and entry if anything is invalid."
     path = Path(path)
     content = _caption_content(path)
     coco = isinstance(content, dict) and "images" in content and not _is_karpathy(content)
-    return _coco_captions(content, path) if coco else _other_captions(*_entries_of(path, content),
-                                                                      known, path)
+    if coco: return _coco_captions(content, path)
+    return _other_captions(*_entries_of(path, content), photo_names, path)
 
 # %% ../../nbs/files/101_readers.ipynb #e1d35375
 def _image_list(path, split, part):
@@ -589,7 +589,7 @@ def _check_within(path, part, ids, whole, of):
 # %% ../../nbs/files/101_readers.ipynb #0b3d0d7e
 def read_split(
     path,         # a split file
-    known,        # the image ids that exist
+    image_ids,    # the image ids that exist
     needed=PARTS, # the parts whose images must be among them
 )->dict:          # train, val, test, novel_val, novel_test -> image ids, or None
     "Read a split. Raise `NocError` if an image is unknown or in two parts."
@@ -600,7 +600,7 @@ def read_split(
                     novel_val=file.get("val"), novel_test=file.get("test"))
     split = {part: _image_list(path, file, part) for part in (*PARTS, "novel_val", "novel_test")}
     of = "the images in the captions files"
-    for part in needed: _check_within(path, part, split[part], known, of)
+    for part in needed: _check_within(path, part, split[part], image_ids, of)
     for part in "val", "test":
         _check_within(path, f"novel_{part}", split[f"novel_{part}"] or [], set(split[part]), part)
     for a, b in (("train", "val"), ("train", "test"), ("val", "test")):

@@ -55,8 +55,8 @@ def _open_column(path, about):
     expected = f"{about['shape']} {about['dtype']}"
     with foreign_file(path, f"{expected}, according to meta.json"):
         column = np.lib.format.open_memmap(path, mode="r")
-    found = f"{[*column.shape]} {column.dtype.str}"
-    require(found == expected, f"{path}: store is damaged: {found}",
+    actual = f"{[*column.shape]} {column.dtype.str}"
+    require(actual == expected, f"{path}: store is damaged: {actual}",
             f"{expected}, according to meta.json")
     return column
 

@@ -185,8 +185,8 @@ class NovelPhotoCaptioner(NovelCaptioner):
             places = [n for n, p in enumerate(penalties) if p == penalty]
             some = [(seen[n], words[n], prices[n]) for n in places]
             search = self.cfg.search
-            found = self.captioner(*zip(*some), search.k, search.no_repeat, penalty, self.barred)
-            decoded |= dict(zip(places, found))
+            options = search.k, search.no_repeat, penalty, self.barred
+            decoded |= dict(zip(places, self.captioner(*zip(*some), *options)))
         return [decoded[n] for n in range(len(penalties))]
 
     def _costs(self, *args):

@@ -204,10 +204,10 @@ class _ToldDetector(PretrainedDetector):
 # %% ../../nbs/models/114_detectors.ipynb #8f1c0a11
 def classes_for(
     name,     # a detector of torchvision, a folder, or a model name on the Hugging Face hub
-    own=None, # classes that the user supplied
+    given=None, # classes that the user supplied
 )->dict:      # class id -> `ObjectClass`; None: the classes of the pipeline
     "Return the classes that a detector finds. Raise `NocError` if its labels have no names."
-    if name in DETECTORS: return own
-    if own: return _distinct(own)
+    if name in DETECTORS: return given
+    if given: return _distinct(given)
     read = Pretrained(name, _EXPECTED)
     return None if read.is_a(_TOLD) else _fixed_classes(read.config, name)

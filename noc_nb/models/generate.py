@@ -95,14 +95,14 @@ class _Model:
 class _Rules:
     "Applies logits processors and stopping criteria to the rows of a model."
     def __init__(self, processors, criteria, k:int, inputs:int):
-        own = "MaxLengthCriteria", "EosTokenCriteria"                    # the search has its own
-        self.criteria = [c for c in criteria if type(c).__name__ not in own]
+        handled = "MaxLengthCriteria", "EosTokenCriteria"                # the search has its own
+        self.criteria = [c for c in criteria if type(c).__name__ not in handled]
         self.processors, self.k, self.inputs = processors, k, inputs
         self.input, self.late = None, False
 
     def _show(self, input):
         "Choose the place of each row in the calls of the processors, given its input (U,)."
-        n, rows = len(input), torch.arange(len(input), device=input.device)
+        rows = torch.arange(len(input), device=input.device)
         nth = (input[:,None] == input).tril(-1).sum(1)                   # number within its input
         some = input.new_zeros(self.inputs).scatter_reduce(0, input, rows, "amax")
         some = some.repeat_interleave(self.k)
@@ -294,9 +294,9 @@ class _Text:
     objective:float = None # the score plus the prices of the words that it mentions
     broken:bool = False # True if the text misses musts
 
-def _text(rows:_Rows, search:int, found:list, ended:bool, traces:list)->_Text:
+def _text(rows:_Rows, search:int, tokens:list, ended:bool, traces:list)->_Text:
     "Trace a text of a search through the recorded steps."
-    said = rows.said.new_tensor([t for t in found if t < rows.begin])
+    said = rows.said.new_tensor([t for t in tokens if t < rows.begin])
     def place(step):
         here = (step.search == search) & (step.said == said).all(1)
         return here.nonzero()[0].item()
@@ -428,12 +428,12 @@ def _answer_kind(half):
 # %% ../../nbs/models/116_generate.ipynb #5be11602
 def _spans(mentions, musts):
     "Return the first mention of every group, {group: (first, last + 1)}; `musts` in their order."
-    found, waiting, after = {}, list(musts), 0
+    spans, waiting, after = {}, list(musts), 0
     for end, start, n in mentions:
-        if n in found or n in musts and (n != waiting[0] or end <= after): continue
-        found[n] = start, end
+        if n in spans or n in musts and (n != waiting[0] or end <= after): continue
+        spans[n] = start, end
         if n in musts: waiting, after = waiting[1:], end
-    return found
+    return spans
 
 def _mean(rows:_Rows, text)->float:
     "Return the score of `generate`: the log-probability over a power of the length."
@@ -448,14 +448,14 @@ def _judged(rows:_Rows, i, text, ordered):
     return replace(text, spans=spans, objective=_mean(rows, text) + worth)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11603
-def _best(rows:_Rows, found, ordered)->list: # b*n `_Text`s
+def _best(rows:_Rows, result, ordered)->list: # b*n `_Text`s
     "Return the best texts of every input, best first. Additional searches only add complete texts."
     n, best = rows.config.num_return_sequences, [[] for _ in rows.model.prompts]
     traces = [[x.tolist() for x in (step.row, step.total, step.source)] for step in rows.steps]
-    tokens, ended = found.tokens[:,:n].tolist(), found.ended[:,:n].tolist()
+    tokens, ended = result.tokens[:,:n].tolist(), result.ended[:,:n].tolist()
     for search, i in enumerate(rows.plan.inputs):
         for said, end in zip(tokens[search], ended[search]):
-            broken = found.reason[search] is not None
+            broken = result.reason[search] is not None
             if search != i and (broken or not end): continue
             text = replace(_text(rows, search, said, end, traces), broken=broken)
             if search != i and text.ids in [other.ids for other in best[i]]: continue
@@ -482,10 +482,10 @@ def _reads(rows:_Rows)->list: # b dicts
     return [{kind: n for kind, n in zip(_KINDS, line) if n} for line in counts.tolist()]
 
 # %% ../../nbs/models/116_generate.ipynb #aa0512ce
-def _answer(rows:_Rows, found, ordered):
+def _answer(rows:_Rows, result, ordered):
     "Return the result of `generate`: ids, or a dict with everything known about them."
-    _warn(rows, found)
-    texts, config = _best(rows, found, ordered), rows.config
+    _warn(rows, result)
+    texts, config = _best(rows, result, ordered), rows.config
     prompts = rows.model.prompts.repeat_interleave(config.num_return_sequences, 0)
     new = _padded([text.ids for text in texts], rows.fill).to(prompts.device)
     sequences = torch.cat([prompts, new], 1)
@@ -546,10 +546,10 @@ def _barred(rows:_Rows, ids:tuple)->bool:
     bad = map(tuple, rows.config.bad_words_ids or ())
     return not set(rows.never.tolist()).isdisjoint(ids) or any(_holds(ids, part) for part in bad)
 
-def _warn(rows:_Rows, found):
+def _warn(rows:_Rows, result):
     "Warn about inputs whose best text misses words, with the reason if it is known."
-    complete = {i for i, reason in zip(rows.plan.inputs, found.reason) if reason is None}
-    said = (found.satisfied[:,0] - 1).tolist()
+    complete = {i for i, reason in zip(rows.plan.inputs, result.reason) if reason is None}
+    said = (result.satisfied[:,0] - 1).tolist()
     for i in range(len(rows.model.prompts)):
         groups = rows.groups.lists[i]
         count = sum(map(bool, groups))
@@ -659,8 +659,8 @@ def grid_beam(
                    [*stopping_criteria, *_stopping(stop_strings, processor)], k, len(wishes.lists))
     reader = _Model(model, input_ids, model_kwargs, config)
     rows = _Rows(reader, rules, make(plan.wishes), plan, config)
-    found = _search(rows, mode=mode, no_repeat=no_repeat, ordered=ordered)
-    return _answer(rows, found, ordered)
+    result = _search(rows, mode=mode, no_repeat=no_repeat, ordered=ordered)
+    return _answer(rows, result, ordered)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11606
 def generate(
@@ -673,10 +673,10 @@ def generate(
     "Search beams with words that must or may occur; the entry point of a repository on the hub."
     require(arguments.get("streamer") is None, "streamer", _REFUSED["streamer"])
     config = arguments.pop("generation_config", None)
-    own = config or model.generation_config
-    if getattr(own, "stop_strings", None):       # the library needs the tokenizer that it drops
-        arguments.setdefault("stop_strings", own.stop_strings)
-        config = copy.deepcopy(own)
+    settings = config or model.generation_config
+    if getattr(settings, "stop_strings", None):  # the library needs the tokenizer that it drops
+        arguments.setdefault("stop_strings", settings.stop_strings)
+        config = copy.deepcopy(settings)
         config.stop_strings = None
     return model.generate(custom_generate=grid_beam, processor=processor or tokenizer,
                           generation_config=config, **arguments)

@@ -86,8 +86,9 @@ def classes_of(
         named = plain and type(i) is int
         require(named, f"{where}: class {i!r}: {name!r}", "a name with letters")
         check_range(f"{where}: class {name!r}: ", 0, MOST_CLASSES, id=i)
-        known = coco.get(usual_name(name))
-        classes[i] = replace(known, id=i) if known else _named_class(i, name, plain.split())
+        coco_class = coco.get(usual_name(name))
+        plain = plain.split()
+        classes[i] = replace(coco_class, id=i) if coco_class else _named_class(i, name, plain)
     _tell(names, classes, where)
     return classes
 

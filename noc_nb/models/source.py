@@ -74,10 +74,10 @@ def _try(f, x):
     try: return f(x)
     except NocError as e: return e
 
-def _apart(ids, found):
+def _apart(ids, items):
     "Separate usable images from broken ones, both by id."
     good, errors = {}, {}
-    for i, x in zip(ids, found):
+    for i, x in zip(ids, items):
         bad = _try(Regions.check_finite, x) if isinstance(x, Regions) else x
         if isinstance(bad, NocError): errors[i] = bad
         else: good[i] = x

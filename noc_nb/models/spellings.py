@@ -110,8 +110,8 @@ def _alphabet():
 _ALPHABET = _alphabet()
 
 def _level(piece):
-    known = all(c in _ALPHABET for c in piece)
-    return bytes(_ALPHABET[c] for c in piece) if known else piece.encode()
+    in_alphabet = all(c in _ALPHABET for c in piece)
+    return bytes(_ALPHABET[c] for c in piece) if in_alphabet else piece.encode()
 
 def _ended(piece):
     return _level(piece.removesuffix("</w>")) + b" "*piece.endswith("</w>")
@@ -233,8 +233,8 @@ def read_table(
     "Return the text of every token. Raise `NocError` if a token's text depends on its neighbours."
     require(hasattr(tokenizer, "batch_decode"), "processor",
             "a processor or tokenizer of transformers")
-    known = _TABLES.get(tokenizer)
-    if known and known.size == len(tokenizer): return known        # no tokens have been added since
+    cached = _TABLES.get(tokenizer)
+    if cached and cached.size == len(tokenizer): return cached   # no tokens were added since
     pieces = {i: piece for piece, i in sorted(tokenizer.get_vocab().items())}
     hidden = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     hidden |= {*tokenizer.all_special_ids}
@@ -481,9 +481,9 @@ def read_words(
     listed, free, minus = _read_list(avoid)
     plain = not minus and {*free} <= {math.inf}
     require(plain, f"avoid: {avoid!r}", "words without a minus or a price")
-    own = [_read_list(part) for part in each]
-    lists = [shared + more for more, *_ in own]
-    avoids = [unwanted + sum(listed, []) + more for *_, more in own]
+    by_input = [_read_list(part) for part in each]
+    lists = [shared + more for more, *_ in by_input]
+    avoids = [unwanted + sum(listed, []) + more for *_, more in by_input]
     kinds = {type(a) for groups in lists for group in groups for a in group}
     for word in filter(lambda w: not isinstance(w, str), sum(avoids, [])):
         raise NocError(f"avoid: {word!r}: expected text; bad_words_ids= takes ids")
@@ -492,7 +492,7 @@ def read_words(
     if forms and kinds == {str}:
         def both(words): return [form for word in words for form in noun_forms(word)]
         lists, avoids = [[*map(both, groups)] for groups in lists], [*map(both, avoids)]
-    return _Wishes(lists, avoids, kinds == {str}, [costs + more for _, more, _ in own])
+    return _Wishes(lists, avoids, kinds == {str}, [costs + more for _, more, _ in by_input])
 
 # %% ../../nbs/models/109_spellings.ipynb #6a1d0c07
 class _IdGroups:
@@ -583,7 +583,7 @@ class _Text(NamedTuple):
 
 class _Moves(NamedTuple):
     "The tokens that may finish a word after a text."
-    own:Tensor     # (3,n) tokens with finishing columns of their own; the columns; the groups' bits
+    fixed:Tensor   # (3,n) tokens with finishing columns of their own; the columns; the groups' bits
     others:Tensor  # (3,n) tokens that need a free column; their numbers from 0; the groups' bits
     alone:Tensor   # tokens that may not be taken in their plain column
     late:Tensor    # the same where no token can follow
@@ -718,7 +718,7 @@ class _WordGroups:
 # %% ../../nbs/models/109_spellings.ipynb #44c00016
 def _moves(columns, words:_Words, state, done)->_Moves:
     "Return the tokens that may finish a word after a state, if the groups `done` are finished."
-    own, others, alone, plain, said, runs = [], [], [], set(), set(), columns.table.runs
+    fixed, others, alone, plain, said, runs = [], [], [], set(), set(), columns.table.runs
     for token, (after, sure, still) in sorted(words.reader.next(state).items()):
         if token >= columns.v: continue
         bad_sure, bad = sure & words.avoided, still & words.avoided
@@ -732,10 +732,10 @@ def _moves(columns, words:_Words, state, done)->_Moves:
         if not counts or token in columns.ends: continue
         if open or run: said.add(token)
         bits = words.placed(sure | still)
-        if token in columns.column: own.append((token, columns.column[token], bits))
+        if token in columns.column: fixed.append((token, columns.column[token], bits))
         else: others.append((token, len(others), bits))
     def tensor(x): return torch.tensor(x, dtype=torch.long, device=columns.device)
-    finishing = [tensor(rows).reshape(-1, 3).T for rows in (own, others)]
+    finishing = [tensor(rows).reshape(-1, 3).T for rows in (fixed, others)]
     return _Moves(*finishing, tensor(alone), tensor(sorted({*alone, *plain})), plain, said)
 
 def _flat(moves, name):
@@ -825,7 +825,7 @@ class _Columns:
         scores[held,:self.v] += self.barred[[texts[n].ends for n in held]]
         moves = [*map(self.after, inputs, texts)]
         real, bits = self.nothing(inputs)
-        (tokens, columns, gains), rows = _flat(moves, "own")
+        (tokens, columns, gains), rows = _flat(moves, "fixed")
         scores[rows,columns] = scores[rows,tokens]
         bits[rows,columns-self.v] = gains
         if self.extra: _give_free(self, scores, real, bits, moves)

@@ -233,7 +233,7 @@ class _Spice:
         self.java, self.heap = find_java()[0], _heap(2000, 1500)
         lost = "its jars are missing or were changed; `noc_data spice` fetches them"
         if _missing_jars(self.folder): raise FileNotFoundError(lost)
-        self.refs = {i: list(map(ptb_line, own)) for i, own in refs.items()}
+        self.refs = {i: list(map(ptb_line, captions)) for i, captions in refs.items()}
         self.keeps = platform.machine().lower() in ("x86_64", "amd64")   # its database needs x86
 
     def _command(self, items, *arguments):
