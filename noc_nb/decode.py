@@ -56,7 +56,9 @@ def plain_decode(
     max_len:int=None,    # maximum number of tokens, as in `plain_search`
 )->dict:                 # image id -> caption, lower-case words
     "Caption every image of the batches."
-    training, captions, vocab = captioner.training, {}, Vocab(captioner.tokens)
+    training = captioner.training
+    captions = {}
+    vocab = Vocab(captioner.tokens)
     device = next(captioner.parameters()).device
     captioner.eval()
     for batch in batches:

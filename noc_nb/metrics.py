@@ -79,7 +79,8 @@ def meteor(
     sums:np.ndarray, # (...,23) statistics, summed over a set
 )->np.ndarray:       # (...,) METEOR, 0..1
     "Compute METEOR 1.5 with its parameters for English (Denkowski and Lavie, 2014)."
-    alpha, beta, gamma, delta, weights = .85, .2, .6, .75, np.array([1., .6, .8, .6])[:, None]
+    alpha, beta, gamma, delta = .85, .2, .6, .75
+    weights = np.array([1., .6, .8, .6])[:, None]
     matches = sums[..., 4:20].reshape(*sums.shape[:-1], 4, 2, 2)   # kind, content or function, side
     content, function = matches[..., 0, :], matches[..., 1, :]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -133,7 +134,8 @@ class CaptionScorer:
         programs=(),     # programs for METEOR, SPICE and other scores, as in the table above
     ):
         "Prepare references. Raise `NocError` if a metric is unknown or an image has none."
-        self.metrics, self.programs = metrics, list(programs)
+        self.metrics = metrics
+        self.programs = list(programs)
         try:
             names = dict.fromkeys([*METRICS, *(program.metric for program in self.programs)])
             for m in metrics: require(m in names, f"metrics: {m!r}", f"some of {', '.join(names)}")

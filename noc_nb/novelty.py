@@ -112,12 +112,14 @@ def judge(
     **protocol,      # choices of the F1, as in `Protocol`: words, weight, fp, fp_weight
 )->Judged:
     "Evaluate one system. Raise `NocError` if a caption or reference is missing or not a string."
-    protocol, ids = Protocol(**protocol), list(dict.fromkeys(ids))
+    protocol = Protocol(**protocol)
+    ids = list(dict.fromkeys(ids))
     words = protocol.words_of(heldout)
     if scorer is None: scorer = CaptionScorer({i: refs.get(i) for i in ids}, metrics)
     require(scorer.refs.keys() == set(ids), f"scorer: prepared for {len(scorer.refs)} images",
             f"the {len(ids)} evaluated images")
-    numbers, ids = scorer.numbers(captions), list(scorer.refs)
+    numbers = scorer.numbers(captions)
+    ids = list(scorer.refs)
     said = _mentions([[captions[i]] for i in ids], words)
     return _judged(said, ids, novel, words, refs, protocol, numbers)
 
@@ -134,7 +136,8 @@ def scores(self:Judged, weights:np.ndarray)->dict:
     "Score weighted images (B,N). Return {(group, name): (B,) in points; NaN without images}."
     def of(rows):
         return points({m: x[rows] for m, x in self.numbers.items()}, weights[:, rows])
-    groups, cells = {name: of(rows) for name, rows in self.sets.items()}, self.counted(weights)
+    groups = {name: of(rows) for name, rows in self.sets.items()}
+    cells = self.counted(weights)
     f1 = dict(zip(self.objects, _f1_points(cells).T))
     by_object = [groups.pop(f"object {o}") | {"F1": s} for o, s in f1.items()]
     groups["out_pooled"] = groups.pop("out") | {"F1": _f1_points(cells.sum(1))}
@@ -164,7 +167,8 @@ def _counts(judged):
 @patch
 def row(self:Judged)->dict:
     "Return the parts of a result row: in, out_macro, out_pooled, f1, counts, protocol."
-    once, parts = self.once(), {}
+    once = self.once()
+    parts = {}
     for group in "in", "out_macro", "out_pooled":
         scores = once.get(group, {})
         parts[group] = {m: scores.get(m) for m in {**METRICS, **self.numbers}}
@@ -175,7 +179,8 @@ def row(self:Judged)->dict:
 # %% ../nbs/32_novelty.ipynb #85a9e51f
 def _resamples(size, samples, seed=0):
     "Draw the weights of the bootstrap: (samples, size) uint16, how often each image is drawn."
-    rng, weights = np.random.default_rng(seed), np.empty((samples, size), np.uint16)
+    rng = np.random.default_rng(seed)
+    weights = np.empty((samples, size), np.uint16)
     for row in weights: row[:] = np.bincount(rng.integers(size, size=size), minlength=size)
     return weights
 
@@ -221,7 +226,8 @@ def selection_f1(
     **protocol,  # choices of the F1, as in `Protocol`
 )->dict:         # object -> F1 in points, and "mean" -> their mean
     "Compute the F1 of chosen classes. Raise `NocError` if an image has no list of them."
-    protocol, ids = Protocol(**protocol), list(dict.fromkeys(ids))
+    protocol = Protocol(**protocol)
+    ids = list(dict.fromkeys(ids))
     words = protocol.words_of(heldout)
     classes = [heldout.objects[o] for o in words]
     for i in ids:

@@ -189,7 +189,8 @@ def train_scst(
 )->Captioner:             # the captioner, in evaluation mode
     "Fine-tune with rewards (Section 3.1). Raise `NocError` if features have the wrong width."
     set_seed(cfg.seed)
-    ids, vocab = rewarded_images(data, cfg), Vocab(captioner.tokens)
+    ids = rewarded_images(data, cfg)
+    vocab = Vocab(captioner.tokens)
     images = ImageExamples(data, ids, _features(data, captioner.cfg))
     batches = Loader(images, cfg.batch, cfg.seed)
     loss = SelfCritical(reward(data, ids, vocab, cfg), words, search, cfg.mix)

@@ -99,7 +99,8 @@ def check_scores(
             f"({n}, words), floating point of 16 bits or more")
 
 # %% ../../nbs/fast/17_expansions.ipynb #b1d20a09
-_LONG, _PART = 32_768, 1024 # row length from which threads share a row; words summed at once
+_LONG = 32_768 # row length from which threads share a row
+_PART = 1024   # words summed at once
 
 def _log_sum(scores):
     "Return (N,1) the log-sum-exp of every row, independent of the other rows."

@@ -29,7 +29,9 @@ def write_items(
     "Write a long list as JSON, or as an object's `annotations`, completely or not at all."
     def text(content): return json.dumps(content, ensure_ascii=False)
     start, end = "[", "]"
-    if before: start, end = text(before)[:-1] + ', "annotations": [', "]}"
+    if before:
+        start = text(before)[:-1] + ', "annotations": ['
+        end = "]}"
     if after: end = f"], {text(after)[1:]}"                 # without its opening brace
     with whole_file(path, "wb") as f:
         packed = gzip.GzipFile("", "wb", 1, f, 0) if str(path).endswith(".gz") else nullcontext(f)
@@ -73,7 +75,8 @@ def _found(results):
         require(boxes is not None, "results: no boxes", "those of a detector")
         return boxes.xyxy, boxes.cls, boxes.conf, results.names, results.orig_shape[::-1]
     if hasattr(results, "xyxy"):                          # supervision; drawn boxes have no scores
-        names, scores = results.data.get("class_name"), results.confidence
+        names = results.data.get("class_name")
+        scores = results.confidence
         if scores is None: scores = np.ones(len(results.xyxy))
         return results.xyxy, results.class_id if names is None else names, scores, None, None
     labels = results.get("text_labels")                   # from open-vocabulary detectors
@@ -232,7 +235,8 @@ _COLUMNS = "image_id, image_w, image_h, num_boxes, boxes, features"
 def _row(line, where):
     image, w, h, count, *columns = line.rstrip("\n").split("\t")
     boxes, x = (np.frombuffer(base64.b64decode(c, validate=True), "<f4") for c in columns)
-    n, each = int(count), max(int(count), 1)
+    n = int(count)
+    each = max(int(count), 1)
     boxes, x = boxes.reshape(n, boxes.size//each).reshape(-1, 4), x.reshape(n, x.size//each)
     return _imported(where, int(image), x, boxes, (int(w), int(h)))
 

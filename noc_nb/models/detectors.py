@@ -47,7 +47,8 @@ def _label_ids(names, classes, where, count):
     if names is None:
         if len(classes) != count: raise _nameless(where, count)
         return dict(enumerate(classes))
-    ids_of, ids = meanings(classes), {}
+    ids_of = meanings(classes)
+    ids = {}
     for n, name in names.items():
         same = ids_of.get(name) or ids_of.get(plain_name(name), [])
         if len(same) == 1: ids[n] = same[0]
@@ -83,7 +84,8 @@ class PretrainedDetector(_Batches):
         batch=8,       # maximum number of photos of one size in a batch
     ):
         self.name, self.model, self.processor = str(name), model, processor
-        self.min_score, self.batch, self.device = min_score, batch, model.device
+        self.min_score, self.batch = min_score, batch
+        self.device = model.device
         self.classes = _distinct(classes) if classes else self._own_classes()
         self._prepare()
 

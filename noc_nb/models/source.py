@@ -157,7 +157,8 @@ def stored_names(
 
 def _stored(path):
     "Open a region store, with the attributes of `Detections`."
-    store, names = RegionStore(path), stored_names(path)
+    store = RegionStore(path)
+    names = stored_names(path)
     sizes = zip(store.ids.tolist(), map(tuple, store.sizes.tolist()))
     sizes = {i: size for i, size in sizes if all(size)}
     def table(sizes, classes, only): return store.of(classes), {}, {}

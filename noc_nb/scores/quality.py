@@ -33,7 +33,8 @@ def _objects_said(caption, forms):
     "Return (form, ids of its classes) of every mentioned object, in order; longer forms win."
     classes, longest = forms
     words = normalize(caption).split()
-    pairs, at = [], 0
+    pairs = []
+    at = 0
     while at < len(words):
         runs = (" ".join(words[at:at+n]) for n in range(min(longest, len(words)-at), 0, -1))
         form = next((run for run in runs if run in classes), None)
