@@ -231,9 +231,6 @@ def test_exported_cells_are_short():
             f"an exported cell has at most {LINES} lines, one with a class {CLASS_LINES}; split it")
     assert median(map(code_lines, exported(BOOK))) <= 15, "an exported cell of the paper's floor has about 12 lines"
 
-# classes that a chapter builds step by step, and the parts shown at its end; the list may only shrink
-UNSHOWN = {"116_generate": 12}
-
 def unshown(notebook):
     "Return the largest number of exported cells in a row without an output; imports do not count."
     longest = run = 0
@@ -247,7 +244,7 @@ def unshown(notebook):
 
 def test_definitions_are_shown():
     "At most five exported cells in a row have no output on the paper's floor, at most eight elsewhere."
-    def most(nb): return UNSHOWN.get(nb.stem, 5 if nb in BOOK else 8)
+    def most(nb): return 5 if nb in BOOK else 8
     none_of((f"{name(nb)}: {unshown(nb)} exported cells in a row" for nb in CHAPTERS if unshown(nb) > most(nb)),
             "show what a definition does, in a cell with an output")
 
