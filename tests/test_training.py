@@ -199,8 +199,8 @@ def test_unreadable_checkpoints_are_kept(tmp_path, monkeypatch, error):
 
 @pytest.mark.parametrize("name, resume, told", [
     ("best/mine.txt", False, "no training run: expected a new folder"), ("best/mine.txt", True, "no training run"),
-    ("captions.json", True, "no training run"), ("run.json", False, "run.json does not say how it was made"),
-    ("run.json", True, "run.json does not say how it was made")])
+    ("captions.json", True, "no training run"), ("run.json", False, "run.json does not record how the output was made"),
+    ("run.json", True, "run.json does not record how the output was made")])
 def test_a_folder_of_somebody_else_stays(tmp_path, resume, name, told):
     file = tmp_path/"run"/name
     file.parent.mkdir(parents=True)
