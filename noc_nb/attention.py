@@ -131,7 +131,7 @@ class MultiHead(nn.Module):
     def forward(self,
         x:Tensor,          # (b,t,d) source of the queries
         kv:Tensor=None,    # (b,n,d) source of keys and values; None: `x` itself
-        mask:Tensor=None,  # (b,t,n) or (b,1,n), True where a query may attend; slots stay open
+        mask:Tensor=None,  # (b,t,n) or (b,1,n), True where a query may attend; never hides slots
         causal:bool=False, # True: query i sees no key after i; cannot be combined with slots
     )->Tensor:             # (b,t,d) output
         "Apply multi-head attention."

@@ -47,7 +47,7 @@ def k_best(
     scores:Tensor, # (...,g,v) scores of the continuations of g hypotheses
     k:int,         # number of continuations, at most g·v
 )->tuple:          # (...,k) scores, descending; (...,k) their parents; (...,k) their words
-    "Return the best continuations; equal scores in the order of words, then of parents."
+    "Return the best continuations; equal scores are in the order of words, then of parents."
     best, place = scores.mT.flatten(-2).sort(dim=-1, descending=True, stable=True)
     best, place, g = best[...,:k], place[...,:k], scores.shape[-2]
     return best, place % g, place // g

@@ -47,7 +47,7 @@ def _bleu(sums):
 
 # %% ../nbs/31_metrics.ipynb #fd099e43
 def _bleu_counts(captions, refs):
-    "Count (N,10) for every caption: matches (4), n-grams (4), its length, the closest length."
+    "Return (N,10) counts: of matches (4) and n-grams (4), the length, and the closest length."
     matches, length = refs.cider.common([line.split() for line in captions.values()], captions)
     grams = np.maximum(length[:, None]-np.arange(4), 0)
     def closest(i, n):

@@ -51,7 +51,7 @@ def _finish(piece, kind):
 _SPACES = re.compile("(?: {space}*)?".format(**_PARTS))
 
 def _lex(caption, after):
-    "Apply the rules. Return the caption's tokens with spaces; `after` only affects where they end."
+    "Apply the rules. Return the tokens, separated by spaces; `after` only affects where they end."
     line, after = (re.sub("[\n\r\v\f\u2028\u2029]", " ", text) for text in (caption, after))
     text, at, tokens = f"{line}\n{after}\n", 0, []
     while (at := _SPACES.match(text, at).end()) < len(line):
@@ -129,7 +129,7 @@ class Vocab:
 
     def decode(self,
         ids,    # list or tensor of numbers
-    )->str:     # the words up to EOS, with spaces
+    )->str:     # the words up to EOS, separated by spaces
         "Turn a row of numbers into a caption."
         ids = [int(i) for i in ids]
         if EOS in ids: ids = ids[:ids.index(EOS)]

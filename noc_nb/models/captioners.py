@@ -52,23 +52,21 @@ class PhotoCaptioner:
         "Return the tokens of the tokenizer, in the order of their ids."
         return self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
 
-# %% ../../nbs/models/117_captioners.ipynb #7389acfb
-@patch
-def _inputs(self:PhotoCaptioner, photos):
-    "Return the model's inputs for photos."
-    if self.chat:
-        def chat(photo):
-            content = [dict(type="image", image=photo), dict(type="text", text=self.prompt)]
-            return [dict(role="user", content=content)]
-        return self.processor.apply_chat_template(
-            [*map(chat, photos)], tokenize=True, add_generation_prompt=True, return_dict=True,
-            return_tensors="pt", padding=True)
-    if not self.prompt: return self.processor(images=photos, return_tensors="pt")
-    texts = [self.prompt]*len(photos)
-    inputs = self.processor(images=photos, text=texts, padding=True, return_tensors="pt")
-    if self.model.config.model_type == "git": # its tokenizer adds an end token; BLIP removes it
-        for name in "input_ids", "attention_mask": inputs[name] = inputs[name][:,:-1]
-    return inputs
+    def _inputs(self, photos):
+        "Return the model's inputs for photos."
+        if self.chat:
+            def chat(photo):
+                content = [dict(type="image", image=photo), dict(type="text", text=self.prompt)]
+                return [dict(role="user", content=content)]
+            return self.processor.apply_chat_template(
+                [*map(chat, photos)], tokenize=True, add_generation_prompt=True, return_dict=True,
+                return_tensors="pt", padding=True)
+        if not self.prompt: return self.processor(images=photos, return_tensors="pt")
+        texts = [self.prompt]*len(photos)
+        inputs = self.processor(images=photos, text=texts, padding=True, return_tensors="pt")
+        if self.model.config.model_type == "git": # its tokenizer adds an end token; BLIP removes it
+            for name in "input_ids", "attention_mask": inputs[name] = inputs[name][:,:-1]
+        return inputs
 
 # %% ../../nbs/models/117_captioners.ipynb #5fa319cc
 @patch

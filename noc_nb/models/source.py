@@ -347,23 +347,21 @@ class Job(Config):
         by_hand = self.captioner and not self.detector and self.options.min_score is None
         return bool(by_hand and wanted) and not _holds_regions(Path(self.src))
 
-# %% ../../nbs/models/119_source.ipynb #52a8b103
-@patch
-def pipeline(self:Job)->NovelCaptioner:
-    "Load the pipeline that captions. Raise `NocError` if a model or a file is missing."
-    classes = read_classes(self.classes, self.first) if self.classes else None
-    if self.detector: classes = classes_for(self.detector, classes)
-    pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0])
-    if classes: pipeline = with_classes(pipeline, classes)
-    if self.add_words:
-        more = " ".join(self.options.wishes or ()).replace("|", " ").lower().split()
-        more = [word for word in more if word not in pipeline.by_name]
-        pipeline = add_words(pipeline, self.add_words, more)
-    pipeline.captioner.to(getattr(torch, self.dtype))
-    if self.form: pipeline.cfg = replace(pipeline.cfg, form=self.form)
-    if not self.captioner: return pipeline
-    captioner = PhotoCaptioner.from_pretrained(self.captioner, self.prompt)
-    return NovelPhotoCaptioner(pipeline, captioner)
+    def pipeline(self)->NovelCaptioner:
+        "Load the pipeline that captions. Raise `NocError` if a model or a file is missing."
+        classes = read_classes(self.classes, self.first) if self.classes else None
+        if self.detector: classes = classes_for(self.detector, classes)
+        pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0])
+        if classes: pipeline = with_classes(pipeline, classes)
+        if self.add_words:
+            more = " ".join(self.options.wishes or ()).replace("|", " ").lower().split()
+            more = [word for word in more if word not in pipeline.by_name]
+            pipeline = add_words(pipeline, self.add_words, more)
+        pipeline.captioner.to(getattr(torch, self.dtype))
+        if self.form: pipeline.cfg = replace(pipeline.cfg, form=self.form)
+        if not self.captioner: return pipeline
+        captioner = PhotoCaptioner.from_pretrained(self.captioner, self.prompt)
+        return NovelPhotoCaptioner(pipeline, captioner)
 
 # %% ../../nbs/models/119_source.ipynb #2f2be292
 def _holds_regions(path, images=None):
