@@ -387,7 +387,7 @@ def _chosen(search:Search, pool:_Beams, rank, groups:Groups, places:int)->Tensor
     if search.twins:
         copy = _duplicates(_identity(search, pool, groups), rank > -torch.inf)
         rank = rank.masked_fill(copy, -torch.inf)
-    if search.t + 1 == search.cfg.max_len:                              # only ended ones, if any
+    if search.t + 1 == search.cfg.max_len:                              # if any ended, only these
         ends = (pool.word == search.eos) & (pool.rank > -torch.inf)
         rank = rank.masked_fill(~ends & ends.any(1, keepdim=True), -torch.inf)
     tie = pool.word*len(search.level) + pool.parent
@@ -401,7 +401,7 @@ def _short(search:Search, beams:_Beams, t:int)->Tensor:
     left = search.cfg.max_len - t
     if left > search.long + search.takes: return None
     alternative = (beams.phrase // search.long).clamp(max=q.group.shape[1] - 1)
-    usual = q.least.gather(1, q.group).gather(1, alternative)           # tokens of its group
+    usual = q.least.gather(1, q.group).gather(1, alternative)           # fewest tokens of its group
     written = beams.phrase % search.long
     more = q.size.gather(1, alternative) - usual - written
     takes = q.takes(beams.done) + torch.where(written > 0, more, 0)
@@ -482,9 +482,9 @@ def _look(search:Search)->Tensor:
     if not search.twins:
         search.asked = search.slot
         search.source = search.place[:search.slot.shape[1]]*search.active
-    else:                                                               # (b,g) whose answer counts
+    else:                                                               # (b,g) one answer per text
         code = search.cells.code.gather(1, search.slot)
-        first = (code[...,None] == code[:,None]).byte().argmax(2)       # (b,g) with the same text
+        first = (code[...,None] == code[:,None]).byte().argmax(2)       # (b,g) first of each text
         alone = first == search.place[:first.shape[1]]
         search.asked = search.slot.gather(1, _front(alone)[0])          # (b,a)
         search.source = (alone.cumsum(1) - 1).gather(1, first)
@@ -548,12 +548,12 @@ def _crowded(search:Search, cells:_Cells)->Tensor:
 # %% ../../nbs/fast/24_search.ipynb #c4ed1701
 class _Credit(_Bank):
     "A bank whose places, all but one, go to the best by score plus credit for finished groups."
-    nats = 1.5 # for a group
+    nats = 1.5 # credit for a group
 
     def turns(self, search, groups:Groups, cells:_Cells, turns:Tensor)->Tensor:
         "Return (b,m) the places of a part by priority."
         turns = super().turns(search, groups, cells, turns)
-        if search.priced: return turns                                  # prices are a credit
+        if search.priced: return turns                                  # prices act as a credit
         going = _open(search, cells).gather(1, turns)
         finished = groups.finished(cells.done) + (cells.phrase % search.long > 0)
         worth = (cells.score + self.nats*finished).gather(1, turns).masked_fill(~going, -torch.inf)
@@ -635,7 +635,7 @@ def _reason(search:Search, image:int, done:int)->str:
     return f"{count} within {T} tokens" if done < top else f"no end within {T} tokens"
 
 def _best_places(search:Search, cells:_Cells)->tuple:
-    "Return (b,k) the places of the best hypotheses of every image; (b,k) which of them hold one."
+    "Return (b,k) the places of the best hypotheses of every image; (b,k) True where there is one."
     ended = cells.word == search.eos
     some = ended.any(1, keepdim=True)
     ranks = _objective(search, cells, search.all).masked_fill(~ended, -torch.inf)

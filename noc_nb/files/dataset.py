@@ -197,7 +197,7 @@ def _split_of(root, split, loaded, file):
     return name, lists, path
 
 def _novel(captions, splits, heldout, counts):
-    "Return object -> novel images of val and test, and count those that no list contains."
+    "Return the novel images of val and test by object, and count those that no list contains."
     novel = {}
     for part in "val", "test":
         images = novel_images(captions, heldout, splits[part])

@@ -45,7 +45,7 @@ def _downloads(table=None):
     return {name: [_WorldFile(**row) for row in world["files"]] for name, world in table.items()}
 
 def _disk_space(files):
-    "Return the peak of the bytes that files take, in this order, and the bytes that remain."
+    "Return the peak number of bytes on disk if files are fetched in order, and the final number."
     peak = kept = 0
     for file in files:
         kept += file.kept
@@ -62,7 +62,7 @@ def _append(url, file, version, size):
     headers = {"Accept-Encoding": "identity"}
     if tag and file.tell(): headers |= {"Range": f"bytes={file.tell()}-", "If-Range": tag}
     def opened(response, **_):
-        if response.status_code in (200, 416):               # the whole file, or less than is here
+        if response.status_code in (200, 416):               # 416: the part is longer than the file
             file.seek(0)
             file.truncate()
             names = map(response.headers.get, ("ETag", "Last-Modified"))
@@ -167,7 +167,7 @@ def _checked(url, root, source, size=None, sha256=None):
     return path
 
 def _bring(file, root, source):
-    "Put a file into its place."
+    "Fetch a file, and put it into its place."
     path = _checked(file.address, root, source, file.bytes, file.sha256)
     to = root/file.to
     ours = path.parent == root/_BESIDE

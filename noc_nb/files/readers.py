@@ -228,7 +228,7 @@ def _paired(pairs):
 
 # %% ../../nbs/files/101_readers.ipynb #f63d5092
 class _Clash(NamedTuple):
-    "An image that gets no photo, because several match its name."
+    "An image that gets no photo, because its name or its photo has several matches."
     image:int   # its id
     name:str    # its name in the file
     photos:list # places of the photos that match
@@ -498,8 +498,8 @@ def caption_entries(
     path,    # captions in any form
     names,   # (file name, image id) of images, from another file; [] if it has no names
     where,   # the other file, for messages
-    numbers:bool=True, # whether the other file has ids
-    bad:list=None, # collects a line for each unusable caption; None: raise an error
+    numbers:bool=True, # True if the other file has ids
+    bad:list=None, # list for a line on each unusable caption; None: raise an error
 )->list:     # pairs of an entry and its image id, or its name if no image has it
     "Read every caption of a file or folder. Raise `NocError` if an entry is invalid."
     path = Path(path)
@@ -716,7 +716,7 @@ def _add_names(names, pairs, path):
 # %% ../../nbs/files/101_readers.ipynb #c0eb1c48
 def _number_columns(file, needed, path, texts):
     """Return columns of an open Parquet file, name -> array; `needed`: name -> kinds of numbers.
-    Images may be texts, as in `_number_texts`."""
+    Images may be identified by text, as in `_number_texts`."""
     from pyarrow import types
     for name in needed:
         kinds_of = [field.type for field in file.schema_arrow if field.name == name]
@@ -758,7 +758,7 @@ def _parquet_rows(path):
 # %% ../../nbs/files/101_readers.ipynb #c6a50e01
 def relabel(
     labels:np.ndarray, # (n,) numbers of classes in a file
-    names:dict,        # number -> name in the file; None or {}: it has none
+    names:dict,        # number -> name in the file; None or {} if the file has none
     classes:dict,      # class id -> `ObjectClass`; None: any number is fine
     where,             # the file, for messages
     item=str,          # function that names the box at a place, for messages
@@ -926,7 +926,7 @@ class Detections:
 
 # %% ../../nbs/files/101_readers.ipynb #101c0007
 def _category_names(coco, path):
-    "Return number -> name of a file's categories; None if they have no names."
+    "Return the names of a file's categories by number, or None if they have no names."
     items = coco.get("categories")
     if not isinstance(items, list) or not items: return None
     ids = _whole_numbers(items, "id", path, "category").tolist()
@@ -993,10 +993,10 @@ def open_detections(
 
 # %% ../../nbs/files/101_readers.ipynb #101c0008
 def read_detections(
-    path,       # as in `open_detections`, or its result
+    path,       # path, as in `open_detections`, or that function's result
     sizes=None, # image id -> (width, height) in pixels, of all images; Parquet needs none
     skip_bad:bool=False, # leave out unusable boxes, and count them
-    **kw,       # as in `Detections.table`
+    **kw,       # options of `Detections.table`
 )->RegionTable: # the images with a detection, best first; `.counts`: read, clipped, skipped
     """Read a detector's output. Raise `NocError` with file and item if one is invalid, or if no box
     can be used."""

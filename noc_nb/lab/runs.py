@@ -275,7 +275,7 @@ def locked(
         yield
         _sweep(path)                             # not after an error
     finally:
-        with suppress(OSError): file.unlink()    # before the release: later it may be another run's
+        with suppress(OSError): file.unlink()  # before the release; later another run may own it
         lock.release()
 
 # %% ../../nbs/lab/09_runs.ipynb #98195935
@@ -342,7 +342,7 @@ def read_about(
 )->dict:           # the record
     "Read the record of an output. Raise `NocError` if the file has none."
     record = read_json(about) if Path(about).is_file() else None
-    where = f"{out}: {Path(about).name} does not say how it was made"
+    where = f"{out}: {Path(about).name} does not record how the output was made"
     require(isinstance(record, dict) and record.keys() & settings.keys(), where, "another output")
     return record
 

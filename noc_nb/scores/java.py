@@ -73,7 +73,7 @@ def _complaint(process):
 # %% ../../nbs/scores/120_java.ipynb #2d073275
 @contextmanager
 def _time_limit(process, seconds):
-    "If the block takes longer, end the guarded program and raise `OSError`."
+    "End the guarded program and raise `OSError` if the block takes longer."
     late = threading.Event()
     def stop():
         late.set()
@@ -227,8 +227,8 @@ def _java_options(folder):
 class _Spice:
     "Scores captions against prepared references with the SPICE of `pycocoevalcap`."
     def __init__(self, refs, folder=None, seconds=3600):
-        """`folder`: contains jars and parses; `seconds`: time limit for a run of Java, which is
-        not started yet. Raise `OSError` if Java or a jar is missing."""
+        """Check Java and the jars, and start nothing yet. `folder`: jars and parses; `seconds`:
+        time limit for a run of Java. Raise `OSError` if Java or a jar is missing."""
         self.folder = Path(folder or _cache_folder()/"spice")
         self.seconds = seconds
         self.known = {}                                  # (image, line) -> its score
