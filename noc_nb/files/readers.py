@@ -567,7 +567,7 @@ def _other_captions(entries, parts, photo_names, path):
 
 def read_captions(
     path,             # captions in any form: a file, or a folder of texts
-    photo_names=list, # () -> (file name, image id) of images; called if the file has only names
+    photo_names=list, # function () -> (file name, image id) of images, for files without ids
 )->Captions:
     "Read reference captions. Raise `NocError` with file and entry if anything is invalid."
     path = Path(path)
