@@ -37,14 +37,16 @@ def test_scorings_of_test_are_logged():
             "a row on test without its line in results/test_log.jsonl is not to be trusted; commit both")
 
 def test_the_mixed_trainings_repeat_every_digit():
-    "Nine rows of a second training, on another H100 and from a clean commit, equal those of the first."
+    "Trained again on a second and a third H100, from clean commits, the captioners have the scores of the first."
     mixed = "scst.mix=0.5 scst.price_weight=2"
     priced = "borrow=2 prices.weight=1 prices.unseen=5"
     before = {(None, "none"): None, (f"{mixed}; {priced}", "none"): mixed,
               (f"{mixed}; {priced}", "selector"): f"{mixed} {priced}"}
     first = {(r["variant"], r["row"], r["seed"]["captioner"]): r["metrics"] for r in read_rows(RESULTS/"mix/val.jsonl")}
     again = read_rows(RESULTS/"mix/again.jsonl")
-    assert len(again) == 9 and not any("+" in r["commit"] for r in again)
+    third = [r for r in read_rows(RESULTS/"mix/shares.jsonl") if r["training"] == "xe"]
+    assert len(again) == 9 and len(third) == 6 and not any("+" in r["commit"] for r in again + third)
+    for r in third: assert first[None, r["row"], r["seed"]["captioner"]] == r["metrics"]
     for r in again:
         assert first[before[r["variant"], r["row"]], r["row"], r["seed"]["captioner"]] == r["metrics"]
 

@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
 from fastcore.basics import patch
 from safetensors.torch import load_file, save, save_file
@@ -296,6 +298,23 @@ def test_a_second_run_keeps_away(tmp_path):
     wide(tmp_path/"run").fit(wide_batches(1, act))
     second()
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+# ---- mixed precision
+
+def in_16_bits(cfg, folder):
+    "An accelerator as on a GPU, where training computes in 16 bits."
+    AcceleratorState._reset_state()
+    return Accelerator(cpu=True, mixed_precision="bf16", project_dir=folder)
+
+def test_a_trained_model_computes_as_the_one_read_back(tmp_path, monkeypatch):
+    "After training in 16 bits, the returned model computes in 32 bits, like the model that a finished run reads."
+    monkeypatch.setattr("noc_nb.lab.train._accelerator", in_16_bits)
+    trained, stored = wide(tmp_path/"run").fit(wide_batches()), Wide()
+    stored.load_state_dict(load_file(tmp_path/"run/best/model.safetensors"))
+    x = torch.randn(9, 100, generator=torch.Generator().manual_seed(0))
+    y = trained(x)
+    assert torch.equal(stored(x), y)
+    with torch.autocast("cpu", torch.bfloat16): assert not torch.equal(stored(x).float(), y)
 
 # ---- two processes
 

@@ -401,7 +401,7 @@ def fit(self:Trainer,
     done = _read_done(self.folder)
     self.history, self.best, self.seconds = done["history"], done["best"], done["seconds"]
     self.inner.load_state_dict(read_weights(self.folder/"best/model.safetensors"))
-    return self.inner.eval()
+    return self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False).eval()
 
 # %% ../../nbs/lab/40_train.ipynb #a21d9f02
 _UNJUDGED = "none: without a val, the last epoch is kept"

@@ -49,7 +49,7 @@ class PhotoCaptioner:
 
     @property
     def tokens(self)->list:
-        "The tokens of the tokenizer, in the order of their ids."
+        "Return the tokens of the tokenizer, in the order of their ids."
         return self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
 
     def _inputs(self, photos):
@@ -175,7 +175,7 @@ class NovelPhotoCaptioner(NovelCaptioner):
         return seen
 
     def _search(self, seen, groups, prices):
-        "Return the best caption of each photo that mentions its words."
+        "Return the best caption of each photo under its constraints, as `Decoded`."
         words, penalties, decoded = [], [], {}
         for image in groups: words.append([list(map(" ".join, group)) for group in image])
         for row in prices:

@@ -223,7 +223,7 @@ class Detector(_Batches):
 
     @property
     def limits(self)->tuple:
-        "The short side of the model's input and the maximum of its long side, in pixels."
+        "Return the short side of the model's input and the maximum of its long side, in pixels."
         t = self.model.transform
         return t.min_size[-1], float("inf") if t.fixed_size else t.max_size
 

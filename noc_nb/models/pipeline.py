@@ -69,7 +69,7 @@ class CaptionOptions(Config):
 
     @property
     def wishes(self)->dict:
-        "Name -> price, as `read_wishes` returns it; None if the selector chooses."
+        "Return name -> price, as `read_wishes` does; None if the selector chooses."
         if isinstance(self.objects, str): return read_wishes(self.objects)
         if self.objects is None or isinstance(self.objects, dict): return self.objects
         return dict.fromkeys(self.objects, math.inf)
@@ -258,7 +258,7 @@ class _NovelCaption:
 
     @property
     def said(self)->dict:
-        "Object -> the words that mention it, for the candidates in the caption."
+        "Return object -> the words that mention it, for the candidates in the caption."
         return {c.object: c.word for c in self.candidates if c.word is not None}
 
 # %% ../../nbs/models/50_pipeline.ipynb #cfe603b7

@@ -336,13 +336,13 @@ class Job(Config):
 
     @property
     def inputs(self)->list:
-        "The inputs of the job, some of which may be paths."
+        "Return the inputs of the job, some of which may be paths."
         names = ("src model classes data images features detector weights add_words captioner")
         return [getattr(self, name) for name in names.split()]
 
     @property
     def blind(self)->bool:
-        "True if no detector is needed: the captioner sees photos, and the caller names words."
+        "Return True if no detector is needed: the captioner sees photos, the caller names words."
         wanted = any(price != -math.inf for price in (self.options.wishes or {}).values())
         by_hand = self.captioner and not self.detector and self.options.min_score is None
         return bool(by_hand and wanted) and not _holds_regions(Path(self.src))

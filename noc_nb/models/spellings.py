@@ -310,7 +310,7 @@ class _Patterns:
 
     @cached_property
     def holders(self):
-        "The tokens that contain a whole word."
+        "Return the tokens that contain a whole word."
         return {token for word in self.held for token in self.table.holding(*word)}
 
     def step(self, node, char):

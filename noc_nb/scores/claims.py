@@ -47,7 +47,7 @@ class _Claim:
 
     @property
     def shown(self)->str:
-        "The text as tables print it; `text` has the older wording that identifies committed rows."
+        "Return the text for tables; `text` has the older wording that identifies committed rows."
         text = self.text
         for old, new in _SHOWN.items(): text = text.replace(old, new)
         return text

@@ -72,7 +72,7 @@ def _complaint(process):
 # %% ../../nbs/scores/120_java.ipynb #2d073275
 @contextmanager
 def _time_limit(process, seconds):
-    "If the block takes longer, end the guarded program and raise `OSError`."
+    "End the guarded program and raise `OSError` if the block takes longer."
     late = threading.Event()
     def stop():
         late.set()
@@ -226,8 +226,8 @@ def _java_options(folder):
 class _Spice:
     "Scores captions against prepared references with the SPICE of `pycocoevalcap`."
     def __init__(self, refs, folder=None, seconds=3600):
-        """`folder`: contains jars and parses; `seconds`: time limit for a run of Java, which is
-        not started yet. Raise `OSError` if Java or a jar is missing."""
+        """Check Java and the jars, and start nothing yet. `folder`: jars and parses; `seconds`:
+        time limit for a run of Java. Raise `OSError` if Java or a jar is missing."""
         self.folder, self.seconds = Path(folder or _cache_folder()/"spice"), seconds
         self.known = {}                                  # (image, line) -> its score
         self.java, self.heap = find_java()[0], _heap(2000, 1500)

@@ -540,7 +540,7 @@ class _Report(dict):
 
     @property
     def table(self):
-        "A DataFrame: a line for each score of a set of images, with its 95 % interval."
+        "Return a DataFrame: a line for each score of a set of images, with its 95 % interval."
         import pandas as pd
         rows = []
         for (part, m), points in _flat(self["scores"]).items():
@@ -550,7 +550,7 @@ class _Report(dict):
 
     @property
     def images(self):
-        "A DataFrame: a line for each image, with its caption and its own scores, in points."
+        "Return a DataFrame: a line for each image, with its caption and its scores in points."
         import pandas as pd
         judged = self.judged
         scores = points(judged.numbers) | quality_scores(judged.quality)

@@ -41,7 +41,7 @@ class _Scored:
 
     @property
     def identity(self):
-        "The images, and the seed or else the captions: no two runs of a system agree in both."
+        "Return images, and seed or else captions: no two runs of a system agree in all of these."
         captions = self.seed is None and tuple(self.report.judged.captions)
         return self.images, self.seed, captions
 
