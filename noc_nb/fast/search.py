@@ -80,7 +80,7 @@ def _mode(cfg, ordered):
     kinds = ", ".join(MODES)
     check_sizes(cfg.k, cfg.max_len, cfg.length_penalty)
     require(cfg.mode in tuple(MODES), f"mode {cfg.mode!r}", f"one of {kinds}")
-    require(not ordered or cfg.at_least is None, "ordered", "all musts, no `at_least`")
+    require(not ordered or cfg.at_least is None, "ordered, at_least", "only one of them")
     return MODES[cfg.mode]()
 
 def _add_finishers(q:Groups, finishers, device):
@@ -673,7 +673,7 @@ def grid_beam_search(
     **settings,       # `eos`, and other settings of `Search` and `SearchConfig`, such as `mode`
 )->Hypotheses:
     "Find the `k` best captions that satisfy the constraints. Raise `NocError` if input is invalid."
-    require(isinstance(constraints, (list, tuple)), f"constraints: {constraints!r}", "b lists")
+    require(isinstance(constraints, (list, tuple)), f"constraints: {constraints!r}", "a list")
     require(isinstance(pad, Integral) and abs(pad) < 1 << 62, f"pad={pad}", "a whole number")
     device = state_size(state, len(constraints), reorder)[1]
     search = Search(constraints, device, absorb=absorb, **settings)

@@ -59,7 +59,7 @@ def load_captions(
     for path in files:
         more = read_captions(path)
         both = whole.texts.keys() & more.texts
-        require(not both, f"{path}: image {min(both, default='')}: in another file too", "it once")
+        require(not both, f"{path}: image {min(both, default='')}: in two files", "each image once")
         whole.texts.update(more.texts)
         whole.sizes.update(more.sizes)
         counts.update(more.counts)
@@ -132,7 +132,7 @@ def load_data(
 )->CocoData:
     "Load a data set and check it. Raise `NocError` if a file or an entry is invalid."
     root = find_data(root)
-    require(root, "data: no folder", "a COCO root, by --data or the variable NOC_DATA")
+    require(root, "data: no folder", "a folder in COCO's layout, by --data or NOC_DATA")
     detections = _named_detections(root, detections)
     loaded = own_captions(root, captions, detections)
     texts, sizes, counts = loaded.texts, loaded.sizes, loaded.counts

@@ -253,7 +253,7 @@ def _listing(table=None):
     yield "noc_data spice: on disk 385 MB, by Maven or from Stanford's archive of CoreNLP"
 
 def _run_data(o, table=None):
-    "Fetch a data set, and print the command to run next. Raise `NocError` for bad options."
+    "Fetch a data set, and print the commands to run next. Raise `NocError` for bad options."
     if o.list: return print(*_listing(table), sep="\n")
     table = table or json.loads(asset("downloads.json"))
     named = f"{', '.join(table)}, spice, or --list"

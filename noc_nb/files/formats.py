@@ -70,7 +70,7 @@ def _found(results):
     "Return boxes, labels, scores, names of labels and the photo's size; None if unknown."
     if hasattr(results, "orig_shape"):                    # ultralytics; rotated boxes are in `obb`
         found = results.obb if results.boxes is None else results.boxes
-        require(found is not None, "results: no boxes", "those of a detector")
+        require(found is not None, "results: no boxes", "boxes of a detector")
         return found.xyxy, found.cls, found.conf, results.names, results.orig_shape[::-1]
     if hasattr(results, "xyxy"):                          # supervision; drawn boxes have no scores
         names, scores = results.data.get("class_name"), results.confidence

@@ -706,7 +706,7 @@ def _number_columns(file, needed, path, texts):
         kinds_of = [field.type for field in file.schema_arrow if field.name == name]
         where = f"{path}: column {name}"
         require(kinds_of, f"{where}: missing", ", ".join(needed))
-        require(len(kinds_of) == 1, f"{where}: occurs twice", "it only once")
+        require(len(kinds_of) == 1, f"{where}: occurs twice", "each only once")
         empty = types.is_null(kinds_of[0])        # such a column may claim any length
         require(not empty, where, "numbers, found none")
     data = file.read(columns=[*needed])

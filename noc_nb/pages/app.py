@@ -311,9 +311,9 @@ def _gradio():
     return gradio
 
 # %% ../../nbs/pages/133_app.ipynb #a7cba85b
-_NO_EXAMPLES = """Drop a photo here, or choose one of the drawings. Objects in photos are found by
-torchvision's detector, which is downloaded with the first photo (160 MB), or by
-`noc_app --weights FILE`. Your own examples: `noc_app --detections FILE --images FOLDER`."""
+_NO_EXAMPLES = """Drop a photo here, or choose one of the drawings. Objects are found by
+torchvision's detector. Its weights (160 MB) are downloaded with the first photo, unless
+`--weights FILE` names them. Your own examples: `noc_app --detections FILE --images FOLDER`."""
 _NO_PHOTOS = "Choose a drawing. For photos, start `noc_app --model` with a pipeline for photos."
 
 def _examples(photos, source, model, most):
