@@ -131,7 +131,7 @@ class MultiHead(nn.Module):
     def forward(self,
         x:Tensor,          # (b,t,d) source of the queries
         kv:Tensor=None,    # (b,n,d) source of keys and values; None: `x` itself
-        mask:Tensor=None,  # (b,t,n) or (b,1,n), True where a query may attend; slots stay open
+        mask:Tensor=None,  # (b,t,n) or (b,1,n), True where a query may attend; never hides slots
         causal:bool=False, # True: query i sees no key after i; cannot be combined with slots
     )->Tensor:             # (b,t,d) output
         "Apply multi-head attention."
@@ -167,7 +167,9 @@ class Residual(nn.Module):
         dropout:float=0., # probability of dropping a number of the operator's output
     ):
         super().__init__()
-        self.f, self.drop, self.norm = f, nn.Dropout(dropout), nn.LayerNorm(d_model)
+        self.f = f
+        self.drop = nn.Dropout(dropout)
+        self.norm = nn.LayerNorm(d_model)
 
     def add(self, x:Tensor, y:Tensor)->Tensor:
         "Return LayerNorm(x + dropout(y)) for an output `y` that the caller has computed."

@@ -232,7 +232,7 @@ def works_in(
     module:str, # name of the module with the function that does the work
     **others,   # value of the first option -> name of another module, which does this work
 ):
-    "Return a decorator: `noc_example` declares options, and `_run_example` gets them and works."
+    "Return a decorator: a decorated `noc_example` passes its options to a module's `_run_example`."
     def made(f):
         @wraps(f)
         def call(*args, **kw):

@@ -45,21 +45,21 @@ def instances_files(
 
 # %% ../../nbs/files/102_dataset.ipynb #d073e0a5
 def load_captions(
-    root,          # folder of the data set
-    captions=None, # a captions file, or a folder of texts; default: those in annotations/
-    known=list,    # option of `read_captions`
+    root,             # folder of the data set
+    captions=None,    # a captions file, or a folder of texts; default: those in annotations/
+    photo_names=list, # option of `read_captions`
 )->Captions:
     "Read all captions. Raise `NocError` if there are none, or an image is in two files."
     patterns = "captions_*2014.json*", "captions_*.json*"
     files = [captions] if captions else data_files(root, "annotations", *patterns)
     require(files, f"{root}: no annotations/captions_*.json", "COCO's layout, or a file")
-    if len(files) == 1: return read_captions(files[0], known)
+    if len(files) == 1: return read_captions(files[0], photo_names)
     whole = Captions({}, {}, {}, [], {}, True)
     counts = Counter()
     for path in files:
         more = read_captions(path)
         both = whole.texts.keys() & more.texts
-        require(not both, f"{path}: image {min(both, default='')}: in another file too", "it once")
+        require(not both, f"{path}: image {min(both, default='')}: in two files", "each image once")
         whole.texts.update(more.texts)
         whole.sizes.update(more.sizes)
         counts.update(more.counts)
@@ -132,7 +132,7 @@ def load_data(
 )->CocoData:
     "Load a data set and check it. Raise `NocError` if a file or an entry is invalid."
     root = find_data(root)
-    require(root, "data: no folder", "a COCO root, by --data or the variable NOC_DATA")
+    require(root, "data: no folder", "a folder in COCO's layout, by --data or NOC_DATA")
     detections = _named_detections(root, detections)
     loaded = own_captions(root, captions, detections)
     texts, sizes, counts = loaded.texts, loaded.sizes, loaded.counts
@@ -197,7 +197,7 @@ def _split_of(root, split, loaded, file):
     return name, lists, path
 
 def _novel(captions, splits, heldout, counts):
-    "Return object -> novel images of val and test, and count those that no list contains."
+    "Return the novel images of val and test by object, and count those that no list contains."
     novel = {}
     for part in "val", "test":
         images = novel_images(captions, heldout, splits[part])

@@ -45,7 +45,7 @@ def _downloads(table=None):
     return {name: [_WorldFile(**row) for row in world["files"]] for name, world in table.items()}
 
 def _disk_space(files):
-    "Return the peak of the bytes that files take, in this order, and the bytes that remain."
+    "Return the peak number of bytes on disk if files are fetched in order, and the final number."
     peak = kept = 0
     for file in files:
         kept += file.kept
@@ -62,7 +62,7 @@ def _append(url, file, version, size):
     headers = {"Accept-Encoding": "identity"}
     if tag and file.tell(): headers |= {"Range": f"bytes={file.tell()}-", "If-Range": tag}
     def opened(response, **_):
-        if response.status_code in (200, 416):               # the whole file, or less than is here
+        if response.status_code in (200, 416):               # 416: the part is longer than the file
             file.seek(0)
             file.truncate()
             names = map(response.headers.get, ("ETag", "Last-Modified"))
@@ -167,7 +167,7 @@ def _checked(url, root, source, size=None, sha256=None):
     return path
 
 def _bring(file, root, source):
-    "Put a file into its place."
+    "Fetch a file, and put it into its place."
     path = _checked(file.address, root, source, file.bytes, file.sha256)
     to = root/file.to
     ours = path.parent == root/_BESIDE
@@ -183,7 +183,8 @@ def _bring(file, root, source):
     print(f"{to}: SHA-256 {file_sum(to)}; it is stored in {_noted(to).name}")
 
 # %% ../../nbs/files/107_download.ipynb #c26ff2d8
-_AT_ONCE, _ENOUGH = 8, 20 # photos fetched at the same time; failures after which to give up
+_AT_ONCE = 8 # photos fetched at the same time
+_ENOUGH = 20 # failures after which to give up
 
 def _bring_listed(file, root, source):
     "Fetch the photos that an annotation file lists. Raise `NocError` if any photo fails."
@@ -253,7 +254,7 @@ def _listing(table=None):
     yield "noc_data spice: on disk 385 MB, by Maven or from Stanford's archive of CoreNLP"
 
 def _run_data(o, table=None):
-    "Fetch a data set, and print the command to run next. Raise `NocError` for bad options."
+    "Fetch a data set, and print the commands to run next. Raise `NocError` for bad options."
     if o.list: return print(*_listing(table), sep="\n")
     table = table or json.loads(asset("downloads.json"))
     named = f"{', '.join(table)}, spice, or --list"

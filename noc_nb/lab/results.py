@@ -34,8 +34,8 @@ TRAINING_LABELS = dict(xe="cross-entropy", cider="CIDEr", cider_dgbs="CIDEr with
 
 def new_row(
     table:str,   # "main", "ablation", "bench" or "scale"
-    row:str,     # a key of `LABELS` in the table "main"; any name in the others
-    **values,    # the other keys of the schema
+    row:str,     # a key of `LABELS` in the table "main"; any name in other tables
+    **values,    # the other keys of the row
 )->dict:         # the row, with schema, commit, device and time filled in
     "Make a result row. Raise `NocError` if its table, row or training is unknown."
     allowed = dict(table=("main", "ablation", "bench", "scale"), training=(None, *TRAINING_LABELS))
@@ -82,7 +82,7 @@ def append_row(
 
 # %% ../../nbs/lab/33_results.ipynb #7a68e88a
 def _rows_of(file):
-    rows = "rows of JSON, as in the repository's results/; a notebook copied alone has no rows"
+    rows = "rows of JSON, as in the repository's results/; a notebook copied by itself has no rows"
     with foreign_file(file, rows), text_file(file) as f: lines = f.buffer.read().split(b"\n")
     rows = [_row_of(line) for line in lines]             # `splitlines` also splits at a U+2028
     if rows[-1] is None:

@@ -38,7 +38,8 @@ def fingerprint(
     *parts, # strings, bytes, arrays, tensors, and anything that JSON can represent
 )->str:     # 64 hexadecimal digits
     "Compute the SHA-256 of one part, or of several parts together with their lengths."
-    joined, sizes = hashlib.sha256(), []
+    joined = hashlib.sha256()
+    sizes = []
     texts = [part for part in parts if isinstance(part, str)]
     for part in parts:
         data = _bytes(part)
@@ -159,7 +160,9 @@ _PLAIN = type(None), bool, int, float, complex, str, bytes
 
 class _Fingerprints:
     "Computes fingerprints of values from those of their parts."
-    def __init__(self, function): self.function, self.made = function, {}
+    def __init__(self, function):
+        self.function = function
+        self.made = {}
 
     def of(self, x):
         "Return a string that is the same for equal values."
@@ -272,7 +275,7 @@ def locked(
         yield
         _sweep(path)                             # not after an error
     finally:
-        with suppress(OSError): file.unlink()    # before the release: later it may be another run's
+        with suppress(OSError): file.unlink()  # before the release; later another run may own it
         lock.release()
 
 # %% ../../nbs/lab/09_runs.ipynb #98195935
@@ -339,7 +342,7 @@ def read_about(
 )->dict:           # the record
     "Read the record of an output. Raise `NocError` if the file has none."
     record = read_json(about) if Path(about).is_file() else None
-    where = f"{out}: {Path(about).name} does not say how it was made"
+    where = f"{out}: {Path(about).name} does not record how the output was made"
     require(isinstance(record, dict) and record.keys() & settings.keys(), where, "another output")
     return record
 

@@ -179,7 +179,8 @@ class Trainer(_Progress):
         self.inner, self.loss, self.cfg, self.folder = model, loss, cfg, Path(folder)
         self.d_model, self.unit, self.about, self.save = d_model, unit, about or {}, save
         self.sums, self.pending = Counter(), [] # sums of the epoch; the last steps
-        self.steps, self.seen = 0, 0.
+        self.steps = 0
+        self.seen = 0.
         self.since = self.saved = time.monotonic()
         self.accelerator = _accelerator(cfg, folder)
         self.main = self.accelerator.is_main_process
@@ -237,7 +238,9 @@ def _means(self:Trainer):
 @patch
 def _steps(self:Trainer, batches):
     "Return this process's parts of an epoch's remaining steps. Raise `NocError` without data."
-    acc, count, name = self.accelerator, self.cfg.accumulate, self.folder.name
+    acc = self.accelerator
+    count = self.cfg.accumulate
+    name = self.folder.name
     first, parts = count*acc.process_index, count*acc.num_processes
     left = batches(self.epoch, self.done, parts, range(first, first + count))
     require(len(left) or self.done, f"{name}: nothing to learn from", f"{parts} examples or more")
@@ -283,7 +286,7 @@ def _write_best(folder, save, model):
     best = folder/"best"
     before = {}
     with whole_folder(best, before) as new:
-        save(model, new)                                   # `best/` may have files of these names
+        save(model, new)                                   # `best/` may have these files already
         before |= {name: x for name, x in state_of(best).items() if name in held(new)}
     files = [path for path in best.iterdir() if path.name != "README.md"]  # users may complete it
     return {path.name: file_sum(path) for path in files}
@@ -401,7 +404,7 @@ def fit(self:Trainer,
     done = _read_done(self.folder)
     self.history, self.best, self.seconds = done["history"], done["best"], done["seconds"]
     self.inner.load_state_dict(read_weights(self.folder/"best/model.safetensors"))
-    return self.inner.eval()
+    return self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False).eval()
 
 # %% ../../nbs/lab/40_train.ipynb #a21d9f02
 _UNJUDGED = "none: without a val, the last epoch is kept"
@@ -477,7 +480,7 @@ def train_selector_in(
     data:CocoData,      # data set with references and regions
     cfg:SelectorConfig, # sizes, loss weights and threshold
     train:TrainConfig,  # settings of the training
-    resume:bool=False,  # continue, or return at once if it is done
+    resume:bool=False,  # continue, or return at once if the phase is done
     loss=selector_loss, # loss function, as in `train_selector`
     examples=None,      # training examples, as in `train_selector`
 )->RegionSelector:      # the selector in eval mode
@@ -499,7 +502,7 @@ def train_xe_in(
     cfg:CaptionerConfig, # sizes; the data determine the widths of features and words
     train:TrainConfig,   # settings of the training
     min_count:int=5,     # minimum frequency of a word, as in `build_vocab`
-    resume:bool=False,   # continue, or return at once if it is done
+    resume:bool=False,   # continue, or return at once if the phase is done
 )->Captioner:            # the captioner in eval mode
     "Run `train_xe` with checkpoints in a folder."
     about = dict(model=without(cfg, "d_feature", "d_word"), inputs=contents(data, seen=True),
@@ -528,7 +531,7 @@ def train_scst_in(
     constrained:bool=False, # True: grid beam search with the oracle's words (DGBS)
     search_cfg:SearchConfig=SearchConfig(), # settings of the search
     limit:int=5,            # maximum number of words per image
-    resume:bool=False,      # continue, or return at once if it is done
+    resume:bool=False,      # continue, or return at once if the phase is done
     reward=cider_reward,    # function that builds the reward, as in `train_scst`
 )->Captioner:               # the captioner in eval mode
     "Run `train_scst` with checkpoints in a folder."

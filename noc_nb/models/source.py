@@ -74,10 +74,10 @@ def _try(f, x):
     try: return f(x)
     except NocError as e: return e
 
-def _apart(ids, found):
+def _apart(ids, items):
     "Separate usable images from broken ones, both by id."
     good, errors = {}, {}
-    for i, x in zip(ids, found):
+    for i, x in zip(ids, items):
         bad = _try(Regions.check_finite, x) if isinstance(x, Regions) else x
         if isinstance(bad, NocError): errors[i] = bad
         else: good[i] = x
@@ -157,7 +157,8 @@ def stored_names(
 
 def _stored(path):
     "Open a region store, with the attributes of `Detections`."
-    store, names = RegionStore(path), stored_names(path)
+    store = RegionStore(path)
+    names = stored_names(path)
     sizes = zip(store.ids.tolist(), map(tuple, store.sizes.tolist()))
     sizes = {i: size for i, size in sizes if all(size)}
     def table(sizes, classes, only): return store.of(classes), {}, {}
@@ -336,34 +337,32 @@ class Job(Config):
 
     @property
     def inputs(self)->list:
-        "The inputs of the job, some of which may be paths."
+        "Return the inputs of the job, some of which may be paths."
         names = ("src model classes data images features detector weights add_words captioner")
         return [getattr(self, name) for name in names.split()]
 
     @property
     def blind(self)->bool:
-        "True if no detector is needed: the captioner sees photos, and the caller names words."
+        "Return True if no detector is needed: the captioner sees photos, the caller names words."
         wanted = any(price != -math.inf for price in (self.options.wishes or {}).values())
         by_hand = self.captioner and not self.detector and self.options.min_score is None
         return bool(by_hand and wanted) and not _holds_regions(Path(self.src))
 
-# %% ../../nbs/models/119_source.ipynb #52a8b103
-@patch
-def pipeline(self:Job)->NovelCaptioner:
-    "Load the pipeline that captions. Raise `NocError` if a model or a file is missing."
-    classes = read_classes(self.classes, self.first) if self.classes else None
-    if self.detector: classes = classes_for(self.detector, classes)
-    pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0])
-    if classes: pipeline = with_classes(pipeline, classes)
-    if self.add_words:
-        more = " ".join(self.options.wishes or ()).replace("|", " ").lower().split()
-        more = [word for word in more if word not in pipeline.by_name]
-        pipeline = add_words(pipeline, self.add_words, more)
-    pipeline.captioner.to(getattr(torch, self.dtype))
-    if self.form: pipeline.cfg = replace(pipeline.cfg, form=self.form)
-    if not self.captioner: return pipeline
-    captioner = PhotoCaptioner.from_pretrained(self.captioner, self.prompt)
-    return NovelPhotoCaptioner(pipeline, captioner)
+    def pipeline(self)->NovelCaptioner:
+        "Load the pipeline that captions. Raise `NocError` if a model or a file is missing."
+        classes = read_classes(self.classes, self.first) if self.classes else None
+        if self.detector: classes = classes_for(self.detector, classes)
+        pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0])
+        if classes: pipeline = with_classes(pipeline, classes)
+        if self.add_words:
+            more = " ".join(self.options.wishes or ()).replace("|", " ").lower().split()
+            more = [word for word in more if word not in pipeline.by_name]
+            pipeline = add_words(pipeline, self.add_words, more)
+        pipeline.captioner.to(getattr(torch, self.dtype))
+        if self.form: pipeline.cfg = replace(pipeline.cfg, form=self.form)
+        if not self.captioner: return pipeline
+        captioner = PhotoCaptioner.from_pretrained(self.captioner, self.prompt)
+        return NovelPhotoCaptioner(pipeline, captioner)
 
 # %% ../../nbs/models/119_source.ipynb #2f2be292
 def _holds_regions(path, images=None):

@@ -311,9 +311,9 @@ def _gradio():
     return gradio
 
 # %% ../../nbs/pages/133_app.ipynb #a7cba85b
-_NO_EXAMPLES = """Drop a photo here, or choose one of the drawings. Objects in photos are found by
-torchvision's detector, which is downloaded with the first photo (160 MB), or by
-`noc_app --weights FILE`. Your own examples: `noc_app --detections FILE --images FOLDER`."""
+_NO_EXAMPLES = """Drop a photo here, or choose one of the drawings. Objects are found by
+torchvision's detector. Its weights (160 MB) are downloaded with the first photo, unless
+`--weights FILE` names them. Your own examples: `noc_app --detections FILE --images FOLDER`."""
 _NO_PHOTOS = "Choose a drawing. For photos, start `noc_app --model` with a pipeline for photos."
 
 def _examples(photos, source, model, most):
@@ -522,7 +522,8 @@ def _for_programs(gr, answer):
     with gr.Row(visible=False):
         asked = [gr.File(label="photo"), gr.File(label="detections"), gr.Textbox("", label="words"),
                  gr.Textbox("", label="price_weight")]
-        line, go = gr.JSON(label="line"), gr.Button()
+        line = gr.JSON(label="line")
+        go = gr.Button()
     about = "Caption a photo, a file of its detections, or both; words as in noc_caption --objects."
     go.click(_handler(gr, answer), asked, line, api_name="caption", api_description=about)
 
