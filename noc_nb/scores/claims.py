@@ -328,8 +328,8 @@ def inner_attention(
     inner = _fitting(common, "selector")
     without, rival = (_fitting(common, "selector_no_inner", c) for c in ("out_F1", "in_C"))
     t, t_without, t_rival = (r["config"]["selector"]["threshold"] for r in (inner, without, rival))
-    text = ("On val, with hard constraints and one trained model of each kind, each at the threshold "
-            "with the best F1 of those tried in the package's pipeline "
+    text = ("On val, with hard constraints and one trained model of each kind, each at the "
+            "threshold with the best F1 of those tried in the package's pipeline "
             f"({t:g} with inner-attention, {t_without:g} without), the lead of the selector with "
             f"inner-attention is {_gains(inner, without, judged)}. With the selector without it at "
             f"{t_rival:g}, which gives its best C in, the lead is "
