@@ -81,7 +81,8 @@ def _is_whole(worker, n):
 def _caption_shard(worker, n):
     "Write one shard's file, completely or not at all; return the cost."
     start, cpu = time.perf_counter(), time.process_time()
-    ids, texts = worker.ids(n), worker.source.texts
+    ids = worker.ids(n)
+    texts = worker.source.texts
     lines = caption_lines(worker.pipeline, worker.source, ids, worker.job.options)
     lines = [line | dict(image_id=i, text=texts.get(i)) for i, line in zip(ids, lines)]
     with whole_file(_shard_file(worker.out, n), "wb") as f:
@@ -107,7 +108,8 @@ def _ray(workers):
     if not ray.is_initialized(): _start(ray, max(2, workers) if local else None)
     for name in "ray", "ray.data": logging.getLogger(name).setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
-    context.enable_progress_bars, context.wait_for_min_actors_s = False, 300
+    context.enable_progress_bars = False
+    context.wait_for_min_actors_s = 300
     return ray
 
 # %% ../../nbs/commands/141_distributed.ipynb #8e15c0da
@@ -128,7 +130,8 @@ def _start(ray, cpus):
 def _silent():
     "Silence the processes of Ray, which write to standard error directly."
     sys.stderr.flush()
-    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    kept = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     try: yield
     finally:
