@@ -167,7 +167,9 @@ class Residual(nn.Module):
         dropout:float=0., # probability of dropping a number of the operator's output
     ):
         super().__init__()
-        self.f, self.drop, self.norm = f, nn.Dropout(dropout), nn.LayerNorm(d_model)
+        self.f = f
+        self.drop = nn.Dropout(dropout)
+        self.norm = nn.LayerNorm(d_model)
 
     def add(self, x:Tensor, y:Tensor)->Tensor:
         "Return LayerNorm(x + dropout(y)) for an output `y` that the caller has computed."

@@ -74,7 +74,8 @@ def complete(
     n=0,           # number of constraints that every caption satisfies, an int or (b,1)
 )->Hypotheses:     # the captions, with -1 after the end token
     "Make the result of a search from captions that have all ended."
-    ended, after = score > -math.inf, F.pad(tokens == eos, (1, -1))
+    ended = score > -math.inf
+    after = F.pad(tokens == eos, (1, -1))
     return Hypotheses(tokens.masked_fill(after | ~ended[...,None], -1), score, ended, ended*n)
 
 # %% ../nbs/20_beam.ipynb #20a0b009
@@ -88,7 +89,8 @@ def plain_beam(
 )->Hypotheses:      # the captions, with -1 after the end token
     "Search for the `k` best captions of each of b images with beam search."
     image = torch.arange(len(start), device=start.device)[:,None]
-    tokens, state = start[:,None,None].expand(-1, k, 1), reorder_state(state, image.expand(-1, k))
+    tokens = start[:,None,None].expand(-1, k, 1)
+    state = reorder_state(state, image.expand(-1, k))
     score = torch.full((len(start), k), -math.inf, device=start.device)
     score[:,0] = 0.
     ended = torch.zeros_like(score, dtype=torch.bool)
@@ -155,11 +157,11 @@ def captions_of(
     return list(zip(map(said, tokens[ended].tolist()), scores[ended].tolist()))
 
 def same_captions(
-    found:list, # (caption, score) of one search
+    captions:list, # (caption, score) of one search
     true:list,  # (caption, score) of the other search
     eps=1e-9,   # tolerance of the scores
 ):
     "Assert that two searches give the same captions, in the same order, with the same scores."
-    assert len(found) == len(true), f"{len(found)} captions; expected {len(true)}"
-    for a, b in zip(found, true):
+    assert len(captions) == len(true), f"{len(captions)} captions; expected {len(true)}"
+    for a, b in zip(captions, true):
         assert a[0] == b[0] and abs(a[1] - b[1]) < eps, f"{a} is not {b}"

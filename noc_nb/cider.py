@@ -121,8 +121,8 @@ class CiderD:
         share = share/np.bincount(image)[image[row]]
         key = image[row]*len(codes) + gram
         order = np.argsort(key, kind="stable")
-        found = np.unique(key[order], return_index=True, return_counts=True)
-        self.keys, self.starts, self.postings = found
+        unique = np.unique(key[order], return_index=True, return_counts=True)
+        self.keys, self.starts, self.postings = unique
         self.count, self.share = count[order], share[order]
         self.length = np.maximum(lengths[row[order]]-1, 0)
 
@@ -207,10 +207,10 @@ class CiderReward:
         for w in self.cider.words:
             number = isinstance(w, (int, np.integer)) and 0 <= w < _MOST_WORDS
             require(number, f"CIDEr-D: token {w!r}", f"an id from 0 to {_MOST_WORDS-1:,}")
-        known = np.fromiter(self.cider.words, np.int64, len(self.cider.words))
-        unknown = np.setdiff1d(np.arange(_MOST_WORDS), known)
+        ids_of_words = np.fromiter(self.cider.words, np.int64, len(self.cider.words))
+        others = np.setdiff1d(np.arange(_MOST_WORDS), ids_of_words)
         self.number = np.empty(_MOST_WORDS, np.uint64)       # (ids,) the number of every id, from 1
-        self.number[np.concatenate([known, unknown])] = np.arange(1, _MOST_WORDS+1)
+        self.number[np.concatenate([ids_of_words, others])] = np.arange(1, _MOST_WORDS+1)
 
     def __call__(self,
         tokens:Tensor, # (N,t) token ids: EOS where the sentence ended, then PAD

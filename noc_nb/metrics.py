@@ -79,7 +79,8 @@ def meteor(
     sums:np.ndarray, # (...,23) statistics, summed over a set
 )->np.ndarray:       # (...,) METEOR, 0..1
     "Compute METEOR 1.5 with its parameters for English (Denkowski and Lavie, 2014)."
-    alpha, beta, gamma, delta, weights = .85, .2, .6, .75, np.array([1., .6, .8, .6])[:, None]
+    alpha, beta, gamma, delta = .85, .2, .6, .75
+    weights = np.array([1., .6, .8, .6])[:, None]
     matches = sums[..., 4:20].reshape(*sums.shape[:-1], 4, 2, 2)   # kind, content or function, side
     content, function = matches[..., 0, :], matches[..., 1, :]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -111,8 +112,8 @@ class Metric(NamedTuple):
 
     def by_name(self, name, sums, images)->dict:
         "Return {name: score} from sums over sets of images; a single score has the metric's name."
-        found = self.points(sums, images)
-        return found if isinstance(found, dict) else {name: found}
+        scores = self.points(sums, images)
+        return scores if isinstance(scores, dict) else {name: scores}
 
 _OTHER = Metric("", points=partial(_mean, unit=1))      # a score of a program
 
@@ -133,10 +134,11 @@ class CaptionScorer:
         programs=(),     # programs for METEOR, SPICE and other scores, as in the table above
     ):
         "Prepare references. Raise `NocError` if a metric is unknown or an image has none."
-        self.metrics, self.programs = metrics, list(programs)
+        self.metrics = metrics
+        self.programs = list(programs)
         try:
-            known = dict.fromkeys([*METRICS, *(program.metric for program in self.programs)])
-            for m in metrics: require(m in known, f"metrics: {m!r}", f"some of {', '.join(known)}")
+            names = dict.fromkeys([*METRICS, *(program.metric for program in self.programs)])
+            for m in metrics: require(m in names, f"metrics: {m!r}", f"some of {', '.join(names)}")
             self.refs = _References(refs)
         except BaseException:
             self.close()
@@ -156,8 +158,8 @@ class CaptionScorer:
         for i in self.refs:
             require(i in captions, f"captions: image {i}: missing", "one for every evaluated image")
         lines = {i: _line(captions[i], f"captions: image {i}") for i in self.refs}
-        own = [m for m in METRICS if m in self.metrics and METRICS[m].numbers]
-        kept = {m: METRICS[m].numbers(lines, self.refs) for m in own}
+        computed = [m for m in METRICS if m in self.metrics and METRICS[m].numbers]
+        kept = {m: METRICS[m].numbers(lines, self.refs) for m in computed}
         for program in self.programs:
             if program.metric not in self.metrics: continue
             kept[program.metric] = program.numbers(lines, captions)

@@ -108,7 +108,7 @@ def oracle_words(
     "Return the words of `oracle_classes`. Warn about words that the vocabulary lacks."
     chosen = {i: oracle_classes(data, i, limit) for i in ids}
     words = class_words(chosen, data.classes, vocab)
-    return {i: [*own.values()] for i, own in words.items()}
+    return {i: [*tokens.values()] for i, tokens in words.items()}
 
 # %% ../nbs/43_scst.ipynb #20c6a77e
 def cider_reward(
@@ -189,7 +189,8 @@ def train_scst(
 )->Captioner:             # the captioner, in evaluation mode
     "Fine-tune with rewards (Section 3.1). Raise `NocError` if features have the wrong width."
     set_seed(cfg.seed)
-    ids, vocab = rewarded_images(data, cfg), Vocab(captioner.tokens)
+    ids = rewarded_images(data, cfg)
+    vocab = Vocab(captioner.tokens)
     images = ImageExamples(data, ids, _features(data, captioner.cfg))
     batches = Loader(images, cfg.batch, cfg.seed)
     loss = SelfCritical(reward(data, ids, vocab, cfg), words, search, cfg.mix)

@@ -53,10 +53,12 @@ _SPACES = re.compile("(?: {space}*)?".format(**_PARTS))
 def _lex(caption, after):
     "Apply the rules. Return the tokens, separated by spaces; `after` only affects where they end."
     line, after = (re.sub("[\n\r\v\f\u2028\u2029]", " ", text) for text in (caption, after))
-    text, at, tokens = f"{line}\n{after}\n", 0, []
+    text = f"{line}\n{after}\n"
+    at = 0
+    tokens = []
     while (at := _SPACES.match(text, at).end()) < len(line):
         matches = ((rule.match(text, at), kind) for rule, kind in _RULES)
-        longest, kind = max(filter(itemgetter(0), matches), key=lambda found: found[0].end())
+        longest, kind = max(filter(itemgetter(0), matches), key=lambda pair: pair[0].end())
         group = 1 if longest.re.groups else 0
         tokens.append(_finish(longest[group], kind))
         at = longest.end(group)

@@ -81,7 +81,8 @@ def _is_whole(worker, n):
 def _caption_shard(worker, n):
     "Write one shard's file, completely or not at all; return the cost."
     start, cpu = time.perf_counter(), time.process_time()
-    ids, texts = worker.ids(n), worker.source.texts
+    ids = worker.ids(n)
+    texts = worker.source.texts
     lines = caption_lines(worker.pipeline, worker.source, ids, worker.job.options)
     lines = [line | dict(image_id=i, text=texts.get(i)) for i, line in zip(ids, lines)]
     with whole_file(_shard_file(worker.out, n), "wb") as f:
@@ -94,20 +95,21 @@ def _caption_shard(worker, n):
 # %% ../../nbs/commands/141_distributed.ipynb #52158f70
 _LIMITS = dict(RAY_raylet_start_wait_time_s="60", RAY_gcs_server_port_wait_time_s="120",
               RAY_agent_register_timeout_ms="120000", RAY_worker_register_timeout_seconds="120",
-              RAY_AUTH_MODE="disabled", RAY_BACKEND_LOG_LEVEL="fatal")   # errors raise anyway
+              RAY_AUTH_MODE="disabled", RAY_BACKEND_LOG_LEVEL="fatal")   # errors are raised anyway
 
 def _ray(workers):
     "Import and start Ray, on this machine unless RAY_ADDRESS names a cluster."
     local = not os.environ.get("RAY_ADDRESS")
     os.environ |= dict(RAY_USAGE_STATS_ENABLED="0", **(_LIMITS if local else {}))
-    logging.getLogger("ray.widgets.util").setLevel(logging.ERROR) # it warns of a widget
+    logging.getLogger("ray.widgets.util").setLevel(logging.ERROR) # it warns about a widget
     try: import ray, ray.data
     except ImportError:
         raise NocError("workers: ray is not installed; pip install noc_nb[ray]") from None
     if not ray.is_initialized(): _start(ray, max(2, workers) if local else None)
     for name in "ray", "ray.data": logging.getLogger(name).setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
-    context.enable_progress_bars, context.wait_for_min_actors_s = False, 300
+    context.enable_progress_bars = False
+    context.wait_for_min_actors_s = 300
     return ray
 
 # %% ../../nbs/commands/141_distributed.ipynb #8e15c0da
@@ -128,7 +130,8 @@ def _start(ray, cpus):
 def _silent():
     "Silence the processes of Ray, which write to standard error directly."
     sys.stderr.flush()
-    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    kept = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     try: yield
     finally:

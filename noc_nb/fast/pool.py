@@ -45,7 +45,8 @@ class Pool:
     def __init__(self,
         captioner:Captioner, # a captioner in eval mode
     ):
-        self.captioner, self.layers = captioner, captioner.decoder.layers
+        self.captioner = captioner
+        self.layers = captioner.decoder.layers
 
     def start(self,
         features:Tensor,  # (b,n,d) region features

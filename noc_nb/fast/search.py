@@ -134,11 +134,12 @@ class Search:
         avoid=None,       # b lists of words or phrases to avoid, tuples of ids
         **settings,       # settings of `SearchConfig`
     ):
-        self.cfg, self.eos, self.ordered = SearchConfig(**settings), eos, ordered
-        self.mode, self.read = _mode(self.cfg, ordered), read_groups(constraints, eos, ordered)
+        self.cfg = SearchConfig(**settings)
+        self.eos, self.ordered, self.finishers = eos, ordered, finishers
+        self.mode = _mode(self.cfg, ordered)
+        self.read = read_groups(constraints, eos, ordered)
         self.absorb = self.cfg.absorb or self.mode.absorb
         self.all = pack_groups(self.read, self.cfg.at_least, self.absorb, device, prices, least)
-        self.finishers, self.bits = finishers, None
         if finishers: _add_finishers(self.all, finishers, device)
         self.priced = any(price < math.inf for row in prices or () for price in row)
         self.forbidden = read_ids("forbidden", forbidden, device)
@@ -162,14 +163,15 @@ class Search:
 
     def _begin(self):
         "Start with one empty hypothesis per image, in the first place of row 0 of every part."
-        b, s, T, device = len(self.read), len(self.level), self.cfg.max_len, self.level.device
-        zero = torch.zeros(b, s, dtype=torch.long, device=device)
-        score = torch.full((b, s), -torch.inf, device=device)
+        b, s = len(self.read), len(self.level)
+        zero = torch.zeros(b, s, dtype=torch.long, device=self.level.device)
+        score = torch.full((b, s), -torch.inf, device=zero.device)
         score[:,0] = score[:,-self.sizes[-1]] = 0.
-        trail = zero.new_zeros(b, s, T, 3)
+        trail = zero.new_zeros(b, s, self.cfg.max_len, 3)
         trail[...,0] = -1
         self.cells = self.out = _Cells(score, score, zero - 1, zero, zero, zero, zero, trail)
-        self.t, self.some_ended, self.images = 0, False, torch.arange(b, device=device)
+        self.t, self.bits, self.some_ended = 0, None, False             # the state before step 1
+        self.images = torch.arange(b, device=zero.device)
         self.line = zero + self.images[:,None]                          # (b,s) see `_look`
         self.going, self.stuck = _open(self, self.cells), torch.zeros_like(self.images).bool()
 
@@ -216,7 +218,8 @@ def _filled(search:Search, new:_Beams)->_Cells:
 def _walk(search:Search, step, state, bos, reorder=None, normalize=False):
     "Search to the end, and yield after every step. The arguments are those of `grid_beam_search`."
     check_id(bos, f"bos={bos}")
-    last, _ = torch.full_like(search.images, bos), _look(search)
+    last = torch.full_like(search.images, bos)
+    _look(search)
     for t in range(1, search.cfg.max_len + 1):
         scores, state, *bits = step(last, state)                        # (N,finishers)
         if bits: search.bits = bits[0]
@@ -281,9 +284,9 @@ def _expansions(search:Search, parent:_Cells, special, best, words)->_Beams:
 # %% ../../nbs/fast/24_search.ipynb #b1d22a13
 def _free(search:Search, parent:_Cells, gain, special, best, words)->tuple:
     "Return log-probabilities, tokens, `done`, `phrase` (b,g,k+c+1) of free words; the end last."
-    own, end = special[...,:-1], special[...,-1:]
+    constrained, end = special[...,:-1], special[...,-1:]
     end = end.masked_fill(~search.work.groups.may_end(parent.done)[...,None], -torch.inf)
-    log_prob = torch.cat([best, own, end], 2)
+    log_prob = torch.cat([best, constrained, end], 2)
     if search.long > 1: log_prob = log_prob.masked_fill((parent.phrase > 0)[...,None], -torch.inf)
     word = torch.cat([words, search.work.special.expand(-1, words.shape[1], -1)], 2)
     done = parent.done[...,None].expand_as(log_prob)
@@ -291,14 +294,14 @@ def _free(search:Search, parent:_Cells, gain, special, best, words)->tuple:
     return log_prob, word, done, torch.zeros_like(word)
 
 # %% ../../nbs/fast/24_search.ipynb #e14d54c8
-def _forced(search:Search, parent:_Cells, gain, own)->tuple:
+def _forced(search:Search, parent:_Cells, gain, constrained)->tuple:
     """Return log-probabilities, tokens, `done`, `phrase` (b,g,a+1) of forced words; the next token
     of a phrase is last."""
     phrase = parent.phrase[...,None]
     at = torch.cat([search.work.fresh.expand(*phrase.shape[:2], -1), phrase], 2)
     place, word, bit, full = (x.gather(1, at.flatten(1)).view_as(at) for x in search.work.phrases)
     may = torch.cat([_may_begin(search, parent), phrase > 0], 2)
-    log_prob = own.gather(2, place).masked_fill(~may, -torch.inf)
+    log_prob = constrained.gather(2, place).masked_fill(~may, -torch.inf)
     if search.absorb: gain = gain.gather(2, place)
     if search.bits is not None: log_prob = log_prob.masked_fill(full & ~gain != 0, -torch.inf)
     done = parent.done[...,None] | full
@@ -308,7 +311,8 @@ def _forced(search:Search, parent:_Cells, gain, own)->tuple:
 
 def _may_begin(search:Search, parent:_Cells)->Tensor:
     "Return (b,g,a) True where an alternative may be begun by force."
-    q, done = search.work.groups, parent.done[...,None]
+    q = search.work.groups
+    done = parent.done[...,None]
     outside = (parent.phrase == 0) & ~q.at_top(parent.done)
     may = (done & search.work.bit == 0) & outside[...,None] & (q.size > search.absorb)[:,None]
     if search.ordered: may &= (_in_turn(search, parent.done)[...,None] & search.work.bit) != 0
@@ -331,7 +335,8 @@ def _children(search:Search, parent:_Cells, log_prob, word, done, phrase)->_Beam
 
 def _ended(search:Search)->_Beams:
     "Return (b,s) the captions that have ended, as expansions that do not change."
-    cells, open = search.cells, search.cells.word != search.eos
+    cells = search.cells
+    open = search.cells.word != search.eos
     score, rank = (x.masked_fill(open, -torch.inf) for x in (cells.score, cells.rank))
     place = search.place.expand_as(cells.word)
     return _Beams(score, rank, cells.word, cells.done, cells.phrase, cells.code, place)
@@ -385,13 +390,15 @@ def _chosen(search:Search, pool:_Beams, rank, groups:Groups, places:int)->Tensor
     if search.t + 1 == search.cfg.max_len:                              # if any ended, only these
         ends = (pool.word == search.eos) & (pool.rank > -torch.inf)
         rank = rank.masked_fill(~ends & ends.any(1, keepdim=True), -torch.inf)
-    tie, k = pool.word*len(search.level) + pool.parent, search.cfg.k
+    tie = pool.word*len(search.level) + pool.parent
+    k = search.cfg.k
     return _choose(rank, cell, tie, places // k, k, _short(search, pool, search.t + 1))
 
 # %% ../../nbs/fast/24_search.ipynb #8b0c11e0
 def _short(search:Search, beams:_Beams, t:int)->Tensor:
     "Return (b,m) True if musts and end no longer fit after t tokens; None if many are left."
-    q, left = search.work.groups, search.cfg.max_len - t
+    q = search.work.groups
+    left = search.cfg.max_len - t
     if left > search.long + search.takes: return None
     alternative = (beams.phrase // search.long).clamp(max=q.group.shape[1] - 1)
     usual = q.least.gather(1, q.group).gather(1, alternative)           # fewest tokens of its group
@@ -473,7 +480,8 @@ def _look(search:Search)->Tensor:
     "Choose active hypotheses with different texts; return their (b,a) rows in the model's state."
     search.slot, search.active = _front(search.going)                   # (b,g) their places
     if not search.twins:
-        search.asked, search.source = search.slot, search.place[:search.slot.shape[1]]*search.active
+        search.asked = search.slot
+        search.source = search.place[:search.slot.shape[1]]*search.active
     else:                                                               # (b,g) one answer per text
         code = search.cells.code.gather(1, search.slot)
         first = (code[...,None] == code[:,None]).byte().argmax(2)       # (b,g) first of each text
@@ -513,8 +521,9 @@ class _Bank(Grid):
 
     def row(self, search, groups:Groups, beams:_Beams)->Tensor:
         "Return (b,m) the row of each hypothesis. Without constraints there is only row 0."
-        own = (groups.top > 0) & groups.musts_alone
-        return super().row(search, groups, beams) + ((beams.word == search.eos) & own[:,None])
+        own_row = (groups.top > 0) & groups.musts_alone
+        ended = beams.word == search.eos
+        return super().row(search, groups, beams) + (ended & own_row[:,None])
 
     def most(self, search)->int:
         "Return how many hypotheses of a part may continue."
@@ -525,8 +534,10 @@ MODES["bank"] = _Bank
 # %% ../../nbs/fast/24_search.ipynb #b1d24a21
 def _crowded(search:Search, cells:_Cells)->Tensor:
     "Return (b,s) True for hypotheses beyond `most`: the rows take turns, the highest first."
-    going, short = _open(search, cells), _short(search, cells, search.t)
-    most, crowded = search.mode.most(search), []
+    going = _open(search, cells)
+    short = _short(search, cells, search.t)
+    most = search.mode.most(search)
+    crowded = []
     for part, turns in zip(search.work.parts, search.turns):
         turns = _behind(search.mode.turns(search, part, cells, turns), short)
         limit = torch.where(part.musts_alone, most, max(1, most // 2))  # candidates: half a beam
@@ -575,7 +586,8 @@ def _read_avoid(avoid, n, eos, device)->Tensor:
 def _barred(search:Search)->Tensor:
     "Return (N,f) tokens that may not come next in the rows of the model; -1 pads."
     if search.avoid is None: return search.forbidden
-    avoid, trail = search.avoid[search.images], pick(search.cells.trail, search.asked)
+    avoid = search.avoid[search.images]
+    trail = pick(search.cells.trail, search.asked)
     ended = _ends_with(trail[:,:,:search.t,0], avoid[...,:-1])
     last = torch.where(ended, avoid[:,None,:,-1], -1)                   # (b,a,x) or (b,1,x)
     last = last.expand(*search.asked.shape, -1).flatten(0, 1)
@@ -592,8 +604,8 @@ def _spans(search:Search, trail:Tensor, groups:Groups)->Tensor:
         recent = F.pad(tokens, (search.long - 1, 0), value=-2).unfold(2, search.long, 1)
         texts = groups.tokens[:,None,None]                              # (b,1,1,a,l)
         here = ((recent[:,:,:,None] == texts) | (texts < 0)).all(-1)*groups.size[:,None,None]
-        own = groups.group[:,None,None].expand(here.shape)
-        size = torch.zeros_like(size).scatter_reduce(3, own, here, "amax") # the longest alternative
+        group = groups.group[:,None,None].expand(here.shape)
+        size = torch.zeros_like(size).scatter_reduce(3, group, here, "amax") # the longest
     end = fresh.byte().argmax(2, keepdim=True)                          # (b,m,1,n)
     span = torch.cat([end + 1 - size.gather(2, end), end + 1], 2).transpose(2, 3)
     return span.masked_fill(~fresh.any(2)[...,None], -1)
@@ -613,8 +625,10 @@ def _repeats(search:Search, parent:_Cells, begun)->Tensor:
 # %% ../../nbs/fast/24_search.ipynb #744ad02b
 def _reason(search:Search, image:int, done:int)->str:
     "Return why an image has no complete caption; `done` groups are finished."
-    top, T = int(search.all.need[image]), search.cfg.max_len
-    count, room = f"{done} of {top} constraints", int(search.all.jump[image])*(T - 1)
+    top = int(search.all.need[image])
+    T = search.cfg.max_len
+    count = f"{done} of {top} constraints"
+    room = int(search.all.jump[image])*(T - 1)
     if search.stuck[image]:
         return f"{count}, then no token may come next" if top else "no word may come next"
     if top > room: return f"{count}: {T} tokens hold at most {room} and the end"
@@ -648,7 +662,8 @@ def _hypotheses(search:Search, pad:int=0)->Hypotheses: # `pad` fills `tokens` af
     "Return the best captions found so far."
     cells = _everything(search)
     place, valid = _best_places(search, cells)
-    best, complete = cells.at(place), (cells.word == search.eos).any(1).tolist()
+    best = cells.at(place)
+    complete = (cells.word == search.eos).any(1).tolist()
     tokens = best.trail[:,:,:search.t,0]
     tokens = tokens.masked_fill((tokens < 0) | ~valid[...,None], pad)
     musts = search.all.finished(best.done & search.all.must[:,None])[:,0]*valid[:,0]

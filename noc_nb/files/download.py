@@ -183,7 +183,8 @@ def _bring(file, root, source):
     print(f"{to}: SHA-256 {file_sum(to)}; it is stored in {_noted(to).name}")
 
 # %% ../../nbs/files/107_download.ipynb #c26ff2d8
-_AT_ONCE, _ENOUGH = 8, 20 # photos fetched at the same time; failures after which to give up
+_AT_ONCE = 8 # photos fetched at the same time
+_ENOUGH = 20 # failures after which to give up
 
 def _bring_listed(file, root, source):
     "Fetch the photos that an annotation file lists. Raise `NocError` if any photo fails."

@@ -37,7 +37,11 @@ _NO_NUMBER = re.compile(rb"(?<=[\[,: ])-?(?:NaN|Infinity)(?=[,\]} \n])")   # as 
 
 class _Lines:
     "A file from which a parser reads at most one line at a time."
-    def __init__(self, file): self.file, self.line, self.piece, self.size = file, 1, b"", 0
+    def __init__(self, file):
+        self.file = file
+        self.line = 1
+        self.piece = b""
+        self.size = 0
     def read(self, n):
         self.line += self.piece.endswith(b"\n")
         self.piece = self.file.readline(n)
@@ -52,14 +56,17 @@ def json_items(
     """Read a long list without keeping it in memory. Raise `NocError` with line and item if it is
     invalid."""
     with json_text(path) as f:
-        start, lines, n = f.buffer.peek(1).lstrip()[:1], _Lines(f.buffer), -1
+        start = f.buffer.peek(1).lstrip()[:1]
+        lines = _Lines(f.buffer)
+        n = -1
         require(start in (b"[", b""), path, "a list")
         try:
             for n, item in enumerate(ijson.items(lines, "item", use_float=True)):
                 lines.size = 0
                 yield item
         except ijson.JSONError as e:
-            where, reason = f"line {lines.line}: item {n + 1}", str(e.args[0]).partition("\n")[0]
+            where = f"line {lines.line}: item {n + 1}"
+            reason = str(e.args[0]).partition("\n")[0]
             raise NocError(f"{path}: {where}: not JSON ({reason})") from None
 
 # %% ../../nbs/files/101_readers.ipynb #084eccad
@@ -86,7 +93,8 @@ def _numbers(values, expected):
 def _values(items, key, expected):
     "Return the value of `key` in every object (0 if faulty), and the faults by place."
     values = [item.get(key) if isinstance(item, dict) else None for item in items]
-    column, wrong = _numbers(values, expected) if items else np.zeros((0, *_KINDS[expected][0])), {}
+    column = _numbers(values, expected) if items else np.zeros((0, *_KINDS[expected][0]))
+    wrong = {}
     if column is not None: return column, wrong
     for i, value in enumerate(values):
         if _numbers([value], expected) is not None: continue
@@ -156,7 +164,8 @@ def image_sizes(
     ids = _whole_numbers(coco["images"], "id", path, "image")
     sizes = {}
     for id, image in zip(ids.tolist(), coco["images"]):
-        size, where = (image.get("width"), image.get("height")), f"{path}: image {id}"
+        size = (image.get("width"), image.get("height"))
+        where = f"{path}: image {id}"
         require(id not in sizes, f"{where}: occurs twice", "each image only once")
         stated = all(s not in (None, 0, -1) for s in size)     # tools write these for unknown sizes
         whole = not stated or all(type(s) is int and 0 < s < 2**31 for s in size)
@@ -383,7 +392,8 @@ def _table_items(path):
                 "image_id or file_name, and caption among them")
         rows = csv.DictReader(f, columns[sign], delimiter=sign, strict=True)
         for row in rows:
-            place, whole = f"line {rows.line_num + 1}", None not in row and None not in row.values()
+            place = f"line {rows.line_num + 1}"
+            whole = None not in row and None not in row.values()
             require(whole, f"{path}: {place}: does not have {len(columns[sign])} cells",
                     "quotes around a caption that contains the delimiter")
             yield row, place
@@ -441,7 +451,8 @@ def _json_entries(content, path, bad):
     what = "entry"
     if isinstance(content, dict) and isinstance(content.get("annotations"), list):
         if "images" in content: names = {i: name for name, i in image_names(content, path) if name}
-        content, what = content["annotations"], "annotation"
+        content = content["annotations"]
+        what = "annotation"
     elif isinstance(content, dict):
         content = [dict(image_id=image, captions=texts) for image, texts in content.items()]
     require(isinstance(content, list), f"{path}: {type(content).__name__}",
@@ -517,7 +528,8 @@ def _coco_captions(coco, path):
     _check_lists(coco, path, "images", "annotations")
     sizes = image_sizes(coco, path)
     items = coco["annotations"]
-    name, captions = _item_name(items, "annotation"), {i: [] for i in sizes}
+    name = _item_name(items, "annotation")
+    captions = {i: [] for i in sizes}
     images = _whole_numbers(items, "image_id", path, "annotation")
     refuse(path, name, ~np.isin(images, list(sizes)), "an image of this file")
     for i, (image, item) in enumerate(zip(images.tolist(), items)):
@@ -529,18 +541,20 @@ def _coco_captions(coco, path):
     counts = _counts(captions, len(items))
     return Captions(captions, sizes, counts, image_names(coco, path), {}, True)
 
-def _other_captions(entries, parts, known, path):
-    "Return captions of other forms. `known`: () -> (file name, image id) of another file's images."
+# %% ../../nbs/files/101_readers.ipynb #0a4cf6d2
+def _other_captions(entries, parts, photo_names, path):
+    "Return captions of other forms. `photo_names`: as in `read_captions`."
     require(entries, f"{path}: no captions", "at least one")
     loose = any(e.id is None for e in entries)
-    others = known() if loose else []
+    others = photo_names() if loose else []
     images = _entry_images(entries, others, path, "the data")
     if others:
         lost = [i for i in images if isinstance(i, str)]
         if lost: note(f"{path}: captions whose photos are not named in the data: {some_of(lost)}")
         of = {i: i for i in images if type(i) is int}
     else: of = {i: n if loose else i for n, i in enumerate(dict.fromkeys(images), 1)}
-    texts, names, split = {i: [] for i in of.values()}, {}, {}
+    texts = {i: [] for i in of.values()}
+    names, split = {}, {}
     for e, image in zip(entries, images):
         if image not in of: continue
         i = of[image]
@@ -552,15 +566,15 @@ def _other_captions(entries, parts, known, path):
                     [*names.items()], split, numbered)
 
 def read_captions(
-    path,       # captions in any form: a file, or a folder of texts
-    known=list, # function () -> (file name, image id) of images; called if the file has only names
+    path,             # captions in any form: a file, or a folder of texts
+    photo_names=list, # function () -> (file name, image id) of images, for files without ids
 )->Captions:
     "Read reference captions. Raise `NocError` with file and entry if anything is invalid."
     path = Path(path)
     content = _caption_content(path)
     coco = isinstance(content, dict) and "images" in content and not _is_karpathy(content)
-    return _coco_captions(content, path) if coco else _other_captions(*_entries_of(path, content),
-                                                                      known, path)
+    if coco: return _coco_captions(content, path)
+    return _other_captions(*_entries_of(path, content), photo_names, path)
 
 # %% ../../nbs/files/101_readers.ipynb #e1d35375
 def _image_list(path, split, part):
@@ -589,7 +603,7 @@ def _check_within(path, part, ids, whole, of):
 # %% ../../nbs/files/101_readers.ipynb #0b3d0d7e
 def read_split(
     path,         # a split file
-    known,        # the image ids that exist
+    image_ids,    # the image ids that exist
     needed=PARTS, # the parts whose images must be among them
 )->dict:          # train, val, test, novel_val, novel_test -> image ids, or None
     "Read a split. Raise `NocError` if an image is unknown or in two parts."
@@ -600,7 +614,7 @@ def read_split(
                     novel_val=file.get("val"), novel_test=file.get("test"))
     split = {part: _image_list(path, file, part) for part in (*PARTS, "novel_val", "novel_test")}
     of = "the images in the captions files"
-    for part in needed: _check_within(path, part, split[part], known, of)
+    for part in needed: _check_within(path, part, split[part], image_ids, of)
     for part in "val", "test":
         _check_within(path, f"novel_{part}", split[f"novel_{part}"] or [], set(split[part]), part)
     for a, b in (("train", "val"), ("train", "test"), ("val", "test")):
@@ -646,7 +660,8 @@ def box_rows(
 def _best_first(rows, sizes=None, counts=None):
     """Make a table from rows whose `box` has two corners. The rows of an image are sorted by score,
     or by area if all boxes were drawn by people, largest first; ties keep their order."""
-    corners, scores = rows["box"].astype("f4"), rows["score"]
+    corners = rows["box"].astype("f4")
+    scores = rows["score"]
     drawn = (scores == 1).all()
     rank = (corners[:,2:] - corners[:,:2]).prod(1) if drawn else scores
     order = np.lexsort((-rank, rows["image"]))
@@ -665,7 +680,8 @@ def open_parquet(
     with foreign_file(path, "a complete Parquet file"):
         checked = dict(page_checksum_verification=True)        # if it has checksums
         with pyarrow.parquet.ParquetFile(path, **checked) as file:
-            rows, most = file.metadata.num_rows, max(1 << 24, Path(path).stat().st_size)
+            rows = file.metadata.num_rows
+            most = max(1 << 24, Path(path).stat().st_size)
             if rows > most: raise ValueError(f"it claims to have {rows:,} rows, too many")
             yield file
 
@@ -726,7 +742,8 @@ def _parquet_rows(path):
     """Return the rows of a Parquet file, with relative boxes; file names by image id, if the file
     has names; and numbers by the text that identifies an image."""
     needed = dict(image_id="iu", category_id="iu", cx="f", cy="f", w="f", h="f", score="f")
-    named, names, texts = ["image_id", "file_name"], {}, {}
+    named = ["image_id", "file_name"]
+    names, texts = {}, {}
     with open_parquet(path) as file:
         columns = _number_columns(file, needed, path, texts)
         if "file_name" in file.schema_arrow.names:
@@ -777,7 +794,8 @@ def _checked_numbers(labels, classes, where, item):
     "Check that the numbers are class ids. Raise `NocError` if they follow another scheme."
     def fit(numbers): return used <= {*numbers}
     used = {*labels.tolist()}
-    ids, order = [*classes], sorted(classes)
+    ids = [*classes]
+    order = sorted(classes)
     coco = {*order} == {*COCO_CLASSES}
     others = {}
     for first in (0, 1):
@@ -833,7 +851,8 @@ def _checked(rows, wrong, sizes, pixels, path, names, classes, called, flat=Fals
     if not flat: mark((box[:,2:] == 0).any(1), _AREA)
     good = ~np.isin(rows["place"], [*wrong])
     checked = rows.copy()
-    checked["box"], checked["label"] = boxes, -1
+    checked["box"] = boxes
+    checked["label"] = -1
     checked["label"][good] = relabel(label[good], names, classes, path,
                                      lambda n: called(rows[good][n]))
     met = dict(clipped=good & clipped, zero_area=good & ~area)
@@ -875,7 +894,8 @@ class Detections:
         min_score:float=0., # detections with a lower score are dropped
     )->tuple:               # `RegionTable`; image id -> its fault; image id -> its counts
         "Return the usable boxes, best first; `.counts` of the table gives totals."
-        rows, sizes = self.rows, (sizes or {}) | self.sizes
+        rows = self.rows
+        sizes = (sizes or {}) | self.sizes
         if only is not None: rows = rows[np.isin(rows["image"], [*only])]
         wrong = {n: self.wrong[n] for n in rows["place"].tolist() if n in self.wrong}
         checked, good, met = _checked(rows, wrong, sizes, self.pixels, self.path, self.classes,
@@ -893,11 +913,13 @@ class Detections:
         return table, errors, _by_image(rows["image"], met)
 
     def _called(self, row):
-        i, kind = row["image"].item(), "detection" if self.pixels else "row"
+        i = row["image"].item()
+        kind = "detection" if self.pixels else "row"
         return f"{kind} {row['place']} (image {self.texts.get(i, i)})"
 
     def _told(self, row, wrong, sizes): # the image of a row, and a line on its fault
-        i, why = row["image"].item(), wrong[row["place"].item()]
+        i = row["image"].item()
+        why = wrong[row["place"].item()]
         box = f": box {row['box'].round(4).tolist()}" if why in _BOX_ERRORS else ""
         if box and self.pixels and sizes.get(i): box += " in {} x {}".format(*sizes[i])
         return i, f"{self.path}: {self._called(row)}{box}: {why}"
@@ -999,7 +1021,8 @@ def ground_truth(
     rows, wrong = _json_rows(items, path, "annotation", scored=False)
     for n in np.flatnonzero(~np.isin(rows["label"], numbers)).tolist():
         wrong.setdefault(n, "expected the category_id of a category in the file")
-    names, name = _category_names(coco, path), _item_name(items, "annotation")
+    names = _category_names(coco, path)
+    name = _item_name(items, "annotation")
     def called(row): return name(row["place"])
     rows, good, met = _checked(rows, wrong, sizes, True, path, names, classes, called, flat=True)
     if wrong and not skip_bad: raise NocError(f"{path}: {name(min(wrong))}: {wrong[min(wrong)]}")

@@ -135,7 +135,8 @@ _MARKS = bytes(set(range(256)) - set(b"[]{}"))   # all bytes but brackets
 
 class _Shallow(_Checked):
     "A stream of JSON that raises `ValueError` if the nesting is too deep."
-    depth, quoted, cut = 0, False, False
+    depth = 0
+    quoted, cut = False, False
     def check(self, part):
         part = re.sub(rb"\\.", b"", part[self.cut:], flags=re.S)   # escaped characters
         self.cut = part.endswith(b"\\")                          # the escape continues after it
@@ -186,7 +187,8 @@ def write_json(
     with whole_file(path, "wb") as f: f.write(data)
 
 # %% ../../nbs/lab/01_disk.ipynb #2b45296e
-_MUCH, _DENSE = 1 << 28, 100 # bytes always allowed; maximum ratio of unpacked to packed size
+_MUCH = 1 << 28 # bytes always allowed
+_DENSE = 100    # maximum ratio of unpacked to packed size
 
 class _Unpacked(_Checked):
     "A stream of unpacked bytes that raises `ValueError` after more than `most` bytes."

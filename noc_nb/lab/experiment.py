@@ -122,8 +122,8 @@ class Models:
         loss=selector_loss, # loss of the selectors, with the arguments of `selector_loss`
         reward=cider_reward, # function that makes the reward, with the arguments of `cider_reward`
     ):
-        self.run, self.data, folder = run, data, Path(folder or out)
-        self.loss, self.reward = loss, reward
+        self.run, self.data, self.loss, self.reward = run, data, loss, reward
+        folder = Path(folder or out)
         self.names = dict(loss=called(loss), reward=called(reward))
         self.other = {k: x for k, x in self.names.items() if x != _USUAL[k]} # unlike the paper
         self.marks = {k: "-" + re.sub(r"[^\w.=]+", "-", x) for k, x in self.other.items()}
@@ -252,7 +252,9 @@ class Choices:
         data:CocoData, # regions, and captions for the oracle
         models:Models, # trained selectors
     ):
-        self.preset, self.data, self.models, self.made = run.preset, data, models, {}
+        self.preset = run.preset
+        self.data, self.models = data, models
+        self.made = {}
         self.ids = data.splits[run.part]
         self.other = _own_rules()
 
@@ -262,7 +264,8 @@ class Choices:
 
     def _rule(self, row):
         "Return the rule of a row of the tables, as keywords of `constraint_classes`."
-        p, least = self.preset, self.preset.prices.min_prob if self.priced(row) else None
+        p = self.preset
+        least = self.preset.prices.min_prob if self.priced(row) else None
         require(row in LABELS | RULES, f"row {row!r}", f"one of {', '.join(LABELS | RULES)}")
         require(_own_rules() == self.other, "RULES: changed", "the rules that the run began with")
         if row in ("none", "oracle") or row not in LABELS: return dict(how=row)
@@ -291,7 +294,8 @@ class Choices:
         "Return the classes that a row of the tables chooses in every image, and their prices."
         line = row, lambda0, seeds
         if line in self.made: return self.made[line]
-        rule, probs, chosen = self._rule(row), {}, {}
+        rule = self._rule(row)
+        probs, chosen = {}, {}
         if self.priced(row): rule["limit"] = None      # all classes, since prices choose among them
         if rule["how"] == "selector":
             models = [self.models.selector(row == "selector", lambda0, seed) for seed in seeds]
@@ -321,7 +325,8 @@ class Experiment:
         "Claim the folder. Raise `NocError` if it has another run, or this one without `resume`."
         require(run.part in ("test", "val"), f"part {run.part!r}", "test or val")
         self.run, self.data, self.out, self.metrics = run, data, Path(out), metrics
-        self.programs, self.captioners = programs, {}
+        self.programs = programs
+        self.captioners = {}
         self.models = self.kind(run, data, out, models, loss, reward)
         self.choices = Choices(run, data, self.models)
         self.ids, self.novel = data.splits[run.part], data.novel[run.part]
@@ -461,7 +466,8 @@ def _config(self:Experiment, row):
 @patch
 def _append(self:Experiment, line, seeds, **measured):
     "Append a row; for the test part, first log what was scored, when and by which code."
-    (row, training, lambda0), run = line, self.run
+    row, training, lambda0 = line
+    run = self.run
     main = run.variant is None and lambda0 in (None, .2)    # the paper's method
     lambda1 = None if lambda0 is None else round(1 - lambda0, 6)
     seed = dict(selector=_seed_text(row, seeds), captioner=run.seed if training else None)
@@ -522,7 +528,8 @@ def complete(self:Experiment,
     selections=(), # (selector row, λ0) to score first, without captions
 ):                 # the run's result rows
     "Score the lines that have no row, or whose row lacks a requested SPICE; return all rows."
-    votes, done = self.run.votes, self._done()
+    votes = self.run.votes
+    done = self._done()
     items = [((row, None, lambda0), seeds) for row, lambda0 in selections for seeds in votes]
     items += [(table_line(*line), votes[0]) for line in lines]
     self._check_pipeline([line for line, _ in items])

@@ -38,7 +38,8 @@ def fingerprint(
     *parts, # strings, bytes, arrays, tensors, and anything that JSON can represent
 )->str:     # 64 hexadecimal digits
     "Compute the SHA-256 of one part, or of several parts together with their lengths."
-    joined, sizes = hashlib.sha256(), []
+    joined = hashlib.sha256()
+    sizes = []
     texts = [part for part in parts if isinstance(part, str)]
     for part in parts:
         data = _bytes(part)
@@ -159,7 +160,9 @@ _PLAIN = type(None), bool, int, float, complex, str, bytes
 
 class _Fingerprints:
     "Computes fingerprints of values from those of their parts."
-    def __init__(self, function): self.function, self.made = function, {}
+    def __init__(self, function):
+        self.function = function
+        self.made = {}
 
     def of(self, x):
         "Return a string that is the same for equal values."

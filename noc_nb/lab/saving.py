@@ -142,7 +142,8 @@ def save_model(
     folder,          # folder to write, created if missing
 ):
     "Save a model as a folder. Raise `NocError` if the model is of another kind."
-    kind, folder = type(model), Path(folder)
+    kind = type(model)
+    folder = Path(folder)
     require(kind in _CONFIGS, f"{folder}: a {kind.__name__}", "a RegionSelector or a Captioner")
     folder.mkdir(parents=True, exist_ok=True)
     _write_weights(folder/"model.safetensors", model)

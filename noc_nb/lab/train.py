@@ -179,7 +179,8 @@ class Trainer(_Progress):
         self.inner, self.loss, self.cfg, self.folder = model, loss, cfg, Path(folder)
         self.d_model, self.unit, self.about, self.save = d_model, unit, about or {}, save
         self.sums, self.pending = Counter(), [] # sums of the epoch; the last steps
-        self.steps, self.seen = 0, 0.
+        self.steps = 0
+        self.seen = 0.
         self.since = self.saved = time.monotonic()
         self.accelerator = _accelerator(cfg, folder)
         self.main = self.accelerator.is_main_process
@@ -237,7 +238,9 @@ def _means(self:Trainer):
 @patch
 def _steps(self:Trainer, batches):
     "Return this process's parts of an epoch's remaining steps. Raise `NocError` without data."
-    acc, count, name = self.accelerator, self.cfg.accumulate, self.folder.name
+    acc = self.accelerator
+    count = self.cfg.accumulate
+    name = self.folder.name
     first, parts = count*acc.process_index, count*acc.num_processes
     left = batches(self.epoch, self.done, parts, range(first, first + count))
     require(len(left) or self.done, f"{name}: nothing to learn from", f"{parts} examples or more")

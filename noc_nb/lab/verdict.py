@@ -46,7 +46,8 @@ def holm(
     values:list, # p-values of all tests
 )->list:         # corrected p-values in the same order
     "Correct p-values for the number of tests (Holm, 1979)."
-    order, steps = np.argsort(values), np.arange(len(values), 0, -1)
+    order = np.argsort(values)
+    steps = np.arange(len(values), 0, -1)
     corrected = np.maximum.accumulate(steps*np.sort(values)).clip(max=1)
     return corrected[np.argsort(order)].tolist()
 
@@ -68,7 +69,8 @@ def gap(
 )->dict:          # a, b (means), difference (b - a), interval, p
     "Compare two sides; with three runs or more each, the interval includes their spread."
     one, two = a.mean(0), b.mean(0)
-    delta, sure = float(two[0] - one[0]), interval(two - one)
+    delta = float(two[0] - one[0])
+    sure = interval(two - one)
     result = dict(difference=delta, interval=sure, p=p_value(delta, sure))
     if min(len(a), len(b)) > 2:
         runs = [(x[:, 0].var(ddof=1)/len(x), len(x)) for x in ((b - a,) if paired else (a, b))]

@@ -26,7 +26,8 @@ _QUESTION = "What does this picture show? Answer in one short sentence."
 
 class PhotoCaptioner:
     "A transformers model that captions photos. Raises `NocError` if it cannot use the prompt."
-    files, commit = {}, None # files of its folder, and its commit on the hub
+    files = {}    # files of its folder
+    commit = None # its commit on the hub
     def __init__(self,
         model,               # model with `generate` for images and text
         processor,           # its processor, or its image processor if `tokenizer` is given
@@ -35,7 +36,8 @@ class PhotoCaptioner:
         room:int=40,         # maximum number of tokens in a caption
     ):
         self.model, self.processor = model.eval(), processor
-        self.tokenizer, self.prompt, self.room = tokenizer or processor.tokenizer, prompt, room
+        self.tokenizer = tokenizer or processor.tokenizer
+        self.prompt, self.room = prompt, room
         self.chat = bool(tokenizer is None and getattr(processor, "chat_template", None))
         if tokenizer is not None and prompt:
             raise NocError(f"prompt {prompt!r}: {type(model).__name__} takes none")
@@ -73,7 +75,8 @@ class PhotoCaptioner:
 def _decoded(self:PhotoCaptioner, ids, score, spans, prices, objective=None):
     "Return token ids as a `Decoded`; `spans` are places in the ids."
     def words(ids): return self.tokenizer.decode(ids, skip_special_tokens=True).split()
-    places, wanted = [None]*len(prices), len(prices)
+    places = [None]*len(prices)
+    wanted = len(prices)
     for n, (start, end) in spans.items():
         last = len(words(ids[:end]))
         places[n] = last - len(words(ids[start:end])), last
@@ -142,7 +145,9 @@ def from_pretrained(cls:PhotoCaptioner,
 # %% ../../nbs/models/117_captioners.ipynb #010e8a48
 class _Spelled:
     "A vocabulary of the words that a tokenizer can spell, in which a word is its own id."
-    def __init__(self, tokenizer): self.tokenizer, self.stoi, self.known = tokenizer, self, {}
+    def __init__(self, tokenizer):
+        self.tokenizer, self.stoi = tokenizer, self
+        self.known = {}
     def get(self, word):
         if word not in self.known: self.known[word] = bool(spellings(self.tokenizer, word))
         return word if self.known[word] else None
@@ -185,8 +190,8 @@ class NovelPhotoCaptioner(NovelCaptioner):
             places = [n for n, p in enumerate(penalties) if p == penalty]
             some = [(seen[n], words[n], prices[n]) for n in places]
             search = self.cfg.search
-            found = self.captioner(*zip(*some), search.k, search.no_repeat, penalty, self.barred)
-            decoded |= dict(zip(places, found))
+            options = search.k, search.no_repeat, penalty, self.barred
+            decoded |= dict(zip(places, self.captioner(*zip(*some), *options)))
         return [decoded[n] for n in range(len(penalties))]
 
     def _costs(self, *args):

@@ -258,7 +258,9 @@ def image_files(
     damaged = [f for f in files if f.why]
     files = [f for f in files if not f.why]
     root = [] if names or not (src/"annotations").is_dir() else _coco_names(src, files)
-    if root: names, where = root, src/"annotations"
+    if root:
+        names = root
+        where = src/"annotations"
     if names: files, others = _by_name(files, names, where, src)
     else: files, others = _by_number(files, names is None)
     if not root: damaged += others

@@ -88,7 +88,8 @@ class _Words:
         def written(text): return None not in self._tokens(text)
         texts = []
         for word in name.split("|"):
-            ids, cases = ids_of.get(word, ()), [*filter(written, (word, word.lower()))]
+            ids = ids_of.get(word, ())
+            cases = [*filter(written, (word, word.lower()))]
             texts += filter(written, self.classes[ids[0]].forms) if len(ids) == 1 else cases[:1]
         return tuple(dict.fromkeys(texts))
 
@@ -103,7 +104,8 @@ class _Words:
     def _near(self, name):
         "Return a hint: words of similar spelling, then of a similar vector if the name has one."
         model = getattr(self, "pipeline", self)                        # has word vectors
-        table, real = model.captioner.words().detach(), model.captioner.words.known
+        table = model.captioner.words().detach()
+        real = model.captioner.words.known
         near = get_close_matches(name.lower(), {*meanings(self.classes), *model.vocab.stoi}, 3, .75)
         rows = [model.vocab.stoi.get(word) for word in name.lower().split()]
         if None not in rows and real[rows].all():
@@ -157,7 +159,8 @@ class _Choice:
     "The candidates of an image, and their prices."
     def _rule(self, options):
         "Return the rule for prices, and the minimum probability of the selector's candidates."
-        prices, least = self.cfg.prices, options.min_score
+        prices = self.cfg.prices
+        least = options.min_score
         if options.price_weight == "must": prices = replace(prices, weight=None)
         elif options.price_weight is not None: prices = replace(prices, weight=options.price_weight)
         usual = self.selector.cfg.threshold if prices.weight is None else prices.min_prob
@@ -180,7 +183,8 @@ class _Choice:
     def _candidates(self, regions, probs, options):
         "Return class id -> price of each candidate, infinite for a must, and why others are out."
         if self.wanted is None: return self._chosen(regions, probs, options)
-        least, scores = options.min_score, regions.scores
+        least = options.min_score
+        scores = regions.scores
         if least is None: return self.wanted, []
         detected = {*regions.labels[scores >= least].tolist()}
         candidates = {i: price for i, price in self.wanted.items() if i in detected}
@@ -192,10 +196,12 @@ class _Choice:
         wishes:dict,  # name -> price, as in `CaptionOptions.wishes`
     )->"NovelCaptioner":
         "Return a copy that asks for these objects. Raise `NocError` if it can write none of them."
-        new, ids = copy(self), meanings(self.classes)
+        new = copy(self)
+        ids = meanings(self.classes)
         new.classes, new.wanted, new.avoid, new.barred = dict(self.classes), {}, [], []
         for name, price in wishes.items():
-            i, forms = -len(new.classes), self._forms(name, ids)
+            i = -len(new.classes)
+            forms = self._forms(name, ids)
             if price == -math.inf:
                 new.barred += forms or name.split("|")             # another captioner may spell it
                 continue
@@ -324,7 +330,8 @@ class _Search:
 
     def _record(self, regions, probs, ask, result, costs):
         "Return the record of an image: the caption, and which candidates it mentions."
-        text, candidates = result.caption.split(), []
+        text = result.caption.split()
+        candidates = []
         for c, price in ask.candidates.items():
             span = result.spans[ask.places[c]] if c in ask.places else None
             if span: span = _whole_mention(text, span, self.classes[c].forms)
@@ -332,10 +339,9 @@ class _Search:
             candidates.append(_Candidate(
                 self.classes[c].name, _highest(regions, probs, c),
                 None if price == math.inf else price, word, span, costs.get(c)))
-        reasons = filter(None, [*ask.reasons, result.reason])
-        values = [None if p != p else p for p in probs.tolist()]
+        reason = "; ".join(filter(None, [*ask.reasons, result.reason])) or None
         return _NovelCaption(regions.image_id, result.caption, result.score, tuple(candidates),
-                             tuple(values), "; ".join(reasons) or None)
+                             tuple(None if p != p else p for p in probs.tolist()), reason)
 
 # %% ../../nbs/models/50_pipeline.ipynb #35a5cb05
 def _check(images, seen, classes):

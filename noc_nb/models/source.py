@@ -74,10 +74,10 @@ def _try(f, x):
     try: return f(x)
     except NocError as e: return e
 
-def _apart(ids, found):
+def _apart(ids, items):
     "Separate usable images from broken ones, both by id."
     good, errors = {}, {}
-    for i, x in zip(ids, found):
+    for i, x in zip(ids, items):
         bad = _try(Regions.check_finite, x) if isinstance(x, Regions) else x
         if isinstance(bad, NocError): errors[i] = bad
         else: good[i] = x
@@ -157,7 +157,8 @@ def stored_names(
 
 def _stored(path):
     "Open a region store, with the attributes of `Detections`."
-    store, names = RegionStore(path), stored_names(path)
+    store = RegionStore(path)
+    names = stored_names(path)
     sizes = zip(store.ids.tolist(), map(tuple, store.sizes.tolist()))
     sizes = {i: size for i, size in sizes if all(size)}
     def table(sizes, classes, only): return store.of(classes), {}, {}

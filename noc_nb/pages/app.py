@@ -522,7 +522,8 @@ def _for_programs(gr, answer):
     with gr.Row(visible=False):
         asked = [gr.File(label="photo"), gr.File(label="detections"), gr.Textbox("", label="words"),
                  gr.Textbox("", label="price_weight")]
-        line, go = gr.JSON(label="line"), gr.Button()
+        line = gr.JSON(label="line")
+        go = gr.Button()
     about = "Caption a photo, a file of its detections, or both; words as in noc_caption --objects."
     go.click(_handler(gr, answer), asked, line, api_name="caption", api_description=about)
 

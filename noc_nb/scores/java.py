@@ -47,7 +47,8 @@ def _start_guarded(command, **kw):
         errors.close()
         raise
     finally: os.close(read)
-    process.stderr, process.lifeline = errors, os.fdopen(write, "wb", buffering=0)
+    process.stderr = errors
+    process.lifeline = os.fdopen(write, "wb", buffering=0)
     return process
 
 # %% ../../nbs/scores/120_java.ipynb #5c17633f
@@ -228,12 +229,13 @@ class _Spice:
     def __init__(self, refs, folder=None, seconds=3600):
         """Check Java and the jars, and start nothing yet. `folder`: jars and parses; `seconds`:
         time limit for a run of Java. Raise `OSError` if Java or a jar is missing."""
-        self.folder, self.seconds = Path(folder or _cache_folder()/"spice"), seconds
+        self.folder = Path(folder or _cache_folder()/"spice")
+        self.seconds = seconds
         self.known = {}                                  # (image, line) -> its score
         self.java, self.heap = find_java()[0], _heap(2000, 1500)
         lost = "its jars are missing or were changed; `noc_data spice` fetches them"
         if _missing_jars(self.folder): raise FileNotFoundError(lost)
-        self.refs = {i: list(map(ptb_line, own)) for i, own in refs.items()}
+        self.refs = {i: list(map(ptb_line, captions)) for i, captions in refs.items()}
         self.keeps = platform.machine().lower() in ("x86_64", "amd64")   # its database needs x86
 
     def _command(self, items, *arguments):
@@ -284,8 +286,7 @@ class _Spice:
         for some in progress(batches(new), "SPICE, scoring"):
             scores = self._run([dict(test=line, refs=self.refs[i]) for i, line in some])
             self.known.update(zip(some, scores))
-        def scores_of(pairs): return np.array([self.known[pair] for pair in pairs])
-        return list(map(scores_of, asked))
+        return [np.array([self.known[pair] for pair in pairs]) for pairs in asked]
 
 # %% ../../nbs/scores/120_java.ipynb #1464569c
 class _Program:
@@ -309,7 +310,8 @@ class _MeteorScore(_Program):
     metric = "M"
     program = None
     def __init__(self, refs, folder=None):
-        self.refs, self.known = refs, {}  # known: (image, line) -> its numbers
+        self.refs = refs
+        self.known = {}                   # (image, line) -> its numbers
         try: self.program = _Meteor(folder)
         except OSError as e: self.leave_out(e)
 
@@ -381,7 +383,8 @@ def _fetch_corenlp(jars, folder):
 def _accept(folder, target):
     "Copy the correct jars. Raise `NocError` if a file has another checksum."
     for coordinates in _missing_jars(target):
-        name, checksum = _jar_name(coordinates), _SPICE_JARS[coordinates]
+        name = _jar_name(coordinates)
+        checksum = _SPICE_JARS[coordinates]
         actual = file_sum(folder/name)
         if actual is None: continue
         require(actual == checksum, f"{folder/name}: SHA-256 {actual}", checksum)

@@ -136,7 +136,8 @@ _BESIDE = "images.parquet", "compare.json", "table.tex", "table.csv", "pairs.csv
 
 def _check_folder(out, name, inputs):
     "Return the folder's state. Raise `NocError` if it contains an input or other files."
-    before, names = state_of(out), held(out)
+    before = state_of(out)
+    names = held(out)
     files = {f"{name}{kind}": mark for kind, mark in _MARKS.items()}
     for file in files: check_outputs({"--out": Path(out)/file}, inputs)
     for file in names:
