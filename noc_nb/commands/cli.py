@@ -90,7 +90,7 @@ def noc_eval(
     cut:int=None,         # score only the first CUT words of each caption (default: all)
     whole_sentences:bool=False, # ignore the text after the last full stop of a caption
     samples:int=1000,     # number of bootstrap samples
-    runs:list=None,       # reports or folders of runs, for one table; vs separates systems
+    runs:list=None,       # reports or folders of runs, for one table, with "vs" between systems
     compare:list=None,    # two reports or folders of runs, or several: ours0 ours1 vs theirs0
 ):
     "Score any system's captions, compare two reports, or put many runs in one table."

@@ -95,13 +95,13 @@ def _caption_shard(worker, n):
 # %% ../../nbs/commands/141_distributed.ipynb #52158f70
 _LIMITS = dict(RAY_raylet_start_wait_time_s="60", RAY_gcs_server_port_wait_time_s="120",
               RAY_agent_register_timeout_ms="120000", RAY_worker_register_timeout_seconds="120",
-              RAY_AUTH_MODE="disabled", RAY_BACKEND_LOG_LEVEL="fatal")   # errors raise anyway
+              RAY_AUTH_MODE="disabled", RAY_BACKEND_LOG_LEVEL="fatal")   # errors are raised anyway
 
 def _ray(workers):
     "Import and start Ray, on this machine unless RAY_ADDRESS names a cluster."
     local = not os.environ.get("RAY_ADDRESS")
     os.environ |= dict(RAY_USAGE_STATS_ENABLED="0", **(_LIMITS if local else {}))
-    logging.getLogger("ray.widgets.util").setLevel(logging.ERROR) # it warns of a widget
+    logging.getLogger("ray.widgets.util").setLevel(logging.ERROR) # it warns about a widget
     try: import ray, ray.data
     except ImportError:
         raise NocError("workers: ray is not installed; pip install noc_nb[ray]") from None

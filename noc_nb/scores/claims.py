@@ -331,9 +331,10 @@ def inner_attention(
     without, rival = (_fitting(common, "selector_no_inner", c) for c in ("out_F1", "in_C"))
     t, t_without, t_rival = (r["config"]["selector"]["threshold"] for r in (inner, without, rival))
     text = ("On val, with hard constraints and one trained model of each kind, each at the "
-            f"threshold of its best F1 ({t:g} with inner-attention, {t_without:g} without), the "
-            f"lead of the selector with inner-attention is {_gains(inner, without, judged)}. With "
-            f"the selector without it at {t_rival:g}, the threshold of its best C in, the lead is "
+            "threshold with the best F1 of those tried in the package's pipeline "
+            f"({t:g} with inner-attention, {t_without:g} without), the lead of the selector with "
+            f"inner-attention is {_gains(inner, without, judged)}. With the selector without it at "
+            f"{t_rival:g}, which gives its best C in, the lead is "
             f"{_gains(inner, rival, judged, ('out_C', 'in_C'))}.")
     if not own_epoch: return text
     gains = _gains(inner, _fitting(own_epoch, "selector_no_inner"), judged)
