@@ -118,10 +118,9 @@ def judge(
     if scorer is None: scorer = CaptionScorer({i: refs.get(i) for i in ids}, metrics)
     require(scorer.refs.keys() == set(ids), f"scorer: prepared for {len(scorer.refs)} images",
             f"the {len(ids)} evaluated images")
-    numbers = scorer.numbers(captions)
     ids = list(scorer.refs)
     said = _mentions([[captions[i]] for i in ids], words)
-    return _judged(said, ids, novel, words, refs, protocol, numbers)
+    return _judged(said, ids, novel, words, refs, protocol, scorer.numbers(captions))
 
 # %% ../nbs/32_novelty.ipynb #4546a9bf
 def _means(by_object):
