@@ -12,7 +12,7 @@ The captions are those of the preset's captioner in the package, on `val`. The s
 
 The selectors: `lite` is the package's; `usual` is trained with the paper's loss; in the loss of `gains` a region has
 the weight of what its class does to the caption (`_gains`). The words of a row are compared with those of the first
-setting and the first selector with the same seed. Rows are appended to results/mix/selecting.jsonl; chapter 68 shows
+setting and the first selector with the same seed. Rows are appended to results/mix/selecting.jsonl; chapter 70 shows
 them."""
 
 import math
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from advice import _told_apart
 from noc_nb.cider import CiderD
 from noc_nb.commands.command import one_thread, script
 from noc_nb.constraints import best_scores, constraint_tokens
@@ -41,6 +42,7 @@ from noc_nb.lab.train import train_selector_in
 from noc_nb.models.pipeline import NovelCaptioner, pipeline_folder
 from noc_nb.novelty import interval, judge
 from noc_nb.selector import selector_loss
+from noc_nb.train_selector import selector_scores
 from noc_nb.vocab import Vocab
 
 # ---- Settings
@@ -148,6 +150,7 @@ class _Words:
         self.e, data, self.ids = experiment, experiment.data, list(experiment.ids)
         self.held = list(data.heldout.objects.values())
         self.known = sorted(data.classes.keys() - data.dropped - {*self.held})
+        self.kinds = dict(novel=slice(len(self.held)), known=slice(len(self.held), None))
         detected = SelectorExamples(data, self.ids, 0, experiment.run.preset.selector.max_regions).whole
         self.detected = self._table([{*row} for row in detected.labels.tolist()], self.held + self.known)
         refs = self._table([data.mentioned(i) for i in self.ids], self.known)
@@ -187,13 +190,24 @@ class _Words:
     def compared(self, own, base):
         """Count, for held-out and for other words, how many right ones of `base` the captions keep, and how many
         wrong ones they leave out."""
-        split, kinds = len(self.held), {}
-        for kind, at in dict(novel=slice(split), known=slice(split, None)).items():
+        kinds = {}
+        for kind, at in self.kinds.items():
             said, other, truth = own[:,at], base[:,at], self.truth[:,at]
             right, wrong = other & truth, other & ~truth
             kinds[kind] = dict(right=self._side(said & truth, right, right & said),
                                wrong=self._side(said & ~truth, wrong, wrong & ~said))
         return kinds
+
+    def ranking(self, selector):
+        """Return, for held-out and for other words, what a limit on the probability keeps of the right detections if
+        it excludes 90 or 95 % of the wrong ones."""
+        scores = selector_scores(selector, self.e.data, self.ids)
+        def best(i): return {c: p for p, c in sorted(zip(*(x.tolist() for x in scores[i][::-1])))}
+        rows = np.array([[own.get(c, 0.) for c in self.held + self.known] for own in map(best, self.ids)])
+        def split(at):
+            seen, truth = self.detected[:,at], self.truth[:,at]
+            return _told_apart(*(-rows[:,at][seen & right] for right in (truth, ~truth)))
+        return {kind: split(at) for kind, at in self.kinds.items()}
 
 # ---- Rows
 _LOSSES = dict(lite=selector_loss, usual=selector_loss, gains=gain_loss)
@@ -236,7 +250,8 @@ def bench_selecting(
             own = words.said(e.captions(*_LINE))
             first = own if first is None else first
             counts = dict(first=words.compared(own, first), detected=words.compared(own, words.detected))
-            append_row(out, row | dict(setting=setting, selector=selector, words=counts))
+            ranking = words.ranking(e.models.selector(seed=seed))
+            append_row(out, row | dict(setting=setting, selector=selector, words=counts, ranking=ranking))
             say(f"{name}: {row['metrics']['in']['C']:.1f} {row['metrics']['out_macro']['C']:.1f} "
                 f"{row['metrics']['out_macro']['F1']:.1f}, {counts['first']['novel']}")
 

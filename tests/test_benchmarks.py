@@ -518,7 +518,7 @@ def test_selecting_rows(tmp_path):
     assert said("prices:1") < said("floor:1:.6:8") <= said("floor:1:.6")
     own = rows("gains", selectors="usual,gains", settings="musts:.6")
     assert [r["config"].get("loss", "").split()[:1] for r in own.values()] == [[], ["gain_loss"]]
-    assert len({json.dumps(r["metrics"]) for r in own.values()}) == 2
+    assert len({json.dumps(r["metrics"]) for r in own.values()}) == len({str(r["ranking"]) for r in own.values()}) == 2
     for text in "hope:3", "floor:2", "musts":
         refused(f"setting '{text}': expected musts:THRESHOLD", selecting._preset, "toy", text, 0)
     refused("--selectors none: expected some of lite, usual, gains", selecting.bench_selecting, selectors="none")
