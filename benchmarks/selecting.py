@@ -148,14 +148,14 @@ class _Words:
     "Tables (N,K), True where the captions, or the detections, name a column."
     def __init__(self, experiment):
         self.e, data, self.ids = experiment, experiment.data, list(experiment.ids)
-        self.held = list(data.heldout.objects.values())
+        blank = self._judged(dict.fromkeys(self.ids, ""))
+        self.objects, self.held = blank.objects, [data.heldout.objects[o] for o in blank.objects]
         self.known = sorted(data.classes.keys() - data.dropped - {*self.held})
         self.kinds = dict(novel=slice(len(self.held)), known=slice(len(self.held), None))
         detected = SelectorExamples(data, self.ids, 0, experiment.run.preset.selector.max_regions).whole
         self.detected = self._table([{*row} for row in detected.labels.tolist()], self.held + self.known)
         refs = self._table([data.mentioned(i) for i in self.ids], self.known)
-        cells = self._judged({i: "" for i in self.ids}).cells
-        self.truth = np.hstack([cells.any(-1), refs])
+        self.truth = np.hstack([blank.cells.any(-1), refs])
         novel = set().union(*experiment.novel.values())
         self.weight = np.array([1. if i in novel else experiment.fp_weight for i in self.ids])
         n = len(self.ids)
@@ -197,6 +197,13 @@ class _Words:
             kinds[kind] = dict(right=self._side(said & truth, right, right & said),
                                wrong=self._side(said & ~truth, wrong, wrong & ~said))
         return kinds
+
+    def by_object(self, own, base):
+        "Return, for each held-out object, how many right words of `base` there are and how many are kept."
+        right = (base & self.truth)[:,self.kinds["novel"]]
+        kept = right & own[:,self.kinds["novel"]]
+        pairs = zip(right.sum(0).tolist(), kept.sum(0).tolist())
+        return {o: dict(of=of, hit=hit) for o, (of, hit) in zip(self.objects, pairs)}
 
     def ranking(self, selector):
         """Return, for held-out and for other words, what a limit on the probability keeps of the right detections if
@@ -249,7 +256,8 @@ def bench_selecting(
             row, words = e.complete([_LINE])[-1], _Words(e)
             own = words.said(e.captions(*_LINE))
             first = own if first is None else first
-            counts = dict(first=words.compared(own, first), detected=words.compared(own, words.detected))
+            counts = dict(first=words.compared(own, first), objects=words.by_object(own, first),
+                          detected=words.compared(own, words.detected))
             ranking = words.ranking(e.models.selector(seed=seed))
             append_row(out, row | dict(setting=setting, selector=selector, words=counts, ranking=ranking))
             say(f"{name}: {row['metrics']['in']['C']:.1f} {row['metrics']['out_macro']['C']:.1f} "

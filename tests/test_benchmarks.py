@@ -515,6 +515,9 @@ def test_selecting_rows(tmp_path):
         for kind in "novel", "known":
             found = made["lite", setting]["words"]["first"][kind]
             assert (found["right"]["hit"], found["wrong"]["hit"]) == (found["right"]["of"], 0)
+    for r in made.values():
+        right = r["words"]["first"]["novel"]["right"]
+        for count in "of", "hit": assert sum(own[count] for own in r["words"]["objects"].values()) == right[count]
     assert said("prices:1") < said("floor:1:.6:8") <= said("floor:1:.6")
     own = rows("gains", selectors="usual,gains", settings="musts:.6")
     assert [r["config"].get("loss", "").split()[:1] for r in own.values()] == [[], ["gain_loss"]]
