@@ -136,7 +136,8 @@ def check_values(name, o):
 def parse(command):
     "Nothing is run: the command, its options and their values are those of today."
     scripts = dict(search=search.bench_search, training=training.bench_train, scale=scale.bench_scale,
-                   pixels=pixels.bench_pixels, words=words.bench_words, selecting=selecting.bench_selecting)
+                   pixels=pixels.bench_pixels, words=words.bench_words,
+                   selecting=selecting.bench_selecting)
     name, *given = shlex.split(command)
     if name == "python" and given[0] != "-c": name, *given = given
     if name in commands(): check_values(name, options_of(commands()[name], given))
@@ -147,7 +148,8 @@ def parse(command):
     else: pytest.fail(f"{command}: no command of today; add it to the table of results/README.md")
 
 def test_every_command_can_be_typed_today():
-    told = {row["command"] for file in sorted(RESULTS.rglob("*.jsonl")) for row in read_rows(file) if row.get("command")}
+    files = sorted(RESULTS.rglob("*.jsonl"))
+    told = {row["command"] for file in files for row in read_rows(file) if row.get("command")}
     kept = {command for command in told if not command.startswith("none:") and command != "nbs/22_constraints.ipynb"}
     assert len(kept) > 100
     for command in sorted(kept):
