@@ -80,6 +80,7 @@ class _Words:
     wanted = None # class id, negative for other words -> price; None: the caller named no objects
     avoid = ()    # words to avoid, as tokens
     barred = ()   # words to avoid, as strings
+    unknown = {}  # class id -> message about the caller's word that cannot be written
 
     def _tokens(self, text): return tuple(map(self.vocab.stoi.get, text.split()))
 
@@ -202,9 +203,11 @@ class _Choice:
             if name in ids: [i] = self.class_ids([name])
             else: new.classes[i] = ObjectClass(i, name, name, forms, ())
             new.wanted[i] = price
-        unknown = [self._unknown(c.name) for i in new.wanted if not (c := new.classes[i]).forms]
-        if unknown and len(unknown) == len(new.wanted): raise NocError(unknown[0])
-        if unknown: warnings.warn("; ".join(unknown) + "; left out")
+        lost = {i: new.classes[i].name for i in new.wanted if not new.classes[i].forms}
+        new.unknown = {i: self._unknown(name) for i, name in lost.items()}
+        why = [*new.unknown.values()]
+        if why and len(why) == len(new.wanted): raise NocError(why[0])
+        if why: warnings.warn("; ".join(why) + "; left out")
         groups = {i: new._group(i) for i in new.wanted}
         new.avoid = [ids for ids in map(self._tokens, new.barred) if None not in ids]
         for i, group in groups.items():
@@ -284,9 +287,10 @@ class _Search:
                 groups.append(group)
                 prices.append(price)
             places[c] = groups.index(group)
-        lost = ", ".join(self.classes[c].name for c in candidates if c not in places)
-        if lost: reasons = [f"no word for {lost} in the vocabulary", *reasons]
-        return _Ask(candidates, groups, prices, places, reasons)
+        lost = {c: self.classes[c].name for c in candidates if c not in places}
+        why = [self.unknown.get(c) or f"no word for {name} in the vocabulary"
+               for c, name in lost.items()]
+        return _Ask(candidates, groups, prices, places, [*why, *reasons])
 
     def _seen(self, images, seen):
         "Return the regions for the captioner. Raise `NocError` if the captioner cannot use them."
