@@ -79,7 +79,7 @@ _COINED = 30_000
 _WEIGHTS = list(itertools.accumulate((rank + 50)**-1.1 for rank in range(_COINED)))
 
 def _coined(rank):
-    "A word that nobody uses, of four syllables."
+    "Return the coined word of a rank, with four syllables."
     syllables = []
     for _ in range(3):
         rank, k = divmod(rank, len(_SYLLABLES))

@@ -13,7 +13,7 @@ from .commands.command import commands
 _BEGIN = """noc_nb {version}: novel object captioning, after "Learning to Select"
 
 To begin, without any files:
-  noc_app                                        a web page on which to try it
+  noc_app                                        a web page on which to try the method
   noc_reproduce                                  the method on synthetic drawings, and the tables
 With your own files:
   noc_caption photos/ --html page.html           captions of photos, or of any detector's boxes

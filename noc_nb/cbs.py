@@ -30,8 +30,8 @@ def _step_machine(logp, beams, groups, need, eos, last):
                 continue
             for w, log_prob in enumerate(logp(tokens)):
                 if w == eos and state.bit_count() < need or w != eos and last: continue
-                there = new.setdefault(next_state(groups, state, w), {})
-                if log_prob > -math.inf: there[(*tokens, w)] = score + log_prob
+                scores = new.setdefault(next_state(groups, state, w), {})
+                if log_prob > -math.inf: scores[(*tokens, w)] = score + log_prob
     return new
 
 # %% ../nbs/25_cbs.ipynb #25cb5009

@@ -237,7 +237,8 @@ def _reproduce(o):
     if not o.spice: metrics = [m for m in metrics if m != "S"]
     choice(o.part, ("test", "val"), "part")
     trainings = [] if o.training == "none" else choice(o.training, TRAINING_LABELS, "training")
-    lines, selections = _table_lines(tables, rows, trainings), _selections(tables, rows)
+    lines = _table_lines(tables, rows, trainings)
+    selections = _selections(tables, rows)
     expected = "some of selector,selector_no_inner in --rows"
     require(lines or selections, "--training none", expected)
     data = _load(o, cfg)

@@ -39,5 +39,5 @@ def constrained_beam_search(
     constraints:list, # b lists of at most 8 groups, as in `grid_beam_search`
     **settings,       # as in `grid_beam_search`, without `mode`; `absorb` is always True
 )->Hypotheses:
-    "Return the `k` best captions that satisfy the constraints. Errors: see `grid_beam_search`."
+    "Find the `k` best captions that satisfy the constraints. Raise `NocError` if input is invalid."
     return grid_beam_search(step, state, constraints, mode="cbs", **settings)

@@ -45,21 +45,21 @@ def instances_files(
 
 # %% ../../nbs/files/102_dataset.ipynb #d073e0a5
 def load_captions(
-    root,          # folder of the data set
-    captions=None, # a captions file, or a folder of texts; default: those in annotations/
-    known=list,    # option of `read_captions`
+    root,             # folder of the data set
+    captions=None,    # a captions file, or a folder of texts; default: those in annotations/
+    photo_names=list, # option of `read_captions`
 )->Captions:
     "Read all captions. Raise `NocError` if there are none, or an image is in two files."
     patterns = "captions_*2014.json*", "captions_*.json*"
     files = [captions] if captions else data_files(root, "annotations", *patterns)
     require(files, f"{root}: no annotations/captions_*.json", "COCO's layout, or a file")
-    if len(files) == 1: return read_captions(files[0], known)
+    if len(files) == 1: return read_captions(files[0], photo_names)
     whole = Captions({}, {}, {}, [], {}, True)
     counts = Counter()
     for path in files:
         more = read_captions(path)
         both = whole.texts.keys() & more.texts
-        require(not both, f"{path}: image {min(both, default='')}: in another file too", "it once")
+        require(not both, f"{path}: image {min(both, default='')}: in two files", "each image once")
         whole.texts.update(more.texts)
         whole.sizes.update(more.sizes)
         counts.update(more.counts)
@@ -91,7 +91,7 @@ def _load_regions(root, detections, ids, sizes, named, where, **how):
         table = read_detections(joined, sizes, only=sizes, **how)
         others = table.counts["others"]
         require(len(table.boxes) or not others, joined.path,
-                f"detections in images that have captions; all {others:,} are in others")
+                f"detections in images that have captions; all {others:,} are in other images")
     else:
         files = instances_files(root) if detections else []
         missing = f"{root}: no annotations/instances_*.json"
@@ -120,7 +120,7 @@ def find_split(
 # %% ../../nbs/files/102_dataset.ipynb #f37db433
 def load_data(
     root=None,                # folder in COCO's layout; default: the variable NOC_DATA
-    split="lite",             # name in splits/, or a file; "coco": the published one; None: none
+    split="lite",             # name in splits/, or file; "coco": the published one; None: no split
     detections="simulated",   # name in detections/, a file, or `Detections`; "gt": ground truth
     captions=None,            # a captions file, or a folder of texts; default: in annotations/
     features=None,            # `RegionTable` with features for the captioner; default: symbolic
@@ -132,7 +132,7 @@ def load_data(
 )->CocoData:
     "Load a data set and check it. Raise `NocError` if a file or an entry is invalid."
     root = find_data(root)
-    require(root, "data: no folder", "a COCO root, by --data or the variable NOC_DATA")
+    require(root, "data: no folder", "a folder in COCO's layout, by --data or NOC_DATA")
     detections = _named_detections(root, detections)
     loaded = own_captions(root, captions, detections)
     texts, sizes, counts = loaded.texts, loaded.sizes, loaded.counts
@@ -170,7 +170,7 @@ def own_captions(
     captions,   # file or folder, as in `load_captions`
     detections, # None, "gt", or `Detections`, which may have names and sizes of the images
 )->Captions:
-    "Load captions, with ids for photos. Raise `NocError` if captions and boxes do not fit."
+    "Load captions, with ids for photos. Raise `NocError` if captions and boxes do not match."
     @cache
     def listed():
         names, sizes = listed_images(data_files(root, "annotations", "*.json*"))
@@ -197,7 +197,7 @@ def _split_of(root, split, loaded, file):
     return name, lists, path
 
 def _novel(captions, splits, heldout, counts):
-    "Return object -> novel images of val and test, and count those that no list contains."
+    "Return the novel images of val and test by object, and count those that no list contains."
     novel = {}
     for part in "val", "test":
         images = novel_images(captions, heldout, splits[part])
@@ -254,7 +254,7 @@ _PUBLISHED = dict(train=82783, kept=70194, val_half=20252, test_half=20252,
                   novel_val=3018, novel_test=3024)
 
 def _count(what, published, images, asked, total, listed=None):
-    "Return a row of the report: `images` among the `asked` ones, which should be `total`."
+    "Return a row of the report: how many of the `asked` images, ideally `total`, are in `images`."
     complete = len(asked) == total
     how = "decided from captions"
     if not complete: how = f"decided from the captions of {len(asked):,} images only"

@@ -40,7 +40,7 @@ from ..vocab import Vocab
 # %% ../../nbs/models/50_pipeline.ipynb #c538f8ec
 @dataclass(frozen=True)
 class PipelineConfig(Config):
-    "The constraints that a pipeline makes, and how it searches."
+    "Settings for the constraints of a pipeline and for its search."
     search:SearchConfig = SearchConfig()
     form:str = setting("words", among=FORMS) # which words satisfy a constraint
     limit:int = setting(5, 0)                # maximum number of candidates per image
@@ -50,14 +50,14 @@ class PipelineConfig(Config):
 @dataclass(frozen=True)
 class CaptionOptions(Config):
     "The options of one call of the pipeline."
-    objects:object = None                  # names of musts, () for none; name -> price; a string
-                                           # for `read_wishes`; None: the selector chooses
+    objects:object = None                  # names of musts, () for none; a dict name -> price; or
+                                           # a string for `read_wishes`; None: the selector chooses
     min_score:float = setting(None, 0, 1)  # minimum score of a candidate; None: the pipeline's
     max_objects:int = setting(None, 0)     # maximum number of candidates; None: the pipeline's
     batch:int = setting(50, 1)             # number of images searched together
     price_weight:object = setting(None, 0, 1000, ("must",)) # nats per unit of the selector's
                                            # log-odds; "must": no prices; None: the pipeline's
-    costs:bool = False                     # True: also what mentioning omitted objects would cost
+    costs:bool = False                     # True: report what mentioning omitted objects would cost
 
     def __post_init__(self):
         super().__post_init__()
@@ -69,7 +69,7 @@ class CaptionOptions(Config):
 
     @property
     def wishes(self)->dict:
-        "Name -> price, as `read_wishes` returns it; None if the selector chooses."
+        "Return name -> price, as `read_wishes` does; None if the selector chooses."
         if isinstance(self.objects, str): return read_wishes(self.objects)
         if self.objects is None or isinstance(self.objects, dict): return self.objects
         return dict.fromkeys(self.objects, math.inf)
@@ -85,11 +85,12 @@ class _Words:
     def _tokens(self, text): return tuple(map(self.vocab.stoi.get, text.split()))
 
     def _forms(self, name, ids_of):
-        "Return the alternatives between bars that can be written; a class has all its forms."
+        "Return the alternatives between bars that can be written, for a class all its forms."
         def written(text): return None not in self._tokens(text)
         texts = []
         for word in name.split("|"):
-            ids, cases = ids_of.get(word, ()), [*filter(written, (word, word.lower()))]
+            ids = ids_of.get(word, ())
+            cases = [*filter(written, (word, word.lower()))]
             texts += filter(written, self.classes[ids[0]].forms) if len(ids) == 1 else cases[:1]
         return tuple(dict.fromkeys(texts))
 
@@ -102,9 +103,10 @@ class _Words:
         return [*filter(fine, groups.get(i, []))]
 
     def _near(self, name):
-        "Suggest words that are close in spelling and then, if the name has a vector, in vector."
+        "Return a hint: words of similar spelling, then of a similar vector if the name has one."
         model = getattr(self, "pipeline", self)                        # has word vectors
-        table, real = model.captioner.words().detach(), model.captioner.words.known
+        table = model.captioner.words().detach()
+        real = model.captioner.words.known
         near = get_close_matches(name.lower(), {*meanings(self.classes), *model.vocab.stoi}, 3, .75)
         rows = [model.vocab.stoi.get(word) for word in name.lower().split()]
         if None not in rows and real[rows].all():
@@ -125,7 +127,7 @@ class _Words:
         for name in names:
             if name not in ids: raise NocError(self._unknown(name))
             several = ", ".join(self.classes[i].name for i in ids[name])
-            require(len(ids[name]) == 1, f"object {name!r}: means several", f"one of {several}")
+            require(len(ids[name]) == 1, f"object {name!r}: is ambiguous", f"one of {several}")
         return [ids[name][0] for name in names]
 
 # %% ../../nbs/models/50_pipeline.ipynb #96696ad1
@@ -134,7 +136,7 @@ def _table(images):
     return table_of(replace(r, image_id=n, features=None) for n, r in enumerate(images))
 
 def _probs(selector, people, images):
-    "Return the selector's probability of every region, (n,) per image; NaN if it is skipped."
+    "Return the selector's probability of every region, (n,) per image; NaN for skipped regions."
     best = []
     for r in images:
         others = [n for n in r.ranked.tolist() if r.labels[n].item() not in people]
@@ -158,7 +160,8 @@ class _Choice:
     "The candidates of an image, and their prices."
     def _rule(self, options):
         "Return the rule for prices, and the minimum probability of the selector's candidates."
-        prices, least = self.cfg.prices, options.min_score
+        prices = self.cfg.prices
+        least = options.min_score
         if options.price_weight == "must": prices = replace(prices, weight=None)
         elif options.price_weight is not None: prices = replace(prices, weight=options.price_weight)
         usual = self.selector.cfg.threshold if prices.weight is None else prices.min_prob
@@ -181,7 +184,8 @@ class _Choice:
     def _candidates(self, regions, probs, options):
         "Return class id -> price of each candidate, infinite for a must, and why others are out."
         if self.wanted is None: return self._chosen(regions, probs, options)
-        least, scores = options.min_score, regions.scores
+        least = options.min_score
+        scores = regions.scores
         if least is None: return self.wanted, []
         detected = {*regions.labels[scores >= least].tolist()}
         candidates = {i: price for i, price in self.wanted.items() if i in detected}
@@ -193,12 +197,14 @@ class _Choice:
         wishes:dict,  # name -> price, as in `CaptionOptions.wishes`
     )->"NovelCaptioner":
         "Return a copy that asks for these objects. Raise `NocError` if it can write none of them."
-        new, ids = copy(self), meanings(self.classes)
+        new = copy(self)
+        ids = meanings(self.classes)
         new.classes, new.wanted, new.avoid, new.barred = dict(self.classes), {}, [], []
         for name, price in wishes.items():
-            i, forms = -len(new.classes), self._forms(name, ids)
+            i = -len(new.classes)
+            forms = self._forms(name, ids)
             if price == -math.inf:
-                new.barred += forms or name.split("|")             # others may spell it
+                new.barred += forms or name.split("|")             # another captioner may spell it
                 continue
             if name in ids: [i] = self.class_ids([name])
             else: new.classes[i] = ObjectClass(i, name, name, forms, ())
@@ -232,7 +238,7 @@ def _features(pipeline, images):
     return CaptionBatch(x, torch.arange(x.shape[1]) < lengths, None, ids)
 
 class _Ask(NamedTuple):
-    "The constraints of an image, as the search takes them."
+    "The constraints of an image, in the form that the search takes."
     candidates:dict # class id -> price
     groups:list     # constraints, without duplicates
     prices:list     # price of each group
@@ -261,7 +267,7 @@ class _NovelCaption:
 
     @property
     def said(self)->dict:
-        "Object -> the words that mention it, for the candidates in the caption."
+        "Return object -> the words that mention it, for the candidates in the caption."
         return {c.object: c.word for c in self.candidates if c.word is not None}
 
 # %% ../../nbs/models/50_pipeline.ipynb #cfe603b7
@@ -276,7 +282,7 @@ def _whole_mention(text, span, forms):
 
 # %% ../../nbs/models/50_pipeline.ipynb #265b0cab
 class _Search:
-    "Finds the best captions under constraints, and the costs of other mentions; makes the record."
+    "Finds the best captions under constraints and the costs of omitted objects; makes records."
     def _ask(self, candidates, reasons=()):
         "Return the candidates as constraints."
         groups, prices, places = [], [], {}
@@ -328,7 +334,8 @@ class _Search:
 
     def _record(self, regions, probs, ask, result, costs):
         "Return the record of an image: the caption, and which candidates it mentions."
-        text, candidates = result.caption.split(), []
+        text = result.caption.split()
+        candidates = []
         for c, price in ask.candidates.items():
             span = result.spans[ask.places[c]] if c in ask.places else None
             if span: span = _whole_mention(text, span, self.classes[c].forms)
@@ -336,10 +343,9 @@ class _Search:
             candidates.append(_Candidate(
                 self.classes[c].name, _highest(regions, probs, c),
                 None if price == math.inf else price, word, span, costs.get(c)))
-        reasons = filter(None, [*ask.reasons, result.reason])
-        values = [None if p != p else p for p in probs.tolist()]
+        reason = "; ".join(filter(None, [*ask.reasons, result.reason])) or None
         return _NovelCaption(regions.image_id, result.caption, result.score, tuple(candidates),
-                             tuple(values), "; ".join(reasons) or None)
+                             tuple(None if p != p else p for p in probs.tolist()), reason)
 
 # %% ../../nbs/models/50_pipeline.ipynb #35a5cb05
 def _check(images, seen, classes):

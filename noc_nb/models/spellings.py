@@ -56,7 +56,7 @@ class _Table:
     "The text that each token of a tokenizer adds, whatever is before it."
     def __init__(self, scheme, mode, pieces, hidden):
         self.scheme, self.mode, self.pieces, self.hidden = scheme, mode, pieces, hidden
-        self.bytes, self.first = {}, {}     # bytes of tokens; of some, at the start of a text
+        self.bytes, self.first = {}, {}     # token -> its bytes; other bytes at a text's start
         self.runs = set()                   # tokens that are one byte of a run
 
     def add(self, ids):
@@ -73,7 +73,7 @@ class _Table:
         except UnicodeDecodeError: return "\ufffd"*len(pending)
 
     def feed(self, pending, i):
-        "Return the text that token `i` adds, and the bytes pending after it; None before a text."
+        "Return the text that token `i` adds and the bytes then pending; `pending`: None at first."
         more = self.bytes.get(i, b"")
         if not more: return "", pending
         if pending is None: more, pending = self.first.get(i, more), b""
@@ -110,8 +110,8 @@ def _alphabet():
 _ALPHABET = _alphabet()
 
 def _level(piece):
-    known = all(c in _ALPHABET for c in piece)
-    return bytes(_ALPHABET[c] for c in piece) if known else piece.encode()
+    in_alphabet = all(c in _ALPHABET for c in piece)
+    return bytes(_ALPHABET[c] for c in piece) if in_alphabet else piece.encode()
 
 def _ended(piece):
     return _level(piece.removesuffix("</w>")) + b" "*piece.endswith("</w>")
@@ -166,9 +166,9 @@ class _Index(_Table):
         size:int,     # number of tokens of the tokenizer
     ):
         vars(self).update(vars(table), size=size, looks={}, pieces=None)
-        mode, texts = "ignore" if table.mode == "run" else table.mode, {}
-        for i, more in table.bytes.items():
-            if i not in table.runs: texts[i] = fold(codecs.utf_8_decode(more, mode, False)[0])
+        mode = "ignore" if table.mode == "run" else table.mode
+        texts = {i: fold(codecs.utf_8_decode(more, mode, False)[0])
+                 for i, more in table.bytes.items() if i not in table.runs}
         self.order = array("i", sorted(texts, key=texts.get))
         self.joined = _BEGIN.join(texts[i] for i in self.order) + _BEGIN
         self.starts = array("l", [0])
@@ -199,7 +199,7 @@ class _Index(_Table):
             place = self.joined.find(word, place + 1)
 
     def flags(self, v):
-        "Return flags (2,v): a token continues a word; whether it does is unknown."
+        "Return flags (2,v): the token continues a word; it is unknown whether it does."
         if v not in self.looks:
             looks = torch.zeros(3, v, dtype=torch.bool)
             for row, ids in zip(looks, (self.lengthens, self.unknown, self.bytes)):
@@ -219,7 +219,8 @@ class _Index(_Table):
                 for char in self.run(pending):
                     size += len(char.encode())
                     chars += [(c, run[min(size, len(run))-1]) for c in fold(char)]
-                text, run = text[len(self.run(pending)):], []
+                text = text[len(self.run(pending)):]
+                run = []
             chars += [(c, n) for c in fold(text)]
             pending = more
         return chars
@@ -233,20 +234,22 @@ def read_table(
     "Return the text of every token. Raise `NocError` if a token's text depends on its neighbours."
     require(hasattr(tokenizer, "batch_decode"), "processor",
             "a processor or tokenizer of transformers")
-    known = _TABLES.get(tokenizer)
-    if known and known.size == len(tokenizer): return known        # no tokens have been added since
+    cached = _TABLES.get(tokenizer)
+    if cached and cached.size == len(tokenizer): return cached   # no tokens were added since
     pieces = {i: piece for piece, i in sorted(tokenizer.get_vocab().items())}
     hidden = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     hidden |= {*tokenizer.all_special_ids}
     ids = [i for i in sorted(pieces) if i not in hidden]
-    glue, rng = _glue(tokenizer, hidden), random.Random(0)
+    glue = _glue(tokenizer, hidden)
+    rng = random.Random(0)
     some = _cut(ids[:300] + rng.sample(ids, len(ids) // 100), 3, glue)
     table = _guess(tokenizer, pieces, hidden, some).add(ids)
     rows = _cut(ids, 46, glue)
     for row, fits in zip(rows, table.fits(rows, _decode(tokenizer, rows))):
         if not fits: _repair(table, tokenizer, glue, row[1:-1])
-    rows = [[i, glue] for i in ids if b" " in table.bytes[i].lstrip(b" ")] # some lose spaces there
-    texts, letter = _decode(tokenizer, rows), table.decode([glue])
+    rows = [[i, glue] for i in ids if b" " in table.bytes[i].lstrip(b" ")] # may lose spaces
+    texts = _decode(tokenizer, rows)
+    letter = table.decode([glue])
     for (i, _), text, fits in zip(rows, texts, table.fits(rows, texts)):
         if not fits: table.first[i] = text.removesuffix(letter).encode()
     rows += _cut([i for i in rng.choices(ids, k=1024) for _ in range(2)], 32, glue)
@@ -260,14 +263,15 @@ def read_table(
 class _State(NamedTuple):
     "The state of the automaton after a text."
     node:str      # longest ending of the text with which a pattern begins
-    inside:bool   # True where it ends inside a word
+    inside:bool   # True if the text ends inside a word
     pending:bytes # bytes of an incomplete character, or of a run of bytes; None before the text
 
 _START = _State("", False, None)
 
 def _marked(text):
     "Return a folded text with a mark where each of its words begins."
-    inside, out = False, ""
+    inside = False
+    out = ""
     for char in text:
         word = in_word(char)
         out += _BEGIN*(word and not inside) + char
@@ -279,7 +283,7 @@ def _bits(mask):
     return [n for n in range(mask.bit_length()) if mask >> n & 1]
 
 def _joined(masks):
-    "Return the bits of all masks."
+    "Return a mask with the bits of all masks."
     return reduce(or_, masks, 0)
 
 # %% ../../nbs/models/109_spellings.ipynb #44b00600
@@ -290,15 +294,17 @@ class _Patterns:
         words:list,      # for each word, a list of its raw texts
         boundary="word", # "text": a word counts wherever its characters occur
     ):
-        self.table, self.words, self.held = table, words, []
-        self.sure, self.open, self.rests = {}, {}, {"": set()}
+        self.table, self.words = table, words
+        self.held = []
+        self.sure, self.open = {}, {}
+        self.rests = {"": set()}
         self.steps, self.ended, self.seen, self.nexts = {}, {}, {}, {}
         for n, ways in enumerate(words):
             for text in map(fold, ways): self._add(n, text, boundary)
         self.last = {pattern[-1] for pattern in (*self.sure, *self.open)}
 
     def _add(self, n, text, boundary):
-        "Look for a text, as word `n`."
+        "Add a text of word `n` to the patterns."
         pattern, behind = _marked(text), in_word(text[-1])
         if boundary == "text": pattern, behind = pattern.removeprefix(_BEGIN), False
         into = self.open if behind else self.sure
@@ -310,7 +316,7 @@ class _Patterns:
 
     @cached_property
     def holders(self):
-        "The tokens that contain a whole word."
+        "Return the tokens that contain a whole word."
         return {token for word in self.held for token in self.table.holding(*word)}
 
     def step(self, node, char):
@@ -337,7 +343,9 @@ class _Patterns:
             word = in_word(char)
             if not word: sure |= still
             if word and not inside: node = self.step(node, _BEGIN)
-            node, inside, still = self.step(node, char), word, 0
+            node = self.step(node, char)
+            inside = word
+            still = 0
             if n >= skip:
                 now, still = self.ends(node)
                 sure |= now
@@ -349,7 +357,8 @@ class _Reader(_Patterns):
     def read(self, state, i):
         "Read a token. Return the new state, and masks of the words that end for sure, or are open."
         if (state, i) not in self.seen:
-            (node, inside, pending), table = state, self.table
+            node, inside, pending = state
+            table = self.table
             text, rest = table.feed(pending, i)
             if i in table.runs:                         # as if the run of bytes ended here
                 words = self.walk(node, inside, fold(table.run(rest)))[2:]
@@ -362,7 +371,9 @@ class _Reader(_Patterns):
     def next(self, state):
         "Return the tokens that may end a word after a state: {token: the result of `read`}."
         if state not in self.nexts:
-            table, ids, node = self.table, {*self.holders}, state.node
+            table = self.table
+            ids = {*self.holders}
+            node = state.node
             pending = state.pending or b""
             if state.pending is None: ids.update(table.first)
             if table.mode == "run":
@@ -379,7 +390,9 @@ class _Reader(_Patterns):
 
     def mentions(self, ids, inside=False, pending=None):
         "Return the positions of words in the text of tokens: (last + 1, first, word)."
-        node, still, end, ends = "", 0, 0, []
+        node = ""
+        still, end = 0, 0
+        ends = []
         for char, n in self.table.letters(ids, pending):
             if not in_word(char): ends += [(end, word) for word in _bits(still)]
             node, inside, sure, still = self.walk(node, inside, char)
@@ -470,7 +483,7 @@ def read_words(
     each,       # b such lists or lines, one per input, added to `words`; None: no more words
     avoid,      # a list of words to avoid; None: no words
     inputs:int, # number of inputs (b)
-    forms=False, # True: the plural or singular of a word is as good
+    forms=False, # True: the plural or singular of a word counts, too
 )->_Wishes:
     "Read the words of all inputs. Raise `NocError` if they are invalid, or mix text and ids."
     each = [None]*inputs if each is None else each
@@ -481,9 +494,9 @@ def read_words(
     listed, free, minus = _read_list(avoid)
     plain = not minus and {*free} <= {math.inf}
     require(plain, f"avoid: {avoid!r}", "words without a minus or a price")
-    own = [_read_list(part) for part in each]
-    lists = [shared + more for more, *_ in own]
-    avoids = [unwanted + sum(listed, []) + more for *_, more in own]
+    by_input = [_read_list(part) for part in each]
+    lists = [shared + more for more, *_ in by_input]
+    avoids = [unwanted + sum(listed, []) + more for *_, more in by_input]
     kinds = {type(a) for groups in lists for group in groups for a in group}
     for word in filter(lambda w: not isinstance(w, str), sum(avoids, [])):
         raise NocError(f"avoid: {word!r}: expected text; bad_words_ids= takes ids")
@@ -492,7 +505,7 @@ def read_words(
     if forms and kinds == {str}:
         def both(words): return [form for word in words for form in noun_forms(word)]
         lists, avoids = [[*map(both, groups)] for groups in lists], [*map(both, avoids)]
-    return _Wishes(lists, avoids, kinds == {str}, [costs + more for _, more, _ in own])
+    return _Wishes(lists, avoids, kinds == {str}, [costs + more for _, more, _ in by_input])
 
 # %% ../../nbs/models/109_spellings.ipynb #6a1d0c07
 class _IdGroups:
@@ -500,7 +513,8 @@ class _IdGroups:
     def __init__(self,
         wishes:_Wishes, # wishes given as ids
     ):
-        self.wished, pairs = wishes.lists, zip(wishes.lists, wishes.prices)
+        self.wished = wishes.lists
+        pairs = zip(wishes.lists, wishes.prices)
         self.lists = [[ids if u else [] for ids, u in zip(*pair)] for pair in pairs]
 
     def columns(self, v:int, ends:list, device=None):
@@ -526,8 +540,10 @@ class _IdGroups:
         return sorted(places)
 
 class _NoColumns:
-    "The tokens of a search for words as ids: the model's."
-    start, extra, finishers = None, 0, ()
+    "The columns of a search for words that are given as ids: only those of the model's tokens."
+    start = None
+    extra = 0
+    finishers = ()
     def __init__(self, constraints): self.constraints = constraints
     def place(self, read): pass
     def nothing(self, inputs): return None, None
@@ -557,10 +573,11 @@ def spellings(
     tokenizer, # a tokenizer of transformers
     word:str,  # one word or several
     boundary="word", # as in `grid_beam`
-)->dict:       # ids: True if a word before must have ended, False if it begins a new word
+)->dict:       # ids -> True if they spell the word only where no letter comes before
     "Return the ways in which the tokenizer writes a word; empty if it cannot write the word."
     if re.search("[\ud800-\udfff]", word): return {}
-    table, ways = read_table(tokenizer), {}
+    table = read_table(tokenizer)
+    ways = {}
     reader = _Reader(table, [_ways(tokenizer, word, _cleans(tokenizer))], boundary)
     newline = len(tokenizer.encode("\n", add_special_tokens=False))
     for form, (before, skip) in itertools.product(
@@ -578,15 +595,15 @@ _FREE, _SAID, _OWES = range(3) # what the end of a text means for the next token
 class _Text(NamedTuple):
     "The state of a text, and the groups that it has finished."
     state:_State   # state of its input's reader
-    done:int = 0   # bits of the groups that it has
+    done:int = 0   # bits of the groups that it has finished
     ends:int = 0   # one of `_FREE`, `_SAID` (a counted word), `_OWES` (it must continue)
 
 class _Moves(NamedTuple):
     "The tokens that may finish a word after a text."
-    own:Tensor     # (3,n) tokens with finishing columns of their own; the columns; the groups' bits
+    fixed:Tensor   # (3,n) tokens with finishing columns of their own; the columns; the groups' bits
     others:Tensor  # (3,n) tokens that need a free column; their numbers from 0; the groups' bits
     alone:Tensor   # tokens that may not be taken in their plain column
-    late:Tensor    # tokens that may not, if no token follows
+    late:Tensor    # the same where no token can follow
     plain:set      # tokens after which the word must continue
     said:set       # tokens whose finishing column bars tokens that lengthen the word
 
@@ -605,11 +622,13 @@ class _Words:
         "Raise `NocError` if every spelling of a word contains a word to avoid."
         self.tokenizer, self.boundary, self.again = tokenizer, boundary, again
         avoid = sum([words for words, u in zip(groups, prices) if u == -math.inf], [*avoid])
-        words, clean = [*dict.fromkeys([*sum(groups, []), *avoid])], _cleans(tokenizer)
+        words = [*dict.fromkeys([*sum(groups, []), *avoid])]
+        clean = _cleans(tokenizer)
         ways = [_ways(tokenizer, word, clean) for word in words] + [_NOT]*clean
         key = repr(ways)
         if key not in made: made[key] = _Reader(read_table(tokenizer), ways, boundary)
-        self.reader, self.bare, self.bits = made[key], set(), {}
+        self.reader = made[key]
+        self.bare, self.bits = set(), {}
         self.group_of = [sum((word in group) << g for g, group in enumerate(groups))
                          for word in words] + [0]*clean
         self.avoided = _joined(1 << n for n, word in enumerate(words) if word in avoid)
@@ -633,7 +652,7 @@ class _Words:
         return good
 
     def anywhere(self, group):
-        "Return the spellings that may also follow a letter, as with a space in front, or else all."
+        "Return the spellings that may also follow a letter, such as one with a space, or else all."
         return [ids for ids in group if ids not in self.bare] or group
 
     def groups(self, words):
@@ -641,7 +660,7 @@ class _Words:
         return _joined(self.group_of[n] for n in _bits(words))
 
     def placed(self, words):
-        "Return the same mask, with the groups in the order of the search."
+        "Return the mask of `groups`, but with the groups in the order of the search."
         if words not in self.bits:
             groups = [g for g in _bits(self.groups(words)) if g in self.places]
             self.bits[words] = sum(1 << self.places[g] for g in groups)
@@ -650,15 +669,17 @@ class _Words:
 # %% ../../nbs/models/109_spellings.ipynb #44b01100
 def _ending(words:_Words, ids):
     "Return the positions in a spelling that finish a group; its last token always does."
-    state, places = _START, []
+    state = _START
+    places = []
     for place, token in enumerate(ids):
         state, sure, still = words.reader.read(state, token)
         if words.groups(sure | still) or place + 1 == len(ids): places.append(place)
     return places
 
 def _forced(words:_Words, group, column):
-    "Return a group's spellings, with a finishing token at the end and perhaps where words end."
-    anywhere, alternatives = words.anywhere(group), set()
+    "Return a group's spellings; the last token finishes, and others that end a word may finish."
+    anywhere = words.anywhere(group)
+    alternatives = set()
     for ids in anywhere + [ids for ids in group if len(ids) == 1 and ids not in anywhere]:
         ending = _ending(words, ids)
         parts = [[column[t]] if place + 1 == len(ids) else
@@ -685,8 +706,10 @@ class _WordGroups:
         **settings,     # settings of `_Words`
     ):
         "Raise `NocError` if no word can be spelled; warn if some cannot."
-        made, rows = {} if made is None else made, zip(wishes.lists, wishes.avoid, wishes.prices)
-        self.words, self.table, self.k = [], read_table(tokenizer), k    # b, often the same
+        made = {} if made is None else made
+        rows = zip(wishes.lists, wishes.avoid, wishes.prices)
+        self.table, self.k = read_table(tokenizer), k
+        self.words = []                                      # b, often the same
         for row in rows:
             key = repr(row)
             if key not in made: made[key] = _Words(tokenizer, *row, made, **settings)
@@ -718,13 +741,15 @@ class _WordGroups:
 # %% ../../nbs/models/109_spellings.ipynb #44c00016
 def _moves(columns, words:_Words, state, done)->_Moves:
     "Return the tokens that may finish a word after a state, if the groups `done` are finished."
-    own, others, alone, plain, said, runs = [], [], [], set(), set(), columns.table.runs
+    fixed, others, alone, plain, said = [], [], [], set(), set()
+    runs = columns.table.runs
     for token, (after, sure, still) in sorted(words.reader.next(state).items()):
         if token >= columns.v: continue
         bad_sure, bad = sure & words.avoided, still & words.avoided
         now, open = (words.placed(ends) & ~done for ends in (sure, still))
         if not (now or open or bad_sure or bad): continue
-        part, run = bool(after.pending), token in runs
+        part = bool(after.pending)
+        run = token in runs
         continues = (open or bad) and not (now or bad_sure or run or part) and columns.goes_on
         if continues: plain.add(token)
         else: alone.append(token)
@@ -732,10 +757,10 @@ def _moves(columns, words:_Words, state, done)->_Moves:
         if not counts or token in columns.ends: continue
         if open or run: said.add(token)
         bits = words.placed(sure | still)
-        if token in columns.column: own.append((token, columns.column[token], bits))
+        if token in columns.column: fixed.append((token, columns.column[token], bits))
         else: others.append((token, len(others), bits))
     def tensor(x): return torch.tensor(x, dtype=torch.long, device=columns.device)
-    finishing = [tensor(rows).reshape(-1, 3).T for rows in (own, others)]
+    finishing = [tensor(rows).reshape(-1, 3).T for rows in (fixed, others)]
     return _Moves(*finishing, tensor(alone), tensor(sorted({*alone, *plain})), plain, said)
 
 def _flat(moves, name):
@@ -773,7 +798,8 @@ class _Columns:
     start = _Text(_START)
     def __init__(self, groups:_WordGroups, v, ends, device):
         self.words, self.table, self.k = groups.words, groups.table, groups.k
-        self.v, self.ends, self.device, self.moves = v, {*ends}, device, {}
+        self.v, self.ends, self.device = v, {*ends}, device
+        self.moves = {}
         finish = {ids[place] for words in {*self.words} for group in words.spelled for ids in group
                   for place in _ending(words, ids)}
         self.column = {token: v + n for n, token in enumerate(sorted(finish))}
@@ -794,7 +820,7 @@ class _Columns:
         self.begin = torch.tensor([1 << order[0] for order in orders], device=self.device)
 
     def nothing(self, inputs):
-        "Return the result of `mark` for finished texts: nothing is finished but the start."
+        "Return the tokens (N,extra) and groups (N,extra+1) of texts that finish only the start."
         return self.real.repeat(len(inputs), 1), F.pad(self.begin[inputs][:,None], (self.extra, 0))
 
     def after(self, i, text):
@@ -808,7 +834,8 @@ class _Columns:
         "Return the texts after one more token; `bits` is -1 for a plain token."
         longer = []
         for text, i, token, gain in zip(texts, inputs, tokens, bits):
-            moves, state = self.after(i, text), self.words[i].reader.read(text.state, token)[0]
+            moves = self.after(i, text)
+            state = self.words[i].reader.read(text.state, token)[0]
             if token not in self.table.bytes: longer.append(text)        # it adds nothing
             elif gain < 0: longer.append(_Text(state, text.done, _OWES*(token in moves.plain)))
             else: longer.append(_Text(state, text.done | gain, _SAID*(token in moves.said)))
@@ -820,11 +847,11 @@ class _Columns:
 
     def mark(self, scores, real, bits, texts, inputs, full):
         """Give the finishing columns of scores (N,v+extra+2) their values, tokens `real` and groups
-        `bits`, and bar tokens that may not follow. If a text is `full`, no word can continue."""
+        `bits`, and bar tokens that may not follow. If texts are `full`, no word can continue."""
         held = [n for n, text in enumerate(texts) if text.ends != _FREE]
         scores[held,:self.v] += self.barred[[texts[n].ends for n in held]]
         moves = [*map(self.after, inputs, texts)]
-        (tokens, columns, gains), rows = _flat(moves, "own")
+        (tokens, columns, gains), rows = _flat(moves, "fixed")
         scores[rows,columns] = scores[rows,tokens]
         bits[rows,columns-self.v] = gains
         if self.extra: _give_free(self, scores, real, bits, moves)
