@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from noc_nb.files.drawing import _write_part
+from noc_nb.files.drawing import write_part
 from noc_nb.files.formats import write_items
 from noc_nb.files.store import RegionStore
 from noc_nb.heldout import novel_images, words_of
@@ -127,7 +127,7 @@ def _write_annotations(root, part, ids, mentioning, seed):
         few = slice(9 + i % 2)                         # COCO has 7.4 boxes per image
         scene = replace(scene, labels=scene.labels[few], boxes=scene.boxes[few])
         images[i] = scene, list(_with_words(captions, random.Random(f"{seed}/{i}")))
-    _write_part(root, part, images, seed, _outlined)
+    write_part(root, part, images, seed, _outlined)
 
 # A detector that reports everything with a score of .05 or more has 26 boxes per image; the toy world's detector has
 # nine. The other boxes get random places and classes. All detections are written as Parquet and as a list in COCO's
