@@ -107,7 +107,8 @@ class _Words:
         model = getattr(self, "pipeline", self)                        # has word vectors
         table = model.captioner.words().detach()
         real = model.captioner.words.known
-        near = get_close_matches(name.lower(), {*meanings(self.classes), *model.vocab.stoi}, 3, .75)
+        known = {*meanings(self.classes), *model.vocab.stoi} - {name}
+        near = get_close_matches(name.lower(), known, 3, .75)
         rows = [model.vocab.stoi.get(word) for word in name.lower().split()]
         if None not in rows and real[rows].all():
             likeness = cosine_similarity(table[rows].sum(0), table, -1).masked_fill(~real, -1)
@@ -118,6 +119,18 @@ class _Words:
     def _unknown(self, name):
         near = self._near(name)
         return f"object {name!r}: expected another word of the captioner's vocabulary{near}"
+
+    def _find_unknown(self):
+        "Record the caller's words that cannot be written. Raise `NocError` if none is left."
+        lost = [i for i in self.wanted if not self.classes[i].forms]
+        self.unknown = {i: self._unknown(self.classes[i].name) for i in lost}
+        why = [*self.unknown.values()]
+        if why and len(why) == len(self.wanted): raise NocError(why[0])
+        if why: warnings.warn("; ".join(why) + "; left out")
+
+    def _why_not(self, i):
+        "Return why a class has no constraint."
+        return self.unknown.get(i) or f"no word for {self.classes[i].name} in the vocabulary"
 
     def class_ids(self,
         names, # names of classes, or words that mention them
@@ -209,11 +222,7 @@ class _Choice:
             if name in ids: [i] = self.class_ids([name])
             else: new.classes[i] = ObjectClass(i, name, name, forms, ())
             new.wanted[i] = price
-        lost = {i: new.classes[i].name for i in new.wanted if not new.classes[i].forms}
-        new.unknown = {i: self._unknown(name) for i, name in lost.items()}
-        why = [*new.unknown.values()]
-        if why and len(why) == len(new.wanted): raise NocError(why[0])
-        if why: warnings.warn("; ".join(why) + "; left out")
+        new._find_unknown()
         groups = {i: new._group(i) for i in new.wanted}
         new.avoid = [ids for ids in map(self._tokens, new.barred) if None not in ids]
         for i, group in groups.items():
@@ -293,9 +302,7 @@ class _Search:
                 groups.append(group)
                 prices.append(price)
             places[c] = groups.index(group)
-        lost = {c: self.classes[c].name for c in candidates if c not in places}
-        why = [self.unknown.get(c) or f"no word for {name} in the vocabulary"
-               for c, name in lost.items()]
+        why = [self._why_not(c) for c in candidates if c not in places]
         return _Ask(candidates, groups, prices, places, [*why, *reasons])
 
     def _seen(self, images, seen):
