@@ -295,8 +295,7 @@ class _Patterns:
         boundary="word", # "text": a word counts wherever its characters occur
     ):
         self.table, self.words = table, words
-        self.held = []
-        self.sure, self.open = {}, {}
+        self.held, self.sure, self.open = [], {}, {}
         self.rests = {"": set()}
         self.steps, self.ended, self.seen, self.nexts = {}, {}, {}, {}
         for n, ways in enumerate(words):
@@ -541,9 +540,7 @@ class _IdGroups:
 
 class _NoColumns:
     "The columns of a search for words that are given as ids: only those of the model's tokens."
-    start = None
-    extra = 0
-    finishers = ()
+    start, extra, finishers = None, 0, ()
     def __init__(self, constraints): self.constraints = constraints
     def place(self, read): pass
     def nothing(self, inputs): return None, None
@@ -741,14 +738,13 @@ class _WordGroups:
 def _moves(columns, words:_Words, state, done)->_Moves:
     "Return the tokens that may finish a word after a state, if the groups `done` are finished."
     fixed, others, alone, plain, said = [], [], [], set(), set()
-    runs = columns.table.runs
     for token, (after, sure, still) in sorted(words.reader.next(state).items()):
         if token >= columns.v: continue
         bad_sure, bad = sure & words.avoided, still & words.avoided
         now, open = (words.placed(ends) & ~done for ends in (sure, still))
         if not (now or open or bad_sure or bad): continue
         part = bool(after.pending)
-        run = token in runs
+        run = token in columns.table.runs
         continues = (open or bad) and not (now or bad_sure or run or part) and columns.goes_on
         if continues: plain.add(token)
         else: alone.append(token)
