@@ -99,9 +99,8 @@ def constraint_tokens(
     "Turn classes into groups of tokens. Raise `NocError` if a form or class is unknown."
     require(form in FORMS, f"constraints: form {form!r}", f"one of {', '.join(FORMS)}")
     groups, missing = {}, []
-    expected = f"one of the {len(classes)} known classes"
     for i in dict.fromkeys(class_ids):
-        require(i in classes, f"constraints: class {i}", expected)
+        require(i in classes, f"constraints: class {i}", f"one of the {len(classes)} known classes")
         spelt = {text: (*map(vocab.stoi.get, text.split()),) for text in _texts(classes[i], form)}
         group = [tokens for tokens in spelt.values() if None not in tokens]
         missing += [_Missing(i, text, not group) for text, ids in spelt.items() if None in ids]

@@ -90,9 +90,8 @@ def _first_grid(start, rows, k):
     "Make the grid before the first step: one empty hypothesis for each image, in row 0."
     score = torch.full((len(start), rows, k), -math.inf, device=start.device)
     score[:,0,0] = 0.
-    tokens = start[:,None,None,None].expand(*score.shape, 1)
     none = torch.zeros_like(score)
-    return _Grid(score, tokens, none.long(), none.bool())
+    return _Grid(score, start[:,None,None,None].expand(*score.shape, 1), none.long(), none.bool())
 
 # %% ../nbs/22_grid.ipynb #22a0b002
 def _expansions(grid, free, bit):

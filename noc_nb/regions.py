@@ -215,10 +215,9 @@ def _as_table(r):
     ids = np.array([r.image_id], np.int64)
     labels = r.labels.numpy().astype(np.int32)
     features = None if r.features is None else r.features.numpy()
-    offsets = np.array([0, len(r)])
     boxes, scores = r.boxes.numpy(), r.scores.numpy()
     sizes = sizes_of(ids, {r.image_id: r.size})
-    return RegionTable(ids, offsets, boxes, labels, scores, features, sizes)
+    return RegionTable(ids, np.array([0, len(r)]), boxes, labels, scores, features, sizes)
 
 # %% ../nbs/04_regions.ipynb #6214b137
 def table_of(

@@ -190,9 +190,8 @@ def train_scst(
     "Fine-tune with rewards (Section 3.1). Raise `NocError` if features have the wrong width."
     set_seed(cfg.seed)
     ids = rewarded_images(data, cfg)
-    vocab = Vocab(captioner.tokens)
     images = ImageExamples(data, ids, _features(data, captioner.cfg))
     batches = Loader(images, cfg.batch, cfg.seed)
-    loss = SelfCritical(reward(data, ids, vocab, cfg), words, search, cfg.mix)
+    loss = SelfCritical(reward(data, ids, Vocab(captioner.tokens), cfg), words, search, cfg.mix)
     judge = val_cider(data, words, decode)
     return fit(captioner, loss, batches, cfg, judge, captioner.cfg.d_model)

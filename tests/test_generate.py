@@ -10,7 +10,7 @@ from packaging.version import Version
 from transformers import GenerationConfig, LogitsProcessorList
 from noc_nb.core import NocError
 from noc_nb.models.generate import generate, grid_beam
-from noc_nb.models.spellings import read_table, spellings
+from noc_nb.models.spellings import _read_table, spellings
 from architectures import WORDS, is_whole, texts
 from test_spellings import tiny_gpt2, trained
 from tiny_models import BUILDERS, build, tokenizer
@@ -109,9 +109,9 @@ def test_one_beam_and_no_end_token():
 
 def test_tokens_that_are_added_later():
     tok = tokenizer()
-    assert read_table(tok).size == len(tok)
+    assert _read_table(tok).size == len(tok)
     tok.add_tokens(["okapi"])
-    assert read_table(tok).size == len(tok) and spellings(tok, "okapi")
+    assert _read_table(tok).size == len(tok) and spellings(tok, "okapi")
 
 def test_stopping_criterion_ends_a_text():
     "A stopping criterion ends a text as in the library's search, and the text has all its words."

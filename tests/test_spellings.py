@@ -7,7 +7,7 @@ from transformers import ByT5Tokenizer, GPT2Config, GPT2LMHeadModel, LogitsProce
 from noc_nb.core import NocError
 from noc_nb.lab.disk import find_data
 from noc_nb.models.generate import grid_beam
-from noc_nb.models.spellings import read_table, spellings
+from noc_nb.models.spellings import _read_table, spellings
 from noc_nb.toy import toy_image
 from test_words import has
 
@@ -101,7 +101,7 @@ class Chain:
     "A random model restricted to five tokens and the end, whose texts have at most three tokens."
     length = 3
     def __init__(self, tok, model, rng):
-        table, self.tok, self.model = read_table(tok), tok, model
+        table, self.tok, self.model = _read_table(tok), tok, model
         self.groups = [rng.sample(VOCABULARY, rng.choice([1, 1, 2])) for _ in range(rng.choice([1, 1, 2]))]
         self.known = set()
         for group in self.groups: self.known |= set(rng.choice(sorted(written(tok, rng.choice(group)))))

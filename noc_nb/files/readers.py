@@ -56,10 +56,9 @@ def json_items(
     """Read a long list without keeping it in memory. Raise `NocError` with line and item if it is
     invalid."""
     with json_text(path) as f:
-        start = f.buffer.peek(1).lstrip()[:1]
         lines = _Lines(f.buffer)
         n = -1
-        require(start in (b"[", b""), path, "a list")
+        require(f.buffer.peek(1).lstrip()[:1] in (b"[", b""), path, "a list")
         try:
             for n, item in enumerate(ijson.items(lines, "item", use_float=True)):
                 lines.size = 0

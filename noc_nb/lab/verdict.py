@@ -47,8 +47,7 @@ def holm(
 )->list:         # corrected p-values in the same order
     "Correct p-values for the number of tests (Holm, 1979)."
     order = np.argsort(values)
-    steps = np.arange(len(values), 0, -1)
-    corrected = np.maximum.accumulate(steps*np.sort(values)).clip(max=1)
+    corrected = np.maximum.accumulate(np.arange(len(values), 0, -1)*np.sort(values)).clip(max=1)
     return corrected[np.argsort(order)].tolist()
 
 # %% ../../nbs/lab/35_verdict.ipynb #35ae000a

@@ -51,8 +51,8 @@ def _lengthened(captioner, vectors):
         where = f"word {word!r}: a vector of {row.numel()} numbers"
         require(row.shape == table.shape[1:], where, f"{table.shape[1]}, as in training")
     longer = copy.deepcopy(captioner)
-    unseen = captioner.unseen.union(rows)
-    longer.tokens, longer.unseen = (*captioner.tokens, *rows), unseen
+    longer.tokens = (*captioner.tokens, *rows)
+    longer.unseen = captioner.unseen.union(rows)
     known = torch.cat([known, known.new_ones(len(rows))])
     table = torch.cat([table, *(row[None] for row in rows.values())])
     longer.words = WordTable(table, known).to(table.device)

@@ -198,9 +198,8 @@ class _Choice:
         "Return class id -> price of each candidate, infinite for a must, and why others are out."
         if self.wanted is None: return self._chosen(regions, probs, options)
         least = options.min_score
-        scores = regions.scores
         if least is None: return self.wanted, []
-        detected = {*regions.labels[scores >= least].tolist()}
+        detected = {*regions.labels[regions.scores >= least].tolist()}
         candidates = {i: price for i, price in self.wanted.items() if i in detected}
         missed = ", ".join(self.classes[i].name for i in self.wanted if i not in detected)
         why = f"not detected with a score of {least:g} or more: {missed}"
