@@ -143,7 +143,7 @@ def _follow(task, advice, way):
 # A row has the shares of the advised right and wrong words that the sentences mention, CIDEr-D, and the difference from
 # CIDEr-D without advice, with bootstrap intervals over sets.
 def _share(task, texts, advice, good):
-    "Return the per cent of right or wrong advised words that are mentioned; None if none."
+    "Return the percentage of right or wrong advised words that are mentioned; None without words."
     said = [_says(text, task.forms(word)) for text, row in zip(texts, advice)
             for word, _, right in row if right == good]
     return 100*sum(said)/len(said) if said else None
@@ -229,7 +229,7 @@ def _surprises(task, n):
     return {key: float(np.mean(own)) for key, own in costs.items()}
 
 def _told_apart(right, wrong):
-    "Return, for each share of excluded wrong words, the limit and the per cent of right ones kept."
+    "Return share of excluded wrong words -> the limit and the percentage of right words kept."
     limits = {left: float(np.quantile(wrong, 1 - left/100)) for left in (90, 95)}
     return {left: dict(limit=limit, kept=100*float(np.mean(right < limit)))
             for left, limit in limits.items()}

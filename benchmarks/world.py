@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from noc_nb.files.drawing import _write_part
+from noc_nb.files.drawing import write_part
 from noc_nb.files.formats import write_items
 from noc_nb.files.store import RegionStore
 from noc_nb.heldout import novel_images, words_of
@@ -79,7 +79,7 @@ _COINED = 30_000
 _WEIGHTS = list(itertools.accumulate((rank + 50)**-1.1 for rank in range(_COINED)))
 
 def _coined(rank):
-    "A word that nobody uses, of four syllables."
+    "Return the coined word of a rank, with four syllables."
     syllables = []
     for _ in range(3):
         rank, k = divmod(rank, len(_SYLLABLES))
@@ -127,7 +127,7 @@ def _write_annotations(root, part, ids, mentioning, seed):
         few = slice(9 + i % 2)                         # COCO has 7.4 boxes per image
         scene = replace(scene, labels=scene.labels[few], boxes=scene.boxes[few])
         images[i] = scene, list(_with_words(captions, random.Random(f"{seed}/{i}")))
-    _write_part(root, part, images, seed, _outlined)
+    write_part(root, part, images, seed, _outlined)
 
 # A detector that reports everything with a score of .05 or more has 26 boxes per image; the toy world's detector has
 # nine. The other boxes get random places and classes. All detections are written as Parquet and as a list in COCO's

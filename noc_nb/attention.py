@@ -88,7 +88,7 @@ def linear(
 
 # %% ../nbs/10_attention.ipynb #4396e836
 class MultiHead(nn.Module):
-    "Multi-head attention, with optional memory. `NocError` unless `heads` divides `d_model`."
+    "Multi-head attention with optional memory. Raises `NocError` unless `heads` divides `d_model`."
     def __init__(self,
         d_model:int,      # width of input and output
         heads:int,        # number h of heads
@@ -131,7 +131,7 @@ class MultiHead(nn.Module):
     def forward(self,
         x:Tensor,          # (b,t,d) source of the queries
         kv:Tensor=None,    # (b,n,d) source of keys and values; None: `x` itself
-        mask:Tensor=None,  # (b,t,n) or (b,1,n), True where a query may attend; slots stay open
+        mask:Tensor=None,  # (b,t,n) or (b,1,n), True where a query may attend; never hides slots
         causal:bool=False, # True: query i sees no key after i; cannot be combined with slots
     )->Tensor:             # (b,t,d) output
         "Apply multi-head attention."
@@ -167,7 +167,9 @@ class Residual(nn.Module):
         dropout:float=0., # probability of dropping a number of the operator's output
     ):
         super().__init__()
-        self.f, self.drop, self.norm = f, nn.Dropout(dropout), nn.LayerNorm(d_model)
+        self.f = f
+        self.drop = nn.Dropout(dropout)
+        self.norm = nn.LayerNorm(d_model)
 
     def add(self, x:Tensor, y:Tensor)->Tensor:
         "Return LayerNorm(x + dropout(y)) for an output `y` that the caller has computed."

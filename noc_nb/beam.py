@@ -47,7 +47,7 @@ def k_best(
     scores:Tensor, # (...,g,v) scores of the continuations of g hypotheses
     k:int,         # number of continuations, at most g·v
 )->tuple:          # (...,k) scores, descending; (...,k) their parents; (...,k) their words
-    "Return the best continuations; equal scores in the order of words, then of parents."
+    "Return the best continuations; equal scores are in the order of words, then of parents."
     best, place = scores.mT.flatten(-2).sort(dim=-1, descending=True, stable=True)
     best, place, g = best[...,:k], place[...,:k], scores.shape[-2]
     return best, place % g, place // g
@@ -61,8 +61,8 @@ class Hypotheses:
     ended:Tensor          # (b,k) True after the end token
     satisfied:Tensor      # (b,k) number of constraints that the hypothesis satisfies
     spans:Tensor=None     # (b,k,n,2) first token of constraint n, and the one after it; else -1
-    reason:list=None      # b times None, or a sentence: why the image has no complete caption
-    objective:Tensor=None # (b,k) ranking: the score over a power of the length, plus prices
+    reason:list=None      # for each image, the reason why it has no complete caption, or None
+    objective:Tensor=None # (b,k) ranking value: score divided by a power of the length, plus prices
 
     def __len__(self): return len(self.tokens)
 
@@ -74,7 +74,8 @@ def complete(
     n=0,           # number of constraints that every caption satisfies, an int or (b,1)
 )->Hypotheses:     # the captions, with -1 after the end token
     "Make the result of a search from captions that have all ended."
-    ended, after = score > -math.inf, F.pad(tokens == eos, (1, -1))
+    ended = score > -math.inf
+    after = F.pad(tokens == eos, (1, -1))
     return Hypotheses(tokens.masked_fill(after | ~ended[...,None], -1), score, ended, ended*n)
 
 # %% ../nbs/20_beam.ipynb #20a0b009
@@ -88,7 +89,8 @@ def plain_beam(
 )->Hypotheses:      # the captions, with -1 after the end token
     "Search for the `k` best captions of each of b images with beam search."
     image = torch.arange(len(start), device=start.device)[:,None]
-    tokens, state = start[:,None,None].expand(-1, k, 1), reorder_state(state, image.expand(-1, k))
+    tokens = start[:,None,None].expand(-1, k, 1)
+    state = reorder_state(state, image.expand(-1, k))
     score = torch.full((len(start), k), -math.inf, device=start.device)
     score[:,0] = 0.
     ended = torch.zeros_like(score, dtype=torch.bool)
@@ -110,7 +112,7 @@ def tree(
     dtype=torch.float64, # type of the scores
     ties=False, # True: round scores to whole numbers, so that many are equal
 )->tuple:     # `step(tokens (N,), state) -> (log-probs (N,v), state)`; image numbers -> first state
-    "Make a random model of v words whose probabilities depend on all words before."
+    "Make a random model of v words whose probabilities depend on all earlier words."
     def step(tokens, state):
         code = (state["code"]*31 + tokens + 7) % 1_000_003
         phase = code[:,None].double()*0.61803 + torch.arange(v)*1.7320508 + seed*0.377
@@ -125,7 +127,7 @@ def prefix_scores(
     state,   # the first state of one image
     bos:int, # the token before the first word
 ):           # `logp(tokens)`, which returns the list of v log-probabilities of the next word
-    "Turn a `step` function into a function of all tokens so far; it computes each case once."
+    "Turn a `step` function into a function of a prefix; `step` is called once for each prefix."
     seen = {(): step(torch.tensor([bos]), state)}
     def look(tokens):
         if tokens not in seen: seen[tokens] = step(torch.tensor(tokens[-1:]), look(tokens[:-1])[1])
@@ -155,11 +157,11 @@ def captions_of(
     return list(zip(map(said, tokens[ended].tolist()), scores[ended].tolist()))
 
 def same_captions(
-    found:list, # (caption, score) of one search
+    captions:list, # (caption, score) of one search
     true:list,  # (caption, score) of the other search
     eps=1e-9,   # tolerance of the scores
 ):
     "Assert that two searches give the same captions, in the same order, with the same scores."
-    assert len(found) == len(true), f"{len(found)} captions; expected {len(true)}"
-    for a, b in zip(found, true):
+    assert len(captions) == len(true), f"{len(captions)} captions; expected {len(true)}"
+    for a, b in zip(captions, true):
         assert a[0] == b[0] and abs(a[1] - b[1]) < eps, f"{a} is not {b}"

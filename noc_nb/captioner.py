@@ -63,7 +63,9 @@ class Captioner(nn.Module):
         unseen=(),           # the words that no training caption has
     ):
         super().__init__()
-        self.cfg, self.tokens, self.unseen = cfg, Vocab(tokens).tokens, frozenset(unseen)
+        self.cfg = cfg
+        self.tokens = Vocab(tokens).tokens
+        self.unseen = frozenset(unseen)
         self.words = _word_table(len(self.tokens), cfg.d_word, table, known)
         self.word_in = linear(cfg.d_word, cfg.d_model)
         self.word_out = linear(cfg.d_model, cfg.d_word)

@@ -28,7 +28,7 @@ def _is_tokens(caption):
 
 # %% ../nbs/30_cider.ipynb #5677ef2f
 def _word_numbers(captions, words):
-    "Number all words (t,) by `words`, token -> number from 1. Also return the lengths (N,)."
+    "Return the numbers (t,) of all words, from the dict `words`, and the captions' lengths (N,)."
     odd = [i for i, caption in enumerate(captions) if not _is_tokens(caption)]
     require(not odd, f"CIDEr-D: caption {min(odd, default='')}", "a list of tokens")
     tokens = list(chain.from_iterable(captions))
@@ -95,7 +95,7 @@ class CiderD:
         refs:dict,      # image id -> list of token lists; a token is an int or a str
         df:str="image", # a document is an "image" or a "caption"
     ):
-        "Prepare references. Raise `NocError` if an image has none or one is no list of tokens."
+        "Prepare references. Raise `NocError` if an image has none or one is not a list of tokens."
         require(len(refs), "CIDEr-D: no references", "references for at least one image")
         for i, texts in refs.items():
             good = not isinstance(texts, str) and len(texts) and all(map(_is_tokens, texts))
@@ -121,8 +121,8 @@ class CiderD:
         share = share/np.bincount(image)[image[row]]
         key = image[row]*len(codes) + gram
         order = np.argsort(key, kind="stable")
-        found = np.unique(key[order], return_index=True, return_counts=True)
-        self.keys, self.starts, self.postings = found
+        unique = np.unique(key[order], return_index=True, return_counts=True)
+        self.keys, self.starts, self.postings = unique
         self.count, self.share = count[order], share[order]
         self.length = np.maximum(lengths[row[order]]-1, 0)
 
@@ -147,7 +147,7 @@ def score(self:CiderD,
     captions:list, # list of token lists
     ids,           # id of the image of every caption; an image may occur several times
 )->np.ndarray:     # (N,) CIDEr-D as in the equation, 0..10, float64
-    "Score captions. Raise `NocError` if an image is unknown or a caption is no list of tokens."
+    "Score captions. Raise `NocError` if an image is unknown or a caption is not a list of tokens."
     require(len(captions) == len(ids), f"CIDEr-D: {len(captions)} captions",
             f"{len(ids)}, one for each id")
     return self._score_numbers(*_word_numbers(captions, self.words), ids)
@@ -187,7 +187,7 @@ def common(self:CiderD,
 
 # %% ../nbs/30_cider.ipynb #0760c6d9
 def _with_end(captions, eos):
-    "Append EOS to captions. Values that are no list of tokens stay, and `CiderD` rejects them."
+    "Append EOS to captions. Values that are not token lists stay, and `CiderD` rejects them."
     return [[*c, eos] if _is_tokens(c) else c for c in captions]
 
 # %% ../nbs/30_cider.ipynb #04dd9dc8
@@ -207,10 +207,10 @@ class CiderReward:
         for w in self.cider.words:
             number = isinstance(w, (int, np.integer)) and 0 <= w < _MOST_WORDS
             require(number, f"CIDEr-D: token {w!r}", f"an id from 0 to {_MOST_WORDS-1:,}")
-        known = np.fromiter(self.cider.words, np.int64, len(self.cider.words))
-        unknown = np.setdiff1d(np.arange(_MOST_WORDS), known)
+        ids_of_words = np.fromiter(self.cider.words, np.int64, len(self.cider.words))
+        others = np.setdiff1d(np.arange(_MOST_WORDS), ids_of_words)
         self.number = np.empty(_MOST_WORDS, np.uint64)       # (ids,) the number of every id, from 1
-        self.number[np.concatenate([known, unknown])] = np.arange(1, _MOST_WORDS+1)
+        self.number[np.concatenate([ids_of_words, others])] = np.arange(1, _MOST_WORDS+1)
 
     def __call__(self,
         tokens:Tensor, # (N,t) token ids: EOS where the sentence ended, then PAD

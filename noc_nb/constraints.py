@@ -19,7 +19,8 @@ def best_scores(
     drop=(0, PERSON), # classes to ignore
 )->dict:              # class id -> its best probability or score, the best class first
     "Return the best probability, or score, of every detected class."
-    seen, best = regions.without(drop).best(max_regions), {}
+    seen = regions.without(drop).best(max_regions)
+    best = {}
     scores = seen.scores.tolist() if probs is None else map(float, probs)
     pairs = zip(scores, seen.labels.tolist())
     for score, c in sorted(pairs, key=lambda pair: -pair[0]): best.setdefault(c, score)
@@ -70,7 +71,8 @@ def constraint_classes(
     require(how in RULES, f"constraints: rule {how!r}", f"one of {', '.join(RULES)}")
     require(how != "selector" or probs is not None, "constraints: rule 'selector'", "probs")
     require(how != "oracle" or mentioned is not None, "constraints: rule 'oracle'", "mentioned")
-    length, seen = len(probs) if probs is not None else 0, regions.without(drop)
+    length = len(probs) if probs is not None else 0
+    seen = regions.without(drop)
     require(length <= len(seen), f"constraints: {length} probabilities",
             "one for each of the first detections that are not dropped")
     image = Seen(seen.best(None), seen.best(max_regions), probs, mentioned, k, distinct, threshold)
@@ -96,9 +98,9 @@ def constraint_tokens(
 )->tuple:             # class id -> its alternatives, each a tuple of token ids; list of `_Missing`
     "Turn classes into groups of tokens. Raise `NocError` if a form or class is unknown."
     require(form in FORMS, f"constraints: form {form!r}", f"one of {', '.join(FORMS)}")
-    groups, missing, known = {}, [], f"one of the {len(classes)} known classes"
+    groups, missing = {}, []
     for i in dict.fromkeys(class_ids):
-        require(i in classes, f"constraints: class {i}", known)
+        require(i in classes, f"constraints: class {i}", f"one of the {len(classes)} known classes")
         spelt = {text: (*map(vocab.stoi.get, text.split()),) for text in _texts(classes[i], form)}
         group = [tokens for tokens in spelt.values() if None not in tokens]
         missing += [_Missing(i, text, not group) for text, ids in spelt.items() if None in ids]

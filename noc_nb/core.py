@@ -16,7 +16,7 @@ import torch
 class NocError(ValueError):
     "An error in the input. Its one line names the file, the item and what was expected."
     def __init__(self, line:str):
-        line = line.replace("\n", r"\n")               # a cell of a table may contain it
+        line = line.replace("\n", r"\n")               # a cell of a table may contain line breaks
         super().__init__(line if len(line) <= 1000 else f"{line[:700]} … {line[-200:]}")
 
 # %% ../nbs/00_core.ipynb #d5e8d39a

@@ -128,7 +128,7 @@ class SelectorExamples:
 
 # %% ../nbs/07_data.ipynb #8fddb2a5
 def _class_table(vectors):
-    "Make a (c,d) table by category id; NaN for no class. Raise `NocError` if an id is too large."
+    "Make a (c,d) table by category id, NaN for other ids. Raise `NocError` if an id is too large."
     for id in min(vectors), max(vectors):
         require(0 <= id <= MOST_CLASSES, f"class vectors: id={id}", f"0 to {MOST_CLASSES}")
     table = torch.full((max(vectors) + 1, len(next(iter(vectors.values())))), torch.nan)
@@ -138,7 +138,8 @@ def _class_table(vectors):
 # %% ../nbs/07_data.ipynb #e8a134de
 def _symbolic(regions, table):
     "Return (…,n,d+6) features, 0 where padded. Raise `NocError` if a class has no vector."
-    labels, real = regions.labels, regions.labels >= 0
+    labels = regions.labels
+    real = regions.labels >= 0
     rows = table[labels.clamp(0, len(table) - 1)]
     unknown = real & ((labels >= len(table)) | rows[...,0].isnan())
     where = f"symbolic features: category {min(labels[unknown].tolist(), default='')}"
@@ -156,8 +157,8 @@ class RegionFeatures:
     ):
         self.table, self.max_regions = table, max_regions
         self.vectors = None if vectors is None else _class_table(vectors)
-        there = table.features is not None or vectors is not None
-        require(there, f"{table.where}: has no features", "regions with features")
+        has_features = table.features is not None or vectors is not None
+        require(has_features, f"{table.where}: has no features", "regions with features")
         self.width = table.features.shape[1] if vectors is None else self.vectors.shape[1] + 6
     def __call__(self, ids):
         batch = self.table.batch(ids, self.max_regions)
@@ -182,7 +183,7 @@ class CaptionBatch(NamedTuple):
     image_ids:list  # b image ids
     def to(self, device): return _to(self, device)
     @property
-    def weight(self)->int: # number of tokens to predict, with EOS; else of images
+    def weight(self)->int: # tokens to predict, EOS included; without captions, number of images
         if self.tokens is None: return len(self.image_ids)
         return (self.tokens[:,1:] != PAD).sum().item()
 
@@ -194,7 +195,8 @@ class ImageExamples:
         ids,           # image ids, or the name of a part
         features=None, # image ids -> (features, mask); default: `region_features` of `data`
     ):
-        self.features, self.image_ids = features or data.region_features(), data.ids(ids)
+        self.features = features or data.region_features()
+        self.image_ids = data.ids(ids)
         self.lengths = np.zeros(len(self.image_ids), np.int64)
     def tokens(self, index): return None
     def __len__(self): return len(self.image_ids)
@@ -248,8 +250,10 @@ class Loader:
 
     def _batches(self, epoch):
         "Return the whole batches of an epoch, as lists of the numbers of examples."
-        lengths, size = np.asarray(self.examples.lengths), self.batch_size
-        order, full = np.arange(len(lengths)), len(lengths)//size
+        lengths = np.asarray(self.examples.lengths)
+        size = self.batch_size
+        order = np.arange(len(lengths))
+        full = len(lengths)//size
         rng = np.random.default_rng((self.seed % 2**32, epoch))
         if self.shuffle:
             rng.shuffle(order)

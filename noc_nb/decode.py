@@ -41,11 +41,11 @@ def plain_search(
     state = captioner.start(batch.features, batch.mask)
     start = torch.full((len(batch.features),), BOS, device=batch.features.device)
     max_len = max_len or captioner.cfg.max_len
-    if words is None: found = plain_beam(step, state, start, EOS, k, max_len)
+    if words is None: hypotheses = plain_beam(step, state, start, EOS, k, max_len)
     else:
         masks = _masks(words, len(captioner.tokens), start.device)
-        found = plain_grid(step, state, start, masks, EOS, k, max_len)
-    return replace(found, tokens=found.tokens.masked_fill(found.tokens < 0, PAD))
+        hypotheses = plain_grid(step, state, start, masks, EOS, k, max_len)
+    return replace(hypotheses, tokens=hypotheses.tokens.masked_fill(hypotheses.tokens < 0, PAD))
 
 # %% ../nbs/23_decode.ipynb #5f000004
 def plain_decode(
@@ -56,12 +56,14 @@ def plain_decode(
     max_len:int=None,    # maximum number of tokens, as in `plain_search`
 )->dict:                 # image id -> caption, lower-case words
     "Caption every image of the batches."
-    training, captions, vocab = captioner.training, {}, Vocab(captioner.tokens)
+    training = captioner.training
+    captions = {}
+    vocab = Vocab(captioner.tokens)
     device = next(captioner.parameters()).device
     captioner.eval()
     for batch in batches:
         lists = [words.get(i, []) for i in batch.image_ids] if words else None
-        found = plain_search(captioner, batch.to(device), lists, k, max_len)
-        captions.update(zip(batch.image_ids, map(vocab.decode, found.tokens[:,0])))
+        hypotheses = plain_search(captioner, batch.to(device), lists, k, max_len)
+        captions.update(zip(batch.image_ids, map(vocab.decode, hypotheses.tokens[:,0])))
     captioner.train(training)
     return captions

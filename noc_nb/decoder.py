@@ -55,7 +55,8 @@ class Decoder(nn.Module):
         cfg:CaptionerConfig, # all settings of the decoder
     ):
         super().__init__()
-        self.cfg, self.drop = cfg, nn.Dropout(cfg.dropout)
+        self.cfg = cfg
+        self.drop = nn.Dropout(cfg.dropout)
         self.layers = nn.ModuleList(_DecoderLayer(cfg) for _ in range(cfg.layers))
         self.register_buffer("positions", _positions(self.longest, cfg.d_model), persistent=False)
 
@@ -65,7 +66,8 @@ class Decoder(nn.Module):
         mask:Tensor, # (b,n) True for a real region
     )->Tensor:       # (b·g,t,d) the decoder's output after each word
         "Process all words at once. Raise `NocError` if a sequence is too long or g is not whole."
-        alike, t = len(y) % max(len(x), 1) == 0, y.shape[1]
+        alike = len(y) % max(len(x), 1) == 0
+        t = y.shape[1]
         require(alike, f"{len(y)} sequences for {len(x)} images", "the same number for each image")
         require(t <= self.longest, f"a sequence of {t} words", f"at most {self.longest}")
         y = self.drop(y + self.positions[:t])
@@ -106,7 +108,8 @@ def step(self:Decoder,
     cache:_Cache, # the cache that `start` or `step` returned
 )->tuple:         # (N,d) the output after the last word, and the new cache
     "Process one more word of every hypothesis, in evaluation mode."
-    t, words = cache.words[0][0].shape[2], []
+    t = cache.words[0][0].shape[2]
+    words = []
     y = (y + self.positions[t])[:,None]
     for layer, past, regions in zip(self.layers, cache.words, cache.regions):
         y, kept = layer.step(y, past, regions, cache.mask)

@@ -35,7 +35,8 @@ class MemoryEncoder(nn.Module):
         cfg:CaptionerConfig, # all settings but `d_word`, `max_regions`, `max_len` and `freeze`
     ):
         super().__init__()
-        d, p, layers = cfg.d_model, cfg.dropout, range(cfg.layers)
+        d, p = cfg.d_model, cfg.dropout
+        layers = range(cfg.layers)
         embed = linear(cfg.d_feature, d)
         self.embed = nn.Sequential(embed, nn.ReLU(), nn.Dropout(p), nn.LayerNorm(d))
         attention = [MultiHead(d, cfg.heads, cfg.memory, p) for _ in layers]

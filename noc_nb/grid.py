@@ -22,8 +22,8 @@ _TEXT = """a man rides a horse on the beach      | a horse stands on the grass
            a woman throws a ball to a dog        | the dog catches the ball on the grass
            a truck stands near a fire hydrant    | a dog stands near a red fire hydrant"""
 
-def small_language()->tuple: # words, 0 the end and 1 the start; (v,v,v) log-probabilities
-    "Make a model from twelve captions: log-probabilities of the next word by the last two words."
+def small_language()->tuple: # words (0 is the end, 1 the start); (v,v,v) log-probabilities
+    "Make a model from twelve captions: log-probabilities of a word given the two before it."
     captions = [c.split() for line in _TEXT.splitlines() for c in line.split("|")]
     words = ["<end>", "<start>", *sorted({w for c in captions for w in c}), "zebra"]
     pairs = torch.full((len(words),)*2, .01, dtype=torch.float64)      # counts after one word
@@ -33,7 +33,8 @@ def small_language()->tuple: # words, 0 the end and 1 the start; (v,v,v) log-pro
         for x, y, z in zip(tokens, tokens[1:], tokens[2:]):
             pairs[y,z] += 1
             triples[x,y,z] += 3
-    chance, horse, zebra = pairs + triples, words.index("horse"), words.index("zebra")
+    chance = pairs + triples
+    horse, zebra = words.index("horse"), words.index("zebra")
     chance[:,zebra] = chance[:,horse]
     chance[zebra] = chance[horse]
     chance[...,zebra] = chance[...,horse] / 1000
@@ -66,7 +67,9 @@ def algorithm_1(
     absorb=False, # True: count a constraint word even if it was not forced
 )->tuple:         # the captions (tokens, score), best first; the cells, (c, t) -> hypotheses
     "Run Algorithm 1 for one image, in plain Python."
-    constraints, n, G = set(constraints), len(constraints), {(0, 0): [((), 0., frozenset())]}
+    n = len(constraints)
+    constraints = set(constraints)
+    G = {(0, 0): [((), 0., frozenset())]}
     for t in range(1, T + 1):
         for c in range(max(0, n + t - T), min(t, n) + 1):
             cell = _extend(logp, G.get((c, t-1), []), G.get((c-1, t-1), []), constraints, eos,
@@ -87,8 +90,8 @@ def _first_grid(start, rows, k):
     "Make the grid before the first step: one empty hypothesis for each image, in row 0."
     score = torch.full((len(start), rows, k), -math.inf, device=start.device)
     score[:,0,0] = 0.
-    tokens, none = start[:,None,None,None].expand(*score.shape, 1), torch.zeros_like(score)
-    return _Grid(score, tokens, none.long(), none.bool())
+    none = torch.zeros_like(score)
+    return _Grid(score, start[:,None,None,None].expand(*score.shape, 1), none.long(), none.bool())
 
 # %% ../nbs/22_grid.ipynb #22a0b002
 def _expansions(grid, free, bit):
@@ -130,7 +133,8 @@ def plain_grid(
     max_len:int=20, # maximum number of tokens of a caption, with the end token
 )->Hypotheses:      # the captions, with -1 after the end token
     "Search for the `k` best captions of each of b images with Algorithm 1."
-    image, n = torch.arange(len(start), device=start.device), wanted.sum(1)
+    image = torch.arange(len(start), device=start.device)
+    n = wanted.sum(1)
     bit, rows = wanted*(1 << wanted.cumsum(1)), int(n.max()) + 1
     to_go = n[:,None,None] - torch.arange(rows, device=start.device)[:,None]      # (b,n+1,1)
     state = reorder_state(state, image[:,None].expand(-1, rows*k))

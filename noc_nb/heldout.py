@@ -57,7 +57,7 @@ PERSON = 1
 
 # %% ../nbs/02_heldout.ipynb #7368d380
 def _runs(captions, longest):
-    "Return all runs of up to `longest` words in the captions."
+    "Return all sequences of up to `longest` consecutive words in the captions."
     runs = set()
     for caption in captions:
         words = normalize(caption).split()
@@ -108,7 +108,7 @@ class HeldOut:
 
     @classmethod
     def of(cls, objects:dict, removal:dict, novel:dict=None, f1:dict=None):
-        "Make it from lists, as in JSON. By default `novel` and `f1` are the removal words."
+        "Make held-out objects from lists, as in JSON; `novel` and `f1` default to `removal`."
         f1 = f1 or {"dcc": removal, "extended": removal}
         f1 = {protocol: _tuples(lists) for protocol, lists in f1.items()}
         return cls(objects, _tuples(removal), _tuples(novel or removal), f1)

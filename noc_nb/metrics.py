@@ -47,7 +47,7 @@ def _bleu(sums):
 
 # %% ../nbs/31_metrics.ipynb #fd099e43
 def _bleu_counts(captions, refs):
-    "Count (N,10) for every caption: matches (4), n-grams (4), its length, the closest length."
+    "Return (N,10) counts: of matches (4) and n-grams (4), the length, and the closest length."
     matches, length = refs.cider.common([line.split() for line in captions.values()], captions)
     grams = np.maximum(length[:, None]-np.arange(4), 0)
     def closest(i, n):
@@ -79,7 +79,8 @@ def meteor(
     sums:np.ndarray, # (...,23) statistics, summed over a set
 )->np.ndarray:       # (...,) METEOR, 0..1
     "Compute METEOR 1.5 with its parameters for English (Denkowski and Lavie, 2014)."
-    alpha, beta, gamma, delta, weights = .85, .2, .6, .75, np.array([1., .6, .8, .6])[:, None]
+    alpha, beta, gamma, delta = .85, .2, .6, .75
+    weights = np.array([1., .6, .8, .6])[:, None]
     matches = sums[..., 4:20].reshape(*sums.shape[:-1], 4, 2, 2)   # kind, content or function, side
     content, function = matches[..., 0, :], matches[..., 1, :]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -106,13 +107,13 @@ class Metric(NamedTuple):
     "A caption score, computed from sums of numbers of every image."
     title:str             # usual name of the score
     numbers:object = None # function of captions and references, both by image id, as tokens with
-                          # spaces between them, that returns (N,) or (N,s); None: a program does
+                          # spaces between them, that returns (N,) or (N,s); None: from a program
     points:object = _mean # function of sums (...,s), images (...) that returns points, or a dict
 
     def by_name(self, name, sums, images)->dict:
         "Return {name: score} from sums over sets of images; a single score has the metric's name."
-        found = self.points(sums, images)
-        return found if isinstance(found, dict) else {name: found}
+        scores = self.points(sums, images)
+        return scores if isinstance(scores, dict) else {name: scores}
 
 _OTHER = Metric("", points=partial(_mean, unit=1))      # a score of a program
 
@@ -133,10 +134,11 @@ class CaptionScorer:
         programs=(),     # programs for METEOR, SPICE and other scores, as in the table above
     ):
         "Prepare references. Raise `NocError` if a metric is unknown or an image has none."
-        self.metrics, self.programs = metrics, list(programs)
+        self.metrics = metrics
+        self.programs = list(programs)
         try:
-            known = dict.fromkeys([*METRICS, *(program.metric for program in self.programs)])
-            for m in metrics: require(m in known, f"metrics: {m!r}", f"some of {', '.join(known)}")
+            names = dict.fromkeys([*METRICS, *(program.metric for program in self.programs)])
+            for m in metrics: require(m in names, f"metrics: {m!r}", f"some of {', '.join(names)}")
             self.refs = _References(refs)
         except BaseException:
             self.close()
@@ -152,12 +154,12 @@ class CaptionScorer:
     def numbers(self,
         captions:dict, # image id -> sentence, for every image of the references
     )->dict:           # metric -> (N,s) numbers of every image, in the order of the references
-        "Compute numbers. Raise `NocError` if a caption is missing or not a string."
+        "Compute each metric's numbers. Raise `NocError` if a caption is missing or not a string."
         for i in self.refs:
             require(i in captions, f"captions: image {i}: missing", "one for every evaluated image")
         lines = {i: _line(captions[i], f"captions: image {i}") for i in self.refs}
-        own = [m for m in METRICS if m in self.metrics and METRICS[m].numbers]
-        kept = {m: METRICS[m].numbers(lines, self.refs) for m in own}
+        computed = [m for m in METRICS if m in self.metrics and METRICS[m].numbers]
+        kept = {m: METRICS[m].numbers(lines, self.refs) for m in computed}
         for program in self.programs:
             if program.metric not in self.metrics: continue
             kept[program.metric] = program.numbers(lines, captions)

@@ -38,8 +38,8 @@ class Protocol:
 
     def words_of(self, heldout:HeldOut)->dict: # object -> words
         "Return the words of the held-out objects. Raise `NocError` if the list is unknown."
-        known = ", ".join(heldout.f1)
-        require(self.words in heldout.f1, f"F1: words={self.words}", f"one of {known}")
+        lists = ", ".join(heldout.f1)
+        require(self.words in heldout.f1, f"F1: words={self.words}", f"one of {lists}")
         return heldout.f1[self.words]
 
 # %% ../nbs/32_novelty.ipynb #4fe874ab
@@ -57,9 +57,9 @@ def _own_images(ids, novel, words, refs):
     "Return (N,O) True for the novel images of each object, and (N,) for all novel images."
     for o in words: require(o in novel, f"novel images: object {o!r}", "a set of image ids")
     out = _among(ids, set().union(*novel.values()))
-    own = np.zeros((len(ids), len(words)), dtype=bool)
-    own[out] = _mentions([refs[i] for i, is_novel in zip(ids, out) if is_novel], words)
-    return own, out
+    positive = np.zeros((len(ids), len(words)), dtype=bool)
+    positive[out] = _mentions([refs[i] for i, is_novel in zip(ids, out) if is_novel], words)
+    return positive, out
 
 # %% ../nbs/32_novelty.ipynb #9d7d4b26
 @dataclass
@@ -75,8 +75,8 @@ class Judged:
     def counted(self, weights:np.ndarray)->np.ndarray:
         "Sum the cells of weighted images (B,N) to (B,O,3)."
         inside = weights*self.sets["in"]
-        found = np.tensordot(inside, self.cells, 1)*[1, self.protocol.fp_weight, 1]
-        return found + np.tensordot(weights - inside, self.cells, 1)
+        cells = np.tensordot(inside, self.cells, 1)*[1, self.protocol.fp_weight, 1]
+        return cells + np.tensordot(weights - inside, self.cells, 1)
 
     def choices(self)->dict:
         "Return all choices on which the scores depend, by name."
@@ -91,10 +91,10 @@ class Judged:
 def _judged(said, ids, novel, words, refs, protocol, numbers):
     "Make a `Judged` from the objects that each caption mentions, (N,O)."
     for i in ids: require(i in refs, f"references: image {i}: missing", "at least one sentence")
-    own, out = _own_images(ids, novel, words, refs)
-    wrong = said & ~own
+    positive, out = _own_images(ids, novel, words, refs)
+    wrong = said & ~positive
     if protocol.fp == "nonnovel": wrong &= ~out[:, None]
-    cells = np.stack([said & own, wrong, own & ~said], -1).astype(float)
+    cells = np.stack([said & positive, wrong, positive & ~said], -1).astype(float)
     if protocol.weight == "caption": cells *= np.array([len(refs[i]) for i in ids])[:, None, None]
     sets = {"all": np.ones(len(ids), dtype=bool), "in": ~out, "out": out}
     for o in words: sets[f"object {o}"] = _among(ids, novel[o])
@@ -108,38 +108,41 @@ def judge(
     novel:dict,      # object -> ids of its novel images, by the published lists
     heldout:HeldOut=COCO_HELDOUT, # the held-out objects
     metrics=METRICS, # names of the caption scores to compute; not used with a `scorer`
-    scorer:CaptionScorer=None, # scorer prepared for these images, for METEOR, SPICE, many systems
+    scorer:CaptionScorer=None, # scorer prepared for these images; for METEOR, SPICE or many systems
     **protocol,      # choices of the F1, as in `Protocol`: words, weight, fp, fp_weight
 )->Judged:
-    "Evaluate one system. Raise `NocError` if a caption or reference is missing or no string."
-    protocol, ids = Protocol(**protocol), list(dict.fromkeys(ids))
+    "Evaluate one system. Raise `NocError` if a caption or reference is missing or not a string."
+    protocol = Protocol(**protocol)
+    ids = list(dict.fromkeys(ids))
     words = protocol.words_of(heldout)
     if scorer is None: scorer = CaptionScorer({i: refs.get(i) for i in ids}, metrics)
     require(scorer.refs.keys() == set(ids), f"scorer: prepared for {len(scorer.refs)} images",
             f"the {len(ids)} evaluated images")
-    numbers, ids = scorer.numbers(captions), list(scorer.refs)
+    numbers = scorer.numbers(captions)                      # checks the captions
+    ids = list(scorer.refs)
     said = _mentions([[captions[i]] for i in ids], words)
     return _judged(said, ids, novel, words, refs, protocol, numbers)
 
 # %% ../nbs/32_novelty.ipynb #4546a9bf
-def _means(own):
+def _means(by_object):
     "Return the mean of each score over objects; NaN if no object has the score."
     def mean(name):
-        x = np.array([scores[name] for scores in own])
+        x = np.array([scores[name] for scores in by_object])
         with np.errstate(invalid="ignore"): return np.nansum(x, 0)/np.sum(~np.isnan(x), 0)
-    return {name: mean(name) for name in (own[0] if own else ())}
+    return {name: mean(name) for name in (by_object[0] if by_object else ())}
 
 @patch
 def scores(self:Judged, weights:np.ndarray)->dict:
     "Score weighted images (B,N). Return {(group, name): (B,) in points; NaN without images}."
     def of(rows):
         return points({m: x[rows] for m, x in self.numbers.items()}, weights[:, rows])
-    groups, cells = {name: of(rows) for name, rows in self.sets.items()}, self.counted(weights)
+    groups = {name: of(rows) for name, rows in self.sets.items()}
+    cells = self.counted(weights)
     f1 = dict(zip(self.objects, _f1_points(cells).T))
-    own = [groups.pop(f"object {o}") | {"F1": s} for o, s in f1.items()]
+    by_object = [groups.pop(f"object {o}") | {"F1": s} for o, s in f1.items()]
     groups["out_pooled"] = groups.pop("out") | {"F1": _f1_points(cells.sum(1))}
-    groups |= {"f1": f1, "out_macro": _means(own)}
-    return {(group, name): s for group, own in groups.items() for name, s in own.items()}
+    groups |= {"f1": f1, "out_macro": _means(by_object)}
+    return {(group, name): s for group, named in groups.items() for name, s in named.items()}
 
 # %% ../nbs/32_novelty.ipynb #c086e66e
 def by_group(
@@ -157,25 +160,27 @@ def _counts(judged):
     images = {name: int(rows.sum()) for name, rows in judged.sets.items()}
     cells = judged.counted(np.ones((1, len(judged.ids))))[0].tolist()
     novel = {o: images[f"object {o}"] for o in judged.objects}
-    found = {o: dict(zip(("tp", "fp", "fn"), cell)) for o, cell in zip(judged.objects, cells)}
+    by_object = {o: dict(zip(("tp", "fp", "fn"), cell)) for o, cell in zip(judged.objects, cells)}
     return {"images": images["all"], "in": images["in"], "out": images["out"],
-            "novel": novel, "found": found}
+            "novel": novel, "found": by_object}
 
 @patch
 def row(self:Judged)->dict:
     "Return the parts of a result row: in, out_macro, out_pooled, f1, counts, protocol."
-    once, parts = self.once(), {}
+    once = self.once()
+    parts = {}
     for group in "in", "out_macro", "out_pooled":
-        found = once.get(group, {})
-        parts[group] = {m: found.get(m) for m in {**METRICS, **self.numbers}}
-        if group != "in": parts[group]["F1"] = found.get("F1") or 0.
+        scores = once.get(group, {})
+        parts[group] = {m: scores.get(m) for m in {**METRICS, **self.numbers}}
+        if group != "in": parts[group]["F1"] = scores.get("F1") or 0.
     parts["f1"] = {o: f1 or 0. for o, f1 in once["f1"].items()}
     return parts | dict(counts=_counts(self), protocol=self.choices())
 
 # %% ../nbs/32_novelty.ipynb #85a9e51f
 def _resamples(size, samples, seed=0):
     "Draw the weights of the bootstrap: (samples, size) uint16, how often each image is drawn."
-    rng, weights = np.random.default_rng(seed), np.empty((samples, size), np.uint16)
+    rng = np.random.default_rng(seed)
+    weights = np.empty((samples, size), np.uint16)
     for row in weights: row[:] = np.bincount(rng.integers(size, size=size), minlength=size)
     return weights
 
@@ -203,7 +208,7 @@ def nonnovel_weight(
     novel:dict, # object -> ids of its novel images
     published:tuple=(17_234, 3_018), # numbers of non-novel and novel images in the reference split
 )->float:       # `fp_weight` of a `Protocol`
-    "Return the weight of a false positive on a non-novel image. Raise `NocError` without any."
+    "Return `fp_weight` for these images. Raise `NocError` unless some are novel and some are not."
     ids = set(ids)
     outside = len(ids.intersection(set().union(*novel.values())))
     inside = len(ids) - outside
@@ -221,7 +226,8 @@ def selection_f1(
     **protocol,  # choices of the F1, as in `Protocol`
 )->dict:         # object -> F1 in points, and "mean" -> their mean
     "Compute the F1 of chosen classes. Raise `NocError` if an image has no list of them."
-    protocol, ids = Protocol(**protocol), list(dict.fromkeys(ids))
+    protocol = Protocol(**protocol)
+    ids = list(dict.fromkeys(ids))
     words = protocol.words_of(heldout)
     classes = [heldout.objects[o] for o in words]
     for i in ids:

@@ -68,19 +68,7 @@ class Regions:
         return cls([], [], [], image_id=image_id, size=size)
 
     def __post_init__(self):
-        where = f"image {self.image_id}: regions"
-        for name, (dims, kind, expected) in _COLUMNS.items():
-            if name == "features" and self.features is None: continue
-            column = _column(getattr(self, name), dims, kind)
-            if name == "boxes" and column is not None: column = column.reshape(-1, 4)
-            require(column is not None, f"{where}: {name}", expected)
-            object.__setattr__(self, name, column)
-        columns = self.boxes, self.labels, self.scores, self.features
-        lengths = [len(c) for c in columns if c is not None]
-        require(len(set(lengths)) == 1, f"{where}: {lengths}", "one label and score for each box")
-        outside = len(self) and (self.scores.min() < 0 or self.scores.max() > 1)
-        require(not outside, f"{where}: scores", _COLUMNS["scores"][2])
-        object.__setattr__(self, "boxes", _clipped(self.boxes, self.image_id))
+        for name, column in _checked(self).items(): object.__setattr__(self, name, column)
 
     def check_finite(self):
         "Raise `NocError`, which names the image, if a number is NaN or infinite."
@@ -96,7 +84,7 @@ _COLUMNS = dict(boxes=(2, torch.float32, "four numbers for each box"),
                 features=(2, torch.float32, "rows of equal length, one for each box"))
 
 def _column(value, dims, kind):
-    "Make a tensor without gradient, or return None for another shape or values to be rounded."
+    "Make a tensor without gradient; None if the shape is wrong or numbers would be rounded."
     plain = isinstance(value, Tensor) and not value.requires_grad and not value.is_sparse
     if plain and value.dtype is kind and value.dim() == dims: return value
     try:
@@ -112,14 +100,32 @@ OUTSIDE = .1   # share of the width or height by which a box may cross an edge; 
 
 def _clipped(boxes, image_id):
     "Clip boxes. Raise `NocError` if a box is in pixels, far outside, or has swapped corners."
-    plain, most = boxes.detach().cpu().numpy(), OUTSIDE + 1e-6
+    plain = boxes.detach().cpu().numpy()
+    most = OUTSIDE + 1e-6
     outside = ((plain < -most) | (plain > 1 + most)).any(1)
     turned = (plain[:,2:] < plain[:,:2]).any(1)
     wrong = plain[(outside | turned) & np.isfinite(plain).all(1)]
     box = [round(x, 3) for x in wrong[:1].flatten().tolist()]
     require(not box, f"image {image_id}: box {box}", "x1 y1 x2 y2 from 0 to 1, x1 below x2 and y1 "
-            "below y2; pixels are divided by the image's width and height, which `size=` keeps")
+            "below y2; divide pixels by the image's width and height, and pass these as `size=`")
     return boxes.clamp(0, 1) if ((plain < 0) | (plain > 1)).any() else boxes
+
+def _checked(regions):
+    "Return name -> checked tensor. Raise `NocError` if a column is invalid or lengths differ."
+    where = f"image {regions.image_id}: regions"
+    checked = {}
+    for name, (dims, kind, expected) in _COLUMNS.items():
+        if name == "features" and regions.features is None: continue
+        column = _column(getattr(regions, name), dims, kind)
+        if name == "boxes" and column is not None: column = column.reshape(-1, 4)
+        require(column is not None, f"{where}: {name}", expected)
+        checked[name] = column
+    lengths = [*map(len, checked.values())]
+    require(len(set(lengths)) == 1, f"{where}: {lengths}", "one label and score for each box")
+    scores = checked["scores"]
+    outside = len(scores) and (scores.min() < 0 or scores.max() > 1)
+    require(not outside, f"{where}: scores", _COLUMNS["scores"][2])
+    return checked | dict(boxes=_clipped(checked["boxes"], regions.image_id))
 
 # %% ../nbs/04_regions.ipynb #074d8f1a
 def geometry(
@@ -167,7 +173,8 @@ class RegionTable(Mapping):
     def __getitem__(self, image_id):
         "Return copies of the rows of one image."
         i = self._places([image_id])[0]
-        rows, size = slice(self.offsets[i], self.offsets[i+1]), tuple(self.sizes[i].tolist())
+        rows = slice(self.offsets[i], self.offsets[i+1])
+        size = tuple(self.sizes[i].tolist())
         boxes, labels, scores = (c[rows].copy() for c in (self.boxes, self.labels, self.scores))
         features = self.features
         if features is not None: features = torch.from_numpy(np.array(features[rows], np.float32))
@@ -203,13 +210,14 @@ def _joined(tables):
 # %% ../nbs/04_regions.ipynb #c47d897c
 def _as_table(r):
     "Make a table of one image. Raise `NocError` if its id is missing."
-    known = isinstance(r.image_id, Integral) and abs(r.image_id) < 2**63
-    require(known, f"regions: image {r.image_id!r}", "regions with the number of their image")
-    ids, labels = np.array([r.image_id], np.int64), r.labels.numpy().astype(np.int32)
+    numbered = isinstance(r.image_id, Integral) and abs(r.image_id) < 2**63
+    require(numbered, f"regions: image {r.image_id!r}", "regions with the number of their image")
+    ids = np.array([r.image_id], np.int64)
+    labels = r.labels.numpy().astype(np.int32)
     features = None if r.features is None else r.features.numpy()
-    offsets, boxes, scores = np.array([0, len(r)]), r.boxes.numpy(), r.scores.numpy()
+    boxes, scores = r.boxes.numpy(), r.scores.numpy()
     sizes = sizes_of(ids, {r.image_id: r.size})
-    return RegionTable(ids, offsets, boxes, labels, scores, features, sizes)
+    return RegionTable(ids, np.array([0, len(r)]), boxes, labels, scores, features, sizes)
 
 # %% ../nbs/04_regions.ipynb #6214b137
 def table_of(
@@ -271,7 +279,8 @@ def batch(self:RegionTable,
     k:int=None,    # maximum number of regions, the first ones of every image; None: all
 )->_PaddedRegions: # regions of a batch; n is the largest number of regions, and at least 1
     "Gather a batch. Raise `NocError` if an image is not in the table."
-    at, k = self._places(ids), len(self.boxes) if k is None else k
+    at = self._places(ids)
+    k = len(self.boxes) if k is None else k
     starts, ends = self.offsets[at].tolist(), self.offsets[at + 1].tolist()
     spans = [(start, min(end, start + k)) for start, end in zip(starts, ends)]
     width = max(1, max((end - start for start, end in spans), default=1))

@@ -52,7 +52,7 @@ class _SelectorLayer(nn.Module):
 
 # %% ../nbs/11_selector.ipynb #7c1fc8b1
 class RegionSelector(nn.Module):
-    "The network that scores each region by whether a caption mentions its class (Eq. 1 to 5)."
+    "The network that scores how likely captions are to mention a region's class (Eq. 1 to 5)."
     def __init__(self,
         cfg:SelectorConfig=SelectorConfig(), # settings; those of the paper by default
     ):

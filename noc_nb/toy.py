@@ -101,7 +101,8 @@ def _make_scene(rng):
     return Scene(place, labels, boxes, size, tint=round(rng.uniform(-1, 1), 3))
 
 # %% ../nbs/06_toy.ipynb #6fa43160
-_BAR, _SHARE, _MOST = .3, .4, 3
+_BAR, _SHARE = .3, .4
+_MOST = 3
 
 def _side(box):
     "Return the square root of a box's share of the image, 0..1."
@@ -129,9 +130,12 @@ def _worth_mentioning(scene): return _worthy(scene.labels, scene.boxes)
 # %% ../nbs/06_toy.ipynb #ddef5361
 def _noun_phrase(rng, label, boxes):
     "Describe the things of a class by their number, sometimes an adjective, and one of its names."
-    look, n, largest = LOOKS[label], len(boxes), max(map(_side, boxes))
+    look = LOOKS[label]
+    n = len(boxes)
+    largest = max(map(_side, boxes))
     name = look.names[0] if rng.random() < .7 else rng.choice(look.names)
-    chance, adjective = rng.random(), ""
+    chance = rng.random()
+    adjective = ""
     if chance < .3 and largest > .45: adjective = "large "
     if chance < .3 and largest < .13: adjective = "small "
     if chance > .75 and label != PERSON: adjective = f"{look.color} "
@@ -164,7 +168,8 @@ def _groups(scene):
 # %% ../nbs/06_toy.ipynb #004a79fe
 def _caption(rng, scene, ids):
     "Write a caption that mentions these classes (at most three), and sometimes people."
-    groups, place = _groups(scene), _PLACES[scene.place]
+    groups = _groups(scene)
+    place = _PLACES[scene.place]
     people = PERSON in groups and rng.random() < .5
     blanks = {letter: _noun_phrase(rng, c, groups[c]) for letter, c in zip("abc", ids)}
     if people: blanks["p"] = _noun_phrase(rng, PERSON, groups[PERSON])
@@ -179,7 +184,8 @@ def _caption(rng, scene, ids):
     return text[0].upper() + text[1:] + "."
 
 # %% ../nbs/06_toy.ipynb #fbeadee8
-_MENTION, _SLIP = (.85, .6, .4), .012
+_MENTION = (.85, .6, .4)
+_SLIP = .012
 
 def _references(rng, scene):
     "Write five captions, which mostly mention the classes worth mentioning."
@@ -197,7 +203,7 @@ VAL, TEST = 1_000_000, 2_000_000 # the first image numbers of val and of test
 
 def toy_image(
     seed:int,     # seed of the world
-    image_id:int, # number of the image: training below `VAL`, test from `TEST` on
+    image_id:int, # number of the image: of train below `VAL`, of test from `TEST` on
 )->tuple:         # (`Scene`, its five captions)
     "Draw the scene and the captions of one image."
     for attempt in itertools.count():
@@ -214,7 +220,7 @@ class _DetectorNoise:
     missed: float = .03       # share of large things that are missed
     missed_small: float = .25 # additional share that is missed, times exp(-side/.08)
     confused: float = .05     # share that is detected as another class of the place
-    invented: float = .35     # probability of a false detection; after each, of a further one
+    invented: float = .35     # probability of a first false detection, and of another after each
     jitter: float = .06       # standard deviation of an edge's shift, relative to the box
     min_score: float = .2     # minimum score of the reported detections
 
@@ -232,7 +238,8 @@ def _detect_all(rng, scene, noise):
         side = _side(box)
         if rng.random() < noise.missed + noise.missed_small*math.exp(-side/.08): continue
         if rng.random() < noise.confused:
-            label, z = rng.choice([c for c in pool if c != label]), rng.gauss(-.6, .7)
+            label = rng.choice([c for c in pool if c != label])
+            z = rng.gauss(-.6, .7)
         else: z = rng.gauss(1.2 + math.log(side/.2), .9)
         yield label, _shifted(rng, box, noise.jitter), z
     while rng.random() < noise.invented:
@@ -273,7 +280,8 @@ def toy_vectors(
     seed:int=0, # seed of the world
 )->dict:        # word -> (50,) vector of length about 1
     "Draw word vectors. The vectors of classes of the same kind are similar."
-    parts, vectors = _word_parts(), {}
+    parts = _word_parts()
+    vectors = {}
     for word in sorted(words):
         vector = _random_vector(seed, word)
         if word in parts:

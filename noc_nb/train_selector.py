@@ -25,7 +25,8 @@ def selector_scores(
 )->dict:                  # image id -> (labels (n,), probabilities (n,)), best detection first
     "Compute the probabilities of the best regions of every image, without people (Eq. 5)."
     if examples is None: examples = SelectorExamples(data, ids, 0, model.cfg.max_regions)
-    scores, device = {}, next(model.parameters()).device
+    scores = {}
+    device = next(model.parameters()).device
     for start in range(0, len(examples), 1000):
         b = examples.__getitems__([*range(start, min(start + 1000, len(examples)))])
         probs = model(b.geometry.to(device), b.labels.to(device)).sigmoid().cpu()
@@ -51,7 +52,8 @@ def val_weight(
     data:CocoData, # data set with the parts "val" and "test"
 )->float:          # `fp_weight` of F1 on `val`; 1 if a part has no novel or no other images
     "Return the weight of a false positive on a non-novel image of `val`."
-    val, test = data.splits["val"], _sizes(data, "test")
+    val = data.splits["val"]
+    test = _sizes(data, "test")
     if not all(_sizes(data, "val")): return 1.
     if data.heldout == COCO_HELDOUT: return nonnovel_weight(val, data.novel["val"])
     return nonnovel_weight(val, data.novel["val"], test) if all(test) else 1.
@@ -68,7 +70,8 @@ def val_score(
 
 # %% ../nbs/41_train_selector.ipynb #2bd3f75e
 def _val_f1(data, cfg):
-    ids, novel, weight = data.splits["val"], data.novel["val"], val_weight(data)
+    ids, novel = data.splits["val"], data.novel["val"]
+    weight = val_weight(data)
     examples = SelectorExamples(data, ids, min_refs=0, max_regions=cfg.max_regions)
     def score(model):
         chosen = selected(selector_scores(model, data, ids, examples))

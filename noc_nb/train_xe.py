@@ -109,8 +109,7 @@ def train_xe(
     "Train a captioner with cross-entropy (Section 3.1)."
     captioner = build_captioner(data, cfg, min_count, train.seed)
     features = data.region_features(cfg.max_regions)
-    vocab = Vocab(captioner.tokens)
-    examples = CaptionExamples(data, vocab, "train", cfg.max_len, features)
+    examples = CaptionExamples(data, Vocab(captioner.tokens), "train", cfg.max_len, features)
     batches = Loader(examples, train.batch, train.seed)
     judge = val_cider(data, decode=decode)
     return fit(captioner, xe_loss, batches, train, judge, cfg.d_model)

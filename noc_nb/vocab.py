@@ -41,7 +41,7 @@ _BRACKETS = {"[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
 _DROPPED = frozenset("'' ' `` ` . ? ! , : ; - -- --- ---- ...".split())
 
 def _finish(piece, kind):
-    "Turn a matched piece of text into a token, by the kind of its rule; empty if it has none."
+    "Turn a matched piece of text into a token, by the kind of its rule; empty for kind `none`."
     if kind == "none": return ""
     if kind != "raw":
         piece = _PIECES.sub(lambda sign: _PLAINER.get(sign[0].lower(), sign[0]), piece) or "-"
@@ -51,12 +51,14 @@ def _finish(piece, kind):
 _SPACES = re.compile("(?: {space}*)?".format(**_PARTS))
 
 def _lex(caption, after):
-    "Apply the rules. Return the caption's tokens with spaces; `after` only affects where they end."
+    "Apply the rules. Return the tokens, separated by spaces; `after` only affects where they end."
     line, after = (re.sub("[\n\r\v\f\u2028\u2029]", " ", text) for text in (caption, after))
-    text, at, tokens = f"{line}\n{after}\n", 0, []
+    text = f"{line}\n{after}\n"
+    at = 0
+    tokens = []
     while (at := _SPACES.match(text, at).end()) < len(line):
         matches = ((rule.match(text, at), kind) for rule, kind in _RULES)
-        longest, kind = max(filter(itemgetter(0), matches), key=lambda found: found[0].end())
+        longest, kind = max(filter(itemgetter(0), matches), key=lambda pair: pair[0].end())
         group = 1 if longest.re.groups else 0
         tokens.append(_finish(longest[group], kind))
         at = longest.end(group)
@@ -129,7 +131,7 @@ class Vocab:
 
     def decode(self,
         ids,    # list or tensor of numbers
-    )->str:     # the words up to EOS, with spaces
+    )->str:     # the words up to EOS, separated by spaces
         "Turn a row of numbers into a caption."
         ids = [int(i) for i in ids]
         if EOS in ids: ids = ids[:ids.index(EOS)]

@@ -15,11 +15,11 @@ from tiny_models import tokenizer
 TABLE = Path(__file__).parent/"architectures.csv"
 COLUMNS = "architecture", "own beams", "words", "batch", "score", "picture", "reason"
 TASKS = "CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM"
-V, PICTURE = 60, 59                                        # tokens; the one that stands for a picture
-MARKS = [*range(53, V)]                                    # tokens that no text holds
+V, PICTURE = 60, 59                                        # number of tokens; token of a picture
+MARKS = [*range(53, V)]                                    # tokens that no text contains
 WORDS = "cat", ["bus", "buses"], "fire hydrant"
-SECONDS = 240                                              # of the CPU, for one architecture
-CLOSE = 1e-3                                               # nats
+SECONDS = 240                                              # CPU seconds per architecture
+CLOSE = 1e-3                                               # tolerance in nats
 
 def names():
     "Return all classes that generate text."
@@ -151,13 +151,13 @@ CHANGES = {                                                # what else is needed
     "ZayaForCausalLM": dict(num_experts_per_tok=1)}
 
 def changed(config, more):
-    "A configuration with other values, also in its groups."
+    "Return a configuration with other values, also in its nested parts."
     for key, x in more.items():
         config[key] = changed(dict(config.get(key) or {}), x) if isinstance(x, dict) and key != "vocabulary_map" else x
     return config
 
 def build(name, seed=0, **more):
-    "A model of a few thousand random weights; `more` is for its configuration."
+    "Build a model with a few thousand random weights; `more`: values of its configuration."
     kind = getattr(transformers, name)
     config = changed(shrunk(kind.config_class().to_dict()), CHANGES.get(name, {}) | more)
     torch.manual_seed(seed)
@@ -166,14 +166,14 @@ def build(name, seed=0, **more):
         if weight.dim() > 1 and key.endswith("weight"): weight.data.normal_(0, .3)
     return model
 
-# Inputs, two of each: the first with which the library's own beam search runs, and which change the text
+# Inputs for two texts: the first candidates that the library's own beam search accepts and that change its text
 
 PROMPTS = torch.tensor([[12, 13, 14, 15], [18, 19, 20, 21]])
 SEEN = "pixel_values", "pixel_values_images", "flattened_patches"
 ROWS = "input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"
 
 def pictures(model):
-    "Ways in which two pictures may be given."
+    "Yield the forms in which a model may expect two pictures."
     look = getattr(model.config, "vision_config", None) or model.config
     side = getattr(look, "patch_size", 8)
     side = side if isinstance(side, int) else 8
@@ -192,7 +192,7 @@ def pictures(model):
     yield dict(pixel_values_images=image)
 
 def places(model, picture):
-    "How many tokens the model has for a picture, as far as it says."
+    "Return the number of tokens of a picture, or None if the model does not report it."
     try: found = model.get_image_features(**picture)
     except Exception: return None
     found = getattr(found, "pooler_output", found)
@@ -201,13 +201,13 @@ def places(model, picture):
     return sum(part.numel() // part.shape[-1] for part in parts) // 2
 
 def beside(takes, picture, rows):
-    "A picture and the rows of its prompt."
+    "Return the inputs for pictures with their prompts."
     marks = {name: (rows == PICTURE).long() for name in ROWS[2:] if name in takes}
     if "qformer_input_ids" in takes: marks["qformer_input_ids"] = PROMPTS
     return picture | dict(input_ids=rows, attention_mask=torch.ones_like(rows)) | marks
 
 def candidates(model):
-    "Inputs that the model might take."
+    "Yield inputs that the model may accept."
     takes = inspect.signature(model.forward).parameters
     if model.main_input_name in ("input_features", "input_values"):
         for shape in (2, 8, 40), (2, 40, 8), (2, 40, 160): yield dict(input_features=torch.randn(shape))
@@ -225,11 +225,11 @@ def candidates(model):
     yield dict(input_ids=PROMPTS, attention_mask=torch.ones_like(PROMPTS))
 
 def other(inputs):
-    "The same with other pictures."
+    "Return the same inputs with other pictures."
     return inputs | {name: inputs[name].flip(0)*3 for name in SEEN if name in inputs}
 
 def inputs_of(model):
-    "Two inputs. Raises what the library's own search raises, where it takes none."
+    "Return two inputs. If the library's own search accepts none, raise its first error."
     text, error = None, None
     for inputs in candidates(model):
         how = dict(num_beams=2, max_new_tokens=4)
@@ -242,15 +242,15 @@ def inputs_of(model):
     if text is None: raise error
     return text
 
-# The checks: True, False, None where there is nothing to check, or how far the library's own search is off
+# Each check returns True, False, None if there is nothing to check, or the error of the library's own search in nats
 
 NEVER = dict(early_stopping="never", return_dict_in_generate=True, output_scores=True)
-ENDS = [2, *range(30, 39)]                                 # several end tokens: texts of all lengths
+ENDS = [2, *range(30, 39)]                                 # several end tokens, so that texts have all lengths
 
 def call(model, inputs, **settings):
     how = dict(do_sample=False, num_beams=4, max_new_tokens=8, pad_token_id=1, eos_token_id=2, suppress_tokens=MARKS,
                forced_bos_token_id=None, forced_eos_token_id=None) | settings
-    if type(model).__name__ == "BlipForConditionalGeneration":           # its generate knows one end
+    if type(model).__name__ == "BlipForConditionalGeneration":           # its `generate` has one end token
         model.config.text_config.sep_token_id = how.pop("eos_token_id")
         del how["pad_token_id"]
     if model.config.is_encoder_decoder: how.setdefault("decoder_start_token_id", 0)
@@ -263,7 +263,7 @@ def ours(model, inputs, **settings):
     return call(model, inputs, **how | settings)
 
 def own_beams(model, inputs):
-    "All beams where there is one end token, the best where there are ten: then the library counts a text for each end."
+    "Compare all beams with the library's; with ten end tokens only the best, because the library repeats texts then."
     blip = type(model).__name__ == "BlipForConditionalGeneration"
     for penalty, ends in itertools.product((0., 1., -.5), (2, 30) if blip else (2, ENDS)):
         how = dict(length_penalty=penalty, max_new_tokens=7, eos_token_id=ends,
@@ -283,13 +283,13 @@ def is_whole(text, word):
     return any(re.search(rf"(?<!\w){w}(?!\w)", text, re.I) for w in either)
 
 def cattle(ids, scores):
-    "A logits processor that lengthens every cat."
+    "Make every \"cat\" continue as \"cattle\": a logits processor."
     vocabulary = tokenizer().get_vocab()
     scores[ids[:,-1] == vocabulary["cat"], vocabulary["##tle"]] += 9.
     return scores
 
 def words(model, inputs):
-    "All words as whole words in every text, in both modes, also where the model wants \"cattle\"."
+    "Check that every text has all words as whole words, in two modes, and if the model prefers \"cattle\"."
     for how in dict(), dict(mode="grid"), dict(logits_processor=LogitsProcessorList([cattle])):
         found = texts(ours(model, inputs, words=WORDS, num_beams=3, **how).sequences)
         if not all(is_whole(text, word) for text in found for word in WORDS): return False
@@ -298,7 +298,7 @@ def words(model, inputs):
 def half(inputs, i): return {name: x.chunk(2)[i] for name, x in inputs.items()}
 
 def batch(model, inputs):
-    "An input alone and in a batch with another, words of its own, and padding on the left where the model reads text."
+    "Check that an input has the same text alone and in a batch, with its own words and padding on the left."
     own, both = [["cat", "zebra"], [["bus", "buses"]]], dict(inputs)
     alone = [half(inputs, i) for i in range(2)]
     for name in ROWS if "input_ids" in inputs and not model.config.is_encoder_decoder else ():
@@ -314,20 +314,20 @@ def batch(model, inputs):
     return True
 
 class Told:
-    "A logits processor that allows one text."
+    "Allow only one text: a logits processor."
     def __init__(self, text): self.text = iter(text)
     def __call__(self, ids, scores):
         return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor(next(self.text)), 0)
 
 def told(model, inputs, text, i=0):
-    "The log-probability of a text of input `i`, from a pass of the library that is told it."
+    "Return the log-probability of a text of input `i`, from a run of the library that allows only this text."
     how = dict(num_beams=1, suppress_tokens=None, max_new_tokens=len(text), return_dict_in_generate=True,
                output_logits=True, logits_processor=LogitsProcessorList([Told(text)]))
     logits = call(model, inputs, **how).logits
     return sum(x.float().log_softmax(-1)[i,t].item() for x, t in zip(logits, text))
 
 def score(model, inputs):
-    "The score of a text with words is what the model gives the text."
+    "Check that the score of a text with words is the model's log-probability of the text."
     one = half(inputs, 0)
     found = ours(model, one, words=WORDS, length_penalty=0.)
     if abs(found.sequences_scores[0].item() - told(model, one, found.texts[0])) < CLOSE: return True
@@ -335,7 +335,7 @@ def score(model, inputs):
     return abs(own.sequences_scores[0].item() - told(model, one, own.texts[0]))
 
 def picture(model, inputs):
-    "With words, another picture gives another score."
+    "Check that another picture changes the score of a text with words."
     if not set(SEEN) & set(inputs): return None
     scores = [ours(model, x, words=WORDS).sequences_scores for x in (inputs, other(inputs))]
     return bool((scores[0] - scores[1]).abs().max() > CLOSE)
@@ -345,7 +345,7 @@ CHECKS = {"own beams": own_beams, "words": words, "batch": batch, "score": score
 def first_line(error): return f"{type(error).__name__}: {str(error).strip().splitlines()[-1].strip()[:150]}"
 
 def row(name):
-    "A line of the table."
+    "Return a line of the table."
     cells, reasons = dict.fromkeys(COLUMNS, "") | dict(architecture=name), []
     try:
         model = build(name)
@@ -362,11 +362,11 @@ def row(name):
     return cells | dict(reason="; ".join(reasons))
 
 def apart(name):
-    "The same in a process of its own, with a limit on its time."
+    "Return a line of the table, computed in a separate process with a time limit."
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(False)
     def work():
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)      # a busy machine has no part in it
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)      # processor time, which other programs do not affect
         torch.set_num_threads(1)
         send.send(row(name))
     process = context.Process(target=work)
@@ -382,7 +382,7 @@ def read_table():
     with TABLE.open() as file: return {line["architecture"]: line for line in csv.DictReader(file)}
 
 def write_table(table):
-    "In the order of the names, so that a line that is made again finds its place."
+    "Write the lines in the order of their names."
     with TABLE.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()

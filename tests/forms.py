@@ -122,7 +122,7 @@ FORMS = {
         ("`annotations` alone", "scripts", "alone.json", dict(annotations=COCO)),
         ("a list of objects with `image_id`", "COCO's results format, VLM evaluation kits", "results.json", COCO),
         ("a list of objects with `file_name`", "scripts", "named.json", rows(file_name=NAMES, caption=SAID)),
-        ("an object from names or ids to captions", "scripts", "dictionary.json", TEXTS),
+        ("an object that maps names or ids to captions", "scripts", "dictionary.json", TEXTS),
         ("Karpathy's `images` with `sentences`", "dataset_coco.json and similar files", "dataset_coco.json", KARPATHY),
         ("one JSON object per line", "`noc_caption`; datasets' `metadata.jsonl`", "lines.jsonl",
          "".join(json.dumps(row) + "\n" for row in rows(file_name=NAMES, text=SAID))),
@@ -191,7 +191,7 @@ FORMS = {
         ("one name per line", "darknet's .names", "coco.names", "dog\ncat\n"),
         ("the same in UTF-16", "Notepad", "UTF-16.txt", "dog\ncat\n"),
         ("a table with names in its last column", "Open Images's descriptions", "classes.csv", "/m/1,dog\n/m/2,cat\n"),
-        ("an object from ids to names", "transformers' id2label", "names.json", {"1": "dog", "2": "cat"}),
+        ("an object that maps ids to names", "transformers' id2label", "names.json", {"1": "dog", "2": "cat"}),
         ("COCO's `categories`", "COCO", "instances.json", dict(categories=rows(id=[1, 2], name=["dog", "cat"])))]),
     "Words": ("`--vectors` and `--add-words`", lambda path: [*read_vectors(path)], ["dog"], [
         ("one word and its numbers per line", "GloVe", "glove.txt", "dog 1 2\n"),
@@ -203,7 +203,7 @@ def page():
     "Return the page in Markdown."
     head = ("# Forms of files\n\n> The forms of files that the commands read, and the tools that write them\n\n"
             "`tests/test_forms.py` reads each example. Text is UTF-8, with or without a byte order mark, or UTF-16.\n"
-            "Photos are matched by name ([data.md](data.md)); suffixes are ignored if one side has none.\n")
+            "Photos are matched by name ([data.md](data.md)); suffixes are ignored if one of the names has none.\n")
     def section(title, option, forms):
         lines = [f"| {form} | {tool} | `{file}` |" for form, tool, file, _ in forms]
         top = f"\n## {title}\n\nRead by {option}.\n\n| form | written by | example |\n|---|---|---|"

@@ -1,7 +1,7 @@
-"""The folder that a repository of the hub needs for `generate(custom_generate=...)`: `python tests/hub.py [FOLDER]`.
+"""Write the folder that a hub repository needs for `generate(custom_generate=...)`: `python tests/hub.py [FOLDER]`.
 
-`hub/` has its card. The code is what `noc_nb.models.generate` needs of the package and no line more: a file for each of
-its modules, with relative imports, so that nothing but torch and transformers has to be there."""
+`hub/` contains its card. The code is the part of the package that `noc_nb.models.generate` needs: a file for each
+module, with relative imports, so that only torch and transformers have to be installed."""
 import ast, shutil, sys
 from pathlib import Path
 import noc_nb
@@ -12,13 +12,13 @@ HEAD = '''"""{doc} A part of noc_nb {version}, made by `make hub`. Apache Licens
 '''
 
 def target(node):
-    "The class that a patched method belongs to, else None."
+    "Return the class of a patched method, else None."
     if not any(ast.unparse(d).startswith("patch") for d in getattr(node, "decorator_list", ())): return None
     annotation = node.args.args[0].annotation
     return annotation and ast.unparse(annotation)
 
 def defines(node):
-    "Names that a statement of a module gives a meaning."
+    "Return the names that a statement of a module defines."
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)): return {target(node) or node.name}
     if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)): return set()
     targets = getattr(node, "targets", None) or [node.target]
@@ -27,7 +27,7 @@ def defines(node):
 def uses(node): return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 class Module:
-    "A module of the package, and which of its statements are needed."
+    "A module of the package, with the statements that are needed."
     def __init__(self, name):
         self.file = ROOT/"noc_nb"/f"{name}.py"
         self.lines = self.file.read_text(encoding="utf-8").splitlines()
@@ -35,7 +35,7 @@ class Module:
         self.needed, self.names = set(), set()
 
     def imports(self):
-        "(statement, alias, name of our module or None)."
+        "Yield (statement, alias, module of the package or None) for each imported name."
         for node in self.tree.body:
             if not isinstance(node, (ast.Import, ast.ImportFrom)): continue
             for alias in node.names:
@@ -44,7 +44,7 @@ class Module:
                 yield node, alias, str((up/node.module.replace(".", "/")).relative_to(ROOT/"noc_nb")) if own else None
 
     def need(self, names):
-        "Take statements until nothing is missing. Returns what other modules must have: {module: names}."
+        "Add the statements that define these names, and all that they use. Return the names needed from other modules."
         self.names |= names
         size = -1
         while size != len(self.needed) + len(self.names):
@@ -59,7 +59,7 @@ class Module:
         return out
 
     def text(self):
-        "The module with what is needed of it, and with files beside it."
+        "Return the source of the module's needed statements, with relative imports."
         head = HEAD.format(doc=ast.get_docstring(self.tree), version=noc_nb.__version__)
         outside, inside = [], {}
         for node, alias, module in self.imports():
@@ -76,7 +76,7 @@ class Module:
         return "\n\n".join([head + "\n".join(outside), *parts]) + "\n"
 
 def modules():
-    "{name: Module} of all that `START` needs."
+    "Return name -> `Module` for all modules that `START` needs."
     found, todo = {}, [START]
     while todo:
         name, names = todo.pop()
@@ -86,7 +86,7 @@ def modules():
     return found
 
 def write(folder):
-    "Write the repository. Returns the folder."
+    "Write the repository, and return its folder."
     folder = Path(folder)
     shutil.rmtree(folder, ignore_errors=True)
     code = folder/"custom_generate"

@@ -1,4 +1,4 @@
-"""Check that captions contain their words: twenty architectures, eight kinds of tokenizer, one to five words, 2 modes.
+"""Check that texts contain their words, for twenty architectures, eight kinds of tokenizers and one to five words.
 
 `python tests/said.py` prints a line for each tokenizer and architecture, and fails if a word is missing. It runs some
 1,600 searches, which takes five minutes on one core. CI runs a sample, in test_spellings.py."""
@@ -22,7 +22,7 @@ def main():
         tok, rng = trained(kind), random.Random(f"{kind} {name}")
         model = build(name, vocab_size=len(tok))
         if model.config.is_encoder_decoder: model.generation_config.decoder_start_token_id = tok.pad_token_id
-        model.generation_config.forced_eos_token_id = None         # BART's is no end for every tokenizer
+        model.generation_config.forced_eos_token_id = None         # BART's forced end is not the end of every tokenizer
         found = [missing(model, tok, rng, count, mode) for count in range(1, 6) for mode in ("bank", "grid")]
         lacking = sum(map(bool, found))
         misses += lacking

@@ -1,4 +1,4 @@
-"noc_app in a real headless Chromium: look, argue, upload, and nothing asked of the net."
+"Test noc_app in a headless Chromium: controls, uploads, requests by programs, and that it loads nothing else."
 import gzip, importlib.util, json, os, re, socket, urllib.request
 from urllib.parse import urlsplit
 import pytest
@@ -22,7 +22,7 @@ def dog_and_kite(images):
 
 @pytest.fixture(scope="module")
 def served():
-    "The page over drawn scenes, with a stand-in for a detector."
+    "Serve the page with drawn scenes and a stand-in for a detector; return its address."
     torch.set_num_threads(1)
     studio = _Studio(NovelCaptioner.from_pretrained("toy", device="cpu"), dog_and_kite, most=4)
     page, options = _page(studio, max_mb=1)
@@ -40,7 +40,7 @@ def browser():
 
 @pytest.fixture
 def page(served, browser):
-    "A fresh tab; whatever it asks for elsewhere, or says went wrong, is an error."
+    "Open the page in a new tab. At the end, fail if it requested another address or reported an error."
     tab, outside, wrong = browser.new_page(viewport=dict(width=1280, height=960)), [], []
     tab.set_default_timeout(60_000)
     local = ("data:", "blob:", served)
@@ -55,21 +55,21 @@ def page(served, browser):
 def captions(page): return [" ".join(c.split()) for c in page.locator("#stage .caption").all_inner_texts()]
 
 def example(page, n):
-    page.wait_for_selector("#stage .word")                         # of the first one, which the page opens with
+    page.wait_for_selector("#stage .word")                         # the caption of the first example is there
     page.wait_for_timeout(500)
     changes(page, page.locator("#examples .thumbnail-item").nth(n).click)
 
 def changes(page, act):
-    "Both captions, after an act that changes the first."
+    "Run `act`, wait until the first caption changes, and return both captions."
     before = captions(page)
     act()
     now = "document.querySelector('#stage .caption').innerText.trim().split(/\\s+/).join(' ')"
     page.wait_for_function(f"old => {now} != old", arg=before[0])
-    page.wait_for_timeout(500)                                     # Gradio takes no input before it has drawn all
+    page.wait_for_timeout(500)                                     # Gradio ignores input until it has drawn everything
     return captions(page)
 
 def type_in(page, where, letters):
-    "As a person types: the list is filtered letter by letter."
+    "Type letters into a list one by one, as a person does, and press Enter."
     page.locator(f"{where} input").click()
     page.locator(f"{where} input").press_sequentially(letters)
     page.wait_for_timeout(500)
@@ -86,14 +86,14 @@ def test_untick_and_add(page, tmp_path):
     assert same == free and all(name in less.split() for name in names[1:])
     more, same = changes(page, lambda: type_in(page, "#added", "umbrel"))
     assert "umbrella" in more.split() and same == free
-    page.get_by_label("strongly").click()                          # the selector's choice; what was added stays
+    page.get_by_label("strongly").click()                          # the added object stays
     page.wait_for_function("document.querySelectorAll('#ticked input:checked').length > 2")
     assert "umbrella" in captions(page)[0].split()
     page.screenshot(path=tmp_path/"page.png")
     assert len(Image.open(tmp_path/"page.png").convert("RGB").resize((160, 120)).getcolors(20_000)) > 100
 
 def test_unknown_object(page):
-    "Letters of no object of the pipeline add nothing."
+    "Typing a name that the pipeline does not have adds no object."
     example(page, 2)
     forced, free = captions(page)
     ticked = page.locator("#ticked input:checked").count()
@@ -103,7 +103,7 @@ def test_unknown_object(page):
     assert page.locator("#examples img").first.get_attribute("alt") == "example 1"
 
 def test_lists_cover_nothing(page):
-    "An open list lies between its own box and the next control, far down too."
+    "An open list ends above the next control, also far down the page."
     example(page, 2)
     page.get_by_text("Boxes of your own").click()
     page.wait_for_timeout(500)
@@ -116,7 +116,7 @@ def test_lists_cover_nothing(page):
         page.locator(f"{where} input").press("Escape")
 
 def test_whole_names(page):
-    "Offered where a class has one."
+    "The page offers whole names only if a class has a name of several words."
     example(page, 2)
     assert not page.locator("#phrases").is_visible()
     more, _ = changes(page, lambda: type_in(page, "#added", "hot air"))
@@ -124,7 +124,7 @@ def test_whole_names(page):
     assert "hot air balloon" not in more and "balloon" in more and "hot air balloon" in whole
 
 def test_prices_by_hand(page):
-    "Below its cost an object is left out, and the sums beside the caption are those of what is said."
+    "An object whose price is below its cost is left out, and the page says so."
     example(page, 2)
     slider = page.locator(".price input[type=range]").first
     name = page.locator(".price label").first.inner_text().split()[0]
@@ -135,7 +135,7 @@ def test_prices_by_hand(page):
     page.get_by_text(f"{name}: 0.0, left out").first.wait_for()
 
 def test_words_in_a_line(page, tmp_path):
-    "As noc_caption takes them: either of some, at a price, or not at all. A line that says nothing is told, and stays."
+    "A line of words may have alternatives, prices and words to avoid. A bad line gives a message and stays."
     example(page, 2)
     name = page.locator("#ticked label:has(input:checked)").first.inner_text().split()[0]
     line = page.locator("#line input, #line textarea")
@@ -152,7 +152,7 @@ def test_words_in_a_line(page, tmp_path):
     assert line.input_value() == "dog=much" and captions(page)[0] == more
 
 def test_a_box_of_ones_own(page):
-    "Typed or drawn, a box is looked at like those that were found, and is taken back."
+    "A box that the user types is added to the picture, and can be undone."
     example(page, 2)
     before, count = captions(page), page.locator("#stage .region").count()
     def has(n): page.wait_for_function(f"document.querySelectorAll('#stage .region').length == {n}")
@@ -177,14 +177,14 @@ def test_words_and_boxes_look_at_each_other(page):
     assert max(shares) == pytest.approx(.28, abs=.01) and min(shares) < max(shares)
     word.click()
     page.mouse.move(5, 5); page.wait_for_timeout(300)
-    assert max(float(b.evaluate(opacity)) for b in boxes.all()) > .2              # a click keeps it
+    assert max(float(b.evaluate(opacity)) for b in boxes.all()) > .2              # a click keeps the highlight
     word.click(); page.mouse.move(5, 5)
     page.locator("#stage .region").last.dispatch_event("mouseover", dict(bubbles=True)); page.wait_for_timeout(300)
     shades = {w.evaluate("w => w.style.background") for w in page.locator("#stage .word").all()}
     assert len(shades) > 1 and "" not in shades
 
 def test_upload(page, tmp_path):
-    "A photo whose name is a program; a file that is no photo; one that is too large."
+    "A photo whose file name is a script is captioned, and the script does not run."
     name = tmp_path/"<img src=x onerror=document.title='bad'>.png"
     Image.effect_noise((90, 60), 90).save(name)
     page.wait_for_selector("#stage .word")
@@ -197,14 +197,14 @@ def test_bad_upload(page, tmp_path, size, said):
     from playwright.sync_api import TimeoutError
     (tmp_path/"bad.png").write_bytes(b"\x89PNG" + bytes(size))
     page.wait_for_selector("#stage .word")
-    for _ in range(6):                                             # Gradio drops a file that comes while it draws
+    for _ in range(6):                                             # Gradio drops a file that arrives while it draws
         page.set_input_files("input[type=file]", tmp_path/"bad.png")
         try: return page.get_by_text(said).first.wait_for(timeout=20_000)
         except TimeoutError: pass
     pytest.fail(f"the page never said: {said}")
 
 def test_served_to_this_machine_only(served):
-    "Another address of the same machine finds nobody there."
+    "The server refuses connections to another address of the same machine."
     own = [info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
     other = [a for a in own if not a.startswith("127.0.0.1")] or ["127.0.0.2"]
     with socket.socket() as s:
@@ -234,7 +234,7 @@ def noise(tmp_path):
     return tmp_path/"a photo.png"
 
 def test_endpoint_by_client(served, noise):
-    "One endpoint, which says what `noc_caption` writes; what it refuses, it refuses in its line."
+    "The only endpoint returns the line that `noc_caption` writes, and one line for bad input."
     from gradio_client import Client, handle_file
     from gradio_client.exceptions import AppError
     client = Client(served, verbose=False)
@@ -261,7 +261,7 @@ def test_endpoint_by_client(served, noise):
         with pytest.raises(AppError, match=text): ask(*about)
 
 def test_endpoint_by_http(served, noise):
-    "The three requests of docs/commands.md."
+    "The three requests in docs/commands.md return a caption."
     def post(path, data, kind):
         request = urllib.request.Request(f"{served}gradio_api/{path}", data, {"Content-Type": kind})
         with urllib.request.urlopen(request) as r: return json.load(r)
@@ -277,7 +277,7 @@ def test_endpoint_by_http(served, noise):
     assert kind == "event: complete" and "cup" in line["caption"].split()
 
 def test_events_that_no_page_sends(served, capfd):
-    "A gallery's place that is a list, a number of 400 digits: an error for the sender, no traceback here."
+    "Events with invalid values, such as numbers of 400 digits, give the sender an error and print no traceback."
     with urllib.request.urlopen(f"{served}config") as r: config = json.load(r)
     def send(fn, data, event=None):
         about = dict(data=data, fn_index=fn["id"], session_hash="s", trigger_id=fn["targets"][0][0], event_data=event)
@@ -294,13 +294,13 @@ def test_events_that_no_page_sends(served, capfd):
     draw, enter = events("select", 4)[0], events("submit", 5)[0]
     for event in dict(index=[1, 2]), dict(index=10**400), dict(index=None), dict(index=-99), dict(), [7]:
         assert not send(choose, ["as trained"], event)["success"]
-    assert send(choose, ["as trained"], dict(index=1, value=None))["success"]   # from here on there is a view
+    assert send(choose, ["as trained"], dict(index=1, value=None))["success"]   # from now on there is a view
     for event in dict(box=[1e999]*4), dict(box="a"), dict(), 7: send(draw, [None, None, "as trained", None], event)
     for text in "9"*400, "1e999, 0, 1, 1", "5, 5", "", "nan": send(enter, [None, None, "as trained", None, text])
     assert "Traceback" not in capfd.readouterr().err
 
 def test_without_a_detector_it_asks_for_boxes(noise, monkeypatch):
-    "Nothing is captioned until there is a box."
+    "Without a detector, the page shows no caption until the user draws a box."
     def none(*_): raise NocError("no detector here")
     monkeypatch.setattr(app, "detector_for", none)
     view = _Studio(NovelCaptioner.from_pretrained("toy", device="cpu")).upload(noise)
@@ -310,7 +310,7 @@ def test_without_a_detector_it_asks_for_boxes(noise, monkeypatch):
     assert "Draw boxes" not in drawn and drawn.count('class="caption"') == 2
 
 def test_packed_detections_have_a_limit_of_the_pages_own(noise):
-    "Twenty times the upload's; a command reads the same file."
+    "The page limits the size of unpacked detections to 20 uploads; the commands have a higher limit."
     studio, file = _Studio(NovelCaptioner.from_pretrained("toy", device="cpu")), noise.parent/"found.json.gz"
     _page(studio, max_mb=1)
     assert studio.most_unpacked == 20 << 20
@@ -321,7 +321,7 @@ def test_packed_detections_have_a_limit_of_the_pages_own(noise):
     assert read_json(file) == found
 
 def test_one_picture_under_two_names(noise):
-    "Gradio keeps uploads of one content in one folder; each goes with its own detections."
+    "Gradio stores equal files in one folder; each photo still gets the detections with its own name."
     other = noise.with_name("b.png")
     other.write_bytes(noise.read_bytes())
     studio, file = _Studio(NovelCaptioner.from_pretrained("toy", device="cpu")), noise.with_name("found.json")

@@ -1,4 +1,4 @@
-"""The scripts of `benchmarks/`, each at its smallest size: what they count and compare, and the rows they append.
+"""Test the scripts of `benchmarks/` at their smallest sizes: their counts, comparisons and rows.
 
 Seconds are never asserted. What needs transformers 4.55.4's own Python or a GPU is not run here."""
 import json, os, random, subprocess, sys, time
@@ -46,7 +46,7 @@ def refused(match, call, *args, **options):
 SMALL = search._BenchCase(v=200, d=32, regions=5, images=4, layers=1, max_len=8, n=2, threads=1)
 
 def test_search_as_a_user_runs_it(tmp_path):
-    "Another Python, from another folder: a row for each case, with what its readers need."
+    "Run as a script from another folder, search.py appends a complete row for each case."
     options = "--cases plain,shared --images 2 --repeats 1 --width 16 --words 60 --layers 1 --threads 1".split()
     run = subprocess.run([sys.executable, ROOT/"benchmarks/search.py", "--out", "rows.jsonl", *options], cwd=tmp_path,
                          capture_output=True, text=True, env=os.environ | dict(PYTHONPATH=str(ROOT)))
@@ -109,12 +109,12 @@ STEPS = training.BenchConfig(images=4, captions=8, words=200, known=20, repeats=
 
 def test_stopwatch():
     watch = training._Watch()
-    watch.laps = {"search": [9., 1., 5., 2.]}                       # the first warms up
+    watch.laps = {"search": [9., 1., 5., 2.]}                       # the first lap is a warm-up
     assert watch.medians() == {"search": 2.}
     assert [tuple(x.shape) for x in training._batch(STEPS, 5)[:3]] == [(5, 6, 12), (5, 6), (5, 13)]
 
 def test_training_rows(tmp_path):
-    "Shares add up; a caption has its words and the end; the command of a row makes it again."
+    "Shares sum to 100 %, a caption has its words and the end token, and rows record their command."
     result = training._bench_xe(STEPS)
     assert sum(result["share"].values()) == pytest.approx(100)
     assert result["words_per_second"]/result["captions_per_second"] == pytest.approx(12)
@@ -200,7 +200,7 @@ def test_operations_and_medians():
     assert scale._operations(lambda: a@b)*1e12 == pytest.approx(2*10*20*30)
     part = scale._Part(None, 3)
     part.clock = [(0, 0), (9, 9), (10, 9.5), (13, 10.5)]
-    assert part.medians() == dict(step_seconds=2., step_cpu_seconds=.75)       # of 1, 3 and .5, 1
+    assert part.medians() == dict(step_seconds=2., step_cpu_seconds=.75)       # medians of 1 and 3, and of .5 and 1
     bench = scale._Bench("nowhere")
     with bench.lap("sleep"): time.sleep(.1)
     assert bench.laps["sleep"]["seconds"] >= .1 > bench.laps["sleep"]["cpu_seconds"]
@@ -252,7 +252,7 @@ def test_scale_goes_on_where_it_broke(tmp_path, monkeypatch):
 # A captioner from pixels
 
 def test_pixels(tmp_path):
-    "Every word that is asked for is said; unasked, no caption says a held-out word; another picture, other scores."
+    "Captions have all required words, and no held-out word without constraints; another picture changes the score."
     toy = PRESETS["toy"]
     small = pixels._PixelConfig(pictures=60, side=32, width=16, heads=2, encoder=1, decoder=1, steps=12, batch=16,
                                 warmup=4)
@@ -267,7 +267,7 @@ def test_pixels(tmp_path):
     assert counts["oracle"]["satisfied"] == counts["oracle"]["wanted"]
     folder = tmp_path/"plain/captioner-pixels-0"
     done = read_json(folder/"done.json")
-    pixels._train_pixels(small, folder)                                # what is trained is only read
+    pixels._train_pixels(small, folder)                                # a trained model is only loaded
     assert read_json(folder/"done.json") == done
     captioner, two = experiment.models.captioner("xe"), experiment.ids[:2]
     records = pixels._describe(experiment, captioner, two, [[["lamp", "lamps"]]]*2)
@@ -302,7 +302,7 @@ SIZES = ["held=6", "pieces=300", "width=32", "layers=1", "epochs=20", "batch=32"
 
 @pytest.fixture(scope="module")
 def speaker(tmp_path_factory):
-    "A folder with sentences and a model that was trained on them, its sets, and the model."
+    "Return a folder with made-up sentences, its sets, and a model trained on the sentences."
     transformers.utils.logging.set_verbosity_error()
     folder = tmp_path_factory.mktemp("words")
     (folder/"data/systems").mkdir(parents=True)
@@ -329,7 +329,7 @@ def test_sets_are_held_out(tmp_path):
         refused(f"--systems {bad}: expected beam:5", words._system, bad)
 
 def test_searches_say_every_word(speaker):
-    "The likelier for more beams; what is drawn stays within its budget; log-probabilities are the library's own."
+    "Searches mention every word, more beams give likelier sentences, and log-probabilities equal the library's."
     folder, parts, model = speaker
     sets, found = parts["held"] + parts["test"], {}
     for name in "beam:3", "bank:1", "bank:3", "credit:3", "grid:3", "sample:3":
@@ -348,7 +348,7 @@ def test_searches_say_every_word(speaker):
     assert drawn["tokens"][0] == pytest.approx(np.mean(found["bank:3"]["tokens"]))
 
 def test_what_the_peer_is_asked(speaker):
-    "A form that another one begins with is not forced beside it."
+    "Of two forms of which one begins with the other, only the shorter is forced."
     folder, parts, model = speaker
     one = words._Set(["run"], [["run", "runs", "ran"]], [])
     run, *others = (model.tokenizer(word)["input_ids"] for word in one.forms[0])
@@ -360,7 +360,7 @@ def test_what_the_peer_is_asked(speaker):
         refused(f"{python}: {why} expected --peer, a", words._speak, other, "any:5", parts["test"])
 
 def test_words_rows(speaker, monkeypatch):
-    "Typed again it does nothing; a system more is one row more; a published file is scored as its sentences are."
+    "A repeated command adds nothing, a new system adds a row, and a published file is scored like other sentences."
     folder, parts, model = speaker
     texts = words._speak(model, "beam:3", parts["test"])["texts"]
     (folder/"data/systems/ours.txt").write_text("\n".join(texts))
@@ -382,7 +382,7 @@ def test_words_rows(speaker, monkeypatch):
     assert [len(rows[name]["examples"]) for name in ("bank:3", "published:ours")] == [8, 0]
 
 def test_a_prompt_counts_for_nothing():
-    "In a decoder's prompt transformers 4.55.4 counts words as said, so the comparison needs an encoder. Ours does not."
+    "Our search does not count words of a decoder's prompt as mentioned, although transformers 4.55.4 does."
     set_seed(0)
     config = transformers.GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, initializer_range=.5,
                                      bos_token_id=0, pad_token_id=1, eos_token_id=2)
@@ -395,7 +395,7 @@ def test_a_prompt_counts_for_nothing():
 # Advice that may be wrong
 
 class Told:
-    "Made up, so that all can be worked out: it says of its words those that are worth it; every word has a cost."
+    "A task whose results can be computed by hand: each word has a fixed cost, and is mentioned if its price is higher."
     cost = dict(dog=1., cat=3., bus=2., kite=8.)
     right, wrong = [["dog", "cat"], ["dog"]], [["bus", "kite"], ["kite"]]
     sets = [words._Set([], [["dog"], ["cat"]], ["dog cat", "a cat"]), words._Set([], [["dog"]], ["a dog"])]
@@ -406,7 +406,7 @@ class Told:
         return [(" ".join(["a", *row]), -sum(map(self.cost.get, row))) for row in said]
 
 class Strange(Told):
-    "Sets that say neither a bird nor a car."
+    "A task whose references mention neither a bird nor a car."
     cost = dict(Told.cost, bird=4., car=5.)
     right, wrong = [["dog"], ["cat"], ["dog"]], [["bird"], ["car"], ["bird"]]
     sets = [words._Set([], [], [text]) for text in ("a dog", "a cat", "a dog")]
@@ -441,7 +441,7 @@ def test_surprise():
     assert metrics["share"][95] == dict(limit=1., kept=0.)
 
 def test_wrong_words_are_like_right_ones():
-    "No form of what the references say, of the same kind, and as frequent."
+    "A wrong word is in no reference, and has the same kind and about the same frequency as the right word."
     texts = {"dog run": "a dog is running", "cat jump": "a cat is jumping", "bus stop": "the bus stops"}
     lines = [dict(concepts=c.split(), sentence=s) for c, s in texts.items()]*3
     kinds, ranked = advice._by_kind(lines)

@@ -1,4 +1,4 @@
-"Other people's captioners: small random models of each kind, with their own processors, from folders."
+"Test captioners of transformers: small random models of each kind, loaded with their processors from folders."
 import io, json, math, sys
 import pytest, torch
 pytest.importorskip("transformers")
@@ -23,7 +23,7 @@ TEMPLATE = ("{% for turn in messages %}{% for part in turn.content %}{% if part.
 def piece(n): return tokenizer().convert_ids_to_tokens(n)
 
 def words(ends=False, **special):
-    "The sixty words of `tiny_models`; `ends`: texts get a begin and an end, as BERT's do."
+    "Build a tokenizer with the sixty words of `tiny_models`; `ends`: texts get start and end tokens, as BERT's do."
     made = tokenizer().backend_tokenizer
     if ends:
         marks = [("[BOS]", 0), ("[EOS]", 2)]
@@ -75,7 +75,7 @@ def captioner(folders, name, prompt=None, room=8):
 
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_captioners_from_folders(folders, name):
-    "The words are there, where the spans say; a photo gives alone what it gives in a batch, and another photo another."
+    "Spans give the places of words, a batch does not change a caption, and two photos get different captions."
     made = captioner(folders, name)
     found = made(PHOTOS, WORDS)
     for photo, caption, wanted in zip(PHOTOS, found, WORDS):
@@ -100,7 +100,7 @@ def test_prompts(folders, name):
         with pytest.raises(NocError, match="prompt 'the old': VisionEncoderDecoderModel takes none"):
             captioner(folders, name, "the old")
         return
-    if name == "BLIP-2": return     # its processor adds a token of its own to the sixty
+    if name == "BLIP-2": return     # its processor adds a token that the model lacks
     made = captioner(folders, name, "the old")
     texts = [c.caption for c in made(PHOTOS, WORDS)]
     assert not any(text.startswith("the old") for text in texts)
@@ -108,7 +108,7 @@ def test_prompts(folders, name):
     assert scores != [c.score for c in captioner(folders, name)(PHOTOS, WORDS)]
 
 def test_templates_of_others(folders):
-    "What a template must not do is one line; the sandbox stops it."
+    "A chat template that breaks the rules of the sandbox, or is invalid, gives an error of one line."
     made = captioner(folders, "LLaVA")
     for template in ("{{ ''.__class__.__mro__ }}", "{% for i in range(10**9) %}a{% endfor %}", "{{ 1 +",
                      "{{ nothing.at }}"):
@@ -117,13 +117,13 @@ def test_templates_of_others(folders):
         assert "\n" not in str(error.value)
 
 def test_half_precision(folders):
-    "As on a GPU that computes in bfloat16."
+    "In bfloat16, captions still mention all required words."
     made = captioner(folders, "BLIP")
     made.model.to(torch.bfloat16)
     assert all(caption.satisfied == caption.wanted for caption in made(PHOTOS, WORDS))
 
 def test_settings_of_a_run_know_the_weights(folders):
-    "Also those in bfloat16, which NumPy does not know."
+    "The settings of a run contain a fingerprint of the weights, also in bfloat16, which NumPy lacks."
     from noc_nb.models.pipeline import CaptionOptions
     from noc_nb.pages.gallery import _settings
     from noc_nb.models.source import Source
@@ -139,7 +139,7 @@ def test_settings_of_a_run_know_the_weights(folders):
     assert settings()["prompt"] == "a" and before["prompt"] is None
 
 def test_broken_folders(folders, tmp_path):
-    "One line, also where a processor is missing."
+    "A folder that is no captioner, or lacks a processor, gives an error of one line."
     with quiet(): build("GPT-2")[0].save_pretrained(tmp_path/"text")
     with quiet(): build("BLIP")[0].save_pretrained(tmp_path/"bare")
     (tmp_path/"empty").mkdir()
@@ -150,7 +150,7 @@ def test_broken_folders(folders, tmp_path):
         assert "\n" not in str(error.value) and str(tmp_path/name) in str(error.value)
 
 def test_command(tmp_path, monkeypatch, capsys):
-    "Photos, a captioner and a detector that is told names, all from folders; what is not there is one line."
+    "`noc_caption` takes photos, captioner and open-vocabulary detector from folders; a missing one gives one line."
     def typed(out, *more):
         options = "--detector", "owl", "--captioner", "blip", "--classes", "names.txt", "--out", out
         monkeypatch.setattr(sys, "argv", ["noc_caption", "photos", *options, *more])
@@ -165,7 +165,7 @@ def test_command(tmp_path, monkeypatch, capsys):
         save_detector("OWLv2", "owl")
     for line in typed("chosen.jsonl"):
         assert line["boxes"] and {box["object"] for box in line["boxes"]} <= {"dog", "bus", "zebra"}
-        for c in line["candidates"]:                   # the pipeline's price, without what is for unseen words
+        for c in line["candidates"]:                   # the pipeline's price without the addition for unseen words
             p = c["selector"]
             assert c["price"] == pytest.approx(2*math.log(p/(1 - p)), rel=.02, abs=.02)
     for line in typed("forced.jsonl", "--objects", "zebra, dog"):
@@ -173,7 +173,7 @@ def test_command(tmp_path, monkeypatch, capsys):
     options = "--captioner", "blip", "--out", "words.jsonl", "--objects", "hydrant, old|near, -dog"
     monkeypatch.setattr(sys, "argv", ["noc_caption", "photos", *options])
     capsys.readouterr()
-    main()                                             # words of no class; no detector is loaded
+    main()                                             # none of the words is a class, so no detector is loaded
     assert "without boxes" not in capsys.readouterr().err
     for line in map(json.loads, (tmp_path/"words.jsonl").read_text().splitlines()):
         words = set(line["caption"].lower().split())
@@ -189,7 +189,7 @@ def test_command(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("file, option", [("config.json", "--captioner"), ("config.json", "--detector"),
                                           ("processor_config.json", "--captioner")])
 def test_the_code_of_a_model_is_not_run(tmp_path, monkeypatch, capsys, file, option):
-    "Nobody is asked whether it may: a `y` that waits is not read."
+    "Code in a model's folder is never run, and the user is not asked for permission."
     monkeypatch.chdir(tmp_path)
     (tmp_path/"photos").mkdir()
     PHOTOS[0].save("photos/1.png")

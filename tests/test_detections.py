@@ -1,4 +1,4 @@
-"Other people's boxes: which class, which frame, and whose fault a bad one is."
+"Test how boxes are read: their classes, the photo's orientation and size, and the errors for bad boxes."
 import json
 from pathlib import Path
 import numpy as np
@@ -37,7 +37,7 @@ def whole(names, boxes, categories=None, **size):
 
 def lines(path): return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
-# ---- which class
+# ---- classes
 
 LABELS = st.lists(st.sampled_from([*NAMES, "Duck", "okapi", "DOG", "aeroplane", "tv_monitor"]), min_size=1, max_size=30,
                   unique=True)
@@ -48,7 +48,7 @@ MEANT = NAMES | {"DOG": 18, "aeroplane": NAMES["airplane"], "tv_monitor": NAMES[
 def test_categories_decide_by_name_in_any_order_and_numbering(names, data):
     ids = data.draw(st.lists(st.integers(0, 10**6), min_size=len(names), max_size=len(names), unique=True))
     drawn = data.draw(st.lists(st.sampled_from([*range(len(names))]), min_size=1, max_size=50))
-    expected = [MEANT.get(names[n], -1) for n in drawn]                # the oracle never sees a number
+    expected = [MEANT.get(names[n], -1) for n in drawn]                # the expected labels depend on names alone
     labels, categories = np.array([ids[n] for n in drawn]), dict(zip(ids, names))
     if set(expected) == {-1}:
         with pytest.raises(NocError, match="expected names of the classes"):
@@ -75,7 +75,7 @@ def test_a_numbering_that_fits_twice_is_reported_with_its_commonest_classes(type
     assert "--classes coco80 --first 1 (horse 3, car 2, toilet 1, …)" in line
 
 def test_one_option_settles_yolos_numbers(typed):
-    "Results of YOLO on named photos: text ids, classes from 0, and the original id in each line."
+    "YOLO's results with text ids and classes from 0 need one option; each line keeps the original id."
     for name in "beach", "my dog (1)": Image.new("RGB", (640, 480)).save(f"{name}.jpg")
     write_json(Path("d.json"), [box("my dog (1)", label=16), box("beach", label=0), box("beach", label=16)])
     words = "noc_caption", "d.json", "--images", ".", "--model", "lite", "--out", "c.jsonl"
@@ -108,10 +108,10 @@ def test_a_file_without_the_models_classes_is_refused(tmp_path):
         detected(tmp_path/"d.json", classes=COCO_CLASSES)
     assert [c.name for c in read_classes(tmp_path/"d.json").values()] == ["okapi"]
 
-# ---- which frame
+# ---- orientation and size
 
 def painted(turn, width, height):
-    "A stored photo with EXIF, and the place of its red square where it is shown, in pixels."
+    "Return a photo with a red corner, and EXIF data with this orientation."
     image = Image.new("RGB", (width, height))
     image.paste((255, 0, 0), (0, 0, width//4, height//2))
     exif = image.getexif()
@@ -126,9 +126,9 @@ def test_the_frame_is_the_one_whose_size_the_file_states(turn, width, height, ki
     scale = tenths/10
     said = shown if kind == "as shown" else stored
     said = tuple(max(1, round(s*scale)) for s in said)
-    if kind == "other": said = (shown[0]*3*tenths, shown[1]*tenths)    # three times as wide as it should be
+    if kind == "other": said = (shown[0]*3*tenths, shown[1]*tenths)    # another ratio: three times as wide
     fits = {name: abs(said[0]/size[0] - said[1]/size[1]) <= 1/min(size) for name, size in
-            (("shown", shown), ("stored", stored))}                    # of rounding both sides
+            (("shown", shown), ("stored", stored))}                    # tolerance for rounding both sides
     scaled = 1 if fits["shown"] else turn if fits["stored"] else None
     expected = 1 if said == shown else turn if said == stored else scaled
     assert _frame_of(said, stored, turn) == expected
@@ -137,7 +137,7 @@ def test_the_frame_is_the_one_whose_size_the_file_states(turn, width, height, ki
 @pytest.mark.parametrize("turn", range(1, 9))
 @pytest.mark.parametrize("scale", [1, .5])
 def test_a_turned_box_lies_on_what_it_showed(tmp_path, turn, scale):
-    "The box of a red square in the stored photo; ImageOps turns the photo, we turn the box."
+    "If ImageOps rotates a photo, we rotate the box of its red corner in the same way."
     image, exif = painted(turn, 80, 40)
     (tmp_path/"in").mkdir()
     image.save(tmp_path/"in/a.png", exif=exif)
@@ -145,7 +145,7 @@ def test_a_turned_box_lies_on_what_it_showed(tmp_path, turn, scale):
     write_json(tmp_path/"d.json", whole({7: "a.png"}, [box(7, (0, 0, width/4, height/2))], width=width, height=height))
     regions, = detected(tmp_path/"d.json", images=tmp_path/"in").regions([7])
     shown = np.asarray(open_image(tmp_path/"in/a.png"))[..., 0]
-    if turn in (2, 3, 4): return                    # as large as the stored photo: boxes are upright by the rule
+    if turn in (2, 3, 4): return                    # same size: boxes are taken as displayed
     red = np.argwhere(shown > 128)
     top, left, bottom, right = *red.min(0), *(red.max(0) + 1)
     there = np.array([left, top, right, bottom])/np.tile(shown.shape[::-1], 2)
@@ -167,7 +167,7 @@ def test_a_photo_of_another_shape_fails_and_no_size_is_upright(typed):
     assert b["boxes"][0]["box"] == [0, 0, .5, .5] and c["boxes"][0]["box"] == d["boxes"][0]["box"] == [0, 0, .25, .25]
     assert any("no width and height of 2 images; their boxes are taken as pixels of the upright" in x for x in told)
 
-# ---- one bad item
+# ---- bad boxes
 
 BAD = {"outside": box(8, (900, 0, 20, 20)), "flat": box(8, (5, 5, 0, 9)), "no numbers": box(8) | dict(bbox=None),
        "three": box(8) | dict(bbox=[1, 2, 3]), "score": box(8) | dict(score="high"),
@@ -194,7 +194,7 @@ def test_a_training_joins_boxes_by_name_and_counts_what_it_skips(tmp_path):
     captions = [dict(id=i, image_id=i, caption="a dog") for i in (7, 8, 9)]
     names = {7: "val/a.jpg", 8: "val/b.jpg", 9: "val/c.jpg"}
     write_json(tmp_path/"annotations/captions_val2014.json", whole(names, captions, width=640, height=480))
-    others = {70: "a.jpg", 7: "b.jpg", 99: "x.jpg"}                   # the digits of another file
+    others = {70: "a.jpg", 7: "b.jpg", 99: "x.jpg"}                   # other ids for the same photos
     boxes = [box(70), box(7, (0, 0, 64, 48), 17), box(99), box(70, (900, 0, 9, 9))]
     write_json(tmp_path/"d.json", whole(others, boxes, width=640, height=480))
     def load(**kw): return load_data(tmp_path, None, str(tmp_path/"d.json"), heldout="zebra", **kw)
@@ -220,7 +220,7 @@ def test_nothing_in_a_folder_is_skipped_in_silence(typed):
     Image.new("RGB", (64, 48)).save("in/a.jpg")
     Path("in/a.jpg").rename("in/a.jfif")
     Image.new("RGB", (64, 48)).save("in/b.png")
-    Path("in/b.png").rename("in/b")                                   # told by its first bytes
+    Path("in/b.png").rename("in/b")                                   # recognised by its first bytes
     for name in "a.txt", "b.txt", "a.json", "Thumbs.db": Path(f"in/{name}").write_text("x")
     Path("in/c.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(99))
     assert [f.name for f in image_files("in")] == ["a.jfif", "b", "c.heic"]
@@ -256,7 +256,7 @@ def test_captions_are_written_beside_the_photos_and_read_again(typed):
     assert Path("in/a.txt").read_text() == said["a.jpg"] + "\n"
     Image.new("RGB", (9, 9)).save("in/a.png")
     write_json(Path("d.json"), whole(names | {4: "a.png"}, [box(1), box(2)], width=640, height=480))
-    assert "a.jpg and a.png would share a text" in typed(*words, "new")[1][-1]
+    assert "a.jpg and a.png would share a .txt file" in typed(*words, "new")[1][-1]
 
 def test_ids_of_texts_follow_the_order_of_the_file(tmp_path):
     write_json(tmp_path/"d.json", [box("b"), box(41), box("a"), box("b")])
@@ -264,7 +264,7 @@ def test_ids_of_texts_follow_the_order_of_the_file(tmp_path):
     assert found.texts == {42: "b", 43: "a"} and found.rows["image"].tolist() == [42, 41, 43, 42]
 
 def texts_and_numbers(folder, kind):
-    "Boxes of named photos, as YOLO writes them, and of one that is called 41."
+    "Write boxes of photos with text ids, as YOLO does, and of one photo called 41; return the path."
     if kind == "json": write_json(folder/"d.json", [box("b"), box(41), box("a"), box("b", (-5, 0, 99, 99), 17)])
     else:
         columns = dict.fromkeys(("cx", "cy", "w", "h"), [.5]*4) | dict(score=[.9]*4, category_id=[18, 18, 18, 17])

@@ -1,4 +1,4 @@
-"Other people's detectors: small random models of each kind, with their own processors, from folders."
+"Test detectors of transformers: small random models of each kind, loaded with their processors from folders."
 import pytest, torch
 pytest.importorskip("transformers")
 from PIL import Image
@@ -11,19 +11,19 @@ from tiny_models import DETECTORS, TOLD, save_detector
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PHOTOS = [Image.new("RGB", (40, 30), "green"), Image.linear_gradient("L").resize((20, 50)).convert("RGB"),
-          Image.linear_gradient("L").resize((40, 30)).convert("RGB")]      # two of one size
+          Image.linear_gradient("L").resize((40, 30)).convert("RGB")]      # two photos have the same size
 LABELS = ["N/A", "person", "sofa", "couch", "alarm clock", "zebra"]
 
 def named(*names): return classes_of(dict(enumerate(names, 1)), "names.txt")
 
 def loaded(name, folder, classes=None, **settings):
-    "A detector of a folder, made if it is not there."
+    "Load a detector from a folder; make the folder if it does not exist."
     with quiet():
         if not folder.is_dir(): save_detector(name, folder, LABELS)
         return PretrainedDetector.from_pretrained(folder, classes, "cpu", **dict(min_score=.01) | settings)
 
 def check_alone(detector, found):
-    "A photo gives alone what it gives beside one of its size."
+    "Check that a photo has the same regions alone as in a batch with a photo of the same size."
     assert [r.size for r in found] == [photo.size for photo in PHOTOS] and all(len(r) for r in found)
     assert found[0].scores.tolist() != found[2].scores.tolist()
     for photo, r in zip(PHOTOS, found):
@@ -32,7 +32,7 @@ def check_alone(detector, found):
         torch.testing.assert_close(alone.boxes, r.boxes, atol=1e-4, rtol=1e-4)
 
 def check_same(r, result, classes, names=None):
-    "The regions of a photo are what the library makes of the model's answer."
+    "Check that a photo's regions equal those that the library makes of the model's output."
     result["boxes"] = result["boxes"].clamp(min=0).minimum(torch.tensor([*r.size]*2))
     theirs = from_results(result, classes, r.size, names)
     torch.testing.assert_close(theirs.boxes, r.boxes, atol=1e-3, rtol=1e-3)
@@ -45,7 +45,7 @@ def answer(detector, photo, **text):
 
 @pytest.mark.parametrize("name", DETECTORS)
 def test_detectors_with_labels(name, tmp_path):
-    "Boxes as the library has them, labels by their names, one class for \"sofa\" and \"couch\"."
+    "Boxes equal the library's, labels are matched by name, and \"sofa\" and \"couch\" are one class."
     detector = loaded(name, tmp_path/"model")
     assert [c.word for c in detector.classes.values()] == ["person", "couch", "clock", "zebra"]
     found = detector(PHOTOS)
@@ -59,7 +59,7 @@ def test_detectors_with_labels(name, tmp_path):
 NAMES = "couch", "person", "alarm clock", "zebra"
 
 def check_told(detector, photo, r):
-    "The regions are what the library finds of the names of all classes, told at once."
+    "Check that the regions equal the library's when it gets the names of all classes at once."
     names = [[c.name for c in detector.classes.values()]]
     _, out = answer(detector, photo, text=names)
     [result] = detector.processor.post_process_grounded_object_detection(
@@ -67,14 +67,14 @@ def check_told(detector, photo, r):
     check_same(r, result, detector.classes)
 
 def test_owlv2(tmp_path):
-    "Boxes and labels as the library has them."
+    "Boxes and labels equal the library's."
     detector = loaded("OWLv2", tmp_path/"model", named(*NAMES))
     found = detector(PHOTOS)
     check_alone(detector, found)
     for photo, r in zip(PHOTOS, found): check_told(detector, photo, r)
 
 def test_grounding_dino(tmp_path):
-    "A box has the class of its likeliest piece, counted by full stops."
+    "A box has the class of its most probable token; the full stops before the token give the class's number."
     detector = loaded("Grounding DINO", tmp_path/"model", named(*NAMES))
     found = detector(PHOTOS)
     check_alone(detector, found)
@@ -97,7 +97,7 @@ SYLLABLES = "ba ce di fo gu ka le mi no pu ra se".split()
 MANY = [a + b + c for a in SYLLABLES for b in SYLLABLES for c in SYLLABLES][:1200]
 
 def test_twelve_hundred_names(tmp_path):
-    "OWLv2 is told them at once. Grounding DINO reads some in a line: no line is too long, and each name is read once."
+    "OWLv2 gets all names at once. Grounding DINO gets them in lines: none is too long, and each name is in one line."
     classes = named(*MANY)
     detector = loaded("OWLv2", tmp_path/"owl", classes)
     check_told(detector, PHOTOS[0], detector(PHOTOS[:1])[0])
@@ -113,7 +113,7 @@ def test_twelve_hundred_names(tmp_path):
 
 @pytest.mark.parametrize("name", ["DETR", *TOLD])
 def test_one_thing_with_two_names(name, tmp_path):
-    "\"sofa\" and \"couch\" in a file of names are one class, in the captions' classes as well."
+    "\"sofa\" and \"couch\" in a file of names are one class, for the detector and for captions."
     classes = named("sofa", "zebra", "couch")
     detector = loaded(name, tmp_path/"model", classes)
     assert [c.name for c in detector.classes.values()] == ["couch", "zebra"]
@@ -121,7 +121,7 @@ def test_one_thing_with_two_names(name, tmp_path):
     assert set(detector(PHOTOS)[0].labels.tolist()) <= {1, 2}
 
 def test_half_precision(tmp_path):
-    "Weights that were saved with 16 bits are computed with 32."
+    "A detector whose weights were saved in 16 bits computes in 32."
     from transformers import AutoModelForZeroShotObjectDetection
     loaded("OWLv2", tmp_path/"model", named(*NAMES)).model.half().save_pretrained(tmp_path/"model")
     assert AutoModelForZeroShotObjectDetection.from_pretrained(tmp_path/"model").dtype == torch.float16
@@ -129,7 +129,7 @@ def test_half_precision(tmp_path):
     assert detector.model.dtype == torch.float32 and len(detector(PHOTOS)[0])
 
 def test_one_clear_line(tmp_path):
-    "A detector that is told nothing, one that lacks a class, one whose labels have no names."
+    "A detector without class names, with a class that it lacks, or with nameless labels gives one line."
     with quiet():
         for name in TOLD: save_detector(name, tmp_path/name)
         save_detector("DETR", tmp_path/"nameless", [f"LABEL_{n}" for n in range(4)])

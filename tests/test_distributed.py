@@ -1,4 +1,4 @@
-"The same captions from no Ray, one worker and two; whoever is killed, each image has one line in the end."
+"Test that runs without Ray, with one worker, with two, and with killed processes have the same lines, one per image."
 import importlib.util, multiprocessing, os, random, signal, subprocess, sys, threading, time
 from pathlib import Path
 import pytest
@@ -16,7 +16,7 @@ with_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="r
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    "A job of seven shards, and the lines that noc_caption makes of it."
+    "Return a job of seven shards, and the lines that noc_caption writes for it."
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("job")
     root = make_toy(folder/"toy", train=1, val=60, test=1)
@@ -31,7 +31,7 @@ def lines(out): return sorted(read_shards(out), key=lambda x: x["image_id"])
 
 @pytest.fixture(scope="module")
 def ray():
-    "Ray, started once. Its parts give each other some seconds, which a very busy machine does not have."
+    "Start Ray once. Skip the test if it does not start, for example on a very busy machine."
     try: ray = _ray(2)
     except Exception as e: pytest.skip(f"ray does not start here: {e}")
     yield ray
@@ -48,7 +48,7 @@ def test_without_ray_and_resumed(world, tmp_path):
 
 @pytest.mark.slow
 def test_the_driver_is_killed(world, tmp_path):
-    "SIGKILL at random moments of a shard, and of a write: each shard is there once, to the byte, and nothing else."
+    "After SIGKILL at random moments, each shard exists once with the right bytes, and no other file is left."
     job, expected = world
     run(job, tmp_path/"whole")
     rng, out, kills = random.Random(0), tmp_path/"killed", 0
@@ -58,14 +58,14 @@ def test_the_driver_is_killed(world, tmp_path):
         at = shards() + rng.randint(0, 2); child.start()
         while child.is_alive() and (shards() < at or not (out/"job.json").exists()): time.sleep(.002)
         child.join(rng.uniform(0, .3)); kills += child.is_alive(); child.kill(); child.join()
-    beside(out/"part-000001.parquet").write_bytes(b"PAR1")                       # as a kill while writing leaves it
+    beside(out/"part-000001.parquet").write_bytes(b"PAR1")                       # what a kill during a write leaves
     _shard_file(out, 1).unlink()
     assert [row["shard"] for row in run(job, out)] == [1]
     content = lambda folder: {p.name: p.read_bytes() for p in folder.iterdir()}
     assert kills >= 2 and content(out) == content(tmp_path/"whole") and lines(out) == expected
 
 def actors():
-    "Ray's actors of this user, by their titles."
+    "Return the process ids of Ray's actors of this package, which their titles show."
     def title(p):
         try: return (p/"cmdline").read_bytes()
         except OSError: return b""
@@ -90,7 +90,7 @@ def test_the_driver_is_killed_under_ray(world, tmp_path):
     until = time.time() + 300
     while child.poll() is None and not any(out.glob("part-*.parquet")) and time.time() < until: time.sleep(.005)
     if child.poll() not in (None, 0): pytest.skip(f"ray does not start here: {child.stderr.read().decode()[-200:]}")
-    assert child.poll() is None and len(list(out.glob("part-*.parquet"))) < 7          # in the middle of it
+    assert child.poll() is None and len(list(out.glob("part-*.parquet"))) < 7          # in the middle of the job
     child.kill(); child.wait()
     while set(actors()) - before and time.time() < until: time.sleep(.1)
     assert not set(actors()) - before
@@ -98,12 +98,12 @@ def test_the_driver_is_killed_under_ray(world, tmp_path):
     left = [n for n in range(7) if _shard_file(out, n).name not in made]
     assert [row["shard"] for row in run(job, out)] == left
     assert lines(out) == expected and not list(out.glob(".*"))
-    assert all((out/name).stat().st_mtime_ns == time_ for name, time_ in made.items())  # nothing is made twice
+    assert all((out/name).stat().st_mtime_ns == time_ for name, time_ in made.items())  # no shard is written twice
 
 @pytest.mark.slow
 @with_ray
 def test_workers_and_a_killed_one(world, ray, tmp_path):
-    "One worker gives the lines of no Ray; so do two, of which one is killed after the first shard."
+    "One worker writes the same lines as a run without Ray, and so do two of which one is killed."
     job, expected = world
     costs = run(job, tmp_path/"1", 1)
     assert [row["shard"] for row in costs] == list(range(7)) and lines(tmp_path/"1") == expected
@@ -117,5 +117,5 @@ def test_workers_and_a_killed_one(world, ray, tmp_path):
     try: costs = run(job, tmp_path/"2", 2)
     finally: done.set(); killer.join()
     assert killed and [row["shard"] for row in costs] == list(range(7)) and lines(tmp_path/"2") == expected
-    _shard_file(tmp_path/"2", 3).unlink()                       # what one way began, another ends
+    _shard_file(tmp_path/"2", 3).unlink()                       # a run without Ray completes a run with Ray
     assert [row["shard"] for row in run(job, tmp_path/"2")] == [3] and lines(tmp_path/"2") == expected

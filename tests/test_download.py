@@ -1,4 +1,4 @@
-"""`noc_data` against a server of our own: from nothing to rows and scores, and whatever can stop a download.
+"""Test `noc_data` with a local server: from an empty folder to rows and scores, and with faults of all kinds.
 
 The files have the form of the true ones: COCO's archives and names, the published split, GloVe's archive, nocaps."""
 import errno, gzip, hashlib, io, json, os, random, shlex, shutil, subprocess, sys, threading, time, zipfile
@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import pytest
 from PIL import Image
+from noc_nb.commands.cli import noc_data
 from noc_nb.commands.command import main
 from noc_nb.core import NocError, asset
 from noc_nb.files import download
@@ -22,7 +23,7 @@ SMALL = ["captioner.d_model=32", "captioner.heads=2", "captioner.d_ff=64", "capt
          "selector.heads=2", "selector.d_ff=64", "train_selector.epochs=1", "xe.epochs=1", "min_count=1", "search.k=2"]
 
 class Answer(BaseHTTPRequestHandler):
-    "Serves `server.files`; answers ranges if `server.ranges`; stops after `server.limits[name]` bytes, once."
+    "Serve `server.files`; support ranges if `server.ranges`; stop once after `server.limits[name]` bytes."
     protocol_version = "HTTP/1.1"
     def log_message(self, *_): pass
     def do_GET(self):
@@ -43,12 +44,12 @@ class Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-    "A server, in whose neighbourhood a test works in an empty folder."
+    "Start a server, and change to an empty folder."
     if find_data(): monkeypatch.setenv("NOC_DATA", str(find_data().resolve()))
     monkeypatch.chdir(tmp_path)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     server.files, server.asked, server.limits, server.ranges = {}, [], {}, True
-    server.open = threading.Event()      # until it is set, answers that were sent are not ended
+    server.open = threading.Event()      # until it is set, the server does not close connections
     server.open.set()
     server.base = f"http://127.0.0.1:{server.server_port}"
     threading.Thread(target=server.serve_forever, args=[.02], daemon=True).start()
@@ -58,7 +59,7 @@ def served(tmp_path, monkeypatch):
     server.server_close()
 
 def serve(server, name, data):
-    "Serve a file; what a table says of it."
+    "Serve a file; return its entry in the table of downloads."
     server.files[name] = data
     return dict(address=f"{server.base}/{name}", bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
@@ -73,10 +74,10 @@ def jpeg(n=0):
     Image.effect_noise((90, 70), 50 + n).convert("RGB").save(file, "JPEG")
     return file.getvalue()
 
-# ---- COCO, from nothing to rows
+# ---- COCO, from an empty folder to rows
 
 def cut(root, split):
-    "A few images of a folder in COCO's layout, in true form: name in the archive -> text, and the published split."
+    "Choose a few images of a COCO folder. Return name -> text of the annotation files, and the published split."
     captions, instances = ({part: read_json(root/f"annotations/{kind}_{part}2014.json") for part in ("train", "val")}
                            for kind in ("captions", "instances"))
     refs = defaultdict(list)
@@ -98,7 +99,7 @@ def cut(root, split):
     return files, {name: {str(i): 1 for i in chosen[part]} for name, part in names.items()}
 
 def small_coco(server):
-    "The table of the package, with files cut from COCO, or from the toy world where there is no COCO."
+    "Return the package's table of downloads with small files, cut from COCO, or from the toy world without COCO."
     root = find_data()
     if root:
         published = json.loads((root/"splits/split_noc_coco.json").read_text())
@@ -132,7 +133,7 @@ def ask(table, what, **more):
     download._run_data(SimpleNamespace(**options | more), table)
 
 def type_next(printed, monkeypatch, *more):
-    "Run the commands that `noc_data` printed, with what makes them small."
+    "Run the commands that `noc_data` printed, with options that make them small."
     lines = printed.partition("Next:\n")[2].splitlines()
     assert len(lines) >= 1
     for line, options in zip(lines, more):
@@ -146,10 +147,10 @@ def test_coco_from_nothing_to_rows(served, monkeypatch, capsys):
         f"{kind}_{part}2014.json" for kind in ("captions", "instances") for part in ("train", "val")]
     there = [p for p in Path("COCO").rglob("*") if p.is_file()]
     assert not [p for p in there if p.suffix in (".part", ".version") or p.name.startswith("tmp")]
-    assert [p.name for p in there if p.suffix == ".zip"] == ["glove.6B.zip"]   # each other one is deleted
+    assert [p.name for p in there if p.suffix == ".zip"] == ["glove.6B.zip"]   # all other archives are deleted
     served.asked.clear()
     ask(table, "coco", images=True)
-    assert not served.asked                                             # all is there
+    assert not served.asked                                             # no file is missing
     small = ["--tables", 1, "--rows", "selector", "--training", "xe", "--metrics", "C", "--out", "run", "--set", *SMALL]
     type_next(capsys.readouterr().out, monkeypatch, small)
     assert "its ground-truth boxes are used as regions" in capsys.readouterr().err
@@ -157,7 +158,7 @@ def test_coco_from_nothing_to_rows(served, monkeypatch, capsys):
     assert len(rows) > 1 and {r["detections"] for r in rows} == {"gt"}
     assert all("--detections gt" in r["command"] for r in rows)
 
-# ---- nocaps, from nothing to scores
+# ---- nocaps, from an empty folder to scores
 
 def test_nocaps_from_nothing_to_scores(served, monkeypatch, capsys, tmp_path):
     table, images, annotations = json.loads(asset("downloads.json")), [], []
@@ -226,7 +227,7 @@ def test_a_server_without_ranges_starts_again(served):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_versions_never_meet(served, known):
-    "The server's file changes while a part of it is here: the whole new file comes, or nothing."
+    "If the file on the server changes during a download, the whole new file is downloaded, or an error raised."
     row = serve(served, "blob", BLOB)
     Path("got.part").write_bytes(BLOB[:1000])
     Path("got.version").write_text(f'"{row["sha256"]}"')
@@ -236,7 +237,7 @@ def test_versions_never_meet(served, known):
         with pytest.raises(NocError, match="does not match the known hash"):
             fetch(row["address"], "got", row["bytes"], row["sha256"])
         assert not Path("got").exists()
-        serve(served, "blob", BLOB)                                            # and the right one comes after it
+        serve(served, "blob", BLOB)                                            # a later download works
         assert fetch(row["address"], "got", row["bytes"], row["sha256"]).read_bytes() == BLOB
     assert {start for _, start in served.asked} == {0}
 
@@ -246,7 +247,7 @@ def test_a_part_that_is_whole_is_asked_for_once(served):
     assert fetch(row["address"], "got", row["bytes"], row["sha256"]).read_bytes() == BLOB and not served.asked
 
 class Full:
-    "A file on a disk that has room for so many bytes more."
+    "A file on a disk with room for `room` more bytes."
     def __init__(self, file, room): self.file, self.room = file, room
     def __getattr__(self, name): return getattr(self.file, name)
     def __enter__(self): return self
@@ -257,7 +258,7 @@ class Full:
         return self.file.write(data)
 
 def a_world(server):
-    "A table of two files, of which the first is there."
+    "Return a table of two files, after downloading the first."
     rows = [dict(what=name, to=f"files/{name}", kept=9) | serve(server, name, data)
             for name, data in dict(first=b"first", second=BLOB).items()]
     table = dict(small=dict(files=rows, next=[]))
@@ -291,10 +292,10 @@ def test_a_fault_is_one_line_and_what_is_there_stays(served, monkeypatch, fault)
     served.asked.clear()
     ask(good, "small")
     assert Path("SMALL/files/second").read_bytes() == BLOB
-    if fault == "full disk": assert served.asked[0][1] > 0                     # what was written was not in vain
+    if fault == "full disk": assert served.asked[0][1] > 0                     # the part that was written is used
 
 def test_files_that_are_there_already(served):
-    "The mirror is a folder, whose files remain, or an address; files that the folder lacks are downloaded."
+    "A mirror is an address, or a folder, whose files are not changed; files that the folder lacks are downloaded."
     table = a_world(served)
     packed = zipped({"deep/a.json": "[1]", "deep/b.txt": "no"})
     row = dict(what="zip", to="lists", members=["*.json"], kept=9) | serve(served, "z.zip", packed)
@@ -316,7 +317,7 @@ def test_files_that_are_there_already(served):
     with pytest.raises(NocError, match="mine/z.zip: SHA-256 .* expected"): ask(table, "small", from_="mine")
 
 def test_unpacking_goes_on(served, monkeypatch):
-    "A kill between two members loses none of those that are there, and the zip is not fetched again."
+    "After a kill between two members of an archive, unpacking continues without another download."
     packed = zipped({f"{k}.json": f"[{k}]" for k in range(4)})
     row = dict(what="zip", to="lists", members=["*.json"], count=4, kept=9) | serve(served, "z.zip", packed)
     table, whole = dict(small=dict(files=[row], next=[])), download.whole_file
@@ -333,7 +334,7 @@ def test_unpacking_goes_on(served, monkeypatch):
     assert Path("SMALL/lists/0.json").stat().st_mtime_ns == first and not Path("SMALL/.noc_data").exists()
 
 def test_the_table_is_whole():
-    "Every file has an address, a size and a checksum, but nocaps'; a licence is named, or unknown."
+    "Every file of COCO has a size and a checksum, and every file has an address and a licence, which may be unknown."
     for name, files in _downloads().items():
         for file in files:
             if name == "coco": assert file.bytes > 10**6 and len(file.sha256) == 64
@@ -341,8 +342,8 @@ def test_the_table_is_whole():
     assert {f.to for f in _downloads()["coco"]} == {"annotations", "splits/split_noc_coco.json", "vectors/glove.6B.zip",
                                                    "images/train2014", "images/val2014"}
 
-def test_spice_comes_by_the_same_downloader(served, monkeypatch):
-    "CoreNLP's archive is gone on with, its jars are checked, and the archive is deleted."
+def test_spice_comes_by_the_same_downloader(served, monkeypatch, capsys):
+    "An interrupted download of CoreNLP's archive continues, its jars are checked, and the archive is deleted."
     jars = {"g:core:1": random.Random(0).randbytes(10**6), "g:core:1:models": b"models"}
     packed = zipped({f"full/{java._jar_name(c)}": data for c, data in jars.items()} | {"full/other.jar": b""})
     serve(served, "stanford-corenlp-full-2015-12-09.zip", packed)
@@ -351,10 +352,15 @@ def test_spice_comes_by_the_same_downloader(served, monkeypatch):
     monkeypatch.setenv("NOC_CACHE", "cache")
     monkeypatch.setattr(java, "_NLP", "g:core:1")
     monkeypatch.setattr(java, "_SPICE_JARS", sums)
-    monkeypatch.setattr(java.shutil, "which", lambda name: None)                # no Maven
+    monkeypatch.setattr(java.shutil, "which", lambda name: None)                # Maven is not installed
     monkeypatch.setattr(java, "fetch", lambda url, to: whole(f"{served.base}/{Path(url).name}", to))
     served.limits["stanford-corenlp-full-2015-12-09.zip"] = 600_000
-    folder = java._setup_spice()
+    noc_data("spice")
+    folder = Path("cache/spice")
+    assert f"SPICE is ready: {folder}" in capsys.readouterr().out
     assert sorted(p.name for p in folder.iterdir()) == ["core-1-models.jar", "core-1.jar"]
     assert [p.name for p in Path("cache").iterdir()] == ["spice"]
     assert [start > 0 for _, start in served.asked] == [False, True]
+    for option in dict(out="x"), dict(list=True):
+        with pytest.raises(NocError, match="noc_data spice: expected no option but --from; the variable NOC_CACHE"):
+            noc_data("spice", **option)

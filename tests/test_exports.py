@@ -72,7 +72,7 @@ def studio(folder, world):
     return folder/"tasks.json.gz"
 
 def voc_of_cvat(folder, world):
-    "The same with positions in decimals."
+    "Write the VOC export of CVAT, with positions in decimals from 0; return its folder."
     voc(folder, world)
     for path in folder.rglob("*.xml"):
         def shifted(m): return f"<{m[1]}>{float(m[2]) - (m[1][2] == 'i')}<"
@@ -82,7 +82,7 @@ def voc_of_cvat(folder, world):
 TOOLS = yolo, voc, voc_of_cvat, cvat, open_images, studio
 
 def in_pixels(table, i):
-    "An image's labels and boxes, in whole pixels; boxes of one size may come in any order."
+    "Return an image's labels and boxes in whole pixels, sorted, because boxes of one size may have any order."
     regions = table[i]
     return sorted(zip(regions.labels.tolist(), np.rint(regions.boxes.numpy()*[640, 480, 640, 480]).tolist()))
 
@@ -115,7 +115,7 @@ def test_every_command_takes_them(typed, tool):
     assert typed("noc_caption", src, "--images", "in", "--model", "lite", "--out", "c.jsonl")[0] == 0
     found = [json.loads(line) for line in Path("c.jsonl").read_text().splitlines()]
     assert {x["file"]: [b["object"] for b in x["boxes"]] for x in found} == {"a.jpg": ["dog"], "sub/b.jpg": ["cat"]}
-    assert {x["image_id"].removesuffix(".jpg") for x in found} == {*WORLD}      # as the export calls them
+    assert {x["image_id"].removesuffix(".jpg") for x in found} == {*WORLD}      # the export's names
     captions = [dict(file_name=f"{name}.jpg", caption="a dog") for name in WORLD]
     write_json(Path("captions.json"), captions)
     Path("empty").mkdir()

@@ -1,4 +1,4 @@
-"Files that nobody would send on purpose, in every command; noc_caption killed at any moment; its page in a browser."
+"Test noc_caption with damaged files, with kills at random moments, and its page in a browser."
 import json, multiprocessing, os, random, shutil, subprocess, sys, tarfile, time, weakref, zlib
 from dataclasses import replace
 from pathlib import Path
@@ -41,11 +41,11 @@ def world(tmp_path_factory):
     return make_toy(tmp_path_factory.mktemp("toy"), train=1, val=40, test=1)
 
 def some_regions(images):
-    "A detector that finds a dog and a kite in everything."
+    "Return a dog and a kite for each image: a stand-in for a detector."
     return [Regions([[.1, .1, .6, .9], [.5, .1, .9, .4]], [2, 30], [.9, .8], size=i.size) for i in images]
 
 def small_pipeline():
-    "Random weights over COCO's classes: the captions are nonsense, but contain their constraints."
+    "Build a pipeline with COCO's classes and random weights. Its captions are nonsense but satisfy their constraints."
     words = sorted({w for c in COCO_CLASSES.values() for f in c.forms for w in f.split()} | {"a", "on", "the"})
     vocab = Vocab.build([words]*9, 1)
     captioner = Captioner(CaptionerConfig(d_feature=306, d_word=16, d_model=16, heads=2, d_ff=16, layers=1, memory=2,
@@ -54,7 +54,7 @@ def small_pipeline():
     selector = RegionSelector(SelectorConfig(d_model=16, heads=2, d_ff=16))
     return NovelCaptioner(selector, captioner, COCO_CLASSES, vectors)
 
-# ---- what comes in
+# ---- inputs
 
 def hostile(folder):
     "Write a folder with the files that a user may pass."
@@ -77,15 +77,15 @@ def hostile(folder):
 
 @pytest.fixture
 def src(tmp_path):
-    "A folder of such files."
+    "Return a folder with the files that `hostile` writes."
     (tmp_path/"photos").mkdir()
     hostile(tmp_path/"photos")
     return tmp_path/"photos"
 
 @pytest.mark.parametrize("pairs", (True, False))
 def test_photos_in_parquet_are_those_of_the_folder(toy, src, tmp_path, pairs):
-    "Broken ones too; as Hugging Face writes them, or as bytes beside names."
-    inside = [f for f in image_files(src) if f.id not in (7, 10)]      # which no folder's listing could read either
+    "Photos in Parquet, broken ones too, give the same lines as in a folder, with structs of Hugging Face or columns."
+    inside = [f for f in image_files(src) if f.id not in (7, 10)]      # an empty file and a link to itself
     data, names = [f.open().read() for f in inside], [f.name for f in inside]
     table = dict(image=[dict(bytes=b, path=n) for b, n in zip(data, names)]) if pairs else dict(key=names, jpg=data)
     pyarrow.parquet.write_table(pyarrow.table(table), tmp_path/"photos.parquet", row_group_size=4)
@@ -110,7 +110,7 @@ def test_hostile_photos_are_lines(toy, src, tmp_path):
     assert not list(tmp_path.rglob("000012.jpg"))
 
 def test_one_photo_is_open_at_a_time(toy, src):
-    "Fifty photos of 80 million pixels would be 12 GB."
+    "Only one photo is open at a time, because fifty photos of 80 million pixels would need 12 GB."
     seen, alive = [], []
     def detector(images):
         out = []
@@ -140,7 +140,7 @@ def test_hostile_files_become_a_store(src, tmp_path):
     store = _extract(image_files(src), tmp_path/"store", Fixed(), part=3)
     failed = [json.loads(text) for text in (tmp_path/"store/failed.jsonl").read_text().splitlines()]
     assert set(store) == {1, 2, 3, 4, 5, 9, 12} and {f["id"] for f in failed} == {6, 7, 8, 10}
-    again = detected(tmp_path/"store", images=src)             # the store knows the names of its images
+    again = detected(tmp_path/"store", images=src)             # the store contains the names of its images
     assert again.ids == [f.id for f in image_files(src)] and again.name(12).endswith("000012.jpg")
 
 def test_hostile_uploads(toy, src):
@@ -153,7 +153,7 @@ def test_hostile_uploads(toy, src):
     files = image_files(src)
     table = table_of(Regions([[.1, .1, .6, .9]], [2], [.9], image_id=f.id) for f in files)
     page = _Studio(toy, source=_from_table(table, files={f.id: f for f in files}))
-    assert len(page.examples) == 7 and all(page.example(n).free.caption for n in range(7))   # what opens, and no other
+    assert len(page.examples) == 7 and all(page.example(n).free.caption for n in range(7))   # those that open
 
 def test_images_whose_ids_nobody_knows(toy, tmp_path):
     (tmp_path/"in").mkdir()
@@ -171,7 +171,7 @@ def test_images_whose_ids_nobody_knows(toy, tmp_path):
     with pytest.raises(NocError, match="d.json: none of its images is in"): run()
 
 def test_names_of_files_come_from_a_list_of_images(toy, tmp_path):
-    "In the detections, or in a file beside them; and a list that knows sizes needs no photos."
+    "File names come from the detections or from a second file; with the sizes of the images, no photos are needed."
     (tmp_path/"in").mkdir()
     for name in "beach.jpg", "IMG_2041.jpg": Image.new("RGB", (80, 60)).save(tmp_path/"in"/name)
     boxes = [dict(image_id=7, category_id=2, bbox=[0, 0, 20, 20], score=1)]
@@ -192,7 +192,7 @@ def test_names_of_files_come_from_a_list_of_images(toy, tmp_path):
     unscored = {key: boxes[0][key] for key in boxes[0] if key != "score"}
     write("drawn.json", dict(images=images, annotations=[unscored, unscored | dict(bbox=[0, 0, 40, 40])]))
     found = detected(tmp_path/"drawn.json", images=tmp_path/"in").regions([7])[0]
-    assert found.scores.tolist() == [1, 1] and found.boxes[:, 2].tolist() == [.5, .25]       # the largest first
+    assert found.scores.tolist() == [1, 1] and found.boxes[:, 2].tolist() == [.5, .25]       # the largest box first
     write("mixed.json", dict(images=images, annotations=[unscored, *boxes]))
     failed = detected(tmp_path/"mixed.json", images=tmp_path/"in").regions([7])[0]
     assert "detection 0 (image 7): score: expected a number" in str(failed)
@@ -217,7 +217,7 @@ def test_every_kind_of_detections_gives_the_same_lines(toy, world, tmp_path):
         assert [(x["caption"], x["candidates"]) for x in other] == [(x["caption"], x["candidates"]) for x in lines]
 
 def test_sizes_come_from_the_images(toy, world, tmp_path):
-    "Eight images of the world are drawn; they are the images to caption, detected or not."
+    "All images in the folder are captioned, with or without detections, and their sizes are those of the files."
     drawn = [int(p.stem[-12:]) for p in sorted((world/"images").iterdir())]
     items = [d for d in json.loads((world/"detections/simulated.json").read_text()) if d["image_id"] in drawn[1:]]
     (tmp_path/"found.json").write_text(json.dumps(items))
@@ -248,7 +248,7 @@ def test_bad_arguments_are_one_line(tmp_path, monkeypatch, arguments, message):
 
 @pytest.mark.slow
 def test_random_detector_to_caption(tmp_path):
-    "torchvision's architecture with random weights: photo, regions, features, caption."
+    "A detector of torchvision with random weights leads from a photo to a caption with its constraint."
     torch.manual_seed(0)
     Image.effect_noise((120, 90), 90).convert("RGB").save(tmp_path/"1.jpg")
     detector = Detector(weights=None, features=None, min_score=0., size=64, device="cpu")
@@ -304,7 +304,7 @@ print(peak_mb())
 """
 
 def records(folder, n):
-    "A detections file with fifty boxes an image, and the sizes of n images."
+    "Write detections of n images, fifty boxes each, and a file with the sizes of the images."
     rng = np.random.default_rng(0)
     (folder/f"{n}/annotations").mkdir(parents=True)
     images = [dict(id=i, width=640, height=480, file_name=f"{i}.jpg") for i in range(n)]
@@ -316,7 +316,7 @@ def records(folder, n):
 
 @pytest.mark.slow
 def test_memory_is_flat(tmp_path):
-    "100,000 detections of 2,000 images, from a file to lines and page, take hardly more memory than 5,000 of 100."
+    "Captioning 2,000 images with 100,000 detections needs hardly more memory than 100 images with 5,000."
     torch.manual_seed(0)
     pipeline = small_pipeline()
     pipeline.cfg = PipelineConfig(SearchConfig(k=1, max_len=4))
@@ -332,11 +332,11 @@ def test_memory_is_flat(tmp_path):
     assert many - few < 60
     assert (tmp_path/"2000.html").stat().st_size < 5_000_000
 
-# ---- what a run must never lose
+# ---- files that a run must not change
 
 @pytest.fixture
 def command(world, tmp_path, monkeypatch, capsys):
-    "noc_caption over the world's detections, as the shell calls it, in a folder of its own."
+    "Return a function that runs noc_caption on the world's detections, as from a shell, in an empty folder."
     monkeypatch.chdir(tmp_path)
     source = world/"detections/simulated.json"
     def run(*args):
@@ -348,12 +348,12 @@ def command(world, tmp_path, monkeypatch, capsys):
     return run
 
 def one_line(done, *parts):
-    "A refusal in one line that says all of it."
+    "Check that a command failed with one line that contains these parts."
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     for part in parts: assert part in done.stderr
 
 def test_resume_with_other_settings_names_them(command, tmp_path):
-    "A whole output is no answer to another question."
+    "A complete output is not resumed with other settings; the error names the setting."
     assert command("--out", "c.jsonl").returncode == 0
     before = (tmp_path/"c.jsonl").read_bytes()
     one_line(command("--out", "c.jsonl", "--resume", "--objects", "kite"), "objects: null in the record", '"kite" now')
@@ -363,7 +363,7 @@ def test_resume_with_other_settings_names_them(command, tmp_path):
     assert (tmp_path/"c.jsonl").read_bytes() == before
 
 def test_resume_sees_that_a_photo_was_replaced(command, world, tmp_path):
-    "Its name and its age say nothing; a run from before content was kept goes on, and keeps it from then on."
+    "A replaced photo is detected even if name and time are the same; older runs without checksums resume and add them."
     shutil.copytree(world/"images", tmp_path/"photos")
     typed = "--images", "photos", "--out", "c.jsonl"
     assert command(*typed).returncode == 0
@@ -392,7 +392,7 @@ def test_only_pages_of_ours_are_replaced(command, tmp_path):
     assert (tmp_path/"own.html").read_text() == "<!doctype html><p>mine"
 
 def test_images_without_boxes_are_told(toy, tmp_path, monkeypatch, capsys):
-    "A photo that the detections do not list is captioned all the same, and nothing stands behind it."
+    "A photo without detections is captioned, and both the summary and the page report it."
     monkeypatch.chdir(tmp_path)
     Path("in").mkdir()
     for name in "IMG_2041.jpg", "7.jpg", "8.jpg": Image.new("RGB", (80, 60)).save(f"in/{name}")
@@ -412,7 +412,7 @@ def test_two_runs_with_one_output(command, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 def test_outputs_are_files_of_their_own(command, world, tmp_path):
-    "Detections, captions, a device and a user's notes are not changed."
+    "An output never replaces an input, the other output, a device or a user's file."
     source = world/"detections/simulated.json"
     before = source.read_bytes()
     one_line(command("--html", source), f"--html {source}: is an input")
@@ -428,7 +428,7 @@ def test_outputs_are_files_of_their_own(command, world, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
 def test_a_folder_never_hides_a_shipped_pipeline(command, toy, tmp_path):
-    "`toy` is the package's, and `./toy` the folder."
+    "`--model toy` is the package's pipeline, also if there is a folder `toy`; `./toy` is the folder."
     (tmp_path/"toy").mkdir()
     assert command().returncode == 0
     one_line(command("--model", "./toy"), "toy/pipeline.json: no such file")
@@ -441,7 +441,7 @@ def test_a_folder_never_hides_a_shipped_pipeline(command, toy, tmp_path):
 @pytest.mark.parametrize("mode", ["grid", "bank"])
 @pytest.mark.parametrize("options", [CaptionOptions(("penguin", "cup")), CaptionOptions(price_weight="must")])
 def test_captions_in_16_bits_keep_their_musts(world, mode, options):
-    "Every must is said, most captions are those of 32 bits, and a caption that is the same has nearly the same score."
+    "In 16 bits every must is mentioned, and most captions and their scores are nearly those of 32 bits."
     def lines(dtype):
         job = Job(world/"detections/simulated.json", "toy", data=world, dtype=dtype)
         pipeline = job.pipeline()
@@ -457,7 +457,7 @@ def test_captions_in_16_bits_keep_their_musts(world, mode, options):
     assert abs(sum(b["score"] - a["score"] for a, b in zip(exact, near)))/len(near) < .15
 
 def test_a_machine_without_bfloat16_is_told_and_computes_in_32(command, tmp_path, monkeypatch):
-    "Its lines are those of 32 bits; one that has it makes others, and neither goes on with a run of the other's."
+    "Without bfloat16 the command computes in 32 bits and says so; a run cannot resume in the other precision."
     def made(out, has, *more):
         monkeypatch.setattr("noc_nb.models.source._has_bfloat16", lambda device: has)
         return command("--out", out, "--dtype", "bfloat16", *more)
@@ -474,7 +474,7 @@ def test_a_machine_without_bfloat16_is_told_and_computes_in_32(command, tmp_path
         assert again.returncode == 2 and f"{out}.jsonl: model: other content" in again.stderr
 
 def test_eight_bits_are_refused(command, tmp_path):
-    "The option of earlier versions; the refusal names what there is."
+    "The option of earlier versions is refused, and the error lists the options that exist."
     refused = command("--dtype", "int8")
     *_, last = refused.stderr.splitlines()
     assert refused.returncode == 2 and all(word in last for word in ("--dtype", "int8", "float32", "bfloat16"))

@@ -1,4 +1,4 @@
-"""What `grid_beam` makes of every option of `generate`. The architectures have a table of their own."""
+"""Test `grid_beam` with every option of `generate`. tests/architectures.py tests it with every architecture."""
 import itertools, json, math, re, warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,13 +10,13 @@ from packaging.version import Version
 from transformers import GenerationConfig, LogitsProcessorList
 from noc_nb.core import NocError
 from noc_nb.models.generate import generate, grid_beam
-from noc_nb.models.spellings import read_table, spellings
+from noc_nb.models.spellings import _read_table, spellings
 from architectures import WORDS, is_whole, texts
 from test_spellings import tiny_gpt2, trained
 from tiny_models import BUILDERS, build, tokenizer
 
 ROOT = Path(__file__).parent.parent
-NEVER = dict(early_stopping="never", max_new_tokens=7)     # the library's beam search without guesses
+NEVER = dict(early_stopping="never", max_new_tokens=7)     # without the library's heuristic for early stopping
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -31,7 +31,7 @@ def ours(model, inputs, num_beams=4, **settings):
     return model.generate(**inputs, num_beams=num_beams, **call)
 
 def own_or_skip(model, inputs, **settings):
-    "Return the result of the library's own search; releases older than the table may lack something."
+    "Return the result of the library's own search; skip the test if an old release does not support it."
     try: return ours(model, inputs, custom_generate=None, **settings)
     except ValueError as e:
         if Version(transformers.__version__) >= Version("5.23"): raise
@@ -45,14 +45,14 @@ def test_unknown_input_is_an_error(name):
 
 @pytest.mark.parametrize("name", ["GIT", "LLaVA", "Qwen2-VL"])
 def test_no_image_is_an_error(name):
-    "BLIP, BLIP-2 and VisionEncoderDecoder refuse by themselves."
+    "A model that needs an image gives an error without one, unless `text_only` is set."
     model, inputs = build(name)
     text = dict(input_ids=torch.tensor([[12, 13]]))
     with pytest.raises(NocError, match="no image among the inputs; expected pixel_values, or text_only"):
         ours(model, text)
     assert ours(model, text, text_only=True).shape[0] == 1
 
-# Beside the table
+# Cases that the table of architectures does not contain
 
 @pytest.mark.parametrize("name", ["GPT-2", "Gemma 2", "Mamba", "Qwen2-VL", "BART"])
 def test_batch_gives_what_each_input_gives_alone(name):
@@ -79,7 +79,7 @@ def test_no_cache():
     assert ours(model, inputs, **words, use_cache=False).tolist() == ours(model, inputs, **words).tolist()
 
 def test_quantised_cache():
-    "In eight bits of floating point, which needs no other library."
+    "A quantised cache (8-bit floats, which need no other library) gives the same results as the library's search."
     model, inputs = build("Llama")
     quantised = NEVER | dict(cache_implementation="quantized", cache_config=dict(backend="fp8"))
     own = own_or_skip(model, inputs, **quantised)
@@ -109,12 +109,12 @@ def test_one_beam_and_no_end_token():
 
 def test_tokens_that_are_added_later():
     tok = tokenizer()
-    assert read_table(tok).size == len(tok)
+    assert _read_table(tok).size == len(tok)
     tok.add_tokens(["okapi"])
-    assert read_table(tok).size == len(tok) and spellings(tok, "okapi")
+    assert _read_table(tok).size == len(tok) and spellings(tok, "okapi")
 
 def test_stopping_criterion_ends_a_text():
-    "The text ends after the first dog, as the library's own does, and has all its words."
+    "A stopping criterion ends a text as in the library's search, and the text has all its words."
     model, inputs = build("GPT-2")
     dog = tokenizer().get_vocab()["dog"]
     def stop(ids, scores): return ids[:,-1] == dog
@@ -128,14 +128,14 @@ def test_stopping_criterion_ends_a_text():
         assert dog not in text[:-1] or set(text[text.index(dog)+1:]) == {1}
 
 def test_words_of_its_own_accord_count_once():
-    "Two words in one: \"fire hydrant\" names a hydrant. A word that was asked for twice need not come twice."
+    "\"fire hydrant\" also counts as \"hydrant\" and \"fire\", and a word that is given twice is mentioned once."
     model, inputs = build("GPT-2")
     settings = dict(processor=tokenizer(), max_new_tokens=2, num_beams=6)
     found = ours(model, inputs, words=["fire hydrant", "hydrant", "fire", "fire"], **settings)
     assert texts(found[:,4:]) == ["fire hydrant"]*2
 
 def test_lines_of_the_chapter_are_those_that_run():
-    "The chapter begins with lines for a real model, and ends with the same lines for a tiny one."
+    "The lines that chapter 116 shows for a real model are those that it runs with a tiny one."
     chapter = json.loads((ROOT/"nbs/models/116_generate.ipynb").read_text())
     sources = ["".join(cell["source"]) for cell in chapter["cells"]]
     shown = next(s for s in sources if "```python" in s).split("```python\n")[1].split("```")[0]
@@ -147,7 +147,7 @@ def test_lines_of_the_chapter_are_those_that_run():
 def fence(text, language): return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
 
 def test_lines_of_the_experiment_are_those_that_run():
-    "58 shows lines for models of the hub, and runs them with tiny folders."
+    "The lines that 58_pixels shows for models of the hub are those that it runs with tiny models."
     page = json.loads((ROOT/"nbs/experiments/58_pixels.ipynb").read_text())
     def anonymous(lines): return re.sub(r"^name = .*$", "name = NAME", lines.strip(), flags=re.M)
     shown = [part for cell in page["cells"] for part in fence("".join(cell["source"]), "python")]
@@ -157,7 +157,7 @@ def test_lines_of_the_experiment_are_those_that_run():
 
 
 def test_prices_of_each_input():
-    "Shared words come first; a batch gives what each input gives alone, with musts, with prices, with no word."
+    "Prices are for the shared words, then for the input's own; a batch gives the same texts as each input alone."
     model, inputs = build("LLaVA")
     each, prices = [["cat"], []], [[2., math.inf], [-1.]]
     settings = dict(words=["zebra"], processor=tokenizer(), length_penalty=0., num_beams=3)
@@ -171,12 +171,12 @@ def test_prices_of_each_input():
             assert alone[0].tolist() == both[i,:alone.shape[1]].tolist()
 
 def test_a_price_below_zero_is_not_dodged():
-    "A text that is full must not break off in a word that costs; it would decode to the word."
+    "A word with a negative price is not mentioned by a text that ends, at its maximum length, inside the word."
     model, inputs = build("GPT-2")
     vocabulary = tokenizer().get_vocab()
     def wants(ids, scores):
         scores[:,vocabulary["cat"]] += 20.
-        scores[:,:4] = -torch.inf                              # special tokens
+        scores[:,:4] = -torch.inf                              # no special tokens
         return scores
     settings = dict(words=["cat"], processor=tokenizer(), max_new_tokens=2, length_penalty=0.,
                     logits_processor=LogitsProcessorList([wants]), return_dict_in_generate=True)
@@ -188,7 +188,7 @@ def test_a_price_below_zero_is_not_dodged():
 
 @pytest.mark.parametrize("more", [dict(), dict(mode="grid"), dict(prices=[3., math.inf, -1.])])
 def test_processors_that_count_rows(more):
-    "They see `num_beams` rows of every input, as from the library; what each input may say is its own."
+    "Logits processors get `num_beams` rows for each input, as from the library, also with different words and prices."
     model, inputs = build("GPT-2")
     def even(ids, scores):
         assert ids[:,:4].tolist() == inputs["input_ids"].repeat_interleave(4, 0).tolist()
@@ -211,14 +211,14 @@ def test_infinite_prices_are_musts():
 
 # Every option of the library
 
-SAME = dict(                                               # as there: an option, and a value that changes something
+SAME = dict(                                               # options that work as in the library, with a value
     bad_words_ids=[[15], [13, 15]], begin_suppress_tokens=[15, 58], encoder_repetition_penalty=9.,
     encoder_no_repeat_ngram_size=1, eos_token_id=[2, 44, 46], forced_bos_token_id=7, forced_eos_token_id=9,
     length_penalty=9., max_length=9, max_new_tokens=5, min_length=10, min_new_tokens=6, no_repeat_ngram_size=2,
     num_beams=2, num_return_sequences=2, pad_token_id=5, decoder_start_token_id=3, renormalize_logits=True,
     repetition_penalty=1.7, sequence_bias=[[[14], 9.], [[15, 15], -9.]], suppress_tokens=[15, 58],
     watermarking_config=dict(bias=2.5), max_time=1e-9, return_dict_in_generate=False, output_scores=True)
-STILL = dict(                                              # what changes nothing, there and here
+STILL = dict(                                              # options without an effect, both in the library and here
     bos_token_id=4, remove_invalid_values=True, use_cache=False, cache_implementation="static",
     cache_config=dict(backend="fp8"), max_cache_len=30, compile_config=None, disable_compile=True, temperature=.5,
     top_k=3, top_p=.5, min_p=.5, top_h=.5, typical_p=.5, epsilon_cutoff=.1, eta_cutoff=.1, num_assistant_tokens=3,
@@ -229,22 +229,22 @@ REFUSED = dict(
     prompt_lookup_num_tokens=3, use_mtp=True, is_assistant=True, speculation_type="mtp", assistant_early_exit=1,
     assistant_ensemble_weight=.5, output_attentions=True, output_hidden_states=True, output_logits=True,
     guidance_scale=2., token_healing=True, prefill_chunk_size=4)
-BETTER = dict(early_stopping=True, exponential_decay_length_penalty=(2, 1.3))   # the library stops too soon
-ELSEWHERE = {"force_words_ids", "constraints", "stop_strings"}                  # tests of their own
+BETTER = dict(early_stopping=True, exponential_decay_length_penalty=(2, 1.3))   # the library stops too early
+ELSEWHERE = {"force_words_ids", "constraints", "stop_strings"}                  # options with separate tests
 NO_OPTION = {"transformers_version", "_from_model_config"}
 
 def test_every_option_has_a_class():
-    "This test fails if a new release has a new option, until it is decided whether we support or reject it."
+    "Every option is in one of these lists; a new option in a release fails here until somebody classifies it."
     classes = [*SAME, *STILL, *REFUSED, *BETTER, *ELSEWHERE]
     assert len(classes) == len(set(classes))
     assert set(GenerationConfig().to_dict()) - NO_OPTION <= set(classes)
 
 def both(name, **option):
-    "What the library finds and what we find, with an option: ids."
+    "Return the ids of our search and of the library's with an option, and both results."
     model, inputs = build(name)
     how = dict(NEVER, return_dict_in_generate=True, output_scores=True, num_return_sequences=2, repetition_penalty=1.2,
                eos_token_id=dict(BART=46).get(name, 41)) | option
-    if "eos_token_id" in option: how["num_return_sequences"] = 1         # there a text counts once for each of its ends
+    if "eos_token_id" in option: how["num_return_sequences"] = 1         # the library repeats texts with other ends
     if "max_length" in how: del how["max_new_tokens"]
     found = [ours(model, inputs, **how), ours(model, inputs, custom_generate=None, **how)]
     return [x if isinstance(x, torch.Tensor) else x.sequences for x in found], found
@@ -283,12 +283,12 @@ def test_what_a_function_is_not_handed():
     streamer = SimpleNamespace(put=print, end=print)
     for name, value in dict(streamer=streamer, assistant_model=model, synced_gpus=True).items():
         with pytest.raises(NocError, match=f"{name}="): ours(model, one, **{name: value})
-    streamer = transformers.TextStreamer(tokenizer())        # of the library's, which takes no beams
+    streamer = transformers.TextStreamer(tokenizer())        # the library's streamers do not work with beams
     with pytest.raises(NocError, match="streamer: expected None"):
         generate(model, **one, streamer=streamer, num_beams=4)
 
 def test_tokenizer_or_processor():
-    "Either spells the words, though the library hands its tokenizer to no function. Special tokens are no words."
+    "Words can be given with `tokenizer=` or `processor=`; special tokens are not words."
     model, inputs = build("GPT-2")
     found = [ours(model, inputs, words=["zebra"], **{name: tokenizer()}) for name in ("tokenizer", "processor")]
     assert found[0].tolist() == found[1].tolist()
@@ -296,7 +296,7 @@ def test_tokenizer_or_processor():
         ours(model, inputs, words=["[EOS]"], tokenizer=tokenizer())
 
 def test_stop_strings():
-    "The library drops the tokenizer for functions, so it is the processor's."
+    "`stop_strings` works with `processor=`, because the library does not pass its tokenizer to functions."
     tok = trained("byte BPE")
     model = tiny_gpt2(tok)
     inputs = dict(tok(["a photo of the"], return_tensors="pt"))
@@ -313,11 +313,11 @@ def test_stop_strings():
     with pytest.raises(NocError, match="stop_strings: expected processor="): ours(model, inputs, stop_strings=["e"])
 
 class Phrasal:
-    "As transformers' constraints were."
+    "A constraint as in old versions of transformers."
     def __init__(self, token_ids): self.token_ids = token_ids
 
 def test_words_as_they_were():
-    "Old code runs unchanged; ids may be tensors, arrays and numbers of NumPy."
+    "Code for the old arguments runs unchanged, and ids may be tensors, arrays or numbers of NumPy."
     model, inputs = build("GPT-2")
     words = [[10, 11], [[7], [7, 8]]]
     expected = ours(model, inputs, words=words).tolist()
@@ -330,7 +330,7 @@ def test_words_as_they_were():
 
 @pytest.mark.parametrize("name", ["GPT-2", "BART"])
 def test_transition_scores(name):
-    "The library's function has the log-probability of every token, of ours as of its own beams, end tokens too."
+    "The library's `compute_transition_scores` gives the log-probability of every token of our texts, end tokens too."
     model, inputs = build(name)
     for mode in "bank", "grid":
         out = ours(model, inputs, words=WORDS, processor=tokenizer(), mode=mode, num_return_sequences=4,
@@ -352,7 +352,7 @@ def test_why_a_word_is_missing():
         with pytest.warns(UserWarning, match=cause): ours(model, inputs, **settings, **option)
 
 def test_a_word_that_cannot_be_spelled_is_left_out():
-    "The others are said, and keep their numbers, prices and order; spellings that the tokenizer has are told."
+    "If one word cannot be encoded, a warning names it, and the other words keep their numbers, prices and order."
     model, inputs = build("GPT-2")
     tok = tokenizer()
     call = dict(processor=tok, return_dict_in_generate=True, length_penalty=0.)
@@ -368,13 +368,13 @@ def test_a_word_that_cannot_be_spelled_is_left_out():
     assert [[*spans] for spans in half.spans] == [[], [0]]
 
 def test_capital_letters_are_kept():
-    "A word is offered as it was given and with a capital, never small; the model prefers one."
+    "A word is spelled as given and with a capital letter, but a given capital is never changed to a small letter."
     tok = trained("WordPiece, cased")
     assert {tok.decode(ids).strip() for ids in spellings(tok, "man")} == {"man", "Man"}
     assert {tok.decode(ids).strip() for ids in spellings(tok, "Man")} == {"Man"}
 
 def test_text_that_misses_words():
-    "Its score is that of its tokens, and it gets no end that was not searched."
+    "A text without its words has the score of its tokens, and no end token is added to it."
     model, inputs = build("GPT-2")
     zebra = tokenizer().get_vocab()["zebra"]
     def dead_end(ids, scores):
@@ -390,7 +390,7 @@ def test_text_that_misses_words():
             assert score.item() == pytest.approx(row[:len(ids)].sum().item()/len(ids), abs=1e-5)
 
 def test_avoided_words():
-    "They do not come, alone or beside words that must; parts of other words may."
+    "Avoided words do not occur, with or without required words, but may be parts of other words."
     model, inputs = build("GPT-2")
     vocabulary = tokenizer().get_vocab()
     def wants(ids, scores):
@@ -412,7 +412,7 @@ def test_avoided_words():
 
 @pytest.mark.parametrize("mode", ["bank", "grid"])
 def test_words_in_order(mode):
-    "Every order of three words is written as it was given, also where the model likes the last word first."
+    "Texts mention three words in each given order, even if the model prefers the last word first."
     model, inputs = build("GPT-2")
     last = tokenizer().get_vocab()["bus"]
     def wants(ids, scores):
@@ -428,12 +428,12 @@ def test_words_in_order(mode):
             rest = text.lower()
             for word in order: rest = re.split(rf"\b{word}\b", rest, maxsplit=1)[1]
     found = ours(model, inputs, words=["cat", "zebra", "bus"], prices=[math.inf, math.inf, 50.], **settings)
-    assert all(spans[0] < spans[1] and 2 in spans for spans in found.spans)       # a candidate has no place
-    with pytest.raises(NocError, match="ordered: expected all musts"):
+    assert all(spans[0] < spans[1] and 2 in spans for spans in found.spans)       # only musts have an order
+    with pytest.raises(NocError, match="ordered, at_least: expected only one"):
         ours(model, inputs, words=["zebra", "bus"], at_least=1, **settings)
 
 class Keeps(transformers.GPT2LMHeadModel):
-    "A model that keeps what a pass made: a product, and a view of what it was given."
+    "A model that stores tensors of its last pass: a new one, and a view of its input."
     def forward(self, input_ids, **kwargs):
         self.scale, self.seen = torch.full((1,), .5)*len(input_ids), input_ids[-1:]
         out = super().forward(input_ids, **kwargs)
@@ -448,7 +448,7 @@ def test_model_may_be_trained_afterwards(more):
     cache, kept = transformers.DynamicCache(config=model.config), []
     def processor(ids, scores):
         kept.append(ids)
-        return scores.mul_(.5)                              # in place, which only inference mode forbids
+        return scores.mul_(.5)                              # in place, as some processors do
     def criterion(ids, scores):
         kept.append(ids)
         return torch.zeros(len(ids), dtype=torch.bool)
@@ -465,7 +465,7 @@ def test_model_may_be_trained_afterwards(more):
         assert model.transformer.wte.weight.grad.abs().sum() > 0
 
 def test_a_model_that_samples_by_its_own_configuration_is_searched():
-    "There is one warning, and no sampling; with do_sample=True the error names the alternative."
+    "If the configuration asks for sampling, one warning is given and beam search is used; do_sample=True is an error."
     model, inputs = build("GPT-2")
     call = dict(custom_generate=grid_beam, num_beams=4, max_new_tokens=8, words=[[5, 6]])
     expected = model.generate(**inputs, **call)

@@ -1,4 +1,4 @@
-"Files that anyone may have damaged: a reader gives a result, or one line that says which file is wrong."
+"Test that readers of damaged files give a result, or one line that names the file."
 import base64, gzip, importlib, inspect, io, json, math, os, random, re, subprocess, sys, tarfile, time, zipfile
 from dataclasses import asdict, replace
 from functools import partial
@@ -32,7 +32,7 @@ from noc_nb.vocab import Vocab, check_vectors, word_table
 BOXES = [[.1, .1, .5, .5], [.2, .3, .9, .8]]
 
 def regions():
-    "An image with two regions."
+    "Return an image with two regions."
     return Regions(BOXES, [18, 1], [.9, .8], torch.ones(2, 4), 7, (640, 480))
 
 def json_file(folder):
@@ -78,7 +78,7 @@ def archived_vectors(folder):
     return folder/"v.zip", read_vectors
 
 def columns():
-    "The same as files of features have them: boxes in pixels, for one."
+    "Return the regions as columns of a file of features, with boxes in pixels."
     r = regions()
     boxes = r.boxes.numpy()*np.array([*r.size]*2, np.float32)
     return dict(features=r.features.numpy(), boxes=boxes, labels=r.labels.numpy(), scores=r.scores.numpy(), size=r.size)
@@ -113,7 +113,7 @@ def write_tar(path, count, **options):
             tar.addfile(info, io.BytesIO(data))
 
 def open_all(path):
-    "The images that can be opened, and why the others cannot."
+    "Return the images that can be opened, and the errors of the others."
     whole, failed = [], []
     for file in image_files(path):
         try: whole.append(open_image(file))
@@ -144,7 +144,7 @@ def rows(folder):
     return folder/"rows.jsonl", read_rows
 
 def mutations(data, count, seed=0):
-    "Copies of a file with some bytes flipped, cut off, put in, overwritten or taken out."
+    "Yield copies of a file with some bytes flipped, cut off, inserted, overwritten or removed."
     rng = random.Random(seed)
     for n in range(count):
         at, length, b = rng.randrange(len(data)), rng.randrange(1, 9), bytearray(data)
@@ -175,14 +175,14 @@ def test_a_damaged_file_gives_a_result_or_one_line(tmp_path, make):
 # ---- photos in tars
 
 def member(path, n):
-    "Where the header of the n-th member of a tar stands."
+    "Return the position of the header of the n-th member of a tar file."
     with tarfile.open(path) as t: return t.getmembers()[n].offset
 
 @pytest.mark.parametrize("options", [dict(format=tarfile.GNU_FORMAT), dict(format=tarfile.PAX_FORMAT)])
 def test_photos_behind_a_damaged_header_are_told(tmp_path, options):
     write_tar(tmp_path/"s.tar", 20, **options)
     data = bytearray((tmp_path/"s.tar").read_bytes())
-    data[member(tmp_path/"s.tar", 5) + 150] ^= 255                  # its checksum
+    data[member(tmp_path/"s.tar", 5) + 150] ^= 255                  # a byte of its checksum
     (tmp_path/"s.tar").write_bytes(data)
     whole, failed = open_all(tmp_path/"s.tar")
     assert len(whole) == 5 and len(failed) == 1 and "s.tar: expected a whole tar file; after 5 members" in failed[0]
@@ -202,7 +202,7 @@ def test_what_is_damaged_takes_no_number_of_others(tmp_path):
     with pytest.raises(NocError, match="shard.tar: expected a whole tar file"): open_image(damaged)
 
 def test_a_coco_folder_holds_the_images_that_it_lists(tmp_path):
-    "Others, such as those of a part without annotations, are no lines of a run."
+    "Of a folder in COCO's layout, only images in the annotation files are captioned."
     listed = dict(images=[dict(id=7, file_name="a.jpg", width=8, height=8)], annotations=[])
     write_json(tmp_path/"annotations/captions_val2014.json", listed)
     (tmp_path/"images").mkdir()
@@ -218,7 +218,7 @@ def test_only_files_are_opened(tmp_path):
                        (lambda f: list(read_hdf5(f)), "p.json")):
         with pytest.raises(NocError, match="is not a regular file"): read(tmp_path/name)
 
-# ---- what a file claims
+# ---- sizes and links that a file claims
 
 def test_claimed_sizes_are_compared_with_the_file(tmp_path):
     data = io.BytesIO()
@@ -264,7 +264,7 @@ def test_odd_archives_and_numbers_are_one_line(tmp_path):
     with pytest.raises(NocError, match="column image_id: occurs twice"): read_detections(tmp_path/"d.parquet")
     with zipfile.ZipFile(tmp_path/"v.zip", "w") as z: z.writestr("v.txt", LINES)
     data = bytearray((tmp_path/"v.zip").read_bytes())
-    for at in (6, data.index(b"PK\1\2") + 8): data[at] |= 1           # encrypted
+    for at in (6, data.index(b"PK\1\2") + 8): data[at] |= 1           # the flag for encryption
     (tmp_path/"v.zip").write_bytes(data)
     expected = "v.zip: expected word vectors in UTF-8 .*encrypted"
     with pytest.raises(NocError, match=expected): read_vectors(tmp_path/"v.zip")
@@ -319,7 +319,7 @@ with open(sys.argv[1], "x") as f: f.write(str(f.fileno() > 2))
 
 @pytest.mark.parametrize("closed", ["", ">&-", "2>&-", ">&- 2>&- <&-"])
 def test_no_output_ends_a_command(tmp_path, closed):
-    "ASCII only, or closed; a file that is opened later takes no output's place."
+    "A command works with outputs that are closed or support only ASCII, and no later file gets their descriptors."
     line = f'"{sys.executable}" -c "$CODE" "{tmp_path}/f" {closed}'
     env = dict(os.environ, CODE=STREAMS, PYTHONIOENCODING="ascii")
     done = subprocess.run(line, shell=True, env=env, capture_output=True, text=True)
@@ -335,13 +335,13 @@ def test_what_is_full_is_one_line(work, told):
     assert (done.returncode, done.stderr) == (2, f"error: {told}\n")
 
 def evaluated(folder, captions, **kw):
-    "A report on captions of two images."
+    "Return a report on captions of two images."
     refs = [dict(id=n, image_id=n//2, caption=c) for n, c in enumerate(["a dog", "the dog", "a bus", "one bus"])]
     write_json(folder/"refs.json", dict(images=[dict(id=0), dict(id=1)], annotations=refs))
     return evaluate_file(captions, folder/"refs.json", metrics=("C",), samples=10, **kw)
 
 def test_names_of_files_are_any_bytes(tmp_path, monkeypatch):
-    "Lines on a terminal that knows ASCII only, a page, a report."
+    "File names that are not UTF-8 do not stop the output of lines to an ASCII terminal, of a page, or of a report."
     folder, odd = tmp_path/os.fsdecode(b"nu\xe9"), os.fsdecode(b"\xe9")
     folder.mkdir()
     for name in "café1.jpg", f"{odd}2.jpg": Image.new("RGB", (64, 48)).save(folder/name)
@@ -364,7 +364,7 @@ def test_a_report_is_written_whatever_became_of_the_terminal(tmp_path):
     with pytest.raises(OSError): evaluated(tmp_path, tmp_path/"s.json", out=tmp_path/"out", show=full)
     assert read_json(tmp_path/"out/report.json")["counts"]["scored"] == 2
 
-# ---- packed text
+# ---- compressed text
 
 def test_what_unpacks_without_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("noc_nb.lab.disk._MUCH", 1 << 24)
@@ -390,7 +390,7 @@ def test_half_characters_are_no_names(tmp_path):
     (tmp_path/"n.json").write_text('["dog", "\\uD800"]')
     with pytest.raises(NocError, match="n.json: expected a JSON file .*surrogates not allowed"):
         read_json(tmp_path/"n.json")
-    append_row(tmp_path/"rows.jsonl", dict(variant="\udce9"))       # typed, where a terminal sends other bytes
+    append_row(tmp_path/"rows.jsonl", dict(variant="\udce9"))       # as typed in a terminal that is not UTF-8
     assert read_rows(tmp_path/"rows.jsonl") == [dict(variant="?")]
 
 @pytest.mark.parametrize("text", ["dog\n", "dog\t1\t2\n", "\n2 0\ndog\n"])
@@ -400,7 +400,7 @@ def test_words_without_numbers_are_no_vectors(tmp_path, text):
     (tmp_path/"v.txt").write_bytes(b"\xef\xbb\xbf" + LINES)
     assert [*read_vectors(tmp_path/"v.txt")] == ["dog", "cat", "bus"]
 
-# ---- lines and files of a run that was begun
+# ---- changed files of an earlier run
 
 def lines_altered(data, rng):
     "Return a damaged copy of a file of lines."
@@ -442,7 +442,7 @@ def test_altered_lines_are_made_again(tmp_path, monkeypatch):
         assert out.read_bytes() == whole and not part.exists()
 
 def test_another_content_is_seen_whatever_its_time(tmp_path):
-    "Photos that `cp -p`, `touch -r` or a link put in their places; a store whose arrays were altered."
+    "A run notices other content even if the file's time is the same; a store notices altered arrays."
     import shutil
     from noc_nb.lab.runs import begin
     about, photo, other = tmp_path/"run.json", tmp_path/"1.jpg", tmp_path/"2.jpg"
@@ -478,7 +478,7 @@ def test_another_content_is_seen_whatever_its_time(tmp_path):
     with pytest.raises(NocError, match="images.jsonl: was altered"): RegionStore(tmp_path/"named").verify()
 
 def test_a_run_takes_no_folder_of_others(tmp_path, monkeypatch):
-    "Data in COCO's layout, a `run.json` of another tool, a picture, and a report that was put aside stay as they are."
+    "A run does not overwrite folders with other data, another tool's `run.json`, a picture, or an older report."
     from noc_nb.commands.command import main
     monkeypatch.chdir(tmp_path)
     run = "noc_reproduce", "--preset", "toy", "--tables", "1", "--rows", "none", "--training", "xe", "--metrics", "C"
@@ -500,7 +500,7 @@ def test_a_run_takes_no_folder_of_others(tmp_path, monkeypatch):
 # ---- the page
 
 def test_only_own_names_and_pages_are_answered():
-    "A page elsewhere may turn its name to this machine's address; no page but ours may send anything."
+    "The server refuses requests for other host names (DNS rebinding), and requests from other pages."
     import asyncio
     from noc_nb.pages.app import _OwnNames
     async def app(scope, receive, send): await send({"status": 200})
@@ -522,7 +522,7 @@ def test_only_own_names_and_pages_are_answered():
         assert status("here:7860", origin=page) == 421
 
 def test_the_page_takes_any_words():
-    "Half a character would end the response, and a book would be looked up."
+    "Invalid characters and very long inputs neither stop the page nor take long."
     import time
     import gradio as gr
     from noc_nb.pages.app import _page, _Studio, _propose, _tried, _with_box, _with_words
@@ -532,11 +532,11 @@ def test_the_page_takes_any_words():
     assert len(asked) > 2
     def stage(change): return _tried(gr, view, {}, change)[-3].encode()
     def box(corners): return stage(lambda: _propose(_with_box(view, "dog", corners)))
-    box([])                                                                    # the first caption takes seconds
+    box([])                                                                    # the first caption takes some seconds
     start = time.process_time()
     for words in ["\udce9"], ["x"*5_000_000], ["dog "*10]*100_000, [None, 7]:
-        for part in asked: pytest.raises(gr.Error, part.preprocess, words)     # no event comes of it
-    for corners in [1.]*1_000_000, [.1, .1, float("nan"), .5], ["\udce9"]*4, {}:   # a box that a browser sends
+        for part in asked: pytest.raises(gr.Error, part.preprocess, words)     # the widget refuses the value
+    for corners in [1.]*1_000_000, [.1, .1, float("nan"), .5], ["\udce9"]*4, {}:   # boxes as a browser may send them
         box(corners)
     for line in "\udce9", "x"*5_000_000, "dog,"*1_000_000, "cat|"*1_000_000, "dog=nan", "=", "\0":
         stage(lambda: _with_words(view, {}, line))
@@ -554,9 +554,9 @@ def test_large_uploads_give_their_memory_back(tmp_path):
     for _ in range(4):
         with pytest.raises(NocError, match="seen"): studio.upload(tmp_path/"large.png")
     gc.collect()
-    assert memory() - before < 200                          # a photo is 144 MB
+    assert memory() - before < 200                          # a photo needs 144 MB
 
-# ---- sizes that nobody means, and names for pictures
+# ---- absurd sizes, and names in pictures
 
 @pytest.mark.parametrize("setting", ["captioner.layers=2000", "captioner.d_ff=1000000", "limit=63",
                                      "search.k=99999", "search.max_len=1000000", "captioner.memory=1000000",
@@ -583,13 +583,13 @@ def test_names_are_no_formulas(tmp_path):
                show_looks(odd, np.ones((3, 1)), [[0, 0, 1, 1]], [odd[0]])]
     for figure in figures: figure.savefig(tmp_path/"f.png")
 
-# ---- values that nobody expects, in files and in calls
+# ---- unexpected values in files and calls
 
 ODD = [None, True, 0, -1, 1.5, 10**25, 2**63, "", "a", "\0", "\ud800", [], [[]], {}, {"a": {}}, "9"*400,
        float("nan"), float("inf")]
 
 def altered(content, rng):
-    "A copy of a JSON content with a value replaced, taken out or added."
+    "Return a copy of JSON content with a value replaced, removed or added."
     content, spots = json.loads(json.dumps(content)), []
     def walk(part):
         for key in part if isinstance(part, dict) else range(len(part)):
@@ -610,7 +610,7 @@ LINE = dict(image_id=1, file="1.jpg", size=[640, 480], caption="a dog", score=-1
             boxes=[dict(object="dog", box=[.1, .1, .2, .2], score=.5, selector=.5)])
 
 def json_readers(folder):
-    "Name -> a good content, and what reads it."
+    "Return name -> (valid content, function that reads it)."
     from noc_nb.fast.search import SearchConfig
     from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT
     from noc_nb.lab.objects import load_classes, load_heldout
@@ -655,14 +655,14 @@ def test_an_odd_value_gives_a_result_or_one_line(tmp_path, name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("depth", [150, 3_000, 100_000])
 def test_what_nests_deep_is_one_line_at_once(tmp_path, name, depth):
-    "As the whole file, and as a value of what is good otherwise."
+    "Deeply nested JSON gives one line at once, as a whole file and as a value in a valid file."
     good, read = json_readers(tmp_path)[name]
     path = tmp_path/(name if "." in name else f"{name}.json")
     deep, inside = "["*depth + "]"*depth, json.dumps(good, default=list)
     started = time.process_time()
     for text in deep, inside[:-1] + f', "x": {deep}}}' if inside[0] == "{" else inside[:-1] + f", {deep}]":
         path.write_text(text + "\n")
-        try: read(path)                       # lines of rows may leave out what is none
+        try: read(path)                       # readers of rows may ignore an unknown key
         except NocError as e: assert "\n" not in str(e)
         else: assert path.suffix == ".jsonl" and depth < 1_000
     assert time.process_time() - started < 5
@@ -671,7 +671,7 @@ READING = """files.dataset files.exports files.formats files.readers lab.disk la
 models.names models.photos models.source scores.claims scores.report""".split()
 
 def readers():
-    "Every public function of the package that reads a file, and needs only its path."
+    "Yield every public function of the package that reads a file and needs only its path."
     for where in READING:
         module = importlib.import_module(f"noc_nb.{where}")
         for name, f in vars(module).items():
@@ -683,7 +683,7 @@ def readers():
 
 @pytest.mark.parametrize("ending", ["json", "jsonl", "json.gz"])
 def test_every_public_reader_refuses_what_nests_deep(tmp_path, ending):
-    "In one line, or it has looked at the first bytes alone; at once."
+    "Each reader gives one line at once, or reads only the first bytes."
     text, path = b'{"images": [' + b"["*100_000 + b"]"*100_000 + b"]}\n", tmp_path/f"deep.{ending}"
     path.write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
     called = []
@@ -717,7 +717,7 @@ script(noc_odd)
 
 @pytest.mark.parametrize("end", ["bad", "bug"])
 def test_no_text_commands_a_terminal(tmp_path, end):
-    "Lines, bars, warnings, output, errors and tracebacks; only the bar moves the cursor, and the word `loading` goes."
+    "Control characters in texts are escaped in all kinds of output; only the progress bar moves the cursor."
     import pty
     ours, theirs = pty.openpty()
     env = dict(os.environ, END=end, COLUMNS="200")
@@ -727,14 +727,14 @@ def test_no_text_commands_a_terminal(tmp_path, end):
     seen = b""
     try:
         while part := os.read(ours, 4096): seen += part
-    except OSError: pass                                # the end of a terminal
+    except OSError: pass                                # the terminal was closed
     child.wait()
     text = seen.decode()
     assert text.count(r"dog\u001b]0;mine\u0007 \u009b2J \u001b[31m") >= 4
     assert not re.search(r"[\x07\x9b]|\x1b(?!\[A|\[K)", text)
 
 def test_a_run_that_was_altered_gives_rows_or_one_line(tmp_path, monkeypatch):
-    "Its settings, rows and captions."
+    "A run whose settings, rows or captions were altered gives rows, or one line."
     from noc_nb.lab.experiment import Experiment, PRESETS, Run
     from noc_nb.models.pipeline import pipeline_folder
     from noc_nb.files.dataset import load_data
@@ -763,7 +763,7 @@ def test_a_run_that_was_altered_gives_rows_or_one_line(tmp_path, monkeypatch):
     def full(file, row):
         if file.name == "rows.jsonl": raise OSError("no room")
         append_row(file, row)
-    monkeypatch.setattr("noc_nb.lab.experiment.append_row", full)       # no test is scored without a line in the log
+    monkeypatch.setattr("noc_nb.lab.experiment.append_row", full)       # the log has its line even so
     with pytest.raises(OSError): run()
     assert len(read_rows(out/"test_log.jsonl")) == logged + 1
 
@@ -789,7 +789,7 @@ def test_odd_scores_and_settings_of_a_search():
     for odd in (None, "1", 1.5, 2**63): grid(pad=odd)
     for odd in (1, [1, 1], [None, None], [["1"], []], [[True], []], [[1], [1]], [[1e39], []]): grid(prices=odd)
     for odd in (2**63, -1, None, 1.5): grid(musts=[[[(odd,)]], []])
-    grid(musts=[[[(2, 3)*2500]], []])                                # would be 2.4 GB, and take minutes
+    grid(musts=[[[(2, 3)*2500]], []])                                # would need 2.4 GB and minutes
 
 def test_odd_settings_of_a_pipeline():
     from noc_nb.core import set_seed
@@ -837,7 +837,7 @@ def test_numbers_of_a_file_are_no_lists(tmp_path):
                 read_detections(tmp_path/"d.json", {7: (640, 480)})
 
 def test_what_the_papers_floor_refuses():
-    "Words, regions, data and captioners that do not go together: one line that names the image, the word or the part."
+    "Words, regions, data or captioners that do not fit together give one line that names the image, word or part."
     vectors = {"hot": np.array([1., 3.]), "dog": np.array([3., 5.])}
     vocab = Vocab(["a", "dog", "zebra"])
     def regions(box=(0, 0, 1, 1), score=1., features=None, image=7):

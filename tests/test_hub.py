@@ -1,4 +1,4 @@
-"""The repository for the hub: loaded from its folder where there is no noc_nb, it finds what the package finds."""
+"""Test the repository for the hub: loaded from its folder, without noc_nb, it gives the same results as the package."""
 import ast, importlib, inspect, json, os, re, subprocess, sys
 from inspect import signature, unwrap
 from operator import attrgetter
@@ -56,7 +56,7 @@ def test_without_the_package(name, repository, tmp_path):
     assert json.loads(done.stdout.splitlines()[-1]) == expected
 
 def test_words_hold_on_the_decoded_text_there_too(repository, monkeypatch):
-    "The property of test_words, by the folder's own code."
+    "The property that test_words.py tests also holds for the folder's code."
     monkeypatch.syspath_prepend(str(repository))
     own = importlib.import_module("custom_generate.generate")
     assert own.__file__.startswith(str(repository)) and own.grid_beam is not grid_beam
@@ -64,7 +64,7 @@ def test_words_hold_on_the_decoded_text_there_too(repository, monkeypatch):
     assert not found and sum(counts.values()) < 40, (found[:3], counts)
 
 def test_the_lines_of_the_card(repository, monkeypatch, capsys):
-    "They run with a tokenizer that has no token to pad with, as GPT-2's."
+    "The card's example runs with a tokenizer without a padding token, like GPT-2's."
     def spells(name, **settings):
         made = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend_tokenizer, eos_token="[EOS]",
                                        unk_token="[UNK]", **settings)
@@ -78,7 +78,7 @@ def test_the_lines_of_the_card(repository, monkeypatch, capsys):
     assert len(re.findall(r"\bzebra\b", texts)) == len(re.findall(r"\bbus(?:es)?\b", texts)) == 2, texts
 
 def test_what_its_files_import(repository):
-    "Each other, the standard library, torch and transformers; and it is all code of the package."
+    "The files import each other, the standard library, torch and transformers, and have only code of the package."
     files = [*(repository/"custom_generate").glob("*.py")]
     outside, beside = set(), set()
     for file in files:
@@ -86,11 +86,11 @@ def test_what_its_files_import(repository):
             if isinstance(node, ast.Import): outside |= {alias.name.partition(".")[0] for alias in node.names}
             if not isinstance(node, ast.ImportFrom): continue
             (beside if node.level else outside).add(node.module.partition(".")[0])
-    assert outside - set(sys.stdlib_module_names) <= {"torch", "transformers", "filelock", "inflect"} # for forms=True
+    assert outside - set(sys.stdlib_module_names) <= {"torch", "transformers", "filelock", "inflect"} # for `forms`
     assert beside <= {file.stem for file in files}
 
 def test_the_card_says_what_there_is(repository):
-    "Its arguments are the function's, and its numbers the table's."
+    "The card lists the function's arguments, and its numbers are those of the table of architectures."
     from architectures import read_table
     card = (repository/"README.md").read_text()
     rows = re.findall(r"^\| (`.*?) \|", card, re.M)
@@ -103,8 +103,8 @@ def test_the_card_says_what_there_is(repository):
     assert f"Of {len(read_table())} classes" in card and f"{len(lines)} were built" in card
     assert f"{len(seen)} of {len(seen)} that were given pictures" in card
 
-# What the library does not promise, and the search leans on
-GIVEN = {                                                  # methods -> the arguments that are handed to them, in order
+# Internals of the library that the search uses
+GIVEN = {                                                  # methods -> the arguments that they get, in order
     "_prefill": ["input_ids", "generation_config", "model_kwargs"],
     "_update_model_kwargs_for_generation": ["outputs", "model_kwargs", "is_encoder_decoder"],
     "prepare_inputs_for_generation": ["input_ids", "next_sequence_length"]}
@@ -112,12 +112,12 @@ PARTS = ["generation.utils.ALL_CACHE_NAMES", "generation.utils.GenerateBeamDecod
          "generation.utils.GenerateBeamEncoderDecoderOutput", "PreTrainedModel.input_modalities",
          "cache_utils.Cache.reorder_cache"]
 TOLD_BY_NAME = ["MaxLengthCriteria", "EosTokenCriteria", "MaxTimeCriteria"]
-TENSORS = ["_eos_token_tensor", "_pad_token_tensor"]       # of a configuration that `generate` has prepared
-LOCALS = ["streamer", "assistant_model", "synced_gpus"]    # of `generate`
-IF_THERE = ["_reorder_cache", "linear_cache"]              # of some models, and of MiniMax's memory
+TENSORS = ["_eos_token_tensor", "_pad_token_tensor"]       # attributes of a configuration that `generate` has prepared
+LOCALS = ["streamer", "assistant_model", "synced_gpus"]    # local variables of `generate`
+IF_THERE = ["_reorder_cache", "linear_cache"]              # attributes of some models, and of MiniMax's cache
 
 def test_what_the_library_does_not_promise():
-    "A release that moves one of them fails here, and says which."
+    "If a release changes one of these internals, this test fails and names it."
     def lacks(name):
         try: return not attrgetter(name)(transformers)
         except AttributeError: return True
@@ -133,12 +133,12 @@ def test_what_the_library_does_not_promise():
     assert not missing, f"transformers {transformers.__version__} has no {', '.join(missing)}"
 
 def test_the_weekly_run_begins_with_the_oldest():
-    "The floor of the extra."
+    "The weekly run begins with the oldest version that the extra allows."
     oldest = re.search(r"^extra_transformers = transformers>=([\d.]+)", (hub.ROOT/"settings.ini").read_text(), re.M)[1]
     assert f'release: ["=={oldest}", ' in (hub.ROOT/".github/workflows/transformers.yml").read_text()
 
 def test_all_of_that_is_named(repository):
-    "What the code uses of the library, and nobody offers, stands in the lists above."
+    "The lists above contain all internals of the library that the code uses."
     from transformers.generation import utils
     trees = [ast.parse(file.read_text()) for file in (repository/"custom_generate").glob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]

@@ -1,4 +1,4 @@
-"Photos to regions: other people's files, runs that are killed, memory, and torchvision's own detectors."
+"Test the path from photos to regions: unusual files, killed runs, memory, and torchvision's detectors."
 import json, multiprocessing, os, struct, subprocess, sys, tarfile, time, tracemalloc, zlib
 from pathlib import Path
 import numpy as np
@@ -18,7 +18,7 @@ def weights(tmp_path_factory): return random_weights(tmp_path_factory.mktemp("we
 
 @pytest.fixture
 def photos(tmp_path):
-    "Twelve photos and three files that are none."
+    "Write twelve photos and three files that are not photos; return their folder."
     folder, rng = tmp_path/"photos", np.random.default_rng(0)
     folder.mkdir()
     for n in range(12):
@@ -41,7 +41,7 @@ def test_names_in_a_shard_are_names_and_nothing_more(tmp_path, name):
     before = sorted(p for p in tmp_path.rglob("*"))
     [f] = image_files(inside)
     assert open_image(f).size == (9, 9)
-    f.name.encode("utf-8")   # can be written to any file
+    f.name.encode("utf-8")   # the name can be written to a file
     assert sorted(p for p in tmp_path.rglob("*")) == before and f.path == inside/"s.tar"
 
 def test_links_that_lead_in_circles_are_not_followed(tmp_path):
@@ -51,12 +51,12 @@ def test_links_that_lead_in_circles_are_not_followed(tmp_path):
     assert [f.name for f in image_files(tmp_path)] == ["a/x.png"]
 
 def test_a_pipe_is_no_image(tmp_path):
-    os.mkfifo(tmp_path/"p.jpg")   # opening it would wait for ever
+    os.mkfifo(tmp_path/"p.jpg")   # opening a pipe would wait forever
     with pytest.raises(NocError, match="p.jpg: is not a file"): open_image(tmp_path/"p.jpg")
 
 @pytest.mark.parametrize("side", [9_000, 30_000])
 def test_a_huge_header_takes_no_memory(tmp_path, side):
-    "A small file that says it holds 30,000 x 30,000 pixels."
+    "A small file whose header claims too many pixels gives an error, and needs little memory."
     def u32(n): return struct.pack(">I", n)
     def chunk(kind, data): return u32(len(data)) + kind + data + u32(zlib.crc32(kind + data))
     row, packer = b"\0" + bytes(side//8), zlib.compressobj(1)
@@ -84,8 +84,8 @@ def test_no_boxes_and_ten_thousand(tmp_path, n):
 
 @pytest.mark.slow
 def test_killed_at_random_and_resumed_gives_the_same_bytes(tmp_path, photos, weights):
-    "SIGKILL three times, at any point of a part; then the same run to its end, with another number of workers."
-    torch.set_num_threads(1)   # so that it can fork
+    "After three kills at random moments, a resumed run with another number of workers writes the same bytes."
+    torch.set_num_threads(1)   # so that this process can fork
     detector, files = Detector(SMALL, weights, size=64, device="cpu"), image_files(photos)
     rng, kills = np.random.default_rng(0), 0
     _extract(files, tmp_path/"straight", detector, part=2)
@@ -116,7 +116,7 @@ def test_the_command_says_in_one_line_what_is_wrong(tmp_path):
 
 @pytest.mark.slow
 def test_memory_is_flat_in_the_number_of_images(tmp_path):
-    "Writing and reading 100,000 records takes no more memory than 10,000, except for the index of ids."
+    "Writing and reading 100,000 records needs no more memory than 10,000, except for the index of ids."
     code = """
 import sys
 import numpy as np
@@ -132,7 +132,7 @@ for at in range(0, len(store), 5000): store.batch(range(at, at + 50))
 status = dict(l.split(":") for l in open("/proc/self/status").read().splitlines())
 print(int(status["RssAnon"].split()[0])//1024)
 """
-    def used(n): # MB
+    def used(n): # in MB
         command = [sys.executable, "-c", code, tmp_path/str(n), str(n)]
         return int(subprocess.run(command, env=ENV, capture_output=True, check=True).stdout)
     mb = {n: used(n) for n in (10_000, 100_000)}
@@ -143,7 +143,7 @@ print(int(status["RssAnon"].split()[0])//1024)
 
 @pytest.mark.slow
 def test_the_default_detector_is_torchvisions_own(tmp_path, photos, monkeypatch):
-    "Faster R-CNN ResNet-50-FPN: photo to regions, with a file under the published name in torchvision's own folder."
+    "The default detector gives torchvision's boxes and scores, and reads weights from torchvision's folder."
     name = "fasterrcnn_resnet50_fpn"
     published = Path(torchvision.models.get_model_weights(name).DEFAULT.url).name
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
@@ -171,7 +171,7 @@ def test_detectors_without_a_box_head(name, photos):
 
 @pytest.mark.slow
 def test_features_of_a_resnet101_and_workers(weights, photos):
-    "2,048 numbers a region; decoding in another process changes nothing."
+    "ResNet-101 gives 2,048 numbers per region, and decoding in another process changes nothing."
     torch.manual_seed(0)
     detector = Detector(SMALL, weights, "resnet101", .5, "cpu", 64, feature_weights=None)
     files = image_files(photos)[:5]

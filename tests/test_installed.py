@@ -1,8 +1,8 @@
-"""The package as people get it: its wheel in a fresh environment, used away from the repository.
+"""Test the package as people install it: its wheel in a fresh environment, outside the repository.
 
-In `make test`, torch, torchvision and what only they bring come from this environment by links, and pip resolves all
-else anew, without the `dev` extra and its caps. NOC_INSTALL=newest shares nothing and tries the extras too.
-NOC_INSTALL=floors does the same with the oldest releases that settings.ini allows."""
+In `make test`, torch, torchvision and the packages that only they need are linked from this environment, and pip
+resolves the others without the `dev` extra and its limits. NOC_INSTALL=newest shares nothing and tests the extras
+too. NOC_INSTALL=floors does the same with the oldest releases that settings.ini allows."""
 import json, os, re, subprocess, sysconfig, tarfile, venv, zipfile
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +27,7 @@ ENV = {key: value for key, value in os.environ.items() if key not in ("PYTHONPAT
 def norm(requirement): return canonicalize_name(Requirement(requirement).name)
 
 def brought(names, stop=()):
-    "The packages that some packages need, as they are installed here, with themselves. Those in `stop` need nothing."
+    "Return some packages and all packages that they need here; do not follow those in `stop`."
     found, left = set(), [Requirement(name) for name in names]
     while left:
         need = left.pop()
@@ -40,7 +40,7 @@ def brought(names, stop=()):
     return {entry[0] for entry in found}
 
 def share(site):
-    "Link torch and what only it brings into an environment. Returns constraints that keep pip from replacing them."
+    "Link torch and the packages that only torch needs into an environment. Return pip's constraints for them."
     names = brought(TORCH) - brought(CORE, stop=TORCH)
     for dist in map(metadata.distribution, names):
         for top in {file.parts[0] for file in dist.files} - {"..", "__pycache__"}:
@@ -54,12 +54,12 @@ def pip(python, *words):
     return run("python", "-m", "pip", "--python", python, *words, cwd=python.parent, env=ENV)
 
 def used(python, command, *words, cwd):
-    "Run a command of an environment; what it prints."
+    "Run a command of an environment, and return its output."
     return run(python.with_name(command), *words, cwd=cwd, env=ENV)
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory):
-    "The source archive, and the wheel that is built from it: those in NOC_DIST, or made here."
+    "Return the source archive and the wheel in NOC_DIST, or build both."
     dist = os.environ.get("NOC_DIST")
     if not dist:
         repo = scratch(tmp_path_factory.mktemp("build"))
@@ -69,7 +69,7 @@ def archives(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def python(archives, tmp_path_factory):
-    "The Python of a fresh environment that has the wheel and what pip takes for it."
+    "Return the Python of a fresh environment with the wheel and the packages that pip installs for it."
     env = tmp_path_factory.mktemp("installed")/"env"
     venv.create(env, with_pip=False)
     python, limits = env/"bin/python", env/"limits.txt"
@@ -99,7 +99,7 @@ print(home, noc_nb.__version__)
 """
 
 def test_every_module_imports_from_the_wheel(python, tmp_path):
-    "No module needs an extra to be imported, and none is taken from the checkout."
+    "Every module can be imported from the wheel without an extra."
     where, version = used(python, "python", "-c", IMPORT_ALL, cwd=tmp_path).splitlines()[-1].split()
     assert where.startswith(str(python.parents[1])), f"imported from {where} and not from the wheel"
     assert version == SETTINGS["version"], "noc_nb.__version__ is not the version of settings.ini: run `make export`"
@@ -108,7 +108,7 @@ def test_metadata_is_settings(archives):
     "The metadata of the wheel are valid and agree with settings.ini."
     with zipfile.ZipFile(archives[1]) as z:
         files = {file.rpartition("/")[2]: z.read(file) for file in z.namelist() if "-info/" in file}
-    meta = Metadata.from_email(files["METADATA"])             # raises where a package index would refuse it
+    meta = Metadata.from_email(files["METADATA"])             # raises an error if a package index would refuse it
     assert "LICENSE" in files and (SETTINGS["license"], meta.license_expression) == ("apache2", "Apache-2.0")
     told = meta.name, str(meta.version), meta.summary, meta.author, str(meta.requires_python)
     name, version, summary, author, oldest = map(SETTINGS.get, "lib_name version description author min_python".split())
@@ -121,7 +121,7 @@ def test_metadata_is_settings(archives):
             "links of the description that lead nowhere on a package index")
 
 def test_archives_hold_what_git_holds(archives):
-    "The whole package, with its pipelines, pages and data, and nothing that only lies about."
+    "The archives have all files of the package that git has, and no others."
     listed = tracked()
     if not listed: pytest.skip("no git checkout")
     package = {file for file in listed if file.startswith("noc_nb/")}
@@ -139,21 +139,21 @@ def test_wheel_names_its_version(python, tmp_path):
     code = "from noc_nb.lab.progress import code_version; print(code_version())"
     assert used(python, "python", "-c", code, cwd=tmp_path).strip() == f"version {SETTINGS['version']}"
 
-# ---- what people do with it
+# ---- uses of the package
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_answer(python, tmp_path, command):
     assert f"usage: {command} " in used(python, command, "--help", cwd=tmp_path)
 
 def test_readme_python_runs(python, tmp_path):
-    "The README's examples run as they stand, and print what it shows."
+    "The README's Python examples run unchanged, and print the outputs that the README shows."
     text = README.read_text(encoding="utf-8")
     printed = used(python, "python", "-c", "\n".join(fences(text, "python")), cwd=tmp_path)
     assert printed == "".join(fences(text, "text")), "the README shows other outputs: `make notebooks NB=index`"
 
 @pytest.fixture(scope="module")
 def typed(python, tmp_path_factory):
-    "A function that runs a command in a folder that holds a small toy world."
+    "Return a function that runs a command in a folder with a small toy world, and returns the text of files."
     folder = tmp_path_factory.mktemp("used")
     code = "from noc_nb.files.drawing import make_toy; make_toy('toy', train=60, val=8, test=8)"
     used(python, "python", "-c", code, cwd=folder)
@@ -187,14 +187,14 @@ def test_tables_are_made(typed):
     table, rows = typed(f"{line} {' '.join(SMALL)}", "run/table1.md", "run/rows.jsonl")
     assert "Region selector · cross-entropy" in table and len(rows.splitlines()) == 3
 
-# ---- the extras, where nothing is shared
+# ---- the extras, if no package is shared
 
 USES = dict(app=["133_app"], book=[], formats=["104_formats", "110_names"], ray=["141_distributed"],
             tensorboard=["40_train"], transformers=["114_detectors", "116_generate", "117_captioners"])
 
 @pytest.fixture(scope="module")
 def extended(python, archives):
-    "The environment with all extras."
+    "Install all extras, and return the environment's Python."
     if not HOW: pytest.skip("extras are tried where NOC_INSTALL is set")
     limits = python.with_name("extras.txt")
     limits.write_text("\n".join(floors(sum(EXTRAS.values(), [])) if HOW == "floors" else []))

@@ -1,7 +1,7 @@
-"""The six ways into the package, as README.md tells them, walked by somebody who knows nothing else; and the page.
+"""Test the six ways to use the package exactly as README.md describes them, and the page of `noc_app`.
 
-Each test runs the lines of one way as they stand there, in an empty folder with files of the names that they use,
-and ends in the artefact that its person is after. What a test adds is an option of `--help` that makes it small."""
+Each test runs the README's lines for one way, in an empty folder with files of the names that they use, and checks
+the result. Tests add only options that make the runs small."""
 import json, os, random, re, shlex, signal, socket, subprocess, sys
 from pathlib import Path
 import numpy as np
@@ -22,19 +22,19 @@ CHROMIUM = "/usr/bin/chromium"
 SMALL = "train_selector.epochs=1", "xe.epochs=1", "captioner.d_model=32", "captioner.d_ff=64"
 
 def ways():
-    "Who takes each of the ways -> all that README.md says of it."
+    "Return the title of each way -> the text of README.md about it."
     section = re.search(r"^## Six ways to use it$(.*?)^## ", README.read_text(encoding="utf-8"), re.M | re.S)[1]
     return dict(part.split(".**", 1) for part in re.split(r"^\*\*", section, flags=re.M)[1:])
 
 WAYS = ways()
 
 def steps(who):
-    "The lines of a way's block."
+    "Return the lines of a way's code block."
     return re.search(r"^```\w+\n(.*?)^```$", WAYS[who], re.M | re.S)[1].splitlines()
 
 @pytest.fixture
 def typed(tmp_path, monkeypatch):
-    "A function that runs a line of the README in an empty folder, with more options."
+    "Return a function that runs a line of the README in an empty folder, with additional options."
     monkeypatch.chdir(tmp_path)
     def run(line, *more):
         command, *words = shlex.split(line, comments=True)
@@ -52,7 +52,7 @@ def test_each_way_is_short():
 
 @pytest.mark.slow
 def test_researcher(typed):
-    "Ends in two tables: the paper's numbers beside ours, and a change's."
+    "A researcher gets two tables: one of the method, and one of a variant."
     make_toy("small", train=60, val=20, test=20)
     small = "--tables 1 --rows none,selector --training xe --metrics C --data small".split()
     again, changed = steps("To check the paper or improve on it")
@@ -65,13 +65,13 @@ def test_researcher(typed):
     assert {row["variant"] for row in rows} == {"beam of 3"} and rows[0]["config"]["search"]["k"] == 3
 
 def even(logits, targets, labels, lambda0=None, lambda1=None):
-    "A loss of one's own: every region counts the same."
+    "Return a loss in which every region has the same weight."
     real = labels >= 0
     return binary_cross_entropy_with_logits(logits[real], targets[real].to(logits.dtype))
 
 @pytest.mark.slow
 def test_another_loss(typed):
-    "Ends in a verdict: a selector trained with a loss of one's own, beside the paper's, with the same captioner."
+    "A researcher gets a verdict on a selector with another loss, compared with the paper's, for the same captioner."
     data, cfg = load_data(make_toy("small", train=60, val=20, test=20), split="toy"), override(PRESETS["toy"], [*SMALL])
     for folder, more in ("paper", {}), ("even", dict(loss=even, models="paper")):
         run = Experiment(Run(cfg, variant="even loss" if more else None), data, folder, metrics=("C",), **more)
@@ -89,16 +89,16 @@ def test_another_loss(typed):
     assert abs(row["difference"]) == pytest.approx(abs(scores[1] - scores[0]), abs=1e-6)
 
 def photo(path, seed):
-    "A picture of noise."
+    "Save a picture of noise."
     pixels = np.random.default_rng(seed).integers(0, 255, (90, 120, 3), np.uint8)
     Path(path).parent.mkdir(exist_ok=True)
     Image.fromarray(pixels).save(path)
 
 def test_own_photos(typed, tmp_path):
-    "Ends in a page with two photos and their captions, and in captions that say a word."
+    "A user gets a page with two photos and their captions, captions with given words, and captions with musts."
     for n in 1, 2: photo(f"photos/{n}.png", n)
     small = "fasterrcnn_mobilenet_v3_large_320_fpn"
-    weights = random_weights(tmp_path/"detector.pth", small)    # torchvision's cannot be downloaded here
+    weights = random_weights(tmp_path/"detector.pth", small)    # the test does not download torchvision's weights
     look = "--detector", small, "--weights", weights
     chosen, asked, must = steps("To caption photos")
     typed(chosen, *look)
@@ -133,7 +133,7 @@ def own_data():
     Path("glove.txt").write_text("".join(f"{w} {' '.join(map(str, v))}\n" for w, v in zip(words, numbers)))
 
 def test_own_detector(typed):
-    "Ends in captions by an own model that say what an own detector found."
+    "A user with another detector gets captions of their own model that mention the detector's objects."
     own_data()
     selector, captioner, join, caption = steps("To train on your own detector's classes")
     for line in selector, captioner: typed(line, "--set", *SMALL, "selector.d_model=32", "selector.d_ff=64")
@@ -145,7 +145,7 @@ def test_own_detector(typed):
     assert {c["object"] for c in forced} <= set(NAMES) and all(c["word"] for c in forced)
 
 def test_evaluator(typed):
-    "Ends in two reports, and in which of their differences are real."
+    "An evaluator gets two reports, a comparison with verdicts, and a table."
     root = make_toy("COCO", train=40, val=30, test=5)
     (root/"splits/toy.json").rename(root/"splits/lite.json")
     split = json.loads((root/"splits/lite.json").read_text())
@@ -153,7 +153,7 @@ def test_evaluator(typed):
     texts = {a["image_id"]: a["caption"] for a in captions["annotations"]}
     entries = [dict(image_id=i, caption=texts[i]) for i in split["val"]]
     Path("ours.json").write_text(json.dumps(entries))
-    rows = [f'{i},"a street, seen from above"\r\n' for i in split["val"]]             # as a spreadsheet writes it
+    rows = [f'{i},"a street, seen from above"\r\n' for i in split["val"]]             # as a spreadsheet writes CSV
     Path("theirs.csv").write_text("\ufeffimage_id,caption\r\n" + "".join(rows), encoding="utf-8")
     *scored, compared, several = steps("To score any captions")
     for line in scored: typed(line, "--metrics", "C,R", "--samples", 50)
@@ -166,7 +166,7 @@ def test_evaluator(typed):
     assert sorted(os.listdir("both")) == ["compare.html", "compare.json", "compare.md", "compare.png"]
 
 def test_transformers_user(tmp_path, monkeypatch, capsys):
-    "Ends in what a chat model says of a photo, with the words. A tiny folder takes the place of the hub's model."
+    "A user of transformers gets a chat model's answer with the words; a tiny model replaces that of the hub."
     pytest.importorskip("transformers")
     from tiny_models import save_chat
     save_chat(tmp_path/"model")
@@ -182,7 +182,7 @@ def test_transformers_user(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_reader(tmp_path):
-    "Ends in a chapter with its figures, executed on the reader's machine."
+    "A reader can execute a chapter, and gets all its figures."
     lab, site = (line.partition("#")[0].split() for line in steps("To read"))
     dry = subprocess.run(["make", "--dry-run", *lab[1:]], cwd=ROOT, capture_output=True, text=True)
     assert (lab[0], site) == ("make", ["make", "book"]) and "/jupyter lab nbs\n" in dry.stdout
@@ -218,7 +218,7 @@ def page(tmp_path):
 
 @pytest.mark.slow
 def test_page(page, typed, tmp_path, monkeypatch, capsys):
-    "Ends in a caption with a word of one's own, and in the same caption by a command and by Python."
+    "A visitor of the page adds a word to a caption, and the copied command and Python code give the same caption."
     page.wait_for_selector("#stage .word", timeout=60_000)
     picture, controls = (page.locator(css).bounding_box() for css in ("#stage svg", "#weight"))
     assert picture["y"] + picture["height"] < 844 and picture["y"] < controls["y"]

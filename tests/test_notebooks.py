@@ -6,18 +6,18 @@ from book import (BOOK, CHAPTERS, EXPERIMENTS, FOLDERS, NOTEBOOKS, ROOT, cells, 
 
 EVAL_FALSE = set()  # "10_attention.ipynb:cell id" of cells that may stay unexecuted; none does
 DIRECTIVES = {"default_exp", "export", "slow", "gpu", "eval:", "echo:"}
-WIDTH, LINES, CLASS_LINES = 100, 40, 60   # columns of code; lines of an exported cell, and of one with a class
+WIDTH, LINES, CLASS_LINES = 100, 40, 60   # columns of code; lines of an exported cell, and of a cell with a class
 
 CELLS = {nb: cells(nb) for nb in NOTEBOOKS}
 
 def every(kind=None, notebooks=NOTEBOOKS):
-    "The cells of all notebooks, or those of one kind."
+    "Return the cells of all notebooks, or those of one kind."
     return [c for nb in notebooks for c in CELLS[nb] if kind in (None, c.kind)]
 
 def exported(notebooks=CHAPTERS): return [c for c in every("code", notebooks) if c.exported]
 
 def public(cell):
-    "Functions and classes of an exported cell that users see."
+    "Return the public functions and classes of an exported cell."
     for node in cell.tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"): yield node
 
@@ -51,7 +51,7 @@ def test_format():
     none_of(wrong(), "run `nbdev_clean`; cell ids must be there and unique, since exported code carries them")
 
 def test_outputs_are_whole():
-    "Notebooks are committed executed, without errors."
+    "No output is an error, and every notebook with code has outputs."
     def wrong():
         for nb in NOTEBOOKS:
             code = [c for c in CELLS[nb] if c.kind == "code"]
@@ -105,30 +105,30 @@ def test_chapters_lead_to_the_next():
             "link the next chapter in the last lines: floor by floor, by number")
 
 def test_displayed_formulas_stand_alone():
-    "On the site one within a paragraph is no formula."
+    "A displayed formula has a paragraph of its own; otherwise the site does not show it as a formula."
     def joined(c):
-        texts = c.source.split("$$")[::2]                      # before, between and behind formulas
+        texts = c.source.split("$$")[::2]                      # before, between and after formulas
         ends, starts = (filter(None, part) for part in (texts[:-1], texts[1:]))
         return not (all(t.endswith("\n\n") for t in ends) and all(t.startswith("\n\n") for t in starts))
     none_of((c.where for c in every("markdown") if joined(c)), "put a blank line before and behind $$ ... $$")
 
 def test_prose_has_at_most_120_columns():
-    "Tables, links and formulas may be longer."
+    "Prose has lines of at most 120 columns, except in tables, links and formulas."
     def long(c):
         prose = re.sub(r"```.*?```|\$\$.*?\$\$", "", c.source, flags=re.S)
         return [line for line in prose.splitlines() if len(line) > 120 and not re.match(r"\s*\||.*\]\(", line)]
     none_of((f"{c.where}: {line[:60]}…" for c in every("markdown") for line in long(c)), "break the lines")
 
-EDITED = ["", "fast", "lab", "files", "models", "scores", "pages", "experiments", "commands"]  # edited; may only grow
+EDITED = ["", "fast", "lab", "files", "models", "scores", "pages", "experiments", "commands"]  # may only grow
 
 def dropped():
-    "Finds the phrases in the second table of docs/glossary.md."
+    "Compile a pattern of the phrases to avoid in the second table of docs/glossary.md."
     table = (ROOT/"docs/glossary.md").read_text(encoding="utf-8").partition("## Wording")[2]
     phrases = [phrase for row in re.findall(r"^\| (`.*?) \|", table, re.M) for phrase in re.findall(r"`(.+?)`", row)]
     return re.compile(rf"\b({'|'.join(phrases)})\b", re.I)
 
 def wording(cell):
-    "What a cell says in English: its prose, or its docstrings, comments and messages."
+    "Return the English of a cell: its prose, or its docstrings, comments and messages."
     if cell.kind == "markdown": return re.sub(r"```.*?```|\$\$.*?\$\$|`[^`]*`", "", cell.source, flags=re.S)
     documented = [n for n in ast.walk(cell.tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
     messages = [n for n in ast.walk(cell.tree) if isinstance(n, ast.Call)
@@ -139,7 +139,7 @@ def wording(cell):
                       *re.findall(r"(?<!\S)# .*", cell.source, re.M)])
 
 def test_wording():
-    "Phrases that the glossary drops do not return, and no sentence begins with a headless clause."
+    "No cell has a phrase that the glossary avoids, and no sentence begins with a headless clause (\"What ...\")."
     phrase, headless = dropped(), re.compile(r"(?:^|[.:] )What [^.?!]*\.(?= |$)")
     assert phrase.search("It is told as one mention.") and headless.search("It runs. What fails is refused.")
     assert not headless.search("What does it write? Sentences.")
@@ -153,7 +153,7 @@ def test_wording():
 # ---- the code
 
 def test_cells_import_or_work():
-    "nbdev's documentation and a reader both want imports apart."
+    "A cell has imports or other code, not both."
     def mixed(c):
         imports = [isinstance(n, (ast.Import, ast.ImportFrom)) for n in c.tree.body]
         return any(imports) and not all(imports)
@@ -184,13 +184,13 @@ def test_every_cell_runs():
             "`eval: false` hides code that no longer works. Make the cell run, or add it to EVAL_FALSE with its reason")
 
 def test_flagged_cells_name_their_twin():
-    "A slow or gpu cell says which cell, always executed, makes the same claim on something smaller."
+    "Each slow or gpu cell names an unflagged cell that makes the same claim on smaller data."
     def lonely():
         for c in every("code"):
             if not {"slow", "gpu"} & c.directives.keys(): continue
-            named = re.search(r"^# small twin: cell (\w{8})$", c.source, re.M)
+            named = re.search(r"^# smaller version: cell (\w{8})$", c.source, re.M)
             twin = next((t for t in CELLS[c.notebook] if named and t.id == named[1]), None)
-            if twin is None: yield f"{c.where}: no line `# small twin: cell ID`"
+            if twin is None: yield f"{c.where}: no line `# smaller version: cell ID`"
             elif {"slow", "gpu"} & twin.directives.keys(): yield f"{c.where}: its twin is flagged, too"
             elif not re.search(r"\bassert\b|\btest_\w+\(", twin.source): yield f"{c.where}: its twin asserts nothing"
     none_of(lonely(), "name the small cell that always runs and claims the same")
@@ -198,7 +198,7 @@ def test_flagged_cells_name_their_twin():
 # ---- the exported code
 
 def test_one_module_each():
-    "One notebook, one module, of the same name; a chapter that puts the others together may have none."
+    "Every chapter exports one module of the same name, except chapters that only combine others."
     def wrong():
         for nb in CHAPTERS:
             if not exported([nb]): continue
@@ -210,7 +210,7 @@ def test_one_module_each():
     none_of(wrong(), "export into the notebook's own module, by `#| export`")
 
 def test_patched_methods_hide_no_name():
-    "fastcore 1.8's `patch` leaves None under the method's name: a function of that name would be gone."
+    "No function has the name of a patched method, because fastcore 1.8's `patch` sets that name to None."
     def hidden():
         for nb in CHAPTERS:
             trees = [node for c in exported([nb]) for node in c.tree.body]
@@ -223,7 +223,7 @@ def test_patched_methods_hide_no_name():
 def code_lines(cell): return sum(bool(line.strip()) for line in cell.source.splitlines() if not line.startswith("#|"))
 
 def most_lines(cell):
-    "A class is read from top to bottom in one cell."
+    "Return the maximum number of lines of a cell; a cell with a class may have more."
     return CLASS_LINES if any(isinstance(node, ast.ClassDef) for node in cell.tree.body) else LINES
 
 def test_exported_cells_are_short():
@@ -231,11 +231,8 @@ def test_exported_cells_are_short():
             f"an exported cell has at most {LINES} lines, one with a class {CLASS_LINES}; split it")
     assert median(map(code_lines, exported(BOOK))) <= 15, "an exported cell of the paper's floor has about 12 lines"
 
-# classes that a chapter builds step by step, and what of them is shown at its end: may only shrink
-UNSHOWN = {"116_generate": 12}
-
 def unshown(notebook):
-    "The most exported cells in a row without an output; imports do not count."
+    "Return the largest number of exported cells in a row without an output; imports do not count."
     longest = run = 0
     for c in CELLS[notebook]:
         if c.kind != "code": continue
@@ -246,8 +243,8 @@ def unshown(notebook):
     return longest
 
 def test_definitions_are_shown():
-    "A definition is followed by what it does: at most five in a row on the paper's floor, eight elsewhere."
-    def most(nb): return UNSHOWN.get(nb.stem, 5 if nb in BOOK else 8)
+    "At most five exported cells in a row have no output on the paper's floor, at most eight elsewhere."
+    def most(nb): return 5 if nb in BOOK else 8
     none_of((f"{name(nb)}: {unshown(nb)} exported cells in a row" for nb in CHAPTERS if unshown(nb) > most(nb)),
             "show what a definition does, in a cell with an output")
 
@@ -260,8 +257,8 @@ def test_refusals_are_few_on_the_papers_floor():
     assert calls.count("test_fail") <= .05*claims, "refusals are no lesson: tests/test_hostile.py has them"
 
 def test_functions_have_few_parameters():
-    "A console command lists its options; any other function that wants ten parameters wants an object."
-    prescribed = {"grid_beam"}   # transformers hands its generation functions half of their parameters
+    "No function except a command has ten parameters; it takes an object instead."
+    prescribed = {"grid_beam"}   # transformers prescribes half of its parameters
     def many():
         for c in exported():
             for node in ast.walk(c.tree):
@@ -273,7 +270,7 @@ def test_functions_have_few_parameters():
     none_of(many(), "collect parameters in a configuration")
 
 def own_imports(cell):
-    "The modules of the package that a cell imports, without `noc_nb.`; `*` for a star."
+    "Return the modules of the package that a cell imports, without `noc_nb.`; `*` for a star import."
     for node in ast.walk(cell.tree):
         if isinstance(node, ast.ImportFrom):
             if any(a.name == "*" for a in node.names): yield "*"
@@ -284,7 +281,7 @@ def own_imports(cell):
             yield from (a.name.partition(".")[2] for a in node.names if a.name.startswith("noc_nb."))
 
 def test_exported_imports():
-    "No star. A chapter imports from lower numbers of its own floor, and from floors above it in the design's table."
+    "No star imports. A chapter imports from lower numbers of its own floor, and from floors above it."
     floor = {folder: i for i, folder in enumerate(FOLDERS)}
     order = {module_of(nb): (floor[folder(nb)], number(nb)) for nb in CHAPTERS}
     def early(m, here): return m in order and order[m] < order[here]
@@ -294,7 +291,7 @@ def test_exported_imports():
             "fails later); move the code down, or pass it in as an argument")
 
 def test_exported_names_are_documented():
-    "A docstring for everything public, a comment for every parameter of a function."
+    "Every public name has a docstring, and every parameter of a function has a comment."
     def missing():
         for c in exported():
             lines = c.source.splitlines()

@@ -1,4 +1,4 @@
-"The package is what the notebooks say, and installs as `settings.ini` says."
+"Test that the modules equal what the notebooks export, and that the settings are consistent."
 import ast, importlib.metadata, inspect, io, os, re, subprocess, sys, tokenize
 from book import CHAPTERS, MODULES, ROOT, SETTINGS, cells, module_of, name, none_of, run, scratch
 from stubs import stub
@@ -6,11 +6,11 @@ from stubs import stub
 def norm(dist): return re.sub(r"[-_.]+", "-", dist).lower()
 
 def files(folder, pattern):
-    "The content of the files of a folder."
+    "Return name -> content of the files of a folder that match a pattern."
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.glob(pattern)) if p.is_file()}
 
 def compare(old, new):
-    "What differs, file by file."
+    "Yield a line for each file that differs."
     for f in sorted(old.keys() | new.keys()):
         if f not in new: yield f"{f}: nothing produces it"
         elif f not in old: yield f"{f}: missing"
@@ -19,7 +19,7 @@ def compare(old, new):
 # ---- generated files
 
 def test_modules_are_what_the_notebooks_export(tmp_path):
-    "Delete all generated files, export, compare: finds files that nothing exports, and edits on the wrong side."
+    "Exporting into an empty folder gives the committed modules: none is edited by hand or without a notebook."
     repo = scratch(tmp_path, ["settings.ini", "noc_nb", "nbs"])
     before = files(repo, "noc_nb/**/*.py")
     for f in before: (repo/f).unlink()
@@ -53,7 +53,7 @@ def test_modules_are_marked_as_generated():
         "say in .gitattributes that noc_nb/*.py is generated"
 
 def test_no_module_has_an_undefined_name():
-    "A cell that is not exported may hide a missing import: its own reach the notebook's tests, and no user."
+    "No module uses an undefined name, for example one that only an unexported cell of its notebook imports."
     from pyflakes.checker import Checker
     from pyflakes.messages import UndefinedExport, UndefinedLocal, UndefinedName
     def undefined(path):
@@ -64,7 +64,7 @@ def test_no_module_has_an_undefined_name():
 # ---- settings
 
 def test_stubs_hold_what_is_patched_in():
-    "A class of a stub has the methods that `@patch` adds; lists and arrays make `Regions`; a model reads its own kind."
+    "Stubs have the methods that `@patch` adds, accept lists for `Regions`, and give `from_pretrained` its own type."
     from noc_nb.models import pipeline
     from noc_nb import regions
     from noc_nb.lab import config, experiment
@@ -80,7 +80,7 @@ def test_stubs_hold_what_is_patched_in():
 
 def test_requirements_name_every_import():
     "A user who installs the package gets all that its modules import."
-    owners = importlib.metadata.packages_distributions()    # Python 3.10 misses those that bear their module's name
+    owners = importlib.metadata.packages_distributions()    # Python 3.10 lacks packages with the name of their module
     extras = " ".join(value for key, value in SETTINGS.items() if key.startswith("extra_"))
     stated = {norm(re.match(r"[\w.-]+", r)[0]) for r in f'{SETTINGS["requirements"]} {extras}'.split()}
     def unknown():
@@ -100,7 +100,7 @@ def test_python_versions_agree():
     assert re.findall(r"[\d.]+", matrix) == supported, "the workflow tests other Pythons than setup.py names"
 
 def test_readme_names_the_pythons_that_are_tried():
-    "CI installs the package with the versions that the README promises; nbdev need not run on the newest."
+    "CI installs the package with the Python versions that the README names."
     told = re.search(r"needs Python ([\d.]+) to ([\d.]+)", (ROOT/"README.md").read_text(encoding="utf-8"))
     matrix = re.search(r"python: \[(.*)\]", (ROOT/".github/workflows/installed.yml").read_text())[1]
     tried = re.findall(r"[\d.]+", matrix)
@@ -118,7 +118,7 @@ print(*sorted({*sys.modules} - before))
 """
 
 def test_the_papers_floor_stands_alone():
-    "Training with CIDEr-D loads the paper's modules, and besides them nothing but the standard library."
+    "Importing self-critical training loads only the paper's modules and the standard library."
     loaded = run(sys.executable, "-c", CLOSURE, cwd=ROOT).split()
     others = [name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names | {"noc_nb"}]
     none_of(others, "`import noc_nb.scst` loads these; hand them in as arguments")
@@ -130,7 +130,7 @@ def test_the_papers_floor_stands_alone():
 HEAVY = "pandas pyarrow matplotlib torchvision gradio ray pycocoevalcap accelerate jinja2".split()
 
 def test_the_book_is_light():
-    "Captions from Python need none of the packages that tables, files, plots and pages need."
+    "Importing the pipeline loads no package for tables, files, plots or pages."
     code = "import sys, noc_nb.models.pipeline; print(*{name.partition('.')[0] for name in sys.modules})"
     loaded = run(sys.executable, "-c", code, cwd=ROOT).split()
     none_of(sorted(set(HEAVY) & set(loaded)),
@@ -145,7 +145,7 @@ except SystemExit as e: print(e.code, *{name.partition('.')[0] for name in sys.m
 """
 
 def test_options_are_read_before_anything_is_imported():
-    "`--help`, `--version` and a misspelt option take no seconds."
+    "`--help`, `--version` and a misspelt option do not import PyTorch or other large packages."
     for script in SETTINGS["console_scripts"].split():
         command, _, target = script.partition("=")
         assert target == "noc_nb.commands.command:main", f"{command}: {target}"
@@ -168,7 +168,7 @@ print(*{name.partition('.')[0] for name in sys.modules})
 """
 
 def test_inputs_are_looked_at_before_anything_is_imported(tmp_path):
-    "Missing, empty, of another format, cut, without the keys or the files that count: a line each, and no PyTorch."
+    "A missing, empty, truncated or wrong input gives one line before PyTorch is imported."
     files = dict(empty="", cut='[{"bbox": [1, ', dogs="dogs", list='[{"image_id": 1}]')
     for name, text in files.items(): (tmp_path/f"{name}.json").write_text(text)
     (tmp_path/"p.parquet").write_text("PAR1 and no more")
@@ -199,7 +199,7 @@ def test_inputs_are_looked_at_before_anything_is_imported(tmp_path):
     assert not {"torch", "numpy", *HEAVY} & {*done.stdout.split()}
 
 def test_help_has_whole_comments():
-    "Every word of a comment in the source, also of its second and third line."
+    "The help contains every word of the comments in the source, including continuation lines."
     from noc_nb.commands.command import _comments, commands
     for name, f in commands().items():
         source = inspect.getsource(f).partition('):\n    "')[0]

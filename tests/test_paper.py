@@ -1,6 +1,6 @@
-"""The numbers that tables call the paper's, cell by cell against the paper's LaTeX.
+"""Compare the paper's numbers in our tables with the paper's LaTeX, cell by cell.
 
-NOC_PAPER names that file; without it, `shared/paper/learning_to_select.tex` beside the repository is looked for.
+NOC_PAPER names the LaTeX file; the default is `shared/paper/learning_to_select.tex` beside the repository.
 """
 import os, re
 from pathlib import Path
@@ -9,19 +9,19 @@ from book import ROOT, none_of
 from noc_nb.lab.tables import paper_numbers
 
 def latex():
-    "The paper's source; skips where it is not there."
+    "Return the paper's source; skip the test if it is missing."
     beside = (base/"shared/paper/learning_to_select.tex" for base in ROOT.parents)
     named = [Path(os.environ["NOC_PAPER"])] if "NOC_PAPER" in os.environ else [p for p in beside if p.exists()][:1]
     if not named: pytest.skip("NOC_PAPER: not set, and the paper's LaTeX is not beside the repository")
     return named[0].read_text(encoding="utf-8")
 
 def plain(cell):
-    "A cell without its LaTeX."
+    "Return a cell without LaTeX commands."
     cell = re.sub(r"~?\\cite\{[^}]*\}|\\midrule", "", cell)
     return re.sub(r"\\(textbf|textit)\{([^}]*)\}", r"\2", cell).strip()
 
 def lines(label):
-    "The lines of a table with numbers in them: a name, and its cells without the empty ones that make space."
+    "Yield (name, cells) for the lines of a table that contain numbers, without empty cells."
     table = re.search(rf"label\{{{label}\}}.*?\\end\{{tabular\}}", latex(), re.S)[0]
     for line in table.split(r"\\"):
         title, *cells = map(plain, line.split("&"))
@@ -37,7 +37,7 @@ OBJECTS = "bottle", "bus", "couch", "microwave", "pizza", "racket", "suitcase", 
 def weight(row): return .2 if row.startswith("selector") else None
 
 def printed():
-    "Every number of the three tables: (table, row, training, λ0, column) -> value; None for a dash."
+    "Return (table, row, training, λ0, column) -> number of the three tables; None for a dash."
     found = {}
     def add(table, row, training, lambda0, columns, values):
         assert len(columns) == len(values), f"table {table}, {row}: {len(columns)} columns, {len(values)} cells"

@@ -1,4 +1,4 @@
-"Which photo is which image: names decide, and a caption never gets a photo that its file does not name."
+"Test how photos are matched to images: by name, and never to a photo that the file does not name."
 import gzip, json, sys, tarfile, unicodedata
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,7 +23,7 @@ from noc_nb.scores.report import photos_by_id, read_report
 SIZE = 40, 30
 
 def paint(path, n):
-    "A photo that shows which one it is."
+    "Save a photo whose colour encodes its number."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", SIZE, (20*n, 0, 0)).save(path, format="png")
@@ -36,7 +36,7 @@ def entries(names, annotations=()):
     images = [dict(id=i, file_name=name) if name else dict(id=i) for i, name in names.items()]
     return dict(images=images, annotations=list(annotations))
 
-# ---- a property, with an oracle that calls nothing of ours
+# ---- a property, checked by code that uses none of the package's functions
 
 FOLDERS, FILES = ("a", "b", "caf\u00e9"), ("7.jpg", "8.jpg", "IMG_7.jpg", "\u00e9.jpg", "A.jpg", "a.jpg")
 paths = st.builds(lambda folders, file: "/".join([*folders, file]),
@@ -45,7 +45,7 @@ forms = st.sampled_from(("NFC", "NFD"))
 
 @st.composite
 def spellings(draw, photos):
-    "A name as a file may have it: of a photo, with folders more or fewer, in another spelling; or of none."
+    "Draw a name as a file may spell it: of a photo, with other folders or another spelling, or of no photo."
     parts = draw(st.one_of(st.sampled_from(photos), paths)).split("/")
     parts = draw(st.lists(st.sampled_from((*FOLDERS, "data", ".")), max_size=2)) + parts[draw(st.integers(0, 2)):]
     name = draw(st.sampled_from("/\\")).join(parts)
@@ -55,7 +55,7 @@ def spellings(draw, photos):
 
 @st.composite
 def cases(draw):
-    "Photos in a folder, and the names that a file gives to images, of which some have none."
+    "Draw the photos of a folder, names for images, some empty, and the kind of file that contains them."
     photos = draw(st.lists(paths, min_size=1, max_size=6, unique=True))
     photos = [unicodedata.normalize(draw(forms), name) for name in photos]
     ids = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6, unique=True))
@@ -67,17 +67,17 @@ def plain(name):
     return [part for part in parts if part not in ("", ".", "..")]
 
 def shared(a, b):
-    "How many parts two names share at their ends, if that is all of the shorter one; else 0."
+    "Return the number of parts of the shorter name if the longer one ends with it, else 0."
     k = min(len(a), len(b))
     return k if k and a[len(a)-k:] == b[len(b)-k:] else 0
 
 def expected(names, photos):
-    "Image -> its photo; images that several fit; photos that no name leads to. Every name meets every photo."
-    bare = not any(name.lower().endswith(".jpg") for name in names.values())   # `labels/a` is of a.jpg
+    "Compare every name with every photo. Return image -> photo, the ambiguous images, and the unnamed photos."
+    bare = not any(name.lower().endswith(".jpg") for name in names.values())   # `labels/a` names a.jpg
     parts = {p: plain(p.removesuffix(".jpg") if bare else p) for p in photos}
     length = {(i, p): shared(plain(name), parts[p]) for i, name in names.items() for p in photos}
     found, unsure, spare = {}, set(), set(photos)
-    for k in range(9, 0, -1):                                      # the longest ends first
+    for k in range(9, 0, -1):                                      # longer matches first
         level = {(i, p) for (i, p), n in length.items() if n == k and p in spare and i not in {*found, *unsure}}
         for i, p in level:
             if any((j == i) != (q == p) for j, q in level): unsure.add(i)
@@ -86,7 +86,7 @@ def expected(names, photos):
     return found, unsure, spare
 
 def write(folder, names, how):
-    "The file of detections, and the one for --data."
+    "Write a file of detections, and perhaps one for --data; return their paths."
     boxes = [box(i) for i in names]
     if how == "images": write_json(folder/"found.json", entries(names, boxes))
     elif how == "boxes":
@@ -114,16 +114,16 @@ def test_a_caption_never_gets_a_photo_that_its_file_does_not_name(case):
         source = detected(*files, images=folder/"in")
         seen = {i: source.photo(i) for i in source.ids}
         beside = {i: photos[shown(photo)] for i, photo in seen.items() if not isinstance(photo, NocError)}
-        for i, photo in beside.items():                            # the claim itself
+        for i, photo in beside.items():                            # every caption has the photo that its file names
             left = source.regions([i])[0].boxes[0, 0].item()*SIZE[0]
             assert found[i] == photo and round(left) == i
-        assert beside == found                                     # and no photo is lost
+        assert beside == found                                     # and every named photo is found
         refused = {i: str(photo) for i, photo in seen.items() if i not in beside}
         assert {i for i in refused if i > 0} == unsure and all("fits" in refused[i] for i in unsure)
         unnamed = {text for i, text in refused.items() if i < 0}
         assert unnamed == {f"{p}: expected its name in {files[how == 'data']}" for p in spare}
 
-# ---- formats that not every Pillow reads
+# ---- formats that only some versions of Pillow can read
 
 @pytest.mark.parametrize("kind, ending, brings", [("AVIF", "avif", "Pillow 11.3"), ("HEIF", "heic", "pillow-heif")])
 def test_photos_of_telephones_are_decoded_or_a_line_says_what_does(tmp_path, monkeypatch, kind, ending, brings):
@@ -135,7 +135,7 @@ def test_photos_of_telephones_are_decoded_or_a_line_says_what_does(tmp_path, mon
     if kind not in image_formats(): pytest.skip(f"nothing here reads {kind}: {brings} does")
     red = Image.new("RGB", (64, 48), (200, 0, 0))
     red.save(tmp_path/f"a.{ending}", kind)
-    (tmp_path/f"a.{ending}").rename(tmp_path/"a")                     # told by its first bytes
+    (tmp_path/f"a.{ending}").rename(tmp_path/"a")                     # recognised by its first bytes
     files = {f.name: open_image(f) for f in image_files(tmp_path) if f.name == "a"}
     assert files["a"].size == (64, 48) and abs(files["a"].getpixel((9, 9))[0] - 200) < 9
 
@@ -143,7 +143,7 @@ def test_photos_of_telephones_are_decoded_or_a_line_says_what_does(tmp_path, mon
 
 @pytest.fixture
 def typed(tmp_path, monkeypatch, capsys):
-    "Type a command in a folder: its exit status, and the lines of standard error."
+    "Return a function that runs a command in an empty folder, and returns its exit status and lines of standard error."
     monkeypatch.chdir(tmp_path)
     def run(*words):
         monkeypatch.setattr(sys, "argv", [*map(str, words)])
@@ -153,7 +153,7 @@ def typed(tmp_path, monkeypatch, capsys):
     return run
 
 def test_digits_do_not_decide_where_names_do(typed):
-    "The names of photos hold the ids of other images."
+    "If a file names its photos, digits in names do not matter, even if they are the ids of other images."
     for n, name in enumerate(("IMG_0007", "IMG_0012", "IMG_0013")): paint(f"photos/{name}.jpg", n)
     names = {12: "frames/IMG_0007.jpg", 7: "frames/IMG_0012.jpg", 13: "frames/IMG_0099.jpg"}
     write_json(Path("found.json"), entries(names, map(box, names)))
@@ -198,7 +198,7 @@ def test_scores_get_the_photos_that_the_references_name(typed):
     write_json(Path("ours.json"), [dict(image_id=i, file=f"{i}.jpg", caption=f"a dog on {i}") for i in names])
     assert typed("noc_eval", "--captions", "ours.json", "--data", "refs.json", "--samples", 0, "--out", "s")[0] == 0
     assert read_report("s").images.caption.to_dict() == {1: "a dog on 2", 2: "a dog on 1", 3: "a dog on 3"}
-    assert read_report("r").judged.named == names                      # and so they lead to photos later on
+    assert read_report("r").judged.named == names                      # later commands use these names to find photos
     compared = "noc_eval", "--compare", "r", "s", "--samples", 9, "--images", "photos", "--out", "both"
     assert "the captions: images without a photo in photos, 1 of 3: 'val/3.jpg'" in typed(*compared)[1]
 
@@ -210,13 +210,13 @@ def test_bad_captions_are_left_out_where_that_is_allowed(typed):
     status, told = typed(*words)
     assert status and told == ["error: ours.json: entry 1: image b.jpg: caption: expected a string, found 7"]
     status, told = typed(*words, "--skip-bad")
-    assert status and "no caption for it; 1 of 2" in told[-1]           # what is missing is another question
+    assert status and "no caption for it; 1 of 2" in told[-1]           # a missing caption is a separate error
     status, told = typed(*words, "--skip-bad", "--missing", "empty")
     assert status == 0 and any("found 7; left out (such captions: 1)" in line for line in told)
     assert read_report("r")["counts"]["bad"] == 1 and "1 bad" in Path("r/report.md").read_text()
 
 def test_the_page_shows_the_photo_of_its_detections(tmp_path, capsys):
-    "Examples have the names of their photos; beside an uploaded photo, others in its folder do not matter."
+    "The page shows each example with its own photo, and uses only the boxes of an uploaded photo."
     for n, name in enumerate(("IMG_0007.jpg", "IMG_0012.jpg", "x.jpg")): paint(tmp_path/"in"/name, n)
     names = {12: "frames/IMG_0007.jpg", 7: "frames/IMG_0012.jpg", 13: "bad.jpg"}
     (tmp_path/"in/bad.jpg").write_bytes(b"")
@@ -250,12 +250,12 @@ def test_a_store_with_numbers_of_its_own_trains_nothing(tmp_path):
 # ---- files that name photos
 
 def photos_of(source):
-    "Image -> number of the photo beside it, or what is wrong."
+    "Return image -> number of its photo, or the error."
     found = {i: source.photo(i) for i in source.ids}
     return {i: str(photo) if isinstance(photo, NocError) else shown(photo) for i, photo in found.items()}
 
 def test_every_kind_of_file_names_photos(tmp_path):
-    "Beside boxes that need not begin with a named one, packed or not; in Parquet; in a store."
+    "Photos can be named in a list of boxes (compressed or not, also only some), in Parquet, and in a store."
     for n, name in enumerate(("8.jpg", "7.jpg")): paint(tmp_path/"in"/name, n)
     names, good = {7: "up/8.jpg", 8: "up/7.jpg"}, {7: 0, 8: 1}
     boxes = [box(9), *(box(i, file_name=name) for i, name in names.items()), box(7)]
@@ -271,7 +271,7 @@ def test_every_kind_of_file_names_photos(tmp_path):
         assert photos_of(detected(tmp_path/file, images=tmp_path/"in")) == good
 
 def test_own_names_and_those_of_the_data(tmp_path):
-    "Both are names of the same images. A name of two images is an error, and so are two photos of one image."
+    "Names in the detections and in --data are combined; one name for two images, or two photos of one, is an error."
     for n, name in enumerate(("a.jpg", "b.jpg", "c.jpg")): paint(tmp_path/"in"/name, n)
     def source(own, data):
         write_json(tmp_path/"found.json", entries(own, map(box, {**own, **data})))
@@ -285,7 +285,7 @@ def test_own_names_and_those_of_the_data(tmp_path):
     assert found[8] == 2 and found[7].endswith("fits 'a.jpg', 'b.jpg'; expected one photo for each name")
 
 def test_a_coco_root_names_its_photos(tmp_path):
-    "Its official ids, whatever the digits; in a tar, too. Names of the caller come before them."
+    "A COCO folder gives photos its ids, whatever their digits, also in a tar; names from the caller have priority."
     for n, name in enumerate(("1.jpg", "2.jpg", "3.jpg")): paint(tmp_path/"images"/name, n)
     with tarfile.open(tmp_path/"more.tar", "w") as tar: tar.add(tmp_path/"images/1.jpg", "val/4.jpg")
     write_json(tmp_path/"annotations/captions_val.json", entries({2: "1.jpg", 1: "2.jpg", 9: "val/4.jpg"}))
@@ -308,7 +308,7 @@ def test_boxes_that_name_photos_badly_are_refused(tmp_path, boxes, message):
     assert message in str(e.value) and "\n" not in str(e.value)
 
 def test_one_name_in_a_thousand_folders():
-    "The work grows with the names, not with their square: as many pairs are looked at as fit."
+    "Matching compares only pairs that fit, so its work grows with the number of names, not with its square."
     names = [name_parts(f"scene{n}/rgb.png") for n in range(1000)]
     assert len(list(_fits(names, names))) == 1000
     assert len(list(_fits([("rgb.png",), *names], names))) == 2000

@@ -1,7 +1,7 @@
-"""What the paper's Section 3.1 gives and the design decides (D1 to D11), pinned by behaviour, in the paper's order.
+"""Test the values of the paper's Section 3.1 and our own decisions (D1 to D11) by behaviour, in the paper's order.
 
-A pin fails when a line of the model, the search or the training changes, even if the configuration keeps the right
-value. The references are written out here: literal loops, NumPy, numbers by hand. Nothing is trained for long."""
+A test fails if a line of the model, the search or the training changes, even if the configuration keeps its values.
+The references are literal loops, NumPy, or numbers computed by hand. No model is trained for long."""
 import itertools, json, math
 from collections import Counter, namedtuple
 from dataclasses import asdict, replace
@@ -56,10 +56,10 @@ def close(a, b, eps=1e-9): assert np.abs(np.asarray(a) - np.asarray(b)).max(init
 # ---- a data set by hand
 
 def world(images, train=(), val=(), test=()):
-    "Image id -> (captions, [(class, score)]), and its parts. Novel images are those with a published novel word."
+    "Build a data set from image id -> (captions, [(class, score)]) and its parts; published words define novel images."
     rng, splits = np.random.default_rng(0), dict(train=[*train], val=[*val], test=[*test])
     def found(i, pairs):
-        pairs = sorted(pairs, key=lambda pair: -pair[1])         # a data set's detections are, the best first
+        pairs = sorted(pairs, key=lambda pair: -pair[1])         # detections are sorted, the best first
         boxes = np.sort(rng.random((len(pairs), 2, 2)), 1).reshape(-1, 4)
         return Regions(boxes, [c for c, _ in pairs], [s for _, s in pairs], image_id=i, size=(100, 100))
     captions = {i: texts for i, (texts, _) in images.items()}
@@ -79,7 +79,7 @@ CATS = ["a cat sits on a bed", "a black cat sits", "the cat is on the bed", "a c
 ZEBRAS = ["a zebra stands on the grass", "two zebras on the grass", "a zebra", "a zebra eats grass", "a zebra runs"]
 
 def small_world(n=12):
-    "Dogs and cats to train on; dogs, cats and zebras to judge by and to test."
+    "Build a data set with dogs and cats for training, and dogs, cats and zebras in val and test."
     images = {}
     for i in range(n):
         images[i] = DOGS if i % 2 else CATS, [(PERSON, .99), (DOG if i % 2 else CAT, .9 - .01*i), (HORSE, .3)]
@@ -94,7 +94,7 @@ def data(): return small_world()
 
 @pytest.fixture(scope="module")
 def captioner(data):
-    "An untrained captioner whose random weights are large enough to make captions differ."
+    "Build an untrained captioner whose random weights are large enough to make captions differ."
     model = build_captioner(data, TINY, 1, seed=3).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -102,7 +102,7 @@ def captioner(data):
     return model
 
 def shaken(model, seed=0):
-    "The model in 64 bits, with other biases and norms than those of a fresh one."
+    "Return the model in 64 bits, with noise added to all parameters."
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.double().parameters(): p += .1*torch.randn(p.shape, generator=generator).double()
@@ -116,7 +116,7 @@ class ByScore(nn.Module):
         self.weight = nn.Parameter(torch.zeros(1))
     def forward(self, geometry, labels): return geometry[...,5].logit().masked_fill(labels < 0, -torch.inf)
 
-# ---- a transformer by hand, of one image without padding. `drop` is what dropout multiplies by
+# ---- a literal transformer for one image without padding; `drop`: the factor of dropout
 
 def plain_attention(w, at, x, kv, heads, drop=1., causal=False):
     d, out = x.shape[1], []
@@ -138,7 +138,7 @@ def plain_norm(w, at, x):
     return x / (x.square().mean(1, keepdim=True) + 1e-5).sqrt() * w[at+"weight"] + w[at+"bias"]
 
 def plain_block(w, at, x, drop, *args, **kw):
-    "LayerNorm(x + dropout(attention)), or of the feed-forward network where nothing is looked at."
+    "Return LayerNorm(x + dropout(y)), where y is the attention to `args`, or the feed-forward network without them."
     if args: y = plain_attention(w, at+"f.", x, *args, drop, **kw)
     else: y = drop*(x @ w[at+"f.0.weight"].T + w[at+"f.0.bias"]).relu() @ w[at+"f.3.weight"].T + w[at+"f.3.bias"]
     return plain_norm(w, at+"norm.", x + drop*y)
@@ -165,7 +165,7 @@ def plain_encoder(w, x, drop=1., layers=3, heads=8, at="encoder."):
     return x
 
 def plain_captioner(w, x, tokens, drop=1., layers=3, heads=8):
-    "Logits (t,v) after every token."
+    "Return the logits (t,v) after every token."
     table = w["words.frozen"].clone()
     table[~w["words.known"]] = w["words.learned"]
     x = plain_encoder(w, x, drop, layers, heads)
@@ -183,7 +183,7 @@ def plain_captioner(w, x, tokens, drop=1., layers=3, heads=8):
 
 @pytest.fixture
 def loud(monkeypatch):
-    "Dropout multiplies what it may drop by 1 + p: its places and its rate become exact."
+    "Replace dropout by a multiplication by 1 + p, which shows exactly where it is applied, and its rate."
     def attend(q, k, v, attn_mask=None, dropout_p=0., is_causal=False, **_):
         scores = q @ k.mT / q.shape[-1]**.5
         if is_causal: scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
@@ -195,7 +195,7 @@ def loud(monkeypatch):
 # ---- Section 2.1: the region selector (D1)
 
 def test_eq_1_by_hand():
-    "Centre, width, height and area, all relative, and the score."
+    "The geometry of a box is its relative centre, width, height and area, and its score."
     x = geometry(torch.tensor([[.1, .2, .5, .8]]), torch.tensor([.7]))
     close(x, [[.3, .5, .4, .6, .24, .7]], 1e-6)
 
@@ -203,7 +203,7 @@ SIX = torch.rand(6, 6, generator=torch.Generator().manual_seed(1)).double()
 SIX_LABELS = [18, 17, 18, 24, 18, 17]
 
 def selector_scores_of(model, *images):
-    "Logits of images (n regions each), padded to one batch with numbers that must not matter."
+    "Return the logits of images, padded to one batch with numbers that must have no effect."
     x, labels = torch.full((len(images), 6, 6), 9.).double(), torch.full((len(images), 6), -1)
     for i, own in enumerate(images):
         x[i,:len(own)] = SIX[own]
@@ -212,7 +212,7 @@ def selector_scores_of(model, *images):
 
 @pytest.mark.parametrize("inner", [True, False])
 def test_selector_is_two_layers_of_8_heads_over_128(inner):
-    "D1: N=2, 128 wide, 8 heads, 512 inside; inner-attention is a loop over classes. Padding never leaks."
+    "D1: the selector equals a literal one with N=2, width 128, 8 heads and 512 inside; padding has no effect."
     model = shaken(RegionSelector(SelectorConfig(inner=inner)))
     w, parts = model.state_dict(), ([0, 1, 2, 3, 4, 5], [4, 1, 3], [])
     out = selector_scores_of(model, *parts)
@@ -227,7 +227,7 @@ def test_selector_is_two_layers_of_8_heads_over_128(inner):
 
 @pytest.mark.parametrize("inner", [True, False])
 def test_selector_drops_a_tenth_everywhere(loud, inner):
-    "D1: dropout .1 of attention weights, inside the feed-forward network and after every operator, in training alone."
+    "D1: dropout of .1 applies to attention weights, feed-forward networks and operators, only in training."
     model = shaken(RegionSelector(SelectorConfig(inner=inner)))
     own = [0, 1, 2, 3, 4, 5]
     for train, drop in (True, 1.1), (False, 1.):
@@ -235,7 +235,7 @@ def test_selector_drops_a_tenth_everywhere(loud, inner):
         close(out.detach(), plain_selector(model.state_dict(), SIX, SIX_LABELS, inner, drop))
 
 def test_without_inner_only_the_operator_is_left_out():
-    "D1: w/o Inner has the same other parts, and an inner-attention that adds nothing changes nothing but a norm."
+    "D1: without inner-attention, the selector has all other parts with the same shapes."
     whole, without = RegionSelector(), RegionSelector(SelectorConfig(inner=False))
     own = {name: x.shape for name, x in whole.state_dict().items() if ".inner." not in name}
     assert own == {name: x.shape for name, x in without.state_dict().items()}
@@ -243,7 +243,7 @@ def test_without_inner_only_the_operator_is_left_out():
         == 2*(4*128*128 + 4*128 + 2*128)
 
 def test_selector_never_sees_the_class():
-    "Section 2.1: other numbers for the same classes change nothing; who shares a class does."
+    "Section 2.1: renumbering the classes has no effect, but changing which regions share a class has."
     model = shaken(RegionSelector())
     def scores(labels): return model(SIX[None], torch.tensor([labels]))[0].detach()
     first = scores(SIX_LABELS)
@@ -251,7 +251,7 @@ def test_selector_never_sees_the_class():
     assert (scores([18]*6) - first).abs().max() > 1e-3
 
 def test_loss_weighs_zeros_by_a_fifth():
-    "Section 3.1: λ0 = .2 and λ1 = .8, the mean over real regions."
+    "Section 3.1: the loss has the weights λ0 = .2 and λ1 = .8, and is a mean over real regions."
     logits, targets, labels = torch.tensor([[.5, -1., 7.]]), torch.tensor([[1., 0., 1.]]), torch.tensor([[3, 4, -1]])
     one, zero = math.log(1 + math.exp(-.5)), math.log(1 + math.exp(-1.))
     close(selector_loss(logits, targets, labels), (.8*one + .2*zero)/2, 1e-6)
@@ -259,7 +259,7 @@ def test_loss_weighs_zeros_by_a_fifth():
     assert selector_loss(logits, targets, torch.full((1, 3), -1)) == 0
 
 def test_training_and_judging_use_the_papers_weights(data, tmp_path):
-    "λ0 = .2, λ1 = .8 reach the loss; without novel images minus the loss on `val` judges."
+    "Training passes λ0 = .2 and λ1 = .8 to the loss; without novel images, the score is minus the loss on `val`."
     heard = []
     def loss(logits, targets, labels, lambda0, lambda1):
         heard.append((lambda0, lambda1, len(labels)))
@@ -269,27 +269,27 @@ def test_training_and_judging_use_the_papers_weights(data, tmp_path):
     many = world(images, range(120))
     train_selector_in(tmp_path/"run", many, cfg, replace(PRESETS["coco"].train_selector, epochs=1), loss=loss)
     assert {(a, b) for a, b, _ in heard} == {(.2, .8)}
-    assert sorted(size for *_, size in heard) == [20, 50, 50]                # batch 50
+    assert sorted(size for *_, size in heard) == [20, 50, 50]                # batches of 50
     calm = world({0: (CATS, [(CAT, .6), (DOG, .3)]), 1: (CATS, [(PERSON, .9)])}, val=[0, 1])
     one, zero = math.log(1/.6), math.log(1/.7)
     close(val_score(calm, SelectorConfig())(ByScore())["score"], -(.8*one + .2*zero)/2, 1e-6)
 
 def test_targets_are_any_form_in_any_reference():
-    "D1: 1 where any form of the class is in any reference; images with 5 references; no person; the 10 best."
+    "D1: a target is 1 if a reference has a form of the class; only images with 5 references, and the 10 best regions."
     refs = ["two kittens on a bed", "a bed", "a bed", "a bed", "someone's puppies"]
     many = [(DOG, .9 - .01*i) for i in range(9)] + [(HORSE, .5), (ZEBRA, .4), (PERSON, .99)]
     few = world({0: (refs, [(CAT, .5), (HORSE, .4), (PERSON, .9), (DOG, .3)]), 1: (refs[:4], [(CAT, .9)]),
                  2: (refs, sorted(many, key=lambda pair: -pair[1])), 3: (refs, [])}, range(4))
     batch = SelectorExamples(few)
     x = batch.whole
-    assert x.image_ids == [0, 2, 3]                                          # 1 has four references
+    assert x.image_ids == [0, 2, 3]                                          # image 1 has only four references
     assert x.labels[0].tolist()[:4] == [CAT, HORSE, DOG, -1] and x.targets[0].tolist()[:4] == [1, 0, 1, 0]
-    assert x.labels[1].tolist() == [DOG]*9 + [HORSE]                         # 10 of 12; the person is no region
+    assert x.labels[1].tolist() == [DOG]*9 + [HORSE]                         # 10 of 12; persons are left out
     assert x.labels[2].tolist() == [-1]*10
     close(x.geometry[0,:3,5], [.5, .4, .3], 1e-6)
 
 def test_ground_truth_boxes_are_ordered_by_area(tmp_path):
-    "D1: they have no score: it is 1, and the largest are the best. An image without boxes is valid, and empty."
+    "D1: ground-truth boxes get score 1 and are ordered by area; an image without boxes is valid and empty."
     (tmp_path/"annotations").mkdir()
     images = [dict(id=i, width=100, height=50) for i in (7, 8)]
     captions = [dict(id=i, image_id=i, caption="a dog") for i in (7, 8)]
@@ -305,13 +305,13 @@ def test_ground_truth_boxes_are_ordered_by_area(tmp_path):
     assert len(own.regions[8]) == 0
 
 def test_half_selects():
-    "Section 2.1: from .5 on, by the best region of a class, the best class first."
+    "Section 2.1: a class is selected if its best region has at least .5; the best class comes first."
     probs, labels = torch.tensor([[.49, .5, .7, .99, .6]]), torch.tensor([[1, 2, 3, -1, 2]])
     assert select(probs, labels) == [[3, 2]]
     assert selected({7: (labels[0], probs[0])}) == {7: [3, 2]}
 
 def test_selector_looks_at_the_ten_best(data):
-    "Section 3.1: at inference as in training, persons and background are no regions."
+    "Section 3.1: at inference, as in training, the selector gets the ten best regions without persons and background."
     images = {0: (CATS, [(PERSON, .99)] + [(DOG, .9 - .05*i) for i in range(12)]), 1: (CATS, [(0, .8), (CAT, .3)])}
     found = selector_scores(ByScore(), world(images), [0, 1])
     close(found[0][1], [.9 - .05*i for i in range(10)], 1e-6)
@@ -319,20 +319,20 @@ def test_selector_looks_at_the_ten_best(data):
     close(found[1][1], [.3], 1e-6)
 
 def val_of_thresholds():
-    "A `val` of four zebras and four cats: at .4 F1 is higher; weighted, at .5."
+    "Return data whose best threshold on `val` is .4 by plain F1, and .5 by weighted F1."
     images = {i: (ZEBRAS, [(ZEBRA, .95 if i < 2 else .45)]) for i in range(4)}
     images |= {i: (CATS, [(ZEBRA, .45)] if i == 4 else [(CAT, .9)]) for i in range(4, 8)}
     images |= {i: (CATS, [(ZEBRA, .47), (CAT, .5), (DOG, .49)]) for i in (8, 9)}
     return world(images, val=range(8), test=(8, 9))
 
 def test_val_counts_non_novel_images_as_the_published_split():
-    "D7c: a false positive on a non-novel image of `lite`'s val counts 4.85 times, computed from counts."
+    "D7c: a false positive on a non-novel image of `lite`'s val counts 4.85 times, from the numbers of images."
     close(nonnovel_weight(range(1777), {"zebra": {*range(500)}, "bus": {*range(400, 816)}}),
           (17_234/3_018)/(961/816), 1e-12)
     assert round(nonnovel_weight(range(1777), {"zebra": {*range(816)}}), 2) == 4.85
     own = val_of_thresholds()
     close(val_weight(own), 17_234/3_018*4/4, 1e-12)
-    other = replace(own, heldout=replace(COCO_HELDOUT, removal=COCO_HELDOUT.novel))   # not COCO's: by its own test
+    other = replace(own, heldout=replace(COCO_HELDOUT, removal=COCO_HELDOUT.novel))   # weighted by its own test
     other.splits["test"], other.novel["test"] = [0, 1, 4, 8, 9], {"zebra": {0, 1}}
     close(val_weight(other), 3/2*4/4, 1e-12)
     other.novel["test"] = {"zebra": set()}
@@ -340,7 +340,7 @@ def test_val_counts_non_novel_images_as_the_published_split():
     assert val_weight(world({0: (CATS, [])}, val=[0])) == 1
 
 def test_selector_is_judged_by_weighted_f1():
-    "D7c: the mean F1 of the held-out objects on all of val; here the zebra alone is there."
+    "D7c: the selector's score is the mean weighted F1 of the held-out objects on val; here only zebras occur."
     own = val_of_thresholds()
     weight = 17_234/3_018
     images = {i: (own.captions[i], [(ZEBRA, s) for s in ([.9] if i in (0, 1, 4) else [.3])]) for i in range(8)}
@@ -351,12 +351,12 @@ def test_selector_is_judged_by_weighted_f1():
 
 @pytest.fixture(scope="module")
 def paper():
-    "The captioner of the `coco` preset, fresh, with 30 words."
+    "Build the untrained captioner of the `coco` preset, with 30 words."
     torch.manual_seed(0)
     return Captioner(PRESETS["coco"].captioner, [f"w{i}" for i in range(30)])
 
 def test_captioner_has_the_papers_sizes(paper):
-    "Section 3.1 and D4: 3+3 layers, 512 wide, 2048 inside, 40 slots, 2048-d regions, 300-d words, FC in and out."
+    "Section 3.1, D4: the captioner has 3+3 layers, width 512, 2048 inside, 40 slots, 2048-d regions, 300-d words."
     shapes = {name: tuple(x.shape) for name, x in paper.named_parameters()}
     attention = {"qkv.weight": (1536, 512), "qkv.bias": (1536,), "out.weight": (512, 512), "out.bias": (512,)}
     slots = {"slots.k": (8, 40, 64), "slots.v": (8, 40, 64)}
@@ -374,19 +374,19 @@ def test_captioner_has_the_papers_sizes(paper):
     assert shapes == expected
 
 def test_memory_starts_small(paper):
-    "D4: standard deviations 1/d_k = 1/64 and 1/m = 1/40, in every layer; nothing overwrites them."
+    "D4: memory starts with standard deviations 1/d_k = 1/64 and 1/m = 1/40 in every layer."
     for block in paper.encoder.attention:
         for slots, std in (block.f.slots.k, 1/64), (block.f.slots.v, 1/40):
             assert abs(slots.std().item()/std - 1) < .02 and abs(slots.mean().item()) < .02*std
 
 def features(*sizes, d=2048, seed=0):
-    "Features of images with so many regions, padded with what must not matter; the mask."
+    "Return random features of images with these numbers of regions, padded with numbers without effect, and the mask."
     x = torch.randn(len(sizes), max(sizes), d, generator=torch.Generator().manual_seed(seed)).double()
     return x, torch.arange(max(sizes)) < torch.tensor(sizes)[:,None]
 
 def test_captioner_is_the_papers_transformer(loud, paper):
-    """D4: 8 heads; memory K=[W_k X; √d_k·M_k], V=[W_v X; √m·M_v]; a ReLU after the features' projection; logits against
-    the transposed table; dropout .1 of weights and after everything, in training alone."""
+    """D4: the captioner equals a literal one with 8 heads, memory K=[W_k X; √d_k·M_k] and V=[W_v X; √m·M_v], a ReLU
+    after the features' projection, logits from the transposed table, and dropout of .1 everywhere, only in training."""
     tokens = torch.tensor([[1, 9, 5, 30, 7], [1, 4, 4, 33, 2]])
     x, mask = features(4, 2)
     model = shaken(Captioner(PRESETS["coco"].captioner, paper.tokens, known=torch.arange(34) > 20))
@@ -396,7 +396,7 @@ def test_captioner_is_the_papers_transformer(loud, paper):
             close(out[i], plain_captioner(model.state_dict(), x[i,:n], tokens[i], drop), 1e-6)
 
 def test_real_attention_is_the_same(paper):
-    "The fused kernel, masks and all, in 32 bits."
+    "The fused kernel with masks, in 32 bits, gives the same logits as the literal captioner."
     model, (x, mask) = paper.eval(), features(5, 3)
     tokens = torch.tensor([[1, 9, 5], [1, 4, 8]])
     out = model(x.float(), mask, tokens).detach()
@@ -405,7 +405,7 @@ def test_real_attention_is_the_same(paper):
     assert (model.encoder(x.float(), mask)[1,3:] == 0).all()
 
 def test_an_image_without_regions(captioner, data):
-    "It is captioned all the same, from the memory and the words, and what it says depends on nothing beside it."
+    "An image without regions is captioned from the memory and the words, independently of other images."
     x, _ = data.region_features()([0, 1])
     none = torch.zeros(2, x.shape[1]).bool()
     alone = captioner(x[:1, :0], none[:1, :0], torch.tensor([[BOS, 7]])).detach()
@@ -419,13 +419,13 @@ def test_an_image_without_regions(captioner, data):
             close(out.detach(), alone[:,1].log_softmax(1).expand(2, -1), 1e-4)
 
 def test_stored_features_are_widened(paper):
-    "Features in 16 bits are those of 32 bits."
+    "Stored features in 16 bits give the same result as the same features in 32 bits."
     x, mask = features(3)
     paper.eval()
     close(paper.encoder(x.half(), mask).detach(), paper.encoder(x.half().float(), mask).detach(), 1e-6)
 
 def test_a_state_is_for_so_many_words(captioner, data):
-    "T tokens and not one more; default: the configuration's 20."
+    "A state has room for exactly T tokens; the default is the configuration's 20."
     (x, mask), pool = data.region_features()([0]), Pool(captioner)
     for max_len, room in (3, 3), (None, 20):
         state, steps = pool.start(x, mask, max_len), 0
@@ -438,7 +438,7 @@ def test_a_state_is_for_so_many_words(captioner, data):
     with pytest.raises(NocError, match="expected one image per line"): pool.reorder(state, torch.tensor([[1], [0]]))
 
 def test_fresh_words_have_the_scale_of_the_model():
-    "Where learning starts: FC in gives √½ over the table, and logits are as large as those of vectors of length 1."
+    "Before training, projected words have a standard deviation of √½, and logits the scale of vectors of length 1."
     torch.manual_seed(0)
     table = 5*torch.randn(400, 300)
     model = Captioner(CaptionerConfig(layers=1, d_ff=8), [f"w{i}" for i in range(396)], table)
@@ -450,7 +450,7 @@ def test_fresh_words_have_the_scale_of_the_model():
         with pytest.raises(NocError, match="shape"): Captioner(CaptionerConfig(), model.tokens, **wrong)
 
 def test_a_captioner_is_its_folder(captioner, tmp_path):
-    "Words, frozen rows, learned rows and unseen words come back."
+    "A saved captioner is loaded with the same words, frozen rows, learned rows and unseen words."
     save_model(captioner, tmp_path/"model")
     other = load_model(tmp_path/"model")
     assert other.tokens == captioner.tokens and other.unseen == captioner.unseen and "zebra" in other.unseen
@@ -458,7 +458,7 @@ def test_a_captioner_is_its_folder(captioner, tmp_path):
     assert other.cfg == captioner.cfg
 
 def test_known_words_stay_as_they_are(data):
-    "D4: rows with a vector are frozen, BOS, EOS, PAD, UNK and words without one are learned."
+    "D4: rows of words with a vector are frozen; BOS, EOS, PAD, UNK and words without a vector are learned."
     model = build_captioner(data, TINY, 1)
     before, stoi = model.words().detach().clone(), Vocab(model.tokens).stoi
     known = [i for i, word in enumerate(model.tokens) if word in data.word_vectors]
@@ -473,7 +473,7 @@ def test_known_words_stay_as_they_are(data):
     assert changed == sorted({PAD, BOS, EOS, UNK, stoi["blurry"]})
 
 def test_stepping_is_teacher_forcing(captioner, data):
-    "One word at a time, with hypotheses copied, swapped and left out, gives what all words at once give."
+    "Decoding word by word, with copied, swapped and dropped hypotheses, gives the logits of a single pass."
     x, mask = data.region_features()([0, 1, 2])
     images, said = [0, 1, 2], [[[BOS]], [[BOS]], [[BOS]]]                # the hypotheses of every image
     orders = [[0, 0, 1, 1, 2, 2], [1, 0, 2, 2, 5, 4], [1, 1, 4, 5], [0, 1, 3, 2], [2, 3, 2], [2, 1, 0], [0, 0, 2]]
@@ -496,7 +496,7 @@ def test_stepping_is_teacher_forcing(captioner, data):
     assert images == [2] and len(said[0][0]) == 8
 
 def test_vocabulary_has_every_constraint_word(data):
-    "D4: words seen 5 times (`coco`) or twice (`lite`), and each constraint word and form; `unseen` are in no caption."
+    "D4: the vocabulary has words seen 5 times (`coco`) or twice (`lite`), and all forms of constraint words."
     assert PRESETS["coco"].min_count == 5 and PRESETS["lite"].min_count == 2
     forms = {w for c in CLASSES.values() for form in (c.word, *c.forms, *c.phrase) for w in form.split()}
     forms |= {w for lists in (COCO_HELDOUT.removal, COCO_HELDOUT.novel) for words in lists.values() for w in words}
@@ -507,15 +507,15 @@ def test_vocabulary_has_every_constraint_word(data):
         assert vocab.unseen == forms - count.keys() and "zebra" in vocab.unseen and "dog" not in vocab.unseen
     assert vocab.encode(["a", "giraffe"])[1] == UNK
     assert tokenize("A man's dog isn't at the T.V. (red), 2:30 - o'clock!") \
-        == "a man 's dog is n't at the t.v. -lrb- red -rrb- 2:30 o'clock".split()      # PTB, as pycocoevalcap
+        == "a man 's dog is n't at the t.v. -lrb- red -rrb- 2:30 o'clock".split()      # PTB tokens, as in pycocoevalcap
 
 def test_a_constraint_word_without_a_vector_is_an_error(data):
-    "D4: otherwise its row could not be frozen, and would not be learned either."
+    "D4: a constraint word without a vector raises an error, because its row could be neither frozen nor learned."
     vectors = {w: v for w, v in data.word_vectors.items() if w != "zebra"}
     with pytest.raises(NocError, match="zebra"): build_captioner(replace(data, word_vectors=vectors), TINY, 1)
 
 def test_averaged_words(captioner):
-    "The mean of the neighbours' rows, in a copy."
+    "`average_neighbours` returns a copy in which a word has the mean of its neighbours' rows."
     stoi, before = Vocab(captioner.tokens).stoi, captioner.words().detach().clone()
     other = captioner.average_neighbours({"zebra": ["dog", "cat"]})
     after = before.clone()
@@ -526,7 +526,7 @@ def test_averaged_words(captioner):
 # ---- Section 2.3: the grid (D2, D3, D11)
 
 def test_removed_novel_and_f1_words():
-    "D2: DCC's words and `buses` are removed; novel the same without racquet(s); F1 with racquets and without `buses`."
+    "D2: the lists of removed words, novel words and F1's words differ exactly in `buses` and the forms of racquet."
     dcc = dict(bottle="bottle bottles", bus="bus busses", couch="couch couches sofa sofas",
                microwave="microwave microwaves", pizza="pizza pizzas", racket="racket rackets racquet racquets",
                suitcase="suitcase suitcases luggage luggages", zebra="zebra zebras")
@@ -546,7 +546,7 @@ def test_removed_novel_and_f1_words():
                 assert f1["counts"]["found"][o] == dict(tp=found and w in dcc[o], fp=0, fn=0)
 
 def test_words_of_the_classes():
-    "D2: one word a class; a hot dog is never a dog, and persons are never asked for."
+    "D2: each class has one word; a hot dog is never a dog, and persons are never constraints."
     words = {c.name: c.word for c in COCO_CLASSES.values()}
     assert len(words) == 80
     assert [words[n] for n in ("tennis racket", "teddy bear", "traffic light", "wine glass")] \
@@ -555,10 +555,10 @@ def test_words_of_the_classes():
     assert hot_dog.word != "dog" and "dog" not in hot_dog.forms and hot_dog.phrase == ("hot", "dog")
 
 NINE = Regions(np.tile([.1, .1, .5, .5], (9, 1)), [PERSON, DOG, CAT, DOG, BUS, HORSE, ZEBRA, 0, BICYCLE],
-               [.99, .5, .9, .8, .75, .4, .3, .95, .2], image_id=1)  # by score: CAT DOG BUS DOG HORSE ZEBRA BICYCLE
+               [.99, .5, .9, .8, .75, .4, .3, .95, .2], image_id=1)  # sorted: CAT DOG BUS DOG HORSE ZEBRA BICYCLE
 
 def test_rules_by_hand():
-    "D2: detections by score, person and background dropped, duplicates merged, at most 5."
+    "D2: rules use detections in the order of scores, without person, background and duplicates, and choose at most 5."
     def rule(how, **kw): return constraint_classes(NINE, how=how, **kw)
     assert rule("none") == [] and rule("topk") == [CAT]
     assert rule("topk", k=4) == [CAT, DOG, BUS]                              # the 4 best detections, merged
@@ -571,7 +571,7 @@ def test_rules_by_hand():
     probs = torch.tensor([.2, .6, .5, .9, .49])                              # CAT DOG BUS DOG HORSE
     assert rule("selector", probs=probs) == [DOG, BUS]
     everything = {PERSON, DOG, ZEBRA, BICYCLE, 0, 99}
-    assert rule("oracle", mentioned=everything, max_regions=2) == [DOG, ZEBRA, BICYCLE]   # of all in the file
+    assert rule("oracle", mentioned=everything, max_regions=2) == [DOG, ZEBRA, BICYCLE]   # of all detections
     assert rule("oracle", mentioned=everything | {CAT, BUS, HORSE}) == [CAT, DOG, BUS, HORSE, ZEBRA]   # the first 5
     assert rule("topk", k=2, drop=(0, CAT)) == [PERSON, DOG]
     close([*best_scores(NINE).values()], [.9, .8, .75, .4, .3, .2], 1e-6)
@@ -579,7 +579,7 @@ def test_rules_by_hand():
                                                    (CAT, pytest.approx(.2))]
 
 def test_words_forms_phrases():
-    "D2: a class is one word (the paper), any of its forms, or its name token by token; one constraint only once."
+    "D2: a constraint is one word (the paper), any form, or the whole name of a class, and occurs only once."
     classes = {13: next(c for c in COCO_CLASSES.values() if c.name == "stop sign"), DOG: CLASSES[DOG]}
     vocab = Vocab(["stop", "sign", "dog", "dogs", "puppy"])
     assert constraint_tokens([DOG, 13, DOG], classes, vocab)[0] == {DOG: [(6,)], 13: [(5,)]}
@@ -595,7 +595,7 @@ def test_words_forms_phrases():
 END, START = 0, 1
 
 def language(v, seed, digits=None):
-    "A language whose next word depends on all before, with step and state for so many images; and by beginnings."
+    "Return a random language that depends on all earlier words, as (step, state) and as a function of a beginning."
     def after(code):
         noise = 3*torch.sin(code[:,None].double()*(torch.arange(v) + 1.3) + seed)
         if digits is None: return noise.log_softmax(1)
@@ -614,7 +614,7 @@ def language(v, seed, digits=None):
     return step, lambda b: 101*torch.arange(b) + 5, logp
 
 def literal_grid(logp, words, k, T, absorb):
-    "Algorithm 1 with rows 0 to n inclusive: (row, t) -> [(score, tokens, said)]. Of equals: lower token, then parent."
+    "Return (row, t) -> [(score, tokens, said)] of Algorithm 1 with rows 0 to n; ties: lower token, then better parent."
     n, G = len(words), {(0, 0): [(0., (), frozenset())]}
     for t in range(1, T + 1):
         for c in range(max(0, n + t - T), min(t, n) + 1):
@@ -635,7 +635,7 @@ def literal_grid(logp, words, k, T, absorb):
     return G
 
 def captions_of(out, i=0):
-    "(tokens, score) of an image's captions that have ended."
+    "Return (tokens, score) of an image's finished captions."
     rows = zip(out.tokens[i].tolist(), out.scores[i].tolist(), out.ended[i].tolist())
     return [(tuple(tokens[:tokens.index(END) + 1]), score) for tokens, score, ended in rows if ended]
 
@@ -646,7 +646,7 @@ def same(found, true, eps=1e-6):
 @pytest.mark.parametrize("absorb", [False, True])
 @pytest.mark.parametrize("digits", [None, 1])
 def test_grid_is_algorithm_1(absorb, digits):
-    "D3: window, rows, force, absorb, the end in the top row alone; with equal scores, too (D11). Many images a batch."
+    "D3: the search equals a literal Algorithm 1 for batches of many images, also with equal scores (D11)."
     for seed in range(6):
         k, T = 1 + seed % 3, 3 + seed % 3
         step, fresh, logp = language(6, seed, digits)
@@ -664,7 +664,7 @@ def test_grid_is_algorithm_1(absorb, digits):
                 == {at: [h[1] for h in cell] for at, cell in G.items()}
 
 def test_no_constraints_is_plain_beam_search():
-    "Beam search of 1 to 4, with a penalty of the length and forbidden words, against a literal one."
+    "Without constraints the search equals a literal beam search, with length penalties and forbidden words."
     for seed, (k, penalty, forbidden) in enumerate(itertools.product((1, 2, 4), (0., .7), ((), (3, 4)))):
         step, fresh, logp = language(7, seed)
         out = beam_search(step, fresh(3), bos=START, eos=END, k=k, max_len=5, length_penalty=penalty,
@@ -685,7 +685,7 @@ def test_no_constraints_is_plain_beam_search():
             close(out.objective[i,:len(beam)], [s/len(y)**penalty for y, s in beam], 1e-6)
 
 def test_defaults_of_the_search_are_the_papers():
-    "Beams of 5, captions of 20 tokens, the plain sum; the words that the model says by itself do not count."
+    "The defaults are 5 beams, 20 tokens, the plain sum of log-probabilities, and no `absorb`."
     step, fresh, logp = language(9, 3)
     def longer(tokens, code):
         scores, code = step(tokens, code)
@@ -703,7 +703,7 @@ def test_defaults_of_the_search_are_the_papers():
         assert [len(y) for y, _ in captions_of(own)] == [20]*5
 
 def test_the_best_of_many_words():
-    "The k best of 700 and of 40,000 words without sorting them: ties, forbidden words, several images."
+    "The k best of 700 and 40,000 words equal those of a sorted list, with ties, forbidden words and several images."
     for v, b, k in (700, 20, 5), (40_000, 2, 3), (64*9, 60, 6):
         step, fresh, _ = language(v, 2, 1)
         forbidden = [5, v - 1]
@@ -723,7 +723,7 @@ def test_the_best_of_many_words():
 
 @pytest.mark.parametrize("find", [beam_search, grid_beam_search])
 def test_scores_are_checked(find):
-    "NaN and +inf are errors that name image and step; -inf forbids; where no word may come, the reason says so."
+    "NaN and +inf raise errors that name image and step; -inf forbids a word; without any word, the reason says so."
     def run(rows, **kw):
         table = torch.tensor(rows, dtype=kw.pop("dtype", torch.float32))
         args = [[[]]*2] if find is grid_beam_search else []
@@ -750,7 +750,7 @@ def test_scores_are_checked(find):
              bos=2, eos=END)
 
 def test_states_of_any_nest_are_put_in_order():
-    "Rows of tensors in tuples, lists and dicts; a fresh state says how many images there are."
+    "The search reorders states made of tuples, lists and dicts of tensors, and finds the number of images in a state."
     Pair = namedtuple("Pair", "a b")
     step, fresh, _ = language(6, 1)
     plain = beam_search(step, fresh(3), bos=START, eos=END, k=2, max_len=4)
@@ -767,7 +767,7 @@ def test_states_of_any_nest_are_put_in_order():
         grid_beam_search(step, fresh(3), [[], []], bos=START, eos=END)
 
 def markov(rows, k=5, **kw):
-    "The search of one image over a language of pairs; rows of chances, the last one starts."
+    "Return a search of one image over a table of probabilities of the next word; the last row is the start."
     table = torch.tensor(rows, dtype=torch.float64).log()
     def find(groups, **more):
         return grid_beam_search(lambda tokens, state: (table[tokens], state), None, [groups], eos=END,
@@ -777,17 +777,17 @@ def markov(rows, k=5, **kw):
 def first(out): return captions_of(out)[0][0]
 
 def test_the_end_is_taken_in_the_top_row():
-    "D3: the end is nearly certain everywhere, but nothing ends before its word; T counts the end and not the start."
+    "D3: no caption ends before its word, even if the end is nearly certain; T counts the end, but not the start."
     find = markov([[.97, .01, .01, .01]]*5)
     out = find([[(2,)]], max_len=2)
     assert first(out) == (2, END) and out.spans[0,0].tolist() == [[0, 1]]
     close(out.scores[0,0], math.log(.01*.97), 1e-6)
-    assert first(find([[(2,)], [(3,)]], max_len=3)) == (3, 2, END)              # of equals, the lower last token
+    assert first(find([[(2,)], [(3,)]], max_len=3)) == (3, 2, END)              # of equal scores, the lower last token
     short = find([[(2,)], [(3,)]], max_len=2)
     assert not short.ended.any() and "2 tokens hold at most 1 and the end" in short.reason[0]
 
 def test_unfinished_captions_only_where_none_finished():
-    "D3: an ended one drives out the better ones without an end; without any, the best is returned with a reason."
+    "D3: finished captions replace better unfinished ones at the last step; if there are none, the reason says so."
     find = markov([[0, .5, .5], [.01, .495, .495], [.01, .495, .495], [.01, .495, .495]], max_len=3)
     out = find([])
     assert out.ended[0].all() and out.reason == [None]
@@ -795,7 +795,7 @@ def test_unfinished_captions_only_where_none_finished():
     assert not never.ended.any() and never.reason == ["no end within 3 tokens"] and never.satisfied[0,0] == 1
 
 def test_a_phrase_goes_on_once_begun():
-    "D3: by force or not; the phrase stands whole, and its end alone counts as a row."
+    "D3: once begun, a phrase is completed; only its last token moves the hypothesis to the next row."
     rows = [[.4, .2, .2, .1, .1]]*6
     out = markov(rows, max_len=4)([[(2, 3)], [(4,)]])
     for tokens, _ in captions_of(out):
@@ -804,27 +804,27 @@ def test_a_phrase_goes_on_once_begun():
 
 @pytest.mark.parametrize("absorb, said", [(True, (1, 2, END)), (False, (2, 1, END))])
 def test_absorb(absorb, said):
-    "D3: a word that the model writes by itself counts. If not, it takes the one place of row 0, where it is no use."
+    "D3: with `absorb` a word that the model writes by itself counts; without it, the hypothesis stays in row 0."
     rows = [[1, 0, 0], [.001, 0, .999], [.15, .85, 0], [.05, .45, .5]]
     assert first(markov(rows, k=1, absorb=absorb, max_len=3)([[(2,)]])) == said
     many = [y for y, _ in captions_of(markov(rows, k=30, absorb=absorb, max_len=4)([[(2,)]]))]
-    assert len({*many}) == len(many) > 3                       # no caption is there twice
+    assert len({*many}) == len(many) > 3                       # no caption occurs twice
 
 def test_no_repeat():
-    "D3: a finished group's alternatives are masked; by default they are not."
+    "D3: `no_repeat` masks the alternatives of finished groups; the default does not."
     rows = [[.05, .05, .8, .1]]*5
     assert first(markov(rows, max_len=4, k=1)([[(2,), (3,)]])).count(2) > 1
     once = [y for y, _ in captions_of(markov(rows, max_len=4, k=9, no_repeat=True)([[(2,), (3,)]]))]
     assert once and all(y.count(2) + y.count(3) == 1 for y in once)
 
 def test_ties_take_the_lower_token():
-    "D11: equal scores are ordered by token, whatever else is in the batch."
+    "D11: equal scores are ordered by token, independently of the batch."
     rows = [[.25, .25, .25, .25]]*5
     assert [y for y, _ in captions_of(markov(rows, max_len=3)([]))] == [(0,), (1, 0), (2, 0), (3, 0), (1, 1, 0)]
     assert [y for y, _ in captions_of(markov(rows, max_len=2, k=2)([[(3,), (2,), (1,)]]))] == [(1, 0), (2, 0)]
 
 def test_ties_with_what_has_ended():
-    "D11: an ended caption is ordered by its last token, the end: here (1, 0) and (1, 1) drive out the one that is 2."
+    "D11: in ties, a finished caption is ordered by its last token, the end: (1, 0) and (1, 1) come before token 2."
     never = -math.inf
     table = torch.tensor([[never, never, 0., never], [0., 0., -1., never], [never]*4, [never, 0., 0., never]])
     how = dict(bos=3, eos=2, k=2, max_len=3)
@@ -833,7 +833,7 @@ def test_ties_with_what_has_ended():
         assert out.tokens[0].tolist() == [[1, 0, 2], [1, 1, 2]] and out.scores[0].tolist() == [0, -1]
 
 def test_at_least():
-    "CBS: any two of three; a number for all images or one for each; never more than there are."
+    "`at_least` is one number or one per image, is limited to the number of groups, and two of three groups suffice."
     rows = [[.4, .3, .2, .1]]*5
     find, groups = markov(rows, max_len=4, k=1), [[(1,)], [(2,)], [(3,)]]
     assert first(find(groups, at_least=2)) == (1, 2, END) and find(groups, at_least=2).satisfied[0,0] == 2
@@ -842,7 +842,7 @@ def test_at_least():
         with pytest.raises(NocError, match="at_least"): find(groups, at_least=wrong)
 
 def test_constraints_are_checked():
-    "The error for each names its image and its place."
+    "The error for an invalid constraint names its image and its position."
     find = markov([[.25]*4]*5, max_len=4)
     for groups, message in (([[]], "image 0, constraint 0"), ([[(2,)], [()]], "constraint 1"), ([[(0,)]], "token 0"),
                             ([[(4,)]], "token 4: expected an id below 4"), ([[(-1,)]], "token -1"),
@@ -854,7 +854,7 @@ def test_constraints_are_checked():
     assert one.reason[0].startswith("62 of 62 constraints: 1 tokens hold at most 0")
 
 def test_many_groups():
-    "Thirteen groups and more are counted another way; one token finishes all groups that it is in."
+    "The search also works with thirteen and more groups, and one token finishes all groups that contain it."
     find = markov([[.1] + [.05]*18]*20, max_len=16, k=1)
     out = find([[(w,)] for w in range(1, 15)])
     assert {*first(out)} == {*range(15)} and len(first(out)) == 15 and out.satisfied[0,0] == 14
@@ -862,23 +862,23 @@ def test_many_groups():
     assert find([[(1,)], [(1,)], [(1,), (2,)]]).spans[0,0].tolist() == [[0, 1]]*3
     late = find([[(w,)] for w in range(1, 19)], max_len=16)
     assert late.reason[0].endswith("16 tokens hold at most 15 and the end")
-    assert find([[(w,)] for w in range(1, 16)]).reason == [None]                 # there is just room
+    assert find([[(w,)] for w in range(1, 16)]).reason == [None]                 # they just fit
 
 def test_prices_are_checked():
-    "D11: a finite price is within 10,000 nats; beyond it there are musts."
+    "D11: finite prices are limited to 10,000 nats; infinite prices are musts."
     find = markov([[.25]*4]*5, max_len=4)
     for price in 10_000, -10_000, 0, math.inf: find([[(1,)]], prices=[[price]])
     for price in 10_001, -10_001, -math.inf, math.nan, True, "1":
         with pytest.raises(NocError, match="image 0, constraint 0: price"): find([[(1,)]], prices=[[price]])
     for prices in [[]], [[1., 2.]], [], 3:
         with pytest.raises(NocError, match="prices"): find([[(1,)]], prices=prices)
-    out = find([[(1,)], [(2,)]], prices=[[math.inf, 3.]])                       # a must, and one worth three nats
+    out = find([[(1,)], [(2,)]], prices=[[math.inf, 3.]])                       # a must, and a price of three nats
     assert {1, 2} <= {*first(out)} and out.satisfied[0,0] == 2
     close(out.objective[0,0], out.scores[0,0] + 3, 1e-5)
     assert 2 not in first(find([[(1,)], [(2,)]], prices=[[math.inf, .5]]))       # a token costs log 4 = 1.39 nats
 
 def test_cbs_is_a_beam_for_every_set():
-    "The baseline against a literal machine: a cell for each set of said groups, k captions each."
+    "CBS equals a literal machine with a cell of k captions for each set of mentioned groups."
     for seed in range(8):
         k, T, need = 1 + seed % 3, 5, (None, 2)[seed % 2]
         step, fresh, logp = language(7, seed)
@@ -902,7 +902,7 @@ def test_cbs_is_a_beam_for_every_set():
             same(captions_of(out, i), true[:k])
 
 def test_a_machine_has_at_most_256_states():
-    "Eight objects an image; a ninth is an error that names the image."
+    "CBS accepts eight objects per image; a ninth raises an error that names the image."
     step, fresh, _ = language(12, 0)
     how = dict(bos=START, eos=END, k=1, max_len=10)
     out = constrained_beam_search(step, fresh(1), [[[(w,)] for w in range(2, 10)]], **how)
@@ -927,7 +927,7 @@ def test_prices_never_do_worse_than_plain_beams():
     assert better > 10
 
 def test_no_caption_holds_a_special_token(data):
-    "D4, decode: UNK, PAD and BOS are out of captions, though the model wants nothing else; also in training."
+    "D4: captions never contain UNK, PAD or BOS, even if the model prefers them, also in training."
     model = build_captioner(data, TINY, 1).eval()
     with torch.no_grad():
         for row in (PAD, BOS, UNK): model.words.learned[row] = 50*torch.eye(12)[row]
@@ -949,20 +949,20 @@ def test_no_caption_holds_a_special_token(data):
 # ---- prices (D7d)
 
 def test_prices_by_hand():
-    "D7d: w·logit p, plus β for words that no training caption says; what is worth nothing is left out."
+    "D7d: a price is w·logit p, plus β for words without training captions; only prices above 0 are used."
     probs, cfg = {CAT: .5, DOG: .8, ZEBRA: .3, BUS: .02}, PriceConfig(weight=2., unseen=5.)
     logit = {c: math.log(p/(1 - p)) for c, p in probs.items()}
     found = best_candidates(probs, {ZEBRA, BUS}, cfg)
     assert [*found] == [ZEBRA, DOG]
     close([*found.values()], [2*logit[ZEBRA] + 5, 2*logit[DOG]], 1e-12)
     assert [*best_candidates(probs, {ZEBRA}, cfg, limit=1)] == [ZEBRA]
-    assert best_candidates(probs, {ZEBRA}) == dict.fromkeys(probs, math.inf)         # the paper: all are musts
+    assert best_candidates(probs, {ZEBRA}) == dict.fromkeys(probs, math.inf)         # the paper's method: all are musts
     close([*best_candidates({DOG: 1.}, (), PriceConfig(weight=1.)).values()], [math.log((1 - 1e-6)/1e-6)], 1e-9)
 
 PRICED = PriceConfig(weight=1., unseen=6., min_prob=.1)
 
 def test_pipeline_prices_its_candidates(data):
-    "D7d: the pipeline's candidates have `min_prob` or more; β is for words that no training caption says."
+    "D7d: the pipeline's candidates have a probability of at least `min_prob`; unseen words get β."
     captioner = build_captioner(data, TINY, 1)
     def pipeline(**kw):
         return NovelCaptioner(ByScore(), captioner, CLASSES, {c: data.word_vectors[o.word] for c, o in CLASSES.items()},
@@ -976,7 +976,7 @@ def test_pipeline_prices_its_candidates(data):
     assert [*found] == ["zebra", "dog"]                        # .05 would be worth 3 nats
     close([*found.values()], [math.log(.25) + 6, math.log(1.5)], 1e-5)
     assert [*candidates(pipeline(prices=replace(PRICED, min_prob=.04)), pairs)] == ["zebra", "bus", "dog"]
-    assert candidates(pipeline(), pairs) == {"dog": None}      # the paper: from .5 on, a must
+    assert candidates(pipeline(), pairs) == {"dog": None}      # the paper's method: a must from .5
     assert candidates(pipeline(limit=1), [(DOG, .6), (CAT, .7)]) == {"cat": None}
 
 def choices(data, heard=None, **preset):
@@ -987,7 +987,7 @@ def choices(data, heard=None, **preset):
     return Choices(run, data, SimpleNamespace(selector=selector))
 
 def test_rows_choose_as_the_paper_says():
-    "D2 and Table 1: what every row asks for, of an image with eleven detections of which the last is mentioned."
+    "D2 and Table 1: every row chooses the right constraints for an image with eleven detections."
     pairs = [(PERSON, .99), (DOG, .9), (DOG, .8), (CAT, .7), (CAT, .65), (DOG, .6), (CAT, .58), (DOG, .56), (CAT, .54),
              (BUS, .52), (HORSE, .49), (DOG, .4), (ZEBRA, .3)]
     own = world({1: (["two zebras and a man", "a dog", "a dog", "a dog", "a horse"], pairs)}, test=[1])
@@ -1000,11 +1000,11 @@ def test_rows_choose_as_the_paper_says():
     assert rows() == paper
     assert rows(distinct=True) == paper | dict(top2=[DOG, CAT], top3=[DOG, CAT, BUS])
     assert rows(limit=1) == {row: found[:1] for row, found in paper.items()}
-    priced = [DOG, CAT, BUS, HORSE]                            # no place for ZEBRA: it is not among the ten best
+    priced = [DOG, CAT, BUS, HORSE]                            # ZEBRA is not among the ten best
     assert rows(prices=PRICED) == paper | dict(selector=priced, selector_no_inner=priced)
 
 def test_selector_rows_ask_the_papers_selector(data, tmp_path):
-    "λ0 = .2 and λ1 = .8 where nothing else is said; a model of its own with and without inner, and for each seed."
+    "Rows of the selector use λ0 = .2 by default, and a separate model for each kind and seed."
     heard = []
     for row in "selector", "selector_no_inner": choices(data, heard).candidates(row)
     choices(data, heard).candidates("selector", .4, (3,))
@@ -1018,17 +1018,17 @@ def test_selector_rows_ask_the_papers_selector(data, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"selector-0.2-0", "selector-no-inner-0.3-5"}
 
 def test_rows_price_unseen_words():
-    "D7d: in the tables as in the pipeline, by training captions alone; the oracle and CBS have musts."
+    "D7d: tables price unseen words as the pipeline does, by the training captions; the oracle and CBS have musts."
     own = world({0: (CATS, []), 1: (ZEBRAS, [(CAT, .6), (ZEBRA, .2), (BUS, .05), (DOG, .4)])}, train=[0], test=[1])
     found = choices(own, prices=PRICED).candidates("selector")[1]
-    assert [*found] == [DOG, ZEBRA, CAT]                       # no training caption says a dog, either
+    assert [*found] == [DOG, ZEBRA, CAT]                       # no training caption mentions a dog, either
     close([*found.values()], [math.log(4/6) + 6, math.log(.25) + 6, math.log(1.5)], 1e-5)
     assert choices(own, prices=PRICED).candidates("oracle")[1] == {ZEBRA: math.inf}
     assert {*choices(own, prices=PRICED).candidates("cbs")[1].values()} == {math.inf}
     close([*choices(own, prices=PRICED).candidates("score")[1].values()], [*found.values()], 1e-5)
 
 def test_threshold_of_the_score_row_is_weighted():
-    "D7c: unweighted, val prefers .4; weighted, .5."
+    "D7c: the threshold of the score row is chosen by weighted F1: .5 and not .4."
     own = val_of_thresholds()
     assert [*choices(own).candidates("score")[8]] == [CAT]     # not the zebra of .47, nor the dog of .49
     chosen = {i: [ZEBRA] if i < 5 else [] for i in range(8)}
@@ -1041,7 +1041,7 @@ def test_threshold_of_the_score_row_is_weighted():
 # ---- Section 3.1: training (D5, D6) and CIDEr-D
 
 def plain_cider(refs, captions, ids, unit="image"):
-    "CIDEr-D of Vedantam et al. (2015): σ = 6, ten times the mean over n = 1 to 4 and the references."
+    "Return CIDEr-D as in Vedantam et al. (2015): σ = 6, ten times the mean over n = 1 to 4 and the references."
     @cache
     def grams(tokens): return Counter(tokens[i:i+n] for n in range(1, 5) for i in range(len(tokens) - n + 1))
     refs, captions = {i: [*map(tuple, texts)] for i, texts in refs.items()}, map(tuple, captions)
@@ -1068,7 +1068,7 @@ SAID = ["a dog runs on the bed".split(), "a cat a cat a cat sits".split(), "gras
 
 @pytest.mark.parametrize("unit", ["image", "caption"])
 def test_cider_d(unit):
-    "σ = 6, ×10, clipped counts, the frequencies of all images' references, by image or by caption."
+    "CIDEr-D has σ = 6, a factor 10, clipped counts, and document frequencies by image or by caption."
     ids = [0, 1, 2, 0, 2]
     close(CiderD(TEXTS, unit).score(SAID, ids), plain_cider(TEXTS, SAID, ids, unit), 1e-9)
     same_text = CiderD({0: [["a", "b", "c", "d", "e"]], 1: [["x", "y"]]}).score([["a", "b", "c", "d", "e"]], [0])
@@ -1077,14 +1077,14 @@ def test_cider_d(unit):
 @pytest.mark.parametrize("eos", [True, False])
 @pytest.mark.parametrize("unit", ["image", "caption"])
 def test_reward_of_ids(data, eos, unit):
-    "D6: EOS is a word of the reward or not; reference words outside the vocabulary keep ids of their own, never UNK."
+    "D6: the reward may count EOS; words of references outside the vocabulary get their own ids, never UNK."
     vocab = Vocab(["a", "dog", "cat", "on", "the", "runs", "sits", "grass", "bed"])
     ids = [0, 1, 3]
     reward = cider_reward(data, ids, vocab, ScstConfig(eos_in_reward=eos, df_unit=unit))
     said = ["a dog runs on the grass", "a cat sits", "a dog on the bed on the bed", "cat"]
     tokens = torch.full((5, 12), PAD)
     for row, text in zip(tokens, said): row[:len(text.split()) + 1] = torch.tensor([*vocab.encode(text.split()), EOS])
-    tokens[4,:3] = torch.tensor([4, UNK, 5])                   # without an end; its UNK is no reference's word
+    tokens[4,:3] = torch.tensor([4, UNK, 5])                   # without an end; UNK matches no word of a reference
     end = ["<end>"]*eos
     refs = {i: [text.split() + end for text in data.captions[i]] for i in ids}
     words = [text.split() + end for text in said] + [["a", "<unk>", "dog"]]
@@ -1092,7 +1092,7 @@ def test_reward_of_ids(data, eos, unit):
     close(reward(tokens, of), plain_cider(refs, words, of, unit), 1e-5)
 
 def test_defaults_of_the_reward(data):
-    "D6: EOS counts, and a document is an image."
+    "D6: by default the reward counts EOS, and a document is an image."
     vocab, ids = Vocab(["a", "cat"]), [0, 1]
     refs = {i: [text.split() + ["<end>"] for text in data.captions[i]] for i in ids}
     tokens = torch.tensor([[4, 5, EOS, PAD]])
@@ -1101,7 +1101,7 @@ def test_defaults_of_the_reward(data):
           plain_cider({0: [[4, 5, EOS]], 1: [[6, EOS]]}, [[4, 5, EOS]], [0]), 1e-5)
 
 def test_xe_loss_is_the_mean_over_words(captioner, data):
-    "Section 3.1: every word and the end given those before, without padding."
+    "Section 3.1: cross-entropy is the mean over all words and the end, without padding."
     x, mask = data.region_features()([0, 1])
     tokens = torch.tensor([[BOS, 7, 8, 9, EOS], [BOS, 5, EOS, PAD, PAD]])
     loss, _ = xe_loss(captioner, CaptionBatch(x, mask, tokens, [0, 1]))
@@ -1112,11 +1112,11 @@ def test_xe_loss_is_the_mean_over_words(captioner, data):
     close(loss.item(), total/6, 1e-5)
 
 def moved(before, after):
-    "The largest step of each bias."
+    "Return the largest change of each bias."
     return [(after[name] - before[name]).abs().max().item() for name in before if name.endswith("bias")]
 
 def test_first_steps_have_the_papers_rate(data, tmp_path):
-    "D5: Adam's first step is the rate: d^-.5 · s · 10,000^-1.5 at s=1, and 5e-6 for SCST; batches of 50 captions."
+    "D5: Adam's first step equals the learning rate: d^-.5 · 10,000^-1.5 for cross-entropy, and 5e-6 for SCST."
     own = world({i: (texts, [(DOG, .9), (CAT, .4)]) for i, texts in enumerate((DOGS, CATS)*5)}, range(10))
     coco = PRESETS["coco"]
     fresh = build_captioner(own, TINY, 1).state_dict()
@@ -1133,7 +1133,7 @@ def test_first_steps_have_the_papers_rate(data, tmp_path):
     close(max(moved(start, after.state_dict())), 5e-6, 1e-7)
 
 def test_batches_of_50(tmp_path):
-    "Section 3.1: captions in cross-entropy, images with five beams each in SCST."
+    "Section 3.1: batches have 50 captions in cross-entropy, and 50 images with five beams each in SCST."
     own = world({i: (((DOGS, CATS)[i % 2])[:1], [(DOG, .9), (CAT, .4)]) for i in range(55)}, range(55))
     coco, heard = PRESETS["coco"], []
     def reward(tokens, ids):
@@ -1145,7 +1145,7 @@ def test_batches_of_50(tmp_path):
     assert sorted(heard) == [5*5, 50*5]
 
 def test_a_training_is_its_content(captioner, data, tmp_path):
-    "D10: other words, vectors, weights or settings are another training; its finished one is returned, and not theirs."
+    "D10: other words, vectors, weights or settings make another training; a finished training is only loaded if equal."
     train, scst = TrainConfig(epochs=1), ScstTrainConfig(epochs=1)
     start = train_xe_in(tmp_path/"xe", data, TINY, train, 1)
     again = train_xe_in(tmp_path/"xe", data, TINY, train, 1, True)
@@ -1169,7 +1169,7 @@ def test_a_training_is_its_content(captioner, data, tmp_path):
     assert all(torch.equal(p, q) for p, q in zip(done.parameters(), again.parameters()))
 
 def test_adam_and_the_schedule_step_by_step(data, tmp_path):
-    "D5: Adam with (.9, .98) under d^-.5 · min(s^-.5, s · w^-1.5), written out: the same weights after twelve steps."
+    "D5: twelve steps give the weights of a literal Adam with (.9, .98) and the rate d^-.5 · min(s^-.5, s · w^-1.5)."
     pairs = [(DOG, .9), (CAT, .4), (CAT, .3)]
     own = world({i: (texts, pairs) for i, texts in enumerate((DOGS, CATS, CATS)*20)}, range(60))
     cfg = SelectorConfig(d_model=8, heads=2, d_ff=8, layers=1, dropout=0.)
@@ -1191,10 +1191,10 @@ def test_adam_and_the_schedule_step_by_step(data, tmp_path):
                     p -= rate*(m/(1 - .9**s))/((v/(1 - .98**s)).sqrt() + 1e-9)
     assert s == 12
     for (name, p), q in zip(found.named_parameters(), model.parameters()):
-        if not name.endswith("qkv.bias"): close(p.detach(), q.detach(), 1e-4)   # a key's bias has no gradient but noise
+        if not name.endswith("qkv.bias"): close(p.detach(), q.detach(), 1e-4)   # a key's bias has a gradient of noise
 
 def test_scst_loss_by_hand():
-    "D6: the baseline is the mean of the live beams; the dead stay out of it; the mean over images."
+    "D6: the baseline is the mean reward of an image's finite hypotheses, and the loss is a mean over images."
     log_probs = torch.tensor([[-1., -2., -9.], [-3., -4., -5.]], requires_grad=True)
     rewards = torch.tensor([[1., 3., 50.], [0., 3., 6.]])
     valid = torch.tensor([[True, True, False], [True, True, True]])
@@ -1203,7 +1203,7 @@ def test_scst_loss_by_hand():
     close(torch.autograd.grad(loss, log_probs)[0], [[.25, -.25, 0], [.5, 0, -.5]], 1e-6)
 
 def test_two_passes_have_the_gradient_of_one(captioner, data):
-    "D6: the search has no gradient; scoring its captions gives that of stepping through them with gradient."
+    "D6: searching without gradient and then scoring the captions gives the gradient of decoding them step by step."
     ids = [0, 1]
     batch = ImageExamples(data, ids).__getitems__([0, 1])
     def reward(tokens, of): return (tokens*torch.arange(1, tokens.shape[1] + 1)).sum(1) % 7.
@@ -1253,7 +1253,7 @@ def test_search_is_calm_and_scoring_is_not(loud, data):
     close(loss.item(), -(.5*log_probs[0] - .5*log_probs[1])/2, 1e-4)
 
 def test_images_and_constraints_of_scst(tmp_path):
-    "D6: images with 5 references; the oracle's classes of all detections that a reference mentions, the first 5."
+    "D6: SCST uses images with 5 references, and as constraints the first 5 detected classes that a reference mentions."
     many = [(PERSON, .99)] + [(BUS, .98 - .01*i) for i in range(12)] + [(CAT, .3), (DOG, .2), (HORSE, .1)]
     own = world({0: (["a man and a dog", "a puppy"] + CATS[:3], many), 1: (CATS[:4], many), 2: (DOGS, [(CAT, .9)])},
                 range(3))
@@ -1272,26 +1272,26 @@ def test_images_and_constraints_of_scst(tmp_path):
     six = world({0: (["a bicycle a bus a cat a dog a horse and a zebra"], pairs)})
     words = oracle_words(six, [0], build_vocab(six, 1))[0]
     assert [build_vocab(six, 1).tokens[w] for w in words] == ["zebra", "horse", "dog", "cat", "bus"]
-    with pytest.warns(UserWarning, match="'dog' of 1 images"):   # D3: a missing word is reported
+    with pytest.warns(UserWarning, match="'dog' in 1 images"):   # D3: a missing word is reported
         assert oracle_words(own, [0], Vocab(["cat"])) == {0: [4]}
 
 def greedy(model, data, ids, groups, kept=None):
-    "CIDEr-D in points of greedy captions, against these images' references."
+    "Return the CIDEr-D of greedy captions in points, with these images' references."
     found = decode(model, Loader(ImageExamples(data, ids), shuffle=False), groups, SearchConfig(k=1))
     refs = {i: [text.split() for text in data.captions[i]] for i in ids}
     if kept is not None: kept += [found[i].caption for i in ids]
     return 100*np.mean(plain_cider(refs, [found[i].caption.split() for i in ids], ids))
 
 def test_dgbs_with_prices(data):
-    "D7d: a class's price is w times the log-odds of a reference that mentions it; half a reference more of each."
+    "D7d: a price is w times the log-odds of a mention in a reference, after half a reference is added to each side."
     own = world({0: (["a dog", "a dog", "a dog", "a cat", "a horse and a dog"], [(CAT, .9), (DOG, .8), (HORSE, .7)])})
     vocab = build_vocab(own, 1)
     (word, price), = oracle_prices(own, [0], vocab, weight=2.)[0].items()
-    assert word == vocab.stoi["dog"]                           # the others would cost: 1.5 of 6
+    assert word == vocab.stoi["dog"]                           # the price of the others is below 0: 1.5 of 6
     close(price, 2*math.log((4.5/6)/(1.5/6)), 1e-9)
 
 def test_scst_checks_its_input(data, captioner, tmp_path):
-    "No image with so many references; a reward of another shape, or not finite."
+    "SCST raises errors if no image has enough references, and if a reward has a wrong shape or is not finite."
     with pytest.raises(NocError, match="min_refs=6: no training image"):
         train_scst_in(tmp_path/"run", data, captioner, ScstTrainConfig(min_refs=6, epochs=1))
     batch = ImageExamples(data, [0, 1]).__getitems__([0, 1])
@@ -1305,7 +1305,7 @@ def test_scst_checks_its_input(data, captioner, tmp_path):
     captioner.eval()
 
 def test_the_number_of_living_captions_is_that_of_the_beam(captioner, data):
-    "D6: only finite hypotheses count in rewards: with three words in all, a beam of 5 is not full."
+    "D6: only finite hypotheses count: with three words in the vocabulary, a beam of 5 is not full."
     stoi = Vocab(captioner.tokens).stoi
     heard = []
     def reward(tokens, ids):
@@ -1321,7 +1321,7 @@ def test_the_number_of_living_captions_is_that_of_the_beam(captioner, data):
     captioner.eval()
 
 def test_the_best_epoch_is_kept(data, tmp_path):
-    "The weights that val liked best, of all epochs, and patience; a finished run is read and not repeated."
+    "Training keeps the weights with the best score on val, stops after `patience` epochs, and loads a finished run."
     cfg, seen = SelectorConfig(d_model=8, heads=2, d_ff=8, layers=1, dropout=0.), []
     def loss(*args):
         seen.append(1)
@@ -1335,24 +1335,24 @@ def test_the_best_epoch_is_kept(data, tmp_path):
     best = scores.index(max(scores))
     assert done["best"] == max(scores) and done["epoch"] == best + 1 and len(scores) == min(8, best + 4)
     assert len(seen) == len(scores)*(3 + 1)                    # batches of 7, 7, 6; val
-    seen.clear()                                               # which the loss closes over
+    seen.clear()                                               # a list that the loss uses
     again = train_selector_in(tmp_path/"run", calm, replace(cfg, threshold=.3), train, True, loss)
     assert not seen and again.cfg.threshold == .3 and model.cfg.threshold == .5
     for p, q in zip(again.parameters(), model.parameters()): assert torch.equal(p, q)
     with pytest.raises(NocError, match="exists"): train_selector_in(tmp_path/"run", calm, cfg, train, loss=loss)
 
 def test_function_words_end_badly():
-    "In percent; an empty caption ends neither well nor badly."
+    "Captions that end in a function word are counted in per cent; an empty caption is not counted."
     assert bad_endings(["a man with a", "a dog", "a dog on the grass", "", "cat is"]) == 40
     assert bad_endings([]) == bad_endings([""]) == 0
 
 def test_val_is_judged_by_its_non_novel_images(captioner):
-    "val_cider: CIDEr-D of greedy captions of the non-novel val images, at most 500, and of no others."
+    "`val_cider` is the CIDEr-D of greedy captions of at most 500 non-novel val images."
     images = {i: ((DOGS, CATS)[i % 2], [((DOG, CAT)[i % 2], .5 + .0009*i)]) for i in range(502)}
     images |= {1000: (ZEBRAS, [(ZEBRA, .9)])}
     own = world(images, val=[1000, *range(502)])
     assert own.novel["val"]["zebra"] == {1000}
-    for i in (500, 501): del own.captions[i]                   # whoever looks at these fails
+    for i in (500, 501): del own.captions[i]                   # reading these would fail
     found, decoded = val_cider(own)(captioner), []
     close(found["score"], greedy(captioner, own, [*range(500)], {}, decoded), 1e-3)
     close(found["words"], np.mean([len(text.split()) for text in decoded]), 1e-6)
@@ -1360,7 +1360,7 @@ def test_val_is_judged_by_its_non_novel_images(captioner):
     assert val_cider(world({1: (ZEBRAS, [])}, val=[1])) is None
 
 def test_dgbs_is_judged_with_the_oracles_constraints(captioner, data, tmp_path):
-    "D6: DGBS training by greedy captions under the oracle's constraints of val; the others without any."
+    "D6: DGBS training is scored on val by captions with the oracle's constraints, other training without constraints."
     stoi, weights = Vocab(captioner.tokens).stoi, captioner.state_dict()
     ids = [i for i in data.splits["val"] if i != 102]          # the zebra is novel
     musts = {100: [[(stoi["dog"],)]], 101: [[(stoi["cat"],)]], 103: [[(stoi["cat"],)]]}
@@ -1393,7 +1393,7 @@ NOVEL = dict.fromkeys(COCO_HELDOUT.objects, set()) | dict(zebra={1, 2}, bus={3, 
     (dict(words="extended"), (1, 2, 1), (2, 1, 0)),            # `buses` is in this list alone
 ])
 def test_f1_by_hand(protocol, zebra, bus):
-    "D7: both forms of a false positive, both weights; the unweighted mean over objects; pooled, all cells together."
+    "D7: F1 equals hand-computed values for both kinds of false positives and both weights, as a mean and pooled."
     row = judge(HEARD, TRUE, [1, 2, 3, 4, 5, 6, 6], NOVEL, metrics=(), **protocol).row()
     def f1(tp, fp, fn): return 100*2*tp/(2*tp + fp + fn)
     for o, cells in dict(zebra=zebra, bus=bus).items():
@@ -1408,7 +1408,7 @@ def test_f1_by_hand(protocol, zebra, bus):
     assert {k: row["protocol"][k] for k in expected} == expected
 
 def test_f1_is_0_where_nothing_is_right():
-    "D7: also where no caption says the word; and the mean counts it."
+    "D7: F1 is 0 without a true positive, also if no caption mentions the word, and the mean includes it."
     row = judge(dict.fromkeys(TRUE, "a bus"), TRUE, TRUE, NOVEL, metrics=()).row()
     assert row["f1"]["zebra"] == 0 and row["f1"]["bus"] == 100*2/(2 + 5)
     close(row["out_macro"]["F1"], 100/7)
@@ -1424,10 +1424,10 @@ def test_f1_is_0_where_nothing_is_right():
     with pytest.raises(NocError, match="metrics: 'X'"): CaptionScorer({1: ["a"]}, ("X",))
 
 def test_selection_f1_by_hand():
-    "The same of chosen classes; a class counts by its number and not by a word."
+    "F1 of chosen classes equals hand-computed values; a class counts by its id and not by a word."
     chosen = {1: [ZEBRA, DOG], 2: [BUS], 3: [ZEBRA, BUS], 4: [ZEBRA], 5: [], 6: [BUS]}
     found = selection_f1(chosen, TRUE, TRUE, NOVEL)
-    close([found["zebra"], found["bus"]], [100*2/(2 + 2 + 1), 100*2/(2 + 2)])  # 6 has no word of the list: BUS is wrong
+    close([found["zebra"], found["bus"]], [100*2/(2 + 2 + 1), 100*2/(2 + 2)])  # image 6 has no word: BUS is wrong
     close(found["mean"], (found["zebra"] + found["bus"])/2)
     assert found["pizza"] == 0 and len(found) == 9
     close(selection_f1(chosen, TRUE, TRUE, NOVEL, fp_weight=3.)["zebra"], 100*2/(2 + 4 + 1))
@@ -1444,7 +1444,7 @@ LONGER = {1: ZEBRAS, 2: ZEBRAS[:2], 3: ["a bus on a road", "a bus drives on the 
 SETS = {"all": [1, 2, 3, 4, 5, 6], "in": [4, 5], "out_pooled": [1, 2, 3, 6], "zebra": [1, 2], "bus": [3, 6]}
 
 def test_caption_scores_are_pycocoevalcaps():
-    "D7: BLEU, ROUGE-L and CIDEr-D of every image and of sets; frequencies of the whole split; macro and pooled."
+    "D7: BLEU, ROUGE-L and CIDEr-D equal pycocoevalcap's for each image and for sets, macro and pooled."
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.rouge.rouge import Rouge
@@ -1470,7 +1470,7 @@ def test_caption_scores_are_pycocoevalcaps():
     with pytest.raises(NocError, match="captions: image 6: missing"): scorer.numbers({i: "x" for i in (1, 2, 3, 4, 5)})
 
 def test_unequal_captions_are_scored_by_hand():
-    "BLEU's closest length, of equals the shorter; ROUGE-L's β of 1.2; empty captions."
+    "Hand-computed cases: BLEU's closest length (of two, the shorter), ROUGE-L's β of 1.2, and empty captions."
     scorer = CaptionScorer({1: ["a b c d e f", "a b"], 2: ["x y z"], 3: ["x"]}, ("B4", "R"))
     numbers = scorer.numbers({1: "a b q r", 2: "x z", 3: ""})
     assert numbers["B4"][0].tolist() == [2, 1, 0, 0, 4, 3, 2, 1, 4, 2]
@@ -1483,7 +1483,7 @@ def test_unequal_captions_are_scored_by_hand():
     close(found["B2"][1], 100*math.sqrt((6/10)*(2/7))*math.exp(0), 1e-6)
 
 def plain_meteor(x):
-    "METEOR 1.5's formula: exact, stem, synonym, paraphrase; content and function words; caption and reference."
+    "Return METEOR 1.5 by its formula, from matches by kind, and content and function words of caption and reference."
     test, ref, test_function, ref_function = x[:4]
     sides = []
     for side, (length, function) in enumerate(((test, test_function), (ref, ref_function))):
@@ -1501,7 +1501,7 @@ def test_meteor_by_hand():
     close(meteor(np.array([x, [0]*23], float)), [plain_meteor(x), 0], 1e-12)
 
 def test_intervals_draw_images():
-    "The first is the score of all images; the others of as many images drawn with replacement; 95 % between the ends."
+    "The first value is the score of all images, the others are of bootstrap samples; intervals contain 95 % of them."
     judged = judge(JUDGED, LONGER, LONGER, NOVEL, metrics=("R",))
     drawn, again = judged.bootstrap(250), judged.bootstrap(250)
     rng, each = np.random.default_rng(0), judged.numbers["R"][:,0]
@@ -1515,7 +1515,7 @@ def test_intervals_draw_images():
     assert judged.once()["f1"]["pizza"] is None and judged.once()["f1"]["zebra"] == 100
 
 def test_common_ngrams():
-    "Clipped by the reference that has most of them."
+    "Common n-grams are clipped by the reference that has most of them."
     cider = CiderD({1: [["a", "a", "b"], ["a", "b", "b"]], 2: [["c"]]})
     shared, lengths = cider.common([["a", "a", "a", "b"], ["a", "c"]], [1, 2])
     assert shared.tolist() == [[3, 2, 1, 0], [1, 0, 0, 0]] and lengths.tolist() == [4, 2]
@@ -1542,23 +1542,23 @@ def test_cider_checks_its_input():
 # ---- the tables
 
 def log_prob(model, data, i, caption):
-    "Of a caption and its end, by all words at once."
+    "Return the log-probability of a caption and its end, from one pass."
     x, mask = data.region_features(model.cfg.max_regions)([i])
     tokens = torch.tensor([[BOS, *Vocab(model.tokens).encode(caption.split()), EOS]])
     out = model(x, mask, tokens[:,:-1]).log_softmax(-1)[0]
     return out.gather(1, tokens[0,1:,None]).sum().item()
 
 def test_averaged_words_under_constraints_alone(data, tmp_path):
-    "Rows with constraints have neighbour-averaged embeddings; the row without has the captioner as it was trained."
+    "Rows with constraints use neighbour-averaged embeddings; the row without constraints uses the trained captioner."
     run = Run(replace(PRESETS["coco"], borrow=2, search=SearchConfig(k=2, max_len=8)), part="val")
     own = Experiment(run, data, tmp_path/"run", metrics=("C",))
     own.models.captioner, own.models.selector = lambda training: captioner, lambda *about: ByScore()
     unit = {c: data.word_vectors[o.word]/np.linalg.norm(data.word_vectors[o.word]) for c, o in CLASSES.items()}
-    seen = {c for c in (CAT, DOG)}                             # the others' words are in no training caption
+    seen = {c for c in (CAT, DOG)}                             # no training caption has the other words
     def nearest(c): return sorted(seen, key=lambda other: -unit[c] @ unit[other])
     near = {CLASSES[c].word: [CLASSES[n].word for n in nearest(c)] for c in CLASSES.keys() - seen}
     captioner = build_captioner(data, TINY, 1).eval()
-    for word in near: captioner.words.frozen[Vocab(captioner.tokens).stoi[word]] *= 3   # so that they matter
+    for word in near: captioner.words.frozen[Vocab(captioner.tokens).stoi[word]] *= 3   # so that they have an effect
     averaged = captioner.average_neighbours(near)
     for row in "none", "top1", "selector", "oracle", "score", "cbs":
         model, other = (captioner, averaged) if row == "none" else (averaged, captioner)
@@ -1568,7 +1568,7 @@ def test_averaged_words_under_constraints_alone(data, tmp_path):
             assert abs(d.score - log_prob(other, data, i, d.caption)) > 1e-3
 
 def test_the_cbs_row(captioner, data, tmp_path):
-    "CBS on our captioner: two of the three best classes, in any form, by the machine."
+    "The row CBS requires two of the three best classes, in any form, and uses the machine."
     images = {1: (CATS, [(CAT, .9), (DOG, .8), (HORSE, .7), (BUS, .6)])}
     own = world({0: (DOGS, []), 1: (CATS, images[1][1])}, train=[0], val=[1])
     run = Run(replace(PRESETS["coco"], search=SearchConfig(k=2, max_len=6)), part="val")
@@ -1583,7 +1583,7 @@ def test_the_cbs_row(captioner, data, tmp_path):
     assert found.satisfied == out.satisfied[0,0] >= 2
 
 def test_rows_of_a_run(captioner, data, tmp_path):
-    "D7, D7c: a row's scores by hand; on test each scoring leaves a line in the log and false positives count once."
+    "D7, D7c: a row's scores are those computed by hand; on test, scorings are logged and false positives count once."
     for part in "val", "test":
         folder = tmp_path/part
         run = Run(replace(PRESETS["coco"], search=SearchConfig(k=2, max_len=8)), part=part, command="noc x", seed=7)
@@ -1591,7 +1591,7 @@ def test_rows_of_a_run(captioner, data, tmp_path):
         own.models.captioner, own.models.selector = lambda training: captioner, lambda *about: ByScore()
         rows = own.complete([("none", "xe", None), ("score", "xe", None), ("oracle", "xe", None)])
         assert [row["row"] for row in rows] == ["none", "score", "oracle"] and (folder/"rows.jsonl").exists()
-        assert own.complete([("none", "xe", None)]) == rows                 # nothing is made twice
+        assert own.complete([("none", "xe", None)]) == rows                 # no row is computed twice
         log = folder/"test_log.jsonl"
         assert log.exists() == (part == "test")
         if part == "test": assert len(log.read_text().splitlines()) == 3
@@ -1613,7 +1613,7 @@ def test_rows_of_a_run(captioner, data, tmp_path):
         assert rows[1]["config"]["threshold"] == .2            # all up to .8 are equally good on this val
 
 def test_no_run_goes_on_as_another(data, tmp_path):
-    "D10: an output that exists is refused without `resume`, and with it where anything differs that it depends on."
+    "D10: an existing output is refused without `resume`, and also with it if an input or a setting differs."
     run = Run(PRESETS["toy"], part="val")
     Experiment(run, data, tmp_path/"run")
     with pytest.raises(NocError, match="exists"): Experiment(run, data, tmp_path/"run")
@@ -1623,14 +1623,14 @@ def test_no_run_goes_on_as_another(data, tmp_path):
         with pytest.raises(NocError, match="expected no change, or another output"):
             Experiment(other, data, tmp_path/"run", resume=True)
     file, about = tmp_path/"run/run.json", read_json(tmp_path/"run/run.json")
-    older = {k: x for k, x in about["preset"].items() if k != "borrow"}     # made before there was this setting
+    older = {k: x for k, x in about["preset"].items() if k != "borrow"}     # as before this setting existed
     file.write_text(json.dumps(about | dict(preset=older)))
     with pytest.raises(NocError, match="preset.borrow: 0 in the record, 2 now"):
         Experiment(replace(run, preset=replace(run.preset, borrow=2)), data, tmp_path/"run", resume=True)
     Experiment(run, data, tmp_path/"run", resume=True)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
-    Experiment(run, data, tmp_path/"run", resume=True)         # the number of threads is no part of it
+    Experiment(run, data, tmp_path/"run", resume=True)         # the number of threads is not recorded
     torch.set_num_threads(threads)
     own = contents(data, seen=True)
     assert contents(small_world(), seen=True) == own
@@ -1649,7 +1649,7 @@ def test_no_run_goes_on_as_another(data, tmp_path):
             Experiment(run, new, tmp_path/"run", resume=True)
 
 def test_published_counts():
-    "D8: 70,194 are kept; halves of 20,252; novel 3,018 and 3,024; `lite` counts a false positive 4.85 times."
+    "D8: the split has the published numbers of images, and `lite` counts a false positive 4.85 times."
     root = find_data()
     if root is None: pytest.skip("set NOC_DATA to a COCO folder")
     split = read_json(root/"splits/split_noc_coco.json")
@@ -1660,12 +1660,12 @@ def test_published_counts():
     close(nonnovel_weight(lite["val"], {"all": {*lite["novel_val"]}}), (17_234/3_018)/(961/816), 1e-12)
     assert (20_252 - 3_018, 3_018) == (17_234, 3_018)
 
-# ---- what a sample of mutants showed (`tests/mutants.py`): each fails for a mutant that no other test noticed
+# ---- tests of mutants from `tests/mutants.py` that no other test detected
 
 LAST, FIRST = 0, 3
 
 def test_hypotheses_that_multiply_and_die():
-    "D4: whatever places the pool gives their words, stepping has the log-probabilities of reading them at once."
+    "D4: decoding step by step gives the log-probabilities of one pass, even if hypotheses multiply and disappear."
     torch.manual_seed(0)
     cfg = CaptionerConfig(d_feature=6, d_word=8, d_model=8, heads=2, d_ff=16, layers=2, memory=1, dropout=0.)
     model, rng = Captioner(cfg, [f"w{i}" for i in range(5)]).eval(), torch.Generator().manual_seed(0)
@@ -1684,7 +1684,7 @@ def test_hypotheses_that_multiply_and_die():
             state, tokens = pool.reorder(state, index), tokens.flatten()
 
 def test_a_vocabulary_of_another_size_is_named(tmp_path):
-    "A captioner's folder whose words are not those of its weights: the message says which file, and how many."
+    "If a captioner's vocabulary and weights differ in size, the error names the file and both numbers."
     cfg = CaptionerConfig(d_feature=2, d_word=4, d_model=4, heads=1, d_ff=4, layers=1, memory=1)
     model = Captioner(cfg, ["a", "dog", "runs"])
     save_model(model, tmp_path)
@@ -1694,14 +1694,14 @@ def test_a_vocabulary_of_another_size_is_named(tmp_path):
             load_model(tmp_path)
 
 def test_the_score_row_never_sees_the_selector():
-    "D7b: its scores are the detector's, also where there are probabilities."
+    "D7b: the score row uses the detector's scores, even if the selector's probabilities are available."
     regions = Regions(np.tile([.1, .1, .5, .5], (2, 1)), [DOG, CAT], [.9, .2], image_id=1)
     assert constraint_classes(regions, "score", probs=[.1, .9]) == [DOG]
     assert constraint_classes(regions, "selector", probs=[.1, .9]) == [CAT]
 
 @pytest.mark.parametrize("n, v", [(2, 40_009), (900, 40), (20, 1980), (70, 500)])
 def test_next_words_are_those_of_a_sorted_row(n, v):
-    "Block by block or at once, and with ties, which the lower id wins; also for more hypotheses than there are words."
+    "The next words equal those of a sorted row, in blocks or not, with ties, and with more hypotheses than words."
     scores = torch.randn(n, v, generator=torch.Generator().manual_seed(v)).double()
     scores[1:] = scores[1:].mul(2).round()
     end, best, words = next_words(scores, torch.full((n, 1), LAST), 7, torch.tensor([2, 3]), torch.arange(n), 0)
@@ -1711,7 +1711,7 @@ def test_next_words_are_those_of_a_sorted_row(n, v):
     assert torch.equal(end[:,0], scores[:,LAST])
 
 def test_an_image_that_cannot_end_among_others():
-    "D3: at the last step the end is taken where it may come; of an image without any, the best is returned."
+    "D3: at the last step finished captions are kept; for an image that cannot end, the best caption is returned."
     chances = torch.tensor([[[1/3]*3, [.1, .5, .4], [.1, .4, .5], [0, .6, .4]],
                             [[1/3]*3, [0, .6, .4], [0, .5, .5], [0, .6, .4]]]).log()
     def step(tokens, image): return chances[image, tokens], image
@@ -1721,7 +1721,7 @@ def test_an_image_that_cannot_end_among_others():
     assert out.ended.tolist() == [[True]*2, [False]*2, [True]*2]
 
 def test_logits_are_normalised():
-    "With `normalize`, a model's logits are as good as its log-probabilities; a word of -inf stays forbidden."
+    "With `normalize`, logits give the same captions as log-probabilities, and -inf still forbids a word."
     logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)).double()
     logits[:,4] = -torch.inf
     def find(table, **kw):
@@ -1732,7 +1732,7 @@ def test_logits_are_normalised():
     torch.testing.assert_close(plain.scores, own.scores)
 
 def test_what_sets_of_groups_still_take():
-    "Rows, the end and the tokens to come, for every set of finished groups; any two of three, and the only one."
+    "The table of sets of groups has the right rows, ends and remaining tokens, also with `at_least`."
     read = read_groups([[[(2, 3)], [(4,)], [(5, 6, 7), (8, 9)]], [[(2,)]]], LAST)
     groups, done = pack_groups(read, at_least=[2, None]), torch.tensor([[*range(8)], [0, 1]*4])
     for i, (sizes, need) in enumerate((([2, 1, 2], 2), ([1], 1))):
@@ -1745,12 +1745,12 @@ def test_what_sets_of_groups_still_take():
     assert torch.equal(groups.takes(done.view(2, 2, 4)), groups.takes(done).view(2, 2, 4))
 
 def test_a_new_word_is_no_known_one():
-    "CIDEr-D: a word that no reference has is one of its own, also beside the references' last word."
+    "CIDEr-D treats a word that no reference has as a separate word, also next to the references' last word."
     known, new, two = CiderD({0: [["a", "b"]], 1: [["c", "d"]]}).score([["c", "d"], ["c", "x"], ["x", "y"]], [1, 1, 1])
     assert known == pytest.approx(5) and new == pytest.approx(10/4/2) and two == 0
 
 def test_ids_of_the_reward():
-    "From 0 to 65,534."
+    "The reward accepts token ids from 0 to 65,534."
     reward = CiderReward({0: [[0, 65_534, 9]], 1: [[7]]}, 2)
     assert reward(torch.tensor([[65_534, 9, 2]]), [0]) > 0
     for wrong in -1, 65_535:
@@ -1758,7 +1758,7 @@ def test_ids_of_the_reward():
         with pytest.raises(NocError, match="ids from 0 to 65,534"): reward(torch.tensor([[wrong]]), [0])
 
 def test_nothing_right_is_zero():
-    "D7: F1 and its means are 0 where nothing is right, or there is nothing to find; of captions and of chosen classes."
+    "D7: F1 and its means are 0 without a true positive or a novel image, for captions and for chosen classes."
     refs = {1: ["a zebra"], 2: ["a bus"]}
     for novel in ({o: {i for i in refs if o in refs[i][0]} for o in COCO_HELDOUT.novel},
                   {o: set() for o in COCO_HELDOUT.novel}):

@@ -1,4 +1,4 @@
-"Constraints with a price: the search against all sentences and all subsets of what they mention."
+"Test constraints with a price by brute force over all sentences and all subsets of the words that they mention."
 import itertools, math, random
 from fractions import Fraction
 import pytest, torch
@@ -12,14 +12,14 @@ from tiny_models import build, tokenizer
 EOS = 0
 
 def chain(rng):
-    "A random language: log-probabilities of the next of v words after a word; the last row starts."
+    "Return a random table of log-probabilities of the next of v words after each word; the last row is the start."
     v = rng.choice((3, 4, 5))
     table = torch.randn(v + 1, v, generator=torch.Generator().manual_seed(rng.randrange(10**6)))
-    if rng.random() < .4: table[:, rng.randrange(1, v)] -= 6.    # a word that the model never wants
+    if rng.random() < .4: table[:, rng.randrange(1, v)] -= 6.    # an improbable word
     return table.double().log_softmax(-1)
 
 def groups_of(rng, v, n):
-    "n groups of one or two alternatives of one or two words."
+    "Return n groups of one or two alternatives, each of one or two words."
     def alternative(): return tuple(rng.randrange(1, v) for _ in range(rng.choice((1, 1, 2))))
     return [[alternative() for _ in range(rng.choice((1, 1, 2)))] for _ in range(n)]
 
@@ -35,15 +35,15 @@ def log_prob(table, sentence):
     return sum(table[a, b].item() for a, b in zip(words, words[1:]))
 
 def value(table, sentence, groups, prices, penalty=0., absorb=True):
-    "What a sentence comes to; None where it lacks a must."
+    "Return a sentence's score plus the prices of what it mentions; None if it lacks a must."
     mentioned = [any(contains(sentence, alternative) for alternative in group) for group in groups]
     if any(u == math.inf and not m for u, m in zip(prices, mentioned)): return None
     worth = [u for u, m in zip(prices, mentioned) if m and u < math.inf]
-    if not absorb: worth = [u for u in worth if u > 0]           # what costs is not forced
+    if not absorb: worth = [u for u in worth if u > 0]           # groups with negative prices are never forced
     return log_prob(table, sentence)/(len(sentence) + 1)**penalty + sum(worth)
 
 def best_value(table, groups, prices, max_len, **kw):
-    "The best of all sentences; None where none is allowed."
+    "Return the best value of all sentences; None if no sentence is allowed."
     words = range(1, len(table) - 1)
     sentences = itertools.chain.from_iterable(itertools.product(words, repeat=n) for n in range(max_len))
     values = [value(table, s, groups, prices, **kw) for s in sentences]
@@ -55,7 +55,7 @@ def search(table, groups, prices, max_len, find=grid_beam_search, k=700, **kw):
                 max_len=max_len, **kw)
 
 def agree(found, best, table, groups, prices, **kw):
-    "The answer is as good as the best of all, and says of itself what it is worth."
+    "Check that a search found a sentence of the best value, and reports its score and objective."
     if best is None:
         assert found.reason[0] and not found.ended[0,0]
         return
@@ -78,7 +78,7 @@ def test_equals_all_sentences_and_subsets(mode):
         agree(search(table, groups, prices, max_len, find, **kw), best, table, groups, prices, **penalty)
 
 def test_forced_words_alone():
-    "Without `absorb` a group counts where it is forced; one that costs is never forced."
+    "Without `absorb` only forced groups count, and a group with a negative price is never forced."
     for seed in range(150):
         rng = random.Random(seed)
         table, max_len = chain(rng), rng.choice((3, 4, 5))
@@ -90,7 +90,7 @@ def test_forced_words_alone():
 
 @pytest.mark.parametrize("mode", ["grid", "bank"])
 def test_infinite_prices_are_musts(mode):
-    "All prices infinite: today's search to the bit, at beams that are far from exact."
+    "With infinite prices the search equals the search with musts to the last bit, also with small beams."
     for seed in range(40):
         rng = random.Random(seed)
         table = chain(rng)
@@ -106,7 +106,7 @@ def test_infinite_prices_are_musts(mode):
         assert hard.reason == priced.reason
 
 def test_an_image_is_the_same_in_company():
-    "Images with prices, with musts and without constraints share a batch and do not notice."
+    "Images with prices, with musts and without constraints have the same captions in one batch as alone."
     rng = random.Random(0)
     table = chain(rng)
     step = lambda tokens, state: (table[tokens], state)
@@ -121,7 +121,7 @@ def test_an_image_is_the_same_in_company():
         assert torch.allclose(alone.objective[0], together.objective[i])
 
 def test_at_least_counts_musts():
-    "Two musts of which one is enough, and a third group that is worth nothing."
+    "`at_least` counts musts only: one of two is enough, and a group of price 0 does not count."
     table = torch.full((5, 4), -3.).double()
     table[:, EOS] = -.1
     found = search(table, [[(1,)], [(2,)], [(3,)]], [math.inf, math.inf, 0.], 5, at_least=1)
@@ -137,7 +137,7 @@ def test_bad_prices_are_named():
 
 @pytest.mark.parametrize("mode", ["grid", "bank", "cbs"])
 def test_never_worse_than_without_prices(mode):
-    "At beams far from exact: the answer is worth as much as the best that the same search finds without prices."
+    "Even with small beams, the objective is at least that of the best caption that the search finds without prices."
     better = 0
     for seed in range(300):
         rng = random.Random(f"{mode}{seed}")
@@ -145,7 +145,7 @@ def test_never_worse_than_without_prices(mode):
         penalty, k = rng.choice((0., 0., 1.)), rng.choice((1, 1, 2, 3, 6))
         groups = groups_of(rng, table.shape[1], rng.choice((1, 2, 3)))
         prices = [rng.choice((0., -5., rng.uniform(-4, 4), rng.uniform(0, 3))) for _ in groups]
-        if seed % 3 == 0: prices[0] = math.inf                              # and a must beside them
+        if seed % 3 == 0: prices[0] = math.inf                              # and a must
         step = lambda tokens, state: (table[tokens], state)
         kw = dict(bos=len(table) - 1, eos=EOS, k=k, max_len=6, length_penalty=penalty)
         musts = [group for group, price in zip(groups, prices) if price == math.inf]
@@ -157,10 +157,10 @@ def test_never_worse_than_without_prices(mode):
         best = max(value(table, s, groups, prices, penalty) for s in sentences)
         assert found.objective[0,0] >= best - 1e-9
         better += bool(found.objective[0,0] > best + 1e-6)
-    assert better > 30                                                      # and prices are no ornament
+    assert better > 30                                                      # prices often improve the result
 
 def test_large_prices_keep_their_order():
-    "Prices of ten thousand nats beside log-probabilities: the best of all sentences, in exact fractions."
+    "With prices of ten thousand nats the search finds the best of all sentences, computed in exact fractions."
     for seed in range(1000):
         rng = random.Random(seed)
         table = chain(rng).float()
@@ -181,7 +181,7 @@ def test_large_prices_keep_their_order():
 # Prices of words, in `generate`
 
 def answers(tok, model, start, **settings):
-    "Texts with their scores and what they come to, the best first."
+    "Return token ids, and texts with their scores and objectives, the best first."
     call = dict(do_sample=False, custom_generate=grid_beam, processor=tok, return_dict_in_generate=True)
     out = model.generate(start, attention_mask=torch.ones_like(start), **call | settings)
     texts = tok.batch_decode(out.texts, skip_special_tokens=True)
@@ -190,8 +190,8 @@ def answers(tok, model, start, **settings):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS)
 def test_prices_buy_what_they_say(kind, one_thread):
-    """From near-uniform to peaked models: never below plain beams, nor below musts in the place of prices above 0 and
-    words to avoid in that of prices below. A price of 0 changes no text."""
+    """The objective is at least that of plain beams, and of a search in which prices above 0 are musts and prices
+    below 0 are words to avoid. A price of 0 does not change the text."""
     counted = 0
     for seed in range(15):
         rng = random.Random(f"prices {kind} {seed}")
@@ -222,7 +222,7 @@ def test_prices_buy_what_they_say(kind, one_thread):
     assert counted > 10
 
 def test_a_price_ends_a_text_that_says_its_word(one_thread):
-    "A near-uniform model would never choose the end."
+    "Texts of a nearly uniform model, which rarely ends by itself, end after the word that has a price."
     model, inputs = build("BART")
     for seed in range(4):
         torch.manual_seed(seed)
@@ -234,7 +234,7 @@ def test_a_price_ends_a_text_that_says_its_word(one_thread):
 
 @pytest.mark.parametrize("name", ["GPT-2", "BART"])
 def test_reads_are_what_the_model_read(name, one_thread):
-    "In all as many texts as came to the model, and for plain beams as many as they read alone."
+    "`reads` adds up to the texts that the model read, and its plain part to those of plain beams alone."
     model, inputs = build(name)
     def reads(**asked):
         rows = []

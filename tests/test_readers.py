@@ -1,4 +1,4 @@
-"What reading costs: seconds an item do not grow with the number of items, nor does memory while a list is read."
+"Test that the time per item and the memory of readers do not grow with the number of items."
 import gzip, itertools, json, sys, time, tracemalloc
 import numpy as np
 import pyarrow, pyarrow.parquet
@@ -16,9 +16,9 @@ from noc_nb.scores.report import read_system
 from noc_nb.vocab import Vocab, tokenize
 
 COUNTS = 5_000, 20_000, 80_000
-FEWER = 2_000, 8_000, 32_000      # of what takes too long an item for this test
+FEWER = 2_000, 8_000, 32_000      # for readers that take longer per item
 
-def sizes_of(count): return {i: (640, 480) for i in range(1, count//5 + 1)}   # five items an image
+def sizes_of(count): return {i: (640, 480) for i in range(1, count//5 + 1)}   # five items per image
 
 def images_of(count): return [dict(id=i, width=w, height=h) for i, (w, h) in sizes_of(count).items()]
 
@@ -112,7 +112,7 @@ def document_frequencies(folder, count):
     return lambda: CiderD({i: tokens[i:i + 5] for i in range(0, count, 5)})
 
 def one_caption(folder, count):
-    "One caption of so many words, with what the tokeniser's rules look far ahead for."
+    "Write one caption of `count` words, with strings for which the tokeniser's rules look far ahead."
     text = " ".join(["a+b.com", "x@y", "1,a", "well-known", "www.", "<!b", "it's"]*(count//7))
     return lambda: tokenize(f"{text} {'a+'*count} a.com")
 
@@ -122,7 +122,7 @@ def seconds(work):
     return time.process_time() - began
 
 def calls(work):
-    "How many functions are called, Python's and C's."
+    "Return the number of calls of functions, both Python's and C's."
     count = 0
     def called(frame, event, function):
         nonlocal count
@@ -139,7 +139,7 @@ READERS[one_caption] = 400, 1_600, 6_400
 
 @pytest.mark.parametrize("reader", READERS)
 def test_what_an_item_costs_does_not_grow(tmp_path, reader):
-    "Calls are exact, but not all that one call does; a clock sees that, and on a busy machine it is no fine measure."
+    "Calls per item, an exact count, do not grow, and neither does the time per item, a rough measure."
     work, counts = {}, READERS[reader]
     for count in counts:
         (tmp_path/str(count)).mkdir()
@@ -147,14 +147,14 @@ def test_what_an_item_costs_does_not_grow(tmp_path, reader):
     few, more = [calls(work[count])/count for count in counts[:2]]
     assert more < 1.1*few, f"{few} and {more} calls an item"
     best = np.full(3, np.inf)
-    for _ in range(12):                      # in turn, and again where the machine was busy
+    for _ in range(12):                      # in turn, and again if the machine was busy
         best = np.minimum(best, [seconds(work[count])/count for count in counts])
-        if best[2] < 4*min(best): return     # what is quadratic takes sixteen times as long
+        if best[2] < 4*min(best): return     # a quadratic reader would take sixteen times as long
     raise AssertionError(f"{1e6*best} µs an item")
 
 @pytest.mark.parametrize("indent", [None, 1])
 def test_a_list_is_read_in_little_memory(tmp_path, indent):
-    "All on one line, or a line a number."
+    "Reading a list item by item needs little memory, with the JSON on one line or on many."
     write_json(tmp_path/"d.json", results(20_000), indent)
     tracemalloc.start()
     count = sum(1 for _ in json_items(tmp_path/"d.json"))

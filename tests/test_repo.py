@@ -1,4 +1,4 @@
-"What is committed: the README, the rows, and no file that must not be."
+"Test what is committed: the README, the rows of results, and that no forbidden file is there."
 import json, re, shlex
 from functools import cache
 import pytest
@@ -27,7 +27,7 @@ def test_budget():
     none_of(over(), "raise the number in tests/budget.json in the commit that needs it, and say why in its body")
 
 def test_budget_counts_code():
-    "A comment is no line, a denser line has as many nodes, and a method is a name."
+    "The budget does not count comments, counts the same nodes in denser code, and counts methods as names."
     long = "def f(x):\n    # twice\n    y = 2*x\n\n    return y\n"
     dense = "def f(x): y = 2*x; return y"
     one, other = budget.counts([long]), budget.counts([dense])
@@ -49,7 +49,7 @@ def test_readme_is_read_in_three_minutes():
     assert len(lines) <= 220, f"README.md has {len(lines)} lines; what is longer belongs to docs/"
 
 def test_links_resolve():
-    "Each link of a notebook or page leads to a file; `make book` also looks at what a link's anchor names."
+    "Each link of a notebook or page leads to a file; `make book` also checks anchors."
     def texts():
         for notebook in NOTEBOOKS:
             for cell in cells(notebook):
@@ -61,7 +61,7 @@ def test_links_resolve():
             "links that lead nowhere")
 
 def test_pages_of_the_site():
-    "A page has no directives of nbdev, and a link that leads nowhere stops the build."
+    "A page has no directives of nbdev, and a broken link stops the build."
     sources = [(name(nb), "".join(cell["source"])) for nb in NOTEBOOKS for cell in page(nb)["cells"]]
     none_of((file for file, source in sources if re.search(r"^#\|", source, re.M)), "directives are shown")
     inside = "[a](../22_grid.ipynb) `[b](c)`"
@@ -72,11 +72,11 @@ def test_pages_of_the_site():
 
 @cache
 def options(command):
-    "The options that a command's help names."
+    "Return the options in a command's help."
     return set(re.findall(r"--[a-z][a-z_-]*", run(command, "--help", cwd=ROOT)))
 
 def wrong_words(line):
-    "The command of a shell line, or its options, that are not there."
+    "Return the command, option or target of a shell line that does not exist, in a list."
     scripts = {entry.split("=")[0] for entry in SETTINGS["console_scripts"].split()}
     targets = re.findall(r"^([a-z-]+):", (ROOT/"Makefile").read_text(encoding="utf-8"), re.M)
     command, *rest = shlex.split(line, comments=True)
@@ -85,7 +85,7 @@ def wrong_words(line):
     return [] if command in ("pip", "cd", "curl", "echo") else [command]
 
 def test_commands_of_the_readme():
-    "Each line of a shell block is one command that is there, with options that it has."
+    "Each line of a shell block is one existing command with existing options."
     index = "".join(f"{cell.source}\n" for cell in cells(INDEX, "markdown"))
     text = index + "".join((ROOT/f"docs/{page}.md").read_text(encoding="utf-8") for page in ("commands", "data"))
     lines = [line for line in "".join(fences(text, "sh")).splitlines() if line and line[0] != "#"]
@@ -94,7 +94,7 @@ def test_commands_of_the_readme():
             "a shell block holds one command a line; this command, option or target is not there")
 
 def lines():
-    "Every line of results/*.jsonl: where it stands, the file's name, the text."
+    "Yield (place, file name, text) for every line of results/*.jsonl."
     for path in sorted((ROOT/"results").glob("*.jsonl")):
         for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             yield f"{name(path)}: line {i}", path.name, line
@@ -118,26 +118,26 @@ def test_rows_say_how_they_were_made():
     none_of(wrong(), "rows are written by the commands and not by hand; make this one again, from a commit")
 
 def test_scores_on_test_are_logged():
-    "Each scoring of the test split leaves its line; results on test without a log are not to be trusted."
+    "If there are results on the test split, there is a log of the scorings."
     rows = {where: json.loads(line) for where, file, line in lines() if file != "test_log.jsonl"}
     scored = [where for where, row in rows.items() if row.get("split") == "test" and row.get("data") != "toy"]
     assert not scored or (ROOT/"results/test_log.jsonl").exists(), \
         f"{scored[0]} is on test, and results/test_log.jsonl is not there: commit it with the rows"
 
 def test_no_file_that_must_not_be():
-    "No photos, pickles or jars; nothing big."
+    "The repository has no photos, pickles, jars or large files."
     files = [ROOT/file for file in sorted(tracked())]
     if not files: pytest.skip("no git checkout")
     banned = {".jpg", ".jpeg", ".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".jar"}
     none_of((name(p) for p in files if p.suffix in banned),
             "weights are safetensors, tables are JSON or CSV, and other people's photos stay outside; remove it")
-    shipped = ROOT/"noc_nb/assets/models"                       # the pipelines that the package brings
+    shipped = ROOT/"noc_nb/assets/models"                       # the package's pipelines
     def most(p): return 15e6 if shipped in p.parents else 5e6
     none_of((f"{name(p)}: {p.stat().st_size/1e6:.1f} MB" for p in files if p.stat().st_size > most(p)),
             "a file over 5 MB does not belong in git; make it when it is needed")
 
 def test_scripts_name_no_host():
-    "The machine's own configuration says where packages come from."
+    "Scripts contain no addresses, because the machine's configuration determines where packages come from."
     scripts = [ROOT/"Makefile", *(ROOT/".ci").iterdir(), *(ROOT/".github/workflows").iterdir()]
     none_of((name(p) for p in scripts if re.search(r"://|index-url", p.read_text())), "take the address out")
 

@@ -1,4 +1,4 @@
-"The rows in results/ are evidence: each has its log line, and the committed captions give their scores again."
+"Test the rows in results/: scorings are logged, committed captions give the same scores, and commands still parse."
 import json, re, shlex, subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +27,7 @@ VARIANTS = {"borrow": "borrow from two, threshold .6", "borrow_vote": "borrow fr
 def logged(row): return json.dumps([row.get(key) for key in LOGGED], sort_keys=True)
 
 def test_scorings_of_test_are_logged():
-    "Each row on the test part has its own line in the log: the same line of a table, the same second, the same code."
+    "Each row on the test part has a line in the log with the same settings, time and commit."
     lines = {logged(line) for line in read_rows(RESULTS/"test_log.jsonl")}
     rows = [(file.name, row) for file in sorted(RESULTS.glob("*.jsonl")) if file.name != "test_log.jsonl"
             for row in read_rows(file) if row.get("split") == "test" and row["table"] != "bench" and "claim" not in row]
@@ -37,14 +37,16 @@ def test_scorings_of_test_are_logged():
             "a row on test without its line in results/test_log.jsonl is not to be trusted; commit both")
 
 def test_the_mixed_trainings_repeat_every_digit():
-    "Nine rows of a second training, on another H100 and from a clean commit, equal those of the first."
+    "Trained again on a second and a third H100, from clean commits, the captioners have the scores of the first."
     mixed = "scst.mix=0.5 scst.price_weight=2"
     priced = "borrow=2 prices.weight=1 prices.unseen=5"
     before = {(None, "none"): None, (f"{mixed}; {priced}", "none"): mixed,
               (f"{mixed}; {priced}", "selector"): f"{mixed} {priced}"}
     first = {(r["variant"], r["row"], r["seed"]["captioner"]): r["metrics"] for r in read_rows(RESULTS/"mix/val.jsonl")}
     again = read_rows(RESULTS/"mix/again.jsonl")
-    assert len(again) == 9 and not any("+" in r["commit"] for r in again)
+    third = [r for r in read_rows(RESULTS/"mix/shares.jsonl") if r["training"] == "xe"]
+    assert len(again) == 9 and len(third) == 6 and not any("+" in r["commit"] for r in again + third)
+    for r in third: assert first[None, r["row"], r["seed"]["captioner"]] == r["metrics"]
     for r in again:
         assert first[before[r["variant"], r["row"]], r["row"], r["seed"]["captioner"]] == r["metrics"]
 
@@ -57,21 +59,21 @@ def text(cell):
     return [best(o) for o in cell.get("outputs", []) if o.get("name") != "stderr"]
 
 def stale(path):
-    "The cells whose committed text is not what they print now."
+    "Return the cells whose committed text differs from what they print now."
     old, new = read(path), nbformat.read(path, 4)
     settings = dict(timeout=300, kernel_name="python3", coalesce_streams=True)
     NotebookClient(new, resources={"metadata": {"path": path.parent}}, **settings).execute()
     return [f"{name(path)}, cell {a['id']}" for a, b in zip(old["cells"], new["cells"]) if text(a) != text(b)]
 
 def test_experiments_show_what_the_rows_say():
-    "Executed again, the experiments print the committed outputs: no table is older than its rows."
+    "The experiments print their committed outputs when they are executed again."
     if find_data() is None: pytest.skip("set NOC_DATA to the part of COCO")
-    pages = [nb for nb in EXPERIMENTS if nb.stem not in ("59_run", "72_change")]    # which train
+    pages = [nb for nb in EXPERIMENTS if nb.stem not in ("59_run", "72_change")]    # these two train models
     with ThreadPoolExecutor(2) as pool: found = pool.map(stale, pages)
     none_of((cell for cells in found for cell in cells), "run `make notebooks` and commit what it changes")
 
 def line_of(file):
-    "Split part, captioner's seed, variant, training, row and weight of a file of captions, by its name."
+    "Return split part, captioner's seed, variant, training, row and weight from the name of a file of captions."
     parts = (r"lite-(?:seed(\d)-)?(?:(val|gt|learn|prices|mix|borrow|borrow_vote)-)?"
              r"(xe|cider_dgbs|cider)-(\w+?)(?:-(0\.\d))?\.json\.gz")
     seed, tag, training, row, lambda0 = re.fullmatch(parts, file.name).groups()
@@ -79,7 +81,7 @@ def line_of(file):
     return part, int(seed or 0), VARIANTS.get(tag), training, row, float(lambda0) if lambda0 else None
 
 def test_committed_captions_have_the_scores_of_their_rows():
-    "CIDEr-D, ROUGE-L, BLEU-4 in and out of domain, and the F1 of every object, to the last printed digit and further."
+    "Committed captions have the CIDEr-D, ROUGE-L, BLEU-4 and F1 of their rows, to more than the printed digits."
     if find_data() is None: pytest.skip("set NOC_DATA to the part of COCO")
     data = load_data(split="lite", detections=None)
     rows = [*read_rows(RESULTS/"lite.jsonl"), *read_rows(RESULTS/"lite_val.jsonl")]
@@ -107,19 +109,19 @@ def test_committed_captions_have_the_scores_of_their_rows():
     none_of(differ(), "the captions in results/captions are not those of the rows")
 
 def today(command):
-    "A row's command as it is typed today, by the table of results/README.md."
+    "Return a row's command as it is typed today, according to the table in results/README.md."
     rows = re.findall(r"^\| `(.+?)` \| (.+?) \|$", (RESULTS/"README.md").read_text(encoding="utf-8"), re.M)
     assert len(rows) > 10
     for old, new in rows: command = command.replace(old, "" if new == "leave it out" else new.strip("`"))
     return command
 
 def options_of(function, words):
-    "The options that a function is given by a command line; another one, or a value that is none, ends the test."
+    "Return the options of a function in a command line; fail if one is unknown or has an invalid value."
     try: return vars(_parser(function).parse_args([_dashed(word) for word in words]))
     except SystemExit: pytest.fail(f"{function.__name__} {' '.join(words)}")
 
 def check_values(name, o):
-    "Every setting, row, metric and name in an option is read by the code that reads it."
+    "Check settings, rows, metrics and names in options with the code that reads them."
     if name == "noc_reproduce":
         _preset_of(o["preset"], o.get("set", ()))
         for key, allowed in dict(rows=LABELS, training=TRAINING_LABELS, metrics=METRICS).items():
@@ -134,7 +136,7 @@ def check_values(name, o):
         for setting in o["settings"].split(","): selecting._preset(o["preset"], setting, 0)
 
 def parse(command):
-    "Nothing is run: the command, its options and their values are those of today."
+    "Check that a command, its options and their values are valid today, without running it."
     scripts = dict(search=search.bench_search, training=training.bench_train, scale=scale.bench_scale,
                    pixels=pixels.bench_pixels, words=words.bench_words,
                    selecting=selecting.bench_selecting)
@@ -143,7 +145,7 @@ def parse(command):
     if name in commands(): check_values(name, options_of(commands()[name], given))
     elif name == "benchmarks/advice.py": options_of(getattr(advice, f"bench_{given[0]}"), given[1:])
     elif name.startswith("benchmarks/"): check_values(name, options_of(scripts[Path(name).stem], given))
-    elif name == "python": exec(compile(given[1].partition(";")[0], command, "exec"))       # an import
+    elif name == "python": exec(compile(given[1].partition(";")[0], command, "exec"))       # runs only the import
     elif name == "jupyter": assert (ROOT/given[-1]).exists()
     else: pytest.fail(f"{command}: no command of today; add it to the table of results/README.md")
 
@@ -157,7 +159,7 @@ def test_every_command_can_be_typed_today():
             if not step.startswith("cp -r "): parse(step)
 
 def test_commits_of_rows_are_there_or_told():
-    "A row names a commit of this history, or one of which results/README.md says what stands on it."
+    "Every row's commit is in the history, or results/README.md lists the results that rest on it."
     text = (RESULTS/"README.md").read_text(encoding="utf-8")
     def git(*words): return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
     shallow = git("rev-parse", "--is-shallow-repository").stdout.strip() != "false"

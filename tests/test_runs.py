@@ -1,4 +1,4 @@
-"What a run owns, and what it depends on: nothing of others, no finished work that is lost, no function that escapes."
+"Test the files that a run may change, and the inputs, functions and models that it depends on."
 import errno, importlib.util, itertools, linecache, os, re, sys
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,11 @@ from noc_nb.scst import cider_reward
 from test_hostile import evaluated
 
 def texts(folder):
-    "Name -> text of all files in a folder."
+    "Return name -> text of all files in a folder."
     return {str(p.relative_to(folder)): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 def test_an_output_has_one_name(tmp_path, monkeypatch):
-    "However it is written: a link, a link to the folder above, a way around. One lock, and one place for what is made."
+    "An output has one lock and one place, even if links or other paths lead to it."
     monkeypatch.chdir(tmp_path)
     for name in "deep/run", "other": Path(name).mkdir(parents=True)
     for link, to in {"link": "deep/run", "above": "deep", "other/again": "../link"}.items(): os.symlink(to, link)
@@ -62,7 +62,7 @@ def test_a_run_removes_only_what_killed_runs_left(tmp_path):
     assert there() == {*others} and (run/"part/a").read_text() == "this run goes on and ends"
 
 def killed_in(path, n):
-    "A process replaces a folder, and ends without a word at its n-th rename; whether it came so far."
+    "Replace a folder in a process that is killed at its n-th rename. Return True if it reached this rename."
     if not (child := os.fork()):
         rename, calls = Path.rename, []
         def renamed(*args):
@@ -81,7 +81,7 @@ def test_a_run_killed_between_renames_loses_nothing(tmp_path, n):
     run = tmp_path/"run"
     run.mkdir()
     (run/"a.txt").write_text("old")
-    assert killed_in(run, n) == (n < 4)                          # it has three
+    assert killed_in(run, n) == (n < 4)                          # there are three renames
     with locked(run): pass
     versions = [texts(path)["a.txt"] for path in tmp_path.iterdir()]
     assert sorted(versions) in (["old"], ["new", "old"])
@@ -102,12 +102,12 @@ def test_a_rename_that_fails_leaves_the_old_folder(tmp_path, monkeypatch, n, err
     assert texts(tmp_path) == {"run/a.txt": "old"}
 
 def test_notes_in_a_report_that_is_replaced_are_kept(tmp_path):
-    "Saved while the captions are scored: a new file, and an edited page. Both versions are named."
+    "If a user adds or edits a file of a report while it is replaced, both versions are kept and the error names them."
     write_json(tmp_path/"s.json", [dict(image_id=i, caption="a dog") for i in (0, 1)])
     out = tmp_path/"out"
     def score(**kw): evaluated(tmp_path, tmp_path/"s.json", out=out, **kw)
     score()
-    (out/"report.json").unlink()                                 # which is no loss
+    (out/"report.json").unlink()                                 # a missing file is no change to keep
     score(show=lambda report: (out/"report.png").unlink())
     for name in "notes.txt", "report.md":
         def annotate(report): (out/name).write_text("mine")
@@ -118,7 +118,7 @@ def test_notes_in_a_report_that_is_replaced_are_kept(tmp_path):
         assert sorted(os.listdir(out)) == ["images.parquet", *(f"report.{x}" for x in ("html", "json", "md", "png"))]
         score()
 
-# ---- what a function is
+# ---- fingerprints of functions
 
 OBJECT = """class Bonus:
     scale, of = {}, 1
@@ -126,7 +126,7 @@ OBJECT = """class Bonus:
     def helped(self): return {}
     def __call__(self, x): return x*self.by*self.scale + self.helped()
 f = Bonus()"""
-FUNCTIONS = dict(   # a module with gaps: whatever another value in one of them changes is another function
+FUNCTIONS = dict(   # source code with gaps: another value in any gap must change the function's name
     source="def f(x): return x + {}",
     default="def f(x, by={}, *, more={}): return x*by + more",
     closure="def make(by, rest):\n    def f(x): return x*by + rest[1]\n    return f\nf = make({}, [0, {}])",
@@ -148,10 +148,10 @@ FUNCTIONS = dict(   # a module with gaps: whatever another value in one of them 
             "def f(x): return NET(x)")
 
 def loaded(folder, text, name="theirs"):
-    "The function `f` of a module with this text."
+    "Return the function `f` of a module with this text."
     file = folder/f"{name}.py"
     file.write_text(text)
-    Path(importlib.util.cache_from_source(file)).unlink(missing_ok=True)     # as old, as long, and another text
+    Path(importlib.util.cache_from_source(file)).unlink(missing_ok=True)     # may be as old
     spec = importlib.util.spec_from_file_location(name, file)
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     linecache.checkcache()
@@ -162,7 +162,7 @@ def loaded(folder, text, name="theirs"):
 def test_whatever_a_function_computes_with_is_in_its_name(tmp_path, kind):
     text, gaps, n = FUNCTIONS[kind], FUNCTIONS[kind].count("{}"), itertools.count()
     def name(*values):
-        folder = tmp_path/f"{next(n)}"                           # the place is no part of it
+        folder = tmp_path/f"{next(n)}"                           # the folder does not change the name
         folder.mkdir()
         return called(loaded(folder, text.format(*values)))
     usual = name(*[3]*gaps)
@@ -195,7 +195,7 @@ def f(*how):
     return lambda tokens, ids: cider(tokens, ids) - BONUS*(tokens > 0).sum(1)"""
 
 def test_a_reward_is_a_part_of_the_run(tmp_path):
-    "A variant is demanded, and another bonus is another run, with a captioner of its own."
+    "Another reward needs the name of a variant, and a changed reward is another run with another captioner."
     data = load_data(make_toy(tmp_path/"toy", train=8, val=4, test=4), split="toy")
     brief, longer = (loaded(tmp_path, BRIEF.format(bonus)) for bonus in (.05, 5.))
     def start(variant=None, **how):
@@ -214,7 +214,7 @@ def test_a_rule_is_a_part_of_the_run(tmp_path, monkeypatch):
     def start(variant=None, out="run", **how):
         return Experiment(Run(PRESETS["toy"], variant=variant), data, tmp_path/out, **how)
     start(out="paper")
-    for name in "first", "score":                                # a new one, and one of ours that is replaced
+    for name in "first", "score":                                # a new rule, and a replaced rule of the package
         monkeypatch.setitem(RULES, name, loaded(tmp_path, "def f(seen): return seen.best.labels[:1].tolist()"))
         with pytest.raises(NocError, match="f .*: differs from the paper's method: expected a variant"): start(out=name)
         run = start("one rule", name)
@@ -229,7 +229,7 @@ def test_a_rule_is_a_part_of_the_run(tmp_path, monkeypatch):
 # ---- every file of a model
 
 def altered(path):
-    "A file that says the same in other bytes, or holds another number."
+    "Change a file: other bytes with the same meaning, or another weight."
     data = bytearray(path.read_bytes())
     if path.suffix == ".safetensors": data[-1] ^= 1
     else: data += b" \n"
@@ -237,7 +237,7 @@ def altered(path):
 
 @pytest.mark.parametrize("kind", ["BLIP", "LLaVA", "DETR", "RT-DETR", "OWLv2", "Grounding DINO"])
 def test_every_file_of_a_model_is_a_part_of_the_run(tmp_path, kind):
-    "If one of these files was altered, the resumed run names it; a README may change."
+    "If any file of a model was altered, a resumed run names it; only README.md may change."
     pytest.importorskip("transformers")
     from noc_nb.models.pretrained import quiet
     from tiny_models import TOLD, save_blip, save_chat, save_detector
@@ -269,7 +269,7 @@ def test_every_file_of_a_model_is_a_part_of_the_run(tmp_path, kind):
         start()
 
 def test_a_model_of_the_hub_is_its_commit(tmp_path, monkeypatch):
-    "The commit that the settings came from is asked for in what is read after them, and is a part of the run."
+    "All files of a hub's model are read at the commit of its settings, which is part of the run."
     pytest.importorskip("transformers")
     import transformers
     from noc_nb.models import pretrained
@@ -288,7 +288,7 @@ def test_a_model_of_the_hub_is_its_commit(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.int8, torch.bool, torch.complex64])
 def test_weights_of_another_kind_of_number_are_refused(tmp_path, kind):
-    "Of a model of transformers, a detector of torchvision, and a pipeline; with other bits they are read."
+    "Weights that are not floating-point numbers are refused for models, detectors and pipelines; 64 bits are accepted."
     pytest.importorskip("transformers")
     from noc_nb.models.pretrained import Pretrained, quiet
     from tiny_models import save_blip
@@ -314,10 +314,10 @@ def test_weights_of_another_kind_of_number_are_refused(tmp_path, kind):
         with pytest.raises(NocError, match=re.escape(f"{file}: {name}: numbers of kind ")): read()
         write(name, weights[name].dtype)
 
-# ---- what a disk may do
+# ---- faults of a disk
 
 def test_a_folder_that_cannot_be_listed_is_no_empty_folder(tmp_path, monkeypatch):
-    "`os.walk` passes over it in silence, and photos would be missing."
+    "A folder that cannot be listed raises an error; `os.walk` would silently skip it."
     (tmp_path/"photos").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path/"photos/1.png")
     def stale(path): raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
@@ -327,6 +327,6 @@ def test_a_folder_that_cannot_be_listed_is_no_empty_folder(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("name, read", [("v.txt", read_vectors), ("f.tsv", lambda path: list(read_tsv(path)))])
 def test_a_line_of_two_gigabytes_is_not_read(tmp_path, name, read):
-    "A sparse file is a line of zeros: it took 4.5 GB of memory, and half a minute."
+    "A file of two gigabytes of zeros is refused at once; reading it as one line would need 4.5 GB."
     with open(tmp_path/name, "wb") as f: f.truncate(2 << 30)
     with pytest.raises(NocError, match=f"{name}: .*it holds a zero byte"): read(tmp_path/name)

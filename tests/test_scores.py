@@ -1,4 +1,4 @@
-"""Scores people can trust: brute force, real captions, killed runs, many runs at once.
+"""Test scores by brute force and against pycocoevalcap, with real captions, killed runs and many runs at once.
 
 Java is slow, so METEOR and SPICE are compared on few images here. The same on more of them, by one command:
 NOC_IMAGES=2000 python -m pytest -s tests/test_scores.py -k pycocoevalcap
@@ -17,12 +17,12 @@ except OSError: JAVA = False
 COCO = find_data()
 needs_java = pytest.mark.skipif(not JAVA, reason="needs Java")
 SPICE = JAVA and not _missing_jars(_cache_folder()/"spice")
-needs_spice = pytest.mark.skipif(not SPICE, reason="run noc_setup_spice first")
+needs_spice = pytest.mark.skipif(not SPICE, reason="run `noc_data spice` first")
 needs_coco = pytest.mark.skipif(COCO is None, reason="set NOC_DATA to a COCO folder")
 
 @pytest.fixture(scope="session")
 def captions():
-    "Image id -> captions, of val2014 images with at least five."
+    "Return image id -> captions of the val2014 images that have at least five."
     out = {}
     for a in read_json(COCO/"annotations/captions_val2014.json")["annotations"]:
         out.setdefault(a["image_id"], []).append(a["caption"])
@@ -30,13 +30,13 @@ def captions():
 
 @pytest.fixture(scope="session")
 def lite(captions):
-    "Test images, the published list of novel ones, a system's captions (a person's), and the references left."
+    "Return test images, the novel ones, one caption of each image as a system's, and the other captions as references."
     split = read_json(COCO/"splits/lite.json")
     ids = split["test"][:2000]
     said, refs = {i: captions[i][0] for i in ids}, {i: captions[i][1:] for i in ids}
     return ids, set(split["novel_test"]) & set(ids), said, refs
 
-# ---- F1, by somebody who has never seen noc_nb: word lists typed again, one loop an image and an object
+# ---- F1 by brute force: word lists typed again, one loop over objects and images
 
 LISTS = dict(bottle=("bottle", "bottles"), bus=("bus", "busses"), couch=("couch", "couches", "sofa", "sofas"),
              microwave=("microwave", "microwaves"), pizza=("pizza", "pizzas"),
@@ -71,14 +71,14 @@ def test_f1_equals_brute_force(lite, weight, fp):
     novel = {o: own & listed for o, own in novel_images(refs, COCO_HELDOUT, ids).items()}
     row = judge(said, refs, ids, novel, metrics=(), weight=weight, fp=fp).row()
     ours = row["f1"] | {"mean": row["out_macro"]["F1"]}
-    # the list says which images are novel, also where the reference that said the word was taken as the caption
+    # images stay novel even if the reference with the word became the system's caption
     theirs = brute_force_f1(ids, set().union(*novel.values()), said, refs, weight, fp)
     assert ours == pytest.approx(theirs, abs=1e-9)
     assert 20 < ours["mean"] < 95
 
 @needs_coco
 def test_protocols_differ_as_documented(lite):
-    "`buses` counts in the extended list alone; leaving out other objects' novel images can only raise F1."
+    "`buses` counts only in the extended list; ignoring false positives on other objects' novel images raises F1."
     from noc_nb.heldout import COCO_HELDOUT, novel_images
     from noc_nb.novelty import judge
     ids, listed, said, refs = lite
@@ -92,7 +92,7 @@ def test_protocols_differ_as_documented(lite):
 # ---- equal to pycocoevalcap
 
 def real(captions, count):
-    "One person's captions of so many real images, the others' as references, and both as pycocoevalcap wants them."
+    "Return one caption each of `count` images, the other captions as references, and both in pycocoevalcap's form."
     from noc_nb.vocab import ptb_line
     some = dict(list(captions.items())[:int(os.environ.get("NOC_IMAGES", count))])
     said, refs = {i: own[0] for i, own in some.items()}, {i: own[1:] for i, own in some.items()}
@@ -142,7 +142,7 @@ def test_meteor_equals_pycocoevalcap(captions):
 @needs_spice
 @pytest.mark.slow
 def test_spice_equals_pycocoevalcap(captions, tmp_path, monkeypatch):
-    "Their class, unchanged, in a copy of its folder, by the options that noc_setup_spice prints for other tools."
+    "SPICE equals that of pycocoevalcap's unchanged class, run with the options that `noc_data spice` prints."
     from pycocoevalcap.spice import spice as package
     jars = _cache_folder()/"spice"
     shutil.copytree(Path(package.__file__).parent, tmp_path/"their_spice", symlinks=True)
@@ -162,7 +162,7 @@ def test_spice_equals_pycocoevalcap(captions, tmp_path, monkeypatch):
 @needs_java
 @pytest.mark.slow
 def test_all_real_captions_are_tokenised_as_java_does():
-    "One run of Java over all captions, as one text: so a caption's last token may depend on the next one's first."
+    "All captions of COCO are tokenised as by the Java program, which reads them as one text."
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
     from noc_nb.vocab import TOKENISER, ptb_line
     every = [a["caption"] for name in ("train", "val")
@@ -170,7 +170,7 @@ def test_all_real_captions_are_tokenised_as_java_does():
     theirs = PTBTokenizer().tokenize({0: [{"caption": c} for c in every]})[0]
     ours = [ptb_line(c, after) for c, after in zip(every, [*every[1:], ""])]
     different = [(c, one, two) for c, one, two in zip(every, ours, theirs) if one != two]
-    allowed = TOKENISER["differ"] if len(every) == TOKENISER["captions"] else len(every)//10_000  # of other data
+    allowed = TOKENISER["differ"] if len(every) == TOKENISER["captions"] else len(every)//10_000  # for other data
     assert len(theirs) == len(every) and len(different) <= allowed, different[:10]
 
 SCRIPTS = dict(
@@ -184,10 +184,10 @@ SCRIPTS = dict(
     English="dog man's Mr. U.S. don't x/y 1/2 Inc. p.m. -- ( O'Neil ’em ‘so’ “q” a@b.c #tag www.a.com &amp; ½",
     emoji="❤\ufe0f 👍🏽 👨\u200d👩\u200d👧 ☀\ufe0f 🇩🇪 1\ufe0f\u20e3 ©\ufe0f")
 BETWEEN = [*" "*12, "", "", *"\u200b\u200c\u200d\ufeff\ufe0f\xa0\u3000\xad\u0301.,-'’!?/:_", " . ", ", "]
-LINES = "\n\r\v\f\u2028\u2029"                          # each begins a new line in the program's output
+LINES = "\n\r\v\f\u2028\u2029"                          # the program begins a new line at each of these
 
 def any_text(rng):
-    "Up to eight words of all scripts; a quarter of them have something else inside, often any character of Unicode."
+    "Return up to eight words of all scripts; a quarter of them contain another character, often any of Unicode."
     words, text = " ".join(SCRIPTS.values()).split(), ""
     for _ in range(rng.randint(1, 8)):
         word, other = rng.choice(words), rng.choice(rng.choice(words))
@@ -201,8 +201,8 @@ def any_text(rng):
 @needs_java
 @pytest.mark.slow
 def test_all_scripts_are_tokenised_as_java_does():
-    """Texts at random, as many as NOC_TEXTS says; then every character of the BMP in a word and after a hyphen. Not Σ:
-    Java's small letter of it depends on where Java thinks that the word ends."""
+    """Random texts, and every character of the BMP in a word and after a hyphen, are tokenised as by the Java program.
+    Σ is left out, because Java's small letter depends on where Java assumes the end of the word."""
     from random import Random
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
     from noc_nb.vocab import ptb_line
@@ -216,7 +216,7 @@ def test_all_scripts_are_tokenised_as_java_does():
     assert len(theirs) == len(texts) and not different, (len(different), different[:5])
 
 def test_a_report_names_scripts_without_spaces(tmp_path):
-    "Chinese and Thai captions are counted, for their words are no tokens; Greek and Russian ones have spaces."
+    "A report counts captions in scripts without spaces, such as Chinese and Thai, whose words are not tokens."
     from noc_nb.scores.report import evaluate_file
     folder = world(tmp_path)
     def report(caption):
@@ -226,10 +226,10 @@ def test_a_report_names_scripts_without_spaces(tmp_path):
     assert report("a dog, κύων, собака") == (0, False)
     assert report("一只狗在跑") == report("หมากำลังวิ่ง") == (30, True)
 
-# ---- nothing stays behind
+# ---- no process is left running
 
 def java_processes(word):
-    "Ids of Java programs whose command line has this word."
+    "Return the ids of Java programs whose command line contains this word."
     found = []
     for p in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -242,14 +242,14 @@ def java_processes(word):
 
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
-    "A cache of the test's own, whose lock nobody else holds, at a path with spaces."
+    "Use a separate cache for the test, whose lock no other process holds, at a path with spaces."
     folder = tmp_path/"a cache of its own/spice"
     folder.mkdir(parents=True)
     for jar in (_cache_folder()/"spice").glob("*.jar"): (folder/jar.name).symlink_to(jar)
     monkeypatch.setenv("NOC_CACHE", str(folder.parent))
 
 def meteor_of(captions):
-    "METEOR of some captions, with the warnings that it gave."
+    "Return CIDEr-D and METEOR of some captions, and the warnings."
     from noc_nb.metrics import CaptionScorer
     from noc_nb.scores.java import java_programs
     refs = {i: ["a bird", "one bird"] for i in captions}
@@ -328,7 +328,7 @@ def test_kill_leaves_no_java(name, how, own_cache):
 # ---- many at once
 
 def world(folder, images=30):
-    "A folder in COCO's layout with a few images, and a file of captions for them."
+    "Write a folder in COCO's layout with a few images, and a file of captions for them; return the folder."
     said = ["a dog runs on the grass", "a red bus on a street", "two zebras in a field", "a man holds a racket"]
     refs = {i: [said[i % 4], "a photo of " + said[i % 4], said[(i+1) % 4]] for i in range(images)}
     (folder/"coco/annotations").mkdir(parents=True)
@@ -339,13 +339,13 @@ def world(folder, images=30):
     return folder
 
 def evaluate_into(arguments):
-    "One evaluation, in a process of its own."
+    "Evaluate captions into a separate folder."
     from noc_nb.scores.report import evaluate_file
     folder, k, metrics = arguments
     evaluate_file(folder/"ours.json", folder/"coco", out=folder/f"out{k}", metrics=metrics, samples=50)
 
 def at_once(folder, count, metrics):
-    "So many evaluations of the same captions, at the same time; the set of contents of every file that they wrote."
+    "Run `count` evaluations of the same captions at the same time. Return file name -> set of contents."
     with multiprocessing.get_context("fork").Pool(count) as pool:
         pool.map(evaluate_into, [(folder, k, metrics) for k in range(count)], chunksize=1)
     return {f: {(folder/f"out{k}"/f).read_bytes() for k in range(count)}
@@ -353,7 +353,7 @@ def at_once(folder, count, metrics):
 
 @pytest.mark.slow
 def test_ten_at_once_give_ten_equal_reports(tmp_path, own_cache):
-    "SPICE shares one database. METEOR, which takes a gigabyte a program, is left to the next test."
+    "Ten simultaneous evaluations write equal reports. METEOR, which needs a gigabyte per program, is in the next test."
     spice = ("S",) if JAVA and not _missing_jars(_cache_folder()/"spice") else ()
     folder = world(tmp_path/"a folder with spaces")
     written = at_once(folder, 10, ("C", "B4", "R", *spice))
@@ -402,7 +402,7 @@ def test_the_command_says_it_in_one_line(tmp_path):
 # ---- verdicts
 
 def equal_systems(rng, runs, images=100, draws=300, by_training=1.):
-    "Draws of both sides' scores, (runs, 1+draws) each: equal systems whose images and trainings differ by chance."
+    "Return bootstrap scores (runs, 1+draws) of two equal systems, which differ only by random images and trainings."
     weights = np.vstack([np.ones(images), rng.multinomial(images, [1/images]*images, draws)])/images
     hard = rng.normal(size=images)
     def run(): return weights @ (hard + rng.normal(size=images)) + by_training*rng.normal()
@@ -410,8 +410,8 @@ def equal_systems(rng, runs, images=100, draws=300, by_training=1.):
 
 @pytest.mark.parametrize("runs, by_training", [(1, 0.), (3, .3), (5, 1.)])
 def test_equal_systems_get_few_verdicts(runs, by_training):
-    """At most one comparison of ten scores in twenty finds anything. Uncorrected many do; and where one training stands
-    for a system, its chance is taken for a difference."""
+    """At most 5 % of the comparisons of equal systems by ten scores find a difference. Without correction more do, and
+    with one training per system, the variation between trainings is mistaken for a difference."""
     rng, found, alone, blind = np.random.default_rng(0), 0, 0, 0
     for _ in range(trials := 200):
         sides = [equal_systems(rng, runs, by_training=by_training) for _ in range(10)]
@@ -427,10 +427,10 @@ def test_a_difference_is_found():
     a, b = equal_systems(rng, 3, by_training=.1)
     assert gap(a, b + 2)["p"] < 1e-3 and gap(a, b + 2)["interval"][0] > 0
 
-# ---- a score of one's own
+# ---- a user's own score
 
 def letters(images, captions, references):
-    "A stand-in for a model: the length of each caption."
+    "Return the length of each caption: a stand-in for a learned score."
     return [len(c) for c in captions.values()]
 
 def more_letters(images, captions, references): return [len(c) + 1 for c in captions.values()]
@@ -448,7 +448,7 @@ def test_a_function_is_a_score_like_the_others(tmp_path):
     sizes = [len(c) for c in said.values()]
     assert ours["scores"]["all"]["letters"] == pytest.approx(np.mean(sizes)) and ours["intervals"]["all"]["letters"]
     assert ours.images.letters.tolist() == sizes and "- letters: by letters " in (folder/"ours/report.md").read_text()
-    rows = compare(folder/"ours", folder/"longer")        # no function is at hand here
+    rows = compare(folder/"ours", folder/"longer")        # a comparison does not need the function
     assert rows["all letters"]["difference"] == pytest.approx(11) and rows["all letters"]["verdict"] == "holds"
     report("ours.json", more_letters, "other")
     with pytest.raises(NocError, match="protocol learned=.*more_letters .*: expected .*letters .*, as in"):
@@ -465,7 +465,7 @@ def test_the_command_takes_a_function(tmp_path, monkeypatch, capsys):
     for wrong in "mine:none", "none:words", ":", "R,X":
         with pytest.raises(NocError, match="metrics.*expected"): noc_eval("ours.json", "coco", metrics=wrong, samples=0)
 
-# ---- CHAIR, by the definition of Rohrbach et al. (2018) and their code: each word alone, in the singular
+# ---- CHAIR as Rohrbach et al. (2018) define it, and as their code computes it: word by word, in the singular
 
 ONE = dict(men="man", women="woman", people="people", children="child", mice="mouse", geese="goose", calves="calf",
            knives="knife", oxen="ox", buses="bus", busses="bus", glasses="glass", wolves="wolf", skis="ski")
@@ -480,7 +480,7 @@ def singular(word):
     return word
 
 class SlowChair:
-    "Objects of a caption as they are found there: pairs of words first, then each word's line of the list."
+    "Find the objects of a caption as in the published code: pairs of words first, then single words."
     def __init__(self, lines):
         self.object = {word: words[0] for words in lines for word in words}
         self.pairs = {word: word for word in self.object if " " in word}
@@ -499,14 +499,14 @@ class SlowChair:
         return [self.object[w] for w in found if w in self.object]
 
     def __call__(self, caption, refs, boxed):
-        "Mentions, those of nothing that is there, whether there is one, what is there, what of it is said."
+        "Return the numbers of mentions, invented mentions, captions with one (0 or 1), objects, and mentioned objects."
         there = set(boxed).union(*map(self.objects, refs))
         said = self.objects(caption)
         wrong = [o for o in said if o not in there]
         return [len(said), len(wrong), len(wrong) > 0, len(there), len(there & set(said))]
 
 def chair_list(tmp_path):
-    "A word list in the published form, of our classes' words: the first is the class's name."
+    "Write a word list in the published form from our classes' words; return its lines and path."
     from noc_nb.heldout import COCO_CLASSES
     uses = [form for c in COCO_CLASSES.values() for form in c.forms]
     def ours(c): return [f for f in c.forms if uses.count(f) == 1 and " ".join(map(singular, f.split())) == f != c.name]
@@ -516,7 +516,7 @@ def chair_list(tmp_path):
     return lines, tmp_path/"synonyms.txt"
 
 def check_chair(tmp_path, captions, refs, boxed):
-    "Both definitions of the same captions, caption by caption."
+    "Compare both implementations of CHAIR, caption by caption; return our scores."
     from noc_nb.heldout import COCO_CLASSES
     from noc_nb.scores.quality import quality_numbers, quality_scores, word_list
     lines, file = chair_list(tmp_path)
@@ -534,7 +534,7 @@ def check_chair(tmp_path, captions, refs, boxed):
     return scores
 
 def test_chair_of_any_words_is_the_published_one(tmp_path):
-    "Sentences of the list's words, their plurals and what stands before them, in any order."
+    "CHAIR of random sentences of the list's words, plurals and modifiers equals the published code's."
     from noc_nb.scores.quality import _numbers
     lines, _ = chair_list(tmp_path)
     words = [word for line in lines for form in line for word in (form, _numbers(form)[-1])
@@ -548,7 +548,7 @@ def test_chair_of_any_words_is_the_published_one(tmp_path):
 
 @needs_coco
 def test_the_published_words_are_read_as_their_authors_read_them():
-    "The class of each word of the file, by their one line of reading: no other word of it is found."
+    "Each word of the published list is found as its class, as in the authors' code, and as no other."
     from noc_nb.heldout import COCO_CLASSES
     from noc_nb.scores.quality import _objects_said, word_list
     file = Path(os.environ["NOC_DATA"])/"upstream/chair_synonyms.txt"
@@ -556,10 +556,10 @@ def test_the_published_words_are_read_as_their_authors_read_them():
     forms = word_list(COCO_CLASSES, file)
     for word, name in theirs.items():
         found = {COCO_CLASSES[i].name for _, ids in _objects_said(f"a {word} here", forms) for i in ids}
-        lost = word != word.lower() or word.startswith(" ")     # captions are in lower case, words without spaces
+        lost = word != word.lower() or word.startswith(" ")     # captions are in lower case, and words have no spaces
         assert found == (set() if lost else {name}), word
     said = _objects_said("a stove top oven", forms)
-    assert [form for form, _ in said] == ["stove", "oven"]       # their code joins two words, and no three
+    assert [form for form, _ in said] == ["stove", "oven"]       # their code joins two words, not three
 
 def test_a_report_names_chairs_protocol(tmp_path):
     from noc_nb.scores.compare import compare
@@ -583,7 +583,7 @@ def test_a_report_names_chairs_protocol(tmp_path):
 
 @needs_coco
 def test_chair_of_real_captions_is_the_published_one(tmp_path, captions):
-    "Captions of other images, so that much is invented."
+    "CHAIR of real captions equals the published code's; the captions are of other images, so that much is invented."
     from noc_nb.heldout import COCO_CLASSES
     from noc_nb.files.dataset import instances_files
     from noc_nb.files.readers import boxed_classes
@@ -596,7 +596,7 @@ def test_chair_of_real_captions_is_the_published_one(tmp_path, captions):
 # ---- pages
 
 def test_the_page_of_a_comparison_shows_the_largest_differences(tmp_path, monkeypatch, capsys):
-    "One file: what differs most comes first, with both sentences, what people wrote, and photos where there are any."
+    "The page shows the images that differ most first, with both captions, references, and photos if there are any."
     import re
     from PIL import Image
     from noc_nb.commands.cli import noc_eval
@@ -611,7 +611,7 @@ def test_the_page_of_a_comparison_shows_the_largest_differences(tmp_path, monkey
     noc_eval(compare=["ours", "worse"], out="both", images="photos", samples=50)
     page = Path("both/compare.html").read_text()
     cards = re.findall(r"<article>.*?</article>", page, re.S)
-    assert [re.search(r"image (\d+): CIDEr-D -", card)[1] for card in cards] == ["4", "8"]    # no others differ
+    assert [re.search(r"image (\d+): CIDEr-D -", card)[1] for card in cards] == ["4", "8"]    # only these two differ
     assert all("a &lt;thing&gt;" in card and "a dog runs on the grass" in card for card in cards)
     assert ["data:image/jpeg" in card for card in cards] == [False, True]
     assert not re.search(r"<script|https?://|@import|url\(", page) and len(page) < 100_000

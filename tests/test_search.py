@@ -1,7 +1,7 @@
-"""What the searches promise, on random models: hypothesis draws the model, the constraints and the settings.
+"""Test the properties of the searches on random models: hypothesis draws model, constraints and settings.
 
-The models are trees whose next-word probabilities depend on everything said before, in 64 bits and without ties. An
-example is a batch of ten images, each with its own tree and its own constraints, and there are fifty: 500 cases a
+The models are trees whose next-word probabilities depend on all earlier words, in 64 bits and without ties. An
+example is a batch of ten images, each with its own tree and constraints. With fifty examples there are 500 cases per
 property."""
 import math, subprocess, sys
 from unittest.mock import patch
@@ -30,7 +30,7 @@ def batch(v, most=3): return st.lists(groups(v, most), min_size=B, max_size=B)
 
 @st.composite
 def case(draw, most=3):
-    "Constraints of a batch and the settings of a search."
+    "Draw a model, the constraints of a batch, and the settings of a search."
     v = draw(st.sampled_from([6, 8, 40]))
     images = draw(batch(min(v, 7), most))
     how = dict(k=draw(st.integers(1, 4)), max_len=draw(st.integers(1, 7)), absorb=draw(st.booleans()),
@@ -40,7 +40,7 @@ def case(draw, most=3):
     return tree(v, draw(st.integers(0, 999))), images, how
 
 def search(model, images, of=None, **how):
-    "`of` names the trees of the images."
+    "Search captions for images; `of`: numbers of the images' trees."
     step, fresh = model
     state = fresh(*(range(len(images)) if of is None else of))
     return grid_beam_search(step, state, images, bos=BOS, eos=EOS, pad=-1, **how)
@@ -49,7 +49,7 @@ def search(model, images, of=None, **how):
 @fifty
 @given(case())
 def test_claims_stand_where_they_say(given_case):
-    "What a caption claims is there; what is promised is fulfilled; nothing comes twice; what fails has a reason."
+    "Spans give the places of words, constraints are satisfied, captions are unique, and a failure has a reason."
     model, images, how = given_case
     out = search(model, images, **how)
     for i, wanted in enumerate(images):
@@ -70,7 +70,7 @@ def test_claims_stand_where_they_say(given_case):
 @fifty
 @given(case(), st.randoms(use_true_random=False))
 def test_company_does_not_matter(given_case, rng):
-    "A batch, the same images in two others, and one of them alone: token for token."
+    "An image has the same captions, token by token, in one batch, in smaller batches, and alone."
     model, images, how = given_case
     out, order = search(model, images, **how), rng.sample(range(B), B)
     for part in (order[:1], order[1:4], order[4:]):
@@ -80,13 +80,13 @@ def test_company_does_not_matter(given_case, rng):
             assert other.reason[j] == out.reason[i] and other.satisfied[j].tolist() == out.satisfied[i].tolist()
 
 def all_of(out, i, n=None):
-    "Everything that is said of an image and its `n` constraints."
+    "Return all results of an image with `n` constraints."
     rows = zip(out.tokens[i].tolist(), out.scores[i].tolist(), out.objective[i].tolist(), out.spans[i,:,:n].tolist(),
                out.satisfied[i].tolist())
     return [([t for t in tokens if t >= 0], *rest) for tokens, *rest in rows], out.reason[i]
 
 def coarse(model, dtype):
-    "The same model with few different scores: ties everywhere."
+    "Return the model with rounded scores, so that there are many ties."
     def step(tokens, state):
         scores, state = model[0](tokens, state)
         return scores.round().to(dtype), state
@@ -96,7 +96,7 @@ def coarse(model, dtype):
 @given(case(), st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
        st.sampled_from(["grid", "bank", "credit", "cbs"]), st.booleans(), st.randoms(use_true_random=False))
 def test_ties_are_broken_alike_in_any_company(given_case, dtype, mode, priced, rng):
-    "With half of all scores equal: a batch, its images in another order, and each of them alone, to the bit."
+    "With many ties, an image has the same result to the last bit in a batch, in another order, and alone."
     (step, fresh), images, how = given_case
     how, (step, _) = how | dict(mode=mode, forbidden=[2], bos=BOS, eos=EOS, pad=-1), coarse((step, fresh), dtype)
     prices = [[rng.choice((math.inf, 0., 1., 2.5)) for _ in wanted] for wanted in images]
@@ -112,7 +112,7 @@ def test_ties_are_broken_alike_in_any_company(given_case, dtype, mode, priced, r
 @fifty
 @given(case(), st.integers(6, 12))
 def test_pruned_hypotheses_are_not_missed(given_case, max_len):
-    "Pruning what ended captions outscore changes nothing, and asks no more. A bank gives others their places."
+    "Pruning hypotheses that finished captions outscore changes no result of the grid, and needs no more model calls."
     (step, fresh), images, how = given_case
     how, asked = {k: x for k, x in how.items() if k not in ("mode", "absorb")} | dict(max_len=max_len, pad=-1), []
     def counting(tokens, state):
@@ -130,7 +130,7 @@ def test_pruned_hypotheses_are_not_missed(given_case, max_len):
 @fifty
 @given(case(most=5), st.integers(0, 2), st.booleans())
 def test_musts_that_fit_are_said(given_case, spare, ordered):
-    "With any number of beams, also where there is just room for the shortest alternatives and the end."
+    "Musts are mentioned with any number of beams, even if they just fit into the maximum length."
     model, images, how = given_case
     how |= dict(at_least=None, no_repeat=False, ordered=ordered)
     for i, wanted in enumerate(images):
@@ -146,7 +146,7 @@ def test_order_of_constraints_is_irrelevant(given_case, rng):
     out, other = search(model, images, **how), search(model, mixed, **how)
     for i, o in enumerate(order):
         same_captions(captions(other, i), captions(out, i))
-        def places(found, groups):                 # equal groups may take each other's place
+        def places(found, groups):                 # equal groups may be exchanged
             return sorted((sorted(group), found.spans[i, 0, g].tolist()) for g, group in enumerate(groups))
         assert places(other, mixed[i]) == places(out, images[i])
 
@@ -179,7 +179,7 @@ def test_grid_is_algorithm_1(seed, v, k, T, absorb, wanted):
 @given(st.integers(0, 999), st.sampled_from([5, 8, 90]), st.integers(1, 4), st.integers(2, 6), st.booleans(),
        st.lists(st.lists(st.integers(1, 4), unique=True, max_size=3), min_size=B, max_size=B))
 def test_ties_are_algorithm_1s(seed, v, k, T, absorb, wanted):
-    "With half of all scores equal: of equals the lower last token comes first, and then the better parent."
+    "With many ties the search equals Algorithm 1: the lower last token comes first, then the better parent."
     model = coarse(tree(v, seed), torch.float64)
     out = search(model, [[[(w,)] for w in ws] for ws in wanted], k=k, max_len=T, absorb=absorb)
     beam = beam_search(model[0], model[1](*range(B)), bos=BOS, eos=EOS, k=k, max_len=T)
@@ -192,7 +192,7 @@ def test_ties_are_algorithm_1s(seed, v, k, T, absorb, wanted):
 @given(st.integers(0, 999), st.booleans(), st.sampled_from([5, 8, 90]), st.integers(1, 4), st.integers(1, 6),
        st.lists(st.lists(st.integers(2, 4), unique=True, max_size=3), min_size=B, max_size=B))
 def test_fast_is_plain(seed, ties, v, k, max_len, wanted):
-    "1,000 images: `plain_beam` and `plain_grid`, which the book explains, find what the fast search finds."
+    "On 1,000 images, `plain_beam` and `plain_grid` find the same captions as the fast search."
     step, fresh = tree(v, seed, ties=ties)
     start, masks = torch.full((B,), BOS), torch.zeros(B, v, dtype=torch.bool)
     for mask, ws in zip(masks, wanted): mask[ws] = True
@@ -206,11 +206,11 @@ def test_fast_is_plain(seed, ties, v, k, max_len, wanted):
         same_captions(captions(beam, i), captions(plain, i))
 
 def literal(logp, groups, v, k, T):
-    """The grid with alternatives and phrases, one hypothesis after the other: what chapter 24 says, and nothing else.
-    A hypothesis is its score, tokens, the finished groups, and the phrase that it is in: group, alternative, tokens."""
-    groups = sorted(sorted({*group}) for group in groups)   # equal scores go by this order
+    """Search the grid with alternatives and phrases, hypothesis by hypothesis, exactly as chapter 24 describes it. A
+    hypothesis is (score, tokens, finished groups, current phrase as group, alternative and number of tokens)."""
+    groups = sorted(sorted({*group}) for group in groups)   # the order for equal scores
     def least(left): return sum(min(map(len, groups[g])) for g in left)
-    def late(h, t):                                # too few tokens are left for its musts and the end
+    def late(h, t):                                # True if too few tokens are left for the musts and the end
         score, tokens, done, phrase = h
         takes = least({*range(len(groups))} - done - ({phrase[0]} if phrase else set()))
         if phrase: takes += len(groups[phrase[0]][phrase[1]]) - phrase[2]
@@ -227,7 +227,7 @@ def literal(logp, groups, v, k, T):
         if phrase: return [force(*phrase)]
         free = [write(w) for w in range(v) if w != EOS or len(done) == len(groups)]
         return free + [force(g, a, 0) for g in range(len(groups)) if g not in done for a in range(len(groups[g]))]
-    hypotheses = [(0., (), frozenset(), None)]     # in the order of their cells
+    hypotheses = [(0., (), frozenset(), None)]     # ordered by cell
     for t in range(1, T + 1):
         pool = dict.fromkeys(x for h in hypotheses for x in follow(h) if x[0] > -math.inf)
         pool = sorted(pool, key=lambda h: (late(h, t), -h[0], h[1][-1]))
@@ -243,14 +243,14 @@ def literal(logp, groups, v, k, T):
 @settings(fifty, max_examples=100)
 @given(st.integers(0, 999), st.sampled_from([6, 9]), st.integers(1, 4), st.integers(1, 7), batch(5))
 def test_phrases_and_alternatives_by_a_literal_grid(seed, v, k, T, images):
-    "1,000 images; some musts have no room, and some images have none."
+    "On 1,000 images, with phrases and alternatives, the search equals the literal grid; some musts do not fit."
     model = tree(v, seed)
     out = search(model, images, k=k, max_len=T, absorb=False)
     for i, groups in enumerate(images):
         same_captions(captions(out, i), literal(scores_of(model, i), groups, v, k, T))
 
 def has(body, wanted, need):
-    "Whether a caption has an alternative of `need` groups."
+    "Return True if a caption contains an alternative of at least `need` groups."
     def holds(group): return any(body[i:i+len(a)] == a for a in group for i in range(len(body)))
     return sum(map(holds, wanted)) >= need
 
@@ -258,7 +258,7 @@ def has(body, wanted, need):
 @fifty
 @given(st.integers(0, 99), batch(4), st.sampled_from([None, 1, 2]), st.sampled_from(["grid", "bank", "credit", "cbs"]))
 def test_large_k_is_exhaustive(seed, images, at_least, mode):
-    "With a place for everything all modes find all captions there are."
+    "With a beam large enough for all hypotheses, every mode finds all captions."
     model, how = tree(4, seed), dict(k=130, max_len=4, at_least=at_least)
     if mode == "cbs":
         out = constrained_beam_search(model[0], model[1](*range(B)), images, bos=BOS, eos=EOS, pad=-1, **how)
@@ -273,7 +273,7 @@ def test_large_k_is_exhaustive(seed, images, at_least, mode):
                                     min_size=B, max_size=B),
        st.sampled_from([None, 0, 1, 2]), st.booleans(), st.sampled_from(["grid", "bank", "credit", "cbs"]))
 def test_so_many_and_not_twice_by_brute_force(seed, drawn, at_least, once, mode):
-    "`at_least` and `no_repeat`, alone and together: of all captions those that hold so many groups, and none twice."
+    "`at_least` and `no_repeat`, alone and together, select the right captions, compared with all captions."
     model, images = tree(4, seed), [[[(w,) for w in words] for words in groups] for groups in drawn]
     out = search(model, images, k=130, max_len=4, at_least=at_least, no_repeat=once, mode=mode)
     for i, wanted in enumerate(images):
@@ -296,7 +296,7 @@ def test_forms_never_weaken_if_nothing_is_dropped(seed, drawn):
 @fifty
 @given(case(most=8), st.integers(1, 6))
 def test_what_cannot_be_done_ends_with_a_report(given_case, max_len):
-    "Over-long lists and words that may not be said: never more steps than tokens, and a sentence."
+    "With too many or forbidden musts the search ends within the maximum length and gives a reason."
     (step, fresh), images, how = given_case
     steps, images = [], [wanted + [[(2, 3, 2, 3)], [(3, 3, 3)]] for wanted in images]
     def counting(tokens, state): steps.append(1); return step(tokens, state)
@@ -307,7 +307,7 @@ def test_what_cannot_be_done_ends_with_a_report(given_case, max_len):
 @fifty
 @given(case(), st.integers(0, 5), st.integers(0, 5))
 def test_minus_infinity_forbids(given_case, banned, dies_after):
-    "One -inf forbids a word; a row of -inf ends a hypothesis, and an image without any other is reported."
+    "A score of -inf forbids a word, a row of -inf ends a hypothesis, and an image without captions gets a reason."
     (step, fresh), images, how = given_case
     def holes(tokens, state):
         log_probs, state = step(tokens, state)
@@ -325,7 +325,7 @@ def test_minus_infinity_forbids(given_case, banned, dies_after):
 @settings(fifty, max_examples=500)
 @given(st.integers(0, 999), groups(6), st.integers(0, 2), st.sampled_from([math.nan, math.inf]), st.integers(0, 2))
 def test_nan_and_infinity_are_errors(seed, wanted, when, what, image):
-    "Three images alike, so that each has a third of the rows."
+    "NaN and infinity raise an error that names image and step; three equal images share the rows."
     (step, fresh), asked = tree(6, seed), []
     def broken(tokens, state):
         log_probs, state = step(tokens, state)
@@ -335,19 +335,19 @@ def test_nan_and_infinity_are_errors(seed, wanted, when, what, image):
     try: search((broken, fresh), [wanted]*3, of=(0, 0, 0), k=2, max_len=3)
     except NocError as e:
         assert f"image {image}, step {when}" in str(e) and ("NaN" if what != what else "+inf") in str(e)
-    else: assert len(asked) <= when                                         # it ended before
+    else: assert len(asked) <= when                                         # the search ended before this step
 
 @fifty
 @given(st.integers(0, 999), st.integers(1, 4), st.integers(3, 6), batch(6, 4))
 def test_bank_asks_no_more_than_a_beam(seed, k, max_len, images):
-    "At most k open hypotheses an image, whatever is wanted."
+    "A bank has at most k open hypotheses per image, with any constraints."
     (step, fresh), widest = tree(30, seed), []
     def counting(tokens, state): widest.append(len(tokens)); return step(tokens, state)
     search((counting, fresh), images, k=k, max_len=max_len, mode="bank")
     assert max(widest) <= k*B
 
 def test_32_bit_models_agree_to_1e_5():
-    "A batch, one image alone, and the 64-bit model."
+    "In 32 bits, a batch, an image alone, and the 64-bit model give scores that agree to 1e-4."
     for seed in range(8):
         wanted = [[[(2,)], [(3, 4)]], [], [[(5,), (6,)]]]
         both = (search(tree(50, seed, dtype), wanted, k=4, max_len=8) for dtype in (torch.float64, torch.float32))
@@ -359,7 +359,7 @@ def test_32_bit_models_agree_to_1e_5():
 def first_words(out, i=0): return captions(out, i)[0][0]
 
 def test_it_does_not_stop_too_early():
-    "Word 1 can be said at once, and the caption ends; 2, 3, 1 is better, in all or for each token."
+    "The search does not stop at the first caption (word 1) if a longer one (2, 3, 1) is better."
     def language(one, two, three):
         rows = [[1, 0, 0, 0], [.9, 0, 0, .1], [0, .01, .99 - three, three], [0, .9, 0, .1],
                 [0, one, two, 1 - one - two]]
@@ -372,7 +372,7 @@ def test_it_does_not_stop_too_early():
     assert first_words(grid_beam_search(second, None, [[[(1,)]]], length_penalty=1, **how)) == (2, 3, 1, 0)
 
 def test_no_repeat_lets_a_form_grow():
-    "With no_repeat a finished word is not said again, but `fire` may become `fire hydrant`."
+    "With `no_repeat` a finished word is not repeated, but `fire` may become `fire hydrant`."
     chances = torch.full((6, 6), 1e-3, dtype=torch.float64)
     chances[:, 3], chances[3, 4], chances[4, 0] = .9, .9, .9
     step = lambda tokens, state: ((chances / chances.sum(1, keepdim=True)).log()[tokens], state)
@@ -382,7 +382,7 @@ def test_no_repeat_lets_a_form_grow():
     assert first_words(grid_beam_search(step, None, [[[(3,)], [(5,)]]], no_repeat=True, **how)).count(3) == 1
 
 def test_the_search_imports_torch_alone():
-    "Chapters 20 to 25 and what they need: torch and the standard library, nothing else."
+    "The search and its modules import only torch and the standard library."
     watch = """
 import builtins, sys
 taken, real = set(), builtins.__import__

@@ -1,4 +1,4 @@
-"The pipelines of the package: how good their captions are; averaged embeddings through a pipeline; broken folders."
+"Test the pipelines of the package: their scores, averaged embeddings, and broken folders."
 import json
 import re
 from pathlib import Path
@@ -14,21 +14,21 @@ from noc_nb.novelty import judge
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    "A hundred val images and enough captions to know which classes are never mentioned."
+    "Load a toy world with a hundred val images, and enough captions to know which classes are never mentioned."
     torch.set_num_threads(1)
     return load_data(make_toy(tmp_path_factory.mktemp("toy"), train=40, val=100, test=1), split="toy")
 
 def scores(name, data, ids):
-    "F1 of held-out objects, and CIDEr-D out of domain and within it, of a pipeline's captions."
+    "Return F1 of held-out objects and CIDEr-D, out of domain and in domain, of a pipeline's captions."
     pipeline = NovelCaptioner.from_pretrained(name, device="cpu")
-    regions = data.regions.take(ids)                                  # an image without detections is empty
+    regions = data.regions.take(ids)                                  # also has images without detections
     captions = pipeline([regions[i] for i in ids])
     sentences = {i: caption.caption for i, caption in zip(ids, captions)}
     found = judge(sentences, data.captions, ids, data.novel["val"], data.heldout, ("C",)).row()
     return dict(F1=found["out_macro"]["F1"], out=found["out_pooled"]["C"], within=found["in"]["C"])
 
 def floor(name, data, ids, least):
-    "Each score may fall a little below today's, and no further."
+    "Check that each score is at least a limit a little below today's."
     found = scores(name, data, ids)
     text = ", ".join(f"{what} {found[what]:.1f} (at least {least[what]})" for what in least)
     assert all(found[what] >= least[what] for what in least), f"{name} on {len(ids)} val images: {text}"
@@ -44,7 +44,7 @@ def test_lite_is_as_good_as_it_was():
     floor("lite", data, data.splits["val"][:150], dict(F1=68, out=69.5, within=85))
 
 def test_averaged_embeddings_through_a_pipeline(world, tmp_path):
-    "A word that no caption mentions takes its neighbours' place: saved, loaded, and said."
+    "A word without captions gets its neighbours' mean embedding; the pipeline is saved, loaded, and mentions the word."
     toy = NovelCaptioner.from_pretrained("toy", device="cpu")
     captions = [caption for i in world.splits["train"] for caption in world.tokens[i]]
     never = next(c for c in toy.classes.values() if c.name in world.novel["val"]
@@ -64,9 +64,9 @@ def test_averaged_embeddings_through_a_pipeline(world, tmp_path):
         saved = again(regions, [never.name])
         assert saved.said == {never.name: never.word} and saved.reason is None
         assert never.word in saved.caption.split() and saved.caption == caption.caption
-        assert saved.score != plain.score                       # the search went by the new place
+        assert saved.score != plain.score                       # the search used the new embedding
 
-# ---- folders that are broken
+# ---- broken folders
 
 @pytest.fixture(scope="module")
 def toy(): return NovelCaptioner.from_pretrained("toy", device="cpu")
@@ -74,7 +74,7 @@ def toy(): return NovelCaptioner.from_pretrained("toy", device="cpu")
 def of_json(**changes): return lambda whole: json.dumps(json.loads(whole) | changes).encode()
 
 def of_vectors(**changes):
-    "A file of class vectors in which some are others; None takes one out."
+    "Return a function that changes some class vectors of a file; None removes one."
     def change(whole):
         vectors = load(whole) | changes
         return save({name: vector for name, vector in vectors.items() if vector is not None})
@@ -117,7 +117,7 @@ def test_a_broken_folder_says_which_file_is(toy, tmp_path, name):
     NovelCaptioner.from_pretrained(tmp_path, device="cpu")
 
 def test_a_folder_is_never_taken_for_a_shipped_pipeline(toy, tmp_path, monkeypatch):
-    "A name of the package comes first; as a path it is the folder, and the folder needs a pipeline."
+    "The name of a shipped pipeline has priority over a folder; a path means the folder, which must contain a pipeline."
     monkeypatch.chdir(tmp_path)
     for name in "lite", "mine": toy.save_pretrained(name)
     words = [len(NovelCaptioner.from_pretrained(name, device="cpu").vocab)

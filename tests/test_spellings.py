@@ -1,4 +1,4 @@
-"""How tokenizers of eight kinds write words, and whole words and prices by brute force."""
+"""Test the spellings of words by tokenizers of eight kinds; whole words and prices are tested by brute force."""
 import functools, gzip, itertools, json, math, random, re, warnings
 import pytest
 import torch
@@ -7,13 +7,13 @@ from transformers import ByT5Tokenizer, GPT2Config, GPT2LMHeadModel, LogitsProce
 from noc_nb.core import NocError
 from noc_nb.lab.disk import find_data
 from noc_nb.models.generate import grid_beam
-from noc_nb.models.spellings import read_table, spellings
+from noc_nb.models.spellings import _read_table, spellings
 from noc_nb.toy import toy_image
 from test_words import has
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:input \\d+")]
 
-# Tokenizers of eight kinds, of 900 pieces
+# Tokenizers of eight kinds, each with 900 tokens
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<pad>"]
 NAMES = dict(unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>")
@@ -22,7 +22,7 @@ KINDS = ["byte BPE", "byte BPE, prefix", "WordPiece", "WordPiece, cased", "Unigr
 VOCABULARY = ["cat", "bus", "dog", "cattle", "car", "cart", "man", "pan", "pancake", "table", "at", "a cat"]
 
 def captions():
-    "COCO's, or the toy world's."
+    "Return captions of COCO, or of the toy world without COCO."
     coco = find_data()
     if coco:
         with gzip.open(coco/"annotations/captions_val2014.json.gz") as file: lines = json.load(file)
@@ -55,7 +55,7 @@ def byte_fallback():
     return made, trainers.BpeTrainer, dict(special_tokens=SPECIAL + [f"<0x{n:02X}>" for n in range(256)])
 
 def ends_of_words():
-    "As OpenAI's first GPT, CLIP and FSMT have it."
+    "Build a tokenizer with end-of-word symbols, like those of OpenAI's first GPT, CLIP and FSMT."
     made = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     made.pre_tokenizer, made.decoder = pre_tokenizers.BertPreTokenizer(), decoders.BPEDecoder()
     return made, trainers.BpeTrainer, dict(end_of_word_suffix="</w>")
@@ -73,7 +73,7 @@ def trained(kind):
     return PreTrainedTokenizerFast(tokenizer_object=ordinary_bytes(made), **NAMES)
 
 def ordinary_bytes(made):
-    "The trainer takes single bytes as special tokens only; in a tokenizer with byte fallback they are none."
+    "Make single bytes ordinary tokens again, which the trainer accepts only as special tokens."
     content = json.loads(made.to_str())
     content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in SPECIAL]
     return Tokenizer.from_str(json.dumps(content))
@@ -87,7 +87,7 @@ def tiny_gpt2(tok, seed=0):
 # Whole words, by brute force
 
 def written(tok, word):
-    "The ways to write a word: as it is, with a capital, in capitals; at the start, after a space, on a new line."
+    "Return the encodings of a word: as given, capitalised or in capitals; at the start, after a space, on a new line."
     def encode(text): return tok.encode(text, add_special_tokens=False)
     forms = word, word[0].upper() + word[1:], word.upper(), word.title()
     line = len(encode("\n"))
@@ -98,10 +98,10 @@ def written(tok, word):
 def names(tok, ids, word): return has(tok.decode(ids, skip_special_tokens=True), word)
 
 class Chain:
-    "A random model that knows five pieces and the end, and texts of at most three."
+    "A random model restricted to five tokens and the end, whose texts have at most three tokens."
     length = 3
     def __init__(self, tok, model, rng):
-        table, self.tok, self.model = read_table(tok), tok, model
+        table, self.tok, self.model = _read_table(tok), tok, model
         self.groups = [rng.sample(VOCABULARY, rng.choice([1, 1, 2])) for _ in range(rng.choice([1, 1, 2]))]
         self.known = set()
         for group in self.groups: self.known |= set(rng.choice(sorted(written(tok, rng.choice(group)))))
@@ -116,7 +116,7 @@ class Chain:
 
     @torch.no_grad()
     def scores(self):
-        "Of all texts."
+        "Return the log-probability of every text."
         texts = torch.tensor(list(itertools.product(self.known, repeat=self.length)))
         start, eos = len(self.prompt), self.tok.eos_token_id
         ids = torch.cat([torch.tensor([self.prompt]).expand(len(texts), -1), texts], 1)
@@ -130,18 +130,18 @@ class Chain:
         return scores
 
     def __call__(self, ids, scores):
-        "As a logits processor."
+        "Allow only the known tokens and the end: a logits processor."
         out = torch.full_like(scores, -torch.inf)
         known = [*self.known, self.tok.eos_token_id]
         out[:,known] = scores[:,known]
         return out
 
     def mentioned(self, ids):
-        "Which groups a text names."
+        "Return for each group whether a text mentions it."
         return [any(names(self.tok, list(ids), word) for word in group) for group in self.groups]
 
     def search(self, **settings):
-        "The best text; with `return_dict_in_generate` also the whole answer."
+        "Return the best text that the search finds; with `return_dict_in_generate` also the whole output."
         ids, start = torch.tensor([self.prompt]), len(self.prompt)
         settings = dict(num_beams=60, length_penalty=0.) | settings
         out = self.model.generate(
@@ -154,7 +154,7 @@ class Chain:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_words_by_brute_force(kind):
-    "Of all texts of a chain whose decoded form names what was asked for, the best. Twenty-five chains have such texts."
+    "The search finds the best of all texts that mention all words, for twenty-five chains that have such texts."
     tok, rng, hits = trained(kind), random.Random(0), 0
     model = tiny_gpt2(tok)
     while hits < 25:
@@ -171,8 +171,8 @@ def test_whole_words_by_brute_force(kind):
         assert abs(scores[found] - scores[true]) < 1e-4, (chain.groups, tok.convert_ids_to_tokens(true))
 
 def missing(model, tok, rng, count, mode):
-    """What a text lacks of some words, wherever each has room, another piece before it, and the end; with one beam or
-    more. Words of many pieces must not be begun behind a letter, or too late."""
+    """Return the words that a text lacks, although there is room for each, for one more token before it, and for the
+    end. Words of several tokens must not begin directly after a letter, or too late."""
     known = [word for word in ("zebra", "quokka", "cat", "bus", "fire hydrant", "T-shirt") if spellings(tok, word)]
     words = rng.sample(known, min(count, len(known)))
     room = sum(min(map(len, spellings(tok, word))) + 1 for word in words) + 1 + rng.choice([0, 1, 8])
@@ -185,12 +185,12 @@ def missing(model, tok, rng, count, mode):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_words_that_fit_are_said(kind):
-    "A sample; tests/said.py does it for twenty architectures."
+    "Texts mention all words that fit; tests/said.py tests this for twenty architectures."
     tok, rng = trained(kind), random.Random(1)
     for n in range(16): assert not missing(tiny_gpt2(tok, n), tok, rng, rng.randint(1, 5), ("bank", "grid")[n % 2])
 
 def worth(chain, ids, score, prices, penalty):
-    "What a text comes to; minus infinity where it lacks a must."
+    "Return a text's score plus the prices of what it mentions; minus infinity if it lacks a must."
     total = score/len(ids)**penalty
     for price, said in zip(prices, chain.mentioned(ids)):
         if said and price < math.inf: total += price
@@ -199,10 +199,10 @@ def worth(chain, ids, score, prices, penalty):
 
 @pytest.mark.parametrize("mode, penalty", [("bank", 0.), ("grid", 0.), ("bank", 1.)])
 def test_prices_by_brute_force(mode, penalty):
-    "Of all texts of a chain, the one that is worth most, whatever it mentions: musts, prices below and above zero."
+    "With musts and with prices above and below zero, the search finds the text with the highest objective."
     tok, rng, turned = trained("WordPiece"), random.Random(f"{mode}{penalty}"), 0
     model = tiny_gpt2(tok)
-    while turned < 5:                                                   # chains whose best text prices change
+    while turned < 5:                                                   # until prices change five best texts
         chain = Chain(tok, model, rng)
         prices = [rng.choice((math.inf, 0., rng.uniform(-20, 0), rng.uniform(0, 9))) for _ in chain.groups]
         if math.inf in prices and all(u == math.inf for u in prices): continue

@@ -1,4 +1,4 @@
-"The page of 134_steps in a real headless Chromium: its captions are Python's, its steps are drawn."
+"Test the page of 134_steps in a headless Chromium: its captions equal Python's, and it draws the steps."
 import importlib.util, os, random
 import pytest
 from book import ROOT, cells
@@ -8,14 +8,14 @@ pytestmark = [pytest.mark.skipif(importlib.util.find_spec("playwright") is None,
               pytest.mark.skipif(not os.path.exists(CHROMIUM), reason=f"no {CHROMIUM}: apt-get install chromium")]
 
 def committed():
-    "The page as the chapter shows it."
+    "Return the page that the chapter shows."
     outputs = [o for cell in cells(ROOT/"nbs/pages/134_steps.ipynb", "code") for o in cell.outputs]
     shown, = ["".join(o["data"]["text/html"]) for o in outputs if "text/html" in o.get("data", {})]
     return shown
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
-    "A function that opens a page from a file; what goes wrong there is an error."
+    "Return a function that opens a page from a file. At the end, fail if a page reported an error or a request."
     from playwright.sync_api import sync_playwright
     wrong, folder = [], tmp_path_factory.mktemp("page")
     def open_page(html):
@@ -34,7 +34,7 @@ def opened(tmp_path_factory):
 def compared(page): return page.locator(".check").inner_text()
 
 def test_equals_python(opened):
-    "A hundred captions and their values; a page with one wrong caption, or another search, counts it."
+    "The page finds Python's hundred captions and values, and reports a wrong caption or a changed search."
     html = committed()
     assert compared(opened(html)) == "100 of 100 saved captions equal Python's."
     start = html.index('"cases":')
@@ -44,7 +44,7 @@ def test_equals_python(opened):
     assert no_ties != html and not compared(opened(no_ties)).startswith("100")
 
 def test_steps_are_drawn(opened):
-    "A step shows a column more; the answer comes with the last, and its cells lead up to the top row."
+    "Each step draws one more column, and the last shows the answer, whose path ends in the top row."
     page = opened(committed())
     assert "step 0 of 10" in page.locator(".steps").inner_text() and page.locator(".answer").inner_text().strip() == ""
     for t in range(1, 11):
@@ -54,7 +54,7 @@ def test_steps_are_drawn(opened):
     assert all(row.startswith("row 2") for row in page.locator(".kept").all_inner_texts())
 
 def test_every_setting_is_stored(opened):
-    "The table of `lite` lacks no row, whatever is asked for; a low price is left out, a must is said."
+    "The stored table of `lite` is complete for all settings, and the answer mentions all musts."
     page, rng = opened(committed()), random.Random(0)
     page.locator("select").first.select_option("1")
     slide = "(e, v) => { e.value = v; e.dispatchEvent(new Event('input', {bubbles: true})); }"

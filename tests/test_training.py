@@ -1,10 +1,12 @@
-"Training that is killed, fills the disk, or runs in two processes ends where undisturbed training ends."
+"Test that training ends with the same weights if it is killed, fills the disk, or runs in two processes."
 import json, multiprocessing, os, random, resource, shutil, signal, subprocess, sys, time
 from dataclasses import asdict, field, make_dataclass, replace
 from functools import partial
 from pathlib import Path
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
 from fastcore.basics import patch
 from safetensors.torch import load_file, save, save_file
@@ -39,7 +41,7 @@ how = SearchConfig(k=3, max_len=12)
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    "A small toy world, and a captioner to start self-critical training from."
+    "Write a small toy world, and a captioner from which self-critical training starts."
     root = make_toy(tmp_path_factory.mktemp("world")/"toy", train=60, val=12, test=5)
     save_model(build_captioner(load_data(root, "toy"), tiny, 1), root/"start")
     return root
@@ -47,7 +49,7 @@ def world(tmp_path_factory):
 # ---- the plain loop
 
 def trained(phase, root, folder, fit):
-    "A training that is kept in a folder, and by the plain loop, with the plain search."
+    "Train in a folder, and with the plain loop and plain search. Return both models."
     data, start, constrained = load_data(root, "toy"), load_model(root/"start"), phase == "dgbs"
     if phase == "selector":
         cfg = SelectorConfig(d_model=32, heads=4, d_ff=64)
@@ -61,7 +63,7 @@ def trained(phase, root, folder, fit):
 
 @pytest.mark.parametrize("phase", ["selector", "xe", "scst", "dgbs"])
 def test_the_plain_loop_ends_at_the_same_weights(world, tmp_path, phase):
-    "To the last bit, on one process and the CPU, by the same numbers in every epoch."
+    "On the CPU, the trainer and the plain loop give the same weights to the last bit, and the same history."
     entries = []
     kept, plain = trained(phase, world, tmp_path, partial(plain_fit, show=entries.append))
     for name, x in plain.state_dict().items(): assert torch.equal(kept.state_dict()[name], x), name
@@ -71,14 +73,14 @@ def test_the_plain_loop_ends_at_the_same_weights(world, tmp_path, phase):
 # ---- kill -9
 
 def train(phase, root, folder):
-    "One phase in a process of its own; resumes what is there."
+    "Train one phase, resuming an earlier run; called in a separate process."
     torch.set_num_threads(1)
     data = load_data(root, "toy")
     if phase == "xe": train_xe_in(folder, data, tiny, xe, 1, resume=True)
     else: train_scst_in(folder, data, load_model(root/"start"), scst, True, how, resume=True)
 
 def outcome(folder):
-    "What training left, but for times."
+    "Return the results of training without times: history, best weights and last checkpoint."
     history = read_json(folder/"done.json")["history"]
     history = [{k: v for k, v in h.items() if k != "seconds" and "/s" not in k} for h in history]
     return history, load_file(folder/"best/model.safetensors"), _read_checkpoint(_checkpoints(folder)[-1])[0]
@@ -104,11 +106,11 @@ def test_killed_and_resumed(world, tmp_path, phase, kills):
     while len(seen) < kills:
         process, last = start("cut"), steps("cut") + rng.randint(1, steps("whole")//kills)
         while process.is_alive() and steps("cut") < last: time.sleep(.002)
-        process.join(rng.uniform(0, .02))                          # anywhere in a step, or in what follows it
+        process.join(rng.uniform(0, .02))                          # at any moment of a step or after it
         if process.is_alive():
             os.kill(process.pid, signal.SIGKILL); process.join()
             seen.append(steps("cut"))
-        else:                                                      # it was over first: that run counts, the next begins
+        else:                                                      # it ended before the kill: check, begin again
             assert_same(outcome(tmp_path/"cut"), whole); shutil.rmtree(tmp_path/"cut")
     start("cut").join()
     assert_same(outcome(tmp_path/"cut"), whole)
@@ -161,7 +163,7 @@ def test_full_disk(tmp_path, how):
         empty()
         if how == "tmpfs": subprocess.run(["umount", disk], check=True)
 
-# ---- what is done, and what cannot be read
+# ---- finished runs and unreadable files
 
 def test_finished_phase_needs_no_checkpoints(tmp_path):
     whole = wide(tmp_path).fit(wide_batches())
@@ -173,7 +175,7 @@ def test_altered_weights_are_not_taken(tmp_path):
     for file in sorted((tmp_path/"best").iterdir()):
         whole = file.read_bytes()
         file.write_bytes(whole[:-2] + b"  ")
-        with pytest.raises(NocError, match=f"{file.name}: was altered: expected the weights of this training"):
+        with pytest.raises(NocError, match=f"{file.name}: was altered: expected the weights of this run"):
             wide(tmp_path).fit(None, resume=True)
         file.write_bytes(whole)
     (tmp_path/"best/README.md").write_text("a card, which people complete")
@@ -182,7 +184,7 @@ def test_altered_weights_are_not_taken(tmp_path):
 @pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(5, "Input/output error"),
                                    MemoryError(), RuntimeError("can't allocate memory")], ids=repr)
 def test_unreadable_checkpoints_are_kept(tmp_path, monkeypatch, error):
-    "Only what is provably torn is deleted. A checkpoint that cannot be opened may be whole, and training stops."
+    "A checkpoint that cannot be opened is kept, because it may be complete, and training stops with an error."
     whole = wide(tmp_path).fit(wide_batches())
     (tmp_path/"done.json").unlink()
     before = {path: path.read_bytes() for path in _checkpoints(tmp_path)}
@@ -197,8 +199,8 @@ def test_unreadable_checkpoints_are_kept(tmp_path, monkeypatch, error):
 
 @pytest.mark.parametrize("name, resume, told", [
     ("best/mine.txt", False, "no training run: expected a new folder"), ("best/mine.txt", True, "no training run"),
-    ("captions.json", True, "no training run"), ("run.json", False, "run.json does not say how it was made"),
-    ("run.json", True, "run.json does not say how it was made")])
+    ("captions.json", True, "no training run"), ("run.json", False, "run.json does not record how the output was made"),
+    ("run.json", True, "run.json does not record how the output was made")])
 def test_a_folder_of_somebody_else_stays(tmp_path, resume, name, told):
     file = tmp_path/"run"/name
     file.parent.mkdir(parents=True)
@@ -210,7 +212,7 @@ KINDS = [*_RANGES, Preset, TrainConfig, ScstTrainConfig, PipelineConfig, Caption
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_setting_that_a_file_lacks_has_its_default(tmp_path, kind):
-    "A field more, in each configuration: what was written without it is read, goes on, and means the default."
+    "If a configuration gets a new field, older files are read and older runs resume, with the field's default."
     wider = make_dataclass(f"Wider{kind.__name__}", [("extra", int, field(default=7))], bases=(kind,), frozen=True)
     usual, about = kind(), tmp_path/"run.json"
     save_config(tmp_path/"config.json", usual)
@@ -223,7 +225,7 @@ def test_a_setting_that_a_file_lacks_has_its_default(tmp_path, kind):
 
 @pytest.mark.parametrize("kind, free", [(SelectorConfig, ["threshold"]), (CaptionerConfig, ["d_feature", "d_word"])])
 def test_a_new_setting_invalidates_no_trained_model(tmp_path, kind, free):
-    "Of a model's configuration, of which some settings do not count: with the default it goes on, in the same folder."
+    "A new setting with its default does not change the folder of a trained model; another value does."
     wider = make_dataclass("Wider", [("extra", int, field(default=7))], bases=(kind,), frozen=True)
     small, other = ({"heads": n, **dict.fromkeys(free, n)} for n in (2, 4))
     folder = tmp_path/"model"
@@ -231,10 +233,10 @@ def test_a_new_setting_invalidates_no_trained_model(tmp_path, kind, free):
     def place(**settings): return place_for(folder, dict(model=without(wider(**settings), *free))).name
     assert place(**small) == place(**small | dict.fromkeys(free, 9)) == "model"
     assert len({place(**small, extra=8), place(**small, extra=9), place(**other), "model"}) == 4
-    assert place_for(folder, dict(model=without(kind(**other), *free))).name == place(**other)  # whoever added a field
+    assert place_for(folder, dict(model=without(kind(**other), *free))).name == place(**other)  # in the older form, too
 
 def test_a_changed_setting_names_another_folder(world, tmp_path):
-    "Beside the models that were given; what was not changed is not trained again."
+    "A changed setting trains the changed model in another folder; unchanged models are not trained again."
     data, slow = load_data(world, "toy"), dict(warmup=20, peak=5e-3, epochs=1)
     preset = replace(PRESETS["toy"], captioner=tiny, selector=SelectorConfig(d_model=16, heads=2, d_ff=16),
                      train_selector=TrainConfig(**slow), xe=TrainConfig(**slow))
@@ -254,7 +256,7 @@ def test_a_changed_setting_names_another_folder(world, tmp_path):
     assert same[0] and name.startswith("captioner-xe-0-")
 
 def test_folder_in_place_of_a_checkpoint(tmp_path):
-    "The system's own error, whoever runs the test."
+    "A folder in place of a checkpoint gives an error, and nothing is deleted."
     wide(tmp_path).fit(wide_batches())
     (tmp_path/"done.json").unlink()
     (tmp_path/"checkpoints/step-99999999.safetensors").mkdir()
@@ -263,12 +265,12 @@ def test_folder_in_place_of_a_checkpoint(tmp_path):
     assert len(_checkpoints(tmp_path)) == 3
 
 def test_altered_states_are_one_line(tmp_path):
-    "A checkpoint with a right checksum and a wrong state, and a `done.json` of another shape; nothing is deleted."
+    "An invalid state in a checkpoint with a valid checksum, or an invalid `done.json`, gives at most one line."
     wide(tmp_path).fit(wide_batches())
     done, rng = tmp_path/"done.json", random.Random(0)
     about, last = read_json(done), _checkpoints(tmp_path)[-1]
     tensors, state = _read_checkpoint(last)
-    tensors = {name: x.clone() for name, x in tensors.items()}     # they are the file, which is written anew
+    tensors = {name: x.clone() for name, x in tensors.items()}     # copies, because the file is overwritten
     def resume():
         try: wide(tmp_path).fit(wide_batches(), resume=True)
         except NocError as e: assert "\n" not in str(e)
@@ -284,12 +286,12 @@ def test_altered_states_are_one_line(tmp_path):
         text = json.dumps({key: value for key, value in state.items() if key != lacking})
         last.write_bytes(save(tensors, dict(state=text, checksum=_checksum(tensors, text))))
         done.unlink(missing_ok=True)
-        with pytest.raises(NocError, match="expected a checkpoint of this training"):
+        with pytest.raises(NocError, match="expected a checkpoint of this run"):
             wide(tmp_path).fit(wide_batches(), resume=True)
         assert last.exists()
 
 def test_a_second_run_keeps_away(tmp_path):
-    "It would delete the first one's checkpoints."
+    "A second run in the same folder is refused, because it would delete the first run's checkpoints."
     def second(): wide(tmp_path/"run").fit(wide_batches(), resume=True)
     def act():
         with pytest.raises(NocError, match="run: another run is writing it"): second()
@@ -297,10 +299,27 @@ def test_a_second_run_keeps_away(tmp_path):
     second()
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
+# ---- mixed precision
+
+def in_16_bits(cfg, folder):
+    "An accelerator as on a GPU, where training computes in 16 bits."
+    AcceleratorState._reset_state()
+    return Accelerator(cpu=True, mixed_precision="bf16", project_dir=folder)
+
+def test_a_trained_model_computes_as_the_one_read_back(tmp_path, monkeypatch):
+    "After training in 16 bits, the returned model computes in 32 bits, like the model that a finished run reads."
+    monkeypatch.setattr("noc_nb.lab.train._accelerator", in_16_bits)
+    trained, stored = wide(tmp_path/"run").fit(wide_batches()), Wide()
+    stored.load_state_dict(load_file(tmp_path/"run/best/model.safetensors"))
+    x = torch.randn(9, 100, generator=torch.Generator().manual_seed(0))
+    y = trained(x)
+    assert torch.equal(stored(x), y)
+    with torch.autocast("cpu", torch.bfloat16): assert not torch.equal(stored(x).float(), y)
+
 # ---- two processes
 
 def phase_of(phase, root, folder):
-    "A trainer and its batches, at dropout 0."
+    "Return a trainer without dropout, and its batches."
     data, calm = load_data(root, "toy"), replace(tiny, dropout=0.)
     captioner = build_captioner(data, calm, 1)
     vocab, features = Vocab(captioner.tokens), data.region_features()
@@ -323,7 +342,7 @@ def twenty_losses(phase, root, folder):
 
 @patch
 def fit_until(self:Trainer, loader, step):
-    "Train, but die before a step."
+    "Train, and raise an error before a given step."
     def dying(*args):
         for n, batch in enumerate(loader(*args)):
             if self.step == step: raise InterruptedError
@@ -334,7 +353,7 @@ def fit_until(self:Trainer, loader, step):
     return self.fit(Dying, resume=True)
 
 def worker(root, out):
-    "What each of two processes does: twenty steps of both phases, and a run that dies and goes on."
+    "Run twenty steps of both phases, and an interrupted and resumed run, in each of two processes."
     found = {phase: twenty_losses(phase, root, out/phase) for phase in ("xe", "scst")}
     ends = []
     for name, step in ("whole", None), ("cut", 8):
@@ -361,7 +380,7 @@ def test_two_processes(world, tmp_path):
 
 @pytest.mark.slow
 def test_accelerate_launch(world, tmp_path):
-    "The installed command, started by `accelerate launch` on two processes, trains what one process trains."
+    "`accelerate launch` with two processes gives the same loss and steps as one process."
     bin, launch = Path(sys.executable).parent, ("launch --multi_gpu --num_processes 2 --num_machines 1 "
                                                 "--mixed_precision no --dynamo_backend no --no_python")
     settings = "captioner.d_model=32 captioner.d_ff=64 captioner.dropout=0 xe.epochs=1 xe.batch=20"

@@ -1,9 +1,8 @@
-"""Words hold on the decoded text: drawn tokenizers, models and words, and `re` as the judge.
+"""Test the words of a decoded text, with random tokenizers, models and words, and `re` as the reference.
 
-The text is what the tokenizer decodes by its own defaults. What was avoided is not in it; a word is reported if and
-only if it is in it, where `spans` say; a price is paid if and only if the text has the word. No function of the package
-takes part in the judgement; test_hub holds the hub's folder to the same. WORDS_CASES draws other numbers of cases
-(`make words`: 10,000)."""
+The text is what the tokenizer decodes with its defaults. It contains no avoided word; a word is reported if and only if
+it occurs, at its `spans`; and a price is added if and only if the text has the word. The check uses no function of the
+package, and test_hub.py applies it to the hub's folder. WORDS_CASES sets the number of cases (`make words`: 10,000)."""
 import collections, itertools, math, os, random, re, sys, unicodedata, warnings
 import pytest
 import torch
@@ -16,7 +15,7 @@ from noc_nb.models.generate import grid_beam
 CASES, PARTS = int(os.environ.get("WORDS_CASES", 300)), 10
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 
-# What a reader finds. Scripts that write no spaces: Thai and Lao, Myanmar, Khmer, kana and Han.
+# Words in a text, for a reader. Scripts without spaces: Thai and Lao, Myanmar, Khmer, kana and Han.
 UNSPACED = ("\u0e00-\u0eff\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff\u19e0-\u19ff\u3005-\u3007\u3021-\u3029"
             "\u3031-\u3035\u3038-\u30ff\u31f0-\u31ff\uff66-\uff9f\u2e80-\u2fdf\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
             "\U0001b000-\U0001b16f\U00020000-\U0003ffff")
@@ -24,12 +23,12 @@ MARKS = "".join(c for c in map(chr, range(0x20000)) if unicodedata.category(c)[0
 LETTER = rf"(?![{UNSPACED}])[\w{MARKS}]"
 
 def folded(text):
-    "Character by character, without case and in one normal form."
+    "Fold a text character by character: without case, and in one normal form."
     def normal(part): return unicodedata.normalize("NFD", part)
     return "".join(normal(normal(c).casefold()) for c in text)
 
 def pattern(word, boundary="word"):
-    "A word as a regular expression: between boundaries, where its edge is a letter of a script with spaces."
+    "Return a pattern for a word, with a word boundary at each edge that is a letter of a script with spaces."
     word = folded(word)
     if boundary == "text": return re.compile(re.escape(word))
     left = rf"(?:(?<=[{UNSPACED}])|(?<![\w{MARKS}]))" if re.match(LETTER, word[0]) else ""
@@ -38,7 +37,7 @@ def pattern(word, boundary="word"):
 
 def has(text, word, boundary="word"): return bool(pattern(word, boundary).search(folded(text)))
 
-# Tokenizers: trained on a few drawn words, with pieces more that no spelling has
+# Tokenizers: trained on a few random words, with additional tokens that no spelling uses
 
 WORDS = ["cat", "cats", "cattle", "Red", "red", "apple", "apple pie", "fire hydrant", "hydrant", "New York", "don't",
          "T-shirt", "a", "at", "café", "naïve", "Straße", "кот", "котик", "猫", "黒い猫", "ねこ", "แมว", "고양이", "C++",
@@ -50,13 +49,13 @@ NAMES = dict(unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<p
 BYTES = [f"<0x{n:02X}>" for n in range(256)]
 
 def chunks(made, rng, words):
-    "Words as a tokenizer cuts them before it looks into its vocabulary."
+    "Return random words, split as the tokenizer splits a text before it looks up tokens."
     text = " ".join(rng.choice(words) + rng.choice(["", "", rng.choice(REST)]) for _ in range(60))
     if made.normalizer: text = made.normalizer.normalize_str(text)
     return [part for part, _ in made.pre_tokenizer.pre_tokenize_str(text)] if made.pre_tokenizer else [text]
 
 def learned(parts, count):
-    "The symbols and merges of a byte-pair encoding; the library's trainer breaks ties by chance."
+    "Learn the symbols and merges of a byte-pair encoding; the library's trainer breaks ties at random."
     parts, merges = [[*part] for part in parts], []
     symbols = sorted({c for part in parts for c in part})
     for _ in range(count):
@@ -72,7 +71,7 @@ def learned(parts, count):
     return symbols, merges
 
 def pieces(rng, words):
-    "Parts of texts, cut anywhere."
+    "Return parts of texts, cut at random places."
     text, found = rng.choice([" ", ""]).join(rng.sample(words*3, len(words)*3)), set()
     for _ in range(30):
         start = rng.randrange(len(text))
@@ -85,7 +84,7 @@ def byte_bpe(rng):
     made.decoder = decoders.ByteLevel()
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     def cut(piece):
-        "Between bytes."
+        "Cut a piece between bytes."
         whole = "".join(part for part, _ in level.pre_tokenize_str(piece))
         return whole[rng.choice((0, 0, 0, 1)):len(whole) - rng.choice((0, 0, 0, 1))] or whole
     return made, dict(symbols=sorted(pre_tokenizers.ByteLevel.alphabet())), cut
@@ -130,7 +129,7 @@ KINDS = dict(byte_bpe=byte_bpe, unigram=unigram, byte_fallback=byte_fallback, wo
              characters=characters, ends_of_words=ends_of_words, bytes=None)
 
 def drawn(kind, rng, words):
-    "A tokenizer of a kind, for some words."
+    "Build a random tokenizer of a kind, for some words."
     if kind == "bytes": return ByT5Tokenizer(bos_token="<s>")
     made, settings, cut = KINDS[kind](rng)
     parts, suffix = chunks(made, rng, words), settings.get("end_of_word_suffix", "")
@@ -152,7 +151,7 @@ def drawn(kind, rng, words):
     if rng.random() < .2: tok.add_tokens(["<|image|>"], special_tokens=True)
     return tok
 
-# Models: a table says what follows what
+# Models: a table of scores for the next token after each token
 
 class Table(GPT2LMHeadModel):
     "A model whose next token depends on the last one, by a table of scores."
@@ -160,7 +159,7 @@ class Table(GPT2LMHeadModel):
         return CausalLMOutputWithCrossAttentions(logits=self.table[input_ids], past_key_values=past_key_values)
 
 def model_of(rng, tok, words):
-    "From near-uniform to peaked, fond of the pieces of words; its vocabulary may be larger than the tokenizer's."
+    "Build a random model, from nearly uniform to peaked, that prefers the tokens of words and may have unused tokens."
     v = len(tok) + (rng.choice((0, 0, 3)) if tok.is_fast else 0)
     model = Table(GPT2Config(vocab_size=v, n_embd=2, n_layer=1, n_head=1, n_positions=8, eos_token_id=tok.eos_token_id,
                              pad_token_id=tok.pad_token_id, bos_token_id=tok.bos_token_id)).eval()
@@ -179,7 +178,7 @@ def model_of(rng, tok, words):
     return model
 
 class Few:
-    "A logits processor that allows a few pieces."
+    "Allow only a few tokens: a logits processor."
     def __init__(self, known): self.known = known
     def __call__(self, ids, scores):
         out = torch.full_like(scores, -torch.inf)
@@ -191,7 +190,7 @@ class Few:
 def decoded(tok, ids): return tok.decode(ids, skip_special_tokens=True)
 
 def could_say(tok, known, length, groups, avoid, boundary):
-    "Whether a text of a few pieces has all the words, by brute force."
+    "Return True if some text of a few tokens has all words and no avoided one, by brute force."
     ids = [part for n in range(1, length + 1) for part in itertools.product(known, repeat=n)]
     def there(text, words): return any(has(text, w, boundary) for w in words)
     return any(all(there(text, group) for group in groups) and not there(text, avoid)
@@ -200,12 +199,12 @@ def could_say(tok, known, length, groups, avoid, boundary):
 def solid(text): return folded(text).replace(" ", "")
 
 def between(tok, ids, start, end):
-    "What some tokens add to a text, before it is cleaned up; a first token may be written otherwise."
+    "Return what some tokens add to a text before it is cleaned up; a first token may decode differently."
     def raw(ids): return tok.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return raw(ids[:end])[len(raw(ids[:start])):]
 
 def faults_of(kind, seed, counts, search):
-    "What is wrong with one case, as (kind of fault, text, what was asked for)."
+    "Yield the faults of one case as (kind of fault, text, words and prices)."
     rng = random.Random(f"{kind} {seed}")
     words = rng.sample(WORDS, 8)
     tok = drawn(kind, rng, words)
@@ -230,7 +229,7 @@ def faults_of(kind, seed, counts, search):
         out = model.generate(
             start, attention_mask=torch.ones_like(start), custom_generate=search, words=groups or None,
             avoid=avoid or None, processor=tok, do_sample=False, return_dict_in_generate=True, **settings)
-    except ValueError as error:                             # the hub's folder has a `NocError` of its own
+    except ValueError as error:                             # the hub's folder has its own class `NocError`
         if type(error).__name__ != NocError.__name__: raise
         counts[re.sub(r"'.*?'|\d+|\[.*?\]", "…", str(error))[-60:]] += 1
         return
@@ -253,7 +252,7 @@ def faults_of(kind, seed, counts, search):
         counts["must is missing: " + ("the beam lost it" if could else "impossible" if few else "unknown")] += 1
 
 def run(cases, part=0, parts=1, search=grid_beam):
-    "Faults and counts of cases; the kinds take turns."
+    "Return the faults and counts of some cases; the kinds of tokenizers alternate."
     found, counts = [], collections.Counter()
     for seed in range(part, cases, parts):
         kind = [*KINDS][seed % len(KINDS)]
@@ -268,7 +267,7 @@ def test_words_hold_on_the_decoded_text(part):
     assert not found, f"{len(found)} faults: {found[:3]}"
 
 def test_the_judge():
-    "By hand."
+    "The reference finds the words of hand-made examples."
     yes = [("a Cat.", "cat"), ("黒い猫だ", "猫"), ("cat猫", "cat"), ("STRASSE", "Straße"), ("cafe\u0301", "café"),
            ("C++", "C++"), ("(New York)", "new york"), ("cat\ufffd", "cat"), ("don't", "don't"), ("แมวดำ", "แมว")]
     assert has("cats 고양이가", "고양이", "text") and has("cats", "cat", "text") and not has("cats", "ct", "text")

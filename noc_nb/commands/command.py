@@ -230,14 +230,17 @@ def _run(f):
 # %% ../../nbs/commands/100_command.ipynb #35fd6a56
 def works_in(
     module:str, # name of the module with the function that does the work
+    **others,   # value of the first option -> name of another module, which does this work
 ):
-    "Let `noc_example`, which only declares options, call `_run_example` of a module with them."
+    "Return a decorator: a decorated `noc_example` passes its options to a module's `_run_example`."
     def made(f):
         @wraps(f)
         def call(*args, **kw):
             given = signature(f).bind(*args, **kw)
             given.apply_defaults()
-            with _loading(): work = getattr(import_module(module), f"_run{f.__name__[3:]}")
+            first, *_ = given.arguments.values()
+            place = others.get(str(first), module)
+            with _loading(): work = getattr(import_module(place), f"_run{f.__name__[3:]}")
             work(SimpleNamespace(**given.arguments))
         return call
     return made

@@ -15,7 +15,7 @@ from ..captioner import Captioner
 from .command import _dashed, one_thread
 from ..core import NocError, require
 from ..fast.search import Search
-from ..files.dataset import load_checked, only_boxes, own_captions
+from ..files.dataset import data_files, instances_files, load_checked, own_captions
 from ..files.drawing import make_toy
 from ..files.exports import read_export
 from ..files.readers import WordVectors, check_numbers
@@ -199,7 +199,8 @@ def _load_own(o, cfg, root):
 
 def _named_or_gt(detections, root):
     "Return the given detections, or \"gt\" if the data set has only ground-truth boxes, or None."
-    if detections or not root or not only_boxes(root): return detections
+    if detections or not root or not instances_files(root): return detections
+    if data_files(root, "detections", "*"): return detections
     say(f"{root} has no detections: its ground-truth boxes are used as regions, and every row "
         "records it (--detections gt)")
     return "gt"
@@ -237,7 +238,8 @@ def _reproduce(o):
     if not o.spice: metrics = [m for m in metrics if m != "S"]
     choice(o.part, ("test", "val"), "part")
     trainings = [] if o.training == "none" else choice(o.training, TRAINING_LABELS, "training")
-    lines, selections = _table_lines(tables, rows, trainings), _selections(tables, rows)
+    lines = _table_lines(tables, rows, trainings)
+    selections = _selections(tables, rows)
     expected = "some of selector,selector_no_inner in --rows"
     require(lines or selections, "--training none", expected)
     data = _load(o, cfg)

@@ -26,7 +26,7 @@ from ..vocab import BOS, EOS, PAD, UNK, Vocab
 # %% ../../nbs/fast/36_decode.ipynb #b1d26a01
 @torch.no_grad()
 def search(
-    captioner:Captioner, # in eval mode
+    captioner:Captioner, # captioner in eval mode
     batch:CaptionBatch,  # features (b,n,d) and mask (b,n) of b images
     constraints:list,    # b lists of constraint groups, empty for plain beam search
     cfg:SearchConfig=SearchConfig(), # settings of the search
@@ -100,7 +100,7 @@ def word_groups(
 def _prices(words): return [*words.values()] if isinstance(words, dict) else [math.inf]*len(words)
 
 def fast_search(
-    captioner:Captioner, # in eval mode
+    captioner:Captioner, # captioner in eval mode
     batch:CaptionBatch,  # features (b,n,d) and mask (b,n) of b images
     words=None,          # b lists of token ids, or dicts token id -> price; default: none
     cfg:SearchConfig=SearchConfig(), # settings of the search

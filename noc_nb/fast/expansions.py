@@ -99,7 +99,8 @@ def check_scores(
             f"({n}, words), floating point of 16 bits or more")
 
 # %% ../../nbs/fast/17_expansions.ipynb #b1d20a09
-_LONG, _PART = 32_768, 1024 # words from which threads share a row; words summed at once
+_LONG = 32_768 # row length from which threads share a row
+_PART = 1024   # words summed at once
 
 def _log_sum(scores):
     "Return (N,1) the log-sum-exp of every row, independent of the other rows."
@@ -109,7 +110,7 @@ def _log_sum(scores):
     return torch.cat([parts, scores[:,whole:]], 1).logsumexp(1, keepdim=True)
 
 def _known(special, forbidden):
-    "Return (N,j) the special and forbidden ids, and (N,c) True where `special` is forbidden."
+    "Return (N,j) the special and forbidden ids, and (N,c) True where `special` is -1 or forbidden."
     barred = special < 0
     if not forbidden.shape[-1]: return special, barred
     rows = forbidden.expand(len(special), -1)
@@ -128,11 +129,11 @@ def next_words(
 )->tuple:             # log-probabilities (N,c) of `special`; (N,k) of the k best others; their ids
     "Find the best next words. Raise `NocError` if a score is NaN or +inf."
     if scores.dtype in (torch.float16, torch.bfloat16): scores = scores.float()
-    best, words = _top_words(scores, k + special.shape[1] + forbidden.shape[-1]) # less these
+    best, words = _top_words(scores, k + special.shape[1] + forbidden.shape[-1]) # k besides these
     _check_best(best[:,0], images, t)
-    known, barred = _known(special, forbidden)
+    excluded, barred = _known(special, forbidden)
     wanted = scores.gather(1, special.clamp(min=0)).masked_fill(barred, -torch.inf)
-    out = (words[...,None] == known[:,None]).any(-1)
+    out = (words[...,None] == excluded[:,None]).any(-1)
     place = out.byte().argsort(dim=1, stable=True)[:,:k]
     best = best.masked_fill(out, -torch.inf).gather(1, place)
     if normalize:
@@ -197,7 +198,7 @@ def check_sizes(
     max_len, # maximum number of tokens
     length_penalty, # exponent of the length
 ):
-    "Raise `NocError` unless sizes are integers in 1 to 10,000 and the exponent in -10 to 10."
+    "Raise `NocError` unless sizes are integers from 1 to 10,000 and the exponent from -10 to 10."
     for x in k, max_len:
         whole = isinstance(x, Integral) and not isinstance(x, bool)
         require(whole and 1 <= x <= 10_000, f"k={k}, max_len={max_len}",
@@ -213,8 +214,8 @@ def check_id(
 ):
     "Raise `NocError` unless `x` is the id of a token."
     whole = isinstance(x, Integral) and not isinstance(x, bool)
-    known = f"an id below {v}" if v else "the id of a token"
-    require(whole and 0 <= x < (v or 1 << 62), where, known)
+    expected = f"an id below {v}" if v else "the id of a token"
+    require(whole and 0 <= x < (v or 1 << 62), where, expected)
 
 def read_ids(
     name:str,    # name of the setting, for the message

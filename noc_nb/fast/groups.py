@@ -159,7 +159,7 @@ class Groups(Table):
         return self.finished(done & _each(self.must, done)) >= _each(self.need, done)
 
     def takes(self, done:Tensor)->Tensor:
-        "Return the minimum tokens of missing musts; with `at_least`, an upper bound."
+        "Return how many tokens the missing musts need at least; with `at_least`, an upper bound."
         least = self.least.view(len(done), *[1]*(done.dim() - 1), -1)
         left = ((~done[...,None] >> self.bits & 1)*least).sum(-1)
         return left.masked_fill(self.may_end(done), 0)
@@ -200,7 +200,7 @@ def padded(
     pad,         # value that fills up short rows
     least:int=0, # minimum length
 )->list:         # lists of equal lengths
-    "Fill up lists of different lengths to the rows of a table."
+    "Pad lists of different lengths to one length, as rows of a table."
     width = max(least, *map(len, rows))
     return [[*row, *[pad]*(width - len(row))] for row in rows]
 
@@ -221,7 +221,7 @@ def pack_groups(
     absorb=True,   # True: words that the model writes by itself count
     device=None,   # device of the tensors
     prices=None,   # b lists with a price for every group, inf for a must; None: all are musts
-    least=None,    # b lists of the groups' minimum lengths; None: their shortest alternatives
+    least=None,    # b lists of the groups' minimum lengths; default: by their shortest alternatives
 )->Groups:
     "Convert groups to tensors. Raise `NocError` if `at_least` or a price is invalid."
     def tensor(x, dtype=torch.long): return torch.tensor(x, dtype=dtype, device=device)

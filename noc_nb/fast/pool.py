@@ -25,7 +25,7 @@ class _PoolState(NamedTuple):
     words:Tensor  # (l,2,b,h,p,d) the pool: keys (divided by √d) and values in p places
     past:Tensor   # (b,g,p) 0 where a word belongs to a hypothesis, -inf elsewhere
     used:int      # number of places of the pool that are in use
-    t:int         # words in each hypothesis
+    t:int         # number of words in each hypothesis
     max_len:int   # maximum number of words in a hypothesis
     table:Tensor  # (v,d) word vectors, computed once for a batch
 
@@ -45,7 +45,8 @@ class Pool:
     def __init__(self,
         captioner:Captioner, # a captioner in eval mode
     ):
-        self.captioner, self.layers = captioner, captioner.decoder.layers
+        self.captioner = captioner
+        self.layers = captioner.decoder.layers
 
     def start(self,
         features:Tensor,  # (b,n,d) region features
@@ -82,7 +83,7 @@ def _reorder_pool(state, order, used):
 
 # %% ../../nbs/fast/19_pool.ipynb #0c1be7fa
 def _make_room(state, g):
-    "Return the state with at least `g` free places. Raise `NocError` if it has all its words."
+    "Return the state with at least `g` free places. Raise `NocError` at the maximum length."
     t, used = state.t, state.used
     left = state.max_len - t                                # words that may still follow
     require(left, f"step {t+1}: room for {t} words", f"start(…, max_len={t+1}) or more")

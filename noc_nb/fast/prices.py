@@ -39,7 +39,8 @@ def read_wishes(
     line:str, # like "cat, orange|white|black, zebra=4, -text"
 )->dict:      # words, separated by bars -> nats; inf for a must, -inf for a word to avoid
     "Parse words that a user typed. Raise `NocError` if a part of the line cannot be read."
-    wishes, parts = {}, line.split(",")
+    wishes = {}
+    parts = line.split(",")
     for part, rest in zip(parts, parts[1:]):
         comma = re.search(r"=\s*-?\d+$", part) and rest[:1].isdecimal()
         require(not comma, f"words: '{part.strip()},{rest}'", "a decimal point, as in zebra=4.5")

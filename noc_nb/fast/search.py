@@ -26,13 +26,13 @@ from .groups import (Groups, Table, check_ids, pack_groups, padded, read_group,
 @dataclass
 class _Beams(Table):
     "Hypotheses of every image, or their expansions."
-    score:Tensor  # (b,m) sum of log-probabilities; -inf where there is none
+    score:Tensor  # (b,m) sum of log-probabilities; -inf in an empty place
     rank:Tensor   # (b,m) the score over a power of the length
     word:Tensor   # (b,m) the last token; -1 where there is none
     done:Tensor   # (b,m) finished groups, a bit for each
     phrase:Tensor # (b,m) how far a phrase is written; 0 outside phrases
     code:Tensor   # (b,m) a hash of the tokens
-    parent:Tensor # (b,m) the place of the hypothesis that it continues
+    parent:Tensor # (b,m) the place of the hypothesis that each continues
 
 @dataclass
 class _Cells(_Beams):
@@ -64,7 +64,7 @@ MODES = dict(grid=Grid) # the kinds of search by name
 # %% ../../nbs/fast/24_search.ipynb #b1d22a02
 @dataclass(frozen=True)
 class SearchConfig:
-    "How captions are searched (Section 2.3)."
+    "The settings of the search (Section 2.3)."
     k:int = 5                   # number of hypotheses in every row of the grid
     max_len:int = 20            # maximum number of tokens, including the end of sentence
     length_penalty:float = 0.   # 0: the plain sum of log-probabilities
@@ -80,11 +80,11 @@ def _mode(cfg, ordered):
     kinds = ", ".join(MODES)
     check_sizes(cfg.k, cfg.max_len, cfg.length_penalty)
     require(cfg.mode in tuple(MODES), f"mode {cfg.mode!r}", f"one of {kinds}")
-    require(not ordered or cfg.at_least is None, "ordered", "all musts, no `at_least`")
+    require(not ordered or cfg.at_least is None, "ordered, at_least", "only one of them")
     return MODES[cfg.mode]()
 
 def _add_finishers(q:Groups, finishers, device):
-    "Always consider the finishing tokens. One may finish all groups."
+    "Add the finishing tokens to the words of every step; one token may finish all groups."
     ids = torch.tensor([*finishers], device=device).expand(len(q.words), -1)
     listed = (ids[...,None] == q.words[:,None]).any(-1)
     q.words, q.jump = torch.cat([q.words, ids.masked_fill(listed, -1)], 1), q.top.clamp(min=1)
@@ -92,15 +92,18 @@ def _add_finishers(q:Groups, finishers, device):
 # %% ../../nbs/fast/24_search.ipynb #5eed2405
 class _Work:
     "The groups of active images, as the tables that a step needs."
-    def __init__(self, groups:Groups, long:int, eos:int, priced):
-        self.groups, self.long, self.eos, self.priced = groups, long, eos, priced
+    def __init__(self, search, groups:Groups):
+        self.groups, self.long, finishers = groups, search.long, search.finishers
         self.parts = [groups]
-        if priced: self.parts.append(replace(groups, top=groups.need))      # the musts alone
-        self.special = F.pad(groups.words, (0, 1), value=eos)[:,None]       # (b,1,c+1)
+        if search.priced: self.parts.append(replace(groups, top=groups.need))      # the musts alone
+        self.special = F.pad(groups.words, (0, 1), value=search.eos)[:,None] # (b,1,c+1)
         self.bit = (1 << groups.group)[:,None]                              # (b,1,a)
         ends = groups.tokens[:,:,-1:] == groups.words[:,None]               # (b,a,c)
         members = groups.group[...,None] == groups.bits                     # (b,a,n)
         self.ends = (ends[...,None] & members[:,:,None]).flatten(2).float() # (b,a,c*n)
+        nth = groups.words - min(finishers, default=0)
+        known = (nth >= 0) & (nth < len(finishers))
+        self.finisher = nth.where(known, len(finishers))[:,None]            # (b,1,c)
         self._read_phrases(groups)
 
     def _read_phrases(self, q):
@@ -108,37 +111,34 @@ class _Work:
         written = torch.arange(self.long, device=q.spell.device)
         nth = self.long - q.size[...,None] + written                        # (b,a,l)
         place = q.spell.gather(2, nth.clamp(max=self.long - 1)).clamp(min=0)
-        bit = self.bit.transpose(1, 2).expand_as(place)                     # of the group
-        full = bit.where(written == q.size[...,None] - 1, 0)                # if then finished
+        bit = self.bit.transpose(1, 2).expand_as(place)                     # bit of the group
+        full = bit.where(written == q.size[...,None] - 1, 0)               # 0 before the last token
         word = q.words[:,None].expand(-1, place.shape[1], -1).gather(2, place)
         self.phrases = [x.flatten(1) for x in (place, word, bit, full)]
         self.fresh = self.long*torch.arange(place.shape[1], device=place.device) # (a,)
-
-    def on(self, images):
-        "Return the tables of some of the images."
-        return _Work(self.groups[images], self.long, self.eos, self.priced)
 
 # %% ../../nbs/fast/24_search.ipynb #fa23a511
 class Search:
     "A search for captions of b images that mention their musts."
     def __init__(self,
         constraints:list, # b lists of groups; a group is a list of alternatives, tuples of ids
-        device=None,      # where the model's state is
+        device=None,      # device of the model's state
         *,
         eos:int,          # the token that ends a caption
         forbidden=(),     # ids that may not come next
         prices=None,      # b lists of nats, one per group, inf for a must; None: all are musts
         least=None,       # as in `pack_groups`
         ordered=False,    # True: finish the musts in the caller's order
-        finishers=(),     # a range of ids that finish the groups in the third value of `step`
+        finishers=(),     # range of ids; the third value of `step` has the groups that they finish
         avoid=None,       # b lists of words or phrases to avoid, tuples of ids
         **settings,       # settings of `SearchConfig`
     ):
-        self.cfg, self.eos, self.ordered = SearchConfig(**settings), eos, ordered
-        self.mode, self.read = _mode(self.cfg, ordered), read_groups(constraints, eos, ordered)
+        self.cfg = SearchConfig(**settings)
+        self.eos, self.ordered, self.finishers = eos, ordered, finishers
+        self.mode = _mode(self.cfg, ordered)
+        self.read = read_groups(constraints, eos, ordered)
         self.absorb = self.cfg.absorb or self.mode.absorb
         self.all = pack_groups(self.read, self.cfg.at_least, self.absorb, device, prices, least)
-        self.finishers, self.bits = finishers, None
         if finishers: _add_finishers(self.all, finishers, device)
         self.priced = any(price < math.inf for row in prices or () for price in row)
         self.forbidden = read_ids("forbidden", forbidden, device)
@@ -148,11 +148,11 @@ class Search:
 
     def _lay_out(self):
         "Give every cell its `k` places."
-        self.long = self.all.spell.shape[2]                             # tokens of an alternative
-        self.twins = self.priced or self.long > 1 or not self.absorb    # texts in several cells
+        self.long = self.all.spell.shape[2]                             # longest alternative
+        self.twins = self.priced or self.long > 1 or not self.absorb    # a text may be in two cells
         self.need, self.takes = int(self.all.need.max()), int(self.all.least.sum(1).max())
         size = self.long*self.cfg.k                                     # places of a row
-        self.work = _Work(self.all[:], self.long, self.eos, self.priced)
+        self.work = _Work(self, self.all[:])
         levels = [self.mode.levels(self, groups) for groups in self.work.parts]
         self.sizes = [len(level)*size for level in levels]              # places of the parts
         self.level = torch.cat(levels).repeat_interleave(size)          # (s,) row of a place
@@ -162,14 +162,15 @@ class Search:
 
     def _begin(self):
         "Start with one empty hypothesis per image, in the first place of row 0 of every part."
-        b, s, T, device = len(self.read), len(self.level), self.cfg.max_len, self.level.device
-        zero = torch.zeros(b, s, dtype=torch.long, device=device)
-        score = torch.full((b, s), -torch.inf, device=device)
+        b, s = len(self.read), len(self.level)
+        zero = torch.zeros(b, s, dtype=torch.long, device=self.level.device)
+        score = torch.full((b, s), -torch.inf, device=zero.device)
         score[:,0] = score[:,-self.sizes[-1]] = 0.
-        trail = zero.new_zeros(b, s, T, 3)
+        trail = zero.new_zeros(b, s, self.cfg.max_len, 3)
         trail[...,0] = -1
         self.cells = self.out = _Cells(score, score, zero - 1, zero, zero, zero, zero, trail)
-        self.t, self.some_ended, self.images = 0, False, torch.arange(b, device=device)
+        self.t, self.bits, self.some_ended = 0, None, False             # the state before step 1
+        self.images = torch.arange(b, device=zero.device)
         self.line = zero + self.images[:,None]                          # (b,s) see `_look`
         self.going, self.stuck = _open(self, self.cells), torch.zeros_like(self.images).bool()
 
@@ -214,9 +215,10 @@ def _filled(search:Search, new:_Beams)->_Cells:
 
 # %% ../../nbs/fast/24_search.ipynb #b1d22a04
 def _walk(search:Search, step, state, bos, reorder=None, normalize=False):
-    "Search to the end; stops after every step. The arguments are those of `grid_beam_search`."
+    "Search to the end, and yield after every step. The arguments are those of `grid_beam_search`."
     check_id(bos, f"bos={bos}")
-    last, _ = torch.full_like(search.images, bos), _look(search)
+    last = torch.full_like(search.images, bos)
+    _look(search)
     for t in range(1, search.cfg.max_len + 1):
         scores, state, *bits = step(last, state)                        # (N,finishers)
         if bits: search.bits = bits[0]
@@ -247,31 +249,28 @@ def _begun(search:Search, cells)->Tensor:
     "Return (b,g,a) True where all of an alternative but its last token has just been written."
     return _ends_with(cells.trail[:,:,:search.t,0], search.work.groups.tokens[...,:-1])
 
-def _gains(search:Search, begun)->Tensor:
+def _gains(search:Search, parent:_Cells)->Tensor:
     "Return (b,g,c) the groups that each constraint word finishes, as bits."
-    q = search.work.groups
+    q, begun = search.work.groups, _begun(search, parent)
     gain = begun.float() @ search.work.ends > 0                         # (b,g,c*n)
     return (gain.view(*begun.shape[:2], -1, len(q.bits))*(1 << q.bits)).sum(-1)
 
 def _said(search:Search)->Tensor:
     "Return (b,g,c) the groups that each constraint word finishes, according to `step`."
-    place = search.work.groups.words - search.finishers[0]
-    here = (place >= 0) & (place < len(search.finishers))
-    place = place.masked_fill(~here, 0)[:,None].expand(-1, search.row.shape[1], -1)
-    return search.bits[search.row].gather(2, place)*here[:,None]
+    place = search.work.finisher.expand(-1, search.row.shape[1], -1)
+    return F.pad(search.bits, (0, 1))[search.row].gather(2, place)      # 0 for other words
 
 # %% ../../nbs/fast/24_search.ipynb #b1d22a10
 def _expansions(search:Search, parent:_Cells, special, best, words)->_Beams:
     """Return (b,m) expansions of hypotheses (b,g). `special`, `best`, `words` come from
     `next_words`."""
-    begun, gain = None, None
-    if search.absorb or search.cfg.no_repeat: begun = _begun(search, parent)
+    gain = None
     if search.cfg.no_repeat:
-        again = _repeats(search, parent, begun) if search.bits is None else (
+        again = _repeats(search, parent) if search.bits is None else (
             (_said(search) & parent.done[...,None]) != 0)
         again = F.pad(again, (0, 1))                                    # the end repeats nothing
         special = special.masked_fill(again, -torch.inf)
-    if search.absorb: gain = _gains(search, begun) if search.bits is None else _said(search)
+    if search.absorb: gain = _gains(search, parent) if search.bits is None else _said(search)
     if search.absorb and search.ordered: gain = gain & _in_turn(search, parent.done)[...,None]
     ways = [_free(search, parent, gain, special, best, words)]
     if search.long > 1 or not search.absorb:
@@ -281,9 +280,9 @@ def _expansions(search:Search, parent:_Cells, special, best, words)->_Beams:
 # %% ../../nbs/fast/24_search.ipynb #b1d22a13
 def _free(search:Search, parent:_Cells, gain, special, best, words)->tuple:
     "Return log-probabilities, tokens, `done`, `phrase` (b,g,k+c+1) of free words; the end last."
-    own, end = special[...,:-1], special[...,-1:]
+    constrained, end = special[...,:-1], special[...,-1:]
     end = end.masked_fill(~search.work.groups.may_end(parent.done)[...,None], -torch.inf)
-    log_prob = torch.cat([best, own, end], 2)
+    log_prob = torch.cat([best, constrained, end], 2)
     if search.long > 1: log_prob = log_prob.masked_fill((parent.phrase > 0)[...,None], -torch.inf)
     word = torch.cat([words, search.work.special.expand(-1, words.shape[1], -1)], 2)
     done = parent.done[...,None].expand_as(log_prob)
@@ -291,14 +290,14 @@ def _free(search:Search, parent:_Cells, gain, special, best, words)->tuple:
     return log_prob, word, done, torch.zeros_like(word)
 
 # %% ../../nbs/fast/24_search.ipynb #e14d54c8
-def _forced(search:Search, parent:_Cells, gain, own)->tuple:
-    """Return `add_constr`'s log-probabilities, tokens, `done`, `phrase` (b,g,a+1), a phrase's next
-    last."""
+def _forced(search:Search, parent:_Cells, gain, constrained)->tuple:
+    """Return log-probabilities, tokens, `done`, `phrase` (b,g,a+1) of forced words; the next token
+    of a phrase is last."""
     phrase = parent.phrase[...,None]
     at = torch.cat([search.work.fresh.expand(*phrase.shape[:2], -1), phrase], 2)
     place, word, bit, full = (x.gather(1, at.flatten(1)).view_as(at) for x in search.work.phrases)
     may = torch.cat([_may_begin(search, parent), phrase > 0], 2)
-    log_prob = own.gather(2, place).masked_fill(~may, -torch.inf)
+    log_prob = constrained.gather(2, place).masked_fill(~may, -torch.inf)
     if search.absorb: gain = gain.gather(2, place)
     if search.bits is not None: log_prob = log_prob.masked_fill(full & ~gain != 0, -torch.inf)
     done = parent.done[...,None] | full
@@ -308,7 +307,8 @@ def _forced(search:Search, parent:_Cells, gain, own)->tuple:
 
 def _may_begin(search:Search, parent:_Cells)->Tensor:
     "Return (b,g,a) True where an alternative may be begun by force."
-    q, done = search.work.groups, parent.done[...,None]
+    q = search.work.groups
+    done = parent.done[...,None]
     outside = (parent.phrase == 0) & ~q.at_top(parent.done)
     may = (done & search.work.bit == 0) & outside[...,None] & (q.size > search.absorb)[:,None]
     if search.ordered: may &= (_in_turn(search, parent.done)[...,None] & search.work.bit) != 0
@@ -319,7 +319,7 @@ def _may_begin(search:Search, parent:_Cells)->Tensor:
 
 # %% ../../nbs/fast/24_search.ipynb #b1d22a01
 _random = Random(0)
-_SALTS = [_random.randrange(-2**63, 2**63) | 1 for _ in range(10_002)] # of the most tokens, and two
+_SALTS = [_random.randrange(-2**63, 2**63) | 1 for _ in range(10_002)] # one per step, and two more
 
 def _children(search:Search, parent:_Cells, log_prob, word, done, phrase)->_Beams:
     "Return expansions (b,g,m) as one list (b,g*m)."
@@ -331,7 +331,8 @@ def _children(search:Search, parent:_Cells, log_prob, word, done, phrase)->_Beam
 
 def _ended(search:Search)->_Beams:
     "Return (b,s) the captions that have ended, as expansions that do not change."
-    cells, open = search.cells, search.cells.word != search.eos
+    cells = search.cells
+    open = search.cells.word != search.eos
     score, rank = (x.masked_fill(open, -torch.inf) for x in (cells.score, cells.rank))
     place = search.place.expand_as(cells.word)
     return _Beams(score, rank, cells.word, cells.done, cells.phrase, cells.code, place)
@@ -350,51 +351,53 @@ def _duplicates(key, real):
 
 # %% ../../nbs/fast/24_search.ipynb #b1d22a11
 def _choose(
-    rank:Tensor, # (b,m) what is compared; -inf if not allowed
-    cell:Tensor, # (b,m) the cell of each
-    tie:Tensor,  # (b,m) decides between equal ranks: the lower comes first
-    cells:int,   # how many cells
-    k:int,       # places of a cell
-    short=None,  # (b,m) True for those that come after all others
-)->Tensor:       # (b,cells*k) which of m is in every place; m where there is none
+    rank:Tensor, # (b,m) values to compare; -inf if not allowed
+    cell:Tensor, # (b,m) the cell of each expansion
+    tie:Tensor,  # (b,m) integers that break ties of rank, the lower first
+    cells:int,   # number of cells
+    k:int,       # number of places in a cell
+    short=None,  # (b,m) True for expansions that come after all others
+)->Tensor:       # (b,cells*k) index of the expansion in every place; m if it is empty
     "Fill every cell with its `k` best."
     b, m = rank.shape
     order = in_order(rank, tie, m, short)                               # (b,m)
     cell = torch.where(rank > -torch.inf, cell, -1).gather(1, order)
     members = cell[:,None] == torch.arange(cells, device=cell.device)[:,None]   # (b,cells,m)
     nth = torch.arange(1, k + 1, device=cell.device).expand(b, cells, k).contiguous()
-    place = torch.searchsorted(members.long().cumsum(2), nth).flatten(1)
+    place = torch.searchsorted(members.cumsum(2), nth).flatten(1)
     return F.pad(order, (0, 1), value=m).gather(1, place)
 
 # %% ../../nbs/fast/24_search.ipynb #cd103e51
 def _identity(search:Search, pool:_Beams, groups:Groups)->Tensor:
-    "Return (b,m) equal for expansions that are the same; in the top row, only the tokens count."
+    "Return (b,m) numbers, equal for equal expansions; in the top row, only the tokens count."
     same = pool.word == search.eos
     if not search.cfg.no_repeat: same = same | groups.at_top(pool.done)
-    if not search.absorb: same = same & groups.musts_alone[:,None]      # prices of what was forced
+    if not search.absorb: same = same & groups.musts_alone[:,None]      # forced groups have prices
     memory = pool.done*_SALTS[-1] + (pool.phrase + 1)*_SALTS[-2]
     return pool.code + memory.masked_fill(same, 0)
 
 def _chosen(search:Search, pool:_Beams, rank, groups:Groups, places:int)->Tensor:
-    "Return (b,places) which of the pool's m fills every place of a part; m where there is none."
+    "Return (b,places) indices in the pool (b,m) for the places of a part; m for an empty place."
     cell = search.mode.row(search, groups, pool)
     if search.long > 1: cell = cell*search.long + pool.phrase % search.long
     if search.twins:
         copy = _duplicates(_identity(search, pool, groups), rank > -torch.inf)
         rank = rank.masked_fill(copy, -torch.inf)
-    if search.t + 1 == search.cfg.max_len:                              # only ended ones, if any
+    if search.t + 1 == search.cfg.max_len:                              # if any ended, only these
         ends = (pool.word == search.eos) & (pool.rank > -torch.inf)
         rank = rank.masked_fill(~ends & ends.any(1, keepdim=True), -torch.inf)
-    tie, k = pool.word*len(search.level) + pool.parent, search.cfg.k
+    tie = pool.word*len(search.level) + pool.parent
+    k = search.cfg.k
     return _choose(rank, cell, tie, places // k, k, _short(search, pool, search.t + 1))
 
 # %% ../../nbs/fast/24_search.ipynb #8b0c11e0
 def _short(search:Search, beams:_Beams, t:int)->Tensor:
-    "Return (b,m) True where t tokens leave too few for musts and end; None if many are left."
-    q, left = search.work.groups, search.cfg.max_len - t
+    "Return (b,m) True if musts and end no longer fit after t tokens; None if many are left."
+    q = search.work.groups
+    left = search.cfg.max_len - t
     if left > search.long + search.takes: return None
     alternative = (beams.phrase // search.long).clamp(max=q.group.shape[1] - 1)
-    usual = q.least.gather(1, q.group).gather(1, alternative)           # tokens of its group
+    usual = q.least.gather(1, q.group).gather(1, alternative)           # fewest tokens of its group
     written = beams.phrase % search.long
     more = q.size.gather(1, alternative) - usual - written
     takes = q.takes(beams.done) + torch.where(written > 0, more, 0)
@@ -412,14 +415,14 @@ def _pruned(search:Search, cells:_Cells)->_Cells:
 
 def _late(search:Search, cells:_Cells)->Tensor:
     """Return (b,s) True in rows from which the top cannot be reached in time; never in the highest
-    in use."""
+    row in use."""
     least = search.work.groups.need - search.work.groups.jump*(search.cfg.max_len - search.t)
     highest = torch.where(cells.score > -torch.inf, search.level, -1).amax(1)
     return search.level < torch.minimum(least, highest)[:,None]
 
 # %% ../../nbs/fast/24_search.ipynb #b1d24a04
 def _bound(search:Search, cells:_Cells)->Tensor:
-    "Return (b,s) the upper bound of a hypothesis: further tokens cost, prices may gain."
+    "Return (b,s) an upper bound: further tokens lower the score, prices may raise the rank."
     if not search.priced: return cells.score
     gain = search.work.groups.price.clamp(min=0)[:,None]                # (b,1,n)
     left = 1 - (cells.done[...,None] >> search.work.groups.bits & 1)    # (b,s,n)
@@ -431,7 +434,7 @@ def _outscored(search:Search, cells:_Cells)->Tensor:
     "Return (b,s) True for hypotheses that `k` ended captions outscore."
     going = cells.word != search.eos
     ended = _objective(search, cells, search.work.groups).masked_fill(going, -torch.inf)
-    if search.priced:                                                   # it may be in both parts
+    if search.priced:                                                   # one may be in both parts
         ended, order = ended.sort(descending=True)
         copy = _duplicates(cells.code.gather(1, order), ended > -torch.inf)
         ended = ended.masked_fill(copy, -torch.inf)
@@ -459,7 +462,7 @@ def _settle(search:Search, cells:_Cells):
     search.out = _everything(search)
     search.images, search.line = search.images[going], search.line[going]
     search.cells, search.going = cells[going], search.going[going]
-    search.work = search.work.on(going)
+    search.work = _Work(search, search.work.groups[going])
 
 # %% ../../nbs/fast/24_search.ipynb #ec784f52
 def _front(chosen):
@@ -470,26 +473,27 @@ def _front(chosen):
     return place.where(real, place[:,:1]), real
 
 def _look(search:Search)->Tensor:
-    "Choose active hypotheses with different texts for the model; (b,a) rows."
+    "Choose active hypotheses with different texts; return their (b,a) rows in the model's state."
     search.slot, search.active = _front(search.going)                   # (b,g) their places
     if not search.twins:
-        search.asked, search.source = search.slot, search.place[:search.slot.shape[1]]*search.active
-    else:                                                               # (b,g) whose answer counts
+        search.asked = search.slot
+        search.source = search.place[:search.slot.shape[1]]*search.active
+    else:                                                               # (b,g) one answer per text
         code = search.cells.code.gather(1, search.slot)
-        first = (code[...,None] == code[:,None]).byte().argmax(2)       # (b,g) with the same text
+        first = (code[...,None] == code[:,None]).byte().argmax(2)       # (b,g) first of each text
         alone = first == search.place[:first.shape[1]]
         search.asked = search.slot.gather(1, _front(alone)[0])          # (b,a)
         search.source = (alone.cumsum(1) - 1).gather(1, first)
     b, a = search.asked.shape
     search.row = torch.arange(0, b*a, a, device=search.slot.device)[:,None] + search.source # (b,g)
     parent = search.cells.parent.gather(1, search.asked)
-    rows = search.line.gather(1, parent)                                # of the model's memory
+    rows = search.line.gather(1, parent)                                # in the model's state
     search.line = torch.zeros_like(search.line).scatter(1, search.slot, search.row)
     return rows
 
 # %% ../../nbs/fast/24_search.ipynb #86632492
 def _objective(search:Search, beams:_Beams, groups:Groups)->Tensor:
-    "Return (b,m) what is compared: the rank plus the prices of the mentioned groups."
+    "Return (b,m) values to compare: the rank plus the prices of the mentioned groups."
     if not search.priced: return beams.rank
     return beams.rank.to(groups.price) + groups.worth(beams.done)
 
@@ -513,8 +517,9 @@ class _Bank(Grid):
 
     def row(self, search, groups:Groups, beams:_Beams)->Tensor:
         "Return (b,m) the row of each hypothesis. Without constraints there is only row 0."
-        own = (groups.top > 0) & groups.musts_alone
-        return super().row(search, groups, beams) + ((beams.word == search.eos) & own[:,None])
+        own_row = (groups.top > 0) & groups.musts_alone
+        ended = beams.word == search.eos
+        return super().row(search, groups, beams) + (ended & own_row[:,None])
 
     def most(self, search)->int:
         "Return how many hypotheses of a part may continue."
@@ -525,8 +530,10 @@ MODES["bank"] = _Bank
 # %% ../../nbs/fast/24_search.ipynb #b1d24a21
 def _crowded(search:Search, cells:_Cells)->Tensor:
     "Return (b,s) True for hypotheses beyond `most`: the rows take turns, the highest first."
-    going, short = _open(search, cells), _short(search, cells, search.t)
-    most, crowded = search.mode.most(search), []
+    going = _open(search, cells)
+    short = _short(search, cells, search.t)
+    most = search.mode.most(search)
+    crowded = []
     for part, turns in zip(search.work.parts, search.turns):
         turns = _behind(search.mode.turns(search, part, cells, turns), short)
         limit = torch.where(part.musts_alone, most, max(1, most // 2))  # candidates: half a beam
@@ -537,12 +544,12 @@ def _crowded(search:Search, cells:_Cells)->Tensor:
 # %% ../../nbs/fast/24_search.ipynb #c4ed1701
 class _Credit(_Bank):
     "A bank whose places, all but one, go to the best by score plus credit for finished groups."
-    nats = 1.5 # for a group
+    nats = 1.5 # credit for a group
 
     def turns(self, search, groups:Groups, cells:_Cells, turns:Tensor)->Tensor:
         "Return (b,m) the places of a part by priority."
         turns = super().turns(search, groups, cells, turns)
-        if search.priced: return turns                                  # prices are a credit
+        if search.priced: return turns                                  # prices act as a credit
         going = _open(search, cells).gather(1, turns)
         finished = groups.finished(cells.done) + (cells.phrase % search.long > 0)
         worth = (cells.score + self.nats*finished).gather(1, turns).masked_fill(~going, -torch.inf)
@@ -553,8 +560,8 @@ MODES["credit"] = _Credit
 
 # %% ../../nbs/fast/24_search.ipynb #ee7f3a2d
 def _in_turn(search:Search, done:Tensor)->Tensor:
-    """Return (b,g) with `ordered`, bits of the groups that may be finished next: the first must
-    only."""
+    """Return (b,g) bits of the groups that may be finished next with `ordered`: of the musts, only
+    the first missing one."""
     must = search.work.groups.must[:,None]
     missing = must & ~done
     return ~must | (missing & -missing)
@@ -575,7 +582,8 @@ def _read_avoid(avoid, n, eos, device)->Tensor:
 def _barred(search:Search)->Tensor:
     "Return (N,f) tokens that may not come next in the rows of the model; -1 pads."
     if search.avoid is None: return search.forbidden
-    avoid, trail = search.avoid[search.images], pick(search.cells.trail, search.asked)
+    avoid = search.avoid[search.images]
+    trail = pick(search.cells.trail, search.asked)
     ended = _ends_with(trail[:,:,:search.t,0], avoid[...,:-1])
     last = torch.where(ended, avoid[:,None,:,-1], -1)                   # (b,a,x) or (b,1,x)
     last = last.expand(*search.asked.shape, -1).flatten(0, 1)
@@ -583,7 +591,7 @@ def _barred(search:Search)->Tensor:
 
 # %% ../../nbs/fast/24_search.ipynb #b1d23a04
 def _spans(search:Search, trail:Tensor, groups:Groups)->Tensor:
-    "Return (b,m,n,2) the positions of the groups, by trails (b,m,t,3); -1: not mentioned."
+    "Return (b,m,n,2) the positions of the groups, from trails (b,m,t,3); -1: not mentioned."
     tokens, done, phrase = trail.unbind(3)
     before, part = F.pad(done, (1, 0))[...,:-1], F.pad(phrase, (1, 0))[...,:-1]
     fresh = ((done & ~before)[...,None] >> groups.bits & 1).bool()      # (b,m,t,n)
@@ -592,14 +600,14 @@ def _spans(search:Search, trail:Tensor, groups:Groups)->Tensor:
         recent = F.pad(tokens, (search.long - 1, 0), value=-2).unfold(2, search.long, 1)
         texts = groups.tokens[:,None,None]                              # (b,1,1,a,l)
         here = ((recent[:,:,:,None] == texts) | (texts < 0)).all(-1)*groups.size[:,None,None]
-        own = groups.group[:,None,None].expand(here.shape)
-        size = torch.zeros_like(size).scatter_reduce(3, own, here, "amax") # the longest alternative
+        group = groups.group[:,None,None].expand(here.shape)
+        size = torch.zeros_like(size).scatter_reduce(3, group, here, "amax") # the longest
     end = fresh.byte().argmax(2, keepdim=True)                          # (b,m,1,n)
     span = torch.cat([end + 1 - size.gather(2, end), end + 1], 2).transpose(2, 3)
     return span.masked_fill(~fresh.any(2)[...,None], -1)
 
 # %% ../../nbs/fast/24_search.ipynb #5eed2404
-def _repeats(search:Search, parent:_Cells, begun)->Tensor:
+def _repeats(search:Search, parent:_Cells)->Tensor:
     """Return (b,g,c) True where a constraint word would complete a second mention of a finished
     group."""
     q = search.work.groups
@@ -608,20 +616,22 @@ def _repeats(search:Search, parent:_Cells, begun)->Tensor:
     end = end.gather(2, q.group[:,None].expand_as(finished))
     apart = search.t + 1 - q.size[:,None] >= end                        # begins after the first one
     ends = q.tokens[:,:,-1:] == q.words[:,None]                         # (b,a,c)
-    return (begun & finished & apart).float() @ ends.float() > 0
+    return (_begun(search, parent) & finished & apart).float() @ ends.float() > 0
 
 # %% ../../nbs/fast/24_search.ipynb #744ad02b
 def _reason(search:Search, image:int, done:int)->str:
     "Return why an image has no complete caption; `done` groups are finished."
-    top, T = int(search.all.need[image]), search.cfg.max_len
-    count, room = f"{done} of {top} constraints", int(search.all.jump[image])*(T - 1)
+    top = int(search.all.need[image])
+    T = search.cfg.max_len
+    count = f"{done} of {top} constraints"
+    room = int(search.all.jump[image])*(T - 1)
     if search.stuck[image]:
         return f"{count}, then no token may come next" if top else "no word may come next"
     if top > room: return f"{count}: {T} tokens hold at most {room} and the end"
     return f"{count} within {T} tokens" if done < top else f"no end within {T} tokens"
 
 def _best_places(search:Search, cells:_Cells)->tuple:
-    "Return (b,k) the places of the best hypotheses of every image; (b,k) which of them hold one."
+    "Return (b,k) the places of the best hypotheses of every image; (b,k) True where there is one."
     ended = cells.word == search.eos
     some = ended.any(1, keepdim=True)
     ranks = _objective(search, cells, search.all).masked_fill(~ended, -torch.inf)
@@ -648,7 +658,8 @@ def _hypotheses(search:Search, pad:int=0)->Hypotheses: # `pad` fills `tokens` af
     "Return the best captions found so far."
     cells = _everything(search)
     place, valid = _best_places(search, cells)
-    best, complete = cells.at(place), (cells.word == search.eos).any(1).tolist()
+    best = cells.at(place)
+    complete = (cells.word == search.eos).any(1).tolist()
     tokens = best.trail[:,:,:search.t,0]
     tokens = tokens.masked_fill((tokens < 0) | ~valid[...,None], pad)
     musts = search.all.finished(best.done & search.all.must[:,None])[:,0]*valid[:,0]
@@ -666,14 +677,14 @@ def grid_beam_search(
     constraints:list, # b lists of groups; a group is a list of alternatives, tuples of token ids
     *,
     bos:int,          # the token before the first word
-    absorb=True,      # a constraint that the model writes by itself counts
+    absorb=True,      # True: a constraint that the model writes by itself counts
     reorder=None,     # `reorder(state, index (b,g)) -> state`; default: `reorder_state`
     normalize=False,  # True if `step` gives unnormalised scores
-    pad:int=0,        # fills `tokens` after the end
-    **settings,       # `eos`, and others of `Search` and `SearchConfig`: `mode`, `prices` ...
+    pad:int=0,        # id that fills `tokens` after the end
+    **settings,       # `eos`, and other settings of `Search` and `SearchConfig`, such as `mode`
 )->Hypotheses:
     "Find the `k` best captions that satisfy the constraints. Raise `NocError` if input is invalid."
-    require(isinstance(constraints, (list, tuple)), f"constraints: {constraints!r}", "b lists")
+    require(isinstance(constraints, (list, tuple)), f"constraints: {constraints!r}", "a list")
     require(isinstance(pad, Integral) and abs(pad) < 1 << 62, f"pad={pad}", "a whole number")
     device = state_size(state, len(constraints), reorder)[1]
     search = Search(constraints, device, absorb=absorb, **settings)
@@ -687,7 +698,7 @@ def beam_search(
     bos:int,      # the token before the first word
     reorder=None, # as in `grid_beam_search`
     **settings,   # `eos`, and if needed `k`, `max_len`, `length_penalty` and `forbidden`
-)->Hypotheses:    # -1 after the end token
+)->Hypotheses:    # best captions, with -1 after the end token
     "Find the `k` best captions of every image. Raise `NocError` if input or scores are invalid."
     images = [[]]*state_size(state)[0]
     return grid_beam_search(step, state, images, bos=bos, reorder=reorder, pad=-1, **settings)

@@ -28,7 +28,7 @@ class _WorldFile:
     to:str              # path in the data set's folder; for several files, their subfolder
     kept:int            # bytes that remain, approximately
     bytes:int = None    # bytes to download, if known
-    sha256:str = None   # checksum; None: unknown, that of the first download is stored
+    sha256:str = None   # checksum; None: unknown, so that of the first download is stored
     licence:str = "unknown"
     members:tuple = ()  # patterns of the names to unpack; none: the file is not unpacked
     count:int = 1       # number of files after unpacking
@@ -40,12 +40,12 @@ class _WorldFile:
         return self.bytes or 0 if self.members else 0
 
 def _downloads(table=None):
-    "Return name -> files of each data set. `table`: content of `downloads.json`, or None."
+    "Return the files of each data set, by its name. `table`: content of `downloads.json`, or None."
     table = table or json.loads(asset("downloads.json"))
     return {name: [_WorldFile(**row) for row in world["files"]] for name, world in table.items()}
 
 def _disk_space(files):
-    "Return the peak of the bytes that files take, in this order, and the bytes that remain."
+    "Return the peak number of bytes on disk if files are fetched in order, and the final number."
     peak = kept = 0
     for file in files:
         kept += file.kept
@@ -62,7 +62,7 @@ def _append(url, file, version, size):
     headers = {"Accept-Encoding": "identity"}
     if tag and file.tell(): headers |= {"Range": f"bytes={file.tell()}-", "If-Range": tag}
     def opened(response, **_):
-        if response.status_code in (200, 416):               # the whole file, or less than is here
+        if response.status_code in (200, 416):               # 416: the part is longer than the file
             file.seek(0)
             file.truncate()
             names = map(response.headers.get, ("ETag", "Last-Modified"))
@@ -87,7 +87,7 @@ def _download(url, output, pooch, part, size):
             try:
                 _append(url, file, version, size)
                 break
-            except OSError as e:                             # from `requests` if it has no number
+            except OSError as e:                             # `requests` sets no error number
                 if e.errno or file.tell() <= before: raise
     os.replace(part, output)
     version.unlink(missing_ok=True)
@@ -138,7 +138,7 @@ def unpack(
     folder,   # folder for its files
     patterns, # patterns of the file names to unpack, without folders
 ):
-    "Unpack files, each completely or not at all; keep existing ones. Raise `NocError` if no zip."
+    "Unpack missing files, each completely or not at all. Raise `NocError` if it is not a zip."
     folder = Path(folder)
     with foreign_file(path, "a zip file"), zipfile.ZipFile(path) as packed:
         members = {folder/posixpath.basename(m.filename): m for m in packed.infolist()}
@@ -149,7 +149,7 @@ def unpack(
 
 # %% ../../nbs/files/107_download.ipynb #4c9f19a3
 def _local(url, source):
-    "Return the file of a URL's name in a folder, or None."
+    "Return the file in `source` that has the name at the end of a URL, or None."
     path = Path(source or "", posixpath.basename(url))
     return path if source and "://" not in source and path.is_file() else None
 
@@ -167,7 +167,7 @@ def _checked(url, root, source, size=None, sha256=None):
     return path
 
 def _bring(file, root, source):
-    "Put a file into its place."
+    "Fetch a file, and put it into its place."
     path = _checked(file.address, root, source, file.bytes, file.sha256)
     to = root/file.to
     ours = path.parent == root/_BESIDE
@@ -183,7 +183,8 @@ def _bring(file, root, source):
     print(f"{to}: SHA-256 {file_sum(to)}; it is stored in {_noted(to).name}")
 
 # %% ../../nbs/files/107_download.ipynb #c26ff2d8
-_AT_ONCE, _ENOUGH = 8, 20 # photos fetched at the same time; failures after which to give up
+_AT_ONCE = 8 # photos fetched at the same time
+_ENOUGH = 20 # failures after which to give up
 
 def _bring_listed(file, root, source):
     "Fetch the photos that an annotation file lists. Raise `NocError` if any photo fails."
@@ -250,12 +251,14 @@ def _listing(table=None):
         for f in files:
             size = _megabytes(f.bytes or f.kept)
             yield f"    {f.what:<13}{size:>10}  {f.address}  (licence: {f.licence})"
+    yield "noc_data spice: on disk 385 MB, by Maven or from Stanford's archive of CoreNLP"
 
 def _run_data(o, table=None):
-    "Fetch a data set, and print the command to run next. Raise `NocError` for bad options."
+    "Fetch a data set, and print the commands to run next. Raise `NocError` for bad options."
     if o.list: return print(*_listing(table), sep="\n")
     table = table or json.loads(asset("downloads.json"))
-    require(o.what in table, f"noc_data {o.what or ''}".strip(), f"{', '.join(table)}, or --list")
+    named = f"{', '.join(table)}, spice, or --list"
+    require(o.what in table, f"noc_data {o.what or ''}".strip(), named)
     require(o.out, "--out", "a folder for the data set")
     usable = not o.from_ or "://" in o.from_ or Path(o.from_).is_dir()
     require(usable, f"--from {o.from_}", "an address, or a folder")

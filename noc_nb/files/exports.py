@@ -74,7 +74,8 @@ def _of_files(path, files, read, pixels, classes=None):
         for name in "labels", "Annotations":           # photos are in a folder with another name
             while name in parts: parts = parts[parts.index(name) + 1:]
         try: size, boxes = read(file)
-        except NocError as e: size, boxes = None, [_box(0, [0]*4, why=str(e))]
+        except NocError as e:
+            size, boxes = None, [_box(0, [0]*4, why=str(e))]
         return _Photo("/".join(parts), size, boxes)
     return _collected(path, map(photo, files), pixels, classes)
 
@@ -90,7 +91,7 @@ def read_names(
 _NAMES = "data.yaml", "data.yml", "dataset.yaml", "classes.txt", "obj.names"
 
 def _near_names(folder):
-    "Return number -> name, from the nearest file of names to a folder of labels, and that file."
+    "Return names by number, from the file of names nearest to a folder of labels, and that file."
     places = [folder.absolute(), *folder.absolute().parents][:3]
     file = next((file for place in places for name in _NAMES if (file := place/name).is_file()), "")
     names = read_names(file) if file else {}

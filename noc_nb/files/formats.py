@@ -23,13 +23,14 @@ from ..regions import RegionTable, Regions, table_of
 def write_items(
     path,        # path of a .json or .json.gz file
     items,       # iterable of JSON values
-    before=None, # dict to write before the list, as `annotations`; None: only the list
+    before=None, # dict of the keys before the list, then called `annotations`; None: only the list
     after=None,  # dict to write after the list
 ):
-    "Write a long list as JSON, or as the `annotations` of an object, or write no file at all."
+    "Write a long list as JSON, or as an object's `annotations`, completely or not at all."
     def text(content): return json.dumps(content, ensure_ascii=False)
     start, end = "[", "]"
-    if before: start, end = text(before)[:-1] + ', "annotations": [', "]}"
+    if before:
+        start, end = text(before)[:-1] + ', "annotations": [', "]}"
     if after: end = f"], {text(after)[1:]}"                 # without its opening brace
     with whole_file(path, "wb") as f:
         packed = gzip.GzipFile("", "wb", 1, f, 0) if str(path).endswith(".gz") else nullcontext(f)
@@ -45,7 +46,7 @@ def write_detections(
     path,    # .json (COCO results, pixels) or .parquet (relative centre, width, height)
     regions, # image id -> `Regions`, or a `RegionTable`
 ):
-    "Write detections, or no file at all. Raise `NocError` if JSON needs an unknown size."
+    "Write detections completely or not at all. Raise `NocError` if JSON needs an unknown size."
     table = regions if isinstance(regions, RegionTable) else table_of(regions.values())
     lengths = np.diff(table.offsets)
     images, sizes = np.repeat(table.ids, lengths), np.repeat(table.sizes, lengths, 0)
@@ -69,11 +70,12 @@ def write_detections(
 def _found(results):
     "Return boxes, labels, scores, names of labels and the photo's size; None if unknown."
     if hasattr(results, "orig_shape"):                    # ultralytics; rotated boxes are in `obb`
-        found = results.obb if results.boxes is None else results.boxes
-        require(found is not None, "results: no boxes", "those of a detector")
-        return found.xyxy, found.cls, found.conf, results.names, results.orig_shape[::-1]
+        boxes = results.obb if results.boxes is None else results.boxes
+        require(boxes is not None, "results: no boxes", "boxes of a detector")
+        return boxes.xyxy, boxes.cls, boxes.conf, results.names, results.orig_shape[::-1]
     if hasattr(results, "xyxy"):                          # supervision; drawn boxes have no scores
-        names, scores = results.data.get("class_name"), results.confidence
+        names = results.data.get("class_name")
+        scores = results.confidence
         if scores is None: scores = np.ones(len(results.xyxy))
         return results.xyxy, results.class_id if names is None else names, scores, None, None
     labels = results.get("text_labels")                   # from open-vocabulary detectors
@@ -96,7 +98,7 @@ def _label_ids(labels, names, classes):
         yield ids[0]
 
 def _relative(boxes, size):
-    "Convert corners in pixels to (n,4) relative to the image. Raise `NocError` if outside."
+    "Convert corners in pixels to (n,4) relative to the image. Raise `NocError` if one is outside."
     boxes = torch.as_tensor(boxes).detach().cpu().float().reshape(-1, 4)
     width, height = size
     boxes = boxes/torch.tensor([width, height, width, height])
@@ -214,13 +216,13 @@ def _h5_columns(h5, image_id, size):
 def read_hdf5(
     path,       # `<id>_features` (n,d), and perhaps `_boxes` (n,4), `_labels`, `_scores`, `_size`
     sizes=None, # image id -> (width, height) in pixels, if the file does not state it
-):              # yields `Regions`, by image id
+):              # yields `Regions`, in the order of image ids
     "Read features from HDF5. Raise `NocError`, naming the image, if a data set is invalid."
     with foreign_file(path, "a complete HDF5 file"), _h5(path) as h5:
         ids = [k.removesuffix("_features") for k in h5 if k.endswith("_features")]
         odd = [i for i in ids if not _is_id(i)]
-        found = f"found {odd[:1] or 'none'}"
-        require(ids and not odd, path, f"data sets <image id>_features, {found}")
+        actual = f"found {odd[:1] or 'none'}"
+        require(ids and not odd, path, f"data sets <image id>_features, {actual}")
         for i in sorted(ids, key=int):
             with foreign_file(path, "data sets of numbers", f"image {i}"):
                 columns = _h5_columns(h5, i, Path(path).stat().st_size)
@@ -232,7 +234,8 @@ _COLUMNS = "image_id, image_w, image_h, num_boxes, boxes, features"
 def _row(line, where):
     image, w, h, count, *columns = line.rstrip("\n").split("\t")
     boxes, x = (np.frombuffer(base64.b64decode(c, validate=True), "<f4") for c in columns)
-    n, each = int(count), max(int(count), 1)
+    n = int(count)
+    each = max(int(count), 1)
     boxes, x = boxes.reshape(n, boxes.size//each).reshape(-1, 4), x.reshape(n, x.size//each)
     return _imported(where, int(image), x, boxes, (int(w), int(h)))
 
@@ -263,7 +266,7 @@ def _read_archive(path, size):
 def read_npz(
     folder,     # folder with files `<image id>.npz`
     sizes=None, # image id -> (width, height) in pixels, if the files do not state it
-):              # yields `Regions`, by image id
+):              # yields `Regions`, in the order of image ids
     "Read features from a folder of archives. Raise `NocError` if an archive is invalid."
     files = {int(p.stem): p for p in Path(folder).glob("*.npz") if _is_id(p.stem)}
     require(files, folder, "files <image id>.npz; found none")

@@ -36,8 +36,12 @@ _LONGEST = 1 << 24   # maximum size of an item in bytes
 _NO_NUMBER = re.compile(rb"(?<=[\[,: ])-?(?:NaN|Infinity)(?=[,\]} \n])")   # as Python writes them
 
 class _Lines:
-    "A file that passes a parser at most one line at a time."
-    def __init__(self, file): self.file, self.line, self.piece, self.size = file, 1, b"", 0
+    "A file from which a parser reads at most one line at a time."
+    def __init__(self, file):
+        self.file = file
+        self.line = 1
+        self.piece = b""
+        self.size = 0
     def read(self, n):
         self.line += self.piece.endswith(b"\n")
         self.piece = self.file.readline(n)
@@ -52,14 +56,16 @@ def json_items(
     """Read a long list without keeping it in memory. Raise `NocError` with line and item if it is
     invalid."""
     with json_text(path) as f:
-        start, lines, n = f.buffer.peek(1).lstrip()[:1], _Lines(f.buffer), -1
-        require(start in (b"[", b""), path, "a list")
+        lines = _Lines(f.buffer)
+        n = -1
+        require(f.buffer.peek(1).lstrip()[:1] in (b"[", b""), path, "a list")
         try:
             for n, item in enumerate(ijson.items(lines, "item", use_float=True)):
                 lines.size = 0
                 yield item
         except ijson.JSONError as e:
-            where, reason = f"line {lines.line}: item {n + 1}", str(e.args[0]).partition("\n")[0]
+            where = f"line {lines.line}: item {n + 1}"
+            reason = str(e.args[0]).partition("\n")[0]
             raise NocError(f"{path}: {where}: not JSON ({reason})") from None
 
 # %% ../../nbs/files/101_readers.ipynb #084eccad
@@ -84,9 +90,10 @@ def _numbers(values, expected):
     except (ValueError, TypeError): return None
 
 def _values(items, key, expected):
-    "Return the value of `key` in every object, 0 if faulty, and place -> fault of the value."
+    "Return the value of `key` in every object (0 if faulty), and the faults by place."
     values = [item.get(key) if isinstance(item, dict) else None for item in items]
-    column, wrong = _numbers(values, expected) if items else np.zeros((0, *_KINDS[expected][0])), {}
+    column = _numbers(values, expected) if items else np.zeros((0, *_KINDS[expected][0]))
+    wrong = {}
     if column is not None: return column, wrong
     for i, value in enumerate(values):
         if _numbers([value], expected) is not None: continue
@@ -115,7 +122,7 @@ def _item_name(items, kind, first=0):
 # %% ../../nbs/files/101_readers.ipynb #df98937e
 def refuse(
     path,           # the file, for the message
-    name,           # function: row -> what the item is called in the message
+    name,           # function that names the item in a row, for the message
     bad:np.ndarray, # (n,) True for items that cannot be used
     expected:str,   # what was expected instead
 ):
@@ -125,7 +132,7 @@ def refuse(
 # %% ../../nbs/files/101_readers.ipynb #8201789d
 @contextmanager
 def _no_collection():
-    "Switch garbage collection off: parsing makes millions of objects, and none can be freed."
+    "Within this context, switch garbage collection off, as no parsed object can be freed."
     enabled = gc.isenabled()
     gc.disable()
     try: yield
@@ -156,7 +163,8 @@ def image_sizes(
     ids = _whole_numbers(coco["images"], "id", path, "image")
     sizes = {}
     for id, image in zip(ids.tolist(), coco["images"]):
-        size, where = (image.get("width"), image.get("height")), f"{path}: image {id}"
+        size = (image.get("width"), image.get("height"))
+        where = f"{path}: image {id}"
         require(id not in sizes, f"{where}: occurs twice", "each image only once")
         stated = all(s not in (None, 0, -1) for s in size)     # tools write these for unknown sizes
         whole = not stated or all(type(s) is int and 0 < s < 2**31 for s in size)
@@ -199,8 +207,8 @@ def _fits(names, photos):
 
 # %% ../../nbs/files/101_readers.ipynb #92c73c5f
 def _paired(pairs):
-    """Return index of a photo -> its image, and image -> (indices of photos, images) that clash
-    with it. `pairs`: number of shared parts -> (image, index of the photo)."""
+    """Return the images by index of photo, and for each clashing image its photos and images.
+    `pairs`: number of shared parts -> (image, index of the photo)."""
     matched, clashes, images, photos = {}, {}, set(), set()
     for length in sorted(pairs, reverse=True):
         photos_of, images_of = defaultdict(list), defaultdict(list)
@@ -219,7 +227,7 @@ def _paired(pairs):
 
 # %% ../../nbs/files/101_readers.ipynb #f63d5092
 class _Clash(NamedTuple):
-    "An image that gets no photo, because several match its name."
+    "An image that gets no photo, because its name or its photo has several matches."
     image:int   # its id
     name:str    # its name in the file
     photos:list # places of the photos that match
@@ -229,7 +237,7 @@ def some_of(
     items:list,    # items that a message lists
     shown=repr,    # function: item -> its text
 )->str:
-    "Return the first ten, separated by commas."
+    "Return the texts of the first ten items, separated by commas."
     text = ", ".join(map(shown, items[:10]))
     return f"{text}, …" if items[10:] else text
 
@@ -278,7 +286,7 @@ PHOTO_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bm
 _PHOTO = re.compile(f"({'|'.join(map(re.escape, PHOTO_ENDINGS))})$", re.I)
 
 def _pairs(names, photos, where):
-    "Return index of a photo -> its image, the `_Clash`es, and image id -> its name."
+    "Return the images by index of photo, the `_Clash`es, and the names by image id."
     texts = [name for name, _ in names]
     if not all(any(map(_PHOTO.search, some)) for some in (texts, photos)):
         # `labels/a.txt` is called `a`
@@ -383,7 +391,8 @@ def _table_items(path):
                 "image_id or file_name, and caption among them")
         rows = csv.DictReader(f, columns[sign], delimiter=sign, strict=True)
         for row in rows:
-            place, whole = f"line {rows.line_num + 1}", None not in row and None not in row.values()
+            place = f"line {rows.line_num + 1}"
+            whole = None not in row and None not in row.values()
             require(whole, f"{path}: {place}: does not have {len(columns[sign])} cells",
                     "quotes around a caption that contains the delimiter")
             yield row, place
@@ -395,7 +404,7 @@ def _parquet_items(path):
         for n, row in enumerate(file.read(columns=[*columns]).to_pylist()): yield row, f"row {n}"
 
 def _text_items(folder):
-    "Yield the captions of text files beside photos, as for training image models, one a line."
+    "Yield captions from text files beside photos, one a line, as used to train image models."
     files = sorted(p for p in folder.rglob("*") if not p.name.startswith("."))
     photos = {_PHOTO.sub("", str(p)) for p in files if _PHOTO.search(p.name)}
     for path in (p for p in files if p.suffix in (".txt", ".caption")):
@@ -421,7 +430,7 @@ def _is_karpathy(content):
     return isinstance(first, dict) and "sentences" in first
 
 def _karpathy(content, path):
-    "Return the entries of a file in Karpathy's format, and name of a photo -> part of the split."
+    "Return the entries of a file in Karpathy's format, and parts of the split by photo name."
     entries, parts = [], {}
     for n, image in enumerate(content["images"]):
         with foreign_file(path, "cocoid, filename, split and sentences with raw", f"image {n}"):
@@ -441,7 +450,8 @@ def _json_entries(content, path, bad):
     what = "entry"
     if isinstance(content, dict) and isinstance(content.get("annotations"), list):
         if "images" in content: names = {i: name for name, i in image_names(content, path) if name}
-        content, what = content["annotations"], "annotation"
+        content = content["annotations"]
+        what = "annotation"
     elif isinstance(content, dict):
         content = [dict(image_id=image, captions=texts) for image, texts in content.items()]
     require(isinstance(content, list), f"{path}: {type(content).__name__}",
@@ -456,7 +466,7 @@ def _caption_content(path):
     with _no_collection(): return read_json(path)
 
 def _entries_of(path, content, bad=None):
-    "Return all entries of a file or folder, and name of a photo -> part of the split, if any."
+    "Return all entries of a file or folder, and any parts of the split by photo name."
     if _is_karpathy(content): return _karpathy(content, path)
     if content is not None: return _json_entries(content, path, bad), {}
     if path.is_dir(): items = _text_items(path)
@@ -469,7 +479,7 @@ def _entries_of(path, content, bad=None):
 # %% ../../nbs/files/101_readers.ipynb #7d063ab7
 def _entry_images(entries, names, path, where, numbers=True):
     """Return the image id of each entry, or its name if no image has it. `names`: those of the
-    images in the file `where`. Raise `NocError` if several images have a name."""
+    images in the file `where`. Raise `NocError` if a name fits several images."""
     photos = [*dict.fromkeys(e.name for e in entries if e.name)]
     of = {}
     if names and photos:
@@ -487,8 +497,8 @@ def caption_entries(
     path,    # captions in any form
     names,   # (file name, image id) of images, from another file; [] if it has no names
     where,   # the other file, for messages
-    numbers:bool=True, # whether the other file has ids
-    bad:list=None, # collects a line for each unusable caption; None: raise an error
+    numbers:bool=True, # True if the other file has ids
+    bad:list=None, # list for a line on each unusable caption; None: raise an error
 )->list:     # pairs of an entry and its image id, or its name if no image has it
     "Read every caption of a file or folder. Raise `NocError` if an entry is invalid."
     path = Path(path)
@@ -517,7 +527,8 @@ def _coco_captions(coco, path):
     _check_lists(coco, path, "images", "annotations")
     sizes = image_sizes(coco, path)
     items = coco["annotations"]
-    name, captions = _item_name(items, "annotation"), {i: [] for i in sizes}
+    name = _item_name(items, "annotation")
+    captions = {i: [] for i in sizes}
     images = _whole_numbers(items, "image_id", path, "annotation")
     refuse(path, name, ~np.isin(images, list(sizes)), "an image of this file")
     for i, (image, item) in enumerate(zip(images.tolist(), items)):
@@ -529,18 +540,20 @@ def _coco_captions(coco, path):
     counts = _counts(captions, len(items))
     return Captions(captions, sizes, counts, image_names(coco, path), {}, True)
 
-def _other_captions(entries, parts, known, path):
-    "Return captions of other forms. `known`: () -> (file name, image id) of another file's images."
+# %% ../../nbs/files/101_readers.ipynb #0a4cf6d2
+def _other_captions(entries, parts, photo_names, path):
+    "Return captions of other forms. `photo_names`: as in `read_captions`."
     require(entries, f"{path}: no captions", "at least one")
     loose = any(e.id is None for e in entries)
-    others = known() if loose else []
+    others = photo_names() if loose else []
     images = _entry_images(entries, others, path, "the data")
     if others:
         lost = [i for i in images if isinstance(i, str)]
         if lost: note(f"{path}: captions whose photos are not named in the data: {some_of(lost)}")
         of = {i: i for i in images if type(i) is int}
     else: of = {i: n if loose else i for n, i in enumerate(dict.fromkeys(images), 1)}
-    texts, names, split = {i: [] for i in of.values()}, {}, {}
+    texts = {i: [] for i in of.values()}
+    names, split = {}, {}
     for e, image in zip(entries, images):
         if image not in of: continue
         i = of[image]
@@ -552,15 +565,15 @@ def _other_captions(entries, parts, known, path):
                     [*names.items()], split, numbered)
 
 def read_captions(
-    path,       # captions in any form: a file, or a folder of texts
-    known=list, # () -> (file name, image id) of images; called if the file has only names
+    path,             # captions in any form: a file, or a folder of texts
+    photo_names=list, # function () -> (file name, image id) of images, for files without ids
 )->Captions:
     "Read reference captions. Raise `NocError` with file and entry if anything is invalid."
     path = Path(path)
     content = _caption_content(path)
     coco = isinstance(content, dict) and "images" in content and not _is_karpathy(content)
-    return _coco_captions(content, path) if coco else _other_captions(*_entries_of(path, content),
-                                                                      known, path)
+    if coco: return _coco_captions(content, path)
+    return _other_captions(*_entries_of(path, content), photo_names, path)
 
 # %% ../../nbs/files/101_readers.ipynb #e1d35375
 def _image_list(path, split, part):
@@ -589,7 +602,7 @@ def _check_within(path, part, ids, whole, of):
 # %% ../../nbs/files/101_readers.ipynb #0b3d0d7e
 def read_split(
     path,         # a split file
-    known,        # the image ids that exist
+    image_ids,    # the image ids that exist
     needed=PARTS, # the parts whose images must be among them
 )->dict:          # train, val, test, novel_val, novel_test -> image ids, or None
     "Read a split. Raise `NocError` if an image is unknown or in two parts."
@@ -600,7 +613,7 @@ def read_split(
                     novel_val=file.get("val"), novel_test=file.get("test"))
     split = {part: _image_list(path, file, part) for part in (*PARTS, "novel_val", "novel_test")}
     of = "the images in the captions files"
-    for part in needed: _check_within(path, part, split[part], known, of)
+    for part in needed: _check_within(path, part, split[part], image_ids, of)
     for part in "val", "test":
         _check_within(path, f"novel_{part}", split[f"novel_{part}"] or [], set(split[part]), part)
     for a, b in (("train", "val"), ("train", "test"), ("val", "test")):
@@ -636,7 +649,7 @@ def box_rows(
     boxes,       # (n,4) corner, width and height
     scores,      # (n,) scores, or one for all
     first:int=0, # place of the first box in its file
-)->np.ndarray:   # (n,) of `ROW`
+)->np.ndarray:   # (n,) rows of type `ROW`
     "Put boxes, and all that their file says about them, into an array of rows."
     rows = np.zeros(len(boxes), ROW)
     columns = images, labels, boxes, scores, np.arange(first, first + len(rows))
@@ -646,7 +659,8 @@ def box_rows(
 def _best_first(rows, sizes=None, counts=None):
     """Make a table from rows whose `box` has two corners. The rows of an image are sorted by score,
     or by area if all boxes were drawn by people, largest first; ties keep their order."""
-    corners, scores = rows["box"].astype("f4"), rows["score"]
+    corners = rows["box"].astype("f4")
+    scores = rows["score"]
     drawn = (scores == 1).all()
     rank = (corners[:,2:] - corners[:,:2]).prod(1) if drawn else scores
     order = np.lexsort((-rank, rows["image"]))
@@ -665,7 +679,8 @@ def open_parquet(
     with foreign_file(path, "a complete Parquet file"):
         checked = dict(page_checksum_verification=True)        # if it has checksums
         with pyarrow.parquet.ParquetFile(path, **checked) as file:
-            rows, most = file.metadata.num_rows, max(1 << 24, Path(path).stat().st_size)
+            rows = file.metadata.num_rows
+            most = max(1 << 24, Path(path).stat().st_size)
             if rows > most: raise ValueError(f"it claims to have {rows:,} rows, too many")
             yield file
 
@@ -677,7 +692,7 @@ def _number_texts(items, key, texts):
             item[key] = texts.setdefault(item[key], ~len(texts))
 
 def _json_rows(items, path, kind, first=0, scored=True):
-    "Return objects of a COCO file as rows, boxes in pixels, and place of a row -> its fault."
+    "Return objects of a COCO file as rows, with boxes in pixels, and the faults by place."
     images = _whole_numbers(items, "image_id", path, kind, first)
     labels, no_label = _values(items, "category_id", "a whole number")
     boxes, no_box = _values(items, "bbox", "four numbers")
@@ -700,13 +715,13 @@ def _add_names(names, pairs, path):
 # %% ../../nbs/files/101_readers.ipynb #c0eb1c48
 def _number_columns(file, needed, path, texts):
     """Return columns of an open Parquet file, name -> array; `needed`: name -> kinds of numbers.
-    Images may be texts, as in `_number_texts`."""
+    Images may be identified by text, as in `_number_texts`."""
     from pyarrow import types
     for name in needed:
         kinds_of = [field.type for field in file.schema_arrow if field.name == name]
         where = f"{path}: column {name}"
         require(kinds_of, f"{where}: missing", ", ".join(needed))
-        require(len(kinds_of) == 1, f"{where}: occurs twice", "it only once")
+        require(len(kinds_of) == 1, f"{where}: occurs twice", "each only once")
         empty = types.is_null(kinds_of[0])        # such a column may claim any length
         require(not empty, where, "numbers, found none")
     data = file.read(columns=[*needed])
@@ -723,10 +738,11 @@ def _number_columns(file, needed, path, texts):
 
 # %% ../../nbs/files/101_readers.ipynb #5a272547
 def _parquet_rows(path):
-    """Return the rows of a Parquet file, boxes relative; image id -> file name, if the file has
-    names; and text that identifies an image -> its number."""
+    """Return the rows of a Parquet file, with relative boxes; file names by image id, if the file
+    has names; and numbers by the text that identifies an image."""
     needed = dict(image_id="iu", category_id="iu", cx="f", cy="f", w="f", h="f", score="f")
-    named, names, texts = ["image_id", "file_name"], {}, {}
+    named = ["image_id", "file_name"]
+    names, texts = {}, {}
     with open_parquet(path) as file:
         columns = _number_columns(file, needed, path, texts)
         if "file_name" in file.schema_arrow.names:
@@ -741,10 +757,10 @@ def _parquet_rows(path):
 # %% ../../nbs/files/101_readers.ipynb #c6a50e01
 def relabel(
     labels:np.ndarray, # (n,) numbers of classes in a file
-    names:dict,        # number -> name in the file; None or {}: it has none
+    names:dict,        # number -> name in the file; None or {} if the file has none
     classes:dict,      # class id -> `ObjectClass`; None: any number is fine
     where,             # the file, for messages
-    item=str,          # place -> what a box is called, for messages
+    item=str,          # function that names the box at a place, for messages
 )->np.ndarray:         # (n,) class ids; -1 if no class has the name
     """Turn a file's class numbers into class ids, by name if it has names. Raise `NocError` if the
     numbers follow another scheme."""
@@ -777,7 +793,8 @@ def _checked_numbers(labels, classes, where, item):
     "Check that the numbers are class ids. Raise `NocError` if they follow another scheme."
     def fit(numbers): return used <= {*numbers}
     used = {*labels.tolist()}
-    ids, order = [*classes], sorted(classes)
+    ids = [*classes]
+    order = sorted(classes)
     coco = {*order} == {*COCO_CLASSES}
     others = {}
     for first in (0, 1):
@@ -801,7 +818,7 @@ _AREA = "a box with an area"
 _BOX_ERRORS = [f"expected {text}" for text in (*_WRONG[1:], _AREA)]
 
 def _by_image(images, met):
-    "Return image id -> counts of its clipped and skipped boxes; `met`: count -> booleans of rows."
+    "Return the counts of clipped and skipped boxes by image; `met`: count -> booleans of rows."
     counts = defaultdict(dict)
     for what, some in met.items():
         for i, count in Counter(images[some].tolist()).items(): counts[i][what] = count
@@ -818,9 +835,9 @@ def _relative(rows, sizes, pixels, mark):
     return box/np.tile(np.maximum(width_height, 1), 2)
 
 def _checked(rows, wrong, sizes, pixels, path, names, classes, called, flat=False):
-    """Return the rows with corners and class ids, which of them are faultless, and name of a count
-    -> booleans. Add to `wrong`: place -> fault. `names`: those of classes; `called`: names a
-    row."""
+    """Return the rows with corners and class ids, booleans of faultless rows, and booleans by name
+    of a count. Add faults to `wrong`, by place. `names`: those of classes; `called`: function that
+    names a row."""
     def mark(bad, expected):
         for n in rows["place"][bad].tolist(): wrong.setdefault(n, f"expected {expected}")
     image, label, score = rows["image"], rows["label"], rows["score"]
@@ -833,7 +850,8 @@ def _checked(rows, wrong, sizes, pixels, path, names, classes, called, flat=Fals
     if not flat: mark((box[:,2:] == 0).any(1), _AREA)
     good = ~np.isin(rows["place"], [*wrong])
     checked = rows.copy()
-    checked["box"], checked["label"] = boxes, -1
+    checked["box"] = boxes
+    checked["label"] = -1
     checked["label"][good] = relabel(label[good], names, classes, path,
                                      lambda n: called(rows[good][n]))
     met = dict(clipped=good & clipped, zero_area=good & ~area)
@@ -875,7 +893,8 @@ class Detections:
         min_score:float=0., # detections with a lower score are dropped
     )->tuple:               # `RegionTable`; image id -> its fault; image id -> its counts
         "Return the usable boxes, best first; `.counts` of the table gives totals."
-        rows, sizes = self.rows, (sizes or {}) | self.sizes
+        rows = self.rows
+        sizes = (sizes or {}) | self.sizes
         if only is not None: rows = rows[np.isin(rows["image"], [*only])]
         wrong = {n: self.wrong[n] for n in rows["place"].tolist() if n in self.wrong}
         checked, good, met = _checked(rows, wrong, sizes, self.pixels, self.path, self.classes,
@@ -893,18 +912,20 @@ class Detections:
         return table, errors, _by_image(rows["image"], met)
 
     def _called(self, row):
-        i, kind = row["image"].item(), "detection" if self.pixels else "row"
+        i = row["image"].item()
+        kind = "detection" if self.pixels else "row"
         return f"{kind} {row['place']} (image {self.texts.get(i, i)})"
 
     def _told(self, row, wrong, sizes): # the image of a row, and a line on its fault
-        i, why = row["image"].item(), wrong[row["place"].item()]
+        i = row["image"].item()
+        why = wrong[row["place"].item()]
         box = f": box {row['box'].round(4).tolist()}" if why in _BOX_ERRORS else ""
         if box and self.pixels and sizes.get(i): box += " in {} x {}".format(*sizes[i])
         return i, f"{self.path}: {self._called(row)}{box}: {why}"
 
 # %% ../../nbs/files/101_readers.ipynb #101c0007
 def _category_names(coco, path):
-    "Return number -> name of a file's categories; None if they have no names."
+    "Return the names of a file's categories by number, or None if they have no names."
     items = coco.get("categories")
     if not isinstance(items, list) or not items: return None
     ids = _whole_numbers(items, "id", path, "category").tolist()
@@ -950,7 +971,7 @@ def open_detections(
         return _with_texts(Detections(path, rows, False, {}, _listed_names(names)), texts)
     coco = read_coco(path, "annotations") if is_object(path) else {}
     scored = not coco or any("score" in x for x in coco["annotations"] if isinstance(x, dict))
-    if not scored: note(f"{path}: no scores; its boxes are taken as people's, the largest first")
+    if not scored: note(f"{path}: no scores; its boxes are read as drawn by people, largest first")
     images = coco.get("images") or []
     parts = [np.zeros(0, ROW)]
     if images: _number_texts(images, "id", texts)
@@ -971,10 +992,10 @@ def open_detections(
 
 # %% ../../nbs/files/101_readers.ipynb #101c0008
 def read_detections(
-    path,       # as in `open_detections`, or its result
+    path,       # path, as in `open_detections`, or that function's result
     sizes=None, # image id -> (width, height) in pixels, of all images; Parquet needs none
     skip_bad:bool=False, # leave out unusable boxes, and count them
-    **kw,       # as in `Detections.table`
+    **kw,       # options of `Detections.table`
 )->RegionTable: # the images with a detection, best first; `.counts`: read, clipped, skipped
     """Read a detector's output. Raise `NocError` with file and item if one is invalid, or if no box
     can be used."""
@@ -998,8 +1019,9 @@ def ground_truth(
     numbers = _whole_numbers(coco["categories"], "id", path, "category")
     rows, wrong = _json_rows(items, path, "annotation", scored=False)
     for n in np.flatnonzero(~np.isin(rows["label"], numbers)).tolist():
-        wrong.setdefault(n, f"expected the category_id of one of its {len(numbers)} categories")
-    names, name = _category_names(coco, path), _item_name(items, "annotation")
+        wrong.setdefault(n, "expected the category_id of a category in the file")
+    names = _category_names(coco, path)
+    name = _item_name(items, "annotation")
     def called(row): return name(row["place"])
     rows, good, met = _checked(rows, wrong, sizes, True, path, names, classes, called, flat=True)
     if wrong and not skip_bad: raise NocError(f"{path}: {name(min(wrong))}: {wrong[min(wrong)]}")
@@ -1012,9 +1034,9 @@ def ground_truth(
 
 def boxed_classes(
     paths,        # instances_*.json or .json.gz
-    classes:dict, # class id -> `ObjectClass`, by name if a file has `categories`
+    classes:dict, # class id -> `ObjectClass`, matched by name if a file has `categories`
 )->dict:          # image id -> the classes that have a box, including crowds
-    "Return the classes with boxes by people in each image. Raise `NocError` if one is invalid."
+    "Return the classes of the boxes in each image. Raise `NocError` if an annotation is invalid."
     seen = defaultdict(set)
     for path in paths:
         coco = read_coco(path, "annotations")
@@ -1085,7 +1107,7 @@ def read_vectors(
 
 # %% ../../nbs/files/101_readers.ipynb #a05d000a
 class WordVectors(UserDict):
-    "Word -> (d,) float32, from a file that is read on first access."
+    "A mapping from words to vectors (d,) float32; its file is read on first access."
     def __init__(self,
         path, # as in `read_vectors`
     ):

@@ -24,8 +24,11 @@ from ..regions import RegionTable, table_of
 class _Column:
     "A `.npy` file that grows."
     def __init__(self, path, dtype, shape):
-        self.file, self.dtype, self.shape = open(path, "wb"), np.dtype(dtype), tuple(shape)
-        self.length, self.checksum = 0, hashlib.sha256()
+        self.file = open(path, "wb")
+        self.dtype = np.dtype(dtype)
+        self.shape = tuple(shape)
+        self.length = 0
+        self.checksum = hashlib.sha256()
         self._write_header()
 
     def _write_header(self):
@@ -55,8 +58,8 @@ def _open_column(path, about):
     expected = f"{about['shape']} {about['dtype']}"
     with foreign_file(path, f"{expected}, according to meta.json"):
         column = np.lib.format.open_memmap(path, mode="r")
-    found = f"{[*column.shape]} {column.dtype.str}"
-    require(found == expected, f"{path}: store is damaged: {found}",
+    actual = f"{[*column.shape]} {column.dtype.str}"
+    require(actual == expected, f"{path}: store is damaged: {actual}",
             f"{expected}, according to meta.json")
     return column
 
@@ -134,7 +137,8 @@ def _array_sum(path, stamp): return hashlib.sha256(np.load(path, mmap_mode="r"))
 class _Writer:
     "The columns of a store that is being written to `folder`, called `name` in messages."
     def __init__(self, folder, name):
-        self.folder, self.name, self.columns, self.images = folder, name, {}, set()
+        self.folder, self.name = folder, name
+        self.columns, self.images = {}, set()
         for column, (_, shape) in _COLUMNS.items():
             if shape is not None: self.add_column(column, shape)
         self.columns["offsets"].append([0])

@@ -105,7 +105,7 @@ class Config:
 
 # %% ../../nbs/lab/05_config.ipynb #9547c54e
 def _changed(cfg, values, where, prefix=""):
-    "Replace some settings of a configuration; `prefix`: text before their names in messages."
+    "Replace settings of a configuration; messages put `prefix` before the names of settings."
     old = {f.name: getattr(cfg, f.name) for f in fields(cfg)}
     for name in values:
         require(name in old, f"{where}: unknown setting {name!r}", f"one of {', '.join(old)}")
@@ -115,7 +115,7 @@ def _changed(cfg, values, where, prefix=""):
 
 # %% ../../nbs/lab/05_config.ipynb #1aa77297
 def _fitted(old, new, where, name, prefix):
-    "Convert a new value to the type of the old one; None accepts any value except a group."
+    "Convert a new value to the old one's type; if that is None, accept any single value."
     group = is_dataclass(old)
     kind = "a group of settings" if group else "a single value"
     require(group == isinstance(new, dict), f"{where}: {name}", kind)
@@ -146,7 +146,7 @@ def load_config(
     kind:type, # class of the configuration
     path,      # file written by `save_config`
 ):             # a configuration of this class
-    "Read a configuration. Raise `NocError`, which names the file, if it is invalid."
+    "Read a configuration. Raise `NocError` naming the file if the configuration is invalid."
     return _from_dict(kind, read_json(path), str(path))
 
 # %% ../../nbs/lab/05_config.ipynb #1ab01512

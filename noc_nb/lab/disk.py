@@ -24,7 +24,7 @@ def foreign_file(
     expected,   # expected content of the file, for the message
     item:str="", # part of the file that is read, for the message
 ):
-    "Read a file within this context: an error of its decoder becomes a `NocError` naming the file."
+    "Within this context, turn an error of a file's decoder into a `NocError` naming the file."
     odd = os.path.exists(path) and not os.path.isfile(path)
     where = f"{path}: {item}".strip(": ")
     if odd: raise NocError(f"{path}: is not a regular file; expected {expected}")
@@ -95,12 +95,12 @@ def whole_file(
         finally: new.unlink(missing_ok=True)
 
 # %% ../../nbs/lab/01_disk.ipynb #2b45296f
-_UTF16 = {"utf-16": re.compile(rb"\xff\xfe|\xfe\xff"),           # by its mark or by zero bytes
+_UTF16 = {"utf-16": re.compile(rb"\xff\xfe|\xfe\xff"),           # how the file begins
           "utf-16-le": re.compile(rb"[^\0]\0[^\0]\0"),
           "utf-16-be": re.compile(rb"\0[^\0]\0[^\0]")}
 
 class _Checked(io.RawIOBase):
-    "A stream of a file's bytes that calls `check` with each part, which may raise `ValueError`."
+    "A stream of a file's bytes that passes each part to `check`, which may raise `ValueError`."
     def __init__(self, file): self.file = file
     def readable(self): return True
     def readinto(self, buffer):
@@ -115,9 +115,9 @@ class _Text(_Checked):
 
 @contextmanager
 def text_file(
-    path, # text file in UTF-8 or UTF-16, with or without byte order mark, or `.gz` of one
+    path, # text file in UTF-8 or UTF-16, with or without a byte order mark, perhaps `.gz`
     errors="strict", # as in `open`
-):        # the open text, whose `.buffer` has UTF-8
+):        # the open text; its `.buffer` yields UTF-8 bytes
     "Open a text file from any source, without its byte order mark."
     path = Path(path)
     with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as raw:
@@ -135,7 +135,8 @@ _MARKS = bytes(set(range(256)) - set(b"[]{}"))   # all bytes but brackets
 
 class _Shallow(_Checked):
     "A stream of JSON that raises `ValueError` if the nesting is too deep."
-    depth, quoted, cut = 0, False, False
+    depth = 0
+    quoted, cut = False, False
     def check(self, part):
         part = re.sub(rb"\\.", b"", part[self.cut:], flags=re.S)   # escaped characters
         self.cut = part.endswith(b"\\")                          # the escape continues after it
@@ -186,7 +187,8 @@ def write_json(
     with whole_file(path, "wb") as f: f.write(data)
 
 # %% ../../nbs/lab/01_disk.ipynb #2b45296e
-_MUCH, _DENSE = 1 << 28, 100 # bytes; maximum ratio of unpacked to packed size
+_MUCH = 1 << 28 # bytes always allowed
+_DENSE = 100    # maximum ratio of unpacked to packed size
 
 class _Unpacked(_Checked):
     "A stream of unpacked bytes that raises `ValueError` after more than `most` bytes."
@@ -209,7 +211,7 @@ _limit = ContextVar("maximum number of unpacked bytes", default=None)
 def unpacking(
     most:int, # maximum unpacked size, in bytes
 ):
-    "Within this context, set another limit, for example for uploads to a public page."
+    "Within this context, set another limit on unpacked sizes, for example for uploads to a page."
     before = _limit.set(most)
     try: yield
     finally: _limit.reset(before)

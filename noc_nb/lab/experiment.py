@@ -47,7 +47,7 @@ from ..vocab import Vocab
 # %% ../../nbs/lab/44_experiment.ipynb #158a869b
 @dataclass(frozen=True)
 class Preset(Config):
-    "All settings of a run except its data and its seed; the paper's where it states them."
+    "All settings of a run except data and seed, with the paper's values where it states them."
     data:str = "coco"                  # name of the data set in rows and tables
     split:str = "coco"                 # name of the split in the data folder
     min_count:int = setting(5, 0, 10**9) # minimum number of times a word occurs in the captions
@@ -101,22 +101,29 @@ class Run:
         seeds = tuple(self.preset.selector_seeds or (self.seed,))
         return [seeds] if self.preset.ensemble else [(seed,) for seed in seeds]
 
-# %% ../../nbs/lab/44_experiment.ipynb #be2bb209
+# %% ../../nbs/lab/44_experiment.ipynb #701163c1
 _USUAL = dict(loss=called(selector_loss), reward=called(cider_reward)) # as in the paper
 
+def _kept(models, name, kind, train, about, fit):
+    "Return a model from a given folder that has it; otherwise let `fit` read or train it."
+    folder = models.folder/name
+    if models.given: folder = place_for(folder, dict(training=train, **about))
+    model = finished_model(folder, kind, train, about) if models.given else None
+    return model or fit(folder)
+
+# %% ../../nbs/lab/44_experiment.ipynb #be2bb209
 class Models:
     "The trained models of a run: each is read from its folder, or trained when needed."
     def __init__(self,
-        run:Run,            # its preset and its seed
+        run:Run,            # the run, for its preset and its seed
         data:CocoData,      # training data
         out,                # the run's folder
-        folder=None,        # folder to read models from and save them in; default: `out`;
-                            # or a pipeline's folder, whose selector and captioner are used
+        folder=None,        # folder of models, read and saved (default: `out`), or of a pipeline
         loss=selector_loss, # loss of the selectors, with the arguments of `selector_loss`
         reward=cider_reward, # function that makes the reward, with the arguments of `cider_reward`
     ):
-        self.run, self.data, folder = run, data, Path(folder or out)
-        self.loss, self.reward = loss, reward
+        self.run, self.data, self.loss, self.reward = run, data, loss, reward
+        folder = Path(folder or out)
         self.names = dict(loss=called(loss), reward=called(reward))
         self.other = {k: x for k, x in self.names.items() if x != _USUAL[k]} # unlike the paper
         self.marks = {k: "-" + re.sub(r"[^\w.=]+", "-", x) for k, x in self.other.items()}
@@ -124,16 +131,9 @@ class Models:
         self.folder = Path(out) if self.pipeline else folder  # missing models are trained here
         self.given = self.folder != Path(out)
 
-    def _kept(self, name, kind, train, about, fit):
-        "Return a model from a given folder that has it; otherwise let `fit` read or train it."
-        folder = self.folder/name
-        if self.given: folder = place_for(folder, dict(training=train, **about))
-        model = finished_model(folder, kind, train, about) if self.given else None
-        return model or fit(folder)
-
     def selector(self,
-        inner:bool=True,   # with inner-attention
-        lambda0:float=.2,  # loss weight of zero targets
+        inner:bool=True,   # True: with inner-attention
+        lambda0:float=.2,  # loss weight of regions that no caption mentions
         seed:int=0,        # seed of its initial weights and its batches
     )->RegionSelector:
         "Return a trained region selector, read from its folder or trained now."
@@ -146,40 +146,36 @@ class Models:
         name = f"selector{kind}{self.marks.get('loss', '')}-{lambda0}-{seed}"
         about = dict(model=without(cfg, "threshold"), loss=self.names["loss"])
         def fit(folder): return train_selector_in(folder, self.data, cfg, train, True, self.loss)
-        model = self._kept(name, RegionSelector, train, about, fit)
+        model = _kept(self, name, RegionSelector, train, about, fit)
         model.cfg = cfg
         return model
 
-# %% ../../nbs/lab/44_experiment.ipynb #be2bb20a
-@patch
-def captioner(self:Models,
-    training:str,  # a key of `TRAINING_LABELS`
-)->Captioner:
-    "Return a trained captioner, read from its folder or trained now."
-    if self.pipeline: return load_model(self.pipeline/"captioner", Captioner, default_device())
-    return self._with_cross_entropy() if training == "xe" else self._self_critical(training)
+    def captioner(self,
+        training:str,  # a key of `TRAINING_LABELS`
+    )->Captioner:
+        "Return a trained captioner, read from its folder or trained now."
+        if self.pipeline: return load_model(self.pipeline/"captioner", Captioner, default_device())
+        return self._with_cross_entropy() if training == "xe" else self._self_critical(training)
 
-@patch
-def _with_cross_entropy(self:Models):
-    preset, seed = self.run.preset, self.run.seed
-    cfg, count = preset.captioner, preset.min_count
-    train = replace(preset.xe, seed=seed)
-    about = dict(min_count=count, model=without(cfg, "d_feature", "d_word"))
-    def fit(folder): return train_xe_in(folder, self.data, cfg, train, count, resume=True)
-    return self._kept(f"captioner-xe-{seed}", Captioner, train, about, fit)
+    def _with_cross_entropy(self):
+        preset, seed = self.run.preset, self.run.seed
+        cfg, count = preset.captioner, preset.min_count
+        train = replace(preset.xe, seed=seed)
+        about = dict(min_count=count, model=without(cfg, "d_feature", "d_word"))
+        def fit(folder): return train_xe_in(folder, self.data, cfg, train, count, resume=True)
+        return _kept(self, f"captioner-xe-{seed}", Captioner, train, about, fit)
 
-@patch
-def _self_critical(self:Models, training):
-    preset, seed = self.run.preset, self.run.seed
-    start = self.captioner("xe")
-    train = replace(preset.scst, seed=seed)
-    name = f"captioner-{training}{self.marks.get('reward', '')}-{seed}"
-    inputs = dict(start=fingerprint(*start.state_dict().values()))
-    about = dict(model=start.cfg, inputs=inputs, reward=self.names["reward"])
-    def fit(folder):
-        return train_scst_in(folder, self.data, start, train, training == "cider_dgbs",
-                             preset.search, preset.limit, True, self.reward)
-    return self._kept(name, Captioner, train, about, fit)
+    def _self_critical(self, training):
+        preset, seed = self.run.preset, self.run.seed
+        start = self.captioner("xe")
+        train = replace(preset.scst, seed=seed)
+        name = f"captioner-{training}{self.marks.get('reward', '')}-{seed}"
+        inputs = dict(start=fingerprint(*start.state_dict().values()))
+        about = dict(model=start.cfg, inputs=inputs, reward=self.names["reward"])
+        def fit(folder):
+            return train_scst_in(folder, self.data, start, train, training == "cider_dgbs",
+                                 preset.search, preset.limit, True, self.reward)
+        return _kept(self, name, Captioner, train, about, fit)
 
 # %% ../../nbs/lab/44_experiment.ipynb #b0506641
 def _nearest_neighbours(data, n=2):
@@ -202,8 +198,8 @@ def _nearest_neighbours(data, n=2):
 # %% ../../nbs/lab/44_experiment.ipynb #6281a654
 @patch
 def averaged(self:Models,
-    captioner:Captioner, # trained
-)->Captioner:            # with neighbour-averaged embeddings if the preset has them
+    captioner:Captioner, # trained captioner
+)->Captioner:            # captioner with neighbour-averaged embeddings if the preset has `borrow`
     "Return the captioner for rows with constraints."
     borrow = self.run.preset.borrow
     if not borrow: return captioner
@@ -218,8 +214,8 @@ def _own_rules():
 
 # %% ../../nbs/lab/44_experiment.ipynb #b85f122b
 def _best_threshold(
-    data:CocoData, # with a `val` part
-    classes,       # (image id, how=, threshold=) -> classes
+    data:CocoData, # data set with a `val` part
+    classes,       # function (image id, how=, threshold=) -> classes
 )->float:
     "Return the detection score, from .2 to .9, with the best weighted F1 on `val`."
     ids = data.splits["val"]
@@ -231,6 +227,23 @@ def _best_threshold(
         return f1["mean"]
     return max((.2, .3, .4, .5, .6, .7, .8, .9), key=quality)
 
+# %% ../../nbs/lab/44_experiment.ipynb #59966026
+def _mean_probabilities(selectors, data, ids):
+    "Return, for every region, the mean of the selectors' logits as a probability."
+    votes = [selector_scores(model, data, ids) for model in selectors]
+    def mean(i): return torch.stack([scores[i][1].logit() for scores in votes]).mean(0).sigmoid()
+    return {i: mean(i) for i in ids}
+
+def _with_prices(choices, chosen, probs):
+    "Return the classes with prices, computed from selector probabilities or detector scores."
+    cfg = choices.preset
+    unseen = choices.unseen()
+    def prices(i):
+        scores = best_scores(choices.data.regions[i], probs.get(i), cfg.selector.max_regions,
+                             choices.data.dropped)
+        return best_candidates({c: scores[c] for c in chosen[i]}, unseen, cfg.prices, cfg.limit)
+    return {i: prices(i) for i in chosen}
+
 # %% ../../nbs/lab/44_experiment.ipynb #91df1cf6
 class Choices:
     "The classes that the rows of the tables choose for each image, and their prices."
@@ -239,7 +252,9 @@ class Choices:
         data:CocoData, # regions, and captions for the oracle
         models:Models, # trained selectors
     ):
-        self.preset, self.data, self.models, self.made = run.preset, data, models, {}
+        self.preset = run.preset
+        self.data, self.models = data, models
+        self.made = {}
         self.ids = data.splits[run.part]
         self.other = _own_rules()
 
@@ -249,9 +264,9 @@ class Choices:
 
     def _rule(self, row):
         "Return the rule of a row of the tables, as keywords of `constraint_classes`."
-        p, least = self.preset, self.preset.prices.min_prob if self.priced(row) else None
-        rows = {**LABELS, **RULES}
-        require(row in rows, f"row {row!r}", f"one of {', '.join(rows)}")
+        p = self.preset
+        least = self.preset.prices.min_prob if self.priced(row) else None
+        require(row in LABELS | RULES, f"row {row!r}", f"one of {', '.join(LABELS | RULES)}")
         require(_own_rules() == self.other, "RULES: changed", "the rules that the run began with")
         if row in ("none", "oracle") or row not in LABELS: return dict(how=row)
         if row == "cbs": return dict(how="topk", k=3, distinct=True)
@@ -266,58 +281,38 @@ class Choices:
         return constraint_classes(self.data.regions[i], drop=self.data.dropped,
                                   max_regions=self.preset.selector.max_regions, **rule)
 
-# %% ../../nbs/lab/44_experiment.ipynb #b3f80825
-@patch
-def unseen(self:Choices)->set:
-    "Return the classes whose words occur in no training caption."
-    words = build_vocab(self.data, self.preset.min_count).unseen
-    return {c for c, o in self.data.classes.items() if o.word in words}
+    def unseen(self)->set:
+        "Return the classes whose words occur in no training caption."
+        words = build_vocab(self.data, self.preset.min_count).unseen
+        return {c for c, o in self.data.classes.items() if o.word in words}
 
-@patch
-def _with_prices(self:Choices, chosen, probs):
-    "Return the chosen classes with prices, by the selector's probability or the detector's score."
-    cfg = self.preset
-    unseen = self.unseen()
-    def prices(i):
-        scores = best_scores(self.data.regions[i], probs.get(i), cfg.selector.max_regions,
-                             self.data.dropped)
-        return best_candidates({c: scores[c] for c in chosen[i]}, unseen, cfg.prices, cfg.limit)
-    return {i: prices(i) for i in chosen}
-
-# %% ../../nbs/lab/44_experiment.ipynb #9e4547f4
-def _mean_probabilities(selectors, data, ids):
-    "Return, for every region, the mean of the selectors' logits as a probability."
-    votes = [selector_scores(model, data, ids) for model in selectors]
-    def mean(i): return torch.stack([scores[i][1].logit() for scores in votes]).mean(0).sigmoid()
-    return {i: mean(i) for i in ids}
-
-@patch
-def candidates(self:Choices,
-    row:str,             # a key of `LABELS`
-    lambda0:float=.2,    # loss weight of zero targets, in selector rows
-    seeds:tuple=(0,),    # seeds of the selectors; if there are several, they vote
-)->dict:                 # image id -> {class id: price}, the best first; infinite for a must
-    "Return the classes that a row of the tables chooses in every image, and their prices."
-    line = row, lambda0, seeds
-    if line in self.made: return self.made[line]
-    rule, probs, chosen = self._rule(row), {}, {}
-    if self.priced(row): rule["limit"] = None          # all classes, since prices choose among them
-    if rule["how"] == "selector":
-        models = [self.models.selector(row == "selector", lambda0, seed) for seed in seeds]
-        probs = _mean_probabilities(models, self.data, self.ids)
-    for i in self.ids:
-        mentioned = self.data.mentioned(i) if row == "oracle" else None
-        classes = self._classes(i, probs=probs.get(i), mentioned=mentioned, **rule)
-        chosen[i] = dict.fromkeys(classes, math.inf)
-    self.made[line] = self._with_prices(chosen, probs) if self.priced(row) else chosen
-    return self.made[line]
+    def candidates(self,
+        row:str,             # a key of `LABELS`
+        lambda0:float=.2,    # the selector's loss weight of regions that no caption mentions
+        seeds:tuple=(0,),    # seeds of the selectors; if there are several, they vote
+    )->dict:                 # image id -> {class id: price}, the best first; infinite for a must
+        "Return the classes that a row of the tables chooses in every image, and their prices."
+        line = row, lambda0, seeds
+        if line in self.made: return self.made[line]
+        rule = self._rule(row)
+        probs, chosen = {}, {}
+        if self.priced(row): rule["limit"] = None      # all classes, since prices choose among them
+        if rule["how"] == "selector":
+            models = [self.models.selector(row == "selector", lambda0, seed) for seed in seeds]
+            probs = _mean_probabilities(models, self.data, self.ids)
+        for i in self.ids:
+            mentioned = self.data.mentioned(i) if row == "oracle" else None
+            classes = self._classes(i, probs=probs.get(i), mentioned=mentioned, **rule)
+            chosen[i] = dict.fromkeys(classes, math.inf)
+        self.made[line] = _with_prices(self, chosen, probs) if self.priced(row) else chosen
+        return self.made[line]
 
 # %% ../../nbs/lab/44_experiment.ipynb #5058dc7c
 class Experiment:
-    "One run on a data set: captions, scores and result rows, each computed once."
+    "One run on a data set, whose captions, scores and result rows are each computed once."
     kind = Models          # the class that reads or trains its models
     def __init__(self,
-        run:Run,           # its identity
+        run:Run,           # settings that identify the run
         data:CocoData,     # captions, regions, splits
         out,               # the run's folder
         resume:bool=False, # continue the run that the folder has
@@ -330,7 +325,8 @@ class Experiment:
         "Claim the folder. Raise `NocError` if it has another run, or this one without `resume`."
         require(run.part in ("test", "val"), f"part {run.part!r}", "test or val")
         self.run, self.data, self.out, self.metrics = run, data, Path(out), metrics
-        self.programs, self.captioners = programs, {}
+        self.programs = programs
+        self.captioners = {}
         self.models = self.kind(run, data, out, models, loss, reward)
         self.choices = Choices(run, data, self.models)
         self.ids, self.novel = data.splits[run.part], data.novel[run.part]
@@ -412,7 +408,7 @@ def _decode(self:Experiment, row, training, lambda0):
 def captions(self:Experiment,
     row:str,           # a key of `LABELS`
     training:str,      # a key of `TRAINING_LABELS`
-    lambda0:float=.2,  # loss weight of zero targets, in selector rows
+    lambda0:float=.2,  # the selector's loss weight of regions that no caption mentions
 )->dict:               # image id -> `Decoded`
     "Return the captions of the images, read from the run's folder or generated now."
     line = table_line(row, training, lambda0)
@@ -469,8 +465,9 @@ def _config(self:Experiment, row):
 # %% ../../nbs/lab/44_experiment.ipynb #a68482de
 @patch
 def _append(self:Experiment, line, seeds, **measured):
-    "Append a line to the test log (what was scored, when, by which code), then the row."
-    (row, training, lambda0), run = line, self.run
+    "Append a row; for the test part, first log what was scored, when and by which code."
+    row, training, lambda0 = line
+    run = self.run
     main = run.variant is None and lambda0 in (None, .2)    # the paper's method
     lambda1 = None if lambda0 is None else round(1 - lambda0, 6)
     seed = dict(selector=_seed_text(row, seeds), captioner=run.seed if training else None)
@@ -531,7 +528,8 @@ def complete(self:Experiment,
     selections=(), # (selector row, λ0) to score first, without captions
 ):                 # the run's result rows
     "Score the lines that have no row, or whose row lacks a requested SPICE; return all rows."
-    votes, done = self.run.votes, self._done()
+    votes = self.run.votes
+    done = self._done()
     items = [((row, None, lambda0), seeds) for row, lambda0 in selections for seeds in votes]
     items += [(table_line(*line), votes[0]) for line in lines]
     self._check_pipeline([line for line, _ in items])

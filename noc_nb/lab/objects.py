@@ -130,7 +130,7 @@ _USUAL = {   # other names of COCO's classes, but not of subtypes, such as "duck
     "wineglass": "wine glass"}
 
 def plain_name(
-    name:str, # as a detector writes it
+    name:str, # a name, as a detector writes it
 )->str:       # only its letters, digits and spaces; empty if nothing else remains
     "Return a name in lower case without its bracketed parts."
     return normalize(re.sub(r"\(.*?\)|[_/-]", " ", name))
@@ -145,7 +145,7 @@ def usual_name(
 def class_ids(
     names:dict,   # number -> name, as in another file
     classes:dict, # class id -> `ObjectClass`
-)->dict:          # number -> class id; a name that no class has is missing
+)->dict:          # number -> class id; names that no class has are left out
     "Return the class id of each name."
     ids = {}
     for i, c in classes.items():

@@ -20,7 +20,8 @@ _notes = []      # lines that `say_notes` will print
 def command_lines():
     "Within this context, print messages as plain lines; elsewhere messages are hidden."
     global _command
-    before, _command = _command, True
+    before = _command
+    _command = True
     try:
         yield
         say_notes()

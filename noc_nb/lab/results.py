@@ -34,8 +34,8 @@ TRAINING_LABELS = dict(xe="cross-entropy", cider="CIDEr", cider_dgbs="CIDEr with
 
 def new_row(
     table:str,   # "main", "ablation", "bench" or "scale"
-    row:str,     # a key of `LABELS` in the table "main"; any name in the others
-    **values,    # the other keys of the schema
+    row:str,     # a key of `LABELS` in the table "main"; any name in other tables
+    **values,    # the other keys of the row
 )->dict:         # the row, with schema, commit, device and time filled in
     "Make a result row. Raise `NocError` if its table, row or training is unknown."
     allowed = dict(table=("main", "ablation", "bench", "scale"), training=(None, *TRAINING_LABELS))
@@ -69,7 +69,7 @@ def append_row(
     path,     # a `.jsonl` file
     row:dict, # from `new_row`
 ):
-    "Append one row by a single write, after removing an incomplete last line (of a full disk)."
+    "Append one row by a single write, after removing an incomplete line (left by a full disk)."
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with room_for(path), open(path, "ab+") as f:
         if f.tell(): f.seek(-1, os.SEEK_END)
@@ -82,7 +82,7 @@ def append_row(
 
 # %% ../../nbs/lab/33_results.ipynb #7a68e88a
 def _rows_of(file):
-    rows = "rows of JSON, as in the repository's results/; a notebook copied alone has no rows"
+    rows = "rows of JSON, as in the repository's results/; a notebook copied by itself has no rows"
     with foreign_file(file, rows), text_file(file) as f: lines = f.buffer.read().split(b"\n")
     rows = [_row_of(line) for line in lines]             # `splitlines` also splits at a U+2028
     if rows[-1] is None:
@@ -122,7 +122,7 @@ def rows_from(
 def table_line(
     row:str,                    # a key of `LABELS`
     training:str="cider_dgbs",  # a key of `TRAINING_LABELS`
-    lambda0:float=.2,           # the selector's loss weight of zero targets; ignored elsewhere
+    lambda0:float=.2,  # loss weight of regions that no caption mentions; ignored in other rows
 )->tuple:                       # (row, training, λ0); λ0 is None in rows without a selector
     "Return the key of a line of the paper's tables."
     return row, training, lambda0 if row.startswith("selector") else None

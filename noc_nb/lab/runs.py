@@ -38,7 +38,8 @@ def fingerprint(
     *parts, # strings, bytes, arrays, tensors, and anything that JSON can represent
 )->str:     # 64 hexadecimal digits
     "Compute the SHA-256 of one part, or of several parts together with their lengths."
-    joined, sizes = hashlib.sha256(), []
+    joined = hashlib.sha256()
+    sizes = []
     texts = [part for part in parts if isinstance(part, str)]
     for part in parts:
         data = _bytes(part)
@@ -141,7 +142,7 @@ def _function_parts(f):
     values = [f.__defaults__, f.__kwdefaults__, vars(f)]
     read = [f.__globals__.get(name) for name in sorted(_names(code, "LOAD_GLOBAL", "LOAD_NAME"))]
     inside = sorted(_names(code, "LOAD_ATTR", "LOAD_METHOD"))
-    for module in read:                            # names that it reads from modules
+    for module in read:                            # values read from a user's modules
         if isinstance(module, ModuleType) and not _is_library(module.__name__.partition(".")[0]):
             values += [getattr(module, name, None) for name in inside]
     return [f.__qualname__, _source(code), _closure(f), *values, *read]
@@ -159,7 +160,9 @@ _PLAIN = type(None), bool, int, float, complex, str, bytes
 
 class _Fingerprints:
     "Computes fingerprints of values from those of their parts."
-    def __init__(self, function): self.function, self.made = function, {}
+    def __init__(self, function):
+        self.function = function
+        self.made = {}
 
     def of(self, x):
         "Return a string that is the same for equal values."
@@ -272,7 +275,7 @@ def locked(
         yield
         _sweep(path)                             # not after an error
     finally:
-        with suppress(OSError): file.unlink()    # before the release: later it may be another run's
+        with suppress(OSError): file.unlink()  # before the release; later another run may own it
         lock.release()
 
 # %% ../../nbs/lab/09_runs.ipynb #98195935
@@ -303,7 +306,7 @@ def check_same(
     record:dict,     # record of the run that began the output
     settings:dict,   # name -> expected configuration or JSON value
 ):
-    "Raise `NocError` if the record differs from the settings, naming the first difference."
+    "Raise `NocError` with the first difference if the record differs from the settings."
     for key in filter(record.__contains__, settings):
         was, now = _with_defaults(record[key], settings[key]), settings[key]
         other = _difference(_as_json(was), _as_json(now), key)
@@ -339,7 +342,7 @@ def read_about(
 )->dict:           # the record
     "Read the record of an output. Raise `NocError` if the file has none."
     record = read_json(about) if Path(about).is_file() else None
-    where = f"{out}: {Path(about).name} does not say how it was made"
+    where = f"{out}: {Path(about).name} does not record how the output was made"
     require(isinstance(record, dict) and record.keys() & settings.keys(), where, "another output")
     return record
 
@@ -350,7 +353,7 @@ def _check_files(old, new, out):
 
 # %% ../../nbs/lab/09_runs.ipynb #6e80d181
 def _not_usual(cfg):
-    "Return the settings of a configuration that are not defaults; anything else unchanged."
+    "Return the settings of a configuration that are not defaults, or any other value unchanged."
     if not is_dataclass(cfg): return cfg
     usual, now = (fixed(x) for x in (type(cfg)(), cfg))
     return {key: _not_usual(getattr(cfg, key)) for key in now if now[key] != usual[key]}
@@ -443,7 +446,7 @@ def check_outputs(
         if path is None: continue
         places = _places(path)
         where = f"{option} {path}: is an input, or the other output"
-        require(not places & taken, where, "a new one")
+        require(not places & taken, where, "another path")
         taken |= places
 
 # %% ../../nbs/lab/09_runs.ipynb #003e5938

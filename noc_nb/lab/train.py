@@ -78,7 +78,7 @@ def _save_checkpoint(path, model, optimizer, **state):
 
 # %% ../../nbs/lab/40_train.ipynb #8fec3410
 def _read_checkpoint(path):
-    "Read (name -> tensor, state). Raise `ValueError` or `SafetensorError` for a damaged file."
+    "Return tensors and state. Raise `ValueError` or `SafetensorError` for a damaged file."
     with safe_open(path, "pt") as f:
         tensors = {name: f.get_tensor(name) for name in f.keys()}
         header = f.metadata() or {}
@@ -87,7 +87,7 @@ def _read_checkpoint(path):
     return tensors, json.loads(text)
 
 def _load_checkpoint(path, model, optimizer):
-    "Load model and optimiser; return the other state. Raise `NocError` if the model differs."
+    "Load model and optimiser; return the other state. Raise `NocError` for another model's file."
     weights, moments = {}, defaultdict(dict)
     with foreign_file(path, "a checkpoint of this model"):
         tensors, state = _read_checkpoint(path)
@@ -123,7 +123,7 @@ def _newest_checkpoint(folder):
 class _Kept(Config):
     "Settings for checkpoints, and for the number of parts in which a step is computed."
     accumulate:int = setting(1, 1, free=True) # parts of a batch, if memory is short
-    save_seconds:float = setting(60., 0, 1e9, free=True) # between checkpoints, in s; 0: every step
+    save_seconds:float = setting(60., 0, 1e9, free=True) # seconds between checkpoints; 0: each step
     keep:int = setting(2, 0, free=True) # number of checkpoints to keep, besides the best weights
     tensorboard:bool = setting(False, free=True) # write curves for TensorBoard
 
@@ -151,7 +151,7 @@ class _Progress:
 
 # %% ../../nbs/lab/40_train.ipynb #3eb6a530
 def _accelerator(cfg, folder):
-    "Set up device and processes. Raise `NocError` if a batch has too few examples for them."
+    "Set up processes. Raise `NocError` if a batch has too few examples or TensorBoard is missing."
     require(is_tensorboard_available() or not cfg.tensorboard, "TensorBoard is not installed",
             "`pip install noc_nb[tensorboard]`, or tensorboard=false")
     AcceleratorState._reset_state()                        # forget the precision of other trainers
@@ -172,14 +172,15 @@ class Trainer(_Progress):
         folder,             # folder of the phase, whose name messages and progress bars show
         d_model:int=512,    # width, for the paper's peak learning rate
         unit:str="batches", # unit of the batches' `weight`, for the speed
-        about:dict=None,    # other settings and inputs of the result, as in `begin`
+        about:dict=None,    # other settings and inputs that determine the result, as in `begin`
         save=save_model,    # function (model, folder) that writes the model
     ):
         super().__init__()
         self.inner, self.loss, self.cfg, self.folder = model, loss, cfg, Path(folder)
         self.d_model, self.unit, self.about, self.save = d_model, unit, about or {}, save
         self.sums, self.pending = Counter(), [] # sums of the epoch; the last steps
-        self.steps, self.seen = 0, 0.
+        self.steps = 0
+        self.seen = 0.
         self.since = self.saved = time.monotonic()
         self.accelerator = _accelerator(cfg, folder)
         self.main = self.accelerator.is_main_process
@@ -196,7 +197,7 @@ class Trainer(_Progress):
         return acc.reduce(numbers.to(acc.device)).tolist()
 
     def _backward(self, part, share, last):
-        "Compute the gradient of a part, a `share` of the batch; exchange gradients at the last."
+        "Compute a part's gradient (`share` of the batch); after the last part, exchange gradients."
         acc = self.accelerator
         with nullcontext() if last else acc.no_sync(self.model):
             with acc.autocast(): loss, numbers = self.loss(self.model, part.to(acc.device))
@@ -237,7 +238,9 @@ def _means(self:Trainer):
 @patch
 def _steps(self:Trainer, batches):
     "Return this process's parts of an epoch's remaining steps. Raise `NocError` without data."
-    acc, count, name = self.accelerator, self.cfg.accumulate, self.folder.name
+    acc = self.accelerator
+    count = self.cfg.accumulate
+    name = self.folder.name
     first, parts = count*acc.process_index, count*acc.num_processes
     left = batches(self.epoch, self.done, parts, range(first, first + count))
     require(len(left) or self.done, f"{name}: nothing to learn from", f"{parts} examples or more")
@@ -283,7 +286,7 @@ def _write_best(folder, save, model):
     best = folder/"best"
     before = {}
     with whole_folder(best, before) as new:
-        save(model, new)                                   # `best/` may have files of these names
+        save(model, new)                                   # `best/` may have these files already
         before |= {name: x for name, x in state_of(best).items() if name in held(new)}
     files = [path for path in best.iterdir() if path.name != "README.md"]  # users may complete it
     return {path.name: file_sum(path) for path in files}
@@ -344,7 +347,7 @@ def _go_back(self:Trainer):
     me = self.accelerator.process_index
     path, = broadcast_object_list([self.main and _newest_checkpoint(self.folder)])
     if path is None: return
-    with foreign_file(path, "a checkpoint of this training"):
+    with foreign_file(path, "a checkpoint of this run"):
         state = _load_checkpoint(path, self.inner, self.optimizer.optimizer)
         check_same(path, state["order"], dict(batch=self.cfg.batch, seed=self.cfg.seed))
         for f in fields(_Progress):
@@ -358,7 +361,7 @@ def _go_back(self:Trainer):
 
 # %% ../../nbs/lab/40_train.ipynb #a21d9f01
 def _claim(folder, settings, resume):
-    "Record the settings, or compare them with the record. Raise `NocError` for other content."
+    "Record the settings, or compare them. Raise `NocError` if the folder has other content."
     put_back(folder/"best")
     done = (folder/"done.json").exists()
     checkpoints = _checkpoints(folder)
@@ -401,7 +404,7 @@ def fit(self:Trainer,
     done = _read_done(self.folder)
     self.history, self.best, self.seconds = done["history"], done["best"], done["seconds"]
     self.inner.load_state_dict(read_weights(self.folder/"best/model.safetensors"))
-    return self.inner.eval()
+    return self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False).eval()
 
 # %% ../../nbs/lab/40_train.ipynb #a21d9f02
 _UNJUDGED = "none: without a val, the last epoch is kept"
@@ -439,7 +442,7 @@ def _read_done(folder):
         about = {key: about[key] for key in keys}
     for name, expected in sums.items():
         file = folder/"best"/name
-        require(file_sum(file) == expected, f"{file}: was altered", "the weights of this training")
+        require(file_sum(file) == expected, f"{file}: was altered", "the weights of this run")
     return about
 
 # %% ../../nbs/lab/40_train.ipynb #8f42c9d3
@@ -449,7 +452,7 @@ def finished_model(
     train:TrainConfig, # expected settings of the training
     about:dict,        # other expected settings and inputs, as in `Trainer`
 )->nn.Module:          # the model in eval mode; None if the phase is not finished
-    "Load the model of a finished phase. Raise `NocError` if its settings are not the expected."
+    "Load the model of a finished phase. Raise `NocError` if its settings are not those expected."
     folder = Path(folder)
     if not (folder/"done.json").exists(): return None
     done = _read_done(folder)
@@ -477,7 +480,7 @@ def train_selector_in(
     data:CocoData,      # data set with references and regions
     cfg:SelectorConfig, # sizes, loss weights and threshold
     train:TrainConfig,  # settings of the training
-    resume:bool=False,  # continue, or return at once if it is done
+    resume:bool=False,  # continue, or return at once if the phase is done
     loss=selector_loss, # loss function, as in `train_selector`
     examples=None,      # training examples, as in `train_selector`
 )->RegionSelector:      # the selector in eval mode
@@ -499,7 +502,7 @@ def train_xe_in(
     cfg:CaptionerConfig, # sizes; the data determine the widths of features and words
     train:TrainConfig,   # settings of the training
     min_count:int=5,     # minimum frequency of a word, as in `build_vocab`
-    resume:bool=False,   # continue, or return at once if it is done
+    resume:bool=False,   # continue, or return at once if the phase is done
 )->Captioner:            # the captioner in eval mode
     "Run `train_xe` with checkpoints in a folder."
     about = dict(model=without(cfg, "d_feature", "d_word"), inputs=contents(data, seen=True),
@@ -510,7 +513,7 @@ def train_xe_in(
 
 # %% ../../nbs/lab/40_train.ipynb #40c00015
 def _words_to_say(data, captioner, cfg, limit):
-    "Return the words of DGBS for train, with prices if `cfg` has a weight, and for val."
+    "Return the oracle's words for train, with prices if `cfg` has a weight, and for val as musts."
     ids = rewarded_images(data, cfg)
     vocab = Vocab(captioner.tokens)
     if cfg.price_weight is None: words = oracle_words(data, ids, vocab, limit)
@@ -528,7 +531,7 @@ def train_scst_in(
     constrained:bool=False, # True: grid beam search with the oracle's words (DGBS)
     search_cfg:SearchConfig=SearchConfig(), # settings of the search
     limit:int=5,            # maximum number of words per image
-    resume:bool=False,      # continue, or return at once if it is done
+    resume:bool=False,      # continue, or return at once if the phase is done
     reward=cider_reward,    # function that builds the reward, as in `train_scst`
 )->Captioner:               # the captioner in eval mode
     "Run `train_scst` with checkpoints in a folder."

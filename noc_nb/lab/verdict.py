@@ -23,7 +23,7 @@ def _student(freedom):
     beyond = np.cumsum(density) - density/2
     return angles, beyond[::-1]/beyond[-1]
 
-_MOST = 10_000.                                              # degrees of freedom: as good as normal
+_MOST = 10_000.  # degrees of freedom at which t is nearly normal
 
 def _edge(freedom, share=.05):
     "Return the value that |t| exceeds with probability `share`, in units of √freedom."
@@ -46,8 +46,8 @@ def holm(
     values:list, # p-values of all tests
 )->list:         # corrected p-values in the same order
     "Correct p-values for the number of tests (Holm, 1979)."
-    order, steps = np.argsort(values), np.arange(len(values), 0, -1)
-    corrected = np.maximum.accumulate(steps*np.sort(values)).clip(max=1)
+    order = np.argsort(values)
+    corrected = np.maximum.accumulate(np.arange(len(values), 0, -1)*np.sort(values)).clip(max=1)
     return corrected[np.argsort(order)].tolist()
 
 # %% ../../nbs/lab/35_verdict.ipynb #35ae000a
@@ -68,7 +68,8 @@ def gap(
 )->dict:          # a, b (means), difference (b - a), interval, p
     "Compare two sides; with three runs or more each, the interval includes their spread."
     one, two = a.mean(0), b.mean(0)
-    delta, sure = float(two[0] - one[0]), interval(two - one)
+    delta = float(two[0] - one[0])
+    sure = interval(two - one)
     result = dict(difference=delta, interval=sure, p=p_value(delta, sure))
     if min(len(a), len(b)) > 2:
         runs = [(x[:, 0].var(ddof=1)/len(x), len(x)) for x in ((b - a,) if paired else (a, b))]
@@ -119,7 +120,7 @@ def images_to_decide(
     interval:list,    # 95 % interval of the difference
     size:int,         # number of images behind the interval
 )->float:             # number of images
-    "Estimate how many images would detect such a difference with a probability of 80 %."
+    "Estimate how many images a test needs to detect such a difference with probability 80 %."
     half = (interval[1] - interval[0])/2
     return size*(sum(_POINTS)/_POINTS[0]*half/difference)**2 if difference else np.inf
 
@@ -128,7 +129,7 @@ def runs_to_decide(
     spread:float,     # standard deviation over runs, or over the differences of pairs
     sides:int=1,      # 1: pairs of runs; 2: independent runs on each side
 )->float:             # number of pairs, or of runs on each side
-    "Estimate how many runs would detect such a difference with a probability of 80 %."
+    "Estimate how many runs a test needs to detect such a difference with probability 80 %."
     if not difference: return np.inf
     def needed(t): return sides*(t*spread/difference)**2
     def students(freedom): return (_edge(freedom) + _edge(freedom, .4))*np.sqrt(freedom)

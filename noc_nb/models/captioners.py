@@ -26,7 +26,8 @@ _QUESTION = "What does this picture show? Answer in one short sentence."
 
 class PhotoCaptioner:
     "A transformers model that captions photos. Raises `NocError` if it cannot use the prompt."
-    files, commit = {}, None # files of its folder, and its commit on the hub
+    files = {}    # files of its folder
+    commit = None # its commit on the hub
     def __init__(self,
         model,               # model with `generate` for images and text
         processor,           # its processor, or its image processor if `tokenizer` is given
@@ -35,7 +36,8 @@ class PhotoCaptioner:
         room:int=40,         # maximum number of tokens in a caption
     ):
         self.model, self.processor = model.eval(), processor
-        self.tokenizer, self.prompt, self.room = tokenizer or processor.tokenizer, prompt, room
+        self.tokenizer = tokenizer or processor.tokenizer
+        self.prompt, self.room = prompt, room
         self.chat = bool(tokenizer is None and getattr(processor, "chat_template", None))
         if tokenizer is not None and prompt:
             raise NocError(f"prompt {prompt!r}: {type(model).__name__} takes none")
@@ -49,33 +51,32 @@ class PhotoCaptioner:
 
     @property
     def tokens(self)->list:
-        "The tokens of the tokenizer, in the order of their ids."
+        "Return the tokens of the tokenizer, in the order of their ids."
         return self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
 
-# %% ../../nbs/models/117_captioners.ipynb #7389acfb
-@patch
-def _inputs(self:PhotoCaptioner, photos):
-    "Return the model's inputs for photos."
-    if self.chat:
-        def chat(photo):
-            content = [dict(type="image", image=photo), dict(type="text", text=self.prompt)]
-            return [dict(role="user", content=content)]
-        return self.processor.apply_chat_template(
-            [*map(chat, photos)], tokenize=True, add_generation_prompt=True, return_dict=True,
-            return_tensors="pt", padding=True)
-    if not self.prompt: return self.processor(images=photos, return_tensors="pt")
-    texts = [self.prompt]*len(photos)
-    inputs = self.processor(images=photos, text=texts, padding=True, return_tensors="pt")
-    if self.model.config.model_type == "git": # its tokenizer adds an end token; BLIP removes it
-        for name in "input_ids", "attention_mask": inputs[name] = inputs[name][:,:-1]
-    return inputs
+    def _inputs(self, photos):
+        "Return the model's inputs for photos."
+        if self.chat:
+            def chat(photo):
+                content = [dict(type="image", image=photo), dict(type="text", text=self.prompt)]
+                return [dict(role="user", content=content)]
+            return self.processor.apply_chat_template(
+                [*map(chat, photos)], tokenize=True, add_generation_prompt=True, return_dict=True,
+                return_tensors="pt", padding=True)
+        if not self.prompt: return self.processor(images=photos, return_tensors="pt")
+        texts = [self.prompt]*len(photos)
+        inputs = self.processor(images=photos, text=texts, padding=True, return_tensors="pt")
+        if self.model.config.model_type == "git": # its tokenizer adds an end token; BLIP removes it
+            for name in "input_ids", "attention_mask": inputs[name] = inputs[name][:,:-1]
+        return inputs
 
 # %% ../../nbs/models/117_captioners.ipynb #5fa319cc
 @patch
 def _decoded(self:PhotoCaptioner, ids, score, spans, prices, objective=None):
     "Return token ids as a `Decoded`; `spans` are places in the ids."
     def words(ids): return self.tokenizer.decode(ids, skip_special_tokens=True).split()
-    places, wanted = [None]*len(prices), len(prices)
+    places = [None]*len(prices)
+    wanted = len(prices)
     for n, (start, end) in spans.items():
         last = len(words(ids[:end]))
         places[n] = last - len(words(ids[start:end])), last
@@ -144,7 +145,9 @@ def from_pretrained(cls:PhotoCaptioner,
 # %% ../../nbs/models/117_captioners.ipynb #010e8a48
 class _Spelled:
     "A vocabulary of the words that a tokenizer can spell, in which a word is its own id."
-    def __init__(self, tokenizer): self.tokenizer, self.stoi, self.known = tokenizer, self, {}
+    def __init__(self, tokenizer):
+        self.tokenizer, self.stoi = tokenizer, self
+        self.known = {}
     def get(self, word):
         if word not in self.known: self.known[word] = bool(spellings(self.tokenizer, word))
         return word if self.known[word] else None
@@ -177,7 +180,7 @@ class NovelPhotoCaptioner(NovelCaptioner):
         return seen
 
     def _search(self, seen, groups, prices):
-        "Return the best caption of each photo that mentions its words."
+        "Return the best caption of each photo under its constraints, as `Decoded`."
         words, penalties, decoded = [], [], {}
         for image in groups: words.append([list(map(" ".join, group)) for group in image])
         for row in prices:
@@ -187,12 +190,12 @@ class NovelPhotoCaptioner(NovelCaptioner):
             places = [n for n, p in enumerate(penalties) if p == penalty]
             some = [(seen[n], words[n], prices[n]) for n in places]
             search = self.cfg.search
-            found = self.captioner(*zip(*some), search.k, search.no_repeat, penalty, self.barred)
-            decoded |= dict(zip(places, found))
+            options = search.k, search.no_repeat, penalty, self.barred
+            decoded |= dict(zip(places, self.captioner(*zip(*some), *options)))
         return [decoded[n] for n in range(len(penalties))]
 
     def _costs(self, *args):
-        "Return the costs as the pipeline does, with captions of musts in nats like the others."
+        "Return the costs as the pipeline does, without length penalties even if all are musts."
         nats = copy(self)
         nats.in_nats = True
         return NovelCaptioner._costs(nats, *args)

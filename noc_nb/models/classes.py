@@ -28,8 +28,10 @@ def with_classes(
     classes:dict,            # class id -> `ObjectClass`, numbered as the detector does
 )->NovelCaptioner:           # a pipeline with the same models
     "Return the pipeline for another detector's classes."
-    table, known = pipeline.captioner.words().detach().cpu(), pipeline.captioner.words.known
-    stoi, vectors = pipeline.vocab.stoi, {}
+    table = pipeline.captioner.words().detach().cpu()
+    known = pipeline.captioner.words.known
+    stoi = pipeline.vocab.stoi
+    vectors = {}
     for i, c in classes.items():
         rows = [stoi[w] for w in c.phrase if w in stoi and known[stoi[w]]]
         vectors[i] = table[rows].sum(0)/max(1, len(rows))
@@ -41,13 +43,16 @@ def _lengthened(captioner, vectors):
     "Return a copy with more words. Raise `NocError` if the vectors do not match the captioner's."
     with_vectors = captioner.words.known.any()
     require(with_vectors, "words: the captioner was trained without vectors", "one with vectors")
-    table, known, vocab = captioner.words().detach(), captioner.words.known, Vocab(captioner.tokens)
+    table = captioner.words().detach()
+    known = captioner.words.known
+    vocab = Vocab(captioner.tokens)
     rows = {word: torch.as_tensor(v).to(table) for word, v in vectors.items() if word not in vocab}
     for word, row in rows.items():
         where = f"word {word!r}: a vector of {row.numel()} numbers"
         require(row.shape == table.shape[1:], where, f"{table.shape[1]}, as in training")
-    longer, unseen = copy.deepcopy(captioner), captioner.unseen.union(rows)
-    longer.tokens, longer.unseen = (*captioner.tokens, *rows), unseen
+    longer = copy.deepcopy(captioner)
+    longer.tokens = (*captioner.tokens, *rows)
+    longer.unseen = captioner.unseen.union(rows)
     known = torch.cat([known, known.new_ones(len(rows))])
     table = torch.cat([table, *(row[None] for row in rows.values())])
     longer.words = WordTable(table, known).to(table.device)
@@ -56,8 +61,8 @@ def _lengthened(captioner, vectors):
 # %% ../../nbs/models/111_classes.ipynb #4f29f132
 def add_words(
     pipeline:NovelCaptioner, # a pipeline, which is not changed
-    vectors,                 # a file of the training's word vectors, or word -> vector
-    more=(),                 # more words than those of its classes
+    vectors,                 # a file of the word vectors of its training, or word -> vector
+    more=(),                 # words to add besides those of its classes
 )->NovelCaptioner:           # a pipeline with the same models and the missing words
     "Add words after training. Raise `NocError` if the vectors do not match those of training."
     words = [*words_of(pipeline.classes), *more]

@@ -58,7 +58,8 @@ def _load_model(name, source, **options):
     state = _read_state(name, source)
     check_kinds(state, model.state_dict(), source)
     try: missing, odd = model.load_state_dict(state, strict=False)
-    except RuntimeError as e: missing, odd = [], [str(e).splitlines()[1].strip()]
+    except RuntimeError as e:
+        missing, odd = [], [str(e).splitlines()[1].strip()]
     odd = [f"{k} is missing" for k in missing if not k.endswith("num_batches_tracked")] + odd
     expected = f"the weights of {name}, for the same number of classes"
     require(not odd, source, f"{expected}; {''.join(odd[:1])}")
@@ -178,9 +179,12 @@ def _fix_scales(model):
 def _built(detector):
     "Build a detector's model, and the network of its features if that is separate, else None."
     d = detector
-    model, roi = _load_model(d.name, d.weights, weights_backbone=None, num_classes=d.classes), None
+    model = _load_model(d.name, d.weights, weights_backbone=None, num_classes=d.classes)
+    roi = None
     heads = getattr(model, "roi_heads", None)
-    if d.size: model.transform.min_size, model.transform.max_size = (d.size,), d.size*5//3
+    if d.size:
+        model.transform.min_size = (d.size,)
+        model.transform.max_size = d.size*5//3
     if d.features == "box":
         if heads is None:
             raise NocError(f"{d.name}: has no box head; expected features=\"resnet101\" or None")
@@ -223,7 +227,7 @@ class Detector(_Batches):
 
     @property
     def limits(self)->tuple:
-        "The short side of the model's input and the maximum of its long side, in pixels."
+        "Return the short side of the model's input and the maximum of its long side, in pixels."
         t = self.model.transform
         return t.min_size[-1], float("inf") if t.fixed_size else t.max_size
 

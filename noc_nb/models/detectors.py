@@ -29,7 +29,7 @@ def _label_names(config):
     return {n: name for n, name in names.items() if plain_name(name).strip() not in _NO_THING}
 
 def _distinct(classes):
-    "Return the classes without duplicates: of several for the same thing, the first is kept."
+    "Return the classes, but of several classes for the same thing only the first."
     seen = {}
     return {i: c for i, c in classes.items() if seen.setdefault(c.forms, i) == i}
 
@@ -47,7 +47,8 @@ def _label_ids(names, classes, where, count):
     if names is None:
         if len(classes) != count: raise _nameless(where, count)
         return dict(enumerate(classes))
-    ids_of, ids = meanings(classes), {}
+    ids_of = meanings(classes)
+    ids = {}
     for n, name in names.items():
         same = ids_of.get(name) or ids_of.get(plain_name(name), [])
         if len(same) == 1: ids[n] = same[0]
@@ -83,7 +84,8 @@ class PretrainedDetector(_Batches):
         batch=8,       # maximum number of photos of one size in a batch
     ):
         self.name, self.model, self.processor = str(name), model, processor
-        self.min_score, self.batch, self.device = min_score, batch, model.device
+        self.min_score, self.batch = min_score, batch
+        self.device = model.device
         self.classes = _distinct(classes) if classes else self._own_classes()
         self._prepare()
 
@@ -174,7 +176,7 @@ class _ToldDetector(PretrainedDetector):
         return [[*self._look_for(images, sizes, ids)] for ids in self.parts]
 
     def _look_for(self, images, sizes, ids):
-        "Yield a dict for each image, with class ids as labels."
+        "Yield a dict of detections of these classes for each image, with class ids as labels."
         texts = [[" ".join(self.classes[i].phrase) for i in ids]]*len(images)
         inputs = self.processor(images=images, text=texts, truncation=True, return_tensors="pt")
         inputs = inputs.to(self.device)
@@ -204,10 +206,10 @@ class _ToldDetector(PretrainedDetector):
 # %% ../../nbs/models/114_detectors.ipynb #8f1c0a11
 def classes_for(
     name,     # a detector of torchvision, a folder, or a model name on the Hugging Face hub
-    own=None, # classes that the user supplied
+    given=None, # classes that the user supplied
 )->dict:      # class id -> `ObjectClass`; None: the classes of the pipeline
     "Return the classes that a detector finds. Raise `NocError` if its labels have no names."
-    if name in DETECTORS: return own
-    if own: return _distinct(own)
+    if name in DETECTORS: return given
+    if given: return _distinct(given)
     read = Pretrained(name, _EXPECTED)
     return None if read.is_a(_TOLD) else _fixed_classes(read.config, name)

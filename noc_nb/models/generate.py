@@ -29,7 +29,8 @@ def _reorder(model, kwargs, rows):
     "Reorder the model's memory. Raise `NocError` if it cannot be reordered."
     name = next((name for name in _memory_names() if kwargs.get(name) is not None), None)
     if name is None: return
-    memory, reorder = kwargs[name], getattr(model, "_reorder_cache", None)
+    memory = kwargs[name]
+    reorder = getattr(model, "_reorder_cache", None)
     if reorder:
         kwargs[name] = reorder(memory, rows)
         return
@@ -37,7 +38,7 @@ def _reorder(model, kwargs, rows):
             f"{type(model).__name__}: its memory, a {type(memory).__name__}",
             "one that can be reordered, as beam search requires")
     memory.reorder_cache(rows)
-    for n, state in enumerate(getattr(memory, "linear_cache", ())):      # MiniMax leaves these out
+    for n, state in enumerate(getattr(memory, "linear_cache", ())): # MiniMax does not reorder these
         if isinstance(state, Tensor): memory.linear_cache[n] = state[rows]
 
 def _rows_of(x, rows, n, dim=0):
@@ -54,14 +55,15 @@ def _rows_of(x, rows, n, dim=0):
 class _Model:
     "A transformers model, its memory, and the U different texts that it reads for b inputs."
     def __init__(self, model, prompts, kwargs, config):
-        self.model, self.kwargs, k = model, kwargs, config.num_beams
+        self.model, self.kwargs = model, kwargs
+        k = config.num_beams
         self.prompts, self.ids = prompts[::k], prompts                   # (b,p), (U,p+t)
-        self.input = torch.arange(len(prompts), device=prompts.device) // k # (U,) of each row
+        self.input = torch.arange(len(prompts), device=prompts.device) // k # (U,) rows' inputs
         self.first = self._keep(model._prefill(prompts, config, kwargs))[::k] # (b,v)
         self._take(torch.arange(0, len(prompts), k, device=prompts.device))
 
     def _keep(self, out)->Tensor: # (U,v) log-probabilities of the next token
-        "Keep the model's memory from its answer."
+        "Keep the memory that the model returns; return its log-probabilities."
         encoder = self.model.config.is_encoder_decoder
         self.kwargs = self.model._update_model_kwargs_for_generation(out, self.kwargs, encoder)
         logits = out.logits[:,-1].to(self.prompts.device)
@@ -93,17 +95,18 @@ class _Model:
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c36
 class _Rules:
-    "Logits processors and stopping criteria, as they see the rows of a model."
+    "Applies logits processors and stopping criteria to the rows of a model."
     def __init__(self, processors, criteria, k:int, inputs:int):
-        own = "MaxLengthCriteria", "EosTokenCriteria"                    # the search has its own
-        self.criteria = [c for c in criteria if type(c).__name__ not in own]
+        handled = "MaxLengthCriteria", "EosTokenCriteria"                # the search has its own
+        self.criteria = [c for c in criteria if type(c).__name__ not in handled]
         self.processors, self.k, self.inputs = processors, k, inputs
-        self.input, self.late = None, False
+        self.input = None
+        self.late = False
 
     def _show(self, input):
         "Choose the place of each row in the calls of the processors, given its input (U,)."
-        n, rows = len(input), torch.arange(len(input), device=input.device)
-        nth = (input[:,None] == input).tril(-1).sum(1)                   # row of its input
+        rows = torch.arange(len(input), device=input.device)
+        nth = (input[:,None] == input).tril(-1).sum(1)                   # number within its input
         some = input.new_zeros(self.inputs).scatter_reduce(0, input, rows, "amax")
         some = some.repeat_interleave(self.k)
         self.input, self.shown = input, some.repeat(int(nth.max()) // self.k + 1, 1) # (turns,b*k)
@@ -147,7 +150,7 @@ class _Step:
     "The record of a step: N texts, their scores, and how they could have ended."
     search:Tensor # (N,) the search of each text
     said:Tensor   # (N,t) tokens, in ids of the search
-    owes:list     # N, True for a text that must continue, as it ends with a word to avoid
+    owes:list     # N, True for a text whose last word must continue
     source:Tensor # (N,) the text of the previous step that each text continues
     total:Tensor  # (N,) log-probability
     row:Tensor    # (N,) the model's rows
@@ -162,17 +165,19 @@ class _Rows:
     "The texts of B searches, N rows, and what may follow them."
     def __init__(self, model:_Model, rules:_Rules, groups, plan:_Plan, config):
         self.model, self.rules, self.groups = model, rules, groups
-        self.plan, self.config, device = plan, config, model.prompts.device
+        self.plan, self.config = plan, config
+        device = model.prompts.device
         ends, pad = config._eos_token_tensor, config._pad_token_tensor
         self.ends = model.input.new_empty(0) if ends is None else ends.flatten()
         self.fill = -1                                                   # as in `_beam_search`
         if len(self.ends): self.fill = (pad.item() if pad is not None else 0) or self.ends[0].item()
-        self.room, self.v = config.max_length - model.prompts.shape[1], model.first.shape[1]
+        self.room = config.max_length - model.prompts.shape[1]
+        self.v = model.first.shape[1]
         ends = self.ends.tolist()
         require(max(ends, default=0) < self.v, f"eos_token_id={ends}",
                 f"ids below {self.v}, the size of the model's vocabulary")
         self.columns = groups.columns(self.v, ends, device)
-        self.begin = self.v + self.columns.extra                         # ids of the search alone
+        self.begin = self.v + self.columns.extra                         # ids of the search only
         self.end = self.begin + 1
         musts = [any(ways and u == math.inf for ways, u in zip(*pair))
                  for pair in zip(groups.lists, plan.wishes.prices)]
@@ -186,24 +191,30 @@ class _Rows:
         self.total = torch.zeros(len(plan.inputs), device=device)        # (N,) its log-probability
         self.texts = [self.columns.start]*len(plan.inputs)               # N, as `columns` has them
         pieces = {t for lists in groups.lists for group in lists for ids in group for t in ids}
-        self.never = self.row.new_tensor(sorted(pieces))                 # not allowed so far
-        self.steps, self.marked, self.real, self.bits = [], None, None, None
+        self.never = self.row.new_tensor(sorted(pieces)) # tokens of words that no step has allowed
+        self.steps = []
+        self.marked, self.real, self.bits = None, None, None
 
     def write(self, tokens, source):
         "Continue texts `source` (N,) with tokens (N,) of the search."
-        cost, real, gain = self.marked[source,tokens], tokens, torch.full_like(tokens, -1)
+        cost = self.marked[source,tokens]
+        real = tokens
+        gain = torch.full_like(tokens, -1)
         if self.columns.extra:
-            place, plain = (tokens - self.v).clamp(min=0), tokens < self.v
+            place = (tokens - self.v).clamp(min=0)
+            plain = tokens < self.v
             real = torch.where(plain, tokens, self.real[source,place])   # the model's tokens
             gain = gain.where(plain, self.bits[source,place])
         self.search, self.total = self.search[source], self.total[source] + cost
         self.said = torch.cat([self.said[source], tokens[:,None]], 1)
         texts = [self.texts[n] for n in source.tolist()]
         self.texts = self.columns.go_on(texts, self.search.tolist(), real.tolist(), gain.tolist())
-        text = self.row[source]*self.v + real
-        if self.shared: text, self.row = text.unique(return_inverse=True)
-        else: self.row = torch.arange(len(text), device=text.device)
-        self.model.write(text // self.v, text % self.v)
+        row = self.row[source]
+        self.row = torch.arange(len(row), device=row.device)
+        if self.shared:
+            text, self.row = (row*self.v + real).unique(return_inverse=True)
+            row, real = text // self.v, text % self.v
+        self.model.write(row, real)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c05
 @torch.inference_mode(False)
@@ -223,7 +234,7 @@ def _step(rows:_Rows, tokens, source):
     return _given(rows)
 
 def _mark(rows:_Rows, log_probs):
-    "Give every token a column, and every token that finishes words another."
+    "Give every token a column, and every token that finishes words a second one."
     rows.marked = rows.total.new_full((len(rows.total), rows.end + 1), -torch.inf)
     rows.real, rows.bits = rows.columns.nothing(rows.search)
     if log_probs is None: return
@@ -231,7 +242,8 @@ def _mark(rows:_Rows, log_probs):
         rows.never = rows.never[(log_probs[:,rows.never] == -torch.inf).all(0)]
     rows.marked[:,:rows.v] = log_probs[rows.row] if rows.shared else log_probs
     full = rows.said.shape[1] + 1 == rows.room
-    rows.real, rows.bits = rows.columns.mark(rows.marked, rows.texts, rows.search.tolist(), full)
+    inputs = rows.search.tolist()
+    rows.columns.mark(rows.marked, rows.real, rows.bits, rows.texts, inputs, full)
 
 def _given(rows:_Rows):
     """Return the answer to the search: log-probabilities, no state, and the groups of finishing
@@ -241,19 +253,23 @@ def _given(rows:_Rows):
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c06
 def _close(rows:_Rows, log_probs, source):
     "Record this step, and give the end its column."
-    total, t, model = rows.total, rows.said.shape[1], rows.model
+    total = rows.total
+    t = rows.said.shape[1]
+    model = rows.model
     step = _Step(rows.search, rows.said, rows.columns.owes(rows.texts), source, total, rows.row,
                  model.ids[:,model.prompts.shape[1]:], model.input,
                  log_probs if rows.config.output_scores else None)
     if not len(rows.ends):
-        end, step.end = torch.full_like(total, -torch.inf), torch.full_like(rows.row, -1)
+        end = torch.full_like(total, -torch.inf)
+        step.end = torch.full_like(rows.row, -1)
     else:
         end, best = rows.marked.index_select(1, rows.ends).max(1)
         if log_probs is not None and not rows.all_musts:
             end = end.masked_fill(~_accepted(rows, end), -torch.inf)
         step.end = rows.ends[best]
     rows.marked.index_fill_(1, rows.ends, -torch.inf)
-    stopped, tokens = rows.rules.stopped(model), t + 1
+    stopped = rows.rules.stopped(model)
+    tokens = t + 1
     if log_probs is None: stopped = torch.ones_like(model.input, dtype=torch.bool)
     if stopped is not None and stopped.any():
         stopped = stopped[rows.row]
@@ -275,7 +291,7 @@ def _accepted(rows:_Rows, end)->Tensor: # (N,) bool
     if not usual.any(): return out.flatten()
     places, total = asked[usual], rows.total.view(asked.shape)[usual]
     best = rows.marked[:,:rows.v].unflatten(0, asked.shape)[usual].topk(min(k, rows.v)).values
-    again = places == places[:,:1]                                       # they fill up the rows
+    again = places == places[:,:1]                                # repeated places fill up the rows
     again[:,0] = False
     sums = (best + total[...,None]).masked_fill(again[...,None], -torch.inf).flatten(1)
     least = sums.topk(min(k, sums.shape[1])).values[:,-1:]
@@ -292,11 +308,11 @@ class _Text:
     totals:list # log-probabilities of the text before each token, and before its end
     spans:dict = None # group -> its first mention, (first, last + 1)
     objective:float = None # the score plus the prices of the words that it mentions
-    broken:bool = False # True for one that misses musts
+    broken:bool = False # True if the text misses musts
 
-def _text(rows:_Rows, search:int, found:list, ended:bool, traces:list)->_Text:
+def _text(rows:_Rows, search:int, tokens:list, ended:bool, traces:list)->_Text:
     "Trace a text of a search through the recorded steps."
-    said = rows.said.new_tensor([t for t in found if t < rows.begin])
+    said = rows.said.new_tensor([t for t in tokens if t < rows.begin])
     def place(step):
         here = (step.search == search) & (step.said == said).all(1)
         return here.nonzero()[0].item()
@@ -304,13 +320,16 @@ def _text(rows:_Rows, search:int, found:list, ended:bool, traces:list)->_Text:
     while not ended and step.owes[place(step)]:                          # a dead end
         said = said[:-1]
         step = rows.steps[len(said)]
-    text, path, totals = place(step), [], []
+    text = place(step)
+    path, totals = [], []
     at = text
     for row, total, source in traces[len(said)::-1]:
         path.insert(0, row[at])
         totals.insert(0, total[at])
         at = source[at]
-    ids, last, cost = step.ids[step.row[text]].tolist(), -1, 0.
+    ids = step.ids[step.row[text]].tolist()
+    last = -1
+    cost = 0.
     if ended: last, cost = step.end[text].item(), step.cost[text].item()
     return _Text(ids + [last]*(last >= 0), totals[-1] + cost, path, totals)
 
@@ -333,7 +352,8 @@ _REFUSED |= dict(guidance_scale="None: its own cache does not follow the beams",
 def _dropped():
     "Return arguments of `generate` that it does not pass to functions: {name: value}."
     from transformers import GenerationMixin
-    code, frame = inspect.unwrap(GenerationMixin.generate).__code__, inspect.currentframe()
+    code = inspect.unwrap(GenerationMixin.generate).__code__
+    frame = inspect.currentframe()
     while frame is not None and frame.f_code is not code: frame = frame.f_back
     held = frame.f_locals if frame else {}
     given = {name: held.get(name) for name in ("streamer", "assistant_model", "synced_gpus")}
@@ -352,6 +372,7 @@ def _check_options(config):
     k = config.num_beams
     require(isinstance(k, Integral) and k > 0, f"num_beams={k}", "a whole number, 1 or more")
 
+# %% ../../nbs/models/116_generate.ipynb #5be11601
 def _without_sampling(config, processors):
     "Return the logits processors, without those that only serve sampling."
     if not config.do_sample: return processors
@@ -359,7 +380,6 @@ def _without_sampling(config, processors):
                   "without its temperature, top_k and top_p")
     return [p for p in processors if not type(p).__name__.endswith("LogitsWarper")]
 
-# %% ../../nbs/models/116_generate.ipynb #5be11601
 def _check(model, config, kwargs, text_only):
     "Raise `NocError` if an option is invalid, or if an image model has no image in `kwargs`."
     _check_options(config)
@@ -414,7 +434,7 @@ def _read_word_prices(prices, wishes):
 # %% ../../nbs/models/116_generate.ipynb #3e954c4c
 @cache
 def _answer_kind(half):
-    "Return the library's output class with our fields, kept in copies (Whisper copies its answer)."
+    "Return a subclass of the library's output whose copies keep our fields (Whisper copies it)."
     from transformers.generation import utils
     base = getattr(utils, f"GenerateBeam{half}Output")
     class Answer(base):
@@ -428,12 +448,13 @@ def _answer_kind(half):
 # %% ../../nbs/models/116_generate.ipynb #5be11602
 def _spans(mentions, musts):
     "Return the first mention of every group, {group: (first, last + 1)}; `musts` in their order."
-    found, waiting, after = {}, list(musts), 0
+    spans, waiting = {}, list(musts)
+    after = 0
     for end, start, n in mentions:
-        if n in found or n in musts and (n != waiting[0] or end <= after): continue
-        found[n] = start, end
+        if n in spans or n in musts and (n != waiting[0] or end <= after): continue
+        spans[n] = start, end
         if n in musts: waiting, after = waiting[1:], end
-    return found
+    return spans
 
 def _mean(rows:_Rows, text)->float:
     "Return the score of `generate`: the log-probability over a power of the length."
@@ -448,14 +469,15 @@ def _judged(rows:_Rows, i, text, ordered):
     return replace(text, spans=spans, objective=_mean(rows, text) + worth)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11603
-def _best(rows:_Rows, found, ordered)->list: # b*n `_Text`s
+def _best(rows:_Rows, result, ordered)->list: # b*n `_Text`s
     "Return the best texts of every input, best first. Additional searches only add complete texts."
-    n, best = rows.config.num_return_sequences, [[] for _ in rows.model.prompts]
+    n = rows.config.num_return_sequences
+    best = [[] for _ in rows.model.prompts]
     traces = [[x.tolist() for x in (step.row, step.total, step.source)] for step in rows.steps]
-    tokens, ended = found.tokens[:,:n].tolist(), found.ended[:,:n].tolist()
+    tokens, ended = result.tokens[:,:n].tolist(), result.ended[:,:n].tolist()
     for search, i in enumerate(rows.plan.inputs):
         for said, end in zip(tokens[search], ended[search]):
-            broken = found.reason[search] is not None
+            broken = result.reason[search] is not None
             if search != i and (broken or not end): continue
             text = replace(_text(rows, search, said, end, traces), broken=broken)
             if search != i and text.ids in [other.ids for other in best[i]]: continue
@@ -482,10 +504,11 @@ def _reads(rows:_Rows)->list: # b dicts
     return [{kind: n for kind, n in zip(_KINDS, line) if n} for line in counts.tolist()]
 
 # %% ../../nbs/models/116_generate.ipynb #aa0512ce
-def _answer(rows:_Rows, found, ordered):
+def _answer(rows:_Rows, result, ordered):
     "Return the result of `generate`: ids, or a dict with everything known about them."
-    _warn(rows, found)
-    texts, config = _best(rows, found, ordered), rows.config
+    _warn(rows, result)
+    texts = _best(rows, result, ordered)
+    config = rows.config
     prompts = rows.model.prompts.repeat_interleave(config.num_return_sequences, 0)
     new = _padded([text.ids for text in texts], rows.fill).to(prompts.device)
     sequences = torch.cat([prompts, new], 1)
@@ -546,10 +569,10 @@ def _barred(rows:_Rows, ids:tuple)->bool:
     bad = map(tuple, rows.config.bad_words_ids or ())
     return not set(rows.never.tolist()).isdisjoint(ids) or any(_holds(ids, part) for part in bad)
 
-def _warn(rows:_Rows, found):
+def _warn(rows:_Rows, result):
     "Warn about inputs whose best text misses words, with the reason if it is known."
-    complete = {i for i, reason in zip(rows.plan.inputs, found.reason) if reason is None}
-    said = (found.satisfied[:,0] - 1).tolist()
+    complete = {i for i, reason in zip(rows.plan.inputs, result.reason) if reason is None}
+    said = (result.satisfied[:,0] - 1).tolist()
     for i in range(len(rows.model.prompts)):
         groups = rows.groups.lists[i]
         count = sum(map(bool, groups))
@@ -605,7 +628,9 @@ def _hard(price, text):
 
 def _plan(wishes, at_least, make)->_Plan:
     "Return the searches of all inputs, and those beside each input with prices."
-    searches, least, kinds = [*enumerate(wishes.prices)], _least(at_least, wishes.lists), []
+    searches = [*enumerate(wishes.prices)]
+    least = _least(at_least, wishes.lists)
+    kinds = []
     for prices in wishes.prices:
         kind = "musts" if math.inf in prices else "plain"
         kinds.append("prices" if any(u and u < math.inf for u in prices) else kind)
@@ -632,7 +657,7 @@ def grid_beam(
     words=None,           # words of all inputs: list of "bus", ["bus", "buses"], [5, 6]; line; dict
     each=None,            # b such lists or lines, one per input, added to `words`
     avoid=None,           # a list of words to avoid; "apple" does not include "apples"
-    forms=False,          # True: the plural or singular of a word is as good (English)
+    forms=False,          # True: the plural or singular of a word counts, too (English)
     processor=None,       # a processor or tokenizer, to spell words; or `tokenizer=`
     boundary="word",      # "text": words count inside others too, for scripts without spaces
     mode="bank",          # "bank", as fast as beams; "credit", looking ahead; "grid", more thorough
@@ -659,8 +684,8 @@ def grid_beam(
                    [*stopping_criteria, *_stopping(stop_strings, processor)], k, len(wishes.lists))
     reader = _Model(model, input_ids, model_kwargs, config)
     rows = _Rows(reader, rules, make(plan.wishes), plan, config)
-    found = _search(rows, mode=mode, no_repeat=no_repeat, ordered=ordered)
-    return _answer(rows, found, ordered)
+    result = _search(rows, mode=mode, no_repeat=no_repeat, ordered=ordered)
+    return _answer(rows, result, ordered)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11606
 def generate(
@@ -673,10 +698,10 @@ def generate(
     "Search beams with words that must or may occur; the entry point of a repository on the hub."
     require(arguments.get("streamer") is None, "streamer", _REFUSED["streamer"])
     config = arguments.pop("generation_config", None)
-    own = config or model.generation_config
-    if getattr(own, "stop_strings", None):       # the library needs the tokenizer that it drops
-        arguments.setdefault("stop_strings", own.stop_strings)
-        config = copy.deepcopy(own)
+    settings = config or model.generation_config
+    if getattr(settings, "stop_strings", None):  # the library needs the tokenizer that it drops
+        arguments.setdefault("stop_strings", settings.stop_strings)
+        config = copy.deepcopy(settings)
         config.stop_strings = None
     return model.generate(custom_generate=grid_beam, processor=processor or tokenizer,
                           generation_config=config, **arguments)

@@ -48,7 +48,8 @@ _VERB = re.compile(r"\w*[aeiouy]\w*ing")           # being and dining, not ring 
 
 def _odd_words(classes):
     "Yield a text for each class whose word looks odd."
-    names, shared = {i: " ".join(c.phrase) for i, c in classes.items()}, {}
+    names = {i: " ".join(c.phrase) for i, c in classes.items()}
+    shared = {}
     for i, c in classes.items(): shared.setdefault(c.word, set()).add(names[i])
     for word, several in shared.items():
         if len(several) > 1: yield f"{word} for {' and '.join(sorted(several))}"
@@ -80,14 +81,16 @@ def classes_of(
     where,      # where the names are from, for messages
 )->dict:        # class id -> `ObjectClass`
     "Make classes from names. Raise `NocError` if a name is invalid, or `inflect` is missing."
-    classes, coco = {}, {c.name: c for c in COCO_CLASSES.values()}
+    classes = {}
+    coco = {c.name: c for c in COCO_CLASSES.values()}
     for i, name in names.items():
         plain = plain_name(name) if isinstance(name, str) else ""
         named = plain and type(i) is int
         require(named, f"{where}: class {i!r}: {name!r}", "a name with letters")
         check_range(f"{where}: class {name!r}: ", 0, MOST_CLASSES, id=i)
-        known = coco.get(usual_name(name))
-        classes[i] = replace(known, id=i) if known else _named_class(i, name, plain.split())
+        coco_class = coco.get(usual_name(name))
+        plain = plain.split()
+        classes[i] = replace(coco_class, id=i) if coco_class else _named_class(i, name, plain)
     _tell(names, classes, where)
     return classes
 

@@ -93,7 +93,7 @@ def _lacking(name):
     return _BRINGS[kind] if kind in missing else ""
 
 def _rgb(image):
-    "Convert 16-bit grey to 8 bits and floats by their range; fill transparent pixels with white."
+    "Return an image in RGB: 16-bit grey and floats scaled to 8 bits, transparent pixels white."
     if image.mode[0] in "IF":
         grey = np.nan_to_num(np.asarray(image, np.float32))
         low, high = (0, 65535) if image.mode[0] == "I" else (grey.min(), grey.max())
@@ -258,7 +258,9 @@ def image_files(
     damaged = [f for f in files if f.why]
     files = [f for f in files if not f.why]
     root = [] if names or not (src/"annotations").is_dir() else _coco_names(src, files)
-    if root: names, where = root, src/"annotations"
+    if root:
+        names = root
+        where = src/"annotations"
     if names: files, others = _by_name(files, names, where, src)
     else: files, others = _by_number(files, names is None)
     if not root: damaged += others
@@ -269,7 +271,7 @@ def image_files(
 
 # %% ../../nbs/models/115_photos.ipynb #ab7044bb
 def _by_name(files, names, where, src):
-    "Match files to names; return images by id, and others. Several matches make an error."
+    "Return the files that match a name, with its id, and the rest; two matches are an error."
     inside = f"{src.name}/" if src.is_file() else ""     # then names do not begin with it
     photos = [f.name.removeprefix(inside) for f in files]
     ids, clashes = match_photos(names, photos, where, src)
@@ -297,7 +299,7 @@ NAMED = ("a name that ends in the image's id, or that is listed with its id in `
          'detections, or of a JSON file for --data, as {"id": 7, "file_name": "beach.jpg"}')
 
 def _by_number(files, places):
-    "Number files by the ends of their names, and return the rest; or number by position."
+    "Return files numbered by the ends of their names, or all by position, and the rest."
     owners, nameless = {}, []
     for f in files:
         end = re.search(r"\d{1,18}$", Path(f.name).stem, re.ASCII)
@@ -318,7 +320,7 @@ def _prepared(file, limits):
     except NocError as e: return str(e)
 
 def _detect_files(files, detector, workers=0, window=64):
-    "Yield (image file, its `Regions` or the reason why not) in order; `window` are in memory."
+    "Yield (image file, its `Regions` or the reason why not) in order, `window` at a time."
     read = partial(_prepared, limits=detector.limits)
     loader = DataLoader(files, batch_size=None, num_workers=workers, collate_fn=read)
     for part in chunked(zip(files, loader), window):
@@ -363,8 +365,8 @@ def input_files(
     return {_readable(os.path.relpath(path, top)): path for path in sorted(paths)}
 
 def _extract(files, out, detector, workers=0, part=64, resume=False):
-    """Write a region store of images, with images.jsonl (number, name), failed.jsonl (and why) and
-    plan.json. The run can be resumed after every `part` images, which are kept in OUT.parts.
+    """Write a region store of images, with images.jsonl (number, name), failed.jsonl (with reasons)
+    and plan.json. The run can be resumed after every `part` images, which are kept in OUT.parts.
     Raise `NocError` if `out` exists or belongs to another run."""
     out = Path(out)
     place = real_path(out)

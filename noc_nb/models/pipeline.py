@@ -40,7 +40,7 @@ from ..vocab import Vocab
 # %% ../../nbs/models/50_pipeline.ipynb #c538f8ec
 @dataclass(frozen=True)
 class PipelineConfig(Config):
-    "The constraints that a pipeline makes, and how it searches."
+    "Settings for the constraints of a pipeline and for its search."
     search:SearchConfig = SearchConfig()
     form:str = setting("words", among=FORMS) # which words satisfy a constraint
     limit:int = setting(5, 0)                # maximum number of candidates per image
@@ -50,14 +50,14 @@ class PipelineConfig(Config):
 @dataclass(frozen=True)
 class CaptionOptions(Config):
     "The options of one call of the pipeline."
-    objects:object = None                  # names of musts, () for none; name -> price; a string
-                                           # for `read_wishes`; None: the selector chooses
+    objects:object = None                  # names of musts, () for none; a dict name -> price; or
+                                           # a string for `read_wishes`; None: the selector chooses
     min_score:float = setting(None, 0, 1)  # minimum score of a candidate; None: the pipeline's
     max_objects:int = setting(None, 0)     # maximum number of candidates; None: the pipeline's
     batch:int = setting(50, 1)             # number of images searched together
     price_weight:object = setting(None, 0, 1000, ("must",)) # nats per unit of the selector's
                                            # log-odds; "must": no prices; None: the pipeline's
-    costs:bool = False                     # True: also what mentioning omitted objects would cost
+    costs:bool = False                     # True: report what mentioning omitted objects would cost
 
     def __post_init__(self):
         super().__post_init__()
@@ -69,7 +69,7 @@ class CaptionOptions(Config):
 
     @property
     def wishes(self)->dict:
-        "Name -> price, as `read_wishes` returns it; None if the selector chooses."
+        "Return name -> price, as `read_wishes` does; None if the selector chooses."
         if isinstance(self.objects, str): return read_wishes(self.objects)
         if self.objects is None or isinstance(self.objects, dict): return self.objects
         return dict.fromkeys(self.objects, math.inf)
@@ -80,15 +80,17 @@ class _Words:
     wanted = None # class id, negative for other words -> price; None: the caller named no objects
     avoid = ()    # words to avoid, as tokens
     barred = ()   # words to avoid, as strings
+    unknown = {}  # class id -> message about the caller's word that cannot be written
 
     def _tokens(self, text): return tuple(map(self.vocab.stoi.get, text.split()))
 
     def _forms(self, name, ids_of):
-        "Return the alternatives between bars that can be written; a class has all its forms."
+        "Return the alternatives between bars that can be written, for a class all its forms."
         def written(text): return None not in self._tokens(text)
         texts = []
         for word in name.split("|"):
-            ids, cases = ids_of.get(word, ()), [*filter(written, (word, word.lower()))]
+            ids = ids_of.get(word, ())
+            cases = [*filter(written, (word, word.lower()))]
             texts += filter(written, self.classes[ids[0]].forms) if len(ids) == 1 else cases[:1]
         return tuple(dict.fromkeys(texts))
 
@@ -101,10 +103,12 @@ class _Words:
         return [*filter(fine, groups.get(i, []))]
 
     def _near(self, name):
-        "Suggest words that are close in spelling and then, if the name has a vector, in vector."
+        "Return a hint: words of similar spelling, then of a similar vector if the name has one."
         model = getattr(self, "pipeline", self)                        # has word vectors
-        table, real = model.captioner.words().detach(), model.captioner.words.known
-        near = get_close_matches(name.lower(), {*meanings(self.classes), *model.vocab.stoi}, 3, .75)
+        table = model.captioner.words().detach()
+        real = model.captioner.words.known
+        known = {*meanings(self.classes), *model.vocab.stoi} - {name}
+        near = get_close_matches(name.lower(), known, 3, .75)
         rows = [model.vocab.stoi.get(word) for word in name.lower().split()]
         if None not in rows and real[rows].all():
             likeness = cosine_similarity(table[rows].sum(0), table, -1).masked_fill(~real, -1)
@@ -116,6 +120,18 @@ class _Words:
         near = self._near(name)
         return f"object {name!r}: expected another word of the captioner's vocabulary{near}"
 
+    def _find_unknown(self):
+        "Record the caller's words that cannot be written. Raise `NocError` if none is left."
+        lost = [i for i in self.wanted if not self.classes[i].forms]
+        self.unknown = {i: self._unknown(self.classes[i].name) for i in lost}
+        why = [*self.unknown.values()]
+        if why and len(why) == len(self.wanted): raise NocError(why[0])
+        if why: warnings.warn("; ".join(why) + "; left out")
+
+    def _why_not(self, i):
+        "Return why a class has no constraint."
+        return self.unknown.get(i) or f"no word for {self.classes[i].name} in the vocabulary"
+
     def class_ids(self,
         names, # names of classes, or words that mention them
     )->list:   # class ids
@@ -124,7 +140,7 @@ class _Words:
         for name in names:
             if name not in ids: raise NocError(self._unknown(name))
             several = ", ".join(self.classes[i].name for i in ids[name])
-            require(len(ids[name]) == 1, f"object {name!r}: means several", f"one of {several}")
+            require(len(ids[name]) == 1, f"object {name!r}: is ambiguous", f"one of {several}")
         return [ids[name][0] for name in names]
 
 # %% ../../nbs/models/50_pipeline.ipynb #96696ad1
@@ -133,7 +149,7 @@ def _table(images):
     return table_of(replace(r, image_id=n, features=None) for n, r in enumerate(images))
 
 def _probs(selector, people, images):
-    "Return the selector's probability of every region, (n,) per image; NaN if it is skipped."
+    "Return the selector's probability of every region, (n,) per image; NaN for skipped regions."
     best = []
     for r in images:
         others = [n for n in r.ranked.tolist() if r.labels[n].item() not in people]
@@ -157,7 +173,8 @@ class _Choice:
     "The candidates of an image, and their prices."
     def _rule(self, options):
         "Return the rule for prices, and the minimum probability of the selector's candidates."
-        prices, least = self.cfg.prices, options.min_score
+        prices = self.cfg.prices
+        least = options.min_score
         if options.price_weight == "must": prices = replace(prices, weight=None)
         elif options.price_weight is not None: prices = replace(prices, weight=options.price_weight)
         usual = self.selector.cfg.threshold if prices.weight is None else prices.min_prob
@@ -180,9 +197,9 @@ class _Choice:
     def _candidates(self, regions, probs, options):
         "Return class id -> price of each candidate, infinite for a must, and why others are out."
         if self.wanted is None: return self._chosen(regions, probs, options)
-        least, scores = options.min_score, regions.scores
+        least = options.min_score
         if least is None: return self.wanted, []
-        detected = {*regions.labels[scores >= least].tolist()}
+        detected = {*regions.labels[regions.scores >= least].tolist()}
         candidates = {i: price for i, price in self.wanted.items() if i in detected}
         missed = ", ".join(self.classes[i].name for i in self.wanted if i not in detected)
         why = f"not detected with a score of {least:g} or more: {missed}"
@@ -192,19 +209,19 @@ class _Choice:
         wishes:dict,  # name -> price, as in `CaptionOptions.wishes`
     )->"NovelCaptioner":
         "Return a copy that asks for these objects. Raise `NocError` if it can write none of them."
-        new, ids = copy(self), meanings(self.classes)
+        new = copy(self)
+        ids = meanings(self.classes)
         new.classes, new.wanted, new.avoid, new.barred = dict(self.classes), {}, [], []
         for name, price in wishes.items():
-            i, forms = -len(new.classes), self._forms(name, ids)
+            i = -len(new.classes)
+            forms = self._forms(name, ids)
             if price == -math.inf:
-                new.barred += forms or name.split("|")             # others may spell it
+                new.barred += forms or name.split("|")             # another captioner may spell it
                 continue
             if name in ids: [i] = self.class_ids([name])
             else: new.classes[i] = ObjectClass(i, name, name, forms, ())
             new.wanted[i] = price
-        unknown = [self._unknown(c.name) for i in new.wanted if not (c := new.classes[i]).forms]
-        if unknown and len(unknown) == len(new.wanted): raise NocError(unknown[0])
-        if unknown: warnings.warn("; ".join(unknown) + "; left out")
+        new._find_unknown()
         groups = {i: new._group(i) for i in new.wanted}
         new.avoid = [ids for ids in map(self._tokens, new.barred) if None not in ids]
         for i, group in groups.items():
@@ -229,7 +246,7 @@ def _features(pipeline, images):
     return CaptionBatch(x, torch.arange(x.shape[1]) < lengths, None, ids)
 
 class _Ask(NamedTuple):
-    "The constraints of an image, as the search takes them."
+    "The constraints of an image, in the form that the search takes."
     candidates:dict # class id -> price
     groups:list     # constraints, without duplicates
     prices:list     # price of each group
@@ -258,7 +275,7 @@ class _NovelCaption:
 
     @property
     def said(self)->dict:
-        "Object -> the words that mention it, for the candidates in the caption."
+        "Return object -> the words that mention it, for the candidates in the caption."
         return {c.object: c.word for c in self.candidates if c.word is not None}
 
 # %% ../../nbs/models/50_pipeline.ipynb #cfe603b7
@@ -273,7 +290,7 @@ def _whole_mention(text, span, forms):
 
 # %% ../../nbs/models/50_pipeline.ipynb #265b0cab
 class _Search:
-    "Finds the best captions under constraints, and the costs of other mentions; makes the record."
+    "Finds the best captions under constraints and the costs of omitted objects; makes records."
     def _ask(self, candidates, reasons=()):
         "Return the candidates as constraints."
         groups, prices, places = [], [], {}
@@ -284,9 +301,8 @@ class _Search:
                 groups.append(group)
                 prices.append(price)
             places[c] = groups.index(group)
-        lost = ", ".join(self.classes[c].name for c in candidates if c not in places)
-        if lost: reasons = [f"no word for {lost} in the vocabulary", *reasons]
-        return _Ask(candidates, groups, prices, places, reasons)
+        why = [self._why_not(c) for c in candidates if c not in places]
+        return _Ask(candidates, groups, prices, places, [*why, *reasons])
 
     def _seen(self, images, seen):
         "Return the regions for the captioner. Raise `NocError` if the captioner cannot use them."
@@ -324,7 +340,8 @@ class _Search:
 
     def _record(self, regions, probs, ask, result, costs):
         "Return the record of an image: the caption, and which candidates it mentions."
-        text, candidates = result.caption.split(), []
+        text = result.caption.split()
+        candidates = []
         for c, price in ask.candidates.items():
             span = result.spans[ask.places[c]] if c in ask.places else None
             if span: span = _whole_mention(text, span, self.classes[c].forms)
@@ -332,10 +349,9 @@ class _Search:
             candidates.append(_Candidate(
                 self.classes[c].name, _highest(regions, probs, c),
                 None if price == math.inf else price, word, span, costs.get(c)))
-        reasons = filter(None, [*ask.reasons, result.reason])
-        values = [None if p != p else p for p in probs.tolist()]
+        reason = "; ".join(filter(None, [*ask.reasons, result.reason])) or None
         return _NovelCaption(regions.image_id, result.caption, result.score, tuple(candidates),
-                             tuple(values), "; ".join(reasons) or None)
+                             tuple(None if p != p else p for p in probs.tolist()), reason)
 
 # %% ../../nbs/models/50_pipeline.ipynb #35a5cb05
 def _check(images, seen, classes):

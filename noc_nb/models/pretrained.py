@@ -105,7 +105,8 @@ class Pretrained:
         name,         # folder, or model name on the hub
         expected:str, # kind of model that is expected, for messages
     ):
-        self.library, self.name, self.expected = _library(name), str(name), expected
+        self.library = _library(name)
+        self.name, self.expected = str(name), expected
         self.local = _is_local(self.name, expected)
         if os.path.isdir(name): _check_layers(Path(name))
         self.files = _model_files(name) if os.path.isdir(name) else {}

@@ -49,7 +49,7 @@ class Source:
     key:Callable = str # () -> checksum of all that the captions depend on, except the ids
     seen:Callable = None # ids -> the captioner's inputs, `Regions` or photos; None: the regions
     names:list = field(default_factory=list) # (file name, id) of images, if a file names them
-    texts:dict = field(default_factory=dict) # image id -> its id in the file, if that is a text
+    texts:dict = field(default_factory=dict) # image id -> its id in the file, if that is a string
     met:dict = field(default_factory=dict) # image id -> counts of its clipped and skipped boxes
     reads:dict = field(default_factory=dict) # name -> path of the files that its detector reads
     boxed:set = None # ids of the images that have boxes, if known
@@ -74,10 +74,10 @@ def _try(f, x):
     try: return f(x)
     except NocError as e: return e
 
-def _apart(ids, found):
+def _apart(ids, items):
     "Separate usable images from broken ones, both by id."
     good, errors = {}, {}
-    for i, x in zip(ids, found):
+    for i, x in zip(ids, items):
         bad = _try(Regions.check_finite, x) if isinstance(x, Regions) else x
         if isinstance(bad, NocError): errors[i] = bad
         else: good[i] = x
@@ -85,9 +85,9 @@ def _apart(ids, found):
 
 # %% ../../nbs/models/119_source.ipynb #10600008
 def _frame_of(said, stored, turn):
-    """Return the orientation of a file's boxes: 1: upright, `turn`: rotated with the photo, None:
-    they belong to another photo. `said`: (width, height) in the file; `stored`: those of the
-    stored photo; `turn`: its EXIF orientation, 1 to 8; 5 to 8 mean that it is on its side."""
+    """Return the orientation of a file's boxes: 1 if they are upright, `turn` if they are rotated
+    with the photo, None if they belong to another photo. `said` is (width, height) in the file,
+    `stored` that of the stored photo, `turn` its EXIF orientation, 5 to 8 if on its side."""
     upright = stored[::-1] if turn >= 5 else stored
     def scaled(size): return abs(said[0]*size[1] - said[1]*size[0]) <= max(size)   # rounding
     if said == upright: return 1
@@ -96,7 +96,7 @@ def _frame_of(said, stored, turn):
     return turn if scaled(stored) else None
 
 def _upright(regions, turn, size):
-    "Rotate the regions of a stored photo; `size`: upright (width, height), or None."
+    "Rotate the regions of a stored photo; `size`: upright (width, height); None: no change."
     if size is None: return regions
     boxes = regions.boxes
     if turn >= 5:
@@ -157,7 +157,8 @@ def stored_names(
 
 def _stored(path):
     "Open a region store, with the attributes of `Detections`."
-    store, names = RegionStore(path), stored_names(path)
+    store = RegionStore(path)
+    names = stored_names(path)
     sizes = zip(store.ids.tolist(), map(tuple, store.sizes.tolist()))
     sizes = {i: size for i, size in sizes if all(size)}
     def table(sizes, classes, only): return store.of(classes), {}, {}
@@ -206,7 +207,7 @@ def detected(
     path,         # detections in COCO's format, .parquet, an export, or a region store
     data=None,    # for names and sizes: a folder in COCO's layout, or a file with `images`
     images=None,  # folder of the images to caption
-    classes=None, # class id -> `ObjectClass`, which numbers must match; None: any number
+    classes=None, # class id -> `ObjectClass`, the classes that boxes may have; None: any
 )->Source:
     "Make a source of existing detections. Raise `NocError` if a file or an item is invalid."
     detections = read_export(path)
@@ -287,7 +288,7 @@ def _from_photos(files, detector):
 # %% ../../nbs/models/119_source.ipynb #9378576e
 def detector_for(
     pipeline:NovelCaptioner, # pipeline that captions the images
-    name:str=None,           # torchvision model (default: fasterrcnn_resnet50_fpn), or transformers
+    name:str=None,           # default: fasterrcnn_resnet50_fpn; or a model of transformers
     weights=None,            # file of weights; default: torchvision's, downloaded once
     **options,               # further settings of `Detector`, or `PretrainedDetector`
 )->Detector:
@@ -319,7 +320,7 @@ class Job(Config):
     detector:str = None  # photos: name for `detector_for`
     weights:str = None   # photos: file of the detector's weights
     add_words:str = None # file of word vectors, for words that the model's vocabulary lacks
-    captioner:str = None # a captioner of photos instead, for `PhotoCaptioner.from_pretrained`
+    captioner:str = None # a captioner that sees photos, for `PhotoCaptioner.from_pretrained`
     prompt:str = None    # prompt of that captioner
     form:str = setting(None, among=FORMS) # words that mention an object; default: as in the model
     first:int = None     # number of the first class in a file of names
@@ -336,34 +337,32 @@ class Job(Config):
 
     @property
     def inputs(self)->list:
-        "The inputs of the job, some of which may be paths."
+        "Return the inputs of the job, some of which may be paths."
         names = ("src model classes data images features detector weights add_words captioner")
         return [getattr(self, name) for name in names.split()]
 
     @property
     def blind(self)->bool:
-        "True if no detector is needed: the captioner sees photos, and the caller names words."
+        "Return True if no detector is needed: the captioner sees photos, the caller names words."
         wanted = any(price != -math.inf for price in (self.options.wishes or {}).values())
         by_hand = self.captioner and not self.detector and self.options.min_score is None
         return bool(by_hand and wanted) and not _holds_regions(Path(self.src))
 
-# %% ../../nbs/models/119_source.ipynb #52a8b103
-@patch
-def pipeline(self:Job)->NovelCaptioner:
-    "Load the pipeline that captions. Raise `NocError` if a model or a file is missing."
-    classes = read_classes(self.classes, self.first) if self.classes else None
-    if self.detector: classes = classes_for(self.detector, classes)
-    pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0])
-    if classes: pipeline = with_classes(pipeline, classes)
-    if self.add_words:
-        more = " ".join(self.options.wishes or ()).replace("|", " ").lower().split()
-        more = [word for word in more if word not in pipeline.by_name]
-        pipeline = add_words(pipeline, self.add_words, more)
-    pipeline.captioner.to(getattr(torch, self.dtype))
-    if self.form: pipeline.cfg = replace(pipeline.cfg, form=self.form)
-    if not self.captioner: return pipeline
-    captioner = PhotoCaptioner.from_pretrained(self.captioner, self.prompt)
-    return NovelPhotoCaptioner(pipeline, captioner)
+    def pipeline(self)->NovelCaptioner:
+        "Load the pipeline that captions. Raise `NocError` if a model or a file is missing."
+        classes = read_classes(self.classes, self.first) if self.classes else None
+        if self.detector: classes = classes_for(self.detector, classes)
+        pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0])
+        if classes: pipeline = with_classes(pipeline, classes)
+        if self.add_words:
+            more = " ".join(self.options.wishes or ()).replace("|", " ").lower().split()
+            more = [word for word in more if word not in pipeline.by_name]
+            pipeline = add_words(pipeline, self.add_words, more)
+        pipeline.captioner.to(getattr(torch, self.dtype))
+        if self.form: pipeline.cfg = replace(pipeline.cfg, form=self.form)
+        if not self.captioner: return pipeline
+        captioner = PhotoCaptioner.from_pretrained(self.captioner, self.prompt)
+        return NovelPhotoCaptioner(pipeline, captioner)
 
 # %% ../../nbs/models/119_source.ipynb #2f2be292
 def _holds_regions(path, images=None):
@@ -414,7 +413,7 @@ def _has_bfloat16(device):
 
 @patch
 def where_fast(self:Job)->Job:
-    "Return the job; if bfloat16 would be slow, in 32 bits, and print a line about it."
+    "Return the job; if bfloat16 would be slow, print a line and change the job to 32 bits."
     device = default_device()
     if self.dtype == "float32" or _has_bfloat16(device): return self
     say(f"--dtype {self.dtype}: PyTorch finds no instructions for it on the {device}; "

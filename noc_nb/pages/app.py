@@ -45,7 +45,7 @@ class _View:
     name:str = "drawing"    # name of the image
     model:str = None        # the pipeline's name or folder, if that is enough to load it
     note:str = None         # message that the page shows
-    waits:str = None        # why it has no boxes, and no captions until the user draws one
+    waits:str = None        # why there are no boxes; captions wait until the user draws one
     before:object = None    # the view without the last drawn box
     proposed:tuple = ()     # names of the selector's candidates
     phrases:bool = False    # require the whole name of an object, not one word
@@ -99,7 +99,7 @@ def _with_box(v, name, box):
     return replace(v, regions=seen.regions, free=seen.free, note=None, before=v)
 
 def _class_scores(v):
-    "Return class name -> the selector's best probability, None if it saw no box; best first."
+    "Return class name -> the selector's best probability, or None if it ignores the class."
     best = {}
     for c, p in zip(v.regions.labels.tolist(), v.free.probs):
         name = v.pipeline.classes[c].name
@@ -108,7 +108,7 @@ def _class_scores(v):
 
 # %% ../../nbs/pages/133_app.ipynb #123b1d2b
 def _toy_scene(n):
-    "Return picture and regions of image n of `toy`'s `val` part, without photo and detector."
+    "Draw image n of the toy world's `val` part. Return the picture and the simulated regions."
     scene, _ = toy_image(0, VAL + n)
     detections = detect(random.Random(f"0/{VAL + n}/detector"), scene)
     labels, boxes, scores = zip(*detections) if detections else ((), (), ())
@@ -116,7 +116,7 @@ def _toy_scene(n):
 
 # %% ../../nbs/pages/133_app.ipynb #5ad81c35
 def _with_words(v, prices, line):
-    "Return the view, and prices with a line's words. Raise `NocError` if it has no words."
+    "Return the view, and the prices with a line's words added. Raise `NocError` if it has none."
     classes = v.pipeline.classes
     names = {name: classes[ids[0]].name for name, ids in meanings(classes).items() if not ids[1:]}
     wishes = {names.get(name, name): price for name, price in read_wishes(line).items()}
@@ -138,7 +138,7 @@ def _score_color(p):
     return "#" + "".join(f"{round(x + (y - x)*t):02x}" for x, y in zip(a, b))
 
 def _mark(v, n, named, repeats):
-    "Return a region as the page draws it."
+    "Return the `Mark` of region n, with the text that appears at the pointer."
     name = v.pipeline.classes[v.regions.labels[n].item()].name
     p = v.free.probs[n]
     selector = "ignores it" if p is None else f"{p:.2f}"
@@ -151,7 +151,7 @@ def _mark(v, n, named, repeats):
 _FONT = dict(size=14, letter=8.4, margin=10, height=21, base=15)
 
 def _draw(v, named):
-    "Return an SVG of the image with its boxes, the most probable on top, and names of some."
+    "Return an SVG of the image with its boxes, the most probable on top, and the `named` classes."
     width, height = v.image.size
     probs = [-1. if p is None else p for p in v.free.probs]
     order = sorted(range(len(probs)), key=probs.__getitem__)
@@ -170,7 +170,7 @@ def _draw(v, named):
 def _class(v, name): return v.pipeline.classes.get(v.pipeline.by_name.get(name))
 
 def _says(v, text, name):
-    "Return whether a text without constraints has a word for an object."
+    "Return True if a text contains the word of a class, or one of the alternatives in `name`."
     c = _class(v, name)
     return any(f" {word} " in f" {text} " for word in ([c.word] if c else name.split("|")))
 
@@ -293,7 +293,7 @@ class _OwnNames:
         await send({"type": "http.response.body", "body": body})
 
 def _only_for(host):
-    "Return the settings of the server."
+    "Return server settings that refuse requests for other hosts or from other sites."
     from starlette.middleware import Middleware
     names = {name.lower() for name in ("localhost", host, socket.gethostname(), socket.getfqdn())}
     return dict(middleware=[Middleware(_OwnNames, names=names)])
@@ -311,9 +311,9 @@ def _gradio():
     return gradio
 
 # %% ../../nbs/pages/133_app.ipynb #a7cba85b
-_NO_EXAMPLES = """Drop a photo here, or choose one of the drawings. Objects in photos are found by
-torchvision's detector, which is downloaded with the first photo (160 MB), or by
-`noc_app --weights FILE`. Your own examples: `noc_app --detections FILE --images FOLDER`."""
+_NO_EXAMPLES = """Drop a photo here, or choose one of the drawings. Objects are found by
+torchvision's detector. Its weights (160 MB) are downloaded with the first photo, unless
+`--weights FILE` names them. Your own examples: `noc_app --detections FILE --images FOLDER`."""
 _NO_PHOTOS = "Choose a drawing. For photos, start `noc_app --model` with a pipeline for photos."
 
 def _examples(photos, source, model, most):
@@ -338,7 +338,7 @@ class _Studio:
         detector=None,              # images -> `Regions`; default: loaded for the first photo
         source=None,                # a `Source` with files, for examples; default: drawn scenes
         most:int=12,                # maximum number of examples
-        model:str=None,             # of the photo pipeline, as in `_View`
+        model:str=None,             # the photo pipeline's name, as in `_View`
     ):
         self.photos, self.detector, self.model = photos, detector, model
         self.busy = threading.Lock()                       # one photo at a time
@@ -353,8 +353,8 @@ class _Studio:
         return _view(*look(), name=name, model=model)
 
     def _look(self, path, detections):
-        """Return the photo (None without one) and its regions; in their place a `NocError` if no
-        detector can be loaded."""
+        """Return the photo, or None, and its regions; if no detector can be loaded, a `NocError` in
+        place of the regions."""
         if self.photos is None:
             raise NocError("photos need a pipeline for photos: noc_app --model FOLDER")
         image = open_image(path, _PIXELS) if path else None
@@ -492,7 +492,7 @@ def _paths(files):
 
 # %% ../../nbs/pages/133_app.ipynb #d6e8fae5
 def _opened(gr, find, how):
-    "Return the page for the view that `find` returns, or for the reason why it has none."
+    "Return the widgets' contents for the view that `find` returns, or with its error message."
     try: return _shown(gr, *_propose(find(), how))
     except NocError as e: text = render("message.html", text=e)
     empty, none = gr.update(choices=[], value=[]), gr.update(choices=[], value=None)
@@ -500,7 +500,7 @@ def _opened(gr, find, how):
     return [None, {}, empty, none, "", none, *hidden, text, "", ""]
 
 def _tried(gr, v, prices, change):
-    "Return the page after a change; if it fails, as it was, with the reason."
+    "Return the widgets' contents after a change; if it fails, the old ones with the reason."
     try: return _shown(gr, *change())
     except NocError as e: return _shown(gr, replace(v, note=str(e)), prices)
 
@@ -522,7 +522,8 @@ def _for_programs(gr, answer):
     with gr.Row(visible=False):
         asked = [gr.File(label="photo"), gr.File(label="detections"), gr.Textbox("", label="words"),
                  gr.Textbox("", label="price_weight")]
-        line, go = gr.JSON(label="line"), gr.Button()
+        line = gr.JSON(label="line")
+        go = gr.Button()
     about = "Caption a photo, a file of its detections, or both; words as in noc_caption --objects."
     go.click(_handler(gr, answer), asked, line, api_name="caption", api_description=about)
 

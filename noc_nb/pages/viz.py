@@ -18,7 +18,7 @@ GREY = "#999999"
 
 # %% ../../nbs/pages/130_viz.ipynb #fdb7c872
 def _colors_of(labels):
-    "Return a colour for each label, in order of first appearance; they repeat after the seventh."
+    "Return a colour for each label, in order of first appearance; after seven, colours repeat."
     first = {label: i for i, label in enumerate(dict.fromkeys(labels))}
     return [PALETTE[first[label] % len(PALETTE)] for label in labels]
 
@@ -51,7 +51,7 @@ def place_tags(
 
 # %% ../../nbs/pages/130_viz.ipynb #e908b755
 def _texts(labels, scores, once):
-    "Return the labels of the boxes, with their scores."
+    "Return the text of each box: its label and score, or nothing if `once` leaves it out."
     texts = [""]*len(labels)
     for n, label in enumerate(labels):
         if once and label in labels[:n]: continue
@@ -65,7 +65,7 @@ class _Tags(Artist):
         style = dict(fontsize=7, color="white", va="top", in_layout=False, parse_math=False)
         self.corners = corners
         self.size = size
-        self.zorder = 2.9              # just before texts
+        self.zorder = 2.9              # drawn before other texts
         named = zip(corners, texts, colors)
         self.tags = [ax.text(*xy, text, **style, bbox=dict(fc=color, ec="none", pad=1))
                      for xy, text, color in named]
@@ -160,7 +160,7 @@ def show_bars(
 
 # %% ../../nbs/pages/130_viz.ipynb #5501badb
 def _canvases(n, size):
-    "Make a figure with n axes, six in a line, each with the shape (width,height)."
+    "Make a figure with n axes, six in a row, each with the shape (width,height)."
     cols = max(1, min(n, 6))
     rows = -(-n//cols)
     line = 1.35*size[1]/size[0] + .28                  # inches: a canvas and the text around it

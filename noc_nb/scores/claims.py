@@ -26,18 +26,17 @@ from ..novelty import interval, nonnovel_weight
 from .report import make_task, match, read_system
 
 # %% ../../nbs/scores/123_claims.ipynb #3b0a79bc
-_SHOWN = {"names more new objects": "has a higher F1 of new objects", "it has": "the selector has",
-          "its captions": "the selector's captions", "they cost": "constraints cost",
-          "inside that training": "inside CIDEr training"}
-
 @dataclass(frozen=True)
 class _Claim:
     "A difference that should be above zero: one line of a table minus another."
-    text:str                 # in plain words
+    text:str                 # in the words that identify committed rows
     columns:str              # a column such as "out_C", or several to be summed
     worse:object             # a line, from `table_line`; a row's name means DGBS and λ0 = 0.2
-    better:object="selector" # the line that should be better, likewise
+    better:object="selector" # the line that should be better, in the same form
     table:int=1              # the paper's table that has its numbers
+    shown:str=None           # in the words of tables; None: the same as `text`
+
+    def __post_init__(self): object.__setattr__(self, "shown", self.shown or self.text)
 
     @property
     def terms(self)->list: # cells of a table, each a sign, a line and a column
@@ -45,32 +44,31 @@ class _Claim:
         columns = self.columns.split()
         return [(sign, line, c) for c in columns for sign, line in zip((1, -1), lines)]
 
-    @property
-    def shown(self)->str:
-        "The text as tables print it; `text` has the older wording that identifies committed rows."
-        text = self.text
-        for old, new in _SHOWN.items(): text = text.replace(old, new)
-        return text
-
 # %% ../../nbs/scores/123_claims.ipynb #3e040ad1
-_TOP1 = "its captions of new objects are better than those of Top-1"
-_TOP_K = [_Claim(f"the selector names more new objects than Top-{k}", "out_F1", f"top{k}")
-          for k in (1, 2, 3)]
+_BETTER = "captions of new objects are better than"
+_HIGHER = "has a higher F1 of new objects"
+_TOP_K = [_Claim(f"the selector names more new objects than Top-{k}", "out_F1", f"top{k}",
+                 shown=f"the selector {_HIGHER} than Top-{k}") for k in (1, 2, 3)]
 _TOP1_BY_TRAINING = [
-    _Claim(f"{_TOP1}, {name}", "out_C", table_line("top1", t), table_line("selector", t))
+    _Claim(f"its {_BETTER} those of Top-1, {name}", "out_C", table_line("top1", t),
+           table_line("selector", t), shown=f"the selector's {_BETTER} those of Top-1, {name}")
     for t, name in (("xe", "cross-entropy"), ("cider", "CIDEr"), ("cider_dgbs", "DGBS"))]
 _CHOICES = (
     *_TOP_K,
     *_TOP1_BY_TRAINING,
-    _Claim("inner-attention names more new objects", "out_F1", "selector_no_inner"),
+    _Claim("inner-attention names more new objects", "out_F1", "selector_no_inner",
+           shown=f"inner-attention {_HIGHER}"),
     _Claim("inner-attention makes better captions of new objects", "out_C", "selector_no_inner"),
     _Claim("inner-attention makes better captions of known objects", "in_C", "selector_no_inner"),
     _Claim("the selector names more new objects than a threshold on the detector's score",
-          "out_F1", "score"),
-    _Claim("its captions of new objects are better than the threshold's", "out_C", "score"),
-    _Claim("it names more new objects than constrained beam search", "F1", "cbs", table=2),
-    _Claim("its captions of new objects are better than constrained beam search's",
-          "out_C", "cbs", table=2),
+           "out_F1", "score",
+           shown=f"the selector {_HIGHER} than a threshold on the detector's score"),
+    _Claim(f"its {_BETTER} the threshold's", "out_C", "score",
+           shown=f"the selector's {_BETTER} the threshold's"),
+    _Claim("it names more new objects than constrained beam search", "F1", "cbs", table=2,
+           shown=f"the selector {_HIGHER} than constrained beam search"),
+    _Claim(f"its {_BETTER} constrained beam search's", "out_C", "cbs", table=2,
+           shown=f"the selector's {_BETTER} constrained beam search's"),
 )
 
 # %% ../../nbs/scores/123_claims.ipynb #28657bb5
@@ -80,7 +78,8 @@ _ON_CIDER = [_Claim(f"training on CIDEr makes better captions of {kind} objects"
              for c, kind in _SIDES]
 _FREE, _DGBS_FREE = table_line("none", "cider"), table_line("none")
 _WITH_DGBS = [
-    *(_Claim(f"constraints inside that training (DGBS) help with {kind} objects", c, _CIDER)
+    *(_Claim(f"constraints inside that training (DGBS) help with {kind} objects", c, _CIDER,
+             shown=f"constraints inside CIDEr training (DGBS) help with {kind} objects")
       for c, kind in _SIDES),
     *(_Claim(f"DGBS helps with {kind} objects where no constraints are asked for", c, _FREE,
              _DGBS_FREE) for c, kind in _SIDES)]
@@ -88,17 +87,20 @@ _BESIDE_FREE = [_Claim(f"the whole method is better with {kind} objects than CID
                        "constraints", c, _FREE) for c, kind in _SIDES]
 _TRAININGS = (
     _Claim("constraints make better captions of new objects", "out_C", "none"),
-    _Claim("they cost less on known objects than they gain on new ones", "out_C in_C", "none"),
+    _Claim("they cost less on known objects than they gain on new ones", "out_C in_C", "none",
+           shown="constraints cost less on known objects than they gain on new ones"),
     *_ON_CIDER,
     *_WITH_DGBS,
     *_BESIDE_FREE,
 )
+_LAMBDAS = [(x, table_line("selector", lambda0=x)) for x in (.4, .3, .1)]
 _BOUNDS = (
-    *(_Claim(f"λ0 = 0.2 {better} new objects than {x}", column, table_line("selector", lambda0=x),
-            table=3)
-      for column, better in (("out_F1", "names more"), ("out_C", "makes better captions of"))
-      for x in (.4, .3, .1)),
-    _Claim("the oracle names more new objects than the selector", "out_F1", "selector", "oracle"),
+    *(_Claim(f"λ0 = 0.2 names more new objects than {x}", "out_F1", line, table=3,
+             shown=f"λ0 = 0.2 {_HIGHER} than {x}") for x, line in _LAMBDAS),
+    *(_Claim(f"λ0 = 0.2 makes better captions of new objects than {x}", "out_C", line, table=3)
+      for x, line in _LAMBDAS),
+    _Claim("the oracle names more new objects than the selector", "out_F1", "selector", "oracle",
+           shown=f"the oracle {_HIGHER} than the selector"),
     _Claim("the oracle's captions of new objects are better", "out_C", "selector", "oracle"),
 )
 CLAIMS = _CHOICES + _TRAININGS + _BOUNDS
@@ -203,7 +205,7 @@ def write_claims(
     name = file(table_line("none", "xe")).name
     require(claims, f"{folder}: no captions of any claim", f"files like {name}")
     task = make_task(root, split)
-    known = read_rows(results, data=split, split="test")
+    run_rows = read_rows(results, data=split, split="test")
     of_file = _drawing(task, samples)
     rows = []
     def drawn(line): return of_file(file(line))
@@ -211,7 +213,7 @@ def write_claims(
     for c in progress(claims, "claims"):
         line = c.terms[0][1]
         metrics = _claim_scores(c, drawn)
-        run = _row_of(known, line, drawn(line))
+        run = _row_of(run_rows, line, drawn(line))
         rows.append(_claim_row(line, task, metrics, samples, claim=c.text, **about, **run))
     for row in rows: append_row(Path(results)/"claims.jsonl", row)
     return rows
@@ -245,10 +247,10 @@ def write_systems(
     for name, rival in progress(_RIVALS.items(), "systems"):
         a, b = side(rival), side(name)
         places = {c: score_place(c) for c in ("in_C", "out_C", "pooled_C", "out_F1")}
-        found = {c: gap(*(np.array([run[place] for run in runs]) for runs in (a, b)), paired=True)
+        gaps = {c: gap(*(np.array([run[place] for run in runs]) for runs in (a, b)), paired=True)
                  for c, place in places.items()}
         rows.append(new_row("bench", "systems", system=name, rival=rival, data=split, split="test",
-                            detections="simulated", seed=[0, 1, 2], metrics=found, seconds=0.,
+                            detections="simulated", seed=[0, 1, 2], metrics=gaps, seconds=0.,
                             config=dict(samples=samples, seed=0), command=SYSTEMS_COMMAND))
     for row in rows: append_row(Path(results)/"systems.jsonl", row)
     return rows
@@ -257,8 +259,8 @@ def write_systems(
 def _same_images(base, folder):
     "Return split, part and detections of two runs. Raise `NocError` if they differ."
     runs = [read_json(Path(f)/"run.json") for f in (base, folder)]
-    expected, found = [(r["preset"]["split"], r["part"], r["detections"]) for r in runs]
-    require(found == expected, f"{folder}: a run on {found}", f"{expected}, as in {base}")
+    expected, actual = [(r["preset"]["split"], r["part"], r["detections"]) for r in runs]
+    require(actual == expected, f"{folder}: a run on {actual}", f"{expected}, as in {base}")
     return expected
 
 def _variant_rows(base, folder, drawn, against):
@@ -323,18 +325,19 @@ def inner_attention(
 )->str:             # some sentences
     "Compare the selectors with and without inner-attention, each at its best threshold."
     rows = [r for r in rows if "prices" in r["config"]]        # those of the package's pipeline
-    own, common = [], []
-    for r in rows: (own if "epoch by" in (r["variant"] or "") else common).append(r)
+    own_epoch, common = [], []
+    for r in rows: (own_epoch if "epoch by" in (r["variant"] or "") else common).append(r)
     inner = _fitting(common, "selector")
     without, rival = (_fitting(common, "selector_no_inner", c) for c in ("out_F1", "in_C"))
     t, t_without, t_rival = (r["config"]["selector"]["threshold"] for r in (inner, without, rival))
-    text = ("On val, with hard constraints and one trained model of each kind, each at its "
-            f"threshold of the best F1 ({t:g} with inner-attention, {t_without:g} without), the "
-            f"selector with inner-attention is ahead by {_gains(inner, without, judged)}. If the "
-            f"selector without it is at {t_rival:g}, its threshold of the best C in, the lead is "
+    text = ("On val, with hard constraints and one trained model of each kind, each at the "
+            "threshold with the best F1 of those tried in the package's pipeline "
+            f"({t:g} with inner-attention, {t_without:g} without), the lead of the selector with "
+            f"inner-attention is {_gains(inner, without, judged)}. With the selector without it at "
+            f"{t_rival:g}, which gives its best C in, the lead is "
             f"{_gains(inner, rival, judged, ('out_C', 'in_C'))}.")
-    if not own: return text
-    gains = _gains(inner, _fitting(own, "selector_no_inner"), judged)
+    if not own_epoch: return text
+    gains = _gains(inner, _fitting(own_epoch, "selector_no_inner"), judged)
     return (f"{text} If the epoch of the selector without it is also chosen at that selector's own "
             f"threshold instead of at .5, the lead is {gains}. Brackets are 95 % intervals over "
             "images; differences without brackets have no interval.")
@@ -350,10 +353,10 @@ def _sure(judged, deltas):
     if len(deltas) > 2: return over_runs(judged.get("interval", [0, 0]), deltas)
     return judged | dict(p=p_value(**judged)) if judged else {}
 
-def _agreement(claim, found):
+def _agreement(claim, outcome):
     "Return whether a verdict agrees with the paper, if the paper's number is below zero."
     if (_paper_delta(claim) or 0) >= 0: return ""
-    return {"holds": ", unlike in the paper", "does not hold": ", as in the paper"}.get(found, "")
+    return {"holds": ", unlike in the paper", "does not hold": ", as in the paper"}.get(outcome, "")
 
 def _cells(claim, judged, deltas, tested):
     "Return the texts of a line: the paper's Δ, ours, over seeds, p by Holm, and the verdict."
@@ -363,7 +366,7 @@ def _cells(claim, judged, deltas, tested):
     p = tested[1] if tested else 0.
     single = tested and len(deltas) < 3    # the interval lacks the variation between training runs
     scope = " on these captions" if single else ""
-    found = verdict(macro.get("interval"), deltas, p)
+    outcome = verdict(macro.get("interval"), deltas, p)
     return {
         "score": " + ".join(dict.fromkeys(_SCORES[column] for _, _, column in claim.terms)),
         "paper": signed(_paper_delta(claim)),
@@ -371,13 +374,13 @@ def _cells(claim, judged, deltas, tested):
         "pooled (95 %)": signed(pooled.get("difference"), pooled.get("interval")),
         "over seeds": f"{over} ({len(deltas)})" if len(deltas) > 1 else "—",
         "p (Holm)": short_p(p) + _near(*tested) if tested else "—",
-        "verdict": found + scope + _agreement(claim, found)}
+        "verdict": outcome + scope + _agreement(claim, outcome)}
 
 # %% ../../nbs/scores/123_claims.ipynb #e37a7b39
 def _tested(judged, deltas):
     "Return claim -> p, p corrected for all tested claims, and the number of samples."
     def macro(text): return judged[text]["metrics"]["macro"] if text in judged else {}
-    sure = {text: _sure(macro(text), own).get("p") for text, own in deltas.items()}
+    sure = {text: _sure(macro(text), seeds).get("p") for text, seeds in deltas.items()}
     ps = {text: p for text, p in sure.items() if p is not None}
     samples = [judged[text]["config"]["samples"] if text in judged else 10**9 for text in ps]
     return dict(zip(ps, zip(ps.values(), holm([*ps.values()]), samples)))
@@ -403,9 +406,9 @@ def systems_view(
 )->dict:       # (system, column) -> difference with its interval as text, whether it is significant
     "Return the differences of systems from their rivals."
     last = {r["system"]: r for r in rows}
-    found = {(name, c): x for name, r in last.items() for c, x in r["metrics"].items()}
-    ps = holm([x["p"] for x in found.values()])
+    gaps = {(name, c): x for name, r in last.items() for c, x in r["metrics"].items()}
+    ps = holm([x["p"] for x in gaps.values()])
     def text(name, x, p):
         near = _near(x["p"], p, last[name]["config"]["samples"])
         return signed(x["difference"], x["interval"]) + near
-    return {key: (text(key[0], x, p), p < .05) for (key, x), p in zip(found.items(), ps)}
+    return {key: (text(key[0], x, p), p < .05) for (key, x), p in zip(gaps.items(), ps)}

@@ -40,7 +40,7 @@ def _runs(side):
     return [side] if (Path(side)/"report.json").exists() or not inside else inside
 
 def _read_sides(sides):
-    "Read what the runs of both sides keep; warn of scores that only some of them have."
+    "Read the `_Evaluated` runs of both sides; warn of scores that only some of them have."
     for side in sides:
         twice = len({Path(p).resolve() for p in side}) < len(side)
         require(not twice, " ".join(map(str, side)), "each run once")
@@ -64,7 +64,7 @@ def compare(
     return _differences(*_read_sides([_runs(a), _runs(b)]), samples)
 
 def _differences(a, b, samples):
-    "Compare two sides, given what each of their runs keeps."
+    "Compare two sides, each a list of `_Evaluated` runs."
     check_range("--", 1, 100_000, samples=samples)
     one, two = ([judged.bootstrap(samples) for judged in side] for side in (a, b))
     rows = {" ".join(place): _gap(place, one, two) for place in one[0]}
@@ -93,7 +93,7 @@ def _gain(name, interval):
 
 # %% ../../nbs/scores/124_compare.ipynb #968326af
 def _names(sides):
-    "Return names of the sides: what their folders' names share, or all of their folders."
+    "Return names of the sides: the beginning that their folders share, or all of their folders."
     def folder(path): return Path(path) if Path(path).is_dir() else Path(path).parent
     def name(side):
         begin = commonprefix([folder(path).name for path in side])
@@ -145,7 +145,7 @@ def _parts(rows, names, runs):
 
 # %% ../../nbs/scores/124_compare.ipynb #595c4ad7
 def _largest(a, b, names, photos, most=20):
-    "Return a part with the images in which two sides differ most, by their first runs."
+    "Return a part with the images in which two sides differ most; captions are of first runs."
     title, points = a[0].main_score(*a[1:], *b)
     if not title: return []
     delta = np.mean(points[len(a):], 0) - np.mean(points[:len(a)], 0)

@@ -47,7 +47,8 @@ def _start_guarded(command, **kw):
         errors.close()
         raise
     finally: os.close(read)
-    process.stderr, process.lifeline = errors, os.fdopen(write, "wb", buffering=0)
+    process.stderr = errors
+    process.lifeline = os.fdopen(write, "wb", buffering=0)
     return process
 
 # %% ../../nbs/scores/120_java.ipynb #5c17633f
@@ -72,7 +73,7 @@ def _complaint(process):
 # %% ../../nbs/scores/120_java.ipynb #2d073275
 @contextmanager
 def _time_limit(process, seconds):
-    "If the block takes longer, end the guarded program and raise `OSError`."
+    "End the guarded program and raise `OSError` if the block takes longer."
     late = threading.Event()
     def stop():
         late.set()
@@ -226,15 +227,16 @@ def _java_options(folder):
 class _Spice:
     "Scores captions against prepared references with the SPICE of `pycocoevalcap`."
     def __init__(self, refs, folder=None, seconds=3600):
-        """`folder`: contains jars and parses; `seconds`: time limit for a run of Java, which is
-        not started yet. Raise `OSError` if Java or a jar is missing."""
-        self.folder, self.seconds = Path(folder or _cache_folder()/"spice"), seconds
+        """Check Java and the jars, and start nothing yet. `folder`: jars and parses; `seconds`:
+        time limit for a run of Java. Raise `OSError` if Java or a jar is missing."""
+        self.folder = Path(folder or _cache_folder()/"spice")
+        self.seconds = seconds
         self.known = {}                                  # (image, line) -> its score
         self.java, self.heap = find_java()[0], _heap(2000, 1500)
-        lost = "its jars are missing or were changed; `noc_setup_spice` fetches them"
+        lost = "its jars are missing or were changed; `noc_data spice` fetches them"
         if _missing_jars(self.folder): raise FileNotFoundError(lost)
-        self.refs = {i: list(map(ptb_line, own)) for i, own in refs.items()}
-        self.keeps = platform.machine().lower() in ("x86_64", "amd64")   # its database is native
+        self.refs = {i: list(map(ptb_line, captions)) for i, captions in refs.items()}
+        self.keeps = platform.machine().lower() in ("x86_64", "amd64")   # its database needs x86
 
     def _command(self, items, *arguments):
         "Return the command of SPICE. For a few items, it skips Java's full compilation."
@@ -284,8 +286,7 @@ class _Spice:
         for some in progress(batches(new), "SPICE, scoring"):
             scores = self._run([dict(test=line, refs=self.refs[i]) for i, line in some])
             self.known.update(zip(some, scores))
-        def scores_of(pairs): return np.array([self.known[pair] for pair in pairs])
-        return list(map(scores_of, asked))
+        return [np.array([self.known[pair] for pair in pairs]) for pairs in asked]
 
 # %% ../../nbs/scores/120_java.ipynb #1464569c
 class _Program:
@@ -309,7 +310,8 @@ class _MeteorScore(_Program):
     metric = "M"
     program = None
     def __init__(self, refs, folder=None):
-        self.refs, self.known = refs, {}  # known: (image, line) -> its numbers
+        self.refs = refs
+        self.known = {}                   # (image, line) -> its numbers
         try: self.program = _Meteor(folder)
         except OSError as e: self.leave_out(e)
 
@@ -371,7 +373,7 @@ def _fetch_with_maven(jars, folder):
         if text: raise OSError(f"`mvn` failed: {text[:300]}")
 
 def _fetch_corenlp(jars, folder):
-    "Fetch the archive of CoreNLP, or resume that. Raise `NocError` if it cannot be reached."
+    "Fetch CoreNLP's archive, or resume its download. Raise `NocError` if it cannot be reached."
     name = "stanford-corenlp-full-2015-12-09.zip"
     path = fetch(f"http://nlp.stanford.edu/software/{name}", _cache_folder()/name)
     unpack(path, folder, [_jar_name(c) for c in jars])
@@ -381,7 +383,8 @@ def _fetch_corenlp(jars, folder):
 def _accept(folder, target):
     "Copy the correct jars. Raise `NocError` if a file has another checksum."
     for coordinates in _missing_jars(target):
-        name, checksum = _jar_name(coordinates), _SPICE_JARS[coordinates]
+        name = _jar_name(coordinates)
+        checksum = _SPICE_JARS[coordinates]
         actual = file_sum(folder/name)
         if actual is None: continue
         require(actual == checksum, f"{folder/name}: SHA-256 {actual}", checksum)
@@ -394,7 +397,7 @@ def _setup_spice(jars=None):
     target = _cache_folder()/"spice"
     problems = []
     target.mkdir(parents=True, exist_ok=True)
-    require(jars is None or Path(jars).is_dir(), f"--jars {jars}", "a folder")
+    require(jars is None or Path(jars).is_dir(), f"--from {jars}", "a folder")
     _accept(Path(jars or Path(spice_package.__file__).parent/"lib"), target)
     for bring in (_fetch_with_maven, _fetch_corenlp) if jars is None else ():
         missing = _missing_jars(target)
@@ -407,12 +410,14 @@ def _setup_spice(jars=None):
     if not missing: return target
     files = ", ".join(f"{_jar_name(c)} ({c}, SHA-256 {_SPICE_JARS[c]})" for c in missing)
     raise NocError(f"SPICE: {'; '.join(problems) or jars}: some jars are missing. "
-                   f"Give these files with --jars FOLDER: {files}")
+                   f"Give these files with --from FOLDER: {files}")
 
 # %% ../../nbs/scores/120_java.ipynb #3d190fba
-def _run_setup_spice(o):
+def _run_data(o):
     "Fetch SPICE's jars, and print where they are. Raise `NocError` if some are missing."
-    with locked(_cache_folder()/"spice"): folder = _setup_spice(o.jars)
+    require(not (o.out or o.images or o.list), "noc_data spice",
+            "no option but --from; the variable NOC_CACHE names the folder of the jars")
+    with locked(_cache_folder()/"spice"): folder = _setup_spice(o.from_)
     print(f"SPICE is ready: {folder}")
     print("For other tools that run spice-1.0.jar, with CoreNLP in its lib/:")
     print(f"export JDK_JAVA_OPTIONS='{_java_options(folder)}'")

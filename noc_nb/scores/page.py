@@ -54,7 +54,7 @@ class Part(NamedTuple):
     text:str = ""
     table:tuple = ()   # names of the columns, rows of cells
     items:list = ()    # items of a list
-    bars:dict = ()     # name -> (points or None, interval or None, text, holds, fails or open)
+    bars:dict = ()     # name -> (points or None, interval or None, text, a key of `_COLORS`)
     cards:list = ()    # only for a page: dicts with photo, name, score, said and refs
 
     def lines(self):
@@ -136,7 +136,8 @@ _BESIDE = "images.parquet", "compare.json", "table.tex", "table.csv", "pairs.csv
 
 def _check_folder(out, name, inputs):
     "Return the folder's state. Raise `NocError` if it contains an input or other files."
-    before, names = state_of(out), held(out)
+    before = state_of(out)
+    names = held(out)
     files = {f"{name}{kind}": mark for kind, mark in _MARKS.items()}
     for file in files: check_outputs({"--out": Path(out)/file}, inputs)
     for file in names:

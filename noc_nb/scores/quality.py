@@ -33,7 +33,8 @@ def _objects_said(caption, forms):
     "Return (form, ids of its classes) of every mentioned object, in order; longer forms win."
     classes, longest = forms
     words = normalize(caption).split()
-    pairs, at = [], 0
+    pairs = []
+    at = 0
     while at < len(words):
         runs = (" ".join(words[at:at+n]) for n in range(min(longest, len(words)-at), 0, -1))
         form = next((run for run in runs if run in classes), None)
@@ -118,7 +119,7 @@ def quality_numbers(
     refs:dict,       # image id -> references, for the same images
     forms:tuple,     # words to look for, from `word_list`
     truth:dict=None, # image id -> ids of the classes that have a box; default: references only
-    known=None,      # words of the training captions; None: the new words are unknown (NaN)
+    training_words=None, # words of the training captions; None: new words are unknown (NaN)
 )->np.ndarray:       # (N,15) in the order of `captions`; sums of rows go to `quality_scores`
     "Count the objects, faults and words of every caption."
     rows = []
@@ -130,7 +131,7 @@ def quality_numbers(
         invented = sum(ids.isdisjoint(present) for ids in objects)
         right = sum(not ids.isdisjoint(expected) for ids in objects)
         said = _classes_of([caption], forms)
-        new = np.nan if known is None else sum(w not in known for w in words)
+        new = np.nan if training_words is None else sum(w not in training_words for w in words)
         ending = bool(words) and words[-1] in FUNCTION_WORDS
         rows.append([1, len(words), not words, len(objects), invented, invented > 0, right,
                      len(expected), len(expected & said), len(present), len(present & said),
@@ -156,13 +157,13 @@ def quality_scores(
 
 # %% ../../nbs/scores/121_quality.ipynb #48bb8056
 def vocabulary(
-    captions,   # sentences
-    known=None, # words of the training captions, or None
+    captions,            # sentences
+    training_words=None, # words of the training captions, or None
 )->dict:        # numbers of different words and captions; new words -> uses, most used first
     "Count the different words and captions."
     uses = Counter(word for caption in captions for word in normalize(caption).split())
     new = None
-    if known is not None:
-        unseen = sorted(uses.keys() - known, key=lambda w: (-uses[w], w))
+    if training_words is not None:
+        unseen = sorted(uses.keys() - training_words, key=lambda w: (-uses[w], w))
         new = {w: uses[w] for w in unseen}
     return dict(words=len(uses), captions=len(set(captions)), new=new)

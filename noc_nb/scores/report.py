@@ -53,9 +53,9 @@ def _check_caption(caption, where):
 # %% ../../nbs/scores/122_report.ipynb #89857a4c
 def read_system(
     path,      # captions in any form that `read_captions` takes
-    names=(),  # (file name, image id) of the references' images, if their file names them
+    names=(),  # (file name, image id) of the images, if the file of references names them
     where="references", # file of the references, for messages
-    numbers:bool=True,  # True if that file has ids
+    numbers:bool=True,  # True if the file of references has ids
     bad:list=None,      # collects a line for each unusable caption; None: raise an error
 )->dict:       # image id -> caption; a photo that the references do not name keeps its name
     "Read a system's captions. Raise `NocError`, naming the entry, if one is unusable."
@@ -86,12 +86,12 @@ class _Task:
     domains:dict      # name -> ids; empty if the data has no domains of its own
     about:dict        # data, split, novel list, in words
     truth:dict = None # image id -> classes that have a box, if boxes are known
-    known:set = None  # words of the split's training captions, if it has any
+    training_words:set = None # words of the split's training captions, if it has any
     wordless:tuple = () # images whose references contain no word
     photos:dict = field(default_factory=dict) # image id -> its photo, if there are any
     cut:int = None    # number of words of a caption that count; None: all
     whole:bool = False # True: text after a caption's last full stop does not count
-    found:Captions = None # all references, with the names of their photos
+    references:Captions = None # all references, with the names of their photos
 
     def judge(self, captions, scorer, **protocol):
         "Judge one caption for every image; `scorer` has the references, `protocol` is for `judge`."
@@ -147,7 +147,7 @@ def _check_worded(refs, where):
     require(refs, where, "at least one image with references")
     worded = any(tokenize(c) for captions in refs.values() for c in captions)
     i, captions = next(iter(refs.items()))
-    require(worded, f"{where}: image {i}: {captions[0][:40]!r}, and no other",
+    require(worded, f"{where}: image {i}: {captions[0][:40]!r}; none has a word",
             "a reference with words")
 
 # %% ../../nbs/scores/122_report.ipynb #412889b4
@@ -180,13 +180,13 @@ def make_task(
 )->_Task:
     "Make the task that captions are scored on. Raise `NocError` for an unknown split or image."
     require(part in PARTS, f"--part {part}", f"one of {', '.join(PARTS)}")
-    found, domains, root = _read_references(data)
-    every = {i: captions for i, captions in found.texts.items() if captions}
+    references, domains, root = _read_references(data)
+    every = {i: captions for i, captions in references.texts.items() if captions}
     check_range("--", 1, cut=cut)
     load = partial(read_classes, first=first)
     classes, heldout = objects_of(root, classes, heldout, _usual_heldout, load)
     forms = word_list(classes, synonyms)
-    ids, listed, train, name = _split_ids(split, part, every, root, found.parts)
+    ids, listed, train, name = _split_ids(split, part, every, root, references.parts)
     refs = {i: every[i] for i in ids}
     _check_worded(refs, f"{data}: {name}")
     domains = {d: list(filter(refs.__contains__, images)) for d, images in domains.items()}
@@ -202,10 +202,10 @@ def make_task(
     about = dict(data=Path(data).name, split=name,
                  truth="references and boxes" if truth else "references", novel=source,
                  words=_words_name(classes, synonyms), counted=_counted(cut, whole))
-    wordless = tuple(found.texts.keys() - every) if split is None else ()
-    photos = photos_by_id(images, data, found.names)
+    wordless = tuple(references.texts.keys() - every) if split is None else ()
+    photos = photos_by_id(images, data, references.names)
     return _Task(refs, novel, heldout, forms, domains, about, truth, words, wordless, photos, cut,
-                 whole, found)
+                 whole, references)
 
 # %% ../../nbs/scores/122_report.ipynb #b11ede4d
 def _usual_heldout(classes):
@@ -220,7 +220,7 @@ def _usual_heldout(classes):
 
 # %% ../../nbs/scores/122_report.ipynb #817b851d
 def _shortened(caption, words=None, whole=False):
-    "Cut a caption to so many words (None: all) and, with `whole`, to its finished sentences."
+    "Cut a caption to its first words (None: all) and, with `whole`, to its finished sentences."
     if words: caption = " ".join(caption.split()[:words])
     ended = re.match(r"(?s).*[.!?](?!\w)", caption) if whole else None
     return ended[0] if ended else caption
@@ -281,7 +281,7 @@ class _Evaluated(Judged):
         return dict(name=f"image {i}", photo=photo, refs=self.refs[k], said=said, score=score)
 
     def main_score(self, *others):
-        "Return title and (N,) points per run of CIDEr-D, or a score that all runs have."
+        "Return title and (N,) points per run: of CIDEr-D, or of another score that all runs have."
         scores = [{m: x for m, x in points(run.numbers).items() if not np.isnan(x).any()}
                   for run in (self, *others)]
         shared = set.intersection(*map(set, scores))
@@ -308,8 +308,8 @@ def _evaluate(captions, task, protocol=Protocol(), metrics=METRICS):
         judged.numbers["C"] *= np.nan                     # each of its n-grams occurs in all images
     for name, ids in task.domains.items(): judged.sets[f"domain {name}"] = np.isin(judged.ids, ids)
     chosen = {i: captions[i] for i in judged.ids}
-    named = {i: name for name, i in task.found.names if i in chosen}
-    quality = quality_numbers(chosen, task.refs, task.forms, task.truth, task.known)
+    named = {i: name for name, i in task.references.names if i in chosen}
+    quality = quality_numbers(chosen, task.refs, task.forms, task.truth, task.training_words)
     return _Evaluated(**vars(judged), captions=[*chosen.values()],
                       refs=[*map(task.refs.get, chosen)], quality=quality,
                       left_out=left_out, named=named,
@@ -370,7 +370,7 @@ def _make_report(judged, task, counts, samples=1000):
     texts = [*judged.captions, *chain.from_iterable(task.refs.values())]
     counts["unspaced"] = sum(bool(UNSPACED.search(text)) for text in texts)
     return dict(schema=1, about=task.about, counts=counts, scores=scores, intervals=intervals,
-                f1=f1, vocabulary=vocabulary(judged.captions, task.known),
+                f1=f1, vocabulary=vocabulary(judged.captions, task.training_words),
                 protocol=judged.choices() | dict(bootstrap=draws), tokeniser=TOKENISER,
                 left_out=judged.left_out, versions=_versions())
 
@@ -540,7 +540,7 @@ class _Report(dict):
 
     @property
     def table(self):
-        "A DataFrame: a line for each score of a set of images, with its 95 % interval."
+        "Return a DataFrame: a line for each score of a set of images, with its 95 % interval."
         import pandas as pd
         rows = []
         for (part, m), points in _flat(self["scores"]).items():
@@ -550,7 +550,7 @@ class _Report(dict):
 
     @property
     def images(self):
-        "A DataFrame: a line for each image, with its caption and its own scores, in points."
+        "Return a DataFrame: a line for each image, with its caption and its scores in points."
         import pandas as pd
         judged = self.judged
         scores = points(judged.numbers) | quality_scores(judged.quality)
@@ -577,7 +577,7 @@ def evaluate_file(
     with report_folder(out, "report", inputs) as finish:
         task = make_task(data, split, **kw)
         bad = [] if skip_bad else None
-        system = read_system(captions, task.found.names, data, task.found.numbers, bad)
+        system = read_system(captions, task.references.names, data, task.references.numbers, bad)
         if bad: warnings.warn(f"{bad[0]}; left out (such captions: {len(bad):,})")
         protocol.words_of(task.heldout)                       # raises now, not later
         chosen, counts = match(system, task, captions, missing)

@@ -41,7 +41,7 @@ class _Scored:
 
     @property
     def identity(self):
-        "Images, and seed or else captions, in which all runs of a system must differ."
+        "Return images, and seed or else captions: no two runs of a system agree in all of these."
         captions = self.seed is None and tuple(self.report.judged.captions)
         return self.images, self.seed, captions
 
@@ -64,7 +64,7 @@ def _references(data, split, part, heldout, classes, first):
     return task, CaptionScorer(task.refs, ("C", "B4", "R"))
 
 def _judge_of(folder, about, o):
-    "Return a function from row to report, which without references has only the scores."
+    "Return a function from a row to its report; without references, reports have only scores."
     toy = folder/"data"                                        # made by the run
     data = o.data or (toy if toy.exists() else find_data())
     if not data: return lambda r: _Report(dict(scores=r["metrics"]), None)
@@ -87,7 +87,8 @@ def _judge_of(folder, about, o):
 def _of_folder(folder, o):
     "Return (line, run) for each line with captions in a folder of `noc_reproduce`."
     with foreign_file(folder/"rows.jsonl", "the rows of noc_reproduce, and its run.json"):
-        about, rows = read_json(folder/"run.json"), read_rows(folder/"rows.jsonl")
+        about = read_json(folder/"run.json")
+        rows = read_rows(folder/"rows.jsonl")
         rows = [r for r in rows if r["training"]]
         judge_row = _judge_of(folder, about, o)
         runs = []
