@@ -75,8 +75,7 @@ def _of_files(path, files, read, pixels, classes=None):
             while name in parts: parts = parts[parts.index(name) + 1:]
         try: size, boxes = read(file)
         except NocError as e:
-            size = None
-            boxes = [_box(0, [0]*4, why=str(e))]
+            size, boxes = None, [_box(0, [0]*4, why=str(e))]
         return _Photo("/".join(parts), size, boxes)
     return _collected(path, map(photo, files), pixels, classes)
 

@@ -30,8 +30,7 @@ def write_items(
     def text(content): return json.dumps(content, ensure_ascii=False)
     start, end = "[", "]"
     if before:
-        start = text(before)[:-1] + ', "annotations": ['
-        end = "]}"
+        start, end = text(before)[:-1] + ', "annotations": [', "]}"
     if after: end = f"], {text(after)[1:]}"                 # without its opening brace
     with whole_file(path, "wb") as f:
         packed = gzip.GzipFile("", "wb", 1, f, 0) if str(path).endswith(".gz") else nullcontext(f)
