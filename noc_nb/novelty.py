@@ -118,9 +118,10 @@ def judge(
     if scorer is None: scorer = CaptionScorer({i: refs.get(i) for i in ids}, metrics)
     require(scorer.refs.keys() == set(ids), f"scorer: prepared for {len(scorer.refs)} images",
             f"the {len(ids)} evaluated images")
+    numbers = scorer.numbers(captions)                      # checks the captions
     ids = list(scorer.refs)
     said = _mentions([[captions[i]] for i in ids], words)
-    return _judged(said, ids, novel, words, refs, protocol, scorer.numbers(captions))
+    return _judged(said, ids, novel, words, refs, protocol, numbers)
 
 # %% ../nbs/32_novelty.ipynb #4546a9bf
 def _means(by_object):

@@ -17,7 +17,8 @@ from .search import MODES, Grid, grid_beam_search
 # %% ../../nbs/fast/27_machine.ipynb #fc685e9f
 class Machine(Grid):
     "A grid with a row for every state of a finite-state machine: every set of finished groups."
-    absorb, most_groups = True, 8 # at most 8 groups per image: 256 states
+    absorb = True
+    most_groups = 8               # at most 8 groups per image: 256 states
 
     def levels(self, search, groups:Groups)->Tensor:
         "Return (2^n,) every state's number of finished groups. Raise `NocError` if n is over 8."

@@ -59,8 +59,7 @@ def _load_model(name, source, **options):
     check_kinds(state, model.state_dict(), source)
     try: missing, odd = model.load_state_dict(state, strict=False)
     except RuntimeError as e:
-        missing = []
-        odd = [str(e).splitlines()[1].strip()]
+        missing, odd = [], [str(e).splitlines()[1].strip()]
     odd = [f"{k} is missing" for k in missing if not k.endswith("num_batches_tracked")] + odd
     expected = f"the weights of {name}, for the same number of classes"
     require(not odd, source, f"{expected}; {''.join(odd[:1])}")

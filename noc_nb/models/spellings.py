@@ -295,8 +295,7 @@ class _Patterns:
         boundary="word", # "text": a word counts wherever its characters occur
     ):
         self.table, self.words = table, words
-        self.held = []
-        self.sure, self.open = {}, {}
+        self.held, self.sure, self.open = [], {}, {}
         self.rests = {"": set()}
         self.steps, self.ended, self.seen, self.nexts = {}, {}, {}, {}
         for n, ways in enumerate(words):
@@ -541,13 +540,11 @@ class _IdGroups:
 
 class _NoColumns:
     "The columns of a search for words that are given as ids: only those of the model's tokens."
-    start = None
-    extra = 0
-    finishers = ()
+    start, extra, finishers = None, 0, ()
     def __init__(self, constraints): self.constraints = constraints
     def place(self, read): pass
     def nothing(self, inputs): return None, None
-    def mark(self, *_): return None, None
+    def mark(self, *_): pass
     def go_on(self, texts, *_): return texts
     def owes(self, texts): return [False for _ in texts]
 
@@ -741,14 +738,13 @@ class _WordGroups:
 def _moves(columns, words:_Words, state, done)->_Moves:
     "Return the tokens that may finish a word after a state, if the groups `done` are finished."
     fixed, others, alone, plain, said = [], [], [], set(), set()
-    runs = columns.table.runs
     for token, (after, sure, still) in sorted(words.reader.next(state).items()):
         if token >= columns.v: continue
         bad_sure, bad = sure & words.avoided, still & words.avoided
         now, open = (words.placed(ends) & ~done for ends in (sure, still))
         if not (now or open or bad_sure or bad): continue
         part = bool(after.pending)
-        run = token in runs
+        run = token in columns.table.runs
         continues = (open or bad) and not (now or bad_sure or run or part) and columns.goes_on
         if continues: plain.add(token)
         else: alone.append(token)
@@ -766,7 +762,7 @@ def _flat(moves, name):
     "Return one field of all moves, concatenated, and the row number of each entry."
     fields = [getattr(m, name) for m in moves]
     sizes = torch.tensor([x.shape[-1] for x in fields])
-    return torch.cat(fields, -1), torch.arange(len(moves)).repeat_interleave(sizes)
+    return torch.cat(fields, -1), torch.repeat_interleave(sizes)
 
 # %% ../../nbs/models/109_spellings.ipynb #44b01300
 def _barred(table, v, ends, device)->tuple:
@@ -819,7 +815,7 @@ class _Columns:
         self.begin = torch.tensor([1 << order[0] for order in orders], device=self.device)
 
     def nothing(self, inputs):
-        "Return the result of `mark` for texts that have ended: only the start is finished."
+        "Return the tokens (N,extra) and groups (N,extra+1) of texts that finish only the start."
         return self.real.repeat(len(inputs), 1), F.pad(self.begin[inputs][:,None], (self.extra, 0))
 
     def after(self, i, text):
@@ -844,17 +840,15 @@ class _Columns:
         "Return for each text whether its last word must continue."
         return [text.ends == _OWES for text in texts]
 
-    def mark(self, scores, texts, inputs, full)->tuple: # (N,extra) tokens, (N,extra+1) groups
-        """Give the finishing columns of scores (N,v+extra+2) their values, and bar tokens that may
-        not follow, in place. If texts are `full`, no word can continue."""
+    def mark(self, scores, real, bits, texts, inputs, full):
+        """Give the finishing columns of scores (N,v+extra+2) their values, tokens `real` and groups
+        `bits`, and bar tokens that may not follow. If texts are `full`, no word can continue."""
         held = [n for n, text in enumerate(texts) if text.ends != _FREE]
         scores[held,:self.v] += self.barred[[texts[n].ends for n in held]]
         moves = [*map(self.after, inputs, texts)]
-        real, bits = self.nothing(inputs)
         (tokens, columns, gains), rows = _flat(moves, "fixed")
         scores[rows,columns] = scores[rows,tokens]
         bits[rows,columns-self.v] = gains
         if self.extra: _give_free(self, scores, real, bits, moves)
         tokens, rows = _flat(moves, "late" if full else "alone")
         scores[rows,tokens] = -torch.inf
-        return real, bits

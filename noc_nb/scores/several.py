@@ -88,9 +88,10 @@ def _judge_of(folder, about, o):
 def _of_folder(folder, o):
     "Return (line, run) for each row of captions in a folder of `noc_reproduce`."
     with foreign_file(folder/"rows.jsonl", "the rows of noc_reproduce, and its run.json"):
+        about = read_json(folder/"run.json")
         rows = read_rows(folder/"rows.jsonl")
         rows = [r for r in rows if r["training"]]
-        judge_row = _judge_of(folder, read_json(folder/"run.json"), o)
+        judge_row = _judge_of(folder, about, o)
         runs = []
         for r in rows:
             report = judge_row(r)
