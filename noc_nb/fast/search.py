@@ -92,15 +92,18 @@ def _add_finishers(q:Groups, finishers, device):
 # %% ../../nbs/fast/24_search.ipynb #5eed2405
 class _Work:
     "The groups of active images, as the tables that a step needs."
-    def __init__(self, groups:Groups, long:int, eos:int, priced):
-        self.groups, self.long, self.eos, self.priced = groups, long, eos, priced
+    def __init__(self, search, groups:Groups):
+        self.groups, self.long, finishers = groups, search.long, search.finishers
         self.parts = [groups]
-        if priced: self.parts.append(replace(groups, top=groups.need))      # the musts alone
-        self.special = F.pad(groups.words, (0, 1), value=eos)[:,None]       # (b,1,c+1)
+        if search.priced: self.parts.append(replace(groups, top=groups.need))      # the musts alone
+        self.special = F.pad(groups.words, (0, 1), value=search.eos)[:,None] # (b,1,c+1)
         self.bit = (1 << groups.group)[:,None]                              # (b,1,a)
         ends = groups.tokens[:,:,-1:] == groups.words[:,None]               # (b,a,c)
         members = groups.group[...,None] == groups.bits                     # (b,a,n)
         self.ends = (ends[...,None] & members[:,:,None]).flatten(2).float() # (b,a,c*n)
+        nth = groups.words - min(finishers, default=0)
+        known = (nth >= 0) & (nth < len(finishers))
+        self.finisher = nth.where(known, len(finishers))[:,None]            # (b,1,c)
         self._read_phrases(groups)
 
     def _read_phrases(self, q):
@@ -113,10 +116,6 @@ class _Work:
         word = q.words[:,None].expand(-1, place.shape[1], -1).gather(2, place)
         self.phrases = [x.flatten(1) for x in (place, word, bit, full)]
         self.fresh = self.long*torch.arange(place.shape[1], device=place.device) # (a,)
-
-    def on(self, images):
-        "Return the tables of some of the images."
-        return _Work(self.groups[images], self.long, self.eos, self.priced)
 
 # %% ../../nbs/fast/24_search.ipynb #fa23a511
 class Search:
@@ -153,7 +152,7 @@ class Search:
         self.twins = self.priced or self.long > 1 or not self.absorb    # a text may be in two cells
         self.need, self.takes = int(self.all.need.max()), int(self.all.least.sum(1).max())
         size = self.long*self.cfg.k                                     # places of a row
-        self.work = _Work(self.all[:], self.long, self.eos, self.priced)
+        self.work = _Work(self, self.all[:])
         levels = [self.mode.levels(self, groups) for groups in self.work.parts]
         self.sizes = [len(level)*size for level in levels]              # places of the parts
         self.level = torch.cat(levels).repeat_interleave(size)          # (s,) row of a place
@@ -250,31 +249,28 @@ def _begun(search:Search, cells)->Tensor:
     "Return (b,g,a) True where all of an alternative but its last token has just been written."
     return _ends_with(cells.trail[:,:,:search.t,0], search.work.groups.tokens[...,:-1])
 
-def _gains(search:Search, begun)->Tensor:
+def _gains(search:Search, parent:_Cells)->Tensor:
     "Return (b,g,c) the groups that each constraint word finishes, as bits."
-    q = search.work.groups
+    q, begun = search.work.groups, _begun(search, parent)
     gain = begun.float() @ search.work.ends > 0                         # (b,g,c*n)
     return (gain.view(*begun.shape[:2], -1, len(q.bits))*(1 << q.bits)).sum(-1)
 
 def _said(search:Search)->Tensor:
     "Return (b,g,c) the groups that each constraint word finishes, according to `step`."
-    place = search.work.groups.words - search.finishers[0]
-    here = (place >= 0) & (place < len(search.finishers))
-    place = place.masked_fill(~here, 0)[:,None].expand(-1, search.row.shape[1], -1)
-    return search.bits[search.row].gather(2, place)*here[:,None]
+    place = search.work.finisher.expand(-1, search.row.shape[1], -1)
+    return F.pad(search.bits, (0, 1))[search.row].gather(2, place)      # 0 for other words
 
 # %% ../../nbs/fast/24_search.ipynb #b1d22a10
 def _expansions(search:Search, parent:_Cells, special, best, words)->_Beams:
     """Return (b,m) expansions of hypotheses (b,g). `special`, `best`, `words` come from
     `next_words`."""
-    begun, gain = None, None
-    if search.absorb or search.cfg.no_repeat: begun = _begun(search, parent)
+    gain = None
     if search.cfg.no_repeat:
-        again = _repeats(search, parent, begun) if search.bits is None else (
+        again = _repeats(search, parent) if search.bits is None else (
             (_said(search) & parent.done[...,None]) != 0)
         again = F.pad(again, (0, 1))                                    # the end repeats nothing
         special = special.masked_fill(again, -torch.inf)
-    if search.absorb: gain = _gains(search, begun) if search.bits is None else _said(search)
+    if search.absorb: gain = _gains(search, parent) if search.bits is None else _said(search)
     if search.absorb and search.ordered: gain = gain & _in_turn(search, parent.done)[...,None]
     ways = [_free(search, parent, gain, special, best, words)]
     if search.long > 1 or not search.absorb:
@@ -368,7 +364,7 @@ def _choose(
     cell = torch.where(rank > -torch.inf, cell, -1).gather(1, order)
     members = cell[:,None] == torch.arange(cells, device=cell.device)[:,None]   # (b,cells,m)
     nth = torch.arange(1, k + 1, device=cell.device).expand(b, cells, k).contiguous()
-    place = torch.searchsorted(members.long().cumsum(2), nth).flatten(1)
+    place = torch.searchsorted(members.cumsum(2), nth).flatten(1)
     return F.pad(order, (0, 1), value=m).gather(1, place)
 
 # %% ../../nbs/fast/24_search.ipynb #cd103e51
@@ -466,7 +462,7 @@ def _settle(search:Search, cells:_Cells):
     search.out = _everything(search)
     search.images, search.line = search.images[going], search.line[going]
     search.cells, search.going = cells[going], search.going[going]
-    search.work = search.work.on(going)
+    search.work = _Work(search, search.work.groups[going])
 
 # %% ../../nbs/fast/24_search.ipynb #ec784f52
 def _front(chosen):
@@ -611,7 +607,7 @@ def _spans(search:Search, trail:Tensor, groups:Groups)->Tensor:
     return span.masked_fill(~fresh.any(2)[...,None], -1)
 
 # %% ../../nbs/fast/24_search.ipynb #5eed2404
-def _repeats(search:Search, parent:_Cells, begun)->Tensor:
+def _repeats(search:Search, parent:_Cells)->Tensor:
     """Return (b,g,c) True where a constraint word would complete a second mention of a finished
     group."""
     q = search.work.groups
@@ -620,7 +616,7 @@ def _repeats(search:Search, parent:_Cells, begun)->Tensor:
     end = end.gather(2, q.group[:,None].expand_as(finished))
     apart = search.t + 1 - q.size[:,None] >= end                        # begins after the first one
     ends = q.tokens[:,:,-1:] == q.words[:,None]                         # (b,a,c)
-    return (begun & finished & apart).float() @ ends.float() > 0
+    return (_begun(search, parent) & finished & apart).float() @ ends.float() > 0
 
 # %% ../../nbs/fast/24_search.ipynb #744ad02b
 def _reason(search:Search, image:int, done:int)->str:

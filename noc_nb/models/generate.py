@@ -209,10 +209,12 @@ class _Rows:
         self.said = torch.cat([self.said[source], tokens[:,None]], 1)
         texts = [self.texts[n] for n in source.tolist()]
         self.texts = self.columns.go_on(texts, self.search.tolist(), real.tolist(), gain.tolist())
-        text = self.row[source]*self.v + real
-        if self.shared: text, self.row = text.unique(return_inverse=True)
-        else: self.row = torch.arange(len(text), device=text.device)
-        self.model.write(text // self.v, text % self.v)
+        row = self.row[source]
+        self.row = torch.arange(len(row), device=row.device)
+        if self.shared:
+            text, self.row = (row*self.v + real).unique(return_inverse=True)
+            row, real = text // self.v, text % self.v
+        self.model.write(row, real)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c05
 @torch.inference_mode(False)
@@ -240,7 +242,8 @@ def _mark(rows:_Rows, log_probs):
         rows.never = rows.never[(log_probs[:,rows.never] == -torch.inf).all(0)]
     rows.marked[:,:rows.v] = log_probs[rows.row] if rows.shared else log_probs
     full = rows.said.shape[1] + 1 == rows.room
-    rows.real, rows.bits = rows.columns.mark(rows.marked, rows.texts, rows.search.tolist(), full)
+    inputs = rows.search.tolist()
+    rows.columns.mark(rows.marked, rows.real, rows.bits, rows.texts, inputs, full)
 
 def _given(rows:_Rows):
     """Return the answer to the search: log-probabilities, no state, and the groups of finishing

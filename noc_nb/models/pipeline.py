@@ -80,6 +80,7 @@ class _Words:
     wanted = None # class id, negative for other words -> price; None: the caller named no objects
     avoid = ()    # words to avoid, as tokens
     barred = ()   # words to avoid, as strings
+    unknown = {}  # class id -> message about the caller's word that cannot be written
 
     def _tokens(self, text): return tuple(map(self.vocab.stoi.get, text.split()))
 
@@ -106,7 +107,8 @@ class _Words:
         model = getattr(self, "pipeline", self)                        # has word vectors
         table = model.captioner.words().detach()
         real = model.captioner.words.known
-        near = get_close_matches(name.lower(), {*meanings(self.classes), *model.vocab.stoi}, 3, .75)
+        known = {*meanings(self.classes), *model.vocab.stoi} - {name}
+        near = get_close_matches(name.lower(), known, 3, .75)
         rows = [model.vocab.stoi.get(word) for word in name.lower().split()]
         if None not in rows and real[rows].all():
             likeness = cosine_similarity(table[rows].sum(0), table, -1).masked_fill(~real, -1)
@@ -117,6 +119,18 @@ class _Words:
     def _unknown(self, name):
         near = self._near(name)
         return f"object {name!r}: expected another word of the captioner's vocabulary{near}"
+
+    def _find_unknown(self):
+        "Record the caller's words that cannot be written. Raise `NocError` if none is left."
+        lost = [i for i in self.wanted if not self.classes[i].forms]
+        self.unknown = {i: self._unknown(self.classes[i].name) for i in lost}
+        why = [*self.unknown.values()]
+        if why and len(why) == len(self.wanted): raise NocError(why[0])
+        if why: warnings.warn("; ".join(why) + "; left out")
+
+    def _why_not(self, i):
+        "Return why a class has no constraint."
+        return self.unknown.get(i) or f"no word for {self.classes[i].name} in the vocabulary"
 
     def class_ids(self,
         names, # names of classes, or words that mention them
@@ -207,9 +221,7 @@ class _Choice:
             if name in ids: [i] = self.class_ids([name])
             else: new.classes[i] = ObjectClass(i, name, name, forms, ())
             new.wanted[i] = price
-        unknown = [self._unknown(c.name) for i in new.wanted if not (c := new.classes[i]).forms]
-        if unknown and len(unknown) == len(new.wanted): raise NocError(unknown[0])
-        if unknown: warnings.warn("; ".join(unknown) + "; left out")
+        new._find_unknown()
         groups = {i: new._group(i) for i in new.wanted}
         new.avoid = [ids for ids in map(self._tokens, new.barred) if None not in ids]
         for i, group in groups.items():
@@ -289,9 +301,8 @@ class _Search:
                 groups.append(group)
                 prices.append(price)
             places[c] = groups.index(group)
-        lost = ", ".join(self.classes[c].name for c in candidates if c not in places)
-        if lost: reasons = [f"no word for {lost} in the vocabulary", *reasons]
-        return _Ask(candidates, groups, prices, places, reasons)
+        why = [self._why_not(c) for c in candidates if c not in places]
+        return _Ask(candidates, groups, prices, places, [*why, *reasons])
 
     def _seen(self, images, seen):
         "Return the regions for the captioner. Raise `NocError` if the captioner cannot use them."

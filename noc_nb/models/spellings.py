@@ -544,7 +544,7 @@ class _NoColumns:
     def __init__(self, constraints): self.constraints = constraints
     def place(self, read): pass
     def nothing(self, inputs): return None, None
-    def mark(self, *_): return None, None
+    def mark(self, *_): pass
     def go_on(self, texts, *_): return texts
     def owes(self, texts): return [False for _ in texts]
 
@@ -762,7 +762,7 @@ def _flat(moves, name):
     "Return one field of all moves, concatenated, and the row number of each entry."
     fields = [getattr(m, name) for m in moves]
     sizes = torch.tensor([x.shape[-1] for x in fields])
-    return torch.cat(fields, -1), torch.arange(len(moves)).repeat_interleave(sizes)
+    return torch.cat(fields, -1), torch.repeat_interleave(sizes)
 
 # %% ../../nbs/models/109_spellings.ipynb #44b01300
 def _barred(table, v, ends, device)->tuple:
@@ -815,7 +815,7 @@ class _Columns:
         self.begin = torch.tensor([1 << order[0] for order in orders], device=self.device)
 
     def nothing(self, inputs):
-        "Return the result of `mark` for texts that have ended: only the start is finished."
+        "Return the tokens (N,extra) and groups (N,extra+1) of texts that finish only the start."
         return self.real.repeat(len(inputs), 1), F.pad(self.begin[inputs][:,None], (self.extra, 0))
 
     def after(self, i, text):
@@ -840,17 +840,15 @@ class _Columns:
         "Return for each text whether its last word must continue."
         return [text.ends == _OWES for text in texts]
 
-    def mark(self, scores, texts, inputs, full)->tuple: # (N,extra) tokens, (N,extra+1) groups
-        """Give the finishing columns of scores (N,v+extra+2) their values, and bar tokens that may
-        not follow, in place. If texts are `full`, no word can continue."""
+    def mark(self, scores, real, bits, texts, inputs, full):
+        """Give the finishing columns of scores (N,v+extra+2) their values, tokens `real` and groups
+        `bits`, and bar tokens that may not follow. If texts are `full`, no word can continue."""
         held = [n for n, text in enumerate(texts) if text.ends != _FREE]
         scores[held,:self.v] += self.barred[[texts[n].ends for n in held]]
         moves = [*map(self.after, inputs, texts)]
-        real, bits = self.nothing(inputs)
         (tokens, columns, gains), rows = _flat(moves, "fixed")
         scores[rows,columns] = scores[rows,tokens]
         bits[rows,columns-self.v] = gains
         if self.extra: _give_free(self, scores, real, bits, moves)
         tokens, rows = _flat(moves, "late" if full else "alone")
         scores[rows,tokens] = -torch.inf
-        return real, bits
