@@ -445,7 +445,7 @@ def check_outputs(
     for option, path in outputs.items():
         if path is None: continue
         places = _places(path)
-        where = f"{option} {path}: is an input, or the other output"
+        where = f"{option} {path}: is an input or another output"
         require(not places & taken, where, "another path")
         taken |= places
 

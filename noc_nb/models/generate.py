@@ -397,9 +397,11 @@ def _holds(whole, part):
     return any(whole[j:j+len(part)] == part for j in range(len(whole) - len(part) + 1))
 
 def _check_room(lists, prices, room):
-    "Raise `NocError` if the musts cannot fit. One that may be inside another takes no room."
+    """Raise `NocError` if an input has too many words, or if its musts cannot fit. A must that may
+    be inside another takes no room."""
     for i, groups in enumerate(lists):
-        require(len(groups) <= 61, f"words: input {i} has {len(groups)}", "at most 61 for one text")
+        require(len(groups) <= 61, f"words: input {i} has {len(groups)} words",
+                "at most 61 for one text")
         groups = [g for g, u in zip(groups, prices[i]) if g and u == math.inf]
         need = 0
         for n, group in enumerate(groups):
@@ -531,7 +533,7 @@ def _answer(rows:_Rows, result, ordered):
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c16
 def _least(at_least, lists):
-    "Return b numbers of musts, or None. Raise `NocError` if one is invalid."
+    "Return b minimum numbers of musts; None: all. Raise `NocError` if a number is invalid."
     least = at_least if isinstance(at_least, (list, tuple)) else [at_least]*len(lists)
     def whole(n): return isinstance(n, Integral) and not isinstance(n, bool) and n >= 0
     fits = all(n is None or whole(n) for n in least)
@@ -565,7 +567,7 @@ def _search(rows:_Rows, **settings):
 
 # %% ../../nbs/models/116_generate.ipynb #5be11604
 def _barred(rows:_Rows, ids:tuple)->bool:
-    "Return whether a spelling was impossible: a token never allowed, or barred by `bad_words_ids`."
+    "Return whether a spelling was barred by `bad_words_ids`, or a token of it was never allowed."
     bad = map(tuple, rows.config.bad_words_ids or ())
     return not set(rows.never.tolist()).isdisjoint(ids) or any(_holds(ids, part) for part in bad)
 
@@ -577,7 +579,7 @@ def _warn(rows:_Rows, result):
         groups = rows.groups.lists[i]
         count = sum(map(bool, groups))
         if said[i] == count or i in complete: continue
-        line = f"input {i}: {said[i]} of {count} words within {rows.room} tokens"
+        line = f"input {i}: {said[i]} of {count} words were written within {rows.room} tokens"
         if rows.rules.late: line += f"; max_time={rows.config.max_time} was up"
         for word, group in zip(rows.plan.wishes.lists[i], groups):
             if not group or not all(_barred(rows, ids) for ids in group): continue
