@@ -414,7 +414,7 @@ class _Wishes:
     lists:list # b lists of groups; a group is a list of alternatives: texts, or tuples of ids
     avoid:list # b lists of words to avoid
     text:bool  # True where words are texts
-    prices:list # b lists of nats, one per group; inf for a must, 0 for a word that is only reported
+    prices:list # b lists of nats, one per group; inf if it must occur, 0 if it is only reported
 
     def groups(self, processor, **settings):
         "Return the groups for the search, as ids or as the tokenizer spells their texts."
@@ -486,7 +486,7 @@ def read_words(
 )->_Wishes:
     "Read the words of all inputs. Raise `NocError` if they are invalid, or mix text and ids."
     each = [None]*inputs if each is None else each
-    given = f"{len(each)} of them" if isinstance(each, (list, tuple)) else repr(each)
+    given = f"a list of {len(each)}" if isinstance(each, (list, tuple)) else repr(each)
     require(isinstance(each, (list, tuple)) and len(each) == inputs, f"each: {given}",
             f"a list with the words of each of {inputs} inputs: [\"cat, dog\", [\"bus\"], ...]")
     shared, costs, unwanted = _read_list(words)
@@ -517,7 +517,7 @@ class _IdGroups:
         self.lists = [[ids if u else [] for ids, u in zip(*pair)] for pair in pairs]
 
     def columns(self, v:int, ends:list, device=None):
-        "Return columns for a model of `v` tokens. Raise `NocError` if it lacks an id."
+        "Return columns for a model of `v` tokens. Raise `NocError` for an id that it cannot write."
         for i, groups in enumerate(self.lists):
             tokens = [t for group in groups for ids in group for t in ids]
             bad = [t for t in tokens if not 0 <= t < v or t in ends]
@@ -600,7 +600,7 @@ class _Moves(NamedTuple):
     fixed:Tensor   # (3,n) tokens with finishing columns of their own; the columns; the groups' bits
     others:Tensor  # (3,n) tokens that need a free column; their numbers from 0; the groups' bits
     alone:Tensor   # tokens that may not be taken in their plain column
-    late:Tensor    # the same where no token can follow
+    late:Tensor    # such tokens if no token can follow
     plain:set      # tokens after which the word must continue
     said:set       # tokens whose finishing column bars tokens that lengthen the word
 
@@ -674,7 +674,7 @@ def _ending(words:_Words, ids):
     return places
 
 def _forced(words:_Words, group, column):
-    "Return a group's spellings; the last token finishes, and others that end a word may finish."
+    "Return a group's spellings in columns: the last token finishes it, and others may finish one."
     anywhere = words.anywhere(group)
     alternatives = set()
     for ids in anywhere + [ids for ids in group if len(ids) == 1 and ids not in anywhere]:
@@ -713,7 +713,7 @@ class _WordGroups:
         self.lists = [words.spelled for words in self.words]
         mute = dict.fromkeys(word for words in self.words for word in words.mute)
         line = f"words: the tokenizer cannot spell {', '.join(_written(tokenizer, mute))}"
-        require(not mute or any(map(any, self.lists)), line, "others")
+        require(not mute or any(map(any, self.lists)), line, "words that it can spell")
         if mute: warnings.warn(f"{line}; such words are ignored")
 
     def columns(self, v:int, ends:list, device=None):

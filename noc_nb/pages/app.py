@@ -64,7 +64,7 @@ def _view(pipeline, image, regions, **more):
     "Return the view of an image. Raise `NocError` if the pipeline cannot use the regions."
     small = image.copy()
     small.thumbnail((_SIDE, _SIDE))
-    regions = regions.best(max(pipeline.max_regions, 30))    # there may be thousands
+    regions = regions.best(max(pipeline.max_regions, 30))    # there may be thousands of regions
     free = _captioned(pipeline, regions, small, [])
     return _View(pipeline, small, regions, free, **more)
 

@@ -67,7 +67,7 @@ def _batch_lines(pipeline, source, ids, options):
     images, seen, errors = source.batch(ids)
     captions = dict(zip(images, pipeline([*images.values()], seen=seen, **vars(options))))
     def line(i):
-        about = dict(image_id=source.texts.get(i, i), file=source.name(i))   # the id in its input
+        about = dict(image_id=source.texts.get(i, i), file=source.name(i))   # the user's id
         if i in errors: return about | dict(error=str(errors[i]))
         met = dict(counts=source.met[i]) if i in source.met else {}
         return _line(pipeline, images[i], captions[i], source.name(i)) | about | met
@@ -88,8 +88,8 @@ def _settings(pipeline, source, options, **more):
         **vars(pipeline.cfg), **asdict(options), **more)
 
 def begin_captions(
-    about:Path,              # file of the settings, for `begin`
-    out,                     # output, for `begin`
+    about:Path,              # file in which `begin` records the settings
+    out,                     # output of the run
     pipeline:NovelCaptioner, # trained pipeline
     source:Source,           # source of the images
     options:CaptionOptions,  # options of the pipeline

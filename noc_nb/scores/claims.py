@@ -321,7 +321,7 @@ def _gains(inner, without, judged=(), columns=_GAINS):
 # %% ../../nbs/scores/123_claims.ipynb #5f7b1c23
 def inner_attention(
     rows:list,      # result rows on val, of both selectors at several thresholds
-    judged:list=(), # rows of `write_variants`: differences from the first selector
+    judged:list=(), # rows of `write_variants` against the selector with inner-attention
 )->str:             # some sentences
     "Compare the selectors with and without inner-attention, each at its best threshold."
     rows = [r for r in rows if "prices" in r["config"]]        # those of the package's pipeline

@@ -146,7 +146,7 @@ def _parts(rows, names, runs):
 
 # %% ../../nbs/scores/124_compare.ipynb #595c4ad7
 def _largest(a, b, names, photos, most=20):
-    "Return a part with the images in which two sides differ most; captions: first run of each."
+    "Return a part: the images in which two sides differ most, with captions by each first run."
     title, points = a[0].main_score(*a[1:], *b)
     if not title: return []
     delta = np.mean(points[len(a):], 0) - np.mean(points[:len(a)], 0)

@@ -130,7 +130,7 @@ def _machine_memory():
     return min(sizes) >> 20
 
 def _heap(wanted, least):
-    "Return Java's option for `wanted` MB or half the memory. Raise `OSError` below `least`."
+    "Return Java's heap option: `wanted` MB, at most half the memory. `OSError` if below `least`."
     size = min(wanted, _machine_memory()//2)
     if size < least:
         raise OSError(f"it needs a heap of {least} MB, and half of this machine's memory "

@@ -401,7 +401,7 @@ def _how(report):
                 "(Chinese, Japanese, Thai and others). A run of them is one token, so the caption "
                 "scores compare phrases, not words: put spaces between the words of both sides.")
     return [
-        f"F1: words of {p['words']!r}; each {p['weight']} counts once; "
+        f"F1: word list {p['words']!r}; each {p['weight']} counts once; "
         f"false positives: {p['fp']} images.",
         f"CHAIR: words from {about['words']}; objects present: those of the {about['truth']}; "
         f"{counts['scored']:,} images.",
@@ -582,7 +582,7 @@ def evaluate_file(
         bad = [] if skip_bad else None
         system = read_system(captions, task.references.names, data, task.references.numbers, bad)
         if bad: warnings.warn(f"{bad[0]}; left out (such captions: {len(bad):,})")
-        protocol.words_of(task.heldout)                       # raises now, not later
+        protocol.words_of(task.heldout)                       # an error now, not after scoring
         chosen, counts = match(system, task, captions, missing)
         if skip_bad: counts["bad"] = len(bad)
         judged = _evaluate(chosen, task, protocol, metrics)

@@ -130,7 +130,7 @@ def _check_same(name, first, run):
 
 # %% ../../nbs/scores/125_several.ipynb #c012500c
 def _check_once(systems):
-    "Raise `NocError` if two runs of a system have the same images and seed (or captions)."
+    "Raise `NocError` if two runs of one system have the same `identity`."
     for name, runs in systems.items():
         seen = {}
         for run in runs:
@@ -297,7 +297,7 @@ def _compare_and_show(o):
 
 # %% ../../nbs/scores/125_several.ipynb #917c63c8
 def _run_eval(o):
-    "Score captions, or compare reports. Raise `NocError` if an option is invalid."
+    "Score captions, compare reports, or tabulate runs. Raise `NocError` if an option is invalid."
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
