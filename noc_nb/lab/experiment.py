@@ -440,7 +440,7 @@ def _evaluate(self:Experiment, line):
 def _line_of(r): return r["row"], r["training"], r["lambda0"]
 
 def _seed_text(row, seeds):
-    "Return the selectors' seeds of a row as rows record them."
+    "Return the seeds of a row's selectors in the form in which result rows record them."
     if not row.startswith("selector"): return None
     return "+".join(map(str, seeds)) if len(seeds) > 1 else seeds[0]
 
