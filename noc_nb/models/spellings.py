@@ -775,8 +775,8 @@ def _barred(table, v, ends, device)->tuple:
 
 def _give_free(columns, scores, real, bits, moves):
     "Give the free columns of each text to its best other tokens that finish a word."
+    if not any(m.others.numel() for m in moves): return
     (tokens, place, gains), rows = _flat(moves, "others")
-    if not len(tokens): return
     best = scores.new_full((len(scores), int(place.max()) + 1), -torch.inf)
     which, worth = (place.new_zeros(best.shape) for _ in range(2))
     best[rows,place], which[rows,place] = scores[rows,tokens], tokens
@@ -844,7 +844,7 @@ class _Columns:
         """Give the finishing columns of scores (N,v+extra+2) their values, tokens `real` and groups
         `bits`, and bar tokens that may not follow. If texts are `full`, no word can continue."""
         held = [n for n, text in enumerate(texts) if text.ends != _FREE]
-        scores[held,:self.v] += self.barred[[texts[n].ends for n in held]]
+        if held: scores[held,:self.v] += self.barred[[texts[n].ends for n in held]]
         moves = [*map(self.after, inputs, texts)]
         (tokens, columns, gains), rows = _flat(moves, "fixed")
         scores[rows,columns] = scores[rows,tokens]
