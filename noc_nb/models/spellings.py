@@ -443,8 +443,8 @@ def _alternatives(word):
         lists = all(isinstance(ids, list) and ids for ids in either)
         if lists and all(isinstance(t, int) for ids in either for t in ids):
             return [*map(tuple, either)]
-    raise NocError(f"words: {word!r}; expected a word, a list of words, or ids as [5, 6] or "
-                   "[[5], [6, 7]]")
+    raise NocError(f"words: the entry {word!r}; expected a word, a list of alternatives, or the "
+                   "ids of one word in a list of their own, as in words=[[5, 6]]")
 
 # %% ../../nbs/models/109_spellings.ipynb #8bc07eca
 def _read_list(words):
@@ -464,7 +464,7 @@ def _read_list(words):
 @cache
 def _nouns():
     try: import inflect
-    except ImportError: raise NocError("plurals: expected `pip install inflect`") from None
+    except ImportError: raise NocError("forms=True: expected `pip install inflect`") from None
     return inflect.engine()
 
 def noun_forms(
@@ -486,9 +486,9 @@ def read_words(
 )->_Wishes:
     "Read the words of all inputs. Raise `NocError` if they are invalid, or mix text and ids."
     each = [None]*inputs if each is None else each
-    given = f"{len(each)} of them" if isinstance(each, (list, tuple)) else repr(each)
+    given = f"{len(each)} entries" if isinstance(each, (list, tuple)) else repr(each)
     require(isinstance(each, (list, tuple)) and len(each) == inputs, f"each: {given}",
-            f"a list with the words of each of {inputs} inputs: [\"cat, dog\", [\"bus\"], ...]")
+            f"{inputs}, one for each input of the batch, like [\"cat, dog\", [\"bus\"], ...]")
     shared, costs, unwanted = _read_list(words)
     listed, free, minus = _read_list(avoid)
     plain = not minus and {*free} <= {math.inf}
@@ -617,6 +617,7 @@ class _Words:
         again=False, # True: a group that was mentioned may finish again
     ):
         "Raise `NocError` if every spelling of a word contains a word to avoid."
+        require(boundary in ("word", "text"), f"boundary={boundary!r}", "'word' or 'text'")
         self.tokenizer, self.boundary, self.again = tokenizer, boundary, again
         avoid = sum([words for words, u in zip(groups, prices) if u == -math.inf], [*avoid])
         words = [*dict.fromkeys([*sum(groups, []), *avoid])]
@@ -645,7 +646,7 @@ class _Words:
             return any(self.avoided >> word & 1 for *_, word in mentions)
         good = sorted(ids for ids in ways if not clashes(ids))
         require(good or not ways, f"words: {group[0]!r}",
-                f"a word that does not contain {avoid}, which avoid= forbids")
+                f"a word that contains none of the words to avoid, {avoid}")
         return good
 
     def anywhere(self, group):
@@ -713,7 +714,7 @@ class _WordGroups:
         self.lists = [words.spelled for words in self.words]
         mute = dict.fromkeys(word for words in self.words for word in words.mute)
         line = f"words: the tokenizer cannot spell {', '.join(_written(tokenizer, mute))}"
-        require(not mute or any(map(any, self.lists)), line, "others")
+        require(not mute or any(map(any, self.lists)), line, "other words")
         if mute: warnings.warn(f"{line}; such words are ignored")
 
     def columns(self, v:int, ends:list, device=None):
