@@ -357,7 +357,7 @@ def _dropped():
     while frame is not None and frame.f_code is not code: frame = frame.f_back
     held = frame.f_locals if frame else {}
     given = {name: held.get(name) for name in ("streamer", "assistant_model", "synced_gpus")}
-    whole = frame.f_back.f_locals.get("kwargs", {}) if frame else {}     # before it was split
+    whole = frame.f_back.f_locals.get("kwargs", {}) if frame else {}  # before `generate` split them
     return given | {name: whole.get(name) for name in ("do_sample", "tokenizer")}
 
 def _check_options(config):

@@ -419,7 +419,7 @@ class _Wishes:
     def groups(self, processor, **settings):
         "Return the groups for the search, as ids or as the tokenizer spells their texts."
         if not self.text: return _IdGroups(self)
-        require(processor is not None, "words: text", "processor= or tokenizer=, to spell them")
+        require(processor is not None, "words are text", "processor= or tokenizer=, to spell them")
         return _WordGroups(self, getattr(processor, "tokenizer", processor), **settings)
 
 # %% ../../nbs/models/109_spellings.ipynb #5be11a0b
@@ -674,7 +674,7 @@ def _ending(words:_Words, ids):
     return places
 
 def _forced(words:_Words, group, column):
-    "Return a group's spellings in columns: the last token finishes it, and others may finish one."
+    "Return a group's spellings in columns: the last token finishes it; others may finish a group."
     anywhere = words.anywhere(group)
     alternatives = set()
     for ids in anywhere + [ids for ids in group if len(ids) == 1 and ids not in anywhere]:
@@ -799,7 +799,7 @@ class _Columns:
                   for place in _ending(words, ids)}
         self.column = {token: v + n for n, token in enumerate(sorted(finish))}
         self.extra = (len(finish) + self.k)*bool(finish)                 # ids beside the model's
-        self.finishers = range(v, v + self.extra + 1)                    # these, and the start
+        self.finishers = range(v, v + self.extra + 1)                 # these columns, and the start
         real = [*self.column, *[0]*(self.extra - len(finish))]
         self.real = torch.tensor(real, device=device).long()             # (extra,) model's tokens
         self.barred, self.goes_on = _barred(self.table, v, ends, device)
@@ -831,7 +831,7 @@ class _Columns:
         for text, i, token, gain in zip(texts, inputs, tokens, bits):
             moves = self.after(i, text)
             state = self.words[i].reader.read(text.state, token)[0]
-            if token not in self.table.bytes: longer.append(text)        # it adds nothing
+            if token not in self.table.bytes: longer.append(text)        # the token adds nothing
             elif gain < 0: longer.append(_Text(state, text.done, _OWES*(token in moves.plain)))
             else: longer.append(_Text(state, text.done | gain, _SAID*(token in moves.said)))
         return longer
