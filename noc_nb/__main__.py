@@ -23,7 +23,7 @@ All commands; each has --help:
 {commands}"""
 
 def _overview()->str:
-    "Return the _overview: some commands to begin with, then all commands with their purposes."
+    "Return the overview: some commands to begin with, then all commands with their purposes."
     lines = [f"  {name:16}  {f.__doc__}" for name, f in commands().items()]
     return _BEGIN.format(version=noc_nb.__version__, commands="\n".join(lines))
 

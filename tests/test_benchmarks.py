@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest, torch
 from book import ROOT
+from noc_nb.cider import CiderD
 from noc_nb.core import NocError, set_seed
+from noc_nb.data import SelectorExamples
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.fast.search import SearchConfig
 from noc_nb.files.dataset import load_captions, load_data
@@ -26,7 +28,7 @@ from noc_nb.toy import TOY_CLASSES, TOY_HELDOUT
 
 transformers = pytest.importorskip("transformers")
 sys.path.insert(0, str(ROOT/"benchmarks"))
-import advice, pixels, scale, search, training, words, world
+import advice, pixels, scale, search, selecting, training, words, world
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread"),
               pytest.mark.filterwarnings("ignore:.*images are no half.*")]
@@ -469,3 +471,57 @@ def test_musts_by_several_searches(tmp_path):
     for (name, _), r in rows.items():
         assert r["counts"]["satisfied"] == r["counts"]["wanted"]
         assert (r["beside"] is None) == (name == "turns")
+
+# Words with a floor of prices, and a selector that learns what words gain
+
+def test_gain_of_a_word(tmp_path, monkeypatch):
+    "If the free caption names a class, another search avoids it; if not, one must say it. The score decides the sign."
+    data = load_data(make_toy(tmp_path/"toy", train=20, val=4, test=4, pictures=0), "toy")
+    examples = SelectorExamples(data, "train")
+    dog = next(c for c, o in data.classes.items() if o.word == "dog")
+    captioner = selecting.NovelCaptioner.from_pretrained("toy").captioner
+    def decode(captioner, batches, groups, search, avoid=()):
+        ids = [i for batch in batches for i in batch.image_ids]
+        def text(i):
+            forced = [captioner.tokens[token] for (token,), in (groups or {}).get(i, [])]
+            return "a man" if avoid else " ".join(["a dog", *forced])
+        return {i: SimpleNamespace(caption=text(i)) for i in ids}
+    monkeypatch.setattr(selecting, "decode", decode)
+    gains = selecting._gains(captioner, data, None, examples)
+    cider = CiderD({i: data.tokens[i] for i in examples.whole.image_ids})
+    def score(text, i): return cider.score([text.split()], [i])[0]
+    for i, own in gains.items():
+        for c, gain in own.items():
+            more, less = ("a dog", "a man") if c == dog else (f"a dog {data.classes[c].word}", "a dog")
+            assert gain == pytest.approx(score(more, i) - score(less, i), abs=1e-6)
+    assert any(dog in own for own in gains.values()) and len({len(own) for own in gains.values()}) > 1
+
+def test_gain_loss():
+    "By hand: a gain of 2 at probability .9, a loss of 1 at .4, nothing to gain, and a padded region."
+    gains, labels = torch.tensor([[2., -1., 0., 9.]]), torch.tensor([[18, 17, 3, -1]])
+    loss = selecting.gain_loss(torch.tensor([[.9, .4, .7, .5]]).logit(), gains, labels)
+    assert loss.item() == pytest.approx(-(2*np.log(.9) + np.log(.6))/3, abs=1e-6)
+
+def test_selecting_rows(tmp_path):
+    "A floor of musts keeps what musts say; a floor of prices is between them and prices. Both selectors have rows."
+    toy = make_toy(tmp_path/"toy", train=40, val=12, test=4, pictures=0)
+    def rows(name, **options):
+        file = tmp_path/f"{name}.jsonl"
+        selecting.bench_selecting("toy", str(toy), runs=str(tmp_path/name), out=str(file), **options)
+        return {(r["selector"], r["setting"]): r for r in read_rows(file)}
+    made = rows("floors", settings="musts:.6,prices:1,floor:1:.6,floor:1:.6:8")
+    def said(setting): return made["lite", setting]["counts"]["satisfied"]
+    for setting in "musts:.6", "floor:1:.6":
+        for kind in "novel", "known":
+            found = made["lite", setting]["words"]["first"][kind]
+            assert (found["right"]["hit"], found["wrong"]["hit"]) == (found["right"]["of"], 0)
+    for r in made.values():
+        right = r["words"]["first"]["novel"]["right"]
+        for count in "of", "hit": assert sum(own[count] for own in r["words"]["objects"].values()) == right[count]
+    assert said("prices:1") < said("floor:1:.6:8") <= said("floor:1:.6")
+    own = rows("gains", selectors="usual,gains", settings="musts:.6")
+    assert [r["config"].get("loss", "").split()[:1] for r in own.values()] == [[], ["gain_loss"]]
+    assert len({json.dumps(r["metrics"]) for r in own.values()}) == len({str(r["ranking"]) for r in own.values()}) == 2
+    for text in "hope:3", "floor:2", "musts":
+        refused(f"setting '{text}': expected musts:THRESHOLD", selecting._preset, "toy", text, 0)
+    refused("--selectors none: expected some of lite, usual, gains", selecting.bench_selecting, selectors="none")

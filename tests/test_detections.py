@@ -250,7 +250,7 @@ def test_captions_are_written_beside_the_photos_and_read_again(typed):
     words = "noc_caption", "d.json", "--images", "in", "--model", "lite", "--txt"
     _, told = typed(*words, "in", "--out", "c.jsonl")
     said = {x["file"]: x.get("caption") for x in lines("c.jsonl")}
-    assert "--txt in: 1 texts written; 1 existing ones kept, --overwrite replaces them" in told
+    assert "--txt in: 1 texts written; 1 existing files are kept (--overwrite replaces them)" in told
     assert read_captions("in").texts == {1: ["by hand"], 2: [said["sub/b.png"]]} and not Path("in/c.txt").exists()
     assert "--txt in: 2 texts written" in typed(*words, "in", "--overwrite")[1]
     assert Path("in/a.txt").read_text() == said["a.jpg"] + "\n"

@@ -196,7 +196,7 @@ def test_nocaps_from_nothing_to_scores(served, monkeypatch, capsys, tmp_path):
 
     captions_file = note.with_suffix(".json")
     captions_file.write_text(captions_file.read_text() + " ")
-    with pytest.raises(NocError, match="SHA-256 .* move it away"): ask(table, "nocaps")
+    with pytest.raises(NocError, match="SHA-256 .* move the file away"): ask(table, "nocaps")
 
 # ---- what stops a download
 
@@ -267,7 +267,8 @@ def a_world(server):
 
 FAULTS = {
     "checksum": (lambda server, row, patch: row.update(sha256="0"*64), "hash of downloaded file .second. does not"),
-    "size": (lambda server, row, patch: row.update(bytes=7), "second: has 2,048,000 bytes: expected 7: .*has changed"),
+    "size": (lambda server, row, patch: row.update(bytes=7),
+             "second: has 2,048,000 bytes: expected 7 bytes; .*has changed"),
     "no network": (lambda server, row, patch: row.update(address="http://127.0.0.1:9/second"), "refused.*continues"),
     "no such file": (lambda server, row, patch: server.files.pop("second"), "second: cannot be fetched .404"),
     "full disk": (lambda server, row, patch: patch.setattr(download, "open", raising=False,

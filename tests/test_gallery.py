@@ -387,7 +387,7 @@ def test_only_pages_of_ours_are_replaced(command, tmp_path):
     one_line(command("--html", "own.html"), "own.html: exists and is not a page of noc_caption")
     os.link(command("--objects", "").args[1], tmp_path/"link.html")
     one_line(command("--html", "link.html"), "--html link.html: is an input")
-    one_line(command("--out", "c.jsonl", "--html", ".c.jsonl.run.json"), "is an input, or the other output")
+    one_line(command("--out", "c.jsonl", "--html", ".c.jsonl.run.json"), "is an input or another output")
     for _ in range(2): assert command("--html", "page.html").returncode == 0
     assert (tmp_path/"own.html").read_text() == "<!doctype html><p>mine"
 
@@ -416,7 +416,7 @@ def test_outputs_are_files_of_their_own(command, world, tmp_path):
     source = world/"detections/simulated.json"
     before = source.read_bytes()
     one_line(command("--html", source), f"--html {source}: is an input")
-    one_line(command("--out", "x", "--html", "./x"), "is an input, or the other output")
+    one_line(command("--out", "x", "--html", "./x"), "is an input or another output")
     for option in "--out", "--html":
         one_line(command(option, tmp_path), f"{option} {tmp_path}: expected a regular file")
         os.mkfifo(tmp_path/"pipe")

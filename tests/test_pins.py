@@ -784,7 +784,7 @@ def test_the_end_is_taken_in_the_top_row():
     close(out.scores[0,0], math.log(.01*.97), 1e-6)
     assert first(find([[(2,)], [(3,)]], max_len=3)) == (3, 2, END)              # of equal scores, the lower last token
     short = find([[(2,)], [(3,)]], max_len=2)
-    assert not short.ended.any() and "2 tokens hold at most 1 and the end" in short.reason[0]
+    assert not short.ended.any() and "2 tokens have room for at most 1 and the end" in short.reason[0]
 
 def test_unfinished_captions_only_where_none_finished():
     "D3: finished captions replace better unfinished ones at the last step; if there are none, the reason says so."
@@ -851,7 +851,7 @@ def test_constraints_are_checked():
         with pytest.raises(NocError, match=message): find(groups)
     with pytest.raises(NocError, match="constraints"): grid_beam_search(None, None, [], bos=1, eos=0)
     one = markov([[.25]*4]*5, max_len=1)([[(1,)]]*62)
-    assert one.reason[0].startswith("62 of 62 constraints: 1 tokens hold at most 0")
+    assert one.reason[0].startswith("62 of 62 constraints are satisfied: 1 tokens have room for at most 0")
 
 def test_many_groups():
     "The search also works with thirteen and more groups, and one token finishes all groups that contain it."
@@ -861,7 +861,7 @@ def test_many_groups():
     assert first(find([[(1,)], [(1,)], [(1,), (2,)]])) == (1, END)
     assert find([[(1,)], [(1,)], [(1,), (2,)]]).spans[0,0].tolist() == [[0, 1]]*3
     late = find([[(w,)] for w in range(1, 19)], max_len=16)
-    assert late.reason[0].endswith("16 tokens hold at most 15 and the end")
+    assert late.reason[0].endswith("16 tokens have room for at most 15 and the end")
     assert find([[(w,)] for w in range(1, 16)]).reason == [None]                 # they just fit
 
 def test_prices_are_checked():
@@ -907,7 +907,7 @@ def test_a_machine_has_at_most_256_states():
     how = dict(bos=START, eos=END, k=1, max_len=10)
     out = constrained_beam_search(step, fresh(1), [[[(w,)] for w in range(2, 10)]], **how)
     assert out.satisfied[0,0] == 8 and out.reason == [None]
-    with pytest.raises(NocError, match="image 1: 9 constraints make 512 states: expected at most 8"):
+    with pytest.raises(NocError, match="image 1: 9 constraints make 512 states: expected at most 8 constraints"):
         constrained_beam_search(step, fresh(2), [[], [[(w,)] for w in range(2, 11)]], **how)
 
 def test_prices_never_do_worse_than_plain_beams():
@@ -1157,13 +1157,13 @@ def test_a_training_is_its_content(captioner, data, tmp_path):
     text.captions[0] = ["a", *text.captions[0][1:]]
     for args in ((other, TINY, train), (text, TINY, train), (data, replace(TINY, memory=3), train),
                  (data, TINY, replace(train, batch=49)), (data, TINY, train, 2)):
-        with pytest.raises(NocError, match="expected no change, or another output"):
+        with pytest.raises(NocError, match="expected no change since the run began, or another output"):
             train_xe_in(tmp_path/"xe", *args[:3], *args[3:] or (1,), True)
     cases = [((data, before), {}), ((other, before), dict(search_cfg=how)), ((data, captioner), dict(search_cfg=how)),
              ((data, before), dict(search_cfg=how, constrained=True)), ((data, before), dict(search_cfg=how, limit=4)),
              ((data, before), dict(search_cfg=how, reward=lambda *how: lambda tokens, ids: torch.zeros(len(tokens))))]
     for args, more in cases:
-        with pytest.raises(NocError, match="expected no change, or another output"):
+        with pytest.raises(NocError, match="expected no change since the run began, or another output"):
             train_scst_in(tmp_path/"scst", *args, scst, resume=True, **more)
     again = train_scst_in(tmp_path/"scst", data, before, scst, search_cfg=how, resume=True)
     assert all(torch.equal(p, q) for p, q in zip(done.parameters(), again.parameters()))
@@ -1620,7 +1620,7 @@ def test_no_run_goes_on_as_another(data, tmp_path):
     Experiment(run, data, tmp_path/"run", resume=True)
     for other in replace(run, seed=1), replace(run, part="test"), replace(run, preset=replace(run.preset, limit=4)), \
             replace(run, variant="x"), replace(run, detections="gt"):
-        with pytest.raises(NocError, match="expected no change, or another output"):
+        with pytest.raises(NocError, match="expected no change since the run began, or another output"):
             Experiment(other, data, tmp_path/"run", resume=True)
     file, about = tmp_path/"run/run.json", read_json(tmp_path/"run/run.json")
     older = {k: x for k, x in about["preset"].items() if k != "borrow"}     # as before this setting existed
@@ -1645,7 +1645,7 @@ def test_no_run_goes_on_as_another(data, tmp_path):
         heldout=replace(small_world(), heldout=replace(COCO_HELDOUT, f1={"dcc": COCO_HELDOUT.removal})))
     for name, new in changed.items():
         assert contents(new, seen=True)[name] != own[name], name
-        with pytest.raises(NocError, match="expected no change, or another output"):
+        with pytest.raises(NocError, match="expected no change since the run began, or another output"):
             Experiment(run, new, tmp_path/"run", resume=True)
 
 def test_published_counts():

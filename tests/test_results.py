@@ -15,7 +15,7 @@ from noc_nb.metrics import METRICS, CaptionScorer
 from noc_nb.novelty import judge
 
 sys.path.insert(0, str(ROOT/"benchmarks"))
-import advice, pixels, scale, search, training, words
+import advice, pixels, scale, search, selecting, training, words
 
 RESULTS = ROOT/"results"
 LOGGED = "data", "row", "training", "variant", "lambda0", "seed", "time", "commit"
@@ -132,11 +132,14 @@ def check_values(name, o):
         for group in o["cases"].split(","): search._cases(group, search._BenchCase())
     if name == "benchmarks/words.py":
         for system in o["systems"].split(","): words._system(system)
+    if name == "benchmarks/selecting.py":
+        for setting in o["settings"].split(","): selecting._preset(o["preset"], setting, 0)
 
 def parse(command):
     "Check that a command, its options and their values are valid today, without running it."
     scripts = dict(search=search.bench_search, training=training.bench_train, scale=scale.bench_scale,
-                   pixels=pixels.bench_pixels, words=words.bench_words)
+                   pixels=pixels.bench_pixels, words=words.bench_words,
+                   selecting=selecting.bench_selecting)
     name, *given = shlex.split(command)
     if name == "python" and given[0] != "-c": name, *given = given
     if name in commands(): check_values(name, options_of(commands()[name], given))
@@ -147,7 +150,8 @@ def parse(command):
     else: pytest.fail(f"{command}: no command of today; add it to the table of results/README.md")
 
 def test_every_command_can_be_typed_today():
-    told = {row["command"] for file in sorted(RESULTS.glob("*.jsonl")) for row in read_rows(file) if row.get("command")}
+    files = sorted(RESULTS.rglob("*.jsonl"))
+    told = {row["command"] for file in files for row in read_rows(file) if row.get("command")}
     kept = {command for command in told if not command.startswith("none:") and command != "nbs/22_constraints.ipynb"}
     assert len(kept) > 100
     for command in sorted(kept):

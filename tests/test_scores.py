@@ -375,7 +375,7 @@ def test_two_meteors_at_once_agree(tmp_path):
     ([dict(image_id=0, caption=7)], "entry 0: image 0: caption: expected a string, found 7"),
     ([dict(image_id=0, caption="dog "*1_000)], "entry 0: image 0: caption: 1,000 words: expected at most 500"),
     ([dict(image_id=0, caption="("*1_000)], "entry 0: image 0: caption: 1,000 words: expected at most 500"),
-    ([dict(image_id=0, caption="("*20_000)], "entry 0: image 0: caption: 20,000 letters: expected at most 5000"),
+    ([dict(image_id=0, caption="("*20_000)], "entry 0: image 0: caption: 20,000 characters: expected at most 5000"),
     ([dict(image_id=0, caption="a")], "image 1: no caption for it; 29 of 30 images"),
     ('{"image_id": 0, "caption": "a"}\n{"image_id": 1, "caption"\n', "line 2: not a JSON row"),
     ([dict(image_id=90, caption="a")], "image 90: unknown; none of its 1 images is among the 30 of"),
@@ -577,7 +577,7 @@ def test_a_report_names_chairs_protocol(tmp_path):
     low, high = sure["CHAIRi"]
     assert low < all_["CHAIRi"] < high and "| CHAIR recall |" in text and "| words a caption |" in text
     assert "words from synonyms.txt (" in text and "by references; 30 images" in text
-    assert "Scored part of a caption: first 13 words, whole sentences (30 are cut)" in cut_text
+    assert "Scored part of a caption: first 13 words, whole sentences (30 captions are cut)" in cut_text
     with pytest.raises(NocError, match="about counted='all words': expected 'first 13 words, whole sentences', as in"):
         compare(folder/"cut", folder/"all")
 

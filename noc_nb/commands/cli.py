@@ -82,7 +82,7 @@ def noc_eval(
     heldout:str=None,     # held-out objects: names like "zebra, bus", or JSON with their words
     classes:str=None,     # classes: one name per line, JSON, or CSV like that of Open Images
     first:int=None,      # number of the first class in a file of names: 1 or 0 (default: 1)
-    missing:Literal["refuse", "empty"]="refuse", # if an image has no caption: error, or empty one
+    missing:Literal["refuse", "empty"]="refuse", # an image without a caption: error, or empty text
     skip_bad:bool=False,  # leave out unusable captions; the report counts them
     images:str=None,      # photos for the page and your own metrics, found by name, else by number
     metrics:str=None,     # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU), R (ROUGE-L), or

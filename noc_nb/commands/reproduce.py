@@ -67,7 +67,7 @@ def _preset_of(name, settings=()):
         train = getattr(cfg, part)
         require(train.accumulate <= train.batch, f"{part}.accumulate={train.accumulate}",
                 f"at most {part}.batch={train.batch}")
-    Search([[]], eos=EOS, **asdict(cfg.search)) # to check the mode
+    Search([[]], eos=EOS, **asdict(cfg.search)) # raises if an option of the search is invalid
     return cfg
 
 # %% ../../nbs/commands/139_reproduce.ipynb #afaa7d14
@@ -139,7 +139,7 @@ def _write_tables(rows, tables, folder, about, variant, **shown):
 
 # %% ../../nbs/commands/139_reproduce.ipynb #ce0ec8f0
 def _join_parts(out, selector, captioner, classes, words, cfg):
-    "Save two models as a pipeline. `words`: word -> vector, or None for features of a store."
+    "Save two models as a pipeline. `words`: word -> vector, or None for stored features."
     vectors = None if words is None else class_vectors(classes, words)
     how = PipelineConfig(cfg.search, cfg.form, cfg.limit, cfg.prices)
     with whole_folder(out) as new:

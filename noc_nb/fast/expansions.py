@@ -184,8 +184,8 @@ def state_size(
     "Read the number of images from a state. Raise `NocError` if it is unknown or not `size`."
     first = _first_tensor(state)
     if first is None:
-        nothing = "state: holds no tensor to take the number of images from"
-        require(size is not None, nothing, "`size`")
+        nothing = "state: holds no tensor, so the number of images is unknown"
+        require(size is not None, nothing, "a tensor with a row for each image")
         return size, torch.device("cpu")
     fits = size is None or reorder is not None or first.shape[:1] == (size,)
     require(fits, f"state: a tensor of shape {tuple(first.shape)}",
@@ -198,7 +198,7 @@ def check_sizes(
     max_len, # maximum number of tokens
     length_penalty, # exponent of the length
 ):
-    "Raise `NocError` unless sizes are integers from 1 to 10,000 and the exponent from -10 to 10."
+    "Raise `NocError` unless sizes are whole, 1 to 10,000, and the exponent is from -10 to 10."
     for x in k, max_len:
         whole = isinstance(x, Integral) and not isinstance(x, bool)
         require(whole and 1 <= x <= 10_000, f"k={k}, max_len={max_len}",

@@ -25,7 +25,7 @@ def read_group(
     eos:int,    # the token that ends a caption
     where:str,  # image and constraint, for the message
 )->list:        # sorted alternatives without duplicates
-    "Sort the alternatives of a group. Raise `NocError` unless each is a tuple of token ids."
+    "Sort the alternatives of a group. Raise `NocError` if there are none, or if one is invalid."
     try: alternatives = {tuple(map(operator.index, alternative)) for alternative in group}
     except TypeError: alternatives = {()}
     tuples = "a list of alternatives, each a tuple of ids"
@@ -43,7 +43,7 @@ def read_groups(
     eos:int,          # the token that ends a caption; no constraint may contain it
     ordered=False,    # True: keep the caller's order of groups
 )->list:              # b lists of (the caller's number of the group, its sorted alternatives)
-    "Check and sort constraints. Raise `NocError` for an invalid one, with image and constraint."
+    "Check and sort constraints. Raise `NocError` naming image and constraint if one is invalid."
     require(constraints, "constraints: no image", "a list of constraints for each image")
     check_id(eos, f"eos={eos}")
     read = []
@@ -159,7 +159,7 @@ class Groups(Table):
         return self.finished(done & _each(self.must, done)) >= _each(self.need, done)
 
     def takes(self, done:Tensor)->Tensor:
-        "Return how many tokens the missing musts need at least; with `at_least`, an upper bound."
+        "Return the fewest tokens for all missing musts; with `at_least`, fewer may be enough."
         least = self.least.view(len(done), *[1]*(done.dim() - 1), -1)
         left = ((~done[...,None] >> self.bits & 1)*least).sum(-1)
         return left.masked_fill(self.may_end(done), 0)
@@ -221,7 +221,7 @@ def pack_groups(
     absorb=True,   # True: words that the model writes by itself count
     device=None,   # device of the tensors
     prices=None,   # b lists with a price for every group, inf for a must; None: all are musts
-    least=None,    # b lists of the groups' minimum lengths; default: by their shortest alternatives
+    least=None,    # b lists of the groups' minimum lengths; default: of their shortest alternatives
 )->Groups:
     "Convert groups to tensors. Raise `NocError` if `at_least` or a price is invalid."
     def tensor(x, dtype=torch.long): return torch.tensor(x, dtype=dtype, device=device)

@@ -141,7 +141,7 @@ def reorder(self:Pool,
     state:_PoolState,    # b images, b·g rows
     index:Tensor,        # (b',g') old row of each new hypothesis; one line per image, in order
 )->_PoolState:           # b' images, b'·g' rows
-    "Return the state of the new hypotheses. Raise `NocError` if a line mixes images."
+    "Return the state of the new hypotheses. On a CPU, raise `NocError` if a line mixes images."
     b, g, _ = state.past.shape
     images = index // g                                     # (b',g') the image of every new row
     some_leave = len(index) < b

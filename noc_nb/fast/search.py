@@ -27,10 +27,10 @@ from .groups import (Groups, Table, check_ids, pack_groups, padded, read_group,
 class _Beams(Table):
     "Hypotheses of every image, or their expansions."
     score:Tensor  # (b,m) sum of log-probabilities; -inf in an empty place
-    rank:Tensor   # (b,m) the score over a power of the length
+    rank:Tensor   # (b,m) the score divided by a power of the length
     word:Tensor   # (b,m) the last token; -1 where there is none
     done:Tensor   # (b,m) finished groups, a bit for each
-    phrase:Tensor # (b,m) how far a phrase is written; 0 outside phrases
+    phrase:Tensor # (b,m) which phrase is being written, and how far; 0: none
     code:Tensor   # (b,m) a hash of the tokens
     parent:Tensor # (b,m) the place of the hypothesis that each continues
 
@@ -53,7 +53,7 @@ class Grid:
         return groups.row(beams.done)
 
     def most(self, search)->int:
-        "Return how many hypotheses of an image may continue; None: all."
+        "Return how many hypotheses of a part may continue; None: all."
 
     def turns(self, search, groups:Groups, cells, turns:Tensor)->Tensor:
         "Return (b,m) the places of a part by priority; `turns` (m,) alternates between rows."
@@ -70,8 +70,8 @@ class SearchConfig:
     length_penalty:float = 0.   # 0: the plain sum of log-probabilities
     absorb:bool = False         # True: a constraint that the model writes by itself counts
     no_repeat:bool = False      # True: a finished constraint is not written again
-    mode:str = "grid"           # "grid" (the paper), "bank" or "credit" (k in total), "cbs" (a beam
-                                # for every set)
+    mode:str = "grid"           # "grid" (the paper), "bank" or "credit" (k in total), or "cbs" (a
+                                # beam for every set of finished constraints)
     at_least:int = None         # minimum number of constraints in the caption; default: all
 
 # %% ../../nbs/fast/24_search.ipynb #0f806b23
@@ -129,7 +129,7 @@ class Search:
         prices=None,      # b lists of nats, one per group, inf for a must; None: all are musts
         least=None,       # as in `pack_groups`
         ordered=False,    # True: finish the musts in the caller's order
-        finishers=(),     # range of ids; the third value of `step` has the groups that they finish
+        finishers=(),     # range of ids; `step` then returns the groups that they finish, too
         avoid=None,       # b lists of words or phrases to avoid, tuples of ids
         **settings,       # settings of `SearchConfig`
     ):
@@ -161,7 +161,7 @@ class Search:
         self.turns = [places.view(-1, self.cfg.k).flip(0).T.flatten() for places in parts]
 
     def _begin(self):
-        "Start with one empty hypothesis per image, in the first place of row 0 of every part."
+        "Start with one empty hypothesis in the first place of row 0 of every part, for each image."
         b, s = len(self.read), len(self.level)
         zero = torch.zeros(b, s, dtype=torch.long, device=self.level.device)
         score = torch.full((b, s), -torch.inf, device=zero.device)
@@ -279,7 +279,7 @@ def _expansions(search:Search, parent:_Cells, special, best, words)->_Beams:
 
 # %% ../../nbs/fast/24_search.ipynb #b1d22a13
 def _free(search:Search, parent:_Cells, gain, special, best, words)->tuple:
-    "Return log-probabilities, tokens, `done`, `phrase` (b,g,k+c+1) of free words; the end last."
+    "Return log-probabilities, tokens, `done`, `phrase` (b,g,k+c+1) of free words; the end is last."
     constrained, end = special[...,:-1], special[...,-1:]
     end = end.masked_fill(~search.work.groups.may_end(parent.done)[...,None], -torch.inf)
     log_prob = torch.cat([best, constrained, end], 2)
@@ -369,7 +369,7 @@ def _choose(
 
 # %% ../../nbs/fast/24_search.ipynb #cd103e51
 def _identity(search:Search, pool:_Beams, groups:Groups)->Tensor:
-    "Return (b,m) numbers, equal for equal expansions; in the top row, only the tokens count."
+    "Return (b,m) numbers that are equal if two expansions count as the same, as described above."
     same = pool.word == search.eos
     if not search.cfg.no_repeat: same = same | groups.at_top(pool.done)
     if not search.absorb: same = same & groups.musts_alone[:,None]      # forced groups have prices
@@ -392,7 +392,7 @@ def _chosen(search:Search, pool:_Beams, rank, groups:Groups, places:int)->Tensor
 
 # %% ../../nbs/fast/24_search.ipynb #8b0c11e0
 def _short(search:Search, beams:_Beams, t:int)->Tensor:
-    "Return (b,m) True if musts and end no longer fit after t tokens; None if many are left."
+    "Return (b,m) True if musts and end no longer fit after t tokens; None if all of them fit."
     q = search.work.groups
     left = search.cfg.max_len - t
     if left > search.long + search.takes: return None
@@ -405,7 +405,7 @@ def _short(search:Search, beams:_Beams, t:int)->Tensor:
 
 # %% ../../nbs/fast/24_search.ipynb #a80772dd
 def _pruned(search:Search, cells:_Cells)->_Cells:
-    "Return the cells without hypotheses that cannot win or exceed the beam."
+    "Return the cells without hypotheses that cannot win or for which the beam has no room."
     rules = []
     if search.need > search.cfg.max_len - search.t: rules.append(_late)
     if not search.cfg.length_penalty: rules.append(_outscored)
@@ -422,7 +422,7 @@ def _late(search:Search, cells:_Cells)->Tensor:
 
 # %% ../../nbs/fast/24_search.ipynb #b1d24a04
 def _bound(search:Search, cells:_Cells)->Tensor:
-    "Return (b,s) an upper bound: further tokens lower the score, prices may raise the rank."
+    "Return (b,s) an upper bound of the objective, which tokens lower and prices may raise."
     if not search.priced: return cells.score
     gain = search.work.groups.price.clamp(min=0)[:,None]                # (b,1,n)
     left = 1 - (cells.done[...,None] >> search.work.groups.bits & 1)    # (b,s,n)
@@ -431,10 +431,10 @@ def _bound(search:Search, cells:_Cells)->Tensor:
     return rank + (left*gain).sum(-1)
 
 def _outscored(search:Search, cells:_Cells)->Tensor:
-    "Return (b,s) True for hypotheses that `k` ended captions outscore."
+    "Return (b,s) True for hypotheses that cannot beat the worst of `k` ended captions."
     going = cells.word != search.eos
     ended = _objective(search, cells, search.work.groups).masked_fill(going, -torch.inf)
-    if search.priced:                                                   # one may be in both parts
+    if search.priced:                                            # a caption may be in both parts
         ended, order = ended.sort(descending=True)
         copy = _duplicates(cells.code.gather(1, order), ended > -torch.inf)
         ended = ended.masked_fill(copy, -torch.inf)
@@ -466,7 +466,7 @@ def _settle(search:Search, cells:_Cells):
 
 # %% ../../nbs/fast/24_search.ipynb #ec784f52
 def _front(chosen):
-    "Return (b,g) the chosen places (b,m), padded with the first; (b,g) False for the padding."
+    "Return (b,g) the chosen places, padded with the first of them; (b,g) False for the padding."
     real, place = chosen.byte().sort(dim=1, descending=True, stable=True)
     g = int(real.sum(1).max())
     real, place = real[:,:g].bool(), place[:,:g]
@@ -571,7 +571,7 @@ def _read_avoid(avoid, n, eos, device)->Tensor:
     """Return (b,x,l) avoided words; -1 pads phrases on the left. Raise `NocError` if an id is
     invalid."""
     given = f"{len(avoid)} lists" if isinstance(avoid, (list, tuple)) else repr(avoid)
-    require(given == f"{n} lists", f"avoid: {given}", f"one for each of {n} images")
+    require(given == f"{n} lists", f"avoid: {given}", f"a list of words for each of {n} images")
     read = [read_group(row, eos, f"image {i}, avoid") if row else [(-1,)]
             for i, row in enumerate(avoid)]
     long = max(len(phrase) for row in read for phrase in row)
@@ -623,11 +623,11 @@ def _reason(search:Search, image:int, done:int)->str:
     "Return why an image has no complete caption; `done` groups are finished."
     top = int(search.all.need[image])
     T = search.cfg.max_len
-    count = f"{done} of {top} constraints"
+    count = f"{done} of {top} constraints are satisfied"
     room = int(search.all.jump[image])*(T - 1)
     if search.stuck[image]:
         return f"{count}, then no token may come next" if top else "no word may come next"
-    if top > room: return f"{count}: {T} tokens hold at most {room} and the end"
+    if top > room: return f"{count}: {T} tokens have room for at most {room} and the end"
     return f"{count} within {T} tokens" if done < top else f"no end within {T} tokens"
 
 def _best_places(search:Search, cells:_Cells)->tuple:

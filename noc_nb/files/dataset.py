@@ -30,7 +30,7 @@ def data_files(
     folder:str, # subfolder
     *patterns,  # names with *; the first pattern that matches a file is used
 )->list:        # paths
-    "Find files of a data set; `x.json` hides `x.json.gz`."
+    "Find files of a data set, but no `x.json.gz` if `x.json` exists."
     for pattern in patterns:
         files = sorted((Path(root)/folder).glob(pattern))
         if files: return [p for p in files if p.suffix != ".gz" or p.with_suffix("") not in files]
@@ -52,14 +52,15 @@ def load_captions(
     "Read all captions. Raise `NocError` if there are none, or an image is in two files."
     patterns = "captions_*2014.json*", "captions_*.json*"
     files = [captions] if captions else data_files(root, "annotations", *patterns)
-    require(files, f"{root}: no annotations/captions_*.json", "COCO's layout, or a file")
+    require(files, f"{root}: no annotations/captions_*.json", "COCO's layout, or a captions file")
     if len(files) == 1: return read_captions(files[0], photo_names)
     whole = Captions({}, {}, {}, [], {}, True)
     counts = Counter()
     for path in files:
         more = read_captions(path)
         both = whole.texts.keys() & more.texts
-        require(not both, f"{path}: image {min(both, default='')}: in two files", "each image once")
+        where = f"{path}: image {min(both, default='')}: is in two files"
+        require(not both, where, "each image once")
         whole.texts.update(more.texts)
         whole.sizes.update(more.sizes)
         counts.update(more.counts)
@@ -68,7 +69,7 @@ def load_captions(
 
 # %% ../../nbs/files/102_dataset.ipynb #dd5b7eb0
 def _named_detections(root, name):
-    "Open detections by name or path; return opened ones, `gt` and None unchanged."
+    "Open detections by name or path. Return `Detections`, `gt` and None unchanged."
     if name in (None, "gt") or isinstance(name, Detections): return name
     named = [Path(root)/"detections"/f"{name}{end}" for end in (".parquet", ".json", ".json.gz")]
     path = next((path for path in (*named, Path(name)) if path.is_file()), None)
@@ -78,8 +79,8 @@ def _named_detections(root, name):
 # %% ../../nbs/files/102_dataset.ipynb #a3c3943f
 def _load_regions(root, detections, ids, sizes, named, where, **how):
     """Load the regions of the images `ids`; count boxes of images without captions. If detections
-    and captions name photos (`named`, `where`), photos are matched by name. `how`: classes,
-    skip_bad."""
+    name photos and `named` has the names of the file `where`, photos are matched by name. `how`:
+    the options classes and skip_bad."""
     if isinstance(detections, Detections):
         joined = detections.joined(named, where)
         table = read_detections(joined, sizes, only=sizes, **how)
@@ -164,7 +165,7 @@ def own_captions(
     captions,   # file or folder, as in `load_captions`
     detections, # None, "gt", or `Detections`, which may have names and sizes of the images
 )->Captions:
-    "Load captions, with ids for photos. Raise `NocError` if captions and boxes do not match."
+    "Load captions, with ids for photos. Raise `NocError` if boxes cannot be matched to captions."
     @cache
     def listed():
         names, sizes = listed_images(data_files(root, "annotations", "*.json*"))
@@ -181,7 +182,7 @@ def own_captions(
 # %% ../../nbs/files/102_dataset.ipynb #da3ea3ac
 def _split_of(root, split, loaded, file):
     """Return name, lists and file of a split: the named split, otherwise that of the captions,
-    otherwise all images."""
+    otherwise all images for training."""
     path = find_split(split, root) if split else Path(file or root)
     name = split if split == "coco" else path.stem
     if not (split or loaded.parts): name = "own"
@@ -217,7 +218,7 @@ def _without_heldout(captions, splits, heldout, where, drop):
 
 # %% ../../nbs/files/102_dataset.ipynb #b4fd28fd
 def _value_of(root, name, value, load, default):
-    "Return a setting or the content of its file: as given, else the data's own, else a default."
+    "Return `value`, else the data set's file `name`, else a default; read it if it is a path."
     if value is None: value = root/name if root and (root/name).is_file() else default
     return load(value) if isinstance(value, (str, Path)) else value
 
@@ -228,7 +229,7 @@ def objects_of(
     usual,   # function classes -> `HeldOut`, if nothing else names the held-out objects
     load=load_classes, # function that reads a file of classes
 )->tuple:    # the classes, the held-out objects
-    "Return classes and held-out objects: those given, or the data set's, or COCO's."
+    "Return classes and held-out objects: those given, or the data set's, or the defaults."
     classes = _value_of(root, "classes.json", classes, load, COCO_CLASSES)
     def load_names(file): return load_heldout(file, classes)
     return classes, _value_of(root, "heldout.json", heldout, load_names, usual(classes))

@@ -28,7 +28,7 @@ def _tone(color, tone, tint):
     return tuple(int(v) for v in np.clip(tones[tone] + 14*tint, 0, 255))
 
 def _tile(size, look, tint):
-    "Draw a rectangle in the class's colour and texture."
+    "Return an image of this size, filled with the class's colour and texture."
     width, height = size
     tile = Image.new("RGB", size, _tone(look.color, "main", tint))
     draw = ImageDraw.Draw(tile)
@@ -45,7 +45,7 @@ def _tile(size, look, tint):
 
 # %% ../../nbs/files/105_drawing.ipynb #14386beb
 def _draw_thing(image, box, look, tint):
-    "Draw one thing into its box, in pixels."
+    "Draw one thing into its box, which is in pixels."
     x, y = box[:2]
     w, h = max(2, box[2] - x), max(2, box[3] - y)
     tile = _tile((w, h), look, tint)
@@ -79,19 +79,19 @@ def render(
 
 # %% ../../nbs/files/105_drawing.ipynb #03b06d86
 def _pixels(box, size):
-    "Return x y width height in pixels."
+    "Return a relative box as x, y, width and height in pixels."
     x1, y1, x2, y2 = (v*s for v, s in zip(box, size*2))
     return [round(v, 3) for v in (x1, y1, x2 - x1, y2 - y1)]
 
 # %% ../../nbs/files/105_drawing.ipynb #210d45c8
 def write_part(
     folder,      # folder of the data set
-    part,        # name, such as train2014
+    part,        # name of the part, such as train2014
     images,      # image id -> (scene, captions)
     seed,        # seed of the world, which the files record
     finish=dict, # function that completes a box's annotation
 ):
-    "Write a part: instances first, so that captions never exist without them."
+    "Write a part's annotations: instances first, so that captions never exist without them."
     info = dict(description="the toy world of noc_nb", seed=seed)
     common = dict(info=info, images=[])
     for i, (scene, _) in images.items():
@@ -146,7 +146,8 @@ def make_toy(
     test:int=800,   # number of test images
     pictures:int=8, # number of images of val that are drawn into images/
 )->Path:            # the folder
-    "Write a toy world, always with the same bytes. Raise `NocError` if a size is out of range."
+    """Write a toy world; the same arguments always give the same bytes. Raise `NocError` if the
+    number of images of a part is out of range."""
     folder = Path(folder)
     for part, n in dict(train=train, val=val, test=test).items():
         require(0 < n < VAL, f"toy world: {part}", f"1 to {VAL-1} images, found {n}")

@@ -29,10 +29,10 @@ class _Photo(NamedTuple):
     "A photo in an export."
     name:str
     size:tuple   # (width, height) in pixels, or None
-    boxes:list   # from `_box`
+    boxes:list   # tuples that `_box` returns
 
 def _box(label, numbers, score=1., corners=False, why=""):
-    "Return label, corner and extent, score, and the reason if the box cannot be used."
+    "Return label, (left, top, width, height), score, and why the box cannot be used, if so."
     try: x, y, w, h, score = map(float, (*numbers, score))
     except (TypeError, ValueError):
         return _box(label, [0]*4, why=f"expected four numbers, found {[*numbers]}")
@@ -47,7 +47,7 @@ def _size(width, height):
 
 def _collected(path, photos, pixels, classes=None, others=()):
     """Make `Detections` of photos. `classes`: number -> name, if labels are numbers; `others`:
-    number of shapes of each other kind."""
+    kind -> number of shapes, for the kinds that are not boxes."""
     sizes, rows, wrong = {}, [], {}
     owners, labels = {}, {}
     for name, size, boxes in photos:
@@ -81,7 +81,7 @@ def _of_files(path, files, read, pixels, classes=None):
 
 # %% ../../nbs/files/108_exports.ipynb #307ba6db
 def read_names(
-    path, # text with one name per line; CSV whose rows end in names; YOLO's YAML
+    path, # text with one name per line, CSV whose rows end in names, or YOLO's YAML
 ):        # a list, or a dict from number to name
     "Read the names of classes. Raise `NocError` if the file has another form."
     with foreign_file(path, "names of classes"), text_file(path) as f:
@@ -91,7 +91,7 @@ def read_names(
 _NAMES = "data.yaml", "data.yml", "dataset.yaml", "classes.txt", "obj.names"
 
 def _near_names(folder):
-    "Return names by number, from the file of names nearest to a folder of labels, and that file."
+    "Return names by number, and their file: the file of names nearest to a folder of labels."
     places = [folder.absolute(), *folder.absolute().parents][:3]
     file = next((file for place in places for name in _NAMES if (file := place/name).is_file()), "")
     names = read_names(file) if file else {}
@@ -104,7 +104,7 @@ def _near_names(folder):
 _LISTS = "classes.txt", "train.txt", "val.txt", "valid.txt", "test.txt"
 
 def _label_files(folder):
-    "Return the label files of a folder: those below `labels`, if there are any."
+    "Return the text files below `labels`, if there are any, or else all except known lists."
     files = sorted(p for p in folder.rglob("*.txt") if not p.name.startswith("."))
     below = [p for p in files if "labels" in p.relative_to(folder).parts[:-1]]
     return below or [p for p in files if p.name not in _LISTS]
@@ -118,7 +118,7 @@ def _is_yolo(path):
     except ValueError: return False
 
 def _yolo_box(words, keypoints):
-    "Return the box of a line."
+    "Return the box that the words of a line describe."
     try: n, *numbers = map(float, words)
     except ValueError: n = .5
     if n % 1: return _box(0, [0]*4, why=f"expected a class and four numbers, found {words}")
@@ -141,7 +141,7 @@ def _read_yolo(path):
 
 # %% ../../nbs/files/108_exports.ipynb #ff1da27b
 def _turned(*angles):
-    "Return the reason why a box with these angles cannot be used, if any is not zero."
+    "Return why a box with these angles cannot be used: an empty text if all are zero."
     try: turned = any(float(x or 0) for x in angles)
     except (TypeError, ValueError): turned = True
     return "expected a box that is not rotated" if turned else ""
@@ -161,7 +161,7 @@ def _has_root(name, path):
     return any(re.search(rb"<%s[\s>]" % name.encode(), head) for head in heads)
 
 def _voc_box(thing):
-    "Return an object's box; whole numbers are pixels, counted from 1, others are positions."
+    "Return an object's box. Whole numbers count pixels from 1; others are positions from 0."
     corners = [thing.findtext(f"bndbox/{c}") for c in ("xmin", "ymin", "xmax", "ymax")]
     if all(x and x.strip().isdigit() for x in corners):
         corners = [max(int(x) - 1, 0) for x in corners[:2]] + corners[2:]
@@ -202,8 +202,8 @@ def _described(labels, path):
     "Return the names of Open Images's labels."
     if not any(label.startswith(("/m/", "/g/")) for label in labels): return labels
     file = next(path.parent.glob("*class-descriptions*.csv"), None)
-    require(file, f"{path}: labels like {labels[0]}: no *class-descriptions*.csv beside it",
-            "the file of that name from Open Images, with their names")
+    require(file, f"{path}: labels like {labels[0]}, but no *class-descriptions*.csv beside it",
+            "the file of that name from Open Images, with the names of the labels")
     with foreign_file(file, "labels and names"), text_file(file) as f:
         names = {row[0]: row[-1] for row in csv.reader(f) if row}
     return [names.get(label, label) for label in labels]
@@ -244,7 +244,7 @@ def _studio_name(values):
 
 # %% ../../nbs/files/108_exports.ipynb #d26f71b1
 def _studio_boxes(result, others):
-    "Yield the boxes among the drawn shapes, and count the other kinds."
+    "Yield the boxes among the drawn shapes, and count the other kinds of shape in `others`."
     for shape in result:
         value = shape.get("value", {})
         labels = value.get("rectanglelabels")
@@ -289,7 +289,7 @@ _FORMS = {"YOLO's labels": (_is_yolo, _read_yolo),
 
 def export_reader(
     path, # file or folder
-):        # a function; None if it is not an annotation tool's file
+):        # function from path to `Detections`; None if the path is not an export
     "Find the reader for an annotation tool's export."
     path = Path(path)
     if path.exists(): return next((read for fits, read in _FORMS.values() if fits(path)), None)

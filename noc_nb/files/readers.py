@@ -53,8 +53,8 @@ class _Lines:
 def json_items(
     path, # .json or .json.gz with one list
 ):        # the items of the list, one at a time
-    """Read a long list without keeping it in memory. Raise `NocError` with line and item if it is
-    invalid."""
+    """Read a long list without keeping it in memory. Raise `NocError` with line and item if the
+    JSON is invalid."""
     with json_text(path) as f:
         lines = _Lines(f.buffer)
         n = -1
@@ -142,7 +142,7 @@ def _no_collection():
 # %% ../../nbs/files/101_readers.ipynb #4643ffab
 def read_coco(
     path,  # an annotation file, .json or .json.gz
-    *keys, # the lists it must contain
+    *keys, # the lists that the file must contain
 )->dict:   # its content
     "Read a COCO annotation file. Raise `NocError` if it is not JSON or lacks a list."
     with _no_collection(): coco = read_json(path)
@@ -158,7 +158,7 @@ def _check_lists(coco, path, *keys):
 def image_sizes(
     coco:dict, # content from `read_coco`, with `images`
     path,      # the file, for the message
-)->dict:       # image id -> (width, height) in pixels, or None if the file does not state it
+)->dict:       # image id -> (width, height) in pixels, or None if the file states no size
     "Return the sizes of a file's images. Raise `NocError` if a size is invalid or an id repeated."
     ids = _whole_numbers(coco["images"], "id", path, "image")
     sizes = {}
@@ -176,7 +176,7 @@ def image_sizes(
 def image_names(
     coco:dict, # content from `read_coco`, with `images`
     path,      # the file, for messages
-)->list:       # (file name, image id) of all images, "" for one without a name; [] if none has one
+)->list:       # (file name, image id) of all images, "" if it has no name; [] if no image has one
     "Return the names of a file's images. Raise `NocError` if an id or a name is invalid."
     images = coco["images"]
     ids = _whole_numbers(images, "id", path, "image").tolist()
@@ -207,7 +207,7 @@ def _fits(names, photos):
 
 # %% ../../nbs/files/101_readers.ipynb #92c73c5f
 def _paired(pairs):
-    """Return the images by index of photo, and for each clashing image its photos and images.
+    """Return the images by index of photo, and the photos and rivals of each clashing image.
     `pairs`: number of shared parts -> (image, index of the photo)."""
     matched, clashes, images, photos = {}, {}, set(), set()
     for length in sorted(pairs, reverse=True):
@@ -289,7 +289,7 @@ def _pairs(names, photos, where):
     "Return the images by index of photo, the `_Clash`es, and the names by image id."
     texts = [name for name, _ in names]
     if not all(any(map(_PHOTO.search, some)) for some in (texts, photos)):
-        # `labels/a.txt` is called `a`
+        # the labels in `labels/a.txt` are those of a photo `a`
         texts, photos = ([_PHOTO.sub("", name) for name in some] for some in (texts, photos))
     theirs, ours = ([*map(name_parts, some)] for some in (texts, photos))
     _check_once(names, theirs, where)
@@ -343,7 +343,7 @@ _NAMES = "file_name", "filename", "file", "image", "image_name", "path"
 _TEXTS = "caption", "captions", "text", "comment"
 
 def _image_key(image, where):
-    "Return the id of an image, or the name of its photo, from a file's value."
+    "Return (id, None) of an image, or (None, name of its photo), from a file's value."
     number = isinstance(image, str) and re.fullmatch(r"\s*\d{1,18}\s*", image, re.ASCII)
     if number: image = int(image)
     require(type(image) in (int, str), f"{where}: image {image!r}", "a whole number or a name")
@@ -368,7 +368,7 @@ def _entries(item, place, path, names=()):
         yield _Entry(place, i, name, caption)
 
 def _usable(items, path, bad, names=()):
-    "Return the captions of items with places; a list `bad` collects a line for each invalid item."
+    "Return the captions of (item, place) pairs. If `bad` is a list, add the errors to it."
     entries = []
     for item, place in items:
         try: entries += _entries(item, place, path, names)
@@ -404,7 +404,7 @@ def _parquet_items(path):
         for n, row in enumerate(file.read(columns=[*columns]).to_pylist()): yield row, f"row {n}"
 
 def _text_items(folder):
-    "Yield captions from text files beside photos, one a line, as used to train image models."
+    "Yield captions from text files beside photos, one per line, as used to train image models."
     files = sorted(p for p in folder.rglob("*") if not p.name.startswith("."))
     photos = {_PHOTO.sub("", str(p)) for p in files if _PHOTO.search(p.name)}
     for path in (p for p in files if p.suffix in (".txt", ".caption")):
@@ -454,7 +454,7 @@ def _json_entries(content, path, bad):
         what = "annotation"
     elif isinstance(content, dict):
         content = [dict(image_id=image, captions=texts) for image, texts in content.items()]
-    require(isinstance(content, list), f"{path}: {type(content).__name__}",
+    require(isinstance(content, list), f"{path}: content of type {type(content).__name__}",
             'a list of {"image_id": …, "caption": …}, or {"photo.jpg": "a caption"}')
     return _usable(((item, f"{what} {n}") for n, item in enumerate(content)), path, bad, names)
 
@@ -479,7 +479,8 @@ def _entries_of(path, content, bad=None):
 # %% ../../nbs/files/101_readers.ipynb #7d063ab7
 def _entry_images(entries, names, path, where, numbers=True):
     """Return the image id of each entry, or its name if no image has it. `names`: those of the
-    images in the file `where`. Raise `NocError` if a name fits several images."""
+    images in the file `where`. Raise `NocError` if a name fits several images, or if
+    no name fits and an entry has no usable id."""
     photos = [*dict.fromkeys(e.name for e in entries if e.name)]
     of = {}
     if names and photos:
@@ -603,9 +604,9 @@ def _check_within(path, part, ids, whole, of):
 def read_split(
     path,         # a split file
     image_ids,    # the image ids that exist
-    needed=PARTS, # the parts whose images must be among them
+    needed=PARTS, # the parts whose images must be among `image_ids`
 )->dict:          # train, val, test, novel_val, novel_test -> image ids, or None
-    "Read a split. Raise `NocError` if an image is unknown or in two parts."
+    "Read a split. Raise `NocError` if a list is invalid, or an image is unknown or in two parts."
     file = read_json(path)
     if _is_karpathy(file): file = dict.fromkeys(PARTS, []) | read_captions(path).parts
     if isinstance(file, dict) and "val_train" in file:
@@ -615,7 +616,8 @@ def read_split(
     of = "the images in the captions files"
     for part in needed: _check_within(path, part, split[part], image_ids, of)
     for part in "val", "test":
-        _check_within(path, f"novel_{part}", split[f"novel_{part}"] or [], set(split[part]), part)
+        _check_within(path, f"novel_{part}", split[f"novel_{part}"] or [], set(split[part]),
+                      f"the images of {part}")
     for a, b in (("train", "val"), ("train", "test"), ("val", "test")):
         both = set(split[a]) & set(split[b])
         where = f"{path}: {a}: image {min(both, default='')}"
@@ -677,7 +679,7 @@ def open_parquet(
     "Open a Parquet file. Raise `NocError` if opening it, or reading it inside the `with`, fails."
     import pyarrow.parquet
     with foreign_file(path, "a complete Parquet file"):
-        checked = dict(page_checksum_verification=True)        # if it has checksums
+        checked = dict(page_checksum_verification=True)        # if the file has checksums
         with pyarrow.parquet.ParquetFile(path, **checked) as file:
             rows = file.metadata.num_rows
             most = max(1 << 24, Path(path).stat().st_size)
@@ -790,7 +792,7 @@ def _commonest(labels, classes):
     return ", ".join(f"{classes[i].name} {count:,}" for i, count in counts)
 
 def _checked_numbers(labels, classes, where, item):
-    "Check that the numbers are class ids. Raise `NocError` if they follow another scheme."
+    "Return numbers that are class ids. Raise `NocError` if any is not, with schemes that fit."
     def fit(numbers): return used <= {*numbers}
     used = {*labels.tolist()}
     ids = [*classes]
@@ -818,7 +820,7 @@ _AREA = "a box with an area"
 _BOX_ERRORS = [f"expected {text}" for text in (*_WRONG[1:], _AREA)]
 
 def _by_image(images, met):
-    "Return the counts of clipped and skipped boxes by image; `met`: count -> booleans of rows."
+    "Return image -> counts of its clipped and skipped boxes; `met`: count -> booleans of rows."
     counts = defaultdict(dict)
     for what, some in met.items():
         for i, count in Counter(images[some].tolist()).items(): counts[i][what] = count
@@ -837,7 +839,7 @@ def _relative(rows, sizes, pixels, mark):
 def _checked(rows, wrong, sizes, pixels, path, names, classes, called, flat=False):
     """Return the rows with corners and class ids, booleans of faultless rows, and booleans by name
     of a count. Add faults to `wrong`, by place. `names`: those of classes; `called`: function that
-    names a row."""
+    names a row; `flat`: boxes without an area are allowed."""
     def mark(bad, expected):
         for n in rows["place"][bad].tolist(): wrong.setdefault(n, f"expected {expected}")
     image, label, score = rows["image"], rows["label"], rows["score"]
@@ -868,8 +870,8 @@ class Detections:
     names:list           # (file name, image id) of images, if any has a name
     sizes:dict = field(default_factory=dict) # image id -> (width, height) in pixels, if known
     classes:dict = None  # number -> name
-    texts:dict = field(default_factory=dict) # image id -> the text that the file has
-    others:int = 0       # rows of images that are not in another file, left out by `joined`
+    texts:dict = field(default_factory=dict) # image id -> the text that identifies it
+    others:int = 0       # number of rows that `joined` left out
 
     @property
     def images(self)->set: return {*np.unique(self.rows["image"]).tolist()}
@@ -953,7 +955,7 @@ def _with_texts(detections, texts):
     images[images < 0] = start + ~images[images < 0]
     names = [(name, number(i)) for name, i in detections.names]
     texts = {start + n: text for n, text in enumerate(texts)}
-    if not names:                                  # 41 means 41.jpg if b means b.jpg
+    if not names:                                  # then the number 41 is a name, too
         named = {i: str(i) for i in detections.images} | texts
         names = [(name, i) for i, name in named.items()]
     return replace(detections, names=names, texts=texts,
@@ -996,9 +998,9 @@ def read_detections(
     sizes=None, # image id -> (width, height) in pixels, of all images; Parquet needs none
     skip_bad:bool=False, # leave out unusable boxes, and count them
     **kw,       # options of `Detections.table`
-)->RegionTable: # the images with a detection, best first; `.counts`: read, clipped, skipped
-    """Read a detector's output. Raise `NocError` with file and item if one is invalid, or if no box
-    can be used."""
+)->RegionTable: # images with detections, the best first; `.counts`: read, clipped, skipped
+    """Read a detector's output. Raise `NocError` with file and row if a row is invalid; with
+    `skip_bad`, only if no box can be used."""
     detections = path if isinstance(path, Detections) else open_detections(path)
     table, errors, _ = detections.table(sizes, **kw)
     if not errors or (skip_bad and len(table)): return table
@@ -1096,7 +1098,7 @@ def read_vectors(
     path,       # a text file in GloVe's format: `.txt`, `.gz` or `.zip`
     words=None, # read the vectors of these words only; default: all
 )->dict:        # word -> (d,) float32
-    "Read word vectors. Raise `NocError` with the line if one is invalid."
+    "Read word vectors. Raise `NocError`, naming the line, if a line is invalid."
     path = Path(path)
     vectors = {}
     with foreign_file(path, "word vectors in UTF-8"), _lines(path) as f:

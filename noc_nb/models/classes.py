@@ -40,7 +40,7 @@ def with_classes(
 
 # %% ../../nbs/models/111_classes.ipynb #7b43daf7
 def _lengthened(captioner, vectors):
-    "Return a copy with more words. Raise `NocError` if the vectors do not match the captioner's."
+    "Return a captioner with more words. Raise `NocError` if it cannot use vectors or their width."
     with_vectors = captioner.words.known.any()
     require(with_vectors, "words: the captioner was trained without vectors", "one with vectors")
     table = captioner.words().detach()

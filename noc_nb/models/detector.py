@@ -40,7 +40,7 @@ def _downloaded(name):
             "another detector found need no weights: noc_caption detections.json --images photos/")
 
 def _read_state(name, source):
-    "Read the weights of a model. Raise `NocError` if the download or the file has none."
+    "Read the weights of a model. Raise `NocError` if they cannot be downloaded or read."
     if source == "default": return _downloaded(name)
     with foreign_file(source, f"the weights of {name}, .safetensors or .pth"):
         if str(source).endswith(".safetensors"): return load_file(source)
@@ -79,7 +79,7 @@ def _box_features(heads, args, out):
 
 # %% ../../nbs/models/113_detector.ipynb #05781c66
 class _RoIFeatures(nn.Module):
-    "Averages the last feature map of a ResNet-101 over each box. Resizes as the detector does."
+    "Averages the last feature map of a ResNet-101 over each box of images resized as in detection."
     def __init__(self, transform, source):
         super().__init__()
         self.backbone = nn.Sequential(*list(_load_model("resnet101", source).children())[:-2])
@@ -135,7 +135,7 @@ def _weights(model): return None if model is None else fingerprint(*model.state_
 class _Batches:
     "Detects in batches of images that the model pads to the same size."
     def _each(self, images):
-        "Return regions. If a batch fails, try its images alone; `NocError` for those that fail."
+        "Return regions. If a batch fails, try each image alone; return a `NocError` if that fails."
         try: return self._run(images)
         except (RuntimeError, ValueError) as e:
             if re.search("CUDA|memory", str(e)): raise         # no image is at fault

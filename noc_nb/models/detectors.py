@@ -207,7 +207,7 @@ class _ToldDetector(PretrainedDetector):
 def classes_for(
     name,     # a detector of torchvision, a folder, or a model name on the Hugging Face hub
     given=None, # classes that the user supplied
-)->dict:      # class id -> `ObjectClass`; None: the classes of the pipeline
+)->dict:      # class id -> `ObjectClass`; None: use the classes of the pipeline
     "Return the classes that a detector finds. Raise `NocError` if its labels have no names."
     if name in DETECTORS: return given
     if given: return _distinct(given)

@@ -42,7 +42,7 @@ def _reorder(model, kwargs, rows):
         if isinstance(state, Tensor): memory.linear_cache[n] = state[rows]
 
 def _rows_of(x, rows, n, dim=0):
-    "Return rows of a model's inputs: of tensors with `n` rows, also in lists and dicts."
+    "Return inputs with only these rows of each tensor that has `n` rows, also in lists and dicts."
     if isinstance(x, Tensor):
         fits = x.dim() >= max(1, -dim) and x.shape[dim] == n
         return x.index_select(dim, rows) if fits else x
@@ -361,7 +361,7 @@ def _dropped():
     frame = _caller(inspect.currentframe(), code)
     held = frame.f_locals if frame else {}
     given = {name: held.get(name) for name in ("streamer", "assistant_model", "synced_gpus")}
-    whole = frame.f_back.f_locals.get("kwargs", {}) if frame else {}     # before it was split
+    whole = frame.f_back.f_locals.get("kwargs", {}) if frame else {}  # before `generate` split them
     given |= {name: whole.get(name) for name in ("do_sample", "tokenizer")}
     if _caller(frame, Pipeline.forward.__code__): given["do_sample"] = None  # may be its default
     return given
@@ -403,9 +403,11 @@ def _holds(whole, part):
     return any(whole[j:j+len(part)] == part for j in range(len(whole) - len(part) + 1))
 
 def _check_room(lists, prices, room):
-    "Raise `NocError` if the musts cannot fit. One that may be inside another takes no room."
+    """Raise `NocError` if an input has too many words, or if its musts cannot fit. A must that may
+    be inside another takes no room."""
     for i, groups in enumerate(lists):
-        require(len(groups) <= 61, f"words: input {i} has {len(groups)} entries", "at most 61")
+        require(len(groups) <= 61, f"words: input {i} has {len(groups)} words",
+                "at most 61 for one text")
         groups = [g for g, u in zip(groups, prices[i]) if g and u == math.inf]
         need = 0
         for n, group in enumerate(groups):
@@ -537,7 +539,7 @@ def _answer(rows:_Rows, result, ordered):
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c16
 def _least(at_least, lists):
-    "Return b numbers of musts, or None. Raise `NocError` if one is invalid."
+    "Return b minimum numbers of musts; None: all. Raise `NocError` if a number is invalid."
     least = at_least if isinstance(at_least, (list, tuple)) else [at_least]*len(lists)
     def whole(n): return isinstance(n, Integral) and not isinstance(n, bool) and n >= 0
     fits = all(n is None or whole(n) for n in least)
@@ -552,7 +554,7 @@ def _least(at_least, lists):
     return [*least]
 
 def _search(rows:_Rows, **settings):
-    "Search, with the beginning as one more must."
+    "Run the search, with the beginning as an additional must, and return its result."
     groups, columns, config = rows.groups, rows.columns, rows.config
     least = rows.plan.at_least
     if any(n is not None for n in least):
@@ -571,7 +573,7 @@ def _search(rows:_Rows, **settings):
 
 # %% ../../nbs/models/116_generate.ipynb #5be11604
 def _barred(rows:_Rows, ids:tuple)->bool:
-    "Return whether a spelling was impossible: a token never allowed, or barred by `bad_words_ids`."
+    "Return whether a spelling was barred by `bad_words_ids`, or a token of it was never allowed."
     bad = map(tuple, rows.config.bad_words_ids or ())
     return not set(rows.never.tolist()).isdisjoint(ids) or any(_holds(ids, part) for part in bad)
 
@@ -583,7 +585,7 @@ def _warn(rows:_Rows, result):
         groups = rows.groups.lists[i]
         count = sum(map(bool, groups))
         if said[i] == count or i in complete: continue
-        line = f"input {i}: {said[i]} of {count} words within {rows.room} tokens"
+        line = f"input {i}: {said[i]} of {count} words were written within {rows.room} tokens"
         if rows.rules.late: line += f"; max_time={rows.config.max_time} was up"
         for word, group in zip(rows.plan.wishes.lists[i], groups):
             if not group or not all(_barred(rows, ids) for ids in group): continue
@@ -657,10 +659,10 @@ def grid_beam(
     model,                # any model of transformers; its `generate` fills in the first five
     input_ids,            # (b*num_beams,p)
     logits_processor,     # as the library prepares them
-    stopping_criteria,    # criteria of the library; those that end a text early are called, too
+    stopping_criteria,    # criteria of the library, except those for the length and for end tokens
     generation_config,    # `early_stopping` is ignored: the search ends when nothing can improve
     *,
-    words=None,           # words of all inputs: list of "bus", ["bus", "buses"], [5, 6]; line; dict
+    words=None,           # words of all inputs: line, dict, or list like ["bus", ["cat", "cats"]]
     each=None,            # b such lists or lines, one per input, added to `words`
     avoid=None,           # a list of words to avoid; "apple" does not include "apples"
     forms=False,          # True: the plural or singular of a word counts, too (English)
@@ -695,7 +697,7 @@ def grid_beam(
 
 # %% ../../nbs/models/116_generate.ipynb #5be11606
 def generate(
-    model,          # a model of transformers, which calls this as `custom_generate=FOLDER`
+    model,          # a model of transformers; it calls this function for `custom_generate=FOLDER`
     *,
     processor=None, # as in `grid_beam`
     tokenizer=None, # another name of `processor`

@@ -47,7 +47,7 @@ _SMALL = frozenset("a an and at by for from in of on or the to with".split())
 _VERB = re.compile(r"\w*[aeiouy]\w*ing")           # being and dining, not ring and string
 
 def _odd_words(classes):
-    "Yield a text for each class whose word looks odd."
+    "Yield a text for each word that looks odd, with its classes."
     names = {i: " ".join(c.phrase) for i, c in classes.items()}
     shared = {}
     for i, c in classes.items(): shared.setdefault(c.word, set()).add(names[i])
@@ -72,7 +72,7 @@ def _tell(names, classes, where):
     if persons: line += f"; persons, which are left to the captioner: {_listed(persons)}"
     say(line)
     odd = [*_odd_words(classes)]
-    if odd: say(f"{where}: looks odd: {_listed(odd, '; ')}. To choose other words, give the "
+    if odd: say(f"{where}: odd words: {_listed(odd, '; ')}. To choose other words, give the "
                 "classes as JSON (docs/data.md)")
 
 # %% ../../nbs/models/110_names.ipynb #4e90e47a

@@ -125,8 +125,8 @@ def _byte_columns(file):
 
 def image_column(
     path, # path of a .parquet file
-)->str:   # name of its column of images; None if it has none
-    "Find the column of images. Raise `NocError` if the file is broken or has several of them."
+)->str:   # name of the file's column of images, or None
+    "Find the column of images. Raise `NocError` if the file is broken or has several such columns."
     with open_parquet(path) as file: columns = _byte_columns(file)
     if len(columns) > 1:
         raise NocError(f"{path}: columns {', '.join(columns)} have bytes; expected one, of images")
@@ -231,7 +231,7 @@ def _images(path, name, others):
 
 # %% ../../nbs/models/115_photos.ipynb #a66c4c68
 def _sources(src):
-    "Return name -> file or folder, from the lines of a list, or of the source itself."
+    "Return name -> file or folder: those in a list, or else only the source itself."
     if src.suffix != ".txt": return {"" if src.is_dir() else src.name: src}
     with foreign_file(src, "names of images"), text_file(src, "surrogateescape") as f:
         lines = f.read().split("\n")
@@ -242,12 +242,13 @@ def _readable(name): # a name may contain any bytes
 
 def image_files(
     src,        # image, folder, .tar or .parquet of images, .txt of these, or COCO's layout
-    names=None, # (file name, id) of images; []: numbers in file names; None: these, or positions
+    names=None, # (file name, id) of images; []: use numbers in file names; None: use these
+                # if every file has its own, or else positions
     where="names", # the file that has the names, for messages
 )->list:        # the images, each with a unique number
     """List the images of a source. Images that cannot be read or numbered come last and have
-    negative numbers. Opening one raises `NocError` with the reason, as does an image that several
-    photos match. Raise `NocError` if there is no image, or if two have the same number."""
+    negative numbers. Opening one raises `NocError` with the reason, as does opening an image that
+    several photos match. Raise `NocError` if there is no image, or if two have the same number."""
     src = Path(src)
     require(src.exists(), f"{src}: no such file or folder", "images")
     others = Counter()
@@ -271,8 +272,8 @@ def image_files(
 
 # %% ../../nbs/models/115_photos.ipynb #ab7044bb
 def _by_name(files, names, where, src):
-    "Return the files that match a name, with its id, and the rest; two matches are an error."
-    inside = f"{src.name}/" if src.is_file() else ""     # then names do not begin with it
+    "Return the files that match a name, numbered by its id, and the rest; clashes have a `why`."
+    inside = f"{src.name}/" if src.is_file() else ""     # names then omit the archive
     photos = [f.name.removeprefix(inside) for f in files]
     ids, clashes = match_photos(names, photos, where, src)
     rest = {p: replace(f, why=f"expected its name in {where}")
@@ -315,12 +316,12 @@ def _by_number(files, places):
 
 # %% ../../nbs/models/115_photos.ipynb #5c122589
 def _prepared(file, limits):
-    "Return an image, decoded and shrunk, or the reason why it cannot be."
+    "Return an image, decoded and shrunk, or the reason why it cannot be decoded."
     try: return prepare(open_image(file), *limits)
     except NocError as e: return str(e)
 
 def _detect_files(files, detector, workers=0, window=64):
-    "Yield (image file, its `Regions` or the reason why not) in order, `window` at a time."
+    "Yield (image file, its `Regions` or why it has none) in order, `window` at a time."
     read = partial(_prepared, limits=detector.limits)
     loader = DataLoader(files, batch_size=None, num_workers=workers, collate_fn=read)
     for part in chunked(zip(files, loader), window):
@@ -367,7 +368,7 @@ def input_files(
 def _extract(files, out, detector, workers=0, part=64, resume=False):
     """Write a region store of images, with images.jsonl (number, name), failed.jsonl (with reasons)
     and plan.json. The run can be resumed after every `part` images, which are kept in OUT.parts.
-    Raise `NocError` if `out` exists or belongs to another run."""
+    Raise `NocError` if `out` belongs to another run, or exists without `resume`."""
     out = Path(out)
     place = real_path(out)
     folder = place.with_name(place.name + ".parts")

@@ -90,7 +90,7 @@ class _Words:
     def _tokens(self, text): return tuple(map(self.vocab.stoi.get, text.split()))
 
     def _forms(self, name, ids_of):
-        "Return the alternatives that can be written; a class's name stands for all its forms."
+        "Return the parts of `name` between bars that can be written; for a class, all its forms."
         def written(text): return None not in self._tokens(text)
         texts = []
         for word in name.split("|"):
@@ -372,7 +372,7 @@ def _check(images, seen, classes):
         r.check_finite()
         strange = set(r.labels.tolist()) - classes.keys()
         where = f"image {r.image_id}: category {min(strange, default=0)}"
-        require(not strange, where, f"one of the pipeline's {len(classes)}")
+        require(not strange, where, f"one of the pipeline's {len(classes)} classes")
     count = len(images if seen is None else seen)
     require(count == len(images), f"seen: {count} images", f"{len(images)}, one for each image")
 
@@ -496,7 +496,8 @@ def _class_vectors(file, classes, width):
     "Read class id -> vector. Raise `NocError` unless each class has `width` finite numbers."
     vectors = read_weights(file)
     odd = sorted(vectors.keys() ^ map(str, classes))
-    require(not odd, f"{file}: class {''.join(odd[:1])[:20]}", "a vector for each of classes.json")
+    require(not odd, f"{file}: class {''.join(odd[:1])[:20]}",
+            "a vector for each class of classes.json")
     check_kinds(vectors, dict.fromkeys(vectors, torch.zeros(())), file)
     for i, vector in vectors.items():
         whole = vector.shape == (width,) and vector.isfinite().all()

@@ -28,7 +28,7 @@ def _why(error):
     return str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 def _is_local(name, expected):
-    "Return True if a model is on this machine. Raise `NocError` if it cannot be found at all."
+    "Return True to load a model from this machine only. Raise `NocError` if it cannot be found."
     from huggingface_hub import HfApi, try_to_load_from_cache
     if Path(name).is_dir(): return True
     expected = f"expected {expected}: a folder, or a model name on the Hugging Face hub"

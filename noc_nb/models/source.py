@@ -221,7 +221,7 @@ def detected(
     files = {f.id: f for f in files}
     failed = {i: _try(open_image, f) for i, f in files.items() if f.why and images}
     sized = sizes or images or not detections.pixels
-    require(sized, f"{path}: boxes in pixels", "--data or --images, for sizes")
+    require(sized, f"{path}: boxes in pixels", "--data or --images, for the sizes of the images")
     whole = {i: f for i, f in files.items() if not f.why}
     frames, lost = _frames(whole, sizes, detections.pixels and images, path)
     failed |= lost
@@ -344,7 +344,7 @@ class Job(Config):
 
     @property
     def blind(self)->bool:
-        "Return True if no detector is needed: the captioner sees photos, the caller names words."
+        "Return True if no detector is needed: the captioner sees photos, and the user names words."
         wishes = self.options.wishes
         wanted = wishes == {} or any(u > -math.inf for u in (wishes or {}).values())
         by_hand = self.captioner and not self.detector and self.options.min_score is None
@@ -397,7 +397,7 @@ def source(self:Job,
     "Open the job's images. Raise `NocError` if the input is invalid or an object is unknown."
     pipeline.with_objects(self.options.wishes or {})
     source = _opened(self, pipeline)
-    require(source.ids, f"{self.src}: no images", "some")
+    require(source.ids, f"{self.src}: no images", "at least one")
     if self.only_detected:
         source = replace(source, ids=[i for i in source.ids if i in source.boxed])
     if self.features: source = _with_features(source, self.features, self.src)

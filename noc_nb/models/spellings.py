@@ -414,12 +414,12 @@ class _Wishes:
     lists:list # b lists of groups; a group is a list of alternatives: texts, or tuples of ids
     avoid:list # b lists of words to avoid
     text:bool  # True where words are texts
-    prices:list # b lists of nats, one per group; inf for a must, 0 for a word that is only reported
+    prices:list # b lists of nats, one per group; inf if it must occur, 0 if it is only reported
 
     def groups(self, processor, **settings):
         "Return the groups for the search, as ids or as the tokenizer spells their texts."
         if not self.text: return _IdGroups(self)
-        require(processor is not None, "words: text", "processor= or tokenizer=, to spell them")
+        require(processor is not None, "words are text", "processor= or tokenizer=, to spell them")
         return _WordGroups(self, getattr(processor, "tokenizer", processor), **settings)
 
 # %% ../../nbs/models/109_spellings.ipynb #5be11a0b
@@ -486,7 +486,7 @@ def read_words(
 )->_Wishes:
     "Read the words of all inputs. Raise `NocError` if they are invalid, or mix text and ids."
     each = [None]*inputs if each is None else each
-    given = f"{len(each)} entries" if isinstance(each, (list, tuple)) else repr(each)
+    given = f"a list of {len(each)}" if isinstance(each, (list, tuple)) else repr(each)
     require(isinstance(each, (list, tuple)) and len(each) == inputs, f"each: {given}",
             f"{inputs}, one for each input of the batch, like [\"cat, dog\", [\"bus\"], ...]")
     shared, costs, unwanted = _read_list(words)
@@ -517,7 +517,7 @@ class _IdGroups:
         self.lists = [[ids if u else [] for ids, u in zip(*pair)] for pair in pairs]
 
     def columns(self, v:int, ends:list, device=None):
-        "Return columns for a model of `v` tokens. Raise `NocError` if it lacks an id."
+        "Return columns for a model of `v` tokens. Raise `NocError` for an id that it cannot write."
         for i, groups in enumerate(self.lists):
             tokens = [t for group in groups for ids in group for t in ids]
             bad = [t for t in tokens if not 0 <= t < v or t in ends]
@@ -600,7 +600,7 @@ class _Moves(NamedTuple):
     fixed:Tensor   # (3,n) tokens with finishing columns of their own; the columns; the groups' bits
     others:Tensor  # (3,n) tokens that need a free column; their numbers from 0; the groups' bits
     alone:Tensor   # tokens that may not be taken in their plain column
-    late:Tensor    # the same where no token can follow
+    late:Tensor    # such tokens if no token can follow
     plain:set      # tokens after which the word must continue
     said:set       # tokens whose finishing column bars tokens that lengthen the word
 
@@ -675,7 +675,7 @@ def _ending(words:_Words, ids):
     return places
 
 def _forced(words:_Words, group, column):
-    "Return a group's spellings; the last token finishes, and others that end a word may finish."
+    "Return a group's spellings in columns: the last token finishes it; others may finish a group."
     anywhere = words.anywhere(group)
     alternatives = set()
     for ids in anywhere + [ids for ids in group if len(ids) == 1 and ids not in anywhere]:
@@ -714,7 +714,7 @@ class _WordGroups:
         self.lists = [words.spelled for words in self.words]
         mute = dict.fromkeys(word for words in self.words for word in words.mute)
         line = f"words: the tokenizer cannot spell {', '.join(_written(tokenizer, mute))}"
-        require(not mute or any(map(any, self.lists)), line, "other words")
+        require(not mute or any(map(any, self.lists)), line, "words that it can spell")
         if mute: warnings.warn(f"{line}; such words are ignored")
 
     def columns(self, v:int, ends:list, device=None):
@@ -800,7 +800,7 @@ class _Columns:
                   for place in _ending(words, ids)}
         self.column = {token: v + n for n, token in enumerate(sorted(finish))}
         self.extra = (len(finish) + self.k)*bool(finish)                 # ids beside the model's
-        self.finishers = range(v, v + self.extra + 1)                    # these, and the start
+        self.finishers = range(v, v + self.extra + 1)                 # these columns, and the start
         real = [*self.column, *[0]*(self.extra - len(finish))]
         self.real = torch.tensor(real, device=device).long()             # (extra,) model's tokens
         self.barred, self.goes_on = _barred(self.table, v, ends, device)
@@ -832,7 +832,7 @@ class _Columns:
         for text, i, token, gain in zip(texts, inputs, tokens, bits):
             moves = self.after(i, text)
             state = self.words[i].reader.read(text.state, token)[0]
-            if token not in self.table.bytes: longer.append(text)        # it adds nothing
+            if token not in self.table.bytes: longer.append(text)        # the token adds nothing
             elif gain < 0: longer.append(_Text(state, text.done, _OWES*(token in moves.plain)))
             else: longer.append(_Text(state, text.done | gain, _SAID*(token in moves.said)))
         return longer

@@ -64,7 +64,7 @@ def _view(pipeline, image, regions, **more):
     "Return the view of an image. Raise `NocError` if the pipeline cannot use the regions."
     small = image.copy()
     small.thumbnail((_SIDE, _SIDE))
-    regions = regions.best(max(pipeline.max_regions, 30))    # there may be thousands
+    regions = regions.best(max(pipeline.max_regions, 30))    # there may be thousands of regions
     free = _captioned(pipeline, regions, small, [])
     return _View(pipeline, small, regions, free, **more)
 
@@ -116,7 +116,7 @@ def _toy_scene(n):
 
 # %% ../../nbs/pages/133_app.ipynb #5ad81c35
 def _with_words(v, prices, line):
-    "Return the view, and the prices with a line's words added. Raise `NocError` if it has none."
+    "Return the view, and the prices with a line's words added. Raise `NocError` for a bad line."
     classes = v.pipeline.classes
     names = {name: classes[ids[0]].name for name, ids in meanings(classes).items() if not ids[1:]}
     wishes = {names.get(name, name): price for name, price in read_wishes(line).items()}
@@ -289,7 +289,7 @@ class _OwnNames:
         if names <= ours and pages <= hosts: return await self.app(scope, receive, send)
         if scope["type"] == "websocket": return await send({"type": "websocket.close"})
         await send({"type": "http.response.start", "status": 421, "headers": []})
-        body = b"not a host name of this machine, or a request from another site"
+        body = b"the host is not this machine, or the request is from another site"
         await send({"type": "http.response.body", "body": body})
 
 def _only_for(host):
@@ -313,7 +313,7 @@ def _gradio():
 # %% ../../nbs/pages/133_app.ipynb #a7cba85b
 _NO_EXAMPLES = """Drop a photo here, or choose one of the drawings. Objects are found by
 torchvision's detector. Its weights (160 MB) are downloaded with the first photo, unless
-`--weights FILE` names them. Your own examples: `noc_app --detections FILE --images FOLDER`."""
+`--weights FILE` names them. For your own examples, add `--detections FILE --images FOLDER`."""
 _NO_PHOTOS = "Choose a drawing. For photos, start `noc_app --model` with a pipeline for photos."
 
 def _examples(photos, source, model, most):
@@ -334,7 +334,7 @@ def _examples(photos, source, model, most):
 class _Studio:
     "The state behind the page: examples, the photo pipeline, and its detector."
     def __init__(self,
-        photos:NovelCaptioner=None, # for photos; None: drawn scenes only
+        photos:NovelCaptioner=None, # pipeline for photos; None: drawn scenes only
         detector=None,              # images -> `Regions`; default: loaded for the first photo
         source=None,                # a `Source` with files, for examples; default: drawn scenes
         most:int=12,                # maximum number of examples

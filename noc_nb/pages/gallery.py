@@ -67,7 +67,7 @@ def _batch_lines(pipeline, source, ids, options):
     images, seen, errors = source.batch(ids)
     captions = dict(zip(images, pipeline([*images.values()], seen=seen, **vars(options))))
     def line(i):
-        about = dict(image_id=source.texts.get(i, i), file=source.name(i))   # id in its file
+        about = dict(image_id=source.texts.get(i, i), file=source.name(i))   # the user's id
         if i in errors: return about | dict(error=str(errors[i]))
         met = dict(counts=source.met[i]) if i in source.met else {}
         return _line(pipeline, images[i], captions[i], source.name(i)) | about | met
@@ -88,8 +88,8 @@ def _settings(pipeline, source, options, **more):
         **vars(pipeline.cfg), **asdict(options), **more)
 
 def begin_captions(
-    about:Path,              # file of the settings, for `begin`
-    out,                     # output, for `begin`
+    about:Path,              # file in which `begin` records the settings
+    out,                     # output of the run
     pipeline:NovelCaptioner, # trained pipeline
     source:Source,           # source of the images
     options:CaptionOptions,  # options of the pipeline
@@ -136,8 +136,8 @@ def _read_lines(path):
 
 # %% ../../nbs/pages/132_gallery.ipynb #6847cdbd
 def _caption_all(pipeline, source, out, options=CaptionOptions(), resume=False):
-    """Caption all images of a source in a file with a line for each, in the order of the source.
-    Raise `NocError` if the output exists, or belongs to another run."""
+    """Caption all images of a source. Write a file with a line for each image, in the order of the
+    source. Raise `NocError` if the output is of another run, or exists and `resume` is False."""
     out = Path(out)
     part, about = _beside_output(out, "part"), _beside_output(out, "run.json")
     with locked(out):
@@ -265,8 +265,9 @@ def _card(line, image):
 
 # %% ../../nbs/pages/132_gallery.ipynb #435edd03
 def _write_report(path, lines, picture=None, title="Captions", most=500):
-    """Write a page for all images, or no file. `lines`: a list, or a file; `picture`: function that
-    returns the PIL image to draw on, or None. Raise `NocError` if the lines are invalid."""
+    """Write a page with the first `most` captions and failures, completely or not at all. `lines`:
+    a list, or a file; `picture`: function from a line to its PIL image, or None. Raise `NocError`
+    if the lines are invalid."""
     def read(): return lines if isinstance(lines, list) else _read_lines(lines)
     def cards():
         whole = (line for line in read() if "error" not in line)
@@ -305,12 +306,14 @@ def _tell(n, failed, empty, lacking, advice, out, html):
     if html: summary.append(f"page: {html}")
     print("; ".join(summary), file=sys.stderr)
     words = ", ".join(f"{word} {count:,}" for word, count in lacking.most_common())
-    if words: print(f"not in the vocabulary, and left out: {words}; {advice}", file=sys.stderr)
+    if words: print(f"the vocabulary lacks these words, so no caption has them: {words}; {advice}",
+                    file=sys.stderr)
 
 # %% ../../nbs/pages/132_gallery.ipynb #1013ceab
 def _caption_files(job, out=None, report=None, resume=False, texts=None, overwrite=False):
     """Caption all images of a job. Write the lines (without `out`, print them), the page and the
-    `texts`. Return the numbers of images and failures, the images without boxes, missing words."""
+    `texts`. Return the numbers of images and failures, the images without boxes, and the
+    words that the vocabulary lacks."""
     with locked(report), tempfile.TemporaryDirectory() as folder:
         _check_outputs(job, out, report)
         pipeline = job.pipeline()
@@ -395,7 +398,7 @@ def _write_texts(lines, paths, folder, overwrite):
             continue
         with whole_file(path) as f: f.write(f"{text}\n")
         written += 1
-    stay = f"; {kept:,} existing ones kept, --overwrite replaces them" if kept else ""
+    stay = f"; {kept:,} existing files are kept (--overwrite replaces them)" if kept else ""
     say(f"--txt {folder}: {written:,} texts written{stay}")
 
 # %% ../../nbs/pages/132_gallery.ipynb #7cb28042

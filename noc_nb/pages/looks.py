@@ -21,7 +21,7 @@ def looks(
     pipeline:NovelCaptioner, # pipeline with our captioner; others do not expose their attention
     regions:Regions,         # regions of an image
     caption:str,             # words of the vocabulary
-)->Tensor:                   # (t,n) a row for each word; sums to 1, or to 0 without regions
+)->Tensor:                   # (t,n) a row for each word; sums to 1, or to 0 without attention
     "Return the share of attention that each word of a caption gave to each region."
     captioner = pipeline.captioner
     out = torch.zeros(len(caption.split()), len(regions))

@@ -76,7 +76,7 @@ class _Tags(Artist):
         shown = self.axes.get_window_extent(renderer).width/self.size[0]
         point = renderer.points_to_pixels(1)/shown    # one point in the units of the picture
         widths = [tag.get_window_extent(renderer).width/shown + 2*point for tag in self.tags]
-        # the last is on top and chooses first
+        # the last box is on top, and its name is placed first
         places = place_tags(self.corners[::-1], widths[::-1], 10.5*point, self.size)
         for tag, (x, y) in zip(self.tags[::-1], places): tag.set_position((x + point, y + point))
 
@@ -118,7 +118,7 @@ def show_attention(
     ax=None,  # axes to draw on; default: a new figure
     title="", # text above the picture
 ):            # the axes
-    "Draw an attention matrix. Raise `NocError` if names and matrix disagree."
+    "Draw an attention matrix. Raise `NocError` if the number of names is wrong."
     if hasattr(weights, "detach"): weights = weights.detach().cpu()
     weights = np.asarray(weights, dtype=float)
     n = len(names)

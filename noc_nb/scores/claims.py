@@ -29,12 +29,12 @@ from .report import make_task, match, read_system
 @dataclass(frozen=True)
 class _Claim:
     "A difference that should be above zero: one line of a table minus another."
-    text:str                 # in the words that identify committed rows
+    text:str                 # the claim, in the words that identify its committed rows
     columns:str              # a column such as "out_C", or several to be summed
-    worse:object             # a line, from `table_line`; a row's name means DGBS and λ0 = 0.2
+    worse:object             # a line, from `table_line`; a row's name means its line with DGBS
     better:object="selector" # the line that should be better, in the same form
     table:int=1              # the paper's table that has its numbers
-    shown:str=None           # in the words of tables; None: the same as `text`
+    shown:str=None           # the claim as tables show it; None: the same as `text`
 
     def __post_init__(self): object.__setattr__(self, "shown", self.shown or self.text)
 
@@ -144,7 +144,7 @@ def _seed_deltas(claim, rows):
 
 # %% ../../nbs/scores/123_claims.ipynb #7161b45d
 def _drawing(task, samples=1000, **protocol):
-    "Return a function from a file of captions to its CIDEr-D and F1, by `Judged.bootstrap`."
+    "Return a function from a file of captions to the bootstrap samples of its scores."
     scorer = CaptionScorer(task.refs, ("C",))
     @cache
     def drawn(path):
@@ -158,7 +158,7 @@ def _difference(drawn):
 
 # %% ../../nbs/scores/123_claims.ipynb #c65ec08c
 def _claim_scores(claim, drawn):
-    "Return Δ with its interval: macro and, if that differs, pooled; `drawn` takes a line."
+    "Return Δ with its interval: macro and, for `out_C`, also pooled; `drawn` takes a line."
     def total(out):
         places = [(s, line, score_place(c.replace("out_C", out))) for s, line, c in claim.terms]
         return _difference(sum(sign*drawn(line)[place] for sign, line, place in places))
@@ -167,7 +167,7 @@ def _claim_scores(claim, drawn):
 
 # %% ../../nbs/scores/123_claims.ipynb #a1d26207
 def _row_of(rows, line, drawn):
-    "Return detections, features and seed of a line's captions, from the row with equal CIDEr-D."
+    "Return detections, features and seed of a line's captions, from the row with their CIDEr-D."
     score = drawn["in", "C"][0]
     about = dict.fromkeys(("detections", "features", "seed"))
     for r in rows:
@@ -192,7 +192,7 @@ COMMAND = 'python -c "from noc_nb.scores.claims import write_claims; write_claim
 def write_claims(
     results="results",      # folder with rows and captions/; rows are appended to claims.jsonl
     data=None,              # folder in COCO's layout; default: the variable NOC_DATA
-    split:str="lite",       # name in its splits/, and first part of the caption files' names
+    split:str="lite",       # name in the data's splits/, and first part of caption files' names
     samples:int=20_000,     # number of bootstrap samples
 )->list:                    # the rows
     "Compute every claim that has captions. Raise `NocError` if data or captions are missing."
@@ -321,7 +321,7 @@ def _gains(inner, without, judged=(), columns=_GAINS):
 # %% ../../nbs/scores/123_claims.ipynb #5f7b1c23
 def inner_attention(
     rows:list,      # result rows on val, of both selectors at several thresholds
-    judged:list=(), # rows of `write_variants`: differences from the one with inner-attention
+    judged:list=(), # rows of `write_variants` against the selector with inner-attention
 )->str:             # some sentences
     "Compare the selectors with and without inner-attention, each at its best threshold."
     rows = [r for r in rows if "prices" in r["config"]]        # those of the package's pipeline
@@ -330,17 +330,18 @@ def inner_attention(
     inner = _fitting(common, "selector")
     without, rival = (_fitting(common, "selector_no_inner", c) for c in ("out_F1", "in_C"))
     t, t_without, t_rival = (r["config"]["selector"]["threshold"] for r in (inner, without, rival))
-    text = ("On val, with hard constraints and one trained model of each kind, each at the "
-            "threshold with the best F1 of those tried in the package's pipeline "
-            f"({t:g} with inner-attention, {t_without:g} without), the lead of the selector with "
-            f"inner-attention is {_gains(inner, without, judged)}. With the selector without it at "
-            f"{t_rival:g}, which gives its best C in, the lead is "
+    text = ("Both selectors are compared on val, with hard constraints and one trained model of "
+            "each. Of the thresholds tried in the package's pipeline, each has the one with its "
+            f"best F1 ({t:g} with inner-attention, {t_without:g} without). The lead of the "
+            f"selector with inner-attention is {_gains(inner, without, judged)}. If the selector "
+            f"without inner-attention has the threshold with its best C in, {t_rival:g}, the lead "
+            "is "
             f"{_gains(inner, rival, judged, ('out_C', 'in_C'))}.")
     if not own_epoch: return text
     gains = _gains(inner, _fitting(own_epoch, "selector_no_inner"), judged)
-    return (f"{text} If the epoch of the selector without it is also chosen at that selector's own "
-            f"threshold instead of at .5, the lead is {gains}. Brackets are 95 % intervals over "
-            "images; differences without brackets have no interval.")
+    return (f"{text} If the epoch of the selector without inner-attention is chosen at its own "
+            f"threshold, too, instead of at .5, the lead is {gains}. Brackets are 95 % intervals "
+            "over images; differences without brackets have no interval.")
 
 # %% ../../nbs/scores/123_claims.ipynb #2be749d1
 _SCORES = dict(in_C="C in", out_C="C out", out_F1="F1", F1="F1")

@@ -27,8 +27,8 @@ def _check_alike(a, b, one, two):
     for part, key in [(part, key) for part, keys in _ALIKE.items() for key in keys]:
         was, now = (r[part].get(key) or None for r in (one, two))
         require(was == now, f"{b}: {part} {key}={now!r}", f"{was!r}, as in {a}")
-    require(one.judged.ids == two.judged.ids, f"{b}: {len(two.judged.ids):,} images",
-            f"the {len(one.judged.ids):,} of {a}")
+    require(one.judged.ids == two.judged.ids, f"{b}: other images ({len(two.judged.ids):,})",
+            f"the {len(one.judged.ids):,} images of {a}")
     def sets(r): return {name: rows.tolist() for name, rows in r.judged.sets.items()}
     same = sets(one) == sets(two) and one["counts"]["references"] == two["counts"]["references"]
     require(same, f"{b}: other references or novel images", f"those of {a}")
@@ -93,7 +93,7 @@ def _gain(name, interval):
 
 # %% ../../nbs/scores/124_compare.ipynb #968326af
 def _names(sides):
-    "Return names of the sides: the beginning that their folders share, or all of their folders."
+    "Return a name for each side: the beginning that its folders share, or all of its folders."
     def folder(path): return Path(path) if Path(path).is_dir() else Path(path).parent
     def name(side):
         begin = commonprefix([folder(path).name for path in side])
@@ -109,10 +109,11 @@ _KINDS = {"holds": "holds", "does not hold": "fails", "undecided": "open"}
 
 def _chance(runs):
     "Return a sentence: do the intervals include the variation between training runs?"
-    if min(runs) > 2: return f"{runs[0]} and {runs[1]} runs: the intervals include their variation."
     count = "One run each" if max(runs) == 1 else f"{runs[0]} and {runs[1]} runs"
+    if min(runs) > 2: return f"{count}: the intervals include the variation between runs."
     return (f"{count}: the intervals do not include the variation between training runs, so the "
-            "verdicts are on these captions. With three runs of each they are on the systems.")
+            "verdicts are only about these captions. With three runs of each they are about the "
+            "systems.")
 
 def _bars(rows):
     return {k: (x["difference"], x["interval"], signed(x["difference"], x["interval"]),
@@ -145,7 +146,7 @@ def _parts(rows, names, runs):
 
 # %% ../../nbs/scores/124_compare.ipynb #595c4ad7
 def _largest(a, b, names, photos, most=20):
-    "Return a part with the images in which two sides differ most; captions are of first runs."
+    "Return a part: the images in which two sides differ most, with captions by each first run."
     title, points = a[0].main_score(*a[1:], *b)
     if not title: return []
     delta = np.mean(points[len(a):], 0) - np.mean(points[:len(a)], 0)

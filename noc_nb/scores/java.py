@@ -35,7 +35,7 @@ sys.exit(subprocess.call(sys.argv[2:]))
 """
 
 def _start_guarded(command, **kw):
-    "Start a program that ends with this process. Return its guard; `lifeline` is our pipe end."
+    "Start a program that ends with this process. Return its guard, with our end of the pipe."
     read, write = os.pipe()
     guard = [sys.executable, "-ISc", _GUARD, str(read), *map(str, command)]
     errors = tempfile.TemporaryFile()           # not a pipe: nobody reads it while the program runs
@@ -62,7 +62,7 @@ def _end(process):
         except OSError: pass                                    # unwritten output is not needed
 
 def _complaint(process):
-    "Return the line of a guarded program's error output that matters."
+    "Return the most informative line of a guarded program's error output."
     if process.stderr.closed: return "it was closed"
     process.stderr.seek(0)
     text = process.stderr.read(1 << 20).decode(errors="replace")
@@ -130,7 +130,7 @@ def _machine_memory():
     return min(sizes) >> 20
 
 def _heap(wanted, least):
-    "Return Java's option for `wanted` MB or half the memory. Raise `OSError` below `least`."
+    "Return Java's heap option: `wanted` MB, at most half the memory. `OSError` if below `least`."
     size = min(wanted, _machine_memory()//2)
     if size < least:
         raise OSError(f"it needs a heap of {least} MB, and half of this machine's memory "
@@ -161,7 +161,7 @@ class _Meteor:
         raise OSError(f"METEOR's Java program has ended: {_complaint(self.process)}")
 
     def answer(self):
-        "Return the next line of numbers, and skip what Java prints in between."
+        "Return the next line of numbers, and skip other lines that Java prints."
         for _ in range(10_000):
             line = self.process.stdout.readline(10_000).decode(errors="replace")
             if re.fullmatch(r"[\d.eE+\- ]+|NaN", line.strip()): return line.strip()
@@ -204,7 +204,7 @@ def _jar_name(coordinates):
 def _cache_folder()->Path:
     "Return the folder for downloads: the variable `NOC_CACHE`, else a folder in ~/.cache."
     try: home = Path.home()
-    except RuntimeError: home = Path.cwd()                  # a user has no home
+    except RuntimeError: home = Path.cwd()                  # the user has no home folder
     return Path(os.environ.get("NOC_CACHE") or home/".cache/noc_nb")
 
 def _missing_jars(target):
@@ -219,7 +219,7 @@ _OPENS = [word for p in _PACKAGES for word in ("--add-opens", f"{p}=ALL-UNNAMED"
 _THREADS = min(4, os.cpu_count() or 1)
 
 def _java_options(folder):
-    "Return `JDK_JAVA_OPTIONS` with which `java -jar spice-1.0.jar` works since Java 15."
+    "Return a value of `JDK_JAVA_OPTIONS` for `java -jar spice-1.0.jar` with Java 15 or later."
     jars = os.pathsep.join(str(folder/_jar_name(c)) for c in _SPICE_JARS if not c.startswith(_NLP))
     return f'--module-path "{jars}" --add-modules org.openjdk.nashorn {" ".join(_OPENS)}'
 
@@ -227,8 +227,8 @@ def _java_options(folder):
 class _Spice:
     "Scores captions against prepared references with the SPICE of `pycocoevalcap`."
     def __init__(self, refs, folder=None, seconds=3600):
-        """Check Java and the jars, and start nothing yet. `folder`: jars and parses; `seconds`:
-        time limit for a run of Java. Raise `OSError` if Java or a jar is missing."""
+        """Check Java and the jars, and start nothing yet. `folder`: has the jars and the parses;
+        `seconds`: time limit for a run of Java. Raise `OSError` if Java or a jar is missing."""
         self.folder = Path(folder or _cache_folder()/"spice")
         self.seconds = seconds
         self.known = {}                                  # (image, line) -> its score
@@ -242,13 +242,13 @@ class _Spice:
         "Return the command of SPICE. For a few items, it skips Java's full compilation."
         quick = ["-XX:TieredStopAtLevel=1"] if items < 500 else []
         package = Path(spice_package.__file__).parent
-        jars = [self.folder/_jar_name(c) for c in _SPICE_JARS]           # and no others
+        jars = [self.folder/_jar_name(c) for c in _SPICE_JARS]           # no other jars
         path = os.pathsep.join(map(str, [package/"spice-1.0.jar", package/"lib"/"*", *jars]))
         return [self.java, self.heap, *quick, "-Dfile.encoding=UTF-8", *_OPENS, "-cp", path,
                 "edu.anu.spice.SpiceScorer", *arguments, "-silent", "-threads", _THREADS]
 
     def _run(self, items):
-        "Return F, 0..1, of dicts of test and refs. Raise `OSError` if Java fails or is too slow."
+        "Return SPICE, 0..1, of dicts (test, refs). Raise `OSError` if Java fails or is too slow."
         parses = self.folder/"parses"
         parses.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory() as box, open(self.folder/"lock", "w") as lock:
@@ -290,7 +290,7 @@ class _Spice:
 
 # %% ../../nbs/scores/120_java.ipynb #1464569c
 class _Program:
-    "A score by a Java program. If Java fails, it warns once and returns no score from then on."
+    "A score that a Java program computes. If Java fails, warns once and then returns no score."
     why = None  # why the score is left out
 
     @property

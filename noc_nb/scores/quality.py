@@ -98,7 +98,7 @@ def _is_found(word): return word == word.strip().lower() and len(word.split()) <
 def word_list(
     classes:dict,   # class id -> `ObjectClass`
     synonyms=None,  # file with a line of words per object; default: the forms of the classes
-)->tuple:           # form -> ids of the classes it may mean; number of words of the longest
+)->tuple:           # form -> ids of the classes it may mean; number of words of the longest form
     "Return the words to look for in captions. Raise `NocError` if the file is invalid."
     if not synonyms: return _with_pairs(_forms_of(classes, _LOOSE)[0])
     return _with_pairs(_in_numbers(_read_words(synonyms, classes)))

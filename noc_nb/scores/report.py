@@ -45,8 +45,10 @@ _LETTERS, _TOKENS = 5_000, 500 # maximum in a caption
 def _check_caption(caption, where):
     "Raise `NocError` if a text cannot be a caption."
     text = caption.encode(errors="ignore").decode()
-    require(text == caption, f"{where}: half a character (a lone surrogate)", "text")
-    require(len(caption) <= _LETTERS, f"{where}: {len(caption):,} letters", f"at most {_LETTERS}")
+    require(text == caption, f"{where}: contains half a character (a lone surrogate)",
+            "whole characters")
+    require(len(caption) <= _LETTERS, f"{where}: {len(caption):,} characters",
+            f"at most {_LETTERS}")
     tokens = len(tokenize(caption)) if len(caption) > _TOKENS else 0
     require(tokens <= _TOKENS, f"{where}: {tokens:,} words", f"at most {_TOKENS}")
 
@@ -58,7 +60,7 @@ def read_system(
     numbers:bool=True,  # True if the file of references has ids
     bad:list=None,      # collects a line for each unusable caption; None: raise an error
 )->dict:       # image id -> caption; a photo that the references do not name keeps its name
-    "Read a system's captions. Raise `NocError`, naming the entry, if one is unusable."
+    "Read a system's captions. Raise `NocError`, naming the entry, if a caption is unusable."
     captions, first = {}, {}
     entries = caption_entries(path, names, where, numbers, bad)
     count = Counter(i for _, i in entries)
@@ -100,7 +102,7 @@ class _Task:
 
 # %% ../../nbs/scores/122_report.ipynb #17ca503b
 def _read_references(data):
-    "Return the references, domain -> ids (of nocaps), and the folder or None."
+    "Return the references, domain -> ids (nocaps has domains), and the folder; None for a file."
     file = Path(data) if Path(data).is_file() else None
     root = None if file else find_data(data)
     domains = {}
@@ -147,7 +149,7 @@ def _check_worded(refs, where):
     require(refs, where, "at least one image with references")
     worded = any(tokenize(c) for captions in refs.values() for c in captions)
     i, captions = next(iter(refs.items()))
-    require(worded, f"{where}: image {i}: {captions[0][:40]!r}; none has a word",
+    require(worded, f"{where}: image {i}: {captions[0][:40]!r}; no reference has a word",
             "a reference with words")
 
 # %% ../../nbs/scores/122_report.ipynb #412889b4
@@ -160,7 +162,7 @@ def photos_by_id(
     data=None, # a folder in COCO's layout or a captions file, which may name them by `file_name`
     names=None, # (file name, image id) of images, if known already
 )->dict:       # image id -> PIL image
-    "Return the photos of images. Raise `NocError` if there are none."
+    "Return the photos of images. Raise `NocError` if `src` has none."
     if src and data and names is None: names = _read_references(data)[0].names
     files = image_files(src, names or [], data or "the captions") if src else []
     return _Photos({f.id: f for f in files if f.id >= 0})
@@ -168,7 +170,7 @@ def photos_by_id(
 # %% ../../nbs/scores/122_report.ipynb #207cd4b7
 def make_task(
     data,           # a folder in COCO's layout, or a captions file of COCO or nocaps
-    split:str=None, # name in the data's splits/, or a file; default: all images with references
+    split:str=None, # name in the data's splits/, or a file; default: that of `data`, or all
     part:str="test", # part of the split
     heldout=None,   # `HeldOut`, its file, or names; default: the data's heldout.json, else COCO's
     classes=None,   # classes or their file; default: the data's classes.json, else COCO's 80
@@ -191,7 +193,7 @@ def make_task(
     _check_worded(refs, f"{data}: {name}")
     domains = {d: list(filter(refs.__contains__, images)) for d, images in domains.items()}
     novel = novel_images(every, heldout, ids)
-    source = "derived from the references, by the novel words"
+    source = "those with a novel word in a reference"
     if listed is not None:
         source = f"listed in {name}"
         novel = {o: images.intersection(listed) for o, images in novel.items()}
@@ -226,7 +228,7 @@ def _shortened(caption, words=None, whole=False):
     return ended[0] if ended else caption
 
 # %% ../../nbs/scores/122_report.ipynb #df561eb8
-_MARKUP = re.compile(r"</?[a-z]\w*( [^<>]*)?/?>|<\|[^<>]*?\|>|\[/?INST\]", re.I)   # from models
+_MARKUP = re.compile(r"</?[a-z]\w*( [^<>]*)?/?>|<\|[^<>]*?\|>|\[/?INST\]", re.I)   # left by models
 
 def match(
     captions:dict, # image id -> caption
@@ -234,7 +236,7 @@ def match(
     where="captions", # name of the captions, for messages
     missing:str="refuse", # for an image without a caption: "refuse" (error) or score as "empty"
 )->tuple:          # image id -> caption for exactly the task's images; counts
-    "Select one caption per image. Raise `NocError` if any are missing; warn of extra ones."
+    "Select one caption per image. Raise `NocError` or warn if any are missing; warn of extra ones."
     require(missing in ("refuse", "empty"), f"--missing {missing}", "refuse or empty")
     lost = [i for i in task.refs if i not in captions]
     extra = [i for i in captions if i not in task.refs]
@@ -323,7 +325,7 @@ class _Learned:
     why = None
     def __init__(self, name, function, task):
         require(re.fullmatch(r"[A-Za-z][\w-]*", name) and name not in _TAKEN, f"metrics: {name!r}",
-                f"letters, and none of {', '.join(sorted(_TAKEN))}")
+                f"a name that begins with a letter, and none of {', '.join(sorted(_TAKEN))}")
         self.name = self.metric = name
         self.function, self.task = function, task
 
@@ -399,11 +401,11 @@ def _how(report):
                 "(Chinese, Japanese, Thai and others). A run of them is one token, so the caption "
                 "scores compare phrases, not words: put spaces between the words of both sides.")
     return [
-        f"F1: words of {p['words']!r}; each {p['weight']} counts once; "
+        f"F1: word list {p['words']!r}; each {p['weight']} counts once; "
         f"false positives: {p['fp']} images.",
-        f"CHAIR: words from {about['words']}; objects present by {about['truth']}; "
+        f"CHAIR: words from {about['words']}; objects present: those of the {about['truth']}; "
         f"{counts['scored']:,} images.",
-        f"Scored part of a caption: {about['counted']} ({counts['cut']:,} are cut).",
+        f"Scored part of a caption: {about['counted']} ({counts['cut']:,} captions are cut).",
         f"CIDEr-D: document frequencies of {p['cider_df']}.",
         f"Tokens: {t['name']}. {t['differ']} of {t['captions']:,} real captions "
         f"({t['differ']/t['captions']:.0%}) have different tokens by {t['reference']}.",
@@ -456,14 +458,15 @@ def _report_parts(report):
     left_out = "".join(f" {name} is left out: {why}." for name, why in report["left_out"].items())
     sure = ", with 95 % bootstrap intervals" if intervals else ""
     head = (f"{about['data']}: {about['split']}. {counts['scored']:,} images scored; "
-            f"captions: {numbers}. Novel images: {about['novel']}. In points{sure}.{left_out}")
+            f"captions: {numbers}. Novel images: {about['novel']}. "
+            f"Scores are in points{sure}.{left_out}")
     parts = [Part("", head, _main_table(report["scores"], intervals))]
     if report["f1"]: parts.append(Part("F1", table=_f1_table(report["f1"]), bars=_f1_bars(report)))
     return [*parts, _quality(report), Part("How", items=_how(report))]
 
 # %% ../../nbs/scores/122_report.ipynb #9b81cc94
 def _write_images(path, judged):
-    "Write a row for each image: id, caption, sets, all numbers, its own METEOR and BLEU-4."
+    "Write a row per image: id, name, caption, references, sets, numbers, METEOR and BLEU-4."
     def sets_of(k): return [name for name, rows in judged.sets.items() if rows[k]]
     size = len(judged.ids)
     columns = dict(image_id=judged.ids, caption=judged.captions, references=judged.refs,
@@ -560,7 +563,7 @@ class _Report(dict):
 def evaluate_file(
     captions,         # captions in any form that `read_captions` takes
     data,             # a folder in COCO's layout, or references in any such form
-    split:str=None,   # name in the data's splits/, or a file; default: all images with references
+    split:str=None,   # name in the data's splits/, or a file; default: that of `data`, or all
     out=None,         # folder for report.json, .md, .html and .png, and images.parquet
     protocol:Protocol=Protocol(), # protocol of F1
     metrics=METRICS,  # caption scores to compute; a dict may contain functions, see above
@@ -579,7 +582,7 @@ def evaluate_file(
         bad = [] if skip_bad else None
         system = read_system(captions, task.references.names, data, task.references.numbers, bad)
         if bad: warnings.warn(f"{bad[0]}; left out (such captions: {len(bad):,})")
-        protocol.words_of(task.heldout)                       # raises now, not later
+        protocol.words_of(task.heldout)                       # an error now, not after scoring
         chosen, counts = match(system, task, captions, missing)
         if skip_bad: counts["bad"] = len(bad)
         judged = _evaluate(chosen, task, protocol, metrics)
@@ -606,5 +609,6 @@ def read_report(
         written, again = _flat(report["scores"]), _flat(scores)
         same = written.keys() == again.keys()
         same = same and all(np.isclose(s, again[k]) for k, s in written.items())
-    require(same, f"{path}: images.parquet of another evaluation", "the one of this evaluation")
+    require(same, f"{path}: images.parquet is from another evaluation",
+            "the one of this evaluation")
     return _Report(report, judged)
