@@ -67,7 +67,7 @@ def _checksum(tensors, text):
     return f"{crc:08x}"
 
 def _save_checkpoint(path, model, optimizer, **state):
-    "Write a checkpoint completely or not at all. Raise `NocError` if the disk is full."
+    "Write a checkpoint completely or not at all. Raise `NocError` if it cannot be written."
     tensors = {f"model.{name}": x for name, x in model.state_dict().items()}
     for i, moments in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{i}.{name}": x for name, x in moments.items()}
@@ -87,7 +87,7 @@ def _read_checkpoint(path):
     return tensors, json.loads(text)
 
 def _load_checkpoint(path, model, optimizer):
-    "Load model and optimiser; return the other state. Raise `NocError` for another model's file."
+    "Load model and optimiser; return the other state. Raise `NocError` if the file does not fit."
     weights, moments = {}, defaultdict(dict)
     with foreign_file(path, "a checkpoint of this model"):
         tensors, state = _read_checkpoint(path)
@@ -122,7 +122,7 @@ def _newest_checkpoint(folder):
 @dataclass(frozen=True)
 class _Kept(Config):
     "Settings for checkpoints, and for the number of parts in which a step is computed."
-    accumulate:int = setting(1, 1, free=True) # parts of a batch, if memory is short
+    accumulate:int = setting(1, 1, free=True) # number of parts that a batch is divided into
     save_seconds:float = setting(60., 0, 1e9, free=True) # seconds between checkpoints; 0: each step
     keep:int = setting(2, 0, free=True) # number of checkpoints to keep, besides the best weights
     tensorboard:bool = setting(False, free=True) # write curves for TensorBoard
@@ -134,7 +134,7 @@ class TrainConfig(_Kept, FitConfig):
 @dataclass(frozen=True)
 class ScstTrainConfig(_Kept, ScstConfig):
     "The settings of self-critical training."
-    price_weight:float = setting(None, 0, 1e9) # weight of prices in DGBS; None: musts
+    price_weight:float = setting(None, 0, 1e9) # weight of the prices of words; None: no prices
 
 # %% ../../nbs/lab/40_train.ipynb #30fd58b2
 @dataclass(eq=False)
@@ -159,7 +159,7 @@ def _accelerator(cfg, folder):
                               cpu=default_device().type == "cpu", project_dir=folder,
                               log_with="tensorboard" if cfg.tensorboard else None)
     parts = cfg.accumulate*accelerator.num_processes
-    require(parts <= cfg.batch, f"batch={cfg.batch} in {parts} parts", "one example in each")
+    require(parts <= cfg.batch, f"batch={cfg.batch} in {parts} parts", "an example in each")
     return accelerator
 
 # %% ../../nbs/lab/40_train.ipynb #0fea4da3
@@ -170,15 +170,15 @@ class Trainer(_Progress):
         loss,               # function (model, batch) -> (scalar tensor, dict of numbers to show)
         cfg:TrainConfig,    # epochs, schedule, patience ...
         folder,             # folder of the phase, whose name messages and progress bars show
-        d_model:int=512,    # width, for the paper's peak learning rate
-        unit:str="batches", # unit of the batches' `weight`, for the speed
+        d_model:int=512,    # width of the model, which determines the paper's peak learning rate
+        unit:str="batches", # unit of the batches' `weight`, shown with the speed
         about:dict=None,    # other settings and inputs that determine the result, as in `begin`
         save=save_model,    # function (model, folder) that writes the model
     ):
         super().__init__()
         self.inner, self.loss, self.cfg, self.folder = model, loss, cfg, Path(folder)
         self.d_model, self.unit, self.about, self.save = d_model, unit, about or {}, save
-        self.sums, self.pending = Counter(), [] # sums of the epoch; the last steps
+        self.sums, self.pending = Counter(), [] # sums of the epoch; numbers of the last steps
         self.steps = 0
         self.seen = 0.
         self.since = self.saved = time.monotonic()
@@ -237,7 +237,7 @@ def _means(self:Trainer):
 # %% ../../nbs/lab/40_train.ipynb #c02d6ef4
 @patch
 def _steps(self:Trainer, batches):
-    "Return this process's parts of an epoch's remaining steps. Raise `NocError` without data."
+    "Return this process's parts of an epoch's remaining steps. Raise `NocError` if there are none."
     acc = self.accelerator
     count = self.cfg.accumulate
     name = self.folder.name
@@ -288,7 +288,7 @@ def _write_best(folder, save, model):
     with whole_folder(best, before) as new:
         save(model, new)                                   # `best/` may have these files already
         before |= {name: x for name, x in state_of(best).items() if name in held(new)}
-    files = [path for path in best.iterdir() if path.name != "README.md"]  # users may complete it
+    files = [path for path in best.iterdir() if path.name != "README.md"]  # which users may edit
     return {path.name: file_sum(path) for path in files}
 
 # %% ../../nbs/lab/40_train.ipynb #c3a50e05
@@ -480,7 +480,7 @@ def train_selector_in(
     data:CocoData,      # data set with references and regions
     cfg:SelectorConfig, # sizes, loss weights and threshold
     train:TrainConfig,  # settings of the training
-    resume:bool=False,  # continue, or return at once if the phase is done
+    resume:bool=False,  # continue the phase, or load its model if it is finished
     loss=selector_loss, # loss function, as in `train_selector`
     examples=None,      # training examples, as in `train_selector`
 )->RegionSelector:      # the selector in eval mode
@@ -502,7 +502,7 @@ def train_xe_in(
     cfg:CaptionerConfig, # sizes; the data determine the widths of features and words
     train:TrainConfig,   # settings of the training
     min_count:int=5,     # minimum frequency of a word, as in `build_vocab`
-    resume:bool=False,   # continue, or return at once if the phase is done
+    resume:bool=False,   # continue the phase, or load its model if it is finished
 )->Captioner:            # the captioner in eval mode
     "Run `train_xe` with checkpoints in a folder."
     about = dict(model=without(cfg, "d_feature", "d_word"), inputs=contents(data, seen=True),
@@ -531,7 +531,7 @@ def train_scst_in(
     constrained:bool=False, # True: grid beam search with the oracle's words (DGBS)
     search_cfg:SearchConfig=SearchConfig(), # settings of the search
     limit:int=5,            # maximum number of words per image
-    resume:bool=False,      # continue, or return at once if the phase is done
+    resume:bool=False,      # continue the phase, or load its model if it is finished
     reward=cider_reward,    # function that builds the reward, as in `train_scst`
 )->Captioner:               # the captioner in eval mode
     "Run `train_scst` with checkpoints in a folder."

@@ -42,7 +42,7 @@ def _reorder(model, kwargs, rows):
         if isinstance(state, Tensor): memory.linear_cache[n] = state[rows]
 
 def _rows_of(x, rows, n, dim=0):
-    "Return rows of a model's inputs: of tensors with `n` rows, also in lists and dicts."
+    "Return inputs with only these rows of each tensor that has `n` rows, also in lists and dicts."
     if isinstance(x, Tensor):
         fits = x.dim() >= max(1, -dim) and x.shape[dim] == n
         return x.index_select(dim, rows) if fits else x
@@ -349,16 +349,22 @@ _REFUSED |= dict(guidance_scale="None: its own cache does not follow the beams",
                  streamer="None, because a beam may still be replaced", prefill_chunk_size="None",
                  synced_gpus="a model whose weights are not sharded over GPUs")
 
+def _caller(frame, code):
+    "Return the innermost of a frame and its callers that runs this code; None without one."
+    while frame is not None and frame.f_code is not code: frame = frame.f_back
+    return frame
+
 def _dropped():
     "Return arguments of `generate` that it does not pass to functions: {name: value}."
-    from transformers import GenerationMixin
+    from transformers import GenerationMixin, Pipeline
     code = inspect.unwrap(GenerationMixin.generate).__code__
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not code: frame = frame.f_back
+    frame = _caller(inspect.currentframe(), code)
     held = frame.f_locals if frame else {}
     given = {name: held.get(name) for name in ("streamer", "assistant_model", "synced_gpus")}
-    whole = frame.f_back.f_locals.get("kwargs", {}) if frame else {}     # before it was split
-    return given | {name: whole.get(name) for name in ("do_sample", "tokenizer")}
+    whole = frame.f_back.f_locals.get("kwargs", {}) if frame else {}  # before `generate` split them
+    given |= {name: whole.get(name) for name in ("do_sample", "tokenizer")}
+    if _caller(frame, Pipeline.forward.__code__): given["do_sample"] = None  # may be its default
+    return given
 
 def _check_options(config):
     "Check the options. Raise `NocError` if one has no meaning here."
@@ -376,8 +382,8 @@ def _check_options(config):
 def _without_sampling(config, processors):
     "Return the logits processors, without those that only serve sampling."
     if not config.do_sample: return processors
-    warnings.warn("the model's configuration samples (do_sample); beams are searched instead, "
-                  "without its temperature, top_k and top_p")
+    warnings.warn("the settings of the model or pipeline ask for sampling (do_sample=True); beam "
+                  "search is used instead, without temperature, top_k and top_p")
     return [p for p in processors if not type(p).__name__.endswith("LogitsWarper")]
 
 def _check(model, config, kwargs, text_only):
@@ -548,7 +554,7 @@ def _least(at_least, lists):
     return [*least]
 
 def _search(rows:_Rows, **settings):
-    "Search, with the beginning as one more must."
+    "Run the search, with the beginning as an additional must, and return its result."
     groups, columns, config = rows.groups, rows.columns, rows.config
     least = rows.plan.at_least
     if any(n is not None for n in least):
@@ -653,10 +659,10 @@ def grid_beam(
     model,                # any model of transformers; its `generate` fills in the first five
     input_ids,            # (b*num_beams,p)
     logits_processor,     # as the library prepares them
-    stopping_criteria,    # criteria of the library; those that end a text early are called, too
+    stopping_criteria,    # criteria of the library, except those for the length and for end tokens
     generation_config,    # `early_stopping` is ignored: the search ends when nothing can improve
     *,
-    words=None,           # words of all inputs: list of "bus", ["bus", "buses"], [5, 6]; line; dict
+    words=None,           # words of all inputs: line, dict, or list like ["bus", ["cat", "cats"]]
     each=None,            # b such lists or lines, one per input, added to `words`
     avoid=None,           # a list of words to avoid; "apple" does not include "apples"
     forms=False,          # True: the plural or singular of a word counts, too (English)
@@ -691,7 +697,7 @@ def grid_beam(
 
 # %% ../../nbs/models/116_generate.ipynb #5be11606
 def generate(
-    model,          # a model of transformers, which calls this as `custom_generate=FOLDER`
+    model,          # a model of transformers; it calls this function for `custom_generate=FOLDER`
     *,
     processor=None, # as in `grid_beam`
     tokenizer=None, # another name of `processor`
