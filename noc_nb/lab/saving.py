@@ -64,12 +64,14 @@ def check_kinds(
 
 def _check_weights(model, weights, path):
     "Raise `NocError` if a weight is missing, unexpected, not finite, or of another shape or kind."
-    def shape(tensors, name): return tuple(tensors[name].shape) if name in tensors else None
+    def shape(tensors, name): return tuple(tensors[name].shape) if name in tensors else "none"
     expected = model.state_dict()
     check_kinds(weights, expected, path)
     for name in weights | expected:
         stored, needed = shape(weights, name), shape(expected, name)
-        require(stored == needed, f"{path}: {name}: shape {stored}", f"{needed}, from config.json")
+        where = f"{path}: {name}: shape {stored} in the file, {needed} in the model"
+        require(stored == needed, where, "the weights of the model that config.json and the code "
+                "describe; if either was changed, train the model again")
         finite = not weights[name].is_floating_point() or weights[name].float().isfinite().all()
         require(finite, f"{path}: {name}", "finite numbers")
 
