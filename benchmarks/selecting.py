@@ -27,7 +27,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from advice import _told_apart
 from noc_nb.cider import CiderD
 from noc_nb.commands.command import one_thread, script
-from noc_nb.constraints import best_scores, constraint_tokens
+from noc_nb.constraints import constraint_tokens
 from noc_nb.core import require
 from noc_nb.data import ImageExamples, Loader, SelectorExamples
 from noc_nb.fast.decode import decode
@@ -48,21 +48,24 @@ from noc_nb.vocab import Vocab
 # ---- Settings
 _LINE = "selector", "cider_dgbs", .2    # row, training, λ0
 
+def _best(selector, data, ids):
+    "Return image id -> {class id: highest probability of its regions}."
+    def best(labels, probs): return {c: p for p, c in sorted(zip(probs.tolist(), labels.tolist()))}
+    return {i: best(*scores) for i, scores in selector_scores(selector, data, ids).items()}
+
 class _Floored(Choices):
     "Choices in which a class that is rated at `floor` or more has a price of at least `least`."
     floor, least = None, None
-    def _with_prices(self, chosen, probs):
+    def candidates(self, row, lambda0=.2, seeds=(0,)):
         "Raise the prices of the classes above the floor."
-        priced, cfg = super()._with_prices(chosen, probs), self.preset
+        found = super().candidates(row, lambda0, seeds)
+        if self.floor == math.inf: return found
+        rated = _best(self.models.selector(seed=seeds[0]), self.data, self.ids)
         def raised(i):
-            rated = best_scores(self.data.regions[i], probs[i], cfg.selector.max_regions,
-                                self.data.dropped)
-            prices = dict(priced[i])
-            for c, p in rated.items():
-                if p >= self.floor: prices[c] = max(self.least, prices.get(c, -math.inf))
-            best = sorted(prices.items(), key=lambda item: -item[1])
-            return dict(best[:cfg.limit])
-        return {i: raised(i) for i in priced}
+            above = {c: max(self.least, found[i].get(c, -math.inf)) for c, p in rated[i].items() if p >= self.floor}
+            best = sorted((found[i] | above).items(), key=lambda item: -item[1])
+            return dict(best[:self.preset.limit])
+        return {i: raised(i) for i in found}
 
 def _preset(name, text, seed):
     "Return the preset of a setting; its floor, and the least price above the floor."
@@ -208,9 +211,8 @@ class _Words:
     def ranking(self, selector):
         """Return, for held-out and for other words, what a limit on the probability keeps of the right detections if
         it excludes 90 or 95 % of the wrong ones."""
-        scores = selector_scores(selector, self.e.data, self.ids)
-        def best(i): return {c: p for p, c in sorted(zip(*(x.tolist() for x in scores[i][::-1])))}
-        rows = np.array([[own.get(c, 0.) for c in self.held + self.known] for own in map(best, self.ids)])
+        rated = _best(selector, self.e.data, self.ids)
+        rows = np.array([[rated[i].get(c, 0.) for c in self.held + self.known] for i in self.ids])
         def split(at):
             seen, truth = self.detected[:,at], self.truth[:,at]
             return _told_apart(*(-rows[:,at][seen & right] for right in (truth, ~truth)))

@@ -1157,13 +1157,13 @@ def test_a_training_is_its_content(captioner, data, tmp_path):
     text.captions[0] = ["a", *text.captions[0][1:]]
     for args in ((other, TINY, train), (text, TINY, train), (data, replace(TINY, memory=3), train),
                  (data, TINY, replace(train, batch=49)), (data, TINY, train, 2)):
-        with pytest.raises(NocError, match="expected no change, or another output"):
+        with pytest.raises(NocError, match="expected no change since the run began, or another output"):
             train_xe_in(tmp_path/"xe", *args[:3], *args[3:] or (1,), True)
     cases = [((data, before), {}), ((other, before), dict(search_cfg=how)), ((data, captioner), dict(search_cfg=how)),
              ((data, before), dict(search_cfg=how, constrained=True)), ((data, before), dict(search_cfg=how, limit=4)),
              ((data, before), dict(search_cfg=how, reward=lambda *how: lambda tokens, ids: torch.zeros(len(tokens))))]
     for args, more in cases:
-        with pytest.raises(NocError, match="expected no change, or another output"):
+        with pytest.raises(NocError, match="expected no change since the run began, or another output"):
             train_scst_in(tmp_path/"scst", *args, scst, resume=True, **more)
     again = train_scst_in(tmp_path/"scst", data, before, scst, search_cfg=how, resume=True)
     assert all(torch.equal(p, q) for p, q in zip(done.parameters(), again.parameters()))
@@ -1620,7 +1620,7 @@ def test_no_run_goes_on_as_another(data, tmp_path):
     Experiment(run, data, tmp_path/"run", resume=True)
     for other in replace(run, seed=1), replace(run, part="test"), replace(run, preset=replace(run.preset, limit=4)), \
             replace(run, variant="x"), replace(run, detections="gt"):
-        with pytest.raises(NocError, match="expected no change, or another output"):
+        with pytest.raises(NocError, match="expected no change since the run began, or another output"):
             Experiment(other, data, tmp_path/"run", resume=True)
     file, about = tmp_path/"run/run.json", read_json(tmp_path/"run/run.json")
     older = {k: x for k, x in about["preset"].items() if k != "borrow"}     # as before this setting existed
@@ -1645,7 +1645,7 @@ def test_no_run_goes_on_as_another(data, tmp_path):
         heldout=replace(small_world(), heldout=replace(COCO_HELDOUT, f1={"dcc": COCO_HELDOUT.removal})))
     for name, new in changed.items():
         assert contents(new, seen=True)[name] != own[name], name
-        with pytest.raises(NocError, match="expected no change, or another output"):
+        with pytest.raises(NocError, match="expected no change since the run began, or another output"):
             Experiment(run, new, tmp_path/"run", resume=True)
 
 def test_published_counts():

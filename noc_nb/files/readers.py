@@ -207,7 +207,7 @@ def _fits(names, photos):
 
 # %% ../../nbs/files/101_readers.ipynb #92c73c5f
 def _paired(pairs):
-    """Return the images by index of photo, and for each clashing image its photos and images.
+    """Return the images by index of photo, and the photos and rivals of each clashing image.
     `pairs`: number of shared parts -> (image, index of the photo)."""
     matched, clashes, images, photos = {}, {}, set(), set()
     for length in sorted(pairs, reverse=True):

@@ -115,7 +115,7 @@ def _changed(cfg, values, where, prefix=""):
 
 # %% ../../nbs/lab/05_config.ipynb #1aa77297
 def _fitted(old, new, where, name, prefix):
-    "Convert a new value to the old one's type; if that is None, accept any single value."
+    "Convert a value to the type of the old one; if the old one is None, accept any single value."
     group = is_dataclass(old)
     kind = "a group of settings" if group else "a single value"
     require(group == isinstance(new, dict), f"{where}: {name}", kind)
@@ -130,7 +130,7 @@ def _fitted(old, new, where, name, prefix):
 
 # %% ../../nbs/lab/05_config.ipynb #1ab01511
 def _from_dict(kind, values, where=""):
-    "Build a configuration from values. Raise `NocError` for an unknown setting or a wrong type."
+    "Build a configuration from values. Raise `NocError` if a name is unknown or a value invalid."
     where = where or kind.__name__
     require(isinstance(values, dict), where, "settings, as an object")
     return _changed(kind(), values, where)
@@ -171,7 +171,7 @@ def override(
     cfg,            # the configuration to change
     settings:list,  # strings "key=value"; a dot separates the names of nested settings
 ):                  # the changed copy
-    "Apply `key=value` settings. Raise `NocError` for an unknown key or a wrong type."
+    "Apply `key=value` settings. Raise `NocError` if a key is unknown or a value is invalid."
     for text in settings or []:
         path, sign, raw = text.partition("=")
         require(sign, f"--set {text}", "key=value")

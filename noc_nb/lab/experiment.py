@@ -97,7 +97,7 @@ class Run:
 
     @property
     def votes(self)->list:
-        "Tuples of seeds of selectors that vote together. Captions are generated with the first."
+        "Tuples of seeds of selectors that vote together. The first tuple is used for captions."
         seeds = tuple(self.preset.selector_seeds or (self.seed,))
         return [seeds] if self.preset.ensemble else [(seed,) for seed in seeds]
 
@@ -289,7 +289,7 @@ class Choices:
     def candidates(self,
         row:str,             # a key of `LABELS`
         lambda0:float=.2,    # the selector's loss weight of regions that no caption mentions
-        seeds:tuple=(0,),    # seeds of the selectors; if there are several, they vote
+        seeds:tuple=(0,),    # seeds of the selectors; several selectors vote together
     )->dict:                 # image id -> {class id: price}, the best first; infinite for a must
         "Return the classes that a row of the tables chooses in every image, and their prices."
         line = row, lambda0, seeds
@@ -383,7 +383,7 @@ def _constraints(self:Experiment, row, lambda0, vocab):
     words = ", ".join(sorted({word for texts in missing.values() for word in texts}))
     images = sum(map(bool, missing.values()))
     if words:
-        warnings.warn(f"{row}: {images} images lack a constraint: no {words} in the vocabulary")
+        warnings.warn(f"{row}: {images} images lack a constraint: the vocabulary lacks {words}")
     return groups, prices if self.choices.priced(row) else None, missing
 
 # %% ../../nbs/lab/44_experiment.ipynb #e7e48ccf
@@ -395,7 +395,7 @@ def _decode(self:Experiment, row, training, lambda0):
     captioner = self.captioners[training]
     if row != "none": captioner = self.models.averaged(captioner)
     groups, prices, missing = self._constraints(row, lambda0, Vocab(captioner.tokens))
-    # images with equal numbers of constraints are searched together: no grid has empty rows
+    # images with equal numbers of constraints are searched together, so no grid has empty rows
     ids = sorted(self.ids, key=lambda i: (len(groups[i]), i))
     features = self.data.region_features(captioner.cfg.max_regions)
     batches = Loader(ImageExamples(self.data, ids, features), 100, shuffle=False)
@@ -440,7 +440,7 @@ def _evaluate(self:Experiment, line):
 def _line_of(r): return r["row"], r["training"], r["lambda0"]
 
 def _seed_text(row, seeds):
-    "Return the selectors' seeds of a row as rows record them."
+    "Return the seeds of a row's selectors in the form in which result rows record them."
     if not row.startswith("selector"): return None
     return "+".join(map(str, seeds)) if len(seeds) > 1 else seeds[0]
 

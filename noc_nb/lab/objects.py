@@ -131,7 +131,7 @@ _USUAL = {   # other names of COCO's classes, but not of subtypes, such as "duck
 
 def plain_name(
     name:str, # a name, as a detector writes it
-)->str:       # only its letters, digits and spaces; empty if nothing else remains
+)->str:       # only its letters a-z, digits and spaces; may be empty
     "Return a name in lower case without its bracketed parts."
     return normalize(re.sub(r"\(.*?\)|[_/-]", " ", name))
 

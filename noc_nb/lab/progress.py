@@ -100,7 +100,7 @@ def _git(*arguments):
 
 # %% ../../nbs/lab/16_progress.ipynb #819b7ae7
 def code_version()->str:
-    "Return the code's commit, with `+` if files have changed; else `NOC_COMMIT` or the version."
+    "Return the commit, with `+` if files have changed; without one, `NOC_COMMIT` or the version."
     try:
         ours = _git("ls-files", "--error-unmatch", "core.py")   # a wheel may be in any repository
         head = ours and _git("rev-parse", "--short=12", "HEAD")

@@ -310,7 +310,7 @@ def check_same(
     for key in filter(record.__contains__, settings):
         was, now = _with_defaults(record[key], settings[key]), settings[key]
         other = _difference(_as_json(was), _as_json(now), key)
-        require(not other, f"{out}: {other}", "no change, or another output")
+        require(not other, f"{out}: {other}", "no change since the run began, or another output")
 
 # %% ../../nbs/lab/09_runs.ipynb #53fc7ed0
 def begin(
@@ -338,9 +338,9 @@ def begin(
 def read_about(
     about,         # JSON file that records the run
     out,           # path of the output, for the message
-    settings:dict, # settings of the run, some of which the record must have
+    settings:dict, # settings of the run; the record must have at least one of these
 )->dict:           # the record
-    "Read the record of an output. Raise `NocError` if the file has none."
+    "Read the record of an output. Raise `NocError` if there is none, or none of the settings."
     record = read_json(about) if Path(about).is_file() else None
     where = f"{out}: {Path(about).name} does not record how the output was made"
     require(isinstance(record, dict) and record.keys() & settings.keys(), where, "another output")
@@ -362,7 +362,7 @@ def place_for(
     folder:Path,   # usual folder of the run
     settings:dict, # settings of the run, as in `check_same`
 )->Path:           # folder for the run
-    "Return the usual folder, or another one if it has a run with other settings."
+    "Return the usual folder, or another one if the usual one has a run with other settings."
     about = folder/"run.json"
     if not about.exists(): return folder
     try: check_same(folder, read_about(about, folder, settings), settings)

@@ -24,7 +24,8 @@ from ..vocab import Vocab
 
 # %% ../../nbs/lab/08_saving.ipynb #657add63
 def _find_model(name, **hub):
-    "Return a model's folder; download \"user/model\". Raise `NocError` if there is neither."
+    """Return a model's folder; download "user/model". Raise `NocError` if there is neither a folder
+    nor a model on the hub."""
     if os.path.isdir(name): return Path(name)
     is_path = isinstance(name, Path) or os.path.isdir(os.path.dirname(name))
     on_hub = not is_path and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name)
@@ -64,14 +65,14 @@ def check_kinds(
 
 def _check_weights(model, weights, path):
     "Raise `NocError` if a weight is missing, unexpected, not finite, or of another shape or kind."
-    def shape(tensors, name): return tuple(tensors[name].shape) if name in tensors else "none"
+    def shape(tensors, name):
+        return f"shape {tuple(tensors[name].shape)}" if name in tensors else "no weight"
     expected = model.state_dict()
     check_kinds(weights, expected, path)
     for name in weights | expected:
         stored, needed = shape(weights, name), shape(expected, name)
-        where = f"{path}: {name}: shape {stored} in the file, {needed} in the model"
-        require(stored == needed, where, "the weights of the model that config.json and the code "
-                "describe; if either was changed, train the model again")
+        require(stored == needed, f"{path}: {name}: {stored}", f"{needed}, from config.json; if it "
+                "or the model's code has changed, train the model again")
         finite = not weights[name].is_floating_point() or weights[name].float().isfinite().all()
         require(finite, f"{path}: {name}", "finite numbers")
 
@@ -83,7 +84,7 @@ def _save_vocab(path, vocab):
 def _is_word(word): return isinstance(word, str) and word.split() == [word]
 
 def _load_vocab(path):
-    "Read a vocabulary from `_save_vocab`. Raise `NocError` if the file is invalid."
+    "Read a vocabulary that `_save_vocab` wrote. Raise `NocError` if the file is invalid."
     content = read_json(path)
     if not isinstance(content, dict): content = {}
     tokens, unseen = content.get("tokens"), content.get("unseen", [])

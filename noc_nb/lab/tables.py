@@ -129,7 +129,7 @@ def _compare(printed, runs, column):
 
 # %% ../../nbs/lab/34_tables.ipynb #cc663da2
 def _block(title, printed, runs, columns):
-    "Return the lines of one method by source, without \"Paper\" or \"Δ\" if it would be empty."
+    "Return the lines of one method by source, without a \"Paper\" or \"Δ\" that would be empty."
     cells = [_compare(value, runs, column) for value, column in zip(printed, columns)]
     block = dict(zip(("Paper", "Ours", "Δ"), zip(*cells)))
     if title.endswith("(published)"): return {"Paper": block["Paper"]}
@@ -205,7 +205,7 @@ def table_text(
     number:int, # number of the table: 1, 2 or 3
     name:str,   # name of the data set; for `toy` the paper's numbers are not shown
 )->str:         # Markdown text
-    "Format a table for a page of the experiments, or a line that says that there are no rows."
+    "Return a table for a page of the experiments, or a line that says that there are no rows."
     if not rows: return f"There are no result rows for `{name}`."
     head, lines = table_view(rows, number, paper=name != "toy")
     caption = f"Table {number} on {name}, simulated detections"

@@ -68,7 +68,7 @@ def _checksum(tensors, text):
     return f"{crc:08x}"
 
 def _save_checkpoint(path, model, optimizer, **state):
-    "Write a checkpoint completely or not at all. Raise `NocError` if the disk is full."
+    "Write a checkpoint completely or not at all. Raise `NocError` if it cannot be written."
     tensors = {f"model.{name}": x for name, x in model.state_dict().items()}
     for i, moments in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{i}.{name}": x for name, x in moments.items()}
@@ -88,7 +88,7 @@ def _read_checkpoint(path):
     return tensors, json.loads(text)
 
 def _load_checkpoint(path, model, optimizer):
-    "Load model and optimiser; return the other state. Raise `NocError` for another model's file."
+    "Load model and optimiser; return the other state. Raise `NocError` if the file does not fit."
     weights, moments = {}, defaultdict(dict)
     with foreign_file(path, "a checkpoint of this model"):
         tensors, state = _read_checkpoint(path)
@@ -135,7 +135,7 @@ class TrainConfig(_Kept, FitConfig):
 @dataclass(frozen=True)
 class ScstTrainConfig(_Kept, ScstConfig):
     "The settings of self-critical training."
-    price_weight:float = setting(None, 0, 1e9) # weight of prices in DGBS; None: musts
+    price_weight:float = setting(None, 0, 1e9) # weight of the prices of words; None: no prices
 
 # %% ../../nbs/lab/40_train.ipynb #30fd58b2
 @dataclass(eq=False)
@@ -160,7 +160,7 @@ def _accelerator(cfg, folder):
                               cpu=default_device().type == "cpu", project_dir=folder,
                               log_with="tensorboard" if cfg.tensorboard else None)
     parts = cfg.accumulate*accelerator.num_processes
-    require(parts <= cfg.batch, f"batch={cfg.batch} in {parts} parts", "one example in each")
+    require(parts <= cfg.batch, f"batch={cfg.batch} in {parts} parts", "an example in each")
     return accelerator
 
 # %% ../../nbs/lab/40_train.ipynb #0fea4da3
@@ -238,7 +238,7 @@ def _means(self:Trainer):
 # %% ../../nbs/lab/40_train.ipynb #c02d6ef4
 @patch
 def _steps(self:Trainer, batches):
-    "Return this process's parts of an epoch's remaining steps. Raise `NocError` without data."
+    "Return this process's parts of an epoch's remaining steps. Raise `NocError` if there are none."
     acc = self.accelerator
     count = self.cfg.accumulate
     name = self.folder.name
@@ -289,7 +289,7 @@ def _write_best(folder, save, model):
     with whole_folder(best, before) as new:
         save(model, new)                                   # `best/` may have these files already
         before |= {name: x for name, x in state_of(best).items() if name in held(new)}
-    files = [path for path in best.iterdir() if path.name != "README.md"]  # users may complete it
+    files = [path for path in best.iterdir() if path.name != "README.md"]  # which users may edit
     return {path.name: file_sum(path) for path in files}
 
 # %% ../../nbs/lab/40_train.ipynb #c3a50e05

@@ -42,7 +42,7 @@ def _reorder(model, kwargs, rows):
         if isinstance(state, Tensor): memory.linear_cache[n] = state[rows]
 
 def _rows_of(x, rows, n, dim=0):
-    "Return rows of a model's inputs: of tensors with `n` rows, also in lists and dicts."
+    "Return inputs with only these rows of each tensor that has `n` rows, also in lists and dicts."
     if isinstance(x, Tensor):
         fits = x.dim() >= max(1, -dim) and x.shape[dim] == n
         return x.index_select(dim, rows) if fits else x
@@ -548,7 +548,7 @@ def _least(at_least, lists):
     return [*least]
 
 def _search(rows:_Rows, **settings):
-    "Search, with the beginning as one more must."
+    "Run the search, with the beginning as an additional must, and return its result."
     groups, columns, config = rows.groups, rows.columns, rows.config
     least = rows.plan.at_least
     if any(n is not None for n in least):
@@ -653,10 +653,10 @@ def grid_beam(
     model,                # any model of transformers; its `generate` fills in the first five
     input_ids,            # (b*num_beams,p)
     logits_processor,     # as the library prepares them
-    stopping_criteria,    # criteria of the library; those that end a text early are called, too
+    stopping_criteria,    # criteria of the library, except those for the length and for end tokens
     generation_config,    # `early_stopping` is ignored: the search ends when nothing can improve
     *,
-    words=None,           # words of all inputs: list of "bus", ["bus", "buses"], [5, 6]; line; dict
+    words=None,           # words of all inputs: line, dict, or list like ["bus", ["cat", "cats"]]
     each=None,            # b such lists or lines, one per input, added to `words`
     avoid=None,           # a list of words to avoid; "apple" does not include "apples"
     forms=False,          # True: the plural or singular of a word counts, too (English)
@@ -691,7 +691,7 @@ def grid_beam(
 
 # %% ../../nbs/models/116_generate.ipynb #5be11606
 def generate(
-    model,          # a model of transformers, which calls this as `custom_generate=FOLDER`
+    model,          # a model of transformers; it calls this function for `custom_generate=FOLDER`
     *,
     processor=None, # as in `grid_beam`
     tokenizer=None, # another name of `processor`

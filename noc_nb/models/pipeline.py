@@ -85,7 +85,7 @@ class _Words:
     def _tokens(self, text): return tuple(map(self.vocab.stoi.get, text.split()))
 
     def _forms(self, name, ids_of):
-        "Return the alternatives between bars that can be written, for a class all its forms."
+        "Return the parts of `name` between bars that can be written; for a class, all its forms."
         def written(text): return None not in self._tokens(text)
         texts = []
         for word in name.split("|"):

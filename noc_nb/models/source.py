@@ -343,7 +343,7 @@ class Job(Config):
 
     @property
     def blind(self)->bool:
-        "Return True if no detector is needed: the captioner sees photos, the caller names words."
+        "Return True if no detector is needed: the captioner sees photos, and the user names words."
         wanted = any(price != -math.inf for price in (self.options.wishes or {}).values())
         by_hand = self.captioner and not self.detector and self.options.min_score is None
         return bool(by_hand and wanted) and not _holds_regions(Path(self.src))
