@@ -266,7 +266,7 @@ def test_a_finished_model_of_changed_code_gives_a_warning(world, tmp_path, monke
     def warned(folder=None):
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            Models(run, load_data(world, "toy"), tmp_path/"run" if folder is None else tmp_path/"new", folder).captioner("xe")
+            Models(run, load_data(world, "toy"), tmp_path/("new" if folder else "run"), folder).captioner("xe")
         return [str(w.message) for w in seen if "was trained before" in str(w.message)]
     assert warned() == warned() == warned(tmp_path/"run") == []
     for name in "attention.py", "_modidx.py", "cider.py": (package/name).write_text("# changed\n")

@@ -448,7 +448,7 @@ def _read_done(folder):
         require(file_sum(file) == expected, f"{file}: was altered", "the weights of this run")
     return about
 
-# %% ../../nbs/lab/40_train.ipynb #97091749
+# %% ../../nbs/lab/40_train.ipynb #8f42c9d3
 def _paper_modules():
     "Return the fingerprints of the paper's modules, by file name."
     return {path.name: file_sum(path) for path in Path(noc_nb.__file__).parent.glob("[a-z]*.py")}
@@ -461,7 +461,6 @@ def _warn_of_changes(folder, modules):
     warnings.warn(f"{folder}: was trained before {changed} changed; if the model depends on the "
                   "change, train it in a new folder, or without --models")
 
-# %% ../../nbs/lab/40_train.ipynb #8f42c9d3
 def finished_model(
     folder,            # folder of the phase
     kind:type,         # class of the model, as in `load_model`
