@@ -60,7 +60,7 @@ class Hypotheses:
     scores:Tensor         # (b,k) sum of log-probabilities; -inf marks an empty place
     ended:Tensor          # (b,k) True after the end token
     satisfied:Tensor      # (b,k) number of constraints that the hypothesis satisfies
-    spans:Tensor=None     # (b,k,n,2) first token of constraint n, and the one after it; else -1
+    spans:Tensor=None     # (b,k,n,2) start of each constraint, and position after it; -1: missing
     reason:list=None      # for each image, the reason why it has no complete caption, or None
     objective:Tensor=None # (b,k) ranking value: score divided by a power of the length, plus prices
 

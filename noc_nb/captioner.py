@@ -23,7 +23,7 @@ from .vocab import Vocab
 class WordTable(nn.Module):
     "The table of word vectors: frozen where they are known, else learned (Section 3.1)."
     def __init__(self,
-        table:Tensor, # (v,d) vectors; the other rows hold initial values
+        table:Tensor, # (v,d) vectors of the frozen rows, initial values of the others
         known:Tensor, # (v,) True where a row is frozen
     ):
         super().__init__()

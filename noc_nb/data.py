@@ -189,7 +189,7 @@ class CaptionBatch(NamedTuple):
 
 # %% ../nbs/07_data.ipynb #0b6c4ec1
 class ImageExamples:
-    "Images without captions. Indexing with a list gives a `CaptionBatch` whose `tokens` are None."
+    "Images without captions. An index gives a `CaptionBatch` of one image, without `tokens`."
     def __init__(self,
         data:CocoData, # data set with the images
         ids,           # image ids, or the name of a part
@@ -229,7 +229,7 @@ _CHUNK = 50 # number of batches in a chunk, in which examples are sorted by leng
 
 @dataclass(frozen=True)
 class Loader:
-    "Epochs of batches. A call returns a `DataLoader` of one epoch; iterating yields epoch 0."
+    "Epochs of batches. A call returns a `DataLoader` of one epoch; iteration is over epoch 0."
     examples:object       # `SelectorExamples`, `CaptionExamples` or `ImageExamples`
     batch_size:int = 50   # number of examples in a batch; 50 in the paper
     seed:int = 0          # seed of the order, which also depends on the epoch
@@ -249,7 +249,7 @@ class Loader:
     def __iter__(self): return iter(self())
 
     def _batches(self, epoch):
-        "Return the whole batches of an epoch, as lists of the numbers of examples."
+        "Return the whole batches of an epoch, as lists of indices of examples."
         lengths = np.asarray(self.examples.lengths)
         size = self.batch_size
         order = np.arange(len(lengths))

@@ -52,7 +52,7 @@ class Decoder(nn.Module):
     "The stack of decoder layers. Its input is word vectors that are already `d_model` wide."
     longest = 256 # maximum number of words in a sequence
     def __init__(self,
-        cfg:CaptionerConfig, # all settings of the decoder
+        cfg:CaptionerConfig, # settings `d_model`, `heads`, `d_ff`, `dropout` and `layers`
     ):
         super().__init__()
         self.cfg = cfg

@@ -24,7 +24,7 @@ class CaptionerConfig:
     layers:int = 3         # number of layers, in the encoder and in the decoder
     memory:int = 40        # number m of memory slots in every encoder layer
     max_regions:int = 50   # maximum number of regions of an image, the most confident ones
-    dropout:float = .1     # rate for attention weights, in feed-forward, and after every operator
+    dropout:float = .1     # dropout rate of attention weights, hidden layers and operators' outputs
     max_len:int = 20       # maximum length T of a caption, with EOS but without BOS
     freeze:bool = True     # False: word vectors are only initial values
 
@@ -32,7 +32,7 @@ class CaptionerConfig:
 class MemoryEncoder(nn.Module):
     "A stack of self-attention over regions and memory, and feed-forward (Section 2.2, Encoder)."
     def __init__(self,
-        cfg:CaptionerConfig, # all settings but `d_word`, `max_regions`, `max_len` and `freeze`
+        cfg:CaptionerConfig, # settings; not used: `d_word`, `max_regions`, `max_len`, `freeze`
     ):
         super().__init__()
         d, p = cfg.d_model, cfg.dropout

@@ -84,7 +84,7 @@ _COLUMNS = dict(boxes=(2, torch.float32, "four numbers for each box"),
                 features=(2, torch.float32, "rows of equal length, one for each box"))
 
 def _column(value, dims, kind):
-    "Make a tensor without gradient; None if the shape is wrong or numbers would be rounded."
+    "Make a tensor without gradient; None if shape or type is wrong, or a label is not whole."
     plain = isinstance(value, Tensor) and not value.requires_grad and not value.is_sparse
     if plain and value.dtype is kind and value.dim() == dims: return value
     try:
@@ -191,7 +191,7 @@ def sizes_of(
 
 # %% ../nbs/04_regions.ipynb #6cbb6d65
 def _joined(tables):
-    "Join tables. Raise `NocError` if two have the same image, or only some have features."
+    "Join tables. Raise `NocError` if two have the same image, or their features differ in shape."
     counts = Counter()
     for t in tables: counts.update(t.counts)
     def joined(column): return np.concatenate([getattr(t, column) for t in tables])
@@ -223,7 +223,7 @@ def _as_table(r):
 def table_of(
     parts, # `Regions`, each with its image_id, or tables
 )->RegionTable:
-    "Join regions in this order. Raise `NocError` if an image has no id or occurs twice."
+    "Join the parts in their order. Raise `NocError` if ids or features do not fit together."
     tables = [x if isinstance(x, RegionTable) else _as_table(x) for x in parts]
     if len(tables) == 1: return tables[0]
     return _joined(tables) if tables else _as_table(Regions.empty(0)).take([])

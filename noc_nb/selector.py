@@ -21,7 +21,7 @@ class SelectorConfig:
     heads:int = 8          # number h of heads
     d_ff:int = 512         # width inside the feed-forward network
     layers:int = 2         # number N of layers
-    dropout:float = .1     # rate for attention weights, in feed-forward, and after every operator
+    dropout:float = .1     # dropout rate of attention weights, hidden layers and operators' outputs
     inner:bool = True      # False: the ablation "w/o Inner"
     max_regions:int = 10   # number of regions that are kept, the most confident ones
     lambda0:float = .2     # loss weight of a region whose class is not mentioned

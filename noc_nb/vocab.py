@@ -113,7 +113,7 @@ class Vocab:
         tokens = tuple(tokens)
         self.tokens = tokens if tokens[:4] == SPECIALS else SPECIALS + tokens
         self.unseen = frozenset(unseen)
-        # a caption that contains the text "<eos>" does not end there: it is encoded as UNK
+        # a caption that contains the text "<eos>" does not end there: the text becomes UNK
         self.stoi = {word: i for i, word in enumerate(self.tokens) if i > UNK}
         if len(self.stoi) + 4 == len(self.tokens): return
         [(word, _)] = Counter(self.tokens[4:]).most_common(1)
@@ -172,7 +172,7 @@ def word_table(
     required=(),  # words that must have a vector
     seed:int=0,   # seed of the rows without a vector
 )->tuple:         # (v,d) float32 table, (v,) bool: True where the row comes from `vectors`
-    "Put word vectors into vocabulary order. Raise `NocError` if a required word has no vector."
+    "Put vectors into vocabulary order. Raise `NocError` if a required word has no id or vector."
     for word in required:
         require(word in vocab, f"word {word!r}", "a word of the vocabulary, for constraints")
     check_vectors(vectors, required)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from transformers import GenerationConfig, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessorList, pipeline
 from noc_nb.core import NocError
 from noc_nb.models.generate import generate, grid_beam
 from noc_nb.models.spellings import _read_table, spellings
@@ -470,10 +470,20 @@ def test_a_model_that_samples_by_its_own_configuration_is_searched():
     call = dict(custom_generate=grid_beam, num_beams=4, max_new_tokens=8, words=[[5, 6]])
     expected = model.generate(**inputs, **call)
     model.generation_config.update(do_sample=True, temperature=.2, top_k=3, top_p=.5)
-    with pytest.warns(UserWarning, match="configuration samples") as warned: found = model.generate(**inputs, **call)
-    assert found.tolist() == expected.tolist() and len([w for w in warned if "samples" in str(w.message)]) == 1
+    with pytest.warns(UserWarning, match="ask for sampling") as warned: found = model.generate(**inputs, **call)
+    assert found.tolist() == expected.tolist() and len([w for w in warned if "ask for sampling" in str(w.message)]) == 1
     with pytest.raises(NocError, match="do_sample=True: expected do_sample=False"):
         model.generate(**inputs, **call, do_sample=True)
+
+def test_a_pipeline_that_samples_by_default_is_searched():
+    "A text-generation pipeline adds do_sample=True itself: beam search is used, and one warning says so."
+    tokenizer = trained("byte BPE")
+    model = tiny_gpt2(tokenizer)
+    write = pipeline("text-generation", model=model, tokenizer=tokenizer, custom_generate=grid_beam)
+    with pytest.warns(UserWarning, match="ask for sampling"):
+        [out] = write("a dog", words=["zebra"], num_beams=4, max_new_tokens=12,
+                      processor=tokenizer, return_full_text=False)
+    assert re.search(r"\bzebra\b", out["generated_text"])
 
 def test_at_least_is_no_truth_value_and_dropout_is_told():
     model, inputs = build("GPT-2")

@@ -111,7 +111,7 @@ def test_notes_in_a_report_that_is_replaced_are_kept(tmp_path):
     score(show=lambda report: (out/"report.png").unlink())
     for name in "notes.txt", "report.md":
         def annotate(report): (out/name).write_text("mine")
-        with pytest.raises(NocError, match=f"out: {name} was added or changed while .* both are kept") as told:
+        with pytest.raises(NocError, match=f"out: {name} was added or changed while .* both versions are kept") as told:
             score(show=annotate)
         kept = tmp_path/re.search(r"as (\S+)$", str(told.value))[1]
         assert (kept/name).read_text() == "mine" and "report.html" in state_of(kept)

@@ -1,6 +1,9 @@
 "Test the pipelines of the package: their scores, averaged embeddings, and broken folders."
 import json
+import math
 import re
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 import pytest
 import torch
@@ -128,3 +131,19 @@ def test_a_folder_is_never_taken_for_a_shipped_pipeline(toy, tmp_path, monkeypat
     for name in "huge", "./huge":
         with pytest.raises(NocError, match=f"^{name}: no such folder, and no pipeline of the package: expected one of"):
             NovelCaptioner.from_pretrained(name)
+
+def test_a_word_of_the_caller_is_asked_for_as_it_is_written():
+    "A word that merely belongs to a class is required, or avoided, itself; a class's own name stands for the class."
+    pipeline = NovelCaptioner.from_pretrained("lite", device="cpu")
+    [cat] = pipeline.class_ids(["kitten"])
+    def words(own, i): return {" ".join(pipeline.vocab.tokens[t] for t in ids) for ids in own._group(i)}
+    own = pipeline.with_objects(dict.fromkeys(["kitten", "zebra|penguin", "fire truck"], math.inf))
+    assert [own.classes[i].name for i in own.wanted] == ["kitten", "zebra|penguin", "fire truck"] and cat in own.wanted
+    assert [words(own, i) for i in own.wanted] == [{"kitten"}, {"zebra", "zebras", "penguin"}, {"fire truck"}]
+    assert words(pipeline.with_objects({"cat": math.inf}), cat) == {"cat"}
+    assert pipeline.with_objects({"bird": math.inf, "penguin": -math.inf}).barred == ["penguin"]
+    assert {"cat", "kitten"} < {*pipeline.with_objects({"cat": -math.inf}).barred}
+    lacks = copy(pipeline)
+    lacks.classes = {cat: replace(pipeline.classes[cat], forms=(*pipeline.classes[cat].forms, "qqq"))}
+    with pytest.warns(UserWarning, match="'qqq': cannot be written; its class is required"):
+        assert [*lacks.with_objects({"qqq": math.inf}).wanted] == [cat]

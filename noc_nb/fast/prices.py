@@ -53,5 +53,5 @@ def read_wishes(
         require(all(words) and price == price, f"words: {part!r}",
                 "words between commas and bars, nats as numbers: cat, red|white, zebra=4, -dog")
         once = wishes.setdefault("|".join(words), price) == price
-        require(once, f"words: {part!r}", "every word once")
+        require(once, f"words: {part!r}", "one price for each word, or a minus, but not both")
     return wishes

@@ -289,7 +289,7 @@ _FORMS = {"YOLO's labels": (_is_yolo, _read_yolo),
 
 def export_reader(
     path, # file or folder
-):        # function from path to `Detections`; None if the path is not an export's
+):        # function from path to `Detections`; None if the path is not an export
     "Find the reader for an annotation tool's export."
     path = Path(path)
     if path.exists(): return next((read for fits, read in _FORMS.values() if fits(path)), None)

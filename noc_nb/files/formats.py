@@ -218,7 +218,7 @@ def _h5_columns(h5, image_id, size):
 # %% ../../nbs/files/104_formats.ipynb #15fb0715
 def read_hdf5(
     path,       # `<id>_features` (n,d), and perhaps `_boxes` (n,4), `_labels`, `_scores`, `_size`
-    sizes=None, # image id -> (width, height) in pixels, if the file does not state it
+    sizes=None, # image id -> (width, height) in pixels, for images whose size the file lacks
 ):              # yields `Regions`, in the order of image ids
     "Read features from HDF5. Raise `NocError`, naming the image, if a data set is invalid."
     with foreign_file(path, "a complete HDF5 file"), _h5(path) as h5:
@@ -268,7 +268,7 @@ def _read_archive(path, size):
 
 def read_npz(
     folder,     # folder with files `<image id>.npz`
-    sizes=None, # image id -> (width, height) in pixels, if the files do not state it
+    sizes=None, # image id -> (width, height) in pixels, for images whose size the file lacks
 ):              # yields `Regions`, in the order of image ids
     "Read features from a folder of archives. Raise `NocError` if an archive is invalid."
     files = {int(p.stem): p for p in Path(folder).glob("*.npz") if _is_id(p.stem)}

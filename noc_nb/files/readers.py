@@ -158,7 +158,7 @@ def _check_lists(coco, path, *keys):
 def image_sizes(
     coco:dict, # content from `read_coco`, with `images`
     path,      # the file, for the message
-)->dict:       # image id -> (width, height) in pixels, or None if the file does not state it
+)->dict:       # image id -> (width, height) in pixels, or None if the file states no size
     "Return the sizes of a file's images. Raise `NocError` if a size is invalid or an id repeated."
     ids = _whole_numbers(coco["images"], "id", path, "image")
     sizes = {}
@@ -454,7 +454,7 @@ def _json_entries(content, path, bad):
         what = "annotation"
     elif isinstance(content, dict):
         content = [dict(image_id=image, captions=texts) for image, texts in content.items()]
-    require(isinstance(content, list), f"{path}: {type(content).__name__}",
+    require(isinstance(content, list), f"{path}: content of type {type(content).__name__}",
             'a list of {"image_id": …, "caption": …}, or {"photo.jpg": "a caption"}')
     return _usable(((item, f"{what} {n}") for n, item in enumerate(content)), path, bad, names)
 
@@ -604,7 +604,7 @@ def _check_within(path, part, ids, whole, of):
 def read_split(
     path,         # a split file
     image_ids,    # the image ids that exist
-    needed=PARTS, # the parts whose images must be among them
+    needed=PARTS, # the parts whose images must be among `image_ids`
 )->dict:          # train, val, test, novel_val, novel_test -> image ids, or None
     "Read a split. Raise `NocError` if a list is invalid, or an image is unknown or in two parts."
     file = read_json(path)
@@ -616,7 +616,8 @@ def read_split(
     of = "the images in the captions files"
     for part in needed: _check_within(path, part, split[part], image_ids, of)
     for part in "val", "test":
-        _check_within(path, f"novel_{part}", split[f"novel_{part}"] or [], set(split[part]), part)
+        _check_within(path, f"novel_{part}", split[f"novel_{part}"] or [], set(split[part]),
+                      f"the images of {part}")
     for a, b in (("train", "val"), ("train", "test"), ("val", "test")):
         both = set(split[a]) & set(split[b])
         where = f"{path}: {a}: image {min(both, default='')}"
@@ -678,7 +679,7 @@ def open_parquet(
     "Open a Parquet file. Raise `NocError` if opening it, or reading it inside the `with`, fails."
     import pyarrow.parquet
     with foreign_file(path, "a complete Parquet file"):
-        checked = dict(page_checksum_verification=True)        # if it has checksums
+        checked = dict(page_checksum_verification=True)        # if the file has checksums
         with pyarrow.parquet.ParquetFile(path, **checked) as file:
             rows = file.metadata.num_rows
             most = max(1 << 24, Path(path).stat().st_size)

@@ -70,7 +70,7 @@ def in_use(
     import fcntl
     handle = os.open(path, os.O_RDONLY)
     try:
-        with suppress(OSError): fcntl.flock(handle, fcntl.LOCK_SH)   # not all file systems lock
+        with suppress(OSError): fcntl.flock(handle, fcntl.LOCK_SH)   # not on every file system
         yield
     finally: os.close(handle)
 

@@ -412,7 +412,7 @@ def _replace(path, new, before):
         if os.path.lexists(old) and not os.path.lexists(path): old.rename(path)
     if changed:
         raise NocError(f"{path}: {changed[0]} was added or changed while this run made a new "
-                       f"version; both are kept: the new one here, the old one as {old.name}")
+                       f"version; both versions are kept, the old one as {old.name}")
     shutil.rmtree(old, ignore_errors=True)
 
 @contextmanager

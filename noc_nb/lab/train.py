@@ -123,7 +123,7 @@ def _newest_checkpoint(folder):
 @dataclass(frozen=True)
 class _Kept(Config):
     "Settings for checkpoints, and for the number of parts in which a step is computed."
-    accumulate:int = setting(1, 1, free=True) # parts of a batch, if memory is short
+    accumulate:int = setting(1, 1, free=True) # number of parts that a batch is divided into
     save_seconds:float = setting(60., 0, 1e9, free=True) # seconds between checkpoints; 0: each step
     keep:int = setting(2, 0, free=True) # number of checkpoints to keep, besides the best weights
     tensorboard:bool = setting(False, free=True) # write curves for TensorBoard
@@ -171,15 +171,15 @@ class Trainer(_Progress):
         loss,               # function (model, batch) -> (scalar tensor, dict of numbers to show)
         cfg:TrainConfig,    # epochs, schedule, patience ...
         folder,             # folder of the phase, whose name messages and progress bars show
-        d_model:int=512,    # width, for the paper's peak learning rate
-        unit:str="batches", # unit of the batches' `weight`, for the speed
+        d_model:int=512,    # width of the model, which determines the paper's peak learning rate
+        unit:str="batches", # unit of the batches' `weight`, shown with the speed
         about:dict=None,    # other settings and inputs that determine the result, as in `begin`
         save=save_model,    # function (model, folder) that writes the model
     ):
         super().__init__()
         self.inner, self.loss, self.cfg, self.folder = model, loss, cfg, Path(folder)
         self.d_model, self.unit, self.about, self.save = d_model, unit, about or {}, save
-        self.sums, self.pending = Counter(), [] # sums of the epoch; the last steps
+        self.sums, self.pending = Counter(), [] # sums of the epoch; numbers of the last steps
         self.steps = 0
         self.seen = 0.
         self.since = self.saved = time.monotonic()
@@ -497,7 +497,7 @@ def train_selector_in(
     data:CocoData,      # data set with references and regions
     cfg:SelectorConfig, # sizes, loss weights and threshold
     train:TrainConfig,  # settings of the training
-    resume:bool=False,  # continue, or return at once if the phase is done
+    resume:bool=False,  # continue the phase, or load its model if it is finished
     loss=selector_loss, # loss function, as in `train_selector`
     examples=None,      # training examples, as in `train_selector`
 )->RegionSelector:      # the selector in eval mode
@@ -519,7 +519,7 @@ def train_xe_in(
     cfg:CaptionerConfig, # sizes; the data determine the widths of features and words
     train:TrainConfig,   # settings of the training
     min_count:int=5,     # minimum frequency of a word, as in `build_vocab`
-    resume:bool=False,   # continue, or return at once if the phase is done
+    resume:bool=False,   # continue the phase, or load its model if it is finished
 )->Captioner:            # the captioner in eval mode
     "Run `train_xe` with checkpoints in a folder."
     about = dict(model=without(cfg, "d_feature", "d_word"), inputs=contents(data, seen=True),
@@ -548,7 +548,7 @@ def train_scst_in(
     constrained:bool=False, # True: grid beam search with the oracle's words (DGBS)
     search_cfg:SearchConfig=SearchConfig(), # settings of the search
     limit:int=5,            # maximum number of words per image
-    resume:bool=False,      # continue, or return at once if the phase is done
+    resume:bool=False,      # continue the phase, or load its model if it is finished
     reward=cider_reward,    # function that builds the reward, as in `train_scst`
 )->Captioner:               # the captioner in eval mode
     "Run `train_scst` with checkpoints in a folder."

@@ -26,8 +26,8 @@ _QUESTION = "What does this picture show? Answer in one short sentence."
 
 class PhotoCaptioner:
     "A transformers model that captions photos. Raises `NocError` if it cannot use the prompt."
-    files = {}    # files of its folder
-    commit = None # its commit on the hub
+    files = {}    # files of the model's folder
+    commit = None # the model's commit on the hub
     def __init__(self,
         model,               # model with `generate` for images and text
         processor,           # its processor, or its image processor if `tokenizer` is given

@@ -349,16 +349,22 @@ _REFUSED |= dict(guidance_scale="None: its own cache does not follow the beams",
                  streamer="None, because a beam may still be replaced", prefill_chunk_size="None",
                  synced_gpus="a model whose weights are not sharded over GPUs")
 
+def _caller(frame, code):
+    "Return the innermost of a frame and its callers that runs this code; None without one."
+    while frame is not None and frame.f_code is not code: frame = frame.f_back
+    return frame
+
 def _dropped():
     "Return arguments of `generate` that it does not pass to functions: {name: value}."
-    from transformers import GenerationMixin
+    from transformers import GenerationMixin, Pipeline
     code = inspect.unwrap(GenerationMixin.generate).__code__
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not code: frame = frame.f_back
+    frame = _caller(inspect.currentframe(), code)
     held = frame.f_locals if frame else {}
     given = {name: held.get(name) for name in ("streamer", "assistant_model", "synced_gpus")}
-    whole = frame.f_back.f_locals.get("kwargs", {}) if frame else {}     # before it was split
-    return given | {name: whole.get(name) for name in ("do_sample", "tokenizer")}
+    whole = frame.f_back.f_locals.get("kwargs", {}) if frame else {}  # before `generate` split them
+    given |= {name: whole.get(name) for name in ("do_sample", "tokenizer")}
+    if _caller(frame, Pipeline.forward.__code__): given["do_sample"] = None  # may be its default
+    return given
 
 def _check_options(config):
     "Check the options. Raise `NocError` if one has no meaning here."
@@ -376,8 +382,8 @@ def _check_options(config):
 def _without_sampling(config, processors):
     "Return the logits processors, without those that only serve sampling."
     if not config.do_sample: return processors
-    warnings.warn("the model's configuration samples (do_sample); beams are searched instead, "
-                  "without its temperature, top_k and top_p")
+    warnings.warn("the settings of the model or pipeline ask for sampling (do_sample=True); beam "
+                  "search is used instead, without temperature, top_k and top_p")
     return [p for p in processors if not type(p).__name__.endswith("LogitsWarper")]
 
 def _check(model, config, kwargs, text_only):

@@ -125,7 +125,7 @@ def _byte_columns(file):
 
 def image_column(
     path, # path of a .parquet file
-)->str:   # name of its column of images; None if it has none
+)->str:   # name of the file's column of images, or None
     "Find the column of images. Raise `NocError` if the file is broken or has several such columns."
     with open_parquet(path) as file: columns = _byte_columns(file)
     if len(columns) > 1:
@@ -242,7 +242,8 @@ def _readable(name): # a name may contain any bytes
 
 def image_files(
     src,        # image, folder, .tar or .parquet of images, .txt of these, or COCO's layout
-    names=None, # (file name, id) of images; []: numbers in file names; None: these, or positions
+    names=None, # (file name, id) of images; []: use numbers in file names; None: use these
+                # if every file has its own, or else positions
     where="names", # the file that has the names, for messages
 )->list:        # the images, each with a unique number
     """List the images of a source. Images that cannot be read or numbered come last and have
@@ -272,7 +273,7 @@ def image_files(
 # %% ../../nbs/models/115_photos.ipynb #ab7044bb
 def _by_name(files, names, where, src):
     "Return the files that match a name, numbered by its id, and the rest; clashes have a `why`."
-    inside = f"{src.name}/" if src.is_file() else ""     # then names do not begin with it
+    inside = f"{src.name}/" if src.is_file() else ""     # names then omit the archive
     photos = [f.name.removeprefix(inside) for f in files]
     ids, clashes = match_photos(names, photos, where, src)
     rest = {p: replace(f, why=f"expected its name in {where}")

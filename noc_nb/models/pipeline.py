@@ -74,6 +74,11 @@ class CaptionOptions(Config):
         if self.objects is None or isinstance(self.objects, dict): return self.objects
         return dict.fromkeys(self.objects, math.inf)
 
+# %% ../../nbs/models/50_pipeline.ipynb #9fd84515
+def _is_name(c, word):
+    "Return whether a word is a class's own name, not just one of the words that mention it."
+    return word in (c.name, c.word, " ".join(c.phrase))
+
 # %% ../../nbs/models/50_pipeline.ipynb #0b1f6a3d
 class _Words:
     "The words that a captioner can write for a pipeline's classes, and those it is asked for."
@@ -91,12 +96,13 @@ class _Words:
         for word in name.split("|"):
             ids = ids_of.get(word, ())
             cases = [*filter(written, (word, word.lower()))]
-            texts += filter(written, self.classes[ids[0]].forms) if len(ids) == 1 else cases[:1]
+            whole = len(ids) == 1 and _is_name(self.classes[ids[0]], word)
+            texts += filter(written, self.classes[ids[0]].forms) if whole else cases[:1]
         return tuple(dict.fromkeys(texts))
 
     def _group(self, i):
         "Return the alternatives of a class's constraint that contain no word to avoid."
-        form = "forms" if i < 0 else self.cfg.form       # the caller's words keep all forms
+        form = self.cfg.form if self.classes[i].phrase else "forms" # own words: all alternatives
         groups, _ = constraint_tokens([i], self.classes, self.vocab, form)
         def holds(ids, part): return part in [ids[j:j+len(part)] for j in range(len(ids))]
         def fine(ids): return not any(holds(ids, part) for part in self.avoid)
@@ -213,13 +219,16 @@ class _Choice:
         ids = meanings(self.classes)
         new.classes, new.wanted, new.avoid, new.barred = dict(self.classes), {}, [], []
         for name, price in wishes.items():
-            i = -len(new.classes)
             forms = self._forms(name, ids)
             if price == -math.inf:
                 new.barred += forms or name.split("|")             # another captioner may spell it
                 continue
-            if name in ids: [i] = self.class_ids([name])
-            else: new.classes[i] = ObjectClass(i, name, name, forms, ())
+            [i] = self.class_ids([name]) if name in ids else [-len(new.classes)]
+            if i in new.wanted: i = -len(new.classes)              # another word of that class
+            other = i < 0 or not _is_name(self.classes[i], name)
+            if other and (forms or i < 0): new.classes[i] = ObjectClass(i, name, name, forms, ())
+            elif other:
+                warnings.warn(f"object {name!r}: cannot be written; its class is required instead")
             new.wanted[i] = price
         new._find_unknown()
         groups = {i: new._group(i) for i in new.wanted}

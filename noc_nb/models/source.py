@@ -333,6 +333,7 @@ class Job(Config):
         prompt, dtype = f"--prompt {self.prompt!r}", f"--dtype {self.dtype}"
         if not self.captioner: return require(self.prompt is None, prompt, "--captioner as well")
         require(not self.features, "--features", "no --captioner, whose input is photos")
+        require(not self.add_words, "--add-words", "no --captioner, which has its own tokenizer")
         require(self.dtype == "float32", dtype, "no --captioner, which has its own dtype")
 
     @property
@@ -344,7 +345,8 @@ class Job(Config):
     @property
     def blind(self)->bool:
         "Return True if no detector is needed: the captioner sees photos, and the user names words."
-        wanted = any(price != -math.inf for price in (self.options.wishes or {}).values())
+        wishes = self.options.wishes
+        wanted = wishes == {} or any(u > -math.inf for u in (wishes or {}).values())
         by_hand = self.captioner and not self.detector and self.options.min_score is None
         return bool(by_hand and wanted) and not _holds_regions(Path(self.src))
 

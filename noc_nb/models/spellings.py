@@ -419,7 +419,7 @@ class _Wishes:
     def groups(self, processor, **settings):
         "Return the groups for the search, as ids or as the tokenizer spells their texts."
         if not self.text: return _IdGroups(self)
-        require(processor is not None, "words: text", "processor= or tokenizer=, to spell them")
+        require(processor is not None, "words are text", "processor= or tokenizer=, to spell them")
         return _WordGroups(self, getattr(processor, "tokenizer", processor), **settings)
 
 # %% ../../nbs/models/109_spellings.ipynb #5be11a0b
@@ -443,8 +443,8 @@ def _alternatives(word):
         lists = all(isinstance(ids, list) and ids for ids in either)
         if lists and all(isinstance(t, int) for ids in either for t in ids):
             return [*map(tuple, either)]
-    raise NocError(f"words: {word!r}; expected a word, a list of words, or ids as [5, 6] or "
-                   "[[5], [6, 7]]")
+    raise NocError(f"words: the entry {word!r}; expected a word, a list of alternatives, or the "
+                   "ids of one word in a list of their own, as in words=[[5, 6]]")
 
 # %% ../../nbs/models/109_spellings.ipynb #8bc07eca
 def _read_list(words):
@@ -464,7 +464,7 @@ def _read_list(words):
 @cache
 def _nouns():
     try: import inflect
-    except ImportError: raise NocError("plurals: expected `pip install inflect`") from None
+    except ImportError: raise NocError("forms=True: expected `pip install inflect`") from None
     return inflect.engine()
 
 def noun_forms(
@@ -488,7 +488,7 @@ def read_words(
     each = [None]*inputs if each is None else each
     given = f"a list of {len(each)}" if isinstance(each, (list, tuple)) else repr(each)
     require(isinstance(each, (list, tuple)) and len(each) == inputs, f"each: {given}",
-            f"a list with the words of each of {inputs} inputs: [\"cat, dog\", [\"bus\"], ...]")
+            f"{inputs}, one for each input of the batch, like [\"cat, dog\", [\"bus\"], ...]")
     shared, costs, unwanted = _read_list(words)
     listed, free, minus = _read_list(avoid)
     plain = not minus and {*free} <= {math.inf}
@@ -617,6 +617,7 @@ class _Words:
         again=False, # True: a group that was mentioned may finish again
     ):
         "Raise `NocError` if every spelling of a word contains a word to avoid."
+        require(boundary in ("word", "text"), f"boundary={boundary!r}", "'word' or 'text'")
         self.tokenizer, self.boundary, self.again = tokenizer, boundary, again
         avoid = sum([words for words, u in zip(groups, prices) if u == -math.inf], [*avoid])
         words = [*dict.fromkeys([*sum(groups, []), *avoid])]
@@ -645,7 +646,7 @@ class _Words:
             return any(self.avoided >> word & 1 for *_, word in mentions)
         good = sorted(ids for ids in ways if not clashes(ids))
         require(good or not ways, f"words: {group[0]!r}",
-                f"a word that does not contain {avoid}, which avoid= forbids")
+                f"a word that contains none of the words to avoid, {avoid}")
         return good
 
     def anywhere(self, group):
@@ -674,7 +675,7 @@ def _ending(words:_Words, ids):
     return places
 
 def _forced(words:_Words, group, column):
-    "Return a group's spellings in columns: the last token finishes it, and others may finish one."
+    "Return a group's spellings in columns: the last token finishes it; others may finish a group."
     anywhere = words.anywhere(group)
     alternatives = set()
     for ids in anywhere + [ids for ids in group if len(ids) == 1 and ids not in anywhere]:
@@ -775,8 +776,8 @@ def _barred(table, v, ends, device)->tuple:
 
 def _give_free(columns, scores, real, bits, moves):
     "Give the free columns of each text to its best other tokens that finish a word."
+    if not any(m.others.numel() for m in moves): return
     (tokens, place, gains), rows = _flat(moves, "others")
-    if not len(tokens): return
     best = scores.new_full((len(scores), int(place.max()) + 1), -torch.inf)
     which, worth = (place.new_zeros(best.shape) for _ in range(2))
     best[rows,place], which[rows,place] = scores[rows,tokens], tokens
@@ -799,7 +800,7 @@ class _Columns:
                   for place in _ending(words, ids)}
         self.column = {token: v + n for n, token in enumerate(sorted(finish))}
         self.extra = (len(finish) + self.k)*bool(finish)                 # ids beside the model's
-        self.finishers = range(v, v + self.extra + 1)                    # these, and the start
+        self.finishers = range(v, v + self.extra + 1)                 # these columns, and the start
         real = [*self.column, *[0]*(self.extra - len(finish))]
         self.real = torch.tensor(real, device=device).long()             # (extra,) model's tokens
         self.barred, self.goes_on = _barred(self.table, v, ends, device)
@@ -831,7 +832,7 @@ class _Columns:
         for text, i, token, gain in zip(texts, inputs, tokens, bits):
             moves = self.after(i, text)
             state = self.words[i].reader.read(text.state, token)[0]
-            if token not in self.table.bytes: longer.append(text)        # it adds nothing
+            if token not in self.table.bytes: longer.append(text)        # the token adds nothing
             elif gain < 0: longer.append(_Text(state, text.done, _OWES*(token in moves.plain)))
             else: longer.append(_Text(state, text.done | gain, _SAID*(token in moves.said)))
         return longer
@@ -844,7 +845,7 @@ class _Columns:
         """Give the finishing columns of scores (N,v+extra+2) their values, tokens `real` and groups
         `bits`, and bar tokens that may not follow. If texts are `full`, no word can continue."""
         held = [n for n, text in enumerate(texts) if text.ends != _FREE]
-        scores[held,:self.v] += self.barred[[texts[n].ends for n in held]]
+        if held: scores[held,:self.v] += self.barred[[texts[n].ends for n in held]]
         moves = [*map(self.after, inputs, texts)]
         (tokens, columns, gains), rows = _flat(moves, "fixed")
         scores[rows,columns] = scores[rows,tokens]

@@ -297,7 +297,7 @@ def _counts(lines):
     return counts
 
 # %% ../../nbs/pages/132_gallery.ipynb #5ad81c20
-def _tell(n, failed, empty, lacking, out, html):
+def _tell(n, failed, empty, lacking, advice, out, html):
     "Print the summary of a run to standard error."
     summary = [f"{n:,} images, {failed:,} without a caption"]
     some = ", ".join(repr(name)[1:-1] for name in empty[:5]) + (" …" if empty[5:] else "")
@@ -306,8 +306,8 @@ def _tell(n, failed, empty, lacking, out, html):
     if html: summary.append(f"page: {html}")
     print("; ".join(summary), file=sys.stderr)
     words = ", ".join(f"{word} {count:,}" for word, count in lacking.most_common())
-    if words: print(f"the vocabulary lacks these words, so no caption has them: {words}; "
-                    "--add-words FILE adds words with their vectors", file=sys.stderr)
+    if words: print(f"the vocabulary lacks these words, so no caption has them: {words}; {advice}",
+                    file=sys.stderr)
 
 # %% ../../nbs/pages/132_gallery.ipynb #1013ceab
 def _caption_files(job, out=None, report=None, resume=False, texts=None, overwrite=False):
@@ -417,5 +417,7 @@ def _run_caption(o):
     job = replace(read_options(Job, o), options=options).where_fast()
     keep_blocks()
     made = _caption_files(job, o.out, o.html, o.resume, o.txt, o.overwrite)
-    _tell(*made, o.out, o.html)
+    advice = "--add-words FILE adds words with their vectors"
+    if o.captioner: advice = "choose other words"
+    _tell(*made, advice, o.out, o.html)
     if o.strict and made[1]: sys.exit(2)

@@ -338,10 +338,12 @@ def inner_attention(
             "is "
             f"{_gains(inner, rival, judged, ('out_C', 'in_C'))}.")
     if not own_epoch: return text
-    gains = _gains(inner, _fitting(own_epoch, "selector_no_inner"), judged)
-    return (f"{text} If the epoch of the selector without inner-attention is chosen at its own "
-            f"threshold, too, instead of at .5, the lead is {gains}. Brackets are 95 % intervals "
-            "over images; differences without brackets have no interval.")
+    own = _fitting(own_epoch, "selector_no_inner")
+    return (f"{text} If it has the threshold {own['config']['selector']['threshold']:g} and its "
+            "epoch is chosen at this threshold, too, instead of at .5, the lead is "
+            f"{_gains(inner, own, judged)}. Brackets are 95 % intervals over images, the same on "
+            "which thresholds and epochs were chosen; differences without brackets have no "
+            "interval.")
 
 # %% ../../nbs/scores/123_claims.ipynb #2be749d1
 _SCORES = dict(in_C="C in", out_C="C out", out_F1="F1", F1="F1")
