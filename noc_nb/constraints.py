@@ -31,7 +31,8 @@ class Seen(NamedTuple):
     "The input of a rule. The last three fields are settings of `constraint_classes`."
     regions:object       # `Regions` with all detections that can be chosen, best first
     best:object          # `Regions` with the best `max_regions` of these detections
-    probs:object         # the selector's probabilities of the first detections, or None
+    probs:object         # the selector's probabilities of the first detections; None in the rows of
+                         # none, topk, score and oracle
     mentioned:set        # classes that a reference mentions; None if unknown
     k:int
     distinct:bool

@@ -1,10 +1,11 @@
 "Test that training ends with the same weights if it is killed, fills the disk, or runs in two processes."
-import json, multiprocessing, os, random, resource, shutil, signal, subprocess, sys, time
+import json, multiprocessing, os, random, resource, shutil, signal, subprocess, sys, time, warnings
 from dataclasses import asdict, field, make_dataclass, replace
 from functools import partial
 from pathlib import Path
 import pytest
 import torch
+import noc_nb
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
@@ -254,6 +255,27 @@ def test_a_changed_setting_names_another_folder(world, tmp_path):
     assert trained("selector again", train_selector=TrainConfig(**slow | dict(peak=1e-2))) == ([False, True], [])
     same, (name,) = trained("captioner", min_count=2)
     assert same[0] and name.startswith("captioner-xe-0-")
+
+def test_a_finished_model_of_changed_code_gives_a_warning(world, tmp_path, monkeypatch):
+    "If a module of the paper changes, a finished model is still used, with one line that names the module."
+    package = tmp_path/"noc_nb"
+    package.mkdir()
+    for file in Path(noc_nb.__file__).parent.glob("*.py"): shutil.copy(file, package)
+    monkeypatch.setattr(noc_nb, "__file__", str(package/"__init__.py"))
+    run = Run(replace(PRESETS["toy"], xe=replace(xe, epochs=1), captioner=tiny))
+    def warned(folder=None):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            Models(run, load_data(world, "toy"), tmp_path/("new" if folder else "run"), folder).captioner("xe")
+        return [str(w.message) for w in seen if "was trained before" in str(w.message)]
+    assert warned() == warned() == warned(tmp_path/"run") == []
+    for name in "attention.py", "_modidx.py", "cider.py": (package/name).write_text("# changed\n")
+    for again in warned(), warned(tmp_path/"run"):
+        assert len(again) == 1 and "captioner-xe-0: was trained before attention.py, cider.py changed; " in again[0]
+    done = tmp_path/"run/captioner-xe-0/done.json"
+    about = read_json(done)
+    done.write_text(json.dumps({key: x for key, x in about.items() if key != "modules"}))
+    assert warned() == []                                                # an older version recorded no modules
 
 def test_folder_in_place_of_a_checkpoint(tmp_path):
     "A folder in place of a checkpoint gives an error, and nothing is deleted."

@@ -92,7 +92,8 @@ def noc_eval(
     whole_sentences:bool=False, # ignore the text after the last full stop of a caption
     samples:int=1000,     # number of bootstrap samples
     runs:list=None,       # reports or folders of runs, for one table, with "vs" between systems
-    compare:list=None,    # two reports or folders of runs, or several: ours0 ours1 vs theirs0
+    compare:list=None,    # two reports or folders of reports, or several: ours0 ours1 vs theirs0;
+                          # for folders of noc_reproduce: --runs ours vs theirs
 ):
     "Score any system's captions, compare two reports, or put many runs in one table."
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..captioner import Captioner
 from .command import _dashed, one_thread
+from ..constraints import RULES
 from ..core import NocError, require
 from ..fast.search import Search
 from ..files.dataset import data_files, instances_files, load_checked, own_captions
@@ -73,7 +74,8 @@ def _preset_of(name, settings=()):
 # %% ../../nbs/commands/139_reproduce.ipynb #afaa7d14
 def _table_lines(tables, rows, trainings):
     "Return the lines of some tables as (row, training, λ0), without duplicates."
-    lines = dict.fromkeys(tuple(line) for t in tables for _, *line in spec(int(t)))
+    more = [row for row in rows if row not in LABELS]       # rules that were added to `RULES`
+    lines = dict.fromkeys(tuple(line) for t in tables for _, *line in spec(int(t), more))
     return [line for line in lines if line[0] in rows and line[1] in trainings]
 
 def _selections(tables, rows):
@@ -231,7 +233,7 @@ def _reproduce(o):
     plain = (o.variant or "").isprintable()
     require(plain, f"--variant {o.variant!r}", "text that can be printed, on one line")
     if cfg.data == "toy": one_thread()
-    rows = choice(o.rows, LABELS, "rows")
+    rows = choice(o.rows, LABELS | RULES if o.rows else LABELS, "rows")
     metrics = choice(o.metrics, METRICS, "metrics")
     lacks = spice_lacks() if o.spice else None
     if lacks: raise NocError(f"SPICE: {lacks}")
@@ -273,10 +275,12 @@ def _run_reproduce(o):
         if file.exists(): print(file.read_text(encoding="utf-8"))
     for r in made:
         if r["training"] is None:
-            print(f"{LABELS[r['row']]}, λ0={r['lambda0']}, seed {r['seed']['selector']}: "
+            name = LABELS.get(r["row"], r["row"])
+            print(f"{name}, λ0={r['lambda0']}, seed {r['seed']['selector']}: "
                   f"F1 of the chosen classes {r['metrics']['selection_f1']['mean']:.1f}")
-    print(f"{len(made)} result rows in {o.out/'rows.jsonl'}; "
-          f"pictures of the tables: {o.out}/table*.png")
+    pictures = f"; pictures of the tables: {o.out}/table*.png"
+    drawn = any(o.out.glob("table*.png"))
+    print(f"{len(made)} result rows in {o.out/'rows.jsonl'}" + (pictures if drawn else ""))
 
 # %% ../../nbs/commands/139_reproduce.ipynb #f36c9044
 def _check_new(out, expected):

@@ -206,7 +206,12 @@ def averaged(self:Models,
     return captioner.average_neighbours(_nearest_neighbours(self.data, borrow))
 
 # %% ../../nbs/lab/44_experiment.ipynb #aed07fec
-_OURS = dict(RULES)
+_PAPER = "none", "topk", "score", "selector", "oracle"
+_OURS = {name: rule for name, rule in RULES.items() if name in _PAPER}
+
+def _asks_selector(row):
+    "Return whether a row's rule gets the selector's probabilities, as every added rule does."
+    return row.startswith("selector") or row not in LABELS | _OURS
 
 def _own_rules():
     "Return the rules that were added or changed, with the names that a run records for them."
@@ -268,7 +273,8 @@ class Choices:
         least = self.preset.prices.min_prob if self.priced(row) else None
         require(row in LABELS | RULES, f"row {row!r}", f"one of {', '.join(LABELS | RULES)}")
         require(_own_rules() == self.other, "RULES: changed", "the rules that the run began with")
-        if row in ("none", "oracle") or row not in LABELS: return dict(how=row)
+        if row not in LABELS: return dict(how=row, threshold=least or p.selector.threshold)
+        if row in ("none", "oracle"): return dict(how=row)
         if row == "cbs": return dict(how="topk", k=3, distinct=True)
         if row == "score":
             return dict(how="score", threshold=least or _best_threshold(self.data, self._classes))
@@ -287,7 +293,7 @@ class Choices:
         return {c for c, o in self.data.classes.items() if o.word in words}
 
     def candidates(self,
-        row:str,             # a key of `LABELS`
+        row:str,             # a key of `LABELS` or `RULES`
         lambda0:float=.2,    # the selector's loss weight of regions that no caption mentions
         seeds:tuple=(0,),    # seeds of the selectors; several selectors vote together
     )->dict:                 # image id -> {class id: price}, the best first; infinite for a must
@@ -297,8 +303,10 @@ class Choices:
         rule = self._rule(row)
         probs, chosen = {}, {}
         if self.priced(row): rule["limit"] = None      # all classes, since prices choose among them
-        if rule["how"] == "selector":
-            models = [self.models.selector(row == "selector", lambda0, seed) for seed in seeds]
+        if _asks_selector(row):
+            inner = row != "selector_no_inner"
+            weight = .2 if lambda0 is None else lambda0
+            models = [self.models.selector(inner, weight, seed) for seed in seeds]
             probs = _mean_probabilities(models, self.data, self.ids)
         for i in self.ids:
             mentioned = self.data.mentioned(i) if row == "oracle" else None
@@ -441,7 +449,7 @@ def _line_of(r): return r["row"], r["training"], r["lambda0"]
 
 def _seed_text(row, seeds):
     "Return the seeds of a row's selectors in the form in which result rows record them."
-    if not row.startswith("selector"): return None
+    if not _asks_selector(row): return None
     return "+".join(map(str, seeds)) if len(seeds) > 1 else seeds[0]
 
 @patch(as_prop=True)

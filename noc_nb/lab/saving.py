@@ -71,7 +71,8 @@ def _check_weights(model, weights, path):
     check_kinds(weights, expected, path)
     for name in weights | expected:
         stored, needed = shape(weights, name), shape(expected, name)
-        require(stored == needed, f"{path}: {name}: {stored}", f"{needed}, from config.json")
+        require(stored == needed, f"{path}: {name}: {stored}", f"{needed}, from config.json; if it "
+                "or the model's code has changed, train the model again")
         finite = not weights[name].is_floating_point() or weights[name].float().isfinite().all()
         require(finite, f"{path}: {name}", "finite numbers")
 

@@ -61,12 +61,13 @@ _PUBLISHED = "DCC", "NOC", "NBT", "CBS", "LSTM-C", "DNOC", "LSTM-P", "NBT+CBS"
 
 def spec(
     number:int, # number of the table: 1, 2 or 3
+    more=(),    # rows of Table 1 that the paper does not have
 )->list:        # tuples (title, row, training, λ0)
     "List the lines of one of the paper's tables. Raise `NocError` if there is no such table."
     require(number in (1, 2, 3), f"table {number}", "1, 2 or 3")
     if number == 1:
-        rows = [row for row in LABELS if row != "cbs"]
-        return [(f"{LABELS[row]} · {label}", *table_line(row, training))
+        rows = [row for row in LABELS if row != "cbs"] + [*more]
+        return [(f"{LABELS.get(row, row)} · {label}", *table_line(row, training))
                 for training, label in TRAINING_LABELS.items() for row in rows]
     if number == 2:
         ours = "cbs", "top2", "score", "selector_no_inner", "selector"
@@ -151,7 +152,8 @@ def table_view(
     columns = _columns(number, rows)
     lines = []
     numbers = paper_numbers() if paper else {}
-    for title, *line in spec(number):
+    more = dict.fromkeys(r["row"] for r in rows if r.get("training") and r["row"] not in LABELS)
+    for title, *line in spec(number, more):
         runs = matching(rows, number, *line, variant)
         if not (runs or paper) or not (only is None or tuple(line) in only): continue
         printed = [numbers.get((number, *line, c)) for c in columns]

@@ -24,6 +24,7 @@ from safetensors.torch import save
 from torch import nn
 
 # %% ../../nbs/lab/40_train.ipynb #40c00002
+import noc_nb
 from ..captioner import Captioner
 from ..core import NocError, default_device, require, set_seed
 from ..data import CocoData
@@ -381,6 +382,7 @@ def _begin(self:Trainer, resume):
     if resume: self._go_back()
     acc.wait_for_everyone()
     acc.init_trackers("curves", init_kwargs=dict(tensorboard=dict(purge_step=self.step)))
+    self.modules = _paper_modules()
     self.saved = time.monotonic()
     self.clock = self.saved - self.seconds
 
@@ -425,7 +427,8 @@ def _finish(self:Trainer):
     for tracker in acc.trackers: tracker.finish()
     best = max(self.history, key=lambda entry: entry.get("score", entry["epoch"]))
     about = dict(best=self.best, score=self.judged, epoch=best["epoch"], seconds=self.seconds,
-                 config=asdict(self.cfg), history=self.history, weights=self.weights)
+                 config=asdict(self.cfg), history=self.history, weights=self.weights,
+                 modules=self.modules)
     if self.main:
         write_json(self.folder/"done.json", about, indent=1)
         say(f"{self.folder.name}: {kept_line(about)}")
@@ -437,25 +440,39 @@ def _read_done(folder):
     with foreign_file(path, "the record of a finished training run"):
         about = read_json(path)
         kept_line(about)
-        sums = dict(about["weights"])
+        sums, modules = dict(about["weights"]), dict(about.get("modules", {}))
         keys = "history", "best", "score", "epoch", "seconds", "config"
-        about = {key: about[key] for key in keys}
+        about = {key: about[key] for key in keys} | dict(modules=modules)
     for name, expected in sums.items():
         file = folder/"best"/name
         require(file_sum(file) == expected, f"{file}: was altered", "the weights of this run")
     return about
 
 # %% ../../nbs/lab/40_train.ipynb #8f42c9d3
+def _paper_modules():
+    "Return the fingerprints of the paper's modules, by file name."
+    return {path.name: file_sum(path) for path in Path(noc_nb.__file__).parent.glob("[a-z]*.py")}
+
+def _warn_of_changes(folder, modules):
+    "Warn if modules of the paper have changed since a model was trained with them."
+    now = _paper_modules()
+    changed = ", ".join(sorted(name for name in modules if modules[name] != now.get(name)))
+    if not changed: return
+    warnings.warn(f"{folder}: was trained before {changed} changed; if the model depends on the "
+                  "change, train it in a new folder, or without --models")
+
 def finished_model(
     folder,            # folder of the phase
     kind:type,         # class of the model, as in `load_model`
     train:TrainConfig, # expected settings of the training
     about:dict,        # other expected settings and inputs, as in `Trainer`
 )->nn.Module:          # the model in eval mode; None if the phase is not finished
-    "Load the model of a finished phase. Raise `NocError` if its settings are not those expected."
+    """Load the model of a finished phase; warn if the paper's modules have changed since. Raise
+    `NocError` if its settings are not those expected."""
     folder = Path(folder)
     if not (folder/"done.json").exists(): return None
     done = _read_done(folder)
+    _warn_of_changes(folder, done["modules"])
     model = load_model(folder/"best", kind, default_device())
     settings = dict(training=train, **about)
     check_same(folder, read_about(folder/"run.json", folder, settings), settings)

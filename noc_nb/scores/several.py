@@ -38,6 +38,8 @@ class _Scored:
     images:tuple       # ids of the images; if unknown, data set, split, number of images
     seed:int=None      # seed of the training run; None if unknown
     settings:dict=None # settings of the training run; None if unknown
+    line:tuple=None    # (row, training, λ0) of a line of `noc_reproduce`
+    side:str=None      # name of its side of the word vs
 
     @property
     def identity(self):
@@ -53,7 +55,7 @@ def _of_report(path):
 # %% ../../nbs/scores/125_several.ipynb #c0125007
 def _line_name(r):
     "Return the name of the table line to which a row of results belongs."
-    name = f"{LABELS[r['row']]} · {TRAINING_LABELS[r['training']]}"
+    name = f"{LABELS.get(r['row'], r['row'])} · {TRAINING_LABELS[r['training']]}"
     if r["lambda0"] not in (None, .2): name += f" · λ0 {r['lambda0']}"
     return f"{name} · {r['variant']}" if r["variant"] else name
 
@@ -97,7 +99,8 @@ def _of_folder(folder, o):
             report = judge_row(r)
             images = r["data"], r["split"], r["counts"]["images"]
             if report.judged: images = tuple(report.judged.ids)
-            run = _Scored(str(folder), report, images, r["seed"]["captioner"], r["config"])
+            line = r["row"], r["training"], r["lambda0"]
+            run = _Scored(str(folder), report, images, r["seed"]["captioner"], r["config"], line)
             runs.append((_line_name(r), run))
     return runs
 
@@ -118,6 +121,7 @@ def _systems(given, o):
                 for line, run in _of_folder(folder, o):
                     systems.setdefault(prefix + line, []).append(run)
             else: systems.setdefault(name, []).extend(map(_of_report, _runs(folder)))
+        for run in chain.from_iterable(systems.values()): run.side = run.side or name
     for name, runs in systems.items():
         for run in runs: _check_same(name, runs[0], run)
     return systems
@@ -171,15 +175,28 @@ def _values(runs, column):
     group, name = score_place(column)
     return [run.report["scores"].get(group, {}).get(name) for run in runs]
 
+def _compared(systems):
+    """Return the pairs of systems to compare. If a line of `noc_reproduce` is on both sides of the
+    word vs, lines are compared only with the same line on another side."""
+    first = {name: runs[0] for name, runs in systems.items()}
+    def same(one, two):
+        a, b = first[one], first[two]
+        return None not in (a.line, b.line) and a.line == b.line and a.side != b.side
+    def of_report(one, two): return None in (first[one].line, first[two].line)
+    pairs = [*combinations(systems, 2)]
+    if not any(same(*pair) for pair in pairs): return pairs
+    return [pair for pair in pairs if same(*pair) or of_report(*pair)]
+
 def _pairs(systems, columns, samples):
-    "Return (system, other, column) -> difference, interval, p, verdict, for all pairs."
+    "Return (system, other, column) -> difference, interval, p, verdict, for the compared pairs."
     check_range("--", 1, 100_000, samples=samples)
-    drawn = {name: [run.report.judged.bootstrap(samples) for run in runs]
-             for name, runs in systems.items()}
+    compared = _compared(systems)
+    drawn = {name: [run.report.judged.bootstrap(samples) for run in systems[name]]
+             for name in dict.fromkeys(chain.from_iterable(compared))}
     seeds = {name: [run.seed for run in runs] for name, runs in systems.items()}
     def paired(one, two): return seeds[one] == seeds[two] and None not in seeds[one]
     rows = {(one, two, column): _gap(score_place(column), drawn[one], drawn[two], paired(one, two))
-            for one, two in combinations(drawn, 2) for column in columns}
+            for one, two in compared for column in columns}
     return _with_verdicts({key: row for key, row in rows.items() if row}, samples)
 
 # %% ../../nbs/scores/125_several.ipynb #c012500f
@@ -228,7 +245,7 @@ def _write_table(folder, systems, columns, pairs, parts):
     bars = _bars({f"{two} − {one}: {columns[c]}": x for (one, two, c), x in pairs.items()})
     content = dict(
         systems={name: {c: _values(runs, c) for c in columns} for name, runs in systems.items()},
-        pairs=[dict(a=one, b=two, score=c) | x for (one, two, c), x in pairs.items()])
+        pairs=[dict(systems=[one, two], score=c) | x for (one, two, c), x in pairs.items()])
     write_files(folder, "table", content, "Runs", parts, bars, "difference, with 95 % interval")
     tables = [latex_table(head, lines, numbers=len(head) - 1)]
     plain = _pair_lines(pairs, columns)
@@ -276,6 +293,9 @@ def _sides(given):
     sides = _split_at_vs(given) if "vs" in given else [[path] for path in given]
     require(len(sides) == 2, f"--compare {' '.join(map(str, given))}",
             "two folders of reports, or several on each side of the word vs (--runs takes more)")
+    for path in chain.from_iterable(sides):
+        require(not (Path(path)/"rows.jsonl").exists(), f"--compare {path}: is of noc_reproduce",
+                "reports of noc_eval; --runs A vs B compares folders of noc_reproduce")
     return [_runs(side[0]) if len(side) == 1 else side for side in sides]
 
 def _compare_and_show(o):
