@@ -121,8 +121,7 @@ def _checked(regions):
         require(column is not None, f"{where}: {name}", expected)
         checked[name] = column
     lengths = [*map(len, checked.values())]
-    require(len(set(lengths)) == 1, f"{where}: columns of length {lengths}",
-            "one label and score for each box")
+    require(len(set(lengths)) == 1, f"{where}: lengths {lengths}", "a label and score for each box")
     scores = checked["scores"]
     outside = len(scores) and (scores.min() < 0 or scores.max() > 1)
     require(not outside, f"{where}: scores", _COLUMNS["scores"][2])
