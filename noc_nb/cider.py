@@ -218,7 +218,7 @@ class CiderReward:
     )->Tensor:         # (N,) CIDEr-D, on the device of the tokens
         "Score captions. Raise `NocError` if ids are invalid or an image has no references."
         table = isinstance(tokens, Tensor) and tokens.dim() == 2 and len(tokens) == len(ids)
-        require(table, f"CIDEr-D: {str(tokens)[:60]}", f"token ids (N,t) of {len(ids)} captions")
+        require(table, f"CIDEr-D: {str(tokens)[:60]}", f"a tensor (N,t), {len(ids)} captions")
         words = tokens.cpu().numpy()
         low, high = words.min(initial=0), words.max(initial=0)
         require(0 <= low <= high < _MOST_WORDS, f"CIDEr-D: tokens from {low} to {high}",

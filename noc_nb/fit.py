@@ -20,7 +20,7 @@ SCHEDULES = "warmup", "linear", "constant"
 
 @dataclass(frozen=True)
 class FitConfig:
-    "The settings of training; defaults as in the paper for cross-entropy, if given (Section 3.1)."
+    "The settings of training; defaults are the paper's for cross-entropy where it has them (3.1)."
     epochs:int = 30          # maximum number of passes over the training images or captions
     batch:int = 50           # number of captions or images in a step
     schedule:str = "warmup"  # one of `SCHEDULES`; "warmup" is that of the Transformer

@@ -34,7 +34,7 @@ class _References(dict):
 
     @cached_property
     def cider(self)->CiderD:
-        "CIDEr-D with these references, which numbers their n-grams."
+        "The CIDEr-D of these references, which also finds their n-grams for BLEU."
         return CiderD({i: list(map(str.split, lines)) for i, lines in self.items()})
 
 # %% ../nbs/31_metrics.ipynb #fec684e2
@@ -133,7 +133,7 @@ class CaptionScorer:
         metrics=METRICS, # names of the metrics to compute
         programs=(),     # programs for METEOR, SPICE and other scores, as in the table above
     ):
-        "Prepare references. Raise `NocError` if a metric is unknown or an image has none."
+        "Prepare references. Raise `NocError` if a metric is unknown or an image has no references."
         self.metrics = metrics
         self.programs = list(programs)
         try:

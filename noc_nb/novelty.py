@@ -54,7 +54,7 @@ def _mentions(texts, words):
 def _among(ids, images): return np.array([i in images for i in ids], dtype=bool)
 
 def _own_images(ids, novel, words, refs):
-    "Return (N,O) True for the novel images of each object, and (N,) for all novel images."
+    "Return (N,O) True for the images of each object, and (N,) True for all novel images."
     for o in words: require(o in novel, f"novel images: object {o!r}", "a set of image ids")
     out = _among(ids, set().union(*novel.values()))
     positive = np.zeros((len(ids), len(words)), dtype=bool)
@@ -189,7 +189,7 @@ def bootstrap(self:Judged,
     samples:int=1000, # number of samples
     seed:int=0,       # seed of the samples
 )->dict:              # (group, name) -> (1+samples,) in points: all images, then every sample
-    "Compute every score, a hundred samples at a time, because all weights would take gigabytes."
+    "Compute every score, a hundred samples at a time, so that the sums need little memory."
     weights = _resamples(len(self.ids), samples, seed)
     drawn = [self.scores(np.ones((1, len(self.ids))))]
     drawn += [self.scores(weights[k:k+100].astype(float)) for k in range(0, samples, 100)]

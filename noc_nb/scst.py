@@ -53,7 +53,7 @@ def caption_log_probs(
 # %% ../nbs/43_scst.ipynb #732ed4a2
 @dataclass(frozen=True)
 class ScstConfig(FitConfig):
-    "The settings of self-critical training; defaults as in the paper, if given (Section 3.1)."
+    "The settings of self-critical training; defaults are the paper's where it has them (3.1)."
     schedule:str = "constant"
     peak:float = 5e-6          # learning rate
     epochs:int = 20

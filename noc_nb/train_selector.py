@@ -64,7 +64,7 @@ def val_score(
     cfg:SelectorConfig, # settings; the loss weights and the number of regions are used
     loss=selector_loss, # function with the arguments of `selector_loss`
 ):                      # function model -> dict with "score"; None without a `val`
-    "Make the score of a selector on `val`: weighted F1 over held-out objects, or minus the loss."
+    "Make a function that scores a selector on `val`: weighted F1 of objects, or minus the loss."
     if not data.splits["val"]: return None
     return _val_f1(data, cfg) if any(data.novel["val"].values()) else _val_loss(data, cfg, loss)
 

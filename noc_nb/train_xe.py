@@ -34,7 +34,7 @@ def build_vocab(
 def word_rows(
     data:CocoData,   # data set with captions, classes and word vectors
     min_count:int=5, # minimum number of occurrences, as in `build_vocab`
-)->tuple:            # the vocabulary; table and known rows of `word_table`, or None twice
+)->tuple:            # the vocabulary; table and known rows of `word_table`, or None for both
     "Return words and their vectors. Raise `NocError` if a constraint word has no vector."
     vocab = build_vocab(data, min_count)
     if data.features is not None and data.word_vectors is None: return vocab, None, None

@@ -339,8 +339,8 @@ def inner_attention(
             f"{_gains(inner, rival, judged, ('out_C', 'in_C'))}.")
     if not own_epoch: return text
     own = _fitting(own_epoch, "selector_no_inner")
-    return (f"{text} If it has the threshold {own['config']['selector']['threshold']:g} and its "
-            "epoch is chosen at this threshold, too, instead of at .5, the lead is "
+    return (f"{text} If that selector has the threshold {own['config']['selector']['threshold']:g} "
+            "and its epoch is chosen at this threshold, too, instead of at .5, the lead is "
             f"{_gains(inner, own, judged)}. Brackets are 95 % intervals over images, the same on "
             "which thresholds and epochs were chosen; differences without brackets have no "
             "interval.")
