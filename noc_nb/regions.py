@@ -121,7 +121,7 @@ def _checked(regions):
         require(column is not None, f"{where}: {name}", expected)
         checked[name] = column
     lengths = [*map(len, checked.values())]
-    require(len(set(lengths)) == 1, f"{where}: {lengths}", "one label and score for each box")
+    require(len(set(lengths)) == 1, f"{where}: lengths {lengths}", "a label and score for each box")
     scores = checked["scores"]
     outside = len(scores) and (scores.min() < 0 or scores.max() > 1)
     require(not outside, f"{where}: scores", _COLUMNS["scores"][2])
@@ -258,7 +258,7 @@ def take(self:RegionTable,
 
 # %% ../nbs/04_regions.ipynb #ad26956f
 class _PaddedRegions(NamedTuple):
-    "The regions of a batch of images, padded to equal numbers."
+    "The regions of a batch of images, padded to the same number of regions for each image."
     boxes:Tensor    # (b,n,4) x1 y1 x2 y2, relative to the image
     labels:Tensor   # (b,n) category id; -1 marks padding
     scores:Tensor   # (b,n) detection scores
@@ -266,7 +266,7 @@ class _PaddedRegions(NamedTuple):
 
 # %% ../nbs/04_regions.ipynb #fb65cf48
 def _padded(column, spans, width, dtype, fill=0):
-    "Copy rows of (M,...) into a padded (b,width,...), one span of rows for each image."
+    "Copy spans of rows, one for each image, from (M,...) into a padded tensor (b,width,...)."
     rows = np.full((len(spans), width, *column.shape[1:]), fill, column.dtype)
     column = np.asarray(column)
     for row, (start, end) in zip(rows, spans): row[:end-start] = column[start:end]
