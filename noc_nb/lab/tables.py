@@ -152,7 +152,8 @@ def table_view(
     columns = _columns(number, rows)
     lines = []
     numbers = paper_numbers() if paper else {}
-    more = dict.fromkeys(r["row"] for r in rows if r.get("training") and r["row"] not in LABELS)
+    captioned = (r["row"] for r in rows if r["table"] != "bench" and r.get("training"))
+    more = dict.fromkeys(row for row in captioned if row not in LABELS)
     for title, *line in spec(number, more):
         runs = matching(rows, number, *line, variant)
         if not (runs or paper) or not (only is None or tuple(line) in only): continue
