@@ -6,7 +6,7 @@
 __all__ = ['peak_mb', 'one_thread', 'works_in', 'commands', 'script', 'main']
 
 # %% ../../nbs/commands/100_command.ipynb #f610b526
-import argparse, io, mmap, os, re, sys
+import argparse, io, mmap, os, re, sys, warnings
 from contextlib import contextmanager
 from functools import partial, wraps
 from importlib import import_module
@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Literal, get_args, get_origin
 
 import noc_nb
-from ..lab.progress import Harmless, command_lines, terminal
+from ..lab.progress import Harmless, command_lines, say, terminal
 
 # %% ../../nbs/commands/100_command.ipynb #2b28e9ce
 def _silence():
@@ -57,7 +57,7 @@ def _polite(work, stopped="stopped"):
 
 # %% ../../nbs/commands/100_command.ipynb #40d5c5da
 def _comments(f):
-    "Return parameter -> comment, with continuation lines."
+    "Return the comment of each parameter, including the comment's continuation lines."
     comments = {}
     name = None
     for line in getsource(f).splitlines():
@@ -220,7 +220,9 @@ def _call(f):
     if f.__module__ == "noc_nb.commands.cli": _first_look(f, options)
     with _loading():
         _use_threads(options.pop("threads", None))
-    with command_lines(): f(**options)
+    with command_lines(), warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+        f(**options)
 
 def _run(f):
     "Run a function as a command."

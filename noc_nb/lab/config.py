@@ -29,7 +29,7 @@ def check_range(
     among:tuple=(),  # valid words
     **values,        # numbers by name; None is not checked
 ):
-    "Raise `NocError` for the first value that is out of range."
+    "Raise `NocError` for the first value that is neither in the range nor one of the words."
     numbers = f"{least} or more" if most == math.inf else f"{least} to {most}"
     for name, value in values.items():
         if value is None or value in among: continue

@@ -125,7 +125,7 @@ class _Kept(Config):
     "Settings for checkpoints, and for the number of parts in which a step is computed."
     accumulate:int = setting(1, 1, free=True) # number of parts that a batch is divided into
     save_seconds:float = setting(60., 0, 1e9, free=True) # seconds between checkpoints; 0: each step
-    keep:int = setting(2, 0, free=True) # number of checkpoints to keep, besides the best weights
+    keep:int = setting(2, 0, free=True) # checkpoints to keep, besides the best weights; 0: one
     tensorboard:bool = setting(False, free=True) # write curves for TensorBoard
 
 @dataclass(frozen=True)

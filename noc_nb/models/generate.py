@@ -125,7 +125,7 @@ class _Rules:
         return torch.cat(turns).index_select(0, self.place)
 
     def stopped(self, model:_Model)->Tensor: # (U,)
-        "Return True where a stopping criterion ends the text; None without criteria."
+        "Return True where a criterion ends the text; None without criteria or before a token."
         if not self.criteria or model.ids.shape == model.prompts.shape: return None
         stop = torch.zeros_like(model.input, dtype=torch.bool)
         for criterion in self.criteria:
@@ -455,7 +455,7 @@ def _answer_kind(half):
 
 # %% ../../nbs/models/116_generate.ipynb #5be11602
 def _spans(mentions, musts):
-    "Return the first mention of every group, {group: (first, last + 1)}; `musts` in their order."
+    "Return each group's first mention, {group: (first, last + 1)}; for `musts`, in their order."
     spans, waiting = {}, list(musts)
     after = 0
     for end, start, n in mentions:
@@ -513,7 +513,7 @@ def _reads(rows:_Rows)->list: # b dicts
 
 # %% ../../nbs/models/116_generate.ipynb #aa0512ce
 def _answer(rows:_Rows, result, ordered):
-    "Return the result of `generate`: ids, or a dict with everything known about them."
+    "Return the result of `generate`: ids, or a dict with their scores, words and costs."
     _warn(rows, result)
     texts = _best(rows, result, ordered)
     config = rows.config
@@ -594,7 +594,7 @@ def _warn(rows:_Rows, result):
 
 # %% ../../nbs/models/116_generate.ipynb #5be11605
 def _wishes(words, each, avoid, forms, prices, ids, constraints, config, inputs):
-    "Return all wishes, from the new arguments and the library's old ones."
+    "Return the words to mention or avoid, from our arguments and the library's old ones."
     for name, old in dict(force_words_ids=ids, constraints=constraints).items():
         old = getattr(config, name, None) if old is None else old
         require(old is None or hasattr(old, "__iter__"), f"{name}={old!r}", "a list")

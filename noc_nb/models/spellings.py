@@ -25,7 +25,7 @@ from ..fast.prices import read_wishes
 
 # %% ../../nbs/models/109_spellings.ipynb #44b00100
 UNSPACED = re.compile(                                    # scripts without spaces between words
-    "[\u0e00-\u0eff\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f"                            # Thai, Lao
+    "[\u0e00-\u0eff\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f"                    # Thai, Lao, Burmese
     "\u1780-\u17ff\u19e0-\u19ff"                                                     # Khmer
     "\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3038-\u30ff\u31f0-\u31ff\uff66-\uff9f"   # kana
     "\u2e80-\u2fdf\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"                             # Han

@@ -121,7 +121,7 @@ def _bars(rows):
 
 def _verdict_text(x):
     "Return the verdict on a difference, in bold unless it is undecided."
-    word = x["verdict"] if x["verdict"] == "undecided" else f"**{x['verdict']}**"
+    word = {"holds": "**holds**", "does not hold": "**is worse**"}.get(x["verdict"], x["verdict"])
     return f"{word} (near the limit)" if x["near"] else word
 
 def _table(rows, names):
@@ -140,7 +140,7 @@ def _parts(rows, names, runs):
     if low: claim += f"; for {', '.join(low)}, that it is lower"
     text = (f"{claim}. Verdicts are corrected for {len(rows)} tests (Holm): of all comparisons "
             "of equal systems, at most 5 % find a difference.")
-    legend = "Blue: holds. Orange: does not hold. Gray: undecided. A line is the 95 % interval."
+    legend = "Blue: holds. Orange: is worse. Gray: undecided. A line is the 95 % interval."
     return [Part("", _chance(runs)), Part("Differences", legend, bars=_bars(rows)),
             Part("", text, _table(rows, names))]
 
