@@ -57,7 +57,7 @@ def _polite(work, stopped="stopped"):
 
 # %% ../../nbs/commands/100_command.ipynb #40d5c5da
 def _comments(f):
-    "Return parameter -> comment, with continuation lines."
+    "Return the comment of each parameter, including the comment's continuation lines."
     comments = {}
     name = None
     for line in getsource(f).splitlines():
