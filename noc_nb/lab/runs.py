@@ -54,7 +54,7 @@ def stamp(
     path,            # path of a file
     links:bool=True, # False: stamp a link itself, not its target
 )->tuple: # size; mtime and ctime, in ns; inode
-    "Return numbers that differ after every change of a file. Raise `OSError` if it is missing."
+    "Return numbers that normally change with a file. Raise `OSError` if it is missing."
     about = os.stat(path, follow_symlinks=links)
     return about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino
 

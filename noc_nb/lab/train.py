@@ -107,7 +107,8 @@ def _checkpoints(folder):
     return sorted((Path(folder)/"checkpoints").glob("step-*.safetensors"))
 
 def _newest_checkpoint(folder):
-    "Return the newest complete checkpoint or None. Raise `NocError` if one cannot be opened."
+    """Return the newest complete checkpoint or None, and remove newer ones that are damaged. Raise
+    `NocError` if one cannot be opened."""
     for path in reversed(_checkpoints(folder)):
         try:
             _read_checkpoint(path)
@@ -450,7 +451,7 @@ def _read_done(folder):
 
 # %% ../../nbs/lab/40_train.ipynb #8f42c9d3
 def _paper_modules():
-    "Return the fingerprints of the paper's modules, by file name."
+    "Map the file names of the paper's modules to their fingerprints."
     return {path.name: file_sum(path) for path in Path(noc_nb.__file__).parent.glob("[a-z]*.py")}
 
 def _warn_of_changes(folder, modules):
