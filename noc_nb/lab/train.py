@@ -46,7 +46,7 @@ from ..vocab import Vocab
 
 # %% ../../nbs/lab/40_train.ipynb #40d45822
 def _generators():
-    "Return the PyTorch modules with a random generator, by their names in a checkpoint."
+    "Map names in a checkpoint to the PyTorch modules that have a random generator."
     device = default_device().type
     if device == "cpu": return dict(torch=torch)
     return dict(torch=torch, device=torch.get_device_module(device))
@@ -530,7 +530,7 @@ def train_xe_in(
 
 # %% ../../nbs/lab/40_train.ipynb #40c00015
 def _words_to_say(data, captioner, cfg, limit):
-    "Return the oracle's words for train, with prices if `cfg` has a weight, and for val as musts."
+    "Return the oracle's words: required for val; with prices for train if `cfg` has a weight."
     ids = rewarded_images(data, cfg)
     vocab = Vocab(captioner.tokens)
     if cfg.price_weight is None: words = oracle_words(data, ids, vocab, limit)
