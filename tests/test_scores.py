@@ -576,7 +576,7 @@ def test_a_report_names_chairs_protocol(tmp_path):
     assert all_["CHAIRs"] == first["CHAIRs"] > cut["CHAIRs"] and first["words a caption"] <= 13
     low, high = sure["CHAIRi"]
     assert low < all_["CHAIRi"] < high and "| CHAIR recall |" in text and "| words a caption |" in text
-    assert "words from synonyms.txt (" in text and "by references; 30 images" in text
+    assert "words from synonyms.txt (" in text and "those of the references; 30 images" in text
     assert "Scored part of a caption: first 13 words, whole sentences (30 captions are cut)" in cut_text
     with pytest.raises(NocError, match="about counted='all words': expected 'first 13 words, whole sentences', as in"):
         compare(folder/"cut", folder/"all")

@@ -53,7 +53,7 @@ class Pool:
         mask:Tensor,      # (b,n) True for a real region
         max_len:int=None, # maximum caption length, counting EOS; default: as configured
     )->_PoolState:        # state with one hypothesis per image and no words
-        "Encode the images, and project the regions, once. The first `step` needs b BOS tokens."
+        "Encode images and project regions, both only once. The first `step` needs b BOS tokens."
         x = self.captioner.encoder(features, mask)
         max_len = max_len or self.captioner.cfg.max_len
         if not x.shape[1]: x, mask = F.pad(x, (0, 0, 0, 1)), F.pad(mask, (0, 1))
@@ -119,7 +119,7 @@ def step(self:Pool,
     tokens:Tensor,     # (b·g,) last word of every hypothesis
     state:_PoolState,  # from `start`, `step` or `reorder`; its pool is changed in place
 )->tuple:              # (b·g,v) log-probabilities of the next word, 32 bits, and the new state
-    "Add a word to every hypothesis. Raise `NocError` if they have their maximum length."
+    "Add a word to every hypothesis. Raise `NocError` if they already have the maximum length."
     b, g, _ = state.past.shape
     state = _make_room(state, g)
     new = slice(state.used, state.used + g)

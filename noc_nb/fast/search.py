@@ -175,7 +175,7 @@ class Search:
         self.going, self.stuck = _open(self, self.cells), torch.zeros_like(self.images).bool()
 
     def worth(self)->Tensor: # (b,a) nats
-        "Return the prices of the groups that each asked text has finished."
+        "Return the sum of the prices of the groups that each asked text has finished."
         return self.work.groups.worth(self.cells.done.gather(1, self.asked))
 
     def run(self, *args, pad:int=0, **kw)->Hypotheses: # `pad` fills `tokens` after the end
@@ -246,7 +246,7 @@ def _ends_with(tokens, texts):
     return ((recent[:,:,None] == texts) | (texts < 0)).all(-1)
 
 def _begun(search:Search, cells)->Tensor:
-    "Return (b,g,a) True where all of an alternative but its last token has just been written."
+    "Return (b,g,a) True where all tokens of an alternative but the last were just written."
     return _ends_with(cells.trail[:,:,:search.t,0], search.work.groups.tokens[...,:-1])
 
 def _gains(search:Search, parent:_Cells)->Tensor:
@@ -422,7 +422,7 @@ def _late(search:Search, cells:_Cells)->Tensor:
 
 # %% ../../nbs/fast/24_search.ipynb #b1d24a04
 def _bound(search:Search, cells:_Cells)->Tensor:
-    "Return (b,s) an upper bound of the objective, which tokens lower and prices may raise."
+    "Return (b,s) upper bounds of the final objective: the present one plus the prices left."
     if not search.priced: return cells.score
     gain = search.work.groups.price.clamp(min=0)[:,None]                # (b,1,n)
     left = 1 - (cells.done[...,None] >> search.work.groups.bits & 1)    # (b,s,n)
@@ -529,7 +529,7 @@ MODES["bank"] = _Bank
 
 # %% ../../nbs/fast/24_search.ipynb #b1d24a21
 def _crowded(search:Search, cells:_Cells)->Tensor:
-    "Return (b,s) True for hypotheses beyond `most`: the rows take turns, the highest first."
+    "Return (b,s) True for hypotheses beyond `most`: cells take turns, the highest row first."
     going = _open(search, cells)
     short = _short(search, cells, search.t)
     most = search.mode.most(search)

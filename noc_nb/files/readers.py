@@ -72,7 +72,7 @@ def json_items(
 def is_object(
     path, # .json or .json.gz
 )->bool:  # False for a list, or anything else
-    "Return whether a JSON file contains an object. Raise `NocError` if there is no such file."
+    "Return whether a JSON file contains an object. Raise `NocError` if the file does not exist."
     with json_text(path) as f: return f.read(100).lstrip().startswith("{")
 
 # %% ../../nbs/files/101_readers.ipynb #3b794b56
@@ -176,7 +176,7 @@ def image_sizes(
 def image_names(
     coco:dict, # content from `read_coco`, with `images`
     path,      # the file, for messages
-)->list:       # (file name, image id) of all images, "" if it has no name; [] if no image has one
+)->list:       # (file name or "", image id) of all images; [] if no image has a name
     "Return the names of a file's images. Raise `NocError` if an id or a name is invalid."
     images = coco["images"]
     ids = _whole_numbers(images, "id", path, "image").tolist()

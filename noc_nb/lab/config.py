@@ -29,7 +29,7 @@ def check_range(
     among:tuple=(),  # valid words
     **values,        # numbers by name; None is not checked
 ):
-    "Raise `NocError` for the first value that is out of range."
+    "Raise `NocError` for the first value that is neither in the range nor one of the words."
     numbers = f"{least} or more" if most == math.inf else f"{least} to {most}"
     for name, value in values.items():
         if value is None or value in among: continue
@@ -77,7 +77,7 @@ _RANGES = {   # configuration -> setting -> its limits
 }
 
 def _limits_of(kind):
-    "Return setting -> limits, for a configuration class and its base classes."
+    "Map the settings of a configuration class and of its base classes to their limits."
     listed = {f.name: f.metadata for f in fields(kind) if f.metadata}
     for base in kind.__mro__: listed = _RANGES.get(base, {}) | listed
     return listed

@@ -88,8 +88,8 @@ def _of_file(path, classes):
 
 # %% ../../nbs/lab/15_objects.ipynb #51f52480
 def _of_names(text, classes):
-    """Make held-out objects of classes and all their word forms. Raise `NocError` if a name is
-    unknown."""
+    """Build held-out objects from the names of classes, with all word forms of each class. Raise
+    `NocError` if a name is unknown."""
     ids = {c.name: i for i, c in classes.items()}
     names = list(filter(None, map(str.strip, str(text).split(","))))
     for name in names:

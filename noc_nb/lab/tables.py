@@ -84,7 +84,7 @@ def matching(
     training:str,  # training method
     lambda0:float, # loss weight of regions that no caption mentions; None: any weight
     variant:str=None, # None: the paper's own method
-)->list:           # rows that the line shows, by seed
+)->list:           # rows that the line shows, sorted by seed
     "Select the rows that belong to one line of a table: the newest one for each seed."
     tables = ("main", "ablation") if number == 3 or variant else ("main",)
     runs = {}
@@ -130,7 +130,7 @@ def _compare(printed, runs, column):
 
 # %% ../../nbs/lab/34_tables.ipynb #cc663da2
 def _block(title, printed, runs, columns):
-    "Return the lines of one method by source, without a \"Paper\" or \"Δ\" that would be empty."
+    "Map each source (Paper, Ours, Δ) to the cells of one method; leave out empty sources."
     cells = [_compare(value, runs, column) for value, column in zip(printed, columns)]
     block = dict(zip(("Paper", "Ours", "Δ"), zip(*cells)))
     if title.endswith("(published)"): return {"Paper": block["Paper"]}
@@ -145,9 +145,9 @@ def table_view(
     variant:str=None, # None: the paper's own method
     paper:bool=True,  # False: only our runs, for data that the paper did not use
     only=None,        # (row, training, λ0) of the lines to show; default: all
-)->tuple:         # names of columns; lines of cells: title, Paper | Ours | Δ, numbers
-    """Arrange one of the paper's tables: the paper's numbers, ours (mean ± standard deviation over
-    seeds) and the differences, below each other."""
+)->tuple:         # names of columns; lines: title, Paper | Ours | Δ, then numbers
+    """Arrange one of the paper's tables. Each method has a line with the paper's numbers, one with
+    ours (mean ± standard deviation over seeds) and one with the differences."""
     _check_rows(rows)
     columns = _columns(number, rows)
     lines = []

@@ -108,7 +108,7 @@ class PretrainedDetector(_Batches):
         return regions
 
     def about(self):
-        "Return everything that the detected regions depend on."
+        "Return the settings that the regions depend on, with the names of classes and the commit."
         classes = [c.name for c in self.classes.values()]
         return super().about() | dict(classes=classes, commit=self.commit)
 

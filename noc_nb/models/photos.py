@@ -161,8 +161,8 @@ def _rows(path, name):
 
 # %% ../../nbs/models/115_photos.ipynb #726a4824
 def _is_image(name, start, others):
-    """Return True if a file is an image by its suffix or its first bytes, which `start` returns.
-    Count the suffixes of other files in `others`."""
+    """Return True if a file is an image by its suffix or its first bytes, which `start` returns,
+    and is not hidden. Count the suffixes of other files in `others`."""
     hidden = os.path.basename(name).startswith(".")
     suffix = os.path.splitext(name)[1].lower()
     if not hidden and (suffix in PHOTO_ENDINGS or _FIRST.match(start())): return True
@@ -196,7 +196,7 @@ def _start(path):
     except OSError: return b""
 
 def _shard(path, name, others):
-    "Yield the images in a tar file; after those of a damaged file, yield an item with the reason."
+    "Yield a tar file's readable images, and then, if it is damaged, an item with the reason."
     count = 0
     try:
         with foreign_file(path, "a tar file"):
@@ -231,7 +231,7 @@ def _images(path, name, others):
 
 # %% ../../nbs/models/115_photos.ipynb #a66c4c68
 def _sources(src):
-    "Return name -> file or folder: those in a list, or else only the source itself."
+    "Return name -> file or folder: those that a .txt lists, or else only the source itself."
     if src.suffix != ".txt": return {"" if src.is_dir() else src.name: src}
     with foreign_file(src, "names of images"), text_file(src, "surrogateescape") as f:
         lines = f.read().split("\n")
@@ -242,13 +242,13 @@ def _readable(name): # a name may contain any bytes
 
 def image_files(
     src,        # image, folder, .tar or .parquet of images, .txt of these, or COCO's layout
-    names=None, # (file name, id) of images; []: use numbers in file names; None: use these
-                # if every file has its own, or else positions
+    names=None, # (file name, id) of images; []: use numbers in file names; None: the same
+                # if each file has a different number, or else positions
     where="names", # the file that has the names, for messages
 )->list:        # the images, each with a unique number
-    """List the images of a source. Images that cannot be read or numbered come last and have
-    negative numbers. Opening one raises `NocError` with the reason, as does opening an image that
-    several photos match. Raise `NocError` if there is no image, or if two have the same number."""
+    """List the images of a source. Those that cannot be read or numbered come last, with negative
+    numbers (in COCO's layout, unnumbered ones are left out). Opening one, or an image that several
+    photos match, raises `NocError`. Raise `NocError` if there are none, or two with one number."""
     src = Path(src)
     require(src.exists(), f"{src}: no such file or folder", "images")
     others = Counter()
@@ -286,7 +286,7 @@ def _by_name(files, names, where, src):
     return numbered, [*rest.values()]
 
 def _coco_names(root, files):
-    "Return names and ids from the annotation files, smallest first, until no file lacks one."
+    "Return names and ids from the annotation files, smallest first, until each photo has one."
     names = []
     left = {name_parts(f.name)[-1:] for f in files}
     for path in sorted((root/"annotations").glob("*.json*"), key=lambda p: p.stat().st_size):
@@ -300,7 +300,7 @@ NAMED = ("a name that ends in the image's id, or that is listed with its id in `
          'detections, or of a JSON file for --data, as {"id": 7, "file_name": "beach.jpg"}')
 
 def _by_number(files, places):
-    "Return files numbered by the ends of their names, or all by position, and the rest."
+    "Return files numbered by the ends of their names, or all by position, and the unnumbered."
     owners, nameless = {}, []
     for f in files:
         end = re.search(r"\d{1,18}$", Path(f.name).stem, re.ASCII)
@@ -321,7 +321,7 @@ def _prepared(file, limits):
     except NocError as e: return str(e)
 
 def _detect_files(files, detector, workers=0, window=64):
-    "Yield (image file, its `Regions` or why it has none) in order, `window` at a time."
+    "Yield (image file, its `Regions` or why it has none) in order; detect `window` at a time."
     read = partial(_prepared, limits=detector.limits)
     loader = DataLoader(files, batch_size=None, num_workers=workers, collate_fn=read)
     for part in chunked(zip(files, loader), window):

@@ -138,7 +138,7 @@ class Pretrained:
         kind:str,   # name of an auto class of models
         **settings, # arguments of its `from_pretrained`
     ):              # the model, in eval mode
-        "Load the model. Raise `NocError` if it is of another kind or lacks weights."
+        "Load the model. Raise `NocError` if it is of another kind or its weights do not fit."
         kind_of = f"{self.name}: a model of type {self.config.model_type}"
         require(self.is_a(kind), kind_of, self.expected)
         model, report = self.load(kind, output_loading_info=True, **settings)

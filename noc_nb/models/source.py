@@ -46,7 +46,7 @@ class Source:
     ids:list         # image ids, without duplicates
     regions:Callable # ids -> a list with `Regions`, or a `NocError`, for each
     files:dict       # image id -> its photo, an item of `image_files`, if there is one
-    key:Callable = str # () -> checksum of all that the captions depend on, except the ids
+    key:Callable = str # () -> text that identifies the data of `regions` and `seen`
     seen:Callable = None # ids -> the captioner's inputs, `Regions` or photos; None: the regions
     names:list = field(default_factory=list) # (file name, id) of images, if a file names them
     texts:dict = field(default_factory=dict) # image id -> its id in the file, if that is a string

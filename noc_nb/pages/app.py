@@ -75,8 +75,8 @@ _MUST = 30. # price in nats from which the page treats an object as a must
 def _price(nats): return math.inf if nats is None or nats >= _MUST else nats
 
 def _propose(v, how="as trained", asked=None):
-    """Return the view with the selector's candidates, and name -> price of these and of objects
-    that the user asked for."""
+    """Return the view with the selector's candidates, and name -> price of these and of the objects
+    that the user added or excluded."""
     caption = _captioned(v.pipeline, v.regions, v.image, price_weight=_WEIGHTS[how])
     prices = {c.object: _price(c.price) for c in caption.candidates}
     return replace(v, proposed=tuple(prices)), prices | _by_hand(v, asked or {})

@@ -227,7 +227,7 @@ def _java_options(folder):
 class _Spice:
     "Scores captions against prepared references with the SPICE of `pycocoevalcap`."
     def __init__(self, refs, folder=None, seconds=3600):
-        """Check Java and the jars, and start nothing yet. `folder`: has the jars and the parses;
+        """Check Java and the jars, and start nothing yet. `folder`: for the jars and the parses;
         `seconds`: time limit for a run of Java. Raise `OSError` if Java or a jar is missing."""
         self.folder = Path(folder or _cache_folder()/"spice")
         self.seconds = seconds
@@ -248,7 +248,7 @@ class _Spice:
                 "edu.anu.spice.SpiceScorer", *arguments, "-silent", "-threads", _THREADS]
 
     def _run(self, items):
-        "Return SPICE, 0..1, of dicts (test, refs). Raise `OSError` if Java fails or is too slow."
+        "Return SPICE, 0..1, of each (test, refs). Raise `OSError` if Java fails or is too slow."
         parses = self.folder/"parses"
         parses.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory() as box, open(self.folder/"lock", "w") as lock:
@@ -333,7 +333,7 @@ class _SpiceScore(_Program):
         except OSError as e: self.leave_out(e)
 
     def prepare(self, systems):
-        "Score the captions of many systems at once, which is faster; SPICE remembers them."
+        "Score the captions of many systems at once, which is faster, and keep the scores."
         if self.why: return
         try: self.spice._score_many(systems)
         except OSError as e: self.leave_out(e)

@@ -40,7 +40,7 @@ from .quality import quality_numbers, quality_scores, vocabulary, word_list
 from ..vocab import TOKENISER, tokenize
 
 # %% ../../nbs/scores/122_report.ipynb #a0bff669
-_LETTERS, _TOKENS = 5_000, 500 # maximum in a caption
+_LETTERS, _TOKENS = 5_000, 500 # maximum numbers of characters and of tokens in a caption
 
 def _check_caption(caption, where):
     "Raise `NocError` if a text cannot be a caption."
@@ -159,7 +159,7 @@ class _Photos(UserDict):
 
 def photos_by_id(
     src,       # a folder, .tar or .parquet of photos; None: no photos
-    data=None, # a folder in COCO's layout or a captions file, which may name them by `file_name`
+    data=None, # a folder in COCO's layout or a file of references, which may name the photos
     names=None, # (file name, image id) of images, if known already
 )->dict:       # image id -> PIL image
     "Return the photos of images. Raise `NocError` if `src` has none."
@@ -169,7 +169,7 @@ def photos_by_id(
 
 # %% ../../nbs/scores/122_report.ipynb #207cd4b7
 def make_task(
-    data,           # a folder in COCO's layout, or a captions file of COCO or nocaps
+    data,           # a folder in COCO's layout, or a file of references
     split:str=None, # name in the data's splits/, or a file; default: that of `data`, or all
     part:str="test", # part of the split
     heldout=None,   # `HeldOut`, its file, or names; default: the data's heldout.json, else COCO's
@@ -399,7 +399,7 @@ def _how(report):
     versions = ", ".join(f"{name} {v}" for name, v in report["versions"].items() if v)
     unspaced = ("{unspaced:,} captions and references have letters of a script without spaces "
                 "(Chinese, Japanese, Thai and others). A run of them is one token, so the caption "
-                "scores compare phrases, not words: put spaces between the words of both sides.")
+                "scores compare phrases, not words: put spaces between the words of these texts.")
     return [
         f"F1: word list {p['words']!r}; each {p['weight']} counts once; "
         f"false positives: {p['fp']} images.",
@@ -408,7 +408,7 @@ def _how(report):
         f"Scored part of a caption: {about['counted']} ({counts['cut']:,} captions are cut).",
         f"CIDEr-D: document frequencies of {p['cider_df']}.",
         f"Tokens: {t['name']}. {t['differ']} of {t['captions']:,} real captions "
-        f"({t['differ']/t['captions']:.0%}) have different tokens by {t['reference']}.",
+        f"({t['differ']/t['captions']:.0%}) are split into other tokens by {t['reference']}.",
         *([unspaced.format_map(counts)] if counts.get("unspaced") else []),
         f"Intervals: {draws['samples']:,} draws of the images, seed {draws['seed']}.",
         *(f"{m}: by {name}." for m, name in p["learned"].items()),
@@ -417,7 +417,7 @@ def _how(report):
 # %% ../../nbs/scores/122_report.ipynb #5a07a385
 def _main_table(scores, intervals):
     "Return a table with a line for every set of images, including the domains of nocaps."
-    names = _PARTS | {part: part.replace("domain ", "by the file: ", 1) for part in scores
+    names = _PARTS | {part: part.replace("domain ", "domain in the file: ", 1) for part in scores
                       if part.startswith("domain ")}
     parts = [part for part in names if part in scores]
     heads = list(dict.fromkeys(m for part in parts for m in scores[part]))
@@ -457,16 +457,16 @@ def _report_parts(report):
     numbers = ", ".join(f"{counts[k]:,} {k}" for k in kinds)
     left_out = "".join(f" {name} is left out: {why}." for name, why in report["left_out"].items())
     sure = ", with 95 % bootstrap intervals" if intervals else ""
-    head = (f"{about['data']}: {about['split']}. {counts['scored']:,} images scored; "
+    head = (f"{about['data']}: {about['split']}. Images scored: {counts['scored']:,}; "
             f"captions: {numbers}. Novel images: {about['novel']}. "
             f"Scores are in points{sure}.{left_out}")
     parts = [Part("", head, _main_table(report["scores"], intervals))]
     if report["f1"]: parts.append(Part("F1", table=_f1_table(report["f1"]), bars=_f1_bars(report)))
-    return [*parts, _quality(report), Part("How", items=_how(report))]
+    return [*parts, _quality(report), Part("How the scores were computed", items=_how(report))]
 
 # %% ../../nbs/scores/122_report.ipynb #9b81cc94
 def _write_images(path, judged):
-    "Write a row per image: id, name, caption, references, sets, numbers, METEOR and BLEU-4."
+    "Write a row per image: id, caption, references, sets, file name if known, and all numbers."
     def sets_of(k): return [name for name, rows in judged.sets.items() if rows[k]]
     size = len(judged.ids)
     columns = dict(image_id=judged.ids, caption=judged.captions, references=judged.refs,
