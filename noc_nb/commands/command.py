@@ -83,7 +83,7 @@ def _texts(typed):
     return texts
 
 def _kind(kind):
-    "Return the arguments of `argparse` for a type."
+    "Return the arguments of `add_argument` for a parameter's type."
     if kind is bool: return dict(action="store_true")
     if kind is list: return dict(action="extend", nargs="*")
     if get_origin(kind) is Literal: return dict(choices=get_args(kind))

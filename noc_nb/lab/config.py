@@ -77,7 +77,7 @@ _RANGES = {   # configuration -> setting -> its limits
 }
 
 def _limits_of(kind):
-    "Return setting -> limits, for a configuration class and its base classes."
+    "Map the settings of a configuration class and of its base classes to their limits."
     listed = {f.name: f.metadata for f in fields(kind) if f.metadata}
     for base in kind.__mro__: listed = _RANGES.get(base, {}) | listed
     return listed

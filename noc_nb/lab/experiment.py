@@ -105,7 +105,7 @@ class Run:
 _USUAL = dict(loss=called(selector_loss), reward=called(cider_reward)) # as in the paper
 
 def _kept(models, name, kind, train, about, fit):
-    "Return a model from a given folder that has it; otherwise let `fit` read or train it."
+    "Return the model if the given folder of models has it; otherwise let `fit` read or train it."
     folder = models.folder/name
     if models.given: folder = place_for(folder, dict(training=train, **about))
     model = finished_model(folder, kind, train, about) if models.given else None
@@ -118,7 +118,7 @@ class Models:
         run:Run,            # the run, for its preset and its seed
         data:CocoData,      # training data
         out,                # the run's folder
-        folder=None,        # folder of models, read and saved (default: `out`), or of a pipeline
+        folder=None,        # folder where models are found or saved (default: `out`), or a pipeline
         loss=selector_loss, # loss of the selectors, with the arguments of `selector_loss`
         reward=cider_reward, # function that makes the reward, with the arguments of `cider_reward`
     ):
@@ -354,7 +354,7 @@ class Experiment:
         return CaptionScorer(refs, self.metrics, self.programs(refs) if self.programs else ())
 
     def _claim(self, resume):
-        "Write what all rows of the folder share to `run.json`, or compare it with the file."
+        "Write to `run.json` what all rows of the folder share, or compare it with the file."
         run, data = self.run, self.data
         odd = self.models.pipeline or ", ".join((self.models.other | self.choices.other).values())
         require(run.variant or not odd, f"{odd}: differs from the paper's method",
@@ -371,7 +371,7 @@ class Experiment:
 # %% ../../nbs/lab/44_experiment.ipynb #d8c1c1eb
 @patch
 def _searched(self:Experiment, row):
-    "Return the preset with a row's `search` and `form`; CBS has its own."
+    "Return the preset, with the search and the form of constraints that the `cbs` row needs."
     preset = self.run.preset
     if row != "cbs": return preset
     return replace(preset, form="forms", search=replace(preset.search, mode="cbs", at_least=2))
@@ -500,7 +500,7 @@ def _score(self:Experiment, line, seeds):
     chosen = self.choices.candidates(row, lambda0, seeds)
     scores["selection_f1"] = selection_f1(chosen, data.captions, self.ids, self.novel, data.heldout,
                                           fp_weight=self.fp_weight)
-    # captions that exist already: add the time that an earlier row recorded
+    # if the captions exist already, add the time that an earlier row recorded
     spent = sum(r["seconds"] for r in self._rows if training and _line_of(r) == line)
     seconds = round(spent + time.monotonic() - start, 1)
     self._append(line, seeds, protocol=protocol, counts=counts, metrics=scores, seconds=seconds)

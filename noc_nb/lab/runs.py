@@ -54,7 +54,7 @@ def stamp(
     path,            # path of a file
     links:bool=True, # False: stamp a link itself, not its target
 )->tuple: # size; mtime and ctime, in ns; inode
-    "Return numbers that differ after every change of a file. Raise `OSError` if it is missing."
+    "Return numbers that normally change with a file. Raise `OSError` if it is missing."
     about = os.stat(path, follow_symlinks=links)
     return about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino
 
@@ -74,7 +74,7 @@ def file_sum(
 
 # %% ../../nbs/lab/09_runs.ipynb #ef6ac6ea
 def _file_sums(files, earlier=None):
-    "Return name -> [fingerprint, *stamp] for name -> path; unchanged files are not read again."
+    "Map each file's name to its fingerprint and stamp; do not read an unchanged file again."
     sums = {}
     for name, path in files.items():
         try: now = stamp(path)
@@ -340,7 +340,7 @@ def read_about(
     out,           # path of the output, for the message
     settings:dict, # settings of the run; the record must have at least one of these
 )->dict:           # the record
-    "Read the record of an output. Raise `NocError` if there is none, or none of the settings."
+    "Read the record of an output. Raise `NocError` if there is none, or it has no such setting."
     record = read_json(about) if Path(about).is_file() else None
     where = f"{out}: {Path(about).name} does not record how the output was made"
     require(isinstance(record, dict) and record.keys() & settings.keys(), where, "another output")

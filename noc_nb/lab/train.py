@@ -46,7 +46,7 @@ from ..vocab import Vocab
 
 # %% ../../nbs/lab/40_train.ipynb #40d45822
 def _generators():
-    "Return the PyTorch modules with a random generator, by their names in a checkpoint."
+    "Map names in a checkpoint to the PyTorch modules that have a random generator."
     device = default_device().type
     if device == "cpu": return dict(torch=torch)
     return dict(torch=torch, device=torch.get_device_module(device))
@@ -107,7 +107,8 @@ def _checkpoints(folder):
     return sorted((Path(folder)/"checkpoints").glob("step-*.safetensors"))
 
 def _newest_checkpoint(folder):
-    "Return the newest complete checkpoint or None. Raise `NocError` if one cannot be opened."
+    """Return the newest complete checkpoint or None, and remove newer ones that are damaged. Raise
+    `NocError` if one cannot be opened."""
     for path in reversed(_checkpoints(folder)):
         try:
             _read_checkpoint(path)
@@ -450,7 +451,7 @@ def _read_done(folder):
 
 # %% ../../nbs/lab/40_train.ipynb #8f42c9d3
 def _paper_modules():
-    "Return the fingerprints of the paper's modules, by file name."
+    "Map the file names of the paper's modules to their fingerprints."
     return {path.name: file_sum(path) for path in Path(noc_nb.__file__).parent.glob("[a-z]*.py")}
 
 def _warn_of_changes(folder, modules):
@@ -530,7 +531,7 @@ def train_xe_in(
 
 # %% ../../nbs/lab/40_train.ipynb #40c00015
 def _words_to_say(data, captioner, cfg, limit):
-    "Return the oracle's words for train, with prices if `cfg` has a weight, and for val as musts."
+    "Return the oracle's words: required for val; with prices for train if `cfg` has a weight."
     ids = rewarded_images(data, cfg)
     vocab = Vocab(captioner.tokens)
     if cfg.price_weight is None: words = oracle_words(data, ids, vocab, limit)

@@ -669,7 +669,7 @@ def grid_beam(
     processor=None,       # a processor or tokenizer, to spell words; or `tokenizer=`
     boundary="word",      # "text": words count inside others too, for scripts without spaces
     mode="bank",          # "bank", as fast as beams; "credit", looking ahead; "grid", more thorough
-    prices=None,          # nats: one per word for all inputs, or b lists; None: all are musts
+    prices=None,          # nats: one per word for all inputs, or b lists; None: those in `words`
     at_least=None,        # minimum number of musts in a text; default: all
     no_repeat=False,      # True: no word is mentioned twice
     ordered=False,        # True: the musts occur in the given order

@@ -199,7 +199,7 @@ class _Index(_Table):
             place = self.joined.find(word, place + 1)
 
     def flags(self, v):
-        "Return flags (2,v): the token continues a word; it is unknown whether it does."
+        "Return flags (2,v): whether each token continues a word, and whether this is unknown."
         if v not in self.looks:
             looks = torch.zeros(3, v, dtype=torch.bool)
             for row, ids in zip(looks, (self.lengthens, self.unknown, self.bytes)):
@@ -262,7 +262,7 @@ def _read_table(
 # %% ../../nbs/models/109_spellings.ipynb #44c00008
 class _State(NamedTuple):
     "The state of the automaton after a text."
-    node:str      # longest ending of the text with which a pattern begins
+    node:str      # longest ending of the text that begins a pattern
     inside:bool   # True if the text ends inside a word
     pending:bytes # bytes of an incomplete character, or of a run of bytes; None before the text
 
@@ -319,7 +319,7 @@ class _Patterns:
         return {token for word in self.held for token in self.table.holding(*word)}
 
     def step(self, node, char):
-        "Return the longest ending with which a pattern begins, after one more character."
+        "Return the longest ending that begins a pattern, after one more character."
         if (node, char) not in self.steps:
             longer = node + char
             while longer not in self.rests: longer = longer[1:]
@@ -401,7 +401,7 @@ class _Reader(_Patterns):
         return sorted((end, self._first(ids, end, word), word) for end, word in {*ends})
 
     def _first(self, ids, end, word):
-        "Return the last token from which tokens up to `end` still contain the word."
+        "Return the last position from which the tokens up to `end` still contain the word."
         def holds(start):
             text = _fold(self.table.decode(ids[start:end], b""))
             return any(way in text for way in self.words[word])
@@ -600,7 +600,7 @@ class _Moves(NamedTuple):
     fixed:Tensor   # (3,n) tokens with finishing columns of their own; the columns; the groups' bits
     others:Tensor  # (3,n) tokens that need a free column; their numbers from 0; the groups' bits
     alone:Tensor   # tokens that may not be taken in their plain column
-    late:Tensor    # such tokens if no token can follow
+    late:Tensor    # the same, if the text is full after them
     plain:set      # tokens after which the word must continue
     said:set       # tokens whose finishing column bars tokens that lengthen the word
 

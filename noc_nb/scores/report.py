@@ -159,7 +159,7 @@ class _Photos(UserDict):
 
 def photos_by_id(
     src,       # a folder, .tar or .parquet of photos; None: no photos
-    data=None, # a folder in COCO's layout or a captions file, which may name them by `file_name`
+    data=None, # a folder in COCO's layout or a file of references, which may name the photos
     names=None, # (file name, image id) of images, if known already
 )->dict:       # image id -> PIL image
     "Return the photos of images. Raise `NocError` if `src` has none."
@@ -169,7 +169,7 @@ def photos_by_id(
 
 # %% ../../nbs/scores/122_report.ipynb #207cd4b7
 def make_task(
-    data,           # a folder in COCO's layout, or a captions file of COCO or nocaps
+    data,           # a folder in COCO's layout, or a file of references
     split:str=None, # name in the data's splits/, or a file; default: that of `data`, or all
     part:str="test", # part of the split
     heldout=None,   # `HeldOut`, its file, or names; default: the data's heldout.json, else COCO's
