@@ -171,7 +171,7 @@ class Search:
         self.cells = self.out = _Cells(score, score, zero - 1, zero, zero, zero, zero, trail)
         self.t, self.bits, self.some_ended = 0, None, False             # the state before step 1
         self.images = torch.arange(b, device=zero.device)
-        self.line = zero + self.images[:,None]          # (b,s) row in the model's state, see `_look`
+        self.line = zero + self.images[:,None]        # (b,s) row in the model's state, see `_look`
         self.going, self.stuck = _open(self, self.cells), torch.zeros_like(self.images).bool()
 
     def worth(self)->Tensor: # (b,a) nats
