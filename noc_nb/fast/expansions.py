@@ -129,7 +129,7 @@ def next_words(
 )->tuple:             # log-probabilities (N,c) of `special`; (N,k) of the k best others; their ids
     "Find the best next words. Raise `NocError` if a score is NaN or +inf."
     if scores.dtype in (torch.float16, torch.bfloat16): scores = scores.float()
-    best, words = _top_words(scores, k + special.shape[1] + forbidden.shape[-1]) # k besides these
+    best, words = _top_words(scores, k + special.shape[1] + forbidden.shape[-1]) # k others remain
     _check_best(best[:,0], images, t)
     excluded, barred = _known(special, forbidden)
     wanted = scores.gather(1, special.clamp(min=0)).masked_fill(barred, -torch.inf)

@@ -221,7 +221,7 @@ def pack_groups(
     absorb=True,   # True: words that the model writes by itself count
     device=None,   # device of the tensors
     prices=None,   # b lists with a price for every group, inf for a must; None: all are musts
-    least=None,    # b lists of the groups' minimum lengths; default: of their shortest alternatives
+    least=None,    # b lists of the groups' minimum lengths; default: the shortest alternatives'
 )->Groups:
     "Convert groups to tensors. Raise `NocError` if `at_least` or a price is invalid."
     def tensor(x, dtype=torch.long): return torch.tensor(x, dtype=dtype, device=device)

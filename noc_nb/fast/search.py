@@ -56,7 +56,7 @@ class Grid:
         "Return how many hypotheses of a part may continue; None: all."
 
     def turns(self, search, groups:Groups, cells, turns:Tensor)->Tensor:
-        "Return (b,m) the places of a part by priority; `turns` (m,) alternates between rows."
+        "Return (b,m) the places of a part by priority; `turns` (m,) alternates between cells."
         return turns.expand(len(cells.word), -1)
 
 MODES = dict(grid=Grid) # the kinds of search by name
@@ -76,7 +76,7 @@ class SearchConfig:
 
 # %% ../../nbs/fast/24_search.ipynb #0f806b23
 def _mode(cfg, ordered):
-    "Return the kind of search. Raise `NocError` if settings are incompatible."
+    "Return the kind of search. Raise `NocError` if settings are invalid or incompatible."
     kinds = ", ".join(MODES)
     check_sizes(cfg.k, cfg.max_len, cfg.length_penalty)
     require(cfg.mode in tuple(MODES), f"mode {cfg.mode!r}", f"one of {kinds}")
@@ -107,7 +107,7 @@ class _Work:
         self._read_phrases(groups)
 
     def _read_phrases(self, q):
-        "Make tables (b,a*l) of the next token by `phrase`, which counts an alternative's tokens."
+        "Make tables (b,a*l) of the next token, indexed by `phrase` as `_Beams` has it."
         written = torch.arange(self.long, device=q.spell.device)
         nth = self.long - q.size[...,None] + written                        # (b,a,l)
         place = q.spell.gather(2, nth.clamp(max=self.long - 1)).clamp(min=0)
@@ -129,7 +129,7 @@ class Search:
         prices=None,      # b lists of nats, one per group, inf for a must; None: all are musts
         least=None,       # as in `pack_groups`
         ordered=False,    # True: finish the musts in the caller's order
-        finishers=(),     # range of ids; `step` then returns the groups that they finish, too
+        finishers=(),     # range of ids; `step` also returns the groups that each of them finishes
         avoid=None,       # b lists of words or phrases to avoid, tuples of ids
         **settings,       # settings of `SearchConfig`
     ):
@@ -171,7 +171,7 @@ class Search:
         self.cells = self.out = _Cells(score, score, zero - 1, zero, zero, zero, zero, trail)
         self.t, self.bits, self.some_ended = 0, None, False             # the state before step 1
         self.images = torch.arange(b, device=zero.device)
-        self.line = zero + self.images[:,None]                          # (b,s) see `_look`
+        self.line = zero + self.images[:,None]        # (b,s) row in the model's state, see `_look`
         self.going, self.stuck = _open(self, self.cells), torch.zeros_like(self.images).bool()
 
     def worth(self)->Tensor: # (b,a) nats
@@ -220,7 +220,7 @@ def _walk(search:Search, step, state, bos, reorder=None, normalize=False):
     last = torch.full_like(search.images, bos)
     _look(search)
     for t in range(1, search.cfg.max_len + 1):
-        scores, state, *bits = step(last, state)                        # (N,finishers)
+        scores, state, *bits = step(last, state)                        # `bits`: (N,finishers)
         if bits: search.bits = bits[0]
         v = check_scores(scores, len(last))
         if t == 1: check_ids(search.read, search.eos, v)

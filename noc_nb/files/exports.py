@@ -46,7 +46,7 @@ def _size(width, height):
     return size if 0 < min(size) and max(size) < 2**31 else None
 
 def _collected(path, photos, pixels, classes=None, others=()):
-    """Make `Detections` of photos. `classes`: number -> name, if labels are numbers; `others`:
+    """Return `Detections` from photos. `classes`: number -> name, if labels are numbers; `others`:
     kind -> number of shapes, for the kinds that are not boxes."""
     sizes, rows, wrong = {}, [], {}
     owners, labels = {}, {}
@@ -67,7 +67,7 @@ def _collected(path, photos, pixels, classes=None, others=()):
                       texts)
 
 def _of_files(path, files, read, pixels, classes=None):
-    "Make `Detections` of files about one photo each; an unreadable file affects only its photo."
+    "Return `Detections` from files about one photo each; a faulty file affects only its photo."
     folder = path if path.is_dir() else path.parent
     def photo(file):
         parts = file.relative_to(folder).with_suffix("").parts
@@ -104,7 +104,7 @@ def _near_names(folder):
 _LISTS = "classes.txt", "train.txt", "val.txt", "valid.txt", "test.txt"
 
 def _label_files(folder):
-    "Return the text files below `labels`, if there are any, or else all except known lists."
+    "Return the text files below a folder `labels`, if any, or else all that are no known list."
     files = sorted(p for p in folder.rglob("*.txt") if not p.name.startswith("."))
     below = [p for p in files if "labels" in p.relative_to(folder).parts[:-1]]
     return below or [p for p in files if p.name not in _LISTS]

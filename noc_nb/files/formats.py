@@ -182,7 +182,7 @@ def _imported(path, image_id, features, boxes=None, size=None, labels=None, scor
 
 # %% ../../nbs/files/104_formats.ipynb #02d3678b
 _LARGEST = 1 << 28    # maximum number of bytes in an array of one image
-_DENSEST = 1100       # maximum number of bytes that one compressed byte can hold
+_DENSEST = 1100       # maximum number of bytes to which one compressed byte can expand
 
 def _check_bytes(name, claimed, size):
     "Before any allocation, raise `ValueError` if a file of this size cannot contain the array."

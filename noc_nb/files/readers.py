@@ -207,8 +207,8 @@ def _fits(names, photos):
 
 # %% ../../nbs/files/101_readers.ipynb #92c73c5f
 def _paired(pairs):
-    """Return the images by index of photo, and the photos and rivals of each clashing image.
-    `pairs`: number of shared parts -> (image, index of the photo)."""
+    """Return index of photo -> image; clashing image -> its photos, and the images that fit them.
+    `pairs`: number of shared parts -> pairs of an image and the index of a photo."""
     matched, clashes, images, photos = {}, {}, set(), set()
     for length in sorted(pairs, reverse=True):
         photos_of, images_of = defaultdict(list), defaultdict(list)
@@ -286,7 +286,7 @@ PHOTO_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bm
 _PHOTO = re.compile(f"({'|'.join(map(re.escape, PHOTO_ENDINGS))})$", re.I)
 
 def _pairs(names, photos, where):
-    "Return the images by index of photo, the `_Clash`es, and the names by image id."
+    "Return index of photo -> image id, the `_Clash`es, and image id -> name."
     texts = [name for name, _ in names]
     if not all(any(map(_PHOTO.search, some)) for some in (texts, photos)):
         # the labels in `labels/a.txt` are those of a photo `a`
@@ -430,7 +430,7 @@ def _is_karpathy(content):
     return isinstance(first, dict) and "sentences" in first
 
 def _karpathy(content, path):
-    "Return the entries of a file in Karpathy's format, and parts of the split by photo name."
+    "Return the entries of a file in Karpathy's format, and photo name -> part of the split."
     entries, parts = [], {}
     for n, image in enumerate(content["images"]):
         with foreign_file(path, "cocoid, filename, split and sentences with raw", f"image {n}"):
@@ -466,7 +466,7 @@ def _caption_content(path):
     with _no_collection(): return read_json(path)
 
 def _entries_of(path, content, bad=None):
-    "Return all entries of a file or folder, and any parts of the split by photo name."
+    "Return all entries of a file or folder, and photo name -> part, if it has a split."
     if _is_karpathy(content): return _karpathy(content, path)
     if content is not None: return _json_entries(content, path, bad), {}
     if path.is_dir(): items = _text_items(path)
@@ -820,7 +820,7 @@ _AREA = "a box with an area"
 _BOX_ERRORS = [f"expected {text}" for text in (*_WRONG[1:], _AREA)]
 
 def _by_image(images, met):
-    "Return image -> counts of its clipped and skipped boxes; `met`: count -> booleans of rows."
+    "Return image -> counts of its clipped and skipped boxes; `met`: count -> (n,) True if counted."
     counts = defaultdict(dict)
     for what, some in met.items():
         for i, count in Counter(images[some].tolist()).items(): counts[i][what] = count
@@ -837,9 +837,9 @@ def _relative(rows, sizes, pixels, mark):
     return box/np.tile(np.maximum(width_height, 1), 2)
 
 def _checked(rows, wrong, sizes, pixels, path, names, classes, called, flat=False):
-    """Return the rows with corners and class ids, booleans of faultless rows, and booleans by name
-    of a count. Add faults to `wrong`, by place. `names`: those of classes; `called`: function that
-    names a row; `flat`: boxes without an area are allowed."""
+    """Return the rows with corners and class ids; (n,) True if faultless; count -> (n,) True if
+    counted. Add faults to `wrong`, by place. `names`: the file's names of classes; `called`:
+    function that names a row; `flat`: boxes without an area are allowed."""
     def mark(bad, expected):
         for n in rows["place"][bad].tolist(): wrong.setdefault(n, f"expected {expected}")
     image, label, score = rows["image"], rows["label"], rows["score"]
