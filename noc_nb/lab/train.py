@@ -107,8 +107,7 @@ def _checkpoints(folder):
     return sorted((Path(folder)/"checkpoints").glob("step-*.safetensors"))
 
 def _newest_checkpoint(folder):
-    """Return the newest complete checkpoint or None, and remove newer ones that are damaged. Raise
-    `NocError` if one cannot be opened."""
+    "Find the newest whole checkpoint; remove damaged ones. Raise `NocError` if one is unreadable."
     for path in reversed(_checkpoints(folder)):
         try:
             _read_checkpoint(path)
