@@ -107,7 +107,7 @@ def _checkpoints(folder):
     return sorted((Path(folder)/"checkpoints").glob("step-*.safetensors"))
 
 def _newest_checkpoint(folder):
-    "Find the newest complete checkpoint; remove damaged ones. Raise `NocError` if unreadable."
+    "Find the newest whole checkpoint; remove damaged ones. Raise `NocError` if one is unreadable."
     for path in reversed(_checkpoints(folder)):
         try:
             _read_checkpoint(path)
