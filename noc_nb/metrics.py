@@ -34,7 +34,7 @@ class _References(dict):
 
     @cached_property
     def cider(self)->CiderD:
-        "The CIDEr-D of these references, which also finds their n-grams for BLEU."
+        "The CIDEr-D scorer for these references, which also counts the matching n-grams for BLEU."
         return CiderD({i: list(map(str.split, lines)) for i, lines in self.items()})
 
 # %% ../nbs/31_metrics.ipynb #fec684e2

@@ -50,7 +50,7 @@ def _sizes(data, part):
 
 def val_weight(
     data:CocoData, # data set with the parts "val" and "test"
-)->float:          # `fp_weight` of F1 on `val`; 1 if a part has no novel or no other images
+)->float:          # `fp_weight`; 1 if `val` (or `test`, if used) has no novel or no other images
     "Return the weight of a false positive on a non-novel image of `val`."
     val = data.splits["val"]
     test = _sizes(data, "test")

@@ -106,11 +106,11 @@ def _built(kind, cfg, weights, folder):
     return Captioner(cfg, vocab.tokens, known=vectors, unseen=vocab.unseen)
 
 def _shapes(kind, cfg, weights, folder):
-    "Build the model without storage. Raise `NocError` if the settings do not describe a model."
+    "Build the model without memory for its weights. Raise `NocError` if the settings are invalid."
     where = folder/"config.json"
     with foreign_file(where, "settings that describe a model"), torch.device("meta"):
         try: return _built(kind, cfg, weights, folder)
-        except NocError as e:                           # it names no file: the settings are wrong
+        except NocError as e:          # an error that names no file is about the settings
             raise e if str(folder) in str(e) else NocError(f"{where}: {e}")
 
 # %% ../../nbs/lab/08_saving.ipynb #ecf9dea2

@@ -20,7 +20,7 @@ from ..vocab import FUNCTION_WORDS
 
 # %% ../../nbs/scores/121_quality.ipynb #3029204f
 def _forms_of(classes, without=()):
-    "Return form -> ids of the classes that it may mean, and the words of the longest form."
+    "Return form -> ids of the classes it may mean, and the number of words of the longest form."
     forms = {}
     for i, c in classes.items():
         for form in c.forms:
@@ -78,7 +78,7 @@ def _read_words(path, classes):
     names = {normalize(c.name): i for i, c in classes.items()}
     forms = {}
     seen = set()
-    with foreign_file(path, "a line of words for each object, with commas"), text_file(path) as f:
+    with foreign_file(path, "a line per object, with commas between words"), text_file(path) as f:
         lines = [re.split(", ?", line.strip()) for line in f if line.strip()]
     for first, *others in lines:
         i = names.get(normalize(first), normalize(first))
