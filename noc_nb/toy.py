@@ -203,7 +203,7 @@ VAL, TEST = 1_000_000, 2_000_000 # the first image numbers of val and of test
 
 def toy_image(
     seed:int,     # seed of the world
-    image_id:int, # number of the image: of train below `VAL`, of test from `TEST` on
+    image_id:int, # number of the image: below `VAL` for train, from `TEST` on for test
 )->tuple:         # (`Scene`, its five captions)
     "Draw the scene and the captions of one image."
     for attempt in itertools.count():

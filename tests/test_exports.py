@@ -151,7 +151,7 @@ BAD = [("turned.xml", cvat_of(f'{BOX} rotation="45"/>'),
        ("m.csv", f"{HEAD}a,/m/1,0,1,0,1\n", "labels like /m/1, but no .*: expected the file"),
        ("x.csv", f"{HEAD}a,Dog,0,x,0,1\n", r"row 0 \(image a\).*: expected four finite"),
        ("all.zip", "PK", "all.zip: an archive: expected the folder"),
-       ("own.csv", "image,x\n", "own.csv: expected boxes in a form of docs/forms.md"),
+       ("own.csv", "image,x\n", "own.csv: expected boxes in a format from docs/forms.md"),
        ("labels/a.txt", "18 .5 .5 .2 .2 1\n18 .5 .5 .2\n", r"labels: row 1 \(image a\): expected four numbers, found"),
        ("labels/a.txt", "18 .5 .5 .2 .2\n1.5 .5 .5 .2 .2\n", "row 1 .*: expected a class and four numbers, found"),
        ("labels/a.txt", "16 .5 .5 .2 .2\n0 .5 .5 .2 .2\n", r"row 1 \(image a\): category_id 0: .*coco80 --first 0")]

@@ -784,7 +784,7 @@ def test_the_end_is_taken_in_the_top_row():
     close(out.scores[0,0], math.log(.01*.97), 1e-6)
     assert first(find([[(2,)], [(3,)]], max_len=3)) == (3, 2, END)              # of equal scores, the lower last token
     short = find([[(2,)], [(3,)]], max_len=2)
-    assert not short.ended.any() and "2 tokens have room for at most 1 and the end" in short.reason[0]
+    assert not short.ended.any() and "2 tokens suffice for at most 1 constraints and the end" in short.reason[0]
 
 def test_unfinished_captions_only_where_none_finished():
     "D3: finished captions replace better unfinished ones at the last step; if there are none, the reason says so."
@@ -851,7 +851,7 @@ def test_constraints_are_checked():
         with pytest.raises(NocError, match=message): find(groups)
     with pytest.raises(NocError, match="constraints"): grid_beam_search(None, None, [], bos=1, eos=0)
     one = markov([[.25]*4]*5, max_len=1)([[(1,)]]*62)
-    assert one.reason[0].startswith("62 of 62 constraints are satisfied: 1 tokens have room for at most 0")
+    assert one.reason[0].startswith("62 of 62 constraints are satisfied: 1 tokens suffice for at most 0")
 
 def test_many_groups():
     "The search also works with thirteen and more groups, and one token finishes all groups that contain it."
@@ -861,7 +861,7 @@ def test_many_groups():
     assert first(find([[(1,)], [(1,)], [(1,), (2,)]])) == (1, END)
     assert find([[(1,)], [(1,)], [(1,), (2,)]]).spans[0,0].tolist() == [[0, 1]]*3
     late = find([[(w,)] for w in range(1, 19)], max_len=16)
-    assert late.reason[0].endswith("16 tokens have room for at most 15 and the end")
+    assert late.reason[0].endswith("16 tokens suffice for at most 15 constraints and the end")
     assert find([[(w,)] for w in range(1, 16)]).reason == [None]                 # they just fit
 
 def test_prices_are_checked():

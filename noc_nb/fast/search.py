@@ -627,7 +627,7 @@ def _reason(search:Search, image:int, done:int)->str:
     room = int(search.all.jump[image])*(T - 1)
     if search.stuck[image]:
         return f"{count}, then no token may come next" if top else "no word may come next"
-    if top > room: return f"{count}: {T} tokens have room for at most {room} and the end"
+    if top > room: return f"{count}: {T} tokens suffice for at most {room} constraints and the end"
     return f"{count} within {T} tokens" if done < top else f"no end within {T} tokens"
 
 def _best_places(search:Search, cells:_Cells)->tuple:

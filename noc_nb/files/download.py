@@ -181,7 +181,7 @@ def _bring(file, root, source):
     if ours: path.unlink(missing_ok=True)
     if file.sha256: return
     with whole_file(_noted(to)) as f: print(file_sum(to), to.name, sep="  ", file=f)
-    print(f"{to}: SHA-256 {file_sum(to)}; it is stored in {_noted(to).name}")
+    print(f"{to}: SHA-256 {file_sum(to)}; this checksum is stored in {_noted(to).name}")
 
 # %% ../../nbs/files/107_download.ipynb #c26ff2d8
 _AT_ONCE = 8 # photos fetched at the same time
@@ -236,8 +236,8 @@ def _check_space(files, root):
     begun = sum(p.stat().st_size for p in (root/_BESIDE).glob("*"))
     free = shutil.disk_usage(parent).free + begun
     peak = _disk_space(files)[0]
-    require(free >= peak, f"{root}: {free/1e9:.1f} GB are free", f"{peak/1e9:.1f} GB, where parts "
-            "of downloads count as free; --from takes a folder of files on another disk")
+    require(free >= peak, f"{root}: {free/1e9:.1f} GB are free", f"{peak/1e9:.1f} GB (partial "
+            "downloads count as free space); --from takes a folder of files on another disk")
 
 # %% ../../nbs/files/107_download.ipynb #38159f37
 def _megabytes(n): return f"{n/1e6:,.0f} MB" if n else "-"
@@ -252,7 +252,7 @@ def _listing(table=None):
         for f in files:
             size = _megabytes(f.bytes or f.kept)
             yield f"    {f.what:<13}{size:>10}  {f.address}  (licence: {f.licence})"
-    yield "noc_data spice: on disk 385 MB, by Maven or from Stanford's archive of CoreNLP"
+    yield "noc_data spice: on disk 385 MB, from Maven or from Stanford's archive of CoreNLP"
 
 def _run_data(o, table=None):
     "Fetch a data set, and print the commands to run next. Raise `NocError` for bad options."

@@ -32,7 +32,7 @@ class _Photo(NamedTuple):
     boxes:list   # tuples that `_box` returns
 
 def _box(label, numbers, score=1., corners=False, why=""):
-    "Return label, (left, top, width, height), score, and why the box cannot be used, if so."
+    "Return label, (left, top, width, height), score, and the reason if the box cannot be used."
     try: x, y, w, h, score = map(float, (*numbers, score))
     except (TypeError, ValueError):
         return _box(label, [0]*4, why=f"expected four numbers, found {[*numbers]}")
@@ -104,7 +104,7 @@ def _near_names(folder):
 _LISTS = "classes.txt", "train.txt", "val.txt", "valid.txt", "test.txt"
 
 def _label_files(folder):
-    "Return the text files below a folder `labels`, if any, or else all that are no known list."
+    "Return the text files below a folder `labels`, or, if there are none, all except known lists."
     files = sorted(p for p in folder.rglob("*.txt") if not p.name.startswith("."))
     below = [p for p in files if "labels" in p.relative_to(folder).parts[:-1]]
     return below or [p for p in files if p.name not in _LISTS]
@@ -278,7 +278,7 @@ def _read_studio(path):
 def _refused(path):
     require(path.suffix != ".zip", f"{path}: an archive", "the folder that it unpacks to")
     forms = ", ".join([*_FORMS][:-1])
-    raise NocError(f"{path}: expected boxes in a form of docs/forms.md: COCO's JSON, {forms}")
+    raise NocError(f"{path}: expected boxes in a format from docs/forms.md: COCO's JSON, {forms}")
 
 _FORMS = {"YOLO's labels": (_is_yolo, _read_yolo),
           "Pascal VOC": (partial(_has_root, "annotation"), _read_voc),

@@ -181,7 +181,7 @@ def write_json(
     content,     # anything that JSON can represent
     indent=None, # as in `json.dumps`
 ):
-    "Write JSON completely or not at all; equal contents give equal bytes."
+    "Write JSON completely or not at all; the same content in the same order gives the same bytes."
     data = json.dumps(content, indent=indent, ensure_ascii=False).encode(errors="replace")
     if Path(path).suffix == ".gz": data = gzip.compress(data, mtime=0)
     with whole_file(path, "wb") as f: f.write(data)
@@ -211,7 +211,7 @@ _limit = ContextVar("maximum number of unpacked bytes", default=None)
 def unpacking(
     most:int, # maximum unpacked size, in bytes
 ):
-    "Within this context, set another limit on unpacked sizes, for example for uploads to a page."
+    "Within this context, replace the limit on unpacked sizes, for example for uploads to a page."
     before = _limit.set(most)
     try: yield
     finally: _limit.reset(before)

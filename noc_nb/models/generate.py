@@ -679,7 +679,7 @@ def grid_beam(
     stop_strings=None,    # as in `generate`; needs `processor`
     **model_kwargs,       # the model's inputs
 ):                        # ids, as from `generate`
-    "Search beams with words that must or may occur, by `generate(custom_generate=grid_beam)`."
+    "Run a beam search with words that must or may occur, by `generate(custom_generate=grid_beam)`."
     config, k = generation_config, generation_config.num_beams
     _check(model, config, model_kwargs, text_only)
     if processor is None: processor = _dropped()["tokenizer"]
@@ -703,7 +703,7 @@ def generate(
     tokenizer=None, # another name of `processor`
     **arguments,    # arguments of `generate` and of `grid_beam`
 ):                  # the result of `generate`
-    "Search beams with words that must or may occur; the entry point of a repository on the hub."
+    "Run a beam search with words that must or may occur; the entry point of a hub repository."
     require(arguments.get("streamer") is None, "streamer", _REFUSED["streamer"])
     config = arguments.pop("generation_config", None)
     settings = config or model.generation_config

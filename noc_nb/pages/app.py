@@ -384,7 +384,7 @@ class _Studio:
 
     def answer(self, photo=None, detections=None, words="", price_weight=""):
         """Return the line that `noc_caption --costs` writes, for a program that sends two paths and
-        options. Raise `NocError` if the command would refuse the input, too."""
+        options. Raise `NocError` for input that the command would also refuse."""
         require(photo or detections, "no image", "a photo, a file of detections, or both")
         with self.busy, _memory_back():
             image, regions = self._look(photo, detections)
