@@ -26,7 +26,7 @@ class _References(dict):
     def __init__(self,
         refs:dict, # image id -> reference sentences, for all images of the evaluated set
     ):
-        "Tokenise. Raise `NocError` if an image has no references or one is not a string."
+        "Tokenise. Raise `NocError` if an image has no references or a reference is not a string."
         for i, texts in refs.items():
             where = f"references: image {i}"
             require(texts and not isinstance(texts, str), where, "a list of sentences")

@@ -37,7 +37,7 @@ class Regions:
     def __repr__(self): return f"Regions(image {self.image_id}: {len(self)} regions)"
 
     def keep(self,
-        index,    # numbers of the regions to keep, or (n,) True where a region is kept
+        index,    # indices of the regions to keep, or (n,) True where a region is kept
     )->"Regions": # the regions in the order of `index`
         "Return some of the regions."
         if not isinstance(index, Tensor):
@@ -49,7 +49,7 @@ class Regions:
 
     @property
     def ranked(self)->Tensor: # (n,) int64
-        "The numbers of the regions from the highest score to the lowest; ties stay in order."
+        "The indices of the regions from the highest score to the lowest; ties stay in order."
         return self.scores.sort(descending=True, stable=True).indices
 
     def best(self,

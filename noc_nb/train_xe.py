@@ -44,7 +44,7 @@ def word_rows(
 # %% ../nbs/42_train_xe.ipynb #6e90a1f7
 def build_captioner(
     data:CocoData,       # data set with captions, classes and word vectors
-    cfg:CaptionerConfig, # settings; `data` determines the widths of features and words
+    cfg:CaptionerConfig, # settings; `data` determines the widths of features and word vectors
     min_count:int=5,     # minimum number of occurrences, as in `build_vocab`
     seed:int=0,          # seed of the weights
 )->Captioner:
@@ -80,7 +80,7 @@ def val_cider(
     data:CocoData,       # data set with the part "val"
     words:dict=None,     # image id -> token ids that its caption must contain; None: unconstrained
     decode=plain_decode, # function with the arguments of `plain_decode`
-):                       # function model -> dict with "score"; None without images to score
+):                       # function model -> dict with "score"; None if there are no images to score
     "Make a function that scores a captioner on `val`: by default, CIDEr-D of greedy captions."
     novel = set().union(*data.novel["val"].values())
     ids = [i for i in data.splits["val"] if i not in novel][:500]  # 500 are enough
@@ -100,7 +100,7 @@ def val_cider(
 # %% ../nbs/42_train_xe.ipynb #6b5de048
 def train_xe(
     data:CocoData,       # data set with captions, regions and word vectors
-    cfg:CaptionerConfig, # settings; `data` determines the widths of features and words
+    cfg:CaptionerConfig, # settings; `data` determines the widths of features and word vectors
     train:FitConfig,     # settings of the training loop
     min_count:int=5,     # minimum number of occurrences, as in `build_vocab`
     fit=plain_fit,       # training loop with the arguments of `plain_fit`

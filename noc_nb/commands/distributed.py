@@ -24,7 +24,7 @@ from ..pages.gallery import begin_captions, caption_lines
 
 # %% ../../nbs/commands/141_distributed.ipynb #6da652cc
 class _Worker:
-    "Captions the shards of a job, also as an actor of Ray."
+    "Captions shards of a job, in this process or as an actor of Ray."
     def __init__(self, job, out, shard=500):
         self.job, self.out, self.shard = job, Path(out), shard
         batch = job.options.batch

@@ -30,7 +30,7 @@ def data_files(
     folder:str, # subfolder
     *patterns,  # names with *; the first pattern that matches a file is used
 )->list:        # paths
-    "Find files of a data set, but no `x.json.gz` if `x.json` exists."
+    "Find files of a data set. Leave out `x.json.gz` if `x.json` exists."
     for pattern in patterns:
         files = sorted((Path(root)/folder).glob(pattern))
         if files: return [p for p in files if p.suffix != ".gz" or p.with_suffix("") not in files]
@@ -78,9 +78,9 @@ def _named_detections(root, name):
 
 # %% ../../nbs/files/102_dataset.ipynb #a3c3943f
 def _load_regions(root, detections, ids, sizes, named, where, **how):
-    """Load the regions of the images `ids`; count boxes of images without captions. If detections
-    name photos and `named` has the names of the file `where`, photos are matched by name. `how`:
-    the options classes and skip_bad."""
+    """Load the regions of the images `ids`; count boxes of images without captions. If the
+    detections name photos, these are matched with `named`, the names of photos in the file `where`
+    (if it has any). `how`: the options classes and skip_bad."""
     if isinstance(detections, Detections):
         joined = detections.joined(named, where)
         table = read_detections(joined, sizes, only=sizes, **how)
@@ -249,7 +249,7 @@ _PUBLISHED = dict(train=82783, kept=70194, val_half=20252, test_half=20252,
                   novel_val=3018, novel_test=3024)
 
 def _count(what, published, images, asked, total, listed=None):
-    "Return a row of the report: how many of the `asked` images, ideally `total`, are in `images`."
+    "Return a report row: how many of the `asked` images (`total` if complete) are in `images`."
     complete = len(asked) == total
     how = "decided from captions"
     if not complete: how = f"decided from the captions of {len(asked):,} images only"

@@ -135,7 +135,7 @@ def _array_sum(path, stamp): return hashlib.sha256(np.load(path, mmap_mode="r"))
 
 # %% ../../nbs/files/103_store.ipynb #988a7770
 class _Writer:
-    "The columns of a store that is being written to `folder`. Messages call the store `name`."
+    "The columns of a store that is being written to `folder`; `name` is its name in messages."
     def __init__(self, folder, name):
         self.folder, self.name = folder, name
         self.columns, self.images = {}, set()

@@ -371,7 +371,7 @@ class Experiment:
 # %% ../../nbs/lab/44_experiment.ipynb #d8c1c1eb
 @patch
 def _searched(self:Experiment, row):
-    "Return the preset, with the search and the form of constraints that the `cbs` row needs."
+    "Return the preset; for the `cbs` row, with the search and the form of constraints it needs."
     preset = self.run.preset
     if row != "cbs": return preset
     return replace(preset, form="forms", search=replace(preset.search, mode="cbs", at_least=2))

@@ -133,7 +133,7 @@ DETECTORS = torchvision.models.list_models(module=torchvision.models.detection)
 def _weights(model): return None if model is None else fingerprint(*model.state_dict().values())
 
 class _Batches:
-    "Detects in batches of images that the model pads to the same size."
+    "Detects objects in batches of images that the model pads to the same size."
     def _each(self, images):
         "Return regions. If a batch fails, try each image alone; return a `NocError` if that fails."
         try: return self._run(images)

@@ -321,7 +321,7 @@ def _evaluate(captions, task, protocol=Protocol(), metrics=METRICS):
 _TAKEN = {*METRICS, "B1", "B2", "B3", "F1", "image_id", "caption", "references", "sets", "quality"}
 
 class _Learned:
-    "A score that a function computes, as a program for `CaptionScorer`."
+    "A score that a function computes, as an object that `CaptionScorer` accepts as a program."
     why = None
     def __init__(self, name, function, task):
         require(re.fullmatch(r"[A-Za-z][\w-]*", name) and name not in _TAKEN, f"metrics: {name!r}",
