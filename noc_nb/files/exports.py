@@ -71,7 +71,7 @@ def _of_files(path, files, read, pixels, classes=None):
     folder = path if path.is_dir() else path.parent
     def photo(file):
         parts = file.relative_to(folder).with_suffix("").parts
-        for name in "labels", "Annotations":           # photos are in a folder with another name
+        for name in "labels", "Annotations":           # the photos' folder has another name
             while name in parts: parts = parts[parts.index(name) + 1:]
         try: size, boxes = read(file)
         except NocError as e:

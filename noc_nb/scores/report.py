@@ -92,7 +92,7 @@ class _Task:
     wordless:tuple = () # images whose references contain no word
     photos:dict = field(default_factory=dict) # image id -> its photo, if there are any
     cut:int = None    # number of words of a caption that count; None: all
-    whole:bool = False # True: text after a caption's last full stop does not count
+    whole:bool = False # True: text after a caption's last full stop, ! or ? does not count
     references:Captions = None # all references, with the names of their photos
 
     def judge(self, captions, scorer, **protocol):
@@ -177,7 +177,7 @@ def make_task(
     images=None,    # folder, .tar or .parquet of photos
     synonyms=None,  # file of words, as in `word_list`; default: the forms of the classes
     cut:int=None,   # number of words of a caption that count; default: all
-    whole:bool=False, # True: text after a caption's last full stop does not count
+    whole:bool=False, # True: text after a caption's last full stop, ! or ? does not count
     first:int=None, # number of the first class in a file of names, as in `read_classes`
 )->_Task:
     "Make the task that captions are scored on. Raise `NocError` for an unknown split or image."
@@ -276,7 +276,7 @@ class _Evaluated(Judged):
     named:dict = field(default_factory=dict)    # image id -> its photo's name, if known
 
     def card(self, k, photos, said, score):
-        "Return a page's card of an image and sentences (`said`); the photo may be missing."
+        "Return a page's card: an image, its photo if it can be read, and the sentences `said`."
         i = self.ids[k]
         try: photo = thumbnail(photos[i]) if i in photos else None
         except NocError: photo = None
