@@ -101,6 +101,7 @@ def _check_rows(rows):
     for n, r in enumerate(rows, 1):
         groups = r.get("metrics") if {"table", "row"} <= r.keys() else None
         whole = isinstance(groups, dict) and all(isinstance(g, dict) for g in groups.values())
+        whole = whole and isinstance(r["row"], str)
         require(whole, f"result row {n}", "the keys table, row and metrics")
 
 _PRINTED = "M", "C", "S", "B4", "R"
