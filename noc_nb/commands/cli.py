@@ -23,7 +23,7 @@ def noc_caption(
     only_detected:bool=False, # for detections: leave out images without boxes
     objects:str=None,    # your own words: "zebra, red|white, bus=4, -text" (red or white; bus if it
                          # costs at most 4 nats; never "text", but maybe "texts"; a class's name,
-                         # as in -cat, stands for all its words); "": none
+                         # as in -cat, means all its words); "": none
                          # (default: the selector's choice)
     min_score:float=None, # never force classes with lower scores (default: selector's threshold)
     max_objects:int=None, # maximum number of objects that the selector may force (default: 5)

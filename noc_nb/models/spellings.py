@@ -464,7 +464,7 @@ def _read_list(words):
 @cache
 def _nouns():
     try: import inflect
-    except ImportError: raise NocError("forms=True: expected `pip install inflect`") from None
+    except ImportError: raise NocError("plurals: expected `pip install inflect`") from None
     return inflect.engine()
 
 def noun_forms(
