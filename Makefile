@@ -1,4 +1,5 @@
-# make test        set-up, every chapter, every repository check and test (NOC_DATA=DIR: the parts that read real COCO too)
+# make test        set-up, every chapter, every repository check and test, without any data
+# make test-data   the chapters, pages and tests that read real COCO: NOC_DATA=DIR make test-data
 # make test-fast   repository checks and five chapters, in under three minutes
 # make reproduce   set-up, then the whole method on the toy world: rows and tables in _runs/toy
 # make notebooks   execute all notebooks in order and keep their outputs (NB=10_attention: one), then README.md
@@ -27,8 +28,8 @@ DONE := $(VENV)/.done
 TOOLS := $(VENV)/.tools
 SETUP := .ci/setup settings.ini setup.py pyproject.toml
 FAST := ^(00_core|02_heldout|10_attention|22_grid|32_novelty)\.ipynb$$
-# pages of results; where the data is, tests/test_results.py executes them and compares what they print
-SHOWN := ^([_.]|58|6|7[013-9])
+# the chapters that read real COCO if it is there; tests/test_results.py executes the pages of results
+READING := grep -lE '"coco.* = find_data' nbs/*.ipynb nbs/[!e]*/*.ipynb | sed 's|.*/||' | paste -sd'|'
 NOTEBOOKS = $(if $(NB),nbs/$(NB).ipynb,$(shell python3 tests/book.py))
 
 # two notebooks at a time on two cores: one thread each
@@ -37,7 +38,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONWARNINGS ?= ignore:IProgress not found
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-fast reproduce notebooks readme lab book export ship scale hub release gpu words times clean
+.PHONY: help venv test test-data test-fast reproduce notebooks readme lab book export ship scale hub release gpu words times clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -51,9 +52,18 @@ $(TOOLS): $(DONE)
 	bash .ci/setup $(VENV) $(PYTHON) tools
 	@touch $@
 
+# pytest with two files at a time
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations 10
+
+test: export NOC_DATA :=
 test: $(TOOLS)
-	$(BIN)/nbdev_test --n_workers 2 --timing $(if $(NOC_DATA),--skip_file_re '$(SHOWN)')
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations 10
+	$(BIN)/nbdev_test --n_workers 2 --timing
+	$(PYTEST)
+
+test-data: $(TOOLS)
+	@[ -d "$${NOC_DATA:-}" ] || { echo "NOC_DATA: expected a folder with COCO's layout; type NOC_DATA=DIR make test-data"; exit 1; }
+	$(BIN)/nbdev_test --n_workers 2 --timing --file_re "^($$($(READING)))$$"
+	$(PYTEST) -m data
 
 test-fast: venv
 	$(BIN)/nbdev_test --n_workers 2 --file_re '$(FAST)'

@@ -20,7 +20,7 @@ from noc_nb.files.readers import ground_truth, read_detections
 from noc_nb.files.store import RegionStore
 from noc_nb.heldout import mentioned, novel_images, removed_images
 from noc_nb.lab.config import override
-from noc_nb.lab.disk import find_data, read_json
+from noc_nb.lab.disk import read_json
 from noc_nb.lab.experiment import PRESETS, Run
 from noc_nb.lab.results import read_rows
 from noc_nb.models.generate import grid_beam
@@ -450,8 +450,7 @@ def test_wrong_words_are_like_right_ones():
     assert advice._stranger("run", one, kinds, ranked, rng) == "jump"
     assert {advice._stranger("dog", one, kinds, ranked, rng) for _ in range(30)} == {"cat", "bus", "stop"}
 
-@pytest.mark.skipif(not find_data(), reason="NOC_DATA is not set")
-def test_wrong_classes_are_as_frequent():
+def test_wrong_classes_are_as_frequent(coco):
     task = advice._Captions(SimpleNamespace(model="lite", sets=300))
     for one, right, wrong in zip(task.sets, task.right, task.wrong):
         assert len(right) == len(set(wrong) - set(right))

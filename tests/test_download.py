@@ -14,7 +14,7 @@ from noc_nb.core import NocError, asset
 from noc_nb.files import download
 from noc_nb.files.download import _downloads, fetch, _fetch_data
 from noc_nb.files.drawing import make_toy
-from noc_nb.lab.disk import find_data, read_json
+from noc_nb.lab.disk import read_json
 from noc_nb.models.photos import random_weights
 from noc_nb.scores import java
 
@@ -45,7 +45,6 @@ class Answer(BaseHTTPRequestHandler):
 @pytest.fixture
 def served(tmp_path, monkeypatch):
     "Start a server, and change to an empty folder."
-    if find_data(): monkeypatch.setenv("NOC_DATA", str(find_data().resolve()))
     monkeypatch.chdir(tmp_path)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     server.files, server.asked, server.limits, server.ranges = {}, [], {}, True
@@ -98,13 +97,15 @@ def cut(root, split):
     names = dict(train="train", val_train="val", test_train="test", val="novel_val", test="novel_test")
     return files, {name: {str(i): 1 for i in chosen[part]} for name, part in names.items()}
 
-def small_coco(server):
+def published(root):
+    "Return the published split of a COCO folder with the names that ours has."
+    theirs = read_json(root/"splits/split_noc_coco.json")
+    names = dict(train="train", val="val_train", test="test_train", novel_val="val", novel_test="test")
+    return {part: list(map(int, theirs[name])) for part, name in names.items()}
+
+def small_coco(server, root=None):
     "Return the package's table of downloads with small files, cut from COCO, or from the toy world without COCO."
-    root = find_data()
-    if root:
-        published = json.loads((root/"splits/split_noc_coco.json").read_text())
-        names = dict(train="train", val="val_train", test="test_train", novel_val="val", novel_test="test")
-        split = {part: list(map(int, published[name])) for part, name in names.items()}
+    if root: split = published(root)
     else:
         root = make_toy("toy", train=60, val=20, test=20)
         split = read_json(root/"splits/toy.json")
@@ -140,8 +141,13 @@ def type_next(printed, monkeypatch, *more):
         monkeypatch.setattr(sys, "argv", [*shlex.split(line), *map(str, options)])
         main()
 
-def test_coco_from_nothing_to_rows(served, monkeypatch, capsys):
-    table = small_coco(served)
+def test_coco_from_nothing_to_rows(served, monkeypatch, capsys): from_nothing_to_rows(served, monkeypatch, capsys)
+
+def test_true_coco_from_nothing_to_rows(served, coco, monkeypatch, capsys):
+    from_nothing_to_rows(served, monkeypatch, capsys, coco)
+
+def from_nothing_to_rows(served, monkeypatch, capsys, root=None):
+    table = small_coco(served, root)
     ask(table, "coco", images=True)
     assert sorted(p.name for p in Path("COCO/annotations").iterdir()) == [
         f"{kind}_{part}2014.json" for kind in ("captions", "instances") for part in ("train", "val")]

@@ -31,7 +31,7 @@ from noc_nb.files.dataset import load_data
 from noc_nb.grid import algorithm_1
 from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, novel_images, removed_images, words_of
 from noc_nb.lab.config import _from_dict
-from noc_nb.lab.disk import find_data, read_json
+from noc_nb.lab.disk import read_json
 from noc_nb.lab.experiment import PRESETS, Choices, Experiment, Models, Run
 from noc_nb.lab.runs import contents
 from noc_nb.lab.saving import load_model, save_model, _save_vocab
@@ -1648,14 +1648,12 @@ def test_no_run_goes_on_as_another(data, tmp_path):
         with pytest.raises(NocError, match="expected no change since the run began, or another output"):
             Experiment(run, new, tmp_path/"run", resume=True)
 
-def test_published_counts():
+def test_published_counts(coco):
     "D8: the split has the published numbers of images, and `lite` counts a false positive 4.85 times."
-    root = find_data()
-    if root is None: pytest.skip("set NOC_DATA to a COCO folder")
-    split = read_json(root/"splits/split_noc_coco.json")
+    split = read_json(coco/"splits/split_noc_coco.json")
     assert [len(split[k]) for k in ("train", "val", "test", "val_train", "test_train")] == [70_194, 3_018, 3_024,
                                                                                             20_252, 20_252]
-    lite = read_json(root/"splits/lite.json")
+    lite = read_json(coco/"splits/lite.json")
     assert (len(lite["val"]), len(lite["novel_val"])) == (1777, 816)
     close(nonnovel_weight(lite["val"], {"all": {*lite["novel_val"]}}), (17_234/3_018)/(961/816), 1e-12)
     assert (20_252 - 3_018, 3_018) == (17_234, 3_018)

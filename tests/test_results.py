@@ -9,7 +9,7 @@ from noc_nb.commands.command import _dashed, _parser, commands
 from noc_nb.commands.reproduce import _preset_of, choice
 from noc_nb.files.dataset import load_data
 from noc_nb.lab.config import override
-from noc_nb.lab.disk import find_data, read_json
+from noc_nb.lab.disk import read_json
 from noc_nb.lab.results import LABELS, TRAINING_LABELS, read_rows
 from noc_nb.metrics import METRICS, CaptionScorer
 from noc_nb.novelty import judge
@@ -65,9 +65,8 @@ def stale(path):
     NotebookClient(new, resources={"metadata": {"path": path.parent}}, **settings).execute()
     return [f"{name(path)}, cell {a['id']}" for a, b in zip(old["cells"], new["cells"]) if text(a) != text(b)]
 
-def test_experiments_show_what_the_rows_say():
+def test_experiments_show_what_the_rows_say(coco):
     "The experiments print their committed outputs when they are executed again."
-    if find_data() is None: pytest.skip("set NOC_DATA to the part of COCO")
     pages = [nb for nb in EXPERIMENTS if nb.stem not in ("59_run", "72_change")]    # these two train models
     with ThreadPoolExecutor(2) as pool: found = pool.map(stale, pages)
     none_of((cell for cells in found for cell in cells), "run `make notebooks` and commit what it changes")
@@ -80,10 +79,9 @@ def line_of(file):
     part = "val" if tag == "val" else "test"
     return part, int(seed or 0), VARIANTS.get(tag), training, row, float(lambda0) if lambda0 else None
 
-def test_committed_captions_have_the_scores_of_their_rows():
+def test_committed_captions_have_the_scores_of_their_rows(coco):
     "Committed captions have the CIDEr-D, ROUGE-L, BLEU-4 and F1 of their rows, to more than the printed digits."
-    if find_data() is None: pytest.skip("set NOC_DATA to the part of COCO")
-    data = load_data(split="lite", detections=None)
+    data = load_data(coco, split="lite", detections=None)
     rows = [*read_rows(RESULTS/"lite.jsonl"), *read_rows(RESULTS/"lite_val.jsonl")]
     rows = {(r["split"], r["seed"]["captioner"], r["variant"], r["training"], r["row"], r["lambda0"]): r
             for r in rows if "in" in r["metrics"]}

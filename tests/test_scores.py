@@ -8,30 +8,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 from noc_nb.core import NocError
-from noc_nb.lab.disk import find_data, read_json
+from noc_nb.lab.disk import read_json
 from noc_nb.lab.verdict import gap, holm
 from noc_nb.scores.java import _Spice, _cache_folder, find_java, _java_options, _missing_jars
 
 try: find_java(); JAVA = True
 except OSError: JAVA = False
-COCO = find_data()
 needs_java = pytest.mark.skipif(not JAVA, reason="needs Java")
 SPICE = JAVA and not _missing_jars(_cache_folder()/"spice")
 needs_spice = pytest.mark.skipif(not SPICE, reason="run `noc_data spice` first")
-needs_coco = pytest.mark.skipif(COCO is None, reason="set NOC_DATA to a COCO folder")
 
 @pytest.fixture(scope="session")
-def captions():
+def captions(coco):
     "Return image id -> captions of the val2014 images that have at least five."
     out = {}
-    for a in read_json(COCO/"annotations/captions_val2014.json")["annotations"]:
+    for a in read_json(coco/"annotations/captions_val2014.json")["annotations"]:
         out.setdefault(a["image_id"], []).append(a["caption"])
     return {i: own for i, own in sorted(out.items()) if len(own) >= 5}
 
 @pytest.fixture(scope="session")
-def lite(captions):
+def lite(coco, captions):
     "Return test images, the novel ones, one caption of each image as a system's, and the other captions as references."
-    split = read_json(COCO/"splits/lite.json")
+    split = read_json(coco/"splits/lite.json")
     ids = split["test"][:2000]
     said, refs = {i: captions[i][0] for i in ids}, {i: captions[i][1:] for i in ids}
     return ids, set(split["novel_test"]) & set(ids), said, refs
@@ -61,7 +59,6 @@ def brute_force_f1(ids, novel, said, refs, weight="image", fp="other", lists=LIS
         out[name] = 2*tp/(2*tp+wrong+missed)*100 if tp else 0.
     return out | {"mean": sum(out.values())/len(out)}
 
-@needs_coco
 @pytest.mark.parametrize("weight", ["image", "caption"])
 @pytest.mark.parametrize("fp", ["other", "nonnovel"])
 def test_f1_equals_brute_force(lite, weight, fp):
@@ -76,7 +73,6 @@ def test_f1_equals_brute_force(lite, weight, fp):
     assert ours == pytest.approx(theirs, abs=1e-9)
     assert 20 < ours["mean"] < 95
 
-@needs_coco
 def test_protocols_differ_as_documented(lite):
     "`buses` counts only in the extended list; ignoring false positives on other objects' novel images raises F1."
     from noc_nb.heldout import COCO_HELDOUT, novel_images
@@ -103,7 +99,6 @@ def tell(name, ours, theirs):
     print(f"\n{name}: {len(ours):,} images, mean {ours.mean():.6f}, theirs {theirs.mean():.6f}, "
           f"largest difference of an image {np.abs(ours - theirs).max():.2g}")
 
-@needs_coco
 @pytest.mark.slow
 def test_cider_bleu_rouge_equal_pycocoevalcap(captions):
     from pycocoevalcap.bleu.bleu import Bleu
@@ -121,7 +116,6 @@ def test_cider_bleu_rouge_equal_pycocoevalcap(captions):
     assert np.abs(_bleu(ours["B4"].sum(0)) - mean).max() < 1e-9
     assert np.abs(_bleu(ours["B4"]) - np.array(each).T).max() < 1e-9
 
-@needs_coco
 @needs_java
 @pytest.mark.slow
 def test_meteor_equals_pycocoevalcap(captions):
@@ -138,7 +132,6 @@ def test_meteor_equals_pycocoevalcap(captions):
     assert meteor(ours).tolist() == pytest.approx(each, abs=1e-15)
     assert meteor(ours.sum(0)) == pytest.approx(score, abs=1e-15)
 
-@needs_coco
 @needs_spice
 @pytest.mark.slow
 def test_spice_equals_pycocoevalcap(captions, tmp_path, monkeypatch):
@@ -158,15 +151,14 @@ def test_spice_equals_pycocoevalcap(captions, tmp_path, monkeypatch):
     tell(f"S, two systems in {time.time()-start:.0f} s", ours, each)
     assert ours.tolist() == each.tolist() and ours.mean() == pytest.approx(score, abs=1e-12) and parrot.mean() > score
 
-@needs_coco
 @needs_java
 @pytest.mark.slow
-def test_all_real_captions_are_tokenised_as_java_does():
+def test_all_real_captions_are_tokenised_as_java_does(coco):
     "All captions of COCO are tokenised as by the Java program, which reads them as one text."
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
     from noc_nb.vocab import TOKENISER, ptb_line
     every = [a["caption"] for name in ("train", "val")
-             for a in read_json(COCO/f"annotations/captions_{name}2014.json")["annotations"]]
+             for a in read_json(coco/f"annotations/captions_{name}2014.json")["annotations"]]
     theirs = PTBTokenizer().tokenize({0: [{"caption": c} for c in every]})[0]
     ours = [ptb_line(c, after) for c, after in zip(every, [*every[1:], ""])]
     different = [(c, one, two) for c, one, two in zip(every, ours, theirs) if one != two]
@@ -546,12 +538,11 @@ def test_chair_of_any_words_is_the_published_one(tmp_path):
     boxed = {i: set(rng.choice([1, 17, 18, 22, 47, 62, 70], 2).tolist()) for i in range(4000)}
     check_chair(tmp_path, captions, refs, boxed)
 
-@needs_coco
-def test_the_published_words_are_read_as_their_authors_read_them():
+def test_the_published_words_are_read_as_their_authors_read_them(coco):
     "Each word of the published list is found as its class, as in the authors' code, and as no other."
     from noc_nb.heldout import COCO_CLASSES
     from noc_nb.scores.quality import _objects_said, word_list
-    file = Path(os.environ["NOC_DATA"])/"upstream/chair_synonyms.txt"
+    file = coco/"upstream/chair_synonyms.txt"
     theirs = {word: line.strip().split(", ")[0] for line in open(file) for word in line.strip().split(", ")}
     forms = word_list(COCO_CLASSES, file)
     for word, name in theirs.items():
@@ -581,15 +572,14 @@ def test_a_report_names_chairs_protocol(tmp_path):
     with pytest.raises(NocError, match="about counted='all words': expected 'first 13 words, whole sentences', as in"):
         compare(folder/"cut", folder/"all")
 
-@needs_coco
-def test_chair_of_real_captions_is_the_published_one(tmp_path, captions):
+def test_chair_of_real_captions_is_the_published_one(coco, tmp_path, captions):
     "CHAIR of real captions equals the published code's; the captions are of other images, so that much is invented."
     from noc_nb.heldout import COCO_CLASSES
     from noc_nb.files.dataset import instances_files
     from noc_nb.files.readers import boxed_classes
     ids = list(captions)[:int(os.environ.get("NOC_IMAGES", 4000))]
     said = {i: captions[j][0] for i, j in zip(ids, ids[1:] + ids[:1])}
-    boxed = boxed_classes(instances_files(COCO), COCO_CLASSES)
+    boxed = boxed_classes(instances_files(coco), COCO_CLASSES)
     scores = check_chair(tmp_path, said, {i: captions[i] for i in ids}, {i: boxed.get(i, set()) for i in ids})
     assert scores["CHAIRi"] > 40
 

@@ -11,7 +11,6 @@ from safetensors.torch import load, save
 from noc_nb.core import NocError
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
-from noc_nb.lab.disk import find_data
 from noc_nb.models.pipeline import NovelCaptioner
 from noc_nb.novelty import judge
 
@@ -39,9 +38,7 @@ def floor(name, data, ids, least):
 def test_toy_is_as_good_as_it_was(world):
     floor("toy", world, world.splits["val"], dict(F1=75, out=81, within=99))
 
-def test_lite_is_as_good_as_it_was():
-    coco = find_data()
-    if coco is None: pytest.skip("NOC_DATA is not set: COCO's captions and detections are needed")
+def test_lite_is_as_good_as_it_was(coco):
     torch.set_num_threads(1)
     data = load_data(coco, "lite", "simulated")
     floor("lite", data, data.splits["val"][:150], dict(F1=68, out=69.5, within=85))
