@@ -18,7 +18,7 @@ from noc_nb.captioner import Captioner
 from noc_nb.cider import CiderD, CiderReward
 from noc_nb.constraints import best_scores, constraint_classes, constraint_tokens
 from noc_nb.core import NocError
-from noc_nb.data import CaptionBatch, CocoData, ImageExamples, Loader, SelectorExamples
+from noc_nb.data import CaptionBatch, CocoData, ImageExamples, Loader, RegionFeatures, SelectorExamples
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.fast.decode import decode, fast_search, oracle_prices, search
 from noc_nb.fast.expansions import next_words
@@ -29,15 +29,16 @@ from noc_nb.fast.prices import PriceConfig, best_candidates
 from noc_nb.fast.search import beam_search, grid_beam_search, SearchConfig
 from noc_nb.files.dataset import load_data
 from noc_nb.grid import algorithm_1
-from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, novel_images, removed_images, words_of
+from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, ObjectClass, novel_images, removed_images, words_of
 from noc_nb.lab.config import _from_dict
 from noc_nb.lab.disk import read_json
-from noc_nb.lab.experiment import PRESETS, Choices, Experiment, Models, Run
+from noc_nb.lab.experiment import PRESETS, Choices, Experiment, Models, Run, _nearest_neighbours
 from noc_nb.lab.runs import contents
 from noc_nb.lab.saving import load_model, save_model, _save_vocab
 from noc_nb.lab.train import ScstTrainConfig, TrainConfig, train_scst_in, train_selector_in, train_xe_in
 from noc_nb.metrics import CaptionScorer, meteor, points
-from noc_nb.models.pipeline import NovelCaptioner, PipelineConfig
+from noc_nb.models.classes import with_classes
+from noc_nb.models.pipeline import NovelCaptioner, PipelineConfig, _probs as pipeline_probs
 from noc_nb.novelty import interval, judge, nonnovel_weight, selection_f1
 from noc_nb.regions import Regions, geometry, table_of
 from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, oracle_words, scst_loss
@@ -979,6 +980,48 @@ def test_pipeline_prices_its_candidates(data):
     assert candidates(pipeline(), pairs) == {"dog": None}      # the paper's method: a must from .5
     assert candidates(pipeline(limit=1), [(DOG, .6), (CAT, .7)]) == {"cat": None}
 
+def test_the_pipelines_selector_sees_what_it_was_trained_on(data):
+    "The pipeline's selector looks at the ten best detections other than people, as in training; others have no score."
+    selector = RegionSelector(SelectorConfig(d_model=16, heads=2, d_ff=16, layers=1)).eval()
+    pipeline = NovelCaptioner(selector, build_captioner(data, TINY, 1), CLASSES, None, PipelineConfig())
+    rng = np.random.default_rng(0)
+    boxes, scores = np.sort(rng.random((14, 2, 2)), 1).reshape(-1, 4), .99 - .05*np.arange(14)
+    labels = [PERSON if n in (2, 5) else (DOG, CAT, BUS)[n % 3] for n in range(14)]
+    regions = Regions(boxes, labels, scores, image_id=1)
+    kept = [n for n in range(14) if labels[n] != PERSON][:10]
+    with torch.no_grad():
+        own = regions.keep(kept)
+        alone = selector(geometry(own.boxes, own.scores)[None], own.labels[None])[0].sigmoid()
+    probs = pipeline_probs(selector, pipeline.people, [regions])[0]
+    assert [n for n, p in enumerate(probs.tolist()) if p == p] == kept
+    torch.testing.assert_close(probs[kept], alone)
+
+def test_the_cost_of_an_omitted_object(data, captioner):
+    "An omitted object costs the objective's loss if it is a must and the other objects keep their prices."
+    vectors, cfg = {c: data.word_vectors[o.word] for c, o in CLASSES.items()}, PipelineConfig(SearchConfig(k=3, max_len=3))
+    pipeline = NovelCaptioner(ByScore(), captioner, CLASSES, vectors, cfg)
+    image = Regions([[.1, .1, .6, .6], [.3, .3, .9, .9]], [CAT, DOG], [.9, .6], image_id=0)
+    x = RegionFeatures(table_of([image]), captioner.cfg.max_regions, vectors)([0])
+    names, rng, others = ("cat", "bus", "dog", "horse"), np.random.default_rng(0), 0
+    groups = [pipeline.with_objects(dict.fromkeys(names, 1.))._group(i) for n in names for i in pipeline.class_ids([n])]
+    def best(worth): return decode(captioner, [CaptionBatch(*x, None, [0])], {0: groups}, cfg.search, prices={0: worth})[0]
+    for prices in rng.uniform(8, 20, (8, 4)).tolist():
+        found, free = pipeline([image], dict(zip(names, prices)), costs=True)[0], best(prices)
+        for n, c in enumerate(found.candidates):
+            if c.word is not None: continue
+            must = best([math.inf if m == n else price for m, price in enumerate(prices)])
+            assert c.cost == pytest.approx(free.objective - must.objective, abs=1e-4)
+            others += abs(c.cost - (free.score - must.score)) > 1e-3
+    assert others > 1                                              # a must can drive out an object with a price
+
+def test_a_phrase_has_the_mean_vector_of_its_words(data, captioner):
+    "A class of another detector has the mean of its words' vectors, whatever their number."
+    vectors = {c: data.word_vectors[o.word] for c, o in CLASSES.items()}
+    pipeline = NovelCaptioner(ByScore(), captioner, CLASSES, vectors, PipelineConfig())
+    several = {7: ObjectClass(7, "dog bus", "dog", ("dog",), ("dog", "bus"))}
+    found, = with_classes(pipeline, several).vectors.values()
+    close(found, (data.word_vectors["dog"] + data.word_vectors["bus"])/2, 1e-6)
+
 def choices(data, heard=None, **preset):
     run = Run(replace(PRESETS["coco"], **preset))
     def selector(*about):
@@ -1566,6 +1609,15 @@ def test_averaged_words_under_constraints_alone(data, tmp_path):
             if d.reason: continue
             close(d.score, log_prob(model, data, i, d.caption), 1e-4)
             assert abs(d.score - log_prob(other, data, i, d.caption)) > 1e-3
+
+@pytest.mark.parametrize("dogs, nearest", [(3, "cat"), (4, "dog")])
+def test_neighbours_are_mentioned_often_enough(dogs, nearest):
+    "A class is a neighbour if at least a thousandth of the training captions mention it, here 4 of 4,000."
+    texts = [["a", "dog"]]*dogs + [["a", "cat"]]*(4000 - dogs)
+    vectors = dict(dog=np.array([1., .1]), cat=np.array([0., 1.]), zebra=np.array([1., 0.]))
+    data = SimpleNamespace(splits=dict(train=[1]), tokens={1: texts}, classes={c: CLASSES[c] for c in (DOG, CAT, ZEBRA)},
+                           dropped=(), vectors=vectors)
+    assert _nearest_neighbours(data, 1) == {"zebra": [nearest]}
 
 def test_the_cbs_row(captioner, data, tmp_path):
     "The row CBS requires two of the three best classes, in any form, and uses the machine."

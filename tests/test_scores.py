@@ -583,6 +583,54 @@ def test_chair_of_real_captions_is_the_published_one(coco, tmp_path, captions):
     scores = check_chair(tmp_path, said, {i: captions[i] for i in ids}, {i: boxed.get(i, set()) for i in ids})
     assert scores["CHAIRi"] > 40
 
+def evaluated(folder, out, captions=None, **how):
+    "Score captions (image id -> text) or ours.json; return what report.json contains."
+    from noc_nb.scores.report import evaluate_file
+    file = folder/"ours.json"
+    if captions:
+        file = folder/f"{out}.json"
+        file.write_text(json.dumps([dict(image_id=i, caption=c) for i, c in captions.items()]))
+    return evaluate_file(file, folder/"coco", out=folder/out, metrics=("R",), samples=50, **how)
+
+def test_boxes_are_read_with_the_classes_of_the_report(tmp_path):
+    "`--classes` decides what a box is: what boxes and captions name is not invented, whatever COCO's number is."
+    folder = world(tmp_path)
+    boxes = [dict(id=i + 1, image_id=i, category_id=2, bbox=[1, 1, 50, 50], area=2500) for i in range(30)]
+    images = read_json(folder/"coco/annotations/captions_val2014.json")["images"]
+    (folder/"coco/annotations/instances_val2014.json").write_text(json.dumps(dict(
+        images=images, annotations=boxes, categories=[dict(id=1, name="lamp"), dict(id=2, name="kite")])))
+    (folder/"names.txt").write_text("lamp\nkite\n")
+    said = {i: "a kite and a lamp" for i in range(30)}
+    quality = evaluated(folder, "own", said, classes=folder/"names.txt")["scores"]["quality"]
+    assert (quality["CHAIRi"], quality["CHAIR recall"]) == (50, 100)      # each image has a kite and no lamp
+
+def test_a_published_list_decides_which_images_are_novel(tmp_path):
+    "An image whose references say a held-out word is novel only if the split's list contains it, in reports and runs."
+    from noc_nb.files.dataset import load_data
+    folder, zebras = world(tmp_path), [i for i in range(30) if i % 4 in (1, 2)]     # some reference says "zebras"
+    (folder/"coco/splits").mkdir()
+    def of(listed, out):
+        split = dict(train=[], val=[], novel_val=[], test=[*range(30)], novel_test=listed)
+        (folder/"coco/splits/mine.json").write_text(json.dumps(split))
+        run = load_data(folder/"coco", "mine", detections=None)
+        assert len(run.novel["test"]["zebra"]) == len(listed)
+        return evaluated(folder, out, split="mine")["f1"]["zebra"]["novel"]
+    assert of(zebras, "all") == len(zebras)
+    assert of(zebras[:5], "listed") == 5
+
+def test_fewer_invented_objects_are_better(tmp_path):
+    "A comparison says of a system that invents fewer objects that it is better, and of the other that it is worse."
+    from noc_nb.scores.compare import compare
+    folder = world(tmp_path)
+    said = ["a dog runs on the grass", "a red bus on a street", "two zebras in a field", "a man holds a racket"]
+    right = {i: said[i % 4] for i in range(30)}
+    evaluated(folder, "right", right)
+    evaluated(folder, "wrong", {i: f"{c} with a pizza" if i % 3 else c for i, c in right.items()})
+    def verdicts(a, b): return {k: x["verdict"] for k, x in compare(folder/a, folder/b).items() if "CHAIR" in k}
+    better, worse = verdicts("wrong", "right"), verdicts("right", "wrong")
+    assert {better[f"quality {k}"] for k in ("CHAIRi", "CHAIRs")} == {"holds"}
+    assert {worse[f"quality {k}"] for k in ("CHAIRi", "CHAIRs")} == {"does not hold"}
+
 # ---- pages
 
 def test_the_page_of_a_comparison_shows_the_largest_differences(tmp_path, monkeypatch, capsys):
