@@ -998,13 +998,15 @@ def test_the_pipelines_selector_sees_what_it_was_trained_on(data):
 
 def test_the_cost_of_an_omitted_object(data, captioner):
     "An omitted object costs the objective's loss if it is a must and the other objects keep their prices."
-    vectors, cfg = {c: data.word_vectors[o.word] for c, o in CLASSES.items()}, PipelineConfig(SearchConfig(k=3, max_len=3))
+    vectors = {c: data.word_vectors[o.word] for c, o in CLASSES.items()}
+    cfg = PipelineConfig(SearchConfig(k=3, max_len=3))
     pipeline = NovelCaptioner(ByScore(), captioner, CLASSES, vectors, cfg)
     image = Regions([[.1, .1, .6, .6], [.3, .3, .9, .9]], [CAT, DOG], [.9, .6], image_id=0)
     x = RegionFeatures(table_of([image]), captioner.cfg.max_regions, vectors)([0])
     names, rng, others = ("cat", "bus", "dog", "horse"), np.random.default_rng(0), 0
     groups = [pipeline.with_objects(dict.fromkeys(names, 1.))._group(i) for n in names for i in pipeline.class_ids([n])]
-    def best(worth): return decode(captioner, [CaptionBatch(*x, None, [0])], {0: groups}, cfg.search, prices={0: worth})[0]
+    batch = CaptionBatch(*x, None, [0])
+    def best(worth): return decode(captioner, [batch], {0: groups}, cfg.search, prices={0: worth})[0]
     for prices in rng.uniform(8, 20, (8, 4)).tolist():
         found, free = pipeline([image], dict(zip(names, prices)), costs=True)[0], best(prices)
         for n, c in enumerate(found.candidates):
@@ -1615,8 +1617,8 @@ def test_neighbours_are_mentioned_often_enough(dogs, nearest):
     "A class is a neighbour if at least a thousandth of the training captions mention it, here 4 of 4,000."
     texts = [["a", "dog"]]*dogs + [["a", "cat"]]*(4000 - dogs)
     vectors = dict(dog=np.array([1., .1]), cat=np.array([0., 1.]), zebra=np.array([1., 0.]))
-    data = SimpleNamespace(splits=dict(train=[1]), tokens={1: texts}, classes={c: CLASSES[c] for c in (DOG, CAT, ZEBRA)},
-                           dropped=(), vectors=vectors)
+    classes = {c: CLASSES[c] for c in (DOG, CAT, ZEBRA)}
+    data = SimpleNamespace(splits=dict(train=[1]), tokens={1: texts}, classes=classes, dropped=(), vectors=vectors)
     assert _nearest_neighbours(data, 1) == {"zebra": [nearest]}
 
 def test_the_cbs_row(captioner, data, tmp_path):

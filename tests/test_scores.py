@@ -631,6 +631,40 @@ def test_fewer_invented_objects_are_better(tmp_path):
     assert {better[f"quality {k}"] for k in ("CHAIRi", "CHAIRs")} == {"holds"}
     assert {worse[f"quality {k}"] for k in ("CHAIRi", "CHAIRs")} == {"does not hold"}
 
+NAME = "an idea | with <b>HTML</b>, 50 % & a_name"
+SCORES = dict(M=20., C=0., S=10., B4=5., R=30.)
+
+def lines_of(folder, side, seed, rows, **about):
+    "Write a folder like that of `noc_reproduce`, without captions, and return it; METEOR is 20 plus the seed."
+    from noc_nb.lab.results import table_line, write_rows
+    scores = {"in": SCORES | dict(M=20. + seed)} | {g: SCORES | dict(F1=40.) for g in ("out_macro", "out_pooled")}
+    about = dict(table="main", variant=None, data="own", split="test", config={}, metrics=scores | dict(f1={}),
+                 counts=dict(images=30)) | about
+    out, lines = folder/f"{side}{seed}", [table_line(row, "cider_dgbs") for row in rows]
+    write_rows(out/"rows.jsonl", [about | dict(zip(("row", "training", "lambda0"), line))
+                                  | dict(seed=dict(selector=seed, captioner=seed)) for line in lines])
+    (out/"run.json").write_text("{}")
+    return out
+
+def test_a_table_of_runs_fits_a_page_of_two_columns(tmp_path):
+    "LaTeX sets a table of runs with five scores and odd names, and it is not wider than the page."
+    from noc_nb.commands.cli import noc_eval
+    rows = "none", "top1", "top2", "top3", "score", "selector_no_inner", "selector", "oracle"
+    given = [lines_of(tmp_path, "ours", seed, rows, variant=NAME if seed < 3 else None) for seed in range(6)]
+    noc_eval(runs=given, out=tmp_path/"table", samples=20)
+    name = "Region selector (w/o inner) · " + NAME
+    shown = (tmp_path/"table/table.md").read_text()
+    assert f"| {name.replace('|', chr(92) + '|').replace('<', chr(92) + '<')} | 3 | 21.0 ±1.0 |" in shown
+    page = (tmp_path/"table/table.html").read_text()
+    assert NAME.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") in page
+    if not shutil.which("pdflatex"): pytest.skip("no pdflatex")
+    text = (tmp_path/"table/table.tex").read_text()
+    head = r"\documentclass[twocolumn]{article}\usepackage{booktabs}\begin{document}\begin{table*}"
+    (tmp_path/"page.tex").write_text(head + text + r"\end{table*}\end{document}")
+    command = ["pdflatex", "-interaction=nonstopmode", "page.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "Overfull" not in done.stdout, done.stdout[-1500:]
+
 # ---- pages
 
 def test_the_page_of_a_comparison_shows_the_largest_differences(tmp_path, monkeypatch, capsys):

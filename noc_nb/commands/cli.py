@@ -68,7 +68,7 @@ def noc_app(
     "Serve a web page for captioning; by default, only to this machine."
 
 # %% ../../nbs/commands/140_cli.ipynb #c0de0003
-@works_in("noc_nb.scores.several")
+@works_in("noc_nb.scores.compare")
 def noc_eval(
     captions:str=None,    # captions to score, in any form (docs/forms.md)
     data:str=None,        # folder in COCO's layout, or references in any form (default: NOC_DATA)
@@ -92,6 +92,7 @@ def noc_eval(
     whole_sentences:bool=False, # ignore the text after the last full stop of a caption
     samples:int=1000,     # number of bootstrap samples
     runs:list=None,       # reports or folders of runs, for one table, with "vs" between systems
+    against:str=None,     # with --runs, the row that new rows are compared with (default: selector)
     compare:list=None,    # two reports or folders of reports, or several: ours0 ours1 vs theirs0;
                           # for folders of noc_reproduce: --runs ours vs theirs
 ):

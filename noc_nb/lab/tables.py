@@ -7,7 +7,7 @@ __all__ = ['paper_numbers', 'score_place', 'metric', 'cell', 'spec', 'matching',
            'latex_table', 'table_text']
 
 # %% ../../nbs/lab/34_tables.ipynb #174ed840
-import csv
+import csv, re
 from numbers import Real
 from statistics import mean, stdev
 
@@ -182,23 +182,27 @@ def markdown_table(
 )->str:             # Markdown text
     "Format a table in Markdown."
     rules = ["---"]*text + ["---:"]*(len(head) - text)
-    lines = [" | ".join(map(str, row)) for row in (head, rules, *rows)]
+    def escaped(x): return re.sub(r"\||<(?=[a-z!/])", r"\\\g<0>", str(x), flags=re.I)
+    lines = [" | ".join(map(escaped, row)) for row in (head, rules, *rows)]
     title = f"**{caption}**\n\n" if caption else ""
     return title + "".join(f"| {line} |\n" for line in lines)
 
 # %% ../../nbs/lab/34_tables.ipynb #bf9379db
 _TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
-    "−": "$-$", "λ": r"$\lambda$", "—": "--", "·": r"$\cdot$", "<": "$<$", ">": "$>$"})
+    "\\": r"\textbackslash{}", "|": r"\textbar{}", "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}", "±": r"$\pm$", "−": "$-$", "λ": r"$\lambda$", "—": "--",
+    "·": r"$\cdot$", "<": "$<$", ">": "$>$"})
 
 def latex_table(
     head,           # names of the columns
     rows,           # lists of cells, each as long as `head`
     numbers:int=0,  # number of columns at the end that are aligned right
 )->str:             # LaTeX text
-    "Format a table in LaTeX."
+    "Format a table in LaTeX. A first column of more than 40 letters is broken into lines."
     def line(cells): return " & ".join(str(x).translate(_TEX) for x in cells) + r" \\"
-    columns = "l"*(len(head) - numbers) + "r"*numbers
+    longest = max((len(str(row[0])) for row in rows), default=0)
+    first = "l" if longest <= 40 else r"p{.4\linewidth}"
+    columns = first + "l"*(len(head) - numbers - 1) + "r"*numbers
     lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(head), r"\midrule",
              *map(line, rows), r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines) + "\n"

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from importlib.resources import files as package_files
 from itertools import chain
 from pathlib import Path
+from textwrap import wrap
 from typing import NamedTuple
 
 import jinja2
@@ -121,7 +122,8 @@ def _draw_bars(
         if sure and points is not None:
             error = [[max(0, points-sure[0])], [max(0, sure[1]-points)]]
         ax.barh(k, points or 0, xerr=error, color=_COLORS[kind], ecolor="0.3", capsize=2)
-    ax.set_yticks(range(len(bars)), list(bars), fontsize=8, parse_math=False)
+    names = ["\n".join(wrap(name, 36)) for name in bars]          # at most a third of the width
+    ax.set_yticks(range(len(bars)), names, fontsize=8, parse_math=False)
     ax.invert_yaxis()
     ax.set_xlabel(label, parse_math=False)
     ax.spines[["top", "right"]].set_visible(False)

@@ -189,7 +189,7 @@ def make_task(
     classes, heldout = objects_of(root, classes, heldout, _usual_heldout, load)
     forms = word_list(classes, synonyms)
     ids, listed, train, name = _split_ids(split, part, every, root, references.parts)
-    refs = {i: every[i] for i in ids}
+    refs = {i: every[i] for i in sorted(ids)} # in one order, as a bootstrap draws images by place
     _check_worded(refs, f"{data}: {name}")
     domains = {d: list(filter(refs.__contains__, images)) for d, images in domains.items()}
     novel = novel_images(every, heldout, ids)
@@ -483,7 +483,7 @@ def _write_images(path, judged):
 
 def _read_images(path, protocol=Protocol()):
     "Read what `_write_images` wrote. Raise `NocError` if the file is missing or invalid."
-    with open_parquet(path) as file: table = file.read()
+    with open_parquet(path) as file: table = file.read().sort_by("image_id")
     about = (table.schema.metadata or {}).get(b"noc_nb")
     require(about, str(path), "the images.parquet of a report")
     about = json.loads(about)
