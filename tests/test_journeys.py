@@ -163,7 +163,8 @@ def test_evaluator(typed):
     rows = json.loads(Path("both/compare.json").read_text())
     assert rows["all C"]["verdict"] == "does not hold" and rows["all C"]["difference"] < 0
     assert "a street, seen from above" in Path("both/compare.html").read_text(encoding="utf-8")
-    assert sorted(os.listdir("both")) == ["compare.html", "compare.json", "compare.md", "compare.png"]
+    assert sorted(os.listdir("both")) == ["compare.html", "compare.json", "compare.md", "compare.png", "pairs.csv",
+                                          "table.csv", "table.tex"]
 
 def test_transformers_user(tmp_path, monkeypatch, capsys):
     "A user of transformers gets a chat model's answer with the words; a tiny model replaces that of the hub."
