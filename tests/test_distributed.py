@@ -3,7 +3,8 @@ import importlib.util, multiprocessing, os, random, signal, subprocess, sys, thr
 from pathlib import Path
 import pytest
 import torch
-from noc_nb.commands.distributed import _ray, caption_shards, read_shards, _shard_file
+from noc_nb.commands.cli import noc_caption
+from noc_nb.commands.distributed import _ray, caption_shards, read_shards
 from noc_nb.core import NocError
 from noc_nb.files.drawing import make_toy
 from noc_nb.lab.disk import beside
@@ -25,6 +26,8 @@ def world(tmp_path_factory):
     _caption_files(job, folder/"lines.jsonl")
     return job, sorted(_read_lines(folder/"lines.jsonl"), key=lambda x: x["image_id"])
 
+def _shard_file(out, n): return Path(out)/f"part-{n:06d}.jsonl"
+
 def run(job, out, workers=0): return caption_shards(job, out, workers, shard=10)
 
 def lines(out): return sorted(read_shards(out), key=lambda x: x["image_id"])
@@ -42,8 +45,8 @@ def test_without_ray_and_resumed(world, tmp_path):
     assert [row["images"] for row in run(job, tmp_path)] == [10]*6 + [len(expected) - 60]
     _shard_file(tmp_path, 2).unlink()
     assert [row["shard"] for row in run(job, tmp_path)] == [2] and lines(tmp_path) == expected
-    _shard_file(tmp_path, 2).write_bytes(b"PAR1")
-    with pytest.raises(NocError, match="part-000002.parquet: expected a complete Parquet file"): lines(tmp_path)
+    _shard_file(tmp_path, 2).write_text('{"image_id": 1}\n')
+    with pytest.raises(NocError, match="part-000002.jsonl: line 1: expected a line of noc_caption"): lines(tmp_path)
     with locked(tmp_path), pytest.raises(NocError, match="another run is writing it"): run(job, tmp_path)
 
 @pytest.mark.slow
@@ -52,13 +55,13 @@ def test_the_driver_is_killed(world, tmp_path):
     job, expected = world
     run(job, tmp_path/"whole")
     rng, out, kills = random.Random(0), tmp_path/"killed", 0
-    shards = lambda: len(list(out.glob("part-*.parquet")))
+    shards = lambda: len(list(out.glob("part-*.jsonl")))
     while shards() < 7:
         child = multiprocessing.get_context("fork").Process(target=run, args=(job, out))
         at = shards() + rng.randint(0, 2); child.start()
         while child.is_alive() and (shards() < at or not (out/"job.json").exists()): time.sleep(.002)
         child.join(rng.uniform(0, .3)); kills += child.is_alive(); child.kill(); child.join()
-    beside(out/"part-000001.parquet").write_bytes(b"PAR1")                       # what a kill during a write leaves
+    beside(out/"part-000001.jsonl").write_bytes(b"{")                       # what a kill during a write leaves
     _shard_file(out, 1).unlink()
     assert [row["shard"] for row in run(job, out)] == [1]
     content = lambda folder: {p.name: p.read_bytes() for p in folder.iterdir()}
@@ -88,13 +91,13 @@ def test_the_driver_is_killed_under_ray(world, tmp_path):
     before, out = set(actors()), tmp_path/"out"
     child = subprocess.Popen([sys.executable, "-c", DRIVER, job.src, job.data, str(out)], stderr=subprocess.PIPE)
     until = time.time() + 300
-    while child.poll() is None and not any(out.glob("part-*.parquet")) and time.time() < until: time.sleep(.005)
+    while child.poll() is None and not any(out.glob("part-*.jsonl")) and time.time() < until: time.sleep(.005)
     if child.poll() not in (None, 0): pytest.skip(f"ray does not start here: {child.stderr.read().decode()[-200:]}")
-    assert child.poll() is None and len(list(out.glob("part-*.parquet"))) < 7          # in the middle of the job
+    assert child.poll() is None and len(list(out.glob("part-*.jsonl"))) < 7          # in the middle of the job
     child.kill(); child.wait()
     while set(actors()) - before and time.time() < until: time.sleep(.1)
     assert not set(actors()) - before
-    made = {p.name: p.stat().st_mtime_ns for p in out.glob("part-*.parquet")}
+    made = {p.name: p.stat().st_mtime_ns for p in out.glob("part-*.jsonl")}
     left = [n for n in range(7) if _shard_file(out, n).name not in made]
     assert [row["shard"] for row in run(job, out)] == left
     assert lines(out) == expected and not list(out.glob(".*"))
@@ -119,3 +122,43 @@ def test_workers_and_a_killed_one(world, ray, tmp_path):
     assert killed and [row["shard"] for row in costs] == list(range(7)) and lines(tmp_path/"2") == expected
     _shard_file(tmp_path/"2", 3).unlink()                       # a run without Ray completes a run with Ray
     assert [row["shard"] for row in run(job, tmp_path/"2")] == [3] and lines(tmp_path/"2") == expected
+
+def typed(monkeypatch, job, out, *, spread=None, **options):
+    "Run `noc_caption` on the job's detections; `spread` is called in place of Ray."
+    if spread: monkeypatch.setattr("noc_nb.commands.distributed._spread", spread)
+    noc_caption(job.src, out=str(out), model="toy", data=job.data, batch=2, **options)
+
+def in_turn(stop=99):
+    "Return a function that captions shards in this process, in reverse order, and fails after `stop` shards."
+    def spread(worker, todo, workers, gpus):
+        for done, n in enumerate(reversed(todo)):
+            if done == stop: raise KeyboardInterrupt
+            yield worker.caption(n)
+    return spread
+
+def test_the_command_with_workers_writes_what_one_process_writes(world, tmp_path, monkeypatch, capsys):
+    "`--workers` gives the same lines, page and texts, refuses what exists, and resumes after an interruption."
+    job, _ = world
+    def page(name): return (tmp_path/name).read_text()
+    one = dict(html=str(tmp_path/"one.html"), txt=str(tmp_path/"one"))
+    several = dict(html=str(tmp_path/"several.html"), txt=str(tmp_path/"several"), workers=2)
+    typed(monkeypatch, job, tmp_path/"one.jsonl", **one)
+    with pytest.raises(KeyboardInterrupt): typed(monkeypatch, job, tmp_path/"out", spread=in_turn(2), **several)
+    assert len([*(tmp_path/"out").glob("part-*.jsonl")]) == 2
+    with pytest.raises(NocError, match="expected .*--resume"): typed(monkeypatch, job, tmp_path/"out", **several)
+    typed(monkeypatch, job, tmp_path/"out", spread=in_turn(), resume=True, **several)
+    assert (tmp_path/"out/captions.jsonl").read_bytes() == (tmp_path/"one.jsonl").read_bytes()
+    assert page("several.html") == page("one.html")
+    def texts(folder): return {p.name: p.read_text() for p in (tmp_path/folder).iterdir()}
+    assert texts("several") == texts("one") and len(texts("one")) > 60
+    for odd, out, line in ((0, tmp_path/"x", "--workers 0: expected 1 or more"), (1, "", "--out : expected a folder"),
+                           (1, tmp_path/"one.jsonl", "one.jsonl: expected a folder, which --workers needs")):
+        with pytest.raises(NocError, match=line): typed(monkeypatch, job, out, workers=odd)
+
+@pytest.mark.slow
+@with_ray
+def test_the_command_with_workers_of_ray(world, ray, tmp_path, monkeypatch):
+    job, _ = world
+    typed(monkeypatch, job, tmp_path/"one.jsonl")
+    typed(monkeypatch, job, tmp_path/"out", workers=2)
+    assert (tmp_path/"out/captions.jsonl").read_bytes() == (tmp_path/"one.jsonl").read_bytes()

@@ -11,7 +11,7 @@ from typing import Literal
 from .command import works_in
 
 # %% ../../nbs/commands/140_cli.ipynb #c0de0001
-@works_in("noc_nb.pages.gallery")
+@works_in("noc_nb.pages.gallery", workers="noc_nb.commands.distributed")
 def noc_caption(
     src:str,             # photos (folder, .tar, .parquet), or detections (docs/forms.md)
     out:str=None,        # file for the captions, one line of JSON per image (default: print)
@@ -42,6 +42,8 @@ def noc_caption(
     batch:int=None,      # images per batch (default: 50; with --captioner: 8)
     form:Literal["words", "forms", "phrases"]=None, # how captions name objects (default: model's)
     dtype:Literal["float32", "bfloat16"]="float32", # bfloat16 is faster on some machines
+    workers:int=None,    # caption with so many workers of Ray, into the folder --out; a cluster is
+                         # named by the variable RAY_ADDRESS
     strict:bool=False,   # exit with status 2 if an image has no caption
     resume:bool=False,   # continue a run that was killed
 ):

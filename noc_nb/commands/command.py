@@ -232,7 +232,7 @@ def _run(f):
 # %% ../../nbs/commands/100_command.ipynb #35fd6a56
 def works_in(
     module:str, # name of the module with the function that does the work
-    **others,   # value of the first option -> name of another module, which does this work
+    **others,   # an option, or a value of the first one -> the module that does this work instead
 ):
     "Return a decorator: a decorated `noc_example` passes its options to a module's `_run_example`."
     def made(f):
@@ -241,7 +241,8 @@ def works_in(
             given = signature(f).bind(*args, **kw)
             given.apply_defaults()
             first, *_ = given.arguments.values()
-            place = others.get(str(first), module)
+            places = [others[x] for x in others if given.arguments.get(x) is not None or x == first]
+            place = next(iter(places), module)
             with _loading(): work = getattr(import_module(place), f"_run{f.__name__[3:]}")
             work(SimpleNamespace(**given.arguments))
         return call

@@ -6,137 +6,76 @@
 __all__ = ['read_shards', 'caption_shards']
 
 # %% ../../nbs/commands/141_distributed.ipynb #a5c6c643
-import logging, math, os, sys, tempfile, time
-from contextlib import contextmanager
+import json, math, os, time
 from pathlib import Path
-
-import pyarrow
-import pyarrow.parquet
 
 from .command import peak_mb
 from ..core import NocError, require
-from ..files.readers import open_parquet
 from ..lab.disk import whole_file
 from ..lab.progress import progress
 from ..lab.runs import locked
 from ..models.source import Job
-from ..pages.gallery import begin_captions, caption_lines
+from ..pages import gallery
+from ..pages.gallery import _read_lines, begin_captions, caption_lines
 
 # %% ../../nbs/commands/141_distributed.ipynb #6da652cc
 class _Worker:
     "Captions shards of a job, in this process or as an actor of Ray."
-    def __init__(self, job, out, shard=500):
-        self.job, self.out, self.shard = job, Path(out), shard
+    def __init__(self, job, out, shard):
         batch = job.options.batch
         require(shard > 0 and shard % batch == 0, f"shard={shard}",
                 f"a positive multiple of batch={batch}")
+        self.job, self.out, self.shard = job, Path(out), shard
         self.pipeline = job.pipeline()
         self.source = job.source(self.pipeline)
 
     def ids(self, n): return self.source.ids[n*self.shard:(n+1)*self.shard]
 
-    def __call__(self, batch):
+    def file(self, n): return self.out/f"part-{n:06d}.jsonl"
+
+    def caption(self, n):
+        "Write a shard's file, completely or not at all; return the cost."
+        start, cpu = time.perf_counter(), time.process_time()
+        lines = caption_lines(self.pipeline, self.source, self.ids(n), self.job.options)
+        with whole_file(self.file(n), "wb") as f:
+            f.writelines(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines)
+        return dict(shard=n, images=len(lines), failed=sum("error" in line for line in lines),
+                    seconds=round(time.perf_counter() - start, 3),
+                    cpu=round(time.process_time() - cpu, 3), peak_mb=peak_mb(), pid=os.getpid())
+
+    def is_whole(self, n):
+        "Return True if the file of a shard exists and has a line for each of its images."
+        try: found = [line["image_id"] for line in _read_lines(self.file(n))]
+        except (NocError, KeyError): return False
+        return found == [self.source.texts.get(i, i) for i in self.ids(n)]
+
+    def __call__(self, batch):                                # by Ray Data
         [n] = batch["shard"]
-        return {name: [x] for name, x in _caption_shard(self, int(n)).items()}
+        return {name: [x] for name, x in self.caption(int(n)).items()}
 
 # %% ../../nbs/commands/141_distributed.ipynb #6c8f4eb6
-_text, _real = pyarrow.string(), pyarrow.float64()
-def _list(**fields): return pyarrow.list_(pyarrow.struct(fields))
-
-_SCHEMA = pyarrow.schema(dict(
-    image_id=pyarrow.int64(), text=_text, file=_text, size=pyarrow.list_(pyarrow.int32()),
-    caption=_text, score=_real, candidates=_list(
-        object=_text, selector=_real, price=_real, word=_text,
-        span=pyarrow.list_(pyarrow.int32()), cost=_real),
-    boxes=_list(object=_text, box=pyarrow.list_(_real), score=_real, selector=_real),
-    reason=_text, error=_text, counts=pyarrow.map_(_text, pyarrow.int64())))
-
-def _shard_file(out, n):
-    "Return the path of a shard's file."
-    return Path(out)/f"part-{n:06d}.parquet"
-
 def read_shards(
     out,    # folder of the job
 ):          # lines as in `noc_caption`, in the order of the source
     "Yield the captions of a job. Raise `NocError` if a file is damaged."
-    for path in sorted(Path(out).glob("part-*.parquet")):
-        with open_parquet(path) as file: rows = file.read().to_pylist()
-        for row in rows:
-            text, counts = row.pop("text", None), row.pop("counts", None)
-            if counts: row["counts"] = dict(counts)
-            keys = row.keys() - {"error"} if row["error"] is None else ("image_id", "file", "error")
-            row = {key: row[key] for key in row if key in keys}
-            yield row if text is None else row | dict(image_id=text)   # the id in the user's file
-
-# %% ../../nbs/commands/141_distributed.ipynb #a2c03d5f
-def _is_whole(worker, n):
-    "Return True if the file of a shard exists and is undamaged."
-    path = _shard_file(worker.out, n)
-    if not path.exists(): return False
-    try:
-        with open_parquet(path) as file:
-            return file.read()["image_id"].to_pylist() == worker.ids(n)
-    except (NocError, KeyError): return False
-
-def _caption_shard(worker, n):
-    "Write one shard's file, completely or not at all; return the cost."
-    start, cpu = time.perf_counter(), time.process_time()
-    ids = worker.ids(n)
-    texts = worker.source.texts
-    lines = caption_lines(worker.pipeline, worker.source, ids, worker.job.options)
-    lines = [line | dict(image_id=i, text=texts.get(i)) for i, line in zip(ids, lines)]
-    with whole_file(_shard_file(worker.out, n), "wb") as f:
-        table = pyarrow.Table.from_pylist(lines, _SCHEMA)
-        pyarrow.parquet.write_table(table, f, write_page_checksum=True)
-    return dict(shard=n, images=len(ids), failed=sum("error" in line for line in lines),
-                seconds=round(time.perf_counter() - start, 3),
-                cpu=round(time.process_time() - cpu, 3), peak_mb=peak_mb(), pid=os.getpid())
+    for path in sorted(Path(out).glob("part-*.jsonl")): yield from _read_lines(path)
 
 # %% ../../nbs/commands/141_distributed.ipynb #52158f70
-_LIMITS = dict(RAY_raylet_start_wait_time_s="60", RAY_gcs_server_port_wait_time_s="120",
-              RAY_agent_register_timeout_ms="120000", RAY_worker_register_timeout_seconds="120",
-              RAY_AUTH_MODE="disabled", RAY_BACKEND_LOG_LEVEL="fatal")   # errors are raised anyway
-
 def _ray(workers):
-    "Import and start Ray, on this machine unless RAY_ADDRESS names a cluster."
+    "Import Ray; start it on this machine unless RAY_ADDRESS names a cluster."
     local = not os.environ.get("RAY_ADDRESS")
-    os.environ |= dict(RAY_USAGE_STATS_ENABLED="0", **(_LIMITS if local else {}))
-    logging.getLogger("ray.widgets.util").setLevel(logging.ERROR) # it warns about a widget
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if local: os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     try: import ray, ray.data
     except ImportError:
-        raise NocError("workers: ray is not installed; pip install noc_nb[ray]") from None
-    if not ray.is_initialized(): _start(ray, max(2, workers) if local else None)
-    for name in "ray", "ray.data": logging.getLogger(name).setLevel(logging.ERROR)
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.wait_for_min_actors_s = 300
+        raise NocError("--workers: ray is not installed; pip install noc_nb[ray]") from None
+    here = dict(num_cpus=max(2, workers), include_dashboard=False) if local else {}
+    try: ray.is_initialized() or ray.init(log_to_driver=False, logging_level="error", **here)
+    except Exception as e:
+        why = str(e).partition("\n")[0]
+        raise NocError(f"--workers: Ray does not start ({why}); without it: no --workers") from None
+    ray.data.DataContext.get_current().enable_progress_bars = False
     return ray
-
-# %% ../../nbs/commands/141_distributed.ipynb #8e15c0da
-def _start(ray, cpus):
-    "Start Ray, in up to three attempts. `cpus`: CPUs of this machine to use; None: a cluster."
-    here = dict(log_to_driver=False, logging_level="error")
-    if cpus:
-        folder = tempfile.mkdtemp(prefix="ray")
-        here |= dict(num_cpus=cpus, include_dashboard=False, _temp_dir=folder)
-    for _ in range(3):
-        try:
-            with _silent(): return ray.init(**here)
-        except Exception as e: why = str(e).partition("\n")[0]
-        ray.shutdown()
-    raise NocError(f"workers: Ray does not start ({why}); workers=0 runs without Ray")
-
-@contextmanager
-def _silent():
-    "Silence the processes of Ray, which write to standard error directly."
-    sys.stderr.flush()
-    kept = os.dup(2)
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try: yield
-    finally:
-        os.dup2(kept, 2)
-        for fd in kept, null: os.close(fd)
 
 # %% ../../nbs/commands/141_distributed.ipynb #41d08c3e
 def _spread(worker, todo, workers, gpus):
@@ -157,16 +96,29 @@ def caption_shards(
     workers:int=0,       # number of Ray actors; 0: no Ray
     gpus:float=None,     # GPUs per actor, may be a fraction; default: 1 if the cluster has GPUs
     shard:int=500,       # images per shard, a multiple of the job's batch
+    resume:bool=True,    # False: raise an error if `out` has shards
 )->list:                 # costs of the shards that this call captioned
     "Caption all images of a job. Raise `NocError` if `out` belongs to another job."
     first = _Worker(job, out, shard)
     shards = math.ceil(len(first.source.ids)/shard)
     file = first.out/"job.json"
     with locked(out):
-        begin_captions(file, out, first.pipeline, first.source, job.options, shard=shard)
-        todo = [n for n in range(shards) if not _is_whole(first, n)]
+        begin_captions(file, out, first.pipeline, first.source, job.options, resume, shard=shard)
+        todo = [n for n in range(shards) if not first.is_whole(n)]
         if not todo: return []
-        if workers: costs = _spread(first, todo, workers, gpus)
-        else: costs = (_caption_shard(first, n) for n in todo)
-        costs = sorted(progress(costs, "shards", len(todo)), key=lambda row: row["shard"])
-    return costs
+        costs = _spread(first, todo, workers, gpus) if workers else map(first.caption, todo)
+        return sorted(progress(costs, "shards", len(todo)), key=lambda row: row["shard"])
+
+# %% ../../nbs/commands/141_distributed.ipynb #14100002
+def _run_caption(o):
+    "Caption images with several workers. Raise `NocError` if an option is invalid."
+    require(o.workers > 0, f"--workers {o.workers}", "1 or more; leave it out to caption without Ray")
+    usable = o.out and not Path(o.out).is_file()
+    require(usable, f"--out {o.out}", "a folder, which --workers needs")
+    def spread(job, out, resume):
+        out = Path(out)
+        caption_shards(job, out, o.workers, shard=10*job.options.batch, resume=resume)
+        with whole_file(out/"captions.jsonl", "wb") as f:
+            for path in sorted(out.glob("part-*.jsonl")): f.write(path.read_bytes())
+        return out/"captions.jsonl"
+    gallery._run_caption(o, spread)

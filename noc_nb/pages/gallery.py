@@ -310,17 +310,20 @@ def _tell(n, failed, empty, lacking, advice, out, html):
                     file=sys.stderr)
 
 # %% ../../nbs/pages/132_gallery.ipynb #1013ceab
-def _caption_files(job, out=None, report=None, resume=False, texts=None, overwrite=False):
+def _caption_files(job, out=None, report=None, resume=False, texts=None, overwrite=False,
+                   spread=None):
     """Caption all images of a job. Write the lines (without `out`, print them), the page and the
     `texts`. Return the numbers of images and failures, the images without boxes, and the
-    words that the vocabulary lacks."""
+    words that the vocabulary lacks. `spread`: function (job, out, resume) that captions with several
+    workers and returns the file of the lines."""
     with locked(report), tempfile.TemporaryDirectory() as folder:
-        _check_outputs(job, out, report)
+        _check_outputs(job, None if spread else out, report)
         pipeline = job.pipeline()
         source = job.source(pipeline)
         beside = _text_files(source, texts) if texts else []
         lines = out or Path(folder)/"lines.jsonl"
-        file = _caption_all(pipeline, source, lines, job.options, resume)
+        if spread: file = spread(job, lines, resume)
+        else: file = _caption_all(pipeline, source, lines, job.options, resume)
         if not out:                     # before the page, which may fail
             few = sys.stdout.encoding not in (None, "utf-8", "UTF-8")
             for line in _read_lines(file): print(json.dumps(line, ensure_ascii=few))
@@ -409,14 +412,14 @@ def weight_of(
     try: return float(text)
     except (TypeError, ValueError): return text
 
-def _run_caption(o):
+def _run_caption(o, spread=None):
     "Caption images by the options of the command. Raise `NocError` if one is invalid."
     usual = 8 if o.captioner else 50
     options = read_options(CaptionOptions, o, price_weight=weight_of(o.price_weight),
                            batch=usual if o.batch is None else o.batch)
     job = replace(read_options(Job, o), options=options).where_fast()
     keep_blocks()
-    made = _caption_files(job, o.out, o.html, o.resume, o.txt, o.overwrite)
+    made = _caption_files(job, o.out, o.html, o.resume, o.txt, o.overwrite, spread)
     advice = "--add-words FILE adds words with their vectors"
     if o.captioner: advice = "choose other words"
     _tell(*made, advice, o.out, o.html)
