@@ -17,7 +17,6 @@ from fastcore.basics import patch
 from .saving import load_model
 
 # %% ../../nbs/lab/44_experiment.ipynb #4c6b195d
-import noc_nb.fast.machine # the search of CBS
 from ..captioner import Captioner
 from ..constraints import (FORMS, RULES, best_scores, constraint_classes,
                                 constraint_tokens)

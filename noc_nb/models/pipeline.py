@@ -21,7 +21,6 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import cosine_similarity
 from torch.nn.utils.rnn import pad_sequence
 
-import noc_nb.fast.machine # the search of CBS
 from ..captioner import Captioner
 from ..constraints import FORMS, constraint_tokens
 from ..core import NocError, default_device, require
