@@ -81,7 +81,7 @@ def decode(
     captioner.eval()
     for batch in batches:
         groups = [constraints.get(i, []) for i in batch.image_ids]
-        worth = prices and [prices.get(i, []) for i in batch.image_ids]
+        worth = None if prices is None else [prices.get(i, []) for i in batch.image_ids]
         best = search(captioner, batch.to(device), groups, cfg, worth, avoid)
         tensors = best.tokens, best.scores, best.satisfied, best.spans
         objectives = best.objective[:,0].tolist() if prices else [None]*len(groups)
