@@ -362,6 +362,16 @@ def test_bank_asks_no_more_than_a_beam(seed, k, max_len, images):
     search((counting, fresh), images, k=k, max_len=max_len, mode="bank")
     assert max(widest) <= k*B
 
+@fifty
+@given(st.integers(0, 999), st.integers(1, 6), st.integers(3, 6), batch(6, 4), st.sampled_from([-1., 0., 3., 20.]))
+def test_candidates_get_half_a_beam(seed, k, max_len, images, price):
+    "In a bank, at most k hypotheses per image are open without candidates, and at most k/2, or one, with them."
+    (step, fresh), widest = tree(30, seed), []
+    def counting(tokens, state): widest.append(len(tokens)); return step(tokens, state)
+    prices = [[price]*len(wanted) for wanted in images]
+    search((counting, fresh), images, k=k, max_len=max_len, mode="bank", prices=prices)
+    assert max(widest) <= (k + max(1, k//2))*B
+
 def test_32_bit_models_agree_to_1e_5():
     "In 32 bits, a batch, an image alone, and the 64-bit model give scores that agree to 1e-4."
     for seed in range(8):
