@@ -289,7 +289,8 @@ def test_the_command(world, tmp_path):
     for c, boxes in ((c, x["boxes"]) for x in lines for c in x["candidates"]):
         assert max(box["score"] for box in boxes if box["object"] == c["object"]) >= .7
     old = run("--min_score=.6")
-    assert old.returncode == 2 and re.fullmatch("error: --min-score: expected --min-prob .* or --min-detection .*\n", old.stderr)
+    said = re.fullmatch("error: --min-score: expected --min-prob .* or --min-detection .*\n", old.stderr)
+    assert old.returncode == 2 and said
     bad = run()
     assert (bad.returncode, bad.stderr.count("\n")) == (2, 1) and "expected --data or --images" in bad.stderr
 

@@ -1,5 +1,6 @@
-"""Test every cell of the card's table of promises, on random tokenizers, models and words, for a model whose rows do not
-depend on each other. PROMISE_CASES sets the number of cases for each mode."""
+"""Test every cell of the card's table of promises, on random tokenizers, models and words.
+
+The models' rows do not depend on each other. PROMISE_CASES sets the number of cases for each mode."""
 import math, os, random, re, warnings
 from pathlib import Path
 import pytest, torch
@@ -109,8 +110,8 @@ PROMISES = {
     'Without words, the texts and scores are those of beam search with `early_stopping="never"`.': beams_without_words,
     "A price of 0 does not change a text.": nothing_for_zero,
     "Without musts, the best `objective` is at least that of every text of plain beam search.": plain_beams_at_most,
-    "The best `objective` is at least that of every text of the search in which words with prices above 0 are musts and "
-    "words with prices below 0 are avoided.": musts_at_most,
+    "The best `objective` is at least that of every text of the search in which words with prices above 0 are musts "
+    "and words with prices below 0 are avoided.": musts_at_most,
     "The answer to an input does not depend on the other inputs of its batch.": its_own,
     "With musts, the model reads at most `num_beams` texts for each new token.": as_many_as_beams}
 

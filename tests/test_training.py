@@ -79,7 +79,8 @@ def test_an_unfinished_caption_has_no_gradient(world, tmp_path):
     """One token leaves room for the end alone: no caption has a word, and the only caption of an image without words is
     its own mean. No weight changes in either loop, while the search returns unfinished captions with finite scores."""
     data, start, one = load_data(world, "toy"), load_model(world/"start"), replace(how, max_len=1)
-    for model in trained("dgbs", world, tmp_path, partial(plain_fit, show=noop), one): assert_equal_weights(start, model)
+    both = trained("dgbs", world, tmp_path, partial(plain_fit, show=noop), one)
+    for model in both: assert_equal_weights(start, model)
     batch = next(iter(Loader(ImageExamples(data, data.splits["train"]), 10)))
     words = [*oracle_words(data, batch.image_ids, Vocab(start.tokens)).values()]
     found = fast_search(start.eval(), batch, words, one)

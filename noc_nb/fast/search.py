@@ -139,8 +139,7 @@ class Search:
         self.eos, self.ordered, self.finishers = eos, ordered, finishers
         self.mode = _mode(self.cfg, ordered)
         self.read = read_groups(constraints, eos, ordered)
-        self.absorb = self.cfg.absorb or self.mode.absorb
-        self.apart = apart or self.mode.apart
+        self.absorb, self.apart = self.cfg.absorb or self.mode.absorb, apart or self.mode.apart
         self.all = pack_groups(self.read, self.cfg.at_least, self.absorb, device, prices, least)
         if finishers: _add_finishers(self.all, finishers, device)
         self.priced = any(price < math.inf for row in prices or () for price in row)
@@ -156,8 +155,7 @@ class Search:
         self.need, self.takes = int(self.all.need.max()), int(self.all.least.sum(1).max())
         size = self.long*self.cfg.k                                     # places of a row
         self.work = _Work(self, self.all[:])
-        levels = [self.mode.levels(self, groups) for groups in self.work.parts]
-        if self.apart: levels = [torch.cat([rows, rows[-1:] + 1]) for rows in levels]
+        levels = [_levels(self, groups) for groups in self.work.parts]
         self.sizes = [len(level)*size for level in levels]              # places of the parts
         self.level = torch.cat(levels).repeat_interleave(size)          # (s,) row of a place
         self.place = torch.arange(len(self.level), device=self.level.device)
@@ -170,8 +168,7 @@ class Search:
         zero = torch.zeros(b, s, dtype=torch.long, device=self.level.device)
         score = torch.full((b, s), -torch.inf, device=zero.device)
         score[:,0] = score[:,-self.sizes[-1]] = 0.
-        trail = zero.new_zeros(b, s, self.cfg.max_len, 3)
-        trail[...,0] = -1
+        trail = zero.new_tensor([-1, 0, 0]).repeat(b, s, self.cfg.max_len, 1)
         self.cells = self.out = _Cells(score, score, zero - 1, zero, zero, zero, zero, trail)
         self.t, self.bits, self.some_ended = 0, None, False             # the state before step 1
         self.images = torch.arange(b, device=zero.device)
@@ -380,8 +377,13 @@ def _identity(search:Search, pool:_Beams, groups:Groups)->Tensor:
     memory = pool.done*_SALTS[-1] + (pool.phrase + 1)*_SALTS[-2]
     return pool.code + memory.masked_fill(same, 0)
 
+def _levels(search:Search, groups:Groups)->Tensor:
+    "Return (r,) the number of finished groups of every row."
+    rows = search.mode.levels(search, groups)
+    return torch.cat([rows, rows[-1:] + 1]) if search.apart else rows
+
 def _row(search:Search, pool:_Beams, groups:Groups, last:int)->Tensor:
-    "Return (b,m) the row of each expansion; where all groups are musts, `last` may be for the ended."
+    "Return (b,m) the row of each expansion; for ended captions it may be `last`, their own."
     row = search.mode.row(search, groups, pool)
     if not search.apart: return row
     apart = (groups.top > 0) & groups.musts_alone                       # else only row 0

@@ -269,18 +269,16 @@ class Choices:
     def _rule(self, row):
         "Return the rule of a row of the tables, as keywords of `constraint_classes`."
         p = self.preset
-        least = self.preset.prices.min_prob if self.priced(row) else None
+        threshold = p.prices.min_prob if self.priced(row) else p.selector.threshold
         require(row in LABELS | RULES, f"row {row!r}", f"one of {', '.join(LABELS | RULES)}")
         require(_own_rules() == self.other, "RULES: changed", "the rules that the run began with")
-        threshold = p.selector.threshold if least is None else least
         if row not in LABELS: return dict(how=row, threshold=threshold)
         if row in ("none", "oracle"): return dict(how=row)
         if row == "cbs": return dict(how="topk", k=3, distinct=True)
-        if row == "score":
-            if least is None: threshold = _best_threshold(self.data, self._classes)
-            return dict(how="score", threshold=threshold)
         if row.startswith("top"): return dict(how="topk", k=int(row[-1]), distinct=p.distinct)
-        return dict(how="selector", threshold=threshold)
+        if row == "score" and not self.priced(row):
+            threshold = _best_threshold(self.data, self._classes)
+        return dict(how="score" if row == "score" else "selector", threshold=threshold)
 
     def _classes(self, i, **rule):
         "Return the classes that a rule chooses. Rules by score use only the selector's regions."

@@ -182,18 +182,16 @@ class _Choice:
     def _rule(self, options):
         "Return the rule for prices, and the minimum probability of the selector's candidates."
         prices = self.cfg.prices
-        least = options.min_prob
         if options.price_weight == "must": prices = replace(prices, weight=None)
         elif options.price_weight is not None: prices = replace(prices, weight=options.price_weight)
         usual = self.selector.cfg.threshold if prices.weight is None else prices.min_prob
-        return prices, usual if least is None else least
+        return prices, usual if options.min_prob is None else options.min_prob
 
     def _chosen(self, regions, probs, options):
         "Return class id -> price of the selector's candidates, and the reason if there are none."
         prices, least = self._rule(options)
         low = regions.scores < (options.min_detection or 0.)
-        certain = probs.masked_fill(low, torch.nan)
-        ids = select(certain[None], regions.labels[None], least)[0]
+        ids = select(probs.masked_fill(low, torch.nan)[None], regions.labels[None], least)[0]
         best = {c: _highest(regions, probs, c) for c in ids if not self.avoid or self._group(c)}
         limit = self.cfg.limit if options.max_objects is None else options.max_objects
         candidates = best_candidates(best, self.unseen, prices, limit)

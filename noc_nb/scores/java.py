@@ -112,7 +112,7 @@ def _version(java):
 
 def find_java()->tuple: # the program, and its version
     "Find Java. Raise `OSError` on Windows, if there is none, or only one older than 11."
-    if os.name == "nt": raise OSError("it needs Linux or macOS, where it ends when Python is killed")
+    if os.name == "nt": raise OSError("it needs Linux or macOS, where it ends with Python")
     home = os.environ.get("JAVA_HOME")
     java = home and shutil.which("java", path=str(Path(home)/"bin")) or shutil.which("java")
     if not java: raise FileNotFoundError("it needs Java, and there is no program `java`")
