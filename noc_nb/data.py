@@ -195,7 +195,7 @@ class ImageExamples:
         ids,           # image ids, or the name of a part
         features=None, # image ids -> (features, mask); default: `region_features` of `data`
     ):
-        self.features = features or data.region_features()
+        self.features = data.region_features() if features is None else features
         self.image_ids = data.ids(ids)
         self.lengths = np.zeros(len(self.image_ids), np.int64)
     def tokens(self, index): return None

@@ -109,9 +109,10 @@ class HeldOut:
     @classmethod
     def of(cls, objects:dict, removal:dict, novel:dict=None, f1:dict=None):
         "Make held-out objects from lists, as in JSON; `novel` and `f1` default to `removal`."
-        f1 = f1 or {"dcc": removal, "extended": removal}
+        if novel is None: novel = removal
+        if f1 is None: f1 = {"dcc": removal, "extended": removal}
         f1 = {protocol: _tuples(lists) for protocol, lists in f1.items()}
-        return cls(objects, _tuples(removal), _tuples(novel or removal), f1)
+        return cls(objects, _tuples(removal), _tuples(novel), f1)
 
 # %% ../nbs/02_heldout.ipynb #986b8e95
 COCO_HELDOUT = HeldOut.of(**json.loads(asset("coco_heldout.json")))

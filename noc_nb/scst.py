@@ -28,7 +28,7 @@ from .vocab import BOS, EOS, PAD, Vocab
 def scst_loss(
     log_probs:Tensor, # (b,k) log-probability of every caption under the model, with gradient
     rewards:Tensor,   # (b,k) reward of every caption
-    valid:Tensor,     # (b,k) True where there is a caption
+    valid:Tensor,     # (b,k) True where there is a caption that has ended
 )->Tensor:            # () the loss
     "Compute the self-critical loss, averaged over images (Section 3.1)."
     count = valid.sum(1, keepdim=True).clamp(min=1)
@@ -138,11 +138,11 @@ class SelfCritical:
     def __call__(self, captioner, batch):
         model = getattr(captioner, "module", captioner)     # the model without a wrapper
         beams = self.search(model.eval(), batch, self.drawn(batch.image_ids))
-        valid = beams.scores > -torch.inf
+        valid = beams.ended                                 # a search may return unfinished ones
         rewards = self.rewards(beams.tokens, batch.image_ids)
         log_probs = caption_log_probs(captioner.train(), batch, beams.tokens)
-        satisfied = beams.satisfied[:,0].float().mean()
-        numbers = {"reward": rewards[valid].mean(), "satisfied": satisfied}
+        numbers = {"reward": rewards[valid].sum()/valid.sum().clamp(min=1),
+                   "satisfied": (beams.satisfied*valid)[:,0].float().mean()}
         return scst_loss(log_probs, rewards, valid), numbers
 
     def drawn(self,

@@ -104,7 +104,7 @@ def train_selector(
     "Train a region selector (Section 2.1, Training)."
     set_seed(train.seed)
     selector = model(cfg)
-    examples = examples or SelectorExamples(data, "train", max_regions=cfg.max_regions)
+    if examples is None: examples = SelectorExamples(data, "train", max_regions=cfg.max_regions)
     def of_batch(selector, batch): return _batch_loss(selector, batch, cfg, loss), {}
     batches = Loader(examples, train.batch, train.seed)
     return fit(selector, of_batch, batches, train, val_score(data, cfg, loss), cfg.d_model)

@@ -1,5 +1,5 @@
 "Test noc_caption with damaged files, with kills at random moments, and its page in a browser."
-import json, multiprocessing, os, random, shutil, subprocess, sys, tarfile, time, weakref, zlib
+import json, multiprocessing, os, random, re, shutil, subprocess, sys, tarfile, time, weakref, zlib
 from dataclasses import replace
 from pathlib import Path
 import numpy as np
@@ -280,11 +280,17 @@ def test_killed_and_resumed_gives_the_same_lines(toy, world, tmp_path):
 def test_the_command(world, tmp_path):
     command = [Path(sys.executable).with_name("noc_caption"), world/"detections/simulated.json", "--model", "toy"]
     run = lambda *args: subprocess.run([*command, *args], capture_output=True, text=True, cwd=tmp_path, timeout=300)
-    done = run("--data", world, "--html", "page.html", "--max-objects", "1", "--min_score", ".6")
+    done = run("--data", world, "--html", "page.html", "--max-objects", "1", "--min_prob", ".6",
+               "--min-detection", ".7")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(text) for text in done.stdout.splitlines()]
     assert all(len(x["candidates"]) <= 1 for x in lines) and (tmp_path/"page.html").exists()
     assert all(c["selector"] >= .6 for x in lines for c in x["candidates"])
+    for c, boxes in ((c, x["boxes"]) for x in lines for c in x["candidates"]):
+        assert max(box["score"] for box in boxes if box["object"] == c["object"]) >= .7
+    old = run("--min_score=.6")
+    said = re.fullmatch("error: --min-score: expected --min-prob .* or --min-detection .*\n", old.stderr)
+    assert old.returncode == 2 and said
     bad = run()
     assert (bad.returncode, bad.stderr.count("\n")) == (2, 1) and "expected --data or --images" in bad.stderr
 

@@ -797,7 +797,8 @@ def test_odd_settings_of_a_pipeline():
     for odd in (0, -1, 1.5, "1", float("nan"), None, []):
         with pytest.raises(NocError, match="batch="): CaptionOptions(batch=odd)
     for odd in (-1, 2, "a", float("nan"), [], torch.zeros(2)):
-        with pytest.raises(NocError, match="min_score="): CaptionOptions(min_score=odd)
+        for name in ("min_prob", "min_detection"):
+            with pytest.raises(NocError, match=f"{name}="): CaptionOptions(**{name: odd})
     for odd in (1, [None], [["dog"]], [1], lambda: 1):
         with pytest.raises(NocError, match="expected names, a string"): CaptionOptions(objects=odd)
     for odd in ("dog|", "-", "=3", "dog=much", "-dog=2", "dog, -dog"):

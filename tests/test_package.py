@@ -127,6 +127,24 @@ def test_the_papers_floor_stands_alone():
             "the paper's floor imports another floor")
     none_of({"filelock", "hashlib", "configparser"} & {*loaded}, "the paper's floor needs no lock, hash or settings")
 
+HIDDEN = """
+import builtins, importlib, pkgutil, sys
+real = builtins.__import__
+def without(name, globals=None, locals=None, fromlist=(), level=0):
+    own = str((globals or {}).get("__name__")).startswith("noc_nb")
+    if own and not level and name in ("fcntl", "termios", "resource", "pwd", "grp"): raise ImportError(name)
+    return real(name, globals, locals, fromlist, level)
+builtins.__import__ = without
+import noc_nb
+names = [m.name for m in pkgutil.walk_packages(noc_nb.__path__, "noc_nb.") if m.name != "noc_nb.__main__"]
+for name in names: importlib.import_module(name)
+print(len(names))
+"""
+
+def test_every_module_does_without_what_windows_lacks():
+    "Every module can be imported where the modules of Unix are missing."
+    assert int(run(sys.executable, "-c", HIDDEN, cwd=ROOT)) > 60
+
 HEAVY = "pandas pyarrow matplotlib torchvision gradio ray pycocoevalcap accelerate jinja2".split()
 
 def test_the_book_is_light():

@@ -5,6 +5,7 @@ NOC_IMAGES=2000 python -m pytest -s tests/test_scores.py -k pycocoevalcap
 """
 import importlib, json, multiprocessing, os, shutil, signal, subprocess, sys, time, warnings
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
 import pytest
 from noc_nb.core import NocError
@@ -275,6 +276,11 @@ def test_a_java_that_cannot_be_run_is_one_warning(tmp_path, monkeypatch, content
     monkeypatch.delenv("JAVA_HOME", raising=False)
     scores, told = meteor_of({1: "a bird"})
     assert len(told) == 1 and "`java -version` prints" in told[0] and "\n" not in told[0] and "M" not in scores
+
+def test_windows_is_told_what_the_java_scores_need(monkeypatch):
+    from noc_nb.scores import java
+    monkeypatch.setattr(java, "os", SimpleNamespace(name="nt"))
+    with pytest.raises(OSError, match="it needs Linux or macOS"): java.find_java()
 
 @needs_java
 def test_a_java_that_talks_about_itself(monkeypatch):

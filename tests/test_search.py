@@ -85,24 +85,35 @@ def all_of(out, i, n=None):
                out.satisfied[i].tolist())
     return [([t for t in tokens if t >= 0], *rest) for tokens, *rest in rows], out.reason[i]
 
-def coarse(model, dtype):
-    "Return the model with rounded scores, so that there are many ties."
+def coarse(model, dtype, ties=True):
+    "Return the model with scores of a type, rounded if there should be many ties."
     def step(tokens, state):
         scores, state = model[0](tokens, state)
-        return scores.round().to(dtype), state
+        return (scores.round() if ties else scores).to(dtype), state
     return step, model[1]
 
-@fifty
+def wishes(rng, images):
+    "Draw prices of both signs and avoided words for a batch; some images only have musts."
+    kinds = (math.inf,), (0., 1., 2.5, -1.), (math.inf, math.inf, 3., -2.)
+    def phrase(): return tuple(rng.choices((3, 4, 5), k=rng.choice((1, 2))))
+    prices = [rng.choices(rng.choice(kinds), k=len(wanted)) for wanted in images]
+    return prices, [[phrase() for _ in range(rng.choice((0, 0, 1, 2)))] for _ in images]
+
+@settings(fifty, max_examples=100)
 @given(case(), st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
-       st.sampled_from(["grid", "bank", "credit", "cbs"]), st.booleans(), st.randoms(use_true_random=False))
-def test_ties_are_broken_alike_in_any_company(given_case, dtype, mode, priced, rng):
-    "With many ties, an image has the same result to the last bit in a batch, in another order, and alone."
-    (step, fresh), images, how = given_case
-    how, (step, _) = how | dict(mode=mode, forbidden=[2], bos=BOS, eos=EOS, pad=-1), coarse((step, fresh), dtype)
-    prices = [[rng.choice((math.inf, 0., 1., 2.5)) for _ in wanted] for wanted in images]
+       st.sampled_from(["grid", "bank", "credit", "cbs"]), st.booleans(), st.booleans(),
+       st.randoms(use_true_random=False))
+def test_an_answer_is_its_own(given_case, dtype, mode, ties, ordered, rng):
+    """In every mode an image has the same result to the last bit alone, in a batch and in another order, with musts,
+    prices, avoided and ordered words mixed over the batch, also with many ties."""
+    model, images, how = given_case
+    step, fresh = coarse(model, dtype, ties)
+    how = how | dict(mode=mode, ordered=ordered, forbidden=[2], bos=BOS, eos=EOS, pad=-1)
+    if ordered: del how["at_least"]
+    lists = images, *wishes(rng, images)
     def find(part):
-        worth = dict(prices=[prices[i] for i in part]) if priced else {}
-        return grid_beam_search(step, fresh(*part), [images[i] for i in part], **how, **worth)
+        wanted, prices, avoid = ([x[i] for i in part] for x in lists)
+        return grid_beam_search(step, fresh(*part), wanted, prices=prices, avoid=avoid, **how)
     out = find(range(B))
     for part in (rng.sample(range(B), B), *([i] for i in range(B))):
         other = find(part)
@@ -188,22 +199,28 @@ def test_ties_are_algorithm_1s(seed, v, k, T, absorb, wanted):
         same_captions(captions(out, i), true)
         if not ws: same_captions(captions(beam, i), true)
 
+def twins(fast, plain):
+    "Check all that both searches return. Only the fast one returns hypotheses that have not ended; they have a reason."
+    assert torch.equal(fast.ended, plain.ended)
+    assert torch.equal(fast.satisfied*fast.ended, plain.satisfied)
+    for i, reason in enumerate(fast.reason):
+        same_captions(captions(fast, i), captions(plain, i))
+        assert (reason is None) == bool(plain.ended[i].any())
+    assert (plain.scores[~plain.ended] == -math.inf).all() and (plain.tokens[~plain.ended] == -1).all()
+
 @settings(fifty, max_examples=100)
 @given(st.integers(0, 999), st.booleans(), st.sampled_from([5, 8, 90]), st.integers(1, 4), st.integers(1, 6),
        st.lists(st.lists(st.integers(2, 4), unique=True, max_size=3), min_size=B, max_size=B))
 def test_fast_is_plain(seed, ties, v, k, max_len, wanted):
-    "On 1,000 images, `plain_beam` and `plain_grid` find the same captions as the fast search."
+    "On 1,000 images, `plain_beam` and `plain_grid` return the same as the fast search, also where nothing can end."
     step, fresh = tree(v, seed, ties=ties)
     start, masks = torch.full((B,), BOS), torch.zeros(B, v, dtype=torch.bool)
     for mask, ws in zip(masks, wanted): mask[ws] = True
     how = dict(k=k, max_len=max_len)
     grid = search((step, fresh), [[[(w,)] for w in ws] for ws in wanted], absorb=False, **how)
     beam = beam_search(step, fresh(*range(B)), bos=BOS, eos=EOS, **how)
-    plain = plain_beam(step, fresh(*range(B)), start, EOS, **how)
-    twin = plain_grid(step, fresh(*range(B)), start, masks, EOS, **how)
-    for i in range(B):
-        same_captions(captions(grid, i), captions(twin, i))
-        same_captions(captions(beam, i), captions(plain, i))
+    twins(grid, plain_grid(step, fresh(*range(B)), start, masks, EOS, **how))
+    twins(beam, plain_beam(step, fresh(*range(B)), start, EOS, **how))
 
 def literal(logp, groups, v, k, T):
     """Search the grid with alternatives and phrases, hypothesis by hypothesis, exactly as chapter 24 describes it. A
@@ -345,6 +362,16 @@ def test_bank_asks_no_more_than_a_beam(seed, k, max_len, images):
     def counting(tokens, state): widest.append(len(tokens)); return step(tokens, state)
     search((counting, fresh), images, k=k, max_len=max_len, mode="bank")
     assert max(widest) <= k*B
+
+@fifty
+@given(st.integers(0, 999), st.integers(1, 6), st.integers(3, 6), batch(6, 4), st.sampled_from([-1., 0., 3., 20.]))
+def test_candidates_get_half_a_beam(seed, k, max_len, images, price):
+    "In a bank, at most k hypotheses per image are open without candidates, and at most k/2, or one, with them."
+    (step, fresh), widest = tree(30, seed), []
+    def counting(tokens, state): widest.append(len(tokens)); return step(tokens, state)
+    prices = [[price]*len(wanted) for wanted in images]
+    search((counting, fresh), images, k=k, max_len=max_len, mode="bank", prices=prices)
+    assert max(widest) <= (k + max(1, k//2))*B
 
 def test_32_bit_models_agree_to_1e_5():
     "In 32 bits, a batch, an image alone, and the 64-bit model give scores that agree to 1e-4."

@@ -9,7 +9,7 @@ import noc_nb
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
-from fastcore.basics import patch
+from fastcore.basics import noop, patch
 from safetensors.torch import load_file, save, save_file
 from noc_nb.core import NocError, set_seed
 from noc_nb.data import CaptionExamples, ImageExamples, Loader
@@ -49,7 +49,7 @@ def world(tmp_path_factory):
 
 # ---- the plain loop
 
-def trained(phase, root, folder, fit):
+def trained(phase, root, folder, fit, how=how):
     "Train in a folder, and with the plain loop and plain search. Return both models."
     data, start, constrained = load_data(root, "toy"), load_model(root/"start"), phase == "dgbs"
     if phase == "selector":
@@ -62,14 +62,29 @@ def trained(phase, root, folder, fit):
     search = partial(plain_search, k=how.k, max_len=how.max_len)
     return kept, train_scst(data, start, scst, words, fit, search)
 
-@pytest.mark.parametrize("phase", ["selector", "xe", "scst", "dgbs"])
-def test_the_plain_loop_ends_at_the_same_weights(world, tmp_path, phase):
-    "On the CPU, the trainer and the plain loop give the same weights to the last bit, and the same history."
-    entries = []
-    kept, plain = trained(phase, world, tmp_path, partial(plain_fit, show=entries.append))
-    for name, x in plain.state_dict().items(): assert torch.equal(kept.state_dict()[name], x), name
+def assert_equal_weights(a, b):
+    for name, x in a.state_dict().items(): assert torch.equal(b.state_dict()[name], x), name
+
+@pytest.mark.parametrize("phase, max_len", [("selector", 12), ("xe", 12), ("scst", 12), ("dgbs", 12), ("dgbs", 2)])
+def test_the_plain_loop_ends_at_the_same_weights(world, tmp_path, phase, max_len):
+    """On the CPU, the trainer and the plain loop give the same weights to the last bit, and the same history, also if
+    two tokens leave no room for two words and the end."""
+    entries, short = [], replace(how, max_len=max_len)
+    kept, plain = trained(phase, world, tmp_path, partial(plain_fit, show=entries.append), short)
+    assert_equal_weights(plain, kept)
     history = [{k: v for k, v in e.items() if k in entries[0]} for e in read_json(tmp_path/"done.json")["history"]]
     assert history == entries and len(history) > 1
+
+def test_an_unfinished_caption_has_no_gradient(world, tmp_path):
+    """One token leaves room for the end alone: no caption has a word, and the only caption of an image without words is
+    its own mean. No weight changes in either loop, while the search returns unfinished captions with finite scores."""
+    data, start, one = load_data(world, "toy"), load_model(world/"start"), replace(how, max_len=1)
+    both = trained("dgbs", world, tmp_path, partial(plain_fit, show=noop), one)
+    for model in both: assert_equal_weights(start, model)
+    batch = next(iter(Loader(ImageExamples(data, data.splits["train"]), 10)))
+    words = [*oracle_words(data, batch.image_ids, Vocab(start.tokens)).values()]
+    found = fast_search(start.eval(), batch, words, one)
+    assert (found.scores[~found.ended] > -torch.inf).any()
 
 # ---- kill -9
 

@@ -25,7 +25,9 @@ def noc_caption(
                          # costs at most 4 nats; never "text", but maybe "texts"; a class's name,
                          # as in -cat, means all its words); "": none
                          # (default: the selector's choice)
-    min_score:float=None, # never force classes with lower scores (default: selector's threshold)
+    min_prob:float=None, # selector's lowest probability of a candidate (default: the model's)
+    min_detection:float=None, # detector's lowest score of a candidate; words of your own must then
+                         # be detected, too (default: any score)
     max_objects:int=None, # maximum number of objects that the selector may force (default: 5)
     price_weight:str=None, # how strongly candidate objects count in the search: 0 or more, or must
                          # to force them (default: the model's)
@@ -123,7 +125,7 @@ def noc_features(
                               # 2,048; none: no features
     feature_weights:str="default", # file of ResNet-101 weights; default: from torchvision
     classes:int=91,           # number of the detector's classes, including background
-    min_score:float=.2,       # detections with lower scores are dropped
+    min_detection:float=.2,   # detector's lowest score; the other detections are dropped
     size:int=None,            # short side of the images in pixels (default: the model's)
     batch:int=8,              # maximum number of images at once
     part:int=64,              # images per saved part, after which a run can resume

@@ -193,6 +193,17 @@ def _wrong(name, text):
     return None if whole else f"{text}/{needed[0]}: no such file"
 
 # %% ../../nbs/commands/100_command.ipynb #0a2467e3
+_RENAMED = dict(min_score=("min_prob", "min_detection")) # option of earlier versions -> its names
+
+def _check_names(f, texts):
+    "Exit with one line if an option has the name that it had in an earlier version."
+    about = {name: re.split(" ?[;(]", text)[0] for name, text in _comments(f).items()}
+    typed = {text.partition("=")[0] for text in texts}
+    for old, names in _RENAMED.items():
+        new = [f"{_dashed(f'--{name}')} ({about[name]})" for name in names if name in about]
+        wrong = _dashed(f"--{old}")
+        if new and wrong in typed: _leave(2, f"error: {wrong}: expected {' or '.join(new)}")
+
 def _first_look(f, options):
     "Exit with one line if an input is certainly invalid."
     about = _comments(f)
@@ -215,7 +226,9 @@ def _loading():
 
 def _call(f):
     "Call a function with options from the command line. Exit after `--help` or an error."
-    options = vars(_parser(f).parse_args(_texts(sys.argv[1:])))
+    texts = _texts(sys.argv[1:])
+    _check_names(f, texts)
+    options = vars(_parser(f).parse_args(texts))
     options = {f"{name}_" if iskeyword(name) else name: x for name, x in options.items()}
     if f.__module__ == "noc_nb.commands.cli": _first_look(f, options)
     with _loading():

@@ -81,7 +81,7 @@ def decode(
     captioner.eval()
     for batch in batches:
         groups = [constraints.get(i, []) for i in batch.image_ids]
-        worth = prices and [prices.get(i, []) for i in batch.image_ids]
+        worth = None if prices is None else [prices.get(i, []) for i in batch.image_ids]
         best = search(captioner, batch.to(device), groups, cfg, worth, avoid)
         tensors = best.tokens, best.scores, best.satisfied, best.spans
         objectives = best.objective[:,0].tolist() if prices else [None]*len(groups)
@@ -116,11 +116,11 @@ def fast_decode(
     words:dict=None,     # image id -> token ids that its caption must contain; default: none
     k:int=5,             # beam size
     max_len:int=20,      # maximum number of tokens of a caption, including EOS
-)->dict:                 # image id -> caption
+)->dict:                 # image id -> caption, empty if none could end
     "Find the captions of `plain_decode` with the fast search."
     groups = {i: word_groups(ids) for i, ids in (words or {}).items()}
     decoded = decode(captioner, batches, groups, SearchConfig(k=k, max_len=max_len))
-    return {i: d.caption for i, d in decoded.items()}
+    return {i: "" if d.reason else d.caption for i, d in decoded.items()}
 
 # %% ../../nbs/fast/36_decode.ipynb #36a00011
 def _worth(data, i, weight, limit):

@@ -214,8 +214,8 @@ def check_id(
 ):
     "Raise `NocError` unless `x` is the id of a token."
     whole = isinstance(x, Integral) and not isinstance(x, bool)
-    expected = f"an id below {v}" if v else "the id of a token"
-    require(whole and 0 <= x < (v or 1 << 62), where, expected)
+    expected = "the id of a token" if v is None else f"an id below {v}"
+    require(whole and 0 <= x < (1 << 62 if v is None else v), where, expected)
 
 def read_ids(
     name:str,    # name of the setting, for the message

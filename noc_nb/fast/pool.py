@@ -55,7 +55,7 @@ class Pool:
     )->_PoolState:        # state with one hypothesis per image and no words
         "Encode images and project regions, both only once. The first `step` needs b BOS tokens."
         x = self.captioner.encoder(features, mask)
-        max_len = max_len or self.captioner.cfg.max_len
+        if max_len is None: max_len = self.captioner.cfg.max_len
         if not x.shape[1]: x, mask = F.pad(x, (0, 0, 0, 1)), F.pad(mask, (0, 1))
         empty = ~mask.any(-1)[:,None,None,None]           # without regions, queries attend to zeros
         projected = [layer.regions.f.project(x, "kv") for layer in self.layers]

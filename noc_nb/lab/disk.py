@@ -221,7 +221,8 @@ def unpacked(
     path, # path of the packed file
 )->io.BufferedReader: # stream of the same content
     "Limit the size of unpacked content: reading beyond the limit raises `ValueError`."
-    most = _limit.get() or max(_MUCH, _DENSE*os.path.getsize(path))
+    most = _limit.get()
+    if most is None: most = max(_MUCH, _DENSE*os.path.getsize(path))
     return io.BufferedReader(_Unpacked(file, most), 1 << 16)
 
 # %% ../../nbs/lab/01_disk.ipynb #2561e0c3

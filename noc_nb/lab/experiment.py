@@ -17,7 +17,6 @@ from fastcore.basics import patch
 from .saving import load_model
 
 # %% ../../nbs/lab/44_experiment.ipynb #4c6b195d
-import noc_nb.fast.machine # the search of CBS
 from ..captioner import Captioner
 from ..constraints import (FORMS, RULES, best_scores, constraint_classes,
                                 constraint_tokens)
@@ -270,16 +269,16 @@ class Choices:
     def _rule(self, row):
         "Return the rule of a row of the tables, as keywords of `constraint_classes`."
         p = self.preset
-        least = self.preset.prices.min_prob if self.priced(row) else None
+        threshold = p.prices.min_prob if self.priced(row) else p.selector.threshold
         require(row in LABELS | RULES, f"row {row!r}", f"one of {', '.join(LABELS | RULES)}")
         require(_own_rules() == self.other, "RULES: changed", "the rules that the run began with")
-        if row not in LABELS: return dict(how=row, threshold=least or p.selector.threshold)
+        if row not in LABELS: return dict(how=row, threshold=threshold)
         if row in ("none", "oracle"): return dict(how=row)
         if row == "cbs": return dict(how="topk", k=3, distinct=True)
-        if row == "score":
-            return dict(how="score", threshold=least or _best_threshold(self.data, self._classes))
         if row.startswith("top"): return dict(how="topk", k=int(row[-1]), distinct=p.distinct)
-        return dict(how="selector", threshold=least or p.selector.threshold)
+        if row == "score" and not self.priced(row):
+            threshold = _best_threshold(self.data, self._classes)
+        return dict(how="score" if row == "score" else "selector", threshold=threshold)
 
     def _classes(self, i, **rule):
         "Return the classes that a rule chooses. Rules by score use only the selector's regions."

@@ -503,7 +503,7 @@ def train_selector_in(
 )->RegionSelector:      # the selector in eval mode
     "Run `train_selector` with checkpoints in a folder."
     about = dict(model=without(cfg, "threshold"), inputs=contents(data), loss=called(loss))
-    if examples: about["inputs"]["targets"] = fingerprint(examples.whole.targets)
+    if examples is not None: about["inputs"]["targets"] = fingerprint(examples.whole.targets)
     finished = resume and finished_model(folder, RegionSelector, train, about)
     if finished:
         finished.cfg = cfg                              # the threshold may have changed

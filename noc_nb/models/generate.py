@@ -565,7 +565,7 @@ def _search(rows:_Rows, **settings):
         [[[(rows.begin,)], *part] for part in columns.constraints], rows.row.device, eos=rows.end,
         k=config.num_beams, max_len=rows.room + 2, absorb=True, prices=prices,
         length_penalty=config.length_penalty, least=[[1, *row] for row in groups.least()],
-        finishers=columns.finishers, **settings)
+        finishers=columns.finishers, apart=True, **settings)
     columns.place(rows.finder.read)
     def reorder(_, index): return index.flatten()
     with torch.inference_mode():                                         # except for the model

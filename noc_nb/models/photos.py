@@ -424,10 +424,10 @@ def _run_features(o):
     check_range("--", 1, part=o.part, batch=o.batch, size=o.size)
     check_range("--", 0, workers=o.workers)
     check_range("--", 2, 100_000, classes=o.classes)
-    check_range("--", 0, 1, min_score=o.min_score)
+    check_range("--", 0, 1, min_detection=o.min_detection)
     files = image_files(o.src)
     kind = None if o.features == "none" else o.features
-    model = Detector(o.detector, o.weights, kind, o.min_score, o.device, o.size, o.batch,
+    model = Detector(o.detector, o.weights, kind, o.min_detection, o.device, o.size, o.batch,
                      o.classes, o.feature_weights)
     with locked(o.out): store = _extract(files, o.out, model, o.workers, o.part, o.resume)
     failed = (Path(o.out)/"failed.jsonl").read_text(encoding="utf-8").count("\n")

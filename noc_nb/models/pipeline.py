@@ -21,7 +21,6 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import cosine_similarity
 from torch.nn.utils.rnn import pad_sequence
 
-import noc_nb.fast.machine # the search of CBS
 from ..captioner import Captioner
 from ..constraints import FORMS, constraint_tokens
 from ..core import NocError, default_device, require
@@ -52,7 +51,10 @@ class CaptionOptions(Config):
     "The options of one call of the pipeline."
     objects:object = None                  # names of musts, () for none; a dict name -> price; or
                                            # a string for `read_wishes`; None: the selector chooses
-    min_score:float = setting(None, 0, 1)  # minimum score of a candidate; None: the pipeline's
+    min_prob:float = setting(None, 0, 1)   # minimum probability of a candidate, by the selector;
+                                           # None: the pipeline's
+    min_detection:float = setting(None, 0, 1) # minimum score of a candidate's detection; None: any,
+                                           # and objects given by hand need no detection
     max_objects:int = setting(None, 0)     # maximum number of candidates; None: the pipeline's
     batch:int = setting(50, 1)             # number of images searched together
     price_weight:object = setting(None, 0, 1000, ("must",)) # nats per unit of the selector's
@@ -180,21 +182,21 @@ class _Choice:
     def _rule(self, options):
         "Return the rule for prices, and the minimum probability of the selector's candidates."
         prices = self.cfg.prices
-        least = options.min_score
         if options.price_weight == "must": prices = replace(prices, weight=None)
         elif options.price_weight is not None: prices = replace(prices, weight=options.price_weight)
         usual = self.selector.cfg.threshold if prices.weight is None else prices.min_prob
-        return prices, usual if least is None else least
+        return prices, usual if options.min_prob is None else options.min_prob
 
     def _chosen(self, regions, probs, options):
         "Return class id -> price of the selector's candidates, and the reason if there are none."
         prices, least = self._rule(options)
-        certain = probs.masked_fill(regions.scores < (options.min_score or 0.), torch.nan)
-        ids = select(certain[None], regions.labels[None], least)[0]
+        low = regions.scores < (options.min_detection or 0.)
+        ids = select(probs.masked_fill(low, torch.nan)[None], regions.labels[None], least)[0]
         best = {c: _highest(regions, probs, c) for c in ids if not self.avoid or self._group(c)}
         limit = self.cfg.limit if options.max_objects is None else options.max_objects
         candidates = best_candidates(best, self.unseen, prices, limit)
-        why = f"no object with a score of {least:g} or more"
+        why = f"no object with a probability of {least:g} or more"
+        if low.any(): why += f" and a score of {options.min_detection:g} or more"
         if ids: why = "no object has a price above 0"
         if not (probs >= 0).any(): why = "only persons were detected"
         if not len(regions): why = "nothing was detected"
@@ -203,7 +205,7 @@ class _Choice:
     def _candidates(self, regions, probs, options):
         "Return class id -> price of each candidate, infinite for a must, and why others are out."
         if self.wanted is None: return self._chosen(regions, probs, options)
-        least = options.min_score
+        least = options.min_detection
         if least is None: return self.wanted, []
         detected = {*regions.labels[regions.scores >= least].tolist()}
         candidates = {i: price for i, price in self.wanted.items() if i in detected}

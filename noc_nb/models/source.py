@@ -347,7 +347,7 @@ class Job(Config):
         "Return True if no detector is needed: the captioner sees photos, and the user names words."
         wishes = self.options.wishes
         wanted = wishes == {} or any(u > -math.inf for u in (wishes or {}).values())
-        by_hand = self.captioner and not self.detector and self.options.min_score is None
+        by_hand = self.captioner and not self.detector and self.options.min_detection is None
         return bool(by_hand and wanted) and not _holds_regions(Path(self.src))
 
     def pipeline(self)->NovelCaptioner:

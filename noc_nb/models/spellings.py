@@ -666,12 +666,13 @@ class _Words:
 
 # %% ../../nbs/models/109_spellings.ipynb #44b01100
 def _ending(words:_Words, ids):
-    "Return the positions in a spelling that finish a group; its last token always does."
+    "Return the positions in a spelling that finish a wanted group; its last token always does."
     state = _START
     places = []
     for place, token in enumerate(ids):
         state, sure, still = words.reader.read(state, token)
-        if words.groups(sure | still) or place + 1 == len(ids): places.append(place)
+        wanted = any(words.spelled[g] for g in _bits(words.groups(sure | still)))
+        if wanted or place + 1 == len(ids): places.append(place)
     return places
 
 def _forced(words:_Words, group, column):

@@ -389,7 +389,8 @@ class _Studio:
         with self.busy, _memory_back():
             image, regions = self._look(photo, detections)
             if isinstance(regions, NocError): raise regions
-            options = dict(price_weight=weight_of(price_weight or None), costs=True)
+            weight = None if price_weight == "" else weight_of(price_weight)
+            options = dict(price_weight=weight, costs=True)
             caption = _captioned(self.photos, regions, image, words or None, **options)
         return _line(self.photos, regions, caption, photo and Path(photo).name)
 

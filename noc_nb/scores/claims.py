@@ -172,7 +172,8 @@ def _row_of(rows, line, drawn):
     about = dict.fromkeys(("detections", "features", "seed"))
     for r in rows:
         if r.get("variant") or (r["row"], r.get("training"), r.get("lambda0")) != line: continue
-        if np.isclose(metric(r, "in_C") or np.nan, score): return {key: r[key] for key in about}
+        now = metric(r, "in_C")
+        if now is not None and np.isclose(now, score): return {key: r[key] for key in about}
     return about
 
 def _claim_row(line, task, metrics, samples, fp_weight=1., **values):

@@ -6,13 +6,14 @@
 __all__ = ['find_java', 'java_programs', 'spice_lacks']
 
 # %% ../../nbs/scores/120_java.ipynb #648a073b
-import fcntl, json, math, os, platform, re, shutil, signal, subprocess, sys, tempfile, threading
+import json, math, os, platform, re, shutil, signal, subprocess, sys, tempfile, threading
 import warnings, weakref
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 from pycocoevalcap.meteor import meteor as meteor_package
 from pycocoevalcap.spice import spice as spice_package
 
@@ -110,7 +111,8 @@ def _version(java):
     return int(number[1])
 
 def find_java()->tuple: # the program, and its version
-    "Find Java. Raise `OSError` if there is none, or only one older than 11."
+    "Find Java. Raise `OSError` on Windows, if there is none, or only one older than 11."
+    if os.name == "nt": raise OSError("it needs Linux or macOS, where it ends with Python")
     home = os.environ.get("JAVA_HOME")
     java = home and shutil.which("java", path=str(Path(home)/"bin")) or shutil.which("java")
     if not java: raise FileNotFoundError("it needs Java, and there is no program `java`")
@@ -251,10 +253,9 @@ class _Spice:
         "Return SPICE, 0..1, of each (test, refs). Raise `OSError` if Java fails or is too slow."
         parses = self.folder/"parses"
         parses.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory() as box, open(self.folder/"lock", "w") as lock:
+        with tempfile.TemporaryDirectory() as box, FileLock(self.folder/"lock"):
             source, target = Path(box)/"in.json", Path(box)/"out.json"
             write_json(source, [dict(item, image_id=k) for k, item in enumerate(items)])
-            fcntl.flock(lock, fcntl.LOCK_EX)
             cache = ["-cache", parses] if self.keeps else []
             command = self._command(len(items), source, "-out", target, *cache)
             process = _start_guarded(command, stdin=subprocess.DEVNULL)
