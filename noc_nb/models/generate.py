@@ -189,7 +189,9 @@ class _Rows:
         self.search = torch.arange(len(plan.inputs), device=device)      # (N,)
         self.said = self.row.new_zeros(len(plan.inputs), 0)              # (N,t) the new text
         self.total = torch.zeros(len(plan.inputs), device=device)        # (N,) its log-probability
-        self.texts = [self.columns.start]*len(plan.inputs)               # N, as `columns` has them
+        prompts = model.prompts.tolist()
+        self.starts = [groups.begin(n, prompts[i]) for n, i in enumerate(plan.inputs)]
+        self.texts = [*self.starts]                                      # N, as `columns` has them
         pieces = {t for lists in groups.lists for group in lists for ids in group for t in ids}
         self.never = self.row.new_tensor(sorted(pieces)) # tokens of words that no step has allowed
         self.steps = []
@@ -472,7 +474,7 @@ def _judged(rows:_Rows, i, text, ordered):
     "Return a text of input `i` with its words, and with its score plus the prices of its words."
     pairs = [*zip(rows.groups.lists[i], rows.plan.wishes.prices[i])]
     musts = [g for g, (ways, u) in enumerate(pairs) if ordered and ways and u == math.inf]
-    spans = _spans(rows.groups.mentions(i, text.ids), musts)
+    spans = _spans(rows.groups.mentions(i, text.ids, rows.starts[i]), musts)
     worth = sum(u for g, (_, u) in enumerate(pairs) if g in spans and u < math.inf)
     return replace(text, spans=spans, objective=_mean(rows, text) + worth)
 
