@@ -37,11 +37,9 @@ def pattern(word, boundary):
 def has(text, word, boundary="word", prompt=""):
     "Return whether a reader finds a word in the text behind a prompt; the word's last character ends a grapheme."
     whole, word = prompt + text, folded(word)
-    ends = [part.end() for part in regex.finditer(r"\X", whole)]
-    begin = len(folded(whole[:next((end for end in ends if end >= len(prompt)), 0)])) if prompt else 0
-    ends = {len(folded(whole[:end])) for end in ends}
+    ends = {len(folded(whole[:part.end()])) for part in regex.finditer(r"\X", whole)}
     found = (part.start() for part in pattern(word, boundary).finditer(folded(whole)))
-    return any(start >= begin and start + len(word) in ends for start in found)
+    return any(start >= len(folded(prompt)) and start + len(word) in ends for start in found)
 
 # Tokenizers: trained on a few random words, with additional tokens that no spelling uses
 

@@ -80,14 +80,17 @@ def _split(grapheme):
     while size and unicodedata.combining(text[size-1]): size -= 1
     return text[:size], text[size:]
 
+def _ahead(grapheme): return *(_joins(grapheme, more) for more in _NEXT),
+
+@cache
+def _examples(): return {_ahead(text): text for text in _FIRST}
+
 @lru_cache(1 << 16)
 def _example(grapheme):
     "Return an example of the same kind of grapheme, with the same accents at its end."
     base, accents = _split(grapheme)
     if base.isascii(): return "a"*len(base[:1]) + accents
-    def kind(text): return [_joins(text, more) for more in _NEXT]
-    same = (text for text in _FIRST if kind(text) == kind(base))
-    return next(same, base) + accents
+    return _examples().get(_ahead(base), base) + accents
 
 @lru_cache(1 << 12)
 def _lengthening(tail, letter, chars):
@@ -224,7 +227,7 @@ class _Index(_Table):
         self.starts.extend(itertools.accumulate(len(texts[i]) + 1 for i in self.order))
         self.parts = [i for i, more in table.bytes.items() if more and 128 <= more[0] < 192]
         self.marks = [i for i, text in raw.items() if text and unicodedata.combining(text[0])]
-        self.numbers, self.chars = {"": 0}, [""]   # kinds of characters, and an example of each
+        self.numbers, self.chars = {"": 0}, ("",)  # kinds of characters, and an example of each
         firsts = {i: text[:1] for i, text in raw.items()} | {i: self._first(i) for i in self.runs}
         row = torch.zeros(1 + max(firsts, default=0), dtype=torch.int32)
         row[[*firsts]] = torch.tensor([*map(self._number, firsts.values())], dtype=torch.int32)
@@ -238,7 +241,7 @@ class _Index(_Table):
     def _number(self, char):
         "Return the number of a character's kind; 0: no character."
         kind = char and _kind(char)
-        if kind not in self.numbers: self.chars.append(char)
+        if kind not in self.numbers: self.chars += char,
         return self.numbers.setdefault(kind, len(self.numbers))
 
     def kinds(self, pending):
@@ -362,7 +365,8 @@ class _Patterns:
         self.table, self.words, self.boundary = table, words, boundary
         self.held, self.sure, self.open = [], {}, {}
         self.rests = {"": set()}
-        self.steps, self.entered, self.seen, self.nexts, self.longer = {}, {}, {}, {}, {}
+        self.steps, self.ended, self.entered = {}, {}, {}
+        self.seen, self.nexts, self.longer = {}, {}, {}
         for n, ways in enumerate(words):
             for text in map(_fold, ways): self._add(n, text)
         self.last = {pattern[-1] for pattern in (*self.sure, *self.open)}
@@ -391,19 +395,26 @@ class _Patterns:
             self.steps[node,char] = longer
         return self.steps[node,char]
 
+    def ends(self, node):
+        "Return masks of the words that end here: for sure, and if no letter follows."
+        if node not in self.ended:
+            endings = [node[at:] for at in range(len(node))]
+            self.ended[node] = tuple(_joined(into.get(e, 0) for e in endings)
+                                     for into in (self.sure, self.open))
+        return self.ended[node]
+
     def enter(self, node, inside, text):
-        """Read a part of a grapheme. Return the new node, whether the text then ends inside a word,
-        and masks of the words that end: for sure, and if no letter follows."""
+        """Read a part of a grapheme. Return whether it begins with a letter, the new node, whether
+        the text then ends inside a word, and the words that end there, as `ends` does."""
         key = node, inside, text
         if key not in self.entered:
-            for char in _fold(text):
+            text = _fold(text)
+            for char in text:
                 word = _in_word(char)
                 if word and not inside: node = self.step(node, _BEGIN)
                 node = self.step(node, char)
                 inside = word
-            endings = [node[at:] for at in range(len(node))]
-            ends = (_joined(into.get(e, 0) for e in endings) for into in (self.sure, self.open))
-            self.entered[key] = node, inside, *ends
+            self.entered[key] = text > "" and _in_word(text[0]), node, inside, *self.ends(node)
         return self.entered[key]
 
     def go(self, state, text):
@@ -416,13 +427,13 @@ class _Patterns:
         for grapheme in _graphemes(tail + text):
             more, known = grapheme[known:], 0
             if more:
-                if not _in_word(_fold(more)[0]): sure |= still
-                if sure: ends.append((at, sure))
                 before = node, inside
-                node, inside, sure, still = self.enter(node, inside, more)
+                letter, node, inside, now, open = self.enter(node, inside, more)
+                if still and not letter: sure |= still
+                if sure: ends.append((at, sure))
             at += len(grapheme)
-            if at <= 0: sure = still = 0                 # these words have ended before
-        if _split(more)[1]: node, inside, *_ = self.enter(*before, _split(more)[0])
+            sure, still = (now, open) if at > 0 else (0, 0)  # others have ended before
+        if _split(more)[1]: _, node, inside, *_ = self.enter(*before, _split(more)[0])
         return _State(node, inside, _example(grapheme), pending), ends, sure | still
 
 # %% ../../nbs/models/109_spellings.ipynb #44b00700
@@ -454,7 +465,7 @@ class _Reader(_Patterns):
 
     def settled(self, state):
         "Return a state with the accents at the end of its text in its node."
-        node, inside, *_ = self.enter(*state[:2], _split(state.tail)[1])
+        _, node, inside, *_ = self.enter(*state[:2], _split(state.tail)[1])
         return state._replace(node=node, inside=inside)
 
     def closed(self, state):
@@ -484,10 +495,11 @@ class _Reader(_Patterns):
         """Return (v,) whether each of a model's tokens lengthens the word that a text ends with,
         and whether any does that is no byte of a run."""
         letter = self.boundary == "word" and self.settled(state).inside
-        row = self.table.kinds(state.pending or b"")[:v].long()
-        flags = _lengthening(state.tail, letter, (*self.table.chars,))
+        kinds = self.table.kinds(state.pending or b"")
+        flags = _lengthening(state.tail, letter, self.table.chars)
         key = flags, state.pending, v
         if key not in self.longer:
+            row = kinds[:v].long()
             longer = torch.zeros(v, dtype=torch.bool)
             longer[:len(row)] = torch.tensor(flags)[row]
             others = longer.clone()
