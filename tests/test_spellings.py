@@ -226,8 +226,8 @@ def test_a_reader_finds_what_is_in_the_text(kind):
     table = _read_table(tok)
     for _ in range(1200):
         prompt, text = drawn_text(rng, 4), drawn_text(rng, 12)
-        at = rng.randrange(len(text) + 1)
-        word = (text[at:at+rng.choice((1, 2, 3))]).strip() or "cat"
+        at = rng.randrange(len(prompt + text) + 1)
+        word = ((prompt + text)[at:at+rng.choice((1, 2, 3))]).strip() or "cat"
         if unicodedata.category(word[0])[0] == "M": continue
         boundary = rng.choice(["word", "text"])
         reader = _Reader(table, [[word]], boundary)
