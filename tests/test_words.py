@@ -201,11 +201,22 @@ def behind(tok, start, ids):
     assert whole.startswith(prompt)
     return prompt, whole[len(prompt):]
 
-def could_say(tok, start, known, length, groups, avoid, boundary):
+def counted(tok, start, ids, after):
+    "Return the parts of `behind`, split at the end of the text `after`; an empty text if it is not there."
+    prompt, text = behind(tok, start, ids)
+    token = tok.get_added_vocab().get(after)
+    if after is None or folded(after) in folded(prompt): return prompt, text
+    if token is not None: return "", decoded(tok, ids[ids.index(token)+1:] if token in ids else [])
+    ends = (part.end() for part in regex.finditer(r"\X", prompt + text))
+    wholes = ((prompt + text)[:end] for end in ends)
+    first = next((part for part in wholes if folded(part)[len(folded(prompt)):].endswith(folded(after))), prompt + text)
+    return first, (prompt + text)[len(first):]
+
+def could_say(tok, start, known, length, groups, avoid, boundary, after):
     "Return True if some text of a few tokens has all words and no avoided one, by brute force."
     ids = [part for n in range(1, length + 1) for part in itertools.product(known, repeat=n)]
     def there(prompt, text, words): return any(has(text, w, boundary, prompt) for w in words)
-    texts = (behind(tok, start, part) for part in ids)
+    texts = (counted(tok, start, part, after) for part in ids)
     return any(all(there(*text, group) for group in groups) and not there(*text, avoid) for text in texts)
 
 def solid(text): return folded(text).replace(" ", "")
@@ -234,6 +245,7 @@ def faults_of(kind, seed, counts, search):
                     no_repeat=rng.random() < .1, length_penalty=rng.choice((0., 1.)), max_new_tokens=length,
                     boundary=rng.choice(("word", "word", "word", "text")))
     settings["num_return_sequences"] = rng.choice((1, settings["num_beams"]))
+    after = rng.choice([None, None, None, rng.choice((",", "E", "a", "猫", "か", "ê", "cat", "<|image|>"))])
     if few: settings["logits_processor"] = LogitsProcessorList([Few([*few, tok.eos_token_id])])
     start = tok.encode(rng.choice(["a", "x", "the cat", "ca", "か", "나", "e\u0302", "."]), add_special_tokens=False)
     start = [n for n in start if tok.convert_ids_to_tokens(n) not in BYTES]    # which the next byte could change
@@ -241,13 +253,14 @@ def faults_of(kind, seed, counts, search):
     try:
         out = model.generate(
             start, attention_mask=torch.ones_like(start), custom_generate=search, words=groups or None,
-            avoid=avoid or None, processor=tok, do_sample=False, return_dict_in_generate=True, **settings)
+            avoid=avoid or None, after=after, processor=tok, do_sample=False, return_dict_in_generate=True, **settings)
     except ValueError as error:                             # the hub's folder has its own class `NocError`
         if type(error).__name__ != NocError.__name__: raise
         counts[re.sub(r"'.*?'|\d+|\[.*?\]", "…", str(error))[-60:]] += 1
         return
     for row, (ids, spans, objective) in enumerate(zip(out.texts, out.spans, out.objective.tolist())):
-        (prompt, text), asked, boundary = behind(tok, start[0].tolist(), ids), (groups, avoid, prices), settings["boundary"]
+        prompt, text = counted(tok, start[0].tolist(), ids, after)
+        asked, boundary = (groups, avoid, prices, after), settings["boundary"]
         for word in avoid:
             if has(text, word, boundary, prompt): yield "avoided word is there", text, word, asked
         there = [any(has(text, word, boundary, prompt) for word in group) for group in groups]
@@ -261,7 +274,7 @@ def faults_of(kind, seed, counts, search):
         if abs(objective - mean - worth) > 1e-3: yield "wrong price", text, asked, (objective, mean, worth)
         musts = [n for n, u in enumerate(prices or [math.inf]*len(groups)) if u == math.inf]
         if row or all(there[n] for n in musts): continue
-        could = few and could_say(tok, start[0].tolist(), few, length, [groups[n] for n in musts], avoid, boundary)
+        could = few and could_say(tok, start[0].tolist(), few, length, [groups[n] for n in musts], avoid, boundary, after)
         counts["must is missing: " + ("the beam lost it" if could else "impossible" if few else "unknown")] += 1
 
 def run(cases, part=0, parts=1, search=grid_beam):

@@ -176,7 +176,9 @@ class _Rows:
         ends = self.ends.tolist()
         require(max(ends, default=0) < self.v, f"eos_token_id={ends}",
                 f"ids below {self.v}, the size of the model's vocabulary")
-        self.columns = groups.columns(self.v, ends, device)
+        prompts = model.prompts.tolist()
+        self.starts = [groups.begin(n, prompts[i]) for n, i in enumerate(plan.inputs)]
+        self.columns = groups.columns(self.v, ends, device, self.starts)
         self.begin = self.v + self.columns.extra                         # ids of the search only
         self.end = self.begin + 1
         musts = [any(ways and u == math.inf for ways, u in zip(*pair))
@@ -189,8 +191,6 @@ class _Rows:
         self.search = torch.arange(len(plan.inputs), device=device)      # (N,)
         self.said = self.row.new_zeros(len(plan.inputs), 0)              # (N,t) the new text
         self.total = torch.zeros(len(plan.inputs), device=device)        # (N,) its log-probability
-        prompts = model.prompts.tolist()
-        self.starts = [groups.begin(n, prompts[i]) for n, i in enumerate(plan.inputs)]
         self.texts = [*self.starts]                                      # N, as `columns` has them
         pieces = {t for lists in groups.lists for group in lists for ids in group for t in ids}
         self.never = self.row.new_tensor(sorted(pieces)) # tokens of words that no step has allowed
@@ -404,14 +404,14 @@ def _holds(whole, part):
     "Return whether a tuple contains another as a run."
     return any(whole[j:j+len(part)] == part for j in range(len(whole) - len(part) + 1))
 
-def _check_room(lists, prices, room):
+def _check_room(lists, prices, room, first=0):
     """Raise `NocError` if an input has too many words, or if its musts cannot fit. A must that may
-    be inside another takes no room."""
+    be inside another takes no room; `first` tokens come before them."""
     for i, groups in enumerate(lists):
         require(len(groups) <= 61, f"words: input {i} has {len(groups)} words",
                 "at most 61 for one text")
         groups = [g for g, u in zip(groups, prices[i]) if g and u == math.inf]
-        need = 0
+        need = first
         for n, group in enumerate(groups):
             others = [ids for m, other in enumerate(groups) if m != n for ids in other]
             free = any(_holds(whole, part) for whole in others for part in group)
@@ -563,11 +563,13 @@ def _search(rows:_Rows, **settings):
         settings["at_least"] = [None if n is None else n + 1 for n in least]
     prices = [[math.inf, *(u for u, ways in zip(*pair) if ways)]
               for pair in zip(rows.plan.wishes.prices, groups.lists)]
+    starts = [[(rows.begin,), *first] for first in columns.first]        # see `_Late`
+    sizes = [max(1, min(map(len, first), default=1)) for first in columns.first]
     rows.finder = Search(
-        [[[(rows.begin,)], *part] for part in columns.constraints], rows.row.device, eos=rows.end,
-        k=config.num_beams, max_len=rows.room + 2, absorb=True, prices=prices,
-        length_penalty=config.length_penalty, least=[[1, *row] for row in groups.least()],
-        finishers=columns.finishers, **settings)
+        [[start, *part] for start, part in zip(starts, columns.constraints)], rows.row.device,
+        eos=rows.end, k=config.num_beams, max_len=rows.room + 2, absorb=True, prices=prices,
+        length_penalty=config.length_penalty, finishers=columns.finishers,
+        least=[[size, *row] for size, row in zip(sizes, groups.least())], **settings)
     columns.place(rows.finder.read)
     def reorder(_, index): return index.flatten()
     with torch.inference_mode():                                         # except for the model
@@ -587,7 +589,7 @@ def _warn(rows:_Rows, result):
         groups = rows.groups.lists[i]
         count = sum(map(bool, groups))
         if said[i] == count or i in complete: continue
-        line = f"input {i}: {said[i]} of {count} words were written within {rows.room} tokens"
+        line = f"input {i}: {max(0, said[i])} of {count} words were written within {rows.room} tokens"
         if rows.rules.late: line += f"; max_time={rows.config.max_time} was up"
         for word, group in zip(rows.plan.wishes.lists[i], groups):
             if not group or not all(_barred(rows, ids) for ids in group): continue
@@ -607,7 +609,8 @@ def _wishes(words, each, avoid, forms, prices, ids, constraints, config, inputs)
 def _groups_of(wishes, room, at_least=None, **settings):
     "Return the words of a search. Raise `NocError` if the musts cannot fit."
     groups = wishes.groups(**settings)
-    if at_least is None: _check_room(groups.lists, wishes.prices, room)
+    late = [len(ids) for words in getattr(groups, "words", ()) for ids in words.late]
+    if at_least is None: _check_room(groups.lists, wishes.prices, room, min(late, default=0))
     return groups
 
 def _stopping(strings, processor):
@@ -669,6 +672,7 @@ def grid_beam(
     avoid=None,           # a list of words to avoid; "apple" does not include "apples"
     forms=False,          # True: the plural or singular of a word counts, too (English)
     processor=None,       # a processor or tokenizer, to spell words; or `tokenizer=`
+    after=None,           # words count only behind this text: "</think>"
     boundary="word",      # "text": words count inside others too, for scripts without spaces
     mode="bank",          # "bank", as fast as beams; "credit", looking ahead; "grid", more thorough
     prices=None,          # nats: one per word for all inputs, or b lists; None: those in `words`
@@ -688,7 +692,7 @@ def grid_beam(
     wishes = _wishes(words, each, avoid, forms, prices, force_words_ids, constraints, config,
                      len(input_ids) // k)
     make = partial(_groups_of, room=config.max_length - input_ids.shape[1], at_least=at_least,
-                   processor=processor, boundary=boundary, again=no_repeat or ordered, k=k, made={})
+                   processor=processor, boundary=boundary, after=after, again=no_repeat or ordered, k=k, made={})
     plan = _plan(wishes, at_least, make)
     rules = _Rules(_without_sampling(config, logits_processor),
                    [*stopping_criteria, *_stopping(stop_strings, processor)], k, len(wishes.lists))

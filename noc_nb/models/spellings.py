@@ -130,6 +130,11 @@ class _Table:
         if i in self.runs: return "", pending + more
         return self.run(pending) + more.decode(errors="replace"), b""
 
+    def shown(self, prompt):
+        "Return the tokens of a prompt after its last special token."
+        hidden = (n for n in reversed(range(len(prompt))) if prompt[n] not in self.bytes)
+        return prompt[next(hidden, -1) + 1:]
+
     def silent(self, pending, i):
         "Return whether token `i` adds no character for certain."
         return i in self.runs or not self.feed(pending, i)[0]
@@ -333,6 +338,7 @@ class _State(NamedTuple):
     inside:bool   # True if this ending is inside a word
     tail:str      # the `_example` of the last grapheme
     pending:bytes # bytes of an incomplete character, or of a run of bytes; None before the text
+    waits:bool = False # True before the text `after` of `_Late`
 
 _START = _State("", False, "", None)
 
@@ -421,7 +427,7 @@ class _Patterns:
         """Read a text after a state. Return the new state, pairs of a position in the text and a
         mask of the words that end there for sure, and a mask of those that its end leaves open."""
         if not text: return state, [], 0
-        node, inside, tail, pending = state
+        node, inside, tail, *_ = state
         ends, sure, still = [], 0, 0
         at, known = -len(tail), len(tail) - len(_split(tail)[1])
         for grapheme in _graphemes(tail + text):
@@ -434,21 +440,19 @@ class _Patterns:
             at += len(grapheme)
             sure, still = (now, open) if at > 0 else (0, 0)  # others have ended before
         if _split(more)[1]: _, node, inside, *_ = self.enter(*before, _split(more)[0])
-        return _State(node, inside, _example(grapheme), pending), ends, sure | still
+        after = state._replace(node=node, inside=inside, tail=_example(grapheme))
+        return after, ends, sure | still
 
 # %% ../../nbs/models/109_spellings.ipynb #44b00700
 class _Reader(_Patterns):
     "Finds words in texts, token by token."
+    mark = 0 # see `_Late`
     def begin(self, ids):
         "Return the state after a prompt. Its last grapheme may grow, but words begin behind it."
-        text, pending = "", None
-        for i in ids:
-            known = i in self.table.bytes
-            more, pending = self.table.feed(pending, i) if known else ("", None)
-            text = (text + more)[-99:] if known else ""
-        text += self.table.last(pending)
+        text = self.table.decode(self.table.shown(ids))[-99:]
         if not text: return _START
-        return self.go(_START._replace(pending=b""), _graphemes(text)[-1])[0]._replace(node="")
+        state = _Patterns.go(self, _START, _graphemes(text)[-1])[0]
+        return state._replace(node="", pending=b"")
 
     def read(self, state, i):
         "Read a token. Return the new state, and masks of the words that end for sure, or are open."
@@ -533,7 +537,9 @@ class _Wishes:
 
     def groups(self, processor, **settings):
         "Return the groups for the search, as ids or as the tokenizer spells their texts."
-        if not self.text: return _IdGroups(self)
+        if not self.text:
+            require(not any(self.lists) or settings.get("after") is None, "after", "words as text")
+            return _IdGroups(self)
         require(processor is not None, "words are text", "processor= or tokenizer=, to spell them")
         return _WordGroups(self, getattr(processor, "tokenizer", processor), **settings)
 
@@ -631,7 +637,7 @@ class _IdGroups:
         pairs = zip(wishes.lists, wishes.prices)
         self.lists = [[ids if u else [] for ids, u in zip(*pair)] for pair in pairs]
 
-    def columns(self, v:int, ends:list, device=None):
+    def columns(self, v:int, ends:list, device=None, starts=()):
         "Return columns for a model of `v` tokens. Raise `NocError` for an id that it cannot write."
         for i, groups in enumerate(self.lists):
             tokens = [t for group in groups for ids in group for t in ids]
@@ -659,7 +665,9 @@ class _IdGroups:
 class _NoColumns:
     "The columns of a search for words that are given as ids: only those of the model's tokens."
     extra, finishers = 0, ()
-    def __init__(self, constraints): self.constraints = constraints
+    def __init__(self, constraints):
+        self.constraints, self.first = constraints, [[] for _ in constraints]
+
     def place(self, read): pass
     def nothing(self, inputs): return None, None
     def mark(self, *_): pass
@@ -704,6 +712,66 @@ def spellings(
         if bare == [len(ids)]: ways[tuple(ids)] = anywhere != bare
     return ways
 
+# %% ../../nbs/models/109_spellings.ipynb #8e31b6d1
+class _Late(_Reader):
+    "Finds words only behind a text, which counts as one more word of the reader."
+    def __init__(self,
+        reader:_Reader, # finds the words
+        tokenizer,      # a tokenizer of transformers
+        after:str,      # the text before the words
+    ):
+        "Raise `NocError` if the tokenizer cannot write the text."
+        require(isinstance(after, str) and after.strip(), f"after={after!r}", "a text")
+        words = [*reader.words, [_fold(after)]]
+        vars(self).update(vars(reader), words=words, seen={}, nexts={})
+        self.mark = 1 << len(reader.words)
+        self.marker = _Reader(reader.table, [[after]], "text")
+        token = tokenizer.convert_tokens_to_ids(after)
+        special = token in reader.table.hidden and tokenizer.convert_ids_to_tokens(token) == after
+        self.switch = token if special else None
+        self.spelled = sorted(spellings(tokenizer, after, "text"))
+        if special: self.spelled = [(token,)]
+        require(self.spelled, f"after={after!r}", "a text that the tokenizer can write")
+
+    def begin(self, ids):
+        "Return the state after a prompt, which may have the text already."
+        shown = self.table.shown(ids)
+        there = ids[:len(ids)-len(shown)][-1:] == [self.switch]
+        there |= self.words[-1][0] in _fold(self.table.decode(shown))
+        return super().begin(ids)._replace(waits=not there)
+
+    def go(self, state, text):
+        "Read a text after a state, as `_Reader` does, but find words only behind the text `after`."
+        if not state.waits: return super().go(state, text)
+        after, ends, still = self.marker.go(state, text)
+        if not ends and not still: return after, [], 0
+        at = ends[0][0] if ends else len(text)
+        after = self.marker.go(state, text[:at])[0]._replace(node="", waits=False)
+        after, ends, still = super().go(after, text[at:])
+        return after, [(at, self.mark), *((at + n, words) for n, words in ends)], still
+
+    def read(self, state, i):
+        "Read a token. Return the new state, and masks of the words that end for sure, or are open."
+        if state.waits and i == self.switch: return _START, self.mark, 0
+        return super().read(state, i)
+
+    def next(self, state):
+        "Return the tokens that may end a word after a state, as `_Reader` does."
+        if not state.waits: return super().next(state)
+        if state not in self.nexts:
+            ids = {*self.marker.next(state)} | ({self.switch} - {None})
+            closed = self.closed(state)
+            if not closed.waits: ids.update(super().next(closed))
+            reads = {i: self.read(state, i) for i in ids}
+            self.nexts[state] = {i: read for i, read in reads.items() if read[1] | read[2]}
+        return self.nexts[state]
+
+    def mentions(self, ids, state=_START):
+        "Return the positions of words in the text of tokens, as `_Reader` does."
+        if not state.waits or self.switch not in ids: return super().mentions(ids, state)
+        n = ids.index(self.switch) + 1
+        return [(end + n, first + n, word) for end, first, word in super().mentions(ids[n:])]
+
 # %% ../../nbs/models/109_spellings.ipynb #44c00014
 # what the end of a text means for the next token: nothing; a counted word, which may not be
 # lengthened; a counted word in a run of bytes, which also has to end; a word that must be lengthened
@@ -735,6 +803,7 @@ class _Words:
         made:dict,   # readers by their words, shared by several inputs
         boundary="word", # as in `grid_beam`
         again=False, # True: a group that was mentioned may finish again
+        after=None,  # words count only behind this text
     ):
         "Raise `NocError` if every spelling of a word contains a word to avoid."
         require(boundary in ("word", "text"), f"boundary={boundary!r}", "'word' or 'text'")
@@ -744,15 +813,19 @@ class _Words:
         clean = _cleans(tokenizer)
         ways = [_ways(tokenizer, word, clean) for word in words] + [_NOT]*clean
         key = repr(ways)
-        if key not in made: made[key] = _Reader(_read_table(tokenizer), ways, boundary)
+        if key not in made:
+            reader = _Reader(_read_table(tokenizer), ways, boundary)
+            made[key] = reader if after is None else _Late(reader, tokenizer, after)
         self.reader = made[key]
         self.bare, self.bits = set(), {}
         self.group_of = [sum((word in group) << g for g, group in enumerate(groups))
-                         for word in words] + [0]*clean
+                         for word in words] + [0]*clean + [0]
         self.avoided = _joined(1 << n for n, word in enumerate(words) if word in avoid)
         self.avoided |= clean << len(words)
         wanted = [u and u > -math.inf for u in prices]
         self.spelled = [self._spell(*pair, avoid) for pair in zip(groups, wanted)]
+        musts = any(ways and u == math.inf for ways, u in zip(self.spelled, prices))
+        self.late = self.reader.spelled if after is not None and musts else []
         self.mute = [group[0] for group, u, ways in zip(groups, wanted, self.spelled)
                      if u and not ways]
 
@@ -781,13 +854,13 @@ class _Words:
         "Return the mask of `groups`, but with the groups in the order of the search."
         if words not in self.bits:
             groups = [g for g in _bits(self.groups(words)) if g in self.places]
-            self.bits[words] = sum(1 << self.places[g] for g in groups)
+            late = self.late and words & self.reader.mark
+            self.bits[words] = sum(1 << self.places[g] for g in groups) | bool(late)*self.first
         return self.bits[words]
 
 # %% ../../nbs/models/109_spellings.ipynb #44b01100
-def _ending(words:_Words, ids):
+def _ending(words:_Words, ids, state=_START):
     "Return the positions in a spelling that finish a group; its last token always does."
-    state = _START
     places = []
     for place, token in enumerate(ids):
         state, sure, still = words.reader.read(state, token)
@@ -837,9 +910,9 @@ class _WordGroups:
         require(not mute or any(map(any, self.lists)), line, "words that it can spell")
         if mute: warnings.warn(f"{line}; such words are ignored")
 
-    def columns(self, v:int, ends:list, device=None):
-        "Return columns for a model of `v` tokens with these end tokens."
-        return _Columns(self, v, ends, device)
+    def columns(self, v:int, ends:list, device=None, starts=()):
+        "Return columns for a model of `v` tokens with these end tokens, and texts of `begin`."
+        return _Columns(self, v, ends, device, starts)
 
     def least(self)->list:
         "Return b lists with the minimum number of tokens of every group, wherever it begins."
@@ -915,12 +988,14 @@ def _give_free(columns, scores, real, bits, moves):
 # %% ../../nbs/models/109_spellings.ipynb #44c00017
 class _Columns:
     "The tokens of a search, the model's and the finishing ones, and which may follow a text."
-    def __init__(self, groups:_WordGroups, v, ends, device):
+    def __init__(self, groups:_WordGroups, v, ends, device, starts):
         self.words, self.table, self.k = groups.words, groups.table, groups.k
         self.v, self.ends, self.device = v, {*ends}, device
         self.moves = {}
         finish = {ids[place] for words in {*self.words} for group in words.spelled for ids in group
                   for place in _ending(words, ids)}
+        late = [words.late if text.state.waits else [] for words, text in zip(self.words, starts)]
+        finish |= {ids[-1] for group in late for ids in group}
         self.column = {token: v + n for n, token in enumerate(sorted(finish))}
         self.extra = (len(finish) + self.k)*bool(finish)                 # ids beside the model's
         self.finishers = range(v, v + self.extra + 1)                 # these columns, and the start
@@ -928,6 +1003,7 @@ class _Columns:
         self.real = torch.tensor(real, device=device).long()             # (extra,) model's tokens
         self.runs = torch.zeros(v, dtype=torch.bool)
         self.runs[[i for i in self.table.runs if i < v]] = True
+        self.first = [[(*ids[:-1], self.column[ids[-1]]) for ids in group] for group in late]
         self.constraints = [[_forced(words, group, self.column) for group in words.spelled if group]
                             for words in self.words]
 
@@ -937,7 +1013,9 @@ class _Columns:
         for words, order in zip(self.words, orders):
             spelled = [g for g, group in enumerate(words.spelled) if group]
             words.places = {g: order[n] for n, g in enumerate(spelled, 1)}
-        self.begin = torch.tensor([1 << order[0] for order in orders], device=self.device)
+            words.first = 1 << order[0]
+        begin = [0 if late else words.first for words, late in zip(self.words, self.first)]
+        self.begin = torch.tensor(begin, device=self.device)
 
     def nothing(self, inputs):
         "Return the tokens (N,extra) and groups (N,extra+1) of texts that finish only the start."
