@@ -6,9 +6,10 @@
 __all__ = ['grid_beam', 'generate']
 
 # %% ../../nbs/models/116_generate.ipynb #4834125a
-import copy, inspect, itertools, math, threading, warnings
+import copy, inspect, math, threading, warnings
+from bisect import bisect_left
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, partial, wraps
 from numbers import Integral, Real
 
 import torch
@@ -519,6 +520,7 @@ def _answer(rows:_Rows, result, ordered):
     _warn(rows, result)
     texts = _best(rows, result, ordered)
     config = rows.config
+    for i, text in enumerate(texts[::config.num_return_sequences]): _warn_of_thoughts(rows, i, text)
     prompts = rows.model.prompts.repeat_interleave(config.num_return_sequences, 0)
     new = _padded([text.ids for text in texts], rows.fill).to(prompts.device)
     sequences = torch.cat([prompts, new], 1)
@@ -590,17 +592,37 @@ def _warn(rows:_Rows, result):
         count = sum(map(bool, groups))
         if said[i] == count or i in complete: continue
         line = f"input {i}: {max(0, said[i])} of {count} words were written within {rows.room} tokens"
+        if said[i] < 0: line += ", as the text `after` which they count was not"
         if rows.rules.late: line += f"; max_time={rows.config.max_time} was up"
         for word, group in zip(rows.plan.wishes.lists[i], groups):
             if not group or not all(_barred(rows, ids) for ids in group): continue
             line += f"; {word[0]!r} is forbidden, by an option or a logits processor"
         warnings.warn(line)
 
+def _thoughts(tokenizer, prompt, ids)->int:
+    "Return how many tokens of a text are before the end of a block of thoughts; 0 without one."
+    def decoded(ids): return tokenizer.decode(ids, skip_special_tokens=False)
+    text, before = decoded(ids), decoded(prompt[-16:])
+    if before.rfind("<think>") <= before.rfind("</think>") and "think>" not in text: return 0
+    size = len(ids) + 1
+    return bisect_left(range(size), True, key=lambda n: "</think>" in decoded(ids[:n]))
+
+def _warn_of_thoughts(rows:_Rows, i, text):
+    "Warn if a word of a text is only in a block of thoughts, and `after` is not given."
+    words = getattr(rows.groups, "words", None)
+    if not text.spans or not words or words[i].reader.mark: return
+    size = _thoughts(words[i].tokenizer, rows.model.prompts[i].tolist(), text.ids)
+    found = rows.groups.mentions(i, text.ids, rows.starts[i])
+    only = {*text.spans} - {g for _, first, g in found if first >= size}
+    if size and only:
+        word = rows.plan.wishes.lists[i][min(only)][0]
+        warnings.warn(f"input {i}: {word!r} is only in the block of thoughts; with "
+                      'after="</think>" words count behind it')
+
 # %% ../../nbs/models/116_generate.ipynb #5be11605
-def _wishes(words, each, avoid, forms, prices, ids, constraints, config, inputs):
+def _wishes(words, each, avoid, forms, prices, ids, constraints, inputs):
     "Return the words to mention or avoid, from our arguments and the library's old ones."
     for name, old in dict(force_words_ids=ids, constraints=constraints).items():
-        old = getattr(config, name, None) if old is None else old
         require(old is None or hasattr(old, "__iter__"), f"{name}={old!r}", "a list")
         if old is not None and len(old): words = [*(words or []), *old]
     wishes = read_words(words, each, avoid, inputs, forms)
@@ -659,7 +681,20 @@ def _plan(wishes, at_least, make)->_Plan:
     return _Plan(_some(wishes, searches), [i for i, _ in searches], kinds, least)
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c14
+def _with_config(search):
+    "Let a generation config give a search the arguments that a call does not."
+    given = inspect.signature(search).parameters.values()
+    own = {x.name for x in given if x.kind is x.KEYWORD_ONLY} - {"stop_strings"}
+    @wraps(search)
+    def call(*args, generation_config, **given):
+        for name in own:
+            if given.get(name) is None: given[name] = getattr(generation_config, name, None)
+        given = {name: value for name, value in given.items() if value is not None}
+        return search(*args, generation_config=generation_config, **given)
+    return call
+
 @torch.no_grad()
+@_with_config
 def grid_beam(
     model,                # any model of transformers; its `generate` fills in the first five
     input_ids,            # (b*num_beams,p)
@@ -667,32 +702,59 @@ def grid_beam(
     stopping_criteria,    # criteria of the library, except those for the length and for end tokens
     generation_config,    # `early_stopping` is ignored: the search ends when nothing can improve
     *,
-    words=None,           # words of all inputs: line, dict, or list like ["bus", ["cat", "cats"]]
-    each=None,            # b such lists or lines, one per input, added to `words`
-    avoid=None,           # a list of words to avoid; "apple" does not include "apples"
-    forms=False,          # True: the plural or singular of a word counts, too (English)
-    processor=None,       # a processor or tokenizer, to spell words; or `tokenizer=`
-    after=None,           # words count only behind this text: "</think>"
-    boundary="word",      # "text": words count inside others too, for scripts without spaces
-    mode="bank",          # "bank", as fast as beams; "credit", looking ahead; "grid", more thorough
-    prices=None,          # nats: one per word for all inputs, or b lists; None: those in `words`
-    at_least=None,        # minimum number of musts in a text; default: all
-    no_repeat=False,      # True: no word is mentioned twice
-    ordered=False,        # True: the musts occur in the given order
-    text_only=False,      # True: an image model may go without an image
-    force_words_ids=None, # more words, as ids; an argument of transformers before 4.57
-    constraints=None,     # more words, as objects with `token_ids`
-    stop_strings=None,    # as in `generate`; needs `processor`
+    words:str|dict|list=None, # words of all inputs
+    each:list=None,       # b such words, one per input, added to `words`
+    avoid:str|list=None,  # words to avoid
+    forms:bool=False,     # True: the plural or singular of a word counts, too (English)
+    processor:object=None, # a processor or tokenizer, to spell words; or `tokenizer=`
+    after:str=None,       # words count only behind this text
+    boundary:str="word",  # "text": words count inside others too
+    mode:str="bank",      # "bank", "credit" or "grid"
+    prices:list=None,     # nats: one per word for all inputs, or b lists; None: those in `words`
+    at_least:int|list=None, # minimum number of musts in a text; default: all
+    no_repeat:bool=False, # True: no word is mentioned twice
+    ordered:bool=False,   # True: the musts occur in the given order
+    text_only:bool=False, # True: an image model may go without an image
+    force_words_ids:list=None, # more words, as ids
+    constraints:list=None, # more words, as objects with `token_ids`
+    stop_strings:str|list=None, # as in `generate`; needs `processor`
     **model_kwargs,       # the model's inputs
 ):                        # ids, as from `generate`
-    "Run a beam search with words that must or may occur, by `generate(custom_generate=grid_beam)`."
+    """Run a beam search with words that must or may occur, by `generate(custom_generate=grid_beam)`.
+
+    These arguments are given to `generate` beside its own, or to a `GenerationConfig`:
+
+    words: str, dict or list, default None. The words of all inputs: "cat, red|white, zebra=4, -dog",
+        {"zebra": 4.}, ["bus", ["cat", "cats"]] or ids, [[5, 6]]. A word without a price is a must.
+    each: list, default None. Such words for each input: [["dog"], "cat, -bus"].
+    avoid: str or list, default None. Words that do not occur: ["apple"] does not avoid "apples".
+    forms: bool, default False. Whether the English plural or singular counts: forms=True.
+    processor, tokenizer: default None. Either of them, to spell words: tokenizer=tokenizer.
+    after: str, default None. Words count only behind this text: after="</think>".
+    boundary: str, default "word". With boundary="text", words count inside others, too.
+    mode: str, default "bank". The search: "bank" is as fast as beam search, "credit" looks ahead,
+        mode="grid" has more hypotheses.
+    prices: list, default None. The nats that each word is worth, inf for a must: [4., math.inf]; or
+        a list of such lists, one for each input.
+    at_least: int or list, default None (all). The minimum number of musts: at_least=2, [1, 2].
+    no_repeat: bool, default False. Whether no word occurs twice: no_repeat=True.
+    ordered: bool, default False. Whether the musts occur in the given order: ordered=True.
+    text_only: bool, default False. Whether an image model may go without one: text_only=True.
+    force_words_ids, constraints: list, default None. Words as in older transformers: [[5, 6]].
+    stop_strings: str or list, default None. As in `generate`, with a `processor`: ["."].
+
+    Returns what `generate` does. Raises `NocError`, a `ValueError`, with one line for bad input.
+    """
     config, k = generation_config, generation_config.num_beams
     _check(model, config, model_kwargs, text_only)
     if processor is None: processor = _dropped()["tokenizer"]
-    wishes = _wishes(words, each, avoid, forms, prices, force_words_ids, constraints, config,
+    wishes = _wishes(words, each, avoid, forms, prices, force_words_ids, constraints,
                      len(input_ids) // k)
+    if k == 1 and any(wishes.lists):
+        warnings.warn("num_beams=1: words find their best places with more beams; num_beams=5")
     make = partial(_groups_of, room=config.max_length - input_ids.shape[1], at_least=at_least,
-                   processor=processor, boundary=boundary, after=after, again=no_repeat or ordered, k=k, made={})
+                   processor=processor, boundary=boundary, after=after, k=k, made={},
+                   again=no_repeat or ordered)
     plan = _plan(wishes, at_least, make)
     rules = _Rules(_without_sampling(config, logits_processor),
                    [*stopping_criteria, *_stopping(stop_strings, processor)], k, len(wishes.lists))

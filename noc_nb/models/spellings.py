@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, reduce
 from numbers import Real
 from operator import or_
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -608,8 +608,11 @@ def read_words(
     "Read the words of all inputs. Raise `NocError` if they are invalid, or mix text and ids."
     each = [None]*inputs if each is None else each
     given = f"a list of {len(each)}" if isinstance(each, (list, tuple)) else repr(each)
+    loop = (f"; for more, [pipe(texts[n:n+{inputs}], each=each[n:n+{inputs}], batch_size={inputs}) "
+            f"for n in range(0, len(texts), {inputs})]")
     require(isinstance(each, (list, tuple)) and len(each) == inputs, f"each: {given}",
-            f"{inputs}, one for each input of the batch, like [\"cat, dog\", [\"bus\"], ...]")
+            f"{inputs}, one for each input of the batch, like [\"cat, dog\", [\"bus\"], ...]"
+            + loop*(given.startswith("a list") and len(each) > inputs))
     shared, costs, unwanted = _read_list(words)
     listed, free, minus = _read_list(avoid)
     plain = not minus and {*free} <= {math.inf}
