@@ -501,7 +501,8 @@ def test_arguments_in_a_generation_config():
     two, tokens = dict(words=["zebra", "cat"], processor=tok), dict(processor=tok)
     cases = dict(                                          # name -> its value, and the other arguments of the call
         words=(["zebra"], tokens), each=([["bus"], ["dog"]], two), avoid=(["pan"], tokens),
-        forms=(True, dict(tokens, words=["buses"])), processor=(tok, dict(words=["zebra"])), after=("dog", two), boundary=("text", dict(tokens, words=["cat"])),
+        forms=(True, dict(tokens, words=["buses"])), processor=(tok, dict(words=["zebra"])), after=("dog", two),
+        boundary=("text", dict(tokens, words=["cat"])),
         mode=("grid", two), prices=([math.inf, 3.], two), at_least=(1, two), no_repeat=(True, two),
         ordered=(True, dict(tokens, words=["cat", "zebra"])), text_only=(True, two), force_words_ids=([[5, 6]], {}),
         constraints=([Phrasal([5, 6])], {}))
@@ -512,7 +513,8 @@ def test_arguments_in_a_generation_config():
         found = ours(model, inputs, **others, generation_config=config)
         assert found.tolist() == ours(model, inputs, **others, **{name: value}).tolist(), name
     config = GenerationConfig(words=["bus"], mode="grid", eos_token_id=2, pad_token_id=1)
-    assert ours(model, inputs, **two, mode="bank", generation_config=config).tolist() == ours(model, inputs, **two).tolist()
+    found = ours(model, inputs, **two, mode="bank", generation_config=config)
+    assert found.tolist() == ours(model, inputs, **two).tolist()
 
 def test_help_explains_every_argument():
     "`help(grid_beam)` has the type, the default and an example of every argument of ours."
@@ -527,7 +529,7 @@ def test_help_explains_every_argument():
         assert re.search(r"[\"=\[]", example), name
 
 def test_few_beams_and_long_lists_are_told():
-    "One beam with words gives a warning. `each` with more inputs than a call has gives an error with the loop to write."
+    "One beam with words gives a warning; the error for an `each` longer than the batch shows the loop to write."
     model, inputs = build("GPT-2")
     with pytest.warns(UserWarning, match="num_beams=1: words"): ours(model, inputs, words=[[5]], num_beams=1)
     with warnings.catch_warnings():
@@ -547,7 +549,7 @@ def test_few_beams_and_long_lists_are_told():
 
 @pytest.mark.parametrize("mode", ["bank", "grid"])
 def test_words_behind_a_text(mode):
-    "With `after`, musts, avoided words and prices are those behind the text, which the search writes where it is missing."
+    "With `after`, only words behind the text are asked for, avoided or paid for; with musts, the text is written."
     model, inputs = build("GPT-2")
     settings = dict(processor=tokenizer(), mode=mode, return_dict_in_generate=True, max_new_tokens=9, num_beams=6)
     plain = ours(model, inputs, words=["zebra", "dog"], **settings)
@@ -580,14 +582,15 @@ def thinker():
     return tok, model, dict(processor=tok, logits_processor=LogitsProcessorList([wants]), max_new_tokens=8)
 
 def test_a_word_in_thoughts_is_told():
-    "A warning says that a word is only in a block of thoughts, also if the prompt opens it; with `after`, there is none."
+    "A warning says that a word is only in a block of thoughts, even one that the prompt opens, but not with `after`."
     tok, model, settings = thinker()
     inputs = dict(input_ids=torch.tensor([tok.convert_tokens_to_ids(["a"])]))
     def told(inputs=inputs, **more):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             out = ours(model, inputs, **settings, **more)
-        return tok.decode(out[0,inputs["input_ids"].shape[1]:]), [str(w.message) for w in caught if "thoughts" in str(w.message)]
+        lines = [str(w.message) for w in caught]
+        return tok.decode(out[0,inputs["input_ids"].shape[1]:]), [line for line in lines if "thoughts" in line]
     text, lines = told(words=["zebra"])
     assert text.split()[:4] == ["<think>", "zebra", "</think>", "cat"]
     assert lines == ["input 0: 'zebra' is only in the block of thoughts; with after=\"</think>\" words count behind it"]

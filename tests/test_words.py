@@ -29,7 +29,7 @@ def folded(text):
 
 @functools.cache
 def pattern(word, boundary):
-    "Return a pattern that matches before a folded word; no letter of a script with spaces is beside a letter at its edge."
+    "Return a pattern that matches before a folded word with boundaries where its edges are letters of spaced scripts."
     left = rf"(?<!{LETTER})" if boundary == "word" and re.match(LETTER, word[0]) else ""
     right = rf"(?!{LETTER})" if boundary == "word" and re.match(LETTER, word[-1]) else ""
     return re.compile(rf"{left}(?={re.escape(word)}{right})")
@@ -48,7 +48,8 @@ WORDS = ["cat", "cats", "cattle", "Red", "red", "apple", "apple pie", "fire hydr
          "it's", "10", "hot dog", "dog", "cafe", "Việt", "かき", "かぎ", "ハト", "나무", "나뭇잎", "👩", "क", "क्ष", "ᾳ"]
 REST = ["s", "tle", "ed", " pie", ".", ",", " ", "'", "-", "t", "é", "e\u0301", "x", "ca", "猫", "い", "์", "и", "1", "_",
         " a", "a ", "at cat", "cat,", ", cat", " (", "—", "\n", "!", "ter", "n't", "'s", "APP", "LE", "ß", "SS",
-        "\u3099", "\u0301", "\u0323", "\u0302", "\u0327", "\u11ba", "ᄂ", "\u200d", "👩", "\u0e48", "\u0345", "ষ", "\u094d", "ê"]
+        "\u3099", "\u0301", "\u0323", "\u0302", "\u0327", "\u11ba", "ᄂ", "\u200d", "👩", "\u0e48", "\u0345", "ষ",
+        "\u094d", "ê"]
 SPECIAL = ["<unk>", "<s>", "</s>", "<pad>"]
 NAMES = dict(unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>")
 BYTES = [f"<0x{n:02X}>" for n in range(256)]
@@ -274,7 +275,8 @@ def faults_of(kind, seed, counts, search):
         if abs(objective - mean - worth) > 1e-3: yield "wrong price", text, asked, (objective, mean, worth)
         musts = [n for n, u in enumerate(prices or [math.inf]*len(groups)) if u == math.inf]
         if row or all(there[n] for n in musts): continue
-        could = few and could_say(tok, start[0].tolist(), few, length, [groups[n] for n in musts], avoid, boundary, after)
+        wanted = [groups[n] for n in musts]
+        could = few and could_say(tok, start[0].tolist(), few, length, wanted, avoid, boundary, after)
         counts["must is missing: " + ("the beam lost it" if could else "impossible" if few else "unknown")] += 1
 
 def run(cases, part=0, parts=1, search=grid_beam):
