@@ -591,8 +591,9 @@ def _warn(rows:_Rows, result):
         groups = rows.groups.lists[i]
         count = sum(map(bool, groups))
         if said[i] == count or i in complete: continue
-        line = f"input {i}: {max(0, said[i])} of {count} words were written within {rows.room} tokens"
-        if said[i] < 0: line += ", as the text `after` which they count was not"
+        line = (f"input {i}: {max(0, said[i])} of {count} words were written "
+                f"within {rows.room} tokens")
+        if said[i] < 0: line += "; the text `after` which they count was not"
         if rows.rules.late: line += f"; max_time={rows.config.max_time} was up"
         for word, group in zip(rows.plan.wishes.lists[i], groups):
             if not group or not all(_barred(rows, ids) for ids in group): continue
@@ -620,12 +621,14 @@ def _warn_of_thoughts(rows:_Rows, i, text):
                       'after="</think>" words count behind it')
 
 # %% ../../nbs/models/116_generate.ipynb #5be11605
-def _wishes(words, each, avoid, forms, prices, ids, constraints, inputs):
+def _wishes(words, each, avoid, forms, prices, ids, constraints, rows, k):
     "Return the words to mention or avoid, from our arguments and the library's old ones."
     for name, old in dict(force_words_ids=ids, constraints=constraints).items():
         require(old is None or hasattr(old, "__iter__"), f"{name}={old!r}", "a list")
         if old is not None and len(old): words = [*(words or []), *old]
-    wishes = read_words(words, each, avoid, inputs, forms)
+    wishes = read_words(words, each, avoid, len(rows) // k, forms)
+    if k == 1 and any(wishes.lists):
+        warnings.warn("num_beams=1: words find better places with more beams, as num_beams=5")
     return replace(wishes, prices=_read_word_prices(prices, wishes))
 
 def _groups_of(wishes, room, at_least=None, **settings):
@@ -680,7 +683,33 @@ def _plan(wishes, at_least, make)->_Plan:
         least += [least[i], None][:len(beside)]
     return _Plan(_some(wishes, searches), [i for i, _ in searches], kinds, least)
 
-# %% ../../nbs/models/116_generate.ipynb #6a1d0c14
+# %% ../../nbs/models/116_generate.ipynb #6a1d0c37
+_ARGUMENTS = """
+
+These arguments are given to `generate` beside its own, or to a `GenerationConfig`:
+
+words: str, dict or list, default None. The words of all inputs: "cat, red|white, zebra=4, -dog",
+    {"zebra": 4.}, ["bus", ["cat", "cats"]] or ids, [[5, 6]]. A word without a price is a must.
+each: list, default None. Such words for each input: [["dog"], "cat, -bus"].
+avoid: str or list, default None. Words that do not occur: ["apple"] does not avoid "apples".
+forms: bool, default False. Whether the English plural or singular counts: forms=True.
+processor, tokenizer: default None. Either of them, to spell words: tokenizer=tokenizer.
+after: str, default None. Words count only behind this text: after="</think>".
+boundary: str, default "word". With boundary="text", words count inside others, too.
+mode: str, default "bank". The search: "bank" is as fast as beam search, "credit" looks ahead,
+    mode="grid" has more hypotheses.
+prices: list, default None. The nats that each word is worth, inf for a must: [4., math.inf]; or
+    a list of such lists, one for each input.
+at_least: int or list, default None (all). The minimum number of musts: at_least=2, [1, 2].
+no_repeat: bool, default False. Whether no word occurs twice: no_repeat=True.
+ordered: bool, default False. Whether the musts occur in the given order: ordered=True.
+text_only: bool, default False. Whether an image model may go without one: text_only=True.
+force_words_ids, constraints: list, default None. Words as in older transformers: [[5, 6]].
+stop_strings: str or list, default None. As in `generate`, with a `processor`: ["."].
+
+Returns what `generate` does. Raises `NocError`, a `ValueError`, with one line for bad input.
+"""
+
 def _with_config(search):
     "Let a generation config give a search the arguments that a call does not."
     given = inspect.signature(search).parameters.values()
@@ -691,8 +720,10 @@ def _with_config(search):
             if given.get(name) is None: given[name] = getattr(generation_config, name, None)
         given = {name: value for name, value in given.items() if value is not None}
         return search(*args, generation_config=generation_config, **given)
+    call.__doc__ = search.__doc__ + _ARGUMENTS
     return call
 
+# %% ../../nbs/models/116_generate.ipynb #6a1d0c14
 @torch.no_grad()
 @_with_config
 def grid_beam(
@@ -720,48 +751,20 @@ def grid_beam(
     stop_strings:str|list=None, # as in `generate`; needs `processor`
     **model_kwargs,       # the model's inputs
 ):                        # ids, as from `generate`
-    """Run a beam search with words that must or may occur, by `generate(custom_generate=grid_beam)`.
-
-    These arguments are given to `generate` beside its own, or to a `GenerationConfig`:
-
-    words: str, dict or list, default None. The words of all inputs: "cat, red|white, zebra=4, -dog",
-        {"zebra": 4.}, ["bus", ["cat", "cats"]] or ids, [[5, 6]]. A word without a price is a must.
-    each: list, default None. Such words for each input: [["dog"], "cat, -bus"].
-    avoid: str or list, default None. Words that do not occur: ["apple"] does not avoid "apples".
-    forms: bool, default False. Whether the English plural or singular counts: forms=True.
-    processor, tokenizer: default None. Either of them, to spell words: tokenizer=tokenizer.
-    after: str, default None. Words count only behind this text: after="</think>".
-    boundary: str, default "word". With boundary="text", words count inside others, too.
-    mode: str, default "bank". The search: "bank" is as fast as beam search, "credit" looks ahead,
-        mode="grid" has more hypotheses.
-    prices: list, default None. The nats that each word is worth, inf for a must: [4., math.inf]; or
-        a list of such lists, one for each input.
-    at_least: int or list, default None (all). The minimum number of musts: at_least=2, [1, 2].
-    no_repeat: bool, default False. Whether no word occurs twice: no_repeat=True.
-    ordered: bool, default False. Whether the musts occur in the given order: ordered=True.
-    text_only: bool, default False. Whether an image model may go without one: text_only=True.
-    force_words_ids, constraints: list, default None. Words as in older transformers: [[5, 6]].
-    stop_strings: str or list, default None. As in `generate`, with a `processor`: ["."].
-
-    Returns what `generate` does. Raises `NocError`, a `ValueError`, with one line for bad input.
-    """
+    "Run a beam search with words that must or may occur, by `generate(custom_generate=grid_beam)`."
     config, k = generation_config, generation_config.num_beams
     _check(model, config, model_kwargs, text_only)
     if processor is None: processor = _dropped()["tokenizer"]
-    wishes = _wishes(words, each, avoid, forms, prices, force_words_ids, constraints,
-                     len(input_ids) // k)
-    if k == 1 and any(wishes.lists):
-        warnings.warn("num_beams=1: words find their best places with more beams; num_beams=5")
-    make = partial(_groups_of, room=config.max_length - input_ids.shape[1], at_least=at_least,
-                   processor=processor, boundary=boundary, after=after, k=k, made={},
-                   again=no_repeat or ordered)
+    wishes = _wishes(words, each, avoid, forms, prices, force_words_ids, constraints, input_ids, k)
+    settings = dict(processor=processor, boundary=boundary, after=after, again=no_repeat or ordered)
+    room = config.max_length - input_ids.shape[1]
+    make = partial(_groups_of, room=room, at_least=at_least, k=k, made={}, **settings)
     plan = _plan(wishes, at_least, make)
-    rules = _Rules(_without_sampling(config, logits_processor),
-                   [*stopping_criteria, *_stopping(stop_strings, processor)], k, len(wishes.lists))
+    criteria = [*stopping_criteria, *_stopping(stop_strings, processor)]
+    rules = _Rules(_without_sampling(config, logits_processor), criteria, k, len(wishes.lists))
     reader = _Model(model, input_ids, model_kwargs, config)
     rows = _Rows(reader, rules, make(plan.wishes), plan, config)
-    result = _search(rows, mode=mode, no_repeat=no_repeat, ordered=ordered)
-    return _answer(rows, result, ordered)
+    return _answer(rows, _search(rows, mode=mode, no_repeat=no_repeat, ordered=ordered), ordered)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11606
 def generate(

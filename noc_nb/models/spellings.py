@@ -214,6 +214,43 @@ def _repair(table, tokenizer, glue, ids):
         fits = text.startswith(head.strip()) and text.endswith(tail.strip())
         if fits: table.bytes[i] = text[len(head):len(text)-len(tail)].encode()
 
+# %% ../../nbs/models/109_spellings.ipynb #44b00450
+class _Heads:
+    "The kinds of the first characters that the tokens of a table add to a text."
+    def __init__(self,
+        table:_Table, # table of all tokens
+        texts:dict,   # token -> its text; tokens of a run are not there
+    ):
+        self.table = table
+        self.numbers, self.chars = {"": 0}, ("",)  # kinds of characters, and an example of each
+        firsts = {i: text[:1] for i, text in texts.items()}
+        firsts |= {i: self.first(i) for i in table.runs}
+        row = torch.zeros(1 + max(firsts, default=0), dtype=torch.int32)
+        row[[*firsts]] = torch.tensor([*map(self.number, firsts.values())], dtype=torch.int32)
+        self.rows = {b"": row}
+
+    def first(self, i, pending=b""):
+        "Return the first character that token `i` adds to a text if the text ends after it."
+        text, rest = self.table.feed(pending, i)
+        return (text + self.table.last(rest))[:1]
+
+    def number(self, char):
+        "Return the number of a character's kind; 0: no character."
+        kind = char and _kind(char)
+        if kind not in self.numbers: self.chars += char,
+        return self.numbers.setdefault(kind, len(self.numbers))
+
+    def kinds(self, pending):
+        "Return for each token the number of the kind of its first character."
+        if pending not in self.rows:
+            row = self.rows[b""].clone()
+            head = self.table.last(pending)[:1]
+            if head: row[row > 0] = self.number(head)
+            for i in {*self.table.parts, *self.table.runs}:
+                row[i] = self.number(self.first(i, pending))
+            self.rows[pending] = row
+        return self.rows[pending]
+
 # %% ../../nbs/models/109_spellings.ipynb #44b00500
 class _Index(_Table):
     "The tokens of a table, sorted by text, to find those that contain or begin with a text."
@@ -232,32 +269,7 @@ class _Index(_Table):
         self.starts.extend(itertools.accumulate(len(texts[i]) + 1 for i in self.order))
         self.parts = [i for i, more in table.bytes.items() if more and 128 <= more[0] < 192]
         self.marks = [i for i, text in raw.items() if text and unicodedata.combining(text[0])]
-        self.numbers, self.chars = {"": 0}, ("",)  # kinds of characters, and an example of each
-        firsts = {i: text[:1] for i, text in raw.items()} | {i: self._first(i) for i in self.runs}
-        row = torch.zeros(1 + max(firsts, default=0), dtype=torch.int32)
-        row[[*firsts]] = torch.tensor([*map(self._number, firsts.values())], dtype=torch.int32)
-        self.rows = {b"": row}
-
-    def _first(self, i, pending=b""):
-        "Return the first character that token `i` adds to a text if the text ends after it."
-        text, rest = self.feed(pending, i)
-        return (text + self.last(rest))[:1]
-
-    def _number(self, char):
-        "Return the number of a character's kind; 0: no character."
-        kind = char and _kind(char)
-        if kind not in self.numbers: self.chars += char,
-        return self.numbers.setdefault(kind, len(self.numbers))
-
-    def kinds(self, pending):
-        "Return for each token the number of the kind of the first character that it adds."
-        if pending not in self.rows:
-            row = self.rows[b""].clone()
-            head = self.last(pending)[:1]
-            if head: row[row > 0] = self._number(head)
-            for i in {*self.parts, *self.runs}: row[i] = self._number(self._first(i, pending))
-            self.rows[pending] = row
-        return self.rows[pending]
+        self.heads = _Heads(self, raw)
 
     def text(self, place):
         "Return the folded text of the token at a place in the sorted order."
@@ -372,7 +384,6 @@ class _Patterns:
         self.held, self.sure, self.open = [], {}, {}
         self.rests = {"": set()}
         self.steps, self.ended, self.entered = {}, {}, {}
-        self.seen, self.nexts, self.longer = {}, {}, {}
         for n, ways in enumerate(words):
             for text in map(_fold, ways): self._add(n, text)
         self.last = {pattern[-1] for pattern in (*self.sure, *self.open)}
@@ -423,6 +434,13 @@ class _Patterns:
             self.entered[key] = text > "" and _in_word(text[0]), node, inside, *self.ends(node)
         return self.entered[key]
 
+# %% ../../nbs/models/109_spellings.ipynb #44b00650
+class _States(_Patterns):
+    "Reads texts grapheme by grapheme, and token by token."
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.seen, self.nexts, self.longer = {}, {}, {}
+
     def go(self, state, text):
         """Read a text after a state. Return the new state, pairs of a position in the text and a
         mask of the words that end there for sure, and a mask of those that its end leaves open."""
@@ -443,15 +461,11 @@ class _Patterns:
         after = state._replace(node=node, inside=inside, tail=_example(grapheme))
         return after, ends, sure | still
 
-# %% ../../nbs/models/109_spellings.ipynb #44b00700
-class _Reader(_Patterns):
-    "Finds words in texts, token by token."
-    mark = 0 # see `_Late`
     def begin(self, ids):
         "Return the state after a prompt. Its last grapheme may grow, but words begin behind it."
         text = self.table.decode(self.table.shown(ids))[-99:]
         if not text: return _START
-        state = _Patterns.go(self, _START, _graphemes(text)[-1])[0]
+        state = _States.go(self, _START, _graphemes(text)[-1])[0]
         return state._replace(node="", pending=b"")
 
     def read(self, state, i):
@@ -476,6 +490,10 @@ class _Reader(_Patterns):
         "Return a state as if a run of bytes ended here."
         return self.go(state, self.table.run(state.pending))[0]._replace(pending=b"")
 
+# %% ../../nbs/models/109_spellings.ipynb #44b00700
+class _Reader(_States):
+    "Finds the tokens that end words, and the words of whole texts."
+    mark = 0 # see `_Late`
     def next(self, state):
         "Return the tokens that may end a word after a state: {token: the result of `read`}."
         if state not in self.nexts:
@@ -499,8 +517,9 @@ class _Reader(_Patterns):
         """Return (v,) whether each of a model's tokens lengthens the word that a text ends with,
         and whether any does that is no byte of a run."""
         letter = self.boundary == "word" and self.settled(state).inside
-        kinds = self.table.kinds(state.pending or b"")
-        flags = _lengthening(state.tail, letter, self.table.chars)
+        heads = self.table.heads
+        kinds = heads.kinds(state.pending or b"")
+        flags = _lengthening(state.tail, letter, heads.chars)
         key = flags, state.pending, v
         if key not in self.longer:
             row = kinds[:v].long()
@@ -776,8 +795,8 @@ class _Late(_Reader):
         return [(end + n, first + n, word) for end, first, word in super().mentions(ids[n:])]
 
 # %% ../../nbs/models/109_spellings.ipynb #44c00014
-# what the end of a text means for the next token: nothing; a counted word, which may not be
-# lengthened; a counted word in a run of bytes, which also has to end; a word that must be lengthened
+# The end of a text means for the next token: nothing; a counted word, which may not be lengthened;
+# a counted word in a run of bytes, which also has to end; a word that must be lengthened.
 _FREE, _SAID, _SHUT, _OWES = range(4)
 
 class _Text(NamedTuple):
@@ -862,13 +881,19 @@ class _Words:
         return self.bits[words]
 
 # %% ../../nbs/models/109_spellings.ipynb #44b01100
-def _ending(words:_Words, ids, state=_START):
+def _ending(words:_Words, ids):
     "Return the positions in a spelling that finish a group; its last token always does."
+    state = _START
     places = []
     for place, token in enumerate(ids):
         state, sure, still = words.reader.read(state, token)
         if words.groups(sure | still) or place + 1 == len(ids): places.append(place)
     return places
+
+def _finishing(some):
+    "Return the tokens of spellings that finish a group, for the words of several inputs."
+    return {ids[place] for words in some for group in words.spelled for ids in group
+            for place in _ending(words, ids)}
 
 def _forced(words:_Words, group, column):
     "Return a group's spellings in columns: the last token finishes it; others may finish a group."
@@ -974,6 +999,13 @@ def _barred(columns, words:_Words, text:_Text)->Tensor: # (v,)
     if text.ends == _SAID: return longer
     return columns.runs | (longer if text.ends == _SHUT else ~longer)
 
+def _bar(columns, scores, words, texts):
+    "Bar tokens that may not follow texts, each with its words."
+    held = [n for n, text in enumerate(texts) if text.ends != _FREE]
+    if not held: return
+    barred = torch.stack([_barred(columns, words[n], texts[n]) for n in held]).to(scores.device)
+    scores[held,:columns.v] = scores[held,:columns.v].masked_fill(barred, -torch.inf)
+
 def _give_free(columns, scores, real, bits, moves):
     "Give the free columns of each text to its best other tokens that finish a word."
     if not any(m.others.numel() for m in moves): return
@@ -995,17 +1027,14 @@ class _Columns:
         self.words, self.table, self.k = groups.words, groups.table, groups.k
         self.v, self.ends, self.device = v, {*ends}, device
         self.moves = {}
-        finish = {ids[place] for words in {*self.words} for group in words.spelled for ids in group
-                  for place in _ending(words, ids)}
         late = [words.late if text.state.waits else [] for words, text in zip(self.words, starts)]
-        finish |= {ids[-1] for group in late for ids in group}
+        finish = _finishing({*self.words}) | {ids[-1] for group in late for ids in group}
         self.column = {token: v + n for n, token in enumerate(sorted(finish))}
         self.extra = (len(finish) + self.k)*bool(finish)                 # ids beside the model's
         self.finishers = range(v, v + self.extra + 1)                 # these columns, and the start
         real = [*self.column, *[0]*(self.extra - len(finish))]
         self.real = torch.tensor(real, device=device).long()             # (extra,) model's tokens
-        self.runs = torch.zeros(v, dtype=torch.bool)
-        self.runs[[i for i in self.table.runs if i < v]] = True
+        self.runs = torch.tensor([i in self.table.runs for i in range(v)])
         self.first = [[(*ids[:-1], self.column[ids[-1]]) for ids in group] for group in late]
         self.constraints = [[_forced(words, group, self.column) for group in words.spelled if group]
                             for words in self.words]
@@ -1050,11 +1079,7 @@ class _Columns:
     def mark(self, scores, real, bits, texts, inputs, full):
         """Give the finishing columns of scores (N,v+extra+2) their values, tokens `real` and groups
         `bits`, and bar tokens that may not follow. If texts are `full`, no word can continue."""
-        held = [n for n, text in enumerate(texts) if text.ends != _FREE]
-        if held:
-            barred = [_barred(self, self.words[inputs[n]], texts[n]) for n in held]
-            barred = torch.stack(barred).to(scores.device)
-            scores[held,:self.v] = scores[held,:self.v].masked_fill(barred, -torch.inf)
+        _bar(self, scores, [self.words[i] for i in inputs], texts)
         moves = [*map(self.after, inputs, texts)]
         (tokens, columns, gains), rows = _flat(moves, "fixed")
         scores[rows,columns] = scores[rows,tokens]
