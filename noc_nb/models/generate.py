@@ -711,9 +711,10 @@ Returns what `generate` does. Raises `NocError`, a `ValueError`, with one line f
 """
 
 def _with_config(search):
-    "Let a generation config give a search the arguments that a call does not."
+    "Let a generation config give a search, without gradients, the arguments that a call does not."
     given = inspect.signature(search).parameters.values()
     own = {x.name for x in given if x.kind is x.KEYWORD_ONLY} - {"stop_strings"}
+    @torch.no_grad()
     @wraps(search)
     def call(*args, generation_config, **given):
         for name in own:
@@ -724,7 +725,6 @@ def _with_config(search):
     return call
 
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c14
-@torch.no_grad()
 @_with_config
 def grid_beam(
     model,                # any model of transformers; its `generate` fills in the first five
