@@ -1,5 +1,5 @@
 """Test `grid_beam` with every option of `generate`. tests/architectures.py tests it with every architecture."""
-import itertools, json, math, re, warnings
+import copy, inspect, itertools, json, math, re, warnings
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
@@ -13,6 +13,7 @@ from noc_nb.models.generate import generate, grid_beam
 from noc_nb.models.spellings import _read_table, spellings
 from architectures import WORDS, is_whole, texts
 from test_spellings import tiny_gpt2, trained
+from test_words import has
 from tiny_models import BUILDERS, build, tokenizer
 
 ROOT = Path(__file__).parent.parent
@@ -483,10 +484,121 @@ def test_a_pipeline_that_samples_by_default_is_searched():
     with pytest.warns(UserWarning, match="ask for sampling"):
         [out] = write("a dog", words=["zebra"], num_beams=4, max_new_tokens=12,
                       processor=tokenizer, return_full_text=False)
-    assert re.search(r"\bzebra\b", out["generated_text"])
+    assert has(out["generated_text"], "zebra")
 
 def test_at_least_is_no_truth_value_and_dropout_is_told():
     model, inputs = build("GPT-2")
     call = dict(inputs, custom_generate=grid_beam, num_beams=2, max_new_tokens=8, words=[[5], [6]], do_sample=False)
     with pytest.raises(NocError, match="at_least=True; expected a whole number"): model.generate(**call, at_least=True)
     with pytest.warns(UserWarning, match="train mode, with dropout"): model.train().generate(**call)
+
+# Arguments of ours
+
+def test_arguments_in_a_generation_config():
+    "A generation config may have every argument of ours; an argument of a call comes first."
+    model, inputs = build("GPT-2")
+    tok = tokenizer()
+    two, tokens = dict(words=["zebra", "cat"], processor=tok), dict(processor=tok)
+    cases = dict(                                          # name -> its value, and the other arguments of the call
+        words=(["zebra"], tokens), each=([["bus"], ["dog"]], two), avoid=(["pan"], tokens),
+        forms=(True, dict(tokens, words=["buses"])), processor=(tok, dict(words=["zebra"])), after=("dog", two),
+        boundary=("text", dict(tokens, words=["cat"])),
+        mode=("grid", two), prices=([math.inf, 3.], two), at_least=(1, two), no_repeat=(True, two),
+        ordered=(True, dict(tokens, words=["cat", "zebra"])), text_only=(True, two), force_words_ids=([[5, 6]], {}),
+        constraints=([Phrasal([5, 6])], {}))
+    own = {name for name, x in inspect.signature(grid_beam).parameters.items() if x.kind is x.KEYWORD_ONLY}
+    assert own == {*cases, "stop_strings"}
+    for name, (value, others) in cases.items():
+        config = GenerationConfig(**{name: value}, eos_token_id=2, pad_token_id=1)
+        found = ours(model, inputs, **others, generation_config=config)
+        assert found.tolist() == ours(model, inputs, **others, **{name: value}).tolist(), name
+    config = GenerationConfig(words=["bus"], mode="grid", eos_token_id=2, pad_token_id=1)
+    found = ours(model, inputs, **two, mode="bank", generation_config=config)
+    assert found.tolist() == ours(model, inputs, **two).tolist()
+
+def test_help_explains_every_argument():
+    "`help(grid_beam)` has the type, the default and an example of every argument of ours."
+    parts = re.findall(r"^(\w.*?): ((?:.*\n)(?: +.*\n)*)", inspect.getdoc(grid_beam), re.M)
+    entries = {name: text for names, text in parts for name in names.split(", ")}
+    for name, x in inspect.signature(grid_beam).parameters.items():
+        if x.kind is not x.KEYWORD_ONLY: continue
+        assert x.annotation is not x.empty, name
+        default = f'"{x.default}"' if isinstance(x.default, str) else repr(x.default)
+        kinds, _, example = entries[name].partition(f"default {default}")
+        assert name == "processor" or kinds
+        assert re.search(r"[\"=\[]", example), name
+
+def test_few_beams_and_long_lists_are_told():
+    "One beam with words gives a warning; the error for an `each` longer than the batch shows the loop to write."
+    model, inputs = build("GPT-2")
+    with pytest.warns(UserWarning, match="num_beams=1: words"): ours(model, inputs, words=[[5]], num_beams=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours(model, inputs, num_beams=1)
+        ours(model, inputs, words=[[5]], num_beams=2)
+    tok = trained("byte BPE")
+    tok.padding_side = "left"
+    write = pipeline("text-generation", model=tiny_gpt2(tok), tokenizer=tok, custom_generate=grid_beam)
+    def pipe(texts, **more): return write(texts, processor=tok, max_new_tokens=9, num_beams=3, **more)
+    texts, each = ["a dog", "a", "the cat", "on"], [["cat"], ["man"], ["car"], ["bus"]]
+    with pytest.raises(NocError, match="each: a list of 4: expected 2, one for each") as told:
+        pipe(texts, each=each, batch_size=2)
+    loop = str(told.value).partition("for more, ")[2]
+    found = [one[0]["generated_text"] for one in sum(eval(loop, dict(pipe=pipe, texts=texts, each=each)), [])]
+    assert len(found) == 4 and all(has(text, *word) for text, word in zip(found, each))
+
+@pytest.mark.parametrize("mode", ["bank", "grid"])
+def test_words_behind_a_text(mode):
+    "With `after`, only words behind the text are asked for, avoided or paid for; with musts, the text is written."
+    model, inputs = build("GPT-2")
+    settings = dict(processor=tokenizer(), mode=mode, return_dict_in_generate=True, max_new_tokens=9, num_beams=6)
+    plain = ours(model, inputs, words=["zebra", "dog"], **settings)
+    out = ours(model, inputs, words=["zebra", "dog"], after="dog", avoid=["cat"], **settings)
+    assert plain.texts != out.texts
+    for text in texts(out.sequences[:,2:]):
+        rest = text.partition("dog")[2].lower()
+        assert is_whole(rest, "zebra") and is_whole(rest, "dog") and not is_whole(rest, "cat")
+    priced = ours(model, inputs, words={"zebra": 50.}, after="dog", length_penalty=0., **settings)
+    for text, spans, objective, score in zip(texts(priced.sequences[:,2:]), priced.spans, priced.objective,
+                                             priced.sequences_scores):
+        assert is_whole(text.lower().partition("dog")[2], "zebra") == (0 in spans)
+        assert objective.item() == pytest.approx(score.item() + 50.*(0 in spans), abs=1e-4)
+    with pytest.raises(NocError, match="after: expected words as text"): ours(model, inputs, words=[[5]], after="dog")
+    with pytest.raises(NocError, match="after='kiwi': expected a text that the tokenizer can write"):
+        ours(model, inputs, words=["cat"], after="kiwi", processor=tokenizer())
+
+def thinker():
+    "Return a tokenizer with marks for thoughts, and a model with a fixed text: <think> zebra </think> cat."
+    tok = copy.deepcopy(tokenizer())
+    tok.add_tokens(["<think>", "</think>"])
+    model, _ = build("GPT-2")
+    model.resize_token_embeddings(len(tok))
+    order = tok.convert_tokens_to_ids(["<think>", "zebra", "</think>", "cat", "[EOS]"])
+    def wants(ids, scores):
+        for row, line in zip(scores, ids.tolist()):
+            new = len([n for n in line if n in order])
+            row[order[min(new, 4)]] += 40.
+        return scores
+    return tok, model, dict(processor=tok, logits_processor=LogitsProcessorList([wants]), max_new_tokens=8)
+
+def test_a_word_in_thoughts_is_told():
+    "A warning says that a word is only in a block of thoughts, even one that the prompt opens, but not with `after`."
+    tok, model, settings = thinker()
+    inputs = dict(input_ids=torch.tensor([tok.convert_tokens_to_ids(["a"])]))
+    def told(inputs=inputs, **more):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            out = ours(model, inputs, **settings, **more)
+        lines = [str(w.message) for w in caught]
+        return tok.decode(out[0,inputs["input_ids"].shape[1]:]), [line for line in lines if "thoughts" in line]
+    text, lines = told(words=["zebra"])
+    assert text.split()[:4] == ["<think>", "zebra", "</think>", "cat"]
+    assert lines == ["input 0: 'zebra' is only in the block of thoughts; with after=\"</think>\" words count behind it"]
+    assert told(words=["cat"])[1] == told(words=["zebra"], after="</think>")[1] == []
+    assert is_whole(told(words=["zebra"], after="</think>")[0].partition("</think>")[2], "zebra")
+    opened = dict(input_ids=torch.tensor([tok.convert_tokens_to_ids(["a", "<think>"])]))
+    closed = dict(input_ids=torch.tensor([tok.convert_tokens_to_ids(["a", "<think>", "</think>"])]))
+    settings.pop("logits_processor")
+    settings["suppress_tokens"] = tok.convert_tokens_to_ids(["<think>", "</think>"])
+    assert told(opened, words=["zebra"])[1] and not told(closed, words=["zebra"])[1]
+    assert is_whole(told(closed, words=["zebra"], after="</think>")[0], "zebra")

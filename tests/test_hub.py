@@ -86,7 +86,7 @@ def test_what_its_files_import(repository):
             if isinstance(node, ast.Import): outside |= {alias.name.partition(".")[0] for alias in node.names}
             if not isinstance(node, ast.ImportFrom): continue
             (beside if node.level else outside).add(node.module.partition(".")[0])
-    assert outside - set(sys.stdlib_module_names) <= {"torch", "transformers", "filelock", "inflect"} # for `forms`
+    assert outside - set(sys.stdlib_module_names) <= {"torch", "transformers", "regex", "filelock", "inflect"}
     assert beside <= {file.stem for file in files}
 
 def test_the_card_says_what_there_is(repository):
@@ -146,7 +146,7 @@ def test_all_of_that_is_named(repository):
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
-    private = {name for name in attributes | texts if re.fullmatch("_[a-z]\\w+", name)} - own - {"_fields"}
+    private = {name for name in attributes | texts if re.fullmatch("_[a-z]\\w+", name)} - own - {"_fields", "_replace"}
     def is_inside(name):
         part = getattr(utils, name, None)
         known = part is None or inspect.ismodule(part) or hasattr(transformers, name)

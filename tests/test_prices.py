@@ -6,7 +6,7 @@ from noc_nb.core import NocError
 from noc_nb.fast.machine import constrained_beam_search
 from noc_nb.fast.search import beam_search, grid_beam_search
 from noc_nb.models.generate import grid_beam
-from test_words import KINDS, WORDS, drawn, has, model_of
+from test_words import KINDS, WORDS, behind, drawn, has, model_of
 from tiny_models import build, tokenizer
 
 EOS = 0
@@ -181,10 +181,10 @@ def test_large_prices_keep_their_order():
 # Prices of words, in `generate`
 
 def answers(tok, model, start, **settings):
-    "Return token ids, and texts with their scores and objectives, the best first."
+    "Return token ids, and pairs of prompt and text with their scores and objectives, the best first."
     call = dict(do_sample=False, custom_generate=grid_beam, processor=tok, return_dict_in_generate=True)
     out = model.generate(start, attention_mask=torch.ones_like(start), **call | settings)
-    texts = tok.batch_decode(out.texts, skip_special_tokens=True)
+    texts = [behind(tok, start[0].tolist(), ids) for ids in out.texts]
     return out.texts, [*zip(texts, out.sequences_scores.tolist(), out.objective.tolist())]
 
 @pytest.mark.filterwarnings("ignore")
@@ -205,17 +205,18 @@ def test_prices_buy_what_they_say(kind, one_thread):
                         length_penalty=rng.choice((0., 1.)))
         settings["num_return_sequences"] = settings["num_beams"]
         def found(**asked): return answers(tok, model, start, **settings, **asked)
+        def said(pair, word): return has(pair[1], word, prompt=pair[0])
         def value(text, score, _):
-            return score + sum(u for w, u in zip(groups, prices) if u < math.inf and has(text, w))
+            return score + sum(u for w, u in zip(groups, prices) if u < math.inf and said(text, w))
         musts = [w for w, u in zip(groups, prices) if u == math.inf]
         wished, unwished = ([w for w, u in zip(groups, prices) if u*sign > 0] for sign in (1, -1))
         try: best = found(words=groups, prices=prices)[1][0][2]
         except NocError: continue
         ids, plain = found(words=musts or None)
-        for text in plain: assert not all(has(text[0], w) for w in musts) or best >= value(*text) - 1e-3
+        for text in plain: assert not all(said(text[0], w) for w in musts) or best >= value(*text) - 1e-3
         try:
             for text in found(words=wished or None, avoid=unwished or None)[1]:
-                assert not all(has(text[0], w) for w in wished) or best >= value(*text) - 1e-3
+                assert not all(said(text[0], w) for w in wished) or best >= value(*text) - 1e-3
         except NocError: pass
         assert found(words=groups, prices=[u if u == math.inf else 0. for u in prices])[0][0] == ids[0]
         counted += 1

@@ -1,15 +1,14 @@
 """Test the spellings of words by tokenizers of eight kinds; whole words and prices are tested by brute force."""
-import functools, gzip, itertools, json, math, random, re, warnings
+import functools, itertools, json, math, random, re, unicodedata
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, GPT2Config, GPT2LMHeadModel, LogitsProcessorList, PreTrainedTokenizerFast
 from noc_nb.core import NocError
-from noc_nb.lab.disk import find_data
 from noc_nb.models.generate import grid_beam
-from noc_nb.models.spellings import _read_table, spellings
+from noc_nb.models.spellings import _read_table, _Reader, spellings
 from noc_nb.toy import toy_image
-from test_words import has
+from test_words import LETTER, behind, folded, has
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:input \\d+")]
 
@@ -22,11 +21,7 @@ KINDS = ["byte BPE", "byte BPE, prefix", "WordPiece", "WordPiece, cased", "Unigr
 VOCABULARY = ["cat", "bus", "dog", "cattle", "car", "cart", "man", "pan", "pancake", "table", "at", "a cat"]
 
 def captions():
-    "Return captions of COCO, or of the toy world without COCO."
-    coco = find_data()
-    if coco:
-        with gzip.open(coco/"annotations/captions_val2014.json.gz") as file: lines = json.load(file)
-        return [line["caption"] for line in lines["annotations"][:2000]]
+    "Return captions of the toy world."
     return [text for n in range(400) for text in toy_image(0, n)[1]]
 
 def byte_bpe(prefix):
@@ -95,8 +90,6 @@ def written(tok, word):
             for ids in (encode(form), encode(" " + form), encode("\n" + form)[line:])}
     return {way for way in ways if tok.unk_token_id not in way}
 
-def names(tok, ids, word): return has(tok.decode(ids, skip_special_tokens=True), word)
-
 class Chain:
     "A random model restricted to five tokens and the end, whose texts have at most three tokens."
     length = 3
@@ -106,11 +99,11 @@ class Chain:
         self.known = set()
         for group in self.groups: self.known |= set(rng.choice(sorted(written(tok, rng.choice(group)))))
         seen = [n for n in range(len(tok)) if n not in table.hidden]
-        longer = [n for n in seen if n in table.lengthens]
+        longer = [n for n in seen if re.match(LETTER, folded(table.bytes[n].decode(errors="ignore")))]
         while len(self.known) < 5: self.known.add(rng.choice(longer if rng.random() < .6 else seen))
         self.known = sorted(self.known)
         start = rng.choice(["a photo of", "What is it?", "the", "look:"])
-        self.prompt = tok.encode(start, add_special_tokens=False)
+        self.prompt = [n for n in tok.encode(start, add_special_tokens=False) if n not in table.runs]
 
     def holds(self, ids): return all(self.mentioned(ids))
 
@@ -138,7 +131,8 @@ class Chain:
 
     def mentioned(self, ids):
         "Return for each group whether a text mentions it."
-        return [any(names(self.tok, list(ids), word) for word in group) for group in self.groups]
+        prompt, text = behind(self.tok, self.prompt, ids)
+        return [any(has(text, word, prompt=prompt) for word in group) for group in self.groups]
 
     def search(self, **settings):
         "Return the best text that the search finds; with `return_dict_in_generate` also the whole output."
@@ -216,3 +210,37 @@ def test_prices_by_brute_force(mode, penalty):
         assert out.objective[0].item() == pytest.approx(best, abs=1e-4)
         turned += found != max(scores, key=lambda ids: scores[ids]/len(ids)**penalty)
 
+
+# Reading, without a model
+
+LETTERS = ["a", "e", "t", "s", " ", ".", "c", "か", "き", "ハ", "ト", "\u3099", "나", "무", "뭇", "\u1102", "\u1161", "\u11ba",
+           "e\u0302", "\u0323", "\u0302", "\u0301", "\u0327", "ê", "ệ", "é", "ß", "ᾳ", "α", "\u0345", "👩", "\u200d",
+           "🇦", "क", "\u094d", "ष", "แ", "\u0e48", "\u0e38", "猫", "\r", "\n", "\u0600", "ŉ", "İ"]
+
+def drawn_text(rng, size): return "".join(rng.choices(rng.sample(LETTERS, 8), k=rng.randrange(size)))
+
+@pytest.mark.parametrize("kind", ["bytes", "byte BPE", "byte fallback"])
+def test_a_reader_finds_what_is_in_the_text(kind):
+    "Token by token and at once, a reader finds a word behind a prompt if and only if it is there."
+    tok, rng, found = trained(kind), random.Random(kind), 0
+    table = _read_table(tok)
+    for _ in range(1200):
+        prompt, text = drawn_text(rng, 4), drawn_text(rng, 12)
+        at = rng.randrange(len(prompt + text) + 1)
+        word = ((prompt + text)[at:at+rng.choice((1, 2, 3))]).strip() or "cat"
+        if unicodedata.category(word[0])[0] == "M": continue
+        boundary = rng.choice(["word", "text"])
+        reader = _Reader(table, [[word]], boundary)
+        before, ids = (tok.encode(part, add_special_tokens=False) for part in (prompt, text))
+        if kind == "byte fallback": before = [n for n in before if n not in table.runs]
+        there = has(behind(tok, before, ids)[1], word, boundary, behind(tok, before, [])[0])
+        state, said, open = reader.begin(before), False, False
+        assert there == bool(reader.mentions(ids, state)), (prompt, text, word, boundary)
+        found += there
+        for token in ids if not table.runs else ():
+            if open and not table.silent(state.pending, token):
+                said, open = said or not reader.lengthens(state, len(tok))[0][token], False
+            state, sure, still = reader.read(state, token)
+            said, open = said or sure > 0, open or still > 0
+        assert table.runs or there == (said or open), (prompt, text, word, boundary)
+    assert found > 150

@@ -6,7 +6,7 @@
 __all__ = ['read_shards', 'caption_shards']
 
 # %% ../../nbs/commands/141_distributed.ipynb #a5c6c643
-import json, math, os, time
+import json, logging, math, os, time
 from pathlib import Path
 
 from .command import peak_mb
@@ -64,8 +64,9 @@ def read_shards(
 def _ray(workers):
     "Import Ray; start it on this machine unless RAY_ADDRESS names a cluster."
     local = not os.environ.get("RAY_ADDRESS")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if local: os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    usual = dict(RAY_USAGE_STATS_ENABLED="0", RAY_BACKEND_LOG_LEVEL="fatal")
+    if local: usual["RAY_AUTH_MODE"] = "disabled"
+    os.environ.update(usual | os.environ)
     try: import ray, ray.data
     except ImportError:
         raise NocError("--workers: ray is not installed; pip install noc_nb[ray]") from None
@@ -74,6 +75,7 @@ def _ray(workers):
     except Exception as e:
         why = str(e).partition("\n")[0]
         raise NocError(f"--workers: Ray does not start ({why}); without it: no --workers") from None
+    for name in "ray", "ray.data": logging.getLogger(name).setLevel("ERROR")
     ray.data.DataContext.get_current().enable_progress_bars = False
     return ray
 

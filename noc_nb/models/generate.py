@@ -6,9 +6,10 @@
 __all__ = ['grid_beam', 'generate']
 
 # %% ../../nbs/models/116_generate.ipynb #4834125a
-import copy, inspect, itertools, math, threading, warnings
+import copy, inspect, math, threading, warnings
+from bisect import bisect_left
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, partial, wraps
 from numbers import Integral, Real
 
 import torch
@@ -176,7 +177,9 @@ class _Rows:
         ends = self.ends.tolist()
         require(max(ends, default=0) < self.v, f"eos_token_id={ends}",
                 f"ids below {self.v}, the size of the model's vocabulary")
-        self.columns = groups.columns(self.v, ends, device)
+        prompts = model.prompts.tolist()
+        self.starts = [groups.begin(n, prompts[i]) for n, i in enumerate(plan.inputs)]
+        self.columns = groups.columns(self.v, ends, device, self.starts)
         self.begin = self.v + self.columns.extra                         # ids of the search only
         self.end = self.begin + 1
         musts = [any(ways and u == math.inf for ways, u in zip(*pair))
@@ -189,7 +192,7 @@ class _Rows:
         self.search = torch.arange(len(plan.inputs), device=device)      # (N,)
         self.said = self.row.new_zeros(len(plan.inputs), 0)              # (N,t) the new text
         self.total = torch.zeros(len(plan.inputs), device=device)        # (N,) its log-probability
-        self.texts = [self.columns.start]*len(plan.inputs)               # N, as `columns` has them
+        self.texts = [*self.starts]                                      # N, as `columns` has them
         pieces = {t for lists in groups.lists for group in lists for ids in group for t in ids}
         self.never = self.row.new_tensor(sorted(pieces)) # tokens of words that no step has allowed
         self.steps = []
@@ -402,14 +405,14 @@ def _holds(whole, part):
     "Return whether a tuple contains another as a run."
     return any(whole[j:j+len(part)] == part for j in range(len(whole) - len(part) + 1))
 
-def _check_room(lists, prices, room):
+def _check_room(lists, prices, room, first=0):
     """Raise `NocError` if an input has too many words, or if its musts cannot fit. A must that may
-    be inside another takes no room."""
+    be inside another takes no room; `first` tokens come before them."""
     for i, groups in enumerate(lists):
         require(len(groups) <= 61, f"words: input {i} has {len(groups)} words",
                 "at most 61 for one text")
         groups = [g for g, u in zip(groups, prices[i]) if g and u == math.inf]
-        need = 0
+        need = first
         for n, group in enumerate(groups):
             others = [ids for m, other in enumerate(groups) if m != n for ids in other]
             free = any(_holds(whole, part) for whole in others for part in group)
@@ -472,7 +475,7 @@ def _judged(rows:_Rows, i, text, ordered):
     "Return a text of input `i` with its words, and with its score plus the prices of its words."
     pairs = [*zip(rows.groups.lists[i], rows.plan.wishes.prices[i])]
     musts = [g for g, (ways, u) in enumerate(pairs) if ordered and ways and u == math.inf]
-    spans = _spans(rows.groups.mentions(i, text.ids), musts)
+    spans = _spans(rows.groups.mentions(i, text.ids, rows.starts[i]), musts)
     worth = sum(u for g, (_, u) in enumerate(pairs) if g in spans and u < math.inf)
     return replace(text, spans=spans, objective=_mean(rows, text) + worth)
 
@@ -517,6 +520,7 @@ def _answer(rows:_Rows, result, ordered):
     _warn(rows, result)
     texts = _best(rows, result, ordered)
     config = rows.config
+    for i, text in enumerate(texts[::config.num_return_sequences]): _warn_of_thoughts(rows, i, text)
     prompts = rows.model.prompts.repeat_interleave(config.num_return_sequences, 0)
     new = _padded([text.ids for text in texts], rows.fill).to(prompts.device)
     sequences = torch.cat([prompts, new], 1)
@@ -561,11 +565,13 @@ def _search(rows:_Rows, **settings):
         settings["at_least"] = [None if n is None else n + 1 for n in least]
     prices = [[math.inf, *(u for u, ways in zip(*pair) if ways)]
               for pair in zip(rows.plan.wishes.prices, groups.lists)]
+    starts = [[(rows.begin,), *first] for first in columns.first]        # see `_Late`
+    sizes = [max(1, min(map(len, first), default=1)) for first in columns.first]
     rows.finder = Search(
-        [[[(rows.begin,)], *part] for part in columns.constraints], rows.row.device, eos=rows.end,
-        k=config.num_beams, max_len=rows.room + 2, absorb=True, prices=prices,
-        length_penalty=config.length_penalty, least=[[1, *row] for row in groups.least()],
-        finishers=columns.finishers, apart=True, **settings)
+        [[start, *part] for start, part in zip(starts, columns.constraints)], rows.row.device,
+        eos=rows.end, k=config.num_beams, max_len=rows.room + 2, absorb=True, prices=prices,
+        length_penalty=config.length_penalty, finishers=columns.finishers, apart=True,
+        least=[[size, *row] for size, row in zip(sizes, groups.least())], **settings)
     columns.place(rows.finder.read)
     def reorder(_, index): return index.flatten()
     with torch.inference_mode():                                         # except for the model
@@ -585,27 +591,51 @@ def _warn(rows:_Rows, result):
         groups = rows.groups.lists[i]
         count = sum(map(bool, groups))
         if said[i] == count or i in complete: continue
-        line = f"input {i}: {said[i]} of {count} words were written within {rows.room} tokens"
+        line = (f"input {i}: {max(0, said[i])} of {count} words were written "
+                f"within {rows.room} tokens")
+        if said[i] < 0: line += "; the text `after` which they count was not"
         if rows.rules.late: line += f"; max_time={rows.config.max_time} was up"
         for word, group in zip(rows.plan.wishes.lists[i], groups):
             if not group or not all(_barred(rows, ids) for ids in group): continue
             line += f"; {word[0]!r} is forbidden, by an option or a logits processor"
         warnings.warn(line)
 
+def _thoughts(tokenizer, prompt, ids)->int:
+    "Return how many tokens of a text are before the end of a block of thoughts; 0 without one."
+    def decoded(ids): return tokenizer.decode(ids, skip_special_tokens=False)
+    text, before = decoded(ids), decoded(prompt[-16:])
+    if before.rfind("<think>") <= before.rfind("</think>") and "think>" not in text: return 0
+    size = len(ids) + 1
+    return bisect_left(range(size), True, key=lambda n: "</think>" in decoded(ids[:n]))
+
+def _warn_of_thoughts(rows:_Rows, i, text):
+    "Warn if a word of a text is only in a block of thoughts, and `after` is not given."
+    words = getattr(rows.groups, "words", None)
+    if not text.spans or not words or words[i].reader.mark: return
+    size = _thoughts(words[i].tokenizer, rows.model.prompts[i].tolist(), text.ids)
+    found = rows.groups.mentions(i, text.ids, rows.starts[i])
+    only = {*text.spans} - {g for _, first, g in found if first >= size}
+    if size and only:
+        word = rows.plan.wishes.lists[i][min(only)][0]
+        warnings.warn(f"input {i}: {word!r} is only in the block of thoughts; with "
+                      'after="</think>" words count behind it')
+
 # %% ../../nbs/models/116_generate.ipynb #5be11605
-def _wishes(words, each, avoid, forms, prices, ids, constraints, config, inputs):
+def _wishes(words, each, avoid, forms, prices, ids, constraints, rows, k):
     "Return the words to mention or avoid, from our arguments and the library's old ones."
     for name, old in dict(force_words_ids=ids, constraints=constraints).items():
-        old = getattr(config, name, None) if old is None else old
         require(old is None or hasattr(old, "__iter__"), f"{name}={old!r}", "a list")
         if old is not None and len(old): words = [*(words or []), *old]
-    wishes = read_words(words, each, avoid, inputs, forms)
+    wishes = read_words(words, each, avoid, len(rows) // k, forms)
+    if k == 1 and any(wishes.lists):
+        warnings.warn("num_beams=1: words find better places with more beams, as num_beams=5")
     return replace(wishes, prices=_read_word_prices(prices, wishes))
 
 def _groups_of(wishes, room, at_least=None, **settings):
     "Return the words of a search. Raise `NocError` if the musts cannot fit."
     groups = wishes.groups(**settings)
-    if at_least is None: _check_room(groups.lists, wishes.prices, room)
+    late = [len(ids) for words in getattr(groups, "words", ()) for ids in words.late]
+    if at_least is None: _check_room(groups.lists, wishes.prices, room, min(late, default=0))
     return groups
 
 def _stopping(strings, processor):
@@ -653,8 +683,49 @@ def _plan(wishes, at_least, make)->_Plan:
         least += [least[i], None][:len(beside)]
     return _Plan(_some(wishes, searches), [i for i, _ in searches], kinds, least)
 
+# %% ../../nbs/models/116_generate.ipynb #6a1d0c37
+_ARGUMENTS = """
+
+These arguments are given to `generate` beside its own, or to a `GenerationConfig`:
+
+words: str, dict or list, default None. The words of all inputs: "cat, red|white, zebra=4, -dog",
+    {"zebra": 4.}, ["bus", ["cat", "cats"]] or ids, [[5, 6]]. A word without a price is a must.
+each: list, default None. Such words for each input: [["dog"], "cat, -bus"].
+avoid: str or list, default None. Words that do not occur: ["apple"] does not avoid "apples".
+forms: bool, default False. Whether the English plural or singular counts: forms=True.
+processor, tokenizer: default None. Either of them, to spell words: tokenizer=tokenizer.
+after: str, default None. Words count only behind this text: after="</think>".
+boundary: str, default "word". With boundary="text", words count inside others, too.
+mode: str, default "bank". The search: "bank" is as fast as beam search, "credit" looks ahead,
+    mode="grid" has more hypotheses.
+prices: list, default None. The nats that each word is worth, inf for a must: [4., math.inf]; or
+    a list of such lists, one for each input.
+at_least: int or list, default None (all). The minimum number of musts: at_least=2, [1, 2].
+no_repeat: bool, default False. Whether no word occurs twice: no_repeat=True.
+ordered: bool, default False. Whether the musts occur in the given order: ordered=True.
+text_only: bool, default False. Whether an image model may go without one: text_only=True.
+force_words_ids, constraints: list, default None. Words as in older transformers: [[5, 6]].
+stop_strings: str or list, default None. As in `generate`, with a `processor`: ["."].
+
+Returns what `generate` does. Raises `NocError`, a `ValueError`, with one line for bad input.
+"""
+
+def _with_config(search):
+    "Let a generation config give a search, without gradients, the arguments that a call does not."
+    given = inspect.signature(search).parameters.values()
+    own = {x.name for x in given if x.kind is x.KEYWORD_ONLY} - {"stop_strings"}
+    @torch.no_grad()
+    @wraps(search)
+    def call(*args, generation_config, **given):
+        for name in own:
+            if given.get(name) is None: given[name] = getattr(generation_config, name, None)
+        given = {name: value for name, value in given.items() if value is not None}
+        return search(*args, generation_config=generation_config, **given)
+    call.__doc__ = search.__doc__ + _ARGUMENTS
+    return call
+
 # %% ../../nbs/models/116_generate.ipynb #6a1d0c14
-@torch.no_grad()
+@_with_config
 def grid_beam(
     model,                # any model of transformers; its `generate` fills in the first five
     input_ids,            # (b*num_beams,p)
@@ -662,38 +733,38 @@ def grid_beam(
     stopping_criteria,    # criteria of the library, except those for the length and for end tokens
     generation_config,    # `early_stopping` is ignored: the search ends when nothing can improve
     *,
-    words=None,           # words of all inputs: line, dict, or list like ["bus", ["cat", "cats"]]
-    each=None,            # b such lists or lines, one per input, added to `words`
-    avoid=None,           # a list of words to avoid; "apple" does not include "apples"
-    forms=False,          # True: the plural or singular of a word counts, too (English)
-    processor=None,       # a processor or tokenizer, to spell words; or `tokenizer=`
-    boundary="word",      # "text": words count inside others too, for scripts without spaces
-    mode="bank",          # "bank", as fast as beams; "credit", looking ahead; "grid", more thorough
-    prices=None,          # nats: one per word for all inputs, or b lists; None: those in `words`
-    at_least=None,        # minimum number of musts in a text; default: all
-    no_repeat=False,      # True: no word is mentioned twice
-    ordered=False,        # True: the musts occur in the given order
-    text_only=False,      # True: an image model may go without an image
-    force_words_ids=None, # more words, as ids; an argument of transformers before 4.57
-    constraints=None,     # more words, as objects with `token_ids`
-    stop_strings=None,    # as in `generate`; needs `processor`
+    words:str|dict|list=None, # words of all inputs
+    each:list=None,       # b such words, one per input, added to `words`
+    avoid:str|list=None,  # words to avoid
+    forms:bool=False,     # True: the plural or singular of a word counts, too (English)
+    processor:object=None, # a processor or tokenizer, to spell words; or `tokenizer=`
+    after:str=None,       # words count only behind this text
+    boundary:str="word",  # "text": words count inside others too
+    mode:str="bank",      # "bank", "credit" or "grid"
+    prices:list=None,     # nats: one per word for all inputs, or b lists; None: those in `words`
+    at_least:int|list=None, # minimum number of musts in a text; default: all
+    no_repeat:bool=False, # True: no word is mentioned twice
+    ordered:bool=False,   # True: the musts occur in the given order
+    text_only:bool=False, # True: an image model may go without an image
+    force_words_ids:list=None, # more words, as ids
+    constraints:list=None, # more words, as objects with `token_ids`
+    stop_strings:str|list=None, # as in `generate`; needs `processor`
     **model_kwargs,       # the model's inputs
 ):                        # ids, as from `generate`
     "Run a beam search with words that must or may occur, by `generate(custom_generate=grid_beam)`."
     config, k = generation_config, generation_config.num_beams
     _check(model, config, model_kwargs, text_only)
     if processor is None: processor = _dropped()["tokenizer"]
-    wishes = _wishes(words, each, avoid, forms, prices, force_words_ids, constraints, config,
-                     len(input_ids) // k)
-    make = partial(_groups_of, room=config.max_length - input_ids.shape[1], at_least=at_least,
-                   processor=processor, boundary=boundary, again=no_repeat or ordered, k=k, made={})
+    wishes = _wishes(words, each, avoid, forms, prices, force_words_ids, constraints, input_ids, k)
+    settings = dict(processor=processor, boundary=boundary, after=after, again=no_repeat or ordered)
+    room = config.max_length - input_ids.shape[1]
+    make = partial(_groups_of, room=room, at_least=at_least, k=k, made={}, **settings)
     plan = _plan(wishes, at_least, make)
-    rules = _Rules(_without_sampling(config, logits_processor),
-                   [*stopping_criteria, *_stopping(stop_strings, processor)], k, len(wishes.lists))
+    criteria = [*stopping_criteria, *_stopping(stop_strings, processor)]
+    rules = _Rules(_without_sampling(config, logits_processor), criteria, k, len(wishes.lists))
     reader = _Model(model, input_ids, model_kwargs, config)
     rows = _Rows(reader, rules, make(plan.wishes), plan, config)
-    result = _search(rows, mode=mode, no_repeat=no_repeat, ordered=ordered)
-    return _answer(rows, result, ordered)
+    return _answer(rows, _search(rows, mode=mode, no_repeat=no_repeat, ordered=ordered), ordered)
 
 # %% ../../nbs/models/116_generate.ipynb #5be11606
 def generate(

@@ -10,10 +10,10 @@ import codecs, itertools, math, random, re, unicodedata, warnings
 from array import array
 from bisect import bisect_left
 from dataclasses import dataclass
-from functools import cache, cached_property, reduce
+from functools import cache, cached_property, lru_cache, reduce
 from numbers import Real
 from operator import or_
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -32,16 +32,14 @@ UNSPACED = re.compile(                                    # scripts without spac
     "\U0001b000-\U0001b16f\U00020000-\U0003ffff]")
 _BEGIN = "\uffff"                                         # marks where a word begins; in no text
 
-@cache
-def _fold_char(char):
-    if char == _BEGIN: return " "
-    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", char).casefold())
-
+@lru_cache(1 << 16)
 def _fold(
     text:str, # any text
 )->str:
-    "Return a text without case and in one normal form, character by character."
-    return text.lower() if text.isascii() else "".join(map(_fold_char, text))
+    "Return a text without case and in canonical order."
+    if text.isascii(): return text.lower()
+    text = unicodedata.normalize("NFD", text).casefold()
+    return unicodedata.normalize("NFD", text).replace(_BEGIN, " ")
 
 @cache
 def _in_word(
@@ -50,6 +48,54 @@ def _in_word(
     "Return whether a character may be part of a word of a script that puts spaces between words."
     letter = char.isalnum() or char == "_" or unicodedata.category(char)[0] == "M"
     return letter and not UNSPACED.match(char)
+
+@cache
+def _grapheme():
+    import regex
+    return regex.compile(r"\X")
+
+def _graphemes(text):
+    "Split a text into graphemes."
+    if text.isascii() and "\r" not in text: return [*text]
+    return _grapheme().findall(text)
+
+# %% ../../nbs/models/109_spellings.ipynb #7d20a4c2
+_FIRST = "a", "\u1100", "\u1161", "\u11a8", "🇦", "👩", "👩\u200d", "\u0915", "\u0600"
+_NEXT = "\u1100", "\u1161", "\u11a8", "🇦", "👩", "\u200d👩", "\u0915", "\u094d\u0915", "b"
+
+def _joins(before, text):
+    "Return whether a text is only a part of the grapheme before it."
+    return len(_graphemes(before + text)) == 1
+
+@cache
+def _kind(char):
+    "Return whether a character continues a word, and which kinds of graphemes it lengthens."
+    return _in_word(_fold(char)[0]), *(_joins(text, char) for text in (*_FIRST, "\u0915\u094d"))
+
+@lru_cache(1 << 16)
+def _split(grapheme):
+    "Return a grapheme without the accents at its end, and these accents, in canonical order."
+    text = unicodedata.normalize("NFD", grapheme)
+    size = len(text)
+    while size and unicodedata.combining(text[size-1]): size -= 1
+    return text[:size], text[size:]
+
+def _ahead(grapheme): return *(_joins(grapheme, more) for more in _NEXT),
+
+@cache
+def _examples(): return {_ahead(text): text for text in _FIRST}
+
+@lru_cache(1 << 16)
+def _example(grapheme):
+    "Return an example of the same kind of grapheme, with the same accents at its end."
+    base, accents = _split(grapheme)
+    if base.isascii(): return "a"*len(base[:1]) + accents
+    return _examples().get(_ahead(base), base) + accents
+
+@lru_cache(1 << 12)
+def _lengthening(tail, letter, chars):
+    "Return whether each character lengthens a text's last grapheme, or, if `letter`, its word."
+    return tuple(char > "" and (_joins(tail, char) or letter and _kind(char)[0]) for char in chars)
 
 # %% ../../nbs/models/109_spellings.ipynb #44b00200
 class _Table:
@@ -69,6 +115,7 @@ class _Table:
 
     def run(self, pending):
         "Decode a run of bytes, as a whole or not at all."
+        if self.mode != "run": return ""
         try: return (pending or b"").decode()
         except UnicodeDecodeError: return "\ufffd"*len(pending)
 
@@ -82,6 +129,15 @@ class _Table:
             return text, (pending + more)[used:]
         if i in self.runs: return "", pending + more
         return self.run(pending) + more.decode(errors="replace"), b""
+
+    def shown(self, prompt):
+        "Return the tokens of a prompt after its last special token."
+        hidden = (n for n in reversed(range(len(prompt))) if prompt[n] not in self.bytes)
+        return prompt[next(hidden, -1) + 1:]
+
+    def silent(self, pending, i):
+        "Return whether token `i` adds no character for certain."
+        return i in self.runs or not self.feed(pending, i)[0]
 
     def last(self, pending):
         "Return the text of bytes that are still pending at the end."
@@ -158,6 +214,43 @@ def _repair(table, tokenizer, glue, ids):
         fits = text.startswith(head.strip()) and text.endswith(tail.strip())
         if fits: table.bytes[i] = text[len(head):len(text)-len(tail)].encode()
 
+# %% ../../nbs/models/109_spellings.ipynb #44b00450
+class _Heads:
+    "The kinds of the first characters that the tokens of a table add to a text."
+    def __init__(self,
+        table:_Table, # table of all tokens
+        texts:dict,   # token -> its text; tokens of a run are not there
+    ):
+        self.table = table
+        self.numbers, self.chars = {"": 0}, ("",)  # kinds of characters, and an example of each
+        firsts = {i: text[:1] for i, text in texts.items()}
+        firsts |= {i: self.first(i) for i in table.runs}
+        row = torch.zeros(1 + max(firsts, default=0), dtype=torch.int32)
+        row[[*firsts]] = torch.tensor([*map(self.number, firsts.values())], dtype=torch.int32)
+        self.rows = {b"": row}
+
+    def first(self, i, pending=b""):
+        "Return the first character that token `i` adds to a text if the text ends after it."
+        text, rest = self.table.feed(pending, i)
+        return (text + self.table.last(rest))[:1]
+
+    def number(self, char):
+        "Return the number of a character's kind; 0: no character."
+        kind = char and _kind(char)
+        if kind not in self.numbers: self.chars += char,
+        return self.numbers.setdefault(kind, len(self.numbers))
+
+    def kinds(self, pending):
+        "Return for each token the number of the kind of its first character."
+        if pending not in self.rows:
+            row = self.rows[b""].clone()
+            head = self.table.last(pending)[:1]
+            if head: row[row > 0] = self.number(head)
+            for i in {*self.table.parts, *self.table.runs}:
+                row[i] = self.number(self.first(i, pending))
+            self.rows[pending] = row
+        return self.rows[pending]
+
 # %% ../../nbs/models/109_spellings.ipynb #44b00500
 class _Index(_Table):
     "The tokens of a table, sorted by text, to find those that contain or begin with a text."
@@ -165,17 +258,18 @@ class _Index(_Table):
         table:_Table, # table of all tokens
         size:int,     # number of tokens of the tokenizer
     ):
-        vars(self).update(vars(table), size=size, looks={}, pieces=None)
+        vars(self).update(vars(table), size=size, pieces=None)
         mode = "ignore" if table.mode == "run" else table.mode
-        texts = {i: _fold(codecs.utf_8_decode(more, mode, False)[0])
-                 for i, more in table.bytes.items() if i not in table.runs}
+        raw = {i: codecs.utf_8_decode(more, mode, False)[0]
+               for i, more in table.bytes.items() if i not in table.runs}
+        texts = {i: _fold(text) for i, text in raw.items()}
         self.order = array("i", sorted(texts, key=texts.get))
         self.joined = _BEGIN.join(texts[i] for i in self.order) + _BEGIN
         self.starts = array("l", [0])
         self.starts.extend(itertools.accumulate(len(texts[i]) + 1 for i in self.order))
         self.parts = [i for i, more in table.bytes.items() if more and 128 <= more[0] < 192]
-        self.lengthens = array("i", [i for i, text in texts.items() if text and _in_word(text[0])])
-        self.unknown = table.hidden | table.runs | {i for i, text in texts.items() if not text}
+        self.marks = [i for i, text in raw.items() if text and unicodedata.combining(text[0])]
+        self.heads = _Heads(self, raw)
 
     def text(self, place):
         "Return the folded text of the token at a place in the sorted order."
@@ -198,18 +292,8 @@ class _Index(_Table):
                 yield self.order[bisect_left(self.starts, place + 1) - 1]
             place = self.joined.find(word, place + 1)
 
-    def flags(self, v):
-        "Return flags (2,v): whether each token continues a word, and whether this is unknown."
-        if v not in self.looks:
-            looks = torch.zeros(3, v, dtype=torch.bool)
-            for row, ids in zip(looks, (self.lengthens, self.unknown, self.bytes)):
-                row[[i for i in ids if i < v]] = True
-            looks[1] |= ~looks[2]
-            self.looks[v] = looks[:2]
-        return self.looks[v]
-
     def letters(self, ids, pending=None):
-        "Return the folded characters of a text, each with the position of the token that added it."
+        "Return the characters of a text, each with the position of the token that added it."
         chars, run = [], []
         for n, i in enumerate([*ids, None]):
             text, more = (self.last(pending), b"") if i is None else self.feed(pending, i)
@@ -218,10 +302,10 @@ class _Index(_Table):
                 size = 0
                 for char in self.run(pending):
                     size += len(char.encode())
-                    chars += [(c, run[min(size, len(run))-1]) for c in _fold(char)]
+                    chars.append((char, run[min(size, len(run))-1]))
                 text = text[len(self.run(pending)):]
                 run = []
-            chars += [(c, n) for c in _fold(text)]
+            chars += [(char, n) for char in text]
             pending = more
         return chars
 
@@ -262,11 +346,13 @@ def _read_table(
 # %% ../../nbs/models/109_spellings.ipynb #44c00008
 class _State(NamedTuple):
     "The state of the automaton after a text."
-    node:str      # longest ending of the text that begins a pattern
-    inside:bool   # True if the text ends inside a word
+    node:str      # longest ending that begins a pattern, without the accents of `tail`
+    inside:bool   # True if this ending is inside a word
+    tail:str      # the `_example` of the last grapheme
     pending:bytes # bytes of an incomplete character, or of a run of bytes; None before the text
+    waits:bool = False # True before the text `after` of `_Late`
 
-_START = _State("", False, None)
+_START = _State("", False, "", None)
 
 def _marked(text):
     "Return a folded text with a mark where each of its words begins."
@@ -294,18 +380,18 @@ class _Patterns:
         words:list,      # for each word, a list of its raw texts
         boundary="word", # "text": a word counts wherever its characters occur
     ):
-        self.table, self.words = table, words
+        self.table, self.words, self.boundary = table, words, boundary
         self.held, self.sure, self.open = [], {}, {}
         self.rests = {"": set()}
-        self.steps, self.ended, self.seen, self.nexts = {}, {}, {}, {}
+        self.steps, self.ended, self.entered = {}, {}, {}
         for n, ways in enumerate(words):
-            for text in map(_fold, ways): self._add(n, text, boundary)
+            for text in map(_fold, ways): self._add(n, text)
         self.last = {pattern[-1] for pattern in (*self.sure, *self.open)}
 
-    def _add(self, n, text, boundary):
+    def _add(self, n, text):
         "Add a text of word `n` to the patterns."
         pattern, behind = _marked(text), _in_word(text[-1])
-        if boundary == "text": pattern, behind = pattern.removeprefix(_BEGIN), False
+        if self.boundary == "text": pattern, behind = pattern.removeprefix(_BEGIN), False
         into = self.open if behind else self.sure
         into[pattern] = into.get(pattern, 0) | 1 << n
         for at in range(1, len(pattern)):
@@ -334,71 +420,123 @@ class _Patterns:
                                      for into in (self.sure, self.open))
         return self.ended[node]
 
-    def walk(self, node, inside, text, skip=0):
-        """Read a folded text. Return the new state, and masks of words that end after `skip`
-        characters."""
-        sure = still = 0
-        for n, char in enumerate(text):
-            word = _in_word(char)
-            if not word: sure |= still
-            if word and not inside: node = self.step(node, _BEGIN)
-            node = self.step(node, char)
-            inside = word
-            still = 0
-            if n >= skip:
-                now, still = self.ends(node)
-                sure |= now
-        return node, inside, sure, still
+    def enter(self, node, inside, text):
+        """Read a part of a grapheme. Return whether it begins with a letter, the new node, whether
+        the text then ends inside a word, and the words that end there, as `ends` does."""
+        key = node, inside, text
+        if key not in self.entered:
+            text = _fold(text)
+            for char in text:
+                word = _in_word(char)
+                if word and not inside: node = self.step(node, _BEGIN)
+                node = self.step(node, char)
+                inside = word
+            self.entered[key] = text > "" and _in_word(text[0]), node, inside, *self.ends(node)
+        return self.entered[key]
 
-# %% ../../nbs/models/109_spellings.ipynb #44b00700
-class _Reader(_Patterns):
-    "Finds words in texts, token by token."
+# %% ../../nbs/models/109_spellings.ipynb #44b00650
+class _States(_Patterns):
+    "Reads texts grapheme by grapheme, and token by token."
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.seen, self.nexts, self.longer = {}, {}, {}
+
+    def go(self, state, text):
+        """Read a text after a state. Return the new state, pairs of a position in the text and a
+        mask of the words that end there for sure, and a mask of those that its end leaves open."""
+        if not text: return state, [], 0
+        node, inside, tail, *_ = state
+        ends, sure, still = [], 0, 0
+        at, known = -len(tail), len(tail) - len(_split(tail)[1])
+        for grapheme in _graphemes(tail + text):
+            more, known = grapheme[known:], 0
+            if more:
+                before = node, inside
+                letter, node, inside, now, open = self.enter(node, inside, more)
+                if still and not letter: sure |= still
+                if sure: ends.append((at, sure))
+            at += len(grapheme)
+            sure, still = (now, open) if at > 0 else (0, 0)  # others have ended before
+        if _split(more)[1]: _, node, inside, *_ = self.enter(*before, _split(more)[0])
+        after = state._replace(node=node, inside=inside, tail=_example(grapheme))
+        return after, ends, sure | still
+
+    def begin(self, ids):
+        "Return the state after a prompt. Its last grapheme may grow, but words begin behind it."
+        text = self.table.decode(self.table.shown(ids))[-99:]
+        if not text: return _START
+        state = _States.go(self, _START, _graphemes(text)[-1])[0]
+        return state._replace(node="", pending=b"")
+
     def read(self, state, i):
         "Read a token. Return the new state, and masks of the words that end for sure, or are open."
         if (state, i) not in self.seen:
-            node, inside, pending = state
             table = self.table
-            text, rest = table.feed(pending, i)
-            if i in table.runs:                         # as if the run of bytes ended here
-                words = self.walk(node, inside, _fold(table.run(rest)))[2:]
-            else:
-                skip = len(_fold(table.run(pending))) if table.mode == "run" and not rest else 0
-                node, inside, *words = self.walk(node, inside, _fold(text), skip)
-            self.seen[state,i] = _State(node, inside, rest), *words
+            text, rest = table.feed(state.pending, i)
+            known = len(table.run(state.pending))
+            if i in table.runs: text, known = table.run(rest), 0       # as if the run ended here
+            after, ends, still = self.go(state, text)
+            if i in table.runs: after = state
+            sure = _joined(words for at, words in ends if at > known)
+            self.seen[state,i] = after._replace(pending=rest), sure, still
         return self.seen[state,i]
 
+    def settled(self, state):
+        "Return a state with the accents at the end of its text in its node."
+        _, node, inside, *_ = self.enter(*state[:2], _split(state.tail)[1])
+        return state._replace(node=node, inside=inside)
+
+    def closed(self, state):
+        "Return a state as if a run of bytes ended here."
+        return self.go(state, self.table.run(state.pending))[0]._replace(pending=b"")
+
+# %% ../../nbs/models/109_spellings.ipynb #44b00700
+class _Reader(_States):
+    "Finds the tokens that end words, and the words of whole texts."
+    mark = 0 # see `_Late`
     def next(self, state):
         "Return the tokens that may end a word after a state: {token: the result of `read`}."
         if state not in self.nexts:
             table = self.table
             ids = {*self.holders}
-            node = state.node
+            closed = self.settled(self.closed(state))
             pending = state.pending or b""
             if state.pending is None: ids.update(table.first)
-            if table.mode == "run":
-                node = self.walk(node, state.inside, _fold(table.run(pending)))[0]
-                for i in table.runs:
-                    last = _fold(table.run(pending + table.bytes[i])[-1])
-                    if not self.last.isdisjoint(last): ids.add(i)
-            elif pending: ids.update(table.parts)
-            for at in range(len(node)):
-                for rest in self.rests.get(node[at:], ()): ids.update(table.beginning(rest))
+            if pending and table.mode != "run": ids.update(table.parts)
+            if _split(closed.tail)[1]: ids.update(table.marks)
+            for i in table.runs:
+                last = _fold(table.run(pending + table.bytes[i])[-1])
+                if _split(last)[1] or not self.last.isdisjoint(last): ids.add(i)
+            for at in range(len(closed.node)):
+                for rest in self.rests.get(closed.node[at:], ()): ids.update(table.beginning(rest))
             reads = {i: self.read(state, i) for i in ids}
             self.nexts[state] = {i: read for i, read in reads.items() if read[1] | read[2]}
         return self.nexts[state]
 
-    def mentions(self, ids, inside=False, pending=None):
+    def lengthens(self, state, v):
+        """Return (v,) whether each of a model's tokens lengthens the word that a text ends with,
+        and whether any does that is no byte of a run."""
+        letter = self.boundary == "word" and self.settled(state).inside
+        heads = self.table.heads
+        kinds = heads.kinds(state.pending or b"")
+        flags = _lengthening(state.tail, letter, heads.chars)
+        key = flags, state.pending, v
+        if key not in self.longer:
+            row = kinds[:v].long()
+            longer = torch.zeros(v, dtype=torch.bool)
+            longer[:len(row)] = torch.tensor(flags)[row]
+            others = longer.clone()
+            others[[i for i in self.table.runs if i < v]] = False
+            self.longer[key] = longer, bool(others.any())
+        return self.longer[key]
+
+    def mentions(self, ids, state=_START):
         "Return the positions of words in the text of tokens: (last + 1, first, word)."
-        node = ""
-        still, end = 0, 0
-        ends = []
-        for char, n in self.table.letters(ids, pending):
-            if not _in_word(char): ends += [(end, word) for word in _bits(still)]
-            node, inside, sure, still = self.walk(node, inside, char)
-            end = n + 1
-            ends += [(end, word) for word in _bits(sure)]
-        ends += [(end, word) for word in _bits(still)]
-        return sorted((end, self._first(ids, end, word), word) for end, word in {*ends})
+        chars = self.table.letters(ids, state.pending)
+        _, ends, still = self.go(state, "".join(char for char, _ in chars))
+        ends.append((len(chars), still))
+        found = {(chars[at-1][1] + 1, word) for at, words in ends for word in _bits(words)}
+        return sorted((end, self._first(ids, end, word), word) for end, word in found)
 
     def _first(self, ids, end, word):
         "Return the last position from which the tokens up to `end` still contain the word."
@@ -418,7 +556,9 @@ class _Wishes:
 
     def groups(self, processor, **settings):
         "Return the groups for the search, as ids or as the tokenizer spells their texts."
-        if not self.text: return _IdGroups(self)
+        if not self.text:
+            require(not any(self.lists) or settings.get("after") is None, "after", "words as text")
+            return _IdGroups(self)
         require(processor is not None, "words are text", "processor= or tokenizer=, to spell them")
         return _WordGroups(self, getattr(processor, "tokenizer", processor), **settings)
 
@@ -487,8 +627,11 @@ def read_words(
     "Read the words of all inputs. Raise `NocError` if they are invalid, or mix text and ids."
     each = [None]*inputs if each is None else each
     given = f"a list of {len(each)}" if isinstance(each, (list, tuple)) else repr(each)
+    loop = (f"; for more, [pipe(texts[n:n+{inputs}], each=each[n:n+{inputs}], batch_size={inputs}) "
+            f"for n in range(0, len(texts), {inputs})]")
     require(isinstance(each, (list, tuple)) and len(each) == inputs, f"each: {given}",
-            f"{inputs}, one for each input of the batch, like [\"cat, dog\", [\"bus\"], ...]")
+            f"{inputs}, one for each input of the batch, like [\"cat, dog\", [\"bus\"], ...]"
+            + loop*(given.startswith("a list") and len(each) > inputs))
     shared, costs, unwanted = _read_list(words)
     listed, free, minus = _read_list(avoid)
     plain = not minus and {*free} <= {math.inf}
@@ -516,7 +659,7 @@ class _IdGroups:
         pairs = zip(wishes.lists, wishes.prices)
         self.lists = [[ids if u else [] for ids, u in zip(*pair)] for pair in pairs]
 
-    def columns(self, v:int, ends:list, device=None):
+    def columns(self, v:int, ends:list, device=None, starts=()):
         "Return columns for a model of `v` tokens. Raise `NocError` for an id that it cannot write."
         for i, groups in enumerate(self.lists):
             tokens = [t for group in groups for ids in group for t in ids]
@@ -530,7 +673,10 @@ class _IdGroups:
         "Return b lists with the number of tokens of every group."
         return [[min(map(len, group)) for group in filter(None, groups)] for groups in self.lists]
 
-    def mentions(self, i:int, said:list):
+    def begin(self, i:int, prompt:list):
+        "Return the empty text, of which nothing has to be known."
+
+    def mentions(self, i:int, said:list, start=None):
         "Return the positions of the words of input `i`: (last + 1, first, group)."
         places = []
         for n, group in enumerate(self.wished[i]):
@@ -540,8 +686,10 @@ class _IdGroups:
 
 class _NoColumns:
     "The columns of a search for words that are given as ids: only those of the model's tokens."
-    start, extra, finishers = None, 0, ()
-    def __init__(self, constraints): self.constraints = constraints
+    extra, finishers = 0, ()
+    def __init__(self, constraints):
+        self.constraints, self.first = constraints, [[] for _ in constraints]
+
     def place(self, read): pass
     def nothing(self, inputs): return None, None
     def mark(self, *_): pass
@@ -581,19 +729,81 @@ def spellings(
             (word, word[:1].upper() + word[1:]), (("", 0), (" ", 0), ("\n", newline))):
         ids = tokenizer.encode(before + form, add_special_tokens=False)[skip:]
         if not ids or not table.hidden.isdisjoint(ids): continue
-        bare, anywhere = ([end for end, *_ in reader.mentions(ids, inside, b"")]
-                          for inside in (False, True))
+        starts = (_State("", inside, "", b"") for inside in (False, True))
+        bare, anywhere = ([end for end, *_ in reader.mentions(ids, start)] for start in starts)
         if bare == [len(ids)]: ways[tuple(ids)] = anywhere != bare
     return ways
 
+# %% ../../nbs/models/109_spellings.ipynb #8e31b6d1
+class _Late(_Reader):
+    "Finds words only behind a text, which counts as one more word of the reader."
+    def __init__(self,
+        reader:_Reader, # finds the words
+        tokenizer,      # a tokenizer of transformers
+        after:str,      # the text before the words
+    ):
+        "Raise `NocError` if the tokenizer cannot write the text."
+        require(isinstance(after, str) and after.strip(), f"after={after!r}", "a text")
+        words = [*reader.words, [_fold(after)]]
+        vars(self).update(vars(reader), words=words, seen={}, nexts={})
+        self.mark = 1 << len(reader.words)
+        self.marker = _Reader(reader.table, [[after]], "text")
+        token = tokenizer.convert_tokens_to_ids(after)
+        special = token in reader.table.hidden and tokenizer.convert_ids_to_tokens(token) == after
+        self.switch = token if special else None
+        self.spelled = sorted(spellings(tokenizer, after, "text"))
+        if special: self.spelled = [(token,)]
+        require(self.spelled, f"after={after!r}", "a text that the tokenizer can write")
+
+    def begin(self, ids):
+        "Return the state after a prompt, which may have the text already."
+        shown = self.table.shown(ids)
+        there = ids[:len(ids)-len(shown)][-1:] == [self.switch]
+        there |= self.words[-1][0] in _fold(self.table.decode(shown))
+        return super().begin(ids)._replace(waits=not there)
+
+    def go(self, state, text):
+        "Read a text after a state, as `_Reader` does, but find words only behind the text `after`."
+        if not state.waits: return super().go(state, text)
+        after, ends, still = self.marker.go(state, text)
+        if not ends and not still: return after, [], 0
+        at = ends[0][0] if ends else len(text)
+        after = self.marker.go(state, text[:at])[0]._replace(node="", waits=False)
+        after, ends, still = super().go(after, text[at:])
+        return after, [(at, self.mark), *((at + n, words) for n, words in ends)], still
+
+    def read(self, state, i):
+        "Read a token. Return the new state, and masks of the words that end for sure, or are open."
+        if state.waits and i == self.switch: return _START, self.mark, 0
+        return super().read(state, i)
+
+    def next(self, state):
+        "Return the tokens that may end a word after a state, as `_Reader` does."
+        if not state.waits: return super().next(state)
+        if state not in self.nexts:
+            ids = {*self.marker.next(state)} | ({self.switch} - {None})
+            closed = self.closed(state)
+            if not closed.waits: ids.update(super().next(closed))
+            reads = {i: self.read(state, i) for i in ids}
+            self.nexts[state] = {i: read for i, read in reads.items() if read[1] | read[2]}
+        return self.nexts[state]
+
+    def mentions(self, ids, state=_START):
+        "Return the positions of words in the text of tokens, as `_Reader` does."
+        if not state.waits or self.switch not in ids: return super().mentions(ids, state)
+        n = ids.index(self.switch) + 1
+        return [(end + n, first + n, word) for end, first, word in super().mentions(ids[n:])]
+
 # %% ../../nbs/models/109_spellings.ipynb #44c00014
-_FREE, _SAID, _OWES = range(3) # what the end of a text means for the next token
+# The end of a text means for the next token: nothing; a counted word, which may not be lengthened;
+# a counted word in a run of bytes, which also has to end; a word that must be lengthened.
+_FREE, _SAID, _SHUT, _OWES = range(4)
 
 class _Text(NamedTuple):
     "The state of a text, and the groups that it has finished."
     state:_State   # state of its input's reader
     done:int = 0   # bits of the groups that it has finished
-    ends:int = 0   # one of `_FREE`, `_SAID` (a counted word), `_OWES` (it must continue)
+    ends:int = 0   # one of `_FREE`, `_SAID`, `_SHUT`, `_OWES`
 
 class _Moves(NamedTuple):
     "The tokens that may finish a word after a text."
@@ -602,7 +812,7 @@ class _Moves(NamedTuple):
     alone:Tensor   # tokens that may not be taken in their plain column
     late:Tensor    # the same, if the text is full after them
     plain:set      # tokens after which the word must continue
-    said:set       # tokens whose finishing column bars tokens that lengthen the word
+    said:dict      # tokens whose finishing column bars tokens that lengthen the word -> the `ends`
 
 # %% ../../nbs/models/109_spellings.ipynb #44b01000
 class _Words:
@@ -615,6 +825,7 @@ class _Words:
         made:dict,   # readers by their words, shared by several inputs
         boundary="word", # as in `grid_beam`
         again=False, # True: a group that was mentioned may finish again
+        after=None,  # words count only behind this text
     ):
         "Raise `NocError` if every spelling of a word contains a word to avoid."
         require(boundary in ("word", "text"), f"boundary={boundary!r}", "'word' or 'text'")
@@ -624,15 +835,19 @@ class _Words:
         clean = _cleans(tokenizer)
         ways = [_ways(tokenizer, word, clean) for word in words] + [_NOT]*clean
         key = repr(ways)
-        if key not in made: made[key] = _Reader(_read_table(tokenizer), ways, boundary)
+        if key not in made:
+            reader = _Reader(_read_table(tokenizer), ways, boundary)
+            made[key] = reader if after is None else _Late(reader, tokenizer, after)
         self.reader = made[key]
         self.bare, self.bits = set(), {}
         self.group_of = [sum((word in group) << g for g, group in enumerate(groups))
-                         for word in words] + [0]*clean
+                         for word in words] + [0]*clean + [0]
         self.avoided = _joined(1 << n for n, word in enumerate(words) if word in avoid)
         self.avoided |= clean << len(words)
         wanted = [u and u > -math.inf for u in prices]
         self.spelled = [self._spell(*pair, avoid) for pair in zip(groups, wanted)]
+        musts = any(ways and u == math.inf for ways, u in zip(self.spelled, prices))
+        self.late = self.reader.spelled if after is not None and musts else []
         self.mute = [group[0] for group, u, ways in zip(groups, wanted, self.spelled)
                      if u and not ways]
 
@@ -642,7 +857,7 @@ class _Words:
         for word in group if wanted else (): ways |= spellings(self.tokenizer, word, self.boundary)
         self.bare.update(ids for ids in ways if ways[ids])
         def clashes(ids):
-            mentions = self.reader.mentions(ids, False, b"")
+            mentions = self.reader.mentions(ids, _State("", False, "", b""))
             return any(self.avoided >> word & 1 for *_, word in mentions)
         good = sorted(ids for ids in ways if not clashes(ids))
         require(good or not ways, f"words: {group[0]!r}",
@@ -661,7 +876,8 @@ class _Words:
         "Return the mask of `groups`, but with the groups in the order of the search."
         if words not in self.bits:
             groups = [g for g in _bits(self.groups(words)) if g in self.places]
-            self.bits[words] = sum(1 << self.places[g] for g in groups)
+            late = self.late and words & self.reader.mark
+            self.bits[words] = sum(1 << self.places[g] for g in groups) | bool(late)*self.first
         return self.bits[words]
 
 # %% ../../nbs/models/109_spellings.ipynb #44b01100
@@ -674,6 +890,11 @@ def _ending(words:_Words, ids):
         wanted = any(words.spelled[g] for g in _bits(words.groups(sure | still)))
         if wanted or place + 1 == len(ids): places.append(place)
     return places
+
+def _finishing(some):
+    "Return the tokens of spellings that finish a group, for the words of several inputs."
+    return {ids[place] for words in some for group in words.spelled for ids in group
+            for place in _ending(words, ids)}
 
 def _forced(words:_Words, group, column):
     "Return a group's spellings in columns: the last token finishes it; others may finish a group."
@@ -718,41 +939,45 @@ class _WordGroups:
         require(not mute or any(map(any, self.lists)), line, "words that it can spell")
         if mute: warnings.warn(f"{line}; such words are ignored")
 
-    def columns(self, v:int, ends:list, device=None):
-        "Return columns for a model of `v` tokens with these end tokens."
-        return _Columns(self, v, ends, device)
+    def columns(self, v:int, ends:list, device=None, starts=()):
+        "Return columns for a model of `v` tokens with these end tokens, and texts of `begin`."
+        return _Columns(self, v, ends, device, starts)
 
     def least(self)->list:
         "Return b lists with the minimum number of tokens of every group, wherever it begins."
         return [[min(map(len, words.anywhere(group))) for group in filter(None, words.spelled)]
                 for words in self.words]
 
+    def begin(self, i:int, prompt:list)->_Text:
+        "Return the empty text of an input after the tokens of its prompt."
+        return _Text(self.words[i].reader.begin(prompt))
+
     def mentions(self,
-        i:int,    # number of an input
-        ids:list, # tokens of a text
-    )->list:      # (last + 1, first, group)
+        i:int,       # number of an input
+        ids:list,    # tokens of a text
+        start:_Text, # the result of `begin`
+    )->list:         # (last + 1, first, group)
         "Return the positions of an input's words."
         words = self.words[i]
-        return [(end, first, g) for end, first, word in words.reader.mentions(ids)
+        return [(end, first, g) for end, first, word in words.reader.mentions(ids, start.state)
                 for g in _bits(words.groups(1 << word))]
 
 # %% ../../nbs/models/109_spellings.ipynb #44c00016
 def _moves(columns, words:_Words, state, done)->_Moves:
     "Return the tokens that may finish a word after a state, if the groups `done` are finished."
-    fixed, others, alone, plain, said = [], [], [], set(), set()
+    fixed, others, alone, plain, said = [], [], [], set(), {}
     for token, (after, sure, still) in sorted(words.reader.next(state).items()):
         if token >= columns.v: continue
         bad_sure, bad = sure & words.avoided, still & words.avoided
         now, open = (words.placed(ends) & ~done for ends in (sure, still))
         if not (now or open or bad_sure or bad): continue
-        part = bool(after.pending)
         run = token in columns.table.runs
-        continues = (open or bad) and not (now or bad_sure or run or part) and columns.goes_on
-        if continues: plain.add(token)
+        continues = (open or bad) and not (now or bad_sure or after.pending)
+        if continues and words.reader.lengthens(after, columns.v)[1]: plain.add(token)
         else: alone.append(token)
-        counts = (now or open) and not (bad_sure or bad or open and part and not run)
+        counts = (now or open) and not (bad_sure or bad)
         if not counts or token in columns.ends: continue
-        if open or run: said.add(token)
+        if open or run: said[token] = _SHUT if run else _SAID
         bits = words.placed(sure | still)
         if token in columns.column: fixed.append((token, columns.column[token], bits))
         else: others.append((token, len(others), bits))
@@ -767,13 +992,20 @@ def _flat(moves, name):
     return torch.cat(fields, -1), torch.repeat_interleave(sizes)
 
 # %% ../../nbs/models/109_spellings.ipynb #44b01300
-def _barred(table, v, ends, device)->tuple:
-    "Return 0 or -inf (3,v) for tokens after each kind of ending, and whether any lengthen words."
-    longer, unknown = table.flags(v).clone()
-    unknown[[i for i in ends if i not in table.bytes]] = False
-    barred = torch.stack([longer & False, longer | unknown, ~longer])
-    nats = torch.zeros(barred.shape).masked_fill(barred, -torch.inf)
-    return nats.to(device), bool(longer.any())
+def _barred(columns, words:_Words, text:_Text)->Tensor: # (v,)
+    "Return True for the tokens that may not follow a text that ends with a word."
+    reader, state = words.reader, text.state
+    if text.ends == _SHUT: state = reader.closed(state)
+    longer, _ = reader.lengthens(state, columns.v)
+    if text.ends == _SAID: return longer
+    return columns.runs | (longer if text.ends == _SHUT else ~longer)
+
+def _bar(columns, scores, words, texts):
+    "Bar tokens that may not follow texts, each with its words."
+    held = [n for n, text in enumerate(texts) if text.ends != _FREE]
+    if not held: return
+    barred = torch.stack([_barred(columns, words[n], texts[n]) for n in held]).to(scores.device)
+    scores[held,:columns.v] = scores[held,:columns.v].masked_fill(barred, -torch.inf)
 
 def _give_free(columns, scores, real, bits, moves):
     "Give the free columns of each text to its best other tokens that finish a word."
@@ -792,19 +1024,19 @@ def _give_free(columns, scores, real, bits, moves):
 # %% ../../nbs/models/109_spellings.ipynb #44c00017
 class _Columns:
     "The tokens of a search, the model's and the finishing ones, and which may follow a text."
-    start = _Text(_START)
-    def __init__(self, groups:_WordGroups, v, ends, device):
+    def __init__(self, groups:_WordGroups, v, ends, device, starts):
         self.words, self.table, self.k = groups.words, groups.table, groups.k
         self.v, self.ends, self.device = v, {*ends}, device
         self.moves = {}
-        finish = {ids[place] for words in {*self.words} for group in words.spelled for ids in group
-                  for place in _ending(words, ids)}
+        late = [words.late if text.state.waits else [] for words, text in zip(self.words, starts)]
+        finish = _finishing({*self.words}) | {ids[-1] for group in late for ids in group}
         self.column = {token: v + n for n, token in enumerate(sorted(finish))}
         self.extra = (len(finish) + self.k)*bool(finish)                 # ids beside the model's
         self.finishers = range(v, v + self.extra + 1)                 # these columns, and the start
         real = [*self.column, *[0]*(self.extra - len(finish))]
         self.real = torch.tensor(real, device=device).long()             # (extra,) model's tokens
-        self.barred, self.goes_on = _barred(self.table, v, ends, device)
+        self.runs = torch.tensor([i in self.table.runs for i in range(v)])
+        self.first = [[(*ids[:-1], self.column[ids[-1]]) for ids in group] for group in late]
         self.constraints = [[_forced(words, group, self.column) for group in words.spelled if group]
                             for words in self.words]
 
@@ -814,7 +1046,9 @@ class _Columns:
         for words, order in zip(self.words, orders):
             spelled = [g for g, group in enumerate(words.spelled) if group]
             words.places = {g: order[n] for n, g in enumerate(spelled, 1)}
-        self.begin = torch.tensor([1 << order[0] for order in orders], device=self.device)
+            words.first = 1 << order[0]
+        begin = [0 if late else words.first for words, late in zip(self.words, self.first)]
+        self.begin = torch.tensor(begin, device=self.device)
 
     def nothing(self, inputs):
         "Return the tokens (N,extra) and groups (N,extra+1) of texts that finish only the start."
@@ -833,9 +1067,10 @@ class _Columns:
         for text, i, token, gain in zip(texts, inputs, tokens, bits):
             moves = self.after(i, text)
             state = self.words[i].reader.read(text.state, token)[0]
-            if token not in self.table.bytes: longer.append(text)        # the token adds nothing
-            elif gain < 0: longer.append(_Text(state, text.done, _OWES*(token in moves.plain)))
-            else: longer.append(_Text(state, text.done | gain, _SAID*(token in moves.said)))
+            if gain >= 0: ends = moves.said.get(token, _FREE)
+            elif token in moves.plain: ends = _OWES
+            else: ends = text.ends if self.table.silent(text.state.pending, token) else _FREE
+            longer.append(_Text(state, text.done | max(gain, 0), ends))
         return longer
 
     def owes(self, texts):
@@ -845,8 +1080,7 @@ class _Columns:
     def mark(self, scores, real, bits, texts, inputs, full):
         """Give the finishing columns of scores (N,v+extra+2) their values, tokens `real` and groups
         `bits`, and bar tokens that may not follow. If texts are `full`, no word can continue."""
-        held = [n for n, text in enumerate(texts) if text.ends != _FREE]
-        if held: scores[held,:self.v] += self.barred[[texts[n].ends for n in held]]
+        _bar(self, scores, [self.words[i] for i in inputs], texts)
         moves = [*map(self.after, inputs, texts)]
         (tokens, columns, gains), rows = _flat(moves, "fixed")
         scores[rows,columns] = scores[rows,tokens]
