@@ -10,7 +10,7 @@ from noc_nb.models.spellings import _read_table, _Reader, spellings
 from noc_nb.toy import toy_image
 from test_words import LETTER, behind, folded, has
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:input \\d+")]
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:(input \\d|num_beams)")]
 
 # Tokenizers of eight kinds, each with 900 tokens
 
