@@ -185,6 +185,11 @@ class Search:
         return _hypotheses(self, pad)
 
 # %% ../../nbs/fast/24_search.ipynb #5eed2403
+def _levels(search:Search, groups:Groups)->Tensor:
+    "Return (r,) the number of finished groups of every row."
+    rows = search.mode.levels(search, groups)
+    return torch.cat([rows, rows[-1:] + 1]) if search.apart else rows
+
 def _open(search:Search, cells:_Cells)->Tensor:
     "Return (b,s) True for hypotheses that may continue."
     return (cells.score > -torch.inf) & (cells.word != search.eos)
@@ -376,11 +381,6 @@ def _identity(search:Search, pool:_Beams, groups:Groups)->Tensor:
     if not search.absorb: same = same & groups.musts_alone[:,None]      # forced groups have prices
     memory = pool.done*_SALTS[-1] + (pool.phrase + 1)*_SALTS[-2]
     return pool.code + memory.masked_fill(same, 0)
-
-def _levels(search:Search, groups:Groups)->Tensor:
-    "Return (r,) the number of finished groups of every row."
-    rows = search.mode.levels(search, groups)
-    return torch.cat([rows, rows[-1:] + 1]) if search.apart else rows
 
 def _row(search:Search, pool:_Beams, groups:Groups, last:int)->Tensor:
     "Return (b,m) the row of each expansion; for ended captions it may be `last`, their own."
