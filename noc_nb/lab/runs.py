@@ -7,13 +7,15 @@ __all__ = ['fingerprint', 'stamp', 'file_sum', 'contents', 'called', 'put_back',
            'place_for', 'held', 'state_of', 'temporary_folder', 'whole_folder', 'check_outputs', 'check_ours']
 
 # %% ../../nbs/lab/09_runs.ipynb #f2bc3379
-import dis, hashlib, inspect, json, os, re, shutil, sys
+import ast, dis, hashlib, inspect, json, os, re, shutil, sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copyreg import dispatch_table
 from dataclasses import asdict, is_dataclass
 from functools import cached_property, lru_cache, partial
 from glob import escape
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, resolve_name, spec_from_file_location
 from operator import methodcaller
 from pathlib import Path
 from types import (CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType,
@@ -21,6 +23,7 @@ from types import (CodeType, FunctionType, GetSetDescriptorType, MemberDescripto
 
 import numpy as np
 import torch
+import noc_nb
 from ..core import NocError, require
 from ..data import CocoData
 from .config import fixed
@@ -160,8 +163,8 @@ _PLAIN = type(None), bool, int, float, complex, str, bytes
 
 class _Fingerprints:
     "Computes fingerprints of values from those of their parts."
-    def __init__(self, function):
-        self.function = function
+    def __init__(self, function, modules):
+        self.function, self.modules = function, modules
         self.made = {}
 
     def of(self, x):
@@ -184,7 +187,9 @@ class _Fingerprints:
     def _made_of(self, x):
         "Return the parts of a value. Raise `NocError` if it has none."
         if type(x) in (list, tuple): return x
-        if isinstance(x, ModuleType): return [x.__name__]
+        if isinstance(x, ModuleType):
+            self.modules.add(x.__name__)
+            return [x.__name__]
         if isinstance(x, (property, cached_property)):
             return [getattr(x, name, None) for name in ("fget", "fset", "fdel", "func")]
         if isinstance(x, (staticmethod, classmethod, MethodType)):
@@ -192,6 +197,7 @@ class _Fingerprints:
         if isinstance(x, (FunctionType, type)):
             if x is not self.function and _is_library(_root(x)):
                 return [x.__module__, x.__qualname__, _closure(x)]
+            self.modules.add(x.__module__ or "builtins")
             return _class_parts(x) if isinstance(x, type) else _function_parts(x)
         if isinstance(x, partial): return [x.func, x.args, x.keywords]
         if hasattr(x, "__wrapped__"): return [x.__wrapped__]
@@ -203,24 +209,78 @@ class _Fingerprints:
         if isinstance(made, str): return [made]
         return [[*part] if isinstance(part, Iterator) else part for part in made]
 
+# %% ../../nbs/lab/09_runs.ipynb #bb74d708
+def _spec_of(name):
+    "Find a module without importing it, and return its spec, or None."
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    script = file and not getattr(module, "__spec__", None)
+    if script: return spec_from_file_location(Path(file).stem, file)
+    parent = name.rpartition(".")[0]
+    with suppress(ImportError, ValueError):
+        if module or not parent: return find_spec(name)
+        above = _spec_of(parent)
+        inside = above and above.submodule_search_locations
+        return PathFinder.find_spec(name, inside) if inside else None
+
+def _imports(file, package):
+    "Return the names of the modules, and of their contents, that a file imports anywhere."
+    names = []
+    for node in ast.walk(ast.parse(Path(file).read_bytes())):
+        if isinstance(node, ast.Import): names += [x.name for x in node.names]
+        if isinstance(node, ast.ImportFrom):
+            base = resolve_name("."*node.level + (node.module or ""), package)
+            names += [base, *(f"{base}.{x.name}" for x in node.names)]
+        if isinstance(node, ast.Call) and "import" in ast.unparse(node.func):
+            texts = [x.value for x in node.args[:1] if isinstance(x, ast.Constant)]
+            names += [resolve_name(x, package) for x in texts if isinstance(x, str)]
+    return names
+
+# %% ../../nbs/lab/09_runs.ipynb #bb74d709
+def _reached(modules):
+    """Map the users' modules that some modules can import to their files' fingerprints, and this
+    package to its version. The result is empty if there are none, or one is a notebook."""
+    files, todo, seen = {}, sorted(modules), set()
+    if "__main__" in modules and not hasattr(sys.modules["__main__"], "__file__"): return files
+    while todo:
+        name = todo.pop()
+        root = name.partition(".")[0]
+        if root == "noc_nb": files[root] = noc_nb.__version__
+        if name in seen or _is_library(root): continue
+        seen.add(name)
+        if name != root: todo.append(name.rpartition(".")[0])
+        spec = _spec_of(name)
+        file = spec.origin if spec and spec.has_location else None
+        if not file or "-packages" in str(Path(file).parent): continue
+        files[spec.name] = file_sum(file)
+        with suppress(OSError, SyntaxError, ImportError): todo += _imports(file, spec.parent)
+    return files if files.keys() - {"noc_nb"} else {}
+
 # %% ../../nbs/lab/09_runs.ipynb #9a44eadb
 def _named(function):
     "Return the name of a function, or of a callable object's class."
     return getattr(function, "__qualname__", type(function).__qualname__)
 
-def called(
-    function, # function that is an argument of a run
-)->str:       # name, and a fingerprint for a user's function
-    "Identify a function. Raise `NocError` if it uses a value without a fingerprint."
-    of = _Fingerprints(function).of
+def _by_values(function, modules):
+    "Return a function's name, with a fingerprint of a user's function; add to the modules."
+    parts = _Fingerprints(function, modules)
     if isinstance(function, partial):
-        def shown(x): return repr(x) if type(x) in _PLAIN else of(x)[:12]
+        def shown(x): return repr(x) if type(x) in _PLAIN else parts.of(x)[:12]
         named = (f"{key}={shown(x)}" for key, x in function.keywords.items())
         given = ", ".join([*map(shown, function.args), *named])
-        return f"{called(function.func)} with {given}"
+        return f"{_by_values(function.func, modules)} with {given}"
     ours = _root(function) == "noc_nb" and isinstance(function, FunctionType)
     if ours and not function.__closure__: return _named(function)
-    return f"{_named(function)} {fingerprint(of(function))[:12]}"
+    return f"{_named(function)} {fingerprint(parts.of(function))[:12]}"
+
+def called(
+    function, # function that is an argument of a run
+)->str:       # name; for a user's function, fingerprints of its values and of the files it reaches
+    "Identify a function. Raise `NocError` if it uses a value without a fingerprint."
+    modules = set()
+    name = _by_values(function, modules)
+    files = _reached(modules)
+    return f"{name} {fingerprint(files)[:12]}" if files else name
 
 # %% ../../nbs/lab/09_runs.ipynb #6ee2d663
 _LEFT = re.compile(r"\.(.+)\.noc_nb-[0-9a-f]{12}\.(tmp|old)") # names from `beside`
