@@ -57,7 +57,7 @@ def _line_name(r):
     "Return the name of the table line to which a row of results belongs."
     name = f"{LABELS.get(r['row'], r['row'])} · {TRAINING_LABELS[r['training']]}"
     if r["lambda0"] not in (None, .2): name += f" · λ0 {r['lambda0']}"
-    return f"{name} · {r['variant']}" if r["variant"] else name
+    return " · ".join(filter(None, (name, r["variant"], r["config"].get("models"))))
 
 @cache
 def _references(data, split, part, heldout, classes, first):
