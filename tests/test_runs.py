@@ -154,7 +154,8 @@ PACKAGE = {"pkg/__init__.py": "", "pkg/sub.py": PART["part.py"]}
 FILES = dict(       # forms in which a function reaches another module: a changed file must change the name, too
     submodule=("import pkg.sub\ndef f(x): return pkg.sub.make(x)", PACKAGE),
     inside=("def f(x):\n    import part\n    return part.make(x)", PART),
-    inside_package=("def f(x):\n    from pkg import sub\n    return sub.make(x)", PACKAGE),
+    no_package=("def f(x):\n    from far.away import part\n    return part.make(x)",
+                {"far/away/part.py": PART["part.py"]}),
     module_default=("import part\ndef f(x, by=part): return by.make(x)", PART),
     module_in_dict=("import part\nPARTS = dict(a=[part])\ndef f(x): return PARTS['a'][0].make(x)", PART),
     module_in_class=("import part\nclass C: by = part\ndef f(x): return C.by.make(x)", PART),
@@ -163,7 +164,9 @@ FILES = dict(       # forms in which a function reaches another module: a change
                {"part.py": "class M(type):\n    def by(cls, x): return x*{}\nclass C(metaclass=M): pass"}),
     star=("from part import *\ndef f(x): return globals()['make'](x)", PART),
     literal=("from importlib import import_module\ndef f(x): return import_module('pkg.sub').make(x)", PACKAGE),
-    in_turn=("import first\ndef f(x): return first.part.make(x)", PART | {"first.py": "def g():\n    import part"}),
+    in_turn=("import first\ndef f(x): return first.part.make(x)",
+             PART | {"first.py": "try: from . import none\nexcept ImportError: import part\n"
+                                 "def g(): from pycocoevalcap.rouge import rouge"}),
     relative=("from pkg import top\ndef f(x): return top.make(x)",
               PACKAGE | {"pkg/top.py": "def make(x):\n    from .sub import make\n    return make(x)"}),
     parent=("import pkg.top\ndef f(x): return pkg.top.of(x)",
@@ -197,7 +200,7 @@ def name_of(tmp_path, monkeypatch):
             (folder/file).parent.mkdir(parents=True, exist_ok=True)
             (folder/file).write_text(filled(content) if "{}" in content else content)
         folder.mkdir(exist_ok=True)
-        for old in "part", "first", "pkg", "pkg.sub", "pkg.top": sys.modules.pop(old, None)
+        for old in "part", "first", "pkg", "pkg.sub", "pkg.top", "far", "far.away": sys.modules.pop(old, None)
         with monkeypatch.context() as path:
             path.syspath_prepend(folder)
             return called(loaded(folder, filled(text)))

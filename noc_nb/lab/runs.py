@@ -15,8 +15,7 @@ from copyreg import dispatch_table
 from dataclasses import asdict, is_dataclass
 from functools import cached_property, lru_cache, partial
 from glob import escape
-from importlib.machinery import PathFinder
-from importlib.util import find_spec, resolve_name, spec_from_file_location
+from importlib.util import find_spec, resolve_name
 from operator import methodcaller
 from pathlib import Path
 from types import (CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType,
@@ -258,31 +257,39 @@ class _Fingerprints:
         return [[*part] if isinstance(part, Iterator) else part for part in made]
 
 # %% ../../nbs/lab/09_runs.ipynb #bb74d708
-def _spec_of(name):
-    "Find a module without importing it, and return its spec, or None."
+def _place(name):
+    "Return a module's file, the folders of its submodules, and its package, without importing it."
     module = sys.modules.get(name)
-    file = getattr(module, "__file__", None)
-    script = file and not getattr(module, "__spec__", None)
-    if script: return spec_from_file_location(Path(file).stem, file)
-    parent = name.rpartition(".")[0]
-    with suppress(ImportError, ValueError):
-        if module or not parent: return find_spec(name)
-        above = _spec_of(parent)
-        inside = above and above.submodule_search_locations
-        return PathFinder.find_spec(name, inside) if inside else None
+    parent, _, last = name.rpartition(".")
+    if module:
+        file, package = (getattr(module, key, None) for key in ("__file__", "__package__"))
+        return file, [*getattr(module, "__path__", ())], package or ""
+    if not parent:
+        with suppress(ImportError, ValueError):
+            if spec := find_spec(name):
+                folders = [*(spec.submodule_search_locations or ())]
+                return spec.origin if spec.has_location else None, folders, spec.parent
+    for folder in _place(parent)[1] if parent else ():
+        path = Path(folder, last)
+        file = path.with_name(f"{last}.py")
+        if (path/"__init__.py").is_file(): return path/"__init__.py", [path], name
+        if file.is_file(): return file, [], parent
+        if path.is_dir(): return None, [path], name
+    return None, [], ""
 
 def _imports(file, package):
-    "Return the names of the modules, and of their contents, that a file imports anywhere."
-    names = []
+    "Yield the names of the modules, and of their contents, that a file imports anywhere."
     for node in ast.walk(ast.parse(Path(file).read_bytes())):
-        if isinstance(node, ast.Import): names += [x.name for x in node.names]
+        names = []
+        if isinstance(node, ast.Import): names = [x.name for x in node.names]
         if isinstance(node, ast.ImportFrom):
-            base = resolve_name("."*node.level + (node.module or ""), package)
-            names += [base, *(f"{base}.{x.name}" for x in node.names)]
+            base = "."*node.level + (node.module or "")
+            inside = base if base.endswith(".") else f"{base}."
+            names = [base, *(inside + x.name for x in node.names)]
         if isinstance(node, ast.Call) and "import" in ast.unparse(node.func):
-            texts = [x.value for x in node.args[:1] if isinstance(x, ast.Constant)]
-            names += [resolve_name(x, package) for x in texts if isinstance(x, str)]
-    return names
+            names = [x.value for x in node.args[:1] if isinstance(x, ast.Constant)]
+        for name in names:
+            with suppress(ImportError, AttributeError): yield resolve_name(name, package)
 
 # %% ../../nbs/lab/09_runs.ipynb #bb74d709
 def _reached(modules):
@@ -297,11 +304,10 @@ def _reached(modules):
         if name in seen or _is_library(root): continue
         seen.add(name)
         if name != root: todo.append(name.rpartition(".")[0])
-        spec = _spec_of(name)
-        file = spec.origin if spec and spec.has_location else None
+        file, _, package = _place(name)
         if not file or "-packages" in str(Path(file).parent): continue
-        files[spec.name] = file_sum(file)
-        with suppress(OSError, SyntaxError, ImportError): todo += _imports(file, spec.parent)
+        files[Path(file).stem if name == "__main__" else name] = file_sum(file)
+        with suppress(OSError, SyntaxError): todo += _imports(file, package)
     return files if files.keys() - {"noc_nb"} else {}
 
 # %% ../../nbs/lab/09_runs.ipynb #9a44eadb
