@@ -16,6 +16,8 @@ from torch import nn
 from noc_nb.beam import reorder_state
 from noc_nb.captioner import Captioner
 from noc_nb.cider import CiderD, CiderReward
+from noc_nb.commands import reproduce
+from noc_nb.commands.command import main
 from noc_nb.constraints import best_scores, constraint_classes, constraint_tokens
 from noc_nb.core import NocError
 from noc_nb.data import CaptionBatch, CocoData, ImageExamples, Loader, RegionFeatures, SelectorExamples
@@ -28,6 +30,7 @@ from noc_nb.fast.pool import Pool
 from noc_nb.fast.prices import PriceConfig, best_candidates
 from noc_nb.fast.search import beam_search, grid_beam_search, SearchConfig
 from noc_nb.files.dataset import load_data
+from noc_nb.fit import plain_fit
 from noc_nb.grid import algorithm_1
 from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, ObjectClass, novel_images, removed_images, words_of
 from noc_nb.lab.config import _from_dict
@@ -35,12 +38,17 @@ from noc_nb.lab.disk import read_json
 from noc_nb.lab.experiment import PRESETS, Choices, Experiment, Models, Run, _nearest_neighbours
 from noc_nb.lab.runs import contents
 from noc_nb.lab.saving import load_model, save_model, _save_vocab
-from noc_nb.lab.train import ScstTrainConfig, TrainConfig, train_scst_in, train_selector_in, train_xe_in
+from noc_nb.lab.tables import table_view
+from noc_nb.lab.train import ScstTrainConfig, TrainConfig, Trainer, train_scst_in, train_selector_in, train_xe_in
+from noc_nb.lab.verdict import gap, over_runs
 from noc_nb.metrics import CaptionScorer, meteor, points
 from noc_nb.models.classes import with_classes
-from noc_nb.models.pipeline import NovelCaptioner, PipelineConfig, _probs as pipeline_probs
+from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig, _probs as pipeline_probs
+from noc_nb.models.source import _from_table
 from noc_nb.novelty import interval, judge, nonnovel_weight, selection_f1
+from noc_nb.pages import gallery
 from noc_nb.regions import Regions, geometry, table_of
+from noc_nb.scores.compare import _Run, _differences
 from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, oracle_words, scst_loss
 from noc_nb.selector import RegionSelector, SelectorConfig, select, selector_loss
 from noc_nb.train_selector import selected, selector_scores, val_score, val_weight
@@ -1665,6 +1673,102 @@ def test_rows_of_a_run(captioner, data, tmp_path):
             assert row["seed"]["captioner"] == 7 and row["metrics"]["selection_f1"]["zebra"] == (
                 0 if row["row"] == "none" else 100)
         assert rows[1]["config"]["threshold"] == .2            # all up to .8 are equally good on this val
+
+def test_the_choice_of_classes_is_weighted_in_a_row(tmp_path):
+    "D7c: in the F1 of chosen classes in a row, a false positive of val has its weight, not only when choosing."
+    own, preset = val_of_thresholds(), replace(PRESETS["coco"], selector=SelectorConfig(threshold=.4))
+    run = Experiment(Run(preset, part="val"), own, tmp_path/"run", metrics=())
+    run.models.selector = lambda *about: ByScore()
+    row, = run.complete([], [("selector", .2)])                # four zebras are right, a fifth is not
+    close(row["metrics"]["selection_f1"]["zebra"], 100*8/(8 + 17_234/3_018), 1e-6)
+
+def test_a_difference_is_ours_minus_the_papers():
+    "In a table, Δ is positive where our mean over seeds is the higher one."
+    rows = [dict(table="main", row="selector", training="cider_dgbs", lambda0=.2, seed=seed,
+                 metrics=dict(out_macro=dict(F1=f1))) for seed, f1 in enumerate((77., 78.2))]
+    head, lines = table_view(rows, 3)
+    column, last = head.index("out F1"), [line[1] for line in lines].index("Δ")
+    assert [line[column] for line in lines[last-2:last+1]] == ["75.1", "77.6 ±0.8", "+2.5"]
+
+def test_an_interval_over_runs_has_the_variance_of_images():
+    "With runs that agree, the interval is that of the images; else the variances add up, and it is wider than either."
+    images, deltas = [1.2, 2.8], [1., 2., 3.]
+    close(over_runs(images, [2., 2., 2.])["interval"], images, 1e-3)
+    def half(sure, deltas): return np.ptp(over_runs(sure, deltas)["interval"])/2
+    both, runs = half(images, deltas), half([0, 0], deltas)
+    variance, freedom = (.8/1.96)**2 + 1/3, ((.8/1.96)**2 + 1/3)**2/((1/3)**2/2)
+    t = {2: 4.30265, 4: 2.77645, 5: 2.57058}                   # Student's t, 97.5 %, from a table
+    close(runs, t[2]/3**.5, 1e-3)
+    assert 4 < freedom < 5 and t[5]*variance**.5 < both < t[4]*variance**.5
+
+@pytest.mark.parametrize("seeds, paired", [((0, 1, 2), True), ((0, 1, 3), False), ((None,)*3, False)])
+def test_runs_with_the_same_seeds_are_compared_in_pairs(seeds, paired):
+    "`noc_eval --runs` pairs the runs of two systems if they have the same seeds, and only then."
+    scores = {"a": [70., 80., 90.], "b": [71., 81.5, 91.]}
+    drawn = {name: [x + np.random.default_rng(0).normal(0, .1, 101) for x in found] for name, found in scores.items()}
+    def runs(name, seeds):
+        judged = [SimpleNamespace(bootstrap=lambda samples, x=x: {("in", "C"): x}) for x in drawn[name]]
+        return [_Run("", SimpleNamespace(judged=one), (), (name,), seed) for one, seed in zip(judged, seeds)]
+    known = (0, 1, 2) if seeds[0] is not None else seeds
+    systems = dict(a=runs("a", known), b=runs("b", seeds))
+    x, = _differences(systems, [("a", "b")], [("in", "C")], 100).values()
+    assert x["interval"] == gap(*map(np.array, (drawn["a"], drawn["b"])), paired)["interval"]
+    assert (np.ptp(x["interval"]) < 2) == paired               # the runs differ by 10, the pairs by .3
+
+@pytest.mark.parametrize("patience", [1, 3])
+def test_training_stops_after_patience_evaluations_without_a_gain(data, tmp_path, patience):
+    "Both loops stop after as many equal or lower scores in a row, and keep the epoch before them."
+    train, model = TrainConfig(epochs=9, batch=7, patience=patience), RegionSelector(SelectorConfig(d_model=8, heads=1))
+    batches, scores = Loader(SelectorExamples(data), 7), [1, 3, 2, 4, 4, 4, 3, 5, 6]
+    def loss(model, batch): return sum(p.sum() for p in model.parameters()), {}
+    def evaluate(model):
+        seen.append(len(seen))
+        return dict(score=scores[seen[-1]])
+    expected = {1: 3, 3: 7}[patience]
+    for loop in partial(plain_fit, show=id), lambda *args: Trainer(*args[:2], args[3], tmp_path).fit(args[2], args[4]):
+        seen = []
+        loop(model, loss, batches, train, evaluate)
+        assert len(seen) == expected
+    assert read_json(tmp_path/"done.json")["epoch"] == {1: 2, 3: 4}[patience]
+
+def test_self_critical_training_is_constrained_unless_free(captioner, data, tmp_path, monkeypatch):
+    "`noc_train scst` searches with the oracle's words, and with --free without constraints."
+    heard = []
+    def train(out, data, captioner, cfg, constrained, *more):
+        heard.append(constrained)
+        raise NocError("heard")
+    monkeypatch.setattr(reproduce, "train_scst_in", train)
+    monkeypatch.setattr(reproduce, "_load_own", lambda *_: data)
+    monkeypatch.chdir(tmp_path)
+    save_model(captioner, "start")
+    for typed in [], ["--free"]:
+        monkeypatch.setattr("sys.argv", ["noc_train", "scst", "--out", "run", "--start", "start", *typed])
+        with pytest.raises(SystemExit): main()
+    assert heard == [True, False]
+
+@pytest.mark.parametrize("kept", range(11))
+def test_captions_go_on_behind_the_last_whole_group(tmp_path, monkeypatch, kept):
+    "A resumed `noc_caption` makes the lines of all images after the last whole group of a batch, and no other, once."
+    source = _from_table(table_of(Regions([[0, 0, 1, 1]], [DOG], [.9], image_id=i, size=(9, 9)) for i in range(10)))
+    toy, options, made = NovelCaptioner.from_pretrained("toy", device="cpu"), CaptionOptions(batch=3), []
+    def lines(pipeline, source, ids, options):
+        if made is None: raise KeyboardInterrupt
+        made.append([*ids])
+        return [dict(image_id=i, caption=f"image {i}") for i in ids]
+    rounds, whole_groups = itertools.count(), gallery._whole_groups
+    def once(*args):
+        assert next(rounds) < 3, "no end"
+        return whole_groups(*args)
+    monkeypatch.setattr(gallery, "caption_lines", lines)
+    monkeypatch.setattr(gallery, "_whole_groups", once)
+    whole = gallery._caption_all(toy, source, tmp_path/"whole", options).read_bytes()
+    texts, out, made, rounds = whole.splitlines(), tmp_path/"out", None, itertools.count()
+    with pytest.raises(KeyboardInterrupt): gallery._caption_all(toy, source, out, options)
+    begun = b"".join(gallery._checked(text, n) for n, text in enumerate(texts[:kept]))
+    (tmp_path/".out.part").write_bytes(begun + b'{"image_id": 1')                 # killed in the middle of a line
+    made, rounds = [], itertools.count()
+    assert gallery._caption_all(toy, source, out, options, resume=True).read_bytes() == whole
+    assert sum(made, []) == [*range(10 if kept == 10 else kept//3*3, 10)]
 
 def test_no_run_goes_on_as_another(data, tmp_path):
     "D10: an existing output is refused without `resume`, and also with it if an input or a setting differs."

@@ -11,8 +11,11 @@ from safetensors.torch import load, save
 from noc_nb.core import NocError
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
+from noc_nb.heldout import HeldOut
+from noc_nb.lab.runs import compare_training, training_record
 from noc_nb.models.pipeline import NovelCaptioner
 from noc_nb.novelty import judge
+from noc_nb.train_xe import build_vocab
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
@@ -42,6 +45,18 @@ def test_lite_is_as_good_as_it_was(coco):
     torch.set_num_threads(1)
     data = load_data(coco, "lite", "simulated")
     floor("lite", data, data.splits["val"][:150], dict(F1=68, out=69.5, within=85))
+
+def test_lite_records_what_it_was_trained_on(coco):
+    "The record is that of the data, whose vocabulary is the captioner's; training images and read words are refused."
+    data, lite = load_data(coco, "lite"), NovelCaptioner.from_pretrained("lite", device="cpu")
+    vocab = build_vocab(data, 2)
+    assert ([*vocab.tokens], {*vocab.unseen}) == ([*lite.captioner.tokens], {*lite.captioner.unseen})
+    assert lite.selector.trained == training_record(data) and lite.captioner.trained == training_record(data, seen=True)
+    assert compare_training(lite.captioner.trained, data, data.splits["test"], "lite") == ""
+    read = replace(data, heldout=HeldOut.of({"cow": 21}, {"cow": ["cow"]}))
+    for wrong, ids in (data, data.splits["train"][-1:]), (read, data.splits["test"]):
+        with pytest.raises(NocError, match="lite: was trained on (1 of the 1 images|captions with cow)"):
+            compare_training(lite.captioner.trained, wrong, ids, "lite")
 
 def test_averaged_embeddings_through_a_pipeline(world, tmp_path):
     "A word without captions gets its neighbours' mean embedding; the pipeline is saved, loaded, and mentions the word."

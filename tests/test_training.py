@@ -20,14 +20,18 @@ from noc_nb.fast.search import SearchConfig
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.fit import plain_fit
+from noc_nb.heldout import HeldOut
 from noc_nb.lab.config import _RANGES, load_config, save_config, without
 from noc_nb.lab.disk import read_json
-from noc_nb.lab.experiment import PRESETS, Models, Preset, Run
-from noc_nb.lab.runs import begin, place_for
+from noc_nb.lab.experiment import PRESETS, Experiment, Models, Preset, Run
+from noc_nb.lab.progress import command_lines
+from noc_nb.lab.runs import begin, compare_training, place_for
 from noc_nb.lab.saving import load_model, save_model
+from noc_nb.lab.tables import table_text
 from noc_nb.lab.train import (ScstTrainConfig, TrainConfig, Trainer, _checkpoints, _checksum, _read_checkpoint,
                               train_scst_in, train_selector_in, train_xe_in)
-from noc_nb.models.pipeline import CaptionOptions, PipelineConfig
+from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig
+from noc_nb.scores.several import _line_name
 from noc_nb.scst import SelfCritical, cider_reward, oracle_words, rewarded_images, train_scst
 from noc_nb.selector import SelectorConfig
 from noc_nb.train_selector import train_selector
@@ -291,6 +295,81 @@ def test_a_finished_model_of_changed_code_gives_a_warning(world, tmp_path, monke
     about = read_json(done)
     done.write_text(json.dumps({key: x for key, x in about.items() if key != "modules"}))
     assert warned() == []                                                # an older version recorded no modules
+
+# ---- a model that is reused
+
+brief = dict(warmup=20, peak=5e-3, epochs=1)
+small = replace(PRESETS["toy"], captioner=tiny, selector=SelectorConfig(d_model=16, heads=2, d_ff=16),
+                train_selector=TrainConfig(**brief), xe=TrainConfig(**brief), search=how)
+
+@pytest.mark.parametrize("place", ["run", "pipeline"])
+def test_a_model_is_not_scored_on_what_it_was_trained_on(world, tmp_path, capsys, place):
+    "Scored training images and read held-out words are refused, in a run and in a pipeline; the rest is reported."
+    data, run, folder = load_data(world, "toy"), Run(small), tmp_path/place
+    first = Models(run, data, tmp_path/"run")
+    parts = first.selector(), first.captioner("xe")
+    if place == "pipeline": NovelCaptioner(*parts, data.classes).save_pretrained(folder, half=True)
+    def reused(**parts):
+        models, found = Models(run, replace(data, **parts), tmp_path/"new", folder), []
+        for model in models.selector, partial(models.captioner, "xe"):
+            try: found.append(model().reused)
+            except NocError as e: found.append(str(e).partition(": ")[2].partition(": expected")[0])
+        assert len({*found}) == 1, found                         # both models are compared
+        return found[0]
+    train, test, texts = data.splits["train"], data.splits["test"], data.captions
+    def scored(ids): return dict(splits=data.splits | dict(test=ids))
+    assert reused() == "" and reused(**scored(test[:1])) == "trained on other splits"
+    more = {i: ["A new caption.", *reversed([t.upper() for t in texts[i]])] for i in texts}
+    for some in train[:1], train[-3:], train:
+        said = f"was trained on {len(some)} of the {len(test) + len(some)} images to score, such as {some[0]}"
+        for captions in texts, more: assert reused(**scored([*test, *some]), captions=captions) == said
+    turned = dict(zip(texts, [*texts.values()][1:] + [texts[train[0]]])) # other photos with the same numbers
+    assert reused(**scored(train), captions=turned) == "trained on other captions, splits"
+    def heldout(text): return dict(heldout=HeldOut.of({"it": 2}, {"it": ["qqq", text]}))
+    assert reused(**heldout("zzz a")) == "trained on other heldout"
+    for text in "a", "on the": assert reused(**heldout(text)) == f"was trained on captions with {text}"
+    assert reused(regions=data.regions.without({2})) == "trained on other regions"
+    for file in folder.rglob("trained.json"): file.unlink()
+    for file in folder.rglob("done.json"):                       # as earlier versions wrote it
+        done = read_json(file)
+        del done["weights"]["trained.json"]
+        file.write_text(json.dumps(done))
+    capsys.readouterr()
+    with command_lines(): assert reused() == "trained on unrecorded data"
+    assert capsys.readouterr().err.count(": trained on unrecorded data, so nothing could be compared\n") == 2
+
+def test_a_captioner_keeps_the_record_of_its_start(world, tmp_path):
+    "Self-critical training on other images records both trainings; `val` must not be among the first's images."
+    data, once = load_data(world, "toy"), replace(scst, epochs=1)
+    def on(train, **more): return replace(data, splits=data.splits | dict(train=train, **more))
+    first, second = data.splits["train"][:30], data.splits["train"][30:]
+    start = train_xe_in(tmp_path/"xe", on(first), tiny, replace(xe, epochs=1), 1)
+    with pytest.raises(NocError, match="captioner to start from: was trained on 2 of the 2 images to score"):
+        train_scst_in(tmp_path/"wrong", on(second, val=first[:2]), start, once, search_cfg=how)
+    train_scst_in(tmp_path/"scst", on(second), start, once, search_cfg=how)
+    record = load_model(tmp_path/"scst/best").trained
+    for ids in first, second:
+        with pytest.raises(NocError, match=f"was trained on {len(ids)} of"): compare_training(record, data, ids, "it")
+    assert compare_training(record, on(second), data.splits["test"], "it") == "trained on other splits"
+    start.trained = None
+    train_scst_in(tmp_path/"unknown", on(second), start, once, search_cfg=how)
+    assert load_model(tmp_path/"unknown/best").trained is None
+
+def test_rows_tables_and_pages_say_what_models_were_trained_on(world, tmp_path):
+    "Models trained on simulated detections are used with true boxes: each row says so, also one that is scored later."
+    first = Models(Run(small), load_data(world, "toy"), tmp_path/"run")
+    assert all("reused" not in vars(model) for model in (first.selector(), first.captioner("xe")))
+    data, run = load_data(world, "toy", "gt"), Run(small, "gt")
+    def rows(**more):
+        experiment = Experiment(run, data, tmp_path/"gt", metrics=("C",), models=tmp_path/"run", **more)
+        return experiment.complete([("none", "xe", None)], [("selector", .2), ("selector_no_inner", .2)])
+    for more in {}, dict(resume=True):
+        selector, new, none = rows(**more)
+        assert "models" not in new["config"]                     # this selector was trained now, on true boxes
+        assert {r["config"]["models"] for r in (none, selector)} == {"trained on other regions"}
+        (tmp_path/"gt/rows.jsonl").unlink()                      # the captions are not generated again
+    assert "simulated detections; models trained on other regions**" in table_text([new, none], 1, "toy")
+    assert _line_name(none) == "No constraints · cross-entropy · trained on other regions"
 
 def test_folder_in_place_of_a_checkpoint(tmp_path):
     "A folder in place of a checkpoint gives an error, and nothing is deleted."

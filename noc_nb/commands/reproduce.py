@@ -30,7 +30,7 @@ from ..lab.progress import say
 from ..lab.results import LABELS, TRAINING_LABELS
 from ..lab.runs import check_ours, check_outputs, held, locked, whole_folder
 from ..lab.saving import load_model, model_card, plain_card
-from ..lab.tables import markdown_table, spec, table_view
+from ..lab.tables import markdown_table, reused_models, spec, table_view
 from ..lab.train import kept_line, train_scst_in, train_selector_in, train_xe_in
 from ..metrics import METRICS
 from ..models.names import read_classes
@@ -133,7 +133,7 @@ def _write_tables(rows, tables, folder, about, variant, **shown):
     "Write the paper's tables, except empty ones, as table1.md, table1.png and so on."
     for number in tables:
         head, lines = table_view(rows, int(number), variant, **shown)
-        title = f"Table {number} on {about}"
+        title = f"Table {number} on {about}{reused_models(rows, int(number), variant)}"
         if not lines: continue
         with whole_file(folder/f"table{number}.md") as f:
             f.write(markdown_table(head, lines, text=2, caption=title))

@@ -28,10 +28,11 @@ from ..fast.prices import PriceConfig, best_candidates
 from ..fast.search import SearchConfig
 from .config import Config, setting, without
 from .disk import foreign_file
-from .progress import progress
+from .progress import progress, say
 from .results import (LABELS, append_row, captions_file, new_row, read_results, read_rows,
                                 table_line, write_results)
-from .runs import begin, called, contents, fingerprint, held, locked, place_for
+from .runs import (begin, called, compare_training, contents, fingerprint, held, locked,
+                             place_for)
 from .train import (ScstTrainConfig, TrainConfig, finished_model, train_scst_in,
                               train_selector_in, train_xe_in)
 from ..metrics import CaptionScorer, METRICS
@@ -108,7 +109,19 @@ def _kept(models, name, kind, train, about, fit):
     folder = models.folder/name
     if models.given: folder = place_for(folder, dict(training=train, **about))
     model = finished_model(folder, kind, train, about) if models.given else None
-    return model or fit(folder)
+    return _compared(models, model, folder) if model else fit(folder)
+
+def _of_pipeline(models, part, kind):
+    folder = models.pipeline/part
+    return _compared(models, load_model(folder, kind, default_device()), folder)
+
+def _compared(models, model, folder):
+    "Compare a reused model's training data with the run's; the difference is its `reused`."
+    ids = models.data.splits[models.run.part]
+    model.reused = compare_training(model.trained, models.data, ids, folder)
+    unknown = "" if model.trained else ", so nothing could be compared"
+    if model.reused: say(f"{folder}: {model.reused}{unknown}")
+    return model
 
 # %% ../../nbs/lab/44_experiment.ipynb #be2bb209
 class Models:
@@ -137,7 +150,7 @@ class Models:
     )->RegionSelector:
         "Return a trained region selector, read from its folder or trained now."
         if self.pipeline and (inner, lambda0) == (True, .2):
-            return load_model(self.pipeline/"selector", RegionSelector, default_device())
+            return _of_pipeline(self, "selector", RegionSelector)
         preset = self.run.preset
         kind = "" if inner else "-no-inner"
         cfg = replace(preset.selector, inner=inner, lambda0=lambda0, lambda1=round(1 - lambda0, 6))
@@ -153,7 +166,7 @@ class Models:
         training:str,  # a key of `TRAINING_LABELS`
     )->Captioner:
         "Return a trained captioner, read from its folder or trained now."
-        if self.pipeline: return load_model(self.pipeline/"captioner", Captioner, default_device())
+        if self.pipeline: return _of_pipeline(self, "captioner", Captioner)
         return self._with_cross_entropy() if training == "xe" else self._self_critical(training)
 
     def _with_cross_entropy(self):
@@ -258,7 +271,7 @@ class Choices:
     ):
         self.preset = run.preset
         self.data, self.models = data, models
-        self.made = {}
+        self.made, self.reused = {}, {}  # by line: choices; what the selectors were trained on
         self.ids = data.splits[run.part]
         self.other = _own_rules()
 
@@ -300,13 +313,14 @@ class Choices:
         line = row, lambda0, seeds
         if line in self.made: return self.made[line]
         rule = self._rule(row)
-        probs, chosen = {}, {}
+        probs, chosen, models = {}, {}, []
         if self.priced(row): rule["limit"] = None      # all classes, since prices choose among them
         if _asks_selector(row):
             inner = row != "selector_no_inner"
             weight = .2 if lambda0 is None else lambda0
             models = [self.models.selector(inner, weight, seed) for seed in seeds]
             probs = _mean_probabilities(models, self.data, self.ids)
+        self.reused[line] = [getattr(model, "reused", None) for model in models]
         for i in self.ids:
             mentioned = self.data.mentioned(i) if row == "oracle" else None
             classes = self._classes(i, probs=probs.get(i), mentioned=mentioned, **rule)
@@ -395,11 +409,15 @@ def _constraints(self:Experiment, row, lambda0, vocab):
 
 # %% ../../nbs/lab/44_experiment.ipynb #e7e48ccf
 @patch
-def _decode(self:Experiment, row, training, lambda0):
-    "Caption the images."
+def _captioner(self:Experiment, training):
     if training not in self.captioners:
         self.captioners[training] = self.models.captioner(training)
-    captioner = self.captioners[training]
+    return self.captioners[training]
+
+@patch
+def _decode(self:Experiment, row, training, lambda0):
+    "Caption the images."
+    captioner = self._captioner(training)
     if row != "none": captioner = self.models.averaged(captioner)
     groups, prices, missing = self._constraints(row, lambda0, Vocab(captioner.tokens))
     # images with equal numbers of constraints are searched together, so no grid has empty rows
@@ -471,17 +489,28 @@ def _config(self:Experiment, row):
 
 # %% ../../nbs/lab/44_experiment.ipynb #a68482de
 @patch
+def _reused(self:Experiment, line, seeds):
+    "Return how the data of a line's reused models differs from the run's, in words."
+    row, training, lambda0 = line
+    if not (self.models.given or self.models.pipeline): return ""
+    texts = [*self.choices.reused[row, lambda0, seeds]]
+    if training: texts.append(getattr(self._captioner(training), "reused", None))
+    return "; ".join(dict.fromkeys(filter(None, texts)))
+
+@patch
 def _append(self:Experiment, line, seeds, **measured):
     "Append a row; for the test part, first log what was scored, when and by which code."
     row, training, lambda0 = line
     run = self.run
     main = run.variant is None and lambda0 in (None, .2)    # the paper's method
     lambda1 = None if lambda0 is None else round(1 - lambda0, 6)
+    other = self._reused(line, seeds)
+    config = self._config(row) | (dict(models=other) if other else {})
     seed = dict(selector=_seed_text(row, seeds), captioner=run.seed if training else None)
     result = new_row("main" if main else "ablation", row, training=training, variant=run.variant,
                      lambda0=lambda0, lambda1=lambda1, data=run.preset.data, split=run.part,
                      detections=run.detections, features=self.features, seed=seed,
-                     command=run.command, config=self._config(row), **measured)
+                     command=run.command, config=config, **measured)
     keys = "time", "commit", "command", "data", "row", "training", "variant", "lambda0", "seed"
     entry = {key: result[key] for key in keys} | {"why": "final score"}
     if run.part == "test": append_row(self.out/"test_log.jsonl", entry)

@@ -151,11 +151,23 @@ def save_model(
     folder.mkdir(parents=True, exist_ok=True)
     _write_weights(folder/"model.safetensors", model)
     if kind is Captioner: _save_vocab(folder/"vocab.json", Vocab(model.tokens, model.unseen))
+    if trained := getattr(model, "trained", None): write_json(folder/"trained.json", trained)
+    else: (folder/"trained.json").unlink(missing_ok=True)     # of another model
     card = folder/"README.md"
     if not card.exists(): card.write_text(plain_card(model), "utf-8")
     save_config(folder/"config.json", model.cfg)
 
 # %% ../../nbs/lab/08_saving.ipynb #1ab00801
+def _load_trained(path):
+    "Read what a model was trained on, if there is a record. Raise `NocError` if it is invalid."
+    if not path.exists(): return None
+    record = read_json(path)
+    def is_list(x): return isinstance(x, list) and all(isinstance(text, str) for text in x)
+    whole = isinstance(record, dict) and isinstance(record.get("inputs"), dict)
+    whole = whole and all(is_list(record.get(key)) for key in ("heldout", "words", "images"))
+    require(whole, path, "the record of a training, as `training_record` makes it")
+    return record
+
 def load_model(
     folder,        # a folder, or "user/model" on the Hugging Face hub
     kind:type=None, # `RegionSelector` or `Captioner`; default: the kind in the folder
@@ -172,4 +184,5 @@ def load_model(
     _check_weights(_shapes(kind, cfg, weights, folder), weights, folder/"model.safetensors")
     model = _built(kind, cfg, weights, folder)
     model.load_state_dict(weights)
+    model.trained = _load_trained(folder/"trained.json")
     return model.eval().to(device)

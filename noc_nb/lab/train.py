@@ -35,8 +35,9 @@ from ..fit import FitConfig, learning_rate
 from .config import Config, setting, without
 from .disk import foreign_file, read_json, whole_file, write_json
 from .progress import progress, say
-from .runs import (begin, called, check_same, contents, file_sum, fingerprint, held,
-                             locked, put_back, read_about, state_of, whole_folder)
+from .runs import (begin, called, check_same, compare_training, contents, file_sum,
+                             fingerprint, held, locked, put_back, read_about, state_of,
+                             training_record, whole_folder)
 from .saving import load_model, read_weights, save_model
 from ..scst import ScstConfig, cider_reward, oracle_words, rewarded_images, train_scst
 from ..selector import RegionSelector, SelectorConfig, selector_loss
@@ -480,9 +481,10 @@ def finished_model(
     return model
 
 # %% ../../nbs/lab/40_train.ipynb #40c00011
-def _fit_in(folder, about, unit, judged, resume):
-    "Return a `fit` function whose training run is saved in a folder."
+def _fit_in(folder, about, unit, judged, resume, trained):
+    "Return a `fit` that saves its training run in a folder, with the model's record `trained`."
     def fit(model, loss, batches, cfg, evaluate=None, d_model=512):
+        model.trained = trained
         trainer = Trainer(model, loss, cfg, folder, d_model, unit, about)
         return trainer.fit(batches, evaluate, resume, judged)
     return fit
@@ -509,7 +511,7 @@ def train_selector_in(
         finished.cfg = cfg                              # the threshold may have changed
         return finished
     judged = "F1 of the held-out objects" if any(data.novel["val"].values()) else "minus the loss"
-    fit = _fit_in(folder, about, "regions", judged, resume)
+    fit = _fit_in(folder, about, "regions", judged, resume, training_record(data))
     return train_selector(data, cfg, train, fit, loss, examples)
 
 # %% ../../nbs/lab/40_train.ipynb #40c00013
@@ -525,7 +527,7 @@ def train_xe_in(
     about = dict(model=without(cfg, "d_feature", "d_word"), inputs=contents(data, seen=True),
                  min_count=min_count)
     if resume and (done := finished_model(folder, Captioner, train, about)): return done
-    fit = _fit_in(folder, about, "words", "CIDEr-D", resume)
+    fit = _fit_in(folder, about, "words", "CIDEr-D", resume, training_record(data, seen=True))
     return train_xe(data, cfg, train, min_count, fit, _decode_val)
 
 # %% ../../nbs/lab/40_train.ipynb #40c00015
@@ -536,6 +538,14 @@ def _words_to_say(data, captioner, cfg, limit):
     if cfg.price_weight is None: words = oracle_words(data, ids, vocab, limit)
     else: words = oracle_prices(data, ids, vocab, cfg.price_weight, limit)
     return words | oracle_words(data, data.splits["val"], vocab, limit)
+
+def _record_from(captioner, data):
+    "Compare the captioner's training with the data; return the record of its further training."
+    start = getattr(captioner, "trained", None)
+    where = "captioner to start from"
+    other = compare_training(start, data, data.splits["val"], where)
+    if other: say(f"{where}: {other}")
+    return start and training_record(data, True, start)
 
 _JUDGED = "CIDEr-D", "CIDEr-D with the oracle's constraints"
 
@@ -557,6 +567,7 @@ def train_scst_in(
                  search=search_cfg, limit=limit, reward=called(reward))
     if resume and (done := finished_model(folder, Captioner, cfg, about)): return done
     words = _words_to_say(data, captioner, cfg, limit) if constrained else None
-    fit = _fit_in(folder, about, "images", _JUDGED[constrained], resume)
+    trained = _record_from(captioner, data)
+    fit = _fit_in(folder, about, "images", _JUDGED[constrained], resume, trained)
     search = partial(fast_search, cfg=search_cfg)
     return train_scst(data, captioner, cfg, words, fit, search, _decode_val, reward)

@@ -134,7 +134,8 @@ def _of_row(r, report, folder, side):
     if report.judged: images = tuple(report.judged.ids)
     row, training, lambda0 = line = r["row"], r["training"], r["lambda0"]
     weight = "" if lambda0 in (None, .2) else f"λ0 {lambda0}"
-    name = side, LABELS.get(row, row), TRAINING_LABELS[training], weight, r["variant"] or ""
+    variant = " · ".join(filter(None, [r["variant"], r["config"].get("models")]))
+    name = side, LABELS.get(row, row), TRAINING_LABELS[training], weight, variant
     return _Run(str(folder), report, images, name, r["seed"]["captioner"], r["config"], line)
 
 # %% ../../nbs/scores/124_compare.ipynb #968326af
