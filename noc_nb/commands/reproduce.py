@@ -27,7 +27,7 @@ from ..lab.disk import find_data, read_json, whole_file
 from ..lab.experiment import PRESETS, Experiment, Run
 from ..lab.objects import save_heldout
 from ..lab.progress import say
-from ..lab.results import LABELS, TRAINING_LABELS
+from ..lab.results import LABELS, TRAINING_LABELS, write_rows
 from ..lab.runs import check_ours, check_outputs, held, locked, whole_folder
 from ..lab.saving import load_model, model_card, plain_card
 from ..lab.tables import markdown_table, spec, table_view
@@ -37,7 +37,7 @@ from ..models.names import read_classes
 from ..models.pipeline import NovelCaptioner, PipelineConfig, pipeline_folder, shipped
 from ..models.source import stored_names
 from ..regions import class_vectors
-from ..scores.claims import SUMMARY, claims_view, run_claims
+from ..scores.claims import CLAIMS, SUMMARY, claims_view, run_claims
 from ..scores.java import java_programs, spice_lacks
 from ..scores.page import save_figure
 from ..scst import cider_reward
@@ -136,8 +136,10 @@ def _picture(tables, path):
 
 # %% ../../nbs/commands/139_reproduce.ipynb #b41c7d21
 def _verdicts(experiment, rows, about):
-    "Judge the run's claims. Return a table: caption, head and rows; without claims, no rows."
-    judged = run_claims(experiment, rows)
+    """Judge the run's claims, and write them to claims.jsonl. Return a table of those of `SUMMARY`:
+    caption, head and rows; without claims, no rows."""
+    judged = run_claims(experiment, rows, CLAIMS + SUMMARY)
+    if judged: write_rows(experiment.out/"claims.jsonl", judged)
     claims = [c for c in SUMMARY if c.text in {r["claim"] for r in judged}]
     found = claims_view([*rows, *judged], claims)
     caption = (f"What this run shows on {about}, beside the paper (95 % intervals over "
