@@ -74,7 +74,7 @@ class _PixelPreset(Config):
 # The training pictures are those of the toy world: the 3,000 of `make reproduce`, and more with the same seed. A scene
 # may contain a penguin, but its captions do not mention it.
 # The tokenizer is trained on the captions and on the names of all classes, because a constraint word needs tokens. The
-# toy world has two hundred words, and every word is a token. The embedding of a word that no caption has is never
+# toy world has some 250 words, and every word is a token. The embedding of a word that no caption has is never
 # trained to be probable; every step only makes the word less probable. `borrow` is a remedy: the mean embedding of the
 # nearest words that captions have, according to the data's word vectors.
 def _caption_tokenizer(captions, words):

@@ -70,7 +70,7 @@ def _scene(seed, n, mentioning):
         if any(novel_images({n: captions}, TOY_HELDOUT).values()): return scene, captions
 
 # ---- The vocabulary
-# The toy world has some 170 words. COCO's captions have about 27,000, of which some 10,000 occur at least five times;
+# The toy world has some 250 words. COCO's captions have about 27,000, of which some 10,000 occur at least five times;
 # this number determines the size of the captioner's last layer and of CIDEr's tables. So each caption ends in a coined
 # word, drawn by the law of Zipf and Mandelbrot: the word of rank r has the weight (r + 50)^-1.1. In three captions of
 # a hundred the word has a hyphen, because as many of COCO's captions cannot be tokenised by the fast path.

@@ -128,22 +128,23 @@ def _worthy(labels, boxes):
 def _worth_mentioning(scene): return _worthy(scene.labels, scene.boxes)
 
 # %% ../nbs/06_toy.ipynb #ddef5361
+def _adjective(rng, look, largest):
+    "Return an adjective that fits the largest thing of a class, or \"\"."
+    chance = rng.random()
+    kind = "large" if largest > .45 else "small" if largest < .13 else None
+    if chance < .3 and kind: return rng.choice(WORLD["adjectives"][kind])
+    if chance > .75 and look.kind != "person": return look.color
+    return rng.choice(WORLD["adjectives"]["any"]) if chance > .6 else ""
+
 def _noun_phrase(rng, label, boxes):
     "Describe the things of a class by their number, sometimes an adjective, and one of its names."
     look = LOOKS[label]
-    n = len(boxes)
-    largest = max(map(_side, boxes))
-    name = look.names[0] if rng.random() < .7 else rng.choice(look.names)
-    chance = rng.random()
-    adjective = ""
-    if chance < .3 and largest > .45: adjective = "large "
-    if chance < .3 and largest < .13: adjective = "small "
-    if chance > .75 and label != PERSON: adjective = f"{look.color} "
-    noun = adjective + (name if n == 1 else plural(name))
-    if n == 1: return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
-    numbers = {2: ("two", "two", "a pair of"), 3: ("three",)}
-    number = rng.choice(numbers.get(n, ("a group of", "several", "many")))
-    return f"{number} {noun}"
+    name = look.names[0] if rng.random() < .85 else rng.choice(look.names)
+    adjective = _adjective(rng, look, max(map(_side, boxes)))
+    one, many = (f"{adjective} {noun}".strip() for noun in (name, plural(name)))
+    article = "an" if one[0] in "aeiou" else "a"
+    phrase = rng.choice(WORLD["counts"][min(len(boxes), 4) - 1])
+    return phrase.format(one=f"{article} {one}", many=many, others=plural(name))
 
 # %% ../nbs/06_toy.ipynb #390f4aef
 def _middle(boxes):
@@ -175,28 +176,26 @@ def _caption(rng, scene, ids):
     if people: blanks["p"] = _noun_phrase(rng, PERSON, groups[PERSON])
     if ids:
         blanks["verb"] = rng.choice(WORLD["verbs"][LOOKS[ids[0]].kind])
-        blanks["be"] = "is" if len(groups[ids[0]]) == 1 else "are"
+        blanks["be"] = "is" if blanks["a"].startswith(("a ", "an ")) else "are"
     if len(ids) > 1: blanks["rel"] = _relation(rng, groups[ids[0]], groups[ids[1]])
     templates = WORLD["templates_with_people" if people else "templates"]
     template = rng.choice(templates[len(ids)])
-    blanks |= dict(spot=place["spot"], at=rng.choice(place["at"]))
+    blanks |= dict(spot=rng.choice(place["spot"]), at=rng.choice(place["at"]))
     text = template.format(**blanks)
+    if rng.random() < 1/3: text += f" {rng.choice(WORLD['endings'])}"
     return text[0].upper() + text[1:] + "."
 
 # %% ../nbs/06_toy.ipynb #fbeadee8
-_MENTION = (.85, .6, .4)
-_SLIP = .012
+_MENTION = (.85, .25, .12)
+_SLIP = .006
 
 def _references(rng, scene):
     "Write five captions, which mostly mention the classes worth mentioning."
     worth = _worth_mentioning(scene)
     others = sorted(set(scene.labels) - set(worth) - {PERSON})
-    texts = []
-    for _ in range(5):
-        ids = [c for c, chance in zip(worth, _MENTION) if rng.random() < chance]
-        ids += [c for c in others if rng.random() < _SLIP]
-        texts.append(_caption(rng, scene, (ids or worth[:1])[:3]))
-    return texts
+    chances = dict(zip(worth, _MENTION)) | dict.fromkeys(others, _SLIP)
+    def drawn(): return [c for c, chance in chances.items() if rng.random() < chance][:3]
+    return [_caption(rng, scene, drawn()) for _ in range(5)]
 
 # %% ../nbs/06_toy.ipynb #a31954f5
 VAL, TEST = 1_000_000, 2_000_000 # the first image numbers of val and of test

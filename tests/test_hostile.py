@@ -578,7 +578,7 @@ def test_names_are_no_formulas(tmp_path):
     from noc_nb.commands.reproduce import _picture
     from noc_nb.pages.viz import show_bars, show_boxes, show_looks
     odd = "$\\frac{", "$_{$", "a $ b ^ $"
-    for name in odd: _picture(["", "", "x"], [[name, "Ours", "1.0"]], tmp_path/"t.png", name)
+    for name in odd: _picture([(name, ["", "", "x"], [[name, "Ours", "1.0"]])]*2, tmp_path/"t.png")
     figures = [show_bars({name: 1. for name in odd}).figure, show_boxes([[0, 0, 1, 1]]*3, odd).figure,
                show_looks(odd, np.ones((3, 1)), [[0, 0, 1, 1]], [odd[0]])]
     for figure in figures: figure.savefig(tmp_path/"f.png")

@@ -27,7 +27,7 @@ from ..lab.disk import find_data, read_json, whole_file
 from ..lab.experiment import PRESETS, Experiment, Run
 from ..lab.objects import save_heldout
 from ..lab.progress import say
-from ..lab.results import LABELS, TRAINING_LABELS
+from ..lab.results import LABELS, TRAINING_LABELS, write_rows
 from ..lab.runs import check_ours, check_outputs, held, locked, whole_folder
 from ..lab.saving import load_model, model_card, plain_card
 from ..lab.tables import markdown_table, reused_models, spec, table_view
@@ -37,6 +37,7 @@ from ..models.names import read_classes
 from ..models.pipeline import NovelCaptioner, PipelineConfig, pipeline_folder, shipped
 from ..models.source import stored_names
 from ..regions import class_vectors
+from ..scores.claims import CLAIMS, SUMMARY, claims_view, run_claims
 from ..scores.java import java_programs, spice_lacks
 from ..scores.page import save_figure
 from ..scst import cider_reward
@@ -116,28 +117,52 @@ def _style(drawn, rows):
         box.visible_edges = "BT" if i == 0 else "B" if begins else "open"
         box.set_linewidth(1 if edge else .3)
 
-def _picture(head, rows, path, caption):
-    "Save a table as a picture."
+def _picture(tables, path):
+    "Save tables, each a caption, a head and rows, as one picture."
     import matplotlib.pyplot as plt
-    figure, axes = plt.subplots(figsize=(2.7 + .75*len(head), .24*(len(rows) + 3)))
-    axes.axis("off")
-    axes.set_title(caption, fontsize=9, loc="left", parse_math=False)
-    drawn = axes.table(rows, colLabels=head, loc="center", cellLoc="right")
-    drawn.auto_set_font_size(False)
-    drawn.set_fontsize(8)
-    drawn.auto_set_column_width(range(len(head)))
-    _style(drawn, rows)
+    heights = [len(rows) + 3 for _, _, rows in tables]
+    width = max(2.7 + .75*len(head) for _, head, _ in tables)
+    figure, axes = plt.subplots(len(tables), figsize=(width, .24*sum(heights)), squeeze=False,
+                                gridspec_kw=dict(height_ratios=heights))
+    for ax, (caption, head, rows) in zip(axes.flat, tables):
+        ax.axis("off")
+        ax.set_title(caption, fontsize=9, loc="left", parse_math=False)
+        drawn = ax.table(rows, colLabels=head, loc="center", cellLoc="right")
+        drawn.auto_set_font_size(False)
+        drawn.set_fontsize(8)
+        drawn.auto_set_column_width(range(len(head)))
+        _style(drawn, rows)
     save_figure(figure, path)
 
-def _write_tables(rows, tables, folder, about, variant, **shown):
-    "Write the paper's tables, except empty ones, as table1.md, table1.png and so on."
+# %% ../../nbs/commands/139_reproduce.ipynb #b41c7d21
+def _verdicts(experiment, rows, about):
+    """Judge the run's claims, and write them to claims.jsonl. Return a table of those of `SUMMARY`:
+    caption, head and rows; without claims, no rows."""
+    judged = run_claims(experiment, rows, CLAIMS + SUMMARY)
+    if judged: write_rows(experiment.out/"claims.jsonl", judged)
+    claims = [c for c in SUMMARY if c.text in {r["claim"] for r in judged}]
+    found = claims_view([*rows, *judged], claims)
+    caption = (f"What this run shows on {about}, beside the paper (95 % intervals over "
+               f"{len(experiment.ids):,} images; one seed: another may give other verdicts)")
+    head = "", "this run", "paper", "verdict"
+    lines = found[["ours (95 %)", "paper", "verdict"]] if claims else found
+    return caption, head, [list(line) for line in lines.itertuples()]
+
+def _write_tables(rows, tables, folder, about, variant, verdicts, **shown):
+    """Write the paper's tables, except empty ones, as table1.md, table1.png and so on; the first
+    begins with the verdicts. Return the text of all tables, and of the verdicts at the end."""
+    def text(caption, head, lines): return markdown_table(head, lines, text=2, caption=caption)
+    every = []
     for number in tables:
         head, lines = table_view(rows, int(number), variant, **shown)
-        title = f"Table {number} on {about}{reused_models(rows, int(number), variant)}"
         if not lines: continue
+        reused = reused_models(rows, int(number), variant)
+        every.append((f"Table {number} on {about}{reused}", head, lines))
+        parts = [verdicts, *every] if verdicts[-1] and len(every) == 1 else every[-1:]
         with whole_file(folder/f"table{number}.md") as f:
-            f.write(markdown_table(head, lines, text=2, caption=title))
-        _picture(head, lines, folder/f"table{number}.png", title)
+            f.write("\n".join(text(*part) for part in parts))
+        _picture(parts, folder/f"table{number}.png")
+    return "\n".join(text(*part) for part in (*every, verdicts) if part[-1])
 
 # %% ../../nbs/commands/139_reproduce.ipynb #ce0ec8f0
 def _join_parts(out, selector, captioner, classes, words, cfg):
@@ -227,7 +252,7 @@ def _about_data(o, data):
 
 # %% ../../nbs/commands/139_reproduce.ipynb #7934e638
 def _reproduce(o):
-    "Run an experiment with the options of `noc_reproduce`; return its rows."
+    "Run an experiment with the options of `noc_reproduce`; return its rows and its tables as text."
     cfg = _preset_of(o.preset, o.set)
     tables = choice(o.tables, _TABLES, "tables")
     plain = (o.variant or "").isprintable()
@@ -261,18 +286,18 @@ def _reproduce(o):
     asked = lines if o.rows or o.training else None
     trained = [t for t in TRAINING_LABELS if ("selector", t, .2) in lines]
     with locked(o.out):
-        _write_tables(made, tables, o.out, about, o.variant, paper=paper, only=asked)
+        verdicts = _verdicts(experiment, made, about)
+        shown = dict(paper=paper, only=asked)
+        text = _write_tables(made, tables, o.out, about, o.variant, verdicts, **shown)
         if trained: _save_pipeline(experiment, trained[-1])
-    return made
+    return made, text
 
 # %% ../../nbs/commands/139_reproduce.ipynb #722941c7
 def _run_reproduce(o):
     "Train, caption and score; print and write the tables. Raise `NocError` for bad options."
     o.out = Path(o.out or f"_runs/{o.preset}")
-    made = _reproduce(o)
-    for table in choice(o.tables, _TABLES, "tables"):
-        file = o.out/f"table{table}.md"
-        if file.exists(): print(file.read_text(encoding="utf-8"))
+    made, text = _reproduce(o)
+    if text: print(text)
     for r in made:
         if r["training"] is None:
             name = LABELS.get(r["row"], r["row"])

@@ -157,6 +157,7 @@ def make_toy(
     write_part(folder, "train2014", {i: images[i] for i in images if i < VAL}, seed)
     write_part(folder, "val2014", {i: images[i] for i in images if i >= VAL}, seed)
     _write_split(folder, captions, ids)
+    write_json(folder/"toy_world.json", dict(version=WORLD["version"], seed=seed))
     write_items(folder/"detections/simulated.json", _detections(images, seed))
     _write_words(folder, captions, seed)
     for i in ids["val"][:pictures]:

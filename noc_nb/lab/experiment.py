@@ -27,7 +27,7 @@ from ..fast.decode import decode
 from ..fast.prices import PriceConfig, best_candidates
 from ..fast.search import SearchConfig
 from .config import Config, setting, without
-from .disk import foreign_file
+from .disk import foreign_file, read_json
 from .progress import progress, say
 from .results import (LABELS, append_row, captions_file, new_row, read_results, read_rows,
                                 table_line, write_results)
@@ -80,8 +80,8 @@ PRESETS = dict(
         selector=SelectorConfig(d_model=64, heads=4, d_ff=128),
         captioner=CaptionerConfig(d_model=64, heads=4, d_ff=128, layers=1, memory=8),
         train_selector=TrainConfig(epochs=6, warmup=60, peak=2e-3, patience=6),
-        xe=TrainConfig(epochs=5, batch=100, warmup=150, peak=4e-3),
-        scst=ScstTrainConfig(epochs=1, batch=50, peak=1e-4)),
+        xe=TrainConfig(epochs=15, batch=100, schedule="linear", warmup=150, peak=4e-3),
+        scst=ScstTrainConfig(epochs=3, batch=50, peak=3e-4)),
 )
 
 # %% ../../nbs/lab/44_experiment.ipynb #b1106417
@@ -488,6 +488,13 @@ def _config(self:Experiment, row):
     return config | self.models.other | (dict(rule=named) if named else {})
 
 # %% ../../nbs/lab/44_experiment.ipynb #a68482de
+def _world(data):
+    "Return the version of the toy world as keywords of a row; {} for other data."
+    file = data.root/"toy_world.json"
+    if not file.is_file(): return {}
+    with foreign_file(file, "the version of a toy world"):
+        return dict(world=read_json(file)["version"])
+
 @patch
 def _reused(self:Experiment, line, seeds):
     "Return how the data of a line's reused models differs from the run's, in words."
@@ -510,7 +517,7 @@ def _append(self:Experiment, line, seeds, **measured):
     result = new_row("main" if main else "ablation", row, training=training, variant=run.variant,
                      lambda0=lambda0, lambda1=lambda1, data=run.preset.data, split=run.part,
                      detections=run.detections, features=self.features, seed=seed,
-                     command=run.command, config=config, **measured)
+                     command=run.command, config=config, **_world(self.data), **measured)
     keys = "time", "commit", "command", "data", "row", "training", "variant", "lambda0", "seed"
     entry = {key: result[key] for key in keys} | {"why": "final score"}
     if run.part == "test": append_row(self.out/"test_log.jsonl", entry)

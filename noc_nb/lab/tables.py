@@ -13,7 +13,7 @@ from statistics import mean, stdev
 
 from ..core import require, asset
 from ..heldout import COCO_HELDOUT
-from .results import LABELS, TRAINING_LABELS, table_line
+from .results import LABELS, TRAINING_LABELS, check_world, table_line
 
 # %% ../../nbs/lab/34_tables.ipynb #09e161e9
 def paper_numbers()->dict: # (table, row, training, λ0, column) -> value
@@ -85,7 +85,9 @@ def matching(
     lambda0:float, # loss weight of regions that no caption mentions; None: any weight
     variant:str=None, # None: the paper's own method
 )->list:           # rows that the line shows, sorted by seed
-    "Select the rows that belong to one line of a table: the newest one for each seed."
+    """Select the rows that belong to one line of a table: the newest one for each seed. Raise
+    `NocError` if the rows are of two versions of the toy world."""
+    check_world(rows)
     tables = ("main", "ablation") if number == 3 or variant else ("main",)
     runs = {}
     for r in rows:

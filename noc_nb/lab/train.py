@@ -318,11 +318,16 @@ def _end_epoch(self:Trainer, evaluate):
 @patch
 def _epoch_line(self:Trainer, entry, better):
     "Describe an epoch in one line of numbers."
-    numbers = [f"{name} {x:,.4g}" for name, x in entry.items() if name != "score"]
+    def short(x): return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+    numbers = [f"{name} {short(x)}" for name, x in entry.items() if name != "score"]
     if "score" in entry:
         best = " (best so far)" if better else ""
         numbers.append(f"{self.judged} on val {entry['score']:.4g}{best}")
-    return f"{self.folder.name}: epoch {self.epoch} of {self.cfg.epochs}: {', '.join(numbers)}"
+    when = f"epoch {self.epoch} of {self.cfg.epochs}"
+    after = self.cfg.epochs - self.epoch
+    left = round((time.monotonic() - self.clock)/self.epoch*after)
+    if after: when += f", {left//60}:{left%60:02} left"
+    return f"{self.folder.name}: {when}: {', '.join(numbers)}"
 
 # %% ../../nbs/lab/40_train.ipynb #ead0846e
 @patch
@@ -477,7 +482,6 @@ def finished_model(
     model = load_model(folder/"best", kind, default_device())
     settings = dict(training=train, **about)
     check_same(folder, read_about(folder/"run.json", folder, settings), settings)
-    say(f"{folder.name}: is already trained; {kept_line(done)}")
     return model
 
 # %% ../../nbs/lab/40_train.ipynb #40c00011
