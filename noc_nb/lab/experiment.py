@@ -393,7 +393,7 @@ class Experiment:
         run, data = self.run, self.data
         odd = self.models.pipeline or ", ".join((self.models.other | self.choices.other).values())
         require(run.variant or not odd, f"{odd}: differs from the paper's method",
-                "a variant that describes it in words")
+                "a variant that describes it in words (--variant)")
         images = {part: len(ids) for part, ids in data.splits.items()}
         about = dict(preset=run.preset, seed=run.seed, detections=run.detections, images=images,
                      captions=data.counts["captions"], part=run.part, variant=run.variant,

@@ -25,7 +25,7 @@ from ..files.exports import export_reader, read_export
 from ..files.readers import PHOTO_ENDINGS, match_photos, open_detections, some_of
 from ..files.store import RegionStore
 from ..heldout import COCO_CLASSES
-from ..lab.config import Config, setting
+from ..lab.config import Config, imported, setting
 from ..lab.disk import foreign_file
 from ..lab.progress import note, say
 from ..lab.results import read_rows
@@ -38,6 +38,7 @@ from .names import read_classes
 from .photos import NAMED, image_formats, image_column, image_files, open_image
 from .pipeline import CaptionOptions, NovelCaptioner, shipped
 from ..regions import Regions
+from ..selector import RegionSelector
 
 # %% ../../nbs/models/119_source.ipynb #12ce2d82
 @dataclass(frozen=True)
@@ -313,6 +314,7 @@ class Job(Config):
     "Images to caption and the models to use, as paths and settings only."
     src:str = None       # photos (folder, .tar, .parquet, .txt), detections or a region store
     model:str = None     # name in the package, or folder; default: lite
+    selector:str = None  # class of its selector, as module:Class; default: `RegionSelector`
     classes:str = None   # file of the detector's classes, for `read_classes`
     data:str = None      # detections: a folder in COCO's layout, or JSON with the images' file_name
     images:str = None    # detections: folder of the images to caption
@@ -354,7 +356,8 @@ class Job(Config):
         "Load the pipeline that captions. Raise `NocError` if a model or a file is missing."
         classes = read_classes(self.classes, self.first) if self.classes else None
         if self.detector: classes = classes_for(self.detector, classes)
-        pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0])
+        selector = imported(self.selector, "--selector", RegionSelector)
+        pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0], selector=selector)
         if classes: pipeline = with_classes(pipeline, classes)
         if self.add_words:
             more = " ".join(self.options.wishes or ()).replace("|", " ").lower().split()
