@@ -445,4 +445,5 @@ def _run_pipeline(o):
         _check_new(o.out, "another folder")
         _join_parts(o.out, selector, captioner, classes, words, cfg)
     folder = f"./{o.out}" if str(o.out) in shipped() else o.out
-    print(f"pipeline: {o.out}, for `noc_caption --model {folder}`")
+    more = f" --selector {o.selector_class}" if o.selector_class else ""
+    print(f"pipeline: {o.out}, for `noc_caption --model {folder}{more}`")

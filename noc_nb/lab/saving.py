@@ -210,7 +210,8 @@ def load_model(
     stored, base = class_name(folder), _base(folder)
     kind = kind or base
     way = "" if stored == base.__name__ else (
-        f"; to read it, name its class: load_model(folder, {stored}), or --selector module:{stored}")
+        f"; to read it, name its class: load_model(folder, {stored}), or --selector module:{stored} "
+        "(noc_pipeline: --selector-class)")
     fits = kind.__name__ == stored and issubclass(kind, base)
     require(fits, f"{folder}: holds a {stored}", f"a {kind.__name__}{way}")
     cfg = load_config(_CONFIGS[base], folder/"config.json")

@@ -314,7 +314,6 @@ class Job(Config):
     "Images to caption and the models to use, as paths and settings only."
     src:str = None       # photos (folder, .tar, .parquet, .txt), detections or a region store
     model:str = None     # name in the package, or folder; default: lite
-    selector:str = None  # class of its selector, as module:Class; default: `RegionSelector`
     classes:str = None   # file of the detector's classes, for `read_classes`
     data:str = None      # detections: a folder in COCO's layout, or JSON with the images' file_name
     images:str = None    # detections: folder of the images to caption
@@ -328,6 +327,7 @@ class Job(Config):
     first:int = None     # number of the first class in a file of names
     only_detected:bool = False # detections: leave out images without boxes
     dtype:str = setting("float32", among=("float32", "bfloat16")) # precision of our captioner
+    selector:str = None  # class of the model's selector, as module:Class; default: `RegionSelector`
     options:CaptionOptions = CaptionOptions() # options of the call
 
     def __post_init__(self):
