@@ -442,6 +442,7 @@ def run_claims(
     claims = [c for c in claims if made >= {line for _, line, _ in c.terms}]
     task = SimpleNamespace(refs=refs, novel=novel)
     about = dict(variant=run.variant, data=run.preset.data, split=run.part, command=run.command)
+    about |= {"world": r["world"] for r in rows if "world" in r}
     return _judged(claims, rows, task, drawn, samples, experiment.fp_weight, **about)
 
 # %% ../../nbs/scores/123_claims.ipynb #83a0be71
