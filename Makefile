@@ -11,7 +11,7 @@
 # make scale       every step of the coco preset on files of COCO's size: _runs/scale, results/scale.jsonl (a quarter of an hour; goes on)
 # make hub        the repository for transformers' hub in _hub: generate(custom_generate=_hub, trust_remote_code=True) loads it
 # make release    sdist and wheel of the last commit in dist, checked and tried in a fresh environment; publishes nothing
-# make gpu        what CI skips, on this machine's device, as rows in _runs/gpu: search and generate (PEER=PYTHON: beside transformers 4.55.4), training steps, the page
+# make gpu        what waits for a GPU, as rows in _runs/gpu/gpu.jsonl: search and generate (PEER=PYTHON: beside transformers 4.55.4), training steps, the page, a profile, and with NOC_DATA the captioner at the paper's size
 # make words      10,000 drawn cases of words in decoded texts (CASES=…)
 # make times       seconds of each notebook; fails above LIMIT=30
 # make venv        set-up alone: everything lives in .venv (PYTHON=python3.12: with this Python)
@@ -108,18 +108,10 @@ release: venv
 	@v=$$(sed -n 's/^version = //p' settings.ini); printf '%s\n' "" "dist holds $$v, and nothing is published. To publish it, type:" \
 	"  git tag -a v$$v -m v$$v && git push origin v$$v" "  pipx run twine upload dist/noc_nb-$$v*"
 
-# GPU_SIZES, GPU_LARGE, GPU_TRAIN and GPU_PAGE are smaller where there is only a CPU to try it on; generate's model has half a billion parameters
-GPU_SIZES ?= --images 50 --repeats 5
-GPU_LARGE ?= --images 2 --repeats 3 --width 1280 --words 32000 --layers 10
-GPU_TRAIN ?= repeats=5
-GPU_PAGE ?= 5
-gpu:
-	mkdir -p _runs/gpu
-	for dtype in float32 bfloat16; do \
-	$(BIN)/python benchmarks/search.py --out _runs/gpu/bench.jsonl --cases differ,shared,plain --dtype $$dtype $(GPU_SIZES) $(if $(PEER),--peer $(PEER)); \
-	$(BIN)/python benchmarks/search.py --out _runs/gpu/bench.jsonl --cases generate --dtype $$dtype $(GPU_LARGE) $(if $(PEER),--peer $(PEER)); done
-	$(BIN)/python benchmarks/training.py --out _runs/gpu/bench_train.jsonl --set $(GPU_TRAIN)
-	$(BIN)/python benchmarks/page.py _runs/gpu/bench_page.jsonl $(GPU_PAGE)
+# it goes on where it stopped; GPU=--small tries it without a GPU
+GPU ?= --minutes 13
+gpu: venv
+	$(BIN)/python benchmarks/gpu.py --out _runs/gpu $(if $(PEER),--peer $(PEER)) $(if $(NOC_DATA),--data $(NOC_DATA)) $(GPU)
 
 words: venv
 	WORDS_CASES=$(or $(CASES),10000) $(BIN)/python -m pytest -q -n 2 tests/test_words.py

@@ -28,7 +28,7 @@ from noc_nb.toy import TOY_CLASSES, TOY_HELDOUT
 
 transformers = pytest.importorskip("transformers")
 sys.path.insert(0, str(ROOT/"benchmarks"))
-import advice, pixels, scale, search, selecting, training, words, world
+import advice, gpu, pixels, scale, search, selecting, training, words, world
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread"),
               pytest.mark.filterwarnings("ignore:.*images are no half.*")]
@@ -439,6 +439,32 @@ def test_surprise():
     metrics = advice._surprise_row(Strange(), dict(task="told", n=2))["metrics"]
     assert metrics["cost"][90] == pytest.approx(dict(limit=4., kept=100.))
     assert metrics["share"][95] == dict(limit=1., kept=0.)
+
+def test_a_gpus_steps_go_on_where_they_stopped(tmp_path, monkeypatch, capsys):
+    "A second call runs only what has no row; a step that fails is named, and the others are measured."
+    calls, broken = [], [True]
+    def step(name):
+        def measure(out, o, small):
+            calls.append(name)
+            if name == "search" and broken: raise RuntimeError("out of memory")
+            yield dict(case=name, config={}, metrics=dict(seconds=1.))
+        return measure
+    monkeypatch.setattr(gpu, "steps", lambda small: {name: step(name) for name in ("limits", "search", "page")})
+    gpu.bench_gpu(tmp_path, small=True)
+    assert calls == ["limits", "search", "page"] and "search: out of memory" in capsys.readouterr().out
+    broken.clear()
+    gpu.bench_gpu(tmp_path, small=True)
+    assert calls[3:] == ["search"]
+    assert [row["step"] for row in read_rows(tmp_path/"gpu.jsonl")] == ["limits", "page", "search"]
+
+def test_a_profile_is_one_step_beside_its_limit(tmp_path):
+    "The profile of a step counts each matrix product of the decoder once, as the limit does."
+    row, = gpu.profiled(tmp_path, None, gpu.SMALL)
+    case = replace(gpu.base(gpu.SMALL), n=3)
+    products = sum(kernel["count"] for name, kernel in row["metrics"]["kernels"].items() if name in ("aten::addmm", "aten::mm"))
+    assert products >= len(gpu.products(case, 10)) - 2 and row["metrics"]["limit_seconds"] > 0
+    rows = [*gpu.limits(tmp_path, None, gpu.SMALL)]
+    assert [r["config"]["dtype"] for r in rows] == ["float32", "bfloat16"]
 
 def test_wrong_words_are_like_right_ones():
     "A wrong word is in no reference, and has the same kind and about the same frequency as the right word."

@@ -7,7 +7,7 @@ __all__ = ['peak_mb', 'one_thread', 'works_in', 'commands', 'script', 'main']
 
 # %% ../../nbs/commands/100_command.ipynb #f610b526
 import argparse, io, mmap, os, re, sys, warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial, wraps
 from importlib import import_module
 from inspect import Parameter, getsource, signature
@@ -224,8 +224,19 @@ def _loading():
     try: yield
     finally: show("\r\033[K")
 
+def _is_silent(f):
+    """Return True if other processes of `torchrun` or `accelerate launch` print for this one. Exit if
+    the command runs in one process."""
+    first = os.environ.get("RANK", "0") == "0"
+    if os.environ.get("WORLD_SIZE", "1") != "1" and f.__name__ != "noc_train":
+        if not first: sys.exit(2)
+        _leave(2, f"error: {f.__name__} runs in one process, and only noc_train in several: start it "
+                  "once for each seed, CUDA_VISIBLE_DEVICES=0 noc_reproduce --seed 0 (docs/cluster.md)")
+    return not first
+
 def _call(f):
     "Call a function with options from the command line. Exit after `--help` or an error."
+    silent = _is_silent(f)
     texts = _texts(sys.argv[1:])
     _check_names(f, texts)
     options = vars(_parser(f).parse_args(texts))
@@ -233,9 +244,9 @@ def _call(f):
     if f.__module__ == "noc_nb.commands.cli": _first_look(f, options)
     with _loading():
         _use_threads(options.pop("threads", None))
-    with command_lines(), warnings.catch_warnings():
+    with nullcontext() if silent else command_lines(), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: say(f"warning: {message}")
-        f(**options)
+        with redirect_stdout(open(os.devnull, "w") if silent else sys.stdout): f(**options)
 
 def _run(f):
     "Run a function as a command."

@@ -203,14 +203,14 @@ def _claim_row(line, task, metrics, samples, fp_weight=1., **values):
     return new_row("bench", "claim", line=row, training=training, lambda0=lambda0, seconds=0.,
                    protocol=protocol, counts=counts, config=config, metrics=metrics, **values)
 
-def _judged(claims, rows, task, drawn, samples, fp_weight=1., **about):
-    "Return a row for each claim. `drawn`: line -> bootstrap samples of its scores."
+def _judged(claims, origin, task, drawn, samples, fp_weight=1., **about):
+    """Return a row for each claim. `drawn`: line -> bootstrap samples of its scores; `origin`: line
+    -> what is known of the run behind its captions."""
     judged = []
     for c in progress(claims, "claims"):
         line = c.terms[0][1]
-        run = _row_of(rows, line, drawn(line))
         judged.append(_claim_row(line, task, _claim_scores(c, drawn), samples, fp_weight,
-                                 claim=c.text, **about, **run))
+                                 claim=c.text, **about, **origin(line)))
     return judged
 
 # %% ../../nbs/scores/123_claims.ipynb #8d20dc7b
@@ -236,7 +236,8 @@ def write_claims(
     of_file = _drawing(task, samples)
     def drawn(line): return of_file(file(line))
     about = dict(variant=None, data=split, split="test", command=COMMAND)
-    rows = _judged(claims, run_rows, task, drawn, samples, **about)
+    def origin(line): return _row_of(run_rows, line, drawn(line))
+    rows = _judged(claims, origin, task, drawn, samples, **about)
     for row in rows: append_row(Path(results)/"claims.jsonl", row)
     return rows
 
@@ -438,11 +439,13 @@ def run_claims(
     def drawn(line):
         said = {i: d.caption for i, d in experiment.captions(*line).items()}
         return judge(said, refs, refs, novel, data.heldout, **how).bootstrap(samples)
-    made = {(r["row"], r["training"], r["lambda0"]) for r in rows}
-    claims = [c for c in claims if made >= {line for _, line, _ in c.terms}]
+    made = {(r["row"], r["training"], r["lambda0"]): r for r in rows}
+    claims = [c for c in claims if made.keys() >= {line for _, line, _ in c.terms}]
+    known = "detections", "features", "seed", "world"
+    def origin(line): return {key: made[line][key] for key in known if key in made[line]}
     task = SimpleNamespace(refs=refs, novel=novel)
     about = dict(variant=run.variant, data=run.preset.data, split=run.part, command=run.command)
-    return _judged(claims, rows, task, drawn, samples, experiment.fp_weight, **about)
+    return _judged(claims, origin, task, drawn, samples, experiment.fp_weight, **about)
 
 # %% ../../nbs/scores/123_claims.ipynb #83a0be71
 def systems_view(

@@ -1,0 +1,75 @@
+"Every line of docs/cluster.md is started as it is typed, with two processes on the CPU and a small toy world."
+import os, re, socket, subprocess, sys
+from pathlib import Path
+import pytest
+from book import ROOT
+from noc_nb.files.drawing import make_toy
+
+BIN = Path(sys.executable).parent
+SMALL = ("captioner.d_model=16 captioner.d_ff=32 captioner.heads=2 captioner.layers=1 xe.epochs=1 xe.batch=20 "
+         "scst.epochs=1 scst.batch=20 train_selector.epochs=1 search.k=2 search.max_len=8")
+ENVIRONMENT = os.environ | dict(PATH=f"{BIN}:{os.environ['PATH']}", OMP_NUM_THREADS="1", ACCELERATE_USE_CPU="true",
+                                SLURM_ARRAY_TASK_ID="0")
+
+def lines():
+    "Return heading -> text of its block of commands in docs/cluster.md."
+    text = (ROOT/"docs/cluster.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^## (.*?)\n.*?^```sh\n(.*?)^```$", text, re.M | re.S))
+
+def small(text):
+    "Replace the data by a toy world, its preset by a small one, and four GPUs by two."
+    text = re.sub("--preset coco", f"--preset toy --set {SMALL}", text.replace("COCO/vectors/glove.6B.300d", "toy/vectors/toy"))
+    text = text.replace("noc_pipeline ", "noc_pipeline --classes toy/classes.json ").replace("--data COCO", "--data toy")
+    text = text.replace("0 1 2 3", "0 1").replace("run0 run1 run2 run3", "run0 run1")
+    text = re.sub(r"(noc_reproduce .*?)( --resume| --out|$)", r"\1 --metrics C --tables 1 --variant small\2", text, flags=re.M)
+    return text.replace(' --variant "trained by noc_train"', "").replace("srun ", "")
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cluster")
+    make_toy(folder/"toy", train=40, val=10, test=10, pictures=0)
+    return folder
+
+def typed(folder, text, **more):
+    "Run a block in a shell; return what it prints."
+    done = subprocess.run(["bash", "-euc", text], cwd=folder, env=ENVIRONMENT | more, capture_output=True, text=True,
+                          timeout=500)
+    assert done.returncode == 0, f"{text}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+@pytest.mark.slow
+def test_seeds_beside_each_other(folder):
+    text = small(lines()["One seed on each GPU"]).replace("noc_reproduce", "noc_reproduce --rows none,top1 --training xe")
+    assert "deviation over seeds (0, 1)" in typed(folder, text)
+
+@pytest.mark.slow
+def test_one_training_in_several_processes_and_its_tables(folder):
+    "Each model is trained by two processes, of which one prints; their pipeline gives rows."
+    for line in small(lines()["One training on several GPUs"]).splitlines():
+        assert typed(folder, line).count("best weights: ") == 1, line
+    printed = typed(folder, small(lines()["From trained models to tables"]))
+    assert "5 result rows" in printed and "Top-1" in printed
+
+@pytest.mark.slow
+def test_two_machines(folder):
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        port = s.getsockname()[1]
+    text = small(lines()["Two machines"]).replace("--nproc_per_node 4", "--nproc_per_node 1")
+    text = text.replace("first:29500", f"localhost:{port}").replace("--out xe", "--out both")
+    assert typed(folder, f"{text.strip()} & {text.strip()}; wait").count("best weights: both/best") == 1
+
+@pytest.mark.slow
+def test_a_job_of_slurm(folder):
+    "The last line of the file for sbatch is a run, and the same line continues it."
+    text = small(lines()["Slurm"]).replace("noc_reproduce", "noc_reproduce --rows none --training xe")
+    text = text.replace("--out run", "--out job")
+    assert "1 result rows in job0/rows.jsonl" in typed(folder, text) and "1 result rows" in typed(folder, text)
+
+def test_other_commands_say_that_they_run_in_one_process(tmp_path):
+    "The first of several processes says what to type, before PyTorch is imported; the others are silent."
+    for rank, words in ("0", "runs in one process"), ("1", ""):
+        command = [BIN/"noc_reproduce", "--preset", "toy", "--out", tmp_path/"run"]
+        done = subprocess.run(command, env=ENVIRONMENT | dict(WORLD_SIZE="2", RANK=rank), capture_output=True, text=True)
+        assert done.returncode == 2 and words in done.stderr and bool(done.stderr) == bool(words) and not done.stdout
+        assert not (tmp_path/"run").exists() and "docs/cluster.md" in done.stderr or rank == "1"
