@@ -283,7 +283,8 @@ def test_a_rule_is_a_part_of_the_run(tmp_path, monkeypatch):
     with pytest.raises(NocError, match="f .*: differs from the paper's method: expected a variant"): start(rules=[f])
     run = start("a rule by name", "named", rules=[f])
     assert {len(chosen) for chosen in run.choices.candidates("f").values()} <= {0, 1} and "f" not in RULES
-    with pytest.raises(NocError, match="rules.f: .* in the record"): start("a rule by name", "named", rules=[g], resume=True)
+    with pytest.raises(NocError, match="rules.f: .* in the record"):
+        start("a rule by name", "named", rules=[g], resume=True)
     with pytest.raises(NocError, match="rule f: expected a function with another name"): start("x", "x", rules=[f, g])
     run = start(out="last")
     with pytest.raises(NocError, match="row 'first': expected one of none, top1"): run.choices.candidates("first")
@@ -300,7 +301,7 @@ class f(RegionSelector):
         return super().forward(torch.cat([geometry, more], -1), labels)"""
 
 def test_a_selector_is_a_part_of_the_run(tmp_path):
-    "Another class of selectors needs a variant; a changed class is another run with another selector; ours has no mark."
+    "Another class of selectors needs a variant, and a changed class is another run with another selector."
     data = load_data(make_toy(tmp_path/"toy", train=8, val=4, test=4), split="toy")
     one, two = (loaded(tmp_path, COUNTING.format(n), f"net{n}") for n in (1, 2))
     def start(variant=None, **how):
@@ -309,13 +310,14 @@ def test_a_selector_is_a_part_of_the_run(tmp_path):
     first = start("counts", selector=one)
     assert start("counts", selector=one, resume=True).models.names == first.models.names
     for other in two, RegionSelector:
-        with pytest.raises(NocError, match="run: network: .* in the record"): start("counts", selector=other, resume=True)
+        with pytest.raises(NocError, match="run: network: .* in the record"):
+            start("counts", selector=other, resume=True)
     marks = [Experiment.kind(first.run, data, tmp_path, selector=s).marks for s in (one, two, RegionSelector)]
     assert marks[0]["network"] != marks[1]["network"] and marks[2] == {}
 
 def test_a_folder_never_chooses_the_class_of_its_selector(tmp_path, monkeypatch):
-    """A pipeline with a selector of seven inputs is read by the class that the caller passes, whose seventh input counts.
-    The name in the folder is never imported."""
+    """A pipeline with a selector of seven inputs is read by the class that the caller passes, and the seventh input
+    changes its choice. The name in the folder is never imported."""
     counting = loaded(tmp_path, COUNTING.format(1))
     toy = NovelCaptioner.from_pretrained("toy", device="cpu")
     selector = counting(toy.selector.cfg).eval()

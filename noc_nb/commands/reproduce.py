@@ -102,7 +102,8 @@ def _command_line(options):
     if options.part == "test": shown["part"] = None
     if options.models not in shipped(): shown["models"] = None
     if options.variant: shown["variant"] = f'"{options.variant}"'
-    words = [f"{_dashed(f'--{name}')} {shown[name]}" for name in _IN_ROWS if shown[name] not in (None, "")]
+    given = [name for name in _IN_ROWS if shown[name] not in (None, "")]
+    words = [f"{_dashed(f'--{name}')} {shown[name]}" for name in given]
     flags = [_dashed(f"--{name}") for name in _FLAGS if getattr(options, name)]
     return " ".join(["noc_reproduce", *words, *flags])
 
@@ -244,6 +245,26 @@ def _load(o, cfg):
     return _load_own(o, cfg, root)
 
 # %% ../../nbs/commands/139_reproduce.ipynb #ce8c23af
+def _handed_in(o):
+    "Import the parts of the method that the options name, as in `Parts` of the experiment."
+    named = (getattr(o, "rule", None) or "").replace(" ", "").split(",")
+    rules = [imported(name, "--rule") for name in named if name]
+    return dict(selector=imported(o.selector, "--selector", RegionSelector),
+                loss=imported(o.selector_loss, "--selector-loss", selector_loss),
+                reward=imported(o.reward, "--reward", cider_reward), rules=rules)
+
+def _asked_rows(o, rules):
+    "Return the rows that the options ask for; rules that are handed in are always asked for."
+    added = own_rules(rules)
+    rows = choice(o.rows, LABELS | added, "rows")
+    return [*dict.fromkeys([*rows, *added])] if o.rule else rows
+
+def _title(o, data, kind):
+    "Return what the tables are about: data, detections, variant and the parts handed in."
+    named = ", ".join(filter(None, (o.selector, o.selector_loss, o.reward, o.rule)))
+    text = f"{data} {o.part}, {kind} detections" + (f", {o.variant}" if o.variant else "")
+    return text + (f" ({named})" if named else "")
+
 def _about_data(o, data):
     "Return the name of the data for tables, and True if the paper's numbers are comparable."
     given = o.captions and not o.split
@@ -252,14 +273,6 @@ def _about_data(o, data):
     return Path(o.captions or data.root).resolve().name.partition(".")[0] or "own", False
 
 # %% ../../nbs/commands/139_reproduce.ipynb #7934e638
-def _handed_in(o):
-    "Import the parts of the method that the options name, as arguments of `Experiment`."
-    named = (getattr(o, "rule", None) or "").replace(" ", "").split(",")
-    rules = [imported(name, "--rule") for name in named if name]
-    return dict(selector=imported(o.selector, "--selector", RegionSelector),
-                loss=imported(o.selector_loss, "--selector-loss", selector_loss),
-                reward=imported(o.reward, "--reward", cider_reward), rules=rules)
-
 def _reproduce(o):
     "Run an experiment with the options of `noc_reproduce`; return its rows and its tables as text."
     cfg = _preset_of(o.preset, o.set)
@@ -268,12 +281,9 @@ def _reproduce(o):
     require(plain, f"--variant {o.variant!r}", "text that can be printed, on one line")
     if cfg.data == "toy": one_thread()
     parts = _handed_in(o)
-    added = own_rules(parts["rules"])
-    rows = choice(o.rows, LABELS | added, "rows")
-    if o.rule: rows = [*dict.fromkeys([*rows, *added])]
+    rows = _asked_rows(o, parts["rules"])
     metrics = choice(o.metrics, METRICS, "metrics")
-    lacks = spice_lacks() if o.spice else None
-    if lacks: raise NocError(f"SPICE: {lacks}")
+    if o.spice and (lacks := spice_lacks()): raise NocError(f"SPICE: {lacks}")
     if not o.spice: metrics = [m for m in metrics if m != "S"]
     choice(o.part, ("test", "val"), "part")
     trainings = [] if o.training == "none" else choice(o.training, TRAINING_LABELS, "training")
@@ -290,14 +300,11 @@ def _reproduce(o):
     kind = Path(o.detections or "simulated").name.split(".")[0]
     kind = kind if kind in ("gt", "simulated") else "real"
     run = Run(cfg, kind, o.seed, o.part, o.variant, _command_line(o))
-    programs = partial(java_programs, metrics=metrics)
     models = pipeline_folder(o.models) if o.models in shipped() else o.models
-    experiment = Experiment(run, data, o.out, o.resume, metrics, models, programs,
-                            **parts)
+    experiment = Experiment(run, data, o.out, o.resume, metrics, models,
+                            partial(java_programs, metrics=metrics), **parts)
     made = experiment.complete(lines, selections)
-    about = f"{cfg.data} {o.part}, {kind} detections" + (f", {o.variant}" if o.variant else "")
-    named = ", ".join(filter(None, (o.selector, o.selector_loss, o.reward, o.rule)))
-    if named: about += f" ({named})"
+    about = _title(o, cfg.data, kind)
     asked = lines if o.rows or o.training else None
     trained = [t for t in TRAINING_LABELS if ("selector", t, .2) in lines]
     with locked(o.out):

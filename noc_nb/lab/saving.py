@@ -170,7 +170,8 @@ def save_model(
     if kind not in _CONFIGS: write_json(folder/"class.json", kind.__name__)
     else: (folder/"class.json").unlink(missing_ok=True)
     _write_weights(folder/"model.safetensors", model)
-    if isinstance(model, Captioner): _save_vocab(folder/"vocab.json", Vocab(model.tokens, model.unseen))
+    if isinstance(model, Captioner):
+        _save_vocab(folder/"vocab.json", Vocab(model.tokens, model.unseen))
     if trained := getattr(model, "trained", None): write_json(folder/"trained.json", trained)
     else: (folder/"trained.json").unlink(missing_ok=True)     # of another model
     card = folder/"README.md"
@@ -210,8 +211,8 @@ def load_model(
     stored, base = class_name(folder), _base(folder)
     kind = kind or base
     way = "" if stored == base.__name__ else (
-        f"; to read it, name its class: load_model(folder, {stored}), or --selector module:{stored} "
-        "(noc_pipeline: --selector-class)")
+        f"; to read it, name its class: load_model(folder, {stored}), or --selector "
+        f"module:{stored} (noc_pipeline: --selector-class)")
     fits = kind.__name__ == stored and issubclass(kind, base)
     require(fits, f"{folder}: holds a {stored}", f"a {kind.__name__}{way}")
     cfg = load_config(_CONFIGS[base], folder/"config.json")

@@ -472,7 +472,7 @@ def _card(pipeline):
     words = f"{len(pipeline.vocab):,} words; classes that no training caption mentions"
     search = [f"{name}: {value}" for name, value in asdict(pipeline.cfg.search).items()]
     kind = type(pipeline.selector)
-    if kind is not RegionSelector: about += f" Both need the class of the selector, {kind.__name__}."
+    if kind is not RegionSelector: about += f" Both need the selector's class, {kind.__name__}."
     return model_card("A captioning pipeline", about, {
         f"{len(pipeline.classes)} classes": [", ".join(c.name for c in pipeline.classes.values())],
         "Captioner": [f"{words}: {', '.join(unseen) or 'none'}"],
