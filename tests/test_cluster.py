@@ -1,4 +1,4 @@
-"Every line of docs/cluster.md is started as it is typed, with two processes on the CPU and a small toy world."
+"The commands of docs/cluster.md and docs/change.md are run as typed, on the CPU and a small toy world."
 import os, re, socket, subprocess, sys
 from pathlib import Path
 import pytest
@@ -65,6 +65,22 @@ def test_a_job_of_slurm(folder):
     text = small(lines()["Slurm"]).replace("noc_reproduce", "noc_reproduce --rows none --training xe")
     text = text.replace("--out run", "--out job")
     assert "1 result rows in job0/rows.jsonl" in typed(folder, text) and "1 result rows" in typed(folder, text)
+
+@pytest.mark.slow
+def test_several_changes(folder):
+    "The loop of docs/change.md, with one seed: what it says is trained again is, and each change gets its verdict."
+    text = (ROOT/"docs/change.md").read_text(encoding="utf-8")
+    (folder/"mine.py").write_text(re.search(r"^```python\n(.*?)^```$", text, re.M | re.S)[1])
+    loop = re.search(r"^```sh\n(.*?)^```$", text, re.M | re.S)[1]
+    loop = loop.replace("in 0 1 2", "in 0").replace("paper0 paper1 paper2", "paper0").replace("${idea}0 ${idea}1 ${idea}2", "${idea}0")
+    small = f"--preset toy --set {SMALL} --rows none,selector --training xe,cider"
+    typed(folder, loop.replace("--preset toy", small), PYTHONPATH=str(folder))
+    models = sorted(re.sub("-[0-9a-f]{12}.*", "", p.name) for p in (folder/"paper0").iterdir() if (p/"done.json").exists())
+    assert models == ["captioner-cider", "captioner-cider-0", "captioner-xe-0", "selector", "selector-0.2-0"], models
+    for idea in "counting", "rare", "area", "all":
+        assert "## Differences" in (folder/f"verdict_{idea}/table.md").read_text(), idea
+    pairs = (folder/"verdict_area/pairs.csv").read_text()
+    assert "paper: Region selector" in pairs and "area: area_weighted" in pairs
 
 def test_other_commands_say_that_they_run_in_one_process(tmp_path):
     "The first of several processes says what to type, before PyTorch is imported; the others are silent."
