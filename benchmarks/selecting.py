@@ -126,9 +126,9 @@ class _Selectors(Models):
         return NovelCaptioner.from_pretrained(self.run.preset.data).captioner.float()
     def selector(self, inner=True, lambda0=.2, seed=0):
         "Return a trained selector, read from its folder or trained now."
-        preset, folder = self.run.preset, self.folder/f"{self.loss.__name__}-{seed}"
+        preset, folder = self.run.preset, self.folder/f"{self.parts.loss.__name__}-{seed}"
         train = replace(preset.train_selector, seed=seed)
-        return train_selector_in(folder, self.data, preset.selector, train, True, self.loss, self.examples)
+        return train_selector_in(folder, self.data, preset.selector, train, True, self.parts.loss, self.examples)
 
 def _with_gains(preset, data, runs):
     "Return training examples whose targets are gains; these are read from a file or computed now."

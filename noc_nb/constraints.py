@@ -57,7 +57,7 @@ RULES = dict(                # name -> function that turns a `Seen` into class i
 # %% ../nbs/21_constraints.ipynb #b1d21a01
 def constraint_classes(
     regions,          # `Regions` of an image, with all its detections
-    how:str,          # name of the rule, a key of `RULES`
+    how,              # a rule, or its key in `RULES`
     *,
     k:int=1,          # topk: number of detections
     distinct=False,   # topk: True takes k classes, not the classes of k detections
@@ -69,7 +69,8 @@ def constraint_classes(
     drop=(0, PERSON), # classes that are never chosen
 )->list:              # class ids, best first, each once
     "Choose the classes that a caption must mention. Raise `NocError` if the rule lacks an input."
-    require(how in RULES, f"constraints: rule {how!r}", f"one of {', '.join(RULES)}")
+    require(how in RULES or callable(how), f"constraints: rule {how!r}",
+            f"one of {', '.join(RULES)}")
     require(how != "selector" or probs is not None, "constraints: rule 'selector'", "probs")
     require(how != "oracle" or mentioned is not None, "constraints: rule 'oracle'", "mentioned")
     length = len(probs) if probs is not None else 0
@@ -77,7 +78,8 @@ def constraint_classes(
     require(length <= len(seen), f"constraints: {length} probabilities",
             "one for each of the first detections that are not dropped")
     image = Seen(seen.best(None), seen.best(max_regions), probs, mentioned, k, distinct, threshold)
-    return [*dict.fromkeys(RULES[how](image))][:limit]
+    rule = RULES.get(how, how)
+    return [*dict.fromkeys(rule(image))][:limit]
 
 # %% ../nbs/21_constraints.ipynb #507eb3b0
 FORMS = "words", "forms", "phrases"

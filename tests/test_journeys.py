@@ -88,6 +88,72 @@ def test_another_loss(typed):
     assert row["verdict"] in ("holds", "does not hold", "undecided")
     assert abs(row["difference"]) == pytest.approx(abs(scores[1] - scores[0]), abs=1e-6)
 
+IDEAS = """from collections import Counter
+import torch
+from noc_nb.attention import linear
+from noc_nb.scst import cider_reward
+from noc_nb.selector import RegionSelector
+
+class Counting(RegionSelector):
+    def __init__(self, cfg):
+        super().__init__(cfg)
+        self.embed = linear(7, cfg.d_model)
+    def forward(self, geometry, labels):
+        count = (labels[:,:,None] == labels[:,None,:]).sum(-1, keepdim=True)/10
+        return super().forward(torch.cat([geometry, count], -1), labels)
+
+def rare_words(data, ids, vocab, cfg):
+    cider = cider_reward(data, ids, vocab, cfg)
+    counts = Counter(word for i in data.splits["train"] for tokens in data.tokens[i] for word in tokens)
+    rare = torch.tensor([counts[word] < 5 for word in vocab.tokens])
+    return lambda tokens, image_ids: cider(tokens, image_ids) + rare[tokens.cpu()].float().mean(1)
+
+def area_weighted(seen):
+    boxes = seen.best.boxes[:len(seen.probs)]
+    areas = (boxes[:,2:] - boxes[:,:2]).prod(1)
+    return seen.best.labels[(seen.probs*areas).argsort(descending=True)][:2].tolist()
+"""
+
+@pytest.mark.slow
+def test_own_ideas(typed, capsys, monkeypatch):
+    """A researcher's selector, reward and rule are passed by name. Each trains only the model that depends on it, is
+    recorded in its rows, and gets a verdict; the selector's pipeline captions boxes by its class."""
+    make_toy("small", train=60, val=20, test=20)
+    Path("ideas.py").write_text(IDEAS)
+    monkeypatch.syspath_prepend(os.getcwd())
+    monkeypatch.delitem(sys.modules, "ideas", raising=False)
+    small = "--preset toy --data small --tables 1 --rows none,selector --metrics C".split()
+    small += ["--set", *SMALL, "scst.epochs=1", "search.k=2", "search.max_len=10"]
+    typed("noc_reproduce --out run --training xe,cider", *small)
+    ideas = dict(seven=("--selector ideas:Counting --training xe", "network", "Counting ", 1),
+                 rare=("--reward ideas:rare_words --training cider", "reward", "rare_words ", 1),
+                 area=("--rule ideas:area_weighted --training xe", "rule", "area_weighted ", 0))
+    with pytest.raises(SystemExit): typed("noc_reproduce --models run --out no --rule ideas:area_weighted", *small)
+    assert "area_weighted " in capsys.readouterr().err and not Path("no/rows.jsonl").exists()
+    for name, (line, key, called, models) in ideas.items():
+        before = {*os.listdir("run")}
+        typed(f'noc_reproduce --models run --out {name} --variant "idea {name}" {line}', *small)
+        assert len({*os.listdir("run")} - before) == models, name
+        rows = [r for r in lines(f"{name}/rows.jsonl") if r["training"]]
+        told = [r for r in rows if r["config"].get(key, "").startswith(called)]
+        assert told if name != "area" else [r["row"] for r in told] == ["area_weighted"]
+        assert f'"idea {name}"' in rows[0]["command"] and line.partition(" --training")[0] in rows[0]["command"]
+        assert f"idea {name} ({line.split()[1]})" in Path(name, "table1.md").read_text(encoding="utf-8")
+        against = "--against selector" if key == "rule" else ""
+        typed(f"noc_eval --runs run vs {name} {against} --data small --samples 50 --out verdict_{name}")
+        pairs = Path(f"verdict_{name}/pairs.csv").read_text(encoding="utf-8")
+        said = Path(f"verdict_{name}/table.md").read_text(encoding="utf-8")
+        assert {"network": "Region selector", "reward": "No constraints", "rule": "area_weighted"}[key] in pairs
+        assert "## Differences" in said and re.search("undecided|is worse|is better", said)
+    boxes = "noc_caption small/detections/simulated.json --data small --out found.jsonl"
+    with pytest.raises(SystemExit): typed(f"{boxes} --model seven/pipeline")
+    assert "holds a Counting" in capsys.readouterr().err
+    typed(f"{boxes} --model seven/pipeline --selector ideas:Counting")
+    assert sum(bool(line["caption"]) for line in lines("found.jsonl")) > 90
+    typed("noc_train selector --preset toy --data small --out mine --selector ideas:Counting --set", SMALL[0])
+    assert "network: Counting " in Path("mine/best/README.md").read_text(encoding="utf-8")
+    assert "--selector-class ideas:Counting" in capsys.readouterr().out
+
 def photo(path, seed):
     "Save a picture of noise."
     pixels = np.random.default_rng(seed).integers(0, 255, (90, 120, 3), np.uint8)

@@ -74,7 +74,8 @@ def test_stubs_hold_what_is_patched_in():
         patched = re.findall(r"^@patch\S*(?: *#.*)?\ndef (\w+)\((?:self|cls):(\w+)", text, re.M)
         assert len(patched) == text.count("\n@patch") > 0
         for method, name in patched: assert method in {getattr(f, "name", None) for f in made[name].body}
-    assert "def from_pretrained(cls, name, device=None) -> NovelCaptioner:" in stub(inspect.getsource(pipeline))
+    assert ("def from_pretrained(cls, name, device=None, selector=RegionSelector) -> NovelCaptioner:"
+            in stub(inspect.getsource(pipeline)))
     assert "boxes: Tensor | np.ndarray | list | tuple, labels: Tensor | np" in stub(inspect.getsource(regions))
     assert "def override(cfg, settings: list):" in stub(inspect.getsource(config))
 

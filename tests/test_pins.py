@@ -35,7 +35,7 @@ from noc_nb.grid import algorithm_1
 from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, ObjectClass, novel_images, removed_images, words_of
 from noc_nb.lab.config import _from_dict
 from noc_nb.lab.disk import read_json
-from noc_nb.lab.experiment import PRESETS, Choices, Experiment, Models, Run, _nearest_neighbours
+from noc_nb.lab.experiment import PRESETS, Choices, Experiment, Models, Parts, Run, _nearest_neighbours
 from noc_nb.lab.runs import contents
 from noc_nb.lab.saving import load_model, save_model, _save_vocab
 from noc_nb.lab.tables import table_view
@@ -1037,7 +1037,7 @@ def choices(data, heard=None, **preset):
     def selector(*about):
         if heard is not None: heard.append(about)
         return ByScore()
-    return Choices(run, data, SimpleNamespace(selector=selector))
+    return Choices(run, data, SimpleNamespace(selector=selector, parts=Parts()))
 
 def test_rows_choose_as_the_paper_says():
     "D2 and Table 1: every row chooses the right constraints for an image with eleven detections."

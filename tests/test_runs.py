@@ -1,5 +1,5 @@
 "Test the files that a run may change, and the inputs, functions and models that it depends on."
-import errno, importlib.util, itertools, linecache, os, re, sys
+import errno, importlib.util, itertools, json, linecache, os, re, sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,9 @@ from noc_nb.models.photos import image_files
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner
 from noc_nb.models.source import Job
 from noc_nb.pages.gallery import begin_captions
+from noc_nb.regions import Regions
 from noc_nb.scst import cider_reward
+from noc_nb.selector import RegionSelector
 from test_hostile import evaluated
 
 def texts(folder):
@@ -273,10 +275,69 @@ def test_a_rule_is_a_part_of_the_run(tmp_path, monkeypatch):
         assert {len(chosen) for chosen in run.choices.candidates(name).values()} <= {0, 1}
         if name == "first": assert "f " in run._config("first")["rule"] and "rule" not in run._config("none")
         monkeypatch.setitem(RULES, name, loaded(tmp_path, "def f(seen): return []"))
-        with pytest.raises(NocError, match="RULES: changed"): run.choices.candidates(name, seeds=(1,))
+        chosen = run.choices.made.popitem()[1]
+        assert run.choices.candidates(name) == chosen                    # a run keeps its rules
         with pytest.raises(NocError, match=f"rules.{name}: .* in the record"): start("one rule", name, resume=True)
         monkeypatch.undo()
+    f, g = (loaded(tmp_path, f"def f(seen): return seen.best.labels[:{n}].tolist()", f"rule{n}") for n in (1, 2))
+    with pytest.raises(NocError, match="f .*: differs from the paper's method: expected a variant"): start(rules=[f])
+    run = start("a rule by name", "named", rules=[f])
+    assert {len(chosen) for chosen in run.choices.candidates("f").values()} <= {0, 1} and "f" not in RULES
+    with pytest.raises(NocError, match="rules.f: .* in the record"):
+        start("a rule by name", "named", rules=[g], resume=True)
+    with pytest.raises(NocError, match="rule f: expected a function with another name"): start("x", "x", rules=[f, g])
+    run = start(out="last")
     with pytest.raises(NocError, match="row 'first': expected one of none, top1"): run.choices.candidates("first")
+
+COUNTING = """import torch
+from noc_nb.attention import linear
+from noc_nb.selector import RegionSelector
+class f(RegionSelector):
+    def __init__(self, cfg):
+        super().__init__(cfg)
+        self.embed = linear(7, cfg.d_model)
+    def forward(self, geometry, labels):
+        more = (labels[:,:,None] == labels[:,None,:]).sum(-1, keepdim=True) - {}
+        return super().forward(torch.cat([geometry, more], -1), labels)"""
+
+def test_a_selector_is_a_part_of_the_run(tmp_path):
+    "Another class of selectors needs a variant, and a changed class is another run with another selector."
+    data = load_data(make_toy(tmp_path/"toy", train=8, val=4, test=4), split="toy")
+    one, two = (loaded(tmp_path, COUNTING.format(n), f"net{n}") for n in (1, 2))
+    def start(variant=None, **how):
+        return Experiment(Run(PRESETS["toy"], variant=variant), data, tmp_path/"run", **how)
+    with pytest.raises(NocError, match="f .*: differs from the paper's method: expected a variant"): start(selector=one)
+    first = start("counts", selector=one)
+    assert start("counts", selector=one, resume=True).models.names == first.models.names
+    for other in two, RegionSelector:
+        with pytest.raises(NocError, match="run: network: .* in the record"):
+            start("counts", selector=other, resume=True)
+    marks = [Experiment.kind(first.run, data, tmp_path, selector=s).marks for s in (one, two, RegionSelector)]
+    assert marks[0]["network"] != marks[1]["network"] and marks[2] == {}
+
+def test_a_folder_never_chooses_the_class_of_its_selector(tmp_path, monkeypatch):
+    """A pipeline with a selector of seven inputs is read by the class that the caller passes, and the seventh input
+    changes its choice. The name in the folder is never imported."""
+    counting = loaded(tmp_path, COUNTING.format(1))
+    toy = NovelCaptioner.from_pretrained("toy", device="cpu")
+    selector = counting(toy.selector.cfg).eval()
+    NovelCaptioner(selector, toy.captioner, toy.classes, toy.vectors, toy.cfg).save_pretrained(tmp_path/"mine")
+    read = NovelCaptioner.from_pretrained(tmp_path/"mine", "cpu", counting)
+    boxes, scores = [[.1, .1, .5, .5], [.2, .3, .8, .9], [.4, .1, .6, .2]], [.9, .8, .7]
+    once, twice = (Regions(boxes, labels, scores, image_id=1) for labels in ([2, 3, 4], [2, 3, 2]))
+    with torch.no_grad():
+        before = [read(r).probs for r in (once, twice)]
+        read.selector.embed.weight[:,6] += 1
+        after = [read(r).probs for r in (once, twice)]
+    assert [read.selector is selector, before[0] == after[0], before[1] == after[1]] == [False, True, False]
+    (tmp_path/"trap.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in "f", "trap", "trap:f", "trap.f":
+        (tmp_path/"mine/selector/class.json").write_text(json.dumps(name))
+        with pytest.raises(NocError, match=f"holds a {name}: expected a RegionSelector; to read it, name its class"):
+            NovelCaptioner.from_pretrained(tmp_path/"mine", "cpu")
+    with pytest.raises(NocError, match="holds a RegionSelector: expected a f"):
+        NovelCaptioner.from_pretrained("toy", "cpu", counting)
 
 # ---- every file of a model
 

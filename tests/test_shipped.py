@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load, save
+from noc_nb.attention import FeedForward, linear
 from noc_nb.core import NocError
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
@@ -130,6 +131,20 @@ def test_a_broken_folder_says_which_file_is(toy, tmp_path, name):
             NovelCaptioner.from_pretrained(tmp_path, device="cpu")
     file.write_bytes(whole)
     NovelCaptioner.from_pretrained(tmp_path, device="cpu")
+
+def half(d, d_ff, p): return FeedForward(d, d_ff//2, p)
+
+@pytest.mark.parametrize("chapter, name, edit, named", [
+    ("selector", "linear", lambda n, d: linear(n + (n == 6), d), "nbs/11_selector.ipynb"),
+    ("selector", "FeedForward", half, "nbs/11_selector.ipynb or nbs/10_attention.ipynb"),
+    ("decoder", "FeedForward", half, "nbs/14_captioner.ipynb or nbs/13_decoder.ipynb or nbs/10_attention.ipynb")])
+def test_an_edited_chapter_is_named(monkeypatch, chapter, name, edit, named):
+    "If a chapter was edited and shipped weights do not fit any more, the message names it and the two ways on."
+    monkeypatch.setattr(f"noc_nb.{chapter}.{name}", edit)
+    part = "selector" if chapter == "selector" else "captioner"
+    with pytest.raises(NocError) as e: NovelCaptioner.from_pretrained("lite", device="cpu")
+    assert f"lite/{part}/model.safetensors: " in str(e.value) and f"by config.json and {named}; if one" in str(e.value)
+    assert "--selector module:Class), or train the model again" in str(e.value)
 
 def test_a_folder_is_never_taken_for_a_shipped_pipeline(toy, tmp_path, monkeypatch):
     "The name of a shipped pipeline has priority over a folder; a path means the folder, which must contain a pipeline."

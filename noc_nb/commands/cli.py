@@ -33,6 +33,7 @@ def noc_caption(
                          # to force them (default: the model's)
     costs:bool=False,    # report the cost of each object that was left out (slower)
     model:str=None,      # name of a model in the package, or your own folder (default: the best)
+    selector:str=None,   # class of the model's selector, if it is your own: module:Class
     classes:str=None,    # detector's classes: one name per line, or JSON (default: the model's)
     first:int=None,      # number of the first class in a file of names: 1 or 0 (default: 1)
     add_words:str=None,  # file of the word vectors used in training, for words the model lacks
@@ -57,6 +58,7 @@ def noc_app(
     host:str="127.0.0.1", # address to serve on; 0.0.0.0 lets other machines connect
     port:int=7860,        # port to serve on
     model:str=None,       # for photos: model in the package, or a folder (default: the best)
+    selector:str=None,    # class of the model's selector, if it is your own: module:Class
     detections:str=None,  # detections in any form (docs/forms.md); their images become examples
     images:str=None,      # folder of the images of --detections
     data:str=None,        # folder in COCO's layout, which has the sizes of images
@@ -157,6 +159,10 @@ def noc_reproduce(
     resume:bool=False,     # continue the run in OUT
     part:Literal["test", "val"]="test", # images to caption and score; use val for choices
     variant:str=None,      # description of your changes, recorded in the rows
+    selector:str=None,     # your class of selectors, module:Class, a subclass of RegionSelector
+    selector_loss:str=None, # their loss: your module:function, like selector_loss
+    reward:str=None,       # your module:function that builds the reward (default: CIDEr-D)
+    rule:str=None,         # your rules of choice, module:function; each adds a row with its name
     models:str=None,       # folder of a run with trained models, or a pipeline (default: OUT)
     drop_heldout:bool=False, # train without images whose captions mention held-out objects
     skip_bad:bool=False,   # leave out unusable boxes; the rows count them
@@ -181,6 +187,8 @@ def noc_train(
     first:int=None,       # number of the first class in a file of names: 1 or 0 (default: 1)
     start:str=None,       # scst: folder of the captioner to start from
     free:bool=False,      # scst: search without constraints
+    selector:str=None,    # selector: your module:Class, a subclass of RegionSelector
+    selector_loss:str=None, # selector: your module:function, like selector_loss
     reward:str=None,      # scst: your module:function that builds the reward (default: CIDEr-D)
     set:list=None,        # changes to the preset, as key=value
     seed:int=0,           # seed of initial weights and of the order of examples
@@ -194,6 +202,7 @@ def noc_train(
 @works_in("noc_nb.commands.reproduce")
 def noc_pipeline(
     selector:str=None,    # folder of a selector, from `noc_train selector`
+    selector_class:str=None, # its class, if it is your own: module:Class
     captioner:str=None,   # folder of a captioner, from `noc_train xe` or `noc_train scst`
     out:str=None,         # folder for the pipeline, new or empty
     vectors:str=None,     # word vectors used in training (none if it used features of a store)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ..captioner import Captioner
 from .command import _dashed, one_thread
-from ..constraints import RULES
 from ..core import NocError, require
 from ..fast.search import Search
 from ..files.dataset import data_files, instances_files, load_checked, own_captions
@@ -24,7 +23,7 @@ from ..files.store import RegionStore
 from ..heldout import COCO_CLASSES, COCO_HELDOUT
 from ..lab.config import imported, override
 from ..lab.disk import find_data, read_json, whole_file
-from ..lab.experiment import PRESETS, Experiment, Run
+from ..lab.experiment import PRESETS, Experiment, Run, own_rules
 from ..lab.objects import save_heldout
 from ..lab.progress import say
 from ..lab.results import LABELS, TRAINING_LABELS, write_rows
@@ -41,7 +40,7 @@ from ..scores.claims import CLAIMS, SUMMARY, claims_view, run_claims
 from ..scores.java import java_programs, spice_lacks
 from ..scores.page import save_figure
 from ..scst import cider_reward
-from ..selector import RegionSelector
+from ..selector import RegionSelector, selector_loss
 from ..train_xe import word_rows
 from ..vocab import EOS
 
@@ -75,7 +74,7 @@ def _preset_of(name, settings=()):
 # %% ../../nbs/commands/139_reproduce.ipynb #afaa7d14
 def _table_lines(tables, rows, trainings):
     "Return the lines of some tables as (row, training, λ0), without duplicates."
-    more = [row for row in rows if row not in LABELS]       # rules that were added to `RULES`
+    more = [row for row in rows if row not in LABELS]       # those of added rules
     lines = dict.fromkeys(tuple(line) for t in tables for _, *line in spec(int(t), more))
     return [line for line in lines if line[0] in rows and line[1] in trainings]
 
@@ -86,7 +85,8 @@ def _selections(tables, rows):
 
 # %% ../../nbs/commands/139_reproduce.ipynb #d83d1f98
 _IN_ROWS = ("preset", "detections", "features", "tables", "rows", "training", "metrics", "seed",
-            "part", "variant", "set", "models", "captions", "split", "classes", "first", "heldout")
+            "part", "variant", "set", "models", "captions", "split", "classes", "first", "heldout",
+            "selector", "selector_loss", "reward", "rule")
 _FLAGS = "spice", "skip_bad", "drop_heldout"
 
 def _command_line(options):
@@ -97,11 +97,13 @@ def _command_line(options):
     if shown["heldout"]: shown["heldout"] = f'"{shown["heldout"]}"'
     if shown["first"] == 1: shown["first"] = None
     if options.features: shown["features"] = "STORE"
+    shown["rule"] = (shown["rule"] or "").replace(" ", "")
     if options.tables == ",".join(_TABLES): shown["tables"] = None
     if options.part == "test": shown["part"] = None
     if options.models not in shipped(): shown["models"] = None
     if options.variant: shown["variant"] = f'"{options.variant}"'
-    words = [f"--{name} {shown[name]}" for name in _IN_ROWS if shown[name] not in (None, "")]
+    given = [name for name in _IN_ROWS if shown[name] not in (None, "")]
+    words = [f"{_dashed(f'--{name}')} {shown[name]}" for name in given]
     flags = [_dashed(f"--{name}") for name in _FLAGS if getattr(options, name)]
     return " ".join(["noc_reproduce", *words, *flags])
 
@@ -243,6 +245,26 @@ def _load(o, cfg):
     return _load_own(o, cfg, root)
 
 # %% ../../nbs/commands/139_reproduce.ipynb #ce8c23af
+def _handed_in(o):
+    "Import the parts of the method that the options name, as in `Parts` of the experiment."
+    named = (getattr(o, "rule", None) or "").replace(" ", "").split(",")
+    rules = [imported(name, "--rule") for name in named if name]
+    return dict(selector=imported(o.selector, "--selector", RegionSelector),
+                loss=imported(o.selector_loss, "--selector-loss", selector_loss),
+                reward=imported(o.reward, "--reward", cider_reward), rules=rules)
+
+def _asked_rows(o, rules):
+    "Return the rows that the options ask for; rules that are handed in are always asked for."
+    added = own_rules(rules)
+    rows = choice(o.rows, LABELS | added, "rows")
+    return [*dict.fromkeys([*rows, *added])] if o.rule else rows
+
+def _title(o, data, kind):
+    "Return what the tables are about: data, detections, variant and the parts handed in."
+    named = ", ".join(filter(None, (o.selector, o.selector_loss, o.reward, o.rule)))
+    text = f"{data} {o.part}, {kind} detections" + (f", {o.variant}" if o.variant else "")
+    return text + (f" ({named})" if named else "")
+
 def _about_data(o, data):
     "Return the name of the data for tables, and True if the paper's numbers are comparable."
     given = o.captions and not o.split
@@ -258,10 +280,10 @@ def _reproduce(o):
     plain = (o.variant or "").isprintable()
     require(plain, f"--variant {o.variant!r}", "text that can be printed, on one line")
     if cfg.data == "toy": one_thread()
-    rows = choice(o.rows, LABELS | RULES if o.rows else LABELS, "rows")
+    parts = _handed_in(o)
+    rows = _asked_rows(o, parts["rules"])
     metrics = choice(o.metrics, METRICS, "metrics")
-    lacks = spice_lacks() if o.spice else None
-    if lacks: raise NocError(f"SPICE: {lacks}")
+    if o.spice and (lacks := spice_lacks()): raise NocError(f"SPICE: {lacks}")
     if not o.spice: metrics = [m for m in metrics if m != "S"]
     choice(o.part, ("test", "val"), "part")
     trainings = [] if o.training == "none" else choice(o.training, TRAINING_LABELS, "training")
@@ -278,11 +300,11 @@ def _reproduce(o):
     kind = Path(o.detections or "simulated").name.split(".")[0]
     kind = kind if kind in ("gt", "simulated") else "real"
     run = Run(cfg, kind, o.seed, o.part, o.variant, _command_line(o))
-    programs = partial(java_programs, metrics=metrics)
     models = pipeline_folder(o.models) if o.models in shipped() else o.models
-    experiment = Experiment(run, data, o.out, o.resume, metrics, models, programs)
+    experiment = Experiment(run, data, o.out, o.resume, metrics, models,
+                            partial(java_programs, metrics=metrics), **parts)
     made = experiment.complete(lines, selections)
-    about = f"{cfg.data} {o.part}, {kind} detections" + (f", {o.variant}" if o.variant else "")
+    about = _title(o, cfg.data, kind)
     asked = lines if o.rows or o.training else None
     trained = [t for t in TRAINING_LABELS if ("selector", t, .2) in lines]
     with locked(o.out):
@@ -318,18 +340,19 @@ def _part(kind, folder):
     best = folder/"best"
     return load_model(best if best.is_dir() else folder, kind)
 
-def _train(part, data, out, cfg, seed, resume, start, constrained, reward):
+def _train(o, data, cfg, parts):
     "Train one model; self-critical training starts from a trained captioner."
-    if part == "selector":
-        train = replace(cfg.train_selector, seed=seed)
-        return train_selector_in(out, data, cfg.selector, train, resume)
-    if part == "xe":
-        xe = replace(cfg.xe, seed=seed)
-        return train_xe_in(out, data, cfg.captioner, xe, cfg.min_count, resume)
-    captioner = _part(Captioner, start)
-    scst = replace(cfg.scst, seed=seed)
-    return train_scst_in(out, data, captioner, scst, constrained, cfg.search, cfg.limit, resume,
-                         reward)
+    if o.part == "selector":
+        train = replace(cfg.train_selector, seed=o.seed)
+        return train_selector_in(o.out, data, cfg.selector, train, o.resume, parts["loss"],
+                                 network=parts["selector"])
+    if o.part == "xe":
+        xe = replace(cfg.xe, seed=o.seed)
+        return train_xe_in(o.out, data, cfg.captioner, xe, cfg.min_count, o.resume)
+    captioner = _part(Captioner, o.start)
+    scst = replace(cfg.scst, seed=o.seed)
+    return train_scst_in(o.out, data, captioner, scst, not o.free, cfg.search, cfg.limit, o.resume,
+                         parts["reward"])
 
 # %% ../../nbs/commands/139_reproduce.ipynb #c5a50e02
 _PARTS = dict(selector="region selector", xe="captioner, trained with cross-entropy",
@@ -351,6 +374,7 @@ def _join_command(part, out, data, options):
     "Return the command that joins the trained model and another one into a pipeline."
     selector, captioner = (out, "DIR") if part == "selector" else ("DIR", out)
     words = ["noc_pipeline", "--selector", selector, "--captioner", captioner]
+    if options.selector: words += ["--selector-class", options.selector]
     classes = options.classes or data.root/"classes.json"
     if data.features is None: words += ["--vectors", getattr(data.word_vectors, "path", "FILE")]
     if Path(classes).exists(): words += ["--classes", classes]
@@ -366,7 +390,8 @@ def _write_about(part, data, out, model):
     save_heldout(out/"heldout.json", data.heldout)
     if card.exists() and card.read_text("utf-8") != plain_card(model): return
     about = read_json(out/"done.json")
-    if part == "scst": about["config"]["reward"] = read_json(out/"run.json")["reward"]
+    run = read_json(out/"run.json")
+    about["config"] |= {key: run[key] for key in ("network", "loss", "reward") if key in run}
     with whole_file(card) as f: f.write(_card(part, data, about))
 
 def _say_what_lacks(part, data):
@@ -384,17 +409,18 @@ def _run_train(o):
     captioner = "the folder of a captioner trained with `noc_train xe`"
     require(o.start or o.part != "scst", "--start", captioner)
     cfg = _preset_of(o.preset, o.set)
-    out = Path(o.out)
-    require(o.part == "scst" or not o.reward, "--reward",
-            "`noc_train scst`, the only training with a reward")
-    reward = imported(o.reward, "--reward") if o.reward else cider_reward
+    out = o.out = Path(o.out)
+    used = dict(selector=("selector", "selector_loss"), scst=("reward",)).get(o.part, ())
+    for name in "selector", "selector_loss", "reward":
+        require(name in used or not getattr(o, name), _dashed(f"--{name}"),
+                f"`noc_train {'scst' if name == 'reward' else 'selector'}`, which alone uses it")
+    parts = _handed_in(o)
     if cfg.data == "toy": one_thread()
     if not o.resume: _check_new(out, "--resume, to continue it, or another folder")
     data = _load_own(o, cfg, o.data)
     check_outputs({"--out": out}, [data.root, o.features, o.start])
     _say_what_lacks(o.part, data)
-    model = _train(o.part, data, out, cfg, o.seed, o.resume, o.start, not o.free,
-                   reward)
+    model = _train(o, data, cfg, parts)
     _write_about(o.part, data, out, model)
     print(f"best weights: {out/'best'}\n"
           f"to make a pipeline: {_join_command(o.part, out, data, o)}")
@@ -417,7 +443,8 @@ def _run_pipeline(o):
         require(getattr(o, name), f"--{name}", "a folder")
     cfg = _preset_of(o.preset, o.set)
     _check_new(o.out, "another folder")
-    selector, captioner = _part(RegionSelector, o.selector), _part(Captioner, o.captioner)
+    kind = imported(o.selector_class, "--selector-class", RegionSelector)
+    selector, captioner = _part(kind, o.selector), _part(Captioner, o.captioner)
     words = WordVectors(o.vectors) if o.vectors else None
     _check_features(captioner, words)
     classes = read_classes(o.classes, o.first) if o.classes else COCO_CLASSES
@@ -425,4 +452,5 @@ def _run_pipeline(o):
         _check_new(o.out, "another folder")
         _join_parts(o.out, selector, captioner, classes, words, cfg)
     folder = f"./{o.out}" if str(o.out) in shipped() else o.out
-    print(f"pipeline: {o.out}, for `noc_caption --model {folder}`")
+    more = f" --selector {o.selector_class}" if o.selector_class else ""
+    print(f"pipeline: {o.out}, for `noc_caption --model {folder}{more}`")

@@ -195,12 +195,19 @@ def read_options(
 
 # %% ../../nbs/lab/05_config.ipynb #708aa54d
 def imported(
-    text:str,   # name in the form "module:function"
+    text:str,   # name in the form "module:function" or "module:Class"; None: not given
     option:str, # option of the command, for the message
-):              # the function
-    "Import a function by its name. Raise `NocError` if it cannot be imported."
+    usual=None, # result if no name is given; if this is a class, a subclass of it is expected
+):              # the function, or the class
+    "Import a function or a class. Raise `NocError` if it cannot be imported or is something else."
+    if text is None: return usual
     module, _, name = text.partition(":")
     if os.getcwd() not in sys.path: sys.path.insert(0, os.getcwd())
-    try: return getattr(import_module(module), name)
+    is_class = isinstance(usual, type)
+    expected = f"module:Class, a subclass of {usual.__name__}" if is_class else "module:function"
+    try: found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as e:
-        raise NocError(f"{option} {text}: expected module:function ({e})") from None
+        raise NocError(f"{option} {text}: expected {expected} ({e})") from None
+    fits = isinstance(found, type) and issubclass(found, usual) if is_class else callable(found)
+    require(fits, f"{option} {text}", expected)
+    return found

@@ -323,12 +323,12 @@ def _by_values(function, modules):
         named = (f"{key}={shown(x)}" for key, x in function.keywords.items())
         given = ", ".join([*map(shown, function.args), *named])
         return f"{_by_values(function.func, modules)} with {given}"
-    ours = _root(function) == "noc_nb" and isinstance(function, FunctionType)
-    if ours and not function.__closure__: return _named(function)
+    ours = _root(function) == "noc_nb" and isinstance(function, (FunctionType, type))
+    if ours and not _closure(function): return _named(function)
     return f"{_named(function)} {fingerprint(parts.of(function))[:12]}"
 
 def called(
-    function, # function that is an argument of a run
+    function, # function or class that is an argument of a run
 )->str:       # name; for a user's function, fingerprints of its values and of the files it reaches
     "Identify a function. Raise `NocError` if it uses a value without a fingerprint."
     modules = set()

@@ -506,17 +506,19 @@ def train_selector_in(
     resume:bool=False,  # continue the phase, or load its model if it is finished
     loss=selector_loss, # loss function, as in `train_selector`
     examples=None,      # training examples, as in `train_selector`
+    network=RegionSelector, # class of the selector
 )->RegionSelector:      # the selector in eval mode
     "Run `train_selector` with checkpoints in a folder."
-    about = dict(model=without(cfg, "threshold"), inputs=contents(data), loss=called(loss))
+    about = dict(model=without(cfg, "threshold"), inputs=contents(data), loss=called(loss),
+                 network=called(network))
     if examples is not None: about["inputs"]["targets"] = fingerprint(examples.whole.targets)
-    finished = resume and finished_model(folder, RegionSelector, train, about)
+    finished = resume and finished_model(folder, network, train, about)
     if finished:
         finished.cfg = cfg                              # the threshold may have changed
         return finished
     judged = "F1 of the held-out objects" if any(data.novel["val"].values()) else "minus the loss"
     fit = _fit_in(folder, about, "regions", judged, resume, training_record(data))
-    return train_selector(data, cfg, train, fit, loss, examples)
+    return train_selector(data, cfg, train, fit, loss, examples, network)
 
 # %% ../../nbs/lab/40_train.ipynb #40c00013
 def train_xe_in(

@@ -471,6 +471,8 @@ def _card(pipeline):
     unseen = [pipeline.classes[i].name for i in sorted(pipeline.unseen)]
     words = f"{len(pipeline.vocab):,} words; classes that no training caption mentions"
     search = [f"{name}: {value}" for name, value in asdict(pipeline.cfg.search).items()]
+    kind = type(pipeline.selector)
+    if kind is not RegionSelector: about += f" Both need the selector's class, {kind.__name__}."
     return model_card("A captioning pipeline", about, {
         f"{len(pipeline.classes)} classes": [", ".join(c.name for c in pipeline.classes.values())],
         "Captioner": [f"{words}: {', '.join(unseen) or 'none'}"],
@@ -511,6 +513,7 @@ def _class_vectors(file, classes, width):
 def from_pretrained(cls:NovelCaptioner,
     name,        # name or folder, as in `pipeline_folder`
     device=None, # default: the accelerator if there is one
+    selector=RegionSelector, # class of its selector
 )->NovelCaptioner:
     "Read what `save_pretrained` wrote. Raise `NocError` if a file is missing or invalid."
     folder = pipeline_folder(name)
@@ -519,7 +522,7 @@ def from_pretrained(cls:NovelCaptioner,
     require(file.exists(), f"{file}: no such file", "a pipeline; `noc_pipeline --selector DIR "
             "--captioner DIR` makes one from trained parts")
     cfg = load_config(PipelineConfig, file)
-    selector = load_model(folder/"selector", RegionSelector, device)
+    selector = load_model(folder/"selector", selector, device)
     captioner = load_model(folder/"captioner", Captioner, device)
     classes = load_classes(folder/"classes.json")
     vectors = None

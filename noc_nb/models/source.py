@@ -25,7 +25,7 @@ from ..files.exports import export_reader, read_export
 from ..files.readers import PHOTO_ENDINGS, match_photos, open_detections, some_of
 from ..files.store import RegionStore
 from ..heldout import COCO_CLASSES
-from ..lab.config import Config, setting
+from ..lab.config import Config, imported, setting
 from ..lab.disk import foreign_file
 from ..lab.progress import note, say
 from ..lab.results import read_rows
@@ -38,6 +38,7 @@ from .names import read_classes
 from .photos import NAMED, image_formats, image_column, image_files, open_image
 from .pipeline import CaptionOptions, NovelCaptioner, shipped
 from ..regions import Regions
+from ..selector import RegionSelector
 
 # %% ../../nbs/models/119_source.ipynb #12ce2d82
 @dataclass(frozen=True)
@@ -326,6 +327,7 @@ class Job(Config):
     first:int = None     # number of the first class in a file of names
     only_detected:bool = False # detections: leave out images without boxes
     dtype:str = setting("float32", among=("float32", "bfloat16")) # precision of our captioner
+    selector:str = None  # class of the model's selector, as module:Class; default: `RegionSelector`
     options:CaptionOptions = CaptionOptions() # options of the call
 
     def __post_init__(self):
@@ -354,7 +356,8 @@ class Job(Config):
         "Load the pipeline that captions. Raise `NocError` if a model or a file is missing."
         classes = read_classes(self.classes, self.first) if self.classes else None
         if self.detector: classes = classes_for(self.detector, classes)
-        pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0])
+        selector = imported(self.selector, "--selector", RegionSelector)
+        pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0], selector=selector)
         if classes: pipeline = with_classes(pipeline, classes)
         if self.add_words:
             more = " ".join(self.options.wishes or ()).replace("|", " ").lower().split()

@@ -583,7 +583,7 @@ def _open_studio(job):
         require(shown, f"{job.src}: no photos found", "--images with the folder of its photos")
     if photos and (job.detector or job.weights):
         detector = detector_for(photos, job.detector, job.weights)
-    more = job.captioner or job.classes or job.form or job.detector
+    more = job.captioner or job.classes or job.form or job.detector or job.selector
     return _Studio(photos, detector, source, model=None if more else model)
 
 def _check_serving(host, port, max_mb):

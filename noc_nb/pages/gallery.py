@@ -26,7 +26,7 @@ from ..lab.config import read_options
 from ..lab.disk import real_path, room_for, whole_file
 from ..lab.progress import keep_blocks, progress, say, say_notes
 from ..lab.results import read_rows
-from ..lab.runs import begin, check_ours, check_outputs, fingerprint, locked
+from ..lab.runs import begin, called, check_ours, check_outputs, fingerprint, locked
 from ..models.photos import input_files
 from ..models.pipeline import CaptionOptions, NovelCaptioner
 from ..models.source import Job, Source
@@ -85,6 +85,7 @@ def _settings(pipeline, source, options, **more):
         classes=fingerprint(classes)[:12],
         prompt=getattr(pipeline.captioner, "prompt", None),
         commit=getattr(pipeline.captioner, "commit", None),
+        selector=called(type(pipeline.selector)),
         **vars(pipeline.cfg), **asdict(options), **more)
 
 def begin_captions(
