@@ -2,8 +2,8 @@
 
     python benchmarks/gpu.py _runs/gpu --peer PYTHON --data COCO --minutes 13    # `make gpu`; small: --small
 
-Measuring comes first and takes about seven minutes on one GPU; the rest of the time is for training the captioner at the
-paper's size on `lite`. Rows are appended to gpu.jsonl in the folder, with the step's name; chapter 64 shows those in
+Measuring comes first and takes about seven minutes on one GPU; the rest of the time is for training the captioner at
+the paper's size on `lite`. Rows are appended to gpu.jsonl in the folder, with the step's name; chapter 64 shows those in
 results/gpu.jsonl. A step that fails is named with its last lines, and the next one begins."""
 
 import subprocess, sys, time, warnings
@@ -102,7 +102,8 @@ def profiled(out, o, small):
     few, many = tables
     kernels = {name: dict(count=count - few.get(name, (0, 0))[0], us=round(used - few.get(name, (0, 0))[1], 1))
                for name, (count, used) in many.items()}
-    kernels = dict(sorted(((name, k) for name, k in kernels.items() if k["count"] > 0), key=lambda item: -item[1]["us"]))
+    more = [(name, kernel) for name, kernel in kernels.items() if kernel["count"] > 0]
+    kernels = dict(sorted(more, key=lambda item: -item[1]["us"]))
     launches = kernels.get("cudaLaunchKernel", {}).get("count")
     yield dict(case="profile", config=dict(images=case.images, k=case.k, n=case.n),
                metrics=dict(kernels=kernels, launches=launches, waits=places,
@@ -128,8 +129,8 @@ def steps(small):
     script_, repeats = HERE/"search.py", ["--repeats", small.repeats]
     for dtype in "float32", "bfloat16":
         for images in small.images:
-            found[f"search {images} {dtype}"] = typed(script_, "--out", "ROWS", "--cases", "differ,shared,plain", "--images",
-                                                     images, "--dtype", dtype, *repeats, *small.sizes)
+            cases = "--cases", "differ,shared,plain", "--images", images, "--dtype", dtype
+            found[f"search {images} {dtype}"] = typed(script_, "--out", "ROWS", *cases, *repeats, *small.sizes)
         found[f"generate {dtype}"] = typed(script_, "--out", "ROWS", "--cases", "generate", "--dtype", dtype, *repeats,
                                            *small.large.split())
     found["training steps"] = typed(HERE/"training.py", "--out", "ROWS", "--set", *small.train)

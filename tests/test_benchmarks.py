@@ -461,7 +461,8 @@ def test_a_profile_is_one_step_beside_its_limit(tmp_path):
     "The profile of a step counts each matrix product of the decoder once, as the limit does."
     row, = gpu.profiled(tmp_path, None, gpu.SMALL)
     case = replace(gpu.base(gpu.SMALL), n=3)
-    products = sum(kernel["count"] for name, kernel in row["metrics"]["kernels"].items() if name in ("aten::addmm", "aten::mm"))
+    kernels = row["metrics"]["kernels"]
+    products = sum(kernels[name]["count"] for name in ("aten::addmm", "aten::mm") if name in kernels)
     assert products >= len(gpu.products(case, 10)) - 2 and row["metrics"]["limit_seconds"] > 0
     rows = [*gpu.limits(tmp_path, None, gpu.SMALL)]
     assert [r["config"]["dtype"] for r in rows] == ["float32", "bfloat16"]

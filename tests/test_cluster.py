@@ -1,4 +1,4 @@
-"Every line of docs/cluster.md is started as it is typed, with two processes on the CPU and a small toy world."
+"The commands of docs/cluster.md and docs/change.md are run as typed, on the CPU and a small toy world."
 import os, re, socket, subprocess, sys
 from pathlib import Path
 import pytest
@@ -18,11 +18,12 @@ def lines():
 
 def small(text):
     "Replace the data by a toy world, its preset by a small one, and four GPUs by two."
-    text = re.sub("--preset coco", f"--preset toy --set {SMALL}", text.replace("COCO/vectors/glove.6B.300d", "toy/vectors/toy"))
-    text = text.replace("noc_pipeline ", "noc_pipeline --classes toy/classes.json ").replace("--data COCO", "--data toy")
-    text = text.replace("0 1 2 3", "0 1").replace("run0 run1 run2 run3", "run0 run1")
-    text = re.sub(r"(noc_reproduce .*?)( --resume| --out|$)", r"\1 --metrics C --tables 1 --variant small\2", text, flags=re.M)
-    return text.replace(' --variant "trained by noc_train"', "").replace("srun ", "")
+    names = {"--preset coco": f"--preset toy --set {SMALL}", "COCO/vectors/glove.6B.300d": "toy/vectors/toy",
+             "noc_pipeline ": "noc_pipeline --classes toy/classes.json ", "--data COCO": "--data toy", "0 1 2 3": "0 1",
+             "run0 run1 run2 run3": "run0 run1", ' --variant "trained by noc_train"': "", "srun ": ""}
+    for name, less in names.items(): text = text.replace(name, less)
+    more = r"\1 --metrics C --tables 1 --variant small\2"
+    return re.sub(r"(noc_reproduce .*?)( --resume| --out|$)", more, text, flags=re.M)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -32,14 +33,15 @@ def folder(tmp_path_factory):
 
 def typed(folder, text, **more):
     "Run a block in a shell; return what it prints."
-    done = subprocess.run(["bash", "-euc", text], cwd=folder, env=ENVIRONMENT | more, capture_output=True, text=True,
-                          timeout=500)
+    done = subprocess.run(["bash", "-euc", text], cwd=folder, env=ENVIRONMENT | more, capture_output=True,
+                          text=True, timeout=500)
     assert done.returncode == 0, f"{text}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
 @pytest.mark.slow
 def test_seeds_beside_each_other(folder):
-    text = small(lines()["One seed on each GPU"]).replace("noc_reproduce", "noc_reproduce --rows none,top1 --training xe")
+    text = small(lines()["One seed on each GPU"])
+    text = text.replace("noc_reproduce", "noc_reproduce --rows none,top1 --training xe")
     assert "deviation over seeds (0, 1)" in typed(folder, text)
 
 @pytest.mark.slow
@@ -66,10 +68,29 @@ def test_a_job_of_slurm(folder):
     text = text.replace("--out run", "--out job")
     assert "1 result rows in job0/rows.jsonl" in typed(folder, text) and "1 result rows" in typed(folder, text)
 
+@pytest.mark.slow
+def test_several_changes(folder):
+    "The loop of docs/change.md, with one seed: what it says is trained again is, and each change gets its verdict."
+    text = (ROOT/"docs/change.md").read_text(encoding="utf-8")
+    (folder/"mine.py").write_text(re.search(r"^```python\n(.*?)^```$", text, re.M | re.S)[1])
+    loop = re.search(r"^```sh\n(.*?)^```$", text, re.M | re.S)[1]
+    loop = loop.replace("in 0 1 2", "in 0").replace("paper0 paper1 paper2", "paper0")
+    loop = loop.replace("${idea}0 ${idea}1 ${idea}2", "${idea}0")
+    small = f"--preset toy --set {SMALL} --rows none,selector --training xe,cider"
+    typed(folder, loop.replace("--preset toy", small), PYTHONPATH=str(folder))
+    trained = [p.name for p in (folder/"paper0").iterdir() if (p/"done.json").exists()]
+    models = sorted(re.sub("-[0-9a-f]{12}.*", "", name) for name in trained)
+    assert models == ["captioner-cider", "captioner-cider-0", "captioner-xe-0", "selector", "selector-0.2-0"], models
+    for idea in "counting", "rare", "area", "all":
+        assert "## Differences" in (folder/f"verdict_{idea}/table.md").read_text(), idea
+    pairs = (folder/"verdict_area/pairs.csv").read_text()
+    assert "paper: Region selector" in pairs and "area: area_weighted" in pairs
+
 def test_other_commands_say_that_they_run_in_one_process(tmp_path):
     "The first of several processes says what to type, before PyTorch is imported; the others are silent."
     for rank, words in ("0", "runs in one process"), ("1", ""):
         command = [BIN/"noc_reproduce", "--preset", "toy", "--out", tmp_path/"run"]
-        done = subprocess.run(command, env=ENVIRONMENT | dict(WORLD_SIZE="2", RANK=rank), capture_output=True, text=True)
+        several = ENVIRONMENT | dict(WORLD_SIZE="2", RANK=rank)
+        done = subprocess.run(command, env=several, capture_output=True, text=True)
         assert done.returncode == 2 and words in done.stderr and bool(done.stderr) == bool(words) and not done.stdout
         assert not (tmp_path/"run").exists() and "docs/cluster.md" in done.stderr or rank == "1"

@@ -225,13 +225,14 @@ def _loading():
     finally: show("\r\033[K")
 
 def _is_silent(f):
-    """Return True if other processes of `torchrun` or `accelerate launch` print for this one. Exit if
-    the command runs in one process."""
+    """Return True if another process of `torchrun` or `accelerate launch` prints for this one.
+    Exit if the command runs in one process."""
     first = os.environ.get("RANK", "0") == "0"
     if os.environ.get("WORLD_SIZE", "1") != "1" and f.__name__ != "noc_train":
         if not first: sys.exit(2)
-        _leave(2, f"error: {f.__name__} runs in one process, and only noc_train in several: start it "
-                  "once for each seed, CUDA_VISIBLE_DEVICES=0 noc_reproduce --seed 0 (docs/cluster.md)")
+        _leave(2, f"error: {f.__name__} runs in one process, and only noc_train in several: "
+                  "start it once for each seed, CUDA_VISIBLE_DEVICES=0 noc_reproduce --seed 0 "
+                  "(docs/cluster.md)")
     return not first
 
 def _call(f):

@@ -15,8 +15,8 @@ from ..lab.disk import whole_file
 from ..lab.progress import progress
 from ..lab.runs import locked
 from ..models.source import Job
-from ..pages import gallery
 from ..pages.gallery import _read_lines, begin_captions, caption_lines
+from ..pages.gallery import _run_caption as _run_gallery
 
 # %% ../../nbs/commands/141_distributed.ipynb #6da652cc
 class _Worker:
@@ -114,7 +114,7 @@ def caption_shards(
 # %% ../../nbs/commands/141_distributed.ipynb #14100002
 def _run_caption(o):
     "Caption images with several workers. Raise `NocError` if an option is invalid."
-    require(o.workers > 0, f"--workers {o.workers}", "1 or more; leave it out to caption without Ray")
+    require(o.workers > 0, f"--workers {o.workers}", "1 or more; without Ray, leave it out")
     usable = o.out and not Path(o.out).is_file()
     require(usable, f"--out {o.out}", "a folder, which --workers needs")
     def spread(job, out, resume):
@@ -123,4 +123,4 @@ def _run_caption(o):
         with whole_file(out/"captions.jsonl", "wb") as f:
             for path in sorted(out.glob("part-*.jsonl")): f.write(path.read_bytes())
         return out/"captions.jsonl"
-    gallery._run_caption(o, spread)
+    _run_gallery(o, spread)

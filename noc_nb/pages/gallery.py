@@ -315,8 +315,8 @@ def _caption_files(job, out=None, report=None, resume=False, texts=None, overwri
                    spread=None):
     """Caption all images of a job. Write the lines (without `out`, print them), the page and the
     `texts`. Return the numbers of images and failures, the images without boxes, and the
-    words that the vocabulary lacks. `spread`: function (job, out, resume) that captions with several
-    workers and returns the file of the lines."""
+    words that the vocabulary lacks. `spread`: function (job, out, resume) that captions with
+    several workers and returns the file of the lines."""
     with locked(report), tempfile.TemporaryDirectory() as folder:
         _check_outputs(job, None if spread else out, report)
         pipeline = job.pipeline()
