@@ -31,7 +31,8 @@ from noc_nb.lab.tables import table_text
 from noc_nb.lab.train import (ScstTrainConfig, TrainConfig, Trainer, _checkpoints, _checksum, _read_checkpoint,
                               train_scst_in, train_selector_in, train_xe_in)
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig
-from noc_nb.scores.several import _line_name
+from noc_nb.scores.compare import _of_row, _title
+from noc_nb.scores.report import _Report
 from noc_nb.scst import SelfCritical, cider_reward, oracle_words, rewarded_images, train_scst
 from noc_nb.selector import SelectorConfig
 from noc_nb.train_selector import train_selector
@@ -369,7 +370,8 @@ def test_rows_tables_and_pages_say_what_models_were_trained_on(world, tmp_path):
         assert {r["config"]["models"] for r in (none, selector)} == {"trained on other regions"}
         (tmp_path/"gt/rows.jsonl").unlink()                      # the captions are not generated again
     assert "simulated detections; models trained on other regions**" in table_text([new, none], 1, "toy")
-    assert _line_name(none) == "No constraints · cross-entropy · trained on other regions"
+    line = _of_row(none, _Report(dict(scores=none["metrics"]), None), tmp_path, "").name
+    assert _title(line) == "No constraints · cross-entropy · trained on other regions"
 
 def test_folder_in_place_of_a_checkpoint(tmp_path):
     "A folder in place of a checkpoint gives an error, and nothing is deleted."
