@@ -521,6 +521,29 @@ def test_only_own_names_and_pages_are_answered():
                  "here:7860.evil.org"):
         assert status("here:7860", origin=page) == 421
 
+def test_a_public_name_is_answered_if_it_is_given(tmp_path, monkeypatch):
+    from noc_nb.commands.cli import noc_app
+    from noc_nb.pages import app
+    class Stopped(Exception): pass
+    def page(studio, max_mb, hosts):
+        [middleware] = app._only_for(*hosts)["middleware"]
+        raise Stopped(middleware.kwargs["names"])
+    monkeypatch.setattr(app, "_page", page)
+    with pytest.raises(Stopped) as names: noc_app(model="toy", port=17862, host_name="Captions.example.org, b.org")
+    assert {"captions.example.org", "b.org", "127.0.0.1", "localhost"} <= names.value.args[0]
+    for name in "https://b.org", "b.org:80", "b org":
+        with pytest.raises(NocError, match="--host-name .*: expected names without a port"):
+            noc_app(model="toy", port=17862, host_name=name)
+
+@pytest.mark.parametrize("proxy, told", [("http://127.0.0.1:9", "error: HTTP_PROXY: .*: expected NO_PROXY=localhost,127"),
+                                         ("socks5://127.0.0.1:9", "error: noc_app: gradio cannot be imported .*SOCKS")])
+def test_a_proxy_without_its_exception_is_one_line(tmp_path, proxy, told):
+    names = {name: proxy for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")} | dict(NO_PROXY="", no_proxy="")
+    code = "import sys; sys.argv[1:] = ['--model', 'toy', '--port', '17863']; sys.argv[0] = 'noc_app'\n" \
+           "from noc_nb.commands.command import main; main()"
+    run = subprocess.run([sys.executable, "-c", code], env=os.environ | names, capture_output=True, text=True, timeout=100)
+    assert run.returncode == 2 and re.match(told, run.stderr.splitlines()[-1]) and "Traceback" not in run.stderr
+
 def test_the_page_takes_any_words():
     "Invalid characters and very long inputs neither stop the page nor take long."
     import time

@@ -56,6 +56,7 @@ def noc_caption(
 def noc_app(
     host:str="127.0.0.1", # address to serve on; 0.0.0.0 lets other machines connect
     port:int=7860,        # port to serve on
+    host_name:str=None,   # names under which a reverse proxy shows the page, separated by commas
     model:str=None,       # for photos: model in the package, or a folder (default: the best)
     detections:str=None,  # detections in any form (docs/forms.md); their images become examples
     images:str=None,      # folder of the images of --detections
