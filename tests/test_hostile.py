@@ -724,7 +724,7 @@ def test_every_public_reader_refuses_what_nests_deep(tmp_path, ending):
 TERMINAL = """
 import os, sys, warnings
 from noc_nb.commands.command import script
-TEXT, END = "dog\\x1b]0;mine\\x07 \\x9b2J \\x1b[31m", os.environ["END"]
+TEXT, END = "dog\\x1b]0;mine\\x07 \\x9b2J \\x1b[31m \\u202egod\\u2066", os.environ["END"]
 def noc_odd():
     "Say the same in every way."
     from noc_nb.core import NocError
@@ -753,8 +753,16 @@ def test_no_text_commands_a_terminal(tmp_path, end):
     except OSError: pass                                # the terminal was closed
     child.wait()
     text = seen.decode()
-    assert text.count(r"dog\u001b]0;mine\u0007 \u009b2J \u001b[31m") >= 4
-    assert not re.search(r"[\x07\x9b]|\x1b(?!\[A|\[K)", text)
+    assert text.count(r"dog\u001b]0;mine\u0007 \u009b2J \u001b[31m \u202egod\u2066") >= 4
+    assert not re.search(r"[\x07\x9b\u202e\u2066]|\x1b(?!\[A|\[K)", text)
+
+def test_no_text_of_a_report_turns_or_commands_anything(tmp_path):
+    from noc_nb.scores.page import Part, write_files
+    write_files(tmp_path, "report", {}, "dog\x1b[31m", [Part("\u202egod", "\u2066\x07")], {"a": (1., None, "1", "holds")}, "")
+    for kind in "md", "html":
+        text = (tmp_path/f"report.{kind}").read_text(encoding="utf-8")
+        assert r"\u202egod" in text and r"dog\u001b[31m" in text
+        assert not re.search("[\x07\x1b\u202e\u2066]", text)
 
 def test_a_run_that_was_altered_gives_rows_or_one_line(tmp_path, monkeypatch):
     "A run whose settings, rows or captions were altered gives rows, or one line."
