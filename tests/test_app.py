@@ -277,7 +277,8 @@ def test_endpoint_by_http(served, noise):
     assert kind == "event: complete" and "cup" in line["caption"].split()
 
 @pytest.mark.parametrize("data, told", [
-    ([dict(path="/etc/hostname", meta=dict(_type="gradio.FileData")), None, "", ""], "hostname"), ([None], "input values")])
+    ([dict(path="/etc/hostname", meta=dict(_type="gradio.FileData")), None, "", ""], "hostname"),
+    ([None], "input values")])
 def test_a_bad_request_is_told_why(served, data, told):
     request = urllib.request.Request(f"{served}gradio_api/call/caption", json.dumps(dict(data=data)).encode(),
                                      {"Content-Type": "application/json"})

@@ -48,7 +48,8 @@ def open_images(root, number=".1", score=".9", **_):
 def studio(root, score=".9", **_):
     def task(n, score):
         value = '{"x": 10, "y": 10, "width": 20, "height": 20, "rectanglelabels": ["dog"]}'
-        return '{"data": {"image": "/%s.jpg"}, "annotations": [{"result": [{"value": %s, "score": %s}]}]}' % (n, value, score)
+        result = f'[{{"value": {value}, "score": {score}}}]'
+        return f'{{"data": {{"image": "/{n}.jpg"}}, "annotations": [{{"result": {result}}}]}}'
     (root/"studio.json").write_text(f"[{task(1, score)}, {task(2, .9)}]")
 
 def found(root):
@@ -107,4 +108,5 @@ def test_a_table_of_twenty_thousand_columns(tmp_path):
 def test_long_numbers_in_json_are_one_line(tmp_path, key):
     box = dict(image_id=1, category_id=18, bbox=[1, 2, 3, 4], score=.5) | {key: int(LARGE)}
     (tmp_path/"d.json").write_text(json.dumps([box]))
-    with at_once(), pytest.raises(NocError, match=r"d.json: line 1: item 0: not JSON"): open_detections(tmp_path/"d.json")
+    with at_once(), pytest.raises(NocError, match="d.json: line 1: item 0: not JSON"):
+        open_detections(tmp_path/"d.json")

@@ -32,7 +32,7 @@ def command_lines():
 
 # %% ../../nbs/lab/16_progress.ipynb #2270e8a7
 _OBEYED = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"       # all but tab and newline
-                     "\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]")   # change the order of text
+                     "\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]")   # text's direction
 
 def harmless(
     text:str, # text from any source

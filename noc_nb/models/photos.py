@@ -221,7 +221,8 @@ def _images(path, name, others):
             inside = os.path.join(name, os.path.relpath(base, path))
             for f in sorted(files):
                 file = Path(base, f)
-                if f.endswith((".tar", ".parquet")) or _is_image(f, partial(first_bytes, file, 16), others):
+                start = partial(first_bytes, file, 16)
+                if f.endswith((".tar", ".parquet")) or _is_image(f, start, others):
                     yield from _images(file, os.path.join(inside, f), others)
 
 # %% ../../nbs/models/115_photos.ipynb #a66c4c68

@@ -622,7 +622,7 @@ def _run_app(o):
     options |= dict(server_name=o.host, server_port=o.port, quiet=True)
     try: page.launch(prevent_thread_lock=True, **options)
     except OSError: raise NocError(f"--port {o.port}: expected a free port") from None
-    except Exception as e:                                # Gradio asks its own page whether it is up
+    except Exception as e:                # Gradio asks its own page whether it is up
         why = f"HTTP_PROXY: this machine cannot be reached through a proxy ({e})"
         require(not getproxies(), why, "NO_PROXY=localhost,127.0.0.1")
         raise
