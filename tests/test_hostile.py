@@ -541,8 +541,8 @@ def test_a_proxy_without_its_exception_is_one_line(tmp_path, proxy, told):
     names = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"), proxy)
     code = "import sys; sys.argv[1:] = ['--model', 'toy', '--port', '17863']; sys.argv[0] = 'noc_app'\n" \
            "from noc_nb.commands.command import main; main()"
-    run = subprocess.run([sys.executable, "-c", code], env=os.environ | names | dict(NO_PROXY="", no_proxy=""), capture_output=True, text=True,
-                         timeout=100)
+    run = subprocess.run([sys.executable, "-c", code], env=os.environ | names | dict(NO_PROXY="", no_proxy=""),
+                         capture_output=True, text=True, timeout=100)
     assert run.returncode == 2 and re.match(told, run.stderr.splitlines()[-1]) and "Traceback" not in run.stderr
 
 def test_the_page_takes_any_words():
