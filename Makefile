@@ -13,6 +13,7 @@
 # make release    sdist and wheel of the last commit in dist, checked and tried in a fresh environment; publishes nothing
 # make gpu        what waits for a GPU, as rows in _runs/gpu/gpu.jsonl: search and generate (PEER=PYTHON: beside transformers 4.55.4), training steps, the page, a profile, and with NOC_DATA the captioner at the paper's size
 # make words      10,000 drawn cases of words in decoded texts (CASES=…)
+# make drawn      300 drawn folders with broken photos (CASES=…)
 # make times       seconds of each notebook; fails above LIMIT=30
 # make venv        set-up alone: everything lives in .venv (PYTHON=python3.12: with this Python)
 # make clean       remove what builds and tests leave behind (.venv and _runs stay)
@@ -38,7 +39,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONWARNINGS ?= ignore:IProgress not found
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-data test-fast reproduce notebooks readme lab book export ship scale hub release gpu words times clean
+.PHONY: help venv test test-data test-fast reproduce notebooks readme lab book export ship scale hub release gpu words drawn times clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -115,6 +116,9 @@ gpu: venv
 
 words: venv
 	WORDS_CASES=$(or $(CASES),10000) $(BIN)/python -m pytest -q -n 2 tests/test_words.py
+
+drawn: venv
+	DRAWN_CASES=$(or $(CASES),300) $(BIN)/python -m pytest -q -n 2 tests/test_broken.py
 
 times: venv
 	$(BIN)/nbdev_test --n_workers 0 --timing | \

@@ -10,7 +10,7 @@ ini.read(here/"settings.ini", encoding="utf-8")
 cfg = ini["DEFAULT"]
 name = cfg["lib_name"]
 extras = {key.removeprefix("extra_"): value.split() for key, value in cfg.items() if key.startswith("extra_")}
-pythons = [f"Programming Language :: Python :: {v}" for v in ("3", "3.10", "3.11", "3.12", "3.13")]
+pythons = [f"Programming Language :: Python :: {v}" for v in ("3", "3.10", "3.11", "3.12", "3.13", "3.14")]
 
 def on_host(text):
     "A README whose pictures and links lead to the repository: a package index has neither."

@@ -276,6 +276,16 @@ def test_endpoint_by_http(served, noise):
     line, = json.loads(data.removeprefix("data: "))
     assert kind == "event: complete" and "cup" in line["caption"].split()
 
+@pytest.mark.parametrize("data, told", [
+    ([dict(path="/etc/hostname", meta=dict(_type="gradio.FileData")), None, "", ""], "hostname"),
+    ([None], "input values")])
+def test_a_bad_request_is_told_why(served, data, told):
+    request = urllib.request.Request(f"{served}gradio_api/call/caption", json.dumps(dict(data=data)).encode(),
+                                     {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as r: event = json.load(r)["event_id"]
+    with urllib.request.urlopen(f"{served}gradio_api/call/caption/{event}") as r: answer = r.read().decode()
+    assert answer.startswith("event: error") and told in answer
+
 def test_events_that_no_page_sends(served, capfd):
     "Events with invalid values, such as numbers of 400 digits, give the sender an error and print no traceback."
     with urllib.request.urlopen(f"{served}config") as r: config = json.load(r)

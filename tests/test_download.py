@@ -202,7 +202,44 @@ def test_nocaps_from_nothing_to_scores(served, monkeypatch, capsys, tmp_path):
 
     captions_file = note.with_suffix(".json")
     captions_file.write_text(captions_file.read_text() + " ")
-    with pytest.raises(NocError, match="SHA-256 .* move the file away"): ask(table, "nocaps")
+    with pytest.raises(NocError, match=f"SHA-256 .* expected {checksum}, stored in {note}; delete"):
+        ask(table, "nocaps")
+    note.unlink()
+    ask(table, "nocaps")
+
+# ---- files without a published checksum
+
+def some_captions(server, url):
+    "Serve a file of captions that lists a photo, without a checksum; return a table of both."
+    images = [dict(id=1, file_name="1.jpg", coco_url=url)]
+    row = serve(server, "c.json", json.dumps(dict(images=images)).encode()) | dict(bytes=None, sha256=None)
+    row |= dict(what="captions", to="annotations/c.json", kept=9)
+    photos = dict(what="photos", to="images", members=["*.jpg"], address="coco_url", listed=row["to"], kept=9)
+    return dict(small=dict(files=[row, photos], next=[]))
+
+@pytest.mark.parametrize("body", [b"<html>busy</html>", b'{"images": [{"id": 1}', b'{"error": "busy"}', b""])
+def test_what_is_not_the_expected_file_is_not_kept(served, body):
+    table = some_captions(served, f"{served.base}/1.jpg")
+    served.files["1.jpg"], right = jpeg(), served.files["c.json"]
+    served.files["c.json"] = body
+    with pytest.raises(NocError, match="c.json: .*expected .* not put in place") as told: ask(table, "small")
+    assert "\n" not in str(told.value) and not [*Path("SMALL").rglob("c.*")]
+    served.files["c.json"] = right
+    ask(table, "small")
+    assert Path("SMALL/annotations/c.json").read_bytes() == right and Path("SMALL/annotations/c.sha256").exists()
+
+@pytest.mark.parametrize("photo", [jpeg()[:-200], b"\xff\xd8 no photo", b"", b"<html>busy</html>"])
+def test_a_photo_that_cannot_be_decoded_is_not_kept(served, photo):
+    table = some_captions(served, f"{served.base}/1.jpg")
+    served.files["1.jpg"] = photo
+    with pytest.raises(NocError, match="1.jpg: expected a whole JPEG photo .*photos that failed: 1"):
+        ask(table, "small")
+    assert not [*Path("SMALL/images").rglob("*.jpg")]
+
+@pytest.mark.parametrize("url", [5, None, ["a"]])
+def test_an_address_that_is_no_text(served, url):
+    with pytest.raises(NocError, match="c.json: 1.jpg: coco_url .*: expected an address"):
+        ask(some_captions(served, url), "small")
 
 # ---- what stops a download
 

@@ -521,6 +521,30 @@ def test_only_own_names_and_pages_are_answered():
                  "here:7860.evil.org"):
         assert status("here:7860", origin=page) == 421
 
+def test_a_public_name_is_answered_if_it_is_given(tmp_path, monkeypatch):
+    from noc_nb.commands.cli import noc_app
+    from noc_nb.pages import app
+    class Stopped(Exception): pass
+    def page(studio, max_mb, hosts):
+        [middleware] = app._only_for(*hosts)["middleware"]
+        raise Stopped(middleware.kwargs["names"])
+    monkeypatch.setattr(app, "_page", page)
+    with pytest.raises(Stopped) as names: noc_app(model="toy", port=17862, host_name="Captions.example.org, b.org")
+    assert {"captions.example.org", "b.org", "127.0.0.1", "localhost"} <= names.value.args[0]
+    for name in "https://b.org", "b.org:80", "b org":
+        with pytest.raises(NocError, match="--host-name .*: expected names without a port"):
+            noc_app(model="toy", port=17862, host_name=name)
+
+@pytest.mark.parametrize("proxy, told", [("http://127.0.0.1:9", "error: HTTP_PROXY: .*: expected NO_PROXY=localhost"),
+                                         ("socks5://127.0.0.1:9", "error: noc_app: gradio cannot be imported .*SOCKS")])
+def test_a_proxy_without_its_exception_is_one_line(tmp_path, proxy, told):
+    names = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"), proxy)
+    code = "import sys; sys.argv[1:] = ['--model', 'toy', '--port', '17863']; sys.argv[0] = 'noc_app'\n" \
+           "from noc_nb.commands.command import main; main()"
+    run = subprocess.run([sys.executable, "-c", code], env=os.environ | names | dict(NO_PROXY="", no_proxy=""),
+                         capture_output=True, text=True, timeout=100)
+    assert run.returncode == 2 and re.match(told, run.stderr.splitlines()[-1]) and "Traceback" not in run.stderr
+
 def test_the_page_takes_any_words():
     "Invalid characters and very long inputs neither stop the page nor take long."
     import time
@@ -701,7 +725,7 @@ def test_every_public_reader_refuses_what_nests_deep(tmp_path, ending):
 TERMINAL = """
 import os, sys, warnings
 from noc_nb.commands.command import script
-TEXT, END = "dog\\x1b]0;mine\\x07 \\x9b2J \\x1b[31m", os.environ["END"]
+TEXT, END = "dog\\x1b]0;mine\\x07 \\x9b2J \\x1b[31m \\u202egod\\u2066", os.environ["END"]
 def noc_odd():
     "Say the same in every way."
     from noc_nb.core import NocError
@@ -730,8 +754,17 @@ def test_no_text_commands_a_terminal(tmp_path, end):
     except OSError: pass                                # the terminal was closed
     child.wait()
     text = seen.decode()
-    assert text.count(r"dog\u001b]0;mine\u0007 \u009b2J \u001b[31m") >= 4
-    assert not re.search(r"[\x07\x9b]|\x1b(?!\[A|\[K)", text)
+    assert text.count(r"dog\u001b]0;mine\u0007 \u009b2J \u001b[31m \u202egod\u2066") >= 4
+    assert not re.search(r"[\x07\x9b\u202e\u2066]|\x1b(?!\[A|\[K)", text)
+
+def test_no_text_of_a_report_turns_or_commands_anything(tmp_path):
+    from noc_nb.scores.page import Part, write_files
+    parts, bars = [Part("\u202egod", "\u2066\x07")], {"a": (1., None, "1", "holds")}
+    write_files(tmp_path, "report", {}, "dog\x1b[31m", parts, bars, "")
+    for kind in "md", "html":
+        text = (tmp_path/f"report.{kind}").read_text(encoding="utf-8")
+        assert r"\u202egod" in text and r"dog\u001b[31m" in text
+        assert not re.search("[\x07\x1b\u202e\u2066]", text)
 
 def test_a_run_that_was_altered_gives_rows_or_one_line(tmp_path, monkeypatch):
     "A run whose settings, rows or captions were altered gives rows, or one line."

@@ -57,6 +57,7 @@ def noc_caption(
 def noc_app(
     host:str="127.0.0.1", # address to serve on; 0.0.0.0 lets other machines connect
     port:int=7860,        # port to serve on
+    host_name:str=None,   # names under which a reverse proxy shows the page, separated by commas
     model:str=None,       # for photos: model in the package, or a folder (default: the best)
     selector:str=None,    # class of the model's selector, if it is your own: module:Class
     detections:str=None,  # detections in any form (docs/forms.md); their images become examples

@@ -6,12 +6,14 @@
 __all__ = ['fetch', 'unpack']
 
 # %% ../../nbs/files/107_download.ipynb #a08e21b1
-import json, os, posixpath, shlex, shutil, zipfile
+import io, json, os, posixpath, shlex, shutil, zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
+
+from PIL import Image
 
 from ..core import NocError, asset, require
 from .readers import read_coco
@@ -128,10 +130,12 @@ def _is_there(file, root):
     if file.members: return sum(_fits(p.name, file.members) for p in to.glob("*")) >= file.count
     total = file_sum(to)
     note = _noted(to)
-    expected = file.sha256 or (note.read_text().split()[0] if note.exists() else None)
+    stored = note.read_text() if note.exists() and not file.sha256 else ""
+    expected = file.sha256 or next(iter(stored.split()), None)
     right = None in (total, expected) or total == expected
+    kept = f", stored in {note}; delete that file to accept this one" if stored else ""
     require(right, f"{to}: SHA-256 {total}",
-            f"{expected}; move the file away, or choose another --out")
+            f"{expected}{kept}; or move this file away, or choose another --out")
     return total is not None
 
 def unpack(
@@ -172,6 +176,12 @@ def _bring(file, root, source):
     path = _checked(file.address, root, source, file.bytes, file.sha256)
     to = root/file.to
     ours = path.parent == root/_BESIDE
+    if not file.sha256 and to.suffix == ".json":       # without a published checksum, it is read
+        try: read_coco(path, "images")
+        except NocError as e:
+            if ours: path.unlink()
+            raise NocError(f"{file.address}: {e}; the file is not put in place, so "
+                           "try again later, or with --from") from None
     if file.members: unpack(path, to, file.members)
     else:
         with room_for(to): to.parent.mkdir(parents=True, exist_ok=True)
@@ -197,10 +207,13 @@ def _bring_listed(file, root, source):
         urls = {posixpath.basename(image["file_name"]): image[file.address] for image in images}
     def bring(name):
         try:
+            text = isinstance(urls[name], str)
+            require(text, f"{path}: {name}: {file.address} {urls[name]!r}", "an address")
             photo = _checked(urls[name], root, source)
             data = photo.read_bytes()
             if photo.parent == root/_BESIDE: photo.unlink()
-            require(data.startswith(b"\xff\xd8"), f"{urls[name]}: {data[:8]}", "a JPEG file")
+            with foreign_file(urls[name], "a whole JPEG photo"):
+                Image.open(io.BytesIO(data), formats=["JPEG"]).load()
             with whole_file(folder/name, "wb") as new: new.write(data)
         except NocError as e: return str(e)
     left = [name for name in urls if not (folder/name).exists()]

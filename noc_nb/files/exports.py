@@ -21,7 +21,7 @@ import yaml
 from ..core import NocError, require
 from .readers import (PHOTO_ENDINGS, ROW, Detections, box_rows, is_object, json_items,
                                   refuse)
-from ..lab.disk import foreign_file, text_file
+from ..lab.disk import first_bytes, foreign_file, text_file
 from ..lab.progress import note
 
 # %% ../../nbs/files/108_exports.ipynb #45ade787
@@ -33,9 +33,12 @@ class _Photo(NamedTuple):
 
 def _box(label, numbers, score=1., corners=False, why=""):
     "Return label, (left, top, width, height), score, and the reason if the box cannot be used."
+    if type(label) is int and abs(label) >= 1 << 63:
+        return _box(0, [0]*4, why=f"expected a class of at most 63 bits, found {label:.3e}")
     try: x, y, w, h, score = map(float, (*numbers, score))
-    except (TypeError, ValueError):
-        return _box(label, [0]*4, why=f"expected four numbers, found {[*numbers]}")
+    except (TypeError, ValueError, OverflowError):
+        found = str([*numbers, *[score]*(score != 1)])[:100]
+        return _box(label, [0]*4, why=f"expected four numbers, found {found}")
     if corners: w, h = w - x, h - y
     return label, (x, y, w, h), score, why
 
@@ -80,12 +83,18 @@ def _of_files(path, files, read, pixels, classes=None):
     return _collected(path, map(photo, files), pixels, classes)
 
 # %% ../../nbs/files/108_exports.ipynb #307ba6db
+class _Plain(yaml.SafeLoader):
+    "A loader of YAML without aliases, as a few of these can expand to any size."
+    def compose_node(self, parent, index):
+        if self.check_event(yaml.AliasEvent): raise ValueError("an alias like *a, not its value")
+        return super().compose_node(parent, index)
+
 def read_names(
     path, # text with one name per line, CSV whose rows end in names, or YOLO's YAML
 ):        # a list, or a dict from number to name
     "Read the names of classes. Raise `NocError` if the file has another form."
     with foreign_file(path, "names of classes"), text_file(path) as f:
-        if Path(path).suffix in (".yaml", ".yml"): return yaml.safe_load(f)["names"]
+        if Path(path).suffix in (".yaml", ".yml"): return yaml.load(f, _Plain)["names"]
         return [row[-1] for row in csv.reader(f) if "".join(row).strip()]
 
 _NAMES = "data.yaml", "data.yml", "dataset.yaml", "classes.txt", "obj.names"
@@ -110,11 +119,12 @@ def _label_files(folder):
     return below or [p for p in files if p.name not in _LISTS]
 
 def _is_yolo(path):
-    "Return True if the first line in a folder's text files is a label."
+    "Return True if one of a folder's first text files begins with a label."
     files = _label_files(path)[:20] if path.is_dir() else []
-    lines = (file.read_bytes()[:999].split(b"\n")[0].split() for file in files)
-    first = next(filter(None, lines), [])
-    try: return len([*map(float, first)]) > 4
+    return any(_is_label(first_bytes(file, 999).split(b"\n")[0].split()) for file in files)
+
+def _is_label(words):
+    try: return len([*map(float, words)]) > 4
     except ValueError: return False
 
 def _yolo_box(words, keypoints):
@@ -155,16 +165,16 @@ def _xml(path):
 def _xml_files(path): return sorted(path.rglob("*.xml")) if path.is_dir() else [path]
 
 def _has_root(name, path):
-    "Return True if the XML file, or the first one of a folder, has a root of that name."
-    files = [p for p in _xml_files(path)[:1] if p.suffix == ".xml"]
-    heads = (file.read_bytes()[:4096] for file in files)
-    return any(re.search(rb"<%s[\s>]" % name.encode(), head) for head in heads)
+    "Return True if the XML file, or the first of a folder that can be read, has such a root."
+    files = [p for p in _xml_files(path)[:20] if p.suffix == ".xml"]
+    head = next(filter(None, (first_bytes(file, 4096) for file in files)), b"")
+    return bool(re.search(rb"<%s[\s>]" % name.encode(), head))
 
 def _voc_box(thing):
     "Return an object's box. Whole numbers count pixels from 1; others are positions from 0."
     corners = [thing.findtext(f"bndbox/{c}") for c in ("xmin", "ymin", "xmax", "ymax")]
-    if all(x and x.strip().isdigit() for x in corners):
-        corners = [max(int(x) - 1, 0) for x in corners[:2]] + corners[2:]
+    if all(x and x.strip().isdecimal() for x in corners):
+        corners = [max(float(x) - 1, 0) for x in corners[:2]] + corners[2:]
     return _box(thing.findtext("name"), corners, corners=True)
 
 def _read_voc(path):
@@ -192,11 +202,13 @@ def _read_cvat(path):
 
 # %% ../../nbs/files/108_exports.ipynb #7b05ac2d
 _COLUMNS = "XMin", "XMax", "YMin", "YMax"
+_HEAD = 1 << 13 # maximum length of the titles; pandas is slow with many of the same
 
 def _is_open_images(path):
     if not path.name.endswith((".csv", ".csv.gz")): return False
-    with foreign_file(path, "a table"), text_file(path) as f: head = f.readline()
-    return {"ImageID", "LabelName", *_COLUMNS} <= {name.strip() for name in head.split(",")}
+    with foreign_file(path, "a table"), text_file(path) as f: head = f.readline(_HEAD)
+    names = {name.strip() for name in head.split(",")}
+    return len(head) < _HEAD and {"ImageID", "LabelName", *_COLUMNS} <= names
 
 def _described(labels, path):
     "Return the names of Open Images's labels."
@@ -250,8 +262,7 @@ def _studio_boxes(result, others):
         labels = value.get("rectanglelabels")
         if not labels: others[shape.get("type", "shape")] += 1
         numbers = [value.get(name) for name in ("x", "y", "width", "height")]
-        score = shape.get("score")
-        if score is None: score = 1.
+        score = shape.get("score", 1.)               # null: not a number
         why = _turned(value.get("rotation"), shape.get("image_rotation"))
         for label in labels or ():
             label, box, *more = _box(label, numbers, score, why=why)

@@ -633,7 +633,8 @@ def check_boxes(
     extent:np.ndarray, # (n,2) width and height, relative to the image
 )->tuple:              # (n,4) float32 clipped boxes; (n,) has an area; (n,) was clipped; (n,) text
     "Check many boxes at once; the texts state what was expected of unusable boxes."
-    boxes = np.concatenate([corner, corner + extent], 1).astype(float)
+    with np.errstate(invalid="ignore"):              # infinite numbers are found below
+        boxes = np.concatenate([corner, corner + extent], 1).astype(float)
     outside = np.maximum(-boxes, boxes - 1).max(1, initial=0)
     infinite = ~np.isfinite(boxes).all(1)
     kinds = [infinite, (extent < 0).any(1), outside > OUTSIDE + 1e-9]

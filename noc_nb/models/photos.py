@@ -27,7 +27,7 @@ from ..files.readers import PHOTO_ENDINGS, image_names, match_photos, name_parts
 from ..files.readers import open_parquet, read_coco
 from ..files.store import RegionStore
 from ..lab.config import check_range
-from ..lab.disk import foreign_file, real_path, text_file, whole_file
+from ..lab.disk import first_bytes, foreign_file, real_path, text_file, whole_file
 from ..lab.progress import note, progress
 from ..lab.runs import begin, fingerprint, held, locked
 from .detector import Detector, prepare
@@ -190,11 +190,6 @@ def _piece(path, start, length):
         f.seek(start)
         return f.read(length)
 
-def _start(path):
-    "Return the first bytes of a file; no bytes for a pipe or an unreadable file."
-    try: return _piece(path, 0, 16) if os.path.isfile(path) else b""
-    except OSError: return b""
-
 def _shard(path, name, others):
     "Yield a tar file's readable images, and then, if it is damaged, an item with the reason."
     count = 0
@@ -226,7 +221,8 @@ def _images(path, name, others):
             inside = os.path.join(name, os.path.relpath(base, path))
             for f in sorted(files):
                 file = Path(base, f)
-                if f.endswith((".tar", ".parquet")) or _is_image(f, partial(_start, file), others):
+                start = partial(first_bytes, file, 16)
+                if f.endswith((".tar", ".parquet")) or _is_image(f, start, others):
                     yield from _images(file, os.path.join(inside, f), others)
 
 # %% ../../nbs/models/115_photos.ipynb #a66c4c68

@@ -275,14 +275,17 @@ def _from_photos(files, detector):
     files = {f.id: f for f in files}
     about = getattr(detector, "about", dict)()
     def regions(ids):
-        failed = {}
-        def opened():
+        whole, failed = [], {}
+        def opened():                # one photo at a time, as many large ones would not fit
             for i in ids:
                 image = _try(open_image, files[i])
                 if isinstance(image, NocError): failed[i] = image
-                else: yield image
-        seen = iter(detector(opened()))
-        return [failed.get(i) or next(seen) for i in ids]
+                else:
+                    whole.append(i)
+                    yield image
+        found = [*detector(opened())]
+        found = failed | dict(zip(whole, found, strict=True))
+        return [found[i] for i in ids]
     def key(): return json.dumps([about, [f.name for f in files.values()]])
     return Source(list(files), regions, files, key, reads=getattr(detector, "files", {}))
 

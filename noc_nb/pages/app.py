@@ -14,6 +14,7 @@ from itertools import islice
 from numbers import Real
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.request import getproxies
 
 from PIL import Image
 
@@ -289,13 +290,15 @@ class _OwnNames:
         if names <= ours and pages <= hosts: return await self.app(scope, receive, send)
         if scope["type"] == "websocket": return await send({"type": "websocket.close"})
         await send({"type": "http.response.start", "status": 421, "headers": []})
-        body = b"the host is not this machine, or the request is from another site"
+        body = (b"the host is not this machine, or the request is from another site; "
+                b"noc_app --host-name adds a name")
         await send({"type": "http.response.body", "body": body})
 
-def _only_for(host):
+def _only_for(*names):
     "Return server settings that refuse requests for other hosts or from other sites."
     from starlette.middleware import Middleware
-    names = {name.lower() for name in ("localhost", host, socket.gethostname(), socket.getfqdn())}
+    ours = "localhost", socket.gethostname(), socket.getfqdn()
+    names = {name.lower() for name in (*ours, *names)}
     return dict(middleware=[Middleware(_OwnNames, names=names)])
 
 # %% ../../nbs/pages/133_app.ipynb #c1a0e903
@@ -306,8 +309,9 @@ def _gradio():
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["GRADIO_TEMP_DIR"] = _uploads().name
     try: import gradio
-    except ImportError:
-        raise NocError("noc_app: gradio is not installed; pip install noc_nb[app]") from None
+    except ImportError as e:                          # also if a proxy needs a package of its own
+        why = f"noc_app: gradio cannot be imported ({str(e)[:200]})"
+        raise NocError(f"{why}; pip install noc_nb[app]") from None
     return gradio
 
 # %% ../../nbs/pages/133_app.ipynb #a7cba85b
@@ -420,7 +424,7 @@ def _asked(gr):
     return weight, ticked, phrases, added, line, sliders
 
 # %% ../../nbs/pages/133_app.ipynb #ad27e5cd
-def _page(studio, max_mb=10, host="localhost"):
+def _page(studio, max_mb=10, hosts=()):
     "Return a `gradio.Blocks`, and options to launch it. Raise `NocError` without Gradio."
     gr = _gradio()
     studio.most_unpacked = 20*max_mb << 20
@@ -453,9 +457,9 @@ def _page(studio, max_mb=10, host="localhost"):
         _for_programs(gr, studio.answer)
     fonts = dict(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
     theme = gr.themes.Soft(primary_hue="slate", neutral_hue="slate", **fonts)
-    options = dict(app_kwargs=_only_for(host), theme=theme,
+    options = dict(app_kwargs=_only_for(*hosts), theme=theme,
                    css=render("stage.css"), max_file_size=f"{max_mb}mb",
-                   state_session_capacity=100, footer_links=[], share=False)
+                   state_session_capacity=100, show_error=True, footer_links=[], share=False)
     return p.page, options
 
 # %% ../../nbs/pages/133_app.ipynb #481b401d
@@ -606,14 +610,21 @@ def _check_serving(host, port, max_mb):
 def _run_app(o):
     "Serve the page until it is stopped. Raise `NocError` if an option cannot be used."
     _check_serving(o.host, o.port, o.max_mb)                        # before a model is read
+    names = [name.strip() for name in (o.host_name or "").split(",") if name.strip()]
+    plain = all(re.fullmatch(r"[\w.-]+", name) for name in names)
+    require(plain, f"--host-name {o.host_name}", "names without a port, like captions.example.org")
     studio = _open_studio(read_options(Job, o, src=o.detections))
     say_notes()
     say(studio.hint)
-    page, options = _page(studio, o.max_mb, o.host)
+    page, options = _page(studio, o.max_mb, [o.host, *names])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))        # uploads are removed
     address = o.host if o.host != "0.0.0.0" else socket.gethostname()
     options |= dict(server_name=o.host, server_port=o.port, quiet=True)
     try: page.launch(prevent_thread_lock=True, **options)
     except OSError: raise NocError(f"--port {o.port}: expected a free port") from None
+    except Exception as e:                # Gradio asks its own page whether it is up
+        why = f"HTTP_PROXY: this machine cannot be reached through a proxy ({e})"
+        require(not getproxies(), why, "NO_PROXY=localhost,127.0.0.1")
+        raise
     print(f"http://{address}:{o.port}", flush=True)                 # the server is ready
     page.block_thread()

@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from ..core import require
 from ..lab.disk import whole_file, write_json
+from ..lab.progress import harmless
 from ..lab.runs import (check_ours, check_outputs, held, locked, state_of,
                              whole_folder)
 from ..lab.tables import markdown_table
@@ -181,5 +182,5 @@ def write_files(
     write_json(folder/f"{name}.json", content, indent=1)
     texts = {".md": _MARK + as_markdown(title, parts), ".html": _as_page(title, parts)}
     for kind, text in texts.items():                            # a name may be invalid Unicode
-        (folder/f"{name}{kind}").write_text(text, "utf-8", errors="replace")
+        (folder/f"{name}{kind}").write_text(harmless(text), "utf-8", errors="replace")
     _draw_bars(bars, folder/f"{name}.png", label)

@@ -1,0 +1,112 @@
+"""Test what a small file can do to the readers of boxes and names: each odd file or number costs one line, at once."""
+import json, os, signal, time
+from contextlib import contextmanager
+import pytest
+from noc_nb.core import NocError
+from noc_nb.files.exports import read_export
+from noc_nb.files.readers import open_detections
+from noc_nb.models.names import read_classes
+from noc_nb.models.source import _from_table
+
+LARGE = "9"*400
+
+@contextmanager
+def at_once(seconds=1):
+    "Fail if the block uses more CPU time, or waits for a minute."
+    def late(*_): raise AssertionError("it hangs")
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    start = time.process_time()
+    try: yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.process_time() - start < seconds
+
+# ---- writers of an export of two photos; the first of them has an odd value
+
+def yolo(root, label="0", **_):
+    for n, line in enumerate((f"{label} .5 .5 .2 .2", "0 .5 .5 .2 .2"), 1): (root/f"{n}.txt").write_text(line)
+
+def voc(root, number="5", **_):
+    for n, left in enumerate((number, 5), 1):
+        corners = f"<xmin>{left}</xmin><ymin>3</ymin><xmax>20</xmax><ymax>20</ymax>"
+        thing = f"<object><name>dog</name><bndbox>{corners}</bndbox></object>"
+        size = "<size><width>40</width><height>30</height></size>"
+        (root/f"{n}.xml").write_text(f"<annotation>{size}{thing}</annotation>")
+
+def cvat(root, number="5", **_):
+    box = '<box label="dog" xtl="{}" ytl="3" xbr="20" ybr="20"/>'
+    images = (f'<image name="{n}" width="40" height="30">{box.format(left)}</image>'
+              for n, left in enumerate((number, 5), 1))
+    (root/"cvat.xml").write_text(f"<annotations>{''.join(images)}</annotations>")
+
+def open_images(root, number=".1", score=".9", **_):
+    rows = f"1,Dog,{score},{number},.5,.1,.5\n2,Dog,.9,.1,.5,.1,.5\n"
+    (root/"oi.csv").write_text("ImageID,LabelName,Confidence,XMin,XMax,YMin,YMax\n" + rows)
+
+def studio(root, score=".9", **_):
+    def task(n, score):
+        value = '{"x": 10, "y": 10, "width": 20, "height": 20, "rectanglelabels": ["dog"]}'
+        result = f'[{{"value": {value}, "score": {score}}}]'
+        return f'{{"data": {{"image": "/{n}.jpg"}}, "annotations": [{{"result": {result}}}]}}'
+    (root/"studio.json").write_text(f"[{task(1, score)}, {task(2, .9)}]")
+
+def found(root):
+    "Return the number of boxes of each photo's export, or the error."
+    files = [*root.iterdir()]
+    detections = read_export(root if len(files) > 1 else files[0])
+    table, errors, _ = detections.table(detections.sizes, None, None)
+    source = _from_table(table, sorted({*table, *errors}), failed={i: NocError(e) for i, e in errors.items()})
+    names = {i: name.strip("/").partition(".")[0] for name, i in detections.names}
+    return {names[i]: r if isinstance(r, NocError) else len(r) for i, r in zip(source.ids, source.regions(source.ids))}
+
+NUMBERS = {"label": ([yolo], ("9223372036854775808", LARGE, "nan", "inf", "²")),
+           "number": ([voc, cvat, open_images], (LARGE, "9"*5000, "nan", "²", "")),
+           "score": ([open_images, studio], ("NaN", "-1"))}
+
+@pytest.mark.parametrize("write, kind, value", [
+    (write, kind, value) for kind, (writers, values) in NUMBERS.items() for write in writers for value in values])
+def test_an_odd_number_costs_its_photo_alone(tmp_path, recwarn, write, kind, value):
+    write(tmp_path, **{kind: value})
+    with at_once(): lines = found(tmp_path)
+    assert lines["2"] == 1 and isinstance(lines["1"], NocError) and "\n" not in str(lines["1"])
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]       # a second line
+
+@pytest.mark.parametrize("write", [yolo, voc])
+@pytest.mark.parametrize("link", [False, True])
+def test_a_pipe_among_the_files_is_not_opened(tmp_path, write, link):
+    folder = tmp_path/"export"
+    folder.mkdir()
+    write(folder)
+    [first] = folder.glob("1.*")
+    first.unlink()
+    os.mkfifo(tmp_path/"pipe" if link else first)
+    if link: first.symlink_to(tmp_path/"pipe")
+    with at_once(): lines = found(folder)
+    assert lines["2"] == 1 and "is not a regular file" in str(lines["1"])
+
+def test_names_do_not_expand(tmp_path):
+    "Nine lines of YAML with aliases would be a text of 10**9 words."
+    rows = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}']*10)}]" for n in range(1, 9)]
+    bomb = "\n".join(["a0: &a0 [x, x]", *rows, "names: {0: *a8}"])
+    (tmp_path/"data.yaml").write_text(bomb)
+    (tmp_path/"labels").mkdir()
+    yolo(tmp_path/"labels")
+    for read in lambda: read_classes(tmp_path/"data.yaml", 0), lambda: read_export(tmp_path/"labels"):
+        with at_once(), pytest.raises(NocError, match="data.yaml: expected names of classes .an alias"): read()
+    (tmp_path/"data.yaml").write_text("names: {0: dog, 1: cat}")
+    assert [c.name for c in read_classes(tmp_path/"data.yaml", 0).values()] == ["dog", "cat"]
+
+def test_a_table_of_twenty_thousand_columns(tmp_path):
+    open_images(tmp_path)
+    head, *rows = (tmp_path/"oi.csv").read_text().splitlines()
+    (tmp_path/"oi.csv").write_text("\n".join([head + ",x"*20_000, *(row + ","*20_000 for row in rows)]))
+    with at_once(), pytest.raises(NocError, match="oi.csv: expected boxes in a format"): found(tmp_path)
+
+@pytest.mark.parametrize("key", ["image_id", "category_id", "score"])
+def test_long_numbers_in_json_are_one_line(tmp_path, key):
+    box = dict(image_id=1, category_id=18, bbox=[1, 2, 3, 4], score=.5) | {key: int(LARGE)}
+    (tmp_path/"d.json").write_text(json.dumps([box]))
+    with at_once(), pytest.raises(NocError, match="d.json: line 1: item 0: not JSON"):
+        open_detections(tmp_path/"d.json")
