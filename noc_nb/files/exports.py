@@ -8,6 +8,7 @@ __all__ = ['read_names', 'export_reader', 'read_export']
 # %% ../../nbs/files/108_exports.ipynb #c7977d6a
 import csv, re
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,7 @@ import pandas as pd
 import yaml
 
 from ..core import NocError, require
-from .readers import (PHOTO_ENDINGS, ROW, Detections, box_rows, is_object, json_items,
+from .readers import (PHOTO_ENDINGS, ROW, Detections, box_rows, is_object, json_items, left_out,
                                   refuse)
 from ..lab.disk import foreign_file, text_file
 from ..lab.progress import note
@@ -77,7 +78,7 @@ def _of_files(path, files, read, pixels, classes=None):
         except NocError as e:
             size, boxes = None, [_box(0, [0]*4, why=str(e))]
         return _Photo("/".join(parts), size, boxes)
-    return _collected(path, map(photo, files), pixels, classes)
+    return replace(_collected(path, map(photo, files), pixels, classes), sparse=True)
 
 # %% ../../nbs/files/108_exports.ipynb #307ba6db
 def read_names(
@@ -192,6 +193,7 @@ def _read_cvat(path):
 
 # %% ../../nbs/files/108_exports.ipynb #7b05ac2d
 _COLUMNS = "XMin", "XMax", "YMin", "YMax"
+_LEFT_OUT = "IsGroupOf", "IsDepiction"           # boxes around several objects, or around a drawing
 
 def _is_open_images(path):
     if not path.name.endswith((".csv", ".csv.gz")): return False
@@ -211,7 +213,7 @@ def _described(labels, path):
 def _read_open_images(path):
     kinds = dict(ImageID="category", LabelName="category")
     with foreign_file(path, "Open Images's table"), text_file(path) as f:
-        columns = [*kinds, "Confidence", *_COLUMNS]
+        columns = [*kinds, "Confidence", *_COLUMNS, *_LEFT_OUT]
         table = pd.read_csv(f, dtype=kinds, usecols=lambda name: name in columns)
     images, names = pd.factorize(table.ImageID)
     labels, classes = pd.factorize(table.LabelName.cat.add_categories("").fillna(""))
@@ -222,6 +224,10 @@ def _read_open_images(path):
     if "Confidence" in table: scores = pd.to_numeric(table["Confidence"], "coerce")
     rows = box_rows(images + 1, labels, boxes, scores)
     texts = {i: str(name) for i, name in enumerate(names, 1)}
+    marks = {name: table[name].eq(1).to_numpy() for name in _LEFT_OUT if name in table}
+    left_out(path, {name: int(marked.sum()) for name, marked in marks.items()})
+    for marked in marks.values(): rows["place"][marked] = -1
+    rows = rows[rows["place"] >= 0]
     return Detections(path, rows, False, {}, [(name, i) for i, name in texts.items()], {},
                       dict(enumerate(_described([*map(str, classes)], path))), texts)
 

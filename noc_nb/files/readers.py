@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PHOTO_ENDINGS', 'ROW', 'json_items', 'is_object', 'refuse', 'read_coco', 'image_sizes', 'image_names', 'name_parts',
-           'some_of', 'match_photos', 'check_numbers', 'caption_entries', 'Captions', 'read_captions', 'read_split',
-           'check_boxes', 'box_rows', 'open_parquet', 'relabel', 'Detections', 'open_detections', 'read_detections',
-           'ground_truth', 'boxed_classes', 'read_vectors', 'WordVectors']
+           'some_of', 'match_photos', 'check_numbers', 'holds_texts', 'caption_entries', 'Captions', 'read_captions',
+           'read_split', 'check_boxes', 'box_rows', 'open_parquet', 'relabel', 'Detections', 'left_out',
+           'open_detections', 'read_detections', 'ground_truth', 'boxed_classes', 'read_vectors', 'WordVectors']
 
 # %% ../../nbs/files/101_readers.ipynb #a05d0003
 import csv, gc, io, json, posixpath, re, unicodedata, zipfile
@@ -362,7 +362,7 @@ def _entries(item, place, path, names=()):
     if i in names: name = names[i]
     texts = item[text] if isinstance(item[text], list) else [item[text]]
     for caption in texts:
-        value = "none" if caption is None else json.dumps(caption)[:60]
+        value = "none" if caption is None else json.dumps(caption, default=str)[:60]
         said = f"{where}: image {name if i is None else i}: caption"
         require(isinstance(caption, str), said, f"a string, found {value}")
         yield _Entry(place, i, name, caption)
@@ -402,6 +402,12 @@ def _parquet_items(path):
     with open_parquet(path) as file:
         columns = {"image_id", *_NAMES, *_TEXTS}.intersection(file.schema_arrow.names)
         for n, row in enumerate(file.read(columns=[*columns]).to_pylist()): yield row, f"row {n}"
+
+def holds_texts(
+    folder, # a folder
+)->bool:    # False also for COCO's layout
+    "Return whether a folder holds captions in text files."
+    return not (folder/"annotations").is_dir() and next(_text_items(folder), None) is not None
 
 def _text_items(folder):
     "Yield captions from text files beside photos, one per line, as used to train image models."
@@ -515,6 +521,7 @@ class Captions(NamedTuple):
     names:list    # (file name, image id) if the file names its photos, else []
     parts:dict    # part -> image ids if the file has a split, else {}
     numbers:bool  # False: the file does not number its images, so they are numbered here from 1
+    domains:dict = {} # domain -> image ids if the file states domains, as nocaps does
 
 def _worded(text): return any(c.isalnum() for c in text)
 
@@ -522,6 +529,14 @@ def _counts(texts, written):
     "Return a file's counts; `written` is its number of captions, blank ones included."
     total = sum(map(len, texts.values()))
     return dict(images=len(texts), captions=total, blank_captions=written - total)
+
+def _domains(images, path):
+    domains = defaultdict(list)
+    for image in images:
+        domain = image.get("domain", "")
+        require(isinstance(domain, str), f"{path}: image {image.get('id')}: domain", "a string")
+        if "domain" in image: domains[domain].append(image["id"])
+    return dict(domains)
 
 def _coco_captions(coco, path):
     "Return the captions of a file in COCO's own form."
@@ -539,7 +554,8 @@ def _coco_captions(coco, path):
             raise NocError(f"{path}: {name(i)}: caption: expected a string, found {value}")
         if _worded(text): captions[image].append(text)
     counts = _counts(captions, len(items))
-    return Captions(captions, sizes, counts, image_names(coco, path), {}, True)
+    domains = _domains(coco["images"], path)
+    return Captions(captions, sizes, counts, image_names(coco, path), {}, True, domains)
 
 # %% ../../nbs/files/101_readers.ipynb #0a4cf6d2
 def _other_captions(entries, parts, photo_names, path):
@@ -693,13 +709,27 @@ def _number_texts(items, key, texts):
         if isinstance(item, dict) and isinstance(item.get(key), str):
             item[key] = texts.setdefault(item[key], ~len(texts))
 
+def _by_mode(items, boxes):
+    """Obey what objects say about their boxes: `bbox_mode` 0 (detectron2) means two corners, so
+    change them in place. Return the faults of boxes that are rotated or in another mode."""
+    wrong = {}
+    for n, item in enumerate(items):
+        if not isinstance(item, dict): continue
+        about = item.get("attributes")
+        turned = item.get("rotation") or (isinstance(about, dict) and about.get("rotation"))
+        mode = item.get("bbox_mode", 1)
+        if mode == 0: boxes[n, 2:] -= boxes[n, :2]
+        elif mode != 1: wrong[n] = f"bbox_mode: expected 1 (XYWH_ABS) or 0 (XYXY_ABS), found {mode!r}"
+        if turned: wrong[n] = "expected a box that is not rotated"
+    return wrong
+
 def _json_rows(items, path, kind, first=0, scored=True):
     "Return objects of a COCO file as rows, with boxes in pixels, and the faults by place."
     images = _whole_numbers(items, "image_id", path, kind, first)
     labels, no_label = _values(items, "category_id", "a whole number")
     boxes, no_box = _values(items, "bbox", "four numbers")
     scores, no_score = _values(items, "score", "a number") if scored else (1., {})
-    wrong = no_score | no_box | no_label
+    wrong = _by_mode(items, boxes) | no_score | no_box | no_label
     return (box_rows(images, labels, boxes, scores, first),
             {first + i: why for i, why in wrong.items()})
 
@@ -872,6 +902,7 @@ class Detections:
     classes:dict = None  # number -> name
     texts:dict = field(default_factory=dict) # image id -> the text that identifies it
     others:int = 0       # number of rows that `joined` left out
+    sparse:bool = False  # True: photos that it does not name have no boxes
 
     @property
     def images(self)->set: return {*np.unique(self.rows["image"]).tolist()}
@@ -937,12 +968,22 @@ def _category_names(coco, path):
     return dict(zip(ids, names))
 
 # %% ../../nbs/files/101_readers.ipynb #44b08b97
-def _no_crowds(coco, path):
-    "Return the boxes of an annotation file, except crowd boxes, which are counted."
-    items = [x for x in coco["annotations"] if not (isinstance(x, dict) and x.get("iscrowd"))]
-    crowds = len(coco["annotations"]) - len(items)
-    if crowds: note(f"{path}: boxes around crowds that were left out: {crowds:,}")
-    return items
+_LEFT_OUT = "iscrowd", "ignore"
+
+def left_out(
+    path,        # the file, for the message
+    counts:dict, # mark that the file gives a box -> number of boxes with this mark
+):
+    "Report the boxes that are not used because of what their file says about them."
+    some = ", ".join(f"{count:,} {mark}" for mark, count in counts.items() if count)
+    if some: note(f"{path}: boxes that were left out: {some}")
+
+def _unmarked(items, counts):
+    "Return the boxes that are to be used; those that are marked as crowds, say, are counted."
+    def mark(x): return isinstance(x, dict) and next(filter(x.get, _LEFT_OUT), None)
+    marks = [mark(x) for x in items]
+    counts.update(filter(None, marks))
+    return [x for x, mark in zip(items, marks) if not mark]
 
 def _listed_names(names): return [(x, i) for i, x in names.items()] if any(names.values()) else []
 
@@ -976,15 +1017,18 @@ def open_detections(
     if not scored: note(f"{path}: no scores; its boxes are read as drawn by people, largest first")
     images = coco.get("images") or []
     parts = [np.zeros(0, ROW)]
+    marks = Counter()
     if images: _number_texts(images, "id", texts)
     with _no_collection():
-        for items in chunked(_no_crowds(coco, path) if coco else json_items(path), 10_000):
+        for items in chunked(coco["annotations"] if coco else json_items(path), 10_000):
+            items = _unmarked(items, marks)
             _number_texts(items, "image_id", texts)
             rows, odd = _json_rows(items, path, "detection", sum(map(len, parts)), scored)
             pairs = ((x["image_id"], x["file_name"]) for x in items if "file_name" in x)
             _add_names(names, pairs, path)
             parts.append(rows)
             wrong |= odd
+    left_out(path, marks)
     sizes = image_sizes(coco, path) if images else {}
     sizes = {i: size for i, size in sizes.items() if size}
     names = (images and image_names(coco, path)) or _listed_names(names)
@@ -1029,7 +1073,7 @@ def ground_truth(
     if wrong and not skip_bad: raise NocError(f"{path}: {name(min(wrong))}: {wrong[min(wrong)]}")
     counts = {what: int(met[what].sum()) for what in ("clipped", "zero_area")}
     used = rows[good & ~met["zero_area"] & ~met["no_class"]]
-    crowd = np.array([bool(items[i].get("iscrowd")) for i in used["place"]], bool)
+    crowd = np.array([any(map(items[i].get, _LEFT_OUT)) for i in used["place"]], bool)
     counts = dict(boxes=len(rows)) | counts | dict(crowd=int(crowd.sum()))
     if wrong: counts["bad"] = len(wrong)
     return _best_first(used[~crowd], sizes, counts).take(list(sizes), sizes)

@@ -162,8 +162,8 @@ def _stored(path):
     sizes = zip(store.ids.tolist(), map(tuple, store.sizes.tolist()))
     sizes = {i: size for i, size in sizes if all(size)}
     def table(sizes, classes, only): return store.of(classes), {}, {}
-    return SimpleNamespace(path=path, pixels=False, texts={}, names=names, sizes=sizes,
-                           images=set(store), table=table)
+    return SimpleNamespace(path=path, pixels=False, sparse=False, texts={}, names=names,
+                           sizes=sizes, images=set(store), table=table)
 
 # %% ../../nbs/models/119_source.ipynb #119f0003
 def _stored_size(file):
@@ -218,6 +218,7 @@ def detected(
     sources = (path, detections.names), (data, listed)
     where = ", ".join(str(file) for file, some in sources if some)
     files = image_files(images, names, where) if images else _beside(data, names, where)
+    if detections.sparse: files = _unlabelled(files, names, where)
     files = {f.id: f for f in files}
     failed = {i: _try(open_image, f) for i, f in files.items() if f.why and images}
     sized = sizes or images or not detections.pixels
@@ -229,10 +230,18 @@ def detected(
     if errors and not len(table): raise NocError(next(iter(errors.values())))
     failed |= {i: NocError(line) for i, line in errors.items()}
     if images: _check_found(detections, files, failed, images, where)
-    ids = list(files) if images else sorted({*table, *errors})
+    listed = {i for _, i in detections.names} | detections.sizes.keys()
+    ids = list(files) if images else sorted({*table, *errors, *listed})
     source = _from_table(table, ids, files, failed, frames)
     boxed = source.boxed | failed.keys()             # a failure is reported in any case
     return replace(source, names=names, texts=detections.texts, met=met, boxed=boxed)
+
+def _unlabelled(files, names, where):
+    "Number the photos that no label file names: they are images without objects."
+    start = max(i for _, i in names)
+    rest = [f for f in files if f.why == f"expected its name in {where}"]
+    numbered = [replace(f, id=start + n, why=None) for n, f in enumerate(rest, 1)]
+    return [f for f in files if f not in rest] + numbered
 
 def _check_found(detections, files, failed, images, where):
     "Report images without a photo. Raise `NocError` if no photo has boxes."

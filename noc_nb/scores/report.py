@@ -22,8 +22,8 @@ from fastcore.basics import noop
 from ..core import NocError, require
 from ..data import PARTS
 from ..files.dataset import find_split, instances_files, load_captions, objects_of
-from ..files.readers import (Captions, boxed_classes, caption_entries, is_object,
-                                  open_parquet, read_split)
+from ..files.readers import (Captions, boxed_classes, caption_entries, holds_texts, open_parquet,
+                                  read_split)
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize, novel_images
 from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json, text_file, whole_file
@@ -103,16 +103,11 @@ class _Task:
 # %% ../../nbs/scores/122_report.ipynb #17ca503b
 def _read_references(data):
     "Return the references, domain -> ids (nocaps has domains), and the folder; None for a file."
-    file = Path(data) if Path(data).is_file() else None
-    root = None if file else find_data(data)
-    domains = {}
-    captions = load_captions(root, file)
-    content = read_json(file) if file and ".json" in file.suffixes and is_object(file) else {}
-    for image in content.get("images", ()):
-        domain = image.get("domain", "")
-        require(isinstance(domain, str), f"{file}: image {image['id']}: domain", "a string")
-        if "domain" in image: domains.setdefault(domain, []).append(image["id"])
-    return captions, domains, root
+    path = Path(data)
+    own = path.is_file() or (path.is_dir() and holds_texts(path))
+    root = None if own else find_data(data)
+    captions = load_captions(root, path if own else None)
+    return captions, captions.domains if own else {}, root
 
 # %% ../../nbs/scores/122_report.ipynb #412889b3
 def _split_ids(split, part, refs, root, named):
@@ -129,7 +124,7 @@ def _split_ids(split, part, refs, root, named):
             parts = list(map(int, f.read().split()))
     if isinstance(parts, dict):
         parts = read_split(path, refs, [part])
-        return parts[part], parts[f"novel_{part}"], parts["train"], f"{path.name}, {part}"
+        return parts[part], parts.get(f"novel_{part}"), parts["train"], f"{path.name}, {part}"
     for i in parts if isinstance(parts, list) else [parts]:
         require(type(i) is int and i in refs, f"{path}: image {str(i)[:40]}: unknown",
                 "the id of an image that has references")
