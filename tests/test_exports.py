@@ -1,10 +1,10 @@
 """Exports of annotation tools: each form gives the boxes that COCO's gives, in every command; broken ones say which."""
-import json, re
+import json, os, re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import event, example, given, settings, strategies as st
 from PIL import Image
 from noc_nb.core import NocError
 from noc_nb.files.dataset import load_data
@@ -122,6 +122,54 @@ def test_every_command_takes_them(typed, tool):
     data = load_data("empty", None, read_export(src), captions="captions.json", heldout="zebra")
     assert [data.regions[i].labels.tolist() for i in data.captions] == [[18], [17]]
 
+unit = st.integers(1, 999).map(lambda n: n/1000)
+spots = st.tuples(unit, unit)
+
+@st.composite
+def labelled(draw):
+    """Return lines as ultralytics writes them, one list per photo, with the boxes that they mean, and what data.yaml
+    says about them: task, kpt_shape, save_conf."""
+    task = draw(st.sampled_from(("detect", "segment", "obb", "pose")))
+    shape = (draw(st.integers(3, 17)), draw(st.sampled_from((2, 3))))
+    conf, track = draw(st.booleans()), draw(st.booleans())
+    def line():
+        (x1, y1), (x2, y2) = draw(st.tuples(spots, spots).filter(lambda p: min(abs(p[0][0] - p[1][0]), abs(p[0][1] - p[1][1])) > .01))
+        left, top, right, bottom = min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)
+        def inside(): return left + draw(unit)*(right - left), top + draw(unit)*(bottom - top)
+        body = [(left + right)/2, (top + bottom)/2, right - left, bottom - top]
+        corners = [(left, top), (right, top), (right, bottom), (left, bottom)]
+        if task == "obb": body = [z for corner in corners for z in corner]
+        if task == "segment":
+            more = [inside() for _ in range(draw(st.integers(0, 5)))]
+            body = [z for spot in (*corners, *more) for z in spot]
+        for _ in range(shape[0] if task == "pose" else 0): body += (*inside(), draw(unit))[:shape[1]]
+        score = draw(unit)
+        words = [draw(st.integers(0, 3)), *body] + [score]*conf + [draw(st.integers(1, 40))]*track
+        return " ".join("%.8g" % z for z in words), (words[0], [left, top, right, bottom], score if conf else 1.)
+    photos = [[line() for _ in range(draw(st.integers(1, 3)))] for _ in range(draw(st.integers(1, 4)))]
+    more = f"task: {task}\nsave_conf: {conf}\n" + (f"kpt_shape: {[*shape]}\n" if task == "pose" else "")
+    return photos, more, task == "detect" and not track
+
+@settings(max_examples=int(os.environ.get("DRAWN", 30)), deadline=None, derandomize="DRAWN" not in os.environ)
+@given(labelled())
+def test_labels_mean_what_was_drawn(drawn):
+    "A folder is read as it was meant, or it is refused; it is not refused if data.yaml says what it means."
+    photos, more, plain = drawn
+    for about in more, "":
+        with TemporaryDirectory() as folder:
+            write(Path(folder)/"data.yaml", f"names: [dog, cat, bus, cow]\n{about}")
+            for n, lines in enumerate(photos): write(Path(folder)/f"labels/{n}.txt", "\n".join(text for text, _ in lines))
+            try: found = read_export(Path(folder)/"labels")
+            except NocError as e:
+                assert "save_conf: true" in str(e) and not about and not plain
+                return event("refused")
+        table, errors, _ = found.table(None, None)
+        assert not errors
+        for n, lines in enumerate(photos):
+            r = table[dict(found.names)[str(n)]]
+            rows = sorted((c, *b, s) for c, b, s in zip(r.labels.tolist(), r.boxes.tolist(), r.scores.tolist()))
+            np.testing.assert_allclose(rows, sorted((c, *b, s) for _, (c, b, s) in lines), atol=2e-6)
+
 def test_photos_beside_their_labels_are_photos(tmp_path):
     from noc_nb.models.source import _holds_regions
     yolo(tmp_path, WORLD)
@@ -152,7 +200,7 @@ BAD = [("turned.xml", cvat_of(f'{BOX} rotation="45"/>'),
        ("x.csv", f"{HEAD}a,Dog,0,x,0,1\n", r"row 0 \(image a\).*: expected four finite"),
        ("all.zip", "PK", "all.zip: an archive: expected the folder"),
        ("own.csv", "image,x\n", "own.csv: expected boxes in a format from docs/forms.md"),
-       ("labels/a.txt", "18 .5 .5 .2 .2 1\n18 .5 .5 .2\n", r"labels: row 1 \(image a\): expected four numbers, found"),
+       ("labels/a.txt", "18 .5 .5 .2 .2 1\n18 .5 .5 .2\n", r"labels: row 1 \(image a\): expected four numbers, then a confidence, as .*, found"),
        ("labels/a.txt", "18 .5 .5 .2 .2\n1.5 .5 .5 .2 .2\n", "row 1 .*: expected a class and four numbers, found"),
        ("labels/a.txt", "16 .5 .5 .2 .2\n0 .5 .5 .2 .2\n", r"row 1 \(image a\): category_id 0: .*coco80 --first 0")]
 

@@ -8,6 +8,7 @@ __all__ = ['read_names', 'export_reader', 'read_export']
 # %% ../../nbs/files/108_exports.ipynb #c7977d6a
 import csv, re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -118,27 +119,110 @@ def _is_yolo(path):
     try: return len([*map(float, first)]) > 4
     except ValueError: return False
 
-def _yolo_box(words, keypoints):
-    "Return the box that the words of a line describe."
+# %% ../../nbs/files/108_exports.ipynb #8e2068d3
+class _Labels(NamedTuple):
+    "What the numbers after the class mean in each line of a folder of labels."
+    points:int # 0: a box, or an outline; 2 or 3: a box, and key points of so many numbers
+    width:int  # how many numbers describe the box; 0: four, or an outline's
+    tail:str   # what follows: c, a confidence; t, a track's number; ct, both; or nothing
+
+    def fits(self, count):
+        count -= len(self.tail)
+        return count == self.width if self.width else count == 4 or count > 5 and count % 2 == 0
+
+    def read(self, numbers):
+        "Return (left, top, width, height) and score."
+        body = numbers[:len(numbers) - len(self.tail)]
+        score = numbers[len(body)] if "c" in self.tail else 1.
+        if self.points or len(body) == 4:
+            x, y, w, h = body[:4]
+            return (x - w/2, y - h/2, w, h), score
+        x, y = body[::2], body[1::2]
+        return (min(x), min(y), max(x) - min(x), max(y) - min(y)), score
+
+    def likely(self, numbers):
+        "Return whether the values suit: boxes in the photo, and key points near their box."
+        (x, y, w, h), score = self.read(numbers)
+        points = numbers[4:len(numbers) - len(self.tail)] if self.points else []
+        places = [*zip(points[::self.points or 1], points[1::self.points or 1])]
+        near = all(p == (0, 0) or abs(p[0] - x - w/2) <= .75*w and abs(p[1] - y - h/2) <= .75*h
+                   for p in places)
+        seen = all(0 <= v <= 2 for v in points[2::3]) if self.points == 3 else True
+        track = numbers[-1] if "t" in self.tail else 1
+        inside = min(x, y) >= -.01 and max(x + w, y + h) <= 1.01
+        return inside and near and seen and 0 <= score <= 1 <= track and track % 1 == 0
+
+
+# %% ../../nbs/files/108_exports.ipynb #8e2068d4
+_KEYS = re.compile(r'"?(kpt_shape|task|save_conf)"?:[\s\[\-]*(\w+)[\s,\-]*(\d*)')
+
+def _candidates(counts, about):
+    "Return the forms in which most lines can be read. `counts`: length -> number of lines."
+    task, shape = about.get("task", ("", ""))[0], about.get("kpt_shape")
+    conf = about.get("save_conf", ("", ""))[0].lower()
+    tails = [t for t in ("", "c", "t", "ct") if not conf or ("c" in t) == (conf == "true")]
+    width = 4 if shape else dict(detect=4, obb=8).get(task, 0)
+    forms = [] if task == "pose" else [_Labels(0, width, t) for t in tails]
+    if shape: forms += [_Labels(d, 4 + d*int(shape[0]), t) for t in tails for d in (2, 3)]
+    elif len(counts) == 1 and task in ("", "pose"):
+        widths = ((n - len(t), t) for n in counts for t in tails)
+        forms += [_Labels(d, w, t) for w, t in widths for d in (2, 3)
+                  if (w - 4) % d == 0 and (w - 4)//d > 2]
+    many = [sum(k for n, k in counts.items() if form.fits(n)) for form in forms]
+    return [form for form, k in zip(forms, many) if k and k == max(many)]
+
+def _settled(lines, about, path, file):
+    "Return the one form of a folder's labels. Raise `NocError` if they can be read in several ways."
+    forms = _candidates(Counter(map(len, lines)), about)
+    lines = [x for x in lines if any(form.fits(len(x)) for form in forms)]
+    if len(forms) > 1:
+        suit = [sum(map(form.likely, lines)) for form in forms]
+        forms = [form for form, n in zip(forms, suit) if n == max(suit)]
+    ways = {tuple(map(f.read, lines)) if forms[1:] else (): f for f in reversed(forms)}
+    file = file if str(file).endswith("ml") else path/"data.yaml"
+    require(len(ways) < 2, f"{path}: labels like {lines and lines[0][:9]} can be boxes, outlines or "
+            "key points, with or without a confidence", f"in {file} a line `task: segment` (or "
+            "detect, obb), or `kpt_shape: [17, 3]`, and `save_conf: true` or `false`")
+    return next(iter(ways.values()), _Labels(0, 4, ""))
+
+def _numbers(words):
+    "Return the numbers of a line; None if they are none, or do not begin with a class."
     try: n, *numbers = map(float, words)
-    except ValueError: n = .5
-    if n % 1: return _box(0, [0]*4, why=f"expected a class and four numbers, found {words}")
-    if len(numbers) in (5, 6) and words[-1].isdigit(): numbers.pop()          # a track number
-    if keypoints: numbers = numbers[:4]
-    if len(numbers) > 5 and len(numbers) % 2 == 0:
-        x, y = numbers[::2], numbers[1::2]
-        return _box(int(n), [min(x), min(y), max(x), max(y)], corners=True)
-    if len(numbers) not in (4, 5): return _box(int(n), numbers)
-    x, y, w, h, *score = numbers
-    return _box(int(n), [x - w/2, y - h/2, w, h], *score)
+    except ValueError: return None
+    return None if n % 1 else [int(n), *numbers]
 
 def _read_yolo(path):
     classes, file = _near_names(path)
-    keypoints = bool(file) and "kpt_shape:" in file.read_text("utf-8", "replace")
-    def read(labels):
-        with foreign_file(labels, "YOLO's labels"), text_file(labels) as f:
-            return None, [_yolo_box(line.split(), keypoints) for line in f if line.strip()]
-    return _of_files(path, _label_files(path), read, False, classes)
+    about = {}
+    if str(file).endswith("ml"):
+        about = {k: more for k, *more in _KEYS.findall(file.read_text("utf-8", "replace"))}
+    words = {}
+    def split(labels):
+        if labels not in words:
+            with foreign_file(labels, "YOLO's labels"), text_file(labels) as f:
+                words[labels] = [line.split() for line in f if line.strip()]
+        return words[labels]
+    files = _label_files(path)
+    for labels in files:
+        with suppress(NocError): split(labels)          # raised again, as its photo's fault
+    lines = [x[1:] for some in words.values() for x in map(_numbers, some) if x and len(x) > 4]
+    form = _settled(lines, about, path, file)
+    def box(line):
+        numbers = _numbers(line)
+        if numbers is None:
+            return _box(0, [0]*4, why=f"expected a class and four numbers, found {line}")
+        n, *numbers = numbers
+        if not form.fits(len(numbers)): return _box(n, [0]*4, why=f"{_lines_of(form)} {numbers}")
+        corner, score = form.read(numbers)
+        return _box(n, corner, score)
+    def read(labels): return None, [*map(box, split(labels))]
+    return _of_files(path, files, read, False, classes)
+
+def _lines_of(form):
+    tails = {"": "", "c": ", then a confidence", "t": ", then a track",
+             "ct": ", then a confidence and a track"}
+    return f"expected {form.width or 'four'} numbers{tails[form.tail]}, as in other lines, found"
+
 
 # %% ../../nbs/files/108_exports.ipynb #ff1da27b
 def _turned(*angles):
