@@ -186,6 +186,16 @@ def archive(path):
             about.size = len(encoded(name))
             tar.addfile(about, io.BytesIO(encoded(name)))
 
+def beside_photos(path, texts):
+    with tarfile.open(path, "w") as tar:
+        for n, (name, own) in enumerate(texts.items()):
+            stem, said = name[:-4], dict(caption=own) if n else None
+            for ending, data in (("jpg", encoded(name)), *([("json", json.dumps(said).encode())] if said else [
+                    ("txt", "\n".join(own).encode()), ("json", b'{"width": 9}')])):
+                about = tarfile.TarInfo(f"{stem}.{ending}")
+                about.size = len(data)
+                tar.addfile(about, io.BytesIO(data))
+
 def root(path):
     written(path/"annotations/captions_val2014.json", dict(images=IMAGES, annotations=COCO))
     written(path/"val2014", dict.fromkeys(TEXTS, photo))
@@ -249,6 +259,26 @@ def caption_forms(texts):
         ("`image,caption`", "Flickr8k's captions.txt", "captions.txt", table(",", "image,caption")),
         ("Parquet, by `file_name` or `image_id`", "datasets, pandas", "t.parquet",
          dict(file_name=list(texts), captions=list(texts.values()))),
+        ("a cell with a list, as pandas or JSON writes it", "pandas", "lists.csv", "file_name,captions\n" + "".join(
+            f'{name},"{text}"\n' for name, text in zip(texts, (repr(own) if n % 2 else json.dumps(own).replace('"', '""')
+                                                            for n, own in enumerate(texts.values()))))),
+        ("`data` with `image_name` and `caption_str`", "TextCaps", "TextCaps_0.1_val.json", dict(data=[
+            dict(image_id=f"{n}a0f", image_name=name, caption_str=text) for n, (name, text) in enumerate(pairs)])),
+        ("COCO's, without `is_precanned` and `is_rejected`", "VizWiz-Captions", "val.json", dict(
+            images=IMAGES, annotations=[dict(row, is_precanned=False, is_rejected=False) for row in coco] + [
+                dict(id=99, image_id=7, caption="Quality issues are too severe.", is_precanned=True, is_rejected=False)])),
+        ("`image_name| comment_number| comment`", "Flickr30k's results.csv; one of its lines lacks a bar", "results.csv",
+         "image_name| comment_number| comment\n" + "".join(
+             f"{name}| {n}{'' if n == 1 else '|'} {text}\n" for name, own in texts.items() for n, text in enumerate(own))),
+        ("`a.jpg#0`, a tab and a caption", "Flickr30k's results_20130124.token, Flickr8k.token.txt", "results_20130124.token",
+         "".join(f"{name}#{n}\t{text}\n" for name, own in texts.items() for n, text in enumerate(own))),
+        ("Parquet with `image` and `caption_0`, `caption_1`, …", "datasets", "train-00000-of-00001.parquet",
+         dict(image=[dict(bytes=b"", path=name) for name in texts],
+              **{f"caption_{n}": [dict(enumerate(own)).get(n) for own in texts.values()] for n in range(2)})),
+        ("JSON lines with `image` and `captions`", "datasets", "train.jsonl", "".join(
+            json.dumps(dict(image=dict(bytes=None, path=name), captions=own)) + "\n" for name, own in texts.items())),
+        ("captions beside photos in a tar file, as .txt or .json", "webdataset, img2dataset", "00000.tar",
+         lambda path: beside_photos(path, texts)),
         ("a folder of `.txt` or `.caption` files, one caption per line", "kohya's sd-scripts, TagGUI", "texts",
          {name.replace("jpg", "txt"): "\n".join(own) + "\n" for name, own in texts.items()})]
 

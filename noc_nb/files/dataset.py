@@ -48,12 +48,13 @@ def load_captions(
     root,             # folder of the data set
     captions=None,    # a captions file, or a folder of texts; default: those in annotations/
     photo_names=list, # option of `read_captions`
+    bad:list=None,    # option of `read_captions`
 )->Captions:
     "Read all captions. Raise `NocError` if there are none, or an image is in two files."
     patterns = "captions_*2014.json*", "captions_*.json*"
     files = [captions] if captions else data_files(root, "annotations", *patterns)
     require(files, f"{root}: no annotations/captions_*.json", "COCO's layout, or a captions file")
-    if len(files) == 1: return read_captions(files[0], photo_names)
+    if len(files) == 1: return read_captions(files[0], photo_names, bad)
     whole = Captions({}, {}, {}, [], {}, True)
     counts = Counter()
     for path in files:

@@ -9,7 +9,8 @@ __all__ = ['PHOTO_ENDINGS', 'ROW', 'json_items', 'is_object', 'refuse', 'read_co
            'open_detections', 'read_detections', 'ground_truth', 'boxed_classes', 'read_vectors', 'WordVectors']
 
 # %% ../../nbs/files/101_readers.ipynb #a05d0003
-import csv, gc, io, json, posixpath, re, unicodedata, zipfile
+import csv, gc, io, json, posixpath, re, tarfile, unicodedata, zipfile
+from ast import literal_eval
 from collections import Counter, UserDict, defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -340,28 +341,37 @@ class _Entry(NamedTuple):
     caption:str # text, unchanged
 
 _NAMES = "file_name", "filename", "file", "image", "image_name", "path"
-_TEXTS = "caption", "captions", "text", "comment"
+_TEXTS = "caption", "captions", "text", "comment", "caption_str"
+_NUMBERED = re.compile(r"caption_?\d+")                      # caption_0, caption_1, …
+_REFUSED = "is_precanned", "is_rejected"                     # VizWiz: no description of the photo
 
 def _image_key(image, where):
     "Return (id, None) of an image, or (None, name of its photo), from a file's value."
-    number = isinstance(image, str) and re.fullmatch(r"\s*\d{1,18}\s*", image, re.ASCII)
-    if number: image = int(image)
+    if isinstance(image, dict): image = image.get("path")      # an image of the datasets library
+    number = re.fullmatch(r"\s*(\d{1,18})(\.0)?\s*", str(image), re.ASCII)
+    if number and type(image) in (str, int, float): image = int(number[1])
     require(type(image) in (int, str), f"{where}: image {image!r}", "a whole number or a name")
     return (image, None) if type(image) is int else (None, image)
 
 def _entries(item, place, path, names=()):
     "Yield the captions of one JSON object or table row. `names`: image id -> name of its photo."
     where = f"{path}: {place}"
+    if isinstance(item, NocError): raise item
     if not isinstance(item, dict): item = {}
     if "error" in item: return             # noc_caption writes this line instead of a caption
     keys = [k for k in ("image_id", *_NAMES) if item.get(k) not in (None, "")]
     text = next(filter(item.__contains__, _TEXTS), None)
+    numbered = [key for key in item if _NUMBERED.fullmatch(key)] if text is None else []
+    if numbered: item = item | {(text := "captions"): [*filter(None, map(item.get, numbered))]}
     require(keys and text, f"{where}: {str(item)[:60]}", "image_id or file_name, and caption")
+    if any(map(item.get, _REFUSED)): return
     i, name = _image_key(item[keys[0]], where)
     if keys[0] == "image_id" and keys[1:]: name = str(item[keys[1]])
     if i in names: name = names[i]
-    texts = item[text] if isinstance(item[text], list) else [item[text]]
+    texts = _listed(item[text], where) if isinstance(item[text], str) else item[text]
+    if not isinstance(texts, list): texts = [texts]
     for caption in texts:
+        if isinstance(caption, dict): caption = caption.get("raw", caption)
         value = "none" if caption is None else json.dumps(caption, default=str)[:60]
         said = f"{where}: image {name if i is None else i}: caption"
         require(isinstance(caption, str), said, f"a string, found {value}")
@@ -370,18 +380,47 @@ def _entries(item, place, path, names=()):
 def _usable(items, path, bad, names=()):
     "Return the captions of (item, place) pairs. If `bad` is a list, add the errors to it."
     entries = []
+    refused = 0
     for item, place in items:
-        try: entries += _entries(item, place, path, names)
+        try:
+            refused += isinstance(item, dict) and any(map(item.get, _REFUSED))
+            entries += _entries(item, place, path, names)
         except NocError as e:
             if bad is None: raise
             bad.append(str(e))
+    _tell_refused(refused, path)
     return entries
 
+def _tell_refused(count, path):
+    if count: note(f"{path}: captions left out, as {' or '.join(_REFUSED)}: {count:,}")
+
 # %% ../../nbs/files/101_readers.ipynb #7d063ab1
+def _listed(cell, where):
+    "Return the captions in a table's cell: those of a list, as JSON or Python writes it, or one."
+    if not re.fullmatch(r"\s*\[\s*['\"].*\]\s*", cell or "", re.S): return cell
+    commas = not re.search(r"[^\\]['\"]\s+['\"]", cell)
+    require(commas, f"{where}: {cell[:60]}", "a list with commas between its captions")
+    try: texts = literal_eval(cell.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError): return cell
+    return texts if all(isinstance(text, str) for text in texts) else cell
+
+def _token_items(f):
+    "Yield the rows of Flickr's .token files, which have no head: `a.jpg#0`, a tab, a caption."
+    for n, line in enumerate(f, 1):
+        name, _, caption = line.rstrip("\n").partition("\t")
+        yield dict(file_name=name.rpartition("#")[0], caption=caption), f"line {n}"
+
+def _barred(row, columns):
+    "Return the stripped cells of a row of Flickr30k's results.csv; one line lacks its second bar."
+    cells = [cell.strip() for cell in row]
+    lost = re.fullmatch(r"(\d+)\s+(.*)", cells[-1]) if len(cells) == len(columns) - 1 else None
+    return [*cells[:-1], *lost.groups()] if lost else cells
+
 def _table_items(path):
-    "Yield the rows of a table and their places. Raise `NocError` if columns or cells are missing."
+    "Yield the rows of a table, or a `NocError` for a row that lacks a cell, and their places."
     with foreign_file(path, "a table of UTF-8 or UTF-16 text"), text_file(path) as f:
         head = f.readline()
+        if re.match(r"\S[^\t]*#\d+\t", head): return (yield from _token_items(chain([head], f)))
         columns = {sign: [name.strip() for name in next(csv.reader([head], delimiter=sign), [])]
                    for sign in ",;\t|"}
         fits = (sign for sign, names in columns.items() if not {*_TEXTS}.isdisjoint(names)
@@ -389,19 +428,25 @@ def _table_items(path):
         sign = next(fits, None)
         require(sign, f"{path}: columns {head.strip()[:100]}",
                 "image_id or file_name, and caption among them")
-        rows = csv.DictReader(f, columns[sign], delimiter=sign, strict=True)
-        for row in rows:
+        names = columns[sign]
+        quotes = dict(quoting=csv.QUOTE_NONE) if sign == "|" else dict(strict=True)
+        rows = csv.reader(f, delimiter=sign, **quotes)
+        for row in filter(None, rows):
             place = f"line {rows.line_num + 1}"
-            whole = None not in row and None not in row.values()
-            require(whole, f"{path}: {place}: does not have {len(columns[sign])} cells",
-                    "quotes around a caption that contains the delimiter")
-            yield row, place
+            if sign == "|": row = _barred(row, names)
+            where = f"{path}: {place}: does not have {len(names)} cells"
+            why = NocError(f"{where}: expected quotes around a caption that contains the delimiter")
+            yield dict(zip(names, row)) if len(row) == len(names) else why, place
 
 def _parquet_items(path):
     "Yield the rows of a Parquet file and their places."
     with open_parquet(path) as file:
-        columns = {"image_id", *_NAMES, *_TEXTS}.intersection(file.schema_arrow.names)
-        for n, row in enumerate(file.read(columns=[*columns]).to_pylist()): yield row, f"row {n}"
+        flat = file.schema_arrow.empty_table().flatten().column_names
+        names = [x for x in _NAMES if x in flat] or [f"{x}.path" for x in _NAMES if f"{x}.path" in flat]
+        texts = [x for x in flat if x in _TEXTS or _NUMBERED.fullmatch(x)]
+        columns = ["image_id", *names, *texts, *_REFUSED]
+        rows = file.read(columns=[x for x in columns if x in file.schema_arrow.names or "." in x])
+        for n, row in enumerate(rows.to_pylist()): yield row, f"row {n}"
 
 def holds_texts(
     folder, # a folder
@@ -430,6 +475,18 @@ def _is_lines(path):
     except ValueError: return False
     return isinstance(item, dict) and not {"caption", "text", "error"}.isdisjoint(item)
 
+def _tar_items(path):
+    "Yield the captions beside the photos of a tar file in webdataset's form."
+    with foreign_file(path, "a tar file of photos and captions"), tarfile.open(path, "r:") as tar:
+        for m in tar:
+            folder, _, name = m.name.rpartition("/")
+            key, _, ending = name.partition(".")
+            if not m.isreg() or ending not in ("txt", "caption", "json") or m.size > _LONGEST: continue
+            text = tar.extractfile(m).read().decode()
+            item = json.loads(text) if ending == "json" else dict(caption=text.strip().splitlines())
+            if {*_TEXTS}.isdisjoint(item): continue              # other facts about the photo
+            yield item | dict(file_name=posixpath.join(folder, key), image_id=None), m.name
+
 def _is_karpathy(content):
     images = content.get("images") if isinstance(content, dict) else None
     first = images[0] if isinstance(images, list) and images else None
@@ -454,7 +511,9 @@ def _json_entries(content, path, bad):
     "Return the entries of a list, an object with `annotations`, or an object image -> captions."
     names = {}
     what = "entry"
-    if isinstance(content, dict) and isinstance(content.get("annotations"), list):
+    if isinstance(content, dict) and isinstance(content.get("data"), list):       # TextCaps
+        content = content["data"]
+    elif isinstance(content, dict) and isinstance(content.get("annotations"), list):
         if "images" in content: names = {i: name for name, i in image_names(content, path) if name}
         content = content["annotations"]
         what = "annotation"
@@ -477,6 +536,7 @@ def _entries_of(path, content, bad=None):
     if content is not None: return _json_entries(content, path, bad), {}
     if path.is_dir(): items = _text_items(path)
     elif path.suffix == ".parquet": items = _parquet_items(path)
+    elif path.suffix == ".tar": items = _tar_items(path)
     elif ".json" in path.name or path.suffix == ".ndjson":
         items = ((row, f"entry {n}") for n, row in enumerate(read_rows(path)))
     else: items = _table_items(path)
@@ -547,7 +607,9 @@ def _coco_captions(coco, path):
     captions = {i: [] for i in sizes}
     images = _whole_numbers(items, "image_id", path, "annotation")
     refuse(path, name, ~np.isin(images, list(sizes)), "an image of this file")
+    _tell_refused(sum(any(map(item.get, _REFUSED)) for item in items), path)
     for i, (image, item) in enumerate(zip(images.tolist(), items)):
+        if any(map(item.get, _REFUSED)): continue
         text = item.get("caption")
         if not isinstance(text, str):
             value = json.dumps(text)[:60] if "caption" in item else "none"
@@ -584,13 +646,14 @@ def _other_captions(entries, parts, photo_names, path):
 def read_captions(
     path,             # captions in any form: a file, or a folder of texts
     photo_names=list, # function () -> (file name, image id) of images, for files without ids
+    bad:list=None,    # list for a line on each unusable caption, if not in COCO's own form
 )->Captions:
     "Read reference captions. Raise `NocError` with file and entry if anything is invalid."
     path = Path(path)
     content = _caption_content(path)
     coco = isinstance(content, dict) and "images" in content and not _is_karpathy(content)
     if coco: return _coco_captions(content, path)
-    return _other_captions(*_entries_of(path, content), photo_names, path)
+    return _other_captions(*_entries_of(path, content, bad), photo_names, path)
 
 # %% ../../nbs/files/101_readers.ipynb #e1d35375
 def _image_list(path, split, part):
