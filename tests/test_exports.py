@@ -219,3 +219,65 @@ def test_what_is_wrong_is_named(tmp_path, name, text, line):
     with pytest.raises(NocError, match=line):
         _, errors, _ = read_export((tmp_path/name).parent if "/" in name else tmp_path/name).table(None, COCO_CLASSES)
         for text in errors.values(): raise NocError(text)
+
+FOUND = dict(image_id=42, category_id=1, bbox=[0, 0, 50, 50], score=.5)
+LISTED = dict(id=42, file_name="COCO_val2014_000000000042.jpg", width=100, height=100)
+OWN = [dict(id=1, name="zebra"), dict(id=2, name="dog")]
+
+def boxes_with(typed, found, data, photo=LISTED["file_name"]):
+    "Caption a photo with detections and the file of `--data`; return the status, the boxes' names and what was told."
+    Path("photos").mkdir(exist_ok=True)
+    Image.new("RGB", (100, 100)).save(Path("photos", photo))
+    write_json(Path("found.json"), found)
+    write_json(Path("val.json"), data)
+    Path("c.jsonl").unlink(missing_ok=True)
+    status, told = typed("noc_caption", "found.json", "--data", "val.json", "--images", "photos", "--model", "lite",
+                         "--out", "c.jsonl")
+    if status: return status, [], told[-1]
+    lines = [json.loads(line) for line in Path("c.jsonl").read_text().splitlines()]
+    return status, [b["object"] for line in lines for b in line.get("boxes", ())], "\n".join(told)
+
+def test_names_may_stand_in_the_other_file(typed):
+    data = dict(images=[LISTED], categories=OWN)
+    status, names, told = boxes_with(typed, [FOUND], data)
+    assert (status, names) == (0, ["zebra"]) and "no categories" not in told
+    found = dict(images=[LISTED], categories=OWN[::-1], annotations=[FOUND])
+    assert boxes_with(typed, found, data)[1] == ["zebra"]
+    found["categories"] = [dict(id=1, name="dog")]
+    status, _, told = boxes_with(typed, found, data)
+    assert status == 2 and told == "error: found.json: category 1: 'dog': expected 'zebra', as in val.json"
+
+@pytest.mark.parametrize("image", [42, 42., "42", "42.0", "000000000042", "000000000042.jpg", LISTED["file_name"]])
+@pytest.mark.parametrize("photo", [LISTED["file_name"], "000000000042.jpg"])
+def test_ids_are_tried_against_those_at_hand(typed, image, photo):
+    "The names of 2017 fit the files of 2014; digits in a name are tried if no name fits, and a line says so."
+    status, names, told = boxes_with(typed, [dict(FOUND, image_id=image)], dict(images=[LISTED], categories=OWN), photo)
+    assert (status, names) == (0, ["zebra"]), told
+    assert ("by their numbers" in told) == (photo != LISTED["file_name"] or str(image).partition(".")[0] in (
+        "42", "000000000042") and isinstance(image, str))
+    status, _, told = boxes_with(typed, [dict(FOUND, image_id="7")], dict(images=[LISTED]))
+    assert status == 2 and told.startswith("error: found.json")
+
+@pytest.mark.parametrize("mark, line", [
+    (dict(iscrowd=1), "1 iscrowd"), (dict(ignore=1), "1 ignore"), (dict(attributes=dict(rotation=30.)), "is not rotated"),
+    (dict(rotation=1.), "is not rotated"), (dict(bbox_mode=4), "bbox_mode: expected 1"),
+    (dict(bbox=[.1, .2, .5, 1]), ": no number of its boxes is over 1: expected left, top, width and height in pixels")])
+def test_qualifiers_are_obeyed_or_refused(typed, mark, line):
+    other = [dict(FOUND, category_id=2)] if "bbox" not in mark else []
+    status, names, told = boxes_with(typed, dict(images=[LISTED], annotations=[*other, FOUND | mark], categories=OWN),
+                                     dict(images=[LISTED]))
+    said = told + (Path("c.jsonl").read_text() if Path("c.jsonl").exists() else "")
+    assert line in said and "zebra" not in names
+
+def test_corners_are_read_as_corners(typed):
+    found = dict(images=[LISTED], annotations=[dict(FOUND, bbox=[50, 50, 60, 70], bbox_mode=0)], categories=OWN)
+    write_json(Path("found.json"), found)
+    table, *_ = open_detections("found.json").table(None, None)
+    np.testing.assert_allclose(table[42].boxes, [[.5, .5, .6, .7]])
+
+def test_an_image_without_boxes_is_an_image(typed):
+    images = [LISTED, dict(LISTED, id=43, file_name="b.jpg")]
+    write_json(Path("found.json"), dict(images=images, annotations=[FOUND], categories=OWN))
+    assert typed("noc_caption", "found.json", "--model", "lite", "--out", "c.jsonl")[0] == 0
+    lines = [json.loads(line) for line in Path("c.jsonl").read_text().splitlines()]
+    assert [(x["image_id"], len(x["boxes"])) for x in lines] == [(42, 1), (43, 0)]

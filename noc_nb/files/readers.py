@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['PHOTO_ENDINGS', 'ROW', 'json_items', 'is_object', 'refuse', 'read_coco', 'image_sizes', 'image_names', 'name_parts',
-           'some_of', 'match_photos', 'check_numbers', 'holds_texts', 'caption_entries', 'Captions', 'read_captions',
-           'read_split', 'check_boxes', 'box_rows', 'open_parquet', 'relabel', 'Detections', 'left_out',
-           'open_detections', 'read_detections', 'ground_truth', 'boxed_classes', 'read_vectors', 'WordVectors']
+           'some_of', 'by_digits', 'match_photos', 'check_numbers', 'holds_texts', 'caption_entries', 'Captions',
+           'read_captions', 'read_split', 'check_boxes', 'box_rows', 'open_parquet', 'relabel', 'Detections',
+           'category_names', 'left_out', 'open_detections', 'read_detections', 'ground_truth', 'boxed_classes',
+           'read_vectors', 'WordVectors']
 
 # %% ../../nbs/files/101_readers.ipynb #a05d0003
 import csv, gc, io, json, posixpath, re, tarfile, unicodedata, zipfile
@@ -286,6 +287,26 @@ PHOTO_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bm
                  ".ppm", ".heic", ".heif", ".avif")
 _PHOTO = re.compile(f"({'|'.join(map(re.escape, PHOTO_ENDINGS))})$", re.I)
 
+def by_digits(
+    texts, # names of photos, or numbers as text
+    ids,   # numbers of images, from another file
+    where, # the file with the texts, for a message
+)->dict:   # text -> number; empty unless each text ends in the number of a different image
+    "Find images by the digits at the ends of names; report it if that fits all of them."
+    ends = [re.search(r"(\d{1,18})(\.0)?$", _PHOTO.sub("", text), re.ASCII) for text in texts]
+    numbers = [int(end[1]) if end else None for end in ends]
+    if not texts or not {*numbers} <= {*ids} or len({*numbers}) < len(texts): return {}
+    note(f"{where}: its images are found by their numbers, as {texts[0]!r} is image {numbers[0]}")
+    return dict(zip(texts, numbers))
+
+_COCO_NAME = re.compile(r"(?:COCO_[a-z]+\d{4}_)?(\d{12})")      # of 2014, or of 2017
+
+def _coco_numbers(names, photos):
+    "Return the numbers in two lists of COCO's names; None if another name is among them."
+    found = [[_COCO_NAME.fullmatch((p or ("",))[-1].partition(".")[0]) for p in some]
+             for some in (names, photos)]
+    return [[(m[1],) for m in some] for some in found] if all(map(all, found)) else None
+
 def _pairs(names, photos, where):
     "Return index of photo -> image id, the `_Clash`es, and image id -> name."
     texts = [name for name, _ in names]
@@ -296,7 +317,12 @@ def _pairs(names, photos, where):
     _check_once(names, theirs, where)
     pairs = defaultdict(set)
     shown = {}
-    for length, n, p in _fits(theirs, ours): pairs[length].add((names[n][1], p))
+    fits = [*_fits(theirs, ours)]
+    numbers = None if fits else _coco_numbers(theirs, ours)
+    if numbers:
+        note(f"{where}: names like {names[0][0]!r} and {photos[0]!r} are compared by their numbers")
+        fits = _fits(*numbers)
+    for length, n, p in fits: pairs[length].add((names[n][1], p))
     for name, i in names: shown[i] = shown.get(i) or name
     matched, clashes = _paired(pairs)
     return matched, [_clash(i, *of, shown, photos) for i, of in clashes.items()], shown
@@ -601,6 +627,8 @@ def _domains(images, path):
 def _coco_captions(coco, path):
     "Return the captions of a file in COCO's own form."
     _check_lists(coco, path, "images", "annotations")
+    _whole(coco["images"], "id")
+    _whole(coco["annotations"], "image_id")
     sizes = image_sizes(coco, path)
     items = coco["annotations"]
     name = _item_name(items, "annotation")
@@ -766,8 +794,16 @@ def open_parquet(
             yield file
 
 # %% ../../nbs/files/101_readers.ipynb #242196ab
+def _whole(items, key, kinds=(str, float)):
+    "Change numbers such as 42.0 and \"42\" to whole numbers."
+    for item in items:
+        value = item.get(key) if isinstance(item, dict) else None
+        if type(value) in kinds and re.fullmatch(r"\d{1,18}(\.0)?", str(value), re.ASCII):
+            item[key] = int(float(value)) if type(value) is float else int(value.partition(".")[0])
+
 def _number_texts(items, key, texts):
     "Give images identified by text negative numbers, in order; `texts`: text -> number."
+    _whole(items, key, (float,))
     for item in items:
         if isinstance(item, dict) and isinstance(item.get(key), str):
             item[key] = texts.setdefault(item[key], ~len(texts))
@@ -970,6 +1006,29 @@ class Detections:
     @property
     def images(self)->set: return {*np.unique(self.rows["image"]).tolist()}
 
+    def numbered(self, ids, names)->"Detections":
+        """Return the boxes under the ids of another file, if all texts are names of its photos, or
+        if none is, but all end in such an id."""
+        def key(name): return name_parts(_PHOTO.sub("", name))
+        by_name = {key(name): i for name, i in names if name}
+        of = {text: by_name.get(key(text)) for text in self.texts.values()}
+        if {*of.values()} == {None}: of = by_digits([*of], ids, self.path)
+        named = {name for name, _ in self.names} - of.keys()        # then these names decide
+        if named or not of or None in of.values(): return self
+        new = {i: of[text] for i, text in self.texts.items()}
+        rows = self.rows.copy()
+        rows["image"] = [new.get(i, i) for i in rows["image"].tolist()]
+        return replace(self, rows=rows, texts={}, names=[],
+                       sizes={new.get(i, i): size for i, size in self.sizes.items()})
+
+    def named(self, classes, where)->"Detections":
+        """Return the boxes with the names of another file's categories. Raise `NocError` if the
+        files disagree."""
+        for n in classes.keys() & (self.classes or {}).keys():
+            require(self.classes[n] == classes[n], f"{self.path}: category {n}: {self.classes[n]!r}",
+                    f"{classes[n]!r}, as in {where}")
+        return replace(self, classes=classes | (self.classes or {}) or None)
+
     def joined(self, names, where)->"Detections":
         "Return the boxes under the ids of another file, if both name their photos."
         if not (names and self.names): return self
@@ -1020,7 +1079,10 @@ class Detections:
         return i, f"{self.path}: {self._called(row)}{box}: {why}"
 
 # %% ../../nbs/files/101_readers.ipynb #101c0007
-def _category_names(coco, path):
+def category_names(
+    coco, # content from `read_coco`
+    path, # the file, for messages
+):
     "Return the names of a file's categories by number, or None if they have no names."
     items = coco.get("categories")
     if not isinstance(items, list) or not items: return None
@@ -1096,7 +1158,10 @@ def open_detections(
     sizes = {i: size for i, size in sizes.items() if size}
     names = (images and image_names(coco, path)) or _listed_names(names)
     rows = np.concatenate(parts)
-    detections = Detections(path, rows, True, wrong, names, sizes, _category_names(coco, path))
+    large = rows["box"].max(initial=0) > 1 or not (rows["box"] > 0).any()
+    require(large, f"{path}: no number of its boxes is over 1", "left, top, width and height in "
+            "pixels: multiply by the sizes of the images, or write Parquet with cx, cy, w, h")
+    detections = Detections(path, rows, True, wrong, names, sizes, category_names(coco, path))
     return _with_texts(detections, texts)
 
 # %% ../../nbs/files/101_readers.ipynb #101c0008
@@ -1129,7 +1194,7 @@ def ground_truth(
     rows, wrong = _json_rows(items, path, "annotation", scored=False)
     for n in np.flatnonzero(~np.isin(rows["label"], numbers)).tolist():
         wrong.setdefault(n, "expected the category_id of a category in the file")
-    names = _category_names(coco, path)
+    names = category_names(coco, path)
     name = _item_name(items, "annotation")
     def called(row): return name(row["place"])
     rows, good, met = _checked(rows, wrong, sizes, True, path, names, classes, called, flat=True)
@@ -1151,7 +1216,7 @@ def boxed_classes(
         coco = read_coco(path, "annotations")
         images, labels = (_whole_numbers(coco["annotations"], key, path, "annotation")
                           for key in ("image_id", "category_id"))
-        names = _category_names(coco, path)
+        names = category_names(coco, path)
         if names: labels = relabel(labels, names, classes, path)
         for i, c in zip(images.tolist(), labels.tolist()): seen[i].add(c)
     return dict(seen)

@@ -129,8 +129,8 @@ def _from_table(table, ids=None, files=None, failed=None, frames=None):
 
 # %% ../../nbs/models/119_source.ipynb #f2980062
 def _annotated(data):
-    "Return names and sizes of the images in a JSON file, or in a folder in COCO's layout."
-    if not data: return [], {}
+    "Return names, sizes and categories of a JSON file, or of a folder in COCO's layout."
+    if not data: return [], {}, {}
     files = [data] if Path(data).is_file() else []
     files = files or data_files(data, "annotations", "captions_*.json*", "*.json*")
     require(files, f"{data}: no annotations/*.json", "COCO's layout")
@@ -211,9 +211,10 @@ def detected(
 )->Source:
     "Make a source of existing detections. Raise `NocError` if a file or an item is invalid."
     detections = read_export(path)
-    if detections is path:
-        detections = _stored(Path(path)) if Path(path).is_dir() else open_detections(path)
-    listed, sizes = _annotated(data)
+    listed, sizes, theirs = _annotated(data)
+    if detections is path and Path(path).is_dir(): detections = _stored(Path(path))
+    elif detections is path: detections = open_detections(path).named(theirs, data)
+    if detections.texts: detections = detections.numbered({*sizes, *(i for _, i in listed)}, listed)
     names, sizes = detections.names + listed, sizes | detections.sizes
     sources = (path, detections.names), (data, listed)
     where = ", ".join(str(file) for file, some in sources if some)
