@@ -78,16 +78,18 @@ def stopped(run, function, *words):
         try: raise AssertionError(run(*words))
         except Stop: return call.call_args.args[:1]
 
-def loaded(run, part, option, path):
-    "Return the data on which a command trains."
+def trained_on(part, option, path):
+    "Return the words of a command that trains, with an option."
     Path("empty").mkdir(exist_ok=True)
     boxes = found(1 if option == "--classes" else 18)
     files = {"--captions": truth(), "--detections": boxes, option: path}
     words = [word for pair in files.items() for word in pair]
     held = ("cat", "--drop-heldout") if option == "--classes" else ("zebra",)
-    data, = stopped(run, "noc_nb.commands.reproduce._say_left_out", *part.split(), "--data", "empty", "--heldout", *held,
-                    "--out", "run", *words)
-    return data
+    return [*part.split(), "--data", "empty", "--heldout", *held, "--out", "run", *words]
+
+def loaded(run, *about):
+    "Return the data on which a command trains."
+    return stopped(run, "noc_nb.commands.reproduce._say_left_out", *trained_on(*about))[0]
 
 def training(option, answer):
     "Return the ways in which the commands that train read an option, and `answer` about their data."
@@ -317,6 +319,16 @@ FORMS = {
          {"a.txt": "1 0.25 0.25 0.5 0.5 0.9\n", "classes.txt": "cat\ndog\n"}),
         ("the same with outlines, whose bounding boxes are used", "segmentation, oriented boxes", "outlines",
          {"labels/a.txt": "0 0 0 0.5 0.1 0.4 0.5\n", "classes.txt": "dog\n"}),
+        ("the same with key points; data.yaml has `kpt_shape`", "pose estimation", "pose",
+         {"labels/a.txt": "0 0.25 0.25 0.5 0.5 0.1 0.1 2 0.4 0.4 1\n", "data.yaml": "names: [dog]\nkpt_shape: [2, 3]\n"}),
+        ("the same with tracks", "`yolo track save_txt save_conf`", "track",
+         {"labels/a.txt": "0 0.25 0.25 0.5 0.5 0.9 7\n", "classes.txt": "dog\n"}),
+        ("a folder of JSON files, with `classes.txt` beside it", "mmdetection's `preds`", "preds",
+         {"a.json": json.dumps(dict(labels=[0], scores=[.9], bboxes=[[0, 0, 50, 50]])), "classes.txt": "dog\n"}),
+        ("a folder of JSON files with `shapes`", "labelme", "labelme",
+         {"a.json": json.dumps(dict(version="5.5.0", flags={}, shapes=[
+             dict(label="dog", points=[[50, 50], [0, 0]], shape_type="rectangle"),
+             dict(label="dog", points=[[5, 5]], shape_type="point")], imagePath="a.jpg", imageHeight=100, imageWidth=100))}),
         ("a folder of XML files, named like the photos", "Pascal VOC; LabelImg, Roboflow", "voc",
          {"a.xml": "<annotation><filename>a.jpg</filename><size><width>100</width><height>100</height></size>"
                    "<object><name>dog</name><difficult>0</difficult><bndbox><xmin>0</xmin><ymin>0</ymin>"
@@ -371,6 +383,37 @@ FORMS = {
         ("one line per object, its name first", "Hallucination's synonyms.txt", "synonyms.txt",
          "".join(f"{c.name}, {'puppy' if c.name == 'dog' else c.name}\n" for c in COCO_CLASSES.values()))])}
 
+# form, what marks it, what we do
+QUALIFIERS = [
+    ("COCO's boxes", "`iscrowd`, `ignore`", "left out, with a line that counts them"),
+    ("COCO's boxes", "`attributes.rotation`, `rotation`, five numbers in `bbox`", "refused: a rotated box is its image's fault"),
+    ("COCO's boxes", "`bbox_mode`", "1 (XYWH_ABS) and 0 (XYXY_ABS) are obeyed; others are refused"),
+    ("COCO's boxes", "no number over 1", "refused, as the boxes look relative"),
+    ("Open Images", "`IsGroupOf`, `IsDepiction`", "left out, with a line that counts them"),
+    ("CVAT, Label Studio", "`rotation`", "refused: a rotated box is its image's fault"),
+    ("VizWiz-Captions", "`is_precanned`, `is_rejected`", "left out, with a line that counts them"),
+    ("YOLO's labels", "`task`, `kpt_shape`, `save_conf` in data.yaml",
+     "decide what the numbers are; labels that can be read in two ways are refused without them")]
+
+# file name, content, what `noc_caption` says about it
+REFUSED = [
+    ("instances_predictions.pth", "x", "a pickle, .*: expected JSON: coco_instances_results.json, which detectron2 writes"),
+    ("results.pkl", "x", "a pickle, .* mmdetection's tools/test.py writes with --cfg-options test_evaluator.outfile_prefix"),
+    ("panoptic.json", dict(images=IMAGES, annotations=[dict(image_id=7, segments_info=[])]),
+     "panoptic segments: expected boxes: `python converters/panoptic2detection_coco_format.py --input_json_file"),
+    ("clips.json", dict(videos=[dict(id=1)], annotations=[dict(video_id=1, bboxes=[])]),
+     "frames of several clips: expected one file for each clip"),
+    ("masks.json", [dict(image_id=7, category_id=18, segmentation=dict(size=[9, 9], counts="0"), score=.5)],
+     "segmentations without boxes: expected boxes: in Python, `ann..bbox.. = mask.toBbox"),
+    ("turned.json", [dict(BOX, bbox=[9, 9, 5, 5, 45])], "expected a box that is not rotated, such as the bounds"),
+    ("video.xml", "<annotations><track/></annotations>", "a video: expected its export as CVAT for images"),
+    ("own.csv", "image,x\n", "docs/forms.md; the nearest is Open Images's"),
+    ("boxes.zip", "PK", "an archive: expected the folder that it unpacks to"),
+    ("preds", {"a.json": '{"labels": [0], "scores": [0.5], "bboxes": [[0, 0, 5, 5]]}'},
+     "classes without names: expected classes.txt beside it, with the names in model.dataset_meta"),
+    ("labels", {"a.txt": "0 0.2 0.1 0.6 0.1 0.6 0.9 0.2 1\n", "classes.txt": "dog\n"},
+     "can be boxes, outlines or key points, .*: expected in .*data.yaml a line `task: segment`")]
+
 def page():
     "Return the page in Markdown."
     head = ("# Forms of files\n\n> The forms of files that the commands read, and the tools that write them\n\n"
@@ -381,6 +424,11 @@ def page():
         read = ", ".join(f"`{way}`" for way in ways)
         top = f"\n## {title}\n\nRead by {read}.\n\n| form | written by | example |\n|---|---|---|"
         return "\n".join([top, *lines]) + "\n"
-    return head + "".join(section(title, *about) for title, about in FORMS.items())
+    marks = "".join(f"| {form} | {mark} | {what} |\n" for form, mark, what in QUALIFIERS)
+    tail = (f"\n## Marks\n\nWhat a file says about its boxes and captions is obeyed, or refused by name.\n\n"
+            f"| form | mark | what we do |\n|---|---|---|\n{marks}\n## Refused\n\nOther forms are refused with a line that "
+            f"says how to convert them: pickles (.pth, .pkl), panoptic segments, frames of several\nclips, rotated boxes, "
+            f"segmentations without boxes, CVAT's video, archives.\n")
+    return head + "".join(section(title, *about) for title, about in FORMS.items()) + tail
 
 if __name__ == "__main__": PAGE.write_text(page(), encoding="utf-8")

@@ -21,7 +21,7 @@ from ..constraints import FORMS
 from ..core import NocError, default_device, require
 from ..data import RegionFeatures
 from ..files.dataset import data_files, listed_images
-from ..files.exports import export_reader, read_export
+from ..files.exports import export_reader, nearest_form, read_export
 from ..files.readers import PHOTO_ENDINGS, match_photos, open_detections, some_of
 from ..files.store import RegionStore
 from ..heldout import COCO_CLASSES
@@ -395,7 +395,7 @@ def _opened(job, pipeline):
     where = f"{job.src}: --data, --images and --features need detections"
     where = f"{job.src}: --only-detected needs detections" if job.only_detected else where
     none = not (job.data or job.images or job.features or job.only_detected)
-    require(none, where, ".json, .parquet, or a region store")
+    require(none, where, nearest_form(src))
     files = image_files(src)                                            # before loading a detector
     if not job.blind: return _from_photos(files, detector_for(pipeline, detector, job.weights))
     return _from_photos(files, lambda images: (Regions.empty(size=image.size) for image in images))

@@ -22,8 +22,8 @@ from fastcore.basics import noop
 from ..core import NocError, require
 from ..data import PARTS
 from ..files.dataset import find_split, instances_files, load_captions, objects_of
-from ..files.readers import (Captions, boxed_classes, caption_entries, holds_texts, open_parquet,
-                                  read_split)
+from ..files.readers import (Captions, boxed_classes, by_digits, caption_entries, holds_texts,
+                                  open_parquet, read_split)
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize, novel_images
 from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json, text_file, whole_file
@@ -59,10 +59,14 @@ def read_system(
     where="references", # file of the references, for messages
     numbers:bool=True,  # True if the file of references has ids
     bad:list=None,      # collects a line for each unusable caption; None: raise an error
+    ids=(),             # image ids of the references
 )->dict:       # image id -> caption; a photo that the references do not name keeps its name
     "Read a system's captions. Raise `NocError`, naming the entry, if a caption is unusable."
     captions, first = {}, {}
     entries = caption_entries(path, names, where, numbers, bad)
+    texts = {} if names else dict.fromkeys(i for _, i in entries if isinstance(i, str))
+    of = by_digits([*texts], ids, path)
+    entries = [(entry, of.get(i, i)) for entry, i in entries]
     count = Counter(i for _, i in entries)
     for entry, i in entries:
         place = f"{path}: {entry.place}: image {i}"
@@ -576,7 +580,8 @@ def evaluate_file(
     with report_folder(out, "report", inputs) as finish:
         bad = [] if skip_bad else None
         task = make_task(data, split, bad=bad, **kw)
-        system = read_system(captions, task.references.names, data, task.references.numbers, bad)
+        known = task.references
+        system = read_system(captions, known.names, data, known.numbers, bad, known.texts)
         if bad: warnings.warn(f"{bad[0]}; left out (such captions: {len(bad):,})")
         protocol.words_of(task.heldout)                       # an error now, not after scoring
         chosen, counts = match(system, task, captions, missing)
