@@ -13,6 +13,7 @@
 # make release    sdist and wheel of the last commit in dist, checked and tried in a fresh environment; publishes nothing
 # make gpu        what CI skips, on this machine's device, as rows in _runs/gpu: search and generate (PEER=PYTHON: beside transformers 4.55.4), training steps, the page
 # make words      10,000 drawn cases of words in decoded texts (CASES=…)
+# make drawn       500 drawn folders of labels, read against what was drawn (CASES=…)
 # make times       seconds of each notebook; fails above LIMIT=30
 # make venv        set-up alone: everything lives in .venv (PYTHON=python3.12: with this Python)
 # make clean       remove what builds and tests leave behind (.venv and _runs stay)
@@ -38,7 +39,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONWARNINGS ?= ignore:IProgress not found
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-data test-fast reproduce notebooks readme lab book export ship scale hub release gpu words times clean
+.PHONY: help venv test test-data test-fast reproduce notebooks readme lab book export ship scale hub release gpu words drawn times clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -123,6 +124,9 @@ gpu:
 
 words: venv
 	WORDS_CASES=$(or $(CASES),10000) $(BIN)/python -m pytest -q -n 2 tests/test_words.py
+
+drawn: venv
+	DRAWN=$(or $(CASES),500) $(BIN)/python -m pytest -q tests/test_exports.py -k drawn
 
 times: venv
 	$(BIN)/nbdev_test --n_workers 0 --timing | \

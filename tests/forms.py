@@ -51,11 +51,16 @@ def read_lines(run, *words):
     lines = [json.loads(line) for line in Path("c.jsonl").read_text().splitlines()]
     return {Path(line.get("file") or str(line["image_id"])).name.partition(".")[0]: line for line in lines}
 
+def drawn(regions, classes):
+    boxes = zip(regions.labels.tolist(), regions.boxes.tolist())
+    return seen(dict(object=classes[c].name, box=box) for c, box in boxes)
+
 def seen(boxes): return [(b["object"], [round(x, 3) for x in b["box"]]) for b in boxes]
 
 def names_for(path): return ("--data", truth()) if path.name in ("results.json", "found.parquet") else ()   # only ids
 
-def photos_in(folder="photos"): return written(Path(folder), {name: lambda path: photo(path, (100, 100)) for name in TEXTS})
+def photos_in(folder="photos"):
+    return written(Path(folder), {name: lambda path: photo(path, (100, 100)) for name in TEXTS})
 
 def captioned(run, path):
     "Return the boxes that `noc_caption` read."
@@ -67,8 +72,7 @@ def served(run, path):
     studio, = stopped(run, "noc_nb.pages.app._page", "noc_app", "--detections", path, "--images", photos_in(),
                       *names_for(path))
     views = {Path(e.name).stem: e for e in map(studio.example, range(2))}
-    return {name: seen(dict(object=v.pipeline.classes[c].name, box=box) for c, box in
-                       zip(v.regions.labels.tolist(), v.regions.boxes.tolist())) for name, v in views.items()}
+    return {name: drawn(v.regions, v.pipeline.classes) for name, v in views.items()}
 
 def stopped(run, function, *words):
     "Run a command until it calls a function, and return the arguments of the call."
@@ -99,8 +103,7 @@ def training(option, answer):
 TRAINING = "noc_train xe", "noc_reproduce --rows none --training xe"
 
 def trained_boxes(data):
-    def named(r): return [dict(object=data.classes[c].name, box=box) for c, box in zip(r.labels.tolist(), r.boxes.tolist())]
-    return {name: seen(named(data.regions[i])) for name, i in zip("ab", data.captions)}
+    return {name: drawn(data.regions[i], data.classes) for name, i in zip("ab", data.captions)}
 
 def scored(run, *words):
     "Return the images of a report, by name: caption and references."
@@ -112,9 +115,11 @@ def scored(run, *words):
 def ours(): return written(Path("own/ours.json"), rows(image_id=[7, 9], file_name=[*TEXTS], caption=["A dog.", "Cats"]))
 def truth(): return written(Path("own/truth.json"), dict(images=IMAGES, annotations=COCO))
 
-def system(run, path): return {name: x["caption"] for name, x in scored(run, "--captions", path, "--data", truth()).items()}
+def system(run, path):
+    return {name: x["caption"] for name, x in scored(run, "--captions", path, "--data", truth()).items()}
+
 def references(run, path):
-    return {name: x["references"] for name, x in scored(run, "--captions", ours(), "--data", path, "--part", "test").items()}
+    return {name: x["references"] for name, x in scored(run, "--captions", ours(), "--data", path).items()}
 
 VALUE = dict(x=0, y=0, width=50, height=50, rotation=0, rectanglelabels=["Dog"])
 SHAPE = dict(type="rectanglelabels", original_width=100, original_height=100, image_rotation=0, value=VALUE)
@@ -123,8 +128,8 @@ CORNERS = np.array([[0, 0, 50, 50], [10, 10, 60, 60]], np.float32)
 
 def found_in(run, path):
     "Return the features that a captioner sees, for the first image of a region store."
-    source, *_ = stopped(run, "noc_nb.models.source._with_features", "noc_caption", found(), "--model", "lite", "--images",
-                        photos_in(), "--features", path)
+    source, *_ = stopped(run, "noc_nb.models.source._with_features", "noc_caption", found(), "--model", "lite",
+                         "--images", photos_in(), "--features", path)
     return as_rows(sources._with_features(source, path, "found.json").seen([7])[0])
 
 def as_rows(regions): return sorted(map(tuple, regions.features.float().tolist()), reverse=True)
@@ -165,13 +170,14 @@ def looked(run, path):
     return {name: "error" not in line for name, line in lines.items()}
 
 def stored(run, path):
-    status, told = run("noc_features", path, *LOOK, random_weights("w.pth", LOOK[1]), "--features", "none", "--size", 32,
-                       "--workers", 0, "--out", "own/new")
+    status, told = run("noc_features", path, *LOOK, random_weights("w.pth", LOOK[1]), "--features", "none",
+                       "--size", 32, "--workers", 0, "--out", "own/new")
     assert status == 0, told
     return {Path(name).stem: RegionStore("own/new")[i].size == (9, 9) for name, i in sources.stored_names("own/new")}
 
 def with_boxes(run, path):
-    return {name: bool(line["boxes"]) == (name == "a") for name, line in read_lines(run, found(), "--images", path).items()}
+    lines = read_lines(run, found(), "--images", path)
+    return {name: bool(line["boxes"]) == (name == "a") for name, line in lines.items()}
 
 def on_the_page(run, path):
     scored(run, "--captions", ours(), "--data", truth(), "--images", path)
@@ -204,7 +210,8 @@ def root(path):
 
 SPLIT, CLASSES = dict(train=[7], test=[9]), {1: "dog", 2: "cat"}
 
-def found(label=18): return written(Path("own/found.json"), dict(images=IMAGES, annotations=[dict(BOX, category_id=label)]))
+def found(label=18):
+    return written(Path("own/found.json"), dict(images=IMAGES, annotations=[dict(BOX, category_id=label)]))
 
 def parts(run, path):
     def ids(part): return [IDS[b] for b in scored_ids(run, "--split", path, "--part", part)]
@@ -261,14 +268,14 @@ def caption_forms(texts):
         ("`image,caption`", "Flickr8k's captions.txt", "captions.txt", table(",", "image,caption")),
         ("Parquet, by `file_name` or `image_id`", "datasets, pandas", "t.parquet",
          dict(file_name=list(texts), captions=list(texts.values()))),
-        ("a cell with a list, as pandas or JSON writes it", "pandas", "lists.csv", "file_name,captions\n" + "".join(
-            f'{name},"{text}"\n' for name, text in zip(texts, (repr(own) if n % 2 else json.dumps(own).replace('"', '""')
-                                                            for n, own in enumerate(texts.values()))))),
+        ("a cell with a list, as Python or JSON writes it", "pandas", "lists.csv", "file_name,captions\n" + "".join(
+            f'{name},"{listed(own)}"\n' for name, listed, own in zip(
+                texts, (repr, lambda own: json.dumps(own).replace('"', '""')), texts.values()))),
         ("`data` with `image_name` and `caption_str`", "TextCaps", "TextCaps_0.1_val.json", dict(data=[
             dict(image_id=f"{n}a0f", image_name=name, caption_str=text) for n, (name, text) in enumerate(pairs)])),
         ("COCO's, without `is_precanned` and `is_rejected`", "VizWiz-Captions", "val.json", dict(
-            images=IMAGES, annotations=[dict(row, is_precanned=False, is_rejected=False) for row in coco] + [
-                dict(id=99, image_id=7, caption="Quality issues are too severe.", is_precanned=True, is_rejected=False)])),
+            images=IMAGES, annotations=[*coco, dict(id=98, image_id=7, caption="Blurred.", is_rejected=True), dict(
+                id=99, image_id=7, caption="Quality issues are too severe.", is_precanned=True, is_rejected=False)])),
         ("`image_name| comment_number| comment`", "Flickr30k's results.csv; one of its lines lacks a bar", "results.csv",
          "image_name| comment_number| comment\n" + "".join(
              f"{name}| {n}{'' if n == 1 else '|'} {text}\n" for name, own in texts.items() for n, text in enumerate(own))),

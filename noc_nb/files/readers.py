@@ -1023,8 +1023,7 @@ class Detections:
     def images(self)->set: return {*np.unique(self.rows["image"]).tolist()}
 
     def numbered(self, ids, names)->"Detections":
-        """Return the boxes under the ids of another file, if all texts are names of its photos, or
-        if none is, but all end in such an id."""
+        "Use another file's ids, if all texts are names of its photos, or all end in its ids."
         def key(name): return name_parts(_PHOTO.sub("", name))
         by_name = {key(name): i for name, i in names if name}
         of = {text: by_name.get(key(text)) for text in self.texts.values()}
@@ -1038,8 +1037,7 @@ class Detections:
                        sizes={new.get(i, i): size for i, size in self.sizes.items()})
 
     def named(self, classes, where)->"Detections":
-        """Return the boxes with the names of another file's categories. Raise `NocError` if the
-        files disagree."""
+        "Add the names of another file's categories. Raise `NocError` if the files disagree."
         for n in classes.keys() & (self.classes or {}).keys():
             require(self.classes[n] == classes[n], f"{self.path}: category {n}: {self.classes[n]!r}",
                     f"{classes[n]!r}, as in {where}")
