@@ -1,6 +1,6 @@
 """docs/forms.md lists the forms of files that the commands read, and the tools that write them. `python tests/forms.py`
 generates that page from the rows below, and test_forms.py gives the small example file of each row to each command."""
-import base64, gzip, io, json, tarfile
+import base64, gzip, io, json, socket, tarfile
 from pathlib import Path
 import numpy as np
 import pyarrow, pyarrow.parquet
@@ -69,10 +69,15 @@ def captioned(run, path):
 
 def served(run, path):
     "Return the boxes of the examples that `noc_app` would serve."
-    studio, = stopped(run, "noc_nb.pages.app._page", "noc_app", "--detections", path, "--images", photos_in(),
+    studio, = stopped(run, "noc_nb.pages.app._page", *app(), "--detections", path, "--images", photos_in(),
                       *names_for(path))
     views = {Path(e.name).stem: e for e in map(studio.example, range(2))}
     return {name: drawn(v.regions, v.pipeline.classes) for name, v in views.items()}
+
+def app():
+    with socket.socket() as s:                               # other tests may serve pages at the same time
+        s.bind(("127.0.0.1", 0))
+        return "noc_app", "--port", s.getsockname()[1]
 
 def stopped(run, function, *words):
     "Run a command until it calls a function, and return the arguments of the call."
@@ -184,7 +189,7 @@ def on_the_page(run, path):
     return dict.fromkeys("ab", Path("report/report.html").read_text().count("data:image/jpeg") >= 2)
 
 def in_app(run, path):
-    studio, = stopped(run, "noc_nb.pages.app._page", "noc_app", "--detections", found(), "--images", path)
+    studio, = stopped(run, "noc_nb.pages.app._page", *app(), "--detections", found(), "--images", path)
     return {Path(name).stem: look()[1].size == (9, 9) for look, name, _ in studio.examples}
 
 def archive(path):
@@ -225,7 +230,7 @@ def scored_ids(run, *words):
 def named_boxes(run, path): return [b for b, _ in captioned_with(run, found(1), "--classes", path)]
 def captioned_with(run, path, *words): return seen(read_lines(run, path, "--images", photos_in(), *words)["a"]["boxes"])
 def classes_in_app(run, path):
-    studio, = stopped(run, "noc_nb.pages.app._page", "noc_app", "--detections", found(1), "--images", photos_in(),
+    studio, = stopped(run, "noc_nb.pages.app._page", *app(), "--detections", found(1), "--images", photos_in(),
                       "--classes", path)
     return [studio.photos.classes[1].name]
 def classes_scored(run, path):
@@ -382,7 +387,8 @@ FORMS = {
         ("a table with names in its last column", "Open Images's descriptions", "classes.csv", "/m/1,dog\n/m/2,cat\n"),
         ("an object that maps ids to names", "transformers' id2label", "names.json", {"1": "dog", "2": "cat"}),
         ("COCO's `categories`", "COCO", "instances.json", dict(categories=rows(id=[1, 2], name=["dog", "cat"])))]),
-    "Words": (expect(["okapi"], {"noc_caption --add-words": added, **dict([*training("--vectors", lambda data: [*data.vectors]).items()][:1])}), [
+    "Words": (expect(["okapi"], {"noc_caption --add-words": added, 
+        "noc_train --vectors": lambda run, path: [*loaded(run, TRAINING[0], "--vectors", path).vectors]}), [
         ("one word and its numbers per line", "GloVe", "glove.txt", f"okapi{' .1'*300}\n"),
         ("the same after a line with two sizes", "word2vec's text format, fastText", "vec.txt",
          f"1 300\nokapi{' .1'*300}\n")]),
@@ -424,8 +430,9 @@ REFUSED = [
 def page():
     "Return the page in Markdown."
     head = ("# Forms of files\n\n> The forms of files that the commands read, and the tools that write them\n\n"
-            "`tests/test_forms.py` gives each example to each command. Text is UTF-8, with or without a byte order mark, or UTF-16.\n"
-            "Photos are matched by name ([data.md](data.md)); suffixes are ignored if one of the names has none.\n")
+            "`tests/test_forms.py` gives each example to each command. Text is UTF-8, with or without a byte order mark,\n"
+            "or UTF-16. Photos are matched by name ([data.md](data.md)); suffixes are ignored if one of the names has\n"
+            "none. If no name fits, but the numbers at the ends of all names do, they decide, and a line says so.\n")
     def section(title, ways, forms):
         lines = [f"| {form} | {tool} | `{file}` |" for form, tool, file, _ in forms]
         read = ", ".join(f"`{way}`" for way in ways)
@@ -433,9 +440,9 @@ def page():
         return "\n".join([top, *lines]) + "\n"
     marks = "".join(f"| {form} | {mark} | {what} |\n" for form, mark, what in QUALIFIERS)
     tail = (f"\n## Marks\n\nWhat a file says about its boxes and captions is obeyed, or refused by name.\n\n"
-            f"| form | mark | what we do |\n|---|---|---|\n{marks}\n## Refused\n\nOther forms are refused with a line that "
-            f"says how to convert them: pickles (.pth, .pkl), panoptic segments, frames of several\nclips, rotated boxes, "
-            f"segmentations without boxes, CVAT's video, archives.\n")
+            f"| form | mark | what we do |\n|---|---|---|\n{marks}\n## Refused\n\n"
+            "Pickles (.pth, .pkl), panoptic segments, frames of several clips, rotated boxes, segmentations without\n"
+            "boxes, CVAT's video and archives are refused with a line that says how to convert them.\n")
     return head + "".join(section(title, *about) for title, about in FORMS.items()) + tail
 
 if __name__ == "__main__": PAGE.write_text(page(), encoding="utf-8")

@@ -1,7 +1,7 @@
 "Every form on docs/forms.md, by its small file, through every command and option that the page names."
 import re
 import pytest
-from forms import FORMS, PAGE, REFUSED, SINGLE, TRAINING, page, photos_in, trained_on, truth, written
+from forms import FORMS, PAGE, REFUSED, SINGLE, TRAINING, app, page, photos_in, trained_on, truth, written
 from test_photos import typed          # noqa: F401
 
 ROWS = [(title, way, n) for title, (ways, forms) in FORMS.items() for way in ways for n in range(len(forms))]
@@ -19,7 +19,7 @@ def test_a_refused_form_is_told_how_to_go_on(typed, tmp_path, name, content, lin
     "In one line, by each command that reads boxes."
     path = written(tmp_path/"given"/name, content)
     for words in (("noc_caption", path, "--images", photos_in(), "--data", truth(), "--model", "lite"),
-                  ("noc_app", "--detections", path, "--images", photos_in(), "--data", truth()),
+                  (*app(), "--detections", path, "--images", photos_in(), "--data", truth()),
                   *(trained_on(part, "--detections", path) for part in TRAINING)):
         status, told = typed(*words)
         assert status == 2 and re.search(line, told[-1]) and len(told[-1]) < 600, (words, told)

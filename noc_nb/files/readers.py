@@ -104,6 +104,13 @@ def _values(items, key, expected):
         values[i] = np.zeros(_KINDS[expected][0], int).tolist()
     return np.array(values), wrong
 
+def _whole(items, key, kinds=(str, float)):
+    "Change numbers such as 42.0 and \"42\" to whole numbers."
+    for item in items:
+        value = item.get(key) if isinstance(item, dict) else None
+        if type(value) in kinds and re.fullmatch(r"\d{1,18}(\.0)?", str(value), re.ASCII):
+            item[key] = int(float(value)) if type(value) is float else int(value.partition(".")[0])
+
 def _whole_numbers(items, key, path, kind, first=0):
     """Return the value of `key` in every object. Raise `NocError` if a value is not a whole
     number; the message calls the object a `kind`."""
@@ -794,13 +801,6 @@ def open_parquet(
             yield file
 
 # %% ../../nbs/files/101_readers.ipynb #242196ab
-def _whole(items, key, kinds=(str, float)):
-    "Change numbers such as 42.0 and \"42\" to whole numbers."
-    for item in items:
-        value = item.get(key) if isinstance(item, dict) else None
-        if type(value) in kinds and re.fullmatch(r"\d{1,18}(\.0)?", str(value), re.ASCII):
-            item[key] = int(float(value)) if type(value) is float else int(value.partition(".")[0])
-
 def _number_texts(items, key, texts):
     "Give images identified by text negative numbers, in order; `texts`: text -> number."
     _whole(items, key, (float,))
