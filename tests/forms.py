@@ -281,10 +281,11 @@ def caption_forms(texts):
         ("COCO's, without `is_precanned` and `is_rejected`", "VizWiz-Captions", "val.json", dict(
             images=IMAGES, annotations=[*coco, dict(id=98, image_id=7, caption="Blurred.", is_rejected=True), dict(
                 id=99, image_id=7, caption="Quality issues are too severe.", is_precanned=True, is_rejected=False)])),
-        ("`image_name| comment_number| comment`", "Flickr30k's results.csv; one of its lines lacks a bar", "results.csv",
+        ("`image_name| comment_number| comment`", "Flickr30k's results.csv; a line lacks a bar", "results.csv",
          "image_name| comment_number| comment\n" + "".join(
-             f"{name}| {n}{'' if n == 1 else '|'} {text}\n" for name, own in texts.items() for n, text in enumerate(own))),
-        ("`a.jpg#0`, a tab and a caption", "Flickr30k's results_20130124.token, Flickr8k.token.txt", "results_20130124.token",
+             f"{name}| {n}{'' if n == 1 else '|'} {text}\n" for name, own in texts.items()
+             for n, text in enumerate(own))),
+        ("`a.jpg#0`, a tab and a caption", "Flickr30k's and Flickr8k's .token", "results_20130124.token",
          "".join(f"{name}#{n}\t{text}\n" for name, own in texts.items() for n, text in enumerate(own))),
         ("Parquet with `image` and `caption_0`, `caption_1`, …", "datasets", "train-00000-of-00001.parquet",
          dict(image=[dict(bytes=b"", path=name) for name in texts],
@@ -310,7 +311,8 @@ EACH = dict.fromkeys("ab", True)
 FORMS = {
     "Captions": ({"noc_eval --captions": (system, {name: own[0] for name, own in TEXTS.items()}),
                   "noc_eval --data": (references, TEXTS),
-                  **expect(TEXTS, training("--captions", lambda data: dict(zip(TEXTS, data.captions.values()))))}, REFERENCES),
+                  **expect(TEXTS, training("--captions", lambda data: dict(
+                      zip(TEXTS, data.captions.values()))))}, REFERENCES),
     "Splits": (expect(SPLIT, {
         "noc_eval --split": parts, **training("--split", lambda data: {part: data.splits[part] for part in SPLIT})}), [
         ("lists of image ids, by part", "scripts", "split.json", dict(SPLIT, val=[])),
@@ -332,7 +334,8 @@ FORMS = {
         ("the same with outlines, whose bounding boxes are used", "segmentation, oriented boxes", "outlines",
          {"labels/a.txt": "0 0 0 0.5 0.1 0.4 0.5\n", "classes.txt": "dog\n"}),
         ("the same with key points; data.yaml has `kpt_shape`", "pose estimation", "pose",
-         {"labels/a.txt": "0 0.25 0.25 0.5 0.5 0.1 0.1 2 0.4 0.4 1\n", "data.yaml": "names: [dog]\nkpt_shape: [2, 3]\n"}),
+         {"labels/a.txt": "0 0.25 0.25 0.5 0.5 0.1 0.1 2 0.4 0.4 1\n",
+          "data.yaml": "names: [dog]\nkpt_shape: [2, 3]\n"}),
         ("the same with tracks", "`yolo track save_txt save_conf`", "track",
          {"labels/a.txt": "0 0.25 0.25 0.5 0.5 0.9 7\n", "classes.txt": "dog\n"}),
         ("a folder of JSON files, with `classes.txt` beside it", "mmdetection's `preds`", "preds",
@@ -340,7 +343,8 @@ FORMS = {
         ("a folder of JSON files with `shapes`", "labelme", "labelme",
          {"a.json": json.dumps(dict(version="5.5.0", flags={}, shapes=[
              dict(label="dog", points=[[50, 50], [0, 0]], shape_type="rectangle"),
-             dict(label="dog", points=[[5, 5]], shape_type="point")], imagePath="a.jpg", imageHeight=100, imageWidth=100))}),
+             dict(label="dog", points=[[5, 5]], shape_type="point")], imagePath="a.jpg",
+             imageHeight=100, imageWidth=100))}),
         ("a folder of XML files, named like the photos", "Pascal VOC; LabelImg, Roboflow", "voc",
          {"a.xml": "<annotation><filename>a.jpg</filename><size><width>100</width><height>100</height></size>"
                    "<object><name>dog</name><difficult>0</difficult><bndbox><xmin>0</xmin><ymin>0</ymin>"
@@ -348,7 +352,8 @@ FORMS = {
         ("one XML file, \"CVAT for images\"", "CVAT", "cvat.xml",
          '<?xml version="1.0" encoding="utf-8"?>\n<annotations><version>1.1</version><image id="0" name="a.jpg" '
          'width="100" height="100"><box label="dog" source="manual" occluded="0" xtl="0.0" ytl="0.0" xbr="50.0" '
-         'ybr="50.0" z_order="0"></box></image><image id="1" name="b.jpg" width="100" height="100"></image></annotations>'),
+         'ybr="50.0" z_order="0"></box></image><image id="1" name="b.jpg" '
+         'width="100" height="100"></image></annotations>'),
         ("CSV, with `*class-descriptions*.csv` beside it", "Open Images", "train-annotations-bbox.csv",
          {"train-annotations-bbox.csv": "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,IsOccluded,IsGroupOf\n"
                                         "a,xclick,/m/0bt9lr,1,0.0,0.5,0.0,0.5,0,0\n"
@@ -369,7 +374,8 @@ FORMS = {
          f"7\t100\t100\t2\t{text(CORNERS)}\t{text(FEATURES)}\n")]),
     "Features in a folder": ({"RegionStore.write(STORE, read_npz(FOLDER))": (imported(read_npz), EYE)}, [
         ("a folder of `<id>.npz`", "bottom-up attention in PyTorch", "npz", npz)]),
-    "Photos": ({"noc_caption": (looked, EACH), "noc_features": (stored, EACH), "noc_caption --images": (with_boxes, EACH),
+    "Photos": ({"noc_caption": (looked, EACH), "noc_features": (stored, EACH),
+                "noc_caption --images": (with_boxes, EACH),
                 "noc_app --images": (in_app, EACH), "noc_eval --images": (on_the_page, EACH)}, [
         ("a folder, with subfolders; photos are recognised by suffix or first bytes", "cameras, scripts", "photos",
          {"x/a.jpg": photo, "b.jpg": photo}),
@@ -399,7 +405,8 @@ FORMS = {
 # form, what marks it, what we do
 QUALIFIERS = [
     ("COCO's boxes", "`iscrowd`, `ignore`", "left out, with a line that counts them"),
-    ("COCO's boxes", "`attributes.rotation`, `rotation`, five numbers in `bbox`", "refused: a rotated box is its image's fault"),
+    ("COCO's boxes", "`attributes.rotation`, `rotation`, five numbers in `bbox`",
+     "refused: a rotated box is its image's fault"),
     ("COCO's boxes", "`bbox_mode`", "1 (XYWH_ABS) and 0 (XYXY_ABS) are obeyed; others are refused"),
     ("COCO's boxes", "no number over 1", "refused, as the boxes look relative"),
     ("Open Images", "`IsGroupOf`, `IsDepiction`", "left out, with a line that counts them"),
@@ -410,8 +417,10 @@ QUALIFIERS = [
 
 # file name, content, what `noc_caption` says about it
 REFUSED = [
-    ("instances_predictions.pth", "x", "a pickle, .*: expected JSON: coco_instances_results.json, which detectron2 writes"),
-    ("results.pkl", "x", "a pickle, .* mmdetection's tools/test.py writes with --cfg-options test_evaluator.outfile_prefix"),
+    ("instances_predictions.pth", "x",
+     "a pickle, .*: expected JSON: coco_instances_results.json, which detectron2 writes"),
+    ("results.pkl", "x",
+     "a pickle, .* mmdetection's tools/test.py writes with --cfg-options test_evaluator.outfile_prefix"),
     ("panoptic.json", dict(images=IMAGES, annotations=[dict(image_id=7, segments_info=[])]),
      "panoptic segments: expected boxes: `python converters/panoptic2detection_coco_format.py --input_json_file"),
     ("clips.json", dict(videos=[dict(id=1)], annotations=[dict(video_id=1, bboxes=[])]),
@@ -430,8 +439,8 @@ REFUSED = [
 def page():
     "Return the page in Markdown."
     head = ("# Forms of files\n\n> The forms of files that the commands read, and the tools that write them\n\n"
-            "`tests/test_forms.py` gives each example to each command. Text is UTF-8, with or without a byte order mark,\n"
-            "or UTF-16. Photos are matched by name ([data.md](data.md)); suffixes are ignored if one of the names has\n"
+            "`tests/test_forms.py` gives each example to each command. Text is UTF-8, with or without a byte order\n"
+            "mark, or UTF-16. Photos are matched by name ([data.md](data.md)); suffixes are ignored if one of the names has\n"
             "none. If no name fits, but the numbers at the ends of all names do, they decide, and a line says so.\n")
     def section(title, ways, forms):
         lines = [f"| {form} | {tool} | `{file}` |" for form, tool, file, _ in forms]

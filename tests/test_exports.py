@@ -133,7 +133,8 @@ def labelled(draw):
     shape = (draw(st.integers(3, 17)), draw(st.sampled_from((2, 3))))
     conf, track = draw(st.booleans()), draw(st.booleans())
     def line():
-        (x1, y1), (x2, y2) = draw(st.tuples(spots, spots).filter(lambda p: min(abs(p[0][0] - p[1][0]), abs(p[0][1] - p[1][1])) > .01))
+        (x1, y1), (x2, y2) = draw(st.tuples(spots, spots).filter(
+            lambda p: min(abs(p[0][0] - p[1][0]), abs(p[0][1] - p[1][1])) > .01))
         left, top, right, bottom = min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)
         def inside(): return left + draw(unit)*(right - left), top + draw(unit)*(bottom - top)
         body = [(left + right)/2, (top + bottom)/2, right - left, bottom - top]
@@ -158,7 +159,8 @@ def test_labels_mean_what_was_drawn(drawn):
     for about in more, "":
         with TemporaryDirectory() as folder:
             write(Path(folder)/"data.yaml", f"names: [dog, cat, bus, cow]\n{about}")
-            for n, lines in enumerate(photos): write(Path(folder)/f"labels/{n}.txt", "\n".join(text for text, _ in lines))
+            for n, lines in enumerate(photos):
+                write(Path(folder)/f"labels/{n}.txt", "\n".join(text for text, _ in lines))
             try: found = read_export(Path(folder)/"labels")
             except NocError as e:
                 assert "save_conf: true" in str(e) and not about and not plain
@@ -200,7 +202,8 @@ BAD = [("turned.xml", cvat_of(f'{BOX} rotation="45"/>'),
        ("x.csv", f"{HEAD}a,Dog,0,x,0,1\n", r"row 0 \(image a\).*: expected four finite"),
        ("all.zip", "PK", "all.zip: an archive: expected the folder"),
        ("own.csv", "image,x\n", "own.csv: expected boxes in a format from docs/forms.md"),
-       ("labels/a.txt", "18 .5 .5 .2 .2 1\n18 .5 .5 .2\n", r"labels: row 1 \(image a\): expected four numbers, then a confidence, as .*, found"),
+       ("labels/a.txt", "18 .5 .5 .2 .2 1\n18 .5 .5 .2\n",
+        r"labels: row 1 \(image a\): expected four numbers, then a confidence, as .*, found"),
        ("labels/a.txt", "18 .5 .5 .2 .2\n1.5 .5 .5 .2 .2\n", "row 1 .*: expected a class and four numbers, found"),
        ("labels/a.txt", "16 .5 .5 .2 .2\n0 .5 .5 .2 .2\n", r"row 1 \(image a\): category_id 0: .*coco80 --first 0")]
 
@@ -259,7 +262,8 @@ def test_ids_are_tried_against_those_at_hand(typed, image, photo):
     assert status == 2 and told.startswith("error: found.json")
 
 @pytest.mark.parametrize("mark, line", [
-    (dict(iscrowd=1), "1 iscrowd"), (dict(ignore=1), "1 ignore"), (dict(attributes=dict(rotation=30.)), "is not rotated"),
+    (dict(iscrowd=1), "1 iscrowd"), (dict(ignore=1), "1 ignore"),
+    (dict(attributes=dict(rotation=30.)), "is not rotated"),
     (dict(rotation=1.), "is not rotated"), (dict(bbox_mode=4), "bbox_mode: expected 1"),
     (dict(bbox=[.1, .2, .5, 1]), ": no number of its boxes is over 1: expected left, top, width and height in pixels")])
 def test_qualifiers_are_obeyed_or_refused(typed, mark, line):

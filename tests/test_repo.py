@@ -147,11 +147,15 @@ def test_width_of_plain_files():
     none_of((f"{name(p)}: line {i}" for p, i in long), "at most 120 columns; break the line")
 
 # Expressions in messages that are made before they are needed, and why they cannot fail: someone read each of them
-SAFE = {"labels[unknown]": "a mask of the same length", "best[row]": "a row that exists", "urls[name]": "a key of the loop",
-        "labels[0]": "some label begins with /m/", "min(ids)": "each owner has an id", "columns[sign]": "a key of the dict",
+SAFE = {"labels[unknown]": "a mask of the same length", "classes[n]": "a key of both",
+        "self.classes[n]": "a key of both", "best[row]": "a row that exists",
+        "urls[name]": "a key of the loop",
+        "labels[0]": "some label begins with /m/", "min(ids)": "each owner has an id",
+        "columns[sign]": "a key of the dict",
         "names[0]": "in a loop over nothing if there are none", "names[0][0]": "a pair", "table.ids[0]": "one image",
         "about['dtype']": "checked by the schema", "about['shape']": "checked by the schema",
-        "given[what]": "a row has every setting", "numbers['loss']": "the step's own loss", "table.shape[1]": "a matrix",
+        "given[what]": "a row has every setting", "numbers['loss']": "the step's own loss",
+        "table.shape[1]": "a matrix",
         "_REFUSED[name]": "a key of the loop", "_REFUSED['streamer']": "a constant", "new.classes[i]": "a known class",
         "group[0]": "a group has a word", "_COLUMNS['scores']": "a constant", "_COLUMNS['scores'][2]": "a constant",
         "count[i]": "a Counter", "captions[0]": "images without references are left out"}
@@ -178,7 +182,8 @@ def eager(tree):
 
 def test_no_message_fails_before_it_is_needed():
     "The arguments of `require` are computed even if all is well, so that a message must not raise an error itself."
-    found = {ast.unparse(node): path for path in (ROOT/"noc_nb").rglob("*.py") for node in eager(ast.parse(path.read_text()))}
+    found = {ast.unparse(node): path for path in (ROOT/"noc_nb").rglob("*.py")
+             for node in eager(ast.parse(path.read_text(encoding="utf-8")))}
     assert not {text: path.name for text, path in found.items() if text not in SAFE}
     made = "def f(x):\n where = f'{x[0]}'\n require(x, f'{where} {min(x)} {x and x[1]}', f'{next(x)} {x[:2]}')"
     assert {ast.unparse(n) for n in eager(ast.parse(made))} == {"x[0]", "min(x)", "next(x)"}

@@ -17,8 +17,8 @@ import numpy as np
 from ..core import NocError, require
 from ..data import PARTS, CocoData
 from .readers import (Captions, Detections, WordVectors, category_names, ground_truth,
-                                  image_names, image_sizes, open_detections, read_captions, read_coco,
-                                  read_detections, read_split)
+                                  image_names, image_sizes, open_detections, read_captions,
+                                  read_coco, read_detections, read_split)
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, novel_images, removed_images
 from ..lab.disk import find_data
 from ..lab.objects import load_classes, load_heldout
@@ -48,13 +48,12 @@ def load_captions(
     root,             # folder of the data set
     captions=None,    # a captions file, or a folder of texts; default: those in annotations/
     photo_names=list, # option of `read_captions`
-    bad:list=None,    # option of `read_captions`
 )->Captions:
     "Read all captions. Raise `NocError` if there are none, or an image is in two files."
     patterns = "captions_*2014.json*", "captions_*.json*"
     files = [captions] if captions else data_files(root, "annotations", *patterns)
     require(files, f"{root}: no annotations/captions_*.json", "COCO's layout, or a captions file")
-    if len(files) == 1: return read_captions(files[0], photo_names, bad)
+    if len(files) == 1: return read_captions(files[0], photo_names)
     whole = Captions({}, {}, {}, [], {}, True)
     counts = Counter()
     for path in files:

@@ -21,8 +21,8 @@ import pandas as pd
 import yaml
 
 from ..core import NocError, require
-from .readers import (PHOTO_ENDINGS, ROW, TURNED, Detections, box_rows, is_object, json_items,
-                                  left_out,
+from .readers import (PHOTO_ENDINGS, ROW, TURNED, Detections, box_rows, is_object,
+                                  json_items, left_out,
                                   refuse)
 from ..lab.disk import foreign_file, read_json, text_file
 from ..lab.progress import note
@@ -188,6 +188,7 @@ def _settled(lines, about, path, file):
             "detect, obb), or `kpt_shape: [17, 3]`, and `save_conf: true` or `false`")
     return next(iter(ways.values()), _Labels(0, 4, ""))
 
+# %% ../../nbs/files/108_exports.ipynb #8e2068d9
 def _numbers(words):
     "Return the numbers of a line; None if they are none, or do not begin with a class."
     try: n, *numbers = map(float, words)
@@ -221,7 +222,6 @@ def _read_yolo(path):
         return _box(n, corner, score)
     def read(labels): return None, [*map(box, split(labels))]
     return _of_files(path, files, read, False, classes)
-
 
 # %% ../../nbs/files/108_exports.ipynb #ff1da27b
 def _turned(*angles):

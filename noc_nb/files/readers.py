@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import ijson
 import numpy as np
-from fastcore.basics import chunked
+from fastcore.basics import chunked, patch
 
 from ..core import NocError, require
 from ..data import PARTS
@@ -449,6 +449,7 @@ def _barred(row, columns):
     lost = re.fullmatch(r"(\d+)\s+(.*)", cells[-1]) if len(cells) == len(columns) - 1 else None
     return [*cells[:-1], *lost.groups()] if lost else cells
 
+# %% ../../nbs/files/101_readers.ipynb #7d063ac1
 def _table_items(path):
     "Yield the rows of a table, or a `NocError` for a row that lacks a cell, and their places."
     with foreign_file(path, "a table of UTF-8 or UTF-16 text"), text_file(path) as f:
@@ -475,7 +476,8 @@ def _parquet_items(path):
     "Yield the rows of a Parquet file and their places."
     with open_parquet(path) as file:
         flat = file.schema_arrow.empty_table().flatten().column_names
-        names = [x for x in _NAMES if x in flat] or [f"{x}.path" for x in _NAMES if f"{x}.path" in flat]
+        names = [x for x in _NAMES if x in flat]
+        names = names or [f"{x}.path" for x in _NAMES if f"{x}.path" in flat]
         texts = [x for x in flat if x in _TEXTS or _NUMBERED.fullmatch(x)]
         columns = ["image_id", *names, *texts, *_REFUSED]
         rows = file.read(columns=[x for x in columns if x in file.schema_arrow.names or "." in x])
@@ -508,13 +510,15 @@ def _is_lines(path):
     except ValueError: return False
     return isinstance(item, dict) and not {"caption", "text", "error"}.isdisjoint(item)
 
+# %% ../../nbs/files/101_readers.ipynb #7d063ac2
 def _tar_items(path):
     "Yield the captions beside the photos of a tar file in webdataset's form."
     with foreign_file(path, "a tar file of photos and captions"), tarfile.open(path, "r:") as tar:
         for m in tar:
             folder, _, name = m.name.rpartition("/")
             key, _, ending = name.partition(".")
-            if not m.isreg() or ending not in ("txt", "caption", "json") or m.size > _LONGEST: continue
+            known = ending in ("txt", "caption", "json") and m.size <= _LONGEST
+            if not (known and m.isreg()): continue
             text = tar.extractfile(m).read().decode()
             item = json.loads(text) if ending == "json" else dict(caption=text.strip().splitlines())
             if {*_TEXTS}.isdisjoint(item): continue              # other facts about the photo
@@ -681,14 +685,13 @@ def _other_captions(entries, parts, photo_names, path):
 def read_captions(
     path,             # captions in any form: a file, or a folder of texts
     photo_names=list, # function () -> (file name, image id) of images, for files without ids
-    bad:list=None,    # list for a line on each unusable caption, if not in COCO's own form
 )->Captions:
     "Read reference captions. Raise `NocError` with file and entry if anything is invalid."
     path = Path(path)
     content = _caption_content(path)
     coco = isinstance(content, dict) and "images" in content and not _is_karpathy(content)
     if coco: return _coco_captions(content, path)
-    return _other_captions(*_entries_of(path, content, bad), photo_names, path)
+    return _other_captions(*_entries_of(path, content), photo_names, path)
 
 # %% ../../nbs/files/101_readers.ipynb #e1d35375
 def _image_list(path, split, part):
@@ -820,10 +823,11 @@ def _by_mode(items, boxes):
         turned = item.get("rotation") or (isinstance(about, dict) and about.get("rotation"))
         mode = item.get("bbox_mode", 1)
         if mode == 0: boxes[n, 2:] -= boxes[n, :2]
-        elif mode != 1: wrong[n] = f"bbox_mode: expected 1 (XYWH_ABS) or 0 (XYXY_ABS), found {mode!r}"
+        elif mode != 1: wrong[n] = f"bbox_mode: expected 1 (XYWH_ABS) or 0 (XYXY_ABS), found {mode}"
         if turned or np.shape(item.get("bbox")) == (5,): wrong[n] = TURNED
     return wrong
 
+# %% ../../nbs/files/101_readers.ipynb #242196ac
 _SEGMENTED = ('boxes: in Python, `ann["bbox"] = mask.toBbox(coco.annToRLE(ann)).tolist()`, with '
               "COCO and mask of pycocotools, for each annotation")
 _PANOPTIC = ("boxes: `python converters/panoptic2detection_coco_format.py --input_json_file IN "
@@ -1022,27 +1026,6 @@ class Detections:
     @property
     def images(self)->set: return {*np.unique(self.rows["image"]).tolist()}
 
-    def numbered(self, ids, names)->"Detections":
-        "Use another file's ids, if all texts are names of its photos, or all end in its ids."
-        def key(name): return name_parts(_PHOTO.sub("", name))
-        by_name = {key(name): i for name, i in names if name}
-        of = {text: by_name.get(key(text)) for text in self.texts.values()}
-        if {*of.values()} == {None}: of = by_digits([*of], ids, self.path)
-        named = {name for name, _ in self.names} - of.keys()        # then these names decide
-        if named or not of or None in of.values(): return self
-        new = {i: of[text] for i, text in self.texts.items()}
-        rows = self.rows.copy()
-        rows["image"] = [new.get(i, i) for i in rows["image"].tolist()]
-        return replace(self, rows=rows, texts={}, names=[],
-                       sizes={new.get(i, i): size for i, size in self.sizes.items()})
-
-    def named(self, classes, where)->"Detections":
-        "Add the names of another file's categories. Raise `NocError` if the files disagree."
-        for n in classes.keys() & (self.classes or {}).keys():
-            require(self.classes[n] == classes[n], f"{self.path}: category {n}: {self.classes[n]!r}",
-                    f"{classes[n]!r}, as in {where}")
-        return replace(self, classes=classes | (self.classes or {}) or None)
-
     def joined(self, names, where)->"Detections":
         "Return the boxes under the ids of another file, if both name their photos."
         if not (names and self.names): return self
@@ -1091,6 +1074,36 @@ class Detections:
         box = f": box {row['box'].round(4).tolist()}" if why in _BOX_ERRORS else ""
         if box and self.pixels and sizes.get(i): box += " in {} x {}".format(*sizes[i])
         return i, f"{self.path}: {self._called(row)}{box}: {why}"
+
+# %% ../../nbs/files/101_readers.ipynb #101c0009
+@patch
+def numbered(self:Detections,
+    ids,   # those of another file
+    names, # (file name, image id) from that file
+)->Detections:
+    "Use another file's ids, if all texts are names of its photos, or all end in its ids."
+    def key(name): return name_parts(_PHOTO.sub("", name))
+    by_name = {key(name): i for name, i in names if name}
+    of = {text: by_name.get(key(text)) for text in self.texts.values()}
+    if {*of.values()} == {None}: of = by_digits([*of], ids, self.path)
+    named = {name for name, _ in self.names} - of.keys()        # then these names decide
+    if named or not of or None in of.values(): return self
+    new = {i: of[text] for i, text in self.texts.items()}
+    rows = self.rows.copy()
+    rows["image"] = [new.get(i, i) for i in rows["image"].tolist()]
+    return replace(self, rows=rows, texts={}, names=[],
+                   sizes={new.get(i, i): size for i, size in self.sizes.items()})
+
+@patch
+def named(self:Detections,
+    classes:dict, # number -> name, from another file
+    where,        # that file, for messages
+)->Detections:
+    "Add the names of another file's categories. Raise `NocError` if the files disagree."
+    for n in classes.keys() & (self.classes or {}).keys():
+        mine, theirs = self.classes[n], classes[n]
+        require(mine == theirs, f"{self.path}: category {n}: {mine!r}", f"{theirs!r}, as in {where}")
+    return replace(self, classes=classes | (self.classes or {}) or None)
 
 # %% ../../nbs/files/101_readers.ipynb #101c0007
 def category_names(

@@ -244,6 +244,7 @@ def _unlabelled(files, names, where):
     numbered = [replace(f, id=start + n, why=None) for n, f in enumerate(rest, 1)]
     return [f for f in files if f not in rest] + numbered
 
+# %% ../../nbs/models/119_source.ipynb #821da149
 def _check_found(detections, files, failed, images, where):
     "Report images without a photo. Raise `NocError` if no photo has boxes."
     boxed = detections.images

@@ -105,12 +105,12 @@ class _Task:
                      **protocol)
 
 # %% ../../nbs/scores/122_report.ipynb #17ca503b
-def _read_references(data, bad=None):
+def _read_references(data):
     "Return the references, domain -> ids (nocaps has domains), and the folder; None for a file."
     path = Path(data)
     own = path.is_file() or (path.is_dir() and holds_texts(path))
     root = None if own else find_data(data)
-    captions = load_captions(root, path if own else None, bad=bad)
+    captions = load_captions(root, path if own else None)
     return captions, captions.domains if own else {}, root
 
 # %% ../../nbs/scores/122_report.ipynb #412889b3
@@ -178,11 +178,10 @@ def make_task(
     cut:int=None,   # number of words of a caption that count; default: all
     whole:bool=False, # True: text after a caption's last full stop, ! or ? does not count
     first:int=None, # number of the first class in a file of names, as in `read_classes`
-    bad:list=None,  # list for a line on each unusable reference; None: raise an error
 )->_Task:
     "Make the task that captions are scored on. Raise `NocError` for an unknown split or image."
     require(part in PARTS, f"--part {part}", f"one of {', '.join(PARTS)}")
-    references, domains, root = _read_references(data, bad)
+    references, domains, root = _read_references(data)
     every = {i: captions for i, captions in references.texts.items() if captions}
     check_range("--", 1, cut=cut)
     load = partial(read_classes, first=first)
@@ -578,8 +577,8 @@ def evaluate_file(
     require(Path(captions).exists(), f"{captions}: no such file", "captions to score")
     inputs = _files_of(data, captions, split, *kw.values())
     with report_folder(out, "report", inputs) as finish:
+        task = make_task(data, split, **kw)
         bad = [] if skip_bad else None
-        task = make_task(data, split, bad=bad, **kw)
         known = task.references
         system = read_system(captions, known.names, data, known.numbers, bad, known.texts)
         if bad: warnings.warn(f"{bad[0]}; left out (such captions: {len(bad):,})")
