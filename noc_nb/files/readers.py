@@ -472,6 +472,7 @@ def _table_items(path):
             why = NocError(f"{where}: expected quotes around a caption that contains the delimiter")
             yield dict(zip(names, row)) if len(row) == len(names) else why, place
 
+# %% ../../nbs/files/101_readers.ipynb #7d063ac4
 def _parquet_items(path):
     "Yield the rows of a Parquet file and their places."
     with open_parquet(path) as file:
@@ -524,6 +525,7 @@ def _tar_items(path):
             if {*_TEXTS}.isdisjoint(item): continue              # other facts about the photo
             yield item | dict(file_name=posixpath.join(folder, key), image_id=None), m.name
 
+# %% ../../nbs/files/101_readers.ipynb #7d063ac5
 def _is_karpathy(content):
     images = content.get("images") if isinstance(content, dict) else None
     first = images[0] if isinstance(images, list) and images else None
@@ -1102,7 +1104,8 @@ def named(self:Detections,
     "Add the names of another file's categories. Raise `NocError` if the files disagree."
     for n in classes.keys() & (self.classes or {}).keys():
         mine, theirs = self.classes[n], classes[n]
-        require(mine == theirs, f"{self.path}: category {n}: {mine!r}", f"{theirs!r}, as in {where}")
+        where_mine = f"{self.path}: category {n}: {mine!r}"
+        require(mine == theirs, where_mine, f"{theirs!r}, as in {where}")
     return replace(self, classes=classes | (self.classes or {}) or None)
 
 # %% ../../nbs/files/101_readers.ipynb #101c0007
