@@ -1,10 +1,10 @@
 """Exports of annotation tools: each form gives the boxes that COCO's gives, in every command; broken ones say which."""
-import json, re
+import json, os, re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import event, example, given, settings, strategies as st
 from PIL import Image
 from noc_nb.core import NocError
 from noc_nb.files.dataset import load_data
@@ -122,6 +122,56 @@ def test_every_command_takes_them(typed, tool):
     data = load_data("empty", None, read_export(src), captions="captions.json", heldout="zebra")
     assert [data.regions[i].labels.tolist() for i in data.captions] == [[18], [17]]
 
+unit = st.integers(1, 999).map(lambda n: n/1000)
+spots = st.tuples(unit, unit)
+
+@st.composite
+def labelled(draw):
+    """Return lines as ultralytics writes them, one list per photo, with the boxes that they mean, and what data.yaml
+    says about them: task, kpt_shape, save_conf."""
+    task = draw(st.sampled_from(("detect", "segment", "obb", "pose")))
+    shape = (draw(st.integers(3, 17)), draw(st.sampled_from((2, 3))))
+    conf, track = draw(st.booleans()), draw(st.booleans())
+    def line():
+        (x1, y1), (x2, y2) = draw(st.tuples(spots, spots).filter(
+            lambda p: min(abs(p[0][0] - p[1][0]), abs(p[0][1] - p[1][1])) > .01))
+        left, top, right, bottom = min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)
+        def inside(): return left + draw(unit)*(right - left), top + draw(unit)*(bottom - top)
+        body = [(left + right)/2, (top + bottom)/2, right - left, bottom - top]
+        corners = [(left, top), (right, top), (right, bottom), (left, bottom)]
+        if task == "obb": body = [z for corner in corners for z in corner]
+        if task == "segment":
+            more = [inside() for _ in range(draw(st.integers(0, 5)))]
+            body = [z for spot in (*corners, *more) for z in spot]
+        for _ in range(shape[0] if task == "pose" else 0): body += (*inside(), draw(unit))[:shape[1]]
+        score = draw(unit)
+        words = [draw(st.integers(0, 3)), *body] + [score]*conf + [draw(st.integers(1, 40))]*track
+        return " ".join("%.8g" % z for z in words), (words[0], [left, top, right, bottom], score if conf else 1.)
+    photos = [[line() for _ in range(draw(st.integers(1, 3)))] for _ in range(draw(st.integers(1, 4)))]
+    more = f"task: {task}\nsave_conf: {conf}\n" + (f"kpt_shape: {[*shape]}\n" if task == "pose" else "")
+    return photos, more, task == "detect" and not track
+
+@settings(max_examples=int(os.environ.get("DRAWN", 30)), deadline=None, derandomize="DRAWN" not in os.environ)
+@given(labelled())
+def test_labels_mean_what_was_drawn(drawn):
+    "A folder is read as it was meant, or it is refused; it is not refused if data.yaml says what it means."
+    photos, more, plain = drawn
+    for about in more, "":
+        with TemporaryDirectory() as folder:
+            write(Path(folder)/"data.yaml", f"names: [dog, cat, bus, cow]\n{about}")
+            for n, lines in enumerate(photos):
+                write(Path(folder)/f"labels/{n}.txt", "\n".join(text for text, _ in lines))
+            try: found = read_export(Path(folder)/"labels")
+            except NocError as e:
+                assert "save_conf: true" in str(e) and not about and not plain
+                return event("refused")
+        table, errors, _ = found.table(None, None)
+        assert not errors
+        for n, lines in enumerate(photos):
+            r = table[dict(found.names)[str(n)]]
+            rows = sorted((c, *b, s) for c, b, s in zip(r.labels.tolist(), r.boxes.tolist(), r.scores.tolist()))
+            np.testing.assert_allclose(rows, sorted((c, *b, s) for _, (c, b, s) in lines), atol=2e-6)
+
 def test_photos_beside_their_labels_are_photos(tmp_path):
     from noc_nb.models.source import _holds_regions
     yolo(tmp_path, WORLD)
@@ -152,7 +202,8 @@ BAD = [("turned.xml", cvat_of(f'{BOX} rotation="45"/>'),
        ("x.csv", f"{HEAD}a,Dog,0,x,0,1\n", r"row 0 \(image a\).*: expected four finite"),
        ("all.zip", "PK", "all.zip: an archive: expected the folder"),
        ("own.csv", "image,x\n", "own.csv: expected boxes in a format from docs/forms.md"),
-       ("labels/a.txt", "18 .5 .5 .2 .2 1\n18 .5 .5 .2\n", r"labels: row 1 \(image a\): expected four numbers, found"),
+       ("labels/a.txt", "18 .5 .5 .2 .2 1\n18 .5 .5 .2\n",
+        r"labels: row 1 \(image a\): expected four numbers, then a confidence, as .*, found"),
        ("labels/a.txt", "18 .5 .5 .2 .2\n1.5 .5 .5 .2 .2\n", "row 1 .*: expected a class and four numbers, found"),
        ("labels/a.txt", "16 .5 .5 .2 .2\n0 .5 .5 .2 .2\n", r"row 1 \(image a\): category_id 0: .*coco80 --first 0")]
 
@@ -171,3 +222,66 @@ def test_what_is_wrong_is_named(tmp_path, name, text, line):
     with pytest.raises(NocError, match=line):
         _, errors, _ = read_export((tmp_path/name).parent if "/" in name else tmp_path/name).table(None, COCO_CLASSES)
         for text in errors.values(): raise NocError(text)
+
+FOUND = dict(image_id=42, category_id=1, bbox=[0, 0, 50, 50], score=.5)
+LISTED = dict(id=42, file_name="COCO_val2014_000000000042.jpg", width=100, height=100)
+OWN = [dict(id=1, name="zebra"), dict(id=2, name="dog")]
+
+def boxes_with(typed, found, data, photo=LISTED["file_name"]):
+    "Caption a photo with detections and the file of `--data`; return the status, the boxes' names and what was told."
+    Path("photos").mkdir(exist_ok=True)
+    Image.new("RGB", (100, 100)).save(Path("photos", photo))
+    write_json(Path("found.json"), found)
+    write_json(Path("val.json"), data)
+    Path("c.jsonl").unlink(missing_ok=True)
+    status, told = typed("noc_caption", "found.json", "--data", "val.json", "--images", "photos", "--model", "lite",
+                         "--out", "c.jsonl")
+    if status: return status, [], told[-1]
+    lines = [json.loads(line) for line in Path("c.jsonl").read_text().splitlines()]
+    return status, [b["object"] for line in lines for b in line.get("boxes", ())], "\n".join(told)
+
+def test_names_may_stand_in_the_other_file(typed):
+    data = dict(images=[LISTED], categories=OWN)
+    status, names, told = boxes_with(typed, [FOUND], data)
+    assert (status, names) == (0, ["zebra"]) and "no categories" not in told
+    found = dict(images=[LISTED], categories=OWN[::-1], annotations=[FOUND])
+    assert boxes_with(typed, found, data)[1] == ["zebra"]
+    found["categories"] = [dict(id=1, name="dog")]
+    status, _, told = boxes_with(typed, found, data)
+    assert status == 2 and told == "error: found.json: category 1: 'dog': expected 'zebra', as in val.json"
+
+@pytest.mark.parametrize("image", [42, 42., "42", "42.0", "000000000042", "000000000042.jpg", LISTED["file_name"]])
+@pytest.mark.parametrize("photo", [LISTED["file_name"], "000000000042.jpg"])
+def test_ids_are_tried_against_those_at_hand(typed, image, photo):
+    "The names of 2017 fit the files of 2014; digits in a name are tried if no name fits, and a line says so."
+    status, names, told = boxes_with(typed, [dict(FOUND, image_id=image)], dict(images=[LISTED], categories=OWN), photo)
+    assert (status, names) == (0, ["zebra"]), told
+    assert ("by their numbers" in told) == (photo != LISTED["file_name"] or str(image).partition(".")[0] in (
+        "42", "000000000042") and isinstance(image, str))
+    status, _, told = boxes_with(typed, [dict(FOUND, image_id="7")], dict(images=[LISTED]))
+    assert status == 2 and told.startswith("error: found.json")
+
+@pytest.mark.parametrize("mark, line", [
+    (dict(iscrowd=1), "1 iscrowd"), (dict(ignore=1), "1 ignore"),
+    (dict(attributes=dict(rotation=30.)), "is not rotated"),
+    (dict(rotation=1.), "is not rotated"), (dict(bbox_mode=4), "bbox_mode: expected 1"),
+    (dict(bbox=[.1, .2, .5, 1]), ": no number of its boxes is over 1: expected left, top, width and height in pixels")])
+def test_qualifiers_are_obeyed_or_refused(typed, mark, line):
+    other = [dict(FOUND, category_id=2)] if "bbox" not in mark else []
+    status, names, told = boxes_with(typed, dict(images=[LISTED], annotations=[*other, FOUND | mark], categories=OWN),
+                                     dict(images=[LISTED]))
+    said = told + (Path("c.jsonl").read_text() if Path("c.jsonl").exists() else "")
+    assert line in said and "zebra" not in names
+
+def test_corners_are_read_as_corners(typed):
+    found = dict(images=[LISTED], annotations=[dict(FOUND, bbox=[50, 50, 60, 70], bbox_mode=0)], categories=OWN)
+    write_json(Path("found.json"), found)
+    table, *_ = open_detections("found.json").table(None, None)
+    np.testing.assert_allclose(table[42].boxes, [[.5, .5, .6, .7]])
+
+def test_an_image_without_boxes_is_an_image(typed):
+    images = [LISTED, dict(LISTED, id=43, file_name="b.jpg")]
+    write_json(Path("found.json"), dict(images=images, annotations=[FOUND], categories=OWN))
+    assert typed("noc_caption", "found.json", "--model", "lite", "--out", "c.jsonl")[0] == 0
+    lines = [json.loads(line) for line in Path("c.jsonl").read_text().splitlines()]
+    assert [(x["image_id"], len(x["boxes"])) for x in lines] == [(42, 1), (43, 0)]

@@ -1,5 +1,5 @@
 "Test what is committed: the README, the rows of results, and that no forbidden file is there."
-import json, re, shlex
+import ast, json, re, shlex
 from functools import cache
 import pytest
 import budget
@@ -145,3 +145,45 @@ def test_width_of_plain_files():
     long = ((p, i) for p in [ROOT/"setup.py", *(ROOT/"tests").glob("*.py")]
             for i, line in enumerate(p.read_text(encoding="utf-8").splitlines(), 1) if len(line) > 120)
     none_of((f"{name(p)}: line {i}" for p, i in long), "at most 120 columns; break the line")
+
+# Expressions in messages that are made before they are needed, and why they cannot fail: someone read each of them
+SAFE = {"labels[unknown]": "a mask of the same length", "classes[n]": "a key of both",
+        "self.classes[n]": "a key of both", "best[row]": "a row that exists",
+        "urls[name]": "a key of the loop",
+        "labels[0]": "some label begins with /m/", "min(ids)": "each owner has an id",
+        "columns[sign]": "a key of the dict",
+        "names[0]": "in a loop over nothing if there are none", "names[0][0]": "a pair", "table.ids[0]": "one image",
+        "about['dtype']": "checked by the schema", "about['shape']": "checked by the schema",
+        "given[what]": "a row has every setting", "numbers['loss']": "the step's own loss",
+        "table.shape[1]": "a matrix",
+        "_REFUSED[name]": "a key of the loop", "_REFUSED['streamer']": "a constant", "new.classes[i]": "a known class",
+        "group[0]": "a group has a word", "_COLUMNS['scores']": "a constant", "_COLUMNS['scores'][2]": "a constant",
+        "count[i]": "a Counter", "captions[0]": "images without references are left out"}
+
+def eager(tree):
+    "Yield what may fail in the messages of `require`: indices, and next, min and max of what may be empty."
+    def may_fail(node):
+        if isinstance(node, ast.Subscript): return not isinstance(node.slice, ast.Slice)
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name): return False
+        return (node.func.id == "next" and len(node.args) == 1 or node.func.id in ("min", "max")
+                and len(node.args) == 1 and not node.keywords)
+    def walk(node):
+        if may_fail(node): yield node
+        guarded = isinstance(node, (ast.IfExp, ast.BoolOp))          # computed only if the first part says so
+        first = node.test if isinstance(node, ast.IfExp) else node.values[0] if guarded else None
+        for child in [first] if guarded else ast.iter_child_nodes(node): yield from walk(child)
+    for f in (f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)):
+        calls = [n for n in ast.walk(f) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "require"]
+        texts = [text for call in calls for text in call.args[1:]]
+        names = {n.id for text in texts for n in ast.walk(text) if isinstance(n, ast.Name)}
+        texts += [n.value for n in ast.walk(f) if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") in names
+                  and isinstance(n.value, (ast.JoinedStr, ast.IfExp))]
+        for text in texts: yield from walk(text)
+
+def test_no_message_fails_before_it_is_needed():
+    "The arguments of `require` are computed even if all is well, so that a message must not raise an error itself."
+    found = {ast.unparse(node): path for path in (ROOT/"noc_nb").rglob("*.py")
+             for node in eager(ast.parse(path.read_text(encoding="utf-8")))}
+    assert not {text: path.name for text, path in found.items() if text not in SAFE}
+    made = "def f(x):\n where = f'{x[0]}'\n require(x, f'{where} {min(x)} {x and x[1]}', f'{next(x)} {x[:2]}')"
+    assert {ast.unparse(n) for n in eager(ast.parse(made))} == {"x[0]", "min(x)", "next(x)"}

@@ -158,7 +158,8 @@ _OUTPUTS = {"out", "html", "txt"}
 _MODEL = "config.json", "best/config.json"
 _NEEDED = dict(features=("meta.json",), model=("pipeline.json",), start=_MODEL, selector=_MODEL,
                captioner=_MODEL, detector=_MODEL) # a folder must have one of these
-_BOXES = [(b'"bbox"', b'"rectanglelabels"')]                 # keys, one of which the file must have
+_BOXES = [(b'"bbox"', b'"bboxes"', b'"rectanglelabels"', b'"shapes"', b'"segmentation"',
+           b'"segments_info"')]              # keys, one of which the file must have
 _WORDS = dict(src=_BOXES, detections=_BOXES, heldout=[(b'"objects"',), (b'"removal"',)])
 _FORMS = {".json": (b"[{\xef\xff\xfe", b"]}\0"), ".gz": (b"\x1f", b""), ".zip": (b"P", b""),
           ".parquet": (b"P", b"1"), ".npz": (b"P", b""), ".h5": (b"\x89", b""),

@@ -16,9 +16,9 @@ import numpy as np
 
 from ..core import NocError, require
 from ..data import PARTS, CocoData
-from .readers import (Captions, Detections, WordVectors, ground_truth, image_names,
-                                  image_sizes, open_detections, read_captions, read_coco,
-                                  read_detections, read_split)
+from .readers import (Captions, Detections, WordVectors, category_names, ground_truth,
+                                  image_names, image_sizes, open_detections, read_captions,
+                                  read_coco, read_detections, read_split)
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, novel_images, removed_images
 from ..lab.disk import find_data
 from ..lab.objects import load_classes, load_heldout
@@ -82,7 +82,7 @@ def _load_regions(root, detections, ids, sizes, named, where, **how):
     detections name photos, these are matched with `named`, the names of photos in the file `where`
     (if it has any). `how`: the options classes and skip_bad."""
     if isinstance(detections, Detections):
-        joined = detections.joined(named, where)
+        joined = detections.numbered(ids, named).joined(named, where)
         table = read_detections(joined, sizes, only=sizes, **how)
         others = table.counts["others"]
         require(len(table.boxes) or not others, joined.path,
@@ -151,14 +151,15 @@ def load_data(
 # %% ../../nbs/files/102_dataset.ipynb #da3ea3ab
 def listed_images(
     files,    # JSON files with `images`
-)->tuple:     # (file name, image id) of all images; image id -> (width, height) if stated
-    "Read names and sizes of images. Raise `NocError` if a file is invalid."
-    names, sizes = [], {}
+)->tuple:     # (file name, image id) of all images; image id -> (width, height); category -> name
+    "Read names and sizes of images, if stated. Raise `NocError` if a file is invalid."
+    names, sizes, classes = [], {}, {}
     for path in files:
         coco = read_coco(path, "images")
+        classes |= category_names(coco, path) or {}
         sizes |= {i: size for i, size in image_sizes(coco, path).items() if size}
         names += image_names(coco, path)
-    return names, sizes
+    return names, sizes, classes
 
 def own_captions(
     root,       # folder of the data set
@@ -168,7 +169,7 @@ def own_captions(
     "Load captions, with ids for photos. Raise `NocError` if boxes cannot be matched to captions."
     @cache
     def listed():
-        names, sizes = listed_images(data_files(root, "annotations", "*.json*"))
+        names, sizes, _ = listed_images(data_files(root, "annotations", "*.json*"))
         if not isinstance(detections, Detections): return names, sizes
         return names + detections.names, sizes | detections.sizes
     loaded = load_captions(root, captions, lambda: listed()[0])

@@ -21,7 +21,7 @@ from ..constraints import FORMS
 from ..core import NocError, default_device, require
 from ..data import RegionFeatures
 from ..files.dataset import data_files, listed_images
-from ..files.exports import export_reader, read_export
+from ..files.exports import export_reader, nearest_form, read_export
 from ..files.readers import PHOTO_ENDINGS, match_photos, open_detections, some_of
 from ..files.store import RegionStore
 from ..heldout import COCO_CLASSES
@@ -130,8 +130,8 @@ def _from_table(table, ids=None, files=None, failed=None, frames=None):
 
 # %% ../../nbs/models/119_source.ipynb #f2980062
 def _annotated(data):
-    "Return names and sizes of the images in a JSON file, or in a folder in COCO's layout."
-    if not data: return [], {}
+    "Return names, sizes and categories of a JSON file, or of a folder in COCO's layout."
+    if not data: return [], {}, {}
     files = [data] if Path(data).is_file() else []
     files = files or data_files(data, "annotations", "captions_*.json*", "*.json*")
     require(files, f"{data}: no annotations/*.json", "COCO's layout")
@@ -163,8 +163,8 @@ def _stored(path):
     sizes = zip(store.ids.tolist(), map(tuple, store.sizes.tolist()))
     sizes = {i: size for i, size in sizes if all(size)}
     def table(sizes, classes, only): return store.of(classes), {}, {}
-    return SimpleNamespace(path=path, pixels=False, texts={}, names=names, sizes=sizes,
-                           images=set(store), table=table)
+    return SimpleNamespace(path=path, pixels=False, sparse=False, texts={}, names=names,
+                           sizes=sizes, images=set(store), table=table)
 
 # %% ../../nbs/models/119_source.ipynb #119f0003
 def _stored_size(file):
@@ -212,13 +212,15 @@ def detected(
 )->Source:
     "Make a source of existing detections. Raise `NocError` if a file or an item is invalid."
     detections = read_export(path)
-    if detections is path:
-        detections = _stored(Path(path)) if Path(path).is_dir() else open_detections(path)
-    listed, sizes = _annotated(data)
+    listed, sizes, theirs = _annotated(data)
+    if detections is path and Path(path).is_dir(): detections = _stored(Path(path))
+    elif detections is path: detections = open_detections(path).named(theirs, data)
+    if detections.texts: detections = detections.numbered({*sizes, *(i for _, i in listed)}, listed)
     names, sizes = detections.names + listed, sizes | detections.sizes
     sources = (path, detections.names), (data, listed)
     where = ", ".join(str(file) for file, some in sources if some)
     files = image_files(images, names, where) if images else _beside(data, names, where)
+    if detections.sparse: files = _unlabelled(files, names, where)
     files = {f.id: f for f in files}
     failed = {i: _try(open_image, f) for i, f in files.items() if f.why and images}
     sized = sizes or images or not detections.pixels
@@ -230,11 +232,20 @@ def detected(
     if errors and not len(table): raise NocError(next(iter(errors.values())))
     failed |= {i: NocError(line) for i, line in errors.items()}
     if images: _check_found(detections, files, failed, images, where)
-    ids = list(files) if images else sorted({*table, *errors})
+    listed = {i for _, i in detections.names} | detections.sizes.keys()
+    ids = list(files) if images else sorted({*table, *errors, *listed})
     source = _from_table(table, ids, files, failed, frames)
     boxed = source.boxed | failed.keys()             # a failure is reported in any case
     return replace(source, names=names, texts=detections.texts, met=met, boxed=boxed)
 
+def _unlabelled(files, names, where):
+    "Number the photos that no label file names: they are images without objects."
+    start = max(i for _, i in names)
+    rest = [f for f in files if f.why == f"expected its name in {where}"]
+    numbered = [replace(f, id=start + n, why=None) for n, f in enumerate(rest, 1)]
+    return [f for f in files if f not in rest] + numbered
+
+# %% ../../nbs/models/119_source.ipynb #821da149
 def _check_found(detections, files, failed, images, where):
     "Report images without a photo. Raise `NocError` if no photo has boxes."
     boxed = detections.images
@@ -391,7 +402,7 @@ def _opened(job, pipeline):
     where = f"{job.src}: --data, --images and --features need detections"
     where = f"{job.src}: --only-detected needs detections" if job.only_detected else where
     none = not (job.data or job.images or job.features or job.only_detected)
-    require(none, where, ".json, .parquet, or a region store")
+    require(none, where, nearest_form(src))
     files = image_files(src)                                            # before loading a detector
     if not job.blind: return _from_photos(files, detector_for(pipeline, detector, job.weights))
     return _from_photos(files, lambda images: (Regions.empty(size=image.size) for image in images))

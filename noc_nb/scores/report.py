@@ -22,7 +22,7 @@ from fastcore.basics import noop
 from ..core import NocError, require
 from ..data import PARTS
 from ..files.dataset import find_split, instances_files, load_captions, objects_of
-from ..files.readers import (Captions, boxed_classes, caption_entries, is_object,
+from ..files.readers import (Captions, boxed_classes, by_digits, caption_entries, holds_texts,
                                   open_parquet, read_split)
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize, novel_images
 from ..lab.config import check_range
@@ -59,10 +59,14 @@ def read_system(
     where="references", # file of the references, for messages
     numbers:bool=True,  # True if the file of references has ids
     bad:list=None,      # collects a line for each unusable caption; None: raise an error
+    ids=(),             # image ids of the references
 )->dict:       # image id -> caption; a photo that the references do not name keeps its name
     "Read a system's captions. Raise `NocError`, naming the entry, if a caption is unusable."
     captions, first = {}, {}
     entries = caption_entries(path, names, where, numbers, bad)
+    texts = {} if names else dict.fromkeys(i for _, i in entries if isinstance(i, str))
+    of = by_digits([*texts], ids, path)
+    entries = [(entry, of.get(i, i)) for entry, i in entries]
     count = Counter(i for _, i in entries)
     for entry, i in entries:
         place = f"{path}: {entry.place}: image {i}"
@@ -103,16 +107,11 @@ class _Task:
 # %% ../../nbs/scores/122_report.ipynb #17ca503b
 def _read_references(data):
     "Return the references, domain -> ids (nocaps has domains), and the folder; None for a file."
-    file = Path(data) if Path(data).is_file() else None
-    root = None if file else find_data(data)
-    domains = {}
-    captions = load_captions(root, file)
-    content = read_json(file) if file and ".json" in file.suffixes and is_object(file) else {}
-    for image in content.get("images", ()):
-        domain = image.get("domain", "")
-        require(isinstance(domain, str), f"{file}: image {image['id']}: domain", "a string")
-        if "domain" in image: domains.setdefault(domain, []).append(image["id"])
-    return captions, domains, root
+    path = Path(data)
+    own = path.is_file() or (path.is_dir() and holds_texts(path))
+    root = None if own else find_data(data)
+    captions = load_captions(root, path if own else None)
+    return captions, captions.domains if own else {}, root
 
 # %% ../../nbs/scores/122_report.ipynb #412889b3
 def _split_ids(split, part, refs, root, named):
@@ -129,7 +128,7 @@ def _split_ids(split, part, refs, root, named):
             parts = list(map(int, f.read().split()))
     if isinstance(parts, dict):
         parts = read_split(path, refs, [part])
-        return parts[part], parts[f"novel_{part}"], parts["train"], f"{path.name}, {part}"
+        return parts[part], parts.get(f"novel_{part}"), parts["train"], f"{path.name}, {part}"
     for i in parts if isinstance(parts, list) else [parts]:
         require(type(i) is int and i in refs, f"{path}: image {str(i)[:40]}: unknown",
                 "the id of an image that has references")
@@ -580,7 +579,8 @@ def evaluate_file(
     with report_folder(out, "report", inputs) as finish:
         task = make_task(data, split, **kw)
         bad = [] if skip_bad else None
-        system = read_system(captions, task.references.names, data, task.references.numbers, bad)
+        known = task.references
+        system = read_system(captions, known.names, data, known.numbers, bad, known.texts)
         if bad: warnings.warn(f"{bad[0]}; left out (such captions: {len(bad):,})")
         protocol.words_of(task.heldout)                       # an error now, not after scoring
         chosen, counts = match(system, task, captions, missing)
