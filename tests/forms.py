@@ -441,8 +441,8 @@ def page():
     head = ("# Forms of files\n\n> The forms of files that the commands read, and the tools that write them\n\n"
             "`tests/test_forms.py` gives each example to each command. Text is UTF-8, with or without a byte order\n"
             "mark, or UTF-16. Photos are matched by name ([data.md](data.md)); suffixes are ignored if one of the\n"
-            "names has none. If no name fits, but the numbers at the ends of all names do, they decide, and a line says\n"
-            "so.\n")
+            "names has none. If no name fits, but the numbers at the ends of all names do, they decide, and a line\n"
+            "says so.\n")
     def section(title, ways, forms):
         lines = [f"| {form} | {tool} | `{file}` |" for form, tool, file, _ in forms]
         read = ", ".join(f"`{way}`" for way in ways)

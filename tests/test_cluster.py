@@ -80,7 +80,8 @@ def test_several_changes(folder):
     typed(folder, loop.replace("--preset toy", small), PYTHONPATH=str(folder))
     trained = [p.name for p in (folder/"paper0").iterdir() if (p/"done.json").exists()]
     models = sorted(re.sub("-[0-9a-f]{12}.*", "", name) for name in trained)
-    assert models == ["captioner-cider", "captioner-cider-0", "captioner-xe-0", "selector", "selector-0.2-0"], models
+    assert models == ["captioner-cider-0", "captioner-cider-rare_words", "captioner-xe-0", "selector-0.2-0",
+                      "selector-Counting"]
     for idea in "counting", "rare", "area", "all":
         assert "## Differences" in (folder/f"verdict_{idea}/table.md").read_text(), idea
     pairs = (folder/"verdict_area/pairs.csv").read_text()

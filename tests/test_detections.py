@@ -291,7 +291,7 @@ def test_texts_in_the_place_of_ids_go_everywhere(tmp_path, kind):
     (dict(captions="own.json", split="halves.json"), "halves"), (dict(detections="drawn/labels"), "toy")])
 def test_a_run_uses_the_data_that_its_settings_name(tmp_path, monkeypatch, options, split):
     class Begun(Exception): pass
-    def begun(run, data, *_): raise Begun(run.preset.split, data.regions)
+    def begun(run, data, *_, **more): raise Begun(run.preset.split, data.regions)
     monkeypatch.setattr(reproduce, "Experiment", begun)
     monkeypatch.chdir(tmp_path)
     make_toy("toy", train=30, val=10, test=10, pictures=0)
