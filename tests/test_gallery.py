@@ -241,7 +241,7 @@ def test_bad_arguments_are_one_line(tmp_path, monkeypatch, arguments, message):
     for name in "empty", ".in": Path(name).mkdir()
     for name in "a.jpg", ".in/7.jpg": Path(name).write_bytes(b"")
     Path("torn.json").write_text("[{")
-    Path("found.json").write_text('[{"image_id":1,"category_id":2,"bbox":[0,0,1,1],"score":1}]')
+    Path("found.json").write_text('[{"image_id":1,"category_id":2,"bbox":[0,0,9,9],"score":1}]')
     if arguments["src"] == ".": Path("a.jpg").unlink()
     with pytest.raises(NocError, match=message) as e: _caption_files(Job(**{"model": "toy"} | arguments), "x.jsonl")
     assert "\n" not in str(e.value) and not Path("x.jsonl").exists()
