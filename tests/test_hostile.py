@@ -862,7 +862,7 @@ def test_regions_are_not_rounded():
 
 def test_numbers_of_a_file_are_no_lists(tmp_path):
     good = dict(image_id=7, category_id=18, bbox=[10, 20, 30, 40], score=.5)
-    for key, odd in [("image_id", [7]), ("image_id", True), ("image_id", 7.), ("category_id", [[18]]), ("score", [.5]),
+    for key, odd in [("image_id", [7]), ("image_id", True), ("image_id", 7.5), ("category_id", [[18]]), ("score", [.5]),
                      ("score", True), ("bbox", [[10, 20], [30, 40]]), ("bbox", [[10], [20], [30], [40]]),
                      ("bbox", [True, 1, 2, 3]), ("bbox", [[10, 20, 30, 40]])]:
         for others in [], [good]:

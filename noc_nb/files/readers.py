@@ -827,7 +827,8 @@ def _by_mode(items, boxes):
         mode = item.get("bbox_mode", 1)
         if mode == 0: boxes[n, 2:] -= boxes[n, :2]
         elif mode != 1: wrong[n] = f"bbox_mode: expected 1 (XYWH_ABS) or 0 (XYXY_ABS), found {mode}"
-        if turned or np.shape(item.get("bbox")) == (5,): wrong[n] = TURNED
+        box = item.get("bbox")
+        if turned or isinstance(box, list) and len(box) == 5: wrong[n] = TURNED
     return wrong
 
 # %% ../../nbs/files/101_readers.ipynb #242196ac
