@@ -34,8 +34,8 @@ class Nothing:
     def __call__(self, ids): return torch.ones(len(ids), 1, 8), torch.ones(len(ids), 1, dtype=torch.bool)
 
 # `x or y` takes y for every false x. These use it on purpose: the comment of `peak` says what 0 means, a download of 0
-# bytes has no known size, and no caption has 0 tokens.
-MEANT = {"cfg.peak", "f.bytes", "max_len"}
+# bytes has no known size, no caption has 0 tokens, and a width of 0 is that of a box, four.
+MEANT = {"cfg.peak", "f.bytes", "form.width", "max_len"}
 
 def annotated(node):
     "Return (name, annotation) of the parameters of a function, or of the fields of a class."
