@@ -85,7 +85,7 @@ def test_several_changes(folder):
     for idea in "counting", "rare", "area", "all":
         assert "## Differences" in (folder/f"verdict_{idea}/table.md").read_text(), idea
     pairs = (folder/"verdict_area/pairs.csv").read_text()
-    assert "paper: Region selector" in pairs and "area: area_weighted" in pairs
+    assert "paper0: Region selector" in pairs and "area0: area_weighted" in pairs
 
 def test_other_commands_say_that_they_run_in_one_process(tmp_path):
     "The first of several processes says what to type, before PyTorch is imported; the others are silent."
