@@ -133,7 +133,7 @@ def _is_label(words):
 
 # %% ../../nbs/files/108_exports.ipynb #8e2068d3
 class _Labels(NamedTuple):
-    "What the numbers after the class mean in each line of a folder of labels."
+    "The meaning of the numbers after the class in each line of a folder of labels."
     points:int # 0: a box, or an outline; 2 or 3: a box, and key points of so many numbers
     width:int  # how many numbers describe the box; 0: four, or an outline's
     tail:str   # what follows: c, a confidence; t, a track's number; ct, both; or nothing
