@@ -90,17 +90,21 @@ class _Missing(NamedTuple):
     text:str     # the word or phrase
     lost:bool    # True if the class has no other text, and so adds no constraint
 
-def _texts(c, form): return dict(words=[c.word], forms=c.forms, phrases=[" ".join(c.phrase)])[form]
+def _texts(c, form):
+    "Return the words or phrases of a class in a form."
+    if callable(form): return form(c)
+    return dict(words=[c.word], forms=c.forms, phrases=[" ".join(c.phrase)])[form]
 
 # %% ../nbs/21_constraints.ipynb #b1d21a02
 def constraint_tokens(
     class_ids,        # ids of classes, best first
     classes:dict,     # class id -> `ObjectClass`
     vocab,            # `Vocab` of the captioner
-    form:str="words", # one of `FORMS`
+    form="words",     # one of `FORMS`, or a function from a class to its words and phrases
 )->tuple:             # class id -> its alternatives, each a tuple of token ids; list of `_Missing`
     "Turn classes into groups of tokens. Raise `NocError` if a form or class is unknown."
-    require(form in FORMS, f"constraints: form {form!r}", f"one of {', '.join(FORMS)}")
+    known = form in FORMS or callable(form)
+    require(known, f"constraints: form {form!r}", f"one of {', '.join(FORMS)}")
     groups, missing = {}, []
     for i in dict.fromkeys(class_ids):
         require(i in classes, f"constraints: class {i}", f"one of the {len(classes)} known classes")

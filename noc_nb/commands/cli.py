@@ -10,6 +10,9 @@ from typing import Literal
 
 from .command import works_in
 
+# %% ../../nbs/commands/140_cli.ipynb #6fa06907
+_Form = Literal["words", "number", "forms", "phrases"]
+
 # %% ../../nbs/commands/140_cli.ipynb #c0de0001
 @works_in("noc_nb.pages.gallery", workers="noc_nb.commands.distributed")
 def noc_caption(
@@ -43,7 +46,7 @@ def noc_caption(
     captioner:str=None,  # another captioner for photos: model or folder of transformers
     prompt:str=None,     # that captioner's prompt (default: set by the model, or a question)
     batch:int=None,      # images per batch (default: 50; with --captioner: 8)
-    form:Literal["words", "forms", "phrases"]=None, # how captions name objects (default: model's)
+    form:_Form=None,     # how captions name objects; number: plural if two boxes (default: model's)
     dtype:Literal["float32", "bfloat16"]="float32", # bfloat16 is faster on some machines
     workers:int=None,    # caption with so many workers of Ray, into the folder --out; a cluster is
                          # named by the variable RAY_ADDRESS
@@ -69,7 +72,7 @@ def noc_app(
     prompt:str=None,      # that captioner's prompt (default: set by the model, or a question)
     classes:str=None,     # detector's classes: one name per line, or JSON (default: the model's)
     first:int=None,      # number of the first class in a file of names: 1 or 0 (default: 1)
-    form:Literal["words", "forms", "phrases"]=None, # how captions name objects (default: model's)
+    form:_Form=None,     # how captions name objects; number: plural if two boxes (default: model's)
     max_mb:int=10,        # maximum size of an upload, in MB
 ):
     "Serve a web page for captioning; by default, only to this machine."

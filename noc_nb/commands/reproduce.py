@@ -170,7 +170,7 @@ def _write_tables(rows, tables, folder, about, variant, verdicts, **shown):
 def _join_parts(out, selector, captioner, classes, words, cfg):
     "Save two models as a pipeline. `words`: word -> vector, or None for stored features."
     vectors = None if words is None else class_vectors(classes, words)
-    how = PipelineConfig(cfg.search, cfg.form, cfg.limit, cfg.prices)
+    how = PipelineConfig(cfg.search, cfg.form, cfg.limit, cfg.prices, cfg.number_score)
     with whole_folder(out) as new:
         NovelCaptioner(selector, captioner, classes, vectors, how).save_pretrained(new)
 

@@ -92,10 +92,11 @@ def decode(
 
 # %% ../../nbs/fast/36_decode.ipynb #36a00006
 def word_groups(
-    words, # token ids
+    words, # token ids, or tuples of alternative token ids
 )->list:   # a constraint group for each, as `search` expects it
     "Convert single words to constraint groups."
-    return [[(word,)] for word in words]
+    alternatives = [word if isinstance(word, tuple) else (word,) for word in words]
+    return [[(word,) for word in group] for group in alternatives]
 
 def _prices(words): return [*words.values()] if isinstance(words, dict) else [math.inf]*len(words)
 

@@ -29,6 +29,7 @@ from ..fast.prices import PriceConfig, best_candidates
 from ..fast.search import SearchConfig
 from .config import Config, setting, without
 from .disk import foreign_file, read_json
+from .objects import form_of
 from .progress import progress, say
 from .results import (LABELS, ROWS, Row, append_row, captions_file, new_row,
                                 read_results, read_rows, table_line, write_results)
@@ -52,7 +53,9 @@ class Preset(Config):
     data:str = "coco"                  # name of the data set in rows and tables
     split:str = "coco"                 # name of the split in the data folder
     min_count:int = setting(5, 0, 10**9) # minimum number of times a word occurs in the captions
-    form:str = setting("words", among=FORMS) # form of constraints; "words": as in the paper
+    form:str = setting("words", among=(*FORMS, "number")) # form of constraints; "words": as in the
+                                       # paper
+    number_score:float = setting(.4, 0, 1) # form number: minimum score of a box that counts
     limit:int = setting(5, 0, 62)      # maximum number of constraints of an image
     distinct:bool = False              # top-k rows: k classes, not the classes of k detections
     borrow:int = setting(0, 0)         # a word in no training caption gets the mean embedding of
@@ -432,7 +435,8 @@ def _constraints(self:Experiment, row, lambda0, vocab):
     groups, prices, missing = {}, {}, {}
     form = self._searched(row).form
     for i, candidates in self.choices.candidates(row, lambda0, self.run.votes[0]).items():
-        tokens, lost = constraint_tokens(candidates, self.data.classes, vocab, form)
+        how = form_of(form, self.data.regions[i], self.run.preset.number_score)
+        tokens, lost = constraint_tokens(candidates, self.data.classes, vocab, how)
         groups[i] = [*tokens.values()]
         prices[i] = [candidates[c] for c in tokens]
         missing[i] = tuple(word.text for word in lost if word.lost)

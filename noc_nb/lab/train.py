@@ -34,6 +34,7 @@ from ..fast.search import SearchConfig
 from ..fit import FitConfig, learning_rate
 from .config import Config, setting, without
 from .disk import foreign_file, read_json, whole_file, write_json
+from .objects import numbered, several
 from .progress import progress, say
 from .runs import (begin, called, check_same, compare_training, contents, file_sum,
                              fingerprint, held, locked, put_back, read_about, state_of,
@@ -137,6 +138,8 @@ class TrainConfig(_Kept, FitConfig):
 class ScstTrainConfig(_Kept, ScstConfig):
     "The settings of self-critical training."
     price_weight:float = setting(None, 0, 1e9) # weight of the prices of words; None: no prices
+    number_score:float = setting(None, 0, 1) # words may be plural if two boxes of their class reach
+                                             # this score; None: each word as it is
 
 # %% ../../nbs/lab/40_train.ipynb #30fd58b2
 @dataclass(eq=False)
@@ -537,13 +540,26 @@ def train_xe_in(
     return train_xe(data, cfg, train, min_count, fit, _decode_val)
 
 # %% ../../nbs/lab/40_train.ipynb #40c00015
+def _with_plurals(words, data, vocab, least):
+    "Let each image's words be plural where two boxes of their class have at least this score."
+    def ids(c): return tuple(filter(None, map(vocab.stoi.get, numbered(c, True))))
+    spelt = {i: ids(c) for i, c in data.classes.items()}          # the word, then its plural
+    def of_image(i, wanted):
+        pairs = [spelt[c] for c in several(data.regions[i], least) if len(spelt[c]) > 1]
+        many = {pair[0]: pair for pair in pairs}
+        new = [many.get(word, word) for word in wanted]
+        return dict(zip(new, wanted.values())) if isinstance(wanted, dict) else new
+    return {i: of_image(i, wanted) for i, wanted in words.items()}
+
 def _words_to_say(data, captioner, cfg, limit):
     "Return the oracle's words: required for val; with prices for train if `cfg` has a weight."
     ids = rewarded_images(data, cfg)
     vocab = Vocab(captioner.tokens)
     if cfg.price_weight is None: words = oracle_words(data, ids, vocab, limit)
     else: words = oracle_prices(data, ids, vocab, cfg.price_weight, limit)
-    return words | oracle_words(data, data.splits["val"], vocab, limit)
+    words |= oracle_words(data, data.splits["val"], vocab, limit)
+    if cfg.number_score is None: return words
+    return _with_plurals(words, data, vocab, cfg.number_score)
 
 def _record_from(captioner, data):
     "Compare the captioner's training with the data; return the record of its further training."

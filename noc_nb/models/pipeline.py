@@ -30,7 +30,7 @@ from ..fast.prices import PriceConfig, best_candidates, read_wishes
 from ..fast.search import SearchConfig
 from ..heldout import ObjectClass, meanings, people
 from ..lab.config import Config, load_config, save_config, setting
-from ..lab.objects import load_classes, save_classes
+from ..lab.objects import form_of, load_classes, save_classes
 from ..lab.saving import check_kinds, load_model, model_card, read_weights, save_model
 from ..regions import Regions, geometry, table_of
 from ..selector import RegionSelector, select
@@ -41,9 +41,10 @@ from ..vocab import Vocab
 class PipelineConfig(Config):
     "Settings for the constraints of a pipeline and for its search."
     search:SearchConfig = SearchConfig()
-    form:str = setting("words", among=FORMS) # which words satisfy a constraint
+    form:str = setting("words", among=(*FORMS, "number")) # which words satisfy a constraint
     limit:int = setting(5, 0)                # maximum number of candidates per image
     prices:PriceConfig = PriceConfig()       # prices of the selector's candidates
+    number_score:float = setting(.4, 0, 1)   # form number: minimum score of a box that counts
 
 # %% ../../nbs/models/50_pipeline.ipynb #5a7e01c2
 @dataclass(frozen=True)
@@ -102,13 +103,13 @@ class _Words:
             texts += filter(written, self.classes[ids[0]].forms) if whole else cases[:1]
         return tuple(dict.fromkeys(texts))
 
-    def _group(self, i):
+    def _group(self, i, regions=Regions.empty()):
         "Return the alternatives of a class's constraint that contain no word to avoid."
-        form = self.cfg.form if self.classes[i].phrase else "forms" # own words: all alternatives
+        own = not self.classes[i].phrase                              # then all alternatives
+        form = "forms" if own else form_of(self.cfg.form, regions, self.cfg.number_score)
         groups, _ = constraint_tokens([i], self.classes, self.vocab, form)
         def holds(ids, part): return part in [ids[j:j+len(part)] for j in range(len(ids))]
-        def fine(ids): return not any(holds(ids, part) for part in self.avoid)
-        return [*filter(fine, groups.get(i, []))]
+        return [ids for ids in groups.get(i, []) if not any(holds(ids, x) for x in self.avoid)]
 
     def _near(self, name):
         "Return a hint: words of similar spelling, then of a similar vector if the name has one."
@@ -302,11 +303,11 @@ def _whole_mention(text, span, forms):
 # %% ../../nbs/models/50_pipeline.ipynb #265b0cab
 class _Search:
     "Finds the best captions under constraints and the costs of omitted objects; makes records."
-    def _ask(self, candidates, reasons=()):
-        "Return the candidates as constraints."
+    def _ask(self, regions, candidates, reasons=()):
+        "Return the candidates of an image as constraints."
         groups, prices, places = [], [], {}
         for c, price in candidates.items():
-            group = self._group(c)
+            group = self._group(c, regions)
             if not group: continue
             if group not in groups:
                 groups.append(group)
@@ -401,7 +402,7 @@ class NovelCaptioner(_Words, _Choice, _Search):
         probs = _probs(self.selector, self.people, images)
         asked = []
         for chooser, r, p in zip(choosers, images, probs):
-            asked.append(chooser._ask(*chooser._candidates(r, p, options)))
+            asked.append(chooser._ask(r, *chooser._candidates(r, p, options)))
         decoded = self._search(seen, [a.groups for a in asked], [a.prices for a in asked])
         costs = self._costs(seen, asked, decoded) if options.costs else [{}]*len(asked)
         rows = zip(choosers, images, probs, asked, decoded, costs)

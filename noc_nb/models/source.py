@@ -337,7 +337,8 @@ class Job(Config):
     add_words:str = None # file of word vectors, for words that the model's vocabulary lacks
     captioner:str = None # a captioner that sees photos, for `PhotoCaptioner.from_pretrained`
     prompt:str = None    # prompt of that captioner
-    form:str = setting(None, among=FORMS) # words that mention an object; default: as in the model
+    form:str = setting(None, among=(*FORMS, "number")) # words that mention an object; default: the
+                                         # model's
     first:int = None     # number of the first class in a file of names
     only_detected:bool = False # detections: leave out images without boxes
     dtype:str = setting("float32", among=("float32", "bfloat16")) # precision of our captioner

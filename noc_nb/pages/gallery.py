@@ -24,6 +24,7 @@ from ..core import NocError, require
 from ..files.readers import PHOTO_ENDINGS
 from ..lab.config import read_options
 from ..lab.disk import real_path, room_for, whole_file
+from ..lab.objects import form_of
 from ..lab.progress import keep_blocks, progress, say, say_notes
 from ..lab.results import read_rows
 from ..lab.runs import begin, called, check_ours, check_outputs, fingerprint, locked
@@ -31,6 +32,7 @@ from ..models.photos import input_files
 from ..models.pipeline import CaptionOptions, NovelCaptioner
 from ..models.source import Job, Source
 from .viz import PALETTE, place_tags
+from ..regions import Regions
 from ..scores.page import TEMPLATES, render, thumbnail
 
 # %% ../../nbs/pages/132_gallery.ipynb #31f6d026
@@ -338,7 +340,8 @@ def _caption_files(job, out=None, report=None, resume=False, texts=None, overwri
 def _unsayable(pipeline):
     "Return a dict: name of a class -> its word that the vocabulary lacks."
     classes = pipeline.classes
-    _, missing = constraint_tokens(classes, classes, pipeline.vocab, pipeline.cfg.form)
+    form = form_of(pipeline.cfg.form, Regions.empty())
+    _, missing = constraint_tokens(classes, classes, pipeline.vocab, form)
     return {classes[m.class_id].name: m.text for m in missing if m.lost}
 
 def _failures(pipeline, file):

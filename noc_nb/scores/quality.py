@@ -15,6 +15,7 @@ import numpy as np
 from ..core import require
 from ..heldout import normalize
 from ..lab.disk import foreign_file, text_file
+from ..lab.objects import plurals
 from ..lab.progress import say
 from ..vocab import FUNCTION_WORDS
 
@@ -51,13 +52,7 @@ telephone trolley""".split())
 _ANIMALS = "bird cat dog horse sheep cow elephant bear zebra giraffe animal cub".split()
 _BEFORE = dict(baby=_ANIMALS, adult=_ANIMALS, passenger=("jet", "train"))
 
-_MANY = dict(man="men", mouse="mice", goose="geese", child="children", person="people", fe="ves",
-             f="ves", y="ies", s="ses", x="xes", z="zes", ch="ches", sh="shes", o="oes")
-
-def _numbers(word):
-    "Return a word and its possible plurals."
-    irregular = [word.removesuffix(a) + b for a, b in _MANY.items() if word.endswith(a)]
-    return [word, f"{word}s", *irregular]
+def _numbers(word): return [word, *plurals(word)]
 
 def _in_numbers(forms):
     "Add the forms with words in the plural; the original forms take precedence."
