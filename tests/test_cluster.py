@@ -80,7 +80,7 @@ def test_several_changes(folder):
     loop = loop.replace("${idea}0 ${idea}1 ${idea}2", "${idea}0")
     small = f"--preset toy --set {SMALL} --rows none,selector --training xe,cider"
     typed(folder, world)
-    typed(folder, loop.replace("--preset toy", small), PYTHONPATH=str(folder))
+    typed(folder, loop.replace("--preset toy", small), PYTHONPATH=f"{folder}:{ROOT}")
     trained = [p.name for p in (folder/"paper0").iterdir() if (p/"done.json").exists()]
     models = sorted(re.sub("-[0-9a-f]{12}.*", "", name) for name in trained)
     assert models == ["captioner-cider-0", "captioner-cider-rare_words", "captioner-xe-0", "selector-0.2-0",
