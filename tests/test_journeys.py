@@ -90,8 +90,8 @@ def test_another_loss(typed):
 
 @pytest.mark.slow
 def test_own_ideas(typed, capsys, monkeypatch):
-    """The selector, reward and rule of docs/change.md are passed by name. Each trains only the model that depends on it, is
-    recorded in its rows, and gets a verdict; the selector's pipeline captions boxes by its class."""
+    """The selector, reward and rule of docs/change.md are passed by name. Each trains only the model that depends on
+    it, is recorded in its rows, and gets a verdict; the selector's pipeline captions boxes by its class."""
     make_toy("small", train=60, val=20, test=20)
     Path("ideas.py").write_text(re.search(r"```python\n(.*?)```", (ROOT/"docs/change.md").read_text("utf-8"), re.S)[1])
     monkeypatch.syspath_prepend(os.getcwd())
