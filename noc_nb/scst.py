@@ -133,6 +133,7 @@ class SelfCritical:
         search=plain_search, # function with the arguments of `plain_search`
         mix:float=0.,        # probability that a step ignores the words of an image
     ):
+        require(callable(reward), f"reward: {type(reward).__name__}", "a function from its builder")
         self.reward, self.words, self.search, self.mix = reward, words or {}, search, mix
 
     def __call__(self, captioner, batch):

@@ -1,5 +1,5 @@
 "The commands of docs/cluster.md and docs/change.md are run as typed, on the CPU and a small toy world."
-import os, re, socket, subprocess, sys
+import csv, os, re, socket, subprocess, sys
 from pathlib import Path
 import pytest
 from book import ROOT
@@ -72,20 +72,27 @@ def test_a_job_of_slurm(folder):
 def test_several_changes(folder):
     "The loop of docs/change.md, with one seed: what it says is trained again is, and each change gets its verdict."
     text = (ROOT/"docs/change.md").read_text(encoding="utf-8")
+    folder = folder/"change"
+    folder.mkdir()
     (folder/"mine.py").write_text(re.search(r"^```python\n(.*?)^```$", text, re.M | re.S)[1])
-    loop = re.search(r"^```sh\n(.*?)^```$", text, re.M | re.S)[1]
+    world, loop = re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S)
     loop = loop.replace("in 0 1 2", "in 0").replace("paper0 paper1 paper2", "paper0")
     loop = loop.replace("${idea}0 ${idea}1 ${idea}2", "${idea}0")
     small = f"--preset toy --set {SMALL} --rows none,selector --training xe,cider"
-    typed(folder, loop.replace("--preset toy", small), PYTHONPATH=str(folder))
+    typed(folder, world)
+    typed(folder, loop.replace("--preset toy", small), PYTHONPATH=f"{folder}:{ROOT}")
     trained = [p.name for p in (folder/"paper0").iterdir() if (p/"done.json").exists()]
     models = sorted(re.sub("-[0-9a-f]{12}.*", "", name) for name in trained)
     assert models == ["captioner-cider-0", "captioner-cider-rare_words", "captioner-xe-0", "selector-0.2-0",
                       "selector-Counting"]
     for idea in "counting", "rare", "area", "all":
         assert "## Differences" in (folder/f"verdict_{idea}/table.md").read_text(), idea
-    pairs = (folder/"verdict_area/pairs.csv").read_text()
-    assert "paper0: Region selector" in pairs and "area0: area_weighted" in pairs
+    with open(folder/"verdict_area/pairs.csv") as f: pairs = [*csv.DictReader(f)]
+    claims = [x for x in pairs if x["about"] != "the same captions"]
+    assert all("area0: area_weighted" in x["system"] and "paper0: Region selector" in x["against"] for x in claims)
+    said = (folder/"verdict_area/table.md").read_text()
+    assert f"corrected for {len(claims)} tests" in said and 0 < len(claims) < len(pairs)
+    assert "- Region selector · CIDEr: area minus paper0" in said
 
 def test_other_commands_say_that_they_run_in_one_process(tmp_path):
     "The first of several processes says what to type, before PyTorch is imported; the others are silent."

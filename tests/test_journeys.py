@@ -88,38 +88,12 @@ def test_another_loss(typed):
     assert row["verdict"] in ("holds", "does not hold", "undecided")
     assert abs(row["difference"]) == pytest.approx(abs(scores[1] - scores[0]), abs=1e-6)
 
-IDEAS = """from collections import Counter
-import torch
-from noc_nb.attention import linear
-from noc_nb.scst import cider_reward
-from noc_nb.selector import RegionSelector
-
-class Counting(RegionSelector):
-    def __init__(self, cfg):
-        super().__init__(cfg)
-        self.embed = linear(7, cfg.d_model)
-    def forward(self, geometry, labels):
-        count = (labels[:,:,None] == labels[:,None,:]).sum(-1, keepdim=True)/10
-        return super().forward(torch.cat([geometry, count], -1), labels)
-
-def rare_words(data, ids, vocab, cfg):
-    cider = cider_reward(data, ids, vocab, cfg)
-    counts = Counter(word for i in data.splits["train"] for tokens in data.tokens[i] for word in tokens)
-    rare = torch.tensor([counts[word] < 5 for word in vocab.tokens])
-    return lambda tokens, image_ids: cider(tokens, image_ids) + rare[tokens.cpu()].float().mean(1)
-
-def area_weighted(seen):
-    boxes = seen.best.boxes[:len(seen.probs)]
-    areas = (boxes[:,2:] - boxes[:,:2]).prod(1)
-    return seen.best.labels[(seen.probs*areas).argsort(descending=True)][:2].tolist()
-"""
-
 @pytest.mark.slow
 def test_own_ideas(typed, capsys, monkeypatch):
-    """A researcher's selector, reward and rule are passed by name. Each trains only the model that depends on it, is
-    recorded in its rows, and gets a verdict; the selector's pipeline captions boxes by its class."""
+    """The selector, reward and rule of docs/change.md are passed by name. Each trains only the model that depends on
+    it, is recorded in its rows, and gets a verdict; the selector's pipeline captions boxes by its class."""
     make_toy("small", train=60, val=20, test=20)
-    Path("ideas.py").write_text(IDEAS)
+    Path("ideas.py").write_text(re.search(r"```python\n(.*?)```", (ROOT/"docs/change.md").read_text("utf-8"), re.S)[1])
     monkeypatch.syspath_prepend(os.getcwd())
     monkeypatch.delitem(sys.modules, "ideas", raising=False)
     small = "--preset toy --data small --tables 1 --rows none,selector --metrics C".split()
@@ -133,7 +107,10 @@ def test_own_ideas(typed, capsys, monkeypatch):
     for name, (line, key, called, models) in ideas.items():
         before = {*os.listdir("run")}
         typed(f'noc_reproduce --models run --out {name} --variant "idea {name}" {line}', *small)
-        assert len({*os.listdir("run")} - before) == models, name
+        new, told = {*os.listdir("run")} - before, capsys.readouterr().err
+        assert len(new) == models, name
+        assert all(f"run/{x}: missing, so it is trained now and saved there" in told for x in new)
+        assert told.count("run/captioner-xe-0: read\n") == 1
         rows = [r for r in lines(f"{name}/rows.jsonl") if r["training"]]
         told = [r for r in rows if r["config"].get(key, "").startswith(called)]
         assert told if name != "area" else [r["row"] for r in told] == ["area_weighted"]

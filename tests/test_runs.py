@@ -22,7 +22,7 @@ from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner
 from noc_nb.models.source import Job
 from noc_nb.pages.gallery import begin_captions
 from noc_nb.regions import Regions
-from noc_nb.scst import cider_reward
+from noc_nb.scst import SelfCritical, cider_reward
 from noc_nb.selector import RegionSelector
 from test_hostile import evaluated
 
@@ -260,6 +260,7 @@ def test_a_reward_is_a_part_of_the_run(tmp_path):
     assert start("brief", reward=brief, resume=True).models.names == first.models.names
     for other in cider_reward, longer:
         with pytest.raises(NocError, match="run: reward: .* in the record"): start("brief", reward=other, resume=True)
+    with pytest.raises(NocError, match="reward: Tensor: expected a function"): SelfCritical(torch.zeros(3))
     marks = [Experiment.kind(first.run, data, tmp_path, reward=r).marks for r in (brief, longer, cider_reward)]
     assert marks[0]["reward"] != marks[1]["reward"] and marks[2] == {}
 
@@ -288,6 +289,16 @@ def test_a_rule_is_a_part_of_the_run(tmp_path, monkeypatch):
     with pytest.raises(NocError, match="rule f: expected a function with another name"): start("x", "x", rules=[f, g])
     run = start(out="last")
     with pytest.raises(NocError, match="row 'first': expected one of none, top1"): run.choices.candidates("first")
+    texts = dict(listed="seen.best.labels[:2].tolist()", tensor="seen.best.labels[:2]", scores="seen.probs",
+                 empty="None")
+    rules = {name: loaded(tmp_path, f"def {name}(seen): return {text}\nf = {name}", name)
+             for name, text in texts.items()}
+    choices = start("four rules", "four", rules=[*rules.values()]).choices
+    monkeypatch.setattr(choices.models, "selector", lambda *_: RegionSelector(choices.preset.selector).eval())
+    assert choices.candidates("tensor") == choices.candidates("listed")
+    for name in "scores", "empty":
+        with pytest.raises(NocError, match=f"rule {name}: image [0-9]+: .*: expected a list or a tensor of class ids"):
+            choices.candidates(name)
 
 COUNTING = """import torch
 from noc_nb.attention import linear
@@ -313,6 +324,11 @@ def test_a_selector_is_a_part_of_the_run(tmp_path):
         with pytest.raises(NocError, match="run: network: .* in the record"):
             start("counts", selector=other, resume=True)
     marks = [Experiment.kind(first.run, data, tmp_path, selector=s).marks for s in (one, two, RegionSelector)]
+    wrong = {"self.embed = linear(7, cfg.d_model)": ("pass", "8x7 and 6x64.*; expected a forward from geometry"),
+             "-1), labels)": ("-1), labels)[...,None]", r"returns \(2, 4, 1\): expected a forward from geometry")}
+    for text, (other, message) in wrong.items():
+        bad = loaded(tmp_path, COUNTING.format(1).replace(text, other), "bad")
+        with pytest.raises(NocError, match=f"^f: .*{message}"): start("bad", selector=bad)
     assert marks[0]["network"] != marks[1]["network"] and marks[2] == {}
 
 def test_a_folder_never_chooses_the_class_of_its_selector(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 Java is slow, so METEOR and SPICE are compared on few images here. The same on more of them, by one command:
 NOC_IMAGES=2000 python -m pytest -s tests/test_scores.py -k pycocoevalcap
 """
-import importlib, json, multiprocessing, os, shutil, signal, subprocess, sys, time, warnings
+import csv, importlib, json, multiprocessing, os, shutil, signal, subprocess, sys, time, warnings
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
@@ -663,10 +663,21 @@ def test_a_table_of_runs_fits_a_page_of_two_columns(tmp_path):
     assert f"| {name.replace('|', chr(92) + '|').replace('<', chr(92) + '<')} | 3 | 21.0 ±1.0 |" in shown
     page = (tmp_path/"table/table.html").read_text()
     assert NAME.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") in page
+    assert "C pooled" in (text := (tmp_path/"table/table.tex").read_text())
+    assert r"\caption{Scores on own (test; 30 images)." in text and "over seeds (0, 1, 2, 3, 4, 5)" in text
+    folder, name = world(tmp_path), "a system with a long name & 50 % of the captions, number"
+    for n in range(6): evaluated(folder, f"{name} {n}", {i: "a dog" if i < 20 - n else "a red bus" for i in range(30)})
+    sides = [[tmp_path/f"{name} {n}" for n in own] for own in ((0, 1, 2), (3, 4, 5))]
+    noc_eval(runs=[*sides[0], "vs", *sides[1]], out=tmp_path/"pairs", samples=20)
+    with open(tmp_path/"pairs/pairs.csv") as f: tests = sum(bool(x["holm"]) for x in csv.DictReader(f))
+    differences = (tmp_path/"pairs/table.tex").read_text().split(r"\caption")[-1]
+    assert all(words in differences for words in (
+        "30 images), with 95 \\% intervals over images and training runs", "3 against 3",
+        f"corrected for {tests} tests (Holm)", "& p & p (Holm) & verdict"))
     if not shutil.which("pdflatex"): pytest.skip("no pdflatex")
-    text = (tmp_path/"table/table.tex").read_text()
-    head = r"\documentclass[twocolumn]{article}\usepackage{booktabs}\begin{document}\begin{table*}"
-    (tmp_path/"page.tex").write_text(head + text + r"\end{table*}\end{document}")
+    rules = r"\usepackage{booktabs}}{\let\toprule\hline\let\midrule\hline\let\bottomrule\hline"
+    head = rf"\documentclass[twocolumn]{{article}}\IfFileExists{{booktabs.sty}}{{{rules}}}\begin{{document}}"
+    (tmp_path/"page.tex").write_text(head + text + differences.join([r"\begin{table*}\caption", r"\end{document}"]))
     command = ["pdflatex", "-interaction=nonstopmode", "page.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and "Overfull" not in done.stdout, done.stdout[-1500:]

@@ -102,6 +102,8 @@ def noc_eval(
     whole_sentences:bool=False, # ignore the text after the last full stop of a caption
     samples:int=1000,     # number of bootstrap samples
     runs:list=None,       # reports or folders of runs, for one table, with "vs" between systems
+    rows:str=None,        # with --runs, rows of noc_reproduce to compare, by commas (default: all)
+    training:str=None,    # with --runs, their trainings, some of xe, cider, cider_dgbs
     against:str=None,     # with --runs, the row that new rows are compared with (default: selector)
     compare:list=None,    # two reports or folders of reports, or several: ours0 ours1 vs theirs0;
                           # for folders of noc_reproduce: --runs ours vs theirs
@@ -163,11 +165,16 @@ def noc_reproduce(
     resume:bool=False,     # continue the run in OUT
     part:Literal["test", "val"]="test", # images to caption and score; use val for choices
     variant:str=None,      # description of your changes, recorded in the rows
-    selector:str=None,     # your class of selectors, module:Class, a subclass of RegionSelector
-    selector_loss:str=None, # their loss: your module:function, like selector_loss
-    reward:str=None,       # your module:function that builds the reward (default: CIDEr-D)
-    rule:str=None,         # your rules of choice, module:function; each adds a row with its name
-    models:str=None,       # folder of a run with trained models, or a pipeline (default: OUT)
+    selector:str=None,     # your module:Class, a RegionSelector; its forward turns geometry (b,n,6)
+                           # and labels (b,n), -1 for padding, into logits (b,n)
+    selector_loss:str=None, # your module:function of (logits, targets, labels, lambda0, lambda1),
+                           # the first three (b,n); it returns one number
+    reward:str=None,       # your module:function of (data, ids, vocab, cfg) that returns a function
+                           # of tokens (N,t) and N image ids, which returns N numbers
+    rule:str=None,         # your module:function of the detections seen in an image; it returns
+                           # class ids, best first, and adds a row with its name (several: a,b)
+    models:str=None,       # folder of a run with trained models, or a pipeline (default: OUT);
+                           # models that a run lacks are trained and saved there, too
     drop_heldout:bool=False, # train without images whose captions mention held-out objects
     skip_bad:bool=False,   # leave out unusable boxes; the rows count them
     spice:bool=False,      # compute SPICE; run noc_data spice first
@@ -191,9 +198,9 @@ def noc_train(
     first:int=None,       # number of the first class in a file of names: 1 or 0 (default: 1)
     start:str=None,       # scst: folder of the captioner to start from
     free:bool=False,      # scst: search without constraints
-    selector:str=None,    # selector: your module:Class, a subclass of RegionSelector
-    selector_loss:str=None, # selector: your module:function, like selector_loss
-    reward:str=None,      # scst: your module:function that builds the reward (default: CIDEr-D)
+    selector:str=None,    # selector: your module:Class, as in noc_reproduce
+    selector_loss:str=None, # selector: your module:function, as in noc_reproduce
+    reward:str=None,      # scst: your module:function that builds the reward, as in noc_reproduce
     set:list=None,        # changes to the preset, as key=value
     seed:int=0,           # seed of initial weights and of the order of examples
     drop_heldout:bool=False, # train without images whose captions mention held-out objects

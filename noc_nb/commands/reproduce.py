@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..captioner import Captioner
 from .command import _dashed, one_thread
+from ..constraints import RULES
 from ..core import NocError, require
 from ..fast.search import Search
 from ..files.dataset import data_files, instances_files, load_checked, own_captions
@@ -150,13 +151,18 @@ def _verdicts(experiment, rows, about):
     lines = found[["ours (95 %)", "paper", "verdict"]] if claims else found
     return caption, head, [list(line) for line in lines.itertuples()]
 
+def _without_empty(head, lines):
+    "Return a table without the columns in which every cell is a dash."
+    kept = [n for n in range(len(head)) if any(line[n] != "—" for line in lines)]
+    return [head[n] for n in kept], [[line[n] for n in kept] for line in lines]
+
 def _write_tables(rows, tables, folder, about, variant, verdicts, **shown):
     """Write the paper's tables, except empty ones, as table1.md, table1.png and so on; the first
     begins with the verdicts. Return the text of all tables, and of the verdicts at the end."""
     def text(caption, head, lines): return markdown_table(head, lines, text=2, caption=caption)
     every = []
     for number in tables:
-        head, lines = table_view(rows, int(number), variant, **shown)
+        head, lines = _without_empty(*table_view(rows, int(number), variant, **shown))
         if not lines: continue
         reused = reused_models(rows, int(number), variant)
         every.append((f"Table {number} on {about}{reused}", head, lines))
@@ -248,7 +254,7 @@ def _load(o, cfg):
 def _handed_in(o):
     "Import the parts of the method that the options name, as in `Parts` of the experiment."
     named = (getattr(o, "rule", None) or "").replace(" ", "").split(",")
-    rules = [imported(name, "--rule") for name in named if name]
+    rules = [imported(name, "--rule", RULES["topk"]) for name in named if name]
     return dict(selector=imported(o.selector, "--selector", RegionSelector),
                 loss=imported(o.selector_loss, "--selector-loss", selector_loss),
                 reward=imported(o.reward, "--reward", cider_reward), rules=rules)

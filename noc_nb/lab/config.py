@@ -10,6 +10,7 @@ __all__ = ['check_range', 'setting', 'Config', 'save_config', 'load_config', 'fi
 import json, math, os, re, sys
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
+from inspect import signature
 from numbers import Integral, Real
 
 from ..core import NocError, require
@@ -197,7 +198,8 @@ def read_options(
 def imported(
     text:str,   # name in the form "module:function" or "module:Class"; None: not given
     option:str, # option of the command, for the message
-    usual=None, # result if no name is given; if this is a class, a subclass of it is expected
+    usual=None, # result if no name is given; expected: a subclass, or a function with the same
+                # number of arguments; None: any function
 ):              # the function, or the class
     "Import a function or a class. Raise `NocError` if it cannot be imported or is something else."
     if text is None: return usual
@@ -205,9 +207,18 @@ def imported(
     if os.getcwd() not in sys.path: sys.path.insert(0, os.getcwd())
     is_class = isinstance(usual, type)
     expected = f"module:Class, a subclass of {usual.__name__}" if is_class else "module:function"
+    if usual and not is_class: expected += f" of ({', '.join(signature(usual).parameters)})"
     try: found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as e:
         raise NocError(f"{option} {text}: expected {expected} ({e})") from None
     fits = isinstance(found, type) and issubclass(found, usual) if is_class else callable(found)
+    if usual and fits and not is_class: fits = _takes(found, len(signature(usual).parameters))
     require(fits, f"{option} {text}", expected)
     return found
+
+def _takes(function, count):
+    "Return whether a function can be called with so many arguments; True if that is unknown."
+    try: signature(function).bind(*[None]*count)
+    except TypeError: return False
+    except ValueError: return True                   # functions in C may have no signature
+    return True

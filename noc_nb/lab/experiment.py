@@ -35,8 +35,8 @@ from .results import (LABELS, ROWS, Row, append_row, captions_file, new_row,
                                 read_results, read_rows, table_line, write_results)
 from .runs import (begin, called, compare_training, contents, fingerprint, held, locked,
                              place_for)
-from .train import (ScstTrainConfig, TrainConfig, finished_model, train_scst_in,
-                              train_selector_in, train_xe_in)
+from .train import (ScstTrainConfig, TrainConfig, check_network, finished_model,
+                              train_scst_in, train_selector_in, train_xe_in)
 from ..metrics import CaptionScorer, METRICS
 from ..novelty import judge, selection_f1
 from ..regions import class_vectors
@@ -125,6 +125,9 @@ def _kept(models, name, kind, train, about, fit):
     folder = models.folder/name
     if models.given: folder = place_for(folder, dict(training=train, **about))
     model = finished_model(folder, kind, train, about) if models.given else None
+    if models.given and folder not in models.told:
+        models.told.add(folder)
+        say(f"{folder}: {'read' if model else 'missing, so it is trained now and saved there'}")
     return _compared(models, model, folder) if model else fit(folder)
 
 def _selector_name(marks, inner, lambda0, seed):
@@ -175,7 +178,7 @@ class Models:
         self.marks = {k: "-" + re.sub(r"[^\w.=]+", "-", x) for k, x in self.other.items()}
         self.pipeline = _pipeline(folder, self.other)
         self.folder = Path(out) if self.pipeline else folder  # missing models are trained here
-        self.given = self.folder != Path(out)
+        self.given, self.told = self.folder != Path(out), set() # `told`: models named in messages
 
     def selector(self,
         inner:bool=True,   # True: with inner-attention
@@ -268,6 +271,17 @@ def own_rules(
         found[name] = rule
     return {name: rule for name, rule in found.items() if rule is not _OURS.get(name)}
 
+def _checked(name, rule, classes):
+    "Return a rule that raises `NocError` unless its result is a list or a tensor of class ids."
+    def checked(seen):
+        chosen = rule(seen)
+        ids = chosen.tolist() if hasattr(chosen, "tolist") else chosen
+        good = isinstance(ids, (list, tuple)) and all(type(c) is int and c in classes for c in ids)
+        require(good, f"rule {name}: image {seen.regions.image_id}: {str(chosen)[:60]!r}",
+                "a list or a tensor of class ids, the best first, as in seen.best.labels")
+        return ids
+    return checked
+
 # %% ../../nbs/lab/44_experiment.ipynb #b85f122b
 def _best_threshold(
     data:CocoData, # data set with a `val` part
@@ -313,7 +327,8 @@ class Choices:
         self.made, self.reused = {}, {}  # by line: choices; what the selectors were trained on
         self.ids = data.splits[run.part]
         own = own_rules(models.parts.rules)
-        self.rules, self.other = RULES | own, {name: called(rule) for name, rule in own.items()}
+        checked = {name: _checked(name, rule, data.classes) for name, rule in own.items()}
+        self.rules, self.other = RULES | checked, {name: called(own[name]) for name in own}
 
     def row(self, name)->Row:
         "Return how a row chooses and searches. An added rule gets the selector's probabilities."
@@ -407,6 +422,7 @@ class Experiment:
     def _claim(self, resume):
         "Write to `run.json` what all rows of the folder share, or compare it with the file."
         run, data = self.run, self.data
+        check_network(self.models.parts.selector, run.preset.selector)
         odd = self.models.pipeline or ", ".join((self.models.other | self.choices.other).values())
         require(run.variant or not odd, f"{odd}: differs from the paper's method",
                 "a variant that describes it in words (--variant)")

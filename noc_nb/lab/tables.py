@@ -214,14 +214,17 @@ def latex_table(
     head,           # names of the columns
     rows,           # lists of cells, each as long as `head`
     numbers:int=0,  # number of columns at the end that are aligned right
-)->str:             # LaTeX text
+    caption:str="", # text above the table
+)->str:             # LaTeX text, a float `table*`
     "Format a table in LaTeX. A first column of more than 40 letters is broken into lines."
     def line(cells): return " & ".join(str(x).translate(_TEX) for x in cells) + r" \\"
     longest = max((len(str(row[0])) for row in rows), default=0)
-    first = "l" if longest <= 40 else r"p{.4\linewidth}"
+    first = "l" if longest <= 40 else r"p{.3\linewidth}"
     columns = first + "l"*(len(head) - numbers - 1) + "r"*numbers
-    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(head), r"\midrule",
-             *map(line, rows), r"\bottomrule", r"\end{tabular}"]
+    lines = [r"\begin{table*}", rf"\caption{{{caption.translate(_TEX)}}}\smallskip",
+             r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
+             rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(head), r"\midrule",
+             *map(line, rows), r"\bottomrule", r"\end{tabular}", r"\end{table*}"]
     return "\n".join(lines) + "\n"
 
 # %% ../../nbs/lab/34_tables.ipynb #ddb3c2dc

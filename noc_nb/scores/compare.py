@@ -62,12 +62,17 @@ def _differences(systems, pairs, places, samples):
         if np.isnan([*a[:, 0], *b[:, 0]]).any(): continue            # a run lacks the score
         paired = seeds[one] == seeds[two] and None not in seeds[one]
         about = "systems" if min(len(a), len(b)) > 2 else "these captions"
+        said_one, said_two = ([run.said for run in systems[x]] for x in (one, two))
+        if said_one == said_two: about = _SAME
         rows[one, two, place] = gap(a, b, paired) | dict(about=about)
     return _with_verdicts(rows, samples)
 
+_SAME = "the same captions"
+
 def _with_verdicts(rows, samples):
     "Add verdicts to differences by (…, place), corrected for the number of claims."
-    claims = {key: row for key, row in rows.items() if key[-1][1] not in NO_BETTER_SIDE}
+    claims = {key: row for key, row in rows.items()
+              if key[-1][1] not in NO_BETTER_SIDE and row["about"] != _SAME}
     for row in rows.values(): row |= dict(holm=None, verdict="not tested", near=False)
     for (key, row), p in zip(claims.items(), holm([row["p"] for row in claims.values()])):
         low, high = row["interval"]
@@ -83,6 +88,7 @@ class _Run:
     report:_Report     # scores and, if references are known, what every image contributes
     images:tuple       # ids of the images; if unknown, data set, split, number of images
     name:tuple         # its system: side of the word vs, row, training, λ0, variant; "" if none
+    said:list          # (N,) captions in the order of the images; without references, its file
     seed:int=None      # seed of the training run; None if unknown
     settings:dict=None # settings of the training run; None if unknown
     line:tuple=None    # (row, training, λ0) of a line of `noc_reproduce`
@@ -90,7 +96,8 @@ class _Run:
 def _of_report(path, side=""):
     "Make a run from its report."
     report = read_report(path)
-    return _Run(str(path), report, tuple(report.judged.ids), (side, "", "", "", ""))
+    judged = report.judged
+    return _Run(str(path), report, tuple(judged.ids), (side, "", "", "", ""), judged.captions)
 
 # %% ../../nbs/scores/124_compare.ipynb #c0125007
 @cache
@@ -116,7 +123,8 @@ def _judge_of(folder, about, o):
         same = was is None or np.isclose(was, np.nan if now is None else now)
         require(same, f"{file}: CIDEr-D with {data} is not that of rows.jsonl",
                 "the --data of the run")
-        about = dict(scores=r["metrics"], protocol=judged.choices(), about=task.about)
+        about = dict(scores=r["metrics"], protocol=judged.choices(), about=task.about,
+                     said=[captions[i] for i in judged.ids])
         return _Report(about | dict(counts=counts), judged)
     return report
 
@@ -136,7 +144,8 @@ def _of_row(r, report, folder, side):
     weight = "" if lambda0 in (None, .2) else f"λ0 {lambda0}"
     variant = " · ".join(filter(None, [r["variant"], r["config"].get("models")]))
     name = side, LABELS.get(row, row), TRAINING_LABELS[training], weight, variant
-    return _Run(str(folder), report, images, name, r["seed"]["captioner"], r["config"], line)
+    said, seed = report.get("said", str(folder)), r["seed"]["captioner"]
+    return _Run(str(folder), report, images, name, said, seed, r["config"], line)
 
 # %% ../../nbs/scores/124_compare.ipynb #968326af
 def _side_names(sides):
@@ -160,13 +169,15 @@ def _shortened(names):
     "Return name -> the parts in which it differs from others, and a sentence on the other parts."
     names, variants = [*names], {(name[0], name[4]) for name in names}
     shared = [len({*parts}) == 1 < len(names) for parts in zip(*names)]
-    by_side = not shared[4] and len(variants) == len({side for side, _ in variants})
+    sides = {side: variant or side for side, variant in variants}
+    by_side = not shared[4] and len(variants) == len(sides) == len({*sides.values()})
     hidden = [*shared[:4], shared[4] or by_side]
-    short = {name: tuple("" if h else part for part, h in zip(name, hidden)) for name in names}
+    def own(name): return (sides[name[0]], *name[1:]) if by_side else name
+    short = {name: tuple("" if h else x for x, h in zip(own(name), hidden)) for name in names}
     common = _title(["", *(part for part, s in zip(names[0][1:], shared[1:]) if s)])
     said = [f"All lines: {common}."] if common else []
-    if by_side: said += [f"{side}: {variant}." for side, variant in sorted(variants) if variant]
-    return short, " ".join(said)
+    folders = [f"Folders of {v}: {side}." for side, v in sorted(variants) if v and by_side]
+    return short, " ".join([*said, *folders])
 
 def _minus(one, two):
     "Return the name of the difference of two systems; what both share comes first."
@@ -253,6 +264,15 @@ def _what_varies(systems):
             "whether the seeds differ.")
 
 # %% ../../nbs/scores/124_compare.ipynb #c0125033
+def _only(systems, option, place, text):
+    "Return the systems whose lines have one of the names in an option, and all reports."
+    if text is None: return systems
+    asked = text.replace(" ", "").split(",")
+    known = [*dict.fromkeys(x.line[place] for x, *_ in systems.values() if x.line)]
+    for name in asked: require(name in known, f"--{option} {name}", f"some of {','.join(known)}")
+    def kept(run): return not run.line or run.line[place] in asked
+    return {name: runs for name, runs in systems.items() if kept(runs[0])}
+
 def _compared(systems, against=None):
     "Return the pairs of systems to compare, and for each line in no pair, the reason."
     line = {name: runs[0].line for name, runs in systems.items()}
@@ -338,6 +358,11 @@ class _Comparison:
         self.short, self.shared = _shortened(self.systems)
         self.pairs = {key[:2]: _minus(*map(self.short.get, key[:2])) for key in self.rows}
         self.title = [*self.pairs.values()][0] if len(self.pairs) == 1 else "Runs"
+        self.tested = {key: x for key, x in self.rows.items() if x["about"] != _SAME}
+        tested = {key[:2] for key in self.tested}
+        same = [name for pair, name in self.pairs.items() if pair not in tested]
+        if same: self.notes = Part("The same captions on both sides", items=same), *self.notes
+        self.said = f"{self.shared} {_what_varies(self.systems)}".strip()
 
     def score_lines(self, columns):
         "Return a table: for each system its name, the number of runs, and a cell for each score."
@@ -361,17 +386,16 @@ class _Comparison:
     @property
     def parts(self):
         "Return the parts of the report."
-        said = f"{self.shared} {_what_varies(self.systems)}".strip()
-        scores = Part("", said, self.score_lines(self.columns))
-        if not self.rows: return [scores, *self.notes]
-        found = Part("Differences", _claims(self.rows), self.pair_lines(self.rows))
+        scores = Part("", self.said, self.score_lines(self.columns))
+        if not self.tested: return [scores, *self.notes]
+        found = Part("Differences", _claims(self.tested), self.pair_lines(self.tested))
         return [scores, found, *self.notes]
 
     @property
     def bars(self):
         "Return a bar for each difference."
         bars, several = {}, len(self.pairs) > 1
-        for (*pair, place), x in self.rows.items():
+        for (*pair, place), x in self.tested.items():
             name = f"{self.pairs[tuple(pair)]}: {_score(place)}" if several else _score(place)
             sure = signed(x["difference"], x["interval"])
             bars[name] = x["difference"], x["interval"], sure, _KINDS[x["verdict"]]
@@ -380,18 +404,45 @@ class _Comparison:
 # %% ../../nbs/scores/124_compare.ipynb #c0125034
 def _latex(own):
     "Return tables in LaTeX, narrow enough for a page of two columns; they need booktabs."
-    main = [place for place in own.columns if place[0] in ("in", "out_macro")] or own.columns
-    rows = {key: x for key, x in own.rows.items() if key[2] in main}
-    tables = [own.score_lines([*places]) for _, places in groupby(main, lambda place: place[0])]
+    pooled = "out_pooled", "C"
+    main = [c for c in own.columns if c[0] in ("in", "out_macro") or c == pooled] or own.columns
+    def beside(place): return len(main) > 6 and place[0] == "out_macro"  # in a table of their own
+    parts = [[*places] for _, places in groupby(sorted(main, key=beside), beside)]
+    caption = f"Scores on {_scored_on(own.systems)}. {own.said}"
+    tables = [latex_table(*own.score_lines(part), len(part) + 1, caption) for part in parts]
+    rows = {key: x for key, x in own.tested.items() if key[2] in main}
+    if not rows: return tables[0]
     def short(name, score, difference, p, holm, about, verdict):
-        return name, score, difference, holm, verdict.replace("**", "")
-    if rows:
-        head, lines = own.pair_lines(rows)
-        tables.append((short(*head), [short(*line) for line in lines]))
-    tables = [latex_table(*table, numbers=len(table[0]) - 1) for table in tables]
-    begin = r"\footnotesize\setlength{\tabcolsep}{3pt}"
-    return f"{{{begin}\n" + "\n\\medskip\n\n".join(tables) + "}\n"
+        return name, score, difference, p, holm, _in_print(verdict)
+    head, lines = own.pair_lines(rows)
+    table = latex_table(short(*head), [short(*x) for x in lines], 5, _latex_caption(own, rows))
+    return "\n".join([*tables, table])
 
+def _scored_on(systems):
+    "Return the data and the number of images in words."
+    every = {run.images: run for run in chain(*systems.values())}
+    if len(every) > 1: return f"{len(every)} sets of images"
+    (images, run), = every.items()
+    data, split, count = images if "about" not in run.report else (
+        *(run.report["about"][key] for key in ("data", "split")), len(images))
+    return f"{data} ({split}; {count:,} images)"
+
+def _in_print(verdict): return verdict.replace("**", "").replace(" (near the limit)", "*")
+
+def _latex_caption(own, rows):
+    "Return the caption of a table of differences."
+    runs = {f"{len(own.systems[one])} against {len(own.systems[two])}" for one, two, _ in rows}
+    about = {x["about"] for x in rows.values()}
+    over = "images and training runs" if "systems" in about else "images"
+    if len(about) > 1: over += " (only over images if a side has fewer than three runs)"
+    text = (f"Differences on {_scored_on(own.systems)}, with 95 % intervals over {over}; runs of "
+            f"the two sides: {', '.join(sorted(runs))}. {_claims(own.tested)}")
+    if len(rows) < len(own.tested): text += f" The table shows {len(rows)} of {len(own.tested)}."
+    near = any(x["near"] for x in rows.values())
+    return f"{text} * Near the limit: other bootstrap samples may change it." if near else text
+
+
+# %% ../../nbs/scores/124_compare.ipynb #308f0a38
 def _write(folder, name, own, photos):
     "Write all files of a comparison."
     import pandas as pd
@@ -410,7 +461,11 @@ def _write(folder, name, own, photos):
     pd.DataFrame([dict(system=system, score=score, run=n, value=x)
                   for system, scores in values.items() for score, of_runs in scores.items()
                   for n, x in enumerate(of_runs)]).to_csv(folder/"table.csv", index=False)
-    if pairs: pd.DataFrame(pairs).to_csv(folder/"pairs.csv", index=False)
+    if not pairs: return
+    def plain(systems, interval, **other):
+        names, ends = zip(("system", "against"), systems[::-1]), zip(("low", "high"), interval)
+        return dict(names) | other | dict(ends)
+    pd.DataFrame([plain(**x) for x in pairs]).to_csv(folder/"pairs.csv", index=False)
 
 # %% ../../nbs/scores/124_compare.ipynb #c0125013
 def _sides_of(o):
@@ -418,6 +473,8 @@ def _sides_of(o):
     sides = [[path] for path in o.compare or ()] if not o.runs and "vs" not in o.compare else None
     sides = sides or _split_at_vs(o.runs or o.compare)
     require(sides, "--runs", "folders of reports, or of noc_reproduce")
+    asked = " and ".join(f"--{name}" for name in ("rows", "training") if getattr(o, name))
+    require(o.runs or not asked, asked, "folders of noc_reproduce, with --runs")
     require(len(sides) == 2 or o.runs, f"--compare {' '.join(map(str, o.compare or ()))}",
             "two folders of reports, or several on each side of the word vs (--runs takes more)")
     return sides
@@ -425,6 +482,8 @@ def _sides_of(o):
 def _comparison(sides, o):
     "Compare the systems of `--runs`, or two systems in all of their scores."
     systems = _systems(sides, o)
+    for place, name in enumerate(("rows", "training")):
+        systems = _only(systems, name, place, getattr(o, name))
     if o.compare: _check_alike(systems)
     columns = _columns(systems, _metrics(o.metrics) if o.metrics else METRICS)
     why = _why_no_pairs(systems)

@@ -117,13 +117,14 @@ def _draw_bars(
 ):
     "Draw bars with their intervals."
     import matplotlib.pyplot as plt
-    figure, ax = plt.subplots(figsize=(6, .8 + .28*len(bars)))
+    names = ["\n".join(wrap(name, 36)) for name in bars]          # at most a third of the width
+    most = max((name.count("\n") + 1 for name in names), default=1)
+    figure, ax = plt.subplots(figsize=(6, .8 + (.1 + .18*most)*len(bars)))
     for k, (points, sure, _, kind) in enumerate(bars.values()):
         error = None
         if sure and points is not None:
             error = [[max(0, points-sure[0])], [max(0, sure[1]-points)]]
         ax.barh(k, points or 0, xerr=error, color=_COLORS[kind], ecolor="0.3", capsize=2)
-    names = ["\n".join(wrap(name, 36)) for name in bars]          # at most a third of the width
     ax.set_yticks(range(len(bars)), names, fontsize=8, parse_math=False)
     ax.invert_yaxis()
     ax.set_xlabel(label, parse_math=False)
