@@ -143,9 +143,9 @@ def _repeats(words):
     return any(uses[a, b] > 1 and b not in FUNCTION_WORDS and after in FUNCTION_WORDS
                for (a, b), after in zip(pairwise(words), [*words[2:], "the"]))
 
-_PLACES = frozenset("""room rooms bedroom bathroom kitchen kitchenette office hall hallway house home
-building buildings city town street streets road sidewalk field park beach garden yard area lot
-store station place""".split())
+_PLACES = frozenset("""room rooms bedroom bathroom kitchen kitchenette office hall hallway house
+home building buildings city town street streets road sidewalk field park beach garden yard area
+lot store station place""".split())
 _AROUND = frozenset("""wall walls floor floors ceiling window windows door doors cabinet cabinets
 counter counters countertop countertops top tile tiles carpet curtain curtains furniture fireplace
 shower tub bathtub appliances sky grass tree trees ground view picture photo photograph image scene
@@ -206,7 +206,7 @@ def quality_numbers(
 # %% ../../nbs/scores/121_quality.ipynb #b75c5e87
 LOW_IS_GOOD = "CHAIRi", "CHAIRs", "ends badly", "empty", *FAULTS
 NO_BETTER_SIDE = "words a caption", "new words"
-BESIDE = ", people", ", difference"     # ends of a fault's name: people's rate, and captions' minus it
+BESIDE = ", people", ", difference"      # after a fault: its rate in references, captions' minus it
 
 def quality_scores(
     sums:np.ndarray, # (...,21) summed `quality_numbers`
