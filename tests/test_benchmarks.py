@@ -28,7 +28,7 @@ from noc_nb.toy import TOY_CLASSES, TOY_HELDOUT
 
 transformers = pytest.importorskip("transformers")
 sys.path.insert(0, str(ROOT/"benchmarks"))
-import advice, gpu, pixels, scale, search, selecting, training, words, world
+import advice, faults, gpu, pixels, scale, search, selecting, training, words, world
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread"),
               pytest.mark.filterwarnings("ignore:.*images are no half.*")]
@@ -527,6 +527,23 @@ def test_gain_loss():
     gains, labels = torch.tensor([[2., -1., 0., 9.]]), torch.tensor([[18, 17, 3, -1]])
     loss = selecting.gain_loss(torch.tensor([[.9, .4, .7, .5]]).logit(), gains, labels)
     assert loss.item() == pytest.approx(-(2*np.log(.9) + np.log(.6))/3, abs=1e-6)
+
+def test_faults_rows(tmp_path):
+    "A row counts the faults of the captions of one way, with other settings, too."
+    toy, file = make_toy(tmp_path/"toy", train=40, val=12, test=4, pictures=0), tmp_path/"rows.jsonl"
+    options = dict(model="toy", data=str(toy), split="toy", out=str(file))
+    faults.bench_faults(**options)
+    faults.bench_faults(ways="prices", set=["prices.weight=0", "prices.unseen=0"], variant="no prices", **options)
+    rows = read_rows(file)
+    assert [(r["variant"], r["way"]) for r in rows] == [*(("toy", way) for way in faults.WAYS), ("no prices", "prices")]
+    assert rows[3]["metrics"] == rows[2]["metrics"]           # without prices, captions are free
+    for row in rows:
+        for fault in faults.FAULTS:
+            rate, low, high = row["metrics"][fault]
+            assert rate == round(100*row["counts"][fault]/12, 2) and low <= rate <= high
+            people, apart = (row["metrics"][f"{fault}, {side}"][0] for side in ("people", "difference"))
+            assert apart == pytest.approx(rate - people, abs=.02)
+    refused("--ways hope: expected some of prices, musts, free", faults.bench_faults, **options | dict(ways="hope"))
 
 def test_selecting_rows(tmp_path):
     "A floor of musts keeps what musts say; a floor of prices is between them and prices. Both selectors have rows."

@@ -15,7 +15,7 @@ from noc_nb.metrics import METRICS, CaptionScorer
 from noc_nb.novelty import judge
 
 sys.path.insert(0, str(ROOT/"benchmarks"))
-import advice, pixels, scale, search, selecting, training, words
+import advice, faults, pixels, scale, search, selecting, training, words
 
 RESULTS = ROOT/"results"
 LOGGED = "data", "row", "training", "variant", "lambda0", "seed", "time", "commit"
@@ -130,6 +130,7 @@ def check_values(name, o):
         for group in o["cases"].split(","): search._cases(group, search._BenchCase())
     if name == "benchmarks/words.py":
         for system in o["systems"].split(","): words._system(system)
+    if name == "benchmarks/faults.py": override(faults.NovelCaptioner.from_pretrained("toy").cfg, o.get("set"))
     if name == "benchmarks/selecting.py":
         for setting in o["settings"].split(","): selecting._preset(o["preset"], setting, 0)
 
@@ -137,7 +138,7 @@ def parse(command):
     "Check that a command, its options and their values are valid today, without running it."
     scripts = dict(search=search.bench_search, training=training.bench_train, scale=scale.bench_scale,
                    pixels=pixels.bench_pixels, words=words.bench_words,
-                   selecting=selecting.bench_selecting)
+                   selecting=selecting.bench_selecting, faults=faults.bench_faults)
     name, *given = shlex.split(command)
     if name == "python" and given[0] != "-c": name, *given = given
     if name in commands(): check_values(name, options_of(commands()[name], given))

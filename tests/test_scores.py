@@ -637,6 +637,36 @@ def test_fewer_invented_objects_are_better(tmp_path):
     assert {better[f"quality {k}"] for k in ("CHAIRi", "CHAIRs")} == {"holds"}
     assert {worse[f"quality {k}"] for k in ("CHAIRi", "CHAIRs")} == {"does not hold"}
 
+def test_faults_are_reported_beside_those_of_the_references(tmp_path):
+    "A report counts each fault as by hand, in captions and in references; a comparison leaves the references out."
+    from noc_nb.scores.compare import compare
+    folder = world(tmp_path)
+    file = folder/"coco/annotations/captions_val2014.json"
+    content = read_json(file)
+    texts = {0: "zebras and a zebra", 1: "A dog, cat, bus", 20: "a dog cat in a room"}
+    for a in content["annotations"]: a["caption"] = texts.get(a["image_id"], "a sink")
+    file.write_text(json.dumps(content))
+    (folder/"coco/splits").mkdir()
+    split = dict(train=[*range(20, 30)], val=[], novel_val=[], test=[*range(20)], novel_test=[0])
+    (folder/"coco/splits/mine.json").write_text(json.dumps(split))
+    said = dict.fromkeys(range(20), "a dog cat") | {2: "two zebras, a zebra", 3: "a zebra bus", 4: "a zebra bus",
+        5: "a plate of food on a plate", 6: "a view of a room", 7: "in a room", 8: "the small room"}
+    made = evaluated(folder, "said", said, split="mine")
+    evaluated(folder, "good", dict.fromkeys(range(20), "a sink"), split="mine")
+    rates = {"thing and plural": (5, 5, 0), "glued nouns": (10, 0, 10), "repeated phrase": (5, 0, 5),
+             "only the place": (15, 0, 15)}
+    text = (folder/"said/report.md").read_text()
+    for fault, numbers in rates.items():
+        names = fault, f"{fault}, people", f"{fault}, difference"
+        assert [made["scores"]["quality"][name] for name in names] == pytest.approx(numbers)
+        low, high = made["intervals"]["quality"][names[2]]
+        assert low <= numbers[2] <= high and f"| {fault} | {numbers[0]}.0 (" in text
+    rows = compare(folder/"said", folder/"good")
+    assert {name for name in rows if "people" in name or "difference" in name} == set()
+    assert rows["quality only the place"]["difference"] == pytest.approx(-15)
+    unknown = evaluated(folder, "unknown", {i: "a zebra bus" for i in range(30)})["scores"]["quality"]
+    assert unknown["glued nouns"] is None and unknown["thing and plural"] == 0      # no training captions
+
 NAME = "an idea | with <b>HTML</b>, 50 % & a_name"
 SCORES = dict(M=20., C=0., S=10., B4=5., R=30.)
 

@@ -24,7 +24,7 @@ from ..lab.verdict import gap, holm, near_limit, short_p, signed, verdict
 from ..metrics import METRICS, CaptionScorer
 from ..novelty import Protocol
 from .page import Part, as_markdown, report_folder, write_files
-from .quality import LOW_IS_GOOD, NO_BETTER_SIDE
+from .quality import BESIDE, LOW_IS_GOOD, NO_BETTER_SIDE
 from .report import (_Report, evaluate_file, make_task, match, photos_by_id,
                                   read_report, read_system)
 
@@ -46,7 +46,8 @@ def _every_place(systems):
     names = [set(x.numbers) for x in judged]
     alone = sorted(set.union(*names) - set.intersection(*names))
     if alone: warnings.warn(f"{', '.join(alone)}: not compared, because only some reports have it")
-    return [*judged[0].scores(np.ones((1, len(judged[0].ids))))]
+    places = judged[0].scores(np.ones((1, len(judged[0].ids))))
+    return [place for place in places if not place[1].endswith(BESIDE)]  # of both sides' people
 
 # %% ../../nbs/scores/124_compare.ipynb #c012500f
 def _differences(systems, pairs, places, samples):

@@ -29,6 +29,7 @@ from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json, text_file, whole_file
 from ..lab.progress import code_version
 from ..lab.runs import called, file_sum
+from ..lab.verdict import signed
 from ..metrics import METRICS, CaptionScorer, points
 from ..models.names import read_classes
 from ..models.photos import image_files, open_image
@@ -36,7 +37,8 @@ from ..models.spellings import UNSPACED
 from ..novelty import Judged, Protocol, by_group, interval, judge
 from .java import find_java, java_programs
 from .page import Part, as_markdown, report_folder, thumbnail, write_files
-from .quality import quality_numbers, quality_scores, vocabulary, word_list
+from .quality import (BESIDE, quality_numbers, quality_scores, vocabulary,
+                                   word_list, word_runs)
 from ..vocab import TOKENISER, tokenize
 
 # %% ../../nbs/scores/122_report.ipynb #a0bff669
@@ -92,7 +94,7 @@ class _Task:
     domains:dict      # name -> ids; empty if the data has no domains of its own
     about:dict        # data, split, novel list, in words
     truth:dict = None # image id -> classes that have a box, if boxes are known
-    training_words:set = None # words of the split's training captions, if it has any
+    training_words:set = None # `word_runs` of the split's training captions, if it has any
     wordless:tuple = () # images whose references contain no word
     photos:dict = field(default_factory=dict) # image id -> its photo, if there are any
     cut:int = None    # number of words of a caption that count; None: all
@@ -199,7 +201,7 @@ def make_task(
     truth = boxed_classes(instances_files(root), classes)
     words = None
     if train and every.keys() >= set(train):
-        words = set(" ".join(normalize(c) for i in train for c in every[i]).split())
+        words = word_runs(c for i in train for c in every[i])
     about = dict(data=Path(data).name, split=name,
                  truth="references and boxes" if truth else "references", novel=source,
                  words=_words_name(classes, synonyms), counted=_counted(cut, whole))
@@ -269,7 +271,7 @@ class _Evaluated(Judged):
     "One system's captions, with the numbers that its scores and its quality are computed from."
     captions:list = None      # (N,) captions as they were scored
     refs:list = None          # (N,) references of each image
-    quality:np.ndarray = None # (N,15) from `quality_numbers`
+    quality:np.ndarray = None # (N,21) from `quality_numbers`
     left_out:dict = field(default_factory=dict) # score -> why it is missing
     learned:dict = field(default_factory=dict)  # score -> the name of its function
     named:dict = field(default_factory=dict)    # image id -> its photo's name, if known
@@ -433,13 +435,18 @@ def _f1_table(f1):
 
 def _quality(report):
     "Return the part with the table of quality and a line on the vocabulary."
+    scores = report["scores"]["quality"]
     sure = report["intervals"].get("quality", {})
     words = report["vocabulary"]
-    rows = [[k, _cell(v, sure.get(k))] for k, v in report["scores"]["quality"].items()]
+    def cell(name, show=_cell): return show(scores[name], sure.get(name)) if name in scores else ""
+    people, difference = BESIDE
+    rows = [[k, cell(k), cell(k + people), cell(k + difference, signed)] for k in scores
+            if not k.endswith(BESIDE)]
     line = f"{words['words']:,} different words, {words['captions']:,} different captions"
     new = words["new"]
     if new is not None: line += f", {len(new):,} words that no training caption has"
-    return Part("Quality", f"{line}.", (["", ""], rows))
+    head = ["", "captions", "references", "difference"]
+    return Part("Quality", f"{line}.", (head, rows))
 
 # %% ../../nbs/scores/122_report.ipynb #5f4494ab
 def _f1_bars(report):
