@@ -6,12 +6,13 @@
 __all__ = ['PipelineConfig', 'CaptionOptions', 'NovelCaptioner', 'shipped', 'pipeline_folder']
 
 # %% ../../nbs/models/50_pipeline.ipynb #d886582c
-import math, warnings
+import math, re, warnings
 from collections.abc import Collection
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from importlib.resources import files
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,23 +90,23 @@ class _Words:
     avoid = ()    # words to avoid, as tokens
     barred = ()   # words to avoid, as strings
     unknown = {}  # class id -> message about the caller's word that cannot be written
+    names = {}    # class id -> text in place of its word, such as a person's name
 
     def _tokens(self, text): return tuple(map(self.vocab.stoi.get, text.split()))
-
-    def _forms(self, name, ids_of):
+    def _forms(self, name, ids_of, alone=False):
         "Return the parts of `name` between bars that can be written; for a class, all its forms."
         def written(text): return None not in self._tokens(text)
         texts = []
         for word in name.split("|"):
             ids = ids_of.get(word, ())
             cases = [*filter(written, (word, word.lower()))]
-            whole = len(ids) == 1 and _is_name(self.classes[ids[0]], word)
+            whole = len(ids) == 1 and _is_name(self.classes[ids[0]], word) and not alone
             texts += filter(written, self.classes[ids[0]].forms) if whole else cases[:1]
         return tuple(dict.fromkeys(texts))
 
     def _group(self, i, regions=Regions.empty()):
         "Return the alternatives of a class's constraint that contain no word to avoid."
-        own = not self.classes[i].phrase                              # then all alternatives
+        own = not self.classes[i].phrase                              # all alternatives
         form = "forms" if own else form_of(self.cfg.form, regions, self.cfg.number_score)
         groups, _ = constraint_tokens([i], self.classes, self.vocab, form)
         def holds(ids, part): return part in [ids[j:j+len(part)] for j in range(len(ids))]
@@ -128,14 +129,6 @@ class _Words:
     def _unknown(self, name):
         near = self._near(name)
         return f"object {name!r}: expected another word of the captioner's vocabulary{near}"
-
-    def _find_unknown(self):
-        "Record the caller's words that cannot be written. Raise `NocError` if none is left."
-        lost = [i for i in self.wanted if not self.classes[i].forms]
-        self.unknown = {i: self._unknown(self.classes[i].name) for i in lost}
-        why = [*self.unknown.values()]
-        if why and len(why) == len(self.wanted): raise NocError(why[0])
-        if why: warnings.warn("; ".join(why) + "; left out")
 
     def _why_not(self, i):
         "Return why a class has no constraint."
@@ -214,25 +207,41 @@ class _Choice:
         why = f"not detected with a score of {least:g} or more: {missed}"
         return candidates, [why] if missed else []
 
+# %% ../../nbs/models/50_pipeline.ipynb #b7e10a55
+class _Wishes:
+    "Words that the caller of a pipeline wants or avoids."
+    def _find_unknown(self):
+        "Record the caller's words that cannot be written. Raise `NocError` if none is left."
+        lost = [i for i in self.wanted if not self.classes[i].forms]
+        self.unknown = {i: self._unknown(self.classes[i].name) for i in lost}
+        why = [*self.unknown.values()]
+        if why and len(why) == len(self.wanted): raise NocError(why[0])
+        if why: warnings.warn("; ".join(why) + "; left out")
+
     def with_objects(self,
         wishes:dict,  # name -> price, as in `CaptionOptions.wishes`
     )->"NovelCaptioner":
         "Return a copy that asks for these objects. Raise `NocError` if it can write none of them."
         new = copy(self)
         ids = meanings(self.classes)
-        new.classes, new.wanted, new.avoid, new.barred = dict(self.classes), {}, [], []
-        for name, price in wishes.items():
-            forms = self._forms(name, ids)
+        new.classes, new.wanted, new.names, new.avoid, new.barred = {**self.classes}, {}, {}, [], []
+        for wish, price in wishes.items():
+            name, _, text = map(str.strip, wish.partition(":"))
+            forms = self._forms(name, ids, bool(text))
+            require(price != -math.inf or not text, f"object {wish!r}", "no minus before a name")
             if price == -math.inf:
                 new.barred += forms or name.split("|")             # another captioner may spell it
                 continue
             [i] = self.class_ids([name]) if name in ids else [-len(new.classes)]
             if i in new.wanted: i = -len(new.classes)              # another word of that class
-            other = i < 0 or not _is_name(self.classes[i], name)
+            twice = name in {new.classes[c].name for c in new.names}
+            require(not twice, f"object {name!r}", "one name for a word")
+            other = i < 0 or text or not _is_name(self.classes[i], name)
             if other and (forms or i < 0): new.classes[i] = ObjectClass(i, name, name, forms, ())
             elif other:
                 warnings.warn(f"object {name!r}: cannot be written; its class is required instead")
             new.wanted[i] = price
+            if text: new.names[i] = text
         new._find_unknown()
         groups = {i: new._group(i) for i in new.wanted}
         new.avoid = [ids for ids in map(self._tokens, new.barred) if None not in ids]
@@ -279,8 +288,8 @@ class _Candidate(NamedTuple):
 class _NovelCaption:
     "A caption with its record."
     image_id:int      # the id that the regions have
-    caption:str       # text as the captioner writes it; here, lower-case words
-    score:float       # sum of log-probabilities
+    caption:str       # text as the captioner writes it, here lower-case words, with given names
+    score:float       # sum of log-probabilities, without given names
     candidates:tuple  # `_Candidate`s, best first; musts in the given order
     probs:tuple       # the selector's probability of every region; None if it skipped the region
     reason:str = None # why a must is missing, or why there are no candidates
@@ -299,6 +308,20 @@ def _whole_mention(text, span, forms):
         places = range(max(0, end - len(words)), start + 1)
         spans += [(at, at + len(words)) for at in places if text[at:at+len(words)] == words]
     return max(spans, key=lambda place: place[1] - place[0])
+
+# %% ../../nbs/models/50_pipeline.ipynb #468c593a
+_ARTICLES = "a", "an", "the"
+
+def _with_names(words, spans, names):
+    "Write names in place of words, without the article before them. Return the words and spans."
+    pieces = [[word] for word in words]
+    for c, (start, end) in spans.items():
+        if c not in names: continue
+        mark = re.search(r"\W*$", words[end-1])[0]                # a comma stays
+        pieces[start:end] = [(names[c] + mark).split(), *[[]]*(end - start - 1)]
+        if start and words[start-1].lower() in _ARTICLES: pieces[start-1] = []
+    at = [0, *accumulate(map(len, pieces))]
+    return [*chain(*pieces)], {c: (at[start], at[end]) for c, (start, end) in spans.items()}
 
 # %% ../../nbs/models/50_pipeline.ipynb #265b0cab
 class _Search:
@@ -353,16 +376,17 @@ class _Search:
     def _record(self, regions, probs, ask, result, costs):
         "Return the record of an image: the caption, and which candidates it mentions."
         text = result.caption.split()
-        candidates = []
-        for c, price in ask.candidates.items():
-            span = result.spans[ask.places[c]] if c in ask.places else None
-            if span: span = _whole_mention(text, span, self.classes[c].forms)
-            word = " ".join(text[slice(*span)]) if span else None
-            candidates.append(_Candidate(
-                self.classes[c].name, _highest(regions, probs, c),
-                None if price == math.inf else price, word, span, costs.get(c)))
+        said = {c: result.spans[g] for c, g in ask.places.items() if result.spans[g]}
+        spans = {c: _whole_mention(text, x, self.classes[c].forms) for c, x in said.items()}
+        text, spans = _with_names(text, spans, self.names)
+        caption = " ".join(text) if self.names else result.caption
+        def candidate(c, price):
+            word = " ".join(text[slice(*span)]) if (span := spans.get(c)) else None
+            return _Candidate(self.classes[c].name, _highest(regions, probs, c),
+                              None if price == math.inf else price, word, span, costs.get(c))
+        candidates = tuple(candidate(*item) for item in ask.candidates.items())
         reason = "; ".join(filter(None, [*ask.reasons, result.reason])) or None
-        return _NovelCaption(regions.image_id, result.caption, result.score, tuple(candidates),
+        return _NovelCaption(regions.image_id, caption, result.score, candidates,
                              tuple(None if p != p else p for p in probs.tolist()), reason)
 
 # %% ../../nbs/models/50_pipeline.ipynb #35a5cb05
@@ -380,7 +404,7 @@ def _check(images, seen, classes):
     require(count == len(images), f"seen: {count} images", f"{len(images)}, one for each image")
 
 # %% ../../nbs/models/50_pipeline.ipynb #a415ab3b
-class NovelCaptioner(_Words, _Choice, _Search):
+class NovelCaptioner(_Words, _Choice, _Wishes, _Search):
     "Region selector, captioner and grid beam search together (Section 2)."
     def __init__(self,
         selector:RegionSelector,  # trained selector
