@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 import pytest
 import torch
+import noc_nb
 from safetensors.torch import load, save
 from noc_nb.attention import FeedForward, linear
 from noc_nb.core import NocError
@@ -14,6 +15,7 @@ from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.heldout import HeldOut
 from noc_nb.lab.runs import compare_training, training_record
+from noc_nb.lab.saving import load_model
 from noc_nb.models.pipeline import NovelCaptioner
 from noc_nb.novelty import judge
 from noc_nb.train_xe import build_vocab
@@ -23,6 +25,14 @@ def world(tmp_path_factory):
     "Load a toy world with a hundred val images, and enough captions to know which classes are never mentioned."
     torch.set_num_threads(1)
     return load_data(make_toy(tmp_path_factory.mktemp("toy"), train=40, val=100, test=1), split="toy")
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("part", ["lite/selector", "lite/captioner", "toy/selector", "toy/captioner"])
+def test_a_shipped_model_answers_as_when_it_was_saved(part):
+    "No edit since changed the logits of a shipped model."
+    folder = Path(noc_nb.__file__).parent/"assets/models"/part
+    assert (folder/"answer.json").exists()
+    load_model(folder)
 
 def scores(name, data, ids):
     "Return F1 of held-out objects and CIDEr-D, out of domain and in domain, of a pipeline's captions."

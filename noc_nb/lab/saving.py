@@ -6,8 +6,9 @@
 __all__ = ['read_weights', 'check_kinds', 'model_card', 'plain_card', 'save_model', 'class_name', 'load_model']
 
 # %% ../../nbs/lab/08_saving.ipynb #31f6c02a
-import os, re, sys
+import os, re, sys, warnings
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 import safetensors, safetensors.torch, torch
@@ -19,8 +20,9 @@ from ..core import NocError, require
 from ..encoder import CaptionerConfig
 from .config import load_config, save_config
 from .disk import foreign_file, read_json, whole_file, write_json
+from ..regions import geometry
 from ..selector import RegionSelector, SelectorConfig
-from ..vocab import Vocab
+from ..vocab import BOS, UNK, Vocab
 
 # %% ../../nbs/lab/08_saving.ipynb #657add63
 def _find_model(name, **hub):
@@ -76,6 +78,9 @@ def _chapters(model, name):
         found[chapter[1] if chapter else file or type(model).__module__] = True
     return " or ".join(found)
 
+_WAYS = ("restore it and pass your own class by name (`load_model(folder, Class)`; for a selector, "
+         "--selector module:Class), or train the model again")
+
 def _check_weights(model, weights, path):
     "Raise `NocError` if a weight is missing, unexpected, not finite, or of another shape or kind."
     def shape(tensors, name):
@@ -85,9 +90,7 @@ def _check_weights(model, weights, path):
     for name in weights | expected:
         stored, needed = shape(weights, name), shape(expected, name)
         require(stored == needed, f"{path}: {name}: {stored}", f"{needed}, by config.json and "
-                f"{_chapters(model, name)}; if one of these was edited, restore it and pass your "
-                "own class by name (`load_model(folder, Class)`; for a selector, --selector "
-                "module:Class), or train the model again")
+                f"{_chapters(model, name)}; if one of these was edited, {_WAYS}")
         finite = not weights[name].is_floating_point() or weights[name].float().isfinite().all()
         require(finite, f"{path}: {name}", "finite numbers")
 
@@ -154,6 +157,38 @@ def plain_card(
     about += "." if type(model) in _CONFIGS else f", if its argument `kind` is the class {kind}."
     return model_card(kind, about, parts)
 
+# %% ../../nbs/lab/08_saving.ipynb #c0b40fd0
+def _answer(model):
+    "Return a model's logits for a fixed input, computed on its device."
+    weight = next(model.parameters())
+    def like(x): return x.to(weight.device, weight.dtype)
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        if isinstance(model, RegionSelector):
+            boxes = torch.tensor([[.1, .1, .4, .5], [.3, .2, .9, .8], [.5, .5, .7, .9]])
+            regions = geometry(boxes, torch.tensor([.9, .6, .4]))[None]         # (1,3,6)
+            x = model(like(regions), torch.tensor([[1, 2, 2]], device=weight.device))
+        else:
+            regions = torch.arange(2.*model.cfg.d_feature).sin().view(1, 2, -1) # (1,2,d)
+            real, first = torch.ones(1, 2, dtype=torch.bool), torch.tensor([[BOS, UNK]])
+            x = model(like(regions), real.to(weight.device), first.to(weight.device))[0,-1:]
+    model.train(training)
+    return [round(n, 4) for n in x[0,:8].float().tolist()]
+
+def _check_answer(model, path):
+    "Warn if a model's answer differs from the saved one by more than 16 bits explain."
+    if not path.exists(): return
+    saved, now = read_json(path), _answer(model)
+    numbers = isinstance(saved, list) and all(isinstance(x, float) for x in saved)
+    require(numbers and len(saved) == len(now), path, f"{len(now)} numbers, as `save_model` writes")
+    worst = max(abs(a - b) for a, b in zip(saved, now))
+    if worst <= .01 + .005*max(map(abs, saved)): return
+    chapters = [_chapters(model, name).split(" or ") for name in model.state_dict()]
+    edited = " or ".join(dict.fromkeys(chain(*chapters)))
+    warnings.warn(f"{path.parent}: the model's logits for a fixed input differ by {worst:.2g} from "
+                  f"those it was saved with; if {edited} was edited, {_WAYS}")
+
 # %% ../../nbs/lab/08_saving.ipynb #d26d3dea
 _CONFIGS = {RegionSelector: SelectorConfig, Captioner: CaptionerConfig}
 
@@ -174,11 +209,12 @@ def save_model(
         _save_vocab(folder/"vocab.json", Vocab(model.tokens, model.unseen))
     if trained := getattr(model, "trained", None): write_json(folder/"trained.json", trained)
     else: (folder/"trained.json").unlink(missing_ok=True)     # of another model
+    write_json(folder/"answer.json", _answer(model))
     card = folder/"README.md"
     if not card.exists(): card.write_text(plain_card(model), "utf-8")
     save_config(folder/"config.json", model.cfg)
 
-# %% ../../nbs/lab/08_saving.ipynb #1ab00801
+# %% ../../nbs/lab/08_saving.ipynb #c0ffee11
 def _load_trained(path):
     "Read what a model was trained on, if there is a record. Raise `NocError` if it is invalid."
     if not path.exists(): return None
@@ -189,6 +225,7 @@ def _load_trained(path):
     require(whole, path, "the record of a training, as `training_record` makes it")
     return record
 
+# %% ../../nbs/lab/08_saving.ipynb #1ab00801
 def _base(folder):
     "Return the class of this package that a folder's settings belong to."
     return Captioner if "d_word" in read_json(folder/"config.json") else RegionSelector
@@ -221,4 +258,5 @@ def load_model(
     model = _built(kind, cfg, weights, folder)
     model.load_state_dict(weights)
     model.trained = _load_trained(folder/"trained.json")
-    return model.eval().to(device)
+    _check_answer(model.eval(), folder/"answer.json")
+    return model.to(device)
