@@ -124,8 +124,8 @@ def _item_name(items, kind, first=0):
     "Return a function that names item i in a message, by its id or else by its place."
     def name(i):
         item = items[i] if isinstance(items[i], dict) else {}
-        image = f" (image {item['image_id']})" if "image_id" in item else ""
-        return f"{kind} {item.get('id', first + i)}{image}"
+        image = f" (image {str(item['image_id'])[:40]})" if "image_id" in item else ""
+        return f"{kind} {str(item.get('id', first + i))[:40]}{image}"
     return name
 
 # %% ../../nbs/files/101_readers.ipynb #df98937e
@@ -383,7 +383,10 @@ def _image_key(image, where):
     if isinstance(image, dict): image = image.get("path")      # an image of the datasets library
     number = re.fullmatch(r"\s*(\d{1,18})(\.0)?\s*", str(image), re.ASCII)
     if number and type(image) in (str, int, float): image = int(number[1])
-    require(type(image) in (int, str), f"{where}: image {image!r}", "a whole number or a name")
+    odd = str(image).isdigit() and not number                   # "²", or too many digits
+    usable = type(image) in (int, str) and not odd
+    require(usable, f"{where}: image {repr(image)[:40]}",
+            "a whole number of at most 18 digits, or a name")
     return (image, None) if type(image) is int else (None, image)
 
 def _entries(item, place, path, names=()):
@@ -415,14 +418,19 @@ def _usable(items, path, bad, names=()):
     entries = []
     refused = 0
     for item, place in items:
-        try:
+        with _kept(bad):
             refused += isinstance(item, dict) and any(map(item.get, _REFUSED))
             entries += _entries(item, place, path, names)
-        except NocError as e:
-            if bad is None: raise
-            bad.append(str(e))
     _tell_refused(refused, path)
     return entries
+
+@contextmanager
+def _kept(bad):
+    "Within this context, add a `NocError` to the list `bad`, if there is one, and go on."
+    try: yield
+    except NocError as e:
+        if bad is None: raise
+        bad.append(str(e))
 
 def _tell_refused(count, path):
     if count: note(f"{path}: captions left out, as {' or '.join(_REFUSED)}: {count:,}")
@@ -531,11 +539,12 @@ def _is_karpathy(content):
     first = images[0] if isinstance(images, list) and images else None
     return isinstance(first, dict) and "sentences" in first
 
-def _karpathy(content, path):
+def _karpathy(content, path, bad):
     "Return the entries of a file in Karpathy's format, and photo name -> part of the split."
     entries, parts = [], {}
+    expected = "cocoid, filename, split and sentences with raw"
     for n, image in enumerate(content["images"]):
-        with foreign_file(path, "cocoid, filename, split and sentences with raw", f"image {n}"):
+        with _kept(bad), foreign_file(path, expected, f"image {n}"):
             name = posixpath.join(image.get("filepath", ""), image["filename"])
             item = dict(file_name=name, captions=[s["raw"] for s in image["sentences"]])
             if "cocoid" in image: item["image_id"] = image["cocoid"]
@@ -571,7 +580,7 @@ def _caption_content(path):
 
 def _entries_of(path, content, bad=None):
     "Return all entries of a file or folder, and photo name -> part, if it has a split."
-    if _is_karpathy(content): return _karpathy(content, path)
+    if _is_karpathy(content): return _karpathy(content, path, bad)
     if content is not None: return _json_entries(content, path, bad), {}
     if path.is_dir(): items = _text_items(path)
     elif path.suffix == ".parquet": items = _parquet_items(path)
@@ -621,6 +630,7 @@ class Captions(NamedTuple):
     parts:dict    # part -> image ids if the file has a split, else {}
     numbers:bool  # False: the file does not number its images, so they are numbered here from 1
     domains:dict = {} # domain -> image ids if the file states domains, as nocaps does
+    classes:dict = {} # category -> name, if the file states categories
 
 def _worded(text): return any(c.isalnum() for c in text)
 
@@ -637,28 +647,36 @@ def _domains(images, path):
         if "domain" in image: domains[domain].append(image["id"])
     return dict(domains)
 
-def _coco_captions(coco, path):
+def _coco_captions(coco, path, bad):
     "Return the captions of a file in COCO's own form."
     _check_lists(coco, path, "images", "annotations")
     _whole(coco["images"], "id")
     _whole(coco["annotations"], "image_id")
     sizes = image_sizes(coco, path)
     items = coco["annotations"]
-    name = _item_name(items, "annotation")
     captions = {i: [] for i in sizes}
-    images = _whole_numbers(items, "image_id", path, "annotation")
-    refuse(path, name, ~np.isin(images, list(sizes)), "an image of this file")
-    _tell_refused(sum(any(map(item.get, _REFUSED)) for item in items), path)
+    images, wrong = _values(items, "image_id", "a whole number")
+    for i in np.flatnonzero(~np.isin(images, [*sizes])).tolist():
+        wrong.setdefault(i, "expected an image of this file")
+    written = refused = 0
     for i, (image, item) in enumerate(zip(images.tolist(), items)):
-        if any(map(item.get, _REFUSED)): continue
-        text = item.get("caption")
-        if not isinstance(text, str):
-            value = json.dumps(text)[:60] if "caption" in item else "none"
-            raise NocError(f"{path}: {name(i)}: caption: expected a string, found {value}")
-        if _worded(text): captions[image].append(text)
-    counts = _counts(captions, len(items))
-    domains = _domains(coco["images"], path)
-    return Captions(captions, sizes, counts, image_names(coco, path), {}, True, domains)
+        marked = isinstance(item, dict) and any(map(item.get, _REFUSED))
+        refused += marked
+        if marked: continue
+        if why := wrong.get(i) or _no_text(item):
+            with _kept(bad): raise NocError(f"{path}: {_item_name(items, 'annotation')(i)}: {why}")
+            continue
+        written += 1
+        if _worded(item["caption"]): captions[image].append(item["caption"])
+    _tell_refused(refused, path)
+    return Captions(captions, sizes, _counts(captions, written), image_names(coco, path), {}, True,
+                    _domains(coco["images"], path), category_names(coco, path) or {})
+
+def _no_text(item):
+    "Return why an annotation has no caption, or an empty text."
+    value = json.dumps(item["caption"])[:60] if "caption" in item else "none"
+    right = isinstance(item.get("caption"), str)
+    return "" if right else f"caption: expected a string, found {value}"
 
 # %% ../../nbs/files/101_readers.ipynb #0a4cf6d2
 def _other_captions(entries, parts, photo_names, path):
@@ -687,13 +705,18 @@ def _other_captions(entries, parts, photo_names, path):
 def read_captions(
     path,             # captions in any form: a file, or a folder of texts
     photo_names=list, # function () -> (file name, image id) of images, for files without ids
+    skip_bad:bool=False, # leave out unusable captions; report and count them
 )->Captions:
     "Read reference captions. Raise `NocError` with file and entry if anything is invalid."
     path = Path(path)
+    bad = [] if skip_bad else None
     content = _caption_content(path)
     coco = isinstance(content, dict) and "images" in content and not _is_karpathy(content)
-    if coco: return _coco_captions(content, path)
-    return _other_captions(*_entries_of(path, content), photo_names, path)
+    if coco: captions = _coco_captions(content, path, bad)
+    else: captions = _other_captions(*_entries_of(path, content, bad), photo_names, path)
+    if bad: note(f"{bad[0]}; left out (such captions: {len(bad):,})")
+    if bad: captions.counts["bad_captions"] = len(bad)
+    return captions
 
 # %% ../../nbs/files/101_readers.ipynb #e1d35375
 def _image_list(path, split, part):
@@ -1170,7 +1193,8 @@ def open_detections(
         rows, names, texts = _parquet_rows(path)
         return _with_texts(Detections(path, rows, False, {}, _listed_names(names)), texts)
     coco = read_coco(path, "annotations") if is_object(path) else {}
-    scored = not coco or any("score" in x for x in coco["annotations"] if isinstance(x, dict))
+    scored = not (coco and coco["annotations"])
+    scored = scored or any("score" in x for x in coco["annotations"] if isinstance(x, dict))
     if not scored: note(f"{path}: no scores; its boxes are read as drawn by people, largest first")
     images = coco.get("images") or []
     parts = [np.zeros(0, ROW)]

@@ -20,7 +20,7 @@ from PIL import Image
 from ..constraints import FORMS
 from ..core import NocError, default_device, require
 from ..data import RegionFeatures
-from ..files.dataset import data_files, listed_images
+from ..files.dataset import data_files, listed_images, with_categories
 from ..files.exports import export_reader, nearest_form, read_export
 from ..files.readers import PHOTO_ENDINGS, match_photos, open_detections, some_of
 from ..files.store import RegionStore
@@ -214,7 +214,9 @@ def detected(
     detections = read_export(path)
     listed, sizes, theirs = _annotated(data)
     if detections is path and Path(path).is_dir(): detections = _stored(Path(path))
-    elif detections is path: detections = open_detections(path).named(theirs, data)
+    elif detections is path:
+        root = data if data and Path(data).is_dir() else None
+        detections = with_categories(open_detections(path).named(theirs, data), root)
     if detections.texts: detections = detections.numbered({*sizes, *(i for _, i in listed)}, listed)
     names, sizes = detections.names + listed, sizes | detections.sizes
     sources = (path, detections.names), (data, listed)
