@@ -142,7 +142,8 @@ def load_data(
     require(root, "data: no folder", "a folder in COCO's layout, by --data or NOC_DATA")
     detections, outside = _named_detections(root, detections)
     loaded = own_captions(root, captions, detections, skip_bad)
-    if outside: detections = with_categories(detections.named(loaded.classes, captions), root)
+    if outside and classes is None:                       # else they are what the numbers mean
+        detections = with_categories(detections.named(loaded.classes, captions or root), root)
     texts, sizes, counts = loaded.texts, loaded.sizes, loaded.counts
     def usual(classes):
         if classes is COCO_CLASSES and (split or loaded.parts): return COCO_HELDOUT

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['PHOTO_ENDINGS', 'ROW', 'TURNED', 'json_items', 'is_object', 'refuse', 'read_coco', 'image_sizes', 'image_names',
-           'name_parts', 'some_of', 'by_digits', 'match_photos', 'check_numbers', 'holds_texts', 'caption_entries',
-           'Captions', 'read_captions', 'read_split', 'check_boxes', 'box_rows', 'open_parquet', 'relabel',
-           'Detections', 'category_names', 'left_out', 'open_detections', 'read_detections', 'ground_truth',
-           'boxed_classes', 'read_vectors', 'WordVectors']
+           'category_names', 'name_parts', 'some_of', 'by_digits', 'match_photos', 'check_numbers', 'holds_texts',
+           'caption_entries', 'Captions', 'read_captions', 'read_split', 'check_boxes', 'box_rows', 'open_parquet',
+           'relabel', 'Detections', 'left_out', 'open_detections', 'read_detections', 'ground_truth', 'boxed_classes',
+           'read_vectors', 'WordVectors']
 
 # %% ../../nbs/files/101_readers.ipynb #a05d0003
 import csv, gc, io, json, posixpath, re, tarfile, unicodedata, zipfile
@@ -193,6 +193,20 @@ def image_names(
     no_text = [not isinstance(name, str) for name in names]
     refuse(path, _item_name(images, "image"), no_text, "a string as its file_name")
     return list(zip(names, ids)) if any(names) else []
+
+# %% ../../nbs/files/101_readers.ipynb #101c0007
+def category_names(
+    coco, # content from `read_coco`
+    path, # the file, for messages
+):
+    "Return the names of a file's categories by number, or None if they have no names."
+    items = coco.get("categories")
+    if not isinstance(items, list) or not items: return None
+    ids = _whole_numbers(items, "id", path, "category").tolist()
+    names = [category.get("name") for category in items]
+    if not any(names): return None
+    refuse(path, _item_name(items, "category"), [not isinstance(x, str) for x in names], "a name")
+    return dict(zip(ids, names))
 
 # %% ../../nbs/files/101_readers.ipynb #bec7b2a4
 def name_parts(
@@ -1132,20 +1146,6 @@ def named(self:Detections,
         where_mine = f"{self.path}: category {n}: {mine!r}"
         require(mine == theirs, where_mine, f"{theirs!r}, as in {where}")
     return replace(self, classes=classes | (self.classes or {}) or None)
-
-# %% ../../nbs/files/101_readers.ipynb #101c0007
-def category_names(
-    coco, # content from `read_coco`
-    path, # the file, for messages
-):
-    "Return the names of a file's categories by number, or None if they have no names."
-    items = coco.get("categories")
-    if not isinstance(items, list) or not items: return None
-    ids = _whole_numbers(items, "id", path, "category").tolist()
-    names = [category.get("name") for category in items]
-    if not any(names): return None
-    refuse(path, _item_name(items, "category"), [not isinstance(x, str) for x in names], "a name")
-    return dict(zip(ids, names))
 
 # %% ../../nbs/files/101_readers.ipynb #44b08b97
 _LEFT_OUT = "iscrowd", "ignore"

@@ -209,14 +209,15 @@ def detected(
     data=None,    # for names and sizes: a folder in COCO's layout, or a file with `images`
     images=None,  # folder of the images to caption
     classes=None, # class id -> `ObjectClass`, the classes that boxes may have; None: any
+    numbered:bool=False, # True: the numbers in the file are ids of `classes`
 )->Source:
     "Make a source of existing detections. Raise `NocError` if a file or an item is invalid."
     detections = read_export(path)
     listed, sizes, theirs = _annotated(data)
     if detections is path and Path(path).is_dir(): detections = _stored(Path(path))
     elif detections is path:
-        root = data if data and Path(data).is_dir() else None
-        detections = with_categories(open_detections(path).named(theirs, data), root)
+        detections = open_detections(path).named(theirs, data)
+        if not numbered: detections = with_categories(detections, data)
     if detections.texts: detections = detections.numbered({*sizes, *(i for _, i in listed)}, listed)
     names, sizes = detections.names + listed, sizes | detections.sizes
     sources = (path, detections.names), (data, listed)
@@ -400,7 +401,7 @@ def _opened(job, pipeline):
     require(src.exists(), f"{job.src}: no such file or folder", "images or detections")
     if _holds_regions(src, job.images):
         require(not detector, f"--detector {detector}: {job.src} holds detections", "photos")
-        return detected(src, job.data, job.images, pipeline.classes)
+        return detected(src, job.data, job.images, pipeline.classes, bool(job.classes))
     where = f"{job.src}: --data, --images and --features need detections"
     where = f"{job.src}: --only-detected needs detections" if job.only_detected else where
     none = not (job.data or job.images or job.features or job.only_detected)
