@@ -425,11 +425,12 @@ REFUSED = [
      "panoptic segments: expected boxes: `python converters/panoptic2detection_coco_format.py --input_json_file IN "
      "--output_json_file OUT`, from panopticapi"),
     ("frames of several clips", "clips.json", dict(videos=[dict(id=1)], annotations=[dict(video_id=1, bboxes=[])]),
-     "frames of several clips: expected one file for each clip, with the image_id and the bbox of each frame's objects"),
+     "frames of several clips: expected one file for each clip, with the image_id and the bbox of each frame's "
+     "objects"),
     ("segmentations without boxes", "masks.json",
      [dict(image_id=7, category_id=18, segmentation=dict(size=[9, 9], counts="0"), score=.5)],
-     "segmentations without boxes: expected boxes: in Python, `ann[\"bbox\"] = mask.toBbox(coco.annToRLE(ann)).tolist()`"
-     ", with COCO and mask of pycocotools, for each annotation"),
+     "segmentations without boxes: expected boxes: in Python, `ann[\"bbox\"] = mask.toBbox(coco.annToRLE(ann))."
+     "tolist()`, with COCO and mask of pycocotools, for each annotation"),
     ("rotated boxes", "turned.json", [dict(BOX, bbox=[9, 9, 5, 5, 45])],
      "expected a box that is not rotated, such as the bounds of its four corners"),
     ("CVAT's video", "video.xml", "<annotations><track/></annotations>",
@@ -441,8 +442,8 @@ REFUSED = [
      {"a.json": '{"labels": [0], "scores": [0.5], "bboxes": [[0, 0, 5, 5]]}'}, "classes without names: expected "
      "classes.txt beside it, with the names in model.dataset_meta[\"classes\"], one per line"),
     ("labels with two meanings", "labels", {"a.txt": "0 0.2 0.1 0.6 0.1 0.6 0.9 0.2 1\n", "classes.txt": "dog\n"},
-     "can be boxes, outlines or key points, with or without a confidence: expected in …data.yaml a line `task: segment` "
-     "(or detect, obb), or `kpt_shape: [17, 3]`, and `save_conf: true` or `false`")]
+     "can be boxes, outlines or key points, with or without a confidence: expected in …data.yaml a line `task: "
+     "segment` (or detect, obb), or `kpt_shape: [17, 3]`, and `save_conf: true` or `false`")]
 
 # a form of captions with one unusable entry, and what the commands say about it
 BAD = {

@@ -157,7 +157,8 @@ def test_a_broken_photo_costs_its_own_line_alone(models, tmp_path, case):
 def test_a_photo_that_the_captioner_refuses_costs_its_own_line_alone(models, tmp_path, monkeypatch, found):
     "Some processors refuse photos of odd shapes, and end with an error about the whole batch."
     way, photos = (in_folder, found, "theirs"), {f"{i}.png": whole(i) for i in IDS}
-    alone = lines(models, way, {name: content for name, content in photos.items() if name != "3.png"}, tmp_path/"rest", 3)
+    rest = {name: content for name, content in photos.items() if name != "3.png"}
+    alone = lines(models, way, rest, tmp_path/"rest", 3)
     inputs = PhotoCaptioner._inputs
     def odd(self, photos):
         if any(photo.size == size(3) for photo in photos): raise ValueError("absolute aspect ratio\nmust be small")

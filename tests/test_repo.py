@@ -165,7 +165,8 @@ def eager(tree):
     of what a condition tests for None."""
     def tested(condition):
         if isinstance(condition, ast.Name): yield condition.id
-        if isinstance(condition, ast.Compare) and isinstance(condition.ops[0], ast.IsNot): yield from tested(condition.left)
+        compared = isinstance(condition, ast.Compare) and isinstance(condition.ops[0], ast.IsNot)
+        if compared: yield from tested(condition.left)
         for value in getattr(condition, "values", ()): yield from tested(value)
     def may_fail(node):
         if isinstance(node, ast.Attribute): return getattr(node.value, "id", None) in maybe

@@ -438,6 +438,10 @@ def _usable(items, path, bad, names=()):
     _tell_refused(refused, path)
     return entries
 
+def _tell_refused(count, path):
+    if count: note(f"{path}: captions left out, as {' or '.join(_REFUSED)}: {count:,}")
+
+# %% ../../nbs/files/101_readers.ipynb #7d063ab1
 @contextmanager
 def _kept(bad):
     "Within this context, add a `NocError` to the list `bad`, if there is one, and go on."
@@ -446,10 +450,6 @@ def _kept(bad):
         if bad is None: raise
         bad.append(str(e))
 
-def _tell_refused(count, path):
-    if count: note(f"{path}: captions left out, as {' or '.join(_REFUSED)}: {count:,}")
-
-# %% ../../nbs/files/101_readers.ipynb #7d063ab1
 def _listed(cell, where):
     "Return the captions in a table's cell: those of a list, as JSON or Python writes it, or one."
     if not re.fullmatch(r"\s*\[\s*['\"].*\]\s*", cell or "", re.S): return cell

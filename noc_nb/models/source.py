@@ -241,6 +241,7 @@ def detected(
     boxed = source.boxed | failed.keys()             # a failure is reported in any case
     return replace(source, names=names, texts=detections.texts, met=met, boxed=boxed)
 
+# %% ../../nbs/models/119_source.ipynb #821da149
 def _unlabelled(files, names, where):
     "Number the photos that no label file names: they are images without objects."
     start = max(i for _, i in names)
@@ -248,7 +249,6 @@ def _unlabelled(files, names, where):
     numbered = [replace(f, id=start + n, why=None) for n, f in enumerate(rest, 1)]
     return [f for f in files if f not in rest] + numbered
 
-# %% ../../nbs/models/119_source.ipynb #821da149
 def _check_found(detections, files, failed, images, where):
     "Report images without a photo. Raise `NocError` if no photo has boxes."
     boxed = detections.images

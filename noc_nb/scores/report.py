@@ -114,10 +114,11 @@ class References(NamedTuple):
     root:Path         # folder in COCO's layout; None for a file of references
 
 def read_references(
-    data, # a folder in COCO's layout, or a file or folder of references
+    data, # a folder in COCO's layout, a file or folder of references, or `References`
     skip_bad:bool=False, # leave out unusable references; report and count them
 )->References:
     "Read references. Raise `NocError` with file and entry if anything is invalid."
+    if isinstance(data, References): return data
     path = Path(data)
     own = path.is_file() or (path.is_dir() and holds_texts(path))
     root = None if own else find_data(data)
@@ -192,8 +193,7 @@ def make_task(
 )->_Task:
     "Make the task that captions are scored on. Raise `NocError` for an unknown split or image."
     require(part in PARTS, f"--part {part}", f"one of {', '.join(PARTS)}")
-    given = data if isinstance(data, References) else read_references(data)
-    data, references, domains, root = given
+    data, references, domains, root = read_references(data)
     every = {i: captions for i, captions in references.texts.items() if captions}
     check_range("--", 1, cut=cut)
     load = partial(read_classes, first=first)
@@ -596,7 +596,8 @@ def evaluate_file(
         if bad: warnings.warn(f"{bad[0]}; left out (such captions: {len(bad):,})")
         protocol.words_of(task.heldout)                       # an error now, not after scoring
         chosen, counts = match(system, task, captions, missing)
-        if skip_bad: counts |= dict(bad=len(bad), bad_references=known.counts.get("bad_captions", 0))
+        lost = known.counts.get("bad_captions", 0)
+        if skip_bad: counts |= dict(bad=len(bad), bad_references=lost)
         judged = _evaluate(chosen, task, protocol, metrics)
         about = _make_report(judged, task, counts, samples)
         report = _Report(dict(captions=Path(captions).name) | about, judged)
