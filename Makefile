@@ -13,7 +13,7 @@
 # make release    sdist and wheel of the last commit in dist, checked and tried in a fresh environment; publishes nothing
 # make gpu        what waits for a GPU, as rows in _runs/gpu/gpu.jsonl: search and generate (PEER=PYTHON: beside transformers 4.55.4), training steps, the page, a profile, and with NOC_DATA the captioner at the paper's size
 # make words      10,000 drawn cases of words in decoded texts (CASES=…)
-# make drawn      300 drawn folders with broken photos, 500 drawn folders of labels, 200 drawn cases of each promise (CASES=…)
+# make drawn      300 drawn folders with broken photos, 500 drawn folders of labels, 200 drawn tables of captions, 200 drawn cases of each promise (CASES=…)
 # make times       seconds of each notebook; fails above LIMIT=30
 # make venv        set-up alone: everything lives in .venv (PYTHON=python3.12: with this Python)
 # make clean       remove what builds and tests leave behind (.venv and _runs stay)
@@ -118,7 +118,7 @@ words: venv
 	WORDS_CASES=$(or $(CASES),10000) $(BIN)/python -m pytest -q -n 2 tests/test_words.py
 
 drawn: venv
-	DRAWN_CASES=$(or $(CASES),300) DRAWN=$(or $(CASES),500) PROMISE_CASES=$(or $(CASES),200) $(BIN)/python -m pytest -q -n 2 \
+	DRAWN_CASES=$(or $(CASES),300) DRAWN=$(or $(CASES),500) DRAWN_TABLES=$(or $(CASES),200) PROMISE_CASES=$(or $(CASES),200) $(BIN)/python -m pytest -q -n 2 \
 	tests/test_broken.py tests/test_exports.py tests/test_promises.py -k "broken or drawn or cell"
 
 times: venv

@@ -415,26 +415,47 @@ QUALIFIERS = [
     ("YOLO's labels", "`task`, `kpt_shape`, `save_conf` in data.yaml",
      "decide what the numbers are; labels that can be read in two ways are refused without them")]
 
-# file name, content, what `noc_caption` says about it
+# form, file name, content, what each command that reads boxes says about it ("…": any text)
 REFUSED = [
-    ("instances_predictions.pth", "x",
-     "a pickle, .*: expected JSON: coco_instances_results.json, which detectron2 writes"),
-    ("results.pkl", "x",
-     "a pickle, .* mmdetection's tools/test.py writes with --cfg-options test_evaluator.outfile_prefix"),
-    ("panoptic.json", dict(images=IMAGES, annotations=[dict(image_id=7, segments_info=[])]),
-     "panoptic segments: expected boxes: `python converters/panoptic2detection_coco_format.py --input_json_file"),
-    ("clips.json", dict(videos=[dict(id=1)], annotations=[dict(video_id=1, bboxes=[])]),
-     "frames of several clips: expected one file for each clip"),
-    ("masks.json", [dict(image_id=7, category_id=18, segmentation=dict(size=[9, 9], counts="0"), score=.5)],
-     "segmentations without boxes: expected boxes: in Python, `ann..bbox.. = mask.toBbox"),
-    ("turned.json", [dict(BOX, bbox=[9, 9, 5, 5, 45])], "expected a box that is not rotated, such as the bounds"),
-    ("video.xml", "<annotations><track/></annotations>", "a video: expected its export as CVAT for images"),
-    ("own.csv", "image,x\n", "docs/forms.md; the nearest is Open Images's"),
-    ("boxes.zip", "PK", "an archive: expected the folder that it unpacks to"),
-    ("preds", {"a.json": '{"labels": [0], "scores": [0.5], "bboxes": [[0, 0, 5, 5]]}'},
-     "classes without names: expected classes.txt beside it, with the names in model.dataset_meta"),
-    ("labels", {"a.txt": "0 0.2 0.1 0.6 0.1 0.6 0.9 0.2 1\n", "classes.txt": "dog\n"},
-     "can be boxes, outlines or key points, .*: expected in .*data.yaml a line `task: segment`")]
+    ("a pickle of detectron2", "instances_predictions.pth", "x", "a pickle, which can run any program when it is read: "
+     "expected JSON: coco_instances_results.json, which detectron2 writes beside it"),
+    ("a pickle of mmdetection", "results.pkl", "x", "a pickle, … or what mmdetection's tools/test.py writes with "
+     "--cfg-options test_evaluator.outfile_prefix=results"),
+    ("panoptic segments", "panoptic.json", dict(images=IMAGES, annotations=[dict(image_id=7, segments_info=[])]),
+     "panoptic segments: expected boxes: `python converters/panoptic2detection_coco_format.py --input_json_file IN "
+     "--output_json_file OUT`, from panopticapi"),
+    ("frames of several clips", "clips.json", dict(videos=[dict(id=1)], annotations=[dict(video_id=1, bboxes=[])]),
+     "frames of several clips: expected one file for each clip, with the image_id and the bbox of each frame's "
+     "objects"),
+    ("segmentations without boxes", "masks.json",
+     [dict(image_id=7, category_id=18, segmentation=dict(size=[9, 9], counts="0"), score=.5)],
+     "segmentations without boxes: expected boxes: in Python, `ann[\"bbox\"] = mask.toBbox(coco.annToRLE(ann))."
+     "tolist()`, with COCO and mask of pycocotools, for each annotation"),
+    ("rotated boxes", "turned.json", [dict(BOX, bbox=[9, 9, 5, 5, 45])],
+     "expected a box that is not rotated, such as the bounds of its four corners"),
+    ("CVAT's video", "video.xml", "<annotations><track/></annotations>",
+     "a video: expected its export as CVAT for images"),
+    ("another table", "own.csv", "image,x\n", "expected boxes in a format from docs/forms.md; the nearest is Open "
+     "Images's, with ImageID, LabelName, XMin, XMax, YMin and YMax"),
+    ("an archive", "boxes.zip", "PK", "an archive: expected the folder that it unpacks to"),
+    ("mmdetection's `preds` without names", "preds",
+     {"a.json": '{"labels": [0], "scores": [0.5], "bboxes": [[0, 0, 5, 5]]}'}, "classes without names: expected "
+     "classes.txt beside it, with the names in model.dataset_meta[\"classes\"], one per line"),
+    ("labels with two meanings", "labels", {"a.txt": "0 0.2 0.1 0.6 0.1 0.6 0.9 0.2 1\n", "classes.txt": "dog\n"},
+     "can be boxes, outlines or key points, with or without a confidence: expected in …data.yaml a line `task: "
+     "segment` (or detect, obb), or `kpt_shape: [17, 3]`, and `save_conf: true` or `false`")]
+
+# a form of captions with one unusable entry, and what the commands say about it
+BAD = {
+    "captions.json": (dict(images=IMAGES, annotations=[*COCO, dict(id=4, image_id=99, caption="A cow.")]),
+                      "annotation 4 (image 99): expected an image of this file"),
+    "none.json": (dict(images=IMAGES, annotations=[dict(id=0, image_id=7, caption=None), *COCO]),
+                  "annotation 0 (image 7): caption: expected a string, found null"),
+    "dataset_coco.json": (dict(images=[*(image | dict(split="test") for image in KARPATHY["images"]),
+                                       dict(cocoid=4, split="test")]), "image 2: "),
+    "t.csv": ("file_name,caption\na.jpg,A dog.\nb.jpg,Two cats\nb.jpg,A cat, too\nb.jpg,Cats\n",
+              "line 4: does not have 2 cells"),
+    "list.json": ([*COCO, dict(image_id="²", caption="A cow.")], "entry 3: image '²'")}
 
 def page():
     "Return the page in Markdown."
@@ -449,10 +470,12 @@ def page():
         top = f"\n## {title}\n\nRead by {read}.\n\n| form | written by | example |\n|---|---|---|"
         return "\n".join([top, *lines]) + "\n"
     marks = "".join(f"| {form} | {mark} | {what} |\n" for form, mark, what in QUALIFIERS)
+    refused = "".join(f"| {form} | {line} |\n" for form, _, _, line in REFUSED)
     tail = (f"\n## Marks\n\nWhat a file says about its boxes and captions is obeyed, or refused by name.\n\n"
             f"| form | mark | what we do |\n|---|---|---|\n{marks}\n## Refused\n\n"
-            "Pickles (.pth, .pkl), panoptic segments, frames of several clips, rotated boxes, segmentations without\n"
-            "boxes, CVAT's video and archives are refused with a line that says how to convert them.\n")
+            "Each command that reads boxes ends with this line, after the name of the file.\n\n"
+            f"| form | line |\n|---|---|\n{refused}\n"
+            "An unusable entry of a captions file is refused with its place, or left out with `--skip-bad`.\n")
     return head + "".join(section(title, *about) for title, about in FORMS.items()) + tail
 
 if __name__ == "__main__": PAGE.write_text(page(), encoding="utf-8")

@@ -4,9 +4,10 @@ from contextlib import contextmanager
 import pytest
 from noc_nb.core import NocError
 from noc_nb.files.exports import read_export
-from noc_nb.files.readers import open_detections
+from noc_nb.files.readers import open_detections, read_captions
 from noc_nb.models.names import read_classes
 from noc_nb.models.source import _from_table
+from noc_nb.scores.report import read_system
 
 LARGE = "9"*400
 
@@ -95,6 +96,9 @@ def test_names_do_not_expand(tmp_path):
     yolo(tmp_path/"labels")
     for read in lambda: read_classes(tmp_path/"data.yaml", 0), lambda: read_export(tmp_path/"labels"):
         with at_once(), pytest.raises(NocError, match="data.yaml: expected names of classes .an alias"): read()
+    (tmp_path/"data.yaml").write_text("names: [dog]\n#" + "x"*400_000)
+    with at_once(), pytest.raises(NocError, match="names of classes .YAML of more than 400,000 characters"):
+        read_export(tmp_path/"labels")
     (tmp_path/"data.yaml").write_text("names: {0: dog, 1: cat}")
     assert [c.name for c in read_classes(tmp_path/"data.yaml", 0).values()] == ["dog", "cat"]
 
@@ -110,3 +114,22 @@ def test_long_numbers_in_json_are_one_line(tmp_path, key):
     (tmp_path/"d.json").write_text(json.dumps([box]))
     with at_once(), pytest.raises(NocError, match="d.json: line 1: item 0: not JSON"):
         open_detections(tmp_path/"d.json")
+
+CAPTIONS = {"c.csv": ("image_id,caption\n7,a dog\n%s,a cat\n", "line 3"),
+            "c.token": ("%s#0\ta dog\n", "line 1"),
+            "c.jsonl": ('{"image_id": 7, "caption": "a dog"}\n{"image_id": "%s", "caption": "a cat"}\n', "entry 1"),
+            "c.json": ('[{"image_id": %s, "caption": "a cat"}]', "entry 0"),
+            "coco.json": ('{"images": [], "annotations": [{"image_id": %s, "caption": "a cat"}]}', "annotation 0"),
+            "images.json": ('{"images": [{"id": %s}], "annotations": []}', "image ")}
+
+@pytest.mark.parametrize("number", ["²", LARGE])
+@pytest.mark.parametrize("name", CAPTIONS)
+def test_an_odd_number_of_a_caption_is_named(tmp_path, name, number):
+    "Captions and references with such a number are refused in one short line that names the file and the place."
+    text, place = CAPTIONS[name]
+    shown = json.dumps(number) if number == "²" and name.endswith(".json") else number
+    (tmp_path/name).write_text(text % shown)
+    for read in (read_captions, read_system)[:1 if name == "images.json" else 2]:
+        with at_once(), pytest.raises(NocError, match=f"{name}: {place}") as e: read(tmp_path/name)
+        assert json.dumps(number)[1:30] in str(e.value) or number in str(e.value)
+        assert len(str(e.value)) < 300 and "\n" not in str(e.value)

@@ -10,8 +10,10 @@ import pyarrow, pyarrow.parquet
 import pytest
 pytest.importorskip("transformers")
 from PIL import Image
+from noc_nb.core import NocError
 from noc_nb.files.store import RegionStore
 from noc_nb.lab.disk import write_json
+from noc_nb.models.captioners import PhotoCaptioner
 from noc_nb.models.pipeline import CaptionOptions
 from noc_nb.models.pretrained import quiet
 from noc_nb.models.source import Job
@@ -150,3 +152,25 @@ def test_a_broken_photo_costs_its_own_line_alone(models, tmp_path, case):
     if way[1:] == (sized, "ours") or way[1:] == (stored, "ours"): return     # these need no photo
     for i in broken.keys() & found.keys():
         assert f"{i}.png" in found[i]["error"] and "\n" not in found[i]["error"], (way, broken)
+
+@pytest.mark.parametrize("found", [sized, "detector", None])
+def test_a_photo_that_the_captioner_refuses_costs_its_own_line_alone(models, tmp_path, monkeypatch, found):
+    "Some processors refuse photos of odd shapes, and end with an error about the whole batch."
+    way, photos = (in_folder, found, "theirs"), {f"{i}.png": whole(i) for i in IDS}
+    rest = {name: content for name, content in photos.items() if name != "3.png"}
+    alone = lines(models, way, rest, tmp_path/"rest", 3)
+    inputs = PhotoCaptioner._inputs
+    def odd(self, photos):
+        if any(photo.size == size(3) for photo in photos): raise ValueError("absolute aspect ratio\nmust be small")
+        return inputs(self, photos)
+    monkeypatch.setattr(PhotoCaptioner, "_inputs", odd)
+    for batch in 1, 3, 5:
+        there = lines(models, way, photos, tmp_path/f"all{batch}", batch)
+        error = there.pop(3)["error"]
+        assert error.startswith("3.png: the captioner does not take this photo (") and "aspect ratio)" in error
+        assert all(same(line, there[i] | dict(file=line["file"])) for i, line in alone.items())
+        assert there.keys() == alone.keys()
+    def none(self, photos): raise ValueError("no such prompt")
+    monkeypatch.setattr(PhotoCaptioner, "_inputs", none)
+    with pytest.raises(NocError, match="the model does not accept it .*no such prompt"):
+        lines(models, way, photos, tmp_path/"none", 3)

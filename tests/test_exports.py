@@ -1,15 +1,17 @@
 """Exports of annotation tools: each form gives the boxes that COCO's gives, in every command; broken ones say which."""
-import json, os, re
+import ast, csv, io, json, os, re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 import numpy as np
+import pandas
 import pytest
 from hypothesis import event, example, given, settings, strategies as st
 from PIL import Image
+from forms import stopped
 from noc_nb.core import NocError
 from noc_nb.files.dataset import load_data
 from noc_nb.files.exports import read_export
-from noc_nb.files.readers import open_detections
+from noc_nb.files.readers import open_detections, read_captions
 from noc_nb.heldout import COCO_CLASSES
 from noc_nb.lab.disk import write_json
 from test_photos import typed          # noqa: F401
@@ -151,7 +153,7 @@ def labelled(draw):
     more = f"task: {task}\nsave_conf: {conf}\n" + (f"kpt_shape: {[*shape]}\n" if task == "pose" else "")
     return photos, more, task == "detect" and not track
 
-@settings(max_examples=int(os.environ.get("DRAWN", 30)), deadline=None, derandomize="DRAWN" not in os.environ)
+@settings(max_examples=int(os.environ.get("DRAWN", 100)), deadline=None, derandomize="DRAWN" not in os.environ)
 @given(labelled())
 def test_labels_mean_what_was_drawn(drawn):
     "A folder is read as it was meant, or it is refused; it is not refused if data.yaml says what it means."
@@ -250,6 +252,26 @@ def test_names_may_stand_in_the_other_file(typed):
     status, _, told = boxes_with(typed, found, data)
     assert status == 2 and told == "error: found.json: category 1: 'dog': expected 'zebra', as in val.json"
 
+@pytest.mark.parametrize("where", ["captions", "annotations/instances_own.json"])
+def test_training_asks_every_file_for_names(typed, where):
+    "The names of classes may be in the file of captions, or in the data set's boxes; two that disagree are refused."
+    captions = dict(images=[LISTED], annotations=[dict(image_id=42, caption="a dog")])
+    boxes = dict(images=[LISTED], annotations=[])
+    (captions if where == "captions" else boxes)["categories"] = OWN
+    Path("own/annotations").mkdir(parents=True)
+    for name, content in ("captions_own", captions), ("instances_own", boxes):
+        write_json(Path(f"own/annotations/{name}.json"), content)
+    write_json(Path("split.json"), dict(train=[42], val=[], test=[]))
+    words = ("noc_train", "xe", "--data", "own", "--split", "split.json", "--heldout", "cow", "--out", "run",
+             "--detections", "found.json")
+    for more in (), ("--captions", "own/annotations/captions_own.json"):
+        write_json(Path("found.json"), [FOUND])
+        data, = stopped(typed, "noc_nb.commands.reproduce._say_left_out", *words, *more)
+        assert [data.classes[i].name for i in data.regions[42].labels.tolist()] == ["zebra"]
+        write_json(Path("found.json"), dict(images=[LISTED], annotations=[FOUND], categories=[dict(id=1, name="dog")]))
+        status, told = typed(*words, *more)
+        assert status == 2 and "found.json: category 1: 'dog': expected 'zebra', as in" in told[-1], told
+
 @pytest.mark.parametrize("image", [42, 42., "42", "42.0", "000000000042", "000000000042.jpg", LISTED["file_name"]])
 @pytest.mark.parametrize("photo", [LISTED["file_name"], "000000000042.jpg"])
 def test_ids_are_tried_against_those_at_hand(typed, image, photo):
@@ -285,3 +307,53 @@ def test_an_image_without_boxes_is_an_image(typed):
     assert typed("noc_caption", "found.json", "--model", "lite", "--out", "c.jsonl")[0] == 0
     lines = [json.loads(line) for line in Path("c.jsonl").read_text().splitlines()]
     assert [(x["image_id"], len(x["boxes"])) for x in lines] == [(42, 1), (43, 0)]
+
+# ---- captions: drawn tables, with pandas as a second reader
+
+said = st.text("ab ,;\"'é|.", min_size=1, max_size=12).map(lambda text: f"a{text}b")
+
+# how a table names image i, and how another file does
+LISTED_AS = {"{}": "{}.jpg", "{}.0": "{}.jpg", " {}": "{}.jpg", "x/{}.png": "{}.png", "b{}": "b{}.jpg",
+             "COCO_val2014_{:012}.jpg": "{:012}.jpg", "{:012}.jpg": "COCO_train2014_{:012}.jpg"}
+
+@st.composite
+def tables(draw):
+    "Return a table of captions as bytes, its delimiter, and the captions that it means, by image."
+    ids = draw(st.lists(st.integers(1, 10**12 - 1), min_size=1, max_size=4, unique=True))
+    world = {i: draw(st.lists(said, min_size=1, max_size=3)) for i in ids}
+    form = draw(st.sampled_from([*LISTED_AS]))
+    key = "image_id" if draw(st.booleans()) and form.startswith(("{}", " ")) else draw(st.sampled_from((
+        "file_name", "filename", "image", "image_name", "path")))
+    listed = draw(st.sampled_from((None, repr, json.dumps)))
+    cells = ((i, text) for i, own in world.items() for text in ([listed(own)] if listed else own))
+    sign = draw(st.sampled_from(",;\t"))
+    end = draw(st.sampled_from(("\n", "\r\n")))
+    columns = draw(st.permutations([key, draw(st.sampled_from(("caption", "captions", "text", "comment"))), "extra"]))
+    out = io.StringIO()
+    file = csv.writer(out, delimiter=sign, lineterminator=end, quoting=draw(st.sampled_from((
+        csv.QUOTE_MINIMAL, csv.QUOTE_ALL))))
+    file.writerow(columns)
+    for i, text in cells:
+        row = {key: form.format(i), "extra": draw(st.sampled_from(("", "1", "a, b")))}
+        file.writerow([row.get(name, text) for name in columns])
+    code = draw(st.sampled_from(("utf-8", "utf-8-sig", "utf-16")))
+    return out.getvalue().encode(code), code, sign, world, form
+
+@settings(max_examples=int(os.environ.get("DRAWN_TABLES", 100)), deadline=None,
+          derandomize="DRAWN_TABLES" not in os.environ)
+@given(tables())
+def test_drawn_tables_mean_what_pandas_reads(drawn):
+    content, code, sign, world, form = drawn
+    with TemporaryDirectory() as folder:
+        path = Path(folder)/"t.csv"
+        path.write_bytes(content)
+        found = read_captions(path, lambda: [(LISTED_AS[form].format(i), i) for i in world])
+        frame = pandas.read_csv(path, sep=sign, dtype=str, keep_default_na=False, encoding=code)
+        names = [name for name in frame if name in ("caption", "captions", "text", "comment")]
+        key = next(name for name in frame if name not in ("extra", *names))
+        theirs = {}
+        for cell, text in zip(frame[key], frame[names[0]]):
+            listed = text[:1] == "[" and ast.literal_eval(text) if text else False
+            theirs.setdefault(cell, []).extend(listed or [text])
+    assert [*theirs.values()] == [*world.values()] and [*theirs] == [form.format(i) for i in world]
+    assert found.texts == world

@@ -100,6 +100,14 @@ def test_python_versions_agree():
     matrix = re.search(r"python: \[(.*)\]", (ROOT/".github/workflows/test.yml").read_text())[1]
     assert re.findall(r"[\d.]+", matrix) == supported, "the workflow tests other Pythons than setup.py names"
 
+def test_actions_are_named_by_commit():
+    "CI runs the code that was read: a tag can be moved, a commit cannot."
+    files = (ROOT/".github/workflows").glob("*.yml")
+    used = [line.strip() for path in files for line in path.read_text().splitlines() if "uses:" in line]
+    none_of((line for line in used if not re.search(r"uses: [\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line)),
+            "name the commit of a release, and the release in a comment")
+    assert used
+
 def test_readme_names_the_pythons_that_are_tried():
     "CI installs the package with the Python versions that the README names."
     told = re.search(r"needs Python ([\d.]+) to ([\d.]+)", (ROOT/"README.md").read_text(encoding="utf-8"))

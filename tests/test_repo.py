@@ -161,8 +161,15 @@ SAFE = {"labels[unknown]": "a mask of the same length", "classes[n]": "a key of 
         "count[i]": "a Counter", "captions[0]": "images without references are left out"}
 
 def eager(tree):
-    "Yield what may fail in the messages of `require`: indices, and next, min and max of what may be empty."
+    """Yield what may fail in the messages of `require`: indices, next, min and max of what may be empty, and attributes
+    of what a condition tests for None."""
+    def tested(condition):
+        if isinstance(condition, ast.Name): yield condition.id
+        compared = isinstance(condition, ast.Compare) and isinstance(condition.ops[0], ast.IsNot)
+        if compared: yield from tested(condition.left)
+        for value in getattr(condition, "values", ()): yield from tested(value)
     def may_fail(node):
+        if isinstance(node, ast.Attribute): return getattr(node.value, "id", None) in maybe
         if isinstance(node, ast.Subscript): return not isinstance(node.slice, ast.Slice)
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name): return False
         return (node.func.id == "next" and len(node.args) == 1 or node.func.id in ("min", "max")
@@ -175,6 +182,7 @@ def eager(tree):
     for f in (f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)):
         calls = [n for n in ast.walk(f) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "require"]
         texts = [text for call in calls for text in call.args[1:]]
+        maybe = {name for call in calls for name in tested(call.args[0])}
         names = {n.id for text in texts for n in ast.walk(text) if isinstance(n, ast.Name)}
         texts += [n.value for n in ast.walk(f) if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") in names
                   and isinstance(n.value, (ast.JoinedStr, ast.IfExp))]
@@ -185,5 +193,6 @@ def test_no_message_fails_before_it_is_needed():
     found = {ast.unparse(node): path for path in (ROOT/"noc_nb").rglob("*.py")
              for node in eager(ast.parse(path.read_text(encoding="utf-8")))}
     assert not {text: path.name for text, path in found.items() if text not in SAFE}
-    made = "def f(x):\n where = f'{x[0]}'\n require(x, f'{where} {min(x)} {x and x[1]}', f'{next(x)} {x[:2]}')"
-    assert {ast.unparse(n) for n in eager(ast.parse(made))} == {"x[0]", "min(x)", "next(x)"}
+    made = ("def f(x):\n where = f'{x[0]}'\n require(x, f'{where} {min(x)} {x and x[1]}', f'{next(x)} {x[:2]}')\n"
+            " require(y is not None and z, f'{y.a} {z.b} {z and z.c} {where.d}')")
+    assert {ast.unparse(n) for n in eager(ast.parse(made))} == {"x[0]", "min(x)", "next(x)", "y.a", "z.b"}

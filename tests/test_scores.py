@@ -369,7 +369,7 @@ def test_two_meteors_at_once_agree(tmp_path):
 @pytest.mark.parametrize("content, message", [
     ([dict(image_id=0, caption="a"), dict(image_id=0, caption="b")],
      "entry 1: image 0: has 2 captions, the first in entry 0: expected one caption for each image"),
-    ([dict(image_id=.5, caption="a")], "entry 0: image 0.5: expected a whole number or a name"),
+    ([dict(image_id=.5, caption="a")], "entry 0: image 0.5: expected a whole number of at most 18 digits, or a name"),
     ([dict(image_id=0, caption=7)], "entry 0: image 0: caption: expected a string, found 7"),
     ([dict(image_id=0, caption="dog "*1_000)], "entry 0: image 0: caption: 1,000 words: expected at most 500"),
     ([dict(image_id=0, caption="("*1_000)], "entry 0: image 0: caption: 1,000 words: expected at most 500"),

@@ -93,7 +93,7 @@ def noc_eval(
     classes:str=None,     # classes: one name per line, JSON, or CSV like that of Open Images
     first:int=None,      # number of the first class in a file of names: 1 or 0 (default: 1)
     missing:Literal["refuse", "empty"]="refuse", # an image without a caption: error, or empty text
-    skip_bad:bool=False,  # leave out unusable captions; the report counts them
+    skip_bad:bool=False,  # leave out unusable captions and references; the report counts them
     images:str=None,      # photos for the page and your own metrics, found by name, else by number
     metrics:str=None,     # M (METEOR), C (CIDEr-D), S (SPICE), B4 (BLEU), R (ROUGE-L), or
                           # your module:function; default: all five
@@ -176,7 +176,7 @@ def noc_reproduce(
     models:str=None,       # folder of a run with trained models, or a pipeline (default: OUT);
                            # models that a run lacks are trained and saved there, too
     drop_heldout:bool=False, # train without images whose captions mention held-out objects
-    skip_bad:bool=False,   # leave out unusable boxes; the rows count them
+    skip_bad:bool=False,   # leave out unusable boxes and captions; the rows count them
     spice:bool=False,      # compute SPICE; run noc_data spice first
 ):
     "Train, caption and score; print the paper's tables with our numbers and write them to OUT."
@@ -204,7 +204,7 @@ def noc_train(
     set:list=None,        # changes to the preset, as key=value
     seed:int=0,           # seed of initial weights and of the order of examples
     drop_heldout:bool=False, # train without images whose captions mention held-out objects
-    skip_bad:bool=False,  # leave out unusable boxes
+    skip_bad:bool=False,  # leave out unusable boxes and captions
     resume:bool=False,    # continue the training run in OUT
 ):
     "Train the region selector or the captioner, on any data."

@@ -160,6 +160,7 @@ _NEEDED = dict(features=("meta.json",), model=("pipeline.json",), start=_MODEL, 
                captioner=_MODEL, detector=_MODEL) # a folder must have one of these
 _BOXES = [(b'"bbox"', b'"bboxes"', b'"rectanglelabels"', b'"shapes"', b'"segmentation"',
            b'"segments_info"')]              # keys, one of which the file must have
+_EMPTY = re.compile(rb"\[\s*\]")           # perhaps a list of no boxes
 _WORDS = dict(src=_BOXES, detections=_BOXES, heldout=[(b'"objects"',), (b'"removal"',)])
 _FORMS = {".json": (b"[{\xef\xff\xfe", b"]}\0"), ".gz": (b"\x1f", b""), ".zip": (b"P", b""),
           ".parquet": (b"P", b"1"), ".npz": (b"P", b""), ".h5": (b"\x89", b""),
@@ -176,6 +177,7 @@ def _wrong_file(path, words):
         if first and start not in first: return f"is not a {kind} file"
         if last and end not in last: return f"is not a complete {kind} file"
         plain = kind == ".json" and start in b"[{"
+        if words is _BOXES and _EMPTY.search(data): return None
         lacks = [either[0].decode() for either in words if plain
                  and all(data.find(word) < 0 for word in either)]
     return f"has no {lacks[0]}" if lacks else None

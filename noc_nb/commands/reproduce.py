@@ -214,7 +214,7 @@ def _toy_world(root):
 
 def _check_names(store, *where):
     """Raise `NocError` if a region store of photos has other image ids than the data set.
-    `where`: root, captions and detections of the data set."""
+    `where`: root, captions and detections of the data set, and skip_bad."""
     names = stored_names(store) if store else []
     if names: check_numbers(own_captions(*where).names, names, where[1] or where[0], store)
 
@@ -229,7 +229,7 @@ def _load_own(o, cfg, root):
     data = load_checked(root, split, detections, o.captions, store, o.heldout, classes, vectors,
                         skip_bad=o.skip_bad, drop_heldout=o.drop_heldout)
     _say_left_out(data)
-    _check_names(o.features, data.root, o.captions, detections)
+    _check_names(o.features, data.root, o.captions, detections, o.skip_bad)
     return data
 
 def _named_or_gt(detections, root):

@@ -93,12 +93,18 @@ class _Plain(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent): raise ValueError("an alias like *a, not its value")
         return super().compose_node(parent, index)
 
+_LARGEST = 400_000 # characters of YAML, which is slow to read: the names of some 15,000 classes
+
+def _yaml(text):
+    if len(text) > _LARGEST: raise ValueError(f"YAML of more than {_LARGEST:,} characters")
+    return yaml.load(text, _Plain)
+
 def read_names(
     path, # text with one name per line, CSV whose rows end in names, or YOLO's YAML
 ):        # a list, or a dict from number to name
     "Read the names of classes. Raise `NocError` if the file has another form."
     with foreign_file(path, "names of classes"), text_file(path) as f:
-        if Path(path).suffix in (".yaml", ".yml"): return yaml.load(f, _Plain)["names"]
+        if Path(path).suffix in (".yaml", ".yml"): return _yaml(f.read(_LARGEST + 1))["names"]
         return [row[-1] for row in csv.reader(f) if "".join(row).strip()]
 
 _NAMES = "data.yaml", "data.yml", "dataset.yaml", "classes.txt", "obj.names"

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['PHOTO_ENDINGS', 'ROW', 'TURNED', 'json_items', 'is_object', 'refuse', 'read_coco', 'image_sizes', 'image_names',
-           'name_parts', 'some_of', 'by_digits', 'match_photos', 'check_numbers', 'holds_texts', 'caption_entries',
-           'Captions', 'read_captions', 'read_split', 'check_boxes', 'box_rows', 'open_parquet', 'relabel',
-           'Detections', 'category_names', 'left_out', 'open_detections', 'read_detections', 'ground_truth',
-           'boxed_classes', 'read_vectors', 'WordVectors']
+           'category_names', 'name_parts', 'some_of', 'by_digits', 'match_photos', 'check_numbers', 'holds_texts',
+           'caption_entries', 'Captions', 'read_captions', 'read_split', 'check_boxes', 'box_rows', 'open_parquet',
+           'relabel', 'Detections', 'left_out', 'open_detections', 'read_detections', 'ground_truth', 'boxed_classes',
+           'read_vectors', 'WordVectors']
 
 # %% ../../nbs/files/101_readers.ipynb #a05d0003
 import csv, gc, io, json, posixpath, re, tarfile, unicodedata, zipfile
@@ -124,8 +124,8 @@ def _item_name(items, kind, first=0):
     "Return a function that names item i in a message, by its id or else by its place."
     def name(i):
         item = items[i] if isinstance(items[i], dict) else {}
-        image = f" (image {item['image_id']})" if "image_id" in item else ""
-        return f"{kind} {item.get('id', first + i)}{image}"
+        image = f" (image {str(item['image_id'])[:40]})" if "image_id" in item else ""
+        return f"{kind} {str(item.get('id', first + i))[:40]}{image}"
     return name
 
 # %% ../../nbs/files/101_readers.ipynb #df98937e
@@ -193,6 +193,20 @@ def image_names(
     no_text = [not isinstance(name, str) for name in names]
     refuse(path, _item_name(images, "image"), no_text, "a string as its file_name")
     return list(zip(names, ids)) if any(names) else []
+
+# %% ../../nbs/files/101_readers.ipynb #101c0007
+def category_names(
+    coco, # content from `read_coco`
+    path, # the file, for messages
+):
+    "Return the names of a file's categories by number, or None if they have no names."
+    items = coco.get("categories")
+    if not isinstance(items, list) or not items: return None
+    ids = _whole_numbers(items, "id", path, "category").tolist()
+    names = [category.get("name") for category in items]
+    if not any(names): return None
+    refuse(path, _item_name(items, "category"), [not isinstance(x, str) for x in names], "a name")
+    return dict(zip(ids, names))
 
 # %% ../../nbs/files/101_readers.ipynb #bec7b2a4
 def name_parts(
@@ -383,7 +397,10 @@ def _image_key(image, where):
     if isinstance(image, dict): image = image.get("path")      # an image of the datasets library
     number = re.fullmatch(r"\s*(\d{1,18})(\.0)?\s*", str(image), re.ASCII)
     if number and type(image) in (str, int, float): image = int(number[1])
-    require(type(image) in (int, str), f"{where}: image {image!r}", "a whole number or a name")
+    odd = str(image).isdigit() and not number                   # "²", or too many digits
+    usable = type(image) in (int, str) and not odd
+    require(usable, f"{where}: image {repr(image)[:40]}",
+            "a whole number of at most 18 digits, or a name")
     return (image, None) if type(image) is int else (None, image)
 
 def _entries(item, place, path, names=()):
@@ -415,12 +432,9 @@ def _usable(items, path, bad, names=()):
     entries = []
     refused = 0
     for item, place in items:
-        try:
+        with _kept(bad):
             refused += isinstance(item, dict) and any(map(item.get, _REFUSED))
             entries += _entries(item, place, path, names)
-        except NocError as e:
-            if bad is None: raise
-            bad.append(str(e))
     _tell_refused(refused, path)
     return entries
 
@@ -428,6 +442,14 @@ def _tell_refused(count, path):
     if count: note(f"{path}: captions left out, as {' or '.join(_REFUSED)}: {count:,}")
 
 # %% ../../nbs/files/101_readers.ipynb #7d063ab1
+@contextmanager
+def _kept(bad):
+    "Within this context, add a `NocError` to the list `bad`, if there is one, and go on."
+    try: yield
+    except NocError as e:
+        if bad is None: raise
+        bad.append(str(e))
+
 def _listed(cell, where):
     "Return the captions in a table's cell: those of a list, as JSON or Python writes it, or one."
     if not re.fullmatch(r"\s*\[\s*['\"].*\]\s*", cell or "", re.S): return cell
@@ -531,11 +553,12 @@ def _is_karpathy(content):
     first = images[0] if isinstance(images, list) and images else None
     return isinstance(first, dict) and "sentences" in first
 
-def _karpathy(content, path):
+def _karpathy(content, path, bad):
     "Return the entries of a file in Karpathy's format, and photo name -> part of the split."
     entries, parts = [], {}
+    expected = "cocoid, filename, split and sentences with raw"
     for n, image in enumerate(content["images"]):
-        with foreign_file(path, "cocoid, filename, split and sentences with raw", f"image {n}"):
+        with _kept(bad), foreign_file(path, expected, f"image {n}"):
             name = posixpath.join(image.get("filepath", ""), image["filename"])
             item = dict(file_name=name, captions=[s["raw"] for s in image["sentences"]])
             if "cocoid" in image: item["image_id"] = image["cocoid"]
@@ -571,7 +594,7 @@ def _caption_content(path):
 
 def _entries_of(path, content, bad=None):
     "Return all entries of a file or folder, and photo name -> part, if it has a split."
-    if _is_karpathy(content): return _karpathy(content, path)
+    if _is_karpathy(content): return _karpathy(content, path, bad)
     if content is not None: return _json_entries(content, path, bad), {}
     if path.is_dir(): items = _text_items(path)
     elif path.suffix == ".parquet": items = _parquet_items(path)
@@ -621,6 +644,7 @@ class Captions(NamedTuple):
     parts:dict    # part -> image ids if the file has a split, else {}
     numbers:bool  # False: the file does not number its images, so they are numbered here from 1
     domains:dict = {} # domain -> image ids if the file states domains, as nocaps does
+    classes:dict = {} # category -> name, if the file states categories
 
 def _worded(text): return any(c.isalnum() for c in text)
 
@@ -637,28 +661,36 @@ def _domains(images, path):
         if "domain" in image: domains[domain].append(image["id"])
     return dict(domains)
 
-def _coco_captions(coco, path):
+def _coco_captions(coco, path, bad):
     "Return the captions of a file in COCO's own form."
     _check_lists(coco, path, "images", "annotations")
     _whole(coco["images"], "id")
     _whole(coco["annotations"], "image_id")
     sizes = image_sizes(coco, path)
     items = coco["annotations"]
-    name = _item_name(items, "annotation")
     captions = {i: [] for i in sizes}
-    images = _whole_numbers(items, "image_id", path, "annotation")
-    refuse(path, name, ~np.isin(images, list(sizes)), "an image of this file")
-    _tell_refused(sum(any(map(item.get, _REFUSED)) for item in items), path)
+    images, wrong = _values(items, "image_id", "a whole number")
+    for i in np.flatnonzero(~np.isin(images, [*sizes])).tolist():
+        wrong.setdefault(i, "expected an image of this file")
+    written = refused = 0
     for i, (image, item) in enumerate(zip(images.tolist(), items)):
-        if any(map(item.get, _REFUSED)): continue
-        text = item.get("caption")
-        if not isinstance(text, str):
-            value = json.dumps(text)[:60] if "caption" in item else "none"
-            raise NocError(f"{path}: {name(i)}: caption: expected a string, found {value}")
-        if _worded(text): captions[image].append(text)
-    counts = _counts(captions, len(items))
-    domains = _domains(coco["images"], path)
-    return Captions(captions, sizes, counts, image_names(coco, path), {}, True, domains)
+        marked = isinstance(item, dict) and any(map(item.get, _REFUSED))
+        refused += marked
+        if marked: continue
+        if why := wrong.get(i) or _no_text(item):
+            with _kept(bad): raise NocError(f"{path}: {_item_name(items, 'annotation')(i)}: {why}")
+            continue
+        written += 1
+        if _worded(item["caption"]): captions[image].append(item["caption"])
+    _tell_refused(refused, path)
+    return Captions(captions, sizes, _counts(captions, written), image_names(coco, path), {}, True,
+                    _domains(coco["images"], path), category_names(coco, path) or {})
+
+def _no_text(item):
+    "Return why an annotation has no caption, or an empty text."
+    value = json.dumps(item["caption"])[:60] if "caption" in item else "none"
+    right = isinstance(item.get("caption"), str)
+    return "" if right else f"caption: expected a string, found {value}"
 
 # %% ../../nbs/files/101_readers.ipynb #0a4cf6d2
 def _other_captions(entries, parts, photo_names, path):
@@ -687,13 +719,18 @@ def _other_captions(entries, parts, photo_names, path):
 def read_captions(
     path,             # captions in any form: a file, or a folder of texts
     photo_names=list, # function () -> (file name, image id) of images, for files without ids
+    skip_bad:bool=False, # leave out unusable captions; report and count them
 )->Captions:
     "Read reference captions. Raise `NocError` with file and entry if anything is invalid."
     path = Path(path)
+    bad = [] if skip_bad else None
     content = _caption_content(path)
     coco = isinstance(content, dict) and "images" in content and not _is_karpathy(content)
-    if coco: return _coco_captions(content, path)
-    return _other_captions(*_entries_of(path, content), photo_names, path)
+    if coco: captions = _coco_captions(content, path, bad)
+    else: captions = _other_captions(*_entries_of(path, content, bad), photo_names, path)
+    if bad: note(f"{bad[0]}; left out (such captions: {len(bad):,})")
+    if bad: captions.counts["bad_captions"] = len(bad)
+    return captions
 
 # %% ../../nbs/files/101_readers.ipynb #e1d35375
 def _image_list(path, split, part):
@@ -1110,20 +1147,6 @@ def named(self:Detections,
         require(mine == theirs, where_mine, f"{theirs!r}, as in {where}")
     return replace(self, classes=classes | (self.classes or {}) or None)
 
-# %% ../../nbs/files/101_readers.ipynb #101c0007
-def category_names(
-    coco, # content from `read_coco`
-    path, # the file, for messages
-):
-    "Return the names of a file's categories by number, or None if they have no names."
-    items = coco.get("categories")
-    if not isinstance(items, list) or not items: return None
-    ids = _whole_numbers(items, "id", path, "category").tolist()
-    names = [category.get("name") for category in items]
-    if not any(names): return None
-    refuse(path, _item_name(items, "category"), [not isinstance(x, str) for x in names], "a name")
-    return dict(zip(ids, names))
-
 # %% ../../nbs/files/101_readers.ipynb #44b08b97
 _LEFT_OUT = "iscrowd", "ignore"
 
@@ -1170,7 +1193,8 @@ def open_detections(
         rows, names, texts = _parquet_rows(path)
         return _with_texts(Detections(path, rows, False, {}, _listed_names(names)), texts)
     coco = read_coco(path, "annotations") if is_object(path) else {}
-    scored = not coco or any("score" in x for x in coco["annotations"] if isinstance(x, dict))
+    scored = not (coco and coco["annotations"])
+    scored = scored or any("score" in x for x in coco["annotations"] if isinstance(x, dict))
     if not scored: note(f"{path}: no scores; its boxes are read as drawn by people, largest first")
     images = coco.get("images") or []
     parts = [np.zeros(0, ROW)]

@@ -20,7 +20,7 @@ from PIL import Image
 from ..constraints import FORMS
 from ..core import NocError, default_device, require
 from ..data import RegionFeatures
-from ..files.dataset import data_files, listed_images
+from ..files.dataset import data_files, listed_images, with_categories
 from ..files.exports import export_reader, nearest_form, read_export
 from ..files.readers import PHOTO_ENDINGS, match_photos, open_detections, some_of
 from ..files.store import RegionStore
@@ -209,12 +209,15 @@ def detected(
     data=None,    # for names and sizes: a folder in COCO's layout, or a file with `images`
     images=None,  # folder of the images to caption
     classes=None, # class id -> `ObjectClass`, the classes that boxes may have; None: any
+    numbered:bool=False, # True: the numbers in the file are ids of `classes`
 )->Source:
     "Make a source of existing detections. Raise `NocError` if a file or an item is invalid."
     detections = read_export(path)
     listed, sizes, theirs = _annotated(data)
     if detections is path and Path(path).is_dir(): detections = _stored(Path(path))
-    elif detections is path: detections = open_detections(path).named(theirs, data)
+    elif detections is path:
+        detections = open_detections(path).named(theirs, data)
+        if not numbered: detections = with_categories(detections, data)
     if detections.texts: detections = detections.numbered({*sizes, *(i for _, i in listed)}, listed)
     names, sizes = detections.names + listed, sizes | detections.sizes
     sources = (path, detections.names), (data, listed)
@@ -238,6 +241,7 @@ def detected(
     boxed = source.boxed | failed.keys()             # a failure is reported in any case
     return replace(source, names=names, texts=detections.texts, met=met, boxed=boxed)
 
+# %% ../../nbs/models/119_source.ipynb #821da149
 def _unlabelled(files, names, where):
     "Number the photos that no label file names: they are images without objects."
     start = max(i for _, i in names)
@@ -245,7 +249,6 @@ def _unlabelled(files, names, where):
     numbered = [replace(f, id=start + n, why=None) for n, f in enumerate(rest, 1)]
     return [f for f in files if f not in rest] + numbered
 
-# %% ../../nbs/models/119_source.ipynb #821da149
 def _check_found(detections, files, failed, images, where):
     "Report images without a photo. Raise `NocError` if no photo has boxes."
     boxed = detections.images
@@ -399,7 +402,7 @@ def _opened(job, pipeline):
     require(src.exists(), f"{job.src}: no such file or folder", "images or detections")
     if _holds_regions(src, job.images):
         require(not detector, f"--detector {detector}: {job.src} holds detections", "photos")
-        return detected(src, job.data, job.images, pipeline.classes)
+        return detected(src, job.data, job.images, pipeline.classes, bool(job.classes))
     where = f"{job.src}: --data, --images and --features need detections"
     where = f"{job.src}: --only-detected needs detections" if job.only_detected else where
     none = not (job.data or job.images or job.features or job.only_detected)

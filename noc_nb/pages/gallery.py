@@ -28,6 +28,7 @@ from ..lab.objects import form_of
 from ..lab.progress import keep_blocks, progress, say, say_notes
 from ..lab.results import read_rows
 from ..lab.runs import begin, called, check_ours, check_outputs, fingerprint, locked
+from ..models.captioners import RefusedPhotos
 from ..models.photos import input_files
 from ..models.pipeline import CaptionOptions, NovelCaptioner
 from ..models.source import Job, Source
@@ -67,13 +68,23 @@ def caption_lines(
 
 def _batch_lines(pipeline, source, ids, options):
     images, seen, errors = source.batch(ids)
-    captions = dict(zip(images, pipeline([*images.values()], seen=seen, **vars(options))))
+    captions, refused = _captions(pipeline, images, seen, options)
+    for i, why in refused.items(): errors[i] = f"{source.name(i)}: {why}"
     def line(i):
         about = dict(image_id=source.texts.get(i, i), file=source.name(i))   # the user's id
         if i in errors: return about | dict(error=str(errors[i]))
         met = dict(counts=source.met[i]) if i in source.met else {}
         return _line(pipeline, images[i], captions[i], source.name(i)) | about | met
     return [*map(line, ids)]
+
+def _captions(pipeline, images, seen, options):
+    "Return captions by id, and why the captioner refuses some of the photos `seen`, by id."
+    try: return dict(zip(images, pipeline([*images.values()], seen=seen, **vars(options)))), {}
+    except RefusedPhotos as e: whys = {id(photo): why for photo, why in e.whys}
+    photos = dict(zip(images, seen))
+    rest = {i: photo for i, photo in photos.items() if id(photo) not in whys}
+    captions, more = _captions(pipeline, {i: images[i] for i in rest}, [*rest.values()], options)
+    return captions, more | {i: whys[id(x)] for i, x in photos.items() if i not in rest}
 
 # %% ../../nbs/pages/132_gallery.ipynb #ccae2a68
 def _settings(pipeline, source, options, **more):

@@ -524,7 +524,7 @@ def _run_eval(o):
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         if o.compare or o.runs: return _compare_and_show(o)
-        expected = "a file in COCO's results format, or --compare A B, or --runs"
+        expected = "captions in a form from docs/forms.md, or --compare A B, or --runs"
         require(o.captions, "--captions", expected)
         data = o.data or find_data()
         require(data, "--data", "a folder in COCO's layout, or a captions file")
