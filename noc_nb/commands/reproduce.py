@@ -10,6 +10,7 @@ import shlex
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from textwrap import wrap
 
 from ..captioner import Captioner
 from .command import _dashed, one_thread
@@ -123,11 +124,12 @@ def _style(drawn, rows):
 def _picture(tables, path):
     "Save tables, each a caption, a head and rows, as one picture."
     import matplotlib.pyplot as plt
-    heights = [len(rows) + 3 for _, _, rows in tables]
     width = max(2.7 + .75*len(head) for _, head, _ in tables)
+    captions = ["\n".join(wrap(caption, int(14*width))) for caption, *_ in tables]
+    heights = [len(rows) + 3 + text.count("\n") for text, (*_, rows) in zip(captions, tables)]
     figure, axes = plt.subplots(len(tables), figsize=(width, .24*sum(heights)), squeeze=False,
                                 gridspec_kw=dict(height_ratios=heights))
-    for ax, (caption, head, rows) in zip(axes.flat, tables):
+    for ax, caption, (_, head, rows) in zip(axes.flat, captions, tables):
         ax.axis("off")
         ax.set_title(caption, fontsize=9, loc="left", parse_math=False)
         drawn = ax.table(rows, colLabels=head, loc="center", cellLoc="right")
@@ -149,7 +151,9 @@ def _verdicts(experiment, rows, about):
                f"{len(experiment.ids):,} images; one seed: another may give other verdicts)")
     head = "", "this run", "paper", "verdict"
     lines = found[["ours (95 %)", "paper", "verdict"]] if claims else found
-    return caption, head, [list(line) for line in lines.itertuples()]
+    named = f"{experiment.models.other.get('reward', 'CIDEr').split()[0]} training"
+    cells = [[text.replace("CIDEr training", named), *more] for text, *more in lines.itertuples()]
+    return caption, head, cells
 
 def _without_empty(head, lines):
     "Return a table without the columns in which every cell is a dash."
@@ -286,6 +290,8 @@ def _reproduce(o):
     plain = (o.variant or "").isprintable()
     require(plain, f"--variant {o.variant!r}", "text that can be printed, on one line")
     if cfg.data == "toy": one_thread()
+    there = o.models is None or o.models in shipped() or Path(o.models).is_dir()
+    require(there, f"--models {o.models}: no such folder", "the folder of a run, or of a pipeline")
     parts = _handed_in(o)
     rows = _asked_rows(o, parts["rules"])
     metrics = choice(o.metrics, METRICS, "metrics")

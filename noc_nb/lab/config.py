@@ -210,7 +210,8 @@ def imported(
     if usual and not is_class: expected += f" of ({', '.join(signature(usual).parameters)})"
     try: found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as e:
-        raise NocError(f"{option} {text}: expected {expected} ({e})") from None
+        where = "of a file in this folder, or of an installed module; --help describes it"
+        raise NocError(f"{option} {text}: expected {expected} {where} ({e})") from None
     fits = isinstance(found, type) and issubclass(found, usual) if is_class else callable(found)
     if usual and fits and not is_class: fits = _takes(found, len(signature(usual).parameters))
     require(fits, f"{option} {text}", expected)

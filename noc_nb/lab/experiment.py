@@ -10,6 +10,7 @@ import math, re, time, warnings
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from .saving import class_name, load_model
 from ..captioner import Captioner
 from ..constraints import (FORMS, RULES, best_scores, constraint_classes,
                                 constraint_tokens)
-from ..core import default_device, require
+from ..core import NocError, default_device, require
 from ..data import CocoData, ImageExamples, Loader
 from ..encoder import CaptionerConfig
 from ..fast.decode import decode
@@ -35,8 +36,8 @@ from .results import (LABELS, ROWS, Row, append_row, captions_file, new_row,
                                 read_results, read_rows, table_line, write_results)
 from .runs import (begin, called, compare_training, contents, fingerprint, held, locked,
                              place_for)
-from .train import (ScstTrainConfig, TrainConfig, check_network, finished_model,
-                              train_scst_in, train_selector_in, train_xe_in)
+from .train import (ScstTrainConfig, TrainConfig, check_network, check_reward,
+                              finished_model, train_scst_in, train_selector_in, train_xe_in)
 from ..metrics import CaptionScorer, METRICS
 from ..novelty import judge, selection_f1
 from ..regions import class_vectors
@@ -127,8 +128,16 @@ def _kept(models, name, kind, train, about, fit):
     model = finished_model(folder, kind, train, about) if models.given else None
     if models.given and folder not in models.told:
         models.told.add(folder)
-        say(f"{folder}: {'read' if model else 'missing, so it is trained now and saved there'}")
+        missing = f"missing, so it is trained now and saved there{_earlier(folder)}"
+        say(f"{folder}: {'read' if model else missing}")
     return _compared(models, model, folder) if model else fit(folder)
+
+def _earlier(folder):
+    "Return the end of a message if a folder differs from an existing one only in fingerprints."
+    like = re.sub("-[0-9a-f]{12}", "-*", folder.name)
+    others = [path.name for path in folder.parent.glob(like) if path != folder]
+    if like == folder.name or not others: return ""
+    return f"; {others[0]} was trained before the file of your function, or one it imports, changed"
 
 def _selector_name(marks, inner, lambda0, seed):
     "Return the name of a selector's folder."
@@ -274,10 +283,14 @@ def own_rules(
 def _checked(name, rule, classes):
     "Return a rule that raises `NocError` unless its result is a list or a tensor of class ids."
     def checked(seen):
-        chosen = rule(seen)
+        where = f"rule {name}: image {seen.regions.image_id}"
+        try: chosen = rule(seen)
+        except Exception as e:
+            raise NocError(f"{where}: {type(e).__name__}: {e}; seen.probs has a number for each of "
+                           "the first regions of seen.best; seen.regions may have more") from e
         ids = chosen.tolist() if hasattr(chosen, "tolist") else chosen
         good = isinstance(ids, (list, tuple)) and all(type(c) is int and c in classes for c in ids)
-        require(good, f"rule {name}: image {seen.regions.image_id}: {str(chosen)[:60]!r}",
+        require(good, f"{where}: {str(chosen)[:60]!r}",
                 "a list or a tensor of class ids, the best first, as in seen.best.labels")
         return ids
     return checked
@@ -329,6 +342,15 @@ class Choices:
         own = own_rules(models.parts.rules)
         checked = {name: _checked(name, rule, data.classes) for name, rule in own.items()}
         self.rules, self.other = RULES | checked, {name: called(own[name]) for name in own}
+
+    def check(self):
+        "Try the run's own rules, with equal probabilities, where most and fewest objects are seen."
+        seen = {i: self.data.regions[i].without(self.data.dropped) for i in self.ids}
+        ordered = sorted(self.ids, key=lambda i: -len(seen[i]))
+        for name, i in product(self.other, [*ordered[:2], *ordered[-2:]]):
+            n = len(seen[i].best(self.preset.selector.max_regions))
+            mentioned = self.data.mentioned(i)
+            self._classes(i, probs=torch.full((n,), .5), mentioned=mentioned, **self._rule(name))
 
     def row(self, name)->Row:
         "Return how a row chooses and searches. An added rule gets the selector's probabilities."
@@ -422,7 +444,11 @@ class Experiment:
     def _claim(self, resume):
         "Write to `run.json` what all rows of the folder share, or compare it with the file."
         run, data = self.run, self.data
-        check_network(self.models.parts.selector, run.preset.selector)
+        preset, parts = run.preset, self.models.parts
+        check_network(parts.selector, preset.selector)
+        if "reward" in self.models.other:
+            check_reward(parts.reward, data, preset.scst, build_vocab(data, preset.min_count))
+        self.choices.check()
         odd = self.models.pipeline or ", ".join((self.models.other | self.choices.other).values())
         require(run.variant or not odd, f"{odd}: differs from the paper's method",
                 "a variant that describes it in words (--variant)")

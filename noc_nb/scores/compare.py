@@ -6,7 +6,7 @@
 __all__ = ['compare']
 
 # %% ../../nbs/scores/124_compare.ipynb #c0124003
-import sys, warnings
+import re, sys, warnings
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, combinations, groupby, product
@@ -18,8 +18,8 @@ import numpy as np
 from ..core import require
 from ..lab.config import check_range, imported
 from ..lab.disk import find_data, foreign_file, read_json
-from ..lab.results import LABELS, TRAINING_LABELS, captions_file, read_rows, table_line
-from ..lab.tables import cell, latex_table, metric
+from ..lab.results import LABELS, captions_file, read_rows, table_line
+from ..lab.tables import cell, latex_table, metric, training_label
 from ..lab.verdict import gap, holm, near_limit, short_p, signed, verdict
 from ..metrics import METRICS, CaptionScorer
 from ..novelty import Protocol
@@ -57,6 +57,7 @@ def _differences(systems, pairs, places, samples):
     seeds = {name: [run.seed for run in runs] for name, runs in systems.items()}
     drawn = {name: [run.report.judged.bootstrap(samples) for run in systems[name]]
              for name in dict.fromkeys(chain(*pairs))}
+    _warn_of_seeds(seeds, pairs)
     rows = {}
     for (one, two), place in product(pairs, places):
         a, b = (np.array([run.get(place, [np.nan]) for run in drawn[x]]) for x in (one, two))
@@ -67,6 +68,14 @@ def _differences(systems, pairs, places, samples):
         if said_one == said_two: about = _SAME
         rows[one, two, place] = gap(a, b, paired) | dict(about=about)
     return _with_verdicts(rows, samples)
+
+def _warn_of_seeds(seeds, pairs):
+    "Warn of systems that are compared and not paired, because they have different seeds."
+    def listed(name): return ", ".join(map(str, seeds[name]))
+    differ = [pair for pair in pairs if seeds[pair[0]] != seeds[pair[1]]
+              and None not in chain(*map(seeds.get, pair))]
+    for text in dict.fromkeys(" against ".join(map(listed, pair)) for pair in differ):
+        warnings.warn(f"seeds {text}: these runs are not paired, so differences are less certain")
 
 _SAME = "the same captions"
 
@@ -144,7 +153,7 @@ def _of_row(r, report, folder, side):
     row, training, lambda0 = line = r["row"], r["training"], r["lambda0"]
     weight = "" if lambda0 in (None, .2) else f"λ0 {lambda0}"
     variant = " · ".join(filter(None, [r["variant"], r["config"].get("models")]))
-    name = side, LABELS.get(row, row), TRAINING_LABELS[training], weight, variant
+    name = side, LABELS.get(row, row), training_label(r), weight, variant
     said, seed = report.get("said", str(folder)), r["seed"]["captioner"]
     return _Run(str(folder), report, images, name, said, seed, r["config"], line)
 
@@ -265,13 +274,17 @@ def _what_varies(systems):
             "whether the seeds differ.")
 
 # %% ../../nbs/scores/124_compare.ipynb #c0125033
-def _only(systems, option, place, text):
-    "Return the systems whose lines have one of the names in an option, and all reports."
+def _only(systems, option, place, text, against=None):
+    """Return the systems whose lines have one of the names in an option, and all reports; of the
+    first side also those with the row in --against."""
     if text is None: return systems
     asked = text.replace(" ", "").split(",")
     known = [*dict.fromkeys(x.line[place] for x, *_ in systems.values() if x.line)]
     for name in asked: require(name in known, f"--{option} {name}", f"some of {','.join(known)}")
-    def kept(run): return not run.line or run.line[place] in asked
+    first = next(iter(systems))[0]
+    def kept(run):
+        extra = [against] if run.name[0] == first else []
+        return not run.line or run.line[place] in asked + extra
     return {name: runs for name, runs in systems.items() if kept(runs[0])}
 
 def _compared(systems, against=None):
@@ -324,7 +337,8 @@ def _claims(rows):
     text = "The claim of each line is that the score is higher"
     if low: text += f"; for {', '.join(low)}, that it is lower"
     return (f"{text}. Verdicts are corrected for {tests} tests (Holm): of all comparisons of equal "
-            "systems, at most 5 % find a difference. A verdict about systems needs three runs of "
+            "systems, at most 5 % find a difference. A p-value is computed from its interval; the "
+            "intervals are not corrected. A verdict about systems needs three runs of "
             "each; other verdicts are only about these captions.")
 
 # %% ../../nbs/scores/124_compare.ipynb #595c4ad7
@@ -363,7 +377,8 @@ class _Comparison:
         tested = {key[:2] for key in self.tested}
         same = [name for pair, name in self.pairs.items() if pair not in tested]
         if same: self.notes = Part("The same captions on both sides", items=same), *self.notes
-        self.said = f"{self.shared} {_what_varies(self.systems)}".strip()
+        said = self.shared, _functions(self.systems), _what_varies(self.systems)
+        self.said = " ".join(filter(None, [f"Scores on {_scored_on(self.systems)}.", *said]))
 
     def score_lines(self, columns):
         "Return a table: for each system its name, the number of runs, and a cell for each score."
@@ -409,24 +424,41 @@ def _latex(own):
     main = [c for c in own.columns if c[0] in ("in", "out_macro") or c == pooled] or own.columns
     def beside(place): return len(main) > 6 and place[0] == "out_macro"  # in a table of their own
     parts = [[*places] for _, places in groupby(sorted(main, key=beside), beside)]
-    caption = f"Scores on {_scored_on(own.systems)}. {own.said}"
-    tables = [latex_table(*own.score_lines(part), len(part) + 1, caption) for part in parts]
+    label = "tab:" + "-".join(re.findall(r"\w+", [*own.systems][-1][0].lower()))
+    tables = [latex_table(*own.score_lines(part), len(part) + 1, own.said, f"{label}-scores{k}")
+              for k, part in enumerate(parts, 1)]
     rows = {key: x for key, x in own.tested.items() if key[2] in main}
     if not rows: return tables[0]
     def short(name, score, difference, p, holm, about, verdict):
         return name, score, difference, p, holm, _in_print(verdict)
     head, lines = own.pair_lines(rows)
-    table = latex_table(short(*head), [short(*x) for x in lines], 5, _latex_caption(own, rows))
+    about = _latex_caption(own, rows), f"{label}-differences"
+    table = latex_table(short(*head), [short(*x) for x in lines], 5, *about)
     return "\n".join([*tables, table])
 
 def _scored_on(systems):
-    "Return the data and the number of images in words."
+    "Return the data, the number of images, and what the names of the scores mean, in words."
     every = {run.images: run for run in chain(*systems.values())}
     if len(every) > 1: return f"{len(every)} sets of images"
     (images, run), = every.items()
     data, split, count = images if "about" not in run.report else (
         *(run.report["about"][key] for key in ("data", "split")), len(images))
-    return f"{data} ({split}; {count:,} images)"
+    text, judged = f"{data} ({split}; {count:,} images", run.report.judged
+    if not judged: return f"{text})"
+    return (f"{text}, of which {judged.sets['out'].sum():,} are out-of-domain); in: the others; "
+            "out: mean over held-out objects; pooled: all out-of-domain images together")
+
+_PARTS = dict(network="selector", loss="selector's loss", reward="reward", rule="rule")
+
+def _functions(systems):
+    "Return a sentence on the classes and functions that were passed by name, or an empty text."
+    found = {}
+    for run in chain(*systems.values()):
+        own = {key: x.split()[0] for key, x in (run.settings or {}).items() if key in _PARTS}
+        found.setdefault(run.name[-1], {}).update(own)
+    said = [f"{variant} ({', '.join(f'{_PARTS[key]} {x}' for key, x in own.items())})"
+            for variant, own in found.items() if own]
+    return f"Variants: {'; '.join(said)}." if said else ""
 
 def _in_print(verdict): return verdict.replace("**", "").replace(" (near the limit)", "*")
 
@@ -436,7 +468,7 @@ def _latex_caption(own, rows):
     about = {x["about"] for x in rows.values()}
     over = "images and training runs" if "systems" in about else "images"
     if len(about) > 1: over += " (only over images if a side has fewer than three runs)"
-    text = (f"Differences on {_scored_on(own.systems)}, with 95 % intervals over {over}; runs of "
+    text = (f"Differences on {_scored_on(own.systems).partition(';')[0]}), with 95 % intervals over {over}; runs of "
             f"the two sides: {', '.join(sorted(runs))}. {_claims(own.tested)}")
     if len(rows) < len(own.tested): text += f" The table shows {len(rows)} of {len(own.tested)}."
     near = any(x["near"] for x in rows.values())
@@ -480,11 +512,21 @@ def _sides_of(o):
             "two folders of reports, or several on each side of the word vs (--runs takes more)")
     return sides
 
+def _warn_of_variants(systems):
+    "Warn of a side of the word vs that has runs of several variants."
+    sides = {}
+    for side, *_, variant in systems: sides.setdefault(side, {})[variant or "no variant"] = None
+    for side, variants in sides.items():
+        if len(sides) > 1 < len(variants):
+            warnings.warn(f"{side}: a side with several variants ({', '.join(variants)}); each is "
+                          "a system of its own")
+
 def _comparison(sides, o):
     "Compare the systems of `--runs`, or two systems in all of their scores."
     systems = _systems(sides, o)
     for place, name in enumerate(("rows", "training")):
-        systems = _only(systems, name, place, getattr(o, name))
+        systems = _only(systems, name, place, getattr(o, name), o.against)
+    _warn_of_variants(systems)
     if o.compare: _check_alike(systems)
     columns = _columns(systems, _metrics(o.metrics) if o.metrics else METRICS)
     why = _why_no_pairs(systems)
