@@ -169,7 +169,8 @@ def table_view(
     numbers = paper_numbers() if paper else {}
     for title, *line in _lines(rows, number):
         runs = matching(rows, number, *line, variant)
-        if runs and line[1]: title = title.replace(TRAINING_LABELS[line[1]], training_label(runs[0]))
+        if runs and line[1]:
+            title = title.replace(TRAINING_LABELS[line[1]], training_label(runs[0]))
         if not (runs or paper) or not (only is None or tuple(line) in only): continue
         printed = [numbers.get((number, *line, c)) for c in columns]
         for source, cells in _block(title, printed, runs, columns).items():

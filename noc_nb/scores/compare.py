@@ -468,7 +468,8 @@ def _latex_caption(own, rows):
     about = {x["about"] for x in rows.values()}
     over = "images and training runs" if "systems" in about else "images"
     if len(about) > 1: over += " (only over images if a side has fewer than three runs)"
-    text = (f"Differences on {_scored_on(own.systems).partition(';')[0]}), with 95 % intervals over {over}; runs of "
+    images = _scored_on(own.systems).partition(";")[0]
+    text = (f"Differences on {images}, with 95 % intervals over {over}; runs of "
             f"the two sides: {', '.join(sorted(runs))}. {_claims(own.tested)}")
     if len(rows) < len(own.tested): text += f" The table shows {len(rows)} of {len(own.tested)}."
     near = any(x["near"] for x in rows.values())
