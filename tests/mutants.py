@@ -112,7 +112,8 @@ def run_chapter(chapter, folder):
     os.chdir(chapter.parent)
     shell, module = CaptureShell(path=chapter.parent), module_of(chapter)
     shell.user_ns["__package__"] = f"noc_nb.{module}".rpartition(".")[0]
-    exec(Path(folder, "noc_nb", f"{module.replace('.', '/')}.py").read_text(), shell.user_ns)
+    file = Path(folder, "noc_nb", f"{module.replace('.', '/')}.py")
+    if file.exists(): exec(file.read_text(), shell.user_ns)
     for cell in cells(chapter, "code"):
         if cell.exported or {"slow", "gpu", "eval:"} & cell.directives.keys(): continue
         shell.run(cell.source)

@@ -14,8 +14,6 @@ from noc_nb.core import NocError
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.fast.search import SearchConfig
 from noc_nb.files.drawing import make_toy
-from noc_nb.files.formats import write_detections
-from noc_nb.files.store import RegionStore
 from noc_nb.heldout import COCO_CLASSES
 from noc_nb.lab.runs import locked
 from noc_nb.models.detector import Detector
@@ -205,16 +203,6 @@ def test_no_and_ten_thousand_boxes(toy):
     lines = caption_lines(toy, _from_table(table_of([many, Regions.empty(2)])), [1, 2])
     assert len(lines[0]["boxes"]) <= 60 and len(json.dumps(lines[0])) < 20_000 and lines[0]["caption"]
     assert lines[1]["boxes"] == [] and lines[1]["reason"] == "no candidates: nothing was detected"
-
-def test_every_kind_of_detections_gives_the_same_lines(toy, world, tmp_path):
-    source = detected(world/"detections/simulated.json", world, classes=toy.classes)
-    lines = caption_lines(toy, source, source.ids[:10])
-    table = table_of(source.regions(source.ids[:10]))
-    RegionStore.write(tmp_path/"store", table)
-    write_detections(tmp_path/"found.parquet", table)
-    for src in tmp_path/"store", tmp_path/"found.parquet":
-        other = caption_lines(toy, again := Job(src, "toy").source(toy), again.ids)
-        assert [(x["caption"], x["candidates"]) for x in other] == [(x["caption"], x["candidates"]) for x in lines]
 
 def test_sizes_come_from_the_images(toy, world, tmp_path):
     "All images in the folder are captioned, with or without detections, and their sizes are those of the files."
@@ -432,15 +420,6 @@ def test_outputs_are_files_of_their_own(command, world, tmp_path):
     one_line(command("--html", "notes.txt"), "notes.txt: exists and is not a page")
     assert source.read_bytes() == before and (tmp_path/"notes.txt").read_text() == "mine"
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
-
-def test_a_folder_never_hides_a_shipped_pipeline(command, toy, tmp_path):
-    "`--model toy` is the package's pipeline, also if there is a folder `toy`; `./toy` is the folder."
-    (tmp_path/"toy").mkdir()
-    assert command().returncode == 0
-    one_line(command("--model", "./toy"), "toy/pipeline.json: no such file")
-    toy.save_pretrained(tmp_path/"mine")
-    one_line(command("--model", "min"), "min: no such folder, and no pipeline of the package")
-    for name in "mine", "./mine": assert command("--model", name).stdout == command().stdout
 
 # ---- in 16 bits
 

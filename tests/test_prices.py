@@ -2,11 +2,9 @@
 import itertools, math, random
 from fractions import Fraction
 import pytest, torch
-from noc_nb.core import NocError
 from noc_nb.fast.machine import constrained_beam_search
 from noc_nb.fast.search import beam_search, grid_beam_search
 from noc_nb.models.generate import grid_beam
-from test_words import KINDS, WORDS, behind, drawn, has, model_of
 from tiny_models import build, tokenizer
 
 EOS = 0
@@ -159,48 +157,6 @@ def test_large_prices_keep_their_order():
         assert abs(Fraction(found.objective[0,0].item()) - max(exact.values())) < Fraction(1, 10**5) # 32-bit scores
 
 # Prices of words, in `generate`
-
-def answers(tok, model, start, **settings):
-    "Return token ids, and pairs of prompt and text with their scores and objectives, the best first."
-    call = dict(do_sample=False, custom_generate=grid_beam, processor=tok, return_dict_in_generate=True)
-    out = model.generate(start, attention_mask=torch.ones_like(start), **call | settings)
-    texts = [behind(tok, start[0].tolist(), ids) for ids in out.texts]
-    return out.texts, [*zip(texts, out.sequences_scores.tolist(), out.objective.tolist())]
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", KINDS)
-def test_prices_buy_what_they_say(kind, one_thread):
-    """The objective is at least that of plain beams, and of a search in which prices above 0 are musts and prices
-    below 0 are words to avoid. A price of 0 does not change the text."""
-    counted = 0
-    for seed in range(15):
-        rng = random.Random(f"prices {kind} {seed}")
-        words = rng.sample(WORDS, 8)
-        tok = drawn(kind, rng, words)
-        start = torch.tensor([tok.encode("x a", add_special_tokens=False)])
-        model, groups = model_of(rng, tok, words), rng.sample(words, rng.choice((1, 1, 2, 3)))
-        prices = [rng.choice((1., 5., 20., -3., -30., math.inf)) for _ in groups]
-        settings = dict(num_beams=rng.choice((1, 2, 4, 5)), mode=rng.choice(("bank", "grid")),
-                        max_new_tokens=rng.choice((3, 6))*(3 if kind == "bytes" else 1),
-                        length_penalty=rng.choice((0., 1.)))
-        settings["num_return_sequences"] = settings["num_beams"]
-        def found(**asked): return answers(tok, model, start, **settings, **asked)
-        def said(pair, word): return has(pair[1], word, prompt=pair[0])
-        def value(text, score, _):
-            return score + sum(u for w, u in zip(groups, prices) if u < math.inf and said(text, w))
-        musts = [w for w, u in zip(groups, prices) if u == math.inf]
-        wished, unwished = ([w for w, u in zip(groups, prices) if u*sign > 0] for sign in (1, -1))
-        try: best = found(words=groups, prices=prices)[1][0][2]
-        except NocError: continue
-        ids, plain = found(words=musts or None)
-        for text in plain: assert not all(said(text[0], w) for w in musts) or best >= value(*text) - 1e-3
-        try:
-            for text in found(words=wished or None, avoid=unwished or None)[1]:
-                assert not all(said(text[0], w) for w in wished) or best >= value(*text) - 1e-3
-        except NocError: pass
-        assert found(words=groups, prices=[u if u == math.inf else 0. for u in prices])[0][0] == ids[0]
-        counted += 1
-    assert counted > 10
 
 def test_a_price_ends_a_text_that_says_its_word(one_thread):
     "Texts of a nearly uniform model, which rarely ends by itself, end after the word that has a price."
