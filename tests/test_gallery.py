@@ -168,21 +168,16 @@ def test_images_whose_ids_nobody_knows(toy, tmp_path):
     (tmp_path/"in"/"x-7.jpg").unlink()
     with pytest.raises(NocError, match="d.json: none of its images is in"): run()
 
-def test_names_of_files_come_from_a_list_of_images(toy, tmp_path):
-    "File names come from the detections or from a second file; with the sizes of the images, no photos are needed."
+def test_boxes_may_come_with_sizes_and_without_scores(toy, tmp_path):
+    "With the sizes of the images, no photos are needed; boxes without scores are true ones, and not mixed with others."
     (tmp_path/"in").mkdir()
-    for name in "beach.jpg", "IMG_2041.jpg": Image.new("RGB", (80, 60)).save(tmp_path/"in"/name)
+    Image.new("RGB", (80, 60)).save(tmp_path/"in/beach.jpg")
     boxes = [dict(image_id=7, category_id=2, bbox=[0, 0, 20, 20], score=1)]
     images = [dict(id=7, file_name="beach.jpg")]
     def write(name, content):
         (tmp_path/name).write_text(json.dumps(content))
         return tmp_path/name
     whole = write("whole.json", dict(images=images, annotations=boxes))
-    for path, data in (whole, None), (write("d.json", boxes), write("names.json", dict(images=images))):
-        source = detected(path, data, tmp_path/"in", toy.classes)
-        beach, other = source.regions(source.ids)
-        assert source.ids == [7, -1] and (len(beach), beach.size) == (1, (80, 60))
-        assert str(other).startswith("IMG_2041.jpg: expected its name in ")
     sized = dict(images=[dict(images[0], width=80, height=60)], annotations=boxes)
     one, = detected(write("sized.json", sized), classes=toy.classes).regions([7])
     assert one.size == (80, 60) and torch.allclose(one.boxes, torch.tensor([[0, 0, .25, 1/3]]))
@@ -203,18 +198,6 @@ def test_no_and_ten_thousand_boxes(toy):
     lines = caption_lines(toy, _from_table(table_of([many, Regions.empty(2)])), [1, 2])
     assert len(lines[0]["boxes"]) <= 60 and len(json.dumps(lines[0])) < 20_000 and lines[0]["caption"]
     assert lines[1]["boxes"] == [] and lines[1]["reason"] == "no candidates: nothing was detected"
-
-def test_sizes_come_from_the_images(toy, world, tmp_path):
-    "All images in the folder are captioned, with or without detections, and their sizes are those of the files."
-    drawn = [int(p.stem[-12:]) for p in sorted((world/"images").iterdir())]
-    items = [d for d in json.loads((world/"detections/simulated.json").read_text()) if d["image_id"] in drawn[1:]]
-    (tmp_path/"found.json").write_text(json.dumps(items))
-    source = detected(tmp_path/"found.json", images=world/"images", classes=toy.classes)
-    assert source.ids == drawn
-    lines = caption_lines(toy, source, source.ids)
-    known = caption_lines(toy, s := detected(tmp_path/"found.json", world, classes=toy.classes), s.ids)
-    assert [x["boxes"] for x in lines[1:]] == [x["boxes"] for x in known]
-    assert lines[0]["reason"].endswith("nothing was detected")
 
 @pytest.mark.parametrize("arguments, message", [
     (dict(src="none"), "no such file"), (dict(src="."), "expected images"),
@@ -375,16 +358,6 @@ def test_resume_sees_that_a_photo_was_replaced(command, world, tmp_path):
     one_line(command(*typed, "--resume"), f"c.jsonl: {photo.name}: other content")
     assert (tmp_path/"c.jsonl").read_bytes() == before
 
-def test_only_pages_of_ours_are_replaced(command, tmp_path):
-    "A page written by hand, a hard link to the input, and the run's own files are not replaced."
-    (tmp_path/"own.html").write_text("<!doctype html><p>mine")
-    one_line(command("--html", "own.html"), "own.html: exists and is not a page of noc_caption")
-    os.link(command("--objects", "").args[1], tmp_path/"link.html")
-    one_line(command("--html", "link.html"), "--html link.html: is an input")
-    one_line(command("--out", "c.jsonl", "--html", ".c.jsonl.run.json"), "is an input or another output")
-    for _ in range(2): assert command("--html", "page.html").returncode == 0
-    assert (tmp_path/"own.html").read_text() == "<!doctype html><p>mine"
-
 def test_images_without_boxes_are_told(toy, tmp_path, monkeypatch, capsys):
     "A photo without detections is captioned, and both the summary and the page report it."
     monkeypatch.chdir(tmp_path)
@@ -406,7 +379,7 @@ def test_two_runs_with_one_output(command, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 def test_outputs_are_files_of_their_own(command, world, tmp_path):
-    "An output never replaces an input, the other output, a device or a user's file."
+    "An output never replaces an input or a link to it, the other output, a device, a user's page or the run's files."
     source = world/"detections/simulated.json"
     before = source.read_bytes()
     one_line(command("--html", source), f"--html {source}: is an input")
@@ -416,10 +389,14 @@ def test_outputs_are_files_of_their_own(command, world, tmp_path):
         os.mkfifo(tmp_path/"pipe")
         one_line(command(option, "pipe"), f"{option} pipe: expected a regular file")
         (tmp_path/"pipe").unlink()
-    (tmp_path/"notes.txt").write_text("mine")
-    one_line(command("--html", "notes.txt"), "notes.txt: exists and is not a page")
-    assert source.read_bytes() == before and (tmp_path/"notes.txt").read_text() == "mine"
-    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+    (tmp_path/"own.html").write_text("<!doctype html><p>mine")
+    one_line(command("--html", "own.html"), "own.html: exists and is not a page of noc_caption")
+    assert source.read_bytes() == before and (tmp_path/"own.html").read_text() == "<!doctype html><p>mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["own.html"]
+    os.link(source, tmp_path/"link.html")
+    one_line(command("--html", "link.html"), "--html link.html: is an input")
+    one_line(command("--out", "c.jsonl", "--html", ".c.jsonl.run.json"), "is an input or another output")
+    for _ in range(2): assert command("--html", "page.html").returncode == 0
 
 # ---- in 16 bits
 

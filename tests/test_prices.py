@@ -63,28 +63,20 @@ def agree(found, best, table, groups, prices, **kw):
     assert found.objective[0,0].item() == pytest.approx(best, abs=1e-4)
     assert found.scores[0,0].item() == pytest.approx(log_prob(table, sentence), abs=1e-4)
 
-@pytest.mark.parametrize("mode", ["grid", "bank", "cbs", "penalty"])
+@pytest.mark.parametrize("mode", ["grid", "bank", "cbs", "penalty", "forced"])
 def test_equals_all_sentences_and_subsets(mode):
+    "Forced: without `absorb` only forced groups count, and a group with a negative price is never forced."
     find = constrained_beam_search if mode == "cbs" else grid_beam_search
-    kw = dict(mode="bank") if mode == "bank" else dict(length_penalty=.7) if mode == "penalty" else {}
-    penalty = dict(penalty=.7) if mode == "penalty" else {}
+    asked = dict(bank=dict(mode="bank"), penalty=dict(length_penalty=.7), forced=dict(absorb=False)).get(mode, {})
+    how = dict(penalty=dict(penalty=.7), forced=dict(absorb=False)).get(mode, {})
     for seed in range(150):
         rng = random.Random(f"{mode}{seed}")
         table, n, max_len = chain(rng), rng.choice((1, 2, 3)), rng.choice((3, 4, 5))
-        groups, prices = groups_of(rng, table.shape[1], n), some_prices(rng, n)
-        best = best_value(table, groups, prices, max_len, **penalty)
-        agree(search(table, groups, prices, max_len, find, **kw), best, table, groups, prices, **penalty)
-
-def test_forced_words_alone():
-    "Without `absorb` only forced groups count, and a group with a negative price is never forced."
-    for seed in range(150):
-        rng = random.Random(seed)
-        table, max_len = chain(rng), rng.choice((3, 4, 5))
-        words = rng.sample(range(1, table.shape[1]), rng.choice((1, 2)))
-        groups, prices = [[(w,)] for w in words], some_prices(rng, len(words))
-        best = best_value(table, groups, prices, max_len, absorb=False)
-        found = search(table, groups, prices, max_len, absorb=False)
-        agree(found, best, table, groups, prices, absorb=False)
+        groups = groups_of(rng, table.shape[1], n)
+        if mode == "forced": groups = [[(w,)] for w in rng.sample(range(1, table.shape[1]), rng.choice((1, 2)))]
+        prices = some_prices(rng, len(groups))
+        best = best_value(table, groups, prices, max_len, **how)
+        agree(search(table, groups, prices, max_len, find, **asked), best, table, groups, prices, **how)
 
 @pytest.mark.parametrize("mode", ["grid", "bank"])
 def test_infinite_prices_are_musts(mode):
