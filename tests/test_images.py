@@ -95,13 +95,6 @@ def test_killed_at_random_and_resumed_gives_the_same_bytes(tmp_path, photos, wei
     assert [f["name"] for f in failed] == ["p03b.jpg", "p05b.png", "p07b.jpg"] and all(f["why"] for f in failed)
     assert len(RegionStore(tmp_path/"killed", verify=True)) == 12
 
-@pytest.mark.slow
-def test_the_command_says_in_one_line_what_is_wrong(tmp_path):
-    command = Path(sys.executable).with_name("noc_features")
-    run = subprocess.run([command, tmp_path/"none", "--out", tmp_path/"o"], env=ENV, capture_output=True, text=True)
-    assert (run.returncode, run.stderr.count("\n")) == (2, 1) and "none: no such file or folder" in run.stderr
-    assert not list(tmp_path.iterdir())
-
 # ---- memory
 
 @pytest.mark.slow
