@@ -4,6 +4,7 @@ A test fails if a line of the model, the search or the training changes, even if
 The references are literal loops, NumPy, or numbers computed by hand. No model is trained for long."""
 import itertools, json, math
 from collections import Counter, namedtuple
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from book import ROOT
 from noc_nb.beam import reorder_state
 from noc_nb.captioner import Captioner
 from noc_nb.cider import CiderD, CiderReward
@@ -36,6 +38,7 @@ from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, ObjectClass, novel_images
 from noc_nb.lab.config import _from_dict
 from noc_nb.lab.disk import read_json
 from noc_nb.lab.experiment import PRESETS, Choices, Experiment, Models, Parts, Run, _nearest_neighbours
+from noc_nb.lab.results import read_rows
 from noc_nb.lab.runs import contents
 from noc_nb.lab.saving import load_model, save_model, _save_vocab
 from noc_nb.lab.tables import table_view
@@ -48,7 +51,9 @@ from noc_nb.models.source import _from_table
 from noc_nb.novelty import interval, judge, nonnovel_weight, selection_f1
 from noc_nb.pages import gallery
 from noc_nb.regions import Regions, geometry, table_of
+from noc_nb.scores import java
 from noc_nb.scores.compare import _Run, _differences
+from noc_nb.scores.quality import quality_scores
 from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, oracle_words, scst_loss
 from noc_nb.selector import RegionSelector, SelectorConfig, select, selector_loss
 from noc_nb.train_selector import selected, selector_scores, val_score, val_weight
@@ -1817,3 +1822,32 @@ def test_a_new_word_is_no_known_one():
 def test_a_selector_sees_at_least_one_region():
     with pytest.raises(NocError, match="max_regions"): _from_dict(SelectorConfig, dict(max_regions=0))
     assert SelectorConfig(max_regions=1).max_regions == 1
+
+@pytest.mark.parametrize("name", ["lite", "toy"])
+def test_presets_are_those_of_committed_rows(name):
+    "Each number of a preset is that of the last row without a variant."
+    rows = [r for r in read_rows(ROOT/f"results/{name}.jsonl") if r["row"] == "none" and not r.get("variant")]
+    config, own = rows[-1]["config"] | dict(selector_seeds=[]), json.loads(json.dumps(asdict(PRESETS[name])))
+    for key, now in own.items():
+        then = config.get(key, now)                            # older rows lack later settings
+        if isinstance(now, dict): then = {name: then.get(name, x) for name, x in now.items()}
+        assert then == now, key
+    assert config.keys() > {"captioner", "selector", "xe", "scst"}
+
+def test_new_words_are_a_share_of_all_words():
+    sums = np.zeros(15)
+    sums[[0, 1, -1]] = 2, 8, 2                                 # two captions of eight words, of which two are new
+    assert quality_scores(sums)["new words"] == 25
+
+def test_a_spice_of_nothing_is_0(monkeypatch, tmp_path):
+    "SPICE's program has no F-score for a caption without a proposition, which counts as 0."
+    def start(command, **_):
+        found = [dict(image_id=n, scores=dict(All=dict(f=f))) for n, f in enumerate((None, .5, 0.))]
+        Path(command[command.index("-out") + 1]).write_text(json.dumps(found))
+        return SimpleNamespace(wait=lambda: 0)
+    monkeypatch.setattr(java, "_start_guarded", start)
+    monkeypatch.setattr(java, "_time_limit", lambda *_: nullcontext())
+    monkeypatch.setattr(java, "_end", lambda _: None)
+    spice = java._Spice.__new__(java._Spice)
+    spice.folder, spice.keeps, spice.seconds, spice.java, spice.heap = tmp_path, False, 9, "java", "-Xmx9m"
+    assert spice._run([{}]*3) == [0., .5, 0.]
