@@ -35,7 +35,7 @@ TESTS = {  # modules: test files; parts of the names of sharp tests in them, in 
         "pins", "scst xe vocabulary vector known adam first special badly gradient calm reward images dgbs content "
         "living val selector best"),
     "fast/search fast/expansions fast/groups fast/machine fast/pool fast/prices": (
-        "prices search pins", "forced infinite_prices company counts_musts named large_prices plain "
+        "prices search pins", "forced many_words infinite_prices counts_musts named large_prices plain "
         "literal_grid exhaustive brute weaken report infinity half_a_beam too_early form_grow bank next_words logits "
         "cannot_end still_take stepping 32_bit no_constraints"),
     "fast/decode": ("pins zeros", "pipeline region half of_another cbs_row omitted no_tokens selector_and lowest"),

@@ -192,14 +192,6 @@ def test_processors_that_count_rows(more):
     for i, row in enumerate(ours(model, inputs, **settings)[:,4:].tolist()):
         assert all(t in (1, *allowed(i, None)) for t in row)
 
-def test_infinite_prices_are_musts():
-    for name in ("GPT-2", "BLIP"):
-        model, inputs = build(name)
-        words = dict(words=WORDS, processor=tokenizer())
-        for mode in ("bank", "grid"):
-            hard = ours(model, inputs, mode=mode, **words)
-            assert ours(model, inputs, mode=mode, prices=[math.inf]*3, **words).tolist() == hard.tolist()
-
 # Every option of the library
 
 SAME = dict(                                               # options that work as in the library, with a value

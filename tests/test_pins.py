@@ -966,8 +966,9 @@ def test_a_phrase_has_the_mean_vector_of_its_words(data, captioner):
     vectors = {c: data.word_vectors[o.word] for c, o in CLASSES.items()}
     pipeline = NovelCaptioner(ByScore(), captioner, CLASSES, vectors, PipelineConfig())
     several = {7: ObjectClass(7, "dog bus", "dog", ("dog",), ("dog", "bus"))}
-    found, = with_classes(pipeline, several).vectors.values()
-    close(found, (data.word_vectors["dog"] + data.word_vectors["bus"])/2, 1e-6)
+    one = with_classes(pipeline, several)
+    close([*one.vectors.values()], [(data.word_vectors["dog"] + data.word_vectors["bus"])/2], 1e-6)
+    assert [*one.with_objects({"zebra": 1.}).wanted.values()] == [1.]      # another word than its only class
 
 def choices(data, heard=None, **preset):
     run = Run(replace(PRESETS["coco"], **preset))
