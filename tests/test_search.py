@@ -54,7 +54,7 @@ def test_claims_stand_where_they_say(given_case):
     for i, wanted in enumerate(images):
         need = len(wanted) if how["at_least"] is None else min(how["at_least"], len(wanted))
         found = captions(out, i)
-        assert (out.reason[i] is None) == bool(found)
+        assert (out.reason[i] is None) == bool(found) and (out.spans[i, :, len(wanted):] == -1).all()
         assert len({c for c, _ in found}) == len(found) and all(len(c) <= how["max_len"] for c, _ in found)
         ranks = [s / len(c)**how["length_penalty"] for c, s in found]
         assert all(a >= b - 1e-9 for a, b in zip(ranks, ranks[1:]))
