@@ -16,7 +16,6 @@ from noc_nb.fast.search import SearchConfig
 from noc_nb.files.drawing import make_toy
 from noc_nb.heldout import COCO_CLASSES
 from noc_nb.lab.runs import locked
-from noc_nb.models.detector import Detector
 from noc_nb.models.photos import _extract, image_files, open_image
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig
 from noc_nb.models.source import Job, detected, _from_photos, _from_table
@@ -216,18 +215,6 @@ def test_bad_arguments_are_one_line(tmp_path, monkeypatch, arguments, message):
     if arguments["src"] == ".": Path("a.jpg").unlink()
     with pytest.raises(NocError, match=message) as e: _caption_files(Job(**{"model": "toy"} | arguments), "x.jsonl")
     assert "\n" not in str(e.value) and not Path("x.jsonl").exists()
-
-@pytest.mark.slow
-def test_random_detector_to_caption(tmp_path):
-    "A detector of torchvision with random weights leads from a photo to a caption with its constraint."
-    torch.manual_seed(0)
-    Image.effect_noise((120, 90), 90).convert("RGB").save(tmp_path/"1.jpg")
-    detector = Detector(weights=None, features=None, min_score=0., size=64, device="cpu")
-    source = _from_photos(image_files(tmp_path), detector)
-    line, = caption_lines(small_pipeline(), source, source.ids, CaptionOptions(("zebra",)))
-    zebra, = line["candidates"]
-    assert zebra == dict(object="zebra", selector=None, price=None, word="zebra", span=zebra["span"], cost=None)
-    assert "zebra" in line["caption"].split() and line["file"] == "1.jpg"
 
 # ---- killed and resumed
 

@@ -153,18 +153,11 @@ def test_transformers_user(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out.split()
     assert "zebra" in said and {"bus", "buses"} & set(said)
 
-@pytest.mark.slow
-def test_reader(tmp_path):
-    "A reader can execute a chapter, and gets all its figures."
+def test_reader():
+    "A reader opens the chapters, and builds the site; nbdev_test executes the chapters."
     lab, site = (line.partition("#")[0].split() for line in steps("To read"))
     dry = subprocess.run(["make", "--dry-run", *lab[1:]], cwd=ROOT, capture_output=True, text=True)
     assert (lab[0], site) == ("make", ["make", "book"]) and "/jupyter lab nbs\n" in dry.stdout
-    chapter, out = "nbs/10_attention.ipynb", tmp_path/"chapter.ipynb"
-    command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", ROOT/chapter, "--output", out]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    def figures(path): return Path(path).read_text(encoding="utf-8").count('"image/png"')
-    assert figures(out) == figures(ROOT/chapter) > 0
 
 @pytest.fixture
 def page(tmp_path):

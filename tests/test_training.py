@@ -488,23 +488,6 @@ def test_two_processes(world, tmp_path):
         assert max(abs(a - b) for a, b in zip(alone, found[phase])) < 1e-4, (phase, alone, found[phase])
     assert found["resumed"]
 
-@pytest.mark.slow
-def test_accelerate_launch(world, tmp_path):
-    "`accelerate launch` with two processes gives the same loss and steps as one process."
-    bin, launch = Path(sys.executable).parent, ("launch --multi_gpu --num_processes 2 --num_machines 1 "
-                                                "--mixed_precision no --dynamo_backend no --no_python")
-    settings = "captioner.d_model=32 captioner.d_ff=64 captioner.dropout=0 xe.epochs=1 xe.batch=20"
-    train = [bin/"noc_train", "xe", "--data", world, "--preset", "toy", "--set", *settings.split()]
-    environment = os.environ | dict(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
-    for out, command in ("one", train), ("two", [bin/"accelerate", *launch.split(), *train]):
-        command = list(map(str, [*command, "--out", tmp_path/out]))
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-        assert done.returncode == 0, done.stderr[-3000:]
-    states = [_read_checkpoint(_checkpoints(tmp_path/out)[-1])[1] for out in ("one", "two")]
-    assert [len(state["ranks"]) for state in states] == [1, 2]
-    (one,), (two,) = (state["history"] for state in states)
-    assert abs(one["loss"] - two["loss"]) < 1e-4 and one["step"] == two["step"]
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     worker(*map(Path, sys.argv[1:]))
