@@ -19,8 +19,8 @@ def compare(old, new):
 # ---- generated files
 
 def test_modules_are_what_the_notebooks_export(tmp_path):
-    """Exporting into an empty folder gives the committed modules, none edited by hand or without a notebook, and changes
-    no other file that git would list; nor does cleaning the notebooks."""
+    """Exporting into an empty folder gives the committed modules, none edited by hand or without a notebook, and
+    changes no other file that git would list; nor does cleaning the notebooks."""
     repo = scratch(tmp_path)
     before = files(repo, "**/*.*")
     for f in files(repo, "noc_nb/**/*.py"): (repo/f).unlink()
