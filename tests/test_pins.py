@@ -1755,3 +1755,10 @@ def test_a_spice_of_nothing_is_0(monkeypatch, tmp_path):
     spice = java._Spice.__new__(java._Spice)
     spice.folder, spice.keeps, spice.seconds, spice.java, spice.heap = tmp_path, False, 9, "java", "-Xmx9m"
     assert spice._run([{}]*3) == [0., .5, 0.]
+
+def test_no_caption_takes_two_places():
+    "A text whose phrase of two words is forced, and the same text where it is absorbed, are one hypothesis."
+    for seed, absorb in itertools.product(range(8), (True, False)):
+        step, fresh, _ = language(6, seed)
+        out = grid_beam_search(step, fresh(1), [[[(2, 3)], [(4,)]]], bos=START, eos=END, k=3, max_len=5, absorb=absorb)
+        assert len({y for y, _ in captions_of(out)}) == 3
