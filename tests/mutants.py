@@ -16,7 +16,7 @@ from cosmic_ray import plugins
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from execnb.shell import CaptureShell
-from book import CHAPTERS, cells, module_of
+from book import CHAPTERS, cells, module_of, name
 
 HERE, N, LIMIT = Path(__file__).resolve().parent, 200, 90
 TESTS = {  # modules: test files; parts of the names of sharp tests in them, in the order in which they run
@@ -108,16 +108,17 @@ def run_tests(module, folder):
 
 def run_chapter(chapter, folder):
     "Run a chapter without data until the first failure, with the package's module in place of its exported cells."
-    for name in "NOC_DATA", "NOC_COMMONGEN": os.environ.pop(name, None)
+    for variable in "NOC_DATA", "NOC_COMMONGEN": os.environ.pop(variable, None)
     os.chdir(chapter.parent)
     shell, module = CaptureShell(path=chapter.parent), module_of(chapter)
     shell.user_ns["__package__"] = f"noc_nb.{module}".rpartition(".")[0]
     file = Path(folder, "noc_nb", f"{module.replace('.', '/')}.py")
-    if file.exists(): exec(file.read_text(), shell.user_ns)
-    for cell in cells(chapter, "code"):
-        if cell.exported or {"slow", "gpu"} & cell.directives.keys(): continue
-        shell.run(cell.source)
-        if shell.exc: sys.exit(f"FAILED {cell.where}")
+    parts = [(file.read_text(), name(chapter))] if file.exists() else []
+    parts += [(cell.source, cell.where) for cell in cells(chapter, "code")
+              if not (cell.exported or {"slow", "gpu"} & cell.directives.keys())]
+    for source, where in parts:
+        shell.run(source)
+        if shell.exc: sys.exit(f"FAILED {where}")
 
 def in_fork(run, what, folder):
     "Run tests in a fork, with the package in `folder`. Return None, or the test that fails, or timeout."
