@@ -47,7 +47,8 @@ from noc_nb.lab.train import ScstTrainConfig, TrainConfig, Trainer, train_scst_i
 from noc_nb.lab.verdict import gap, over_runs
 from noc_nb.metrics import CaptionScorer, meteor, points
 from noc_nb.models.classes import with_classes
-from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig, _probs as pipeline_probs
+from noc_nb.models.pipeline import (CaptionOptions, NovelCaptioner, PipelineConfig, _probs as pipeline_probs,
+                                    _whole_mention)
 from noc_nb.models.source import _from_table
 from noc_nb.novelty import interval, judge, nonnovel_weight, selection_f1
 from noc_nb.pages import gallery
@@ -1762,3 +1763,9 @@ def test_no_caption_takes_two_places():
         step, fresh, _ = language(6, seed)
         out = grid_beam_search(step, fresh(1), [[[(2, 3)], [(4,)]]], bos=START, eos=END, k=3, max_len=5, absorb=absorb)
         assert len({y for y, _ in captions_of(out)}) == 3
+
+def test_a_mention_is_the_longest_form_around_its_word():
+    "A longer form counts if it has the word, also at the start of a caption, and not if it begins behind the word."
+    for text, span, whole in ("fire hydrant red", (0, 1), (0, 2)), ("a big dog hot dog", (2, 3), (2, 3)), \
+            ("a hot dog", (2, 3), (1, 3)):
+        assert _whole_mention(text.split(), span, ["fire hydrant", "hot dog"]) == whole
