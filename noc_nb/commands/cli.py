@@ -25,9 +25,9 @@ def noc_caption(
     images:str=None,     # for detections: folder of their images, found by name, else by number
     only_detected:bool=False, # for detections: leave out images without boxes
     objects:str=None,    # your own words: "zebra, red|white, bus=4, -text, man:Anna Müller" (red or
-                         # white; bus if it costs at most 4 nats; never "text"; the name for "a
-                         # man"), "" for none, or a .json, .csv or .tsv with words for each image
-                         # (docs/commands.md); default, also for images not in it: the selector's
+                         # white; bus if it costs at most 4 nats; never "text"; a name for "a man"),
+                         # "" for none, or a .json, .csv or .tsv with words for each photo, as in
+                         # docs/commands.md (default, also for other photos: the selector's choice)
     min_prob:float=None, # selector's lowest probability of a candidate (default: the model's)
     min_detection:float=None, # detector's lowest score of a candidate; words of your own must then
                          # be detected, too (default: any score)
