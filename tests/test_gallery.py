@@ -326,6 +326,33 @@ def test_resume_with_other_settings_names_them(command, tmp_path):
     assert command("--out", "c.jsonl", "--resume").returncode == 0
     assert (tmp_path/"c.jsonl").read_bytes() == before
 
+def test_photos_with_words_of_their_own(command, world, tmp_path):
+    "Words and names by photo, in JSON or a table, reach lines, texts and page; an unknown word is its photo's error."
+    assert command("--out", "chosen.jsonl").returncode == 0
+    read = lambda name: [json.loads(text) for text in (tmp_path/name).read_text().splitlines()]
+    one, two, three, *rest = read("chosen.jsonl")
+    names = {i: name for name, i in detected(world/"detections/simulated.json", world).names}
+    name = names[one["image_id"]]
+    words = {name: ["dog:Rex Müller"], str(two["image_id"]): "kite=50, penguin", names[three["image_id"]]: ["xqzt"]}
+    (tmp_path/"words.json").write_text(json.dumps(words))
+    (tmp_path/"words.csv").write_text("file,objects\n" + "".join(
+        f'{key},"{x if isinstance(x, str) else x[0]}"\n' for key, x in words.items()))
+    out = "--objects", "words.json", "--html", "page.html", "--txt", "texts", "--out", "own.jsonl"
+    assert command(*out).returncode == 0 and command("--objects", "words.csv", "--out", "table.jsonl").returncode == 0
+    named, priced, wrong, *others = own = read("own.jsonl")
+    assert others == rest and read("table.jsonl") == own
+    [dog], caption = named["candidates"], named["caption"].split()
+    assert (dog["object"], dog["word"]) == ("dog", "Rex Müller") and caption[slice(*dog["span"])] == ["Rex", "Müller"]
+    assert {"kite", "penguin"} <= {*priced["caption"].split()}
+    assert wrong["error"].startswith(f"{names[three['image_id']]}: object 'xqzt': expected another word")
+    [text] = (path.read_text() for path in (tmp_path/"texts").rglob(Path(name).stem + ".txt"))
+    assert text.strip() == named["caption"]
+    assert '<mark class="k0">Rex Müller</mark>' in (tmp_path/"page.html").read_text()
+    (tmp_path/"words.json").write_text(json.dumps(words | {name: "dog:Fido"}))
+    one_line(command(*out[:2], "--out", "own.jsonl", "--resume"), "own.jsonl: objects: other content")
+    (tmp_path/"words.json").write_text(json.dumps({f"x{name}": "dog", **words}))
+    one_line(command(*out[:2]), f"'x{name}': expected the name of an image, such as {name}")
+
 def test_resume_sees_that_a_photo_was_replaced(command, world, tmp_path):
     "A replaced photo is detected even if name and time are the same; older runs without checksums resume and add them."
     shutil.copytree(world/"images", tmp_path/"photos")
