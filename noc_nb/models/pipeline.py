@@ -45,7 +45,7 @@ class PipelineConfig(Config):
     form:str = setting("words", among=(*FORMS, "number")) # which words satisfy a constraint
     limit:int = setting(5, 0)                # maximum number of candidates per image
     prices:PriceConfig = PriceConfig()       # prices of the selector's candidates
-    number_score:float = setting(.4, 0, 1)   # form number: minimum score of a box that counts
+    number_score:float = setting(.3, 0, 1)   # form number: minimum score of a box that counts
 
 # %% ../../nbs/models/50_pipeline.ipynb #5a7e01c2
 @dataclass(frozen=True)
