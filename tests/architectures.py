@@ -3,7 +3,7 @@
 `python tests/architectures.py` adds missing lines to tests/architectures.csv, so an interrupted run can be
 continued. With names of classes it prints their lines, and writes nothing. In a cell, *library* means that the
 library's own beam search has the same fault, and the reason says how large it is."""
-import csv, inspect, itertools, multiprocessing, re, signal, sys, warnings
+import csv, inspect, itertools, json, multiprocessing, re, signal, sys, warnings
 from pathlib import Path
 import torch
 import transformers
@@ -77,78 +77,8 @@ def shrunk(config):
     if "qk_rope_head_dim" in out and "head_dim" in out: out["head_dim"] = out["qk_rope_head_dim"]
     return out
 
-def text(**settings): return dict(text_config=settings)
-def vision(**settings): return dict(vision_config=settings)
-ROPE = dict(rope_type="default", rope_theta=1e4)
-MROPE = ROPE | dict(mrope_section=[2, 1, 1])
-HEAD, ONE = dict(head_dim=8), dict(num_kv_shared_layers=0)
-INDEXER = dict(indexer_n_heads=4, indexer_kv_heads=1, indexer_head_dim=8, indexer_budget=4, indexer_compress_ratio=2)
-SQUARES = dict(image_grid_pinpoints=[[16, 16]])
-DEEP = dict(deepstack_visual_indexes=[0])
-
-CHANGES = {                                                # what else is needed, where the rules do not do
-    "Apertus1p5ForConditionalGeneration": vision(codebook_size=4) | dict(
-        audio_config=dict(codebook_dim=32, codebook_size=4), image_token_offset=40, audio_token_offset=44),
-    "AriaForConditionalGeneration": dict(projector_patch_to_query_dict={4: 4}),
-    "BambaForCausalLM": dict(attn_layer_indices=[1]),
-    "Blip2ForConditionalGeneration": dict(image_token_index=PICTURE, num_query_tokens=3),
-    "BltForCausalLM": dict(num_hidden_layers=2),
-    "ChameleonForConditionalGeneration": dict(
-        vocabulary_map={"<image>": PICTURE, **{f"IMGIMG{c}Z": 40 + n for n, c in enumerate("ABCD")}},
-        vq_config=dict(num_embeddings=4)),
-    "CohereCompassForCausalLM": dict(rope_parameters=dict(full_attention=ROPE)),
-    "CohereCompassForConditionalGeneration": text(rope_parameters=dict(full_attention=ROPE)) | vision(**DEEP),
-    "Cosmos3OmniForConditionalGeneration": vision(**DEEP), "Qwen3VLForConditionalGeneration": vision(**DEEP),
-    "Qwen3VLMoeForConditionalGeneration": vision(**DEEP),
-    "DbrxForCausalLM": dict(attn_config=dict(rope_theta=1e4, clip_qkv=8.)),
-    "DeepseekV2ForCausalLM": dict(num_experts_per_tok=2, n_group=1, topk_group=1),
-    "DoryForCausalLM": dict(
-        num_hidden_layers=6, layer_types=["sliding_attention", "mlp"]*2 + ["full_attention", "mlp"]),
-    "Dots1ForCausalLM": dict(n_shared_experts=1, n_routed_experts=4, num_experts_per_tok=2),
-    "FalconH1ForCausalLM": dict(mamba_d_ssm=64),
-    "Gemma3ForConditionalGeneration": dict(mm_tokens_per_image=4),
-    "Gemma3nForCausalLM": ONE, "Gemma3nForConditionalGeneration": text(**ONE), "Gemma4ForCausalLM": ONE,
-    "Gemma4ForConditionalGeneration": text(**ONE), "Gemma4UnifiedForCausalLM": ONE,
-    "Gemma4UnifiedForConditionalGeneration": text(**ONE),
-    "Glm46VForConditionalGeneration": text(rope_parameters=MROPE),
-    "Glm4vForConditionalGeneration": text(rope_parameters=MROPE),
-    "Glm4vMoeForConditionalGeneration": text(
-        rope_parameters=ROPE | dict(mrope_section=[1, 1, 0], partial_rotary_factor=.5)),
-    "GlmOcrForConditionalGeneration": text(rope_parameters=MROPE),
-    "GraniteMoeHybridForCausalLM": dict(layer_types=["mamba", "attention"]),
-    "HrmTextForCausalLM": dict(num_hidden_layers=16, num_layers_per_stack=2),
-    "HunYuanDenseV1ForCausalLM": HEAD, "HunYuanMoEV1ForCausalLM": HEAD,
-    "HYV4VLForConditionalGeneration": text(rope_parameters=dict(mrope_section=[1, 1, 0])),
-    "InstructBlipForConditionalGeneration": dict(image_token_index=PICTURE, num_query_tokens=3),
-    "InternVLForConditionalGeneration": vision(image_size=[16, 16], patch_size=[8, 8]),
-    "JambaForCausalLM": dict(attn_layer_period=2, attn_layer_offset=1),
-    "LEDForConditionalGeneration": dict(max_encoder_position_embeddings=128, max_decoder_position_embeddings=128,
-                                        attention_window=[4, 4]),
-    "Lfm2MoeForCausalLM": dict(layer_types=["conv", "full_attention"]),
-    "Llama4ForConditionalGeneration": vision(intermediate_size=128, projector_input_dim=32),
-    "LlavaNextForConditionalGeneration": SQUARES, "LlavaNextVideoForConditionalGeneration": SQUARES,
-    "LlavaOnevisionForConditionalGeneration": SQUARES,
-    "LongcatFlashForCausalLM": dict(qk_nope_head_dim=4, head_dim=4, expert_ffn_hidden_size=32),
-    "Mamba2ForCausalLM": dict(head_dim=16), "MinistralForCausalLM": HEAD,
-    "Mistral3ForConditionalGeneration": dict(spatial_merge_size=1),
-    "MistralLarge4ForConditionalGeneration": dict(spatial_merge_size=1),
-    "NemotronForCausalLM": HEAD | dict(num_key_value_heads=2),
-    "PaddleOCRVLForConditionalGeneration": text(rope_parameters=MROPE),
-    "QianfanOCRForConditionalGeneration": vision(image_size=[16, 16], patch_size=[8, 8]),
-    "Qwen2_5_VLForConditionalGeneration": text(rope_parameters=MROPE),
-    "Qwen2_5OmniThinkerForConditionalGeneration": text(rope_parameters=MROPE) | dict(vision_start_token_id=55),
-    "Qwen2VLForConditionalGeneration": text(rope_parameters=MROPE),
-    "Qwen4ExpForCausalLM": INDEXER, "Qwen4ExpForConditionalGeneration": text(**INDEXER),
-    "RecurrentGemmaForCausalLM": dict(num_hidden_layers=3, lru_width=32),
-    "ReformerModelWithLMHead": dict(is_decoder=True, axial_pos_embds=False, attn_layers=["local", "local"]),
-    "Speech2TextForConditionalGeneration": dict(input_feat_per_channel=8, conv_channels=16),
-    "Step3p7ForConditionalGeneration": text(sliding_window=8),
-    "T5Gemma2ForConditionalGeneration": dict(encoder=dict(mm_tokens_per_image=4)),
-    "VipLlavaForConditionalGeneration": dict(vision_feature_layers=[-1, -2]),
-    "XLNetLMHeadModel": dict(d_head=8), "XmodForCausalLM": dict(default_language="en_XX", languages=["en_XX"]),
-    "xLSTMForCausalLM": dict(qk_dim_factor=1.),
-    "Zamba2ForCausalLM": dict(mamba_headdim=32, attention_head_dim=16, attention_hidden_size=64, hybrid_layer_ids=[1]),
-    "ZayaForCausalLM": dict(num_experts_per_tok=1)}
+def numbered(x): return {int(key) if key.isdigit() else key: value for key, value in x.items()}
+CHANGES = json.loads(TABLE.with_suffix(".json").read_text(), object_hook=numbered)   # where the rules do not do
 
 def changed(config, more):
     "Return a configuration with other values, also in its nested parts."

@@ -150,6 +150,12 @@ def test_words_in_a_line(page, tmp_path):
     say("dog=much")
     page.get_by_text("'dog=much': expected words").first.wait_for()
     assert line.input_value() == "dog=much" and captions(page)[0] == more
+    ticked = page.locator("#ticked input:checked").count()
+    say("xqzt")
+    page.get_by_text("'xqzt': expected another word").first.wait_for()
+    assert line.input_value() == "xqzt" and page.locator("#ticked input:checked").count() == ticked
+    named, _ = changes(page, lambda: say("dog:Rex Müller"))
+    assert "Rex Müller" in named and page.locator("#stage .said", has_text="Müller").count() == 1
 
 def test_a_box_of_ones_own(page):
     "A box that the user types is added to the picture, and can be undone."

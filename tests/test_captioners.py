@@ -178,6 +178,13 @@ def test_command(tmp_path, monkeypatch, capsys):
     for line in map(json.loads, (tmp_path/"words.jsonl").read_text().splitlines()):
         words = set(line["caption"].lower().split())
         assert "hydrant" in words and words & {"old", "near"} and "dog" not in words and not line["boxes"]
+    (tmp_path/"words.json").write_text(json.dumps({f"{n}.png": ["hydrant:Ed Ruscha"] for n in range(len(PHOTOS))}))
+    options = "--captioner", "blip", "--out", "named.jsonl", "--objects", "words.json"
+    monkeypatch.setattr(sys, "argv", ["noc_caption", "photos", *options])
+    main()                                             # each photo has words, so no detector is loaded, either
+    for line in map(json.loads, (tmp_path/"named.jsonl").read_text().splitlines()):
+        [c] = line["candidates"]
+        assert c["word"] == "Ed Ruscha" and "Ed Ruscha" in " ".join(line["caption"].split()[slice(*c["span"])])
     for option in "--captioner", "--detector":
         capsys.readouterr()
         with pytest.raises(SystemExit): typed("none.jsonl", option, "./none")

@@ -70,7 +70,8 @@ def test_a_job_of_slurm(folder):
 
 @pytest.mark.slow
 def test_several_changes(folder):
-    "The loop of docs/change.md, with one seed: what it says is trained again is, and each change gets its verdict."
+    """The loop of docs/change.md, with one seed: what it says is trained again is, each change is recorded in its rows
+    and gets its verdict, and the selector's pipeline captions boxes by its class."""
     text = (ROOT/"docs/change.md").read_text(encoding="utf-8")
     folder = folder/"change"
     folder.mkdir()
@@ -78,8 +79,13 @@ def test_several_changes(folder):
     world, loop = re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S)
     loop = loop.replace("in 0 1 2", "in 0").replace("paper0 paper1 paper2", "paper0")
     loop = loop.replace("${1}0 ${1}1 ${1}2", "${1}0").replace(" --set ", f" --set {SMALL} ").replace("scst.epochs=6", "")
-    typed(folder, world)
-    typed(folder, loop, PYTHONPATH=f"{folder}:{ROOT}")
+    def run(text): return typed(folder, text, PYTHONPATH=f"{folder}:{ROOT}")
+    run(world)
+    run(f"({loop}) 2> said")
+    said = (folder/"said").read_text()
+    assert said.count("paper0/captioner-xe-0: read\n") == 4       # by each change; two train other models
+    assert all(f"paper0/{name}" in said for name in ("selector-Counting", "captioner-cider-rare_words"))
+    assert said.count(": missing, so it is trained now and saved there") == 2
     scores = [entry["score"] for entry in json.loads((folder/"paper0/selector-0.2-0/done.json").read_text())["history"]]
     assert max(scores) > scores[0] + 10, "the settings of the page train the selector"
     trained = [p.name for p in (folder/"paper0").iterdir() if (p/"done.json").exists()]
@@ -94,6 +100,24 @@ def test_several_changes(folder):
     said = (folder/"verdict_area/table.md").read_text()
     assert f"corrected for {len(claims)} tests" in said and 0 < len(claims) < len(pairs)
     assert "- Region selector · CIDEr: area minus paper0" in said
+    ideas = dict(counting=("--selector mine:Counting", "network", "Counting ", "counts"),
+                 rare=("--reward mine:rare_words", "reward", "rare_words ", "rare words"),
+                 area=("--rule mine:area_weighted", "rule", "area_weighted ", "area"))
+    for idea, (line, key, called, variant) in ideas.items():
+        rows = [json.loads(row) for row in (folder/f"{idea}0/rows.jsonl").read_text().splitlines()]
+        told = {r["row"] for r in rows if r["training"] and r["config"].get(key, "").startswith(called)}
+        assert told if idea != "area" else told == {"area_weighted"}
+        assert f'--variant "{variant}"' in rows[0]["command"] and line in rows[0]["command"]
+        assert f"{variant} ({line.split()[1]})" in (folder/f"{idea}0/table1.md").read_text(encoding="utf-8")
+    refused = f"--preset toy --set {SMALL} --rows none,selector --metrics C --tables 1 --rule mine:area_weighted"
+    run(f"! noc_reproduce {refused} --data toy --models paper0 --out no 2> said; grep -q 'area_weighted ' said")
+    assert not (folder/"no/rows.jsonl").exists()
+    boxes = "noc_caption toy/detections/simulated.json --data toy --out found.jsonl --model counting0/pipeline"
+    run(f"! {boxes} 2> said; grep -q 'holds a Counting' said; {boxes} --selector mine:Counting")
+    assert (folder/"found.jsonl").read_text().count('"caption"') > 90
+    train = f"noc_train selector --preset toy --data toy --out mine --selector mine:Counting --set {SMALL}"
+    assert "--selector-class mine:Counting" in run(train)
+    assert "network: Counting " in (folder/"mine/best/README.md").read_text(encoding="utf-8")
 
 def test_other_commands_say_that_they_run_in_one_process(tmp_path):
     "The first of several processes says what to type, before PyTorch is imported; the others are silent."

@@ -154,11 +154,3 @@ def test_the_command_with_workers_writes_what_one_process_writes(world, tmp_path
     for odd, out, line in ((0, tmp_path/"x", "--workers 0: expected 1 or more"), (1, "", "--out : expected a folder"),
                            (1, tmp_path/"one.jsonl", "one.jsonl: expected a folder, which --workers needs")):
         with pytest.raises(NocError, match=line): typed(monkeypatch, job, out, workers=odd)
-
-@pytest.mark.slow
-@with_ray
-def test_the_command_with_workers_of_ray(world, ray, tmp_path, monkeypatch):
-    job, _ = world
-    typed(monkeypatch, job, tmp_path/"one.jsonl")
-    typed(monkeypatch, job, tmp_path/"out", workers=2)
-    assert (tmp_path/"out/captions.jsonl").read_bytes() == (tmp_path/"one.jsonl").read_bytes()

@@ -9,7 +9,6 @@ from hypothesis import event, example, given, settings, strategies as st
 from PIL import Image
 from forms import stopped
 from noc_nb.core import NocError
-from noc_nb.files.dataset import load_data
 from noc_nb.files.exports import read_export
 from noc_nb.files.readers import open_detections, read_captions
 from noc_nb.heldout import COCO_CLASSES
@@ -107,22 +106,6 @@ def test_each_form_gives_the_boxes_of_coco_s(world):
             for i in ids.values(): assert in_pixels(table, i) == in_pixels(expected, i), tool
 
 WORLD = {"a": [(16, 64, 48, 320, 240)], "sub/b": [(15, 64, 48, 320, 240)]}
-
-@pytest.mark.parametrize("tool", TOOLS)
-def test_every_command_takes_them(typed, tool):
-    for name in WORLD:
-        Path("in", name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", SIZE).save(f"in/{name}.jpg")
-    src = tool(Path("export"), WORLD)
-    assert typed("noc_caption", src, "--images", "in", "--model", "lite", "--out", "c.jsonl")[0] == 0
-    found = [json.loads(line) for line in Path("c.jsonl").read_text().splitlines()]
-    assert {x["file"]: [b["object"] for b in x["boxes"]] for x in found} == {"a.jpg": ["dog"], "sub/b.jpg": ["cat"]}
-    assert {x["image_id"].removesuffix(".jpg") for x in found} == {*WORLD}      # the export's names
-    captions = [dict(file_name=f"{name}.jpg", caption="a dog") for name in WORLD]
-    write_json(Path("captions.json"), captions)
-    Path("empty").mkdir()
-    data = load_data("empty", None, read_export(src), captions="captions.json", heldout="zebra")
-    assert [data.regions[i].labels.tolist() for i in data.captions] == [[18], [17]]
 
 unit = st.integers(1, 999).map(lambda n: n/1000)
 spots = st.tuples(unit, unit)

@@ -14,11 +14,8 @@ from noc_nb.core import NocError
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.fast.search import SearchConfig
 from noc_nb.files.drawing import make_toy
-from noc_nb.files.formats import write_detections
-from noc_nb.files.store import RegionStore
 from noc_nb.heldout import COCO_CLASSES
 from noc_nb.lab.runs import locked
-from noc_nb.models.detector import Detector
 from noc_nb.models.photos import _extract, image_files, open_image
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig
 from noc_nb.models.source import Job, detected, _from_photos, _from_table
@@ -170,21 +167,16 @@ def test_images_whose_ids_nobody_knows(toy, tmp_path):
     (tmp_path/"in"/"x-7.jpg").unlink()
     with pytest.raises(NocError, match="d.json: none of its images is in"): run()
 
-def test_names_of_files_come_from_a_list_of_images(toy, tmp_path):
-    "File names come from the detections or from a second file; with the sizes of the images, no photos are needed."
+def test_boxes_may_come_with_sizes_and_without_scores(toy, tmp_path):
+    "With the sizes of the images, no photos are needed; boxes without scores are true ones, and not mixed with others."
     (tmp_path/"in").mkdir()
-    for name in "beach.jpg", "IMG_2041.jpg": Image.new("RGB", (80, 60)).save(tmp_path/"in"/name)
+    Image.new("RGB", (80, 60)).save(tmp_path/"in/beach.jpg")
     boxes = [dict(image_id=7, category_id=2, bbox=[0, 0, 20, 20], score=1)]
     images = [dict(id=7, file_name="beach.jpg")]
     def write(name, content):
         (tmp_path/name).write_text(json.dumps(content))
         return tmp_path/name
     whole = write("whole.json", dict(images=images, annotations=boxes))
-    for path, data in (whole, None), (write("d.json", boxes), write("names.json", dict(images=images))):
-        source = detected(path, data, tmp_path/"in", toy.classes)
-        beach, other = source.regions(source.ids)
-        assert source.ids == [7, -1] and (len(beach), beach.size) == (1, (80, 60))
-        assert str(other).startswith("IMG_2041.jpg: expected its name in ")
     sized = dict(images=[dict(images[0], width=80, height=60)], annotations=boxes)
     one, = detected(write("sized.json", sized), classes=toy.classes).regions([7])
     assert one.size == (80, 60) and torch.allclose(one.boxes, torch.tensor([[0, 0, .25, 1/3]]))
@@ -206,28 +198,6 @@ def test_no_and_ten_thousand_boxes(toy):
     assert len(lines[0]["boxes"]) <= 60 and len(json.dumps(lines[0])) < 20_000 and lines[0]["caption"]
     assert lines[1]["boxes"] == [] and lines[1]["reason"] == "no candidates: nothing was detected"
 
-def test_every_kind_of_detections_gives_the_same_lines(toy, world, tmp_path):
-    source = detected(world/"detections/simulated.json", world, classes=toy.classes)
-    lines = caption_lines(toy, source, source.ids[:10])
-    table = table_of(source.regions(source.ids[:10]))
-    RegionStore.write(tmp_path/"store", table)
-    write_detections(tmp_path/"found.parquet", table)
-    for src in tmp_path/"store", tmp_path/"found.parquet":
-        other = caption_lines(toy, again := Job(src, "toy").source(toy), again.ids)
-        assert [(x["caption"], x["candidates"]) for x in other] == [(x["caption"], x["candidates"]) for x in lines]
-
-def test_sizes_come_from_the_images(toy, world, tmp_path):
-    "All images in the folder are captioned, with or without detections, and their sizes are those of the files."
-    drawn = [int(p.stem[-12:]) for p in sorted((world/"images").iterdir())]
-    items = [d for d in json.loads((world/"detections/simulated.json").read_text()) if d["image_id"] in drawn[1:]]
-    (tmp_path/"found.json").write_text(json.dumps(items))
-    source = detected(tmp_path/"found.json", images=world/"images", classes=toy.classes)
-    assert source.ids == drawn
-    lines = caption_lines(toy, source, source.ids)
-    known = caption_lines(toy, s := detected(tmp_path/"found.json", world, classes=toy.classes), s.ids)
-    assert [x["boxes"] for x in lines[1:]] == [x["boxes"] for x in known]
-    assert lines[0]["reason"].endswith("nothing was detected")
-
 @pytest.mark.parametrize("arguments, message", [
     (dict(src="none"), "no such file"), (dict(src="."), "expected images"),
     (dict(src="found.json"), "expected --data or --images"),
@@ -245,18 +215,6 @@ def test_bad_arguments_are_one_line(tmp_path, monkeypatch, arguments, message):
     if arguments["src"] == ".": Path("a.jpg").unlink()
     with pytest.raises(NocError, match=message) as e: _caption_files(Job(**{"model": "toy"} | arguments), "x.jsonl")
     assert "\n" not in str(e.value) and not Path("x.jsonl").exists()
-
-@pytest.mark.slow
-def test_random_detector_to_caption(tmp_path):
-    "A detector of torchvision with random weights leads from a photo to a caption with its constraint."
-    torch.manual_seed(0)
-    Image.effect_noise((120, 90), 90).convert("RGB").save(tmp_path/"1.jpg")
-    detector = Detector(weights=None, features=None, min_score=0., size=64, device="cpu")
-    source = _from_photos(image_files(tmp_path), detector)
-    line, = caption_lines(small_pipeline(), source, source.ids, CaptionOptions(("zebra",)))
-    zebra, = line["candidates"]
-    assert zebra == dict(object="zebra", selector=None, price=None, word="zebra", span=zebra["span"], cost=None)
-    assert "zebra" in line["caption"].split() and line["file"] == "1.jpg"
 
 # ---- killed and resumed
 
@@ -368,6 +326,33 @@ def test_resume_with_other_settings_names_them(command, tmp_path):
     assert command("--out", "c.jsonl", "--resume").returncode == 0
     assert (tmp_path/"c.jsonl").read_bytes() == before
 
+def test_photos_with_words_of_their_own(command, world, tmp_path):
+    "Words and names by photo, in JSON or a table, reach lines, texts and page; an unknown word is its photo's error."
+    assert command("--out", "chosen.jsonl").returncode == 0
+    read = lambda name: [json.loads(text) for text in (tmp_path/name).read_text().splitlines()]
+    one, two, three, *rest = read("chosen.jsonl")
+    names = {i: name for name, i in detected(world/"detections/simulated.json", world).names}
+    name = names[one["image_id"]]
+    words = {name: ["dog:Rex Müller"], str(two["image_id"]): "kite=50, penguin", names[three["image_id"]]: ["xqzt"]}
+    (tmp_path/"words.json").write_text(json.dumps(words))
+    (tmp_path/"words.csv").write_text("file,objects\n" + "".join(
+        f'{key},"{x if isinstance(x, str) else x[0]}"\n' for key, x in words.items()))
+    out = "--objects", "words.json", "--html", "page.html", "--txt", "texts", "--out", "own.jsonl"
+    assert command(*out).returncode == 0 and command("--objects", "words.csv", "--out", "table.jsonl").returncode == 0
+    named, priced, wrong, *others = own = read("own.jsonl")
+    assert others == rest and read("table.jsonl") == own
+    [dog], caption = named["candidates"], named["caption"].split()
+    assert (dog["object"], dog["word"]) == ("dog", "Rex Müller") and caption[slice(*dog["span"])] == ["Rex", "Müller"]
+    assert {"kite", "penguin"} <= {*priced["caption"].split()}
+    assert wrong["error"].startswith(f"{names[three['image_id']]}: object 'xqzt': expected another word")
+    [text] = (path.read_text() for path in (tmp_path/"texts").rglob(Path(name).stem + ".txt"))
+    assert text.strip() == named["caption"]
+    assert '<mark class="k0">Rex Müller</mark>' in (tmp_path/"page.html").read_text()
+    (tmp_path/"words.json").write_text(json.dumps(words | {name: "dog:Fido"}))
+    one_line(command(*out[:2], "--out", "own.jsonl", "--resume"), "own.jsonl: objects: other content")
+    (tmp_path/"words.json").write_text(json.dumps({f"x{name}": "dog", **words}))
+    one_line(command(*out[:2]), f"'x{name}': expected the name of an image, such as {name}")
+
 def test_resume_sees_that_a_photo_was_replaced(command, world, tmp_path):
     "A replaced photo is detected even if name and time are the same; older runs without checksums resume and add them."
     shutil.copytree(world/"images", tmp_path/"photos")
@@ -386,16 +371,6 @@ def test_resume_sees_that_a_photo_was_replaced(command, world, tmp_path):
     photo.write_bytes(content)
     one_line(command(*typed, "--resume"), f"c.jsonl: {photo.name}: other content")
     assert (tmp_path/"c.jsonl").read_bytes() == before
-
-def test_only_pages_of_ours_are_replaced(command, tmp_path):
-    "A page written by hand, a hard link to the input, and the run's own files are not replaced."
-    (tmp_path/"own.html").write_text("<!doctype html><p>mine")
-    one_line(command("--html", "own.html"), "own.html: exists and is not a page of noc_caption")
-    os.link(command("--objects", "").args[1], tmp_path/"link.html")
-    one_line(command("--html", "link.html"), "--html link.html: is an input")
-    one_line(command("--out", "c.jsonl", "--html", ".c.jsonl.run.json"), "is an input or another output")
-    for _ in range(2): assert command("--html", "page.html").returncode == 0
-    assert (tmp_path/"own.html").read_text() == "<!doctype html><p>mine"
 
 def test_images_without_boxes_are_told(toy, tmp_path, monkeypatch, capsys):
     "A photo without detections is captioned, and both the summary and the page report it."
@@ -418,7 +393,7 @@ def test_two_runs_with_one_output(command, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 def test_outputs_are_files_of_their_own(command, world, tmp_path):
-    "An output never replaces an input, the other output, a device or a user's file."
+    "An output never replaces an input or a link to it, the other output, a device, a user's page or the run's files."
     source = world/"detections/simulated.json"
     before = source.read_bytes()
     one_line(command("--html", source), f"--html {source}: is an input")
@@ -428,19 +403,14 @@ def test_outputs_are_files_of_their_own(command, world, tmp_path):
         os.mkfifo(tmp_path/"pipe")
         one_line(command(option, "pipe"), f"{option} pipe: expected a regular file")
         (tmp_path/"pipe").unlink()
-    (tmp_path/"notes.txt").write_text("mine")
-    one_line(command("--html", "notes.txt"), "notes.txt: exists and is not a page")
-    assert source.read_bytes() == before and (tmp_path/"notes.txt").read_text() == "mine"
-    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
-
-def test_a_folder_never_hides_a_shipped_pipeline(command, toy, tmp_path):
-    "`--model toy` is the package's pipeline, also if there is a folder `toy`; `./toy` is the folder."
-    (tmp_path/"toy").mkdir()
-    assert command().returncode == 0
-    one_line(command("--model", "./toy"), "toy/pipeline.json: no such file")
-    toy.save_pretrained(tmp_path/"mine")
-    one_line(command("--model", "min"), "min: no such folder, and no pipeline of the package")
-    for name in "mine", "./mine": assert command("--model", name).stdout == command().stdout
+    (tmp_path/"own.html").write_text("<!doctype html><p>mine")
+    one_line(command("--html", "own.html"), "own.html: exists and is not a page of noc_caption")
+    assert source.read_bytes() == before and (tmp_path/"own.html").read_text() == "<!doctype html><p>mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["own.html"]
+    os.link(source, tmp_path/"link.html")
+    one_line(command("--html", "link.html"), "--html link.html: is an input")
+    one_line(command("--out", "c.jsonl", "--html", ".c.jsonl.run.json"), "is an input or another output")
+    for _ in range(2): assert command("--html", "page.html").returncode == 0
 
 # ---- in 16 bits
 

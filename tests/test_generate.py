@@ -55,16 +55,6 @@ def test_no_image_is_an_error(name):
 
 # Cases that the table of architectures does not contain
 
-@pytest.mark.parametrize("name", ["GPT-2", "Gemma 2", "Mamba", "Qwen2-VL", "BART"])
-def test_batch_gives_what_each_input_gives_alone(name):
-    model, inputs = build(name)
-    words = [["cat", "zebra"], [["bus", "buses"]]]
-    both = ours(model, inputs, each=words, processor=tokenizer(), mode="grid", num_beams=3)
-    for i in range(2):
-        half = {key: value.chunk(2)[i] for key, value in inputs.items()}
-        alone = ours(model, half, each=words[i:i+1], processor=tokenizer(), mode="grid", num_beams=3)
-        assert alone[0].tolist() == both[i,:alone.shape[1]].tolist()
-
 @pytest.mark.parametrize("name", ["GPT-2", "Llama", "Gemma 2", "LLaVA"])
 def test_static_cache(name):
     model, inputs = build(name)
@@ -201,14 +191,6 @@ def test_processors_that_count_rows(more):
                     prefix_allowed_tokens_fn=allowed, max_new_tokens=10) | more
     for i, row in enumerate(ours(model, inputs, **settings)[:,4:].tolist()):
         assert all(t in (1, *allowed(i, None)) for t in row)
-
-def test_infinite_prices_are_musts():
-    for name in ("GPT-2", "BLIP"):
-        model, inputs = build(name)
-        words = dict(words=WORDS, processor=tokenizer())
-        for mode in ("bank", "grid"):
-            hard = ours(model, inputs, mode=mode, **words)
-            assert ours(model, inputs, mode=mode, prices=[math.inf]*3, **words).tolist() == hard.tolist()
 
 # Every option of the library
 

@@ -201,14 +201,6 @@ def test_what_is_damaged_takes_no_number_of_others(tmp_path):
     damaged = image_files(tmp_path, {})[-1]
     with pytest.raises(NocError, match="shard.tar: expected a whole tar file"): open_image(damaged)
 
-def test_a_coco_folder_holds_the_images_that_it_lists(tmp_path):
-    "Of a folder in COCO's layout, only images in the annotation files are captioned."
-    listed = dict(images=[dict(id=7, file_name="a.jpg", width=8, height=8)], annotations=[])
-    write_json(tmp_path/"annotations/captions_val2014.json", listed)
-    (tmp_path/"images").mkdir()
-    for name in "a.jpg", "b.jpg": Image.new("RGB", (8, 8)).save(tmp_path/"images"/name)
-    for ids in None, {}: assert [f.id for f in image_files(tmp_path, ids)] == [7]
-
 def test_only_files_are_opened(tmp_path):
     import os
     for name in "p.jpg", "p.tar", "p.parquet", "p.json", "p.txt": os.mkfifo(tmp_path/name)

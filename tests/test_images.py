@@ -44,16 +44,6 @@ def test_names_in_a_shard_are_names_and_nothing_more(tmp_path, name):
     f.name.encode("utf-8")   # the name can be written to a file
     assert sorted(p for p in tmp_path.rglob("*")) == before and f.path == inside/"s.tar"
 
-def test_links_that_lead_in_circles_are_not_followed(tmp_path):
-    (tmp_path/"a").mkdir(); (tmp_path/"a"/"up").symlink_to(tmp_path); (tmp_path/"a"/"b").symlink_to(tmp_path/"a"/"c")
-    (tmp_path/"a"/"c").symlink_to(tmp_path/"a"/"b")
-    Image.new("RGB", (9, 9)).save(tmp_path/"a"/"x.png")
-    assert [f.name for f in image_files(tmp_path)] == ["a/x.png"]
-
-def test_a_pipe_is_no_image(tmp_path):
-    os.mkfifo(tmp_path/"p.jpg")   # opening a pipe would wait forever
-    with pytest.raises(NocError, match="p.jpg: is not a file"): open_image(tmp_path/"p.jpg")
-
 @pytest.mark.parametrize("side", [9_000, 30_000])
 def test_a_huge_header_takes_no_memory(tmp_path, side):
     "A small file whose header claims too many pixels gives an error, and needs little memory."
@@ -104,13 +94,6 @@ def test_killed_at_random_and_resumed_gives_the_same_bytes(tmp_path, photos, wei
     failed = [json.loads(l) for l in (tmp_path/"killed"/"failed.jsonl").read_text().splitlines()]
     assert [f["name"] for f in failed] == ["p03b.jpg", "p05b.png", "p07b.jpg"] and all(f["why"] for f in failed)
     assert len(RegionStore(tmp_path/"killed", verify=True)) == 12
-
-@pytest.mark.slow
-def test_the_command_says_in_one_line_what_is_wrong(tmp_path):
-    command = Path(sys.executable).with_name("noc_features")
-    run = subprocess.run([command, tmp_path/"none", "--out", tmp_path/"o"], env=ENV, capture_output=True, text=True)
-    assert (run.returncode, run.stderr.count("\n")) == (2, 1) and "none: no such file or folder" in run.stderr
-    assert not list(tmp_path.iterdir())
 
 # ---- memory
 

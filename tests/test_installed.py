@@ -174,14 +174,6 @@ def test_captions_are_made_and_scored(typed):
     report, _ = typed(line, "report/report.json", "report/report.md")
     assert json.loads(report)
 
-def test_trained_parts_become_a_pipeline(typed):
-    small = f"--preset toy --data toy --set {' '.join(SMALL)}"
-    for part in "selector", "xe": typed(f"noc_train {part} --out {part} {small}")
-    words = "--vectors toy/vectors/toy.txt --classes toy/classes.json"
-    typed(f"noc_pipeline --selector selector --captioner xe {words} --preset toy --out mine")
-    captions, = typed("noc_caption toy/detections/simulated.json --data toy --model ./mine --out m.jsonl", "m.jsonl")
-    assert len(captions.splitlines()) == 76
-
 def test_tables_are_made(typed):
     line = "noc_reproduce --data toy --out run --tables 1 --rows none,selector --training xe --metrics C --set"
     table, rows = typed(f"{line} {' '.join(SMALL)}", "run/table1.md", "run/rows.jsonl")

@@ -56,7 +56,7 @@ def test_links_resolve():
                 shown = [o.get("data", {}).get("text/markdown", "") for o in cell.outputs]
                 parts = [cell.source] if cell.kind == "markdown" else ["".join(text) for text in shown]
                 for text in parts: yield name(notebook), text
-            for file in ["README.md", *TEXTS]: yield file, (ROOT/file).read_text(encoding="utf-8")
+        for file in ["README.md", *TEXTS]: yield file, (ROOT/file).read_text(encoding="utf-8")
     none_of((f"{source}: {link}" for source, text in texts() for link in links(text) if not target(link, source)),
             "links that lead nowhere")
 

@@ -389,14 +389,6 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, content, message):
         evaluate_file(bad, folder/"coco", metrics=("C",), samples=0)
     assert str(e.value).startswith(str(bad)) and message in str(e.value) and "\n" not in str(e.value)
 
-@pytest.mark.slow
-def test_the_command_says_it_in_one_line(tmp_path):
-    program = Path(sys.executable).parent/"noc_eval"
-    command = [program, "--captions", tmp_path/"none.json", "--data", tmp_path]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 2 and run.stdout == ""
-    assert run.stderr.count("\n") == 1 and "none.json: no such file" in run.stderr
-
 # ---- verdicts
 
 def equal_systems(rng, runs, images=100, draws=300, by_training=1.):

@@ -8,7 +8,6 @@ from unittest.mock import patch
 import pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from noc_nb.beam import captions_of, every_caption, plain_beam, prefix_scores, same_captions, tree
-from noc_nb.core import NocError
 from noc_nb.fast.machine import constrained_beam_search
 from noc_nb.fast.search import beam_search, grid_beam_search
 from noc_nb.grid import algorithm_1, plain_grid
@@ -55,7 +54,7 @@ def test_claims_stand_where_they_say(given_case):
     for i, wanted in enumerate(images):
         need = len(wanted) if how["at_least"] is None else min(how["at_least"], len(wanted))
         found = captions(out, i)
-        assert (out.reason[i] is None) == bool(found)
+        assert (out.reason[i] is None) == bool(found) and (out.spans[i, :, len(wanted):] == -1).all()
         assert len({c for c, _ in found}) == len(found) and all(len(c) <= how["max_len"] for c, _ in found)
         ranks = [s / len(c)**how["length_penalty"] for c, s in found]
         assert all(a >= b - 1e-9 for a, b in zip(ranks, ranks[1:]))
@@ -65,19 +64,6 @@ def test_claims_stand_where_they_say(given_case):
             assert len(there) == out.satisfied[i, j]
             assert all(tuple(tokens[slice(*spans[g])]) in wanted[g] for g in there)
             if out.ended[i, j]: assert len(there) >= need and tokens.count(EOS) == 1
-
-@pytest.mark.slow
-@fifty
-@given(case(), st.randoms(use_true_random=False))
-def test_company_does_not_matter(given_case, rng):
-    "An image has the same captions, token by token, in one batch, in smaller batches, and alone."
-    model, images, how = given_case
-    out, order = search(model, images, **how), rng.sample(range(B), B)
-    for part in (order[:1], order[1:4], order[4:]):
-        other = search(model, [images[i] for i in part], of=part, **how)
-        for j, i in enumerate(part):
-            same_captions(captions(other, j), captions(out, i))
-            assert other.reason[j] == out.reason[i] and other.satisfied[j].tolist() == out.satisfied[i].tolist()
 
 def all_of(out, i, n=None):
     "Return all results of an image with `n` constraints."
@@ -100,7 +86,7 @@ def wishes(rng, images):
     return prices, [[phrase() for _ in range(rng.choice((0, 0, 1, 2)))] for _ in images]
 
 @settings(fifty, max_examples=100)
-@given(case(), st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
+@given(case(), st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
        st.sampled_from(["grid", "bank", "credit", "cbs"]), st.booleans(), st.booleans(),
        st.randoms(use_true_random=False))
 def test_an_answer_is_its_own(given_case, dtype, mode, ties, ordered, rng):
@@ -115,7 +101,7 @@ def test_an_answer_is_its_own(given_case, dtype, mode, ties, ordered, rng):
         wanted, prices, avoid = ([x[i] for i in part] for x in lists)
         return grid_beam_search(step, fresh(*part), wanted, prices=prices, avoid=avoid, **how)
     out = find(range(B))
-    for part in (rng.sample(range(B), B), *([i] for i in range(B))):
+    for part in (rng.sample(range(B), B), rng.sample(range(B), 3), *([i] for i in range(B))):
         other = find(part)
         for j, i in enumerate(part): assert all_of(other, j, len(images[i])) == all_of(out, i, len(images[i]))
 
@@ -177,21 +163,12 @@ def scores_of(model, image):
     step, fresh = model
     return prefix_scores(step, fresh(image), BOS)
 
-@fifty
-@given(st.integers(0, 999), st.sampled_from([5, 8, 30]), st.integers(1, 4), st.integers(2, 6), st.booleans(),
-       st.lists(st.lists(st.integers(1, 4), unique=True, max_size=3), min_size=B, max_size=B))
-def test_grid_is_algorithm_1(seed, v, k, T, absorb, wanted):
-    model = tree(v, seed)
-    out = search(model, [[[(w,)] for w in ws] for ws in wanted], k=k, max_len=T, absorb=absorb)
-    for i, ws in enumerate(wanted):
-        same_captions(captions(out, i), algorithm_1(scores_of(model, i), ws, k, T, EOS, absorb)[0])
-
-@fifty
-@given(st.integers(0, 999), st.sampled_from([5, 8, 90]), st.integers(1, 4), st.integers(2, 6), st.booleans(),
-       st.lists(st.lists(st.integers(1, 4), unique=True, max_size=3), min_size=B, max_size=B))
-def test_ties_are_algorithm_1s(seed, v, k, T, absorb, wanted):
-    "With many ties the search equals Algorithm 1: the lower last token comes first, then the better parent."
-    model = coarse(tree(v, seed), torch.float64)
+@settings(fifty, max_examples=100)
+@given(st.integers(0, 999), st.sampled_from([5, 8, 30, 90]), st.integers(1, 4), st.integers(2, 6), st.booleans(),
+       st.lists(st.lists(st.integers(1, 4), unique=True, max_size=3), min_size=B, max_size=B), st.booleans())
+def test_grid_is_algorithm_1(seed, v, k, T, absorb, wanted, ties):
+    "With many ties, too, the search equals Algorithm 1: the lower last token comes first, then the better parent."
+    model = coarse(tree(v, seed), torch.float64, ties)
     out = search(model, [[[(w,)] for w in ws] for ws in wanted], k=k, max_len=T, absorb=absorb)
     beam = beam_search(model[0], model[1](*range(B)), bos=BOS, eos=EOS, k=k, max_len=T)
     for i, ws in enumerate(wanted):
@@ -271,44 +248,21 @@ def has(body, wanted, need):
     def holds(group): return any(body[i:i+len(a)] == a for a in group for i in range(len(body)))
     return sum(map(holds, wanted)) >= need
 
-@pytest.mark.slow
-@fifty
-@given(st.integers(0, 99), batch(4), st.sampled_from([None, 1, 2]), st.sampled_from(["grid", "bank", "credit", "cbs"]))
-def test_large_k_is_exhaustive(seed, images, at_least, mode):
-    "With a beam large enough for all hypotheses, every mode finds all captions."
-    model, how = tree(4, seed), dict(k=130, max_len=4, at_least=at_least)
-    if mode == "cbs":
-        out = constrained_beam_search(model[0], model[1](*range(B)), images, bos=BOS, eos=EOS, pad=-1, **how)
-    else: out = search(model, images, mode=mode, **how)
-    for i, wanted in enumerate(images):
-        need = len(wanted) if at_least is None else min(at_least, len(wanted))
-        true = every_caption(scores_of(model, i), 4, 4, lambda body: has(body, wanted, need))
-        same_captions(captions(out, i), true)
-
-@settings(fifty, max_examples=20)
-@given(st.integers(0, 99), st.lists(st.lists(st.lists(word(4), min_size=1, max_size=2, unique=True), max_size=3),
-                                    min_size=B, max_size=B),
-       st.sampled_from([None, 0, 1, 2]), st.booleans(), st.sampled_from(["grid", "bank", "credit", "cbs"]))
-def test_so_many_and_not_twice_by_brute_force(seed, drawn, at_least, once, mode):
-    "`at_least` and `no_repeat`, alone and together, select the right captions, compared with all captions."
-    model, images = tree(4, seed), [[[(w,) for w in words] for words in groups] for groups in drawn]
+@settings(fifty, max_examples=60)
+@given(st.integers(0, 99), batch(4), st.sampled_from([None, 0, 1, 2]), st.booleans(),
+       st.sampled_from(["grid", "bank", "credit", "cbs"]))
+def test_large_k_is_exhaustive(seed, images, at_least, once, mode):
+    """With a beam large enough for all hypotheses, every mode finds all captions, with phrases and alternatives,
+    and with `at_least` and, for words, `no_repeat`, alone and together."""
+    if once: images = [[[alternative[:1] for alternative in group] for group in wanted] for wanted in images]
+    model = tree(4, seed)
     out = search(model, images, k=130, max_len=4, at_least=at_least, no_repeat=once, mode=mode)
     for i, wanted in enumerate(images):
         need = len(wanted) if at_least is None else min(at_least, len(wanted))
         def fits(body):
-            twice = any(sum(body.count(w) for (w,) in group) > 1 for group in wanted)
-            return has(body, wanted, need) and not (once and twice)
+            twice = any(sum(body.count(w) for (w,) in {*group}) > 1 for group in wanted if once)
+            return has(body, wanted, need) and not twice
         same_captions(captions(out, i), every_caption(scores_of(model, i), 4, 4, fits))
-
-@pytest.mark.slow
-@fifty
-@given(st.integers(0, 999), st.lists(st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=2, unique=True),
-                                               alternative(5)), min_size=B, max_size=B))
-def test_forms_never_weaken_if_nothing_is_dropped(seed, drawn):
-    single = [[[(w,)] for w in words] for words, _ in drawn]
-    forms = [[[(w,), form] for w in words] for words, form in drawn]
-    out = search(tree(5, seed), single + forms, of=[*range(B), *range(B)], k=260, max_len=4)
-    assert (out.scores[B:, 0] >= out.scores[:B, 0] - 1e-9).all()
 
 @fifty
 @given(case(most=8), st.integers(1, 6))
@@ -337,22 +291,6 @@ def test_minus_infinity_forbids(given_case, banned, dies_after):
         for tokens in (t for t, s in zip(out.tokens[i].tolist(), out.scores[i].tolist()) if s > -math.inf):
             real = [t for t in tokens if t >= 0]
             assert banned not in real and dies_after not in [t for t in real[:-1]]
-
-@pytest.mark.slow
-@settings(fifty, max_examples=500)
-@given(st.integers(0, 999), groups(6), st.integers(0, 2), st.sampled_from([math.nan, math.inf]), st.integers(0, 2))
-def test_nan_and_infinity_are_errors(seed, wanted, when, what, image):
-    "NaN and infinity raise an error that names image and step; three equal images share the rows."
-    (step, fresh), asked = tree(6, seed), []
-    def broken(tokens, state):
-        log_probs, state = step(tokens, state)
-        if len(asked) == when: log_probs[len(tokens)//3*image, 1] = what
-        asked.append(1)
-        return log_probs, state
-    try: search((broken, fresh), [wanted]*3, of=(0, 0, 0), k=2, max_len=3)
-    except NocError as e:
-        assert f"image {image}, step {when}" in str(e) and ("NaN" if what != what else "+inf") in str(e)
-    else: assert len(asked) <= when                                         # the search ended before this step
 
 @fifty
 @given(st.integers(0, 999), st.integers(1, 4), st.integers(3, 6), batch(6, 4))

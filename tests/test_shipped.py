@@ -17,6 +17,7 @@ from noc_nb.heldout import HeldOut
 from noc_nb.lab.runs import compare_training, training_record
 from noc_nb.lab.saving import load_model
 from noc_nb.models.pipeline import NovelCaptioner
+from noc_nb.models.source import Job
 from noc_nb.novelty import judge
 from noc_nb.train_xe import build_vocab
 
@@ -162,7 +163,8 @@ def test_a_folder_is_never_taken_for_a_shipped_pipeline(toy, tmp_path, monkeypat
     for name in "lite", "mine": toy.save_pretrained(name)
     words = [len(NovelCaptioner.from_pretrained(name, device="cpu").vocab)
              for name in ("./lite", Path("lite"), "mine", "./mine")]
-    assert words == [len(toy.vocab)]*4 != [len(NovelCaptioner.from_pretrained("lite", device="cpu").vocab)]*4
+    words += [len(Job("photos", name).pipeline().vocab) for name in ("./lite", "mine")]
+    assert words == [len(toy.vocab)]*6 != [len(NovelCaptioner.from_pretrained("lite", device="cpu").vocab)]*6
     Path("empty").mkdir()
     with pytest.raises(NocError, match="^empty/pipeline.json: no such file"): NovelCaptioner.from_pretrained("empty")
     for name in "huge", "./huge":

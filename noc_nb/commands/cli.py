@@ -24,10 +24,10 @@ def noc_caption(
     data:str=None,       # for detections: folder in COCO's layout, or JSON with file_name of images
     images:str=None,     # for detections: folder of their images, found by name, else by number
     only_detected:bool=False, # for detections: leave out images without boxes
-    objects:str=None,    # your own words: "zebra, red|white, bus=4, -text" (red or white; bus if it
-                         # costs at most 4 nats; never "text", but maybe "texts"; a class's name,
-                         # as in -cat, means all its words); "": none
-                         # (default: the selector's choice)
+    objects:str=None,    # your own words: "zebra, red|white, bus=4, -text, man:Anna Müller" (red or
+                         # white; bus if it costs at most 4 nats; never "text"; a name for "a man"),
+                         # "" for none, or a .json, .csv or .tsv with words for each photo, as in
+                         # docs/commands.md (default, also for other photos: the selector's choice)
     min_prob:float=None, # selector's lowest probability of a candidate (default: the model's)
     min_detection:float=None, # detector's lowest score of a candidate; words of your own must then
                          # be detected, too (default: any score)

@@ -339,7 +339,7 @@ def _pairs(names, photos, where):
     pairs = defaultdict(set)
     shown = {}
     fits = [*_fits(theirs, ours)]
-    numbers = None if fits else _coco_numbers(theirs, ours)
+    numbers = _coco_numbers(theirs, ours) if names and photos and not fits else None
     if numbers:
         note(f"{where}: names like {names[0][0]!r} and {photos[0]!r} are compared by their numbers")
         fits = _fits(*numbers)

@@ -56,7 +56,7 @@ class Preset(Config):
     min_count:int = setting(5, 0, 10**9) # minimum number of times a word occurs in the captions
     form:str = setting("words", among=(*FORMS, "number")) # form of constraints; "words": as in the
                                        # paper
-    number_score:float = setting(.4, 0, 1) # form number: minimum score of a box that counts
+    number_score:float = setting(.3, 0, 1) # form number: minimum score of a box that counts
     limit:int = setting(5, 0, 62)      # maximum number of constraints of an image
     distinct:bool = False              # top-k rows: k classes, not the classes of k detections
     borrow:int = setting(0, 0)         # a word in no training caption gets the mean embedding of

@@ -45,7 +45,7 @@ class PipelineConfig(Config):
     form:str = setting("words", among=(*FORMS, "number")) # which words satisfy a constraint
     limit:int = setting(5, 0)                # maximum number of candidates per image
     prices:PriceConfig = PriceConfig()       # prices of the selector's candidates
-    number_score:float = setting(.4, 0, 1)   # form number: minimum score of a box that counts
+    number_score:float = setting(.3, 0, 1)   # form number: minimum score of a box that counts
 
 # %% ../../nbs/models/50_pipeline.ipynb #5a7e01c2
 @dataclass(frozen=True)
@@ -117,14 +117,17 @@ class _Words:
         model = getattr(self, "pipeline", self)                        # has word vectors
         table = model.captioner.words().detach()
         real = model.captioner.words.known
-        known = {*meanings(self.classes), *model.vocab.stoi} - {name}
-        near = get_close_matches(name.lower(), known, 3, .75)
+        proper = name != name.lower()                                  # perhaps a person's name
+        known = {*meanings(self.classes), *(() if proper else model.vocab.stoi)} - {name}
+        near = get_close_matches(name.lower(), known, 3, .85)
         rows = [model.vocab.stoi.get(word) for word in name.lower().split()]
         if None not in rows and real[rows].all():
             likeness = cosine_similarity(table[rows].sum(0), table, -1).masked_fill(~real, -1)
-            near += [model.vocab.tokens[n] for n in likeness.topk(10).indices.tolist()]
+            best = (n for n in likeness.topk(10).indices.tolist() if likeness[n] >= .5)
+            near += map(model.vocab.tokens.__getitem__, best)
         good = [w for w in dict.fromkeys(near) if w != name and None not in self._tokens(w)]
-        return f", such as {' or '.join(good[:3])}" if good else ""
+        hint = f", such as {' or '.join(good[:3])}" if good else ""
+        return f"{hint}, or a name for a word, as in man:{name}" if proper else hint
 
     def _unknown(self, name):
         near = self._near(name)
@@ -459,7 +462,7 @@ class NovelCaptioner(_Words, _Choice, _Wishes, _Search):
         _check(images, seen, self.classes)
         choosers = self._choosers(objects, len(images))
         seen = self._seen(images, seen)
-        for same in groupby(range(len(images)), lambda n: str(choosers[n].avoid)).values():
+        for same in groupby(range(len(images)), lambda n: str([*choosers[n].barred])).values():
             for places in chunked(same, options.batch):            # with the same words to avoid
                 batch = [[x[n] for n in places] for x in (images, seen, choosers)]
                 captions |= zip(places, choosers[places[0]]._caption(*batch, options))

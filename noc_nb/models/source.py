@@ -6,9 +6,10 @@
 __all__ = ['Source', 'stored_names', 'detected', 'detector_for', 'Job']
 
 # %% ../../nbs/models/119_source.ipynb #10600003
-import json, math, warnings
+import csv, json, math, warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +27,7 @@ from ..files.readers import PHOTO_ENDINGS, match_photos, open_detections, some_o
 from ..files.store import RegionStore
 from ..heldout import COCO_CLASSES
 from ..lab.config import Config, imported, setting
-from ..lab.disk import foreign_file
+from ..lab.disk import foreign_file, read_json, text_file
 from ..lab.progress import note, say
 from ..lab.results import read_rows
 from ..lab.runs import fingerprint
@@ -54,6 +55,9 @@ class Source:
     met:dict = field(default_factory=dict) # image id -> counts of its clipped and skipped boxes
     reads:dict = field(default_factory=dict) # name -> path of the files that its detector reads
     boxed:set = None # ids of the images that have boxes, if known
+    words:dict = field(default_factory=dict) # image id -> name -> price, as in `CaptionOptions`,
+                     # for images with words of their own; or a `NocError`
+    blind:bool = False # no detector ran, because the user names all words
 
     def name(self, image_id)->str:
         "Return the image's file name, or None."
@@ -325,6 +329,62 @@ def detector_for(
     options = dict(features=features, classes=classes) | options
     return Detector(name, weights or "default", **options)
 
+# %% ../../nbs/models/119_source.ipynb #cf98496b
+def _wishes_of(words):
+    "Return name -> price of an image's words. Raise `NocError` unless they are a list or a line."
+    require(isinstance(words, (list, str)), f"objects {words!r}", "a list of words, or a line")
+    return CaptionOptions(words).wishes
+
+def _read_words(path):
+    """Return name of an image -> its words: name -> price, or a `NocError`. Raise `NocError` if the
+    file has another form; without a file, return {}."""
+    if path is None: return {}
+    words = _json_words(path) if str(path).endswith(".json") else _table_words(path)
+    return {name: _try(_wishes_of, x) for name, x in words.items()}
+
+def _json_words(path):
+    words = read_json(path)
+    example = 'an object such as {"photo.jpg": ["zebra", "man:Anna"]}'
+    require(isinstance(words, dict), f"{path}: {str(words)[:40]}", example)
+    return words
+
+def _table_words(path):
+    words = {}
+    with foreign_file(path, "a table of UTF-8 or UTF-16 text"), text_file(path) as f:
+        sign = "\t" if str(path).endswith(".tsv") else ","
+        rows = csv.DictReader(f, delimiter=sign, strict=True)
+        columns = rows.fieldnames or []
+        two = {"file", "objects"} <= {*columns}
+        require(two, f"{path}: columns {', '.join(columns)}", "file and objects among them")
+        for row in rows:
+            name = row["file"]
+            where = f"{path}: line {rows.line_num}"
+            whole = None not in row and None not in row.values()
+            require(whole, f"{where}: does not have {len(columns)} cells",
+                    'quotes around several words: "zebra, bus"')
+            require(name not in words, f"{where}: {name!r} again", "one line for each image")
+            words[name] = row["objects"]
+    return words
+
+# %% ../../nbs/models/119_source.ipynb #23d2a44e
+def _own_words(path, src, names, numbers=()):
+    """Return image id -> the words that a file gives it: name -> price, or a `NocError`. `names`:
+    image id -> file name; `numbers`: an image's id as text -> image id, if the file may use ids.
+    Raise `NocError` if the file names an image that is not there."""
+    words = _read_words(path)
+    found = {numbers[name]: x for name, x in words.items() if name in numbers}
+    rest = [name for name in words if name not in numbers]
+    left = {i: name for i, name in names.items() if i not in found}
+    if not rest: return found
+    entries = [(name, n) for n, name in enumerate(rest)]
+    places, clashes = match_photos(entries, [*left.values()], path, src)
+    if clashes: raise NocError(f"{path}: {clashes[0].name!r} {clashes[0].why}")
+    lost = next((name for n, name in enumerate(rest) if n not in places), None)
+    near = get_close_matches(lost or "", [*names.values(), *numbers], 3)
+    hint = f", such as {' or '.join(near)}" if near else ""
+    require(lost is None, f"{path}: {lost!r}", f"the name of an image{hint}")
+    return found | {i: words[rest[n]] for i, n in zip(left, places) if n is not None}
+
 # %% ../../nbs/models/119_source.ipynb #e07c52b8
 @dataclass(frozen=True)
 class Job(Config):
@@ -340,6 +400,7 @@ class Job(Config):
     add_words:str = None # file of word vectors, for words that the model's vocabulary lacks
     captioner:str = None # a captioner that sees photos, for `PhotoCaptioner.from_pretrained`
     prompt:str = None    # prompt of that captioner
+    words:str = None     # .json, .csv or .tsv with words for each image
     form:str = setting(None, among=(*FORMS, "number")) # words that mention an object; default: the
                                          # model's
     first:int = None     # number of the first class in a file of names
@@ -359,16 +420,14 @@ class Job(Config):
     @property
     def inputs(self)->list:
         "Return the inputs of the job, some of which may be paths."
-        names = ("src model classes data images features detector weights add_words captioner")
+        names = "src model classes data images features detector weights add_words captioner words"
         return [getattr(self, name) for name in names.split()]
 
-    @property
-    def blind(self)->bool:
-        "Return True if no detector is needed: the captioner sees photos, and the user names words."
-        wishes = self.options.wishes
-        wanted = wishes == {} or any(u > -math.inf for u in (wishes or {}).values())
-        by_hand = self.captioner and not self.detector and self.options.min_detection is None
-        return bool(by_hand and wanted) and not _holds_regions(Path(self.src))
+    def blind(self, wishes)->bool:
+        "Return True if the captioner needs no detector, given all images' name -> price."
+        def by_hand(wish): return wish == {} or any(u > -math.inf for u in (wish or {}).values())
+        able = self.captioner and not self.detector and self.options.min_detection is None
+        return bool(able) and all(isinstance(x, NocError) or by_hand(x) for x in wishes)
 
     def pipeline(self)->NovelCaptioner:
         "Load the pipeline that captions. Raise `NocError` if a model or a file is missing."
@@ -378,8 +437,10 @@ class Job(Config):
         pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0], selector=selector)
         if classes: pipeline = with_classes(pipeline, classes)
         if self.add_words:
-            more = " ".join(self.options.wishes or ()).replace("|", " ").lower().split()
-            more = [word for word in more if word not in pipeline.by_name]
+            wishes = [self.options.wishes, *_read_words(self.words).values()]
+            names = [w.partition(":")[0] for x in wishes if isinstance(x, dict) for w in x]
+            more = " ".join(names).replace("|", " ").lower().split()
+            more = [word for word in dict.fromkeys(more) if word not in pipeline.by_name]
             pipeline = add_words(pipeline, self.add_words, more)
         pipeline.captioner.to(getattr(torch, self.dtype))
         if self.form: pipeline.cfg = replace(pipeline.cfg, form=self.form)
@@ -402,15 +463,24 @@ def _opened(job, pipeline):
     require(src.exists(), f"{job.src}: no such file or folder", "images or detections")
     if _holds_regions(src, job.images):
         require(not detector, f"--detector {detector}: {job.src} holds detections", "photos")
-        return detected(src, job.data, job.images, pipeline.classes, bool(job.classes))
+        source = detected(src, job.data, job.images, pipeline.classes, bool(job.classes))
+        names = {i: name for name, i in source.names if name}
+        names = {i: source.name(i) or names.get(i) for i in source.ids}
+        names = {i: name for i, name in names.items() if name}
+        ids = {str(source.texts.get(i, i)): i for i in source.ids}
+        return replace(source, words=_own_words(job.words, src, names, ids))
     where = f"{job.src}: --data, --images and --features need detections"
     where = f"{job.src}: --only-detected needs detections" if job.only_detected else where
     none = not (job.data or job.images or job.features or job.only_detected)
     require(none, where, nearest_form(src))
     files = image_files(src)                                            # before loading a detector
-    if not job.blind: return _from_photos(files, detector_for(pipeline, detector, job.weights))
-    return _from_photos(files, lambda images: (Regions.empty(size=image.size) for image in images))
+    words = _own_words(job.words, src, {f.id: f.name for f in files})
+    blind = job.blind([words.get(f.id, job.options.wishes) for f in files])
+    def no_boxes(images): return (Regions.empty(size=image.size) for image in images)
+    detector = no_boxes if blind else detector_for(pipeline, detector, job.weights)
+    return replace(_from_photos(files, detector), words=words, blind=blind)
 
+# %% ../../nbs/models/119_source.ipynb #6361bf22
 @patch
 def source(self:Job,
     pipeline:NovelCaptioner, # pipeline that captions the images

@@ -7,6 +7,7 @@ __all__ = []
 
 # %% ../../nbs/pages/133_app.ipynb #01faa683
 import copy, ctypes, json, math, os, random, re, shlex, signal, socket, sys, tempfile, threading
+import warnings
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial, wraps
@@ -21,7 +22,6 @@ from PIL import Image
 from ..core import NocError, require
 from ..fast.prices import read_wishes
 from ..files.drawing import render as draw_scene
-from ..heldout import meanings
 from ..lab.config import check_range, read_options
 from ..lab.disk import unpacking
 from ..lab.progress import say, say_notes
@@ -29,7 +29,7 @@ from ..models.captioners import NovelPhotoCaptioner
 from ..models.photos import open_image
 from ..models.pipeline import NovelCaptioner, shipped
 from ..models.source import Job, detected, detector_for
-from .gallery import Mark, _line, picture, repeated, weight_of
+from .gallery import Mark, _line, class_names, picture, repeated, weight_of
 from .looks import looks
 from ..regions import Regions
 from ..scores.page import render, thumbnail
@@ -75,12 +75,19 @@ _MUST = 30. # price in nats from which the page treats an object as a must
 
 def _price(nats): return math.inf if nats is None or nats >= _MUST else nats
 
+def _word(name): return name.partition(":")[0].strip()
+
+def _added(prices, more):
+    "Return the prices with more; a word that is asked for anew, such as dog:Rex, replaces the old."
+    words = {*map(_word, more)}
+    return {x: u for x, u in prices.items() if x in more or _word(x) not in words} | more
+
 def _propose(v, how="as trained", asked=None):
     """Return the view with the selector's candidates, and name -> price of these and of the objects
     that the user added or excluded."""
     caption = _captioned(v.pipeline, v.regions, v.image, price_weight=_WEIGHTS[how])
     prices = {c.object: _price(c.price) for c in caption.candidates}
-    return replace(v, proposed=tuple(prices)), prices | _by_hand(v, asked or {})
+    return replace(v, proposed=tuple(prices)), _added(prices, _by_hand(v, asked or {}))
 
 def _by_hand(v, prices):
     "Return the prices of objects that the user added or excluded, without the selector's."
@@ -118,10 +125,16 @@ def _toy_scene(n):
 # %% ../../nbs/pages/133_app.ipynb #5ad81c35
 def _with_words(v, prices, line):
     "Return the view, and the prices with a line's words added. Raise `NocError` for a bad line."
-    classes = v.pipeline.classes
-    names = {name: classes[ids[0]].name for name, ids in meanings(classes).items() if not ids[1:]}
-    wishes = {names.get(name, name): price for name, price in read_wishes(line).items()}
-    return replace(v, note=None), prices | wishes
+    names = class_names(v.pipeline.classes)
+    wishes = {}
+    for wish, price in read_wishes(line).items():
+        word, sign, text = wish.partition(":")
+        wishes[names.get(word.strip(), word) + sign + text] = price
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")                    # the page shows unknown words itself
+        unknown = v.pipeline.with_objects(wishes).unknown.values()
+    if unknown: raise NocError("; ".join(unknown))
+    return replace(v, note=None), _added(prices, wishes)
 
 def _wanted(prices): return {name: u for name, u in prices.items() if u > -math.inf}
 
@@ -158,7 +171,7 @@ def _draw(v, named):
     order = sorted(range(len(probs)), key=probs.__getitem__)
     names = [v.pipeline.classes[c].name for c in v.regions.labels.tolist()]
     best = {names[n]: n for n in order}         # label only the best box of each class
-    chosen = {best[name] for name in named if name in best}
+    chosen = {best[name] for name in map(_word, named) if name in best}
     boxes = v.regions.boxes.tolist()
     again = repeated([names[n] for n in order[::-1]], [boxes[n] for n in order[::-1]])
     repeats = {order[::-1][k] for k in again}
@@ -172,8 +185,8 @@ def _class(v, name): return v.pipeline.classes.get(v.pipeline.by_name.get(name))
 
 def _says(v, text, name):
     "Return True if a text contains the word of a class, or one of the alternatives in `name`."
-    c = _class(v, name)
-    return any(f" {word} " in f" {text} " for word in ([c.word] if c else name.split("|")))
+    c = _class(v, _word(name))
+    return any(f" {word} " in f" {text} " for word in ([c.word] if c else _word(name).split("|")))
 
 def _worth(v, caption, prices):
     "Return a line about each object, and the sum of the prices of those mentioned."
@@ -181,7 +194,7 @@ def _worth(v, caption, prices):
     lines = [f"{name}: excluded" for name, u in prices.items() if u == -math.inf]
     total = 0.
     for name, price in _wanted(prices).items():
-        c = candidates.get(name)
+        c = candidates.get(_word(name))
         must = price == math.inf
         told, out = ("must", "not said") if must else (f"{price:.1f}", "left out")
         word = c.word if c else _says(v, caption.caption, name)
@@ -469,9 +482,9 @@ def _shown(gr, v, prices):
     def label(name):
         if prices.get(name) == -math.inf: return f"not {name}"
         return name if scores.get(name) is None else f"{name}  {scores[name]:.2f}"
-    choices = [(label(name), name) for name in {**scores, **prices}]
+    choices = [(label(name), name) for name in _added(scores, prices)]
     every = sorted(v.pipeline.by_name)
-    rest = [name for name in every if name not in prices]
+    rest = [name for name in every if name not in {*map(_word, prices)}]
     sliders = []
     long = [name for name in prices if _class(v, name) and len(_class(v, name).phrase) > 1]
     phrases = gr.update(visible=bool(long), value=v.phrases,
@@ -548,7 +561,7 @@ def _wire(gr, p, studio):
     def tick(v, prices, names): return shown(v, {n: prices.get(n, math.inf) for n in names})
     def phrase(v, prices, on): return shown(replace(v, phrases=on), prices)
     def add(v, prices, name):
-        return shown(v, prices | {name: math.inf}) if name else gr.skip()
+        return shown(v, _added(prices, {name: math.inf})) if name else gr.skip()
     def read(v, prices, line): return tried(v, prices, lambda: _with_words(v, prices, line))
     def move(n, v, prices, nats):
         prices = prices | {[*_wanted(prices)][n]: _price(nats)}
