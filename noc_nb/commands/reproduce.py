@@ -282,6 +282,14 @@ def _about_data(o, data):
     if data.name != "own": return data.name, paper
     return Path(o.captions or data.root).resolve().name.partition(".")[0] or "own", False
 
+# %% ../../nbs/commands/139_reproduce.ipynb #5e7f01d3
+def _models_folder(name):
+    "Return the folder of given models: a run, or a pipeline. Raise `NocError` if there is none."
+    if name in shipped(): return pipeline_folder(name)
+    there = name is None or Path(name).is_dir()
+    require(there, f"--models {name}: no such folder", "the folder of a run, or of a pipeline")
+    return name
+
 # %% ../../nbs/commands/139_reproduce.ipynb #7934e638
 def _reproduce(o):
     "Run an experiment with the options of `noc_reproduce`; return its rows and its tables as text."
@@ -290,8 +298,7 @@ def _reproduce(o):
     plain = (o.variant or "").isprintable()
     require(plain, f"--variant {o.variant!r}", "text that can be printed, on one line")
     if cfg.data == "toy": one_thread()
-    there = o.models is None or o.models in shipped() or Path(o.models).is_dir()
-    require(there, f"--models {o.models}: no such folder", "the folder of a run, or of a pipeline")
+    models = _models_folder(o.models)
     parts = _handed_in(o)
     rows = _asked_rows(o, parts["rules"])
     metrics = choice(o.metrics, METRICS, "metrics")
@@ -312,7 +319,6 @@ def _reproduce(o):
     kind = Path(o.detections or "simulated").name.split(".")[0]
     kind = kind if kind in ("gt", "simulated") else "real"
     run = Run(cfg, kind, o.seed, o.part, o.variant, _command_line(o))
-    models = pipeline_folder(o.models) if o.models in shipped() else o.models
     experiment = Experiment(run, data, o.out, o.resume, metrics, models,
                             partial(java_programs, metrics=metrics), **parts)
     made = experiment.complete(lines, selections)

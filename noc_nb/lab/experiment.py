@@ -144,6 +144,7 @@ def _selector_name(marks, inner, lambda0, seed):
     kind = ("" if inner else "-no-inner") + marks.get("network", "") + marks.get("loss", "")
     return f"selector{kind}-{lambda0}-{seed}"
 
+# %% ../../nbs/lab/44_experiment.ipynb #9594dff3
 def _pipeline(folder, other):
     "Return the folder if it has a pipeline, whose captioner another reward cannot train further."
     if not (folder/"pipeline.json").is_file(): return None
@@ -343,15 +344,6 @@ class Choices:
         checked = {name: _checked(name, rule, data.classes) for name, rule in own.items()}
         self.rules, self.other = RULES | checked, {name: called(own[name]) for name in own}
 
-    def check(self):
-        "Try the run's own rules, with equal probabilities, where most and fewest objects are seen."
-        seen = {i: self.data.regions[i].without(self.data.dropped) for i in self.ids}
-        ordered = sorted(self.ids, key=lambda i: -len(seen[i]))
-        for name, i in product(self.other, [*ordered[:2], *ordered[-2:]]):
-            n = len(seen[i].best(self.preset.selector.max_regions))
-            mentioned = self.data.mentioned(i)
-            self._classes(i, probs=torch.full((n,), .5), mentioned=mentioned, **self._rule(name))
-
     def row(self, name)->Row:
         "Return how a row chooses and searches. An added rule gets the selector's probabilities."
         known = LABELS | self.other
@@ -403,6 +395,17 @@ class Choices:
             chosen[i] = dict.fromkeys(classes, math.inf)
         self.made[line] = _with_prices(self, chosen, probs) if self.priced(row) else chosen
         return self.made[line]
+
+# %% ../../nbs/lab/44_experiment.ipynb #c4ec4a11
+@patch
+def check(self:Choices):
+    "Try the run's own rules, with equal probabilities, where most and fewest objects are seen."
+    seen = {i: self.data.regions[i].without(self.data.dropped) for i in self.ids}
+    ordered = sorted(self.ids, key=lambda i: -len(seen[i]))
+    for name, i in product(self.other, [*ordered[:2], *ordered[-2:]]):
+        n = len(seen[i].best(self.preset.selector.max_regions))
+        mentioned = self.data.mentioned(i)
+        self._classes(i, probs=torch.full((n,), .5), mentioned=mentioned, **self._rule(name))
 
 # %% ../../nbs/lab/44_experiment.ipynb #5058dc7c
 class Experiment:

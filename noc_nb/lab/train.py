@@ -444,6 +444,7 @@ def _finish(self:Trainer):
         for line in kept_line(about), *_doubts(about): say(f"{self.folder.name}: {line}")
     acc.wait_for_everyone()
 
+# %% ../../nbs/lab/40_train.ipynb #b0651d9c
 def _doubts(about):
     "Yield a line for each sign that a finished phase has learned too little."
     cfg, history = about["config"], about["history"]
@@ -538,6 +539,7 @@ def _named(reward, kind=NocError):
         name = getattr(reward, "__name__", type(reward).__name__)
         raise NocError(re.sub("^reward:", f"reward {name}:", text)) from e
 
+# %% ../../nbs/lab/40_train.ipynb #18e049c3
 def check_reward(
     reward,              # function with the arguments of `cider_reward`
     data:CocoData,       # data set with references

@@ -78,6 +78,7 @@ def _wishes(pipeline, source, ids, options):
         except NocError as e: wrong[i] = NocError(f"{source.name(i) or f'image {i}'}: {e}")
     return wishes, wrong
 
+# %% ../../nbs/pages/132_gallery.ipynb #4c3e156a
 def _batch_lines(pipeline, source, ids, options):
     wishes, wrong = _wishes(pipeline, source, ids, options) if source.words else ({}, {})
     images, seen, errors = source.batch([i for i in ids if i not in wrong])

@@ -448,6 +448,7 @@ def _scored_on(systems):
     return (f"{text}, of which {judged.sets['out'].sum():,} are out-of-domain); in: the others; "
             "out: mean over held-out objects; pooled: all out-of-domain images together")
 
+# %% ../../nbs/scores/124_compare.ipynb #8b9b6cbf
 _PARTS = dict(network="selector", loss="selector's loss", reward="reward", rule="rule")
 
 def _functions(systems):
@@ -522,6 +523,7 @@ def _warn_of_variants(systems):
             warnings.warn(f"{side}: a side with several variants ({', '.join(variants)}); each is "
                           "a system of its own")
 
+# %% ../../nbs/scores/124_compare.ipynb #13838a4e
 def _comparison(sides, o):
     "Compare the systems of `--runs`, or two systems in all of their scores."
     systems = _systems(sides, o)
