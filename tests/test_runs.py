@@ -293,12 +293,12 @@ def test_a_rule_is_a_part_of_the_run(tmp_path, monkeypatch):
                  empty="None")
     rules = {name: loaded(tmp_path, f"def {name}(seen): return {text}\nf = {name}", name)
              for name, text in texts.items()}
-    choices = start("four rules", "four", rules=[*rules.values()]).choices
+    choices = start("two rules", "two", rules=[rules["tensor"], rules["listed"]]).choices
     monkeypatch.setattr(choices.models, "selector", lambda *_: RegionSelector(choices.preset.selector).eval())
     assert choices.candidates("tensor") == choices.candidates("listed")
     for name in "scores", "empty":
         with pytest.raises(NocError, match=f"rule {name}: image [0-9]+: .*: expected a list or a tensor of class ids"):
-            choices.candidates(name)
+            start("a rule", name, rules=[rules[name]]).choices.check()
 
 COUNTING = """import torch
 from noc_nb.attention import linear
