@@ -450,7 +450,7 @@ BAD = {
     "captions.json": (dict(images=IMAGES, annotations=[*COCO, dict(id=4, image_id=99, caption="A cow.")]),
                       "annotation 4 (image 99): expected an image of this file"),
     "none.json": (dict(images=IMAGES, annotations=[dict(id=0, image_id=7, caption=None), *COCO]),
-                  "annotation 0 (image 7): caption: expected a string, found null"),
+                  "annotation 0 (image 7): caption: expected a string, found none"),
     "dataset_coco.json": (dict(images=[*(image | dict(split="test") for image in KARPATHY["images"]),
                                        dict(cocoid=4, split="test")]), "image 2: "),
     "t.csv": ("file_name,caption\na.jpg,A dog.\nb.jpg,Two cats\nb.jpg,A cat, too\nb.jpg,Cats\n",

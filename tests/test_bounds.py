@@ -117,7 +117,7 @@ def test_long_numbers_in_json_are_one_line(tmp_path, key):
 
 CAPTIONS = {"c.csv": ("image_id,caption\n7,a dog\n%s,a cat\n", "line 3"),
             "c.token": ("%s#0\ta dog\n", "line 1"),
-            "c.jsonl": ('{"image_id": 7, "caption": "a dog"}\n{"image_id": "%s", "caption": "a cat"}\n', "entry 1"),
+            "c.jsonl": ('{"image_id": 7, "caption": "a dog"}\n{"image_id": "%s", "caption": "a cat"}\n', "line 2"),
             "c.json": ('[{"image_id": %s, "caption": "a cat"}]', "entry 0"),
             "coco.json": ('{"images": [], "annotations": [{"image_id": %s, "caption": "a cat"}]}', "annotation 0"),
             "images.json": ('{"images": [{"id": %s}], "annotations": []}', "image ")}

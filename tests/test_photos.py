@@ -208,7 +208,8 @@ def test_bad_captions_are_left_out_where_that_is_allowed(typed):
     write_json(Path("ours.json"), [dict(file_name="a.jpg", caption="a dog"), dict(file_name="b.jpg", caption=7)])
     words = "noc_eval", "--captions", "ours.json", "--data", "refs.json", "--metrics", "C", "--samples", 0, "--out", "r"
     status, told = typed(*words)
-    assert status and told == ["error: ours.json: entry 1: image b.jpg: caption: expected a string, found 7"]
+    assert status and told == ["error: ours.json: entry 1: image b.jpg: caption: expected a string, found 7 (--skip-bad "
+                               "leaves it out)"]
     status, told = typed(*words, "--skip-bad")
     assert status and "no caption for it; 1 of 2" in told[-1]           # a missing caption is a separate error
     status, told = typed(*words, "--skip-bad", "--missing", "empty")

@@ -10,7 +10,7 @@ import csv, re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -22,18 +22,11 @@ import yaml
 
 from ..core import NocError, require
 from .readers import (PHOTO_ENDINGS, ROW, TURNED, Detections, box_rows, is_object,
-                                  json_items, left_out,
-                                  refuse)
+                                  json_items, left_out, refuse)
 from ..lab.disk import first_bytes, foreign_file, read_json, text_file
 from ..lab.progress import note
 
 # %% ../../nbs/files/108_exports.ipynb #45ade787
-class _Photo(NamedTuple):
-    "A photo in an export."
-    name:str
-    size:tuple   # (width, height) in pixels, or None
-    boxes:list   # tuples that `_box` returns
-
 def _box(label, numbers, score=1., corners=False, why=""):
     "Return label, (left, top, width, height), score, and the reason if the box cannot be used."
     if type(label) is int and abs(label) >= 1 << 63:
@@ -52,8 +45,8 @@ def _size(width, height):
     return size if 0 < min(size) and max(size) < 2**31 else None
 
 def _collected(path, photos, pixels, classes=None, others=()):
-    """Return `Detections` from photos. `classes`: number -> name, if labels are numbers; `others`:
-    kind -> number of shapes, for the kinds that are not boxes."""
+    """Return `Detections` from photos: name, size or None, and what `_box` returns for each box.
+    `classes`: number -> name, if labels are numbers; `others`: other kind of shape -> number."""
     sizes, rows, wrong = {}, [], {}
     owners, labels = {}, {}
     for name, size, boxes in photos:
@@ -82,7 +75,7 @@ def _of_files(path, files, read, pixels, classes=None, others=()):
         try: size, boxes = read(file)
         except NocError as e:
             size, boxes = None, [_box(0, [0]*4, why=str(e))]
-        return _Photo("/".join(parts), size, boxes)
+        return "/".join(parts), size, boxes
     found = _collected(path, map(photo, files), pixels, classes, others)
     return replace(found, sparse=True)
 
@@ -95,7 +88,8 @@ class _Plain(yaml.SafeLoader):
 
 _LARGEST = 400_000 # characters of YAML, which is slow to read: the names of some 15,000 classes
 
-def _yaml(text):
+def _yaml(f):
+    text = f.read(_LARGEST + 1)
     if len(text) > _LARGEST: raise ValueError(f"YAML of more than {_LARGEST:,} characters")
     return yaml.load(text, _Plain)
 
@@ -104,9 +98,10 @@ def read_names(
 ):        # a list, or a dict from number to name
     "Read the names of classes. Raise `NocError` if the file has another form."
     with foreign_file(path, "names of classes"), text_file(path) as f:
-        if Path(path).suffix in (".yaml", ".yml"): return _yaml(f.read(_LARGEST + 1))["names"]
+        if Path(path).suffix in _YAML: return _yaml(f)["names"]
         return [row[-1] for row in csv.reader(f) if "".join(row).strip()]
 
+_YAML = ".yaml", ".yml"
 _NAMES = "data.yaml", "data.yml", "dataset.yaml", "classes.txt", "obj.names"
 
 def _near_names(folder):
@@ -131,11 +126,14 @@ def _label_files(folder):
 def _is_yolo(path):
     "Return True if one of a folder's first text files begins with a label."
     files = _label_files(path)[:20] if path.is_dir() else []
-    return any(_is_label(first_bytes(file, 999).split(b"\n")[0].split()) for file in files)
+    heads = (first_bytes(file, 999).split(b"\n")[0].split() for file in files)
+    return any(len(_numbers(words) or ()) > 4 for words in heads)
 
-def _is_label(words):
-    try: return len([*map(float, words)]) > 4
-    except ValueError: return False
+def _numbers(words):
+    "Return the numbers of a line; None if they are none, or do not begin with a class."
+    try: n, *numbers = map(float, words)
+    except ValueError: return None
+    return None if n % 1 else [int(n), *numbers]
 
 # %% ../../nbs/files/108_exports.ipynb #8e2068d3
 class _Labels(NamedTuple):
@@ -172,19 +170,17 @@ class _Labels(NamedTuple):
 
 
 # %% ../../nbs/files/108_exports.ipynb #8e2068d4
-_KEYS = re.compile(r"""(?<!\w)["']?(kpt_shape|task|save_conf)["']?:[\s\["'-]*(\w{1,9})\b""")
 _TAILS = {"": "", "c": ", then a confidence", "t": ", then a track",
           "ct": ", then a confidence and a track"}
 
 def _candidates(counts, about):
     "Return the forms in which most lines can be read. `counts`: length -> number of lines."
-    task, points, conf = (about.get(key, "") for key in ("task", "kpt_shape", "save_conf"))
-    tails = [t for t in _TAILS if not conf or ("c" in t) == (conf.lower() == "true")]
-    width = 4 if points else dict(detect=4, obb=8).get(task, 0)
+    task, shape, conf = map(about.get, ("task", "kpt_shape", "save_conf"))
+    tails = [t for t in _TAILS if conf is None or ("c" in t) == conf]
+    width = 4 if shape else dict(detect=4, obb=8).get(task, 0)
     forms = [] if task == "pose" else [_Labels(0, width, t) for t in tails]
-    if points.isdecimal():
-        forms += [_Labels(d, 4 + d*int(points), t) for t in tails for d in (2, 3)]
-    elif len(counts) == 1 and task in ("", "pose"):
+    if shape: forms += [_Labels(shape[1], 4 + shape[0]*shape[1], t) for t in tails]
+    elif len(counts) == 1 and task in (None, "pose"):
         widths = ((n - len(t), t) for n in counts for t in tails)
         forms += [_Labels(d, w, t) for w, t in widths for d in (2, 3)
                   if (w - 4) % d == 0 and (w - 4)//d > 2]
@@ -205,37 +201,33 @@ def _settled(lines, about, path, file):
     return next(iter(ways.values()), _Labels(0, 4, ""))
 
 # %% ../../nbs/files/108_exports.ipynb #8e2068d9
-def _numbers(words):
-    "Return the numbers of a line; None if they are none, or do not begin with a class."
-    try: n, *numbers = map(float, words)
-    except ValueError: return None
-    return None if n % 1 or abs(n) >= 2**62 else [int(n), *numbers]
+def _about(file):
+    "Return what a YAML file of names says about labels: `task`, `save_conf` and `kpt_shape`."
+    if Path(file).suffix not in _YAML: return {}
+    with foreign_file(file, "task: pose, save_conf: true and kpt_shape: [17, 3], or none of these"):
+        with text_file(file) as f: about = _yaml(f)
+        n, d = about.get("kpt_shape") or (1, 2)
+        if not (type(n) is int and n > 0 and d in (2, 3)): raise ValueError(f"kpt_shape: {n}, {d}")
+        return about
 
 def _read_yolo(path):
     classes, file = _near_names(path)
-    yaml = str(file).endswith("ml")
-    about = dict(_KEYS.findall(file.read_text("utf-8", "replace"))) if yaml else {}
-    words = {}
+    @cache
     def split(labels):
-        if labels not in words:
-            with foreign_file(labels, "YOLO's labels"), text_file(labels) as f:
-                words[labels] = [line.split() for line in f if line.strip()]
-        return words[labels]
+        with foreign_file(labels, "YOLO's labels"), text_file(labels) as f:
+            return [line.split() for line in f if line.strip()]
     files = _label_files(path)
+    lines = []
     for labels in files:
-        with suppress(NocError): split(labels)          # raised again, as its photo's fault
-    lines = [x[1:] for some in words.values() for x in map(_numbers, some) if x and len(x) > 4]
-    form = _settled(lines, about, path, file if yaml else path/"data.yaml")
+        with suppress(NocError): lines += map(_numbers, split(labels))  # raised again as its fault
+    lines = [x[1:] for x in lines if x and len(x) > 4]
+    about = _about(file)
+    form = _settled(lines, about, path, file if about else path/"data.yaml")
     def box(line):
-        numbers = _numbers(line)
-        if numbers is None:
-            return _box(0, [0]*4, why=f"expected a class and four numbers, found {line}")
-        n, *numbers = numbers
-        if not form.fits(len(numbers)):
-            expected = f"expected {form.width or 'four'} numbers{_TAILS[form.tail]}"
-            return _box(n, [0]*4, why=f"{expected}, as in other lines, found {numbers}")
-        corner, score = form.read(numbers)
-        return _box(n, corner, score)
+        n, *numbers = _numbers(line) or [0]
+        if form.fits(len(numbers)): return _box(n, *form.read(numbers))
+        expected = f"expected a class, then {form.width or 'four'} numbers{_TAILS[form.tail]}"
+        return _box(0, [0]*4, why=f"{expected}, as in other lines, found {line}")
     def read(labels): return None, [*map(box, split(labels))]
     return _of_files(path, files, read, False, classes)
 
@@ -252,13 +244,13 @@ def _xml(path):
     require("<!DOCTYPE" not in text, f"{path}: a document type", "XML of an annotation tool")
     with foreign_file(path, "XML"): return ElementTree.fromstring(text)
 
-def _xml_files(path): return sorted(path.rglob("*.xml")) if path.is_dir() else [path]
+def _files(path, ending): return sorted(path.rglob(f"*{ending}")) if path.is_dir() else [path]
 
-def _has_root(name, path):
-    "Return True if the XML file, or the first of a folder that can be read, has such a root."
-    files = [p for p in _xml_files(path)[:20] if p.suffix == ".xml"]
+def _begins(pattern, ending, path):
+    "Return True if a file, or the first of a folder that can be read, begins like `pattern`."
+    files = [p for p in _files(path, ending)[:20] if p.suffix == ending]
     head = next(filter(None, (first_bytes(file, 4096) for file in files)), b"")
-    return bool(re.search(rb"<%s[\s>]" % name.encode(), head))
+    return bool(re.match(pattern, head, re.S))
 
 def _voc_box(thing):
     "Return an object's box. Whole numbers count pixels from 1; others are positions from 0."
@@ -272,13 +264,13 @@ def _read_voc(path):
         root = _xml(file)
         size = _size(root.findtext("size/width"), root.findtext("size/height"))
         return size, [*map(_voc_box, root.findall("object"))]
-    return _of_files(path, _xml_files(path), read, True)
+    return _of_files(path, _files(path, ".xml"), read, True)
 
 # %% ../../nbs/files/108_exports.ipynb #98b56143
 def _read_cvat(path):
     images = []
     others = Counter()
-    for file in _xml_files(path):
+    for file in _files(path, ".xml"):
         root = _xml(file)
         require(root.find("track") is None, f"{file}: a video", "its export as CVAT for images")
         images += root.findall("image")
@@ -287,7 +279,7 @@ def _read_cvat(path):
         corners = "xtl", "ytl", "xbr", "ybr"
         boxes = [_box(b.get("label"), [*map(b.get, corners)], corners=True,
                       why=_turned(b.get("rotation"))) for b in image.findall("box")]
-        return _Photo(image.get("name"), _size(image.get("width"), image.get("height")), boxes)
+        return image.get("name"), _size(image.get("width"), image.get("height")), boxes
     return _collected(path, map(photo, images), True, others=others)
 
 # %% ../../nbs/files/108_exports.ipynb #7b05ac2d
@@ -321,14 +313,11 @@ def _read_open_images(path):
     x1, x2, y1, y2 = (pd.to_numeric(table[name], "coerce") for name in _COLUMNS)
     refuse(path, lambda n: f"row {n}", images < 0, "an ImageID")
     boxes = np.stack([x1, y1, x2 - x1, y2 - y1], 1)
-    scores = 1.
-    if "Confidence" in table: scores = pd.to_numeric(table["Confidence"], "coerce")
-    rows = box_rows(images + 1, labels, boxes, scores)
+    scores = pd.to_numeric(table.get("Confidence", pd.Series(1., table.index)), "coerce")
+    marks = table.filter(_LEFT_OUT).eq(1)
+    left_out(path, marks.sum())
+    rows = box_rows(images + 1, labels, boxes, scores)[~marks.any(axis=1)]
     texts = {i: str(name) for i, name in enumerate(names, 1)}
-    marks = {name: table[name].eq(1).to_numpy() for name in _LEFT_OUT if name in table}
-    left_out(path, {name: int(marked.sum()) for name, marked in marks.items()})
-    for marked in marks.values(): rows["place"][marked] = -1
-    rows = rows[rows["place"] >= 0]
     return Detections(path, rows, False, {}, [(name, i) for i, name in texts.items()], {},
                       dict(enumerate(_described([*map(str, classes)], path))), texts)
 
@@ -374,26 +363,13 @@ def _read_studio(path):
         result = drawn[0].get("result") or []
         sizes = (_size(x.get("original_width"), x.get("original_height")) for x in result)
         boxes = [*_studio_boxes(result, others)]
-        return _Photo(_studio_name(task["data"].values()), next(filter(None, sizes), None), boxes)
+        return _studio_name(task["data"].values()), next(filter(None, sizes), None), boxes
     with foreign_file(path, "Label Studio's tasks, with data and annotations"):
         detections = _collected(path, map(photo, json_items(path)), False, others=others)
     if several: note(f"{path}: {several:,} tasks have several annotations; the first is used")
     return detections
 
 # %% ../../nbs/files/108_exports.ipynb #8e2068d6
-_PREDS = re.compile(rb'\s*\{\s*"(labels|scores|bboxes)"\s*:\s*\[')
-_LABELME = re.compile(rb'\s*\{.*"shapes"\s*:\s*\[', re.S)
-
-def _json_files(path): return sorted(path.rglob("*.json")) if path.is_dir() else [path]
-
-def _begins(pattern, path):
-    "Return True if the JSON file, or the first one of a folder, begins like `pattern`."
-    files = [p for p in _json_files(path)[:1] if p.suffix == ".json" and p.is_file()]
-    return any(pattern.match(_head(file)) for file in files)
-
-def _head(file):
-    with open(file, "rb") as f: return f.read(4096)
-
 def _read_preds(path):
     classes, _ = _near_names(path if path.is_dir() else path.parent)
     require(classes, f"{path}: classes without names", "classes.txt beside it, with the names in "
@@ -403,7 +379,7 @@ def _read_preds(path):
             found = read_json(file)
             columns = zip(*(found[key] for key in ("labels", "bboxes", "scores")), strict=True)
             return None, [_box(int(n), box, score, corners=True) for n, box, score in columns]
-    return _of_files(path, _json_files(path), read, True, classes)
+    return _of_files(path, _files(path, ".json"), read, True, classes)
 
 def _read_labelme(path):
     others = Counter()
@@ -416,8 +392,7 @@ def _read_labelme(path):
             shapes = [x for x in about["shapes"] if x["shape_type"] in ("rectangle", "polygon")]
             others.update(x["shape_type"] for x in about["shapes"] if x not in shapes)
             return _size(about["imageWidth"], about["imageHeight"]), [*map(bounds, shapes)]
-    return _of_files(path, _json_files(path), read, True, others=others)
-
+    return _of_files(path, _files(path, ".json"), read, True, others=others)
 
 # %% ../../nbs/files/108_exports.ipynb #cba4653e
 _CONVERTED = {".zip": ("an archive", "the folder that it unpacks to"), **dict.fromkeys(
@@ -441,12 +416,14 @@ def _refused(path):
     raise NocError(f"{path}: expected {nearest_form(path)}")
 
 _FORMS = {"YOLO's labels": (_is_yolo, _read_yolo),
-          "Pascal VOC": (partial(_has_root, "annotation"), _read_voc),
-          "CVAT for images": (partial(_has_root, "annotations"), _read_cvat),
+          "Pascal VOC": (partial(_begins, rb".*<annotation[\s>]", ".xml"), _read_voc),
+          "CVAT for images": (partial(_begins, rb".*<annotations[\s>]", ".xml"), _read_cvat),
           "Open Images's CSV": (_is_open_images, _read_open_images),
           "Label Studio's JSON": (_is_studio, _read_studio),
-          "mmdetection's predictions": (partial(_begins, _PREDS), _read_preds),
-          "labelme's JSON": (partial(_begins, _LABELME), _read_labelme),
+          "mmdetection's predictions": (partial(
+              _begins, rb'\s*\{\s*"(labels|scores|bboxes)"\s*:\s*\[', ".json"), _read_preds),
+          "labelme's JSON": (partial(
+              _begins, rb'\s*\{.*"shapes"\s*:\s*\[', ".json"), _read_labelme),
           "none of these": (lambda path: path.suffix in (".csv", ".xml", *_CONVERTED), _refused)}
 
 def export_reader(

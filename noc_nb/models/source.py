@@ -6,7 +6,7 @@
 __all__ = ['Source', 'stored_names', 'detected', 'detector_for', 'Job']
 
 # %% ../../nbs/models/119_source.ipynb #10600003
-import csv, json, math, warnings
+import json, math, warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -23,11 +23,12 @@ from ..core import NocError, default_device, require
 from ..data import RegionFeatures
 from ..files.dataset import data_files, listed_images, with_categories
 from ..files.exports import export_reader, nearest_form, read_export
-from ..files.readers import PHOTO_ENDINGS, match_photos, open_detections, some_of
+from ..files.readers import (PHOTO_ENDINGS, match_photos, open_detections, some_of,
+                                  table_rows)
 from ..files.store import RegionStore
 from ..heldout import COCO_CLASSES
 from ..lab.config import Config, imported, setting
-from ..lab.disk import foreign_file, read_json, text_file
+from ..lab.disk import foreign_file, read_json
 from ..lab.progress import note, say
 from ..lab.results import read_rows
 from ..lab.runs import fingerprint
@@ -339,31 +340,18 @@ def _read_words(path):
     """Return name of an image -> its words: name -> price, or a `NocError`. Raise `NocError` if the
     file has another form; without a file, return {}."""
     if path is None: return {}
-    words = _json_words(path) if str(path).endswith(".json") else _table_words(path)
-    return {name: _try(_wishes_of, x) for name, x in words.items()}
-
-def _json_words(path):
-    words = read_json(path)
+    words = read_json(path) if str(path).endswith(".json") else _table_words(path)
     example = 'an object such as {"photo.jpg": ["zebra", "man:Anna"]}'
     require(isinstance(words, dict), f"{path}: {str(words)[:40]}", example)
-    return words
+    return {name: _try(_wishes_of, x) for name, x in words.items()}
 
 def _table_words(path):
     words = {}
-    with foreign_file(path, "a table of UTF-8 or UTF-16 text"), text_file(path) as f:
-        sign = "\t" if str(path).endswith(".tsv") else ","
-        rows = csv.DictReader(f, delimiter=sign, strict=True)
-        columns = rows.fieldnames or []
-        two = {"file", "objects"} <= {*columns}
-        require(two, f"{path}: columns {', '.join(columns)}", "file and objects among them")
-        for row in rows:
-            name = row["file"]
-            where = f"{path}: line {rows.line_num}"
-            whole = None not in row and None not in row.values()
-            require(whole, f"{where}: does not have {len(columns)} cells",
-                    'quotes around several words: "zebra, bus"')
-            require(name not in words, f"{where}: {name!r} again", "one line for each image")
-            words[name] = row["objects"]
+    for row, place in table_rows(path, ["file"], ["objects"]):
+        if isinstance(row, NocError): raise row
+        name = row["file"]
+        require(name not in words, f"{path}: {place}: {name!r} again", "one line for each image")
+        words[name] = row["objects"]
     return words
 
 # %% ../../nbs/models/119_source.ipynb #23d2a44e

@@ -23,7 +23,7 @@ from fastcore.basics import noop
 from ..core import NocError, require
 from ..data import PARTS
 from ..files.dataset import find_split, instances_files, load_captions, objects_of
-from ..files.readers import (Captions, boxed_classes, by_digits, caption_entries, holds_texts,
+from ..files.readers import (Captions, boxed_classes, by_digits, caption_entries, holds_texts, kept,
                                   open_parquet, read_split)
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize, novel_images
 from ..lab.config import check_range
@@ -65,21 +65,19 @@ def read_system(
     ids=(),             # image ids of the references
 )->dict:       # image id -> caption; a photo that the references do not name keeps its name
     "Read a system's captions. Raise `NocError`, naming the entry, if a caption is unusable."
-    captions, first = {}, {}
+    captions, first, usable = {}, {}, []
     entries = caption_entries(path, names, where, numbers, bad)
     texts = {} if names else dict.fromkeys(i for _, i in entries if isinstance(i, str))
     of = by_digits([*texts], ids, path)
     entries = [(entry, of.get(i, i)) for entry, i in entries]
-    count = Counter(i for _, i in entries)
     for entry, i in entries:
-        place = f"{path}: {entry.place}: image {i}"
-        try: _check_caption(entry.caption, f"{place}: caption")
-        except NocError as e:
-            if bad is None: raise
-            bad.append(str(e))
-            continue
-        require(i not in captions, f"{place}: has {count[i]} captions, the first in {first.get(i)}",
-                "one caption for each image")
+        with kept(bad):
+            _check_caption(entry.caption, f"{path}: {entry.place}: image {i}: caption")
+            usable.append((entry, i))
+    count = Counter(i for _, i in usable)
+    for entry, i in usable:
+        require(i not in captions, f"{path}: {entry.place}: image {i}: has {count[i]} captions, "
+                f"the first in {first.get(i)}", "one caption for each image")
         captions[i], first[i] = entry.caption, entry.place
     require(captions, f"{path}: no entries", "at least one caption")
     return captions
