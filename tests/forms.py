@@ -455,6 +455,8 @@ BAD = {
                                        dict(cocoid=4, split="test")]), "image 2: "),
     "t.csv": ("file_name,caption\na.jpg,A dog.\nb.jpg,Two cats\nb.jpg,A cat, too\nb.jpg,Cats\n",
               "line 4: does not have 2 cells"),
+    "lines.jsonl": ("".join(f"{line}\n" for line in (json.dumps(COCO[0]), '{"image_id": 9, "capt', "", *map(
+        json.dumps, COCO[1:]))), "line 2: not JSON: expected an object"),
     "list.json": ([*COCO, dict(image_id="²", caption="A cow.")], "entry 3: image '²'")}
 
 def page():
@@ -475,7 +477,8 @@ def page():
             f"| form | mark | what we do |\n|---|---|---|\n{marks}\n## Refused\n\n"
             "Each command that reads boxes ends with this line, after the name of the file.\n\n"
             f"| form | line |\n|---|---|\n{refused}\n"
-            "An unusable entry of a captions file is refused with its place, or left out with `--skip-bad`.\n")
+            "An unusable entry of a captions file, or a line of JSON lines that is not JSON, is refused with its place,\n"
+            "or left out with `--skip-bad`.\n")
     return head + "".join(section(title, *about) for title, about in FORMS.items()) + tail
 
 if __name__ == "__main__": PAGE.write_text(page(), encoding="utf-8")

@@ -115,7 +115,7 @@ def labelled(draw):
     """Return lines as ultralytics writes them, one list per photo, with the boxes that they mean, and what data.yaml
     says about them: task, kpt_shape, save_conf."""
     task = draw(st.sampled_from(("detect", "segment", "obb", "pose")))
-    shape = (draw(st.integers(3, 17)), draw(st.sampled_from((2, 3))))
+    shape = (draw(st.integers(1, 17)), draw(st.sampled_from((2, 3))))
     conf, track = draw(st.booleans()), draw(st.booleans())
     def line():
         (x1, y1), (x2, y2) = draw(st.tuples(spots, spots).filter(
@@ -188,8 +188,8 @@ BAD = [("turned.xml", cvat_of(f'{BOX} rotation="45"/>'),
        ("all.zip", "PK", "all.zip: an archive: expected the folder"),
        ("own.csv", "image,x\n", "own.csv: expected boxes in a format from docs/forms.md"),
        ("labels/a.txt", "18 .5 .5 .2 .2 1\n18 .5 .5 .2\n",
-        r"labels: row 1 \(image a\): expected four numbers, then a confidence, as .*, found"),
-       ("labels/a.txt", "18 .5 .5 .2 .2\n1.5 .5 .5 .2 .2\n", "row 1 .*: expected a class and four numbers, found"),
+        r"labels: row 1 \(image a\): expected a class, then four numbers, then a confidence, as .*, found"),
+       ("labels/a.txt", "18 .5 .5 .2 .2\n1.5 .5 .5 .2 .2\n", "row 1 .*: expected a class, then four numbers, as"),
        ("labels/a.txt", "16 .5 .5 .2 .2\n0 .5 .5 .2 .2\n", r"row 1 \(image a\): category_id 0: .*coco80 --first 0")]
 
 def test_a_broken_file_is_its_photo_s_fault(tmp_path):

@@ -202,18 +202,25 @@ def test_scores_get_the_photos_that_the_references_name(typed):
     compared = "noc_eval", "--compare", "r", "s", "--samples", 9, "--images", "photos", "--out", "both"
     assert "the captions: images without a photo in photos, 1 of 3: 'val/3.jpg'" in typed(*compared)[1]
 
-def test_bad_captions_are_left_out_where_that_is_allowed(typed):
+BAD_CAPTIONS = {
+    "ours.json": ('[{"file_name": "a.jpg", "caption": "a dog"}, {"file_name": "b.jpg", "caption": 7}]',
+                  "entry 1: image b.jpg: caption: expected a string, found 7"),
+    "ours.jsonl": ('{"file": "x.jpg", "error": "x.jpg: truncated"}\n{"file": "b.jpg", "capt\n\n'
+                   '{"file": "a.jpg", "caption": "a dog"}\n', "line 2: not JSON: expected an object")}
+
+@pytest.mark.parametrize("name", BAD_CAPTIONS)
+def test_bad_captions_are_left_out_where_that_is_allowed(typed, name):
     refs = [dict(file_name=name, caption="a dog on grass") for name in ("a.jpg", "b.jpg")]
     write_json(Path("refs.json"), refs)
-    write_json(Path("ours.json"), [dict(file_name="a.jpg", caption="a dog"), dict(file_name="b.jpg", caption=7)])
-    words = "noc_eval", "--captions", "ours.json", "--data", "refs.json", "--metrics", "C", "--samples", 0, "--out", "r"
+    content, line = BAD_CAPTIONS[name]
+    Path(name).write_text(content)
+    words = "noc_eval", "--captions", name, "--data", "refs.json", "--metrics", "C", "--samples", 0, "--out", "r"
     status, told = typed(*words)
-    assert status and told == ["error: ours.json: entry 1: image b.jpg: caption: expected a string, found 7 (--skip-bad "
-                               "leaves it out)"]
+    assert status and told == [f"error: {name}: {line} (--skip-bad leaves it out)"]
     status, told = typed(*words, "--skip-bad")
     assert status and "no caption for it; 1 of 2" in told[-1]           # a missing caption is a separate error
     status, told = typed(*words, "--skip-bad", "--missing", "empty")
-    assert status == 0 and any("found 7; left out (such captions: 1)" in line for line in told)
+    assert status == 0 and any(f"{line}; left out (such captions: 1)" in text for text in told)
     assert read_report("r")["counts"]["bad"] == 1 and "1 bad" in Path("r/report.md").read_text()
 
 def test_the_page_shows_the_photo_of_its_detections(tmp_path, capsys):

@@ -183,7 +183,7 @@ def _candidates(counts, about):
     elif len(counts) == 1 and task in (None, "pose"):
         widths = ((n - len(t), t) for n in counts for t in tails)
         forms += [_Labels(d, w, t) for w, t in widths for d in (2, 3)
-                  if (w - 4) % d == 0 and (w - 4)//d > 2]
+                  if w > 4 and (w - 4) % d == 0]
     many = [sum(k for n, k in counts.items() if form.fits(n)) for form in forms]
     return [form for form, k in zip(forms, many) if k and k == max(many)]
 
