@@ -1,7 +1,7 @@
 """Test that a broken photo costs its own line alone, however photos, boxes and captioners are combined.
 
 The lines of the other photos equal those of a run without the broken ones. DRAWN_CASES sets the number of cases
-(`make drawn`: 300)."""
+(CI: 48, `make drawn`: 300)."""
 import io, os, random, struct, tarfile, zlib
 from itertools import product
 from pathlib import Path
@@ -21,7 +21,7 @@ from noc_nb.pages.gallery import caption_lines
 from noc_nb.regions import Regions
 from tiny_models import save_blip, save_detector
 
-CASES = int(os.environ.get("DRAWN_CASES", 36))
+CASES = int(os.environ.get("DRAWN_CASES", 48))
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 # ---- photos, whole and broken

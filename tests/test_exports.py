@@ -136,7 +136,7 @@ def labelled(draw):
     more = f"task: {task}\nsave_conf: {conf}\n" + (f"kpt_shape: {[*shape]}\n" if task == "pose" else "")
     return photos, more, task == "detect" and not track
 
-@settings(max_examples=int(os.environ.get("DRAWN", 100)), deadline=None, derandomize="DRAWN" not in os.environ)
+@settings(max_examples=int(os.environ.get("DRAWN", 300)), deadline=None, derandomize="DRAWN" not in os.environ)
 @given(labelled())
 def test_labels_mean_what_was_drawn(drawn):
     "A folder is read as it was meant, or it is refused; it is not refused if data.yaml says what it means."
@@ -322,7 +322,7 @@ def tables(draw):
     code = draw(st.sampled_from(("utf-8", "utf-8-sig", "utf-16")))
     return out.getvalue().encode(code), code, sign, world, form
 
-@settings(max_examples=int(os.environ.get("DRAWN_TABLES", 100)), deadline=None,
+@settings(max_examples=int(os.environ.get("DRAWN_TABLES", 200)), deadline=None,
           derandomize="DRAWN_TABLES" not in os.environ)
 @given(tables())
 def test_drawn_tables_mean_what_pandas_reads(drawn):

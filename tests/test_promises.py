@@ -9,7 +9,7 @@ from noc_nb.models.generate import grid_beam
 from test_words import KINDS, WORDS, drawn, has, model_of
 
 CARD = Path(__file__).parent.parent/"hub/README.md"
-CASES = int(os.environ.get("PROMISE_CASES", 28))
+CASES = int(os.environ.get("PROMISE_CASES", 36))
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 
 class Case:

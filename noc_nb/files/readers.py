@@ -13,11 +13,12 @@ __all__ = ['PHOTO_ENDINGS', 'ROW', 'TURNED', 'json_items', 'is_object', 'left_ou
 import csv, gc, io, json, posixpath, re, tarfile, unicodedata, zipfile
 from ast import literal_eval
 from collections import Counter, UserDict, defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from tokenize import NL, STRING, generate_tokens
 from typing import NamedTuple
 
 import ijson
@@ -469,11 +470,16 @@ def kept(
 def _listed(cell, where):
     "Return the captions in a table's cell: those of a list, as JSON or Python writes it, or one."
     if not re.fullmatch(r"\s*\[\s*['\"].*\]\s*", cell or "", re.S): return cell
-    commas = not re.search(r"[^\\]['\"]\s+['\"]", cell)
+    texts = [None]
+    for read in json.loads, literal_eval:
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            texts = read(cell.strip())
+            break
+    if not all(isinstance(text, str) for text in texts): return cell
+    kinds = [t.type for t in generate_tokens(io.StringIO(cell.strip()).readline) if t.type != NL]
+    commas = (STRING, STRING) not in zip(kinds, kinds[1:])     # NumPy's arrays print without them
     require(commas, f"{where}: {cell[:60]}", "a list with commas between its captions")
-    try: texts = literal_eval(cell.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError): return cell
-    return texts if all(isinstance(text, str) for text in texts) else cell
+    return texts
 
 _TOKEN = re.compile(rb"\S[^\t\n]*#\d+\t")
 
