@@ -474,16 +474,16 @@ def page():
     marks = "".join(f"| {form} | {mark} | {what} |\n" for form, mark, what in QUALIFIERS)
     refused = "".join(f"| {form} | {line} |\n" for form, _, _, line in REFUSED)
     drawn = ("\n## Drawn cases\n\n"
-             "Tests also draw files, whose meaning they know. CI draws 300 folders of labels and 200 tables of captions,\n"
-             "the same ones each time; 48 folders with broken photos; and 36 cases of each promise on the hub's card.\n"
-             "`make drawn` draws 500 other folders of labels, 200 other tables, 300 folders with broken photos and 200\n"
-             "cases of each promise, which begin with CI's.\n")
+             "Tests also draw files, whose meaning they know. CI draws 300 folders of labels and 200 tables, the same\n"
+             "ones each time; 48 folders with broken photos; and 36 cases of each promise on the hub's card.\n"
+             "`make drawn` draws 500 other folders of labels, 200 other tables, 300 folders with broken photos and\n"
+             "200 cases of each promise; the last two begin with CI's.\n")
     tail = (f"\n## Marks\n\nWhat a file says about its boxes and captions is obeyed, or refused by name.\n\n"
             f"| form | mark | what we do |\n|---|---|---|\n{marks}\n## Refused\n\n"
             "Each command that reads boxes ends with this line, after the name of the file.\n\n"
             f"| form | line |\n|---|---|\n{refused}\n"
-            "An unusable entry of a captions file, or a line of JSON lines that is not JSON, is refused with its place,\n"
-            "or left out with `--skip-bad`.\n")
+            "An unusable entry of a captions file, or a line of JSON lines that is not JSON, is refused with its\n"
+            "place, or left out with `--skip-bad`.\n")
     return head + "".join(section(title, *about) for title, about in FORMS.items()) + tail + drawn
 
 if __name__ == "__main__": PAGE.write_text(page(), encoding="utf-8")

@@ -7,7 +7,7 @@ from noc_nb.files.exports import read_export
 from noc_nb.files.readers import open_detections, read_captions
 from noc_nb.models.names import read_classes
 from noc_nb.models.source import _from_table
-from noc_nb.scores.report import read_system
+from noc_nb.scores.report import read_references, read_system
 
 LARGE = "9"*400
 
@@ -71,7 +71,8 @@ NUMBERS = {"label": ([yolo], ("9223372036854775808", LARGE, "nan", "inf", "²"))
 def test_an_odd_number_costs_its_photo_alone(tmp_path, recwarn, write, kind, value):
     write(tmp_path, **{kind: value})
     with at_once(): lines = found(tmp_path)
-    assert lines["2"] == 1 and isinstance(lines["1"], NocError) and "\n" not in str(lines["1"])
+    assert lines["2"] == 1 and isinstance(lines["1"], NocError)
+    assert "\n" not in str(lines["1"]) and len(str(lines["1"])) < 400
     assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]       # a second line
 
 @pytest.mark.parametrize("write", [yolo, voc])
@@ -86,6 +87,11 @@ def test_a_pipe_among_the_files_is_not_opened(tmp_path, write, link):
     if link: first.symlink_to(tmp_path/"pipe")
     with at_once(): lines = found(folder)
     assert lines["2"] == 1 and "is not a regular file" in str(lines["1"])
+
+@pytest.mark.parametrize("read", [read_captions, read_system, read_references])
+def test_a_pipe_of_captions_is_not_opened(tmp_path, read):
+    os.mkfifo(tmp_path/"refs.csv")
+    with at_once(), pytest.raises(NocError, match="refs.csv: is not a regular file"): read(tmp_path/"refs.csv")
 
 def test_names_do_not_expand(tmp_path):
     "Nine lines of YAML with aliases would be a text of 10**9 words."

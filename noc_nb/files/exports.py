@@ -80,18 +80,15 @@ def _of_files(path, files, read, pixels, classes=None, others=()):
     return replace(found, sparse=True)
 
 # %% ../../nbs/files/108_exports.ipynb #307ba6db
-class _Plain(yaml.SafeLoader):
-    "A loader of YAML without aliases, as a few of these can expand to any size."
-    def compose_node(self, parent, index):
-        if self.check_event(yaml.AliasEvent): raise ValueError("an alias like *a, not its value")
-        return super().compose_node(parent, index)
-
 _LARGEST = 400_000 # characters of YAML, which is slow to read: the names of some 15,000 classes
 
 def _yaml(f):
+    "Read YAML without aliases, as a few of these can expand to any size."
     text = f.read(_LARGEST + 1)
     if len(text) > _LARGEST: raise ValueError(f"YAML of more than {_LARGEST:,} characters")
-    return yaml.load(text, _Plain)
+    aliases = [token for token in yaml.scan(text) if isinstance(token, yaml.AliasToken)]
+    if aliases: raise ValueError(f"an alias like *{aliases[0].value}, not its value")
+    return yaml.safe_load(text)
 
 def read_names(
     path, # text with one name per line, CSV whose rows end in names, or YOLO's YAML
@@ -227,7 +224,7 @@ def _read_yolo(path):
         n, *numbers = _numbers(line) or [0]
         if form.fits(len(numbers)): return _box(n, *form.read(numbers))
         expected = f"expected a class, then {form.width or 'four'} numbers{_TAILS[form.tail]}"
-        return _box(0, [0]*4, why=f"{expected}, as in other lines, found {line}")
+        return _box(0, [0]*4, why=f"{expected}, as in other lines, found {' '.join(line)[:60]}")
     def read(labels): return None, [*map(box, split(labels))]
     return _of_files(path, files, read, False, classes)
 
@@ -401,7 +398,8 @@ _CONVERTED = {".zip": ("an archive", "the folder that it unpacks to"), **dict.fr
     "tools/test.py writes with --cfg-options test_evaluator.outfile_prefix=results"))}
 _NEAREST = {".csv": "Open Images's, with ImageID, LabelName, XMin, XMax, YMin and YMax",
             ".xml": "Pascal VOC's annotation, or CVAT's annotations with images",
-            ".txt": "a folder of YOLO's labels", ".json": "COCO's results, a list of boxes"}
+            ".txt": "a folder of YOLO's labels", ".json": "COCO's results, a list of boxes",
+            ".jsonl": "COCO's results, a list of boxes in brackets, with commas"}
 
 def nearest_form(
     path, # file or folder

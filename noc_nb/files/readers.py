@@ -525,11 +525,8 @@ def _parquet_items(path):
     "Yield the rows of a Parquet file and their places."
     with open_parquet(path) as file:
         flat = file.schema_arrow.empty_table().flatten().column_names
-        names = [x for x in _NAMES if x in flat]
-        names = names or [f"{x}.path" for x in _NAMES if f"{x}.path" in flat]
-        texts = [x for x in flat if x in _TEXTS or _NUMBERED.fullmatch(x)]
-        columns = ["image_id", *names, *texts, *_REFUSED]
-        rows = file.read(columns=[x for x in columns if x in file.schema_arrow.names or "." in x])
+        known = {"image_id", *_NAMES, *(f"{name}.path" for name in _NAMES), *_TEXTS, *_REFUSED}
+        rows = file.read(columns=[x for x in flat if x in known or _NUMBERED.fullmatch(x)])
         for n, row in enumerate(rows.to_pylist()): yield row, f"row {n}"
 
 def holds_texts(
@@ -550,23 +547,20 @@ def _text_items(folder):
         yield dict(file_name=name, caption=lines), path.name
 
 # %% ../../nbs/files/101_readers.ipynb #7d063ab3
-def _is_lines(path):
-    "Return whether a file has a JSON object on each line, as from `noc_caption`."
-    if path.name.endswith((".jsonl", ".ndjson", ".jsonl.gz")): return True
-    if not is_object(path): return False
-    with json_text(path) as f: line = f.readline(1 << 20)
-    try: item = json.loads(line)
-    except ValueError: return False
-    return isinstance(item, dict) and not {"caption", "text", "error"}.isdisjoint(item)
-
-# %% ../../nbs/files/101_readers.ipynb #7d063ac2
 def _object(data, path, place):
-    "Return the object in some bytes of JSON, or a `NocError`."
+    "Return the object in JSON, or a `NocError`."
     try: item = json.loads(data)
     except (ValueError, RecursionError): item = None
     right = isinstance(item, dict)
     return item if right else NocError(f"{path}: {place}: not JSON: expected an object")
 
+def _is_lines(path):
+    "Return whether a file has a JSON object on each line, as from `noc_caption`."
+    if path.name.endswith((".jsonl", ".ndjson", ".jsonl.gz")): return True
+    with json_text(path) as f: item = _object(f.readline(1 << 20), path, "line 1")
+    return isinstance(item, dict) and not {"caption", "text", "error"}.isdisjoint(item)
+
+# %% ../../nbs/files/101_readers.ipynb #7d063ac2
 def _line_items(path):
     "Yield the objects of a file with one on each line, and their places."
     with foreign_file(path, "a JSON object on each line"), text_file(path) as f:

@@ -120,7 +120,7 @@ def read_references(
     "Read references. Raise `NocError` with file and entry if anything is invalid."
     if isinstance(data, References): return data
     path = Path(data)
-    own = path.is_file() or (path.is_dir() and holds_texts(path))
+    own = holds_texts(path) if path.is_dir() else path.exists()
     root = None if own else find_data(data)
     captions = load_captions(root, path if own else None, skip_bad=skip_bad)
     return References(data, captions, captions.domains if own else {}, root)
