@@ -65,6 +65,7 @@ def _collected(path, photos, pixels, classes=None, others=()):
     return Detections(path, np.array(rows, ROW), pixels, wrong, [*owners.items()], sizes, classes,
                       texts)
 
+# %% ../../nbs/files/108_exports.ipynb #45ade788
 def _of_files(path, files, read, pixels, classes=None, others=()):
     "Return `Detections` from files about one photo each; a faulty file affects only its photo."
     folder = path if path.is_dir() else path.parent

@@ -461,7 +461,7 @@ def _usable(items, path, bad, names=()):
 def kept(
     bad:list, # list for a line on each unusable item; None: raise the error, with the option
 ):
-    "Within this context, add a `NocError` about one item to a list and go on, as `--skip-bad` asks."
+    "Within this context, add a `NocError` about an item to a list and go on, as with `--skip-bad`."
     try: yield
     except NocError as e:
         if bad is None: raise NocError(f"{e} (--skip-bad leaves it out)") from None
@@ -1104,15 +1104,7 @@ class Detections:
         ids, _ = match_photos(names, [name for name, _ in self.names], where, self.path)
         return self.under({old: i for (_, old), i in zip(self.names, ids) if i is not None})
 
-    def under(self, new)->"Detections":
-        "Return the boxes of some images under other ids; `new`: image id -> its new id."
-        rows = self.rows[np.isin(self.rows["image"], [*new])].copy()
-        rows["image"] = _changed(rows["image"], new)
-        sizes = {new[i]: size for i, size in self.sizes.items() if i in new}
-        texts = {new[i]: text for i, text in self.texts.items() if i in new}
-        names = [(name, new[i]) for name, i in self.names if i in new]
-        return replace(self, rows=rows, sizes=sizes, texts=texts, names=names,
-                       others=len(self.rows) - len(rows))
+
 
     def table(self,
         sizes:dict=None,    # image id -> (width, height) of images whose size the file lacks
@@ -1152,6 +1144,19 @@ class Detections:
         return i, f"{self.path}: {self._called(row)}{box}: {why}"
 
 # %% ../../nbs/files/101_readers.ipynb #101c0009
+@patch
+def under(self:Detections,
+    new:dict, # image id -> its new id
+)->Detections:
+    "Return the boxes of these images alone, under their new ids."
+    rows = self.rows[np.isin(self.rows["image"], [*new])].copy()
+    rows["image"] = _changed(rows["image"], new)
+    sizes = {new[i]: size for i, size in self.sizes.items() if i in new}
+    texts = {new[i]: text for i, text in self.texts.items() if i in new}
+    names = [(name, new[i]) for name, i in self.names if i in new]
+    return replace(self, rows=rows, sizes=sizes, texts=texts, names=names,
+                   others=len(self.rows) - len(rows))
+
 @patch
 def numbered(self:Detections,
     ids,   # those of another file

@@ -23,8 +23,8 @@ from fastcore.basics import noop
 from ..core import NocError, require
 from ..data import PARTS
 from ..files.dataset import find_split, instances_files, load_captions, objects_of
-from ..files.readers import (Captions, boxed_classes, by_digits, caption_entries, holds_texts, kept,
-                                  open_parquet, read_split)
+from ..files.readers import (Captions, boxed_classes, by_digits, caption_entries, holds_texts,
+                                  kept, open_parquet, read_split)
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize, novel_images
 from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json, text_file, whole_file
