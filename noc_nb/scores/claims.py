@@ -315,11 +315,12 @@ def write_variants(
     rows = []
     weight = nonnovel_weight(list(task.refs), task.novel) if part == "val" else 1.
     drawn = _drawing(task, samples, fp_weight=weight)
-    rival = read_rows(Path(base)/"rows.jsonl")[0]["variant"]
+    [variant] = {r["variant"] for r in read_rows(Path(base)/"rows.jsonl")}
     copied = "variant", "data", "split", "detections", "features", "seed", "command"
     for folder in progress(others, "variants"):
         for r, line, metrics in _variant_rows(base, folder, drawn, against):
-            about = {key: r[key] for key in copied} | dict(rival=rival)
+            about = {key: r[key] for key in copied}
+            about["rival"] = dict(line=(against or line)[0], variant=variant)
             rows.append(_claim_row(line, task, metrics, samples, weight, **about))
     write_rows(path, rows)
     return rows
