@@ -26,7 +26,7 @@ TESTS = {  # modules: test files; parts of the names of sharp tests in them, in 
         "another_size so_many_words without_regions fresh special toy_is"),
     "beam grid cbs": (
         "pins search prices hostile", "plain_beam top_row unfinished phrase ties_ at_least_counts "
-        "by_hand many_words next_words cannot_end still_take checked nest many_groups logits algorithm_1 "
+        "by_hand next_words cannot_end still_take checked nest many_groups logits algorithm_1 "
         "machine exhaustive is_beam_search 32_bit odd_scores minus_inf infinite_prices never_worse defaults_of"),
     "constraints": ("pins shipped", "words rules rows images_and special toy_is"),
     "cider metrics": ("pins scores", "cider reward common new_word unequal meteor caption_scores f1_equals"),
@@ -35,7 +35,7 @@ TESTS = {  # modules: test files; parts of the names of sharp tests in them, in 
         "pins", "scst xe vocabulary vector known adam first special badly calm reward images dgbs content "
         "living val selector best"),
     "fast/search fast/expansions fast/groups fast/machine fast/pool fast/prices": (
-        "prices search pins", "many_words top_row checked many_groups infinite_prices counts_musts named large_prices "
+        "prices search pins", "plain_beam top_row checked many_groups infinite_prices counts_musts named large_prices "
         "plain literal_grid exhaustive report infinity half_a_beam too_early form_grow bank next_words logits "
         "cannot_end still_take stepping 32_bit no_constraints two_places"),
     "fast/decode": ("pins zeros", "pipeline region half of_another cbs_row omitted no_tokens selector_and lowest"),
