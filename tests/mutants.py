@@ -45,7 +45,7 @@ TESTS = {  # modules: test files; parts of the names of sharp tests in them, in 
     "lab/tables": ("paper pins", "number minus over_runs same_seeds"),
     "lab/verdict": ("pins scores", "over_runs same_seeds minus equal_systems difference_is"),
     "lab/results": ("hostile pins scores", "torn rows last_whole odd"),
-    "scores/claims scores/compare scores/page": (
+    "scores/claims scores/compare scores/systems scores/page": (
         "scores pins", "equal_systems difference fewer page_of function_is over_runs same_seeds"),
     "scores/report scores/quality": (
         "scores photos", "f1_equals protocols chair boxes list scripts function_is get_the_photos left_out"),
