@@ -60,8 +60,8 @@ def _differences(systems, pairs, places, samples):
         a, b = (np.array([run.get(place, [np.nan]) for run in drawn[x]]) for x in (one, two))
         if np.isnan([*a[:, 0], *b[:, 0]]).any(): continue            # a run lacks the score
         paired = seeds[one] == seeds[two] and None not in seeds[one]
-        about = "systems" if min(len(a), len(b)) > 2 else "these captions"
         said_one, said_two = ([run.said for run in systems[x]] for x in (one, two))
+        about = "systems" if min(len(a), len(b)) > 2 else "these captions"
         if said_one == said_two: about = _SAME
         rows[one, two, place] = gap(a, b, paired) | dict(about=about)
     return _with_verdicts(rows, samples)

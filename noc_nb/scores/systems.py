@@ -89,8 +89,7 @@ def _largest(systems, photos, most=20):
     return [Part(f"Largest differences in {title}", cards=cards)]
 
 # %% ../../nbs/scores/125_systems.ipynb #c0125011
-_KINDS = {"holds": "holds", "does not hold": "fails"}
-_WORDS = {"holds": "**holds**", "does not hold": "**is worse**"}
+_VERDICTS = {"holds": ("**holds**", "holds"), "does not hold": ("**is worse**", "fails")}
 
 @dataclass
 class _Comparison:
@@ -126,7 +125,7 @@ class _Comparison:
             name = self.pairs[tuple(pair)]
             lines.append(["" if name == before else name, _score(place),
                           signed(x["difference"], x["interval"]), *p, x["about"],
-                          _WORDS.get(x["verdict"], x["verdict"]) + near])
+                          _VERDICTS.get(x["verdict"], [x["verdict"]])[0] + near])
             before = name
         return ["", "score", "difference (95 %)", "p", "p (Holm)", "about", "verdict"], lines
 
@@ -145,7 +144,7 @@ class _Comparison:
         for (*pair, place), x in self.tested.items():
             name = f"{self.pairs[tuple(pair)]}: {_score(place)}" if several else _score(place)
             sure = signed(x["difference"], x["interval"])
-            bars[name] = x["difference"], x["interval"], sure, _KINDS.get(x["verdict"], "open")
+            bars[name] = x["difference"], x["interval"], sure, _VERDICTS.get(x["verdict"], ["", "open"])[1]
         return bars
 
 # %% ../../nbs/scores/125_systems.ipynb #c0125034
@@ -160,11 +159,11 @@ def _latex(own):
               for k, part in enumerate(parts, 1)]
     rows = {key: x for key, x in own.tested.items() if key[2] in main}
     if not rows: return tables[0]
-    def short(name, score, difference, p, holm, about, verdict):
-        return name, score, difference, p, holm, verdict.replace("**", "").replace(" (near the limit)", "*")
+    def short(line):
+        return [*line[:5], line[6].replace("**", "").replace(" (near the limit)", "*")]
     head, lines = own.pair_lines(rows)
     about = _latex_caption(own, rows), f"{label}-differences"
-    table = latex_table(short(*head), [short(*x) for x in lines], 5, *about)
+    table = latex_table(short(head), [*map(short, lines)], 5, *about)
     return "\n".join([*tables, table])
 
 def _scored_on(systems):
@@ -231,15 +230,11 @@ def _write(folder, name, own, photos):
     pd.DataFrame([plain(**x) for x in pairs]).to_csv(folder/"pairs.csv", index=False)
 
 # %% ../../nbs/scores/125_systems.ipynb #c0125013
-def _split_at_vs(given):
-    "Return the lists of paths between the words vs."
-    parts = groupby(map(str, given), "vs".__eq__)
-    return [list(paths) for is_vs, paths in parts if not is_vs]
-
 def _sides_of(o):
-    "Return the lists of paths of `--runs`, or of the two sides of `--compare`."
-    sides = [[path] for path in o.compare or ()] if not o.runs and "vs" not in o.compare else None
-    sides = sides or _split_at_vs(o.runs or o.compare)
+    "Return the lists of paths between the words vs; without vs, `--compare` has two paths."
+    given = [*map(str, o.runs or o.compare)]
+    sides = [list(paths) for is_vs, paths in groupby(given, "vs".__eq__) if not is_vs]
+    if not o.runs and "vs" not in given: sides = [[path] for path in given]
     require(sides, "--runs", "folders of reports, or of noc_reproduce")
     asked = " and ".join(f"--{name}" for name in ("rows", "training") if getattr(o, name))
     require(o.runs or not asked, asked, "folders of noc_reproduce, with --runs")
