@@ -49,7 +49,8 @@ TESTS = {  # modules: test files; parts of the names of sharp tests in them, in 
         "scores pins", "equal_systems difference fewer page_of function_is over_runs same_seeds"),
     "scores/report scores/quality": (
         "scores photos", "f1_equals protocols chair boxes list scripts function_is get_the_photos left_out"),
-    "scores/java": ("scores download", "spice_comes meteor_equals scripts odd_answers java_that windows"),
+    "scores/java": (
+        "scores download pins", "spice_of spice_comes meteor_equals scripts odd_answers java_that windows"),
     "models/pipeline models/classes": (
         "pins zeros hostile detections", "pipeline omitted averaged phrase classes region categories numbers "
         "lowest selector_and no_tokens odd_settings")}

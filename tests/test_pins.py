@@ -48,7 +48,7 @@ from noc_nb.lab.verdict import gap, over_runs
 from noc_nb.metrics import CaptionScorer, meteor, points
 from noc_nb.models.classes import with_classes
 from noc_nb.models.pipeline import (CaptionOptions, NovelCaptioner, PipelineConfig, _probs as pipeline_probs,
-                                    _whole_mention)
+                                    _whole_mention, _with_names)
 from noc_nb.models.source import _from_table
 from noc_nb.novelty import interval, judge, nonnovel_weight, selection_f1
 from noc_nb.pages import gallery
@@ -1734,3 +1734,8 @@ def test_a_mention_is_the_longest_form_around_its_word():
     for text, span, whole in ("fire hydrant red", (0, 1), (0, 2)), ("a big dog hot dog", (2, 3), (2, 3)), \
             ("a hot dog", (2, 3), (1, 3)):
         assert _whole_mention(text.split(), span, ["fire hydrant", "hot dog"]) == whole
+
+def test_a_name_takes_the_place_of_three_words():
+    "A class's name replaces its words and the article before them, and later spans move."
+    words, spans = _with_names("by a red fire truck , dogs sit".split(), {3: (2, 5), 8: (6, 7)}, {3: "lorries"})
+    assert words == "by lorries , dogs sit".split() and spans == {3: (1, 2), 8: (3, 4)}

@@ -144,7 +144,8 @@ class _Comparison:
         for (*pair, place), x in self.tested.items():
             name = f"{self.pairs[tuple(pair)]}: {_score(place)}" if several else _score(place)
             sure = signed(x["difference"], x["interval"])
-            bars[name] = x["difference"], x["interval"], sure, _VERDICTS.get(x["verdict"], ["", "open"])[1]
+            kind = _VERDICTS.get(x["verdict"], ["", "open"])[1]
+            bars[name] = x["difference"], x["interval"], sure, kind
         return bars
 
 # %% ../../nbs/scores/125_systems.ipynb #c0125034
