@@ -621,7 +621,8 @@ def test_no_constraints_is_plain_beam_search(v, b, T, ties, k, penalty, forbidde
     "Without constraints the search equals a literal one, with length penalties, forbidden words, ties and many words."
     step, fresh, logp = language(v, k, ties)
     how = dict(bos=START, eos=END, k=k, max_len=T, length_penalty=penalty, forbidden=forbidden)
-    outs = beam_search(step, fresh(b), **how), grid_beam_search(step, fresh(b), [[]]*b, **how)
+    grids = [grid_beam_search(step, fresh(b), [[]]*b, mode=mode, **how) for mode in ("grid", "bank", "credit")]
+    outs = [beam_search(step, fresh(b), **how), *grids]
     for i in range(b):
         beam, after = [((), 0.)], logp(i)
         for t in range(1, T + 1):
