@@ -23,6 +23,17 @@ def one_thread():
     yield
     torch.set_num_threads(threads)
 
+@pytest.fixture(scope="module")
+def browser():
+    "Start a headless Chromium, or skip the test."
+    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install noc_nb[app]")
+    program = "/usr/bin/chromium"
+    if not os.path.exists(program): pytest.skip(f"{program} is not there: apt-get install chromium")
+    with sync.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
 # the test files that take longest in CI
 LONGEST = ("installed", "distributed", "results", "scores", "training", "hub", "journeys", "app", "search", "prices")
 

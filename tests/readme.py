@@ -54,7 +54,8 @@ def parts(notebook):
 
 def to_markdown(notebook=INDEX):
     "Return the text of README.md."
-    return HEAD + "\n" + "\n\n".join(p.strip("\n") for p in parts(notebook) if p.strip()) + "\n"
+    text = "\n\n".join(p.strip("\n") for p in parts(notebook) if p.strip())
+    return HEAD + "\n" + text.replace("```\n\n```python\n", "\n") + "\n"      # imports and what uses them, together
 
 def chapters():
     "Return the page of all chapters, floor by floor: number, title and subtitle."

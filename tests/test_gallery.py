@@ -25,7 +25,6 @@ from noc_nb.regions import Regions, table_of
 from noc_nb.selector import RegionSelector, SelectorConfig
 from noc_nb.vocab import Vocab
 
-CHROMIUM = "/usr/bin/chromium"
 EVIL = '<img src=x onerror="document.title=1">'
 
 @pytest.fixture(scope="module")
@@ -459,26 +458,21 @@ def test_eight_bits_are_refused(command, tmp_path):
 # ---- the page in a browser
 
 @pytest.mark.slow
-def test_page_in_a_browser(toy, world, tmp_path):
-    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install noc_nb[app]")
-    if not os.path.exists(CHROMIUM): pytest.skip(f"{CHROMIUM} is not there: apt-get install chromium")
+def test_page_in_a_browser(toy, world, tmp_path, browser):
     source = detected(world/"detections/simulated.json", world, classes=toy.classes)
     lines = [x for x in caption_lines(toy, source, source.ids[:20]) if len(x["candidates"]) > 1][:6]
     lines[0]["file"] = lines[0]["boxes"][0]["object"] = EVIL
     _write_report(tmp_path/"page.html", [*lines, dict(image_id=9, file=EVIL, error=EVIL)])
-    with sync.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page, asked = browser.new_page(viewport=dict(width=1200, height=900)), []
-        page.on("request", lambda r: asked.append(r.url) if not r.url.startswith(("file:", "data:")) else None)
-        page.goto((tmp_path/"page.html").as_uri())
-        card = page.locator("article").nth(1)
-        assert page.locator("article").count() == len(lines) and page.locator("article svg rect").count() > len(lines)
-        other = card.locator("rect.k1:not(.tag)").first
-        before = other.evaluate("r => getComputedStyle(r).opacity")
-        card.locator("mark.k0").first.hover()
-        assert (before, other.evaluate("r => getComputedStyle(r).opacity")) == ("1", "0.12")
-        assert page.get_by_text(EVIL).count() == 3 and page.title() == "Captions" and page.locator("img").count() == 0
-        assert asked == []
-        page.screenshot(path=tmp_path/"shot.png")
-        assert len(Image.open(tmp_path/"shot.png").convert("RGB").getcolors(1_000_000)) > 20
-        browser.close()
+    page, asked = browser.new_page(viewport=dict(width=1200, height=900)), []
+    page.on("request", lambda r: asked.append(r.url) if not r.url.startswith(("file:", "data:")) else None)
+    page.goto((tmp_path/"page.html").as_uri())
+    card = page.locator("article").nth(1)
+    assert page.locator("article").count() == len(lines) and page.locator("article svg rect").count() > len(lines)
+    other = card.locator("rect.k1:not(.tag)").first
+    before = other.evaluate("r => getComputedStyle(r).opacity")
+    card.locator("mark.k0").first.hover()
+    assert (before, other.evaluate("r => getComputedStyle(r).opacity")) == ("1", "0.12")
+    assert page.get_by_text(EVIL).count() == 3 and page.title() == "Captions" and page.locator("img").count() == 0
+    assert asked == []
+    page.screenshot(path=tmp_path/"shot.png")
+    assert len(Image.open(tmp_path/"shot.png").convert("RGB").getcolors(1_000_000)) > 20

@@ -1,5 +1,6 @@
 "Test that readers of damaged files give a result, or one line that names the file."
-import base64, gzip, importlib, inspect, io, json, math, os, random, re, subprocess, sys, tarfile, time, zipfile
+import asyncio, base64, gc, gzip, importlib, inspect, io, json, math, os, random, re, shutil, subprocess, sys, tarfile
+import time, zipfile
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -10,24 +11,40 @@ import pytest
 import torch
 from PIL import Image
 from noc_nb.captioner import Captioner, CaptionerConfig
+from noc_nb.commands.cli import noc_app
+from noc_nb.commands.command import main
+from noc_nb.commands.reproduce import _part, _picture, _preset_of
 from noc_nb.constraints import constraint_classes
 from noc_nb.core import NocError, set_seed
 from noc_nb.data import CocoData, RegionFeatures
+from noc_nb.fast.search import beam_search, grid_beam_search, SearchConfig
+from noc_nb.files.dataset import load_data
+from noc_nb.files.drawing import make_toy
 from noc_nb.files.formats import read_hdf5, read_npz, read_tsv
-from noc_nb.files.readers import ground_truth, read_captions, read_detections, read_vectors
+from noc_nb.files.readers import ground_truth, read_captions, read_detections, read_split, read_vectors
 from noc_nb.files.store import RegionStore
 from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT
 from noc_nb.lab.config import load_config
 from noc_nb.lab.disk import read_json, write_json
-from noc_nb.lab.results import append_row, read_rows
+from noc_nb.lab.experiment import Experiment, PRESETS, Run
+from noc_nb.lab.objects import load_classes, load_heldout
+from noc_nb.lab.results import append_row, read_results, read_rows
+from noc_nb.lab.runs import begin
 from noc_nb.lab.saving import _load_vocab, _save_vocab
+from noc_nb.lab.tables import table_view
 from noc_nb.models.photos import image_files, open_image
-from noc_nb.models.source import Job
+from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, pipeline_folder
+from noc_nb.models.source import _from_table, Job
 from noc_nb.novelty import selection_f1
-from noc_nb.pages.gallery import _caption_files
-from noc_nb.regions import Regions, class_vectors, table_of
-from noc_nb.scores.report import evaluate_file
-from noc_nb.vocab import Vocab, check_vectors, word_table
+from noc_nb.pages import app, gallery
+from noc_nb.pages.app import _OwnNames, _page, _propose, _Studio, _tried, _with_box, _with_words
+from noc_nb.pages.gallery import _batch_lines, _caption_files, _write_report
+from noc_nb.pages.viz import show_bars, show_boxes, show_looks
+from noc_nb.regions import class_vectors, Regions, table_of
+from noc_nb.scores.java import _cache_folder
+from noc_nb.scores.page import Part, write_files
+from noc_nb.scores.report import evaluate_file, make_task, read_system
+from noc_nb.vocab import check_vectors, Vocab, word_table
 
 BOXES = [[.1, .1, .5, .5], [.2, .3, .9, .8]]
 
@@ -202,7 +219,6 @@ def test_what_is_damaged_takes_no_number_of_others(tmp_path):
     with pytest.raises(NocError, match="shard.tar: expected a whole tar file"): open_image(damaged)
 
 def test_only_files_are_opened(tmp_path):
-    import os
     for name in "p.jpg", "p.tar", "p.parquet", "p.json", "p.txt": os.mkfifo(tmp_path/name)
     assert open_all(tmp_path)[0] == [] and len(open_all(tmp_path)[1]) == 3
     for read, name in ((read_json, "p.json"), (image_files, "p.txt"), (read_detections, "p.parquet"),
@@ -274,16 +290,12 @@ def test_a_torn_last_row_is_left_out(tmp_path, capsys):
 # ---- NaN
 
 def test_a_nan_feature_costs_its_image_alone():
-    from noc_nb.pages.gallery import _batch_lines
-    from noc_nb.models.source import _from_table
-    from noc_nb.models.pipeline import CaptionOptions
     images = [Regions(BOXES, [18, 1], [.9, .8], torch.ones(2, 4), i, (640, 480)) for i in (7, 8, 9)]
     images[1].features[1, 2] = torch.nan
     class Pipeline:
         def __call__(self, images, seen, **options): return [r.image_id for r in images]
     source = _from_table(table_of(images))
     asked = []
-    import noc_nb.pages.gallery as gallery
     line, gallery._line = gallery._line, lambda pipeline, regions, caption, name: asked.append(caption) or {}
     try: lines = _batch_lines(Pipeline(), source, [7, 8, 9], CaptionOptions())
     finally: gallery._line = line
@@ -292,7 +304,6 @@ def test_a_nan_feature_costs_its_image_alone():
 
 def test_a_user_without_home_has_a_cache(monkeypatch):
     from pathlib import Path
-    from noc_nb.scores.java import _cache_folder
     def homeless(): raise RuntimeError("Could not determine home directory.")
     monkeypatch.delenv("NOC_CACHE", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
@@ -408,9 +419,6 @@ def lines_altered(data, rng):
     return bytes(data)
 
 def test_altered_lines_are_made_again(tmp_path, monkeypatch):
-    import noc_nb.pages.gallery as gallery
-    from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner
-    from noc_nb.models.source import _from_table
     toy, rng = NovelCaptioner.from_pretrained("toy", device="cpu"), random.Random(0)
     source = _from_table(table_of(Regions(BOXES, [18, 2], [.9, .8], None, i, (640, 480)) for i in range(10)))
     by_2, make, made = CaptionOptions(batch=2), gallery.caption_lines, []
@@ -435,8 +443,6 @@ def test_altered_lines_are_made_again(tmp_path, monkeypatch):
 
 def test_another_content_is_seen_whatever_its_time(tmp_path):
     "A run notices other content even if the file's time is the same; a store notices altered arrays."
-    import shutil
-    from noc_nb.lab.runs import begin
     about, photo, other = tmp_path/"run.json", tmp_path/"1.jpg", tmp_path/"2.jpg"
     def start(resume=True): return begin(about, "c.jsonl", dict(k=5), resume, about.exists(), {"1.jpg": photo})
     def copied(): shutil.copy2(other, photo)
@@ -471,7 +477,6 @@ def test_another_content_is_seen_whatever_its_time(tmp_path):
 
 def test_a_run_takes_no_folder_of_others(tmp_path, monkeypatch):
     "A run does not overwrite folders with other data, another tool's `run.json`, a picture, or an older report."
-    from noc_nb.commands.command import main
     monkeypatch.chdir(tmp_path)
     run = "noc_reproduce", "--preset", "toy", "--tables", "1", "--rows", "none", "--training", "xe", "--metrics", "C"
     files = "data/annotations/captions_train2014.json", "run.json", "table1.png", "data/beach.jpg"
@@ -493,8 +498,6 @@ def test_a_run_takes_no_folder_of_others(tmp_path, monkeypatch):
 
 def test_only_own_names_and_pages_are_answered():
     "The server refuses requests for other host names (DNS rebinding), and requests from other pages."
-    import asyncio
-    from noc_nb.pages.app import _OwnNames
     async def app(scope, receive, send): await send({"status": 200})
     def status(*hosts, origin=None, server="192.168.0.7"):
         sent = []
@@ -514,8 +517,6 @@ def test_only_own_names_and_pages_are_answered():
         assert status("here:7860", origin=page) == 421
 
 def test_a_public_name_is_answered_if_it_is_given(tmp_path, monkeypatch):
-    from noc_nb.commands.cli import noc_app
-    from noc_nb.pages import app
     class Stopped(Exception): pass
     def page(studio, max_mb, hosts):
         [middleware] = app._only_for(*hosts)["middleware"]
@@ -539,9 +540,7 @@ def test_a_proxy_without_its_exception_is_one_line(tmp_path, proxy, told):
 
 def test_the_page_takes_any_words():
     "Invalid characters and very long inputs neither stop the page nor take long."
-    import time
     import gradio as gr
-    from noc_nb.pages.app import _page, _Studio, _propose, _tried, _with_box, _with_words
     studio = _Studio(most=1)
     view, choices = studio.example(0), (gr.CheckboxGroup, gr.Dropdown)
     asked = [part for part in _page(studio)[0].blocks.values() if isinstance(part, choices)]
@@ -559,8 +558,6 @@ def test_the_page_takes_any_words():
     assert time.process_time() - start < 5
 
 def test_large_uploads_give_their_memory_back(tmp_path):
-    import gc
-    from noc_nb.pages.app import _Studio
     studio = _Studio(object(), lambda images: (_ for _ in ()).throw(NocError("seen")), most=0)
     Image.new("1", (16_000, 3_000)).save(tmp_path/"large.png")
     Image.new("1", (16_000, 5_000)).save(tmp_path/"larger.png")
@@ -580,19 +577,14 @@ def test_large_uploads_give_their_memory_back(tmp_path):
                                      "prices.unseen=NaN",
                                      f"xe.seed={2**64}", f"min_count={10**12}", "train_selector.keep=-1"])
 def test_sizes_that_nobody_means(setting):
-    from noc_nb.commands.reproduce import _preset_of
     with pytest.raises(NocError, match=r"expected -?\d+ (to|or more)"): _preset_of("toy", [setting])
 
 def test_a_path_that_was_mistyped_asks_no_hub(tmp_path, monkeypatch):
-    from noc_nb.captioner import Captioner
-    from noc_nb.commands.reproduce import _part
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("noc_nb.lab.saving.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
     with pytest.raises(NocError, match="runs/xe: no such folder"): _part(Captioner, "runs/xe")
 
 def test_names_are_no_formulas(tmp_path):
-    from noc_nb.commands.reproduce import _picture
-    from noc_nb.pages.viz import show_bars, show_boxes, show_looks
     odd = "$\\frac{", "$_{$", "a $ b ^ $"
     for name in odd: _picture([(name, ["", "", "x"], [[name, "Ours", "1.0"]])]*2, tmp_path/"t.png")
     figures = [show_bars({name: 1. for name in odd}).figure, show_boxes([[0, 0, 1, 1]]*3, odd).figure,
@@ -627,14 +619,6 @@ LINE = dict(image_id=1, file="1.jpg", size=[640, 480], caption="a dog", score=-1
 
 def json_readers(folder):
     "Return name -> (valid content, function that reads it)."
-    from noc_nb.fast.search import SearchConfig
-    from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT
-    from noc_nb.lab.objects import load_classes, load_heldout
-    from noc_nb.lab.results import read_results
-    from noc_nb.lab.tables import table_view
-    from noc_nb.pages.gallery import _write_report
-    from noc_nb.files.readers import read_split
-    from noc_nb.scores.report import make_task, read_system
     captions = [dict(id=n, image_id=n//2 + 1, caption=c) for n, c in enumerate(("a dog", "dogs", "a bus", "buses"))]
     row = dict(table="main", row="selector", training="xe", lambda0=.2, metrics={"in": {"C": 90.}, "f1": {"bus": 1.}})
     def page(path): _write_report(folder/"page.html", path)
@@ -750,7 +734,6 @@ def test_no_text_commands_a_terminal(tmp_path, end):
     assert not re.search(r"[\x07\x9b\u202e\u2066]|\x1b(?!\[A|\[K)", text)
 
 def test_no_text_of_a_report_turns_or_commands_anything(tmp_path):
-    from noc_nb.scores.page import Part, write_files
     parts, bars = [Part("\u202egod", "\u2066\x07")], {"a": (1., None, "1", "holds")}
     write_files(tmp_path, "report", {}, "dog\x1b[31m", parts, bars, "")
     for kind in "md", "html":
@@ -760,10 +743,6 @@ def test_no_text_of_a_report_turns_or_commands_anything(tmp_path):
 
 def test_a_run_that_was_altered_gives_rows_or_one_line(tmp_path, monkeypatch):
     "A run whose settings, rows or captions were altered gives rows, or one line."
-    from noc_nb.lab.experiment import Experiment, PRESETS, Run
-    from noc_nb.models.pipeline import pipeline_folder
-    from noc_nb.files.dataset import load_data
-    from noc_nb.files.drawing import make_toy
     data, rng, out = load_data(make_toy(tmp_path/"toy", 40, 8, 8), "toy"), random.Random(0), tmp_path/"run"
     def run():
         experiment = Experiment(Run(PRESETS["toy"], variant="shipped"), data, out, True, ("C",), pipeline_folder("toy"))
@@ -793,8 +772,6 @@ def test_a_run_that_was_altered_gives_rows_or_one_line(tmp_path, monkeypatch):
     assert len(read_rows(out/"test_log.jsonl")) == logged + 1
 
 def test_odd_scores_and_settings_of_a_search():
-    from noc_nb.fast.search import beam_search
-    from noc_nb.fast.search import grid_beam_search
     state, settings = torch.zeros(2, 1), dict(bos=0, eos=1, k=2, max_len=4)
     def step(tokens, state): return torch.zeros(len(tokens), 6), state
     def search(step=step, **changes):
@@ -817,8 +794,6 @@ def test_odd_scores_and_settings_of_a_search():
     grid(musts=[[[(2, 3)*2500]], []])                                # would need 2.4 GB and minutes
 
 def test_odd_settings_of_a_pipeline():
-    from noc_nb.core import set_seed
-    from noc_nb.models.pipeline import CaptionOptions
     for odd in (0, -1, 1.5, "1", float("nan"), None, []):
         with pytest.raises(NocError, match="batch="): CaptionOptions(batch=odd)
     for odd in (-1, 2, "a", float("nan"), [], torch.zeros(2)):

@@ -14,7 +14,6 @@ from noc_nb.files.drawing import make_toy
 from noc_nb.models.photos import random_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-CHROMIUM = "/usr/bin/chromium"
 SMALL = "train_selector.epochs=1", "xe.epochs=1", "captioner.d_model=32", "captioner.d_ff=64"
 
 def ways():
@@ -160,10 +159,8 @@ def test_reader():
     assert (lab[0], site) == ("make", ["make", "book"]) and "/jupyter lab nbs\n" in dry.stdout
 
 @pytest.fixture
-def page(tmp_path):
+def page(browser):
     "Test the page of `noc_app` in a phone's browser, and stop the server at the end."
-    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install noc_nb[app]")
-    if not os.path.exists(CHROMIUM): pytest.skip(f"{CHROMIUM} is not there: apt-get install chromium")
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
@@ -171,12 +168,10 @@ def page(tmp_path):
     served = subprocess.Popen([sys.executable, "-c", code, "--port", port], text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, env=os.environ | dict(PYTHONPATH=str(ROOT)))
     try:
-        with sync.sync_playwright() as p:
-            browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-            tab = browser.new_page(viewport=dict(width=390, height=844))
-            tab.goto(served.stdout.readline().strip())
-            yield tab
-            browser.close()
+        tab = browser.new_page(viewport=dict(width=390, height=844))
+        tab.goto(served.stdout.readline().strip())
+        yield tab
+        tab.close()
     finally:
         served.send_signal(signal.SIGTERM)
         out, err = served.communicate(timeout=30)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from book import ROOT
-from noc_nb.beam import reorder_state
+from noc_nb.beam import captions_of, prefix_scores, reorder_state, same_captions, tree
 from noc_nb.captioner import Captioner
 from noc_nb.cider import CiderD, CiderReward
 from noc_nb.commands import reproduce
@@ -48,7 +48,7 @@ from noc_nb.lab.verdict import gap, over_runs
 from noc_nb.metrics import CaptionScorer, meteor, points
 from noc_nb.models.classes import with_classes
 from noc_nb.models.pipeline import (CaptionOptions, NovelCaptioner, PipelineConfig, _probs as pipeline_probs,
-                                    _whole_mention)
+                                    _whole_mention, _with_names)
 from noc_nb.models.source import _from_table
 from noc_nb.novelty import interval, judge, nonnovel_weight, selection_f1
 from noc_nb.pages import gallery
@@ -562,24 +562,10 @@ def test_words_forms_phrases():
 
 END, START = 0, 1
 
-def language(v, seed, digits=None):
-    "Return a random language that depends on all earlier words, as (step, state) and as a function of a beginning."
-    def after(code):
-        noise = 3*torch.sin(code[:,None].double()*(torch.arange(v) + 1.3) + seed)
-        if digits is None: return noise.log_softmax(1)
-        return (2*noise).round()/2 - 3                          # half of all scores are equal
-    def step(tokens, code):
-        code = (code*31 + tokens*7 + 3) % 10_007
-        return after(code), code
-    def logp(i):
-        @cache
-        def scores(code): return after(torch.tensor([code]))[0].tolist()
-        def of(prefix):
-            code = 101*i + 5
-            for w in (START, *prefix): code = (code*31 + w*7 + 3) % 10_007
-            return scores(code)
-        return of
-    return step, lambda b: 101*torch.arange(b) + 5, logp
+def language(v, seed, ties=False):
+    "Return a random model that depends on all earlier words: its step, first states, and a function of a beginning."
+    step, fresh = tree(v, seed, ties=ties)
+    return step, lambda b: fresh(*range(b)), lambda i: prefix_scores(step, fresh(i), START)
 
 def literal_grid(logp, words, k, T, absorb):
     "Return (row, t) -> [(score, tokens, said)] of Algorithm 1 with rows 0 to n; ties: lower token, then better parent."
@@ -602,55 +588,54 @@ def literal_grid(logp, words, k, T, absorb):
             G[c, t] = sorted(once.values(), key=lambda h: (-h[0], h[1][-1]))[:k]
     return G
 
-def captions_of(out, i=0):
-    "Return (tokens, score) of an image's finished captions."
-    rows = zip(out.tokens[i].tolist(), out.scores[i].tolist(), out.ended[i].tolist())
-    return [(tuple(tokens[:tokens.index(END) + 1]), score) for tokens, score, ended in rows if ended]
-
-def same(found, true, eps=1e-6):
-    assert [c for c, _ in found] == [c for c, _ in true], (found, true)
-    close([s for _, s in found], [s for _, s in true], eps)
+def captions(out, i=0):
+    "Return (tokens, score) of an image's captions, without padding, which is 0."
+    found = captions_of(out.tokens[i], out.scores[i], out.ended[i])
+    assert not any(sum(tokens[tokens.index(END):]) for tokens, _ in found)
+    return [(tokens[:tokens.index(END) + 1], score) for tokens, score in found]
 
 @pytest.mark.parametrize("absorb", [False, True])
-@pytest.mark.parametrize("digits", [None, 1])
-def test_grid_is_algorithm_1(absorb, digits):
+@pytest.mark.parametrize("ties", [False, True])
+def test_grid_is_algorithm_1(absorb, ties):
     "D3: the search equals a literal Algorithm 1 for batches of many images, also with equal scores (D11)."
     for seed in range(6):
         k, T = 1 + seed % 3, 3 + seed % 3
-        step, fresh, logp = language(6, seed, digits)
+        step, fresh, logp = language(6, seed, ties)
         wanted = [[], [2], [3, 5], [2, 3, 4][:T - 1], [4, 2]]
         groups = [[[(w,)] for w in words] for words in wanted]
         out = grid_beam_search(step, fresh(5), groups, bos=START, eos=END, k=k, max_len=T, absorb=absorb)
         for i, words in enumerate(wanted):
             G = literal_grid(logp(i), words, k, T, absorb)
             true = [(y, score) for score, y, _ in G[len(words), T]]
-            same(captions_of(out, i), true)
+            same_captions(captions(out, i), true)
             assert out.reason[i] is None and (out.satisfied[i,:len(true)] == len(words)).all()
             found, cells = algorithm_1(logp(i), words, k, T, END, absorb)
-            same(found, true)
+            same_captions(found, true)
             assert {at: [h[0] for h in cell] for at, cell in cells.items()} \
                 == {at: [h[1] for h in cell] for at, cell in G.items()}
 
-def test_no_constraints_is_plain_beam_search():
-    "Without constraints the search equals a literal beam search, with length penalties and forbidden words."
-    for seed, (k, penalty, forbidden) in enumerate(itertools.product((1, 2, 4), (0., .7), ((), (3, 4)))):
-        step, fresh, logp = language(7, seed)
-        out = beam_search(step, fresh(3), bos=START, eos=END, k=k, max_len=5, length_penalty=penalty,
-                          forbidden=forbidden)
-        grid = grid_beam_search(step, fresh(3), [[]]*3, bos=START, eos=END, k=k, max_len=5, length_penalty=penalty,
-                                forbidden=forbidden)
-        for i in range(3):
-            beam = [((), 0.)]
-            for t in range(1, 6):
-                new = [(y, s) for y, s in beam if y[-1:] == (END,)]
-                for y, s in beam:
-                    if y[-1:] != (END,):
-                        new += [(y + (w,), s + p) for w, p in enumerate(logp(i)(y)) if w not in forbidden]
-                if t == 5: new = [h for h in new if h[0][-1] == END]
-                beam = sorted(new, key=lambda h: -h[1]/len(h[0])**penalty)[:k]
-            same(captions_of(out, i), beam)
-            same(captions_of(grid, i), beam)
-            close(out.objective[i,:len(beam)], [s/len(y)**penalty for y, s in beam], 1e-6)
+@pytest.mark.parametrize("v, b, T, ties, k, penalty, forbidden", [
+    *((7, 3, 5, False, *how) for how in itertools.product((1, 2, 4), (0., .7), ((), (3, 4)))),
+    (700, 20, 3, True, 5, 0., (5, 699)), (40_000, 2, 3, True, 3, 0., (5, 39_999)), (576, 60, 3, True, 6, 0., (5, 575))])
+def test_no_constraints_is_plain_beam_search(v, b, T, ties, k, penalty, forbidden):
+    "Without constraints the search equals a literal one, with length penalties, forbidden words, ties and many words."
+    step, fresh, logp = language(v, k, ties)
+    how = dict(bos=START, eos=END, k=k, max_len=T, length_penalty=penalty, forbidden=forbidden)
+    grids = [grid_beam_search(step, fresh(b), [[]]*b, mode=mode, **how) for mode in ("grid", "bank", "credit")]
+    outs = [beam_search(step, fresh(b), **how), *grids]
+    for i in range(b):
+        beam, after = [((), 0.)], logp(i)
+        for t in range(1, T + 1):
+            new = [h for h in beam if h[0][-1:] == (END,)]
+            for y, s in beam:
+                if y[-1:] == (END,): continue
+                scores = {w: p for w, p in enumerate(after(y)) if w not in forbidden}
+                best = sorted(scores, key=scores.get, reverse=True)[:k]            # of equal scores, the lower token
+                new += [(y + (w,), s + scores[w]) for w in dict.fromkeys([*best, END])]
+            if t == T: new = [h for h in new if h[0][-1] == END]
+            beam = sorted(new, key=lambda h: (-h[1]/len(h[0])**penalty, h[0][-1]))[:k]
+        for out in outs: same_captions(captions(out, i), beam)
+        close(outs[0].objective[i,:len(beam)], [s/len(y)**penalty for y, s in beam], 1e-6)
 
 def test_defaults_of_the_search_are_the_papers():
     "The defaults are 5 beams, 20 tokens, the plain sum of log-probabilities, and no `absorb`."
@@ -666,28 +651,9 @@ def test_defaults_of_the_search_are_the_papers():
     G = literal_grid(logp(0), [2], 5, 20, False)
     for cfg in SearchConfig(), PRESETS["coco"].search, PRESETS["lite"].search, PipelineConfig().search:
         own = grid_beam_search(step, fresh(1), [[[(2,)]]], bos=START, eos=END, **asdict(cfg))
-        same(captions_of(own), [(y, score) for score, y, _ in G[1, 20]])
+        same_captions(captions(own), [(y, score) for score, y, _ in G[1, 20]])
         own = grid_beam_search(longer, fresh(1), [[]], bos=START, eos=END, **asdict(cfg))
-        assert [len(y) for y, _ in captions_of(own)] == [20]*5
-
-def test_the_best_of_many_words():
-    "The k best of 700 and 40,000 words equal those of a sorted list, with ties, forbidden words and several images."
-    for v, b, k in (700, 20, 5), (40_000, 2, 3), (64*9, 60, 6):
-        step, fresh, _ = language(v, 2, 1)
-        forbidden = [5, v - 1]
-        out = beam_search(step, fresh(b), bos=START, eos=END, k=k, max_len=3, forbidden=forbidden)
-        beams = [[((), 0., code)] for code in fresh(b)]
-        for t in range(3):
-            for i, beam in enumerate(beams):
-                new = [h for h in beam if h[0][-1:] == (END,)]
-                for y, s, code in beam:
-                    if y[-1:] == (END,): continue
-                    scores, code = step(torch.tensor([y[-1] if y else START]), code.view(1))
-                    scores[0,forbidden] = -torch.inf
-                    words = [END] if t == 2 else scores[0].argsort(descending=True, stable=True)[:k].tolist() + [END]
-                    new += [(y + (w,), s + scores[0,w].item(), code) for w in dict.fromkeys(words)]
-                beams[i] = sorted(new, key=lambda h: (-h[1], h[0][-1]))[:k]
-        for i, beam in enumerate(beams): same(captions_of(out, i), [h[:2] for h in beam], 1e-5)
+        assert [len(y) for y, _ in captions(own)] == [20]*5
 
 @pytest.mark.parametrize("find", [beam_search, grid_beam_search])
 def test_scores_are_checked(find):
@@ -711,7 +677,7 @@ def test_scores_are_checked(find):
     assert not dead.ended.any() and "no" in dead.reason[0] and "next" in dead.reason[0]
     assert dead.tokens[0,0].tolist()[:1] == [1]
     for dtype in torch.float16, torch.bfloat16, torch.float64:
-        assert captions_of(run(good, dtype=dtype))[0][0] == captions_of(run(good))[0][0]
+        assert captions(run(good, dtype=dtype))[0][0] == captions(run(good))[0][0]
     for wrong in dict(k=0), dict(k=True), dict(max_len=0), dict(max_len=10_001), dict(bos=-1), dict(eos=3), \
             dict(forbidden=[-1]), dict(forbidden=["a"]), dict(length_penalty=11):
         with pytest.raises(NocError): run(good, **wrong)
@@ -746,7 +712,7 @@ def markov(rows, k=5, **kw):
                                 bos=len(rows) - 1, **dict(k=k) | kw | more)
     return find
 
-def first(out): return captions_of(out)[0][0]
+def first(out): return captions(out)[0][0]
 
 def test_the_end_is_taken_in_the_top_row():
     "D3: no caption ends before its word, even if the end is nearly certain; T counts the end, but not the start."
@@ -1762,10 +1728,15 @@ def test_no_caption_takes_two_places():
     for seed, absorb in itertools.product(range(8), (True, False)):
         step, fresh, _ = language(6, seed)
         out = grid_beam_search(step, fresh(1), [[[(2, 3)], [(4,)]]], bos=START, eos=END, k=3, max_len=5, absorb=absorb)
-        assert len({y for y, _ in captions_of(out)}) == 3
+        assert len({y for y, _ in captions(out)}) == 3
 
 def test_a_mention_is_the_longest_form_around_its_word():
     "A longer form counts if it has the word, also at the start of a caption, and not if it begins behind the word."
     for text, span, whole in ("fire hydrant red", (0, 1), (0, 2)), ("a big dog hot dog", (2, 3), (2, 3)), \
             ("a hot dog", (2, 3), (1, 3)):
         assert _whole_mention(text.split(), span, ["fire hydrant", "hot dog"]) == whole
+
+def test_a_name_takes_the_place_of_three_words():
+    "A class's name replaces its words and the article before them, and later spans move."
+    words, spans = _with_names("by a red fire truck , dogs sit".split(), {3: (2, 5), 8: (6, 7)}, {3: "lorries"})
+    assert words == "by lorries , dogs sit".split() and spans == {3: (1, 2), 8: (3, 4)}

@@ -8,10 +8,23 @@ from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 import pytest
+from noc_nb.commands.cli import noc_eval
 from noc_nb.core import NocError
+from noc_nb.files.dataset import instances_files, load_data
+from noc_nb.files.readers import boxed_classes
+from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, novel_images
 from noc_nb.lab.disk import read_json
+from noc_nb.lab.results import table_line, write_rows
 from noc_nb.lab.verdict import gap, holm
-from noc_nb.scores.java import _Spice, _cache_folder, find_java, _java_options, _missing_jars
+from noc_nb.metrics import _bleu, CaptionScorer, meteor
+from noc_nb.novelty import judge
+from noc_nb.scores import java
+from noc_nb.scores.compare import compare
+from noc_nb.scores.java import (_cache_folder, find_java, _java_options, java_programs, _missing_jars, _Spice,
+                                _version_text)
+from noc_nb.scores.quality import _numbers, _objects_said, quality_numbers, quality_scores, word_list
+from noc_nb.scores.report import evaluate_file
+from noc_nb.vocab import ptb_line, TOKENISER
 
 try: find_java(); JAVA = True
 except OSError: JAVA = False
@@ -63,8 +76,6 @@ def brute_force_f1(ids, novel, said, refs, weight="image", fp="other", lists=LIS
 @pytest.mark.parametrize("weight", ["image", "caption"])
 @pytest.mark.parametrize("fp", ["other", "nonnovel"])
 def test_f1_equals_brute_force(lite, weight, fp):
-    from noc_nb.heldout import COCO_HELDOUT, novel_images
-    from noc_nb.novelty import judge
     ids, listed, said, refs = lite
     novel = {o: own & listed for o, own in novel_images(refs, COCO_HELDOUT, ids).items()}
     row = judge(said, refs, ids, novel, metrics=(), weight=weight, fp=fp).row()
@@ -76,8 +87,6 @@ def test_f1_equals_brute_force(lite, weight, fp):
 
 def test_protocols_differ_as_documented(lite):
     "`buses` counts only in the extended list; ignoring false positives on other objects' novel images raises F1."
-    from noc_nb.heldout import COCO_HELDOUT, novel_images
-    from noc_nb.novelty import judge
     ids, listed, said, refs = lite
     novel = {o: own & listed for o, own in novel_images(refs, COCO_HELDOUT, ids).items()}
     def row(**protocol): return judge(said, refs, ids, novel, metrics=(), **protocol).row()
@@ -90,7 +99,6 @@ def test_protocols_differ_as_documented(lite):
 
 def real(captions, count):
     "Return one caption each of `count` images, the other captions as references, and both in pycocoevalcap's form."
-    from noc_nb.vocab import ptb_line
     some = dict(list(captions.items())[:int(os.environ.get("NOC_IMAGES", count))])
     said, refs = {i: own[0] for i, own in some.items()}, {i: own[1:] for i, own in some.items()}
     return said, refs, {i: list(map(ptb_line, own)) for i, own in refs.items()}, {i: [ptb_line(said[i])] for i in said}
@@ -105,7 +113,6 @@ def test_cider_bleu_rouge_equal_pycocoevalcap(captions):
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.rouge.rouge import Rouge
-    from noc_nb.metrics import CaptionScorer, _bleu
     said, refs, gts, res = real(captions, 2000)
     with CaptionScorer(refs, ("C", "B4", "R")) as scorer: ours = scorer.numbers(said)
     for name, scorer in ("C", Cider()), ("R", Rouge()):
@@ -121,8 +128,6 @@ def test_cider_bleu_rouge_equal_pycocoevalcap(captions):
 @pytest.mark.slow
 def test_meteor_equals_pycocoevalcap(captions):
     from pycocoevalcap.meteor.meteor import Meteor as Theirs
-    from noc_nb.metrics import CaptionScorer, meteor
-    from noc_nb.scores.java import java_programs
     said, refs, gts, res = real(captions, 100)
     theirs = Theirs()
     try: score, each = theirs.compute_score(gts, res)
@@ -157,7 +162,6 @@ def test_spice_equals_pycocoevalcap(captions, tmp_path, monkeypatch):
 def test_all_real_captions_are_tokenised_as_java_does(coco):
     "All captions of COCO are tokenised as by the Java program, which reads them as one text."
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
-    from noc_nb.vocab import TOKENISER, ptb_line
     every = [a["caption"] for name in ("train", "val")
              for a in read_json(coco/f"annotations/captions_{name}2014.json")["annotations"]]
     theirs = PTBTokenizer().tokenize({0: [{"caption": c} for c in every]})[0]
@@ -198,7 +202,6 @@ def test_all_scripts_are_tokenised_as_java_does():
     Σ is left out, because Java's small letter depends on where Java assumes the end of the word."""
     from random import Random
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
-    from noc_nb.vocab import ptb_line
     rng = Random(43)
     texts = [any_text(rng) for _ in range(int(os.environ.get("NOC_TEXTS", 2000)))]
     bmp = [c for c in map(chr, range(0x10000)) if c not in LINES + "Σ" and not "\ud800" <= c < "\ue000"]
@@ -210,7 +213,6 @@ def test_all_scripts_are_tokenised_as_java_does():
 
 def test_a_report_names_scripts_without_spaces(tmp_path):
     "A report counts captions in scripts without spaces, such as Chinese and Thai, whose words are not tokens."
-    from noc_nb.scores.report import evaluate_file
     folder = world(tmp_path)
     def report(caption):
         (folder/"x.json").write_text(json.dumps([dict(image_id=i, caption=caption) for i in range(30)]))
@@ -243,8 +245,6 @@ def own_cache(tmp_path, monkeypatch):
 
 def meteor_of(captions):
     "Return CIDEr-D and METEOR of some captions, and the warnings."
-    from noc_nb.metrics import CaptionScorer
-    from noc_nb.scores.java import java_programs
     refs = {i: ["a bird", "one bird"] for i in captions}
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -278,7 +278,6 @@ def test_a_java_that_cannot_be_run_is_one_warning(tmp_path, monkeypatch, content
     assert len(told) == 1 and "`java -version` prints" in told[0] and "\n" not in told[0] and "M" not in scores
 
 def test_windows_is_told_what_the_java_scores_need(monkeypatch):
-    from noc_nb.scores import java
     monkeypatch.setattr(java, "os", SimpleNamespace(name="nt"))
     with pytest.raises(OSError, match="it needs Linux or macOS"): java.find_java()
 
@@ -286,7 +285,6 @@ def test_windows_is_told_what_the_java_scores_need(monkeypatch):
 def test_a_java_that_talks_about_itself(monkeypatch):
     quiet, _ = meteor_of({1: "a bird that sings"})
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-verbose:class")
-    from noc_nb.scores.java import _version_text
     _version_text.cache_clear()
     loud, told = meteor_of({1: "a bird that sings"})
     _version_text.cache_clear()
@@ -338,7 +336,6 @@ def world(folder, images=30):
 
 def evaluate_into(arguments):
     "Evaluate captions into a separate folder."
-    from noc_nb.scores.report import evaluate_file
     folder, k, metrics = arguments
     evaluate_file(folder/"ours.json", folder/"coco", out=folder/f"out{k}", metrics=metrics, samples=50)
 
@@ -380,7 +377,6 @@ def test_two_meteors_at_once_agree(tmp_path):
     (b'[{"image_id": 0, "caption": "\xff"}]', "expected a JSON file"),
 ])
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, content, message):
-    from noc_nb.scores.report import evaluate_file
     folder, bad = world(tmp_path), tmp_path/"bad.json"
     if not isinstance(content, (bytes, str)): content = json.dumps(content)
     data = content if isinstance(content, bytes) else content.encode()
@@ -426,8 +422,6 @@ def letters(images, captions, references):
 def more_letters(images, captions, references): return [len(c) + 1 for c in captions.values()]
 
 def test_a_function_is_a_score_like_the_others(tmp_path):
-    from noc_nb.scores.compare import compare
-    from noc_nb.scores.report import evaluate_file
     folder = world(tmp_path)
     said = {e["image_id"]: e["caption"] for e in json.loads((folder/"ours.json").read_text())}
     longer = [dict(image_id=i, caption=c + " in the sun") for i, c in said.items()]
@@ -445,7 +439,6 @@ def test_a_function_is_a_score_like_the_others(tmp_path):
         compare(folder/"ours", folder/"other")
 
 def test_the_command_takes_a_function(tmp_path, monkeypatch, capsys):
-    from noc_nb.commands.cli import noc_eval
     folder = world(tmp_path)
     function = "def words(images, captions, references): return [len(c.split()) for c in captions.values()]"
     (folder/"mine.py").write_text(function)
@@ -497,7 +490,6 @@ class SlowChair:
 
 def chair_list(tmp_path):
     "Write a word list in the published form from our classes' words; return its lines and path."
-    from noc_nb.heldout import COCO_CLASSES
     uses = [form for c in COCO_CLASSES.values() for form in c.forms]
     def ours(c): return [f for f in c.forms if uses.count(f) == 1 and " ".join(map(singular, f.split())) == f != c.name]
     lines = [[c.name, *ours(c)] for c in COCO_CLASSES.values()]
@@ -507,8 +499,6 @@ def chair_list(tmp_path):
 
 def check_chair(tmp_path, captions, refs, boxed):
     "Compare both implementations of CHAIR, caption by caption; return our scores."
-    from noc_nb.heldout import COCO_CLASSES
-    from noc_nb.scores.quality import quality_numbers, quality_scores, word_list
     lines, file = chair_list(tmp_path)
     slow = SlowChair(lines)
     numbers = quality_numbers(captions, refs, word_list(COCO_CLASSES, file), boxed)
@@ -525,7 +515,6 @@ def check_chair(tmp_path, captions, refs, boxed):
 
 def test_chair_of_any_words_is_the_published_one(tmp_path):
     "CHAIR of random sentences of the list's words, plurals and modifiers equals the published code's."
-    from noc_nb.scores.quality import _numbers
     lines, _ = chair_list(tmp_path)
     words = [word for line in lines for form in line for word in (form, _numbers(form)[-1])
              if singular(word) == singular(form)]
@@ -538,8 +527,6 @@ def test_chair_of_any_words_is_the_published_one(tmp_path):
 
 def test_the_published_words_are_read_as_their_authors_read_them(coco):
     "Each word of the published list is found as its class, as in the authors' code, and as no other."
-    from noc_nb.heldout import COCO_CLASSES
-    from noc_nb.scores.quality import _objects_said, word_list
     file = coco/"upstream/chair_synonyms.txt"
     theirs = {word: line.strip().split(", ")[0] for line in open(file) for word in line.strip().split(", ")}
     forms = word_list(COCO_CLASSES, file)
@@ -551,8 +538,6 @@ def test_the_published_words_are_read_as_their_authors_read_them(coco):
     assert [form for form, _ in said] == ["stove", "oven"]       # their code joins two words, not three
 
 def test_a_report_names_chairs_protocol(tmp_path):
-    from noc_nb.scores.compare import compare
-    from noc_nb.scores.report import evaluate_file
     folder, (_, file) = world(tmp_path), chair_list(tmp_path)
     entries = json.loads((folder/"ours.json").read_text())
     for e in entries: e["caption"] += ". It is a sunny day. A cat"
@@ -572,9 +557,6 @@ def test_a_report_names_chairs_protocol(tmp_path):
 
 def test_chair_of_real_captions_is_the_published_one(coco, tmp_path, captions):
     "CHAIR of real captions equals the published code's; the captions are of other images, so that much is invented."
-    from noc_nb.heldout import COCO_CLASSES
-    from noc_nb.files.dataset import instances_files
-    from noc_nb.files.readers import boxed_classes
     ids = list(captions)[:int(os.environ.get("NOC_IMAGES", 4000))]
     said = {i: captions[j][0] for i, j in zip(ids, ids[1:] + ids[:1])}
     boxed = boxed_classes(instances_files(coco), COCO_CLASSES)
@@ -583,7 +565,6 @@ def test_chair_of_real_captions_is_the_published_one(coco, tmp_path, captions):
 
 def evaluated(folder, out, captions=None, **how):
     "Score captions (image id -> text) or ours.json; return what report.json contains."
-    from noc_nb.scores.report import evaluate_file
     file = folder/"ours.json"
     if captions:
         file = folder/f"{out}.json"
@@ -604,7 +585,6 @@ def test_boxes_are_read_with_the_classes_of_the_report(tmp_path):
 
 def test_a_published_list_decides_which_images_are_novel(tmp_path):
     "An image whose references say a held-out word is novel only if the split's list contains it, in reports and runs."
-    from noc_nb.files.dataset import load_data
     folder, zebras = world(tmp_path), [i for i in range(30) if i % 4 in (1, 2)]     # some reference says "zebras"
     (folder/"coco/splits").mkdir()
     def of(listed, out):
@@ -618,7 +598,6 @@ def test_a_published_list_decides_which_images_are_novel(tmp_path):
 
 def test_fewer_invented_objects_are_better(tmp_path):
     "A comparison says of a system that invents fewer objects that it is better, and of the other that it is worse."
-    from noc_nb.scores.compare import compare
     folder = world(tmp_path)
     said = ["a dog runs on the grass", "a red bus on a street", "two zebras in a field", "a man holds a racket"]
     right = {i: said[i % 4] for i in range(30)}
@@ -631,7 +610,6 @@ def test_fewer_invented_objects_are_better(tmp_path):
 
 def test_faults_are_reported_beside_those_of_the_references(tmp_path):
     "A report counts each fault as by hand, in captions and in references; a comparison leaves the references out."
-    from noc_nb.scores.compare import compare
     folder = world(tmp_path)
     file = folder/"coco/annotations/captions_val2014.json"
     content = read_json(file)
@@ -664,7 +642,6 @@ SCORES = dict(M=20., C=0., S=10., B4=5., R=30.)
 
 def lines_of(folder, side, seed, rows, **about):
     "Write a folder like that of `noc_reproduce`, without captions, and return it; METEOR is 20 plus the seed."
-    from noc_nb.lab.results import table_line, write_rows
     scores = {"in": SCORES | dict(M=20. + seed)} | {g: SCORES | dict(F1=40.) for g in ("out_macro", "out_pooled")}
     about = dict(table="main", variant=None, data="own", split="test", config={}, metrics=scores | dict(f1={}),
                  counts=dict(images=30)) | about
@@ -676,7 +653,6 @@ def lines_of(folder, side, seed, rows, **about):
 
 def test_a_table_of_runs_fits_a_page_of_two_columns(tmp_path):
     "LaTeX sets a table of runs with five scores and odd names, and it is not wider than the page."
-    from noc_nb.commands.cli import noc_eval
     rows = "none", "top1", "top2", "top3", "score", "selector_no_inner", "selector", "oracle"
     given = [lines_of(tmp_path, "ours", seed, rows, variant=NAME if seed < 3 else None) for seed in range(6)]
     noc_eval(runs=given, out=tmp_path/"table", samples=20)
@@ -710,7 +686,6 @@ def test_the_page_of_a_comparison_shows_the_largest_differences(tmp_path, monkey
     "The page shows the images that differ most first, with both captions, references, and photos if there are any."
     import re
     from PIL import Image
-    from noc_nb.commands.cli import noc_eval
     folder = world(tmp_path)
     entries = json.loads((folder/"ours.json").read_text())
     worse = [e | dict(caption="a <thing>" if e["image_id"] in (4, 8) else e["caption"]) for e in entries]

@@ -4,6 +4,7 @@ import math
 import re
 from copy import copy
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 import pytest
 import torch
@@ -14,12 +15,17 @@ from noc_nb.core import NocError
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.heldout import HeldOut
+from noc_nb.lab.config import override
+from noc_nb.lab.objects import object_words
 from noc_nb.lab.runs import compare_training, training_record
 from noc_nb.lab.saving import load_model
-from noc_nb.models.pipeline import NovelCaptioner
+from noc_nb.models.pipeline import NovelCaptioner, _features
 from noc_nb.models.source import Job
 from noc_nb.novelty import judge
+from noc_nb.regions import Regions
+from noc_nb.scst import caption_log_probs
 from noc_nb.train_xe import build_vocab
+from noc_nb.vocab import EOS, FUNCTION_WORDS
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
@@ -186,3 +192,38 @@ def test_a_word_of_the_caller_is_asked_for_as_it_is_written():
     lacks.classes = {cat: replace(pipeline.classes[cat], forms=(*pipeline.classes[cat].forms, "qqq"))}
     with pytest.warns(UserWarning, match="'qqq': cannot be written; its class is required"):
         assert [*lacks.with_objects({"qqq": math.inf}).wanted] == [cat]
+
+# ---- penalties
+
+GLUED = Regions([[.1, .1, .6, .6], [.5, .2, .9, .7], [.2, .5, .5, .9], [.6, .5, .8, .8]], [6, 3, 18, 62], [.9]*4)
+
+def clumsy(caption, lite):
+    "Return how many content words of a caption are repeated, and how many of its pairs of objects nobody wrote."
+    words, objects = caption.split(), {*object_words(lite.classes)}
+    again = sum(w in words[:n] and w not in FUNCTION_WORDS for n, w in enumerate(words))
+    pairs = [f"{a} {b}" for a, b in pairwise(words) if {a, b} <= objects]
+    return again, sum(pair not in lite.captioner.trained["pairs"] for pair in pairs)
+
+@pytest.mark.parametrize("objects", [(), ("bus", "car", "chair", "dog"), None])
+def test_a_score_is_the_log_probability_less_the_penalties(objects):
+    "The score of a caption of `lite` is its log-probability, teacher-forced, less what its clumsy words cost."
+    lite, clumsiest = NovelCaptioner.from_pretrained("lite", device="cpu"), 0
+    for repetition, pair in (0., 0.), (.25, .5), (2., 2.), (50., 50.):
+        lite.cfg = override(lite.cfg, [f"prices.repetition={repetition}", f"prices.pair={pair}"])
+        found = lite(GLUED, objects)
+        again, glued = clumsy(found.caption, lite)
+        tokens = torch.tensor([[[*map(lite.vocab.stoi.get, found.caption.split()), EOS]]])
+        with torch.no_grad(): log_prob = caption_log_probs(lite.captioner, _features(lite, [GLUED]), tokens).item()
+        assert found.score == pytest.approx(log_prob - again*repetition - glued*pair, abs=2e-3)
+        clumsiest = max(clumsiest, again + glued)
+        assert repetition < 50 or not again + glued
+    assert clumsiest or objects != ("bus", "car", "chair", "dog")
+
+def test_penalties_of_pairs_need_a_record(tmp_path):
+    "A captioner that does not know what people write side by side is refused, with both ways on."
+    lite = NovelCaptioner.from_pretrained("lite", device="cpu")
+    del lite.captioner.trained["pairs"]
+    with pytest.raises(NocError, match=r"prices.pair=2: expected a captioner whose trained.json has `pairs`"):
+        lite(GLUED)
+    lite.cfg = override(lite.cfg, ["prices.pair=0"])
+    assert lite(GLUED).caption

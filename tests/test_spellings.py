@@ -1,21 +1,21 @@
 """Test the spellings of words by tokenizers of eight kinds; whole words and prices are tested by brute force."""
 import functools, itertools, json, random, re, unicodedata
+from types import SimpleNamespace
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, GPT2Config, GPT2LMHeadModel, LogitsProcessorList, PreTrainedTokenizerFast
 from noc_nb.core import NocError
 from noc_nb.models.generate import grid_beam
 from noc_nb.models.spellings import _read_table, _Reader, spellings
 from noc_nb.toy import toy_image
-from test_words import LETTER, behind, folded, has
+from test_words import (BYTES, LETTER, NAMES, SPECIAL, behind, byte_bpe, byte_fallback, ends_of_words, folded, has,
+                        unigram, wordpiece)
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:(input \\d|num_beams)")]
 
 # Tokenizers of eight kinds, each with 900 tokens
 
-SPECIAL = ["<unk>", "<s>", "</s>", "<pad>"]
-NAMES = dict(unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>")
 KINDS = ["byte BPE", "byte BPE, prefix", "WordPiece", "WordPiece, cased", "Unigram", "byte fallback", "ends of words",
          "bytes"]
 VOCABULARY = ["cat", "bus", "dog", "cattle", "car", "cart", "man", "pan", "pancake", "table", "at", "a cat"]
@@ -24,40 +24,24 @@ def captions():
     "Return captions of the toy world."
     return [text for n in range(400) for text in toy_image(0, n)[1]]
 
-def byte_bpe(prefix):
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
-    made.decoder = decoders.ByteLevel()
-    return made, trainers.BpeTrainer, dict(initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+def maker(skeleton, model, trainer=trainers.BpeTrainer, chance=1., **more):
+    "Return a skeleton of test_words with another model, its trainer and settings; `chance` decides its random choices."
+    made, *_ = skeleton(SimpleNamespace(random=lambda: chance))
+    made.model = model
+    return made, trainer, more
 
-def wordpiece(lowercase):
-    made = Tokenizer(models.WordPiece(unk_token="<unk>"))
-    made.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    made.pre_tokenizer, made.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
-    return made, trainers.WordPieceTrainer, {}
-
-def unigram():
-    made = Tokenizer(models.Unigram())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    return made, trainers.UnigramTrainer, dict(unk_token="<unk>")
-
-def byte_fallback():
-    made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
-    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-                                      decoders.Strip(" ", 1, 0)])
-    return made, trainers.BpeTrainer, dict(special_tokens=SPECIAL + [f"<0x{n:02X}>" for n in range(256)])
-
-def ends_of_words():
-    "Build a tokenizer with end-of-word symbols, like those of OpenAI's first GPT, CLIP and FSMT."
-    made = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.BertPreTokenizer(), decoders.BPEDecoder()
-    return made, trainers.BpeTrainer, dict(end_of_word_suffix="</w>")
-
-MAKERS = {"byte BPE": lambda: byte_bpe(False), "byte BPE, prefix": lambda: byte_bpe(True),
-          "WordPiece": lambda: wordpiece(True), "WordPiece, cased": lambda: wordpiece(False), "Unigram": unigram,
-          "byte fallback": byte_fallback, "ends of words": ends_of_words}
+UNK = dict(unk_token="<unk>")
+ALPHABET = dict(initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+MAKERS = {
+    "byte BPE": lambda: maker(byte_bpe, models.BPE(), **ALPHABET),
+    "byte BPE, prefix": lambda: maker(byte_bpe, models.BPE(), chance=0., **ALPHABET),
+    "WordPiece": lambda: maker(wordpiece, models.WordPiece(**UNK), trainers.WordPieceTrainer, 0.),
+    "WordPiece, cased": lambda: maker(wordpiece, models.WordPiece(**UNK), trainers.WordPieceTrainer),
+    "Unigram": lambda: maker(unigram, models.Unigram(), trainers.UnigramTrainer, **UNK),
+    "byte fallback": lambda: maker(byte_fallback, models.BPE(byte_fallback=True, fuse_unk=True, **UNK),
+                                   special_tokens=SPECIAL + BYTES),
+    "ends of words": lambda: maker(ends_of_words, models.BPE(end_of_word_suffix="</w>", **UNK),
+                                   end_of_word_suffix="</w>")}
 
 @functools.cache
 def trained(kind):

@@ -1,11 +1,7 @@
 "Test the page of 134_steps in a headless Chromium: its captions equal Python's, and it draws the steps."
-import importlib.util, os, random
+import random
 import pytest
 from book import ROOT, cells
-
-CHROMIUM = "/usr/bin/chromium"
-pytestmark = [pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed"),
-              pytest.mark.skipif(not os.path.exists(CHROMIUM), reason=f"no {CHROMIUM}: apt-get install chromium")]
 
 def committed():
     "Return the page that the chapter shows."
@@ -14,9 +10,8 @@ def committed():
     return shown
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory):
+def opened(browser, tmp_path_factory):
     "Return a function that opens a page from a file. At the end, fail if a page reported an error or a request."
-    from playwright.sync_api import sync_playwright
     wrong, folder = [], tmp_path_factory.mktemp("page")
     def open_page(html):
         (folder/"page.html").write_text(f"<!doctype html><meta charset=utf-8>{html}", encoding="utf-8")
@@ -25,10 +20,7 @@ def opened(tmp_path_factory):
         tab.on("request", lambda r: None if r.url.startswith("file:") else wrong.append(r.url))
         tab.goto((folder/"page.html").as_uri())
         return tab
-    with sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield open_page
-        browser.close()
+    yield open_page
     assert wrong == []
 
 def compared(page): return page.locator(".check").inner_text()

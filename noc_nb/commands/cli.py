@@ -78,7 +78,7 @@ def noc_app(
     "Serve a web page for captioning; by default, only to this machine."
 
 # %% ../../nbs/commands/140_cli.ipynb #c0de0003
-@works_in("noc_nb.scores.compare")
+@works_in("noc_nb.scores.systems")
 def noc_eval(
     captions:str=None,    # captions to score, in any form (docs/forms.md)
     data:str=None,        # folder in COCO's layout, or references in any form (default: NOC_DATA)

@@ -16,6 +16,7 @@ from ..beam import Hypotheses
 from ..captioner import Captioner
 from ..core import require
 from ..data import CaptionBatch, CocoData
+from .penalties import with_penalties
 from .pool import Pool
 from .prices import PriceConfig, best_candidates
 from .search import Search, SearchConfig
@@ -32,6 +33,7 @@ def search(
     cfg:SearchConfig=SearchConfig(), # settings of the search
     prices=None,         # b lists with a price for every group; None: all are musts
     avoid=(),            # forbidden words and phrases, tuples of ids
+    penalties=None,      # `Penalties` of words; default: none
 )->Hypotheses:           # (b,k,t) tokens, best first, with scores, satisfied, spans and reasons
     "Search a batch. Raise `NocError` if the mode is unknown or the number of lists is not b."
     b = len(batch.features)
@@ -39,16 +41,20 @@ def search(
             f"one for each of {b} images")
     pool = Pool(captioner)
     state = pool.start(batch.features, batch.mask, cfg.max_len)
+    step, reorder = pool.step, pool.reorder
+    if penalties:
+        step, reorder = with_penalties(step, reorder, penalties.to(batch.features.device))
+        state = state, torch.zeros(b, 0, dtype=torch.long, device=batch.features.device)
     grids = Search(constraints, batch.features.device, eos=EOS, forbidden=(PAD, BOS, UNK),
                    prices=prices, avoid=[[*avoid]]*b if avoid else None, **asdict(cfg))
-    return grids.run(pool.step, state, BOS, pool.reorder, pad=PAD)
+    return grids.run(step, state, BOS, reorder, pad=PAD)
 
 # %% ../../nbs/fast/36_decode.ipynb #88544829
 @dataclass(frozen=True)
 class Decoded:
     "The best caption of an image, and which of its constraints the caption satisfies."
     caption:str          # lower-case words
-    score:float          # sum of log-probabilities
+    score:float          # sum of log-probabilities, less the penalties
     wanted:int = 0       # number of constraints on the caption
     satisfied:int = 0    # number of constraints in the caption
     reason:str = None    # why no caption is complete, or None
@@ -71,6 +77,7 @@ def decode(
     cfg:SearchConfig=SearchConfig(), # settings of the search
     prices:dict=None,      # image id -> a price for each of its groups; None: all are musts
     avoid=(),              # forbidden words and phrases, as in `search`
+    penalties=None,        # `Penalties` of words; default: none
 )->dict:                   # image id -> `Decoded`
     "Caption every image in the batches."
     constraints = constraints or {}
@@ -82,7 +89,7 @@ def decode(
     for batch in batches:
         groups = [constraints.get(i, []) for i in batch.image_ids]
         worth = None if prices is None else [prices.get(i, []) for i in batch.image_ids]
-        best = search(captioner, batch.to(device), groups, cfg, worth, avoid)
+        best = search(captioner, batch.to(device), groups, cfg, worth, avoid, penalties)
         tensors = best.tokens, best.scores, best.satisfied, best.spans
         objectives = best.objective[:,0].tolist() if prices else [None]*len(groups)
         rows = zip(groups, *(x[:,0].tolist() for x in tensors), best.reason, objectives)

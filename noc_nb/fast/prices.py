@@ -14,10 +14,12 @@ from ..core import require
 # %% ../../nbs/fast/28_prices.ipynb #5b8dab9d
 @dataclass(frozen=True)
 class PriceConfig:
-    "The prices of selected classes. In the paper every selected class is a must."
+    "Prices and penalties of words. In the paper every selected class is a must."
     weight:float = None    # w: nats for a unit of log-odds; None: every selected class is a must
     unseen:float = 5.      # β: additional nats for a word that no training caption has
     min_prob:float = .1    # lowest probability of a candidate with a finite price
+    repetition:float = 0.  # nats that a content word costs if the caption already has it
+    pair:float = 0.        # nats that two objects side by side cost, unless people write them so
 
 # %% ../../nbs/fast/28_prices.ipynb #68ea72d7
 def best_candidates(

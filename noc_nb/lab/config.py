@@ -74,7 +74,8 @@ _RANGES = {   # configuration -> setting -> its limits
         seed=_limits(-2**63, 2**64 - 1)),
     ScstConfig: dict(df_unit=_limits(among=("image", "caption")), min_refs=_limits(0),
                      mix=_limits(0, 1)),
-    PriceConfig: dict(weight=_limits(0, 1000), unseen=_limits(0, 1000), min_prob=_limits(0, 1)),
+    PriceConfig: dict(weight=_limits(0, 1000), unseen=_limits(0, 1000), min_prob=_limits(0, 1),
+                      repetition=_limits(0, 1000), pair=_limits(0, 1000)),
 }
 
 def _limits_of(kind):

@@ -26,11 +26,12 @@ from ..core import NocError, default_device, require
 from ..data import CocoData, ImageExamples, Loader
 from ..encoder import CaptionerConfig
 from ..fast.decode import decode
+from ..fast.penalties import Penalties
 from ..fast.prices import PriceConfig, best_candidates
 from ..fast.search import SearchConfig
 from .config import Config, setting, without
 from .disk import foreign_file, read_json
-from .objects import form_of
+from .objects import form_of, object_pairs, object_words
 from .progress import progress, say
 from .results import (LABELS, ROWS, Row, append_row, captions_file, new_row,
                                 read_results, read_rows, table_line, write_results)
@@ -499,6 +500,15 @@ def _captioner(self:Experiment, training):
     return self.captioners[training]
 
 @patch
+def _penalties(self:Experiment, vocab):
+    "Return what words cost, by the training captions; None if nothing does."
+    cfg, data = self.run.preset.prices, self.data
+    if not (cfg.repetition or cfg.pair): return None
+    captions = (c for i in data.splits["train"] for c in data.captions[i])
+    known = object_pairs(captions, data.classes)
+    return Penalties(vocab, cfg, object_words(data.classes), known)
+
+@patch
 def _decode(self:Experiment, row, training, lambda0):
     "Caption the images."
     captioner = self._captioner(training)
@@ -509,7 +519,9 @@ def _decode(self:Experiment, row, training, lambda0):
     features = self.data.region_features(captioner.cfg.max_regions)
     batches = Loader(ImageExamples(self.data, ids, features), 100, shuffle=False)
     shown = progress(batches, f"{training} {row}", leave=False)
-    decoded = decode(captioner, shown, groups, self._searched(row).search, prices)
+    penalties = self._penalties(Vocab(captioner.tokens))
+    decoded = decode(captioner, shown, groups, self._searched(row).search, prices,
+                     penalties=penalties)
     return {i: replace(d, missing=missing[i]) for i, d in decoded.items()}
 
 # %% ../../nbs/lab/44_experiment.ipynb #416c93e7

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['load_classes', 'save_classes', 'load_heldout', 'save_heldout', 'plain_name', 'usual_name', 'class_ids', 'plurals',
-           'numbered', 'several', 'form_of']
+           'numbered', 'several', 'form_of', 'clauses', 'word_runs', 'object_words', 'object_pairs']
 
 # %% ../../nbs/lab/15_objects.ipynb #1ab01503
 import re
 from collections import Counter
 from dataclasses import asdict, fields
+from itertools import pairwise
 
 from ..core import require
 from ..heldout import MOST_CLASSES, HeldOut, ObjectClass, normalize
@@ -191,3 +192,33 @@ def form_of(
     if form != "number": return form
     many = several(regions, least)
     return lambda c: numbered(c, c.id in many)
+
+# %% ../../nbs/lab/15_objects.ipynb #15a00021
+def clauses(caption):
+    "Return the normalised parts of a caption between its punctuation marks."
+    return [normalize(part) for part in re.split(r"[^\w\s'-]+", caption)]
+
+def word_runs(
+    captions, # sentences
+)->set:       # strings
+    "Return the words, and the pairs of neighbouring words, that captions contain."
+    runs = set()
+    for caption in captions:
+        runs.update(normalize(caption).split())
+        for words in map(str.split, clauses(caption)): runs.update(map(" ".join, pairwise(words)))
+    return runs
+
+def object_words(
+    classes:dict, # class id -> `ObjectClass`
+)->list:          # words, in alphabetical order
+    "Return the single words that mention an object."
+    return sorted({form for c in classes.values() for form in c.forms if " " not in form})
+
+def object_pairs(
+    captions,     # sentences
+    classes:dict, # class id -> `ObjectClass`
+)->list:          # strings, in alphabetical order
+    "Return the pairs of neighbouring words in captions that both mention an object."
+    words = {*object_words(classes)}
+    runs = (run.split() for run in word_runs(captions))
+    return sorted(" ".join(run) for run in runs if len(run) == 2 and words.issuperset(run))

@@ -29,6 +29,8 @@ from ..data import CocoData
 from ..heldout import normalize
 from .config import fixed
 from .disk import beside, in_use, read_json, real_path, room_for, write_json
+from .objects import object_pairs
+
 
 # %% ../../nbs/lab/09_runs.ipynb #66a27e0c
 def _bytes(x):
@@ -121,19 +123,23 @@ def training_record(
     data:CocoData,     # data set whose part `train` is used
     seen:bool=False,   # True: for a captioner, as in `contents`
     start:dict=None,   # record of the model from which the training starts, if there is one
-)->dict:               # JSON: fingerprints `inputs`; `heldout` and read `words`; marks of `images`
+)->dict:               # JSON: fingerprints `inputs`; `heldout`; read `words` and `pairs` of objects;
+                      # marks of `images`
     "Record what a model is trained on."
     images = data.splits["train"]
     texts = [normalize(caption) for i in images for caption in data.captions[i]]
     words = {word for text in texts for word in text.split()}
     heldout = {word for group in data.heldout.removal.values() for word in group}
     marks = {min(_marks(data, i)) for i in images if data.captions[i]}
+    pairs = {*object_pairs((c for i in images for c in data.captions[i]), data.classes)}
     inputs = contents(data, seen)
     if start:
         inputs = {k: x if start["inputs"].get(k) == x else None for k, x in inputs.items()}
         words, marks = words.union(start["words"]), marks.union(start["images"])
+        pairs = pairs.union(start.get("pairs", ()))
         heldout &= {*start["heldout"]}
-    return dict(inputs=inputs, heldout=sorted(heldout), words=sorted(words), images=sorted(marks))
+    return dict(inputs=inputs, heldout=sorted(heldout), words=sorted(words), pairs=sorted(pairs),
+                images=sorted(marks))
 
 # %% ../../nbs/lab/09_runs.ipynb #09c00004
 def compare_training(

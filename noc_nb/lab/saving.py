@@ -221,7 +221,8 @@ def _load_trained(path):
     record = read_json(path)
     def is_list(x): return isinstance(x, list) and all(isinstance(text, str) for text in x)
     whole = isinstance(record, dict) and isinstance(record.get("inputs"), dict)
-    whole = whole and all(is_list(record.get(key)) for key in ("heldout", "words", "images"))
+    whole = whole and all(map(is_list, map(record.get, ("heldout", "words", "images"))))
+    whole = whole and is_list(record.get("pairs", []))             # older records lack it
     require(whole, path, "the record of a training, as `training_record` makes it")
     return record
 

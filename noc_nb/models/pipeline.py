@@ -27,11 +27,12 @@ from ..constraints import FORMS, constraint_tokens
 from ..core import NocError, default_device, require
 from ..data import CaptionBatch, RegionFeatures
 from ..fast.decode import decode
+from ..fast.penalties import Penalties
 from ..fast.prices import PriceConfig, best_candidates, read_wishes
 from ..fast.search import SearchConfig
 from ..heldout import ObjectClass, meanings, people
 from ..lab.config import Config, load_config, save_config, setting
-from ..lab.objects import form_of, load_classes, save_classes
+from ..lab.objects import form_of, load_classes, object_words, save_classes
 from ..lab.saving import check_kinds, load_model, model_card, read_weights, save_model
 from ..regions import Regions, geometry, table_of
 from ..selector import RegionSelector, select
@@ -356,11 +357,19 @@ class _Search:
             require(width == expected, where, f"{expected} a region")
         return images if seen is None else seen
 
+    def _penalties(self):
+        "Return what words cost, or None if nothing does."
+        cfg, record = self.cfg.prices, getattr(self.captioner, "trained", None) or {}
+        if not (cfg.repetition or cfg.pair): return None
+        require("pairs" in record or not cfg.pair, f"prices.pair={cfg.pair:g}",
+                "a captioner whose trained.json has `pairs` of words; train again, or set it to 0")
+        return Penalties(self.vocab, cfg, object_words(self.classes), record.get("pairs", ()))
+
     def _search(self, seen, groups, prices):
         "Return the best caption of each image under its constraints, as `Decoded`."
         batch = _features(self, seen)
         groups, prices = dict(enumerate(groups)), dict(enumerate(prices))
-        how = dict(prices=prices, avoid=self.avoid)
+        how = dict(prices=prices, avoid=self.avoid, penalties=self._penalties())
         return [*decode(self.captioner, [batch], groups, self.cfg.search, **how).values()]
 
     def _costs(self, seen, asked, decoded):

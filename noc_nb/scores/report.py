@@ -28,6 +28,7 @@ from ..files.readers import (Captions, boxed_classes, by_digits, caption_entries
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize, novel_images
 from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json, text_file, whole_file
+from ..lab.objects import word_runs
 from ..lab.progress import code_version
 from ..lab.runs import called, file_sum
 from ..lab.verdict import signed
@@ -38,8 +39,7 @@ from ..models.spellings import UNSPACED
 from ..novelty import Judged, Protocol, by_group, interval, judge
 from .java import find_java, java_programs
 from .page import Part, as_markdown, report_folder, thumbnail, write_files
-from .quality import (BESIDE, quality_numbers, quality_scores, vocabulary,
-                                   word_list, word_runs)
+from .quality import (BESIDE, quality_numbers, quality_scores, vocabulary, word_list)
 from ..vocab import TOKENISER, tokenize
 
 # %% ../../nbs/scores/122_report.ipynb #a0bff669
