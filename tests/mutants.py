@@ -53,7 +53,7 @@ TESTS = {  # modules: test files; parts of the names of sharp tests in them, in 
         "scores download pins", "spice_of spice_comes meteor_equals scripts odd_answers java_that windows"),
     "models/pipeline models/classes": (
         "pins zeros hostile detections", "pipeline omitted averaged phrase classes region categories numbers "
-        "lowest selector_and no_tokens odd_settings")}
+        "lowest selector_and no_tokens odd_settings takes_the_place longest_form")}
 TESTS = {module: how for modules, how in TESTS.items() for module in modules.split()}
 CHAPTER = {module_of(chapter).replace(".", "/"): chapter for chapter in CHAPTERS}
 
