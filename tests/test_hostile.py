@@ -19,11 +19,11 @@ from noc_nb.files.store import RegionStore
 from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT
 from noc_nb.lab.config import load_config
 from noc_nb.lab.disk import read_json, write_json
+from noc_nb.lab.novelty import selection_f1
 from noc_nb.lab.results import append_row, read_rows
 from noc_nb.lab.saving import _load_vocab, _save_vocab
 from noc_nb.models.photos import image_files, open_image
 from noc_nb.models.source import Job
-from noc_nb.novelty import selection_f1
 from noc_nb.pages.gallery import _caption_files
 from noc_nb.regions import Regions, class_vectors, table_of
 from noc_nb.scores.report import evaluate_file

@@ -64,7 +64,7 @@ def brute_force_f1(ids, novel, said, refs, weight="image", fp="other", lists=LIS
 @pytest.mark.parametrize("fp", ["other", "nonnovel"])
 def test_f1_equals_brute_force(lite, weight, fp):
     from noc_nb.heldout import COCO_HELDOUT, novel_images
-    from noc_nb.novelty import judge
+    from noc_nb.lab.novelty import judge
     ids, listed, said, refs = lite
     novel = {o: own & listed for o, own in novel_images(refs, COCO_HELDOUT, ids).items()}
     row = judge(said, refs, ids, novel, metrics=(), weight=weight, fp=fp).row()
@@ -77,7 +77,7 @@ def test_f1_equals_brute_force(lite, weight, fp):
 def test_protocols_differ_as_documented(lite):
     "`buses` counts only in the extended list; ignoring false positives on other objects' novel images raises F1."
     from noc_nb.heldout import COCO_HELDOUT, novel_images
-    from noc_nb.novelty import judge
+    from noc_nb.lab.novelty import judge
     ids, listed, said, refs = lite
     novel = {o: own & listed for o, own in novel_images(refs, COCO_HELDOUT, ids).items()}
     def row(**protocol): return judge(said, refs, ids, novel, metrics=(), **protocol).row()
@@ -105,7 +105,7 @@ def test_cider_bleu_rouge_equal_pycocoevalcap(captions):
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.rouge.rouge import Rouge
-    from noc_nb.metrics import CaptionScorer, _bleu
+    from noc_nb.lab.metrics import CaptionScorer, _bleu
     said, refs, gts, res = real(captions, 2000)
     with CaptionScorer(refs, ("C", "B4", "R")) as scorer: ours = scorer.numbers(said)
     for name, scorer in ("C", Cider()), ("R", Rouge()):
@@ -121,7 +121,7 @@ def test_cider_bleu_rouge_equal_pycocoevalcap(captions):
 @pytest.mark.slow
 def test_meteor_equals_pycocoevalcap(captions):
     from pycocoevalcap.meteor.meteor import Meteor as Theirs
-    from noc_nb.metrics import CaptionScorer, meteor
+    from noc_nb.lab.metrics import CaptionScorer, meteor
     from noc_nb.scores.java import java_programs
     said, refs, gts, res = real(captions, 100)
     theirs = Theirs()
@@ -243,7 +243,7 @@ def own_cache(tmp_path, monkeypatch):
 
 def meteor_of(captions):
     "Return CIDEr-D and METEOR of some captions, and the warnings."
-    from noc_nb.metrics import CaptionScorer
+    from noc_nb.lab.metrics import CaptionScorer
     from noc_nb.scores.java import java_programs
     refs = {i: ["a bird", "one bird"] for i in captions}
     with warnings.catch_warnings(record=True) as told:
@@ -292,7 +292,7 @@ def test_a_java_that_talks_about_itself(monkeypatch):
     _version_text.cache_clear()
     assert loud == quiet and "M" in loud and not told
 
-SCORE = """from noc_nb.metrics import CaptionScorer
+SCORE = """from noc_nb.lab.metrics import CaptionScorer
 from noc_nb.scores.java import java_programs
 refs = {1: ['a bird']}
 """

@@ -14,11 +14,11 @@ from noc_nb.core import NocError
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.heldout import HeldOut
+from noc_nb.lab.novelty import judge
 from noc_nb.lab.runs import compare_training, training_record
 from noc_nb.lab.saving import load_model
 from noc_nb.models.pipeline import NovelCaptioner
 from noc_nb.models.source import Job
-from noc_nb.novelty import judge
 from noc_nb.train_xe import build_vocab
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from noc_nb.core import NocError, set_seed
 from noc_nb.data import CaptionExamples, ImageExamples, Loader
 from noc_nb.decode import plain_search
 from noc_nb.encoder import CaptionerConfig
+from noc_nb.fast.cider import cider_reward
 from noc_nb.fast.decode import fast_search
 from noc_nb.fast.search import SearchConfig
 from noc_nb.files.dataset import load_data
@@ -33,7 +34,7 @@ from noc_nb.lab.train import (ScstTrainConfig, TrainConfig, Trainer, _checkpoint
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig
 from noc_nb.scores.compare import _of_row, _title
 from noc_nb.scores.report import _Report
-from noc_nb.scst import SelfCritical, cider_reward, oracle_words, rewarded_images, train_scst
+from noc_nb.scst import SelfCritical, oracle_words, rewarded_images, train_scst
 from noc_nb.selector import SelectorConfig
 from noc_nb.train_selector import train_selector
 from noc_nb.train_xe import build_captioner, train_xe, xe_loss

@@ -18,11 +18,11 @@ import numpy as np
 from ..core import require
 from ..lab.config import check_range, imported
 from ..lab.disk import find_data, foreign_file, read_json
+from ..lab.metrics import METRICS, CaptionScorer
+from ..lab.novelty import Protocol
 from ..lab.results import LABELS, captions_file, read_rows, table_line
 from ..lab.tables import cell, latex_table, metric, training_label
 from ..lab.verdict import gap, holm, near_limit, short_p, signed, verdict
-from ..metrics import METRICS, CaptionScorer
-from ..novelty import Protocol
 from .page import Part, as_markdown, report_folder, write_files
 from .quality import BESIDE, LOW_IS_GOOD, NO_BETTER_SIDE
 from .report import (_Report, evaluate_file, make_task, match, photos_by_id,
