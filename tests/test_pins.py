@@ -25,6 +25,7 @@ from noc_nb.constraints import best_scores, constraint_classes, constraint_token
 from noc_nb.core import NocError
 from noc_nb.data import CaptionBatch, CocoData, ImageExamples, Loader, RegionFeatures, SelectorExamples
 from noc_nb.encoder import CaptionerConfig
+from noc_nb.evaluation import caption_scores, domains
 from noc_nb.fast.cider import CiderD, CiderReward, cider_reward
 from noc_nb.fast.decode import decode, fast_search, oracle_prices, search
 from noc_nb.fast.expansions import next_words
@@ -1358,6 +1359,8 @@ def test_caption_scores_are_pycocoevalcaps():
     for name, ids in SETS.items():
         own[name] = np.append(theirs(ids), np.mean([cider[[*LONGER].index(i)] for i in ids]))
         if name in once: close([once[name][m] for m in ("B1", "B2", "B3", "B4", "R", "C")], own[name], 1e-7)
+        close([*caption_scores(JUDGED, LONGER, ids).values()], own[name][[-1, 3, 4]], 1e-9)
+    assert [*domains(JUDGED, NOVEL)] == [SETS["in"], SETS["out_pooled"]]
     macro = (own["zebra"] + own["bus"])/2
     close([once["out_macro"][m] for m in ("B1", "B2", "B3", "B4", "R", "C")], macro, 1e-7)
     close([row["out_macro"][m] for m in ("B4", "R", "C")], macro[3:], 1e-7)

@@ -243,7 +243,7 @@ from noc_nb.models.photos import image_files
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner
 from noc_nb.models.source import Job
 from noc_nb.pages.gallery import begin_captions
-from noc_nb.scst import cider_reward
+from noc_nb.fast.cider import cider_reward
 BONUS = {}
 def f(*how):
     cider = cider_reward(*how)

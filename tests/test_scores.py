@@ -63,12 +63,14 @@ def brute_force_f1(ids, novel, said, refs, weight="image", fp="other", lists=LIS
 @pytest.mark.parametrize("weight", ["image", "caption"])
 @pytest.mark.parametrize("fp", ["other", "nonnovel"])
 def test_f1_equals_brute_force(lite, weight, fp):
+    from noc_nb.evaluation import heldout_f1
     from noc_nb.heldout import COCO_HELDOUT, novel_images
     from noc_nb.lab.novelty import judge
     ids, listed, said, refs = lite
     novel = {o: own & listed for o, own in novel_images(refs, COCO_HELDOUT, ids).items()}
     row = judge(said, refs, ids, novel, metrics=(), weight=weight, fp=fp).row()
     ours = row["f1"] | {"mean": row["out_macro"]["F1"]}
+    if (weight, fp) == ("image", "other"): assert heldout_f1(said, refs, novel, COCO_HELDOUT) == pytest.approx(ours)
     # images stay novel even if the reference with the word became the system's caption
     theirs = brute_force_f1(ids, set().union(*novel.values()), said, refs, weight, fp)
     assert ours == pytest.approx(theirs, abs=1e-9)
@@ -105,9 +107,13 @@ def test_cider_bleu_rouge_equal_pycocoevalcap(captions):
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.rouge.rouge import Rouge
+    from noc_nb.cider import CiderD
     from noc_nb.lab.metrics import CaptionScorer, _bleu
     said, refs, gts, res = real(captions, 2000)
     with CaptionScorer(refs, ("C", "B4", "R")) as scorer: ours = scorer.numbers(said)
+    plain = CiderD({i: list(map(str.split, own)) for i, own in gts.items()})
+    plain = plain.score([line.split() for line, in res.values()], res)
+    assert np.abs(ours["C"][:, 0] - plain).max() < 1e-9
     for name, scorer in ("C", Cider()), ("R", Rouge()):
         mean, each = scorer.compute_score(gts, res)
         tell(name, ours[name][:, 0], each)
