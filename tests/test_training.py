@@ -60,7 +60,7 @@ def trained(phase, root, folder, fit, how=how):
     data, start, constrained = load_data(root, "toy"), load_model(root/"start"), phase == "dgbs"
     if phase == "selector":
         cfg = SelectorConfig(d_model=32, heads=4, d_ff=64)
-        return train_selector_in(folder, data, cfg, xe), train_selector(data, cfg, xe, fit)
+        return train_selector_in(folder, data, cfg, xe), train_selector(data, cfg, xe, fit, f1=weighted_f1)
     if phase == "xe": return train_xe_in(folder, data, tiny, xe, 1), train_xe(data, tiny, xe, 1, fit)
     kept = train_scst_in(folder, data, load_model(root/"start"), scst, constrained, how)
     ids = data.splits["train"] + data.splits["val"]
@@ -79,7 +79,8 @@ def test_the_plain_loop_ends_at_the_same_weights(world, tmp_path, phase, max_len
     kept, plain = trained(phase, world, tmp_path, partial(plain_fit, show=entries.append), short)
     assert_equal_weights(plain, kept)
     history = [{k: v for k, v in e.items() if k in entries[0]} for e in read_json(tmp_path/"done.json")["history"]]
-    assert history == entries and len(history) > 1
+    assert len(history) == len(entries) > 1                 # the plain CIDEr-D may differ in the last digit
+    for ours, theirs in zip(history, entries): assert ours == pytest.approx(theirs, rel=1e-12)
 
 def test_an_unfinished_caption_has_no_gradient(world, tmp_path):
     """One token leaves room for the end alone: no caption has a word, and the only caption of an image without words is
