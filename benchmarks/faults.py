@@ -17,10 +17,10 @@ from noc_nb.core import require
 from noc_nb.files.dataset import load_data
 from noc_nb.lab.config import override
 from noc_nb.lab.disk import find_data
+from noc_nb.lab.novelty import _resamples, interval, nonnovel_weight
 from noc_nb.lab.progress import say
 from noc_nb.lab.results import append_row, new_row
 from noc_nb.models.pipeline import NovelCaptioner
-from noc_nb.novelty import _resamples, interval, nonnovel_weight
 from noc_nb.scores.quality import BESIDE, FAULTS, quality_numbers, quality_scores
 from noc_nb.scores.report import make_task
 

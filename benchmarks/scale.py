@@ -23,20 +23,21 @@ from noc_nb.commands.command import peak_mb, script
 from noc_nb.commands.reproduce import choice
 from noc_nb.core import require
 from noc_nb.data import CaptionExamples, ImageExamples, Loader, RegionFeatures, SelectorExamples
+from noc_nb.fast.cider import cider_reward
 from noc_nb.fast.decode import decode, fast_search, search, word_groups
 from noc_nb.files.dataset import load_captions, load_data
 from noc_nb.files.readers import ground_truth, read_detections
 from noc_nb.files.store import RegionStore
 from noc_nb.heldout import novel_images, removed_images
 from noc_nb.lab.experiment import PRESETS
+from noc_nb.lab.metrics import CaptionScorer
+from noc_nb.lab.novelty import judge, weighted_f1
 from noc_nb.lab.progress import progress
 from noc_nb.lab.results import append_row, new_row, read_rows
 from noc_nb.lab.runs import locked
 from noc_nb.lab.train import Trainer
-from noc_nb.metrics import CaptionScorer
-from noc_nb.novelty import judge
 from noc_nb.scores.java import java_programs
-from noc_nb.scst import SelfCritical, caption_log_probs, cider_reward, oracle_words
+from noc_nb.scst import SelfCritical, caption_log_probs, oracle_words
 from noc_nb.selector import RegionSelector, selector_loss
 from noc_nb.train_selector import val_score
 from noc_nb.train_xe import build_captioner, build_vocab, xe_loss
@@ -170,7 +171,7 @@ def _selector(bench):
         return selector_loss(logits, batch.targets, batch.labels, cfg.lambda0, cfg.lambda1), {}
     with bench.lap("steps", 20*bench.steps):
         steps = _train(bench, model, loss, train, Loader(examples, train.batch), 20*bench.steps)
-    score = val_score(data, cfg)
+    score = val_score(data, cfg, f1=weighted_f1)
     with bench.lap("val", len(data.splits["val"])): score(model.eval())
     return steps
 

@@ -25,22 +25,22 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from advice import _told_apart
-from noc_nb.cider import CiderD
 from noc_nb.commands.command import one_thread, script
 from noc_nb.constraints import constraint_tokens
 from noc_nb.core import require
 from noc_nb.data import ImageExamples, Loader, SelectorExamples
+from noc_nb.fast.cider import CiderD
 from noc_nb.fast.decode import decode
 from noc_nb.fast.prices import PriceConfig
 from noc_nb.files.dataset import load_data
 from noc_nb.heldout import mentioned
 from noc_nb.lab.disk import find_data, read_json, write_json
 from noc_nb.lab.experiment import PRESETS, Choices, Experiment, Models, Run
+from noc_nb.lab.novelty import interval, judge
 from noc_nb.lab.progress import progress, say
 from noc_nb.lab.results import append_row
 from noc_nb.lab.train import train_selector_in
 from noc_nb.models.pipeline import NovelCaptioner, pipeline_folder
-from noc_nb.novelty import interval, judge
 from noc_nb.selector import selector_loss
 from noc_nb.train_selector import selector_scores
 from noc_nb.vocab import Vocab

@@ -19,11 +19,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from search import clock
 from noc_nb.captioner import Captioner
-from noc_nb.cider import CiderD, CiderReward
 from noc_nb.commands.command import script
 from noc_nb.core import default_device, require, set_seed
 from noc_nb.data import CaptionBatch
 from noc_nb.encoder import CaptionerConfig
+from noc_nb.fast.cider import CiderD, CiderReward
 from noc_nb.fast.decode import search
 from noc_nb.fast.search import SearchConfig
 from noc_nb.files.readers import read_captions

@@ -32,11 +32,11 @@ from noc_nb.commands.command import one_thread, script
 from noc_nb.core import NocError, require, set_seed
 from noc_nb.lab.config import Config, override
 from noc_nb.lab.disk import read_json, write_json
+from noc_nb.lab.metrics import CaptionScorer, points
+from noc_nb.lab.novelty import interval
 from noc_nb.lab.progress import progress, say
 from noc_nb.lab.results import append_row, new_row, read_rows
-from noc_nb.metrics import CaptionScorer, points
 from noc_nb.models.generate import grid_beam
-from noc_nb.novelty import interval
 from noc_nb.scores.java import java_programs
 
 # ---- The task

@@ -7,6 +7,7 @@ __version__ = "0.4.0"
 __all__ = []
 
 # %% ../nbs/commands/143_names.ipynb #1430a003
+import sys
 from importlib import import_module
 
 # %% ../nbs/commands/143_names.ipynb #1430a005
@@ -16,10 +17,21 @@ _PLACES = dict(
     grid_beam="noc_nb.models.generate",
     from_results="noc_nb.files.formats", load_data="noc_nb.files.dataset",
     load_model="noc_nb.lab.saving", save_model="noc_nb.lab.saving",
-    CiderD="noc_nb.cider", judge="noc_nb.novelty", NocError="noc_nb.core")
+    CiderD="noc_nb.fast.cider", judge="noc_nb.lab.novelty", NocError="noc_nb.core")
 
 def __getattr__(name):
     if name in _PLACES: return getattr(import_module(_PLACES[name]), name)
     raise AttributeError(f"module 'noc_nb' has no attribute {name!r}")
 
 def __dir__(): return [*globals(), *_PLACES]
+
+# %% ../nbs/commands/143_names.ipynb #1430a00b
+_MOVED = {"noc_nb.metrics": "noc_nb.lab.metrics", "noc_nb.novelty": "noc_nb.lab.novelty"}  # in 0.4
+
+class _Moved:
+    "Answer imports of former names; first, so that a file left over from 0.3 is not imported."
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name in _MOVED: raise ModuleNotFoundError(f"{name} is now {_MOVED[name]}", name=name)
+
+sys.meta_path.insert(0, _Moved)

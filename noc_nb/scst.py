@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .captioner import Captioner
-from .cider import CiderReward
+from .cider import CiderD, CiderReward
 from .constraints import constraint_classes, constraint_tokens
 from .core import require, set_seed
 from .data import CaptionBatch, CocoData, ImageExamples, Loader
@@ -116,13 +116,14 @@ def cider_reward(
     ids:list,          # ids of the images whose captions are rewarded
     vocab:Vocab,       # vocabulary of the captioner
     cfg:ScstConfig=ScstConfig(), # settings of the reward
+    kind=CiderReward,  # class of the reward, with the arguments of `CiderReward`
 )->CiderReward:        # reward of captions as token ids
     "Prepare CIDEr-D with the references of the images as a reward."
     new = {}                           # word outside the vocabulary -> its id, after the others
     def number(word): return vocab.stoi.get(word) or new.setdefault(word, len(vocab) + len(new))
     def numbers(i): return [[*map(number, tokens)] for tokens in data.tokens[i]]
     refs = {i: numbers(i) for i in ids}
-    return CiderReward(refs, EOS, cfg.eos_in_reward, cfg.df_unit)
+    return kind(refs, EOS, cfg.eos_in_reward, cfg.df_unit)
 
 # %% ../nbs/43_scst.ipynb #9bffb311
 class SelfCritical:
@@ -187,6 +188,7 @@ def train_scst(
     search=plain_search,  # function with the arguments of `plain_search`
     decode=plain_decode,  # function with the arguments of `plain_decode`, for captions of `val`
     reward=cider_reward,  # function with the arguments of `cider_reward` that makes the reward
+    cider=CiderD,         # class of the score on `val`, with the arguments of `CiderD`
 )->Captioner:             # the captioner, in evaluation mode
     "Fine-tune with rewards (Section 3.1). Raise `NocError` if features have the wrong width."
     set_seed(cfg.seed)
@@ -194,5 +196,5 @@ def train_scst(
     images = ImageExamples(data, ids, _features(data, captioner.cfg))
     batches = Loader(images, cfg.batch, cfg.seed)
     loss = SelfCritical(reward(data, ids, Vocab(captioner.tokens), cfg), words, search, cfg.mix)
-    judge = val_cider(data, words, decode)
+    judge = val_cider(data, words, decode, cider)
     return fit(captioner, loss, batches, cfg, judge, captioner.cfg.d_model)

@@ -80,19 +80,20 @@ def val_cider(
     data:CocoData,       # data set with the part "val"
     words:dict=None,     # image id -> token ids that its caption must contain; None: unconstrained
     decode=plain_decode, # function with the arguments of `plain_decode`
+    cider=CiderD,        # class of the score, with the arguments of `CiderD`
 ):                       # function model -> dict with "score"; None if there are no images to score
     "Make a function that scores a captioner on `val`: by default, CIDEr-D of greedy captions."
     novel = set().union(*data.novel["val"].values())
     ids = [i for i in data.splits["val"] if i not in novel][:500]  # 500 are enough
     if not ids: return None
-    cider = CiderD({i: data.tokens[i] for i in ids})
+    refs = cider({i: data.tokens[i] for i in ids})
     def score(model):
         features = data.region_features(model.cfg.max_regions)
         batches = Loader(ImageExamples(data, ids, features), shuffle=False)
         decoded = decode(model, batches, words, k=1)
         captions = [decoded[i] for i in ids]
         tokens = [caption.split() for caption in captions]
-        points = float(100*cider.score(tokens, ids).mean())
+        points = float(100*refs.score(tokens, ids).mean())
         length = float(np.mean([len(caption) for caption in tokens]))
         return {"score": points, "bad_endings": bad_endings(captions), "words": length}
     return score
@@ -105,11 +106,12 @@ def train_xe(
     min_count:int=5,     # minimum number of occurrences, as in `build_vocab`
     fit=plain_fit,       # training loop with the arguments of `plain_fit`
     decode=plain_decode, # function with the arguments of `plain_decode`, for captions of `val`
+    cider=CiderD,        # class of the score on `val`, with the arguments of `CiderD`
 )->Captioner:            # the trained captioner, in evaluation mode
     "Train a captioner with cross-entropy (Section 3.1)."
     captioner = build_captioner(data, cfg, min_count, train.seed)
     features = data.region_features(cfg.max_regions)
     examples = CaptionExamples(data, Vocab(captioner.tokens), "train", cfg.max_len, features)
     batches = Loader(examples, train.batch, train.seed)
-    judge = val_cider(data, decode=decode)
+    judge = val_cider(data, decode=decode, cider=cider)
     return fit(captioner, xe_loss, batches, train, judge, cfg.d_model)

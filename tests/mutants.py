@@ -29,8 +29,9 @@ TESTS = {  # modules: test files; parts of the names of sharp tests in them, in 
         "by_hand next_words cannot_end still_take checked nest many_groups logits algorithm_1 "
         "machine exhaustive is_beam_search 32_bit odd_scores minus_inf infinite_prices never_worse defaults_of"),
     "constraints": ("pins shipped", "words rules rows images_and special toy_is"),
-    "cider metrics": ("pins scores", "cider reward common new_word unequal meteor caption_scores f1_equals"),
-    "novelty": ("pins scores results", "weight f1 non_novel intervals protocols difference_is committed"),
+    "cider evaluation fast/cider lab/metrics": (
+        "pins scores", "cider reward common new_word unequal meteor caption_scores f1_equals"),
+    "lab/novelty": ("pins scores results", "weight f1 non_novel intervals protocols difference_is committed"),
     "train_selector train_xe scst": (
         "pins", "scst xe vocabulary vector known adam first special badly calm reward images dgbs content "
         "living val selector best"),

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest, torch
 from book import ROOT
-from noc_nb.cider import CiderD
 from noc_nb.core import NocError
 from noc_nb.data import SelectorExamples
 from noc_nb.encoder import CaptionerConfig
+from noc_nb.fast.cider import CiderD
 from noc_nb.fast.search import SearchConfig
 from noc_nb.files.dataset import load_captions, load_data
 from noc_nb.files.drawing import make_toy

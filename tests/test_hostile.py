@@ -35,7 +35,7 @@ from noc_nb.lab.tables import table_view
 from noc_nb.models.photos import image_files, open_image
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, pipeline_folder
 from noc_nb.models.source import _from_table, Job
-from noc_nb.novelty import selection_f1
+from noc_nb.lab.novelty import selection_f1
 from noc_nb.pages import app, gallery
 from noc_nb.pages.app import _OwnNames, _page, _propose, _Studio, _tried, _with_box, _with_words
 from noc_nb.pages.gallery import _batch_lines, _caption_files, _write_report

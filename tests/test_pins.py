@@ -18,13 +18,15 @@ from torch import nn
 from book import ROOT
 from noc_nb.beam import captions_of, prefix_scores, reorder_state, same_captions, tree
 from noc_nb.captioner import Captioner
-from noc_nb.cider import CiderD, CiderReward
+from noc_nb.cider import CiderD as PlainCiderD
 from noc_nb.commands import reproduce
 from noc_nb.commands.command import main
 from noc_nb.constraints import best_scores, constraint_classes, constraint_tokens
 from noc_nb.core import NocError
 from noc_nb.data import CaptionBatch, CocoData, ImageExamples, Loader, RegionFeatures, SelectorExamples
 from noc_nb.encoder import CaptionerConfig
+from noc_nb.evaluation import caption_scores, domains
+from noc_nb.fast.cider import CiderD, CiderReward, cider_reward
 from noc_nb.fast.decode import decode, fast_search, oracle_prices, search
 from noc_nb.fast.expansions import next_words
 from noc_nb.fast.groups import pack_groups, read_groups
@@ -39,26 +41,27 @@ from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, ObjectClass, novel_images
 from noc_nb.lab.config import _from_dict
 from noc_nb.lab.disk import read_json
 from noc_nb.lab.experiment import PRESETS, Choices, Experiment, Models, Parts, Run, _nearest_neighbours
+from noc_nb.lab.metrics import CaptionScorer, meteor, points
+from noc_nb.lab.novelty import interval, judge, nonnovel_weight, selection_f1, val_weight, weighted_f1
 from noc_nb.lab.results import read_rows
 from noc_nb.lab.runs import contents
 from noc_nb.lab.saving import load_model, save_model, _save_vocab
 from noc_nb.lab.tables import table_view
 from noc_nb.lab.train import ScstTrainConfig, TrainConfig, Trainer, train_scst_in, train_selector_in, train_xe_in
 from noc_nb.lab.verdict import gap, over_runs
-from noc_nb.metrics import CaptionScorer, meteor, points
 from noc_nb.models.classes import with_classes
 from noc_nb.models.pipeline import (CaptionOptions, NovelCaptioner, PipelineConfig, _probs as pipeline_probs,
                                     _whole_mention, _with_names)
 from noc_nb.models.source import _from_table
-from noc_nb.novelty import interval, judge, nonnovel_weight, selection_f1
 from noc_nb.pages import gallery
 from noc_nb.regions import Regions, geometry, table_of
 from noc_nb.scores import java
 from noc_nb.scores.compare import _Run, _differences
 from noc_nb.scores.quality import quality_scores
-from noc_nb.scst import ScstConfig, SelfCritical, cider_reward, oracle_words, scst_loss
+from noc_nb.scst import ScstConfig, SelfCritical, oracle_words, scst_loss
+from noc_nb.scst import cider_reward as plain_reward
 from noc_nb.selector import RegionSelector, SelectorConfig, select, selector_loss
-from noc_nb.train_selector import selected, selector_scores, val_score, val_weight
+from noc_nb.train_selector import selected, selector_scores, val_score
 from noc_nb.train_xe import bad_endings, build_captioner, build_vocab, val_cider
 from noc_nb.vocab import BOS, EOS, PAD, UNK, Vocab, tokenize
 
@@ -339,8 +342,9 @@ def test_selector_is_judged_by_weighted_f1():
     own = val_of_thresholds()
     weight = 17_234/3_018
     images = {i: (own.captions[i], [(ZEBRA, s) for s in ([.9] if i in (0, 1, 4) else [.3])]) for i in range(8)}
-    found = val_score(world(images, val=range(8)), SelectorConfig())(ByScore())["score"]
+    found = val_score(world(images, val=range(8)), SelectorConfig(), f1=weighted_f1)(ByScore())["score"]
     close(found, 100*2*2/(2*2 + weight + 2), 1e-9)
+    close(val_score(world(images, val=range(8)), SelectorConfig())(ByScore())["score"], 100*2*2/(2*2 + 1 + 2), 1e-9)
 
 # ---- Section 2.2 and 3.1: the captioner (D4)
 
@@ -970,7 +974,8 @@ TEXTS = {i: [text.split() for text in texts[:3 + i]] for i, texts in enumerate((
 SAID = ["a dog runs on the bed".split(), "a cat a cat a cat sits".split(), "grass".split(), [], "qq zebras on".split()]
 
 @pytest.mark.parametrize("unit", ["image", "caption"])
-def test_cider_d(unit):
+@pytest.mark.parametrize("CiderD", [CiderD, PlainCiderD])
+def test_cider_d(CiderD, unit):
     "CIDEr-D has σ = 6, a factor 10, clipped counts, and document frequencies by image or by caption."
     ids = [0, 1, 2, 0, 2]
     close(CiderD(TEXTS, unit).score(SAID, ids), plain_cider(TEXTS, SAID, ids, unit), 1e-9)
@@ -979,7 +984,8 @@ def test_cider_d(unit):
 
 @pytest.mark.parametrize("how", [dict(), dict(eos_in_reward=False), dict(df_unit="caption"),
                                  dict(eos_in_reward=False, df_unit="caption")])
-def test_reward_of_ids(data, how):
+@pytest.mark.parametrize("cider_reward", [cider_reward, plain_reward])
+def test_reward_of_ids(data, how, cider_reward):
     """D6: by default the reward counts EOS, and a document is an image; words of references outside the vocabulary get
     their own ids, never UNK."""
     eos, unit = how.get("eos_in_reward", True), how.get("df_unit", "image")
@@ -1319,6 +1325,8 @@ def test_caption_scores_are_pycocoevalcaps():
     for name, ids in SETS.items():
         own[name] = np.append(theirs(ids), np.mean([cider[[*LONGER].index(i)] for i in ids]))
         if name in once: close([once[name][m] for m in ("B1", "B2", "B3", "B4", "R", "C")], own[name], 1e-7)
+        close([*caption_scores(JUDGED, LONGER, ids).values()], own[name][[-1, 3, 4]], 1e-9)
+    assert [*domains(JUDGED, NOVEL)] == [SETS["in"], SETS["out_pooled"]]
     macro = (own["zebra"] + own["bus"])/2
     close([once["out_macro"][m] for m in ("B1", "B2", "B3", "B4", "R", "C")], macro, 1e-7)
     close([row["out_macro"][m] for m in ("B4", "R", "C")], macro[3:], 1e-7)

@@ -3,8 +3,8 @@ import gzip, itertools, json, sys, time, tracemalloc
 import numpy as np
 import pyarrow, pyarrow.parquet
 import pytest
-from noc_nb.cider import CiderD
 from noc_nb.data import CocoData, SelectorExamples
+from noc_nb.fast.cider import CiderD
 from noc_nb.fast.decode import Decoded
 from noc_nb.files.readers import ground_truth, json_items, read_captions, read_detections, read_vectors
 from noc_nb.files.store import RegionStore

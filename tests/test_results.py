@@ -10,9 +10,9 @@ from noc_nb.commands.reproduce import _preset_of, choice
 from noc_nb.files.dataset import load_data
 from noc_nb.lab.config import override
 from noc_nb.lab.disk import read_json
+from noc_nb.lab.metrics import METRICS, CaptionScorer
+from noc_nb.lab.novelty import judge
 from noc_nb.lab.results import LABELS, TRAINING_LABELS, read_rows
-from noc_nb.metrics import METRICS, CaptionScorer
-from noc_nb.novelty import judge
 
 sys.path.insert(0, str(ROOT/"benchmarks"))
 import advice, faults, pixels, scale, search, selecting, training, words

@@ -9,6 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from noc_nb.constraints import RULES
 from noc_nb.core import NocError
+from noc_nb.fast.cider import cider_reward
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.files.formats import read_tsv
@@ -22,7 +23,7 @@ from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner
 from noc_nb.models.source import Job
 from noc_nb.pages.gallery import begin_captions
 from noc_nb.regions import Regions
-from noc_nb.scst import SelfCritical, cider_reward
+from noc_nb.scst import SelfCritical
 from noc_nb.selector import RegionSelector
 from test_hostile import evaluated
 
@@ -242,7 +243,7 @@ from noc_nb.models.photos import image_files
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner
 from noc_nb.models.source import Job
 from noc_nb.pages.gallery import begin_captions
-from noc_nb.scst import cider_reward
+from noc_nb.fast.cider import cider_reward
 BONUS = {}
 def f(*how):
     cider = cider_reward(*how)

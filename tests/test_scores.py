@@ -16,8 +16,8 @@ from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, novel_images
 from noc_nb.lab.disk import read_json
 from noc_nb.lab.results import table_line, write_rows
 from noc_nb.lab.verdict import gap, holm
-from noc_nb.metrics import _bleu, CaptionScorer, meteor
-from noc_nb.novelty import judge
+from noc_nb.lab.metrics import _bleu, CaptionScorer, meteor
+from noc_nb.lab.novelty import judge
 from noc_nb.scores import java
 from noc_nb.scores.compare import compare
 from noc_nb.scores.java import (_cache_folder, find_java, _java_options, java_programs, _missing_jars, _Spice,
@@ -80,6 +80,7 @@ def test_f1_equals_brute_force(lite, weight, fp):
     novel = {o: own & listed for o, own in novel_images(refs, COCO_HELDOUT, ids).items()}
     row = judge(said, refs, ids, novel, metrics=(), weight=weight, fp=fp).row()
     ours = row["f1"] | {"mean": row["out_macro"]["F1"]}
+    if (weight, fp) == ("image", "other"): assert heldout_f1(said, refs, novel, COCO_HELDOUT) == pytest.approx(ours)
     # images stay novel even if the reference with the word became the system's caption
     theirs = brute_force_f1(ids, set().union(*novel.values()), said, refs, weight, fp)
     assert ours == pytest.approx(theirs, abs=1e-9)
@@ -115,6 +116,9 @@ def test_cider_bleu_rouge_equal_pycocoevalcap(captions):
     from pycocoevalcap.rouge.rouge import Rouge
     said, refs, gts, res = real(captions, 2000)
     with CaptionScorer(refs, ("C", "B4", "R")) as scorer: ours = scorer.numbers(said)
+    plain = CiderD({i: list(map(str.split, own)) for i, own in gts.items()})
+    plain = plain.score([line.split() for line, in res.values()], res)
+    assert np.abs(ours["C"][:, 0] - plain).max() < 1e-9
     for name, scorer in ("C", Cider()), ("R", Rouge()):
         mean, each = scorer.compute_score(gts, res)
         tell(name, ours[name][:, 0], each)
@@ -290,7 +294,7 @@ def test_a_java_that_talks_about_itself(monkeypatch):
     _version_text.cache_clear()
     assert loud == quiet and "M" in loud and not told
 
-SCORE = """from noc_nb.metrics import CaptionScorer
+SCORE = """from noc_nb.lab.metrics import CaptionScorer
 from noc_nb.scores.java import java_programs
 refs = {1: ['a bird']}
 """

@@ -21,7 +21,7 @@ from noc_nb.lab.runs import compare_training, training_record
 from noc_nb.lab.saving import load_model
 from noc_nb.models.pipeline import NovelCaptioner, _features
 from noc_nb.models.source import Job
-from noc_nb.novelty import judge
+from noc_nb.lab.novelty import judge
 from noc_nb.regions import Regions
 from noc_nb.scst import caption_log_probs
 from noc_nb.train_xe import build_vocab

@@ -16,6 +16,7 @@ from ..captioner import Captioner
 from .command import _dashed, one_thread
 from ..constraints import RULES
 from ..core import NocError, require
+from ..fast.cider import cider_reward
 from ..fast.search import Search
 from ..files.dataset import data_files, instances_files, load_checked, own_captions
 from ..files.drawing import make_toy
@@ -26,6 +27,7 @@ from ..heldout import COCO_CLASSES, COCO_HELDOUT
 from ..lab.config import imported, override
 from ..lab.disk import find_data, read_json, whole_file
 from ..lab.experiment import PRESETS, Experiment, Run, own_rules
+from ..lab.metrics import METRICS
 from ..lab.objects import save_heldout
 from ..lab.progress import say
 from ..lab.results import LABELS, TRAINING_LABELS, write_rows
@@ -33,7 +35,6 @@ from ..lab.runs import check_ours, check_outputs, held, locked, whole_folder
 from ..lab.saving import load_model, model_card, plain_card
 from ..lab.tables import markdown_table, reused_models, spec, table_view
 from ..lab.train import kept_line, train_scst_in, train_selector_in, train_xe_in
-from ..metrics import METRICS
 from ..models.names import read_classes
 from ..models.pipeline import NovelCaptioner, PipelineConfig, pipeline_folder, shipped
 from ..models.source import stored_names
@@ -41,7 +42,6 @@ from ..regions import class_vectors
 from ..scores.claims import CLAIMS, SUMMARY, claims_view, run_claims
 from ..scores.java import java_programs, spice_lacks
 from ..scores.page import save_figure
-from ..scst import cider_reward
 from ..selector import RegionSelector, selector_loss
 from ..train_xe import word_rows
 from ..vocab import EOS

@@ -25,12 +25,15 @@ from ..constraints import (FORMS, RULES, best_scores, constraint_classes,
 from ..core import NocError, default_device, require
 from ..data import CocoData, ImageExamples, Loader
 from ..encoder import CaptionerConfig
+from ..fast.cider import cider_reward
 from ..fast.decode import decode
 from ..fast.penalties import Penalties
 from ..fast.prices import PriceConfig, best_candidates
 from ..fast.search import SearchConfig
 from .config import Config, setting, without
 from .disk import foreign_file, read_json
+from .metrics import METRICS, CaptionScorer
+from .novelty import judge, selection_f1, val_weight
 from .objects import form_of, object_pairs, object_words
 from .progress import progress, say
 from .results import (LABELS, ROWS, Row, append_row, captions_file, new_row,
@@ -39,12 +42,9 @@ from .runs import (begin, called, compare_training, contents, fingerprint, held,
                              place_for)
 from .train import (ScstTrainConfig, TrainConfig, check_network, check_reward,
                               finished_model, train_scst_in, train_selector_in, train_xe_in)
-from ..metrics import CaptionScorer, METRICS
-from ..novelty import judge, selection_f1
 from ..regions import class_vectors
-from ..scst import cider_reward
 from ..selector import RegionSelector, SelectorConfig, selector_loss
-from ..train_selector import selector_scores, val_weight
+from ..train_selector import selector_scores
 from ..train_xe import bad_endings, build_vocab
 from ..vocab import Vocab
 

@@ -29,19 +29,20 @@ from ..captioner import Captioner
 from ..core import NocError, default_device, require, set_seed
 from ..data import CocoData
 from ..encoder import CaptionerConfig
+from ..fast.cider import CiderD, cider_reward
 from ..fast.decode import fast_decode, fast_search, oracle_prices
 from ..fast.search import SearchConfig
 from ..fit import FitConfig, learning_rate
 from .config import Config, setting, without
 from .disk import foreign_file, read_json, whole_file, write_json
+from .novelty import weighted_f1
 from .objects import numbered, several
 from .progress import progress, say
 from .runs import (begin, called, check_same, compare_training, contents, file_sum,
                              fingerprint, held, locked, put_back, read_about, state_of,
                              training_record, whole_folder)
 from .saving import load_model, read_weights, save_model
-from ..scst import (ScstConfig, SelfCritical, cider_reward, oracle_words, rewarded_images,
-                         train_scst)
+from ..scst import ScstConfig, SelfCritical, oracle_words, rewarded_images, train_scst
 from ..selector import RegionSelector, SelectorConfig, selector_loss
 from ..train_selector import train_selector
 from ..train_xe import train_xe
@@ -574,7 +575,7 @@ def train_selector_in(
         return finished
     judged = "F1 of the held-out objects" if any(data.novel["val"].values()) else "minus the loss"
     fit = _fit_in(folder, about, "regions", judged, resume, training_record(data))
-    return train_selector(data, cfg, train, fit, loss, examples, network)
+    return train_selector(data, cfg, train, fit, loss, examples, network, weighted_f1)
 
 # %% ../../nbs/lab/40_train.ipynb #40c00013
 def train_xe_in(
@@ -590,7 +591,7 @@ def train_xe_in(
                  min_count=min_count)
     if resume and (done := finished_model(folder, Captioner, train, about)): return done
     fit = _fit_in(folder, about, "words", "CIDEr-D", resume, training_record(data, seen=True))
-    return train_xe(data, cfg, train, min_count, fit, _decode_val)
+    return train_xe(data, cfg, train, min_count, fit, _decode_val, CiderD)
 
 # %% ../../nbs/lab/40_train.ipynb #40c00015
 def _with_plurals(words, data, vocab, least):
@@ -647,4 +648,4 @@ def train_scst_in(
     fit = _fit_in(folder, about, "images", _JUDGED[constrained], resume, trained)
     search = partial(fast_search, cfg=search_cfg)
     with _named(reward):
-        return train_scst(data, captioner, cfg, words, fit, search, _decode_val, reward)
+        return train_scst(data, captioner, cfg, words, fit, search, _decode_val, reward, CiderD)

@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from ..novelty import interval
+from .novelty import interval
 
 # %% ../../nbs/lab/35_verdict.ipynb #9b643b5e
 @lru_cache(10)

@@ -16,14 +16,14 @@ import numpy as np
 
 from ..core import require
 from ..lab.disk import find_data, read_json
+from ..lab.metrics import CaptionScorer
+from ..lab.novelty import interval, judge, nonnovel_weight
 from ..lab.progress import progress
 from ..lab.results import (append_row, captions_file, check_world, new_row, read_rows,
                                 table_line, write_rows)
 from ..lab.tables import cell, metric, paper_numbers, score_place
 from ..lab.verdict import (gap, holm, near_limit, over_runs, p_value, short_p, signed,
                                 verdict)
-from ..metrics import CaptionScorer
-from ..novelty import interval, judge, nonnovel_weight
 from .report import make_task, match, read_system
 
 # %% ../../nbs/scores/123_claims.ipynb #3b0a79bc

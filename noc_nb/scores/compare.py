@@ -18,10 +18,12 @@ import numpy as np
 from ..core import require
 from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json
+from ..lab.metrics import METRICS, CaptionScorer
+from ..lab.novelty import Protocol
 from ..lab.results import LABELS, captions_file, read_rows, table_line
 from ..lab.tables import metric, training_label
 from ..lab.verdict import gap, holm, near_limit, verdict
-from ..metrics import CaptionScorer
+from ..lab.metrics import CaptionScorer
 from .quality import BESIDE, LOW_IS_GOOD, NO_BETTER_SIDE
 from .report import _Report, make_task, match, read_report, read_system
 

@@ -20,9 +20,9 @@ from pycocoevalcap.spice import spice as spice_package
 from ..core import NocError, require
 from ..files.download import fetch, unpack
 from ..lab.disk import whole_file, write_json
+from ..lab.metrics import METRICS
 from ..lab.progress import progress
 from ..lab.runs import file_sum, locked, temporary_folder
-from ..metrics import METRICS
 from ..vocab import ptb_line
 
 # %% ../../nbs/scores/120_java.ipynb #ede7af51

@@ -28,15 +28,15 @@ from ..files.readers import (Captions, boxed_classes, by_digits, caption_entries
 from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize, novel_images
 from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json, text_file, whole_file
+from ..lab.metrics import METRICS, CaptionScorer, points
+from ..lab.novelty import Judged, Protocol, by_group, interval, judge
 from ..lab.objects import word_runs
 from ..lab.progress import code_version
 from ..lab.runs import called, file_sum
 from ..lab.verdict import signed
-from ..metrics import METRICS, CaptionScorer, points
 from ..models.names import read_classes
 from ..models.photos import image_files, open_image
 from ..models.spellings import UNSPACED
-from ..novelty import Judged, Protocol, by_group, interval, judge
 from .java import find_java, java_programs
 from .page import Part, as_markdown, report_folder, thumbnail, write_files
 from .quality import (BESIDE, quality_numbers, quality_scores, vocabulary, word_list)

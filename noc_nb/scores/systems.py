@@ -17,8 +17,8 @@ from ..lab.config import imported
 from ..lab.disk import find_data
 from ..lab.tables import cell, latex_table
 from ..lab.verdict import short_p, signed
-from ..metrics import METRICS
-from ..novelty import Protocol
+from ..lab.metrics import METRICS
+from ..lab.novelty import Protocol
 from .compare import (_SAME, _check_alike, _compared, _differences, _every_place,
                                    _minus, _only, _reports_in, _shortened, _systems, _title,
                                    _why_no_pairs)
