@@ -8,8 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 import pytest
+from noc_nb.cider import CiderD
 from noc_nb.commands.cli import noc_eval
 from noc_nb.core import NocError
+from noc_nb.evaluation import heldout_f1
 from noc_nb.files.dataset import instances_files, load_data
 from noc_nb.files.readers import boxed_classes
 from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, novel_images
