@@ -378,7 +378,8 @@ def test_two_meteors_at_once_agree(tmp_path):
     ([dict(image_id=0, caption="("*1_000)], "entry 0: image 0: caption: 1,000 words: expected at most 500"),
     ([dict(image_id=0, caption="("*20_000)], "entry 0: image 0: caption: 20,000 characters: expected at most 5000"),
     ([dict(image_id=0, caption="a")], "image 1: no caption for it; 29 of 30 images"),
-    ('{"image_id": 0, "caption": "a"}\n{"image_id": 1, "caption"\n', "line 2: not JSON: expected an object (--skip-bad "),
+    ('{"image_id": 0, "caption": "a"}\n{"image_id": 1, "caption"\n',
+     "line 2: not JSON: expected an object (--skip-bad "),
     ([dict(image_id=90, caption="a")], "image 90: unknown; none of its 1 images is among the 30 of"),
     (b'[{"image_id": 0, "caption": "\xff"}]', "expected a JSON file"),
 ])

@@ -194,7 +194,9 @@ def form_of(
     return lambda c: numbered(c, c.id in many)
 
 # %% ../../nbs/lab/15_objects.ipynb #15a00021
-def clauses(caption):
+def clauses(
+    caption, # a sentence
+)->list:     # strings
     "Return the normalised parts of a caption between its punctuation marks."
     return [normalize(part) for part in re.split(r"[^\w\s'-]+", caption)]
 

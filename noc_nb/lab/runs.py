@@ -123,7 +123,7 @@ def training_record(
     data:CocoData,     # data set whose part `train` is used
     seen:bool=False,   # True: for a captioner, as in `contents`
     start:dict=None,   # record of the model from which the training starts, if there is one
-)->dict:               # JSON: fingerprints `inputs`; `heldout`; read `words` and `pairs` of objects;
+)->dict:               # JSON: fingerprints `inputs`; `heldout`, read `words`, `pairs` of objects;
                       # marks of `images`
     "Record what a model is trained on."
     images = data.splits["train"]

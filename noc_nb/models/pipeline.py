@@ -328,6 +328,15 @@ def _with_names(words, spans, names):
     return [*chain(*pieces)], {c: (at[start], at[end]) for c, (start, end) in spans.items()}
 
 # %% ../../nbs/models/50_pipeline.ipynb #265b0cab
+def _penalties(pipeline):
+    "Return what words cost, or None if nothing does."
+    cfg, record = pipeline.cfg.prices, getattr(pipeline.captioner, "trained", None) or {}
+    if not (cfg.repetition or cfg.pair): return None
+    require("pairs" in record or not cfg.pair, f"prices.pair={cfg.pair:g}",
+            "a captioner whose trained.json has `pairs` of words; train again, or set it to 0")
+    objects = object_words(pipeline.classes)
+    return Penalties(pipeline.vocab, cfg, objects, record.get("pairs", ()))
+
 class _Search:
     "Finds the best captions under constraints and the costs of omitted objects; makes records."
     def _ask(self, regions, candidates, reasons=()):
@@ -357,19 +366,11 @@ class _Search:
             require(width == expected, where, f"{expected} a region")
         return images if seen is None else seen
 
-    def _penalties(self):
-        "Return what words cost, or None if nothing does."
-        cfg, record = self.cfg.prices, getattr(self.captioner, "trained", None) or {}
-        if not (cfg.repetition or cfg.pair): return None
-        require("pairs" in record or not cfg.pair, f"prices.pair={cfg.pair:g}",
-                "a captioner whose trained.json has `pairs` of words; train again, or set it to 0")
-        return Penalties(self.vocab, cfg, object_words(self.classes), record.get("pairs", ()))
-
     def _search(self, seen, groups, prices):
         "Return the best caption of each image under its constraints, as `Decoded`."
         batch = _features(self, seen)
         groups, prices = dict(enumerate(groups)), dict(enumerate(prices))
-        how = dict(prices=prices, avoid=self.avoid, penalties=self._penalties())
+        how = dict(prices=prices, avoid=self.avoid, penalties=_penalties(self))
         return [*decode(self.captioner, [batch], groups, self.cfg.search, **how).values()]
 
     def _costs(self, seen, asked, decoded):
