@@ -13,8 +13,8 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from .core import NocError, require
-from .vocab import PAD
+from .core import PAD, NocError, require
+
 
 # %% ../nbs/30_cider.ipynb #fc92e78f
 _MOST_WORDS = (1 << 16) - 1  # maximum number of different words in 16 bits; 0 means no word

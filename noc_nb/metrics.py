@@ -13,7 +13,7 @@ import numpy as np
 
 from .cider import CiderD
 from .core import require
-from .vocab import ptb_line
+from .lab.ptb import ptb_line
 
 # %% ../nbs/31_metrics.ipynb #58f973af
 def _line(text, where):

@@ -90,7 +90,7 @@ def test_protocols_differ_as_documented(lite):
 
 def real(captions, count):
     "Return one caption each of `count` images, the other captions as references, and both in pycocoevalcap's form."
-    from noc_nb.vocab import ptb_line
+    from noc_nb.lab.ptb import ptb_line
     some = dict(list(captions.items())[:int(os.environ.get("NOC_IMAGES", count))])
     said, refs = {i: own[0] for i, own in some.items()}, {i: own[1:] for i, own in some.items()}
     return said, refs, {i: list(map(ptb_line, own)) for i, own in refs.items()}, {i: [ptb_line(said[i])] for i in said}
@@ -157,7 +157,7 @@ def test_spice_equals_pycocoevalcap(captions, tmp_path, monkeypatch):
 def test_all_real_captions_are_tokenised_as_java_does(coco):
     "All captions of COCO are tokenised as by the Java program, which reads them as one text."
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
-    from noc_nb.vocab import TOKENISER, ptb_line
+    from noc_nb.lab.ptb import TOKENISER, ptb_line
     every = [a["caption"] for name in ("train", "val")
              for a in read_json(coco/f"annotations/captions_{name}2014.json")["annotations"]]
     theirs = PTBTokenizer().tokenize({0: [{"caption": c} for c in every]})[0]
@@ -198,7 +198,7 @@ def test_all_scripts_are_tokenised_as_java_does():
     Σ is left out, because Java's small letter depends on where Java assumes the end of the word."""
     from random import Random
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
-    from noc_nb.vocab import ptb_line
+    from noc_nb.lab.ptb import ptb_line
     rng = Random(43)
     texts = [any_text(rng) for _ in range(int(os.environ.get("NOC_TEXTS", 2000)))]
     bmp = [c for c in map(chr, range(0x10000)) if c not in LINES + "Σ" and not "\ud800" <= c < "\ue000"]
@@ -497,7 +497,7 @@ class SlowChair:
 
 def chair_list(tmp_path):
     "Write a word list in the published form from our classes' words; return its lines and path."
-    from noc_nb.heldout import COCO_CLASSES
+    from noc_nb.constraints import COCO_CLASSES
     uses = [form for c in COCO_CLASSES.values() for form in c.forms]
     def ours(c): return [f for f in c.forms if uses.count(f) == 1 and " ".join(map(singular, f.split())) == f != c.name]
     lines = [[c.name, *ours(c)] for c in COCO_CLASSES.values()]
@@ -507,7 +507,7 @@ def chair_list(tmp_path):
 
 def check_chair(tmp_path, captions, refs, boxed):
     "Compare both implementations of CHAIR, caption by caption; return our scores."
-    from noc_nb.heldout import COCO_CLASSES
+    from noc_nb.constraints import COCO_CLASSES
     from noc_nb.scores.quality import quality_numbers, quality_scores, word_list
     lines, file = chair_list(tmp_path)
     slow = SlowChair(lines)
@@ -538,7 +538,7 @@ def test_chair_of_any_words_is_the_published_one(tmp_path):
 
 def test_the_published_words_are_read_as_their_authors_read_them(coco):
     "Each word of the published list is found as its class, as in the authors' code, and as no other."
-    from noc_nb.heldout import COCO_CLASSES
+    from noc_nb.constraints import COCO_CLASSES
     from noc_nb.scores.quality import _objects_said, word_list
     file = coco/"upstream/chair_synonyms.txt"
     theirs = {word: line.strip().split(", ")[0] for line in open(file) for word in line.strip().split(", ")}
@@ -572,7 +572,7 @@ def test_a_report_names_chairs_protocol(tmp_path):
 
 def test_chair_of_real_captions_is_the_published_one(coco, tmp_path, captions):
     "CHAIR of real captions equals the published code's; the captions are of other images, so that much is invented."
-    from noc_nb.heldout import COCO_CLASSES
+    from noc_nb.constraints import COCO_CLASSES
     from noc_nb.files.dataset import instances_files
     from noc_nb.files.readers import boxed_classes
     ids = list(captions)[:int(os.environ.get("NOC_IMAGES", 4000))]

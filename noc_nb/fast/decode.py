@@ -14,14 +14,14 @@ import torch
 
 from ..beam import Hypotheses
 from ..captioner import Captioner
-from ..core import require
+from ..core import BOS, EOS, PAD, UNK, require
 from ..data import CaptionBatch, CocoData
 from .pool import Pool
 from .prices import PriceConfig, best_candidates
 from .search import Search, SearchConfig
 from ..heldout import mentioned
 from ..scst import class_words, oracle_classes
-from ..vocab import BOS, EOS, PAD, UNK, Vocab
+from ..vocab import Vocab
 
 # %% ../../nbs/fast/36_decode.ipynb #b1d26a01
 @torch.no_grad()

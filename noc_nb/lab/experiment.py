@@ -23,7 +23,7 @@ from ..captioner import Captioner
 from ..constraints import (FORMS, RULES, best_scores, constraint_classes,
                                 constraint_tokens)
 from ..core import NocError, default_device, require
-from ..data import CocoData, ImageExamples, Loader
+from ..data import CocoData, ImageExamples, Loader, class_vectors
 from ..encoder import CaptionerConfig
 from ..fast.decode import decode
 from ..fast.prices import PriceConfig, best_candidates
@@ -36,11 +36,11 @@ from .results import (LABELS, ROWS, Row, append_row, captions_file, new_row,
                                 read_results, read_rows, table_line, write_results)
 from .runs import (begin, called, compare_training, contents, fingerprint, held, locked,
                              place_for)
+from .table import check_words, checked_data
 from .train import (ScstTrainConfig, TrainConfig, check_network, check_reward,
                               finished_model, train_scst_in, train_selector_in, train_xe_in)
 from ..metrics import CaptionScorer, METRICS
 from ..novelty import judge, selection_f1
-from ..regions import class_vectors
 from ..scst import cider_reward
 from ..selector import RegionSelector, SelectorConfig, selector_loss
 from ..train_selector import selector_scores, val_weight
@@ -181,7 +181,7 @@ class Models:
         folder=None,        # folder where models are found or saved (default: `out`), or a pipeline
         **parts,            # those of the method that are not the paper's, as in `Parts`
     ):
-        self.run, self.data, self.parts = run, data, Parts(**parts)
+        self.run, self.data, self.parts = run, checked_data(data), Parts(**parts)
         folder = Path(folder or out)
         self.names, usual = self.parts.names, Parts().names
         self.other = {k: x for k, x in self.names.items() if x != usual[k]} # unlike the paper
@@ -248,6 +248,7 @@ def _nearest_neighbours(data, n=2):
     learned = [c for c, word in words.items() if count[word] >= least and c not in data.dropped]
     require(len(learned) >= n, f"borrow={n}: {len(learned)} classes are mentioned often enough",
             "a smaller number")
+    check_words(data)
     vectors = class_vectors(data.classes, data.vectors)
     unit = {c: v/np.linalg.norm(v) for c, v in vectors.items()}
     def neighbours(c):
@@ -297,6 +298,10 @@ def _checked(name, rule, classes):
     return checked
 
 # %% ../../nbs/lab/44_experiment.ipynb #b85f122b
+def _distinct(image):
+    "Choose the k best classes, not the classes of the k best detections (an ablation of topk)."
+    return [*dict.fromkeys(image.best.labels.tolist())][:image.k]
+
 def _best_threshold(
     data:CocoData, # data set with a `val` part
     classes,       # function (image id, how=, threshold=) -> classes
@@ -342,7 +347,8 @@ class Choices:
         self.ids = data.splits[run.part]
         own = own_rules(models.parts.rules)
         checked = {name: _checked(name, rule, data.classes) for name, rule in own.items()}
-        self.rules, self.other = RULES | checked, {name: called(own[name]) for name in own}
+        self.rules = RULES | checked | dict(distinct=_distinct)
+        self.other = {name: called(own[name]) for name in own}
 
     def row(self, name)->Row:
         "Return how a row chooses and searches. An added rule gets the selector's probabilities."
@@ -360,7 +366,8 @@ class Choices:
         threshold = p.prices.min_prob if priced else p.selector.threshold
         if own.rule == "score" and not priced:
             threshold = _best_threshold(self.data, self._classes)
-        return dict(how=own.rule, k=own.k, distinct=own.distinct or p.distinct, threshold=threshold)
+        how = "distinct" if own.rule == "topk" and (own.distinct or p.distinct) else own.rule
+        return dict(how=how, k=own.k, threshold=threshold)
 
     def _classes(self, i, how, **rule):
         "Return the classes that a rule chooses. Rules by score use only the selector's regions."
@@ -423,6 +430,7 @@ class Experiment:
     ):
         "Claim the folder. Raise `NocError` if it has another run, or this one without `resume`."
         require(run.part in ("test", "val"), f"part {run.part!r}", "test or val")
+        data = checked_data(data)
         self.run, self.data, self.out, self.metrics = run, data, Path(out), metrics
         self.programs = programs
         self.captioners = {}

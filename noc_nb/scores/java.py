@@ -21,9 +21,9 @@ from ..core import NocError, require
 from ..files.download import fetch, unpack
 from ..lab.disk import whole_file, write_json
 from ..lab.progress import progress
+from ..lab.ptb import ptb_line
 from ..lab.runs import file_sum, locked, temporary_folder
 from ..metrics import METRICS
-from ..vocab import ptb_line
 
 # %% ../../nbs/scores/120_java.ipynb #ede7af51
 _GUARD = """

@@ -1,0 +1,43 @@
+"The paper's floor is read from the method to the data: a chapter needs no later one, and nothing of other floors."
+import ast
+from book import BOOK, cells, module_of, none_of
+
+# The reading order. `data` precedes `toy`, which makes a data set and would otherwise be loaded with every training.
+ORDER = """core attention regions selector encoder decoder captioner beam constraints grid cbs heldout vocab data toy decode
+    cider metrics novelty fit train_selector train_xe scst method""".split()
+LATER = {"cider", "metrics", "novelty"}    # chapters whose cells still use other floors; becomes empty
+REFUSALS = 25                              # those that a reader of the equations needs
+
+CODE = {module_of(nb): cells(nb, "code") for nb in BOOK}
+
+def imported(cell):
+    "Return the modules of the package that a cell imports, without `noc_nb.`."
+    for node in ast.walk(cell.tree):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom) and node.module == "noc_nb": names = [f"noc_nb.{a.name}" for a in node.names]
+        if isinstance(node, ast.Import): names = [a.name for a in node.names]
+        yield from (name.removeprefix("noc_nb.") for name in names if name.startswith("noc_nb."))
+
+def test_the_order_names_every_chapter(): assert sorted(ORDER) == sorted(CODE)
+
+def test_nothing_reaches_down():
+    "No cell of the floor, exported or not, imports from another floor or the package's short names."
+    none_of((f"{c.where}: {m}" for module, code in CODE.items() if module not in LATER
+             for c in code for m in imported(c) if m not in CODE),
+            "show it on the toy world, draw with matplotlib, or move the check to tests/")
+
+def test_a_chapter_needs_no_later_one():
+    place = {module: n for n, module in enumerate(ORDER)}
+    none_of((f"{c.where}: {m}" for module, code in CODE.items() for c in code for m in imported(c)
+             if m in place and place[m] >= place[module]), "the reading order is ORDER; move the function, or hand it in")
+
+def test_refusals_are_few():
+    "The floor refuses only what a reader of the equations needs to know; the rest is refused by readers and pipeline."
+    def refusals(tree):
+        for node in ast.walk(tree):
+            called = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "require"
+            raised = isinstance(node, ast.Raise) and "NocError" in ast.unparse(node)
+            if called or raised: yield node
+    found = [f"{c.where}: line {node.lineno}" for module, code in CODE.items() for c in code
+             if c.exported and module not in LATER for node in refusals(c.tree)]
+    assert len(found) <= REFUSALS, "\n".join([f"{len(found)}, {REFUSALS} allowed", *found])
