@@ -56,7 +56,7 @@ class Captioner(nn.Module):
     "Encoder, decoder and word vectors (Section 2.2). Tables of the wrong size raise `NocError`."
     def __init__(self,
         cfg:CaptionerConfig, # settings; those of the paper are `CaptionerConfig()`
-        tokens:list,         # the words in the order of their ids, with or without `SPECIALS` in front
+        tokens:list,         # words in the order of their ids, with or without `SPECIALS`
         table:Tensor=None,   # (v,d) word vectors, as from `word_table`; default: random
         known:Tensor=None,   # (v,) True for a frozen row; default: no frozen rows
         unseen=(),           # the words that no training caption has

@@ -1,11 +1,7 @@
 "The paper's floor is read from the method to the data: a chapter needs no later one, and nothing of other floors."
 import ast
-from book import BOOK, cells, module_of, none_of
+from book import BOOK, LATER, ORDER, cells, module_of, none_of
 
-# The reading order. `data` precedes `toy`, which makes a data set and would otherwise be loaded with every training.
-ORDER = """core attention regions selector encoder decoder captioner beam constraints grid cbs heldout vocab data toy decode
-    cider metrics novelty fit train_selector train_xe scst method""".split()
-LATER = {"cider", "metrics", "novelty"}    # chapters whose cells still use other floors; becomes empty
 REFUSALS = 25                              # those that a reader of the equations needs
 
 CODE = {module_of(nb): cells(nb, "code") for nb in BOOK}

@@ -17,7 +17,7 @@ from noc_nb.files.formats import read_hdf5, read_npz, read_tsv
 from noc_nb.files.readers import ground_truth, read_captions, read_detections, read_vectors
 from noc_nb.files.store import RegionStore
 from noc_nb.heldout import COCO_HELDOUT
-from noc_nb.lab.checks import check_finite, check_vectors, checked
+from noc_nb.lab.checks import check_vectors, checked
 from noc_nb.lab.config import load_config
 from noc_nb.lab.disk import read_json, write_json
 from noc_nb.lab.results import append_row, read_rows
@@ -926,8 +926,8 @@ def test_what_does_not_fit_together():
         "vocabulary: expected every word once": lambda: Vocab(["a", "dog", "a"]),
         "no vector for zebra: expected one": lambda: word_table(vocab, vectors, ["zebra"]),
         ", w28, w29 and 3 more: ": lambda: check_vectors(vectors, [f"w{n}" for n in range(33)]*2),
-        "image 7: scores: expected finite": lambda: check_finite(regions(score=math.nan)),
-        "image 7: features: expected finite": lambda: check_finite(regions(features=[[1., -math.inf]])),
+        "image 7: scores: expected finite": lambda: checked(regions(score=math.nan), finite=True),
+        "image 7: features: expected finite": lambda: checked(regions(features=[[1., -math.inf]]), finite=True),
         "regions: no image 8 among 1 images": lambda: table[8],
         "image 7: is in two of the tables": lambda: table_of([regions(), regions()]),
         "image None: expected regions with the number": lambda: table_of([Regions.empty()]),

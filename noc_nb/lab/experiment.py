@@ -267,7 +267,11 @@ def averaged(self:Models,
     return captioner.average_neighbours(_nearest_neighbours(self.data, borrow))
 
 # %% ../../nbs/lab/44_experiment.ipynb #aed07fec
-_OURS = {row.rule: RULES[row.rule] for row in ROWS.values()}
+def _distinct(image):
+    "Choose the k best classes, not the classes of the k best detections (an ablation of topk)."
+    return [*dict.fromkeys(image.best.labels.tolist())][:image.k]
+
+_OURS = {row.rule: RULES[row.rule] for row in ROWS.values()} | {"distinct topk": _distinct}
 
 def own_rules(
     rules=(), # functions like those in `RULES`, each of which names a row of its own
@@ -298,10 +302,6 @@ def _checked(name, rule, classes):
     return checked
 
 # %% ../../nbs/lab/44_experiment.ipynb #b85f122b
-def _distinct(image):
-    "Choose the k best classes, not the classes of the k best detections (an ablation of topk)."
-    return [*dict.fromkeys(image.best.labels.tolist())][:image.k]
-
 def _best_threshold(
     data:CocoData, # data set with a `val` part
     classes,       # function (image id, how=, threshold=) -> classes
@@ -347,8 +347,7 @@ class Choices:
         self.ids = data.splits[run.part]
         own = own_rules(models.parts.rules)
         checked = {name: _checked(name, rule, data.classes) for name, rule in own.items()}
-        self.rules = RULES | checked | dict(distinct=_distinct)
-        self.other = {name: called(own[name]) for name in own}
+        self.rules, self.other = _OURS | checked, {name: called(own[name]) for name in own}
 
     def row(self, name)->Row:
         "Return how a row chooses and searches. An added rule gets the selector's probabilities."
@@ -364,10 +363,9 @@ class Choices:
         "Return the rule of a row of the tables, as keywords of `constraint_classes`."
         p, own, priced = self.preset, self.row(row), self.priced(row)
         threshold = p.prices.min_prob if priced else p.selector.threshold
-        if own.rule == "score" and not priced:
-            threshold = _best_threshold(self.data, self._classes)
-        how = "distinct" if own.rule == "topk" and (own.distinct or p.distinct) else own.rule
-        return dict(how=how, k=own.k, threshold=threshold)
+        if own.rule == "score" and not priced: threshold = _best_threshold(self.data, self._classes)
+        rule = "distinct topk" if own.distinct or p.distinct and own.rule == "topk" else own.rule
+        return dict(how=rule, k=own.k, threshold=threshold)
 
     def _classes(self, i, how, **rule):
         "Return the classes that a rule chooses. Rules by score use only the selector's regions."

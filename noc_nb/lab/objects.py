@@ -16,9 +16,6 @@ from ..core import require
 from ..heldout import HeldOut, normalize
 from .disk import read_json, write_json
 
-# %% ../../nbs/lab/15_objects.ipynb #1ab0150f
-MOST_CLASSES = 100_000   # the largest class id, because tables have a row for each id up to it
-
 # %% ../../nbs/lab/15_objects.ipynb #b32e5dfe
 def _check_forms(forms, where):
     "Return the forms as a tuple. Raise `NocError` with the place in the file if one is invalid."
@@ -28,6 +25,8 @@ def _check_forms(forms, where):
     return tuple(forms)
 
 # %% ../../nbs/lab/15_objects.ipynb #9c157403
+MOST_CLASSES = 100_000   # the largest class id, because tables have a row for each id up to it
+
 def _read_class(row, where):
     keys = [f.name for f in fields(ObjectClass)]
     require(isinstance(row, dict) and {*row} == {*keys}, where, f"the keys {', '.join(keys)}")

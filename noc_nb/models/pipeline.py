@@ -33,7 +33,7 @@ from ..heldout import people
 from ..lab.config import Config, load_config, save_config, setting
 from ..lab.objects import form_of, load_classes, meanings, save_classes
 from ..lab.saving import check_kinds, load_model, model_card, read_weights, save_model
-from ..lab.checks import check_finite, checked
+from ..lab.checks import checked
 from ..lab.table import table_of
 from ..regions import Regions, geometry
 from ..selector import RegionSelector, select
@@ -351,9 +351,8 @@ class _Search:
                     "computes features from boxes and classes")
             return images
         expected = self.captioner.cfg.d_feature
-        seen = [*map(checked, images if seen is None else seen)]
+        seen = [checked(r, finite=True) for r in (images if seen is None else seen)]
         for r in filter(len, seen):
-            check_finite(r)
             width = 0 if r.features is None else r.features.shape[-1]
             where = f"image {r.image_id}: region features of {width} numbers"
             require(width == expected, where, f"{expected} a region")
@@ -403,9 +402,8 @@ def _usable(images, seen, classes):
             "`Regions` of an image, or a list of them")
     for r in images:
         if not isinstance(r, Regions): raise NocError(f"images: {r!r}: expected `Regions`")
-    images = [*map(checked, images)]
+    images = [checked(r, finite=True) for r in images]
     for r in images:
-        check_finite(r)
         strange = set(r.labels.tolist()) - classes.keys()
         where = f"image {r.image_id}: category {min(strange, default=0)}"
         require(not strange, where, f"one of the pipeline's {len(classes)} classes")

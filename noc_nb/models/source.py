@@ -10,6 +10,7 @@ import csv, json, math, warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ from ..files.dataset import data_files, listed_images, with_categories
 from ..files.exports import export_reader, nearest_form, read_export
 from ..files.readers import PHOTO_ENDINGS, match_photos, open_detections, some_of
 from ..files.store import RegionStore
-from ..lab.checks import check_finite, checked
+from ..lab.checks import checked
 from ..lab.config import Config, imported, setting
 from ..lab.disk import foreign_file, read_json, text_file
 from ..lab.progress import note, say
@@ -78,17 +79,11 @@ def _try(f, x):
     try: return f(x)
     except NocError as e: return e
 
-def _finite(regions):
-    "Return regions made of tensors. Raise `NocError` if they are invalid."
-    regions = checked(regions)
-    check_finite(regions)
-    return regions
-
 def _apart(ids, items):
     "Separate usable images from broken ones, both by id."
     good, errors = {}, {}
     for i, x in zip(ids, items):
-        x = _try(_finite, x) if isinstance(x, Regions) else x
+        x = _try(partial(checked, finite=True), x) if isinstance(x, Regions) else x
         if isinstance(x, NocError): errors[i] = x
         else: good[i] = x
     return good, errors

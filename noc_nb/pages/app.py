@@ -66,7 +66,7 @@ def _view(pipeline, image, regions, **more):
     "Return the view of an image. Raise `NocError` if the pipeline cannot use the regions."
     small = image.copy()
     small.thumbnail((_SIDE, _SIDE))
-    regions = checked(regions).best(max(pipeline.max_regions, 30))    # there may be thousands of regions
+    regions = checked(regions).best(max(pipeline.max_regions, 30))    # there may be thousands
     free = _captioned(pipeline, regions, small, [])
     return _View(pipeline, small, regions, free, **more)
 
@@ -384,7 +384,7 @@ class _Studio:
             regions = self.detector([image])
         require(len(regions) == 1, f"{len(regions)} images", "detections of a single image")
         if isinstance(regions[0], NocError): raise regions[0]
-        return image, regions[0]
+        return image, checked(regions[0])
 
     def upload(self, path, detections=None)->_View:
         "Return the view of an uploaded photo. Raise `NocError` if a file cannot be used."
