@@ -6,7 +6,7 @@
 __all__ = ['Batches']
 
 # %% ../../nbs/lab/38_batches.ipynb #50865292
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
