@@ -10,7 +10,7 @@ def imported(cell):
     "Return the modules of the package that a cell imports, without `noc_nb.`."
     for node in ast.walk(cell.tree):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        if isinstance(node, ast.ImportFrom) and node.module == "noc_nb": names = [f"noc_nb.{a.name}" for a in node.names]
+        if names == ["noc_nb"]: names = [f"noc_nb.{a.name}" for a in node.names]
         if isinstance(node, ast.Import): names = [a.name for a in node.names]
         yield from (name.removeprefix("noc_nb.") for name in names if name.startswith("noc_nb."))
 
@@ -25,7 +25,7 @@ def test_nothing_reaches_down():
 def test_a_chapter_needs_no_later_one():
     place = {module: n for n, module in enumerate(ORDER)}
     none_of((f"{c.where}: {m}" for module, code in CODE.items() for c in code for m in imported(c)
-             if m in place and place[m] >= place[module]), "the reading order is ORDER; move the function, or hand it in")
+             if m in place and place[m] >= place[module]), "book.ORDER has the order; move the function, or hand it in")
 
 def test_refusals_are_few():
     "The floor refuses only what a reader of the equations needs to know; the rest is refused by readers and pipeline."
@@ -37,3 +37,13 @@ def test_refusals_are_few():
     found = [f"{c.where}: line {node.lineno}" for module, code in CODE.items() for c in code
              if c.exported and module not in LATER for node in refusals(c.tree)]
     assert len(found) <= REFUSALS, "\n".join([f"{len(found)}, {REFUSALS} allowed", *found])
+
+def test_the_plain_tokeniser_equals_the_whole_one(coco):
+    "On all captions of COCO, the floor's tokens are those of the PTB tokeniser that the commands use."
+    from noc_nb.lab.disk import read_json
+    from noc_nb.lab.ptb import tokenize as whole
+    from noc_nb.vocab import tokenize
+    captions = [a["caption"] for name in ("train", "val")
+                for a in read_json(coco/f"annotations/captions_{name}2014.json")["annotations"]]
+    assert len(captions) > 90_000
+    none_of((c for c in captions if tokenize(c) != whole(c)), "other tokens")

@@ -860,7 +860,8 @@ def test_odd_regions_in_memory_are_refused_everywhere(tmp_path):
     def with_one(odd): return replace(data, regions=RegionDict(data.regions) | {7: odd})
     def of_source(odd): raise Source([7], lambda ids: [odd], {}, str).batch([7])[2][7]
     ways = [checked, pipeline, lambda odd: pipeline([odd]), of_source, lambda odd: table_of([odd]),
-            lambda odd: RegionStore.write(tmp_path/"store", [odd]), lambda odd: write_detections(tmp_path/"d.json", {7: odd}),
+            lambda odd: RegionStore.write(tmp_path/"store", [odd]),
+            lambda odd: write_detections(tmp_path/"d.json", {7: odd}),
             lambda odd: train_selector_in(tmp_path/"selector", with_one(odd), SelectorConfig(), TrainConfig()),
             lambda odd: train_xe_in(tmp_path/"xe", with_one(odd), CaptionerConfig(), TrainConfig())]
     for message, odd in odd_regions():
