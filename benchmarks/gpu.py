@@ -17,11 +17,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from search import _BenchCase, _NO_END, _batch, _groups, _quickest
 from noc_nb.commands.command import script
-from noc_nb.core import NocError, default_device
+from noc_nb.core import BOS, EOS, NocError, default_device
 from noc_nb.fast.pool import Pool
 from noc_nb.fast.search import grid_beam_search
 from noc_nb.lab.results import append_row, new_row, read_rows
-from noc_nb.vocab import BOS, EOS
 
 HERE = Path(__file__).resolve().parent
 FULL = SimpleNamespace(images=(10, 50, 200), repeats=5, sizes=[],

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from noc_nb.captioner import Captioner
 from noc_nb.commands.command import script
-from noc_nb.core import NocError, default_device
+from noc_nb.core import BOS, EOS, PAD, SPECIALS, UNK, NocError, default_device
 from noc_nb.data import CaptionBatch
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.fast.machine import constrained_beam_search
@@ -32,7 +32,6 @@ from noc_nb.lab.progress import progress, keep_blocks
 from noc_nb.lab.results import append_row, new_row
 from noc_nb.lab.runs import locked
 from noc_nb.models.generate import grid_beam
-from noc_nb.vocab import BOS, EOS, PAD, SPECIALS, UNK
 
 # ---- One case
 # A case defines what is searched and how. With `differ` each image has different constraints; with `shared` all images

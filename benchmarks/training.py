@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from search import clock
 from noc_nb.captioner import Captioner
 from noc_nb.commands.command import script
-from noc_nb.core import default_device, require, set_seed
+from noc_nb.core import BOS, EOS, PAD, SPECIALS, default_device, require, set_seed
 from noc_nb.data import CaptionBatch
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.fast.cider import CiderD, CiderReward
@@ -34,7 +34,7 @@ from noc_nb.lab.results import append_row, new_row
 from noc_nb.lab.runs import locked
 from noc_nb.scst import SelfCritical, caption_log_probs, scst_loss
 from noc_nb.train_xe import xe_loss
-from noc_nb.vocab import BOS, EOS, PAD, SPECIALS, tokenize
+from noc_nb.lab.ptb import tokenize
 
 # ---- Sizes
 # The defaults are the paper's sizes, with 50 regions per image, ten thousand words, and five references for each of a

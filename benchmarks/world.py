@@ -21,7 +21,7 @@ from noc_nb.lab.config import Config
 from noc_nb.lab.disk import whole_file, write_json
 from noc_nb.lab.objects import save_classes, save_heldout
 from noc_nb.lab.progress import progress
-from noc_nb.regions import RegionTable
+from noc_nb.lab.table import RegionTable
 from noc_nb.toy import TOY_CLASSES, TOY_HELDOUT, VAL, detect, toy_image
 
 # ---- Counts

@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from fastcore.basics import patch
 from torch import Tensor, nn
 from .attention import linear
-from .core import require
+from .core import SPECIALS, UNK, require
 from .decoder import Decoder
 from .encoder import CaptionerConfig, MemoryEncoder
-from .vocab import Vocab
 
 # %% ../nbs/14_captioner.ipynb #e8fce1aa
 class WordTable(nn.Module):
@@ -57,14 +56,14 @@ class Captioner(nn.Module):
     "Encoder, decoder and word vectors (Section 2.2). Tables of the wrong size raise `NocError`."
     def __init__(self,
         cfg:CaptionerConfig, # settings; those of the paper are `CaptionerConfig()`
-        tokens:list,         # v words in the order of their ids, as in `Vocab.tokens`
+        tokens:list,         # words in the order of their ids, with or without `SPECIALS`
         table:Tensor=None,   # (v,d) word vectors, as from `word_table`; default: random
         known:Tensor=None,   # (v,) True for a frozen row; default: no frozen rows
         unseen=(),           # the words that no training caption has
     ):
         super().__init__()
         self.cfg = cfg
-        self.tokens = Vocab(tokens).tokens
+        self.tokens = (*SPECIALS, *(word for word in tokens if word not in SPECIALS))
         self.unseen = frozenset(unseen)
         self.words = _word_table(len(self.tokens), cfg.d_word, table, known)
         self.word_in = linear(cfg.d_word, cfg.d_model)
@@ -112,7 +111,7 @@ def average_neighbours(self:Captioner,
     neighbours:dict, # word -> the words whose rows are averaged to replace its row
 )->Captioner:        # a copy; the original does not change
     "Average embeddings of neighbours. Raise `NocError` if a word is not in the vocabulary."
-    ids = Vocab(self.tokens).stoi
+    ids = {word: i for i, word in enumerate(self.tokens) if i > UNK}
     for word in chain(neighbours, *neighbours.values()):
         require(word in ids, f"neighbours: {word!r}", "a word of the captioner")
     table = self.words().detach()

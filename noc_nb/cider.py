@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .core import require
-from .vocab import PAD
+from .core import PAD, require
 
 # %% ../nbs/30_cider.ipynb #60331457
 def ngrams(

@@ -13,9 +13,10 @@ import torch
 
 from .beam import Hypotheses, plain_beam
 from .captioner import Captioner
+from .core import BOS, EOS, PAD, UNK
 from .data import CaptionBatch
 from .grid import plain_grid
-from .vocab import BOS, EOS, PAD, UNK, Vocab
+from .vocab import Vocab
 
 # %% ../nbs/23_decode.ipynb #23a00006
 def _masks(words, v, device):

@@ -13,7 +13,7 @@ from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge
 
 from .heldout import HeldOut, says
-from .vocab import ptb_line
+from .vocab import tokenize
 
 # %% ../nbs/31_evaluation.ipynb #ea136451
 def f1_scores(
@@ -70,8 +70,9 @@ def caption_scores(
 )->dict:           # name -> points; "C" is CIDEr-D
     "Score the captions of a set of images, or of a part of it (Section 3.1)."
     ids = list(captions if ids is None else ids)
-    lines = {i: [ptb_line(caption)] for i, caption in captions.items()}
-    refs = {i: list(map(ptb_line, refs[i])) for i in captions}
+    def line(text): return " ".join(tokenize(text))
+    lines = {i: [line(caption)] for i, caption in captions.items()}
+    refs = {i: list(map(line, refs[i])) for i in captions}
     cider = dict(zip(lines, Cider().compute_score(refs, lines)[1]))
     points = {"C": 100*fmean(cider[i] for i in ids)}
     part_refs, part = ({i: texts[i] for i in ids} for texts in (refs, lines))

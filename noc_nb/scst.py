@@ -17,12 +17,12 @@ from torch import Tensor
 from .captioner import Captioner
 from .cider import CiderD, CiderReward
 from .constraints import constraint_classes, constraint_tokens
-from .core import require, set_seed
+from .core import BOS, EOS, PAD, require, set_seed
 from .data import CaptionBatch, CocoData, ImageExamples, Loader
 from .decode import plain_decode, plain_search
 from .fit import FitConfig, plain_fit
 from .train_xe import val_cider
-from .vocab import BOS, EOS, PAD, Vocab
+from .vocab import Vocab
 
 # %% ../nbs/43_scst.ipynb #9eeb0303
 def scst_loss(

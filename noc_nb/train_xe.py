@@ -13,13 +13,13 @@ from torch.nn.functional import cross_entropy
 
 from .captioner import Captioner
 from .cider import CiderD
-from .core import set_seed
+from .core import PAD, set_seed
 from .data import CaptionBatch, CaptionExamples, CocoData, ImageExamples, Loader
 from .decode import plain_decode
 from .encoder import CaptionerConfig
 from .fit import FitConfig, plain_fit
 from .heldout import words_of
-from .vocab import FUNCTION_WORDS, PAD, Vocab, word_table
+from .vocab import FUNCTION_WORDS, Vocab, word_table
 
 # %% ../nbs/42_train_xe.ipynb #e305f887
 def build_vocab(

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow, pyarrow.parquet
 from PIL import Image
 from book import ROOT
+from noc_nb.constraints import COCO_CLASSES
 from noc_nb.files.formats import read_hdf5, read_npz, read_tsv
 from noc_nb.files.store import RegionStore
-from noc_nb.heldout import COCO_CLASSES
 from noc_nb.lab.disk import read_json
 from noc_nb.models import source as sources
 from noc_nb.models.photos import random_weights

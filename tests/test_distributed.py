@@ -78,7 +78,8 @@ def actors():
 DRIVER = """
 import sys
 from noc_nb.models.pipeline import CaptionOptions
-from noc_nb.commands.distributed import Job, caption_shards
+from noc_nb.commands.distributed import caption_shards
+from noc_nb.models.source import Job
 src, data, out = sys.argv[1:]
 caption_shards(Job(src, "toy", data=data, options=CaptionOptions(batch=5)), out, 2, shard=10)
 """

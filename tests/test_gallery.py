@@ -10,18 +10,19 @@ from PIL import Image
 from noc_nb.captioner import Captioner
 from noc_nb.commands.cli import noc_caption
 from noc_nb.commands.command import main
+from noc_nb.constraints import COCO_CLASSES
 from noc_nb.core import NocError
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.fast.search import SearchConfig
 from noc_nb.files.drawing import make_toy
-from noc_nb.heldout import COCO_CLASSES
 from noc_nb.lab.runs import locked
+from noc_nb.lab.table import table_of
 from noc_nb.models.photos import _extract, image_files, open_image
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig
 from noc_nb.models.source import Job, detected, _from_photos, _from_table
 from noc_nb.pages.app import _Studio
 from noc_nb.pages.gallery import _caption_all, _caption_files, caption_lines, _read_lines, _write_report
-from noc_nb.regions import Regions, table_of
+from noc_nb.regions import Regions
 from noc_nb.selector import RegionSelector, SelectorConfig
 from noc_nb.vocab import Vocab
 
@@ -255,10 +256,10 @@ MEASURE = """
 import sys
 from pathlib import Path
 import torch
-from noc_nb.models.pipeline import CaptionOptions
 from noc_nb.commands.command import peak_mb
-from noc_nb.pages.gallery import _caption_files
+from noc_nb.models.pipeline import CaptionOptions
 from noc_nb.models.source import Job
+from noc_nb.pages.gallery import _caption_files
 folder, n = Path(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 job = Job(folder/f"{n}.json", folder/"small", data=folder/n, options=CaptionOptions(max_objects=0, batch=100))

@@ -10,20 +10,22 @@ import pyarrow, pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
-from noc_nb.captioner import Captioner, CaptionerConfig
+from noc_nb.captioner import Captioner
+from noc_nb.encoder import CaptionerConfig
 from noc_nb.commands.cli import noc_app
 from noc_nb.commands.command import main
 from noc_nb.commands.reproduce import _part, _picture, _preset_of
-from noc_nb.constraints import constraint_classes
+from noc_nb.constraints import COCO_CLASSES, constraint_classes
 from noc_nb.core import NocError, set_seed
-from noc_nb.data import CocoData, RegionFeatures
+from noc_nb.data import class_vectors, CocoData, RegionFeatures
 from noc_nb.fast.search import beam_search, grid_beam_search, SearchConfig
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.files.formats import read_hdf5, read_npz, read_tsv
 from noc_nb.files.readers import ground_truth, read_captions, read_detections, read_split, read_vectors
 from noc_nb.files.store import RegionStore
-from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT
+from noc_nb.heldout import COCO_HELDOUT
+from noc_nb.lab.checks import check_vectors, checked
 from noc_nb.lab.config import load_config
 from noc_nb.lab.disk import read_json, write_json
 from noc_nb.lab.experiment import Experiment, PRESETS, Run
@@ -40,17 +42,19 @@ from noc_nb.pages import app, gallery
 from noc_nb.pages.app import _OwnNames, _page, _propose, _Studio, _tried, _with_box, _with_words
 from noc_nb.pages.gallery import _batch_lines, _caption_files, _write_report
 from noc_nb.pages.viz import show_bars, show_boxes, show_looks
-from noc_nb.regions import class_vectors, Regions, table_of
+from noc_nb.lab.table import table_of
+from noc_nb.regions import RegionDict, Regions
 from noc_nb.scores.java import _cache_folder
 from noc_nb.scores.page import Part, write_files
 from noc_nb.scores.report import evaluate_file, make_task, read_system
-from noc_nb.vocab import check_vectors, Vocab, word_table
+from noc_nb.vocab import Vocab, word_table
+from noc_nb.selector import SelectorConfig
 
 BOXES = [[.1, .1, .5, .5], [.2, .3, .9, .8]]
 
 def regions():
     "Return an image with two regions."
-    return Regions(BOXES, [18, 1], [.9, .8], torch.ones(2, 4), 7, (640, 480))
+    return checked(Regions(BOXES, [18, 1], [.9, .8], torch.ones(2, 4), 7, (640, 480)))
 
 def json_file(folder):
     write_json(folder/"d.json", [dict(image_id=7, category_id=18, bbox=[10, 20, 30, 40], score=.5)]*3)
@@ -803,23 +807,68 @@ def test_odd_settings_of_a_pipeline():
         with pytest.raises(NocError, match="expected names, a string"): CaptionOptions(objects=odd)
     for odd in ("dog|", "-", "=3", "dog=much", "-dog=2", "dog, -dog"):
         with pytest.raises(NocError, match="words: "): CaptionOptions(objects=odd)
-    for odd in ([["a"]], "a", None, {}, [1, 2, 3]):
-        with pytest.raises(NocError, match="image 7: regions: "): Regions(odd, [18, 1], [.9, .8], None, 7)
-        with pytest.raises(NocError, match="image 7: regions: "): Regions(BOXES, odd, [.9, .8], None, 7)
     for odd in (1.5, "1", None, 2**65):
         with pytest.raises(NocError, match="seed="): set_seed(odd)
 
-def test_regions_are_not_rounded():
-    "A conversion that would change a number raises an error; gradients are removed."
-    for labels in ([18.7, 1], [True, False], [18, None], ["18", "1"], [18, float("nan")], [[18], [1]]):
-        with pytest.raises(NocError, match="image 7: regions: labels"): Regions(BOXES, labels, [.9, .8], None, 7)
-    for scores in ([2, .5], [.5, -1], [True, True], ["a", "b"], [1j, 0], [[.5], [.5]]):
-        with pytest.raises(NocError, match="image 7: regions: scores"): Regions(BOXES, [18, 1], scores, None, 7)
-    for boxes in ([BOXES], sum(BOXES, []), torch.tensor(BOXES).to_sparse(), [[True]*4]*2):
-        with pytest.raises(NocError, match="image 7: regions: boxes"): Regions(boxes, [18, 1], [.9, .8], None, 7)
-    for features in ("ab", [1, 2], [["a"], ["b"]]):
-        with pytest.raises(NocError, match="image 7: regions: features"):
-            Regions(BOXES, [18, 1], [.9, .8], features, 7)
+def odd_regions():
+    "Yield (message, Regions) for all that is refused: conversions that would change a number, and impossible boxes."
+    columns = dict(boxes=BOXES, labels=[18, 1], scores=[.9, .8], features=None)
+    anything = [["a"]], "a", None, {}, [1, 2, 3]
+    boxes = [BOXES], sum(BOXES, []), torch.tensor(BOXES).to_sparse(), [[True]*4]*2
+    odd = dict(boxes=[*anything, *boxes], scores=([2, .5], [.5, -1], [True, True], ["a", "b"], [1j, 0], [[.5], [.5]]),
+               labels=[*anything, [18.7, 1], [True, False], [18, None], ["18", "1"], [18, float("nan")], [[18], [1]]],
+               features=("ab", [1, 2], [["a"], ["b"]]))
+    for name, values in odd.items():
+        for value in values: yield "image 7: regions: ", Regions(**columns | {name: value}, image_id=7)
+    outside = (-.2, 0, .5, .5), (.5, .1, .2, .9), (0, .6, .5, .4), (10, 20, 300, 400)
+    for box in outside: yield "image 7: box ", Regions([box], [18], [.5], None, 7)
+    yield "image 7: regions: lengths [1, 2, 1]", Regions(BOXES[:1], [18, 18], [.5], None, 7)
+
+def test_odd_regions_in_memory_are_refused_everywhere(tmp_path):
+    "`Regions` that a program makes are refused by the pipeline, the trainings, the writers and the detectors' readers."
+    from noc_nb.files.formats import write_detections
+    from noc_nb.lab.train import TrainConfig, train_selector_in, train_xe_in
+    from noc_nb.models.source import Source
+    from noc_nb.toy import toy_data
+    pipeline, data = NovelCaptioner.from_pretrained("toy"), toy_data(2, 1, 1)
+    def with_one(odd): return replace(data, regions=RegionDict(data.regions) | {7: odd})
+    def of_source(odd): raise Source([7], lambda ids: [odd], {}, str).batch([7])[2][7]
+    ways = [checked, pipeline, lambda odd: pipeline([odd]), of_source, lambda odd: table_of([odd]),
+            lambda odd: RegionStore.write(tmp_path/"store", [odd]),
+            lambda odd: write_detections(tmp_path/"d.json", {7: odd}),
+            lambda odd: train_selector_in(tmp_path/"selector", with_one(odd), SelectorConfig(), TrainConfig()),
+            lambda odd: train_xe_in(tmp_path/"xe", with_one(odd), CaptionerConfig(), TrainConfig())]
+    for message, odd in odd_regions():
+        for way in ways:
+            with pytest.raises(NocError, match=re.escape(message)): way(odd)
+    endless = Regions([BOXES[0], [0, math.nan, 1, 1]], [2, 2], [.9, .8], None, 7)
+    for way in pipeline, of_source:
+        with pytest.raises(NocError, match="image 7: boxes: expected finite numbers"): way(endless)
+
+def test_a_data_set_in_memory_is_checked(tmp_path):
+    "Before a training, captions, regions, features and word vectors that do not fit together are refused."
+    from noc_nb.lab.train import TrainConfig, train_selector_in, train_xe_in
+    from noc_nb.toy import toy_data
+    data = toy_data(3, 1, 1)
+    lost = {word: v for word, v in data.word_vectors.items() if word != "penguin"}
+    moved, strange = (RegionDict(data.regions) for _ in "ab")
+    moved[1] = data.regions[2]
+    strange[1] = replace(data.regions[1], labels=data.regions[1].labels + 100)
+    refused = {"regions: image 1: image_id=2: expected its own id": dict(regions=moved),
+               "image 1: caption 7: expected a string": dict(captions=data.captions | {1: ["a dog", 7]}),
+               "symbolic features: category 10": dict(regions=strange),
+               "features: regions without features: expected": dict(features=data.regions),
+               "no vector for penguin: expected": dict(word_vectors=lost),
+               "./vectors: expected a file of word vectors": dict(word_vectors=None)}
+    for message, parts in refused.items():
+        with pytest.raises(NocError, match=re.escape(message)):
+            train_xe_in(tmp_path/"xe", replace(data, **parts), CaptionerConfig(), TrainConfig())
+    for message, parts in [*refused.items()][:2]:
+        with pytest.raises(NocError, match=re.escape(message)):
+            train_selector_in(tmp_path/"selector", replace(data, **parts), SelectorConfig(), TrainConfig())
+
+def test_regions_of_a_table():
+    "A table needs the number of each image; gradients are removed."
     for image_id in (None, "7", 7.5, 2**70):
         with pytest.raises(NocError, match="the number of their image"):
             table_of([Regions(BOXES, [18, 1], [.9, .8], None, image_id)])
@@ -837,40 +886,32 @@ def test_numbers_of_a_file_are_no_lists(tmp_path):
             with pytest.raises(NocError, match=f"d.json: detection {len(others)} .*: {key}: expected"):
                 read_detections(tmp_path/"d.json", {7: (640, 480)})
 
-def test_what_the_papers_floor_refuses():
+def test_what_does_not_fit_together():
     "Words, regions, data or captioners that do not fit together give one line that names the image, word or part."
     vectors = {"hot": np.array([1., 3.]), "dog": np.array([3., 5.])}
     vocab = Vocab(["a", "dog", "zebra"])
-    def regions(box=(0, 0, 1, 1), score=1., features=None, image=7):
-        return Regions([box], [18], [score], features, image_id=image)
+    def regions(score=1., features=None, image=7):
+        return checked(Regions([(0, 0, 1, 1)], [18], [score], features, image_id=image))
     table = table_of([regions()])
     small = CocoData("small", Path("small"), {7: ["a dog"]}, table, dict(train=[7]), {}, COCO_CLASSES, COCO_HELDOUT, {})
     tiny = CaptionerConfig(d_feature=12, d_word=8, d_model=16, heads=4, d_ff=32, layers=1, memory=3, max_len=7)
     def captioner(**parts): return Captioner(tiny, vocab.tokens, **parts)
-    def classless(): return RegionFeatures(table, vectors={1: np.ones(3)})([7])
     def estranged(): return captioner().average_neighbours({"okapi": ["a"]})
     refused = {
-        "vocabulary: 'a': expected every word once": lambda: Vocab(["a", "dog", "a"]),
-        "word 'yak': expected a word of the vocabulary": lambda: word_table(vocab, vectors, ["yak"]),
+        "vocabulary: expected every word once": lambda: Vocab(["a", "dog", "a"]),
+        "no vector for zebra: expected one": lambda: word_table(vocab, vectors, ["zebra"]),
         ", w28, w29 and 3 more: ": lambda: check_vectors(vectors, [f"w{n}" for n in range(33)]*2),
-        "no vector for fire, hydrant": lambda: class_vectors({11: COCO_CLASSES[11]}, vectors),
-        "box [-0.2, 0.0, 0.5, 0.5]: expected x1 y1 x2 y2 from": lambda: regions((-.2, 0, .5, .5)),
-        "box [0.5, 0.1, 0.2, 0.9]: expected x1 y1 x2 y2 from": lambda: regions((.5, .1, .2, .9)),
-        "box [0.0, 0.6, 0.5, 0.4]: expected x1 y1 x2 y2 from": lambda: regions((0, .6, .5, .4)),
-        "image 7: scores: expected finite": lambda: regions(score=math.nan).check_finite(),
-        "image 7: features: expected finite": lambda: regions(features=[[1., -math.inf]]).check_finite(),
+        "image 7: scores: expected finite": lambda: checked(regions(score=math.nan), finite=True),
+        "image 7: features: expected finite": lambda: checked(regions(features=[[1., -math.inf]]), finite=True),
         "regions: no image 8 among 1 images": lambda: table[8],
         "image 7: is in two of the tables": lambda: table_of([regions(), regions()]),
         "image None: expected regions with the number": lambda: table_of([Regions.empty()]),
         "small: part 'all': expected one of train": lambda: small.ids("all"),
         "small/vectors: expected a file of word vectors, which tell the captioner": lambda: small.vectors,
-        "regions: has no features: expected regions with features": replace(small, features=table).region_features,
-        "category 18: expected one that has a class vector": classless,
         "known words: expected shape (7,)": lambda: captioner(known=torch.ones(6).bool()),
         "neighbours: 'okapi': expected a word of the captioner": estranged,
         "image 2: missing": lambda: selection_f1({1: []}, {1: ["a"], 2: ["b"]}, [1, 2], {"bus": set()}, COCO_HELDOUT),
         f"seed={2**64}: expected a": lambda: set_seed(2**64),
-        "constraints: 2 probabilities": lambda: constraint_classes(table[7], "selector", probs=[.9, .8]),
     }
     for message, call in refused.items():
         with pytest.raises(NocError, match=re.escape(message)): call()

@@ -103,8 +103,8 @@ def test_memory_is_flat_in_the_number_of_images(tmp_path):
     code = """
 import sys
 import numpy as np
-from noc_nb.regions import RegionTable
 from noc_nb.files.store import RegionStore
+from noc_nb.lab.table import RegionTable
 def tables(count, k=100):
     for at in range(0, count, k):
         boxes = np.tile(np.array([0, 0, 1, 1], np.float32), (k*10, 1)); ones = np.ones(k*10, np.int32)

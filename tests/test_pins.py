@@ -16,13 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from book import ROOT
-from noc_nb.beam import captions_of, prefix_scores, reorder_state, same_captions, tree
+from noc_nb.beam import reorder_state
+from noc_nb.fast.trees import captions_of, prefix_scores, same_captions, tree
 from noc_nb.captioner import Captioner
 from noc_nb.cider import CiderD as PlainCiderD
 from noc_nb.commands import reproduce
 from noc_nb.commands.command import main
-from noc_nb.constraints import best_scores, constraint_classes, constraint_tokens
-from noc_nb.core import NocError
+from noc_nb.constraints import COCO_CLASSES, ObjectClass, best_scores, constraint_classes, constraint_tokens
+from noc_nb.core import BOS, EOS, PAD, UNK, NocError
 from noc_nb.data import CaptionBatch, CocoData, ImageExamples, Loader, RegionFeatures, SelectorExamples
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.evaluation import caption_scores, domains
@@ -37,7 +38,7 @@ from noc_nb.fast.search import beam_search, grid_beam_search, SearchConfig
 from noc_nb.files.dataset import load_data
 from noc_nb.fit import plain_fit
 from noc_nb.grid import algorithm_1
-from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, ObjectClass, novel_images, removed_images, words_of
+from noc_nb.heldout import COCO_HELDOUT, novel_images, removed_images, words_of
 from noc_nb.lab.config import _from_dict
 from noc_nb.lab.disk import read_json
 from noc_nb.lab.experiment import PRESETS, Choices, Experiment, Models, Parts, Run, _nearest_neighbours
@@ -46,6 +47,8 @@ from noc_nb.lab.novelty import interval, judge, nonnovel_weight, selection_f1, v
 from noc_nb.lab.results import read_rows
 from noc_nb.lab.runs import contents
 from noc_nb.lab.saving import load_model, save_model, _save_vocab
+from noc_nb.lab.checks import checked
+from noc_nb.lab.table import table_of
 from noc_nb.lab.tables import table_view
 from noc_nb.lab.train import ScstTrainConfig, TrainConfig, Trainer, train_scst_in, train_selector_in, train_xe_in
 from noc_nb.lab.verdict import gap, over_runs
@@ -54,7 +57,7 @@ from noc_nb.models.pipeline import (CaptionOptions, NovelCaptioner, PipelineConf
                                     _whole_mention, _with_names)
 from noc_nb.models.source import _from_table
 from noc_nb.pages import gallery
-from noc_nb.regions import Regions, geometry, table_of
+from noc_nb.regions import Regions, geometry
 from noc_nb.scores import java
 from noc_nb.scores.compare import _Run, _differences
 from noc_nb.scores.quality import quality_scores
@@ -63,7 +66,7 @@ from noc_nb.scst import cider_reward as plain_reward
 from noc_nb.selector import RegionSelector, SelectorConfig, select, selector_loss
 from noc_nb.train_selector import selected, selector_scores, val_score
 from noc_nb.train_xe import bad_endings, build_captioner, build_vocab, val_cider
-from noc_nb.vocab import BOS, EOS, PAD, UNK, Vocab, tokenize
+from noc_nb.vocab import Vocab, tokenize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PERSON, BICYCLE, BUS, CAT, DOG, HORSE, ZEBRA = 1, 2, 6, 17, 18, 19, 24
@@ -526,15 +529,14 @@ def test_removed_novel_and_f1_words():
                 f1 = judge({1: texts.format(w)}, refs, [1], novel_images({1: [o]}, COCO_HELDOUT), metrics=()).row()
                 assert f1["counts"]["found"][o] == dict(tp=found and w in dcc[o], fp=0, fn=0)
 
-NINE = Regions(np.tile([.1, .1, .5, .5], (9, 1)), [PERSON, DOG, CAT, DOG, BUS, HORSE, ZEBRA, 0, BICYCLE],
-               [.99, .5, .9, .8, .75, .4, .3, .95, .2], image_id=1)  # sorted: CAT DOG BUS DOG HORSE ZEBRA BICYCLE
+NINE = checked(Regions(np.tile([.1, .1, .5, .5], (9, 1)), [PERSON, DOG, CAT, DOG, BUS, HORSE, ZEBRA, 0, BICYCLE],
+                       [.99, .5, .9, .8, .75, .4, .3, .95, .2]))    # sorted: CAT DOG BUS DOG HORSE ZEBRA BICYCLE
 
 def test_rules_by_hand():
     "D2: rules use detections in the order of scores, without person, background and duplicates, and choose at most 5."
     def rule(how, **kw): return constraint_classes(NINE, how=how, **kw)
     assert rule("none") == [] and rule("topk") == [CAT]
     assert rule("topk", k=4) == [CAT, DOG, BUS]                              # the 4 best detections, merged
-    assert rule("topk", k=4, distinct=True) == [CAT, DOG, BUS, HORSE]        # 4 classes: the ablation
     assert rule("topk", k=9, max_regions=3) == [CAT, DOG, BUS]
     assert rule("topk", k=9) == [CAT, DOG, BUS, HORSE, ZEBRA] and rule("topk", k=9, limit=None)[-1] == BICYCLE
     assert rule("score") == [CAT, DOG, BUS] and rule("score", threshold=.75) == [CAT, DOG, BUS]
@@ -848,7 +850,7 @@ def test_the_pipelines_selector_sees_what_it_was_trained_on(data):
     rng = np.random.default_rng(0)
     boxes, scores = np.sort(rng.random((14, 2, 2)), 1).reshape(-1, 4), .99 - .05*np.arange(14)
     labels = [PERSON if n in (2, 5) else (DOG, CAT, BUS)[n % 3] for n in range(14)]
-    regions = Regions(boxes, labels, scores, image_id=1)
+    regions = checked(Regions(boxes, labels, scores, image_id=1))
     kept = [n for n in range(14) if labels[n] != PERSON][:10]
     with torch.no_grad():
         own = regions.keep(kept)

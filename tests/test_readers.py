@@ -3,12 +3,14 @@ import gzip, itertools, json, sys, time, tracemalloc
 import numpy as np
 import pyarrow, pyarrow.parquet
 import pytest
+from noc_nb.cider import CiderD
+from noc_nb.constraints import COCO_CLASSES
 from noc_nb.data import CocoData, SelectorExamples
 from noc_nb.fast.cider import CiderD
 from noc_nb.fast.decode import Decoded
 from noc_nb.files.readers import ground_truth, json_items, read_captions, read_detections, read_vectors
 from noc_nb.files.store import RegionStore
-from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT
+from noc_nb.heldout import COCO_HELDOUT
 from noc_nb.lab.disk import write_json
 from noc_nb.lab.results import append_row, read_results, read_rows, write_results
 from noc_nb.pages.gallery import _read_lines

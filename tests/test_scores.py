@@ -14,7 +14,8 @@ from noc_nb.core import NocError
 from noc_nb.evaluation import heldout_f1
 from noc_nb.files.dataset import instances_files, load_data
 from noc_nb.files.readers import boxed_classes
-from noc_nb.heldout import COCO_CLASSES, COCO_HELDOUT, novel_images
+from noc_nb.constraints import COCO_CLASSES
+from noc_nb.heldout import COCO_HELDOUT, novel_images
 from noc_nb.lab.disk import read_json
 from noc_nb.lab.results import table_line, write_rows
 from noc_nb.lab.verdict import gap, holm
@@ -26,7 +27,7 @@ from noc_nb.scores.java import (_cache_folder, find_java, _java_options, java_pr
                                 _version_text)
 from noc_nb.scores.quality import _numbers, _objects_said, quality_numbers, quality_scores, word_list
 from noc_nb.scores.report import evaluate_file
-from noc_nb.vocab import ptb_line, TOKENISER
+from noc_nb.lab.ptb import ptb_line, TOKENISER
 
 try: find_java(); JAVA = True
 except OSError: JAVA = False

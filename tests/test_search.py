@@ -7,9 +7,10 @@ import math, subprocess, sys
 from unittest.mock import patch
 import pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
-from noc_nb.beam import captions_of, every_caption, plain_beam, prefix_scores, same_captions, tree
+from noc_nb.beam import plain_beam
 from noc_nb.fast.machine import constrained_beam_search
 from noc_nb.fast.search import beam_search, grid_beam_search
+from noc_nb.fast.trees import captions_of, every_caption, prefix_scores, same_captions, tree
 from noc_nb.grid import algorithm_1, plain_grid
 
 BOS, EOS = 1, 0

@@ -11,7 +11,7 @@ import torch
 import noc_nb
 from safetensors.torch import load, save
 from noc_nb.attention import FeedForward, linear
-from noc_nb.core import NocError
+from noc_nb.core import EOS, NocError
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.heldout import HeldOut
@@ -25,7 +25,7 @@ from noc_nb.lab.novelty import judge
 from noc_nb.regions import Regions
 from noc_nb.scst import caption_log_probs
 from noc_nb.train_xe import build_vocab
-from noc_nb.vocab import EOS, FUNCTION_WORDS
+from noc_nb.vocab import FUNCTION_WORDS
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):

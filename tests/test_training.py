@@ -22,6 +22,7 @@ from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.fit import plain_fit
 from noc_nb.heldout import HeldOut
+from noc_nb.lab.batches import Batches
 from noc_nb.lab.config import _RANGES, load_config, save_config, without
 from noc_nb.lab.disk import read_json
 from noc_nb.lab.experiment import PRESETS, Experiment, Models, Preset, Run
@@ -77,7 +78,9 @@ def test_the_plain_loop_ends_at_the_same_weights(world, tmp_path, phase, max_len
     """On the CPU, the trainer and the plain loop give the same weights to the last bit, and the same history, also if
     two tokens leave no room for two words and the end."""
     entries, short = [], replace(how, max_len=max_len)
-    kept, plain = trained(phase, world, tmp_path, partial(plain_fit, show=entries.append), short)
+    def fit(model, loss, batches, *how):                 # with the batches of the trainer
+        return plain_fit(model, loss, Batches(**vars(batches)), *how, show=entries.append)
+    kept, plain = trained(phase, world, tmp_path, fit, short)
     assert_equal_weights(plain, kept)
     history = [{k: v for k, v in e.items() if k in entries[0]} for e in read_json(tmp_path/"done.json")["history"]]
     assert len(history) == len(entries) > 1                 # the plain CIDEr-D may differ in the last digit
@@ -437,10 +440,10 @@ def phase_of(phase, root, folder):
     captioner = build_captioner(data, calm, 1)
     vocab, features = Vocab(captioner.tokens), data.region_features()
     if phase == "xe":
-        return Trainer(captioner, xe_loss, xe, folder, 32), Loader(CaptionExamples(data, vocab), 20)
+        return Trainer(captioner, xe_loss, xe, folder, 32), Batches(CaptionExamples(data, vocab), 20)
     ids = rewarded_images(data)
     loss = SelfCritical(cider_reward(data, ids, vocab), {}, partial(fast_search, cfg=how))
-    return Trainer(captioner, loss, scst, folder, 32), Loader(ImageExamples(data, ids, features), 7)
+    return Trainer(captioner, loss, scst, folder, 32), Batches(ImageExamples(data, ids, features), 7)
 
 def twenty_losses(phase, root, folder):
     trainer, loader = phase_of(phase, root, folder)

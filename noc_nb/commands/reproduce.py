@@ -14,8 +14,9 @@ from textwrap import wrap
 
 from ..captioner import Captioner
 from .command import _dashed, one_thread
-from ..constraints import RULES
-from ..core import NocError, require
+from ..constraints import COCO_CLASSES, RULES
+from ..core import EOS, NocError, require
+from ..data import class_vectors
 from ..fast.cider import cider_reward
 from ..fast.search import Search
 from ..files.dataset import data_files, instances_files, load_checked, own_captions
@@ -23,7 +24,8 @@ from ..files.drawing import make_toy
 from ..files.exports import read_export
 from ..files.readers import WordVectors, check_numbers
 from ..files.store import RegionStore
-from ..heldout import COCO_CLASSES, COCO_HELDOUT
+from ..heldout import COCO_HELDOUT
+from ..lab.checks import check_vectors
 from ..lab.config import imported, override
 from ..lab.disk import find_data, read_json, whole_file
 from ..lab.experiment import PRESETS, Experiment, Run, own_rules
@@ -38,13 +40,12 @@ from ..lab.train import kept_line, train_scst_in, train_selector_in, train_xe_in
 from ..models.names import read_classes
 from ..models.pipeline import NovelCaptioner, PipelineConfig, pipeline_folder, shipped
 from ..models.source import stored_names
-from ..regions import class_vectors
 from ..scores.claims import CLAIMS, SUMMARY, claims_view, run_claims
 from ..scores.java import java_programs, spice_lacks
 from ..scores.page import save_figure
 from ..selector import RegionSelector, selector_loss
 from ..train_xe import word_rows
-from ..vocab import EOS
+
 
 # %% ../../nbs/commands/139_reproduce.ipynb #25c1fc60
 _TABLES = "1", "2", "3"
@@ -179,6 +180,7 @@ def _write_tables(rows, tables, folder, about, variant, verdicts, **shown):
 # %% ../../nbs/commands/139_reproduce.ipynb #ce0ec8f0
 def _join_parts(out, selector, captioner, classes, words, cfg):
     "Save two models as a pipeline. `words`: word -> vector, or None for stored features."
+    if words is not None: check_vectors(words, (w for c in classes.values() for w in c.phrase))
     vectors = None if words is None else class_vectors(classes, words)
     how = PipelineConfig(cfg.search, cfg.form, cfg.limit, cfg.prices, cfg.number_score)
     with whole_folder(out) as new:

@@ -13,10 +13,8 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from ..core import NocError, require
-from ..scst import ScstConfig
-from ..scst import cider_reward as plain_reward
-from ..vocab import PAD
+from ..core import NocError, PAD, require
+from ..scst import cider_reward as plain_reward, ScstConfig
 
 # %% ../../nbs/fast/37_cider.ipynb #fc92e78f
 _MOST_WORDS = (1 << 16) - 1  # maximum number of different words in 16 bits; 0 means no word

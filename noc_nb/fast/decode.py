@@ -14,7 +14,7 @@ import torch
 
 from ..beam import Hypotheses
 from ..captioner import Captioner
-from ..core import require
+from ..core import BOS, EOS, PAD, UNK, require
 from ..data import CaptionBatch, CocoData
 from .penalties import with_penalties
 from .pool import Pool
@@ -22,7 +22,7 @@ from .prices import PriceConfig, best_candidates
 from .search import Search, SearchConfig
 from ..heldout import mentioned
 from ..scst import class_words, oracle_classes
-from ..vocab import BOS, EOS, PAD, UNK, Vocab
+from ..vocab import Vocab
 
 # %% ../../nbs/fast/36_decode.ipynb #b1d26a01
 @torch.no_grad()

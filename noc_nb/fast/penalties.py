@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from .prices import PriceConfig
-from ..vocab import FUNCTION_WORDS, SPECIALS, Vocab
+from ..core import SPECIALS
+from ..vocab import FUNCTION_WORDS, Vocab
 
 # %% ../../nbs/fast/29_penalties.ipynb #29a00006
 class Penalties(nn.Module):

@@ -14,15 +14,17 @@ from pathlib import Path
 
 import numpy as np
 
+from ..constraints import COCO_CLASSES
 from ..core import NocError, require
 from ..data import PARTS, CocoData
 from .readers import (Captions, Detections, WordVectors, category_names, ground_truth,
                                   image_names, image_sizes, open_detections, read_captions,
                                   read_coco, read_detections, read_split)
-from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, novel_images, removed_images
+from ..heldout import COCO_HELDOUT, HeldOut, novel_images, removed_images
 from ..lab.disk import find_data
 from ..lab.objects import load_classes, load_heldout
-from ..regions import table_of
+from ..lab.ptb import tokenize
+from ..lab.table import table_of
 
 # %% ../../nbs/files/102_dataset.ipynb #04243412
 def data_files(
@@ -161,7 +163,7 @@ def load_data(
     counts |= dict(images=len(texts), captions=sum(map(len, texts.values())), **regions.counts)
     if features is not None: _check_features(features, texts)
     return CocoData(name, root, texts, regions, splits, novel, classes, heldout, counts, features,
-                    _vectors(root, vectors))
+                    _vectors(root, vectors), tokenize)
 
 # %% ../../nbs/files/102_dataset.ipynb #da3ea3ab
 def listed_images(

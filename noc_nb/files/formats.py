@@ -13,11 +13,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..constraints import COCO_CLASSES
 from ..core import NocError, require
 from .readers import check_boxes, refuse
-from ..heldout import COCO_CLASSES, meanings, normalize
+from ..heldout import normalize
 from ..lab.disk import foreign_file, text_file, whole_file
-from ..regions import RegionTable, Regions, table_of
+from ..lab.objects import meanings
+from ..lab.checks import checked
+from ..lab.table import RegionTable, table_of
+from ..regions import Regions
 
 # %% ../../nbs/files/104_formats.ipynb #6f7d71a8
 def write_items(
@@ -120,7 +124,7 @@ def _from_results(results, classes, size, names, image_id):
     ids = [*_label_ids(labels, names, classes)]
     scores = torch.as_tensor(scores).detach().cpu()
     area = (boxes[:,2:] > boxes[:,:2]).all(1)
-    regions = Regions(boxes, ids, scores, image_id=image_id, size=tuple(size))
+    regions = checked(Regions(boxes, ids, scores, image_id=image_id, size=tuple(size)))
     return regions.keep(area).best()
 
 def from_results(
@@ -178,7 +182,7 @@ def _imported(path, image_id, features, boxes=None, size=None, labels=None, scor
     refuse(path, name, ~whole, "a whole number as its class")
     refuse(path, name, ~((scores >= 0) & (scores <= 1)), "a score between 0 and 1")
     x = torch.tensor(x.astype(np.float32)) if n else None
-    return Regions(boxes, labels, scores, x, image_id, size).keep(area).best()
+    return checked(Regions(boxes, labels, scores, x, image_id, size)).keep(area).best()
 
 # %% ../../nbs/files/104_formats.ipynb #02d3678b
 _LARGEST = 1 << 28    # maximum number of bytes in an array of one image

@@ -25,15 +25,15 @@ import ijson
 import numpy as np
 from fastcore.basics import chunked, patch
 
+from ..constraints import COCO_CLASSES
 from ..core import NocError, require
 from ..data import PARTS
-from ..heldout import COCO_CLASSES
+from ..lab.checks import OUTSIDE
 from ..lab.disk import (first_bytes, foreign_file, json_text, read_json, text_file,
                              unpacked)
 from ..lab.objects import class_ids
 from ..lab.progress import note
-
-from ..regions import OUTSIDE, RegionTable, sizes_of
+from ..lab.table import RegionTable, sizes_of
 
 # %% ../../nbs/files/101_readers.ipynb #12759273
 _LONGEST = 1 << 24   # maximum size of an item in bytes

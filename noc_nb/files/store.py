@@ -18,7 +18,7 @@ from ..core import require
 from .readers import refuse, relabel
 from ..lab.disk import foreign_file, read_json, write_json
 from ..lab.runs import file_sum, fingerprint, stamp, whole_folder
-from ..regions import RegionTable, table_of
+from ..lab.table import RegionTable, table_of
 
 # %% ../../nbs/files/103_store.ipynb #ef6d8727
 class _Column:

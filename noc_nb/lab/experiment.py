@@ -23,7 +23,7 @@ from ..captioner import Captioner
 from ..constraints import (FORMS, RULES, best_scores, constraint_classes,
                                 constraint_tokens)
 from ..core import NocError, default_device, require
-from ..data import CocoData, ImageExamples, Loader
+from ..data import CocoData, ImageExamples, Loader, class_vectors
 from ..encoder import CaptionerConfig
 from ..fast.cider import cider_reward
 from ..fast.decode import decode
@@ -40,9 +40,9 @@ from .results import (LABELS, ROWS, Row, append_row, captions_file, new_row,
                                 read_results, read_rows, table_line, write_results)
 from .runs import (begin, called, compare_training, contents, fingerprint, held, locked,
                              place_for)
+from .table import check_words, checked_data
 from .train import (ScstTrainConfig, TrainConfig, check_network, check_reward,
                               finished_model, train_scst_in, train_selector_in, train_xe_in)
-from ..regions import class_vectors
 from ..selector import RegionSelector, SelectorConfig, selector_loss
 from ..train_selector import selector_scores
 from ..train_xe import bad_endings, build_vocab
@@ -182,7 +182,7 @@ class Models:
         folder=None,        # folder where models are found or saved (default: `out`), or a pipeline
         **parts,            # those of the method that are not the paper's, as in `Parts`
     ):
-        self.run, self.data, self.parts = run, data, Parts(**parts)
+        self.run, self.data, self.parts = run, checked_data(data), Parts(**parts)
         folder = Path(folder or out)
         self.names, usual = self.parts.names, Parts().names
         self.other = {k: x for k, x in self.names.items() if x != usual[k]} # unlike the paper
@@ -249,6 +249,7 @@ def _nearest_neighbours(data, n=2):
     learned = [c for c, word in words.items() if count[word] >= least and c not in data.dropped]
     require(len(learned) >= n, f"borrow={n}: {len(learned)} classes are mentioned often enough",
             "a smaller number")
+    check_words(data)
     vectors = class_vectors(data.classes, data.vectors)
     unit = {c: v/np.linalg.norm(v) for c, v in vectors.items()}
     def neighbours(c):
@@ -267,7 +268,11 @@ def averaged(self:Models,
     return captioner.average_neighbours(_nearest_neighbours(self.data, borrow))
 
 # %% ../../nbs/lab/44_experiment.ipynb #aed07fec
-_OURS = {row.rule: RULES[row.rule] for row in ROWS.values()}
+def _distinct(image):
+    "Choose the k best classes, not the classes of the k best detections (an ablation of topk)."
+    return [*dict.fromkeys(image.best.labels.tolist())][:image.k]
+
+_OURS = {row.rule: RULES[row.rule] for row in ROWS.values()} | {"distinct topk": _distinct}
 
 def own_rules(
     rules=(), # functions like those in `RULES`, each of which names a row of its own
@@ -343,7 +348,7 @@ class Choices:
         self.ids = data.splits[run.part]
         own = own_rules(models.parts.rules)
         checked = {name: _checked(name, rule, data.classes) for name, rule in own.items()}
-        self.rules, self.other = RULES | checked, {name: called(own[name]) for name in own}
+        self.rules, self.other = _OURS | checked, {name: called(own[name]) for name in own}
 
     def row(self, name)->Row:
         "Return how a row chooses and searches. An added rule gets the selector's probabilities."
@@ -359,9 +364,9 @@ class Choices:
         "Return the rule of a row of the tables, as keywords of `constraint_classes`."
         p, own, priced = self.preset, self.row(row), self.priced(row)
         threshold = p.prices.min_prob if priced else p.selector.threshold
-        if own.rule == "score" and not priced:
-            threshold = _best_threshold(self.data, self._classes)
-        return dict(how=own.rule, k=own.k, distinct=own.distinct or p.distinct, threshold=threshold)
+        if own.rule == "score" and not priced: threshold = _best_threshold(self.data, self._classes)
+        rule = "distinct topk" if own.distinct or p.distinct and own.rule == "topk" else own.rule
+        return dict(how=rule, k=own.k, threshold=threshold)
 
     def _classes(self, i, how, **rule):
         "Return the classes that a rule chooses. Rules by score use only the selector's regions."
@@ -424,6 +429,7 @@ class Experiment:
     ):
         "Claim the folder. Raise `NocError` if it has another run, or this one without `resume`."
         require(run.part in ("test", "val"), f"part {run.part!r}", "test or val")
+        data = checked_data(data)
         self.run, self.data, self.out, self.metrics = run, data, Path(out), metrics
         self.programs = programs
         self.captioners = {}

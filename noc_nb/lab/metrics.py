@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core import require
 from ..fast.cider import CiderD
-from ..vocab import ptb_line
+from .ptb import ptb_line
 
 # %% ../../nbs/lab/29_metrics.ipynb #58f973af
 def _line(text, where):

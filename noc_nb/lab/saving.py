@@ -16,13 +16,13 @@ from huggingface_hub import snapshot_download
 from torch import nn
 
 from ..captioner import Captioner
-from ..core import NocError, require
+from ..core import BOS, UNK, NocError, require
 from ..encoder import CaptionerConfig
 from .config import load_config, save_config
 from .disk import foreign_file, read_json, whole_file, write_json
 from ..regions import geometry
 from ..selector import RegionSelector, SelectorConfig
-from ..vocab import BOS, UNK, Vocab
+from ..vocab import Vocab
 
 # %% ../../nbs/lab/08_saving.ipynb #657add63
 def _find_model(name, **hub):

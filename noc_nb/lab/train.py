@@ -26,13 +26,14 @@ from torch import nn
 # %% ../../nbs/lab/40_train.ipynb #40c00002
 import noc_nb
 from ..captioner import Captioner
-from ..core import NocError, default_device, require, set_seed
-from ..data import CocoData
+from ..core import EOS, PAD, NocError, default_device, require, set_seed
+from ..data import CocoData, Loader
 from ..encoder import CaptionerConfig
 from ..fast.cider import CiderD, cider_reward
 from ..fast.decode import fast_decode, fast_search, oracle_prices
 from ..fast.search import SearchConfig
 from ..fit import FitConfig, learning_rate
+from .batches import Batches
 from .config import Config, setting, without
 from .disk import foreign_file, read_json, whole_file, write_json
 from .novelty import weighted_f1
@@ -42,11 +43,12 @@ from .runs import (begin, called, check_same, compare_training, contents, file_s
                              fingerprint, held, locked, put_back, read_about, state_of,
                              training_record, whole_folder)
 from .saving import load_model, read_weights, save_model
+from .table import check_words, checked_data
 from ..scst import ScstConfig, SelfCritical, oracle_words, rewarded_images, train_scst
 from ..selector import RegionSelector, SelectorConfig, selector_loss
 from ..train_selector import train_selector
 from ..train_xe import train_xe
-from ..vocab import EOS, PAD, Vocab
+from ..vocab import Vocab
 
 # %% ../../nbs/lab/40_train.ipynb #40d45822
 def _generators():
@@ -400,13 +402,14 @@ def _begin(self:Trainer, resume):
 # %% ../../nbs/lab/40_train.ipynb #84cff198
 @patch
 def fit(self:Trainer,
-    batches,           # function (epoch, start, parts, mine) -> iterable of batches
+    batches,           # `Loader`, or function (epoch, start, parts, mine) -> iterable of batches
     evaluate=None,     # model -> dict with a "score" to maximise; None: keep the last weights
     resume:bool=False, # continue from the newest checkpoint, or return at once if the phase is done
     judged:str="score", # name of the score, for messages
 )->nn.Module:          # the model with its best weights, in eval mode
     "Train for all epochs, or until the score has not improved for `patience` evaluations."
     self.judged = judged if evaluate else _UNJUDGED
+    if isinstance(batches, Loader): batches = Batches(**vars(batches))
     if not (resume and (self.folder/"done.json").exists()):
         with locked(self.folder if self.main else None):
             self._begin(resume)
@@ -566,6 +569,7 @@ def train_selector_in(
 )->RegionSelector:      # the selector in eval mode
     "Run `train_selector` with checkpoints in a folder."
     check_network(network, cfg)
+    data = checked_data(data)
     about = dict(model=without(cfg, "threshold"), inputs=contents(data), loss=called(loss),
                  network=called(network))
     if examples is not None: about["inputs"]["targets"] = fingerprint(examples.whole.targets)
@@ -587,6 +591,8 @@ def train_xe_in(
     resume:bool=False,   # continue the phase, or load its model if it is finished
 )->Captioner:            # the captioner in eval mode
     "Run `train_xe` with checkpoints in a folder."
+    data = checked_data(data)
+    check_words(data)
     about = dict(model=without(cfg, "d_feature", "d_word"), inputs=contents(data, seen=True),
                  min_count=min_count)
     if resume and (done := finished_model(folder, Captioner, train, about)): return done
@@ -638,6 +644,8 @@ def train_scst_in(
     reward=cider_reward,    # function that builds the reward, as in `train_scst`
 )->Captioner:               # the captioner in eval mode
     "Run `train_scst` with checkpoints in a folder."
+    data = checked_data(data)
+    check_words(data)
     inputs = contents(data, seen=True) | dict(start=fingerprint(*captioner.state_dict().values()))
     about = dict(model=captioner.cfg, inputs=inputs, constrained=constrained,
                  search=search_cfg, limit=limit, reward=called(reward))

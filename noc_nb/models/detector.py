@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import roi_align
 
+from ..constraints import COCO_CLASSES
 from ..core import NocError, default_device, require
-from ..heldout import COCO_CLASSES
+from ..lab.checks import checked
 from ..lab.disk import foreign_file
 from ..lab.runs import fingerprint
 from ..lab.saving import check_kinds
@@ -256,4 +257,4 @@ class Detector(_Batches):
             for d, f in zip(detections, features): d["features"] = f
         names = {"boxes", "labels", "scores", "features"}
         columns = ({name: d[name].cpu() for name in names & d.keys()} for d in detections)
-        return [Regions(**c).best() for c in columns]
+        return [checked(Regions(**c)).best() for c in columns]

@@ -12,8 +12,8 @@ import torch
 from torchvision.ops import box_convert
 
 from ..core import NocError, default_device
-from ..heldout import meanings
-from ..lab.objects import plain_name
+from ..lab.checks import checked
+from ..lab.objects import meanings, plain_name
 from .detector import DETECTORS, _Batches
 from .names import classes_of
 from .pretrained import Pretrained, quiet
@@ -103,7 +103,7 @@ class PretrainedDetector(_Batches):
                 scores = torch.cat([d["scores"] for d in parts]).cpu()
                 labels = [i for d in parts for i in d["labels"]]
                 boxes = boxes.clamp(min=0).minimum(edge)/edge
-                r = Regions(boxes, labels, scores, size=(w, h))
+                r = checked(Regions(boxes, labels, scores, size=(w, h)))
                 regions.append(r.keep((boxes[:,2:] > boxes[:,:2]).all(1)).best())   # has an area
         return regions
 

@@ -10,12 +10,13 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from ..constraints import COCO_CLASSES, ObjectClass
 from ..core import NocError, require
 from ..files.exports import read_names
-from ..heldout import COCO_CLASSES, MOST_CLASSES, ObjectClass, normalize, people
+from ..heldout import normalize, people
 from ..lab.config import check_range
 from ..lab.disk import read_json
-from ..lab.objects import load_classes, plain_name, usual_name
+from ..lab.objects import MOST_CLASSES, load_classes, plain_name, usual_name
 from ..lab.progress import say
 from .spellings import noun_forms
 

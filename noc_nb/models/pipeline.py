@@ -23,18 +23,21 @@ from torch.nn.functional import cosine_similarity
 from torch.nn.utils.rnn import pad_sequence
 
 from ..captioner import Captioner
-from ..constraints import FORMS, constraint_tokens
+from ..constraints import FORMS, ObjectClass, constraint_tokens
 from ..core import NocError, default_device, require
 from ..data import CaptionBatch, RegionFeatures
 from ..fast.decode import decode
 from ..fast.penalties import Penalties
 from ..fast.prices import PriceConfig, best_candidates, read_wishes
 from ..fast.search import SearchConfig
-from ..heldout import ObjectClass, meanings, people
+from ..heldout import people
 from ..lab.config import Config, load_config, save_config, setting
-from ..lab.objects import form_of, load_classes, object_words, save_classes
+from ..lab.objects import (form_of, load_classes, meanings, object_words,
+                                save_classes)
 from ..lab.saving import check_kinds, load_model, model_card, read_weights, save_model
-from ..regions import Regions, geometry, table_of
+from ..lab.checks import checked
+from ..lab.table import table_of
+from ..regions import Regions, geometry
 from ..selector import RegionSelector, select
 from ..vocab import Vocab
 
@@ -359,12 +362,12 @@ class _Search:
                     "computes features from boxes and classes")
             return images
         expected = self.captioner.cfg.d_feature
-        for r in filter(len, images if seen is None else seen):
-            r.check_finite()
+        seen = [checked(r, finite=True) for r in (images if seen is None else seen)]
+        for r in filter(len, seen):
             width = 0 if r.features is None else r.features.shape[-1]
             where = f"image {r.image_id}: region features of {width} numbers"
             require(width == expected, where, f"{expected} a region")
-        return images if seen is None else seen
+        return seen
 
     def _search(self, seen, groups, prices):
         "Return the best caption of each image under its constraints, as `Decoded`."
@@ -403,18 +406,21 @@ class _Search:
                              tuple(None if p != p else p for p in probs.tolist()), reason)
 
 # %% ../../nbs/models/50_pipeline.ipynb #35a5cb05
-def _check(images, seen, classes):
-    "Raise `NocError` if a pipeline with these classes cannot use the regions of an image."
+def _usable(images, seen, classes):
+    """Return the regions of images, made of tensors. Raise `NocError` if a pipeline with these
+    classes cannot use the regions of an image."""
     require(isinstance(images, (list, tuple)), f"images: {type(images).__name__}",
             "`Regions` of an image, or a list of them")
     for r in images:
-        require(isinstance(r, Regions), f"images: {r!r}", "`Regions`")
-        r.check_finite()
+        if not isinstance(r, Regions): raise NocError(f"images: {r!r}: expected `Regions`")
+    images = [checked(r, finite=True) for r in images]
+    for r in images:
         strange = set(r.labels.tolist()) - classes.keys()
         where = f"image {r.image_id}: category {min(strange, default=0)}"
         require(not strange, where, f"one of the pipeline's {len(classes)} classes")
     count = len(images if seen is None else seen)
     require(count == len(images), f"seen: {count} images", f"{len(images)}, one for each image")
+    return images
 
 # %% ../../nbs/models/50_pipeline.ipynb #a415ab3b
 class NovelCaptioner(_Words, _Choice, _Wishes, _Search):
@@ -469,7 +475,7 @@ class NovelCaptioner(_Words, _Choice, _Wishes, _Search):
             return self([images], objects, None if seen is None else [seen], **options)[0]
         options = CaptionOptions(**options)
         captions = {}
-        _check(images, seen, self.classes)
+        images = _usable(images, seen, self.classes)
         choosers = self._choosers(objects, len(images))
         seen = self._seen(images, seen)
         for same in groupby(range(len(images)), lambda n: str([*choosers[n].barred])).values():

@@ -10,6 +10,7 @@ import json, math, warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,15 +19,14 @@ import torch
 from fastcore.basics import patch
 from PIL import Image
 
-from ..constraints import FORMS
+from ..constraints import COCO_CLASSES, FORMS
 from ..core import NocError, default_device, require
-from ..data import RegionFeatures
 from ..files.dataset import data_files, listed_images, with_categories
 from ..files.exports import export_reader, nearest_form, read_export
 from ..files.readers import (PHOTO_ENDINGS, match_photos, open_detections, some_of,
                                   table_rows)
 from ..files.store import RegionStore
-from ..heldout import COCO_CLASSES
+from ..lab.checks import checked
 from ..lab.config import Config, imported, setting
 from ..lab.disk import foreign_file, read_json
 from ..lab.progress import note, say
@@ -84,8 +84,8 @@ def _apart(ids, items):
     "Separate usable images from broken ones, both by id."
     good, errors = {}, {}
     for i, x in zip(ids, items):
-        bad = _try(Regions.check_finite, x) if isinstance(x, Regions) else x
-        if isinstance(bad, NocError): errors[i] = bad
+        x = _try(partial(checked, finite=True), x) if isinstance(x, Regions) else x
+        if isinstance(x, NocError): errors[i] = x
         else: good[i] = x
     return good, errors
 
@@ -278,7 +278,8 @@ def _stored_ids(source, path, src):
 
 def _with_features(source, path, src):
     "Add features of a region store to a source. Raise `NocError` if the store has none."
-    store = RegionFeatures(RegionStore(path)).table
+    store = RegionStore(path)
+    require(store.width, f"{store.where}: has no features", "regions with features")
     ids = _stored_ids(source, path, src)
     def look(i):
         if ids.get(i) in store: return replace(store[ids[i]], image_id=i)

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/pages/133_app.ipynb #01faa683
-import copy, ctypes, json, math, os, random, re, shlex, signal, socket, sys, tempfile, threading
+import copy, ctypes, json, math, os, re, shlex, signal, socket, sys, tempfile, threading
 import warnings
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -22,6 +22,7 @@ from PIL import Image
 from ..core import NocError, require
 from ..fast.prices import read_wishes
 from ..files.drawing import render as draw_scene
+from ..lab.checks import checked
 from ..lab.config import check_range, read_options
 from ..lab.disk import unpacking
 from ..lab.progress import say, say_notes
@@ -33,7 +34,7 @@ from .gallery import Mark, _line, class_names, picture, repeated, weight_of
 from .looks import looks
 from ..regions import Regions
 from ..scores.page import render, thumbnail
-from ..toy import VAL, detect, toy_image
+from ..toy import VAL, toy_image, toy_regions
 
 # %% ../../nbs/pages/133_app.ipynb #c4fb4951
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def _view(pipeline, image, regions, **more):
     "Return the view of an image. Raise `NocError` if the pipeline cannot use the regions."
     small = image.copy()
     small.thumbnail((_SIDE, _SIDE))
-    regions = regions.best(max(pipeline.max_regions, 30))    # there may be thousands of regions
+    regions = checked(regions).best(max(pipeline.max_regions, 30))    # there may be thousands
     free = _captioned(pipeline, regions, small, [])
     return _View(pipeline, small, regions, free, **more)
 
@@ -118,9 +119,7 @@ def _class_scores(v):
 def _toy_scene(n):
     "Draw image n of the toy world's `val` part. Return the picture and the simulated regions."
     scene, _ = toy_image(0, VAL + n)
-    detections = detect(random.Random(f"0/{VAL + n}/detector"), scene)
-    labels, boxes, scores = zip(*detections) if detections else ((), (), ())
-    return draw_scene(scene, 2), Regions(boxes, labels, scores, image_id=VAL + n, size=scene.size)
+    return draw_scene(scene, 2), toy_regions(VAL + n, scene)
 
 # %% ../../nbs/pages/133_app.ipynb #5ad81c35
 def _with_words(v, prices, line):
@@ -385,7 +384,7 @@ class _Studio:
             regions = self.detector([image])
         require(len(regions) == 1, f"{len(regions)} images", "detections of a single image")
         if isinstance(regions[0], NocError): raise regions[0]
-        return image, regions[0]
+        return image, checked(regions[0])
 
     def upload(self, path, detections=None)->_View:
         "Return the view of an uploaded photo. Raise `NocError` if a file cannot be used."

@@ -22,10 +22,9 @@ from markupsafe import Markup
 from ..constraints import constraint_tokens
 from ..core import NocError, require
 from ..files.readers import PHOTO_ENDINGS
-from ..heldout import meanings
 from ..lab.config import read_options
 from ..lab.disk import real_path, room_for, whole_file
-from ..lab.objects import form_of
+from ..lab.objects import form_of, meanings
 from ..lab.progress import keep_blocks, progress, say, say_notes
 from ..lab.results import read_rows
 from ..lab.runs import begin, called, check_ours, check_outputs, fingerprint, locked

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ..captioner import Captioner
+from ..core import BOS
 from ..models.pipeline import NovelCaptioner, _features
 from ..regions import Regions
-from ..vocab import BOS
 
 # %% ../../nbs/pages/131_looks.ipynb #5b27fa91
 def looks(

@@ -22,8 +22,9 @@ from ..files.download import fetch, unpack
 from ..lab.disk import whole_file, write_json
 from ..lab.metrics import METRICS
 from ..lab.progress import progress
+from ..lab.ptb import ptb_line
 from ..lab.runs import file_sum, locked, temporary_folder
-from ..vocab import ptb_line
+from ..lab.ptb import ptb_line
 
 # %% ../../nbs/scores/120_java.ipynb #ede7af51
 _GUARD = """

@@ -20,18 +20,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fastcore.basics import noop
 
+from ..constraints import COCO_CLASSES
 from ..core import NocError, require
 from ..data import PARTS
 from ..files.dataset import find_split, instances_files, load_captions, objects_of
 from ..files.readers import (Captions, boxed_classes, by_digits, caption_entries, holds_texts,
                                   kept, open_parquet, read_split)
-from ..heldout import COCO_CLASSES, COCO_HELDOUT, HeldOut, normalize, novel_images
+from ..heldout import COCO_HELDOUT, HeldOut, normalize, novel_images
 from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json, text_file, whole_file
 from ..lab.metrics import METRICS, CaptionScorer, points
 from ..lab.novelty import Judged, Protocol, by_group, interval, judge
 from ..lab.objects import word_runs
 from ..lab.progress import code_version
+from ..lab.ptb import TOKENISER, tokenize
 from ..lab.runs import called, file_sum
 from ..lab.verdict import signed
 from ..models.names import read_classes
@@ -39,8 +41,8 @@ from ..models.photos import image_files, open_image
 from ..models.spellings import UNSPACED
 from .java import find_java, java_programs
 from .page import Part, as_markdown, report_folder, thumbnail, write_files
-from .quality import (BESIDE, quality_numbers, quality_scores, vocabulary, word_list)
-from ..vocab import TOKENISER, tokenize
+from .quality import (BESIDE, quality_numbers, quality_scores, vocabulary,
+                                   word_list)
 
 # %% ../../nbs/scores/122_report.ipynb #a0bff669
 _LETTERS, _TOKENS = 5_000, 500 # maximum numbers of characters and of tokens in a caption
