@@ -18,8 +18,8 @@ import numpy as np
 from ..core import require
 from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json
-from ..lab.metrics import METRICS, CaptionScorer
-from ..lab.novelty import Protocol
+from ..lab.metrics import CaptionScorer
+
 from ..lab.results import LABELS, captions_file, read_rows, table_line
 from ..lab.tables import metric, training_label
 from ..lab.verdict import gap, holm, near_limit, verdict

@@ -26,7 +26,7 @@ from ..data import PARTS
 from ..files.dataset import find_split, instances_files, load_captions, objects_of
 from ..files.readers import (Captions, boxed_classes, by_digits, caption_entries, holds_texts,
                                   kept, open_parquet, read_split)
-from ..heldout import COCO_HELDOUT, HeldOut, normalize, novel_images
+from ..heldout import COCO_HELDOUT, HeldOut, novel_images
 from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json, text_file, whole_file
 from ..lab.metrics import METRICS, CaptionScorer, points

@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/scores/125_systems.ipynb #c0125103
 import re, sys, warnings
 from dataclasses import dataclass
-from itertools import chain, groupby, product
+from itertools import chain, groupby
 
 import numpy as np
 
