@@ -19,11 +19,9 @@ from ..core import require
 from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json
 from ..lab.metrics import CaptionScorer
-
 from ..lab.results import LABELS, captions_file, read_rows, table_line
 from ..lab.tables import metric, training_label
 from ..lab.verdict import gap, holm, near_limit, verdict
-from ..lab.metrics import CaptionScorer
 from .quality import BESIDE, LOW_IS_GOOD, NO_BETTER_SIDE
 from .report import _Report, make_task, match, read_report, read_system
 
