@@ -2,7 +2,7 @@
 # make test-data   the chapters, pages and tests that read real COCO: NOC_DATA=DIR make test-data
 # make test-fast   repository checks and five chapters, in under three minutes
 # make reproduce   set-up, then the whole method on the toy world: rows and tables in _runs/toy
-# make notebooks   execute all notebooks in order and keep their outputs (NB=10_attention: one), then README.md
+# make notebooks   execute all notebooks in order and keep their outputs (NB=02_attention: one), then README.md
 # make readme      README.md and its pictures from nbs/index.ipynb
 # make lab         JupyterLab on the chapters
 # make book        the site of the book in _site: all chapters, a search, the reference; a broken link stops it
@@ -28,7 +28,7 @@ BIN := $(VENV)/bin
 DONE := $(VENV)/.done
 TOOLS := $(VENV)/.tools
 SETUP := .ci/setup settings.ini setup.py pyproject.toml
-FAST := ^(00_core|02_heldout|10_attention|22_grid|32_novelty)\.ipynb$$
+FAST := ^(00_core|11_heldout|02_attention|09_grid|44_novelty)\.ipynb$$
 # the chapters that read real COCO if it is there; tests/test_results.py executes the pages of results
 READING := grep -lE '"coco.* = find_data' nbs/*.ipynb nbs/[!e]*/*.ipynb | sed 's|.*/||' | paste -sd'|'
 NOTEBOOKS = $(if $(NB),nbs/$(NB).ipynb,$(shell python3 tests/book.py))

@@ -196,7 +196,7 @@ def _average_said(model, tokenizer, said, vectors, n):
     return neighbours
 
 # ---- The experiment
-# Everything but the captioner comes from 44_experiment: the choice of classes, scores, rows, the log. Any form of a
+# Everything but the captioner comes from 49_experiment: the choice of classes, scores, rows, the log. Any form of a
 # class satisfies its constraint, as in `["lamp", "lamps", "lantern"]`.
 class _PixelModels(Models):
     "Models whose captioner sees pixels."

@@ -7,7 +7,7 @@ encoder-decoder is trained on it, and all systems decode with the same model. Ro
 chapter 73 shows them. The systems, with their number of beams:
 
     beam:5                       plain beam search; the model reads the concepts
-    bank:5, credit:5, grid:5     the searches of chapter 24, inside generate, with any form of each concept
+    bank:5, credit:5, grid:5     the searches of chapter 26, inside generate, with any form of each concept
     prices:5:1.5                 the bank, with a price of 1.5 nats for each concept instead of a must
     sample:5                     sampling until a sentence has all words, with at most as many tokens as bank:5 scored
     one:5, any:5                 transformers 4.55.4 with force_words_ids: one form of a concept, or any (--peer)
@@ -334,7 +334,7 @@ def _joined(parts):
     return lists | dict(meter={key: total(key) for key in parts[0]["meter"]})
 
 # ---- Scores
-# CIDEr-D, BLEU-4 and SPICE are those of chapter 31, with document frequencies from the scored sets. Intervals come from
+# CIDEr-D, BLEU-4 and SPICE are those of chapter 43, with document frequencies from the scored sets. Intervals come from
 # 1,000 bootstrap samples of the sets. All systems use the same samples, so that differences have intervals, too.
 def _scorer(sets, metrics, texts=()):
     "Build a scorer of the sets; SPICE, if it can run, parses all `texts` at once."

@@ -64,7 +64,7 @@ def test_pages_of_the_site():
     "A page has no directives of nbdev, and a broken link stops the build."
     sources = [(name(nb), "".join(cell["source"])) for nb in NOTEBOOKS for cell in page(nb)["cells"]]
     none_of((file for file, source in sources if re.search(r"^#\|", source, re.M)), "directives are shown")
-    inside = "[a](../22_grid.ipynb) `[b](c)`"
+    inside = "[a](../09_grid.ipynb) `[b](c)`"
     assert relink(inside, "nbs/models/115_photos.ipynb") == inside
     assert relink("[a](../docs/data.md#java)", "nbs/index.ipynb") == "[a](data.md#java)"
     with pytest.raises(SystemExit, match="nbs/00_core.ipynb: the link to 99_none.ipynb leads nowhere"):

@@ -189,7 +189,7 @@ def test_fast_is_plain(seed, ties, v, k, max_len, wanted):
     twins(beam, plain_beam(step, fresh(*range(B)), start, EOS, **how))
 
 def literal(logp, groups, v, k, T):
-    """Search the grid with alternatives and phrases, hypothesis by hypothesis, exactly as chapter 24 describes it. A
+    """Search the grid with alternatives and phrases, hypothesis by hypothesis, exactly as chapter 26 describes it. A
     hypothesis is (score, tokens, finished groups, current phrase as group, alternative and number of tokens)."""
     groups = sorted(sorted({*group}) for group in groups)   # the order for equal scores
     def least(left): return sum(min(map(len, groups[g])) for g in left)

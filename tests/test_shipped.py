@@ -152,9 +152,9 @@ def test_a_broken_folder_says_which_file_is(toy, tmp_path, name):
 def half(d, d_ff, p): return FeedForward(d, d_ff//2, p)
 
 @pytest.mark.parametrize("chapter, name, edit, named", [
-    ("selector", "linear", lambda n, d: linear(n + (n == 6), d), "nbs/11_selector.ipynb"),
-    ("selector", "FeedForward", half, "nbs/11_selector.ipynb or nbs/10_attention.ipynb"),
-    ("decoder", "FeedForward", half, "nbs/14_captioner.ipynb or nbs/13_decoder.ipynb or nbs/10_attention.ipynb")])
+    ("selector", "linear", lambda n, d: linear(n + (n == 6), d), "nbs/03_selector.ipynb"),
+    ("selector", "FeedForward", half, "nbs/03_selector.ipynb or nbs/02_attention.ipynb"),
+    ("decoder", "FeedForward", half, "nbs/06_captioner.ipynb or nbs/05_decoder.ipynb or nbs/02_attention.ipynb")])
 def test_an_edited_chapter_is_named(monkeypatch, chapter, name, edit, named):
     "If a chapter was edited and shipped weights do not fit any more, the message names it and the two ways on."
     monkeypatch.setattr(f"noc_nb.{chapter}.{name}", edit)
