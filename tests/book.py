@@ -25,11 +25,6 @@ def part(folder):
 FOLDERS = {folder: sorted((ROOT/"nbs"/folder).glob("[0-9]*_*.ipynb"), key=number) for folder in _folders()}
 BOOK, EXPERIMENTS = FOLDERS[""], FOLDERS["experiments"]
 CHAPTERS = [nb for folder, notebooks in FOLDERS.items() if folder != "experiments" for nb in notebooks]
-# The reading order of the paper's floor. `data` precedes `toy`, which makes a data set: otherwise every training would
-# load the toy world.
-ORDER = """core attention regions selector encoder decoder captioner beam constraints grid cbs heldout vocab data toy
-    decode cider metrics novelty fit train_selector train_xe scst method""".split()
-LATER = {"cider", "metrics", "novelty"}    # chapters whose cells still use other floors; becomes empty
 INDEX = ROOT/"nbs/index.ipynb"
 NOTEBOOKS = [*CHAPTERS, *EXPERIMENTS, INDEX]
 MODULES = sorted(p for p in (ROOT/"noc_nb").glob("**/*.py")

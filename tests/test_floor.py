@@ -1,10 +1,10 @@
 "The paper's floor is read from the method to the data: a chapter needs no later one, and nothing of other floors."
 import ast
-from book import BOOK, LATER, ORDER, cells, module_of, none_of
+from book import BOOK, cells, module_of, none_of
 
 REFUSALS = 25                              # those that a reader of the equations needs
 
-CODE = {module_of(nb): cells(nb, "code") for nb in BOOK}
+CODE = {module_of(nb): cells(nb, "code") for nb in BOOK}      # in reading order
 
 def imported(cell):
     "Return the modules of the package that a cell imports, without `noc_nb.`."
@@ -14,18 +14,15 @@ def imported(cell):
         if isinstance(node, ast.Import): names = [a.name for a in node.names]
         yield from (name.removeprefix("noc_nb.") for name in names if name.startswith("noc_nb."))
 
-def test_the_order_names_every_chapter(): assert sorted(ORDER) == sorted(CODE)
-
 def test_nothing_reaches_down():
     "No cell of the floor, exported or not, imports from another floor or the package's short names."
-    none_of((f"{c.where}: {m}" for module, code in CODE.items() if module not in LATER
-             for c in code for m in imported(c) if m not in CODE),
+    none_of((f"{c.where}: {m}" for code in CODE.values() for c in code for m in imported(c) if m not in CODE),
             "show it on the toy world, draw with matplotlib, or move the check to tests/")
 
 def test_a_chapter_needs_no_later_one():
-    place = {module: n for n, module in enumerate(ORDER)}
+    place = {module: n for n, module in enumerate(CODE)}
     none_of((f"{c.where}: {m}" for module, code in CODE.items() for c in code for m in imported(c)
-             if m in place and place[m] >= place[module]), "book.ORDER has the order; move the function, or hand it in")
+             if m in place and place[m] >= place[module]), "move the function, or hand it in")
 
 def test_refusals_are_few():
     "The floor refuses only what a reader of the equations needs to know; the rest is refused by readers and pipeline."
@@ -34,8 +31,8 @@ def test_refusals_are_few():
             called = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "require"
             raised = isinstance(node, ast.Raise) and "NocError" in ast.unparse(node)
             if called or raised: yield node
-    found = [f"{c.where}: line {node.lineno}" for module, code in CODE.items() for c in code
-             if c.exported and module not in LATER for node in refusals(c.tree)]
+    found = [f"{c.where}: line {node.lineno}" for code in CODE.values() for c in code
+             if c.exported for node in refusals(c.tree)]
     assert len(found) <= REFUSALS, "\n".join([f"{len(found)}, {REFUSALS} allowed", *found])
 
 def test_the_plain_tokeniser_equals_the_whole_one(coco):

@@ -1,8 +1,8 @@
 "Every notebook keeps the house rules of CONTRIBUTING.md. A failure lists its offenders and says what to change."
 import ast, io, re, tokenize
 from statistics import median
-from book import (BOOK, CHAPTERS, EXPERIMENTS, FOLDERS, LATER, NOTEBOOKS, ORDER, ROOT, cells, folder, module_of, name,
-                  none_of, number, read)
+from book import (BOOK, CHAPTERS, EXPERIMENTS, FOLDERS, NOTEBOOKS, ROOT, cells, folder, module_of, name, none_of,
+                  number, read)
 
 DIRECTIVES = {"default_exp", "export", "slow", "gpu", "echo:"}   # not "eval:", which hides code that no longer works
 WIDTH, LINES, CLASS_LINES = 100, 40, 60   # columns of code; lines of an exported cell, and of a cell with a class
@@ -266,12 +266,10 @@ def own_imports(cell):
             yield from (a.name.partition(".")[2] for a in node.names if a.name.startswith("noc_nb."))
 
 def test_exported_imports():
-    """No star imports. A chapter imports from lower numbers of its own floor, and from floors above it; for the paper's
-    floor, tests/test_floor.py has the order."""
+    "No star imports. A chapter imports from lower numbers of its own floor, and from floors above it."
     floor = {folder: i for i, folder in enumerate(FOLDERS)}
     order = {module_of(nb): (floor[folder(nb)], number(nb)) for nb in CHAPTERS}
-    order |= {module: (0, place) for place, module in enumerate(ORDER)}
-    def early(m, here): return m in order and (order[m] < order[here] or here in LATER)
+    def early(m, here): return m in order and order[m] < order[here]
     none_of((f"{c.where}: {m}" for c in exported() for m in own_imports(c)
              if not early(m, module_of(c.notebook))),
             "import names one by one, and only from chapters that come before (an upward import exports well and "
