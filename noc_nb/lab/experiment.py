@@ -30,6 +30,7 @@ from ..fast.decode import decode
 from ..fast.penalties import Penalties
 from ..fast.prices import PriceConfig, best_candidates
 from ..fast.search import SearchConfig
+from .checks import check_vectors
 from .config import Config, setting, without
 from .disk import foreign_file, read_json
 from .metrics import METRICS, CaptionScorer
@@ -40,7 +41,7 @@ from .results import (LABELS, ROWS, Row, append_row, captions_file, new_row,
                                 read_results, read_rows, table_line, write_results)
 from .runs import (begin, called, compare_training, contents, fingerprint, held, locked,
                              place_for)
-from .table import check_words, checked_data
+from .table import checked_data
 from .train import (ScstTrainConfig, TrainConfig, check_network, check_reward,
                               finished_model, train_scst_in, train_selector_in, train_xe_in)
 from ..selector import RegionSelector, SelectorConfig, selector_loss
@@ -249,7 +250,7 @@ def _nearest_neighbours(data, n=2):
     learned = [c for c, word in words.items() if count[word] >= least and c not in data.dropped]
     require(len(learned) >= n, f"borrow={n}: {len(learned)} classes are mentioned often enough",
             "a smaller number")
-    check_words(data)
+    check_vectors(data.vectors, (word for c in data.classes.values() for word in c.phrase))
     vectors = class_vectors(data.classes, data.vectors)
     unit = {c: v/np.linalg.norm(v) for c, v in vectors.items()}
     def neighbours(c):
