@@ -29,6 +29,7 @@ from noc_nb.files.dataset import load_captions, load_data
 from noc_nb.files.readers import ground_truth, read_detections
 from noc_nb.files.store import RegionStore
 from noc_nb.heldout import novel_images, removed_images
+from noc_nb.lab.batches import Batches
 from noc_nb.lab.experiment import PRESETS
 from noc_nb.lab.metrics import CaptionScorer
 from noc_nb.lab.novelty import judge, weighted_f1
@@ -170,7 +171,7 @@ def _selector(bench):
         logits = model(batch.geometry, batch.labels)
         return selector_loss(logits, batch.targets, batch.labels, cfg.lambda0, cfg.lambda1), {}
     with bench.lap("steps", 20*bench.steps):
-        steps = _train(bench, model, loss, train, Loader(examples, train.batch), 20*bench.steps)
+        steps = _train(bench, model, loss, train, Batches(examples, train.batch), 20*bench.steps)
     score = val_score(data, cfg, f1=weighted_f1)
     with bench.lap("val", len(data.splits["val"])): score(model.eval())
     return steps
@@ -187,7 +188,7 @@ def _xe(bench, store=None):
     with bench.lap("examples", 5*len(ids)):
         features = data.region_features(most)
         examples = CaptionExamples(data, vocab, ids, length, features)
-        loader = Loader(examples, cfg.batch, cfg.seed)
+        loader = Batches(examples, cfg.batch, cfg.seed)
     with bench.lap("steps", bench.steps):
         steps = _train(bench, captioner, xe_loss, cfg, loader, bench.steps)
     return dict(words=len(vocab), **steps)
@@ -211,7 +212,7 @@ def _scst(bench):
     with bench.lap("constraints", len(ids)): oracle = oracle_words(data, ids, vocab)
     features = data.region_features(bench.preset.captioner.max_regions)
     images = ImageExamples(data, ids, features)
-    loader = Loader(images, 10, cfg.seed)                         # a fifth of the preset's batch
+    loader = Batches(images, 10, cfg.seed)                        # a fifth of the preset's batch
     numbers = {}
     for name, words in dict(cider={}, cider_dgbs=oracle).items():
         loss = SelfCritical(reward, words, partial(fast_search, cfg=bench.preset.search))

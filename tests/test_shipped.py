@@ -15,6 +15,7 @@ from noc_nb.core import EOS, NocError
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.heldout import HeldOut
+from noc_nb.lab.checks import checked
 from noc_nb.lab.config import override
 from noc_nb.lab.objects import object_words
 from noc_nb.lab.runs import compare_training, training_record
@@ -195,7 +196,7 @@ def test_a_word_of_the_caller_is_asked_for_as_it_is_written():
 
 # ---- penalties
 
-GLUED = Regions([[.1, .1, .6, .6], [.5, .2, .9, .7], [.2, .5, .5, .9], [.6, .5, .8, .8]], [6, 3, 18, 62], [.9]*4)
+GLUED = checked(Regions([[.1, .1, .6, .6], [.5, .2, .9, .7], [.2, .5, .5, .9], [.6, .5, .8, .8]], [6, 3, 18, 62], [.9]*4))
 
 def clumsy(caption, lite):
     "Return how many content words of a caption are repeated, and how many of its pairs of objects nobody wrote."

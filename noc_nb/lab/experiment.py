@@ -510,7 +510,7 @@ def _captioner(self:Experiment, training):
 def _penalties(self:Experiment, vocab):
     "Return what words cost, by the training captions; None if nothing does."
     cfg, data = self.run.preset.prices, self.data
-    if not (cfg.repetition or cfg.pair): return None
+    if cfg.repetition == cfg.pair == 0: return None
     captions = (c for i in data.splits["train"] for c in data.captions[i])
     known = object_pairs(captions, data.classes)
     return Penalties(vocab, cfg, object_words(data.classes), known)

@@ -334,8 +334,8 @@ def _with_names(words, spans, names):
 def _penalties(pipeline):
     "Return what words cost, or None if nothing does."
     cfg, record = pipeline.cfg.prices, getattr(pipeline.captioner, "trained", None) or {}
-    if not (cfg.repetition or cfg.pair): return None
-    require("pairs" in record or not cfg.pair, f"prices.pair={cfg.pair:g}",
+    if cfg.repetition == cfg.pair == 0: return None
+    require("pairs" in record or cfg.pair == 0, f"prices.pair={cfg.pair:g}",
             "a captioner whose trained.json has `pairs` of words; train again, or set it to 0")
     objects = object_words(pipeline.classes)
     return Penalties(pipeline.vocab, cfg, objects, record.get("pairs", ()))
