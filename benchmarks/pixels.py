@@ -181,7 +181,7 @@ def _train_pixels(cfg, folder, seed=0):
 
 def _average_said(model, tokenizer, said, vectors, n):
     """Give words that are not `said` in training the mean embedding of their `n` nearest words, in
-    place, as `Captioner.average_neighbours` does. Return word -> its neighbours."""
+    place, as `average_neighbours` of the lab does. Return word -> its neighbours."""
     tokens = {w: t for w, t in tokenizer.get_vocab().items() if w in vectors}
     unit = {w: vectors[w]/np.linalg.norm(vectors[w]) for w in tokens}
     table = model.decoder.get_input_embeddings().weight.data

@@ -6,15 +6,11 @@
 __all__ = ['WordTable', 'Captioner']
 
 # %% ../nbs/06_captioner.ipynb #e63cffac
-import copy
-from itertools import chain
-
 import torch
 import torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor, nn
 from .attention import linear
-from .core import SPECIALS, UNK, require
+from .core import SPECIALS, require
 from .decoder import Decoder
 from .encoder import CaptionerConfig, MemoryEncoder
 
@@ -104,21 +100,3 @@ class Captioner(nn.Module):
         table = self.words()
         y, cache = self.decoder.step(self.word_in(F.embedding(tokens, table)), cache)
         return self.logits(y, table).float().log_softmax(-1), cache
-
-# %% ../nbs/06_captioner.ipynb #05ede1d8
-@patch
-def average_neighbours(self:Captioner,
-    neighbours:dict, # word -> the words whose rows are averaged to replace its row
-)->Captioner:        # a copy; the original does not change
-    "Average embeddings of neighbours. Raise `NocError` if a word is not in the vocabulary."
-    ids = {word: i for i, word in enumerate(self.tokens) if i > UNK}
-    for word in chain(neighbours, *neighbours.values()):
-        require(word in ids, f"neighbours: {word!r}", "a word of the captioner")
-    table = self.words().detach()
-    averaged = table.clone()
-    for word, others in neighbours.items():
-        rows = [ids[other] for other in others]
-        averaged[ids[word]] = table[rows].mean(0)
-    captioner = copy.deepcopy(self)
-    captioner.words = WordTable(averaged, self.words.known).to(table.device)
-    return captioner

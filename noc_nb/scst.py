@@ -60,7 +60,6 @@ class ScstConfig(FitConfig):
     eos_in_reward:bool = True  # True: the end of the sentence counts as a word of the reward
     df_unit:str = "image"      # document of CIDEr-D's frequencies: "image" or "caption"
     min_refs:int = 5           # minimum number of references of an image
-    mix:float = 0.             # share of images without constraints, drawn in each step
 
 # %% ../nbs/21_scst.ipynb #507f7ef0
 def rewarded_images(
@@ -132,29 +131,19 @@ class SelfCritical:
         reward,              # function (tokens (N,t), image ids) -> (N,) tensor
         words:dict=None,     # image id -> token ids that its captions must contain; None: no words
         search=plain_search, # function with the arguments of `plain_search`
-        mix:float=0.,        # probability that a step ignores the words of an image
     ):
         require(callable(reward), f"reward: {type(reward).__name__}", "a function from its builder")
-        self.reward, self.words, self.search, self.mix = reward, words or {}, search, mix
+        self.reward, self.words, self.search = reward, words or {}, search
 
     def __call__(self, captioner, batch):
-        model = getattr(captioner, "module", captioner)     # the model without a wrapper
-        beams = self.search(model.eval(), batch, self.drawn(batch.image_ids))
+        words = [self.words.get(i, []) for i in batch.image_ids]
+        beams = self.search(captioner.eval(), batch, words)
         valid = beams.ended                                 # a search may return unfinished ones
         rewards = self.rewards(beams.tokens, batch.image_ids)
         log_probs = caption_log_probs(captioner.train(), batch, beams.tokens)
         numbers = {"reward": rewards[valid].sum()/valid.sum().clamp(min=1),
                    "satisfied": (beams.satisfied*valid)[:,0].float().mean()}
         return scst_loss(log_probs, rewards, valid), numbers
-
-    def drawn(self,
-        image_ids:list, # b image ids
-    )->list:            # b lists of token ids, or dicts of token id -> price
-        "Draw the words of each image for a step: none for a share `mix` of the images."
-        words = [self.words.get(i, []) for i in image_ids]
-        if not self.mix: return words                       # a draw would change the dropout masks
-        kept = torch.rand(len(words)) >= self.mix
-        return [w if keep else type(w)() for w, keep in zip(words, kept)]
 
     def rewards(self,
         tokens:Tensor,  # (b,k,t) captions
@@ -195,6 +184,6 @@ def train_scst(
     ids = rewarded_images(data, cfg)
     images = ImageExamples(data, ids, _features(data, captioner.cfg))
     batches = Loader(images, cfg.batch, cfg.seed)
-    loss = SelfCritical(reward(data, ids, Vocab(captioner.tokens), cfg), words, search, cfg.mix)
+    loss = SelfCritical(reward(data, ids, Vocab(captioner.tokens), cfg), words, search)
     judge = val_cider(data, words, decode, cider)
     return fit(captioner, loss, batches, cfg, judge, captioner.cfg.d_model)

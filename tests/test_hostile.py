@@ -15,9 +15,9 @@ from noc_nb.encoder import CaptionerConfig
 from noc_nb.commands.cli import noc_app
 from noc_nb.commands.command import main
 from noc_nb.commands.reproduce import _part, _picture, _preset_of
-from noc_nb.constraints import COCO_CLASSES, constraint_classes
+from noc_nb.constraints import COCO_CLASSES
 from noc_nb.core import NocError, set_seed
-from noc_nb.data import class_vectors, CocoData, RegionFeatures
+from noc_nb.data import CocoData
 from noc_nb.fast.search import beam_search, grid_beam_search, SearchConfig
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
@@ -28,7 +28,7 @@ from noc_nb.heldout import COCO_HELDOUT
 from noc_nb.lab.checks import check_vectors, checked
 from noc_nb.lab.config import load_config
 from noc_nb.lab.disk import read_json, write_json
-from noc_nb.lab.experiment import Experiment, PRESETS, Run
+from noc_nb.lab.experiment import average_neighbours, Experiment, PRESETS, Run
 from noc_nb.lab.objects import load_classes, load_heldout
 from noc_nb.lab.results import append_row, read_results, read_rows
 from noc_nb.lab.runs import begin
@@ -896,7 +896,7 @@ def test_what_does_not_fit_together():
     small = CocoData("small", Path("small"), {7: ["a dog"]}, table, dict(train=[7]), {}, COCO_CLASSES, COCO_HELDOUT, {})
     tiny = CaptionerConfig(d_feature=12, d_word=8, d_model=16, heads=4, d_ff=32, layers=1, memory=3, max_len=7)
     def captioner(**parts): return Captioner(tiny, vocab.tokens, **parts)
-    def estranged(): return captioner().average_neighbours({"okapi": ["a"]})
+    def estranged(): return average_neighbours(captioner(), {"okapi": ["a"]})
     refused = {
         "vocabulary: expected every word once": lambda: Vocab(["a", "dog", "a"]),
         "no vector for zebra: expected one": lambda: word_table(vocab, vectors, ["zebra"]),

@@ -3,7 +3,7 @@
 A test fails if a line of the model, the search or the training changes, even if the configuration keeps its values.
 The references are literal loops, NumPy, or numbers computed by hand. No model is trained for long. What a chapter
 already tests in this way (Eq. 1, the loss, prices, memory, two passes of SCST) is not repeated."""
-import itertools, json, math
+import copy, itertools, json, math
 from collections import Counter, namedtuple
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -41,7 +41,8 @@ from noc_nb.grid import algorithm_1
 from noc_nb.heldout import COCO_HELDOUT, novel_images, removed_images, words_of
 from noc_nb.lab.config import _from_dict
 from noc_nb.lab.disk import read_json
-from noc_nb.lab.experiment import PRESETS, Choices, Experiment, Models, Parts, Run, _nearest_neighbours
+from noc_nb.lab.experiment import (PRESETS, Choices, Experiment, Models, Parts, Run, _nearest_neighbours,
+                                   average_neighbours)
 from noc_nb.lab.metrics import CaptionScorer, meteor, points
 from noc_nb.lab.novelty import interval, judge, nonnovel_weight, selection_f1, val_weight, weighted_f1
 from noc_nb.lab.results import read_rows
@@ -1045,7 +1046,7 @@ def test_a_training_is_its_content(captioner, data, tmp_path):
     start = train_xe_in(tmp_path/"xe", data, TINY, train, 1)
     again = train_xe_in(tmp_path/"xe", data, TINY, train, 1, True)
     assert all(torch.equal(p, q) for p, q in zip(start.parameters(), again.parameters()))
-    before, how = start.average_neighbours({}), SearchConfig(k=2, max_len=4)
+    before, how = copy.deepcopy(start), SearchConfig(k=2, max_len=4)
     done = train_scst_in(tmp_path/"scst", data, start, scst, search_cfg=how)
     other, text = small_world(), small_world()
     other.word_vectors["dog"] = other.word_vectors["dog"] + 1
@@ -1432,7 +1433,7 @@ def test_averaged_words_under_constraints_alone(data, tmp_path):
     near = {CLASSES[c].word: [CLASSES[n].word for n in nearest(c)] for c in CLASSES.keys() - seen}
     captioner = build_captioner(data, TINY, 1).eval()
     for word in near: captioner.words.frozen[Vocab(captioner.tokens).stoi[word]] *= 3   # so that they have an effect
-    averaged = captioner.average_neighbours(near)
+    averaged = average_neighbours(captioner, near)
     for row in "none", "top1", "selector", "oracle", "score", "cbs":
         model, other = (captioner, averaged) if row == "none" else (averaged, captioner)
         for i, d in own.captions(row, "xe").items():

@@ -17,6 +17,7 @@ from noc_nb.files.drawing import make_toy
 from noc_nb.heldout import HeldOut
 from noc_nb.lab.checks import checked
 from noc_nb.lab.config import override
+from noc_nb.lab.experiment import average_neighbours
 from noc_nb.lab.objects import object_words
 from noc_nb.lab.runs import compare_training, training_record
 from noc_nb.lab.saving import load_model
@@ -84,7 +85,7 @@ def test_averaged_embeddings_through_a_pipeline(world, tmp_path):
     never = next(c for c in toy.classes.values() if c.name in world.novel["val"]
                  and not any(c.word in tokens for tokens in captions))
     near = ["cat", "dog"]
-    averaged = toy.captioner.average_neighbours({never.word: near})
+    averaged = average_neighbours(toy.captioner, {never.word: near})
     pipeline = NovelCaptioner(toy.selector, averaged, toy.classes, toy.vectors, toy.cfg)
     pipeline.save_pretrained(tmp_path/"averaged")
     again = NovelCaptioner.from_pretrained(tmp_path/"averaged", device="cpu")

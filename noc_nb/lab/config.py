@@ -72,8 +72,7 @@ _RANGES = {   # configuration -> setting -> its limits
         epochs=_limits(1), batch=_limits(1), schedule=_limits(among=SCHEDULES), warmup=_limits(1),
         peak=_limits(0, 1e9), clip=_limits(0, 1e9), patience=_limits(1),
         seed=_limits(-2**63, 2**64 - 1)),
-    ScstConfig: dict(df_unit=_limits(among=("image", "caption")), min_refs=_limits(0),
-                     mix=_limits(0, 1)),
+    ScstConfig: dict(df_unit=_limits(among=("image", "caption")), min_refs=_limits(0)),
     PriceConfig: dict(weight=_limits(0, 1000), unseen=_limits(0, 1000), min_prob=_limits(0, 1),
                       repetition=_limits(0, 1000), pair=_limits(0, 1000)),
 }

@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['TrainConfig', 'ScstTrainConfig', 'Trainer', 'kept_line', 'finished_model', 'check_network', 'check_reward',
-           'train_selector_in', 'train_xe_in', 'train_scst_in']
+           'train_selector_in', 'train_xe_in', 'training_search', 'train_scst_in']
 
 # %% ../../nbs/lab/48_train.ipynb #0af8a318
 import json, math, re, time, warnings, zlib
 from collections import Counter, defaultdict
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -141,6 +140,7 @@ class TrainConfig(_Kept, FitConfig):
 @dataclass(frozen=True)
 class ScstTrainConfig(_Kept, ScstConfig):
     "The settings of self-critical training."
+    mix:float = setting(0., 0, 1)              # share of images without constraints, in each step
     price_weight:float = setting(None, 0, 1e9) # weight of the prices of words; None: no prices
     number_score:float = setting(None, 0, 1) # words may be plural if two boxes of their class reach
                                              # this score; None: each word as it is
@@ -599,6 +599,19 @@ def train_xe_in(
     fit = _fit_in(folder, about, "words", "CIDEr-D", resume, training_record(data, seen=True))
     return train_xe(data, cfg, train, min_count, fit, _decode_val, CiderD)
 
+# %% ../../nbs/lab/48_train.ipynb #43000003
+def training_search(
+    mix:float=0.,                    # share of the images whose words a step ignores
+    cfg:SearchConfig=SearchConfig(), # settings of the search
+):                                   # function with the arguments of `plain_search`
+    "Return the search of self-critical training."
+    def search(captioner, batch, words):
+        if mix:                                  # another draw would change the dropout masks
+            kept = torch.rand(len(words)) >= mix
+            words = [w if keep else type(w)() for w, keep in zip(words, kept)]
+        return fast_search(getattr(captioner, "module", captioner), batch, words, cfg)
+    return search
+
 # %% ../../nbs/lab/48_train.ipynb #40c00015
 def _with_plurals(words, data, vocab, least):
     "Let each image's words be plural where two boxes of their class have at least this score."
@@ -654,6 +667,6 @@ def train_scst_in(
     words = _words_to_say(data, captioner, cfg, limit) if constrained else None
     trained = _record_from(captioner, data)
     fit = _fit_in(folder, about, "images", _JUDGED[constrained], resume, trained)
-    search = partial(fast_search, cfg=search_cfg)
+    search = training_search(cfg.mix, search_cfg)
     with _named(reward):
         return train_scst(data, captioner, cfg, words, fit, search, _decode_val, reward, CiderD)

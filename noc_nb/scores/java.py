@@ -24,7 +24,6 @@ from ..lab.metrics import METRICS
 from ..lab.progress import progress
 from ..lab.ptb import ptb_line
 from ..lab.runs import file_sum, locked, temporary_folder
-from ..lab.ptb import ptb_line
 
 # %% ../../nbs/scores/120_java.ipynb #ede7af51
 _GUARD = """

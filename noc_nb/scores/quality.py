@@ -15,7 +15,7 @@ import numpy as np
 from ..core import require
 from ..heldout import normalize
 from ..lab.disk import foreign_file, text_file
-from ..lab.objects import clauses, plurals, word_runs
+from ..lab.objects import clauses, plurals
 from ..lab.progress import say
 from ..vocab import FUNCTION_WORDS
 
@@ -32,6 +32,7 @@ def _sized(forms): return forms, max((len(form.split()) for form in forms), defa
 
 def _objects_said(caption, forms):
     "Return (form, ids of its classes) of every mentioned object, in order; longer forms win."
+    require(isinstance(caption, str), f"caption {caption!r}", "a string")
     classes, longest = forms
     words = normalize(caption).split()
     pairs = []
