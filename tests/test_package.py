@@ -61,7 +61,8 @@ def test_stubs_hold_what_is_patched_in():
         for method, name in patched: assert method in {getattr(f, "name", None) for f in made[name].body}
     assert ("def from_pretrained(cls, name, device=None, selector=RegionSelector) -> NovelCaptioner:"
             in stub(inspect.getsource(pipeline)))
-    assert "boxes: Tensor | np.ndarray | list | tuple, labels: Tensor | np" in stub((ROOT/"noc_nb/regions.py").read_text())
+    regions = stub((ROOT/"noc_nb/regions.py").read_text())
+    assert "boxes: Tensor | np.ndarray | list | tuple, labels: Tensor | np" in regions
     assert "def override(cfg, settings: list):" in stub(inspect.getsource(config))
 
 def test_requirements_name_every_import():

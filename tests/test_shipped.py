@@ -197,7 +197,8 @@ def test_a_word_of_the_caller_is_asked_for_as_it_is_written():
 
 # ---- penalties
 
-GLUED = checked(Regions([[.1, .1, .6, .6], [.5, .2, .9, .7], [.2, .5, .5, .9], [.6, .5, .8, .8]], [6, 3, 18, 62], [.9]*4))
+GLUED = checked(Regions([[.1, .1, .6, .6], [.5, .2, .9, .7], [.2, .5, .5, .9], [.6, .5, .8, .8]],
+                        [6, 3, 18, 62], [.9]*4))
 
 def clumsy(caption, lite):
     "Return how many content words of a caption are repeated, and how many of its pairs of objects nobody wrote."
