@@ -15,7 +15,7 @@ from ..vocab import FUNCTION_WORDS, Vocab
 
 # %% ../../nbs/fast/29_penalties.ipynb #29a00006
 class Penalties(nn.Module):
-    "What the next word of a hypothesis costs, by the words before it."
+    "The cost of a hypothesis's next word, given the words before it."
     def __init__(self,
         vocab:Vocab,     # vocabulary of v tokens
         cfg:PriceConfig, # nats of a repetition and of a pair

@@ -363,7 +363,7 @@ class _Search:
                     "computes features from boxes and classes")
             return images
         expected = self.captioner.cfg.d_feature
-        seen = [checked(r, finite=True) for r in (images if seen is None else seen)]
+        seen = images if seen is None else [checked(r, finite=True) for r in seen]
         for r in filter(len, seen):
             width = 0 if r.features is None else r.features.shape[-1]
             where = f"image {r.image_id}: region features of {width} numbers"
