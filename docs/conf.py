@@ -4,8 +4,9 @@ from configparser import ConfigParser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT/"tests")]
 from fastcore.docments import docments
+from website import NOTEBOOKS, PAGES, name
 
 ini = ConfigParser(delimiters=["="])
 ini.read(ROOT/"settings.ini", encoding="utf-8")
@@ -13,7 +14,8 @@ settings = ini["DEFAULT"]
 
 project, author, release = settings["title"], settings["author"], settings["version"]
 project_copyright = settings["copyright"]
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx-mathjax-offline"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx-mathjax-offline",
+              "sphinx_copybutton"]
 language = "en"
 
 # notebooks are shown as they are committed
@@ -26,8 +28,6 @@ myst_heading_anchors = 4
 html_theme = "furo"
 html_title = settings["title"]
 html_copy_source = html_show_sourcelink = False
-html_search_scorer = str(ROOT/"docs/scorer.js")
-html_show_search_summary = False   # it reads the pages again, which a browser does not allow for files
 html_static_path = ["book.css"]
 html_css_files = ["book.css"]
 html_theme_options = {"top_of_page_buttons": [], "footer_icons": []}
@@ -53,16 +53,21 @@ def describe(app, what, full_name, obj, options, lines):
               for key, about in found.items() if key not in ("self", "cls") and about["docment"]]
     if fields: lines += ["", *fields, ""]
 
-def by_number(app, page, template, context, tree):
-    "At the foot of a chapter stand the chapters before and after it in the reading order, which is that of the numbers."
-    chapters = {int(m[1]): name for name in app.env.found_docs if (m := re.search(r"(?:^|/)(\d+)_\w+$", name))}
-    order = ["index", *map(chapters.get, sorted(chapters)), "index"]
+def neighbours(app, page, template, context, tree):
+    "Link each chapter to those before and after it in the reading order."
+    order = ["index", *(PAGES[name(nb)] for nb in NOTEBOOKS if nb.stem != "index"), "index"]
     if page not in order[1:-1]: return
     at = order.index(page, 1)
-    for key, name in (("prev", order[at-1]), ("next", order[at+1])):
-        title = app.env.titles[name].astext()
-        context[key] = dict(link=app.builder.get_relative_uri(page, name), title=title)
+    for key, name_of in (("prev", order[at-1]), ("next", order[at+1])):
+        title = app.env.titles[name_of].astext()
+        context[key] = dict(link=app.builder.get_relative_uri(page, name_of), title=title)
+
+def levels(app, page, template, context, tree):
+    "Give the captions of the side bar, which Sphinx marks as headings, the level that a screen reader needs."
+    side = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = side.replace('role="heading"', 'role="heading" aria-level="2"')
 
 def setup(app):
     app.connect("autodoc-process-docstring", describe)
-    app.connect("html-page-context", by_number)
+    app.connect("html-page-context", neighbours)
+    app.connect("html-page-context", levels, priority=900)   # after the theme has made the side bar

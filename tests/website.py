@@ -2,12 +2,12 @@
 
 A page is a committed notebook without nbdev's directives. Links between notebooks become links between pages, links to
 other files of the repository become links to its host, and a broken link stops the build."""
-import copy, json, posixpath, re, shutil, sys
+import ast, copy, json, posixpath, re, shutil, sys
 from base64 import b64decode
 from functools import cache
 from pathlib import Path
 from urllib.request import Request, urlopen
-from book import CHAPTERS, FOLDERS, MODULES, NOTEBOOKS, ROOT, SETTINGS, module_of, name, number, part, read
+from book import CHAPTERS, FOLDERS, INDEX, MODULES, NOTEBOOKS, ROOT, SETTINGS, cells, module_of, name, number, part, read
 
 TEXTS = {"docs/chapters.md": "chapters", "docs/glossary.md": "glossary", "docs/commands.md": "commands/index",
          "docs/data.md": "data", "docs/forms.md": "forms", "results/README.md": "results",
@@ -42,12 +42,20 @@ def relink(text, source):
         return f"]({found})"
     return LINK.sub(replaced, text)
 
+def only_imports(source):
+    "Return True if a cell does nothing but import."
+    try: body = ast.parse(source).body
+    except SyntaxError: return False                     # a magic command
+    return bool(body) and all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body)
+
 def page_cell(cell, source):
     "Prepare a cell for the page."
     cell, text = copy.deepcopy(cell), "".join(cell["source"])
     if cell["cell_type"] == "markdown": return dict(cell, source=relink(text, source))
-    if re.search(r"^#\|\s*echo:\s*false", text, re.M): cell["metadata"]["tags"] = ["remove-input"]
     cell["source"] = re.sub(r"^#\|.*\n?", "", text, flags=re.M).strip("\n")
+    if re.search(r"^#\|\s*echo:\s*false", text, re.M): cell["metadata"]["tags"] = ["remove-input"]
+    elif only_imports(cell["source"]):
+        cell["metadata"] |= dict(tags=["hide-input"], mystnb=dict(code_prompt_show="Imports", code_prompt_hide="Imports"))
     for output in cell["outputs"]:
         if "text/markdown" in output.get("data", {}):
             output["data"]["text/markdown"] = relink("".join(output["data"]["text/markdown"]), source)
@@ -55,15 +63,15 @@ def page_cell(cell, source):
             output["data"]["text/html"] = drawn.replace('.ipynb"', '.html"')
     return cell if cell["source"] else None
 
-def describe(cells):
-    "Give each figure a description, the sentence above it, for readers who cannot see it."
+def describe(cells, front=False):
+    "Give each figure a description, the sentence above it, for readers who cannot see it. The front picture is whole."
     said = ""
     for cell in cells:
         text = re.sub(r"\]\([^)]*\)|[\[`*#>]", "", "".join(cell["source"])).strip()
         if cell["cell_type"] == "markdown": said = " ".join(text.rpartition("\n\n")[2].split()) or said
         elif shown := [o["data"] for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]:
             plot = "".join(shown[0].get("text/plain", "")).startswith("<Figure")
-            wide = int.from_bytes(b64decode("".join(shown[0]["image/png"])[:40])[16:20], "big") > 1200
+            wide = int.from_bytes(b64decode("".join(shown[0]["image/png"])[:40])[16:20], "big") > 1200 and not front
             kind = dict(classes="plot" if plot else "wide") if plot or wide else {}
             cell["metadata"]["mystnb"] = dict(image=dict(alt=f"Figure: {said[:200]}") | kind)
 
@@ -94,7 +102,7 @@ def page(path):
     "Return the JSON of a notebook's page."
     book = read(path)
     kept = [c for c in (page_cell(c, name(path)) for c in book["cells"]) if c]
-    describe(kept)
+    describe(kept, front=path == INDEX)
     kept[1:1] = [*tried_first(kept)]
     if path.stem != "index":
         where = f"{SETTINGS['git_url']}/blob/{SETTINGS['branch']}/{name(path)}"
@@ -112,16 +120,57 @@ def api_page(path):
 
 def title(notebook): return "".join(read(notebook)["cells"][0]["source"]).splitlines()[0].lstrip("# ")
 
-def toctree(caption, pages):
-    listed = "\n".join(pages)
-    return f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}\n```"
+def subtitle(notebook):
+    "Return the line under the title, which says what the chapter is about."
+    return re.search(r"^> (.*)$", "".join(read(notebook)["cells"][0]["source"]), re.M)[1]
+
+def minutes(notebook):
+    "Estimate the reading time: 230 words, 15 lines of exported code or 25 other lines a minute."
+    def lines(exported):
+        code = [cell.source for cell in cells(notebook, "code") if cell.exported == exported]
+        return sum(bool(line.strip()) for source in code for line in source.splitlines())
+    words = sum(len(cell.source.split()) for cell in cells(notebook, "markdown"))
+    return max(1, round(words/230 + lines(True)/15 + lines(False)/25))
+
+def toctree(pages, *options): return "\n".join(["```{toctree}", *options, "", *pages, "```"])
+
+def floor(folder): return f"floors/{folder or 'paper'}"
+
+def floor_page(folder):
+    "Return the page of a floor: its chapters with their subjects and reading times. The side bar opens one floor."
+    def place(nb): return posixpath.relpath(PAGES[name(nb)], "floors")
+    lines = [f"- [{number(nb):02} {title(nb)}]({place(nb)}.ipynb): {subtitle(nb)} ({minutes(nb)} min)"
+             for nb in FOLDERS[folder]]
+    tree = toctree([f"{number(nb):02} {title(nb)} </{PAGES[name(nb)]}>" for nb in FOLDERS[folder]], ":hidden:")
+    return "\n\n".join([f"# {part(folder)}", "\n".join(lines), tree])
+
+def reference_page():
+    "Return the page that lists the modules."
+    modules = [f"{dotted(path)} </api/{dotted(path)}>" for path in MODULES]
+    return f"# Reference\n\nAll public names of the package, by module.\n\n{toctree(modules)}"
 
 def contents():
-    "Return the side bar: the floors and their chapters."
-    def entry(nb): return f"{number(nb):02} {title(nb)} <{PAGES[name(nb)]}>"
-    trees = [toctree(part(folder), map(entry, notebooks)) for folder, notebooks in FOLDERS.items()]
-    reference = [f"{dotted(path)} <api/{dotted(path)}>" for path in MODULES]
-    return "\n\n".join([*trees, toctree("Pages", TEXTS.values()), toctree("Reference", reference)])
+    "Return the side bar: the floors, the other pages, and the reference."
+    book = toctree(map(floor, FOLDERS), ":hidden:", ":caption: The book")
+    return f"{book}\n\n{toctree([*TEXTS.values(), 'api/index'], ':hidden:', ':caption: Pages')}"
+
+def definitions():
+    "Return {public name in lower case: pages of the chapters that define it}, for the search."
+    found = {}
+    exported = [cell for notebook in CHAPTERS for cell in cells(notebook, "code") if cell.exported]
+    for cell, node in [(cell, node) for cell in exported for node in cell.tree.body]:
+        targets = [t.id for t in getattr(node, "targets", ()) if isinstance(t, ast.Name)]
+        for defined in targets or [getattr(node, "name", "_")]:
+            if not defined.startswith("_"): found.setdefault(defined.lower(), []).append(PAGES[name(cell.notebook)])
+    return found
+
+def llms():
+    "Return llms.txt: what the project is and where its pages are, for programs that read instead of people."
+    sections = {part(folder): [f"[{title(nb)}]({PAGES[name(nb)]}.html): {subtitle(nb)}" for nb in notebooks]
+                for folder, notebooks in FOLDERS.items()}
+    sections["Pages"] = [f"[{Path(file).stem}]({place}.html)" for file, place in TEXTS.items()]
+    listed = ["\n".join([f"## {head}", "", *(f"- {line}" for line in lines)]) for head, lines in sections.items()]
+    return "\n\n".join([f"# {SETTINGS['title']}", f"> {subtitle(INDEX)}", *listed]) + "\n"
 
 def write(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,6 +187,8 @@ def write_pages(folder):
     for file, place in TEXTS.items():
         write(folder/f"{place}.md", relink((ROOT/file).read_text(encoding="utf-8"), file))
     for path in MODULES: write(folder/f"api/{dotted(path)}.md", api_page(path))
+    for part_of in FOLDERS: write(folder/f"{floor(part_of)}.md", floor_page(part_of))
+    write(folder/"api/index.md", reference_page())
 
 def build(out):
     "Build the site, replacing the last one; return Sphinx's exit status. A warning is a failure."
@@ -146,9 +197,13 @@ def build(out):
     pages, made = work/"pages", work/"made"
     shutil.rmtree(work, ignore_errors=True)
     write_pages(pages)
-    status = main(["-q", "-W", "--keep-going", "-c", str(ROOT/"docs"), "-d", str(work/"read"), str(pages), str(made)])
+    scorer = f"const DEFINED = {json.dumps(definitions())};\n{(ROOT/'docs/scorer.js').read_text(encoding='utf-8')}"
+    write(work/"scorer.js", scorer)
+    status = main(["-q", "-W", "--keep-going", "-c", str(ROOT/"docs"), "-D", f"html_search_scorer={work/'scorer.js'}",
+                   "-d", str(work/"read"), str(pages), str(made)])
     if not status:
         (made/".nojekyll").touch()   # GitHub Pages leaves out folders with an underscore otherwise
+        write(made/"llms.txt", llms())
         shutil.rmtree(out, ignore_errors=True)
         made.rename(out)
     shutil.rmtree(work)
