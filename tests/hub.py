@@ -1,13 +1,13 @@
 """Write the folder that a hub repository needs for `generate(custom_generate=...)`: `python tests/hub.py [FOLDER]`.
 
-`hub/` contains its card. The code is the part of the package that `noc_nb.models.generate` needs: a file for each
+`hub/` contains its card. The code is the part of the package that `noc_nb.words.generate` needs: a file for each
 module, with relative imports, so that only torch and transformers have to be installed."""
 import ast, shutil, sys
 from pathlib import Path
 import noc_nb
 
 ROOT = Path(__file__).parent.parent
-START = "models/generate", {"generate"}
+START = "words/generate", {"generate"}
 HEAD = '''"""{doc} A part of noc_nb {version}, made by `make hub`. Apache License 2.0."""
 '''
 

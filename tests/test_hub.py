@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from transformers import PreTrainedTokenizerFast
-from noc_nb.models.generate import grid_beam
+from noc_nb.words.generate import grid_beam
 import hub
 from readme import fences
 from test_words import run

@@ -109,7 +109,7 @@ def test_prose_has_at_most_120_columns():
         return [line for line in prose.splitlines() if len(line) > 120 and not re.match(r"\s*\||.*\]\(", line)]
     none_of((f"{c.where}: {line[:60]}…" for c in every("markdown") for line in long(c)), "break the lines")
 
-EDITED = ["", "fast", "lab", "files", "models", "scores", "pages", "experiments", "commands"]  # may only grow
+EDITED = ["", "fast", "words", "lab", "files", "models", "scores", "pages", "experiments", "commands"]  # may only grow
 
 def dropped():
     "Compile a pattern of the phrases to avoid in the second table of docs/glossary.md."

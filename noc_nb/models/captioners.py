@@ -16,10 +16,10 @@ from PIL import Image
 
 from ..core import NocError, default_device, require
 from ..fast.decode import Decoded
-from .generate import grid_beam
+from ..words.generate import grid_beam
 from .pipeline import NovelCaptioner
 from .pretrained import Pretrained, quiet
-from .spellings import spellings
+from ..words.spellings import spellings
 
 # %% ../../nbs/models/117_captioners.ipynb #5003a420
 _QUESTION = "What does this picture show? Answer in one short sentence."
