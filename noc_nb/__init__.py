@@ -14,7 +14,7 @@ from importlib import import_module
 _PLACES = dict(
     NovelCaptioner="noc_nb.models.pipeline", Regions="noc_nb.regions",
     grid_beam_search="noc_nb.fast.search", beam_search="noc_nb.fast.search",
-    grid_beam="noc_nb.words.generate",
+    grid_beam="noc_nb.words.generate", with_words="noc_nb.words.arguments",
     from_results="noc_nb.files.formats", load_data="noc_nb.files.dataset",
     load_model="noc_nb.lab.saving", save_model="noc_nb.lab.saving",
     CiderD="noc_nb.fast.cider", judge="noc_nb.lab.novelty", NocError="noc_nb.core")
