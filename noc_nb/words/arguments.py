@@ -12,7 +12,7 @@ from .generate import grid_beam
 
 # %% ../../nbs/words/118_arguments.ipynb #118a0005
 def with_words(
-    must:str|dict|list|None=None, # `words` of `grid_beam`: "cat, red|white", ["bus", ["cat", "cats"]]
+    must:str|dict|list|None=None, # as `words`: "cat, red|white", ["bus", ["cat", "cats"]]
     *,
     each:list|None=None,     # such words for each input, added to `must`
     avoid:str|list|None=None, # words to avoid

@@ -20,6 +20,225 @@ from ..core import NocError, require
 from ..fast.search import Search
 from .spellings import read_words
 
+# %% ../../nbs/words/116_generate.ipynb #b364f27f
+@dataclass
+class _Plan:
+    "The searches of a call: the first b belong to the inputs, the others run beside these."
+    wishes:object   # `_Wishes` of all B searches
+    inputs:list     # B numbers, the input of each search
+    kinds:list      # B names from `_KINDS`
+    at_least:object # for all searches, as in `Search`
+
+_KINDS = "plain", "prices", "musts"
+
+@dataclass
+class _Step:
+    "The record of a step: N texts, their scores, and how they could have ended."
+    search:Tensor # (N,) the search of each text
+    said:Tensor   # (N,t) tokens, in ids of the search
+    owes:list     # N, True for a text whose last word must continue
+    source:Tensor # (N,) the text of the previous step that each text continues
+    total:Tensor  # (N,) log-probability
+    row:Tensor    # (N,) the model's rows
+    ids:Tensor    # (U,t) their texts
+    input:Tensor  # (U,) their inputs
+    scores:Tensor # (U,v) scores of the next token, if `output_scores` asks for them
+    end:Tensor = None  # (N,) the best end token; -1 where the text needs none
+    cost:Tensor = None # (N,) its log-probability
+
+# %% ../../nbs/words/116_generate.ipynb #516c5a01
+class _Rows:
+    "The texts of B searches, N rows, and what may follow them."
+    def __init__(self, model, rules, groups, plan:_Plan, config):
+        "Take a `_Model` and its `_Rules`."
+        self.model, self.rules, self.groups = model, rules, groups
+        self.plan, self.config = plan, config
+        device = model.prompts.device
+        ends, pad = config._eos_token_tensor, config._pad_token_tensor
+        self.ends = model.input.new_empty(0) if ends is None else ends.flatten()
+        self.fill = -1                                                   # as in `_beam_search`
+        if len(self.ends): self.fill = (pad.item() if pad is not None else 0) or self.ends[0].item()
+        self.room = config.max_length - model.prompts.shape[1]
+        self.v = model.first.shape[1]
+        ends = self.ends.tolist()
+        require(max(ends, default=0) < self.v, f"eos_token_id={ends}",
+                f"ids below {self.v}, the size of the model's vocabulary")
+        prompts = model.prompts.tolist()
+        self.starts = [groups.begin(n, prompts[i]) for n, i in enumerate(plan.inputs)]
+        self.columns = groups.columns(self.v, ends, device, self.starts)
+        self.begin = self.v + self.columns.extra                         # ids of the search only
+        self.end = self.begin + 1
+        musts = [any(ways and u == math.inf for ways, u in zip(*pair))
+                 for pair in zip(groups.lists, plan.wishes.prices)]
+        self.usual = ~torch.tensor(musts, device=device)                 # (B,) see `_accepted`
+        self.all_musts = all(musts)
+        # True if several rows may share a text
+        self.shared = self.columns.extra > 0 or len(plan.inputs) > len(model.prompts)
+        self.row = torch.tensor(plan.inputs, device=device)              # (N,) the model's row
+        self.search = torch.arange(len(plan.inputs), device=device)      # (N,)
+        self.said = self.row.new_zeros(len(plan.inputs), 0)              # (N,t) the new text
+        self.total = torch.zeros(len(plan.inputs), device=device)        # (N,) its log-probability
+        self.texts = [*self.starts]                                      # N, as `columns` has them
+        pieces = {t for lists in groups.lists for group in lists for ids in group for t in ids}
+        self.never = self.row.new_tensor(sorted(pieces)) # tokens of words that no step has allowed
+        self.steps = []
+        self.marked, self.real, self.bits = None, None, None
+
+    def write(self, tokens, source):
+        "Continue texts `source` (N,) with tokens (N,) of the search."
+        cost = self.marked[source,tokens]
+        real = tokens
+        gain = torch.full_like(tokens, -1)
+        if self.columns.extra:
+            place = (tokens - self.v).clamp(min=0)
+            plain = tokens < self.v
+            real = torch.where(plain, tokens, self.real[source,place])   # the model's tokens
+            gain = gain.where(plain, self.bits[source,place])
+        self.search, self.total = self.search[source], self.total[source] + cost
+        self.said = torch.cat([self.said[source], tokens[:,None]], 1)
+        texts = [self.texts[n] for n in source.tolist()]
+        self.texts = self.columns.go_on(texts, self.search.tolist(), real.tolist(), gain.tolist())
+        row = self.row[source]
+        self.row = torch.arange(len(row), device=row.device)
+        if self.shared:
+            text, self.row = (row*self.v + real).unique(return_inverse=True)
+            row, real = text // self.v, text % self.v
+        self.model.write(row, real)
+
+# %% ../../nbs/words/116_generate.ipynb #6a1d0c05
+@torch.inference_mode(False)
+def _step(rows:_Rows, tokens, source):
+    """Take one step. Return log-probabilities (N,v+extra+2), beginning and end last, no state, and
+    for words as text the groups of finishing tokens."""
+    torch.set_grad_enabled(False)                                        # until the end of the step
+    if rows.marked is None:
+        _mark(rows, None)
+        rows.marked[:,rows.begin] = 0.
+    else:
+        if rows.steps: rows.write(tokens, source)
+        log_probs = None
+        if rows.said.shape[1] < rows.room:                               # else nothing more to read
+            log_probs = rows.rules.processed(rows.model, rows.model.read())
+        _mark(rows, log_probs)
+        _close(rows, log_probs, source)
+    return (rows.marked, None) if rows.bits is None else (rows.marked, None, rows.bits)
+
+def _mark(rows:_Rows, log_probs):
+    "Give every token a column, and every token that finishes words a second one."
+    rows.marked = rows.total.new_full((len(rows.total), rows.end + 1), -torch.inf)
+    rows.real, rows.bits = rows.columns.nothing(rows.search)
+    if log_probs is None: return
+    if len(rows.never):
+        rows.never = rows.never[(log_probs[:,rows.never] == -torch.inf).all(0)]
+    rows.marked[:,:rows.v] = log_probs[rows.row] if rows.shared else log_probs
+    full = rows.said.shape[1] + 1 == rows.room
+    inputs = rows.search.tolist()
+    rows.columns.mark(rows.marked, rows.real, rows.bits, rows.texts, inputs, full)
+
+# %% ../../nbs/words/116_generate.ipynb #60a16002
+def _search(rows:_Rows, **settings):
+    "Run the search, with the beginning as an additional must, and return its result."
+    groups, columns, config = rows.groups, rows.columns, rows.config
+    least = rows.plan.at_least
+    if any(n is not None for n in least):
+        settings["at_least"] = [None if n is None else n + 1 for n in least]
+    prices = [[math.inf, *(u for u, ways in zip(*pair) if ways)]
+              for pair in zip(rows.plan.wishes.prices, groups.lists)]
+    starts = [[(rows.begin,), *first] for first in columns.first]        # see `_Late`
+    sizes = [max(1, min(map(len, first), default=1)) for first in columns.first]
+    rows.finder = Search(
+        [[start, *part] for start, part in zip(starts, columns.constraints)], rows.row.device,
+        eos=rows.end, k=config.num_beams, max_len=rows.room + 2, absorb=True, prices=prices,
+        length_penalty=config.length_penalty, finishers=columns.finishers, apart=True,
+        least=[[size, *row] for size, row in zip(sizes, groups.least())], **settings)
+    columns.place(rows.finder.read)
+    def reorder(_, index): return index.flatten()
+    with torch.inference_mode():                                         # except for the model
+        return rows.finder.run(partial(_step, rows), None, 0, reorder, pad=rows.end)
+
+# %% ../../nbs/words/116_generate.ipynb #6a1d0c06
+def _close(rows:_Rows, log_probs, source):
+    "Record this step, and give the end its column."
+    total = rows.total
+    t = rows.said.shape[1]
+    model = rows.model
+    step = _Step(rows.search, rows.said, rows.columns.owes(rows.texts), source, total, rows.row,
+                 model.ids[:,model.prompts.shape[1]:], model.input,
+                 log_probs if rows.config.output_scores else None)
+    if not len(rows.ends):
+        end = torch.full_like(total, -torch.inf)
+        step.end = torch.full_like(rows.row, -1)
+    else:
+        end, best = rows.marked.index_select(1, rows.ends).max(1)
+        if log_probs is not None and not rows.all_musts:
+            end = end.masked_fill(~_accepted(rows, end), -torch.inf)
+        step.end = rows.ends[best]
+    rows.marked.index_fill_(1, rows.ends, -torch.inf)
+    stopped = rows.rules.stopped(model)
+    tokens = t + 1
+    if log_probs is None: stopped = torch.ones_like(model.input, dtype=torch.bool)
+    if stopped is not None and stopped.any():
+        stopped = stopped[rows.row]
+        rows.marked[stopped] = -torch.inf
+        owes = torch.tensor(step.owes, device=total.device)    # another row of this text may end
+        end = torch.where(stopped, torch.where(owes, -torch.inf, 0.), end)
+        step.end = step.end.masked_fill(stopped, -1)
+        tokens = torch.where(stopped, max(t, 1), tokens)
+    step.cost = end
+    rows.steps.append(step)
+    rows.marked[:,rows.end] = (end + total)*((t + 2)/tokens)**rows.config.length_penalty - total
+
+# %% ../../nbs/words/116_generate.ipynb #9c6ea57c
+def _accepted(rows:_Rows, end)->Tensor: # (N,) bool
+    "Return whether a text may end, with log-probability `end`."
+    asked, k = rows.finder.asked, rows.config.num_beams                  # (a searches,places)
+    usual = rows.usual[rows.finder.images]
+    out = ~usual[:,None].repeat(1, asked.shape[1])
+    if not usual.any(): return out.flatten()
+    places, total = asked[usual], rows.total.view(asked.shape)[usual]
+    best = rows.marked[:,:rows.v].unflatten(0, asked.shape)[usual].topk(min(k, rows.v)).values
+    again = places == places[:,:1]                                # repeated places fill up the rows
+    again[:,0] = False
+    sums = (best + total[...,None]).masked_fill(again[...,None], -torch.inf).flatten(1)
+    least = sums.topk(min(k, sums.shape[1])).values[:,-1:]
+    out[usual] = total + end.view(asked.shape)[usual] >= least
+    return (out | (rows.finder.worth() > 0)).flatten()
+
+# %% ../../nbs/words/116_generate.ipynb #6a1d0c1b
+@dataclass
+class _Found:
+    "A text that a search found."
+    ids:list    # ids of its tokens, including its end token
+    score:float # log-probability
+    rows:list   # the model's row that each token came from
+    totals:list # log-probabilities of the text before each token, and before its end
+    spans:dict = None # group -> its first mention, (first, last + 1)
+    objective:float = None # the score plus the prices of the words that it mentions
+    broken:bool = False # True if the text misses musts
+
+def _text(rows:_Rows, search:int, tokens:list, ended:bool, traces:list)->_Found:
+    "Trace a text of a search through the recorded steps."
+    said = rows.said.new_tensor([t for t in tokens if t < rows.begin])
+    def place(step):
+        here = (step.search == search) & (step.said == said).all(1)
+        return here.nonzero()[0].item()
+    step = rows.steps[len(said)]
+    while not ended and step.owes[place(step)]:                          # a dead end
+        said = said[:-1]
+        step = rows.steps[len(said)]
+    text = place(step)
+    path, totals = [], []
+    at = text
+    for row, total, source in traces[len(said)::-1]:
+        path.insert(0, row[at])
+        totals.insert(0, total[at])
+        at = source[at]
+    ids = step.ids[step.row[text]].tolist()
+    last = -1
+    cost = 0.
+    if ended: last, cost = step.end[text].item(), step.cost[text].item()
+    return _Found(ids + [last]*(last >= 0), totals[-1] + cost, path, totals)
+
 # %% ../../nbs/words/116_generate.ipynb #c8541621
 @cache
 def _memory_names():
@@ -134,207 +353,6 @@ class _Rules:
             if type(criterion).__name__ == "MaxTimeCriteria": self.late |= bool(now.any())
             stop |= now
         return stop
-
-# %% ../../nbs/words/116_generate.ipynb #b364f27f
-@dataclass
-class _Plan:
-    "The searches of a call: the first b belong to the inputs, the others run beside these."
-    wishes:object   # `_Wishes` of all B searches
-    inputs:list     # B numbers, the input of each search
-    kinds:list      # B names from `_KINDS`
-    at_least:object # for all searches, as in `Search`
-
-_KINDS = "plain", "prices", "musts"
-
-@dataclass
-class _Step:
-    "The record of a step: N texts, their scores, and how they could have ended."
-    search:Tensor # (N,) the search of each text
-    said:Tensor   # (N,t) tokens, in ids of the search
-    owes:list     # N, True for a text whose last word must continue
-    source:Tensor # (N,) the text of the previous step that each text continues
-    total:Tensor  # (N,) log-probability
-    row:Tensor    # (N,) the model's rows
-    ids:Tensor    # (U,t) their texts
-    input:Tensor  # (U,) their inputs
-    scores:Tensor # (U,v) scores of the next token, if `output_scores` asks for them
-    end:Tensor = None  # (N,) the best end token; -1 where the text needs none
-    cost:Tensor = None # (N,) its log-probability
-
-# %% ../../nbs/words/116_generate.ipynb #516c5a01
-class _Rows:
-    "The texts of B searches, N rows, and what may follow them."
-    def __init__(self, model:_Model, rules:_Rules, groups, plan:_Plan, config):
-        self.model, self.rules, self.groups = model, rules, groups
-        self.plan, self.config = plan, config
-        device = model.prompts.device
-        ends, pad = config._eos_token_tensor, config._pad_token_tensor
-        self.ends = model.input.new_empty(0) if ends is None else ends.flatten()
-        self.fill = -1                                                   # as in `_beam_search`
-        if len(self.ends): self.fill = (pad.item() if pad is not None else 0) or self.ends[0].item()
-        self.room = config.max_length - model.prompts.shape[1]
-        self.v = model.first.shape[1]
-        ends = self.ends.tolist()
-        require(max(ends, default=0) < self.v, f"eos_token_id={ends}",
-                f"ids below {self.v}, the size of the model's vocabulary")
-        prompts = model.prompts.tolist()
-        self.starts = [groups.begin(n, prompts[i]) for n, i in enumerate(plan.inputs)]
-        self.columns = groups.columns(self.v, ends, device, self.starts)
-        self.begin = self.v + self.columns.extra                         # ids of the search only
-        self.end = self.begin + 1
-        musts = [any(ways and u == math.inf for ways, u in zip(*pair))
-                 for pair in zip(groups.lists, plan.wishes.prices)]
-        self.usual = ~torch.tensor(musts, device=device)                 # (B,) see `_accepted`
-        self.all_musts = all(musts)
-        # True if several rows may share a text
-        self.shared = self.columns.extra > 0 or len(plan.inputs) > len(model.prompts)
-        self.row = torch.tensor(plan.inputs, device=device)              # (N,) the model's row
-        self.search = torch.arange(len(plan.inputs), device=device)      # (N,)
-        self.said = self.row.new_zeros(len(plan.inputs), 0)              # (N,t) the new text
-        self.total = torch.zeros(len(plan.inputs), device=device)        # (N,) its log-probability
-        self.texts = [*self.starts]                                      # N, as `columns` has them
-        pieces = {t for lists in groups.lists for group in lists for ids in group for t in ids}
-        self.never = self.row.new_tensor(sorted(pieces)) # tokens of words that no step has allowed
-        self.steps = []
-        self.marked, self.real, self.bits = None, None, None
-
-    def write(self, tokens, source):
-        "Continue texts `source` (N,) with tokens (N,) of the search."
-        cost = self.marked[source,tokens]
-        real = tokens
-        gain = torch.full_like(tokens, -1)
-        if self.columns.extra:
-            place = (tokens - self.v).clamp(min=0)
-            plain = tokens < self.v
-            real = torch.where(plain, tokens, self.real[source,place])   # the model's tokens
-            gain = gain.where(plain, self.bits[source,place])
-        self.search, self.total = self.search[source], self.total[source] + cost
-        self.said = torch.cat([self.said[source], tokens[:,None]], 1)
-        texts = [self.texts[n] for n in source.tolist()]
-        self.texts = self.columns.go_on(texts, self.search.tolist(), real.tolist(), gain.tolist())
-        row = self.row[source]
-        self.row = torch.arange(len(row), device=row.device)
-        if self.shared:
-            text, self.row = (row*self.v + real).unique(return_inverse=True)
-            row, real = text // self.v, text % self.v
-        self.model.write(row, real)
-
-# %% ../../nbs/words/116_generate.ipynb #6a1d0c05
-@torch.inference_mode(False)
-def _step(rows:_Rows, tokens, source):
-    "Take one step, and return log-probabilities (N,v+extra+2), beginning and end last."
-    torch.set_grad_enabled(False)                                        # until the end of the step
-    if rows.marked is None:
-        _mark(rows, None)
-        rows.marked[:,rows.begin] = 0.
-        return _given(rows)
-    if rows.steps: rows.write(tokens, source)
-    log_probs = None
-    if rows.said.shape[1] < rows.room:                                   # else nothing more to read
-        log_probs = rows.rules.processed(rows.model, rows.model.read())
-    _mark(rows, log_probs)
-    _close(rows, log_probs, source)
-    return _given(rows)
-
-def _mark(rows:_Rows, log_probs):
-    "Give every token a column, and every token that finishes words a second one."
-    rows.marked = rows.total.new_full((len(rows.total), rows.end + 1), -torch.inf)
-    rows.real, rows.bits = rows.columns.nothing(rows.search)
-    if log_probs is None: return
-    if len(rows.never):
-        rows.never = rows.never[(log_probs[:,rows.never] == -torch.inf).all(0)]
-    rows.marked[:,:rows.v] = log_probs[rows.row] if rows.shared else log_probs
-    full = rows.said.shape[1] + 1 == rows.room
-    inputs = rows.search.tolist()
-    rows.columns.mark(rows.marked, rows.real, rows.bits, rows.texts, inputs, full)
-
-def _given(rows:_Rows):
-    """Return the answer to the search: log-probabilities, no state, and the groups of finishing
-    tokens."""
-    return (rows.marked, None) if rows.bits is None else (rows.marked, None, rows.bits)
-
-# %% ../../nbs/words/116_generate.ipynb #6a1d0c06
-def _close(rows:_Rows, log_probs, source):
-    "Record this step, and give the end its column."
-    total = rows.total
-    t = rows.said.shape[1]
-    model = rows.model
-    step = _Step(rows.search, rows.said, rows.columns.owes(rows.texts), source, total, rows.row,
-                 model.ids[:,model.prompts.shape[1]:], model.input,
-                 log_probs if rows.config.output_scores else None)
-    if not len(rows.ends):
-        end = torch.full_like(total, -torch.inf)
-        step.end = torch.full_like(rows.row, -1)
-    else:
-        end, best = rows.marked.index_select(1, rows.ends).max(1)
-        if log_probs is not None and not rows.all_musts:
-            end = end.masked_fill(~_accepted(rows, end), -torch.inf)
-        step.end = rows.ends[best]
-    rows.marked.index_fill_(1, rows.ends, -torch.inf)
-    stopped = rows.rules.stopped(model)
-    tokens = t + 1
-    if log_probs is None: stopped = torch.ones_like(model.input, dtype=torch.bool)
-    if stopped is not None and stopped.any():
-        stopped = stopped[rows.row]
-        rows.marked[stopped] = -torch.inf
-        owes = torch.tensor(step.owes, device=total.device)    # another row of this text may end
-        end = torch.where(stopped, torch.where(owes, -torch.inf, 0.), end)
-        step.end = step.end.masked_fill(stopped, -1)
-        tokens = torch.where(stopped, max(t, 1), tokens)
-    step.cost = end
-    rows.steps.append(step)
-    rows.marked[:,rows.end] = (end + total)*((t + 2)/tokens)**rows.config.length_penalty - total
-
-# %% ../../nbs/words/116_generate.ipynb #9c6ea57c
-def _accepted(rows:_Rows, end)->Tensor: # (N,) bool
-    "Return whether a text may end, with log-probability `end`."
-    asked, k = rows.finder.asked, rows.config.num_beams                  # (a searches,places)
-    usual = rows.usual[rows.finder.images]
-    out = ~usual[:,None].repeat(1, asked.shape[1])
-    if not usual.any(): return out.flatten()
-    places, total = asked[usual], rows.total.view(asked.shape)[usual]
-    best = rows.marked[:,:rows.v].unflatten(0, asked.shape)[usual].topk(min(k, rows.v)).values
-    again = places == places[:,:1]                                # repeated places fill up the rows
-    again[:,0] = False
-    sums = (best + total[...,None]).masked_fill(again[...,None], -torch.inf).flatten(1)
-    least = sums.topk(min(k, sums.shape[1])).values[:,-1:]
-    out[usual] = total + end.view(asked.shape)[usual] >= least
-    return (out | (rows.finder.worth() > 0)).flatten()
-
-# %% ../../nbs/words/116_generate.ipynb #6a1d0c1b
-@dataclass
-class _Text:
-    "A text that a search found."
-    ids:list    # ids of its tokens, including its end token
-    score:float # log-probability
-    rows:list   # the model's row that each token came from
-    totals:list # log-probabilities of the text before each token, and before its end
-    spans:dict = None # group -> its first mention, (first, last + 1)
-    objective:float = None # the score plus the prices of the words that it mentions
-    broken:bool = False # True if the text misses musts
-
-def _text(rows:_Rows, search:int, tokens:list, ended:bool, traces:list)->_Text:
-    "Trace a text of a search through the recorded steps."
-    said = rows.said.new_tensor([t for t in tokens if t < rows.begin])
-    def place(step):
-        here = (step.search == search) & (step.said == said).all(1)
-        return here.nonzero()[0].item()
-    step = rows.steps[len(said)]
-    while not ended and step.owes[place(step)]:                          # a dead end
-        said = said[:-1]
-        step = rows.steps[len(said)]
-    text = place(step)
-    path, totals = [], []
-    at = text
-    for row, total, source in traces[len(said)::-1]:
-        path.insert(0, row[at])
-        totals.insert(0, total[at])
-        at = source[at]
-    ids = step.ids[step.row[text]].tolist()
-    last = -1
-    cost = 0.
-    if ended: last, cost = step.end[text].item(), step.cost[text].item()
-    return _Text(ids + [last]*(last >= 0), totals[-1] + cost, path, totals)
 
 # %% ../../nbs/words/116_generate.ipynb #6a1d0c13
 _PLAIN = "plain beams; num_return_sequences= gives several texts"
@@ -480,7 +498,7 @@ def _judged(rows:_Rows, i, text, ordered):
     return replace(text, spans=spans, objective=_mean(rows, text) + worth)
 
 # %% ../../nbs/words/116_generate.ipynb #5be11603
-def _best(rows:_Rows, result, ordered)->list: # b*n `_Text`s
+def _best(rows:_Rows, result, ordered)->list: # b*n `_Found`s
     "Return the best texts of every input, best first. Additional searches only add complete texts."
     n = rows.config.num_return_sequences
     best = [[] for _ in rows.model.prompts]
@@ -557,28 +575,8 @@ def _least(at_least, lists):
                 f"at most {words}, the number of words")
     return [*least]
 
-def _search(rows:_Rows, **settings):
-    "Run the search, with the beginning as an additional must, and return its result."
-    groups, columns, config = rows.groups, rows.columns, rows.config
-    least = rows.plan.at_least
-    if any(n is not None for n in least):
-        settings["at_least"] = [None if n is None else n + 1 for n in least]
-    prices = [[math.inf, *(u for u, ways in zip(*pair) if ways)]
-              for pair in zip(rows.plan.wishes.prices, groups.lists)]
-    starts = [[(rows.begin,), *first] for first in columns.first]        # see `_Late`
-    sizes = [max(1, min(map(len, first), default=1)) for first in columns.first]
-    rows.finder = Search(
-        [[start, *part] for start, part in zip(starts, columns.constraints)], rows.row.device,
-        eos=rows.end, k=config.num_beams, max_len=rows.room + 2, absorb=True, prices=prices,
-        length_penalty=config.length_penalty, finishers=columns.finishers, apart=True,
-        least=[[size, *row] for size, row in zip(sizes, groups.least())], **settings)
-    columns.place(rows.finder.read)
-    def reorder(_, index): return index.flatten()
-    with torch.inference_mode():                                         # except for the model
-        return rows.finder.run(partial(_step, rows), None, 0, reorder, pad=rows.end)
-
 # %% ../../nbs/words/116_generate.ipynb #5be11604
-def _barred(rows:_Rows, ids:tuple)->bool:
+def _forbidden(rows:_Rows, ids:tuple)->bool:
     "Return whether a spelling was barred by `bad_words_ids`, or a token of it was never allowed."
     bad = map(tuple, rows.config.bad_words_ids or ())
     return not set(rows.never.tolist()).isdisjoint(ids) or any(_holds(ids, part) for part in bad)
@@ -596,7 +594,7 @@ def _warn(rows:_Rows, result):
         if said[i] < 0: line += "; the text `after` which they count was not"
         if rows.rules.late: line += f"; max_time={rows.config.max_time} was up"
         for word, group in zip(rows.plan.wishes.lists[i], groups):
-            if not group or not all(_barred(rows, ids) for ids in group): continue
+            if not group or not all(_forbidden(rows, ids) for ids in group): continue
             line += f"; {word[0]!r} is forbidden, by an option or a logits processor"
         warnings.warn(line)
 
