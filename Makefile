@@ -9,8 +9,8 @@
 # make export      noc_nb/*.py from the notebooks
 # make ship        a finished run as a pipeline of the package: make ship RUN=_runs/lite NAME=lite
 # make scale       every step of the coco preset on files of COCO's size: _runs/scale, results/scale.jsonl (a quarter of an hour; goes on)
-# make hub        the repository for transformers' hub in _hub: generate(custom_generate=_hub, trust_remote_code=True) loads it
-# make release    sdist and wheel of the last commit in dist, checked and tried in a fresh environment; publishes nothing
+# make hub        words for any model, in _hub: generate(custom_generate=_hub, trust_remote_code=True) loads it, pip install ./_hub installs it
+# make release    sdist and wheel of the last commit and the wheel of _hub in dist, checked and tried in fresh environments; publishes nothing
 # make gpu        what waits for a GPU, as rows in _runs/gpu/gpu.jsonl: search and generate (PEER=PYTHON: beside transformers 4.55.4), training steps, the page, a profile, and with NOC_DATA the captioner at the paper's size
 # make words      10,000 drawn cases of words in decoded texts (CASES=…)
 # make drawn      300 drawn folders with broken photos, 500 drawn folders of labels, 200 drawn tables of captions, 200 drawn cases of each promise (CASES=…)
@@ -104,10 +104,11 @@ release: venv
 	@[ -z "$$(git status --porcelain)" ] || { echo "commit first: a release is what git holds"; exit 1; }
 	rm -rf dist
 	work=$$(mktemp -d); trap 'rm -rf $$work' EXIT; git archive HEAD | tar x -C $$work; $(BIN)/python tests/stubs.py $$work/noc_nb; \
-	$(BIN)/python -m build --no-isolation --outdir dist $$work
+	$(BIN)/python -m build --no-isolation --outdir dist $$work; \
+	$(BIN)/python $$work/tests/hub.py $$work/_hub; $(BIN)/python -m build --no-isolation --wheel --outdir dist $$work/_hub
 	NOC_DIST=dist $(BIN)/python -m pytest -q tests/test_installed.py tests/test_repo.py
 	@v=$$(sed -n 's/^version = //p' settings.ini); printf '%s\n' "" "dist holds $$v, and nothing is published. To publish it, type:" \
-	"  git tag -a v$$v -m v$$v && git push origin v$$v" "  pipx run twine upload dist/noc_nb-$$v*"
+	"  git tag -a v$$v -m v$$v && git push origin v$$v" "  pipx run twine upload dist/noc_nb-$$v* dist/noc_words-$$v*"
 
 # it goes on where it stopped; GPU=--small tries it without a GPU
 GPU ?= --minutes 13

@@ -29,7 +29,7 @@ from noc_nb.lab.experiment import PRESETS, Experiment, Models, Run
 from noc_nb.lab.progress import progress, say
 from noc_nb.lab.results import append_row, new_row
 from noc_nb.lab.train import TrainConfig
-from noc_nb.models.generate import grid_beam
+from noc_nb.words.generate import grid_beam
 from noc_nb.selector import SelectorConfig
 from noc_nb.toy import TOY_CLASSES, toy_image
 

@@ -31,7 +31,7 @@ from noc_nb.lab.config import Config, check_range
 from noc_nb.lab.progress import progress, keep_blocks
 from noc_nb.lab.results import append_row, new_row
 from noc_nb.lab.runs import locked
-from noc_nb.models.generate import grid_beam
+from noc_nb.words.generate import grid_beam
 
 # ---- One case
 # A case defines what is searched and how. With `differ` each image has different constraints; with `shared` all images

@@ -36,7 +36,7 @@ from noc_nb.lab.metrics import CaptionScorer, points
 from noc_nb.lab.novelty import interval
 from noc_nb.lab.progress import progress, say
 from noc_nb.lab.results import append_row, new_row, read_rows
-from noc_nb.models.generate import grid_beam
+from noc_nb.words.generate import grid_beam
 from noc_nb.scores.java import java_programs
 
 # ---- The task

@@ -14,7 +14,7 @@ from importlib import import_module
 _PLACES = dict(
     NovelCaptioner="noc_nb.models.pipeline", Regions="noc_nb.regions",
     grid_beam_search="noc_nb.fast.search", beam_search="noc_nb.fast.search",
-    grid_beam="noc_nb.models.generate",
+    grid_beam="noc_nb.words.generate", with_words="noc_nb.words.arguments",
     from_results="noc_nb.files.formats", load_data="noc_nb.files.dataset",
     load_model="noc_nb.lab.saving", save_model="noc_nb.lab.saving",
     CiderD="noc_nb.fast.cider", judge="noc_nb.lab.novelty", NocError="noc_nb.core")
@@ -26,7 +26,10 @@ def __getattr__(name):
 def __dir__(): return [*globals(), *_PLACES]
 
 # %% ../nbs/commands/143_names.ipynb #1430a00b
-_MOVED = {"noc_nb.metrics": "noc_nb.lab.metrics", "noc_nb.novelty": "noc_nb.lab.novelty"}  # in 0.4
+_MOVED = {                                                                         # in 0.4
+    "noc_nb.metrics": "noc_nb.lab.metrics", "noc_nb.novelty": "noc_nb.lab.novelty",
+    "noc_nb.models.spellings": "noc_nb.words.spellings",
+    "noc_nb.models.generate": "noc_nb.words.generate"}
 
 class _Moved:
     "Answer imports of former names; first, so that a file left over from 0.3 is not imported."

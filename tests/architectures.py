@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import LogitsProcessorList
 from transformers.models.auto import modeling_auto
-from noc_nb.models.generate import grid_beam
+from noc_nb.words.generate import grid_beam
 from tiny_models import tokenizer
 
 TABLE = Path(__file__).parent/"architectures.csv"

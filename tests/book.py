@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOORS = {"": "The paper", "fast": "Fast", "lab": "The lab", "files": "Toolbox: files", "models": "Toolbox: models",
-          "scores": "Toolbox: scores", "pages": "Toolbox: pages", "commands": "Toolbox: commands"}   # in reading order
+FLOORS = {"": "The paper", "fast": "Fast", "words": "Words", "lab": "The lab", "files": "Toolbox: files",
+          "models": "Toolbox: models", "scores": "Toolbox: scores", "pages": "Toolbox: pages",
+          "commands": "Toolbox: commands"}                                   # in reading order
 
 def number(path):
     "Return the number of a notebook."

@@ -21,6 +21,7 @@ def counts(sources):
 def floors():
     "Return floor -> exported cells; the folders of the toolbox are one floor."
     of = dict.fromkeys(FLOORS, "toolbox") | {"": "paper", "fast": "fast and lab", "lab": "fast and lab"}
+    of["words"] = "words"
     found = {floor: [] for floor in dict.fromkeys(of.values())}
     for folder, notebooks in FOLDERS.items():
         code = [cell for notebook in notebooks if notebook in CHAPTERS for cell in cells(notebook, "code")]

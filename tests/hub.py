@@ -1,13 +1,16 @@
-"""Write the folder that a hub repository needs for `generate(custom_generate=...)`: `python tests/hub.py [FOLDER]`.
+"""Write the folder of words for models: `python tests/hub.py [FOLDER]`.
 
-`hub/` contains its card. The code is the part of the package that `noc_nb.models.generate` needs: a file for each
-module, with relative imports, so that only torch and transformers have to be installed."""
+The folder is a repository for the hub, `generate(custom_generate=FOLDER)`, and a package, `pip install FOLDER`. `hub/`
+contains its card. The code is the part of the package that `START` needs: a file for each module, with relative
+imports, so that only torch has to be installed, and transformers for a model of transformers."""
 import ast, shutil, sys
 from pathlib import Path
 import noc_nb
+from book import SETTINGS
 
 ROOT = Path(__file__).parent.parent
-START = "models/generate", {"generate"}
+START = {"words/generate": {"generate", "grid_beam"}, "words/arguments": {"with_words"}}   # modules -> public names
+PACKAGE = "noc_words"
 HEAD = '''"""{doc} A part of noc_nb {version}, made by `make hub`. Apache License 2.0."""
 '''
 
@@ -77,13 +80,45 @@ class Module:
 
 def modules():
     "Return name -> `Module` for all modules that `START` needs."
-    found, todo = {}, [START]
+    found, todo = {}, [*START.items()]
     while todo:
         name, names = todo.pop()
         module = found.setdefault(name, Module(name))
         if names <= module.names: continue
         todo += module.need(names).items()
     return found
+
+def project():
+    "Return the package's pyproject.toml."
+    need = (ROOT/"hub/requirements.txt").read_text(encoding="utf-8").split()
+    torch, transformers = (next(r for r in need if r.startswith(name)) for name in ("torch", "transformers"))
+    inflect = next(r for r in SETTINGS["extra_formats"].split() if r.startswith("inflect"))
+    return f'''[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "{PACKAGE.replace("_", "-")}"
+version = "{noc_nb.__version__}"
+description = "Beam search for models of transformers that must mention given words"
+readme = "README.md"
+license = "Apache-2.0"
+license-files = ["LICENSE", "NOTICE"]
+requires-python = ">={SETTINGS["min_python"]}"
+dependencies = ["{torch}"]
+
+[project.optional-dependencies]
+transformers = ["{transformers}"]
+forms = ["{inflect}"]
+
+[project.urls]
+source = "{SETTINGS["git_url"]}"
+
+[tool.setuptools]
+packages = ["{PACKAGE}"]
+package-dir = {{{PACKAGE} = "custom_generate"}}
+package-data = {{{PACKAGE} = ["py.typed"]}}
+'''
 
 def write(folder):
     "Write the repository, and return its folder."
@@ -92,8 +127,16 @@ def write(folder):
     code = folder/"custom_generate"
     code.mkdir(parents=True)
     for name, module in modules().items(): (code/f"{Path(name).name}.py").write_text(module.text(), encoding="utf-8")
-    shutil.copy(ROOT/"hub/README.md", folder)
+    lines = [f"from .{Path(name).name} import {', '.join(sorted(names))}" for name, names in START.items()]
+    public = sorted(set().union(*START.values()))
+    head = HEAD.format(doc="Words that a text of a model must mention.", version=noc_nb.__version__)
+    (code/"__init__.py").write_text("\n".join([head, *lines, f"\n__all__ = {public}\n"]), encoding="utf-8")
+    (code/"py.typed").touch()
+    (folder/"pyproject.toml").write_text(project(), encoding="utf-8")
+    for file in "hub/README.md", "LICENSE": shutil.copy(ROOT/file, folder)
+    notice = (ROOT/"NOTICE").read_text(encoding="utf-8").partition("\n\n")[0]     # the rest is about models
+    (folder/"NOTICE").write_text(notice + "\n", encoding="utf-8")
     shutil.copy(ROOT/"hub/requirements.txt", code)
     return folder
 
-if __name__ == "__main__": print(f"{write(*sys.argv[1:] or [ROOT/'_hub'])}: README.md and custom_generate/")
+if __name__ == "__main__": print(f"{write(*sys.argv[1:] or [ROOT/'_hub'])}: a repository for the hub, and a package")

@@ -1,5 +1,5 @@
 "Test captioners of transformers: small random models of each kind, loaded with their processors from folders."
-import io, json, math, sys
+import ast, io, json, math, re, sys
 import pytest, torch
 pytest.importorskip("transformers")
 from PIL import Image
@@ -10,6 +10,7 @@ from transformers import (
 from noc_nb.commands.cli import noc_caption
 from noc_nb.commands.command import main
 from noc_nb.core import NocError
+from noc_nb.lab.disk import write_json
 from noc_nb.models.captioners import NovelPhotoCaptioner, PhotoCaptioner
 from noc_nb.models.pipeline import NovelCaptioner
 from noc_nb.models.pretrained import quiet
@@ -137,6 +138,19 @@ def test_settings_of_a_run_know_the_weights(folders):
     assert {key for key in before if before[key] != changed[key]} == {"model"}
     made.prompt = "a"
     assert settings()["prompt"] == "a" and before["prompt"] is None
+
+def test_an_adapter_alone_shows_how_to_merge_it(tmp_path):
+    "A folder that LoRA training leaves gives one line with the command to type, which is Python."
+    (tmp_path/"lora").mkdir()
+    write_json(tmp_path/"lora/adapter_config.json", dict(peft_type="LORA", base_model_name_or_path="some/model"))
+    (tmp_path/"lora/adapter_model.safetensors").touch()
+    with pytest.raises(NocError, match="a LoRA adapter of some/model; expected a whole model") as told:
+        PhotoCaptioner.from_pretrained(f"{tmp_path}/lora/", device="cpu")
+    line = str(told.value)
+    code = re.search('python -c "(.*)" and ', line)[1]
+    ast.parse(code)
+    assert "\n" not in line and line.endswith(f"--captioner {tmp_path}/lora-merged")
+    assert f"{tmp_path}/lora'" in code and "merge_and_unload" in code
 
 def test_broken_folders(folders, tmp_path):
     "A folder that is no captioner, or lacks a processor, gives an error of one line."

@@ -9,8 +9,8 @@ import transformers
 from packaging.version import Version
 from transformers import GenerationConfig, LogitsProcessorList, pipeline
 from noc_nb.core import NocError
-from noc_nb.models.generate import generate, grid_beam
-from noc_nb.models.spellings import _read_table, spellings
+from noc_nb.words.generate import generate, grid_beam
+from noc_nb.words.spellings import _read_table, spellings
 from architectures import WORDS, is_whole, texts
 from test_spellings import tiny_gpt2, trained
 from test_words import has
@@ -127,7 +127,7 @@ def test_words_of_its_own_accord_count_once():
 
 def test_lines_of_the_chapter_are_those_that_run():
     "The lines that chapter 116 shows for a real model are those that it runs with a tiny one."
-    chapter = json.loads((ROOT/"nbs/models/116_generate.ipynb").read_text())
+    chapter = json.loads((ROOT/"nbs/words/116_generate.ipynb").read_text())
     sources = ["".join(cell["source"]) for cell in chapter["cells"]]
     shown = next(s for s in sources if "```python" in s).split("```python\n")[1].split("```")[0]
     at = next(n for n, s in enumerate(sources) if s.startswith("name = folder.name"))

@@ -1,15 +1,20 @@
-"""Test the repository for the hub: loaded from its folder, without noc_nb, it gives the same results as the package."""
+"""Test the folder for the hub: loaded from there, without noc_nb, it gives the same results as the package."""
 import ast, importlib, inspect, json, os, re, subprocess, sys
+from collections import Counter
 from inspect import signature, unwrap
 from operator import attrgetter
 import pytest
 import torch
 import transformers
 from transformers import PreTrainedTokenizerFast
-from noc_nb.models.generate import grid_beam
+from noc_nb.core import NocError
+from noc_nb.lab.disk import read_json
+from noc_nb.lab.results import read_rows
+from noc_nb.words.generate import grid_beam
 import hub
 from readme import fences
-from test_words import run
+from test_spellings import tiny_gpt2, trained
+from test_words import has, run
 from tiny_models import build, tokenizer
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
@@ -72,10 +77,51 @@ def test_the_lines_of_the_card(repository, monkeypatch, capsys):
         return made
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", spells)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda name: build("GPT-2")[0])
-    lines = fences((repository/"README.md").read_text(encoding="utf-8"), "python")[0]
-    exec(lines.replace("REPOSITORY", str(repository)), {})
+    typed, called = fences((repository/"README.md").read_text(encoding="utf-8"), "python")[:2]
+    names = {}
+    exec(typed.replace("REPOSITORY", str(repository)), names)
     texts = capsys.readouterr().out
     assert len(re.findall(r"\bzebra\b", texts)) == len(re.findall(r"\bbus(?:es)?\b", texts)) == 2, texts
+    (repository.parent/"installed").mkdir()
+    (repository.parent/"installed"/hub.PACKAGE).symlink_to(repository/"custom_generate")
+    monkeypatch.syspath_prepend(str(repository.parent/"installed"))
+    before = names["ids"].tolist()
+    exec(called, names)
+    assert names["with_words"].__module__ == "noc_words.arguments" and names["ids"].tolist() == before
+
+def test_the_cards_numbers_are_those_of_the_rows(repository):
+    "The first table compares the systems as results/words.jsonl does, on the test part."
+    rows = {r["system"]: r for r in read_rows(hub.ROOT/"results/words.jsonl", row="words", part="test")}
+    card = (repository/"README.md").read_text(encoding="utf-8")
+    lines = {line.split("|")[1]: line.split("|")[2:5] for line in card.splitlines() if line.endswith("|")}
+    names = {'mode="bank"': "bank:5", 'mode="credit"': "credit:5", "force_words_ids` (": "any:5", "beam search alone": "beam:5"}
+    for name, system in names.items():
+        (said,) = [cells for first, cells in lines.items() if name in first and "%" in cells[0]]
+        r = rows[system]
+        times = r["cpu_seconds"]/rows["beam:5"]["cpu_seconds"]
+        expected = f"{r['metrics']['sentences'][0]:.1f} %", f"{r['metrics']['C'][0]:.1f}", f"{times:.1f}"
+        assert tuple(map(str.strip, said)) == expected, name
+    assert f"{rows['bank:5']['sets']:,} sets" in card
+    marks = Counter()
+    for name, *_, mark in read_json(hub.ROOT/"results/words_reading.json")["sentences"]: marks[name] += mark
+    bank, credit, library, alone = (marks[name] for name in ("bank:5", "credit:5", "any:5", "beam:5"))
+    assert f"{bank} (bank), {credit} (credit), {library} (library) and {alone} (beam search alone) of 25" in card
+
+def test_part_numbers_are_taken_literally():
+    "Texts with signs that a line gives a meaning are words in lists of their own, to mention and to avoid."
+    tok, parts = trained("byte BPE"), ["A-12", "a|b", "-5", "x=1", "m,n"]
+    model = tiny_gpt2(tok)
+    inputs = dict(tok(["a photo of the"], return_tensors="pt"))
+    settings = dict(processor=tok, num_beams=4, max_new_tokens=40, do_sample=False, custom_generate=grid_beam)
+    ids = model.generate(**inputs, words=[[part] for part in parts], **settings)
+    text = tok.decode(ids[0,inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+    assert all(part.lower() in text.lower() for part in parts), text
+    bare = model.generate(**inputs, words=["x=2"], avoid=[[part] for part in parts], **settings)
+    text = tok.decode(bare[0,inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+    assert "x=2" in text.lower() and not any(has(text, part) for part in parts), text
+    for line in "a|b", "-5":
+        with pytest.raises(NocError, match="for the text taken literally"):
+            model.generate(**inputs, words=[line], **settings)
 
 def test_what_its_files_import(repository):
     "The files import each other, the standard library, torch and transformers, and have only code of the package."

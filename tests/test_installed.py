@@ -11,6 +11,7 @@ from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+import hub
 from book import CHAPTERS, PACKAGE_FILES, ROOT, SETTINGS, cells, none_of, run, scratch, tracked
 from readme import README, fences
 from website import links
@@ -39,9 +40,9 @@ def brought(names, stop=()):
             if not marker or any(marker.evaluate(dict(extra=extra)) for extra in ("", *need.extras)): left.append(more)
     return {entry[0] for entry in found}
 
-def share(site):
+def share(site, tops=TORCH):
     "Link torch and the packages that only torch needs into an environment. Return pip's constraints for them."
-    names = brought(TORCH) - brought(CORE, stop=TORCH)
+    names = brought(tops) - brought(CORE, stop=TORCH)
     for dist in map(metadata.distribution, names):
         for top in {file.parts[0] for file in dist.files} - {"..", "__pycache__"}:
             if not (site/top).exists(): (site/top).symlink_to(dist.locate_file(top))
@@ -65,19 +66,23 @@ def archives(tmp_path_factory):
         repo = scratch(tmp_path_factory.mktemp("build"))
         run("python", "-m", "build", "--no-isolation", cwd=repo)
         dist = repo/"dist"
-    return [next(Path(dist).resolve().glob(f"*{suffix}")) for suffix in (".tar.gz", ".whl")]
+    return [next(Path(dist).resolve().glob(f"noc_nb-*{suffix}")) for suffix in (".tar.gz", ".whl")]
 
-@pytest.fixture(scope="module")
-def python(archives, tmp_path_factory):
-    "Return the Python of a fresh environment with the wheel and the packages that pip installs for it."
-    env = tmp_path_factory.mktemp("installed")/"env"
+def fresh(env, tops, oldest):
+    "Create an environment. Return its Python, and a file of constraints for pip; skip without a package index."
     venv.create(env, with_pip=False)
     python, limits = env/"bin/python", env/"limits.txt"
     try: pip(python, "install", "--dry-run", "--no-deps", "--retries", "0", "fastcore")
     except AssertionError: pytest.skip("no package index can be reached, so nobody can install the package from here")
-    if HOW == "floors": lines = floors(CORE)
-    else: lines = [] if HOW else share(Path(sysconfig.get_path("purelib", "posix_prefix", dict(base=str(env)))))
+    if HOW == "floors": lines = floors(oldest)
+    else: lines = [] if HOW else share(Path(sysconfig.get_path("purelib", "posix_prefix", dict(base=str(env)))), tops)
     limits.write_text("\n".join(lines))
+    return python, limits
+
+@pytest.fixture(scope="module")
+def python(archives, tmp_path_factory):
+    "Return the Python of a fresh environment with the wheel and the packages that pip installs for it."
+    python, limits = fresh(tmp_path_factory.mktemp("installed")/"env", TORCH, CORE)
     pip(python, "install", archives[1], "-c", limits)
     return python
 
@@ -138,6 +143,36 @@ def test_wheel_names_its_version(python, tmp_path):
         subprocess.run(["git", *words.split()], cwd=python.parents[1], check=True)
     code = "from noc_nb.lab.progress import code_version; print(code_version())"
     assert used(python, "python", "-c", code, cwd=tmp_path).strip() == f"version {SETTINGS['version']}"
+
+# ---- the package of words
+
+WORDS_ALONE = """
+import importlib, pkgutil, sys
+sys.modules["transformers"] = sys.modules["noc_nb"] = None             # what imports them fails
+import noc_words
+for m in pkgutil.iter_modules(noc_words.__path__, "noc_words."): importlib.import_module(m.name)
+from noc_words import grid_beam, with_words
+assert with_words(must=["cat"]) == dict(custom_generate=grid_beam, words=["cat"])
+print(noc_words.__file__)
+"""
+
+def test_words_install_with_torch_alone(tmp_path):
+    "`pip install _hub`, or its wheel in NOC_DIST, brings torch and what torch needs, types, and no noc_nb."
+    torch = [r for r in CORE if norm(r) == "torch"]
+    python, limits = fresh(tmp_path/"env", {"torch"}, torch)
+    dist = os.environ.get("NOC_DIST")
+    source = next(Path(dist).resolve().glob("noc_words-*.whl")) if dist else hub.write(tmp_path/"_hub")
+    pip(python, "install", source, "-c", limits)
+    pip(python, "check")
+    there = {norm(d["name"]) for d in json.loads(pip(python, "list", "--format", "json"))}
+    if not HOW: assert there <= {"noc-words"} | brought(torch)
+    where = Path(used(python, "python", "-c", WORDS_ALONE, cwd=tmp_path).splitlines()[-1])
+    assert where.is_relative_to(tmp_path/"env") and (where.parent/"py.typed").exists()
+    info = next(where.parent.parent.glob("noc_words-*.dist-info"))
+    meta = Metadata.from_email((info/"METADATA").read_bytes())
+    assert str(meta.version) == SETTINGS["version"] and "# Words that a text must mention" in meta.description
+    assert [norm(str(r)) for r in meta.requires_dist if not r.marker] == ["torch"]
+    assert {*meta.provides_extra} == {"transformers", "forms"}
 
 # ---- uses of the package
 

@@ -122,6 +122,31 @@ def test_the_papers_floor_stands_alone():
             "the paper's floor imports another floor")
     none_of({"filelock", "hashlib", "configparser"} & {*loaded}, "the paper's floor needs no lock, hash or settings")
 
+LOADED = """
+import importlib, pkgutil, sys, torch, numpy, fastcore.basics
+before = {*sys.modules}
+for folder in sys.argv[1:]:
+    package = importlib.import_module(folder)
+    for module in pkgutil.iter_modules(package.__path__, folder + "."):
+        if not module.ispkg and not module.name.endswith("__main__"): importlib.import_module(module.name)
+print(*sorted({*sys.modules} - before))
+"""
+
+def loaded(*folders):
+    "Return the modules that importing all modules of these folders of the package loads."
+    return run(sys.executable, "-c", LOADED, *folders, cwd=ROOT).split()
+
+def test_words_need_only_the_papers_floor_and_fast():
+    "The modules of words load only these floors and the standard library, and no floor above `models` loads them."
+    found = loaded("noc_nb.words")
+    floors = {name: name.split(".")[1] for name in found if name.count(".") > 1}
+    none_of((name for name, floor in floors.items() if floor not in ("fast", "words")),
+            "words imports another floor; hand it in as an argument")
+    none_of((name for name in found if name.partition(".")[0] not in sys.stdlib_module_names | {"noc_nb"}),
+            "importing noc_nb.words loads these")
+    none_of((name for name in loaded("noc_nb", "noc_nb.fast", "noc_nb.lab", "noc_nb.files")
+             if name.startswith("noc_nb.words")), "only models, scores, pages and commands may import words")
+
 HIDDEN = """
 import builtins, importlib, pkgutil, sys
 real = builtins.__import__

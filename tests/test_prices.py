@@ -4,7 +4,7 @@ from fractions import Fraction
 import pytest, torch
 from noc_nb.fast.machine import constrained_beam_search
 from noc_nb.fast.search import beam_search, grid_beam_search
-from noc_nb.models.generate import grid_beam
+from noc_nb.words.generate import grid_beam
 from tiny_models import build, tokenizer
 
 EOS = 0

@@ -5,7 +5,7 @@ import math, os, random, re, warnings
 from pathlib import Path
 import pytest, torch
 from noc_nb.core import NocError
-from noc_nb.models.generate import grid_beam
+from noc_nb.words.generate import grid_beam
 from test_words import KINDS, WORDS, drawn, has, model_of
 
 CARD = Path(__file__).parent.parent/"hub/README.md"

@@ -6,8 +6,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, GPT2Config, GPT2LMHeadModel, LogitsProcessorList, PreTrainedTokenizerFast
 from noc_nb.core import NocError
-from noc_nb.models.generate import grid_beam
-from noc_nb.models.spellings import _read_table, _Reader, spellings
+from noc_nb.words.generate import grid_beam
+from noc_nb.words.spellings import _read_table, _Reader, spellings
 from noc_nb.toy import toy_image
 from test_words import (BYTES, LETTER, NAMES, SPECIAL, behind, byte_bpe, byte_fallback, ends_of_words, folded, has,
                         unigram, wordpiece)

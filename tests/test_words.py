@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import ByT5Tokenizer, GPT2Config, GPT2LMHeadModel, LogitsProcessorList, PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
 from noc_nb.core import NocError
-from noc_nb.models.generate import grid_beam
+from noc_nb.words.generate import grid_beam
 
 CASES, PARTS = int(os.environ.get("WORDS_CASES", 300)), 10
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]

@@ -9,6 +9,7 @@ __all__ = ['PhotoCaptioner', 'RefusedPhotos', 'NovelPhotoCaptioner']
 import math, string, warnings
 from copy import copy
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from fastcore.basics import patch
@@ -16,10 +17,11 @@ from PIL import Image
 
 from ..core import NocError, default_device, require
 from ..fast.decode import Decoded
-from .generate import grid_beam
+from ..lab.disk import read_json
 from .pipeline import NovelCaptioner
 from .pretrained import Pretrained, quiet
-from .spellings import spellings
+from ..words.generate import grid_beam
+from ..words.spellings import spellings
 
 # %% ../../nbs/models/117_captioners.ipynb #5003a420
 _QUESTION = "What does this picture show? Answer in one short sentence."
@@ -145,6 +147,23 @@ def __call__(self:PhotoCaptioner,
     rows = zip(out.texts, sums, out.spans, prices, out.objective.tolist())
     return [self._decoded(*row) for row in rows]
 
+# %% ../../nbs/models/117_captioners.ipynb #60a17002
+_MERGE = ("from transformers import AutoModelForImageTextToText as M, AutoProcessor as P; "
+          "from peft import PeftModel as L; m, f = {base!r}, {folder!r}; "
+          "L.from_pretrained(M.from_pretrained(m), f).merge_and_unload()"
+          ".save_pretrained(f + '-merged'); P.from_pretrained(m).save_pretrained(f + '-merged')")
+
+def _check_adapter(name):
+    "Raise `NocError` for a folder with a LoRA adapter instead of a model."
+    file = Path(name)/"adapter_config.json"
+    if not file.is_file() or (Path(name)/"config.json").is_file(): return
+    settings = read_json(file)
+    base = str((settings if isinstance(settings, dict) else {}).get("base_model_name_or_path"))
+    folder = str(name).rstrip("/")
+    raise NocError(f"{name}: a LoRA adapter of {base}; expected a whole model; type `pip install "
+                   f"peft`, python -c \"{_MERGE.format(base=base, folder=folder)}\" and "
+                   f"--captioner {folder}-merged")
+
 # %% ../../nbs/models/117_captioners.ipynb #43a0d082
 @patch(cls_method=True)
 def from_pretrained(cls:PhotoCaptioner,
@@ -153,6 +172,7 @@ def from_pretrained(cls:PhotoCaptioner,
     device=None, # default: the accelerator if there is one
 )->PhotoCaptioner:
     "Load an image-to-text model. Raise `NocError` if part of it is missing."
+    _check_adapter(name)
     read = Pretrained(name, "a captioner, such as BLIP, GIT, LLaVA or Qwen-VL")
     device = torch.device(device or default_device())
     half = device.type == "cuda" and torch.cuda.is_bf16_supported()

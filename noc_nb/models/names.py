@@ -18,7 +18,7 @@ from ..lab.config import check_range
 from ..lab.disk import read_json
 from ..lab.objects import MOST_CLASSES, load_classes, plain_name, usual_name
 from ..lab.progress import say
-from .spellings import noun_forms
+from ..words.spellings import noun_forms
 
 # %% ../../nbs/models/110_names.ipynb #1787a5af
 def _read_names(path):

@@ -38,7 +38,7 @@ from ..lab.runs import called, file_sum
 from ..lab.verdict import signed
 from ..models.names import read_classes
 from ..models.photos import image_files, open_image
-from ..models.spellings import UNSPACED
+from ..words.spellings import UNSPACED
 from .java import find_java, java_programs
 from .page import Part, as_markdown, report_folder, thumbnail, write_files
 from .quality import (BESIDE, quality_numbers, quality_scores, vocabulary,
