@@ -12,9 +12,10 @@ from noc_nb.commands.command import commands
 from noc_nb.commands.distributed import caption_shards, read_shards
 from noc_nb.constraints import COCO_CLASSES
 from noc_nb.core import NocError
+from noc_nb.files.boxes import open_detections, read_detections, relabel
+from noc_nb.files.captions import read_captions
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
-from noc_nb.files.readers import open_detections, read_captions, read_detections, relabel
 from noc_nb.files.store import RegionStore
 from noc_nb.lab.disk import write_json
 from noc_nb.models.names import read_classes

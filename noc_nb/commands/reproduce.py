@@ -22,8 +22,9 @@ from ..fast.search import Search
 from ..files.dataset import data_files, instances_files, load_checked, own_captions
 from ..files.drawing import make_toy
 from ..files.exports import read_export
-from ..files.readers import WordVectors, check_numbers
+from ..files.images import check_numbers
 from ..files.store import RegionStore
+from ..files.vectors import WordVectors
 from ..heldout import COCO_HELDOUT
 from ..lab.checks import check_vectors
 from ..lab.config import imported, override

@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 from ..core import NocError, asset, require
-from .readers import read_coco
+from .images import read_coco
 from ..lab.disk import foreign_file, room_for, whole_file
 from ..lab.progress import progress, say
 from ..lab.runs import file_sum, locked

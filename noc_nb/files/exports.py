@@ -21,8 +21,8 @@ import pandas as pd
 import yaml
 
 from ..core import NocError, require
-from .readers import (PHOTO_ENDINGS, ROW, TURNED, Detections, box_rows, is_object,
-                                  json_items, left_out, refuse)
+from .boxes import ROW, TURNED, Detections, box_rows
+from .images import PHOTO_ENDINGS, is_object, json_items, left_out, refuse
 from ..lab.disk import first_bytes, foreign_file, read_json, text_file
 from ..lab.progress import note
 

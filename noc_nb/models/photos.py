@@ -23,8 +23,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.utils.data import DataLoader
 
 from ..core import NocError, require
-from ..files.readers import PHOTO_ENDINGS, image_names, match_photos, name_parts
-from ..files.readers import open_parquet, read_coco
+from ..files.images import (PHOTO_ENDINGS, image_names, match_photos, name_parts, open_parquet,
+                                 read_coco)
 from ..files.store import RegionStore
 from ..lab.config import check_range
 from ..lab.disk import first_bytes, foreign_file, real_path, text_file, whole_file

@@ -21,10 +21,11 @@ from PIL import Image
 
 from ..constraints import COCO_CLASSES, FORMS
 from ..core import NocError, default_device, require
+from ..files.boxes import open_detections
+from ..files.captions import table_rows
 from ..files.dataset import data_files, listed_images, with_categories
 from ..files.exports import export_reader, nearest_form, read_export
-from ..files.readers import (PHOTO_ENDINGS, match_photos, open_detections, some_of,
-                                  table_rows)
+from ..files.images import PHOTO_ENDINGS, match_photos, some_of
 from ..files.store import RegionStore
 from ..lab.checks import checked
 from ..lab.config import Config, imported, setting
