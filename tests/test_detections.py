@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image, ImageOps
 from noc_nb.commands import reproduce
 from noc_nb.commands.cli import noc_reproduce
-from noc_nb.commands.command import commands
+from noc_nb.commands.cli import commands
 from noc_nb.commands.distributed import caption_shards, read_shards
 from noc_nb.constraints import COCO_CLASSES
 from noc_nb.core import NocError

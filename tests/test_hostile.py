@@ -13,7 +13,7 @@ from PIL import Image
 from noc_nb.captioner import Captioner
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.commands.cli import noc_app
-from noc_nb.commands.command import main
+from noc_nb.commands.cli import main
 from noc_nb.commands.reproduce import _part, _picture, _preset_of
 from noc_nb.constraints import COCO_CLASSES
 from noc_nb.core import NocError, set_seed
@@ -539,7 +539,7 @@ def test_a_public_name_is_answered_if_it_is_given(tmp_path, monkeypatch):
 def test_a_proxy_without_its_exception_is_one_line(tmp_path, proxy, told):
     names = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"), proxy)
     code = "import sys; sys.argv[1:] = ['--model', 'toy', '--port', '17863']; sys.argv[0] = 'noc_app'\n" \
-           "from noc_nb.commands.command import main; main()"
+           "from noc_nb.commands.cli import main; main()"
     run = subprocess.run([sys.executable, "-c", code], env=os.environ | names | dict(NO_PROXY="", no_proxy=""),
                          capture_output=True, text=True, timeout=100)
     assert run.returncode == 2 and re.match(told, run.stderr.splitlines()[-1]) and "Traceback" not in run.stderr

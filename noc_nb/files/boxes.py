@@ -18,8 +18,9 @@ from ..constraints import COCO_CLASSES
 from ..core import NocError, require
 from .images import (
     _PHOTO, _item_name, _no_collection, _unmarked, _values, _whole, _whole_numbers, by_digits,
-    category_names, image_names, image_sizes, is_object, json_items, left_out, match_photos,
-    name_parts, open_parquet, read_coco, refuse, some_of)
+    category_names, image_names, image_sizes, json_items, left_out, match_photos, name_parts,
+    open_parquet, read_coco, refuse, some_of)
+from .kinds import kind_of
 from ..lab.checks import OUTSIDE
 from ..lab.objects import class_ids
 from ..lab.progress import note
@@ -386,6 +387,7 @@ def named(self:Detections,
 
 # %% ../../nbs/files/101_boxes.ipynb #44b08b97
 _LEFT_OUT = "iscrowd", "ignore"
+_OBJECTS = "object", "lines", "mmdetection", "labelme" # kinds of files that begin with an object
 
 
 
@@ -412,7 +414,7 @@ def open_detections(
     if path.suffix == ".parquet":
         rows, names, texts = _parquet_rows(path)
         return _with_texts(Detections(path, rows, False, {}, _listed_names(names)), texts)
-    coco = read_coco(path, "annotations") if is_object(path) else {}
+    coco = read_coco(path, "annotations") if kind_of(path) in _OBJECTS else {}
     scored = not (coco and coco["annotations"])
     scored = scored or any("score" in x for x in coco["annotations"] if isinstance(x, dict))
     if not scored: note(f"{path}: no scores; its boxes are read as drawn by people, largest first")

@@ -22,7 +22,8 @@ from noc_nb.files.images import (
     _LONGEST, _PHOTO, _case, _check_lists, _item_name, _no_collection, _number, _pairs, _shown,
     _unmarked, _values, _whole, category_names, image_names, image_sizes, left_out, open_parquet,
     some_of)
-from ..lab.disk import first_bytes, foreign_file, json_text, read_json, text_file
+from .kinds import kind_of
+from ..lab.disk import foreign_file, read_json, text_file
 from ..lab.progress import note
 
 # %% ../../nbs/files/54_captions.ipynb #e7ee8ea4
@@ -104,8 +105,6 @@ def _listed(cell, where):
     require(commas, f"{where}: {cell[:60]}", "a list with commas between its captions")
     return texts
 
-_TOKEN = re.compile(rb"\S[^\t\n]*#\d+\t")
-
 def _token_items(path):
     "Yield the rows of Flickr's .token files, which have no head: `a.jpg#0`, a tab, a caption."
     with foreign_file(path, "names, tabs and captions"), text_file(path) as f:
@@ -177,12 +176,6 @@ def _object(data, path, place):
     right = isinstance(item, dict)
     return item if right else NocError(f"{path}: {place}: not JSON: expected an object")
 
-def _is_lines(path):
-    "Return whether a file has a JSON object on each line, as from `noc_caption`."
-    if path.name.endswith((".jsonl", ".ndjson", ".jsonl.gz")): return True
-    with json_text(path) as f: item = _object(f.readline(1 << 20), path, "line 1")
-    return isinstance(item, dict) and not {"caption", "text", "error"}.isdisjoint(item)
-
 # %% ../../nbs/files/54_captions.ipynb #7d063ac2
 def _line_items(path):
     "Yield the objects of a file with one on each line, and their places."
@@ -248,19 +241,17 @@ def _json_entries(content, path, bad):
 def _caption_content(path):
     "Return the content of a JSON file of captions; None if it is not a single JSON value."
     whole = path.is_file() and path.name.endswith((".json", ".json.gz")) or not path.exists()
-    if not whole or _is_lines(path): return None
+    if not whole or kind_of(path) == "lines": return None
     with _no_collection(): return read_json(path)
 
 def _entries_of(path, content, bad=None):
     "Return all entries of a file or folder, and photo name -> part, if it has a split."
     if _is_karpathy(content): return _karpathy(content, path, bad)
     if content is not None: return _json_entries(content, path, bad), {}
-    if path.is_dir(): items = _text_items(path)
-    elif path.suffix == ".parquet": items = _parquet_items(path)
-    elif path.suffix == ".tar": items = _tar_items(path)
-    elif ".json" in path.name or path.suffix == ".ndjson": items = _line_items(path)
-    elif _TOKEN.match(first_bytes(path, 999)): items = _token_items(path)
-    else: items = table_rows(path, ["image_id", "file_name", *_NAMES], _TEXTS)
+    kind = "texts" if path.is_dir() else kind_of(path)
+    read = dict(texts=_text_items, Parquet=_parquet_items, tar=_tar_items, lines=_line_items,
+                tokens=_token_items).get(kind)
+    items = read(path) if read else table_rows(path, ["image_id", "file_name", *_NAMES], _TEXTS)
     return _usable(items, path, bad), {}
 
 # %% ../../nbs/files/54_captions.ipynb #7d063ab7
