@@ -28,10 +28,11 @@ def _head(path):
 # %% ../../nbs/files/52_kinds.ipynb #52000008
 _ENDINGS = {".parquet": "Parquet", ".tar": "tar", ".jsonl": "lines", ".ndjson": "lines"}
 _TITLES = "ImageID", "LabelName", "XMin", "XMax", "YMin", "YMax"
+_SHORT = r"(?=[^\n]{,8000}(?:\n|\Z))" # pandas is slow with many titles
 _BEGINNINGS = {   # kind -> the ending of its files (none: any), and how their text begins
     "Pascal VOC": (".xml", rb".*<annotation[\s>]"),
     "CVAT": (".xml", rb".*<annotations[\s>]"),
-    "Open Images": (".csv", "".join(rf"(?=[^\n]{{,8000}}\b{x}\b)" for x in _TITLES).encode()),
+    "Open Images": (".csv", "".join([_SHORT, *(rf"(?=[^\n]*\b{x}\b)" for x in _TITLES)]).encode()),
     "Label Studio": (".json", rb'\s*\[\s*\{.*"(annotations|completions|predictions)"\s*:\s*\['),
     "JSON-MIN": (".json", rb'\s*\[\s*\{.*"annotator"\s*:'),
     "mmdetection": (".json", rb'\s*\{\s*"(labels|scores|bboxes)"\s*:\s*\['),
