@@ -8,17 +8,19 @@ __all__ = ['peak_mb', 'one_thread', 'works_in', 'script']
 # %% ../../nbs/commands/100_command.ipynb #f610b526
 import argparse, io, os, re, sys, warnings
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from datetime import timedelta
 from functools import partial, wraps
 from importlib import import_module
 from inspect import Parameter, getsource, signature
 from keyword import iskeyword
 from pathlib import Path
+from time import monotonic
 from types import SimpleNamespace
 from typing import Literal, get_args, get_origin
 
 import noc_nb
 from ..files.kinds import BOXES, fault_of, remembered
-from ..lab.progress import Harmless, command_lines, say, terminal
+from ..lab.progress import Harmless, command_lines, fitted, say, terminal
 
 # %% ../../nbs/commands/100_command.ipynb #2b28e9ce
 def _silence():
@@ -28,7 +30,8 @@ def _silence():
 def _leave(code, line):
     "Print one line to standard error, and exit."
     # file names may contain line ends and control characters
-    print("".join(c if c.isprintable() else repr(c)[1:-1] for c in line), file=sys.stderr)
+    plain = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+    print(fitted(plain), file=sys.stderr)
     try: sys.stdout.flush()
     except OSError: _silence()
     sys.exit(code)
@@ -199,6 +202,8 @@ def _first_look(f, options):
         if wrong: _leave(2, f"error: {wrong}; expected {about[name]}")
 
 # %% ../../nbs/commands/100_command.ipynb #c2a50e02
+_LONG = 5 # seconds: a terminal shows the duration of a command that takes longer
+
 @contextmanager
 def _loading():
     "Show \"loading\" on a terminal while PyTorch is imported, and remove it afterwards."
@@ -222,6 +227,7 @@ def _is_silent(f):
 def _call(f, look):
     """Call a function with options from the command line. Exit after `--help` or an error. `look`:
     look at its inputs before PyTorch is imported."""
+    start = monotonic()
     silent = _is_silent(f)
     texts = _texts(sys.argv[1:])
     _check_names(f, texts)
@@ -233,6 +239,8 @@ def _call(f, look):
         with _loading(): _use_threads(options.pop("threads", None))
         warnings.showwarning = lambda message, *_: say(f"warning: {message}")
         with redirect_stdout(open(os.devnull, "w") if silent else sys.stdout): f(**options)
+        spent = monotonic() - start
+        if spent > _LONG and sys.stderr.isatty(): say(f"done in {timedelta(seconds=round(spent))}")
 
 def _run(f, look=False):
     "Run a function as a command."

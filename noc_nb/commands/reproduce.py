@@ -349,6 +349,8 @@ def _run_reproduce(o):
     pictures = f"; pictures of the tables: {o.out}/table*.png"
     drawn = any(o.out.glob("table*.png"))
     print(f"{len(made)} result rows in {o.out/'rows.jsonl'}" + (pictures if drawn else ""))
+    folder = o.out/"pipeline"
+    if folder.is_dir(): print(f"pipeline: {folder}, for `noc_caption --model {folder}`")
 
 # %% ../../nbs/commands/139_reproduce.ipynb #f36c9044
 def _check_new(out, expected):

@@ -264,7 +264,7 @@ def _listing(table=None):
             if some is few or few != files: yield f"{what}: on disk {kept}, while unpacking {peak}"
         for f in files:
             size = _megabytes(f.bytes or f.kept)
-            yield f"    {f.what:<13}{size:>10}  {f.address}  (licence: {f.licence})"
+            yield f"    {f.what:<13}{size:>10}  licence: {f.licence}\n      {f.address}"
     yield "noc_data spice: on disk 385 MB, from Maven or from Stanford's archive of CoreNLP"
 
 def _run_data(o, table=None):

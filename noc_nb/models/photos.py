@@ -428,4 +428,5 @@ def _run_features(o):
     with locked(o.out): store = _extract(files, o.out, model, o.workers, o.part, o.resume)
     failed = (Path(o.out)/"failed.jsonl").read_text(encoding="utf-8").count("\n")
     note = f"; {failed} images failed, see {Path(o.out)/'failed.jsonl'}" if failed else ""
-    print(f"{store}: {o.out}{note}")
+    print(f"{store}: {o.out}{note}\n"
+          f"for `noc_caption {o.out}`, and for --features in noc_train and noc_reproduce")
