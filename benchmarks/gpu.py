@@ -141,7 +141,7 @@ def train(out, o, small, left):
     command = ["--preset", "lite", "--data", o.data, "--part", "val", "--variant", "d=512, three layers",
                "--rows", "none,selector", "--training", "xe,cider_dgbs", "--tables", "1", "--metrics", "C,B4,R",
                "--set", *small.model, "--out", out/"large", "--resume"]
-    code = "import sys; from noc_nb.commands.command import main; sys.argv = ['noc_reproduce', *sys.argv[1:]]; main()"
+    code = "import sys; from noc_nb.commands.cli import main; sys.argv = ['noc_reproduce', *sys.argv[1:]]; main()"
     process = subprocess.Popen([sys.executable, "-c", code, *map(str, command)])
     try: process.wait(max(left, 1))
     except subprocess.TimeoutExpired:

@@ -25,8 +25,8 @@ from noc_nb.core import require
 from noc_nb.data import CaptionExamples, ImageExamples, Loader, RegionFeatures, SelectorExamples
 from noc_nb.fast.cider import cider_reward
 from noc_nb.fast.decode import decode, search, word_groups
+from noc_nb.files.boxes import ground_truth, read_detections
 from noc_nb.files.dataset import load_captions, load_data
-from noc_nb.files.readers import ground_truth, read_detections
 from noc_nb.files.store import RegionStore
 from noc_nb.heldout import novel_images, removed_images
 from noc_nb.lab.batches import Batches

@@ -26,7 +26,7 @@ from noc_nb.encoder import CaptionerConfig
 from noc_nb.fast.cider import CiderD, CiderReward
 from noc_nb.fast.decode import search
 from noc_nb.fast.search import SearchConfig
-from noc_nb.files.readers import read_captions
+from noc_nb.files.captions import read_captions
 from noc_nb.lab.config import Config, check_range, override, setting
 from noc_nb.lab.disk import find_data, read_json
 from noc_nb.lab.progress import progress

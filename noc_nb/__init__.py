@@ -29,7 +29,8 @@ def __dir__(): return [*globals(), *_PLACES]
 _MOVED = {                                                                         # in 0.4
     "noc_nb.metrics": "noc_nb.lab.metrics", "noc_nb.novelty": "noc_nb.lab.novelty",
     "noc_nb.models.spellings": "noc_nb.words.spellings",
-    "noc_nb.models.generate": "noc_nb.words.generate"}
+    "noc_nb.models.generate": "noc_nb.words.generate",
+    "noc_nb.files.readers": "noc_nb.files.images, .captions, .vectors and .boxes"}
 
 class _Moved:
     "Answer imports of former names; first, so that a file left over from 0.3 is not imported."

@@ -7,7 +7,7 @@ __all__ = []
 
 # %% ../nbs/commands/142_main.ipynb #c0de0202
 import noc_nb
-from .commands.command import commands
+from .commands.cli import commands
 
 # %% ../nbs/commands/142_main.ipynb #c0de0204
 _BEGIN = """noc_nb {version}: novel object captioning, after "Learning to Select"

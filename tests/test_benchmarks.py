@@ -14,9 +14,9 @@ from noc_nb.data import SelectorExamples
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.fast.cider import CiderD
 from noc_nb.fast.search import SearchConfig
+from noc_nb.files.boxes import ground_truth, read_detections
 from noc_nb.files.dataset import load_captions, load_data
 from noc_nb.files.drawing import make_toy
-from noc_nb.files.readers import ground_truth, read_detections
 from noc_nb.files.store import RegionStore
 from noc_nb.heldout import mentioned, novel_images, removed_images
 from noc_nb.lab.config import override

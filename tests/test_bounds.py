@@ -3,8 +3,9 @@ import json, os, signal, time
 from contextlib import contextmanager
 import pytest
 from noc_nb.core import NocError
+from noc_nb.files.boxes import open_detections
+from noc_nb.files.captions import read_captions
 from noc_nb.files.exports import read_export
-from noc_nb.files.readers import open_detections, read_captions
 from noc_nb.models.names import read_classes
 from noc_nb.models.source import _from_table
 from noc_nb.scores.report import read_references, read_system

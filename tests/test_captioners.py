@@ -8,7 +8,7 @@ from transformers import (
     Blip2Processor, BlipImageProcessor, BlipProcessor, CLIPImageProcessor, GitProcessor, LlavaProcessor,
     PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen2VLProcessor, Qwen2VLVideoProcessor, ViTImageProcessor)
 from noc_nb.commands.cli import noc_caption
-from noc_nb.commands.command import main
+from noc_nb.commands.cli import main
 from noc_nb.core import NocError
 from noc_nb.lab.disk import write_json
 from noc_nb.models.captioners import NovelPhotoCaptioner, PhotoCaptioner

@@ -1,5 +1,6 @@
 "Test how boxes are read: their classes, the photo's orientation and size, and the errors for bad boxes."
-import json
+import builtins, json, sys
+from collections import Counter
 from pathlib import Path
 import numpy as np
 import pyarrow, pyarrow.parquet
@@ -8,13 +9,14 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image, ImageOps
 from noc_nb.commands import reproduce
 from noc_nb.commands.cli import noc_reproduce
-from noc_nb.commands.command import commands
+from noc_nb.commands.cli import commands
 from noc_nb.commands.distributed import caption_shards, read_shards
 from noc_nb.constraints import COCO_CLASSES
 from noc_nb.core import NocError
+from noc_nb.files.boxes import open_detections, read_detections, relabel
+from noc_nb.files.captions import read_captions
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
-from noc_nb.files.readers import open_detections, read_captions, read_detections, relabel
 from noc_nb.files.store import RegionStore
 from noc_nb.lab.disk import write_json
 from noc_nb.models.names import read_classes
@@ -257,6 +259,25 @@ def test_captions_are_written_beside_the_photos_and_read_again(typed):
     Image.new("RGB", (9, 9)).save("in/a.png")
     write_json(Path("d.json"), whole(names | {4: "a.png"}, [box(1), box(2)], width=640, height=480))
     assert "a.jpg and a.png would share a .txt file" in typed(*words, "new")[1][-1]
+
+@pytest.mark.parametrize("content", [[box(7), box(8)], whole({7: "a.jpg", 8: "b.jpg"}, [box(7), box(8)])])
+def test_from_boxes_to_captions_each_file_is_opened_twice_and_each_number_checked_once(typed, monkeypatch, content):
+    "A file is opened once to find its kind and once to be read."
+    write_json(Path("d.json"), content)
+    write_json(Path("i.json"), whole({7: "a.jpg", 8: "b.jpg"}, [], width=640, height=480))
+    opened, called, real = Counter(), Counter(), open
+    def counted(path, *args, **kw):
+        opened[str(path)] += 1
+        return real(path, *args, **kw)
+    def count(frame, event, _):
+        if event == "call" and "noc_nb" in frame.f_code.co_filename: called[frame.f_code.co_name] += 1
+    monkeypatch.setattr(builtins, "open", counted)
+    sys.setprofile(count)
+    try: status, _ = typed("noc_caption", "d.json", "--data", "i.json", "--model", "lite", "--out", "c.jsonl")
+    finally: sys.setprofile(None)
+    assert status == 0 and [line["image_id"] for line in lines("c.jsonl")] == [7, 8]
+    assert (opened["d.json"], opened["i.json"]) == (2, 2)
+    assert called["_check_finite"] == 2 and called["require"] <= 400, called.most_common(20)    # two images
 
 def test_ids_of_texts_follow_the_order_of_the_file(tmp_path):
     write_json(tmp_path/"d.json", [box("b"), box(41), box("a"), box("b")])

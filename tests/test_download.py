@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 from noc_nb.commands.cli import noc_data
-from noc_nb.commands.command import main
+from noc_nb.commands.cli import main
 from noc_nb.core import NocError, asset
 from noc_nb.files import download
 from noc_nb.files.download import _downloads, fetch, _fetch_data

@@ -10,8 +10,9 @@ from PIL import Image
 from forms import stopped
 from noc_nb.constraints import COCO_CLASSES
 from noc_nb.core import NocError
+from noc_nb.files.boxes import open_detections
+from noc_nb.files.captions import read_captions
 from noc_nb.files.exports import read_export
-from noc_nb.files.readers import open_detections, read_captions
 from noc_nb.lab.disk import write_json
 from test_photos import typed          # noqa: F401
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from noc_nb.captioner import Captioner
 from noc_nb.commands.cli import noc_caption
-from noc_nb.commands.command import main
+from noc_nb.commands.cli import main
 from noc_nb.constraints import COCO_CLASSES
 from noc_nb.core import NocError
 from noc_nb.encoder import CaptionerConfig

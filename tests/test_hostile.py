@@ -13,17 +13,19 @@ from PIL import Image
 from noc_nb.captioner import Captioner
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.commands.cli import noc_app
-from noc_nb.commands.command import main
+from noc_nb.commands.cli import main
 from noc_nb.commands.reproduce import _part, _picture, _preset_of
 from noc_nb.constraints import COCO_CLASSES
 from noc_nb.core import NocError, set_seed
 from noc_nb.data import CocoData
 from noc_nb.fast.search import beam_search, grid_beam_search, SearchConfig
+from noc_nb.files.boxes import ground_truth, read_detections
+from noc_nb.files.captions import read_captions, read_split
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.files.formats import read_hdf5, read_npz, read_tsv
-from noc_nb.files.readers import ground_truth, read_captions, read_detections, read_split, read_vectors
 from noc_nb.files.store import RegionStore
+from noc_nb.files.vectors import read_vectors
 from noc_nb.heldout import COCO_HELDOUT
 from noc_nb.lab.checks import check_vectors, checked
 from noc_nb.lab.config import load_config
@@ -537,7 +539,7 @@ def test_a_public_name_is_answered_if_it_is_given(tmp_path, monkeypatch):
 def test_a_proxy_without_its_exception_is_one_line(tmp_path, proxy, told):
     names = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"), proxy)
     code = "import sys; sys.argv[1:] = ['--model', 'toy', '--port', '17863']; sys.argv[0] = 'noc_app'\n" \
-           "from noc_nb.commands.command import main; main()"
+           "from noc_nb.commands.cli import main; main()"
     run = subprocess.run([sys.executable, "-c", code], env=os.environ | names | dict(NO_PROXY="", no_proxy=""),
                          capture_output=True, text=True, timeout=100)
     assert run.returncode == 2 and re.match(told, run.stderr.splitlines()[-1]) and "Traceback" not in run.stderr
@@ -671,8 +673,8 @@ def test_what_nests_deep_is_one_line_at_once(tmp_path, name, depth):
         else: assert path.suffix == ".jsonl" and depth < 1_000
     assert time.process_time() - started < 5
 
-READING = """files.dataset files.exports files.formats files.readers lab.disk lab.objects lab.results lab.saving
-models.names models.photos models.source scores.claims scores.report""".split()
+READING = """files.boxes files.captions files.dataset files.exports files.formats files.images files.vectors lab.disk
+lab.objects lab.results lab.saving models.names models.photos models.source scores.claims scores.report""".split()
 
 def readers():
     "Yield every public function of the package that reads a file and needs only its path."

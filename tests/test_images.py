@@ -5,7 +5,7 @@ import numpy as np
 import pytest, torch, torchvision
 from PIL import Image
 from noc_nb.core import NocError
-from noc_nb.files.readers import read_detections
+from noc_nb.files.boxes import read_detections
 from noc_nb.files.store import RegionStore
 from noc_nb.models.detector import Detector
 from noc_nb.models.photos import _detect_files, _extract, image_files, open_image, random_weights

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from book import ROOT, none_of
 from readme import README
-from noc_nb.commands.command import main
+from noc_nb.commands.cli import main
 from noc_nb.files.drawing import make_toy
 from noc_nb.models.photos import random_weights
 
@@ -164,7 +164,7 @@ def page(browser):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
-    code = "import sys; from noc_nb.commands.command import main; sys.argv[0] = 'noc_app'; main()"
+    code = "import sys; from noc_nb.commands.cli import main; sys.argv[0] = 'noc_app'; main()"
     served = subprocess.Popen([sys.executable, "-c", code, "--port", port], text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, env=os.environ | dict(PYTHONPATH=str(ROOT)))
     try:

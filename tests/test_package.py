@@ -176,7 +176,7 @@ def test_the_book_is_light():
 
 OPTIONS = """
 import sys
-from noc_nb.commands.command import main
+from noc_nb.commands.cli import main
 sys.argv = sys.argv[1:]
 try: main()
 except SystemExit as e: print(e.code, *{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)
@@ -186,7 +186,7 @@ def test_options_are_read_before_anything_is_imported():
     "`--help`, `--version` and a misspelt option do not import PyTorch or other large packages."
     for script in SETTINGS["console_scripts"].split():
         command, _, target = script.partition("=")
-        assert target == "noc_nb.commands.command:main", f"{command}: {target}"
+        assert target == "noc_nb.commands.cli:main", f"{command}: {target}"
         for option, leaves, says in (("--help", "0", f"usage: {command} "), ("--hlep", "2", f"usage: {command} "),
                                      ("--version", "0", f"noc_nb {SETTINGS['version']}\n")):
             done = subprocess.run([sys.executable, "-c", OPTIONS, command, option], cwd=ROOT, capture_output=True,
@@ -197,7 +197,7 @@ def test_options_are_read_before_anything_is_imported():
 
 FIRST = """
 import sys
-from noc_nb.commands.command import main
+from noc_nb.commands.cli import main
 for line in open("lines"):
     sys.argv = line.split()
     try: main()
@@ -238,7 +238,8 @@ def test_inputs_are_looked_at_before_anything_is_imported(tmp_path):
 
 def test_help_has_whole_comments():
     "The help contains every word of the comments in the source, including continuation lines."
-    from noc_nb.commands.command import _comments, commands
+    from noc_nb.commands.cli import commands
+    from noc_nb.commands.command import _comments
     for name, f in commands().items():
         source = inspect.getsource(f).partition('):\n    "')[0]
         tokens = tokenize.generate_tokens(io.StringIO(source + "): pass").readline)

@@ -6,10 +6,10 @@ import pyarrow, pyarrow.parquet
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 from PIL import Image
-from noc_nb.commands.command import main
+from noc_nb.commands.cli import main
 from noc_nb.commands.reproduce import _check_names
 from noc_nb.core import NocError
-from noc_nb.files.readers import _fits, match_photos, name_parts
+from noc_nb.files.images import _fits, match_photos, name_parts
 from noc_nb.files.store import RegionStore
 from noc_nb.lab.disk import write_json
 from noc_nb.lab.progress import command_lines

@@ -21,7 +21,7 @@ from noc_nb.fast.trees import captions_of, prefix_scores, same_captions, tree
 from noc_nb.captioner import Captioner
 from noc_nb.cider import CiderD as PlainCiderD
 from noc_nb.commands import reproduce
-from noc_nb.commands.command import main
+from noc_nb.commands.cli import main
 from noc_nb.constraints import COCO_CLASSES, ObjectClass, best_scores, constraint_classes, constraint_tokens
 from noc_nb.core import BOS, EOS, PAD, UNK, NocError
 from noc_nb.data import CaptionBatch, CocoData, ImageExamples, Loader, RegionFeatures, SelectorExamples

@@ -8,8 +8,11 @@ from noc_nb.constraints import COCO_CLASSES
 from noc_nb.data import CocoData, SelectorExamples
 from noc_nb.fast.cider import CiderD
 from noc_nb.fast.decode import Decoded
-from noc_nb.files.readers import ground_truth, json_items, read_captions, read_detections, read_vectors
+from noc_nb.files.boxes import ground_truth, read_detections
+from noc_nb.files.captions import read_captions
+from noc_nb.files.images import json_items
 from noc_nb.files.store import RegionStore
+from noc_nb.files.vectors import read_vectors
 from noc_nb.heldout import COCO_HELDOUT
 from noc_nb.lab.disk import write_json
 from noc_nb.lab.results import append_row, read_results, read_rows, write_results

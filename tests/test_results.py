@@ -5,7 +5,8 @@ from pathlib import Path
 import nbformat, pytest
 from book import EXPERIMENTS, ROOT, name, none_of, read
 from nbclient import NotebookClient
-from noc_nb.commands.command import _dashed, _parser, commands
+from noc_nb.commands.cli import commands
+from noc_nb.commands.command import _dashed, _parser
 from noc_nb.commands.reproduce import _preset_of, choice
 from noc_nb.files.dataset import load_data
 from noc_nb.lab.config import override

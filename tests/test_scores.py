@@ -12,8 +12,8 @@ from noc_nb.cider import CiderD
 from noc_nb.commands.cli import noc_eval
 from noc_nb.core import NocError
 from noc_nb.evaluation import heldout_f1
+from noc_nb.files.boxes import boxed_classes
 from noc_nb.files.dataset import instances_files, load_data
-from noc_nb.files.readers import boxed_classes
 from noc_nb.constraints import COCO_CLASSES
 from noc_nb.heldout import COCO_HELDOUT, novel_images
 from noc_nb.lab.disk import read_json

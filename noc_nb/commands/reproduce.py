@@ -22,8 +22,9 @@ from ..fast.search import Search
 from ..files.dataset import data_files, instances_files, load_checked, own_captions
 from ..files.drawing import make_toy
 from ..files.exports import read_export
-from ..files.readers import WordVectors, check_numbers
+from ..files.images import check_numbers
 from ..files.store import RegionStore
+from ..files.vectors import WordVectors
 from ..heldout import COCO_HELDOUT
 from ..lab.checks import check_vectors
 from ..lab.config import imported, override
@@ -348,6 +349,8 @@ def _run_reproduce(o):
     pictures = f"; pictures of the tables: {o.out}/table*.png"
     drawn = any(o.out.glob("table*.png"))
     print(f"{len(made)} result rows in {o.out/'rows.jsonl'}" + (pictures if drawn else ""))
+    folder = o.out/"pipeline"
+    if folder.is_dir(): print(f"pipeline: {folder}, for `noc_caption --model {folder}`")
 
 # %% ../../nbs/commands/139_reproduce.ipynb #f36c9044
 def _check_new(out, expected):

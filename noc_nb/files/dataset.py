@@ -17,9 +17,10 @@ import numpy as np
 from ..constraints import COCO_CLASSES
 from ..core import NocError, require
 from ..data import PARTS, CocoData
-from .readers import (Captions, Detections, WordVectors, category_names, ground_truth,
-                                  image_names, image_sizes, open_detections, read_captions,
-                                  read_coco, read_detections, read_split)
+from .boxes import Detections, ground_truth, open_detections, read_detections
+from .captions import Captions, read_captions, read_split
+from .images import category_names, image_names, image_sizes, read_coco
+from .vectors import WordVectors
 from ..heldout import COCO_HELDOUT, HeldOut, novel_images, removed_images
 from ..lab.disk import find_data
 from ..lab.objects import load_classes, load_heldout

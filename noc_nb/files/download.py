@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 from ..core import NocError, asset, require
-from .readers import read_coco
+from .images import read_coco
 from ..lab.disk import foreign_file, room_for, whole_file
 from ..lab.progress import progress, say
 from ..lab.runs import file_sum, locked
@@ -264,7 +264,7 @@ def _listing(table=None):
             if some is few or few != files: yield f"{what}: on disk {kept}, while unpacking {peak}"
         for f in files:
             size = _megabytes(f.bytes or f.kept)
-            yield f"    {f.what:<13}{size:>10}  {f.address}  (licence: {f.licence})"
+            yield f"    {f.what:<13}{size:>10}  licence: {f.licence}\n      {f.address}"
     yield "noc_data spice: on disk 385 MB, from Maven or from Stanford's archive of CoreNLP"
 
 def _run_data(o, table=None):

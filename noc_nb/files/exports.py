@@ -10,7 +10,7 @@ import csv, re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -21,9 +21,10 @@ import pandas as pd
 import yaml
 
 from ..core import NocError, require
-from .readers import (PHOTO_ENDINGS, ROW, TURNED, Detections, box_rows, is_object,
-                                  json_items, left_out, refuse)
-from ..lab.disk import first_bytes, foreign_file, read_json, text_file
+from .boxes import ROW, TURNED, Detections, box_rows
+from .images import PHOTO_ENDINGS, json_items, left_out, refuse
+from .kinds import kind_of, label_files, label_numbers
+from ..lab.disk import foreign_file, read_json, text_file
 from ..lab.progress import note
 
 # %% ../../nbs/files/108_exports.ipynb #45ade787
@@ -112,27 +113,6 @@ def _near_names(folder):
     with foreign_file(file, "numbers and names of classes"):
         return {int(n): str(name) for n, name in names.items()}, file
 
-# %% ../../nbs/files/108_exports.ipynb #8e2068d2
-_LISTS = "classes.txt", "train.txt", "val.txt", "valid.txt", "test.txt"
-
-def _label_files(folder):
-    "Return the text files below a folder `labels`, or, if there are none, all except known lists."
-    files = sorted(p for p in folder.rglob("*.txt") if not p.name.startswith("."))
-    below = [p for p in files if "labels" in p.relative_to(folder).parts[:-1]]
-    return below or [p for p in files if p.name not in _LISTS]
-
-def _is_yolo(path):
-    "Return True if one of a folder's first text files begins with a label."
-    files = _label_files(path)[:20] if path.is_dir() else []
-    heads = (first_bytes(file, 999).split(b"\n")[0].split() for file in files)
-    return any(len(_numbers(words) or ()) > 4 for words in heads)
-
-def _numbers(words):
-    "Return the numbers of a line; None if they are none, or do not begin with a class."
-    try: n, *numbers = map(float, words)
-    except ValueError: return None
-    return None if n % 1 else [int(n), *numbers]
-
 # %% ../../nbs/files/108_exports.ipynb #8e2068d3
 class _Labels(NamedTuple):
     "The meaning of the numbers after the class in each line of a folder of labels."
@@ -214,15 +194,15 @@ def _read_yolo(path):
     def split(labels):
         with foreign_file(labels, "YOLO's labels"), text_file(labels) as f:
             return [line.split() for line in f if line.strip()]
-    files = _label_files(path)
+    files = label_files(path)
     lines = []
     for labels in files:
-        with suppress(NocError): lines += map(_numbers, split(labels))  # raised again as its fault
+        with suppress(NocError): lines += map(label_numbers, split(labels))  # raised again as its fault
     lines = [x[1:] for x in lines if x and len(x) > 4]
     about = _about(file)
     form = _settled(lines, about, path, file if about else path/"data.yaml")
     def box(line):
-        n, *numbers = _numbers(line) or [0]
+        n, *numbers = label_numbers(line) or [0]
         if form.fits(len(numbers)): return _box(n, *form.read(numbers))
         expected = f"expected a class, then {form.width or 'four'} numbers{_TAILS[form.tail]}"
         return _box(0, [0]*4, why=f"{expected}, as in other lines, found {' '.join(line)[:60]}")
@@ -243,12 +223,6 @@ def _xml(path):
     with foreign_file(path, "XML"): return ElementTree.fromstring(text)
 
 def _files(path, ending): return sorted(path.rglob(f"*{ending}")) if path.is_dir() else [path]
-
-def _begins(pattern, ending, path):
-    "Return True if a file, or the first of a folder that can be read, begins like `pattern`."
-    files = [p for p in _files(path, ending)[:20] if p.suffix == ending]
-    head = next(filter(None, (first_bytes(file, 4096) for file in files)), b"")
-    return bool(re.match(pattern, head, re.S))
 
 def _voc_box(thing):
     "Return an object's box. Whole numbers count pixels from 1; others are positions from 0."
@@ -282,14 +256,7 @@ def _read_cvat(path):
 
 # %% ../../nbs/files/108_exports.ipynb #7b05ac2d
 _COLUMNS = "XMin", "XMax", "YMin", "YMax"
-_HEAD = 1 << 13 # maximum length of the titles; pandas is slow with many of the same
 _LEFT_OUT = "IsGroupOf", "IsDepiction"           # boxes around several objects, or around a drawing
-
-def _is_open_images(path):
-    if not path.name.endswith((".csv", ".csv.gz")): return False
-    with foreign_file(path, "a table"), text_file(path) as f: head = f.readline(_HEAD)
-    names = {name.strip() for name in head.split(",")}
-    return len(head) < _HEAD and {"ImageID", "LabelName", *_COLUMNS} <= names
 
 def _described(labels, path):
     "Return the names of Open Images's labels."
@@ -321,13 +288,6 @@ def _read_open_images(path):
 
 # %% ../../nbs/files/108_exports.ipynb #506dd850
 _DRAWN = "annotations", "completions", "predictions"
-
-def _is_studio(path):
-    if not path.name.endswith((".json", ".json.gz")): return False
-    item = None if is_object(path) else next(json_items(path), None)
-    task = item if isinstance(item, dict) else {}
-    require("annotator" not in task, f"{path}: JSON-MIN of Label Studio", "its export as JSON")
-    return isinstance(task.get("data"), dict) and not {*_DRAWN}.isdisjoint(task)
 
 def _studio_name(values):
     "Return the name that a task's photo had before its upload, or None."
@@ -396,7 +356,8 @@ def _read_labelme(path):
 _CONVERTED = {".zip": ("an archive", "the folder that it unpacks to"), **dict.fromkeys(
     (".pth", ".pt", ".pkl"), ("a pickle, which can run any program when it is read", "JSON: "
     "coco_instances_results.json, which detectron2 writes beside it, or what mmdetection's "
-    "tools/test.py writes with --cfg-options test_evaluator.outfile_prefix=results"))}
+    "tools/test.py writes with --cfg-options test_evaluator.outfile_prefix=results")),
+    "JSON-MIN": ("JSON-MIN of Label Studio", "its export as JSON")}
 _NEAREST = {".csv": "Open Images's, with ImageID, LabelName, XMin, XMax, YMin and YMax",
             ".xml": "Pascal VOC's annotation, or CVAT's annotations with images",
             ".txt": "a folder of YOLO's labels", ".json": "COCO's results, a list of boxes",
@@ -410,27 +371,22 @@ def nearest_form(
     return f"boxes in a format from docs/forms.md; the nearest is {like}"
 
 def _refused(path):
-    what, expected = _CONVERTED.get(path.suffix, ("", ""))
+    what, expected = _CONVERTED.get(kind_of(path) or path.suffix, ("", ""))
     require(not what, f"{path}: {what}", expected)
     raise NocError(f"{path}: expected {nearest_form(path)}")
 
-_FORMS = {"YOLO's labels": (_is_yolo, _read_yolo),
-          "Pascal VOC": (partial(_begins, rb".*<annotation[\s>]", ".xml"), _read_voc),
-          "CVAT for images": (partial(_begins, rb".*<annotations[\s>]", ".xml"), _read_cvat),
-          "Open Images's CSV": (_is_open_images, _read_open_images),
-          "Label Studio's JSON": (_is_studio, _read_studio),
-          "mmdetection's predictions": (partial(
-              _begins, rb'\s*\{\s*"(labels|scores|bboxes)"\s*:\s*\[', ".json"), _read_preds),
-          "labelme's JSON": (partial(
-              _begins, rb'\s*\{.*"shapes"\s*:\s*\[', ".json"), _read_labelme),
-          "none of these": (lambda path: path.suffix in (".csv", ".xml", *_CONVERTED), _refused)}
+_READERS = {"YOLO": _read_yolo, "Pascal VOC": _read_voc, "CVAT": _read_cvat,
+            "Open Images": _read_open_images, "Label Studio": _read_studio,
+            "JSON-MIN": _refused, "mmdetection": _read_preds, "labelme": _read_labelme}
 
 def export_reader(
     path, # file or folder
 ):        # function from path to `Detections`; None if the path is not an export
     "Find the reader for an annotation tool's export."
     path = Path(path)
-    if path.exists(): return next((read for fits, read in _FORMS.values() if fits(path)), None)
+    if not path.exists(): return None
+    other = _refused if path.suffix in (".csv", ".xml", *_CONVERTED) else None
+    return _READERS.get(kind_of(path), other)
 
 def read_export(
     path, # an annotation tool's file or folder, or anything else

@@ -15,7 +15,8 @@ import torch
 
 from ..constraints import COCO_CLASSES
 from ..core import NocError, require
-from .readers import check_boxes, refuse
+from .boxes import check_boxes
+from .images import refuse
 from ..heldout import normalize
 from ..lab.disk import foreign_file, text_file, whole_file
 from ..lab.objects import meanings

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from ..core import require
-from .readers import refuse, relabel
+from .boxes import relabel
+from .images import refuse
 from ..lab.disk import foreign_file, read_json, write_json
 from ..lab.runs import file_sum, fingerprint, stamp, whole_folder
 from ..lab.table import RegionTable, table_of

@@ -108,8 +108,9 @@ class Config:
 def _changed(cfg, values, where, prefix=""):
     "Replace settings of a configuration; messages put `prefix` before the names of settings."
     old = {f.name: getattr(cfg, f.name) for f in fields(cfg)}
-    for name in values:
-        require(name in old, f"{where}: unknown setting {name!r}", f"one of {', '.join(old)}")
+    strange = [name for name in values if name not in old]
+    require(not strange, f"{where}: unknown setting {''.join(map(repr, strange[:1]))}",
+            f"one of {', '.join(old)}")
     new = {name: _fitted(old[name], values[name], where, name, prefix) for name in values}
     _check_config(type(cfg), new, prefix or f"{where}: ")
     return replace(cfg, **new)

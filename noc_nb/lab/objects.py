@@ -14,33 +14,36 @@ from dataclasses import asdict, fields
 from itertools import pairwise
 
 from ..constraints import ObjectClass
-from ..core import require
+from ..core import NocError, require
 from ..heldout import HeldOut, normalize
 from .disk import read_json, write_json
 
 # %% ../../nbs/lab/35_objects.ipynb #b32e5dfe
-def _check_forms(forms, where):
-    "Return the forms as a tuple. Raise `NocError` with the place in the file if one is invalid."
+_FORMS = "a list of lower-case words of a-z and 0-9"
+
+def _are_forms(forms):
+    "Return whether a value is a list of words in lower case."
     def plain(form): return isinstance(form, str) and form and normalize(form) == form
-    good = isinstance(forms, (list, tuple)) and forms and all(map(plain, forms))
-    require(good, f"{where}: {forms!r}", "a list of lower-case words of a-z and 0-9")
-    return tuple(forms)
+    return isinstance(forms, (list, tuple)) and forms and all(map(plain, forms))
 
 # %% ../../nbs/lab/35_objects.ipynb #9c157403
 MOST_CLASSES = 100_000   # the largest class id, because tables have a row for each id up to it
 
-def _read_class(row, where):
-    keys = [f.name for f in fields(ObjectClass)]
-    require(isinstance(row, dict) and {*row} == {*keys}, where, f"the keys {', '.join(keys)}")
-    id, name = row["id"], row["name"]
-    number = type(id) is int and 0 <= id <= MOST_CLASSES
-    require(number, f"{where}: id {id!r}", f"a number from 0 to {MOST_CLASSES:,}")
-    require(isinstance(name, str), f"{where}: name {name!r}", "a string")
-    lists = {key: _check_forms(row[key], f"{where}: {key}") for key in ("forms", "phrase")}
-    c = ObjectClass(**row | lists)
-    good = c.word in c.forms and " " not in c.word
-    require(good, f"{where}: word {c.word!r}", "a single word that is one of the forms")
-    return c
+_KEYS = [f.name for f in fields(ObjectClass)]
+
+def _fault(row, used):
+    "Return the first fault of a class in a file, or None. `used`: ids of the classes before it."
+    whole = isinstance(row, dict) and {*row} == {*_KEYS}
+    if not whole: return f"expected the keys {', '.join(_KEYS)}"
+    id, name, word = row["id"], row["name"], row["word"]
+    if not (type(id) is int and 0 <= id <= MOST_CLASSES):
+        return f"id {id!r}: expected a number from 0 to {MOST_CLASSES:,}"
+    if not isinstance(name, str): return f"name {name!r}: expected a string"
+    for key in "forms", "phrase":
+        if not _are_forms(row[key]): return f"{key}: {row[key]!r}: expected {_FORMS}"
+    if word not in row["forms"] or " " in word:
+        return f"word {word!r}: expected a single word that is one of the forms"
+    return f"id {id}: expected an unused id" if id in used else None
 
 # %% ../../nbs/lab/35_objects.ipynb #4d8e0b21
 def load_classes(
@@ -51,9 +54,10 @@ def load_classes(
     classes = {}
     require(isinstance(rows, list), path, "a list of classes")
     for n, row in enumerate(rows):
-        c = _read_class(row, f"{path}: class {n}")
-        require(c.id not in classes, f"{path}: class {n}: id {c.id}", "an unused id")
-        classes[c.id] = c
+        why = _fault(row, classes)
+        if why: raise NocError(f"{path}: class {n}: {why}")
+        lists = {key: tuple(row[key]) for key in ("forms", "phrase")}
+        classes[row["id"]] = ObjectClass(**row | lists)
     return classes
 
 # %% ../../nbs/lab/35_objects.ipynb #d467efdd
@@ -81,7 +85,9 @@ def _check_lists(lists, objects, where):
     "Return the words of each object. Raise `NocError` with the place if the lists are invalid."
     whole = isinstance(lists, dict) and {*lists} == {*objects}
     require(whole, where, f"one list of words for each object: {', '.join(objects)}")
-    return {name: _check_forms(lists[name], f"{where}: {name}") for name in objects}
+    for name in objects:
+        require(_are_forms(lists[name]), f"{where}: {name}: {lists[name]!r}", _FORMS)
+    return {name: tuple(lists[name]) for name in objects}
 
 # %% ../../nbs/lab/35_objects.ipynb #a9128212
 def _of_file(path, classes):

@@ -63,7 +63,8 @@ def check_kinds(
     for name, w in weights.items():
         if name not in expected or not isinstance(w, torch.Tensor): continue
         stored, kind = _kind(w.dtype), _kind(expected[name].dtype)
-        require(stored == kind, f"{path}: {name}: numbers of kind {stored}", kind)
+        if stored == kind: continue
+        raise NocError(f"{path}: {name}: numbers of kind {stored}: expected {kind}")
 
 def _chapters(model, name):
     "Name the chapters, or files, with the classes of the modules that a weight belongs to."
@@ -89,10 +90,12 @@ def _check_weights(model, weights, path):
     check_kinds(weights, expected, path)
     for name in weights | expected:
         stored, needed = shape(weights, name), shape(expected, name)
-        require(stored == needed, f"{path}: {name}: {stored}", f"{needed}, by config.json and "
-                f"{_chapters(model, name)}; if one of these was edited, {_WAYS}")
-        finite = not weights[name].is_floating_point() or weights[name].float().isfinite().all()
-        require(finite, f"{path}: {name}", "finite numbers")
+        if stored == needed: continue
+        raise NocError(f"{path}: {name}: {stored}: expected {needed}, by config.json and "
+                       f"{_chapters(model, name)}; if one of these was edited, {_WAYS}")
+    for name, w in weights.items():
+        if w.is_floating_point() and not w.float().isfinite().all():
+            raise NocError(f"{path}: {name}: expected finite numbers")
 
 # %% ../../nbs/lab/39_saving.ipynb #1ab00804
 def _save_vocab(path, vocab):
@@ -113,21 +116,25 @@ def _load_vocab(path):
     except NocError as e: raise NocError(f"{path}: {e}") from None
 
 # %% ../../nbs/lab/39_saving.ipynb #52ef5989
-def _built(kind, cfg, weights, folder):
-    "Build the model that a folder's settings describe; its weights are loaded later."
-    if issubclass(kind, RegionSelector): return kind(cfg)
+def _vocab_of(folder, weights):
+    "Read the vocabulary of a folder's captioner. Raise `NocError` if its weights have another."
     path = folder/"vocab.json"
-    vectors = weights.get("words.known")
     vocab = _load_vocab(path)
-    count = len(vocab) if vectors is None else len(vectors)
+    known = weights.get("words.known")
+    count = len(vocab) if known is None or not known.dim() else len(known)
     require(count == len(vocab), f"{path}: {len(vocab)} words", f"{count} as in model.safetensors")
-    return kind(cfg, vocab.tokens, known=vectors, unseen=vocab.unseen)
+    return vocab
 
-def _shapes(kind, cfg, weights, folder):
+def _built(kind, cfg, weights, vocab):
+    "Build the model that a folder's settings describe; its weights are loaded later."
+    if vocab is None: return kind(cfg)
+    return kind(cfg, vocab.tokens, known=weights.get("words.known"), unseen=vocab.unseen)
+
+def _shapes(kind, cfg, weights, vocab, folder):
     "Build the model without memory for its weights. Raise `NocError` if the settings are invalid."
     where = folder/"config.json"
     with foreign_file(where, "settings that describe a model"), torch.device("meta"):
-        try: return _built(kind, cfg, weights, folder)
+        try: return _built(kind, cfg, weights, vocab)
         except NocError as e:          # an error that names no file is about the settings
             raise e if str(folder) in str(e) else NocError(f"{where}: {e}")
 
@@ -219,7 +226,7 @@ def _load_trained(path):
     "Read what a model was trained on, if there is a record. Raise `NocError` if it is invalid."
     if not path.exists(): return None
     record = read_json(path)
-    def is_list(x): return isinstance(x, list) and all(isinstance(text, str) for text in x)
+    def is_list(x): return isinstance(x, list) and {*map(type, x)} <= {str}
     whole = isinstance(record, dict) and isinstance(record.get("inputs"), dict)
     whole = whole and all(map(is_list, map(record.get, ("heldout", "words", "images"))))
     whole = whole and is_list(record.get("pairs", []))             # older records lack it
@@ -255,8 +262,9 @@ def load_model(
     require(fits, f"{folder}: holds a {stored}", f"a {kind.__name__}{way}")
     cfg = load_config(_CONFIGS[base], folder/"config.json")
     weights = read_weights(folder/"model.safetensors")
-    _check_weights(_shapes(kind, cfg, weights, folder), weights, folder/"model.safetensors")
-    model = _built(kind, cfg, weights, folder)
+    vocab = None if base is RegionSelector else _vocab_of(folder, weights)
+    _check_weights(_shapes(kind, cfg, weights, vocab, folder), weights, folder/"model.safetensors")
+    model = _built(kind, cfg, weights, vocab)
     model.load_state_dict(weights)
     model.trained = _load_trained(folder/"trained.json")
     _check_answer(model.eval(), folder/"answer.json")

@@ -12,7 +12,7 @@ import torch
 
 from ..captioner import WordTable
 from ..core import require
-from ..files.readers import read_vectors
+from ..files.vectors import read_vectors
 from ..heldout import words_of
 from ..lab.progress import say
 from .pipeline import NovelCaptioner

@@ -23,8 +23,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.utils.data import DataLoader
 
 from ..core import NocError, require
-from ..files.readers import PHOTO_ENDINGS, image_names, match_photos, name_parts
-from ..files.readers import open_parquet, read_coco
+from ..files.images import (PHOTO_ENDINGS, image_names, match_photos, name_parts, open_parquet,
+                                 read_coco)
 from ..files.store import RegionStore
 from ..lab.config import check_range
 from ..lab.disk import first_bytes, foreign_file, real_path, text_file, whole_file
@@ -428,4 +428,5 @@ def _run_features(o):
     with locked(o.out): store = _extract(files, o.out, model, o.workers, o.part, o.resume)
     failed = (Path(o.out)/"failed.jsonl").read_text(encoding="utf-8").count("\n")
     note = f"; {failed} images failed, see {Path(o.out)/'failed.jsonl'}" if failed else ""
-    print(f"{store}: {o.out}{note}")
+    print(f"{store}: {o.out}{note}\n"
+          f"for `noc_caption {o.out}`, and for --features in noc_train and noc_reproduce")

@@ -21,10 +21,11 @@ from PIL import Image
 
 from ..constraints import COCO_CLASSES, FORMS
 from ..core import NocError, default_device, require
+from ..files.boxes import Detections, open_detections
+from ..files.captions import table_rows
 from ..files.dataset import data_files, listed_images, with_categories
 from ..files.exports import export_reader, nearest_form, read_export
-from ..files.readers import (PHOTO_ENDINGS, match_photos, open_detections, some_of,
-                                  table_rows)
+from ..files.images import PHOTO_ENDINGS, match_photos, some_of
 from ..files.store import RegionStore
 from ..lab.checks import checked
 from ..lab.config import Config, imported, setting
@@ -59,6 +60,7 @@ class Source:
     words:dict = field(default_factory=dict) # image id -> name -> price, as in `CaptionOptions`,
                      # for images with words of their own; or a `NocError`
     blind:bool = False # no detector ran, because the user names all words
+    sound:bool = False # the regions were checked when their file was read
 
     def name(self, image_id)->str:
         "Return the image's file name, or None."
@@ -71,7 +73,7 @@ class Source:
 
     def batch(self, ids)->tuple:
         "Return regions by id, the captioner's inputs (a list or None), and errors by id."
-        images, errors = _apart(ids, self.regions(ids))
+        images, errors = _apart(ids, self.regions(ids), self.sound)
         if self.seen is None: return images, None, errors
         seen, more = _apart(images, self.seen([*images]))
         return {i: images[i] for i in seen}, [*seen.values()], errors | more
@@ -80,11 +82,11 @@ def _try(f, x):
     try: return f(x)
     except NocError as e: return e
 
-def _apart(ids, items):
-    "Separate usable images from broken ones, both by id."
+def _apart(ids, items, sound=False):
+    "Separate usable images from broken ones, both by id. `sound`: regions need no check."
     good, errors = {}, {}
     for i, x in zip(ids, items):
-        x = _try(partial(checked, finite=True), x) if isinstance(x, Regions) else x
+        if isinstance(x, Regions) and not sound: x = _try(partial(checked, finite=True), x)
         if isinstance(x, NocError): errors[i] = x
         else: good[i] = x
     return good, errors
@@ -244,7 +246,8 @@ def detected(
     ids = list(files) if images else sorted({*table, *errors, *listed})
     source = _from_table(table, ids, files, failed, frames)
     boxed = source.boxed | failed.keys()             # a failure is reported in any case
-    return replace(source, names=names, texts=detections.texts, met=met, boxed=boxed)
+    sound = isinstance(detections, Detections)       # a store's features were not looked at
+    return replace(source, names=names, texts=detections.texts, met=met, boxed=boxed, sound=sound)
 
 # %% ../../nbs/models/119_source.ipynb #821da149
 def _unlabelled(files, names, where):

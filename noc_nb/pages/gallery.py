@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from ..constraints import constraint_tokens
 from ..core import NocError, require
-from ..files.readers import PHOTO_ENDINGS
+from ..files.images import PHOTO_ENDINGS
 from ..lab.config import read_options
 from ..lab.disk import real_path, room_for, whole_file
 from ..lab.objects import form_of, meanings

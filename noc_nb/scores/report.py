@@ -23,9 +23,10 @@ from fastcore.basics import noop
 from ..constraints import COCO_CLASSES
 from ..core import NocError, require
 from ..data import PARTS
+from ..files.boxes import boxed_classes
+from ..files.captions import Captions, caption_entries, holds_texts, kept, read_split
 from ..files.dataset import find_split, instances_files, load_captions, objects_of
-from ..files.readers import (Captions, boxed_classes, by_digits, caption_entries, holds_texts,
-                                  kept, open_parquet, read_split)
+from ..files.images import by_digits, open_parquet
 from ..heldout import COCO_HELDOUT, HeldOut, novel_images
 from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json, text_file, whole_file
