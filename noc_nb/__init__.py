@@ -26,7 +26,8 @@ def __getattr__(name):
 def __dir__(): return [*globals(), *_PLACES]
 
 # %% ../nbs/commands/143_names.ipynb #1430a00b
-_MOVED = {"noc_nb.metrics": "noc_nb.lab.metrics", "noc_nb.novelty": "noc_nb.lab.novelty"}  # in 0.4
+_MOVED = {"noc_nb.metrics": "noc_nb.lab.metrics", "noc_nb.novelty": "noc_nb.lab.novelty",
+          "noc_nb.scores.claims": "noc_nb.lab.verdict"}  # in 0.4
 
 class _Moved:
     "Answer imports of former names; first, so that a file left over from 0.3 is not imported."
