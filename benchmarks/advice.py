@@ -20,6 +20,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from claims import write_variants
 from words import (_BATCH, _lines, _measures, _regular, _says, _scorer, _Set,
                                 _with_interval, _words_of, _WordsRun)
 from noc_nb.commands.cli import noc_reproduce
@@ -30,7 +31,6 @@ from noc_nb.heldout import mentioned
 from noc_nb.lab.progress import progress, say
 from noc_nb.lab.results import append_row, new_row, read_rows, write_rows
 from noc_nb.models.pipeline import NovelCaptioner
-from noc_nb.scores.claims import write_variants
 
 # ---- Two tasks
 # A task has sets with references, pairs of a right and a wrong word for each set, and a model that generates sentences
@@ -262,7 +262,7 @@ def _surprise_row(task, keys):
 
 # ---- Which search for musts?
 # The musts are the selector's choices, or right words (the oracle's). All images of `val` are captioned with both by
-# several searches, and each search is compared with the plain bank, whose rows take turns, as in 123_claims.
+# several searches, and each search is compared with the plain bank, whose rows take turns, by `write_variants`.
 _SEARCHES = dict(turns="mode=bank", credit="mode=credit", ten="mode=bank search.k=10",
                  grid="mode=grid")
 

@@ -22,7 +22,7 @@ from noc_nb.lab.progress import say
 from noc_nb.lab.results import append_row, new_row
 from noc_nb.models.pipeline import NovelCaptioner
 from noc_nb.scores.quality import BESIDE, FAULTS, quality_numbers, quality_scores
-from noc_nb.scores.report import make_task
+from noc_nb.scores.task import make_task
 
 WAYS = dict(prices={}, musts=dict(price_weight="must"), free=dict(objects=()))
 

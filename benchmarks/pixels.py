@@ -25,7 +25,8 @@ from noc_nb.files.drawing import make_toy, render
 from noc_nb.heldout import normalize
 from noc_nb.lab.config import Config, override
 from noc_nb.lab.disk import read_json, write_json
-from noc_nb.lab.experiment import PRESETS, Experiment, Models, Run
+from noc_nb.lab.experiment import Experiment
+from noc_nb.lab.models import PRESETS, Models, Run
 from noc_nb.lab.progress import progress, say
 from noc_nb.lab.results import append_row, new_row
 from noc_nb.lab.train import TrainConfig
@@ -196,7 +197,7 @@ def _average_said(model, tokenizer, said, vectors, n):
     return neighbours
 
 # ---- The experiment
-# Everything but the captioner comes from 49_experiment: the choice of classes, scores, rows, the log. Any form of a
+# Everything but the captioner comes from 56_experiment: the choice of classes, scores, rows, the log. Any form of a
 # class satisfies its constraint, as in `["lamp", "lamps", "lantern"]`.
 class _PixelModels(Models):
     "Models whose captioner sees pixels."

@@ -30,7 +30,7 @@ from noc_nb.files.dataset import load_captions, load_data
 from noc_nb.files.store import RegionStore
 from noc_nb.heldout import novel_images, removed_images
 from noc_nb.lab.batches import Batches
-from noc_nb.lab.experiment import PRESETS
+from noc_nb.lab.models import PRESETS
 from noc_nb.lab.metrics import CaptionScorer
 from noc_nb.lab.novelty import judge, weighted_f1
 from noc_nb.lab.progress import progress

@@ -35,7 +35,8 @@ from noc_nb.fast.prices import PriceConfig
 from noc_nb.files.dataset import load_data
 from noc_nb.heldout import mentioned
 from noc_nb.lab.disk import find_data, read_json, write_json
-from noc_nb.lab.experiment import PRESETS, Choices, Experiment, Models, Run
+from noc_nb.lab.experiment import Choices, Experiment
+from noc_nb.lab.models import PRESETS, Models, Run
 from noc_nb.lab.novelty import interval, judge
 from noc_nb.lab.progress import progress, say
 from noc_nb.lab.results import append_row

@@ -40,15 +40,15 @@ TESTS = {  # modules: test files; parts of the names of sharp tests in them, in 
         "plain literal_grid exhaustive report infinity no_more_than too_early form_grow bank next_words logits "
         "cannot_end still_take stepping 32_bit no_constraints two_places"),
     "fast/decode": ("pins zeros", "pipeline region half of_another cbs_row omitted no_tokens selector_and lowest"),
-    "lab/experiment": (
+    "lab/experiment lab/models": (
         "pins runs", "rows row score published papers_weights val_counts averaged best_epoch dgbs_is behind_the_last "
         "no_run selector_is_a_part reward_is rule_is"),
     "lab/tables": ("paper pins", "number minus over_runs same_seeds"),
     "lab/verdict": ("pins scores", "over_runs same_seeds minus equal_systems difference_is"),
     "lab/results": ("hostile pins scores", "torn rows last_whole odd"),
-    "scores/claims scores/compare scores/systems scores/page": (
+    "scores/compare scores/systems scores/page": (
         "scores pins", "equal_systems difference fewer page_of function_is over_runs same_seeds"),
-    "scores/report scores/quality": (
+    "scores/task scores/report scores/quality": (
         "scores photos", "f1_equals protocols chair boxes list scripts function_is get_the_photos left_out"),
     "scores/java": (
         "scores download pins", "spice_of spice_comes meteor_equals scripts odd_answers java_that windows"),

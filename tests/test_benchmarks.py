@@ -20,14 +20,17 @@ from noc_nb.files.drawing import make_toy
 from noc_nb.files.store import RegionStore
 from noc_nb.heldout import mentioned, novel_images, removed_images
 from noc_nb.lab.config import override
-from noc_nb.lab.disk import read_json
-from noc_nb.lab.experiment import PRESETS, Run
-from noc_nb.lab.results import read_rows
+from noc_nb.lab.disk import read_json, write_json
+from noc_nb.lab.models import PRESETS, Run
+from noc_nb.lab.results import captions_file, read_rows, table_line, write_rows
+from noc_nb.scores.compare import compare
+from noc_nb.scores.report import evaluate_file
+from noc_nb.scores.task import make_task
 from noc_nb.toy import TOY_CLASSES, TOY_HELDOUT
 
 transformers = pytest.importorskip("transformers")
 sys.path.insert(0, str(ROOT/"benchmarks"))
-import advice, faults, gpu, pixels, scale, search, selecting, training, words, world
+import advice, claims, faults, gpu, pixels, scale, search, selecting, training, words, world
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread"),
               pytest.mark.filterwarnings("ignore:.*images are no half.*")]
@@ -556,3 +559,90 @@ def test_selecting_rows(tmp_path):
     for text in "hope:3", "floor:2", "musts":
         refused(f"setting '{text}': expected musts:THRESHOLD", selecting._preset, "toy", text, 0)
     refused("--selectors none: expected some of lite, usual, gains", selecting.bench_selecting, selectors="none")
+
+# Claims, systems and variants on committed captions
+
+F1 = "the selector names more new objects than Top-1"
+CIDER = "its captions of new objects are better than those of Top-1, {}"
+
+@pytest.fixture
+def toy_captions(tmp_path):
+    """Return a function that writes captions of the toy world's 60 test images: a share repeats a reference, the others
+    are one sentence."""
+    toy = make_toy(tmp_path/"toy", train=20, val=20, test=60, pictures=0)
+    draws, refs = np.random.default_rng(0).random(60), make_task(toy, "toy").refs
+    def write(path, share, end=""):
+        said = [dict(image_id=i, caption=(texts[0] if x < share else "a picture of a thing in the grass") + end)
+                for (i, texts), x in zip(refs.items(), draws)]
+        write_json(tmp_path/path, said)
+        return tmp_path/path
+    return write
+
+def line_row(row, training="cider_dgbs", seed=0, **values):
+    "Return a result row with few entries."
+    lambda0, selector = (.2, seed) if row == "selector" else (None, None)
+    return dict(table="main", variant=None, row=row, training=training, lambda0=lambda0, data="toy", split="test",
+                seed=dict(selector=selector, captioner=seed), metrics={}) | values
+
+def test_claims_of_two_lines_are_the_differences_of_compare(tmp_path, toy_captions):
+    toy = tmp_path/"toy"
+    shares = {"cider_dgbs-selector-0.2": .8, "cider_dgbs-top1": .4, "xe-selector-0.2": .4, "xe-top1": .4}
+    files = {name: toy_captions(f"captions/toy-{name}.json.gz", share) for name, share in shares.items()}
+    made = {r["claim"]: r["metrics"] for r in claims.write_claims(tmp_path, toy, "toy", samples=200)}
+    assert {r["claim"]: r["metrics"] for r in read_rows(tmp_path/"claims.jsonl")} == made
+    reports = [tmp_path/name for name in ("cider_dgbs-top1", "cider_dgbs-selector-0.2")]
+    for out in reports: evaluate_file(files[out.name], toy, "toy", out=out, metrics=("C",), samples=0)
+    found = compare(*reports, samples=200)
+    for text, part, key in ((F1, "macro", "out_macro F1"), (CIDER.format("DGBS"), "macro", "out_macro C"),
+                            (CIDER.format("DGBS"), "pooled", "out_pooled C")):
+        assert made[text][part] == {k: found[key][k] for k in ("difference", "interval")}
+    assert made[CIDER.format("cross-entropy")]["macro"] == dict(difference=0., interval=[0., 0.])   # the same captions
+    assert not any("oracle" in text for text in made)
+    refused("no captions of any claim", claims.write_claims, tmp_path, toy, "lite")
+
+@pytest.mark.parametrize("score", [0., 80.])
+def test_a_claim_names_the_run_whose_score_its_captions_have(score):
+    "Of several runs of a line, the one with the captions' CIDEr-D is named, also if it is 0."
+    rows = [line_row("selector", seed=seed, detections="real", features="store", metrics={"in": {"C": x}})
+            for seed, x in ((1, score - 3), (2, score), (3, None))]
+    drawn = {("in", "C"): [score]}
+    found = claims._row_of(rows, table_line("selector"), drawn)
+    assert found == dict(detections="real", features="store", seed=dict(selector=2, captioner=2))
+    assert {*claims._row_of([], table_line("top1"), drawn).values()} == {None}
+
+def test_a_weight_of_false_positives_changes_f1_alone(tmp_path, toy_captions):
+    task = make_task(tmp_path/"toy", "toy")
+    wrong = toy_captions("wrong.json", .8, " with a penguin")
+    plain, heavy = (claims._drawing(task, 5, fp_weight=w)(wrong) for w in (1., 4.))
+    assert plain["out_macro", "C"].tolist() == heavy["out_macro", "C"].tolist()
+    assert heavy["out_macro", "F1"][0] < plain["out_macro", "F1"][0]
+
+def test_systems_of_three_runs_are_compared_with_their_rivals(tmp_path, toy_captions):
+    for seed, share in (("", .7), ("seed1-", .72), ("seed2-", .68)):
+        for name in claims._SYSTEMS.values():
+            lower = name in ("cider-none", "borrow-cider_dgbs-selector-0.2")
+            toy_captions(f"captions/toy-{seed}{name}.json.gz", share - .3*lower)
+    made = {r["system"]: r["metrics"]["in_C"] for r in claims.write_systems(tmp_path, tmp_path/"toy", "toy", 200)}
+    assert made["mixed, free"] == made["DGBS, free"]                                                # the same captions
+    assert made["DGBS, free"]["interval"][0] > 0 and made["mixed, prices"]["difference"] == 0
+    drawn = claims._drawing(make_task(tmp_path/"toy", "toy"), 0)
+    files = [tmp_path/f"captions/toy-{seed}cider-none.json.gz" for seed in ("", "seed1-", "seed2-")]
+    plain = [drawn(file)["in", "C"][0] for file in files]
+    assert made["DGBS, free"]["a"] == pytest.approx(np.mean(plain))
+
+def test_variants_are_compared_with_a_plain_run_of_the_same_images(tmp_path, toy_captions):
+    def run(name, variant, share, part="test"):
+        row = line_row("top1", variant=variant, split=part, detections="simulated", features="symbolic", command="")
+        write_rows(tmp_path/name/"rows.jsonl", [row])
+        write_json(tmp_path/name/"run.json", dict(preset=dict(split="toy"), part=part, detections="simulated"))
+        toy_captions(captions_file(f"{name}/captions", table_line("top1")), share)
+        return tmp_path/name
+    toy, out = tmp_path/"toy", tmp_path/"variants.jsonl"
+    base, better = run("base", None, .4), run("better", "says more", .8)
+    [row] = claims.write_variants(out, base, [better], toy, samples=200)
+    assert read_rows(out) == [row] and row["metrics"]["pooled_C"]["interval"][0] > 0
+    assert (row["variant"], row["line"], row["training"]) == ("says more", "top1", "cider_dgbs")
+    [row] = claims.write_variants(out, better, [base], toy, 200, table_line("top1"))
+    assert (row["variant"], row["rival"]) == (None, dict(line="top1", variant="says more"))
+    assert claims.write_variants(out, better, [base], toy, 200, table_line("none")) == []           # no such line there
+    refused("expected .'toy', 'test'", claims.write_variants, out, base, [run("other", "on val", .8, "val")], toy)

@@ -8,7 +8,7 @@ from noc_nb.files.captions import read_captions
 from noc_nb.files.exports import read_export
 from noc_nb.models.names import read_classes
 from noc_nb.models.source import _from_table
-from noc_nb.scores.report import read_references, read_system
+from noc_nb.scores.task import read_references, read_system
 
 LARGE = "9"*400
 

@@ -30,7 +30,8 @@ from noc_nb.heldout import COCO_HELDOUT
 from noc_nb.lab.checks import check_vectors, checked
 from noc_nb.lab.config import load_config
 from noc_nb.lab.disk import read_json, write_json
-from noc_nb.lab.experiment import average_neighbours, Experiment, PRESETS, Run
+from noc_nb.lab.experiment import Experiment
+from noc_nb.lab.models import average_neighbours, PRESETS, Run
 from noc_nb.lab.objects import load_classes, load_heldout
 from noc_nb.lab.results import append_row, read_results, read_rows
 from noc_nb.lab.runs import begin
@@ -48,7 +49,8 @@ from noc_nb.lab.table import table_of
 from noc_nb.regions import RegionDict, Regions
 from noc_nb.scores.java import _cache_folder
 from noc_nb.scores.page import Part, write_files
-from noc_nb.scores.report import evaluate_file, make_task, read_system
+from noc_nb.scores.report import evaluate_file
+from noc_nb.scores.task import make_task, read_system
 from noc_nb.vocab import Vocab, word_table
 from noc_nb.selector import SelectorConfig
 
@@ -674,7 +676,7 @@ def test_what_nests_deep_is_one_line_at_once(tmp_path, name, depth):
     assert time.process_time() - started < 5
 
 READING = """files.boxes files.captions files.dataset files.exports files.formats files.images files.vectors lab.disk
-lab.objects lab.results lab.saving models.names models.photos models.source scores.claims scores.report""".split()
+lab.objects lab.results lab.saving models.names models.photos models.source scores.report scores.task""".split()
 
 def readers():
     "Yield every public function of the package that reads a file and needs only its path."

@@ -18,7 +18,8 @@ from noc_nb.models.pipeline import NovelCaptioner
 from noc_nb.models.source import detected
 from noc_nb.pages.app import _paths, _Studio
 from noc_nb.regions import Regions
-from noc_nb.scores.report import photos_by_id, read_report
+from noc_nb.scores.report import read_report
+from noc_nb.scores.task import photos_by_id
 
 SIZE = 40, 30
 

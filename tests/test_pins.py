@@ -41,8 +41,8 @@ from noc_nb.grid import algorithm_1
 from noc_nb.heldout import COCO_HELDOUT, novel_images, removed_images, words_of
 from noc_nb.lab.config import _from_dict
 from noc_nb.lab.disk import read_json
-from noc_nb.lab.experiment import (PRESETS, Choices, Experiment, Models, Parts, Run, _nearest_neighbours,
-                                   average_neighbours)
+from noc_nb.lab.experiment import Choices, Experiment
+from noc_nb.lab.models import PRESETS, Models, Parts, Run, _nearest_neighbours, average_neighbours
 from noc_nb.lab.metrics import CaptionScorer, meteor, points
 from noc_nb.lab.novelty import interval, judge, nonnovel_weight, selection_f1, val_weight, weighted_f1
 from noc_nb.lab.results import read_rows

@@ -17,7 +17,7 @@ from noc_nb.heldout import COCO_HELDOUT
 from noc_nb.lab.disk import write_json
 from noc_nb.lab.results import append_row, read_results, read_rows, write_results
 from noc_nb.pages.gallery import _read_lines
-from noc_nb.scores.report import read_system
+from noc_nb.scores.task import read_system
 from noc_nb.vocab import Vocab, tokenize
 
 COUNTS = 5_000, 20_000, 80_000

@@ -15,7 +15,8 @@ from noc_nb.files.drawing import make_toy
 from noc_nb.files.formats import read_tsv
 from noc_nb.files.vectors import read_vectors
 from noc_nb.lab.disk import beside, in_use, whole_file, write_json
-from noc_nb.lab.experiment import PRESETS, Experiment, Run
+from noc_nb.lab.experiment import Experiment
+from noc_nb.lab.models import PRESETS, Run
 from noc_nb.lab.runs import begin, called, locked, state_of, whole_folder
 from noc_nb.models.detector import _load_model
 from noc_nb.models.photos import image_files

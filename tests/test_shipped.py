@@ -17,7 +17,7 @@ from noc_nb.files.drawing import make_toy
 from noc_nb.heldout import HeldOut
 from noc_nb.lab.checks import checked
 from noc_nb.lab.config import override
-from noc_nb.lab.experiment import average_neighbours
+from noc_nb.lab.models import average_neighbours
 from noc_nb.lab.objects import object_words
 from noc_nb.lab.runs import compare_training, training_record
 from noc_nb.lab.saving import load_model

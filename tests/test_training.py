@@ -25,7 +25,8 @@ from noc_nb.heldout import HeldOut
 from noc_nb.lab.batches import Batches
 from noc_nb.lab.config import _RANGES, load_config, save_config, without
 from noc_nb.lab.disk import read_json
-from noc_nb.lab.experiment import PRESETS, Experiment, Models, Preset, Run
+from noc_nb.lab.experiment import Experiment
+from noc_nb.lab.models import PRESETS, Models, Preset, Run
 from noc_nb.lab.novelty import weighted_f1
 from noc_nb.lab.progress import command_lines
 from noc_nb.lab.runs import begin, compare_training, place_for

@@ -17,7 +17,6 @@ from noc_nb.heldout import HeldOut
 from noc_nb.lab.disk import unpacked, unpacking
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig
 from noc_nb.regions import Regions
-from noc_nb.scores.claims import _row_of
 from noc_nb.selector import SelectorConfig
 from noc_nb.train_selector import train_selector
 from test_pins import (BUS, CAT, CATS, CLASSES, DOG, PRICED, TINY, ZEBRA, ZEBRAS, ByScore, build_captioner, choices,
@@ -110,12 +109,6 @@ def test_empty_collections_are_kept(data):
     assert seen == [nothing]
     made = HeldOut.of({}, {"dog": ["dog"]}, {}, {})
     assert (made.novel, made.f1) == ({}, {}) and HeldOut.of({}, {"dog": ["dog"]}).novel == {"dog": ("dog",)}
-
-def test_a_score_of_0_is_a_score():
-    row = dict(row="none", training="xe", lambda0=None, detections="gt", features="cnn", seed=1,
-               metrics={"in": {"C": 0.}})
-    assert _row_of([row], ("none", "xe", None), {("in", "C"): [0.]})["detections"] == "gt"
-    assert _row_of([row | dict(metrics={"in": {"C": None}})], ("none", "xe", None), {("in", "C"): [0.]})["seed"] is None
 
 def test_a_limit_of_0_bytes(tmp_path):
     file = tmp_path/"x"

@@ -8,7 +8,7 @@ __all__ = ['choice']
 # %% ../../nbs/commands/139_reproduce.ipynb #62dc8727
 import shlex
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from textwrap import wrap
 
@@ -29,19 +29,21 @@ from ..heldout import COCO_HELDOUT
 from ..lab.checks import check_vectors
 from ..lab.config import imported, override
 from ..lab.disk import find_data, read_json, whole_file
-from ..lab.experiment import PRESETS, Experiment, Run, own_rules
-from ..lab.metrics import METRICS
+from ..lab.experiment import Experiment, own_rules
+from ..lab.metrics import METRICS, CaptionScorer
+from ..lab.models import PRESETS, Run
+from ..lab.novelty import judge
 from ..lab.objects import save_heldout
-from ..lab.progress import say
+from ..lab.progress import progress, say
 from ..lab.results import LABELS, TRAINING_LABELS, write_rows
 from ..lab.runs import check_ours, check_outputs, held, locked, whole_folder
 from ..lab.saving import load_model, model_card, plain_card
 from ..lab.tables import markdown_table, reused_models, spec, table_view
 from ..lab.train import kept_line, train_scst_in, train_selector_in, train_xe_in
+from ..lab.verdict import claim_keys, claims_view, judge_claims, read_claims
 from ..models.names import read_classes
 from ..models.pipeline import NovelCaptioner, PipelineConfig, pipeline_folder, shipped
 from ..models.source import stored_names
-from ..scores.claims import CLAIMS, SUMMARY, claims_view, run_claims
 from ..scores.java import java_programs, spice_lacks
 from ..scores.page import save_figure
 from ..selector import RegionSelector, selector_loss
@@ -142,12 +144,32 @@ def _picture(tables, path):
     save_figure(figure, path)
 
 # %% ../../nbs/commands/139_reproduce.ipynb #b41c7d21
+def _judged(experiment, rows, claims, samples=1000):
+    "Return a row for each claim of whose lines the run has captions."
+    data, novel, run = experiment.data, experiment.novel, experiment.run
+    refs = {i: data.captions[i] for i in experiment.ids}
+    how = dict(scorer=CaptionScorer(refs, ("C",)), fp_weight=experiment.fp_weight)
+    @cache
+    def drawn(line):
+        said = {i: d.caption for i, d in experiment.captions(*line).items()}
+        return judge(said, refs, refs, novel, data.heldout, **how).bootstrap(samples)
+    made = {(r["row"], r["training"], r["lambda0"]): r for r in rows}
+    def known(line):
+        kept = made[line].keys() & {"detections", "features", "seed", "world"}
+        return {key: made[line][key] for key in kept}
+    claims = [c for c in claims if made.keys() >= {line for _, line, _ in c.terms}]
+    return judge_claims(progress(claims, "claims"), drawn, known, variant=run.variant,
+                        data=run.preset.data, split=run.part, command=run.command,
+                        **claim_keys(refs, novel, samples, experiment.fp_weight))
+
+# %% ../../nbs/commands/139_reproduce.ipynb #b41c7d24
 def _verdicts(experiment, rows, about):
-    """Judge the run's claims, and write them to claims.jsonl. Return a table of those of `SUMMARY`:
+    """Judge the run's claims, and write them to claims.jsonl. Return a table of the summary:
     caption, head and rows; without claims, no rows."""
-    judged = run_claims(experiment, rows, CLAIMS + SUMMARY)
+    summary = read_claims("summary")
+    judged = _judged(experiment, rows, read_claims("paper") + summary)
     if judged: write_rows(experiment.out/"claims.jsonl", judged)
-    claims = [c for c in SUMMARY if c.text in {r["claim"] for r in judged}]
+    claims = [c for c in summary if c.text in {r["claim"] for r in judged}]
     found = claims_view([*rows, *judged], claims)
     caption = (f"What this run shows on {about}, beside the paper (95 % intervals over "
                f"{len(experiment.ids):,} images; one seed: another may give other verdicts)")

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from ..beam import Hypotheses, reorder_state
 from ..core import require
-from .expansions import (check_id, check_scores, check_sizes, in_order, next_words,
-                                    pick, read_ids, state_size)
-from .groups import (Groups, Table, check_ids, pack_groups, padded, read_group,
-                                read_groups)
+from .expansions import (check_id, check_scores, check_sizes, choose, duplicates, front,
+                                    next_words, pick, read_ids, state_size)
+from .groups import (Groups, StepTables, Table, add_finishers, check_ids, ends_with,
+                                in_callers_order, in_turn, mention_spans, pack_groups, read_avoid,
+                                read_groups, repeats)
 
 # %% ../../nbs/fast/26_search.ipynb #13b68efa
 @dataclass
@@ -84,40 +85,6 @@ def _mode(cfg, ordered):
     require(not ordered or cfg.at_least is None, "ordered, at_least", "only one of them")
     return MODES[cfg.mode]()
 
-def _add_finishers(q:Groups, finishers, device):
-    "Add the finishing tokens to the words of every step; one token may finish all groups."
-    ids = torch.tensor([*finishers], device=device).expand(len(q.words), -1)
-    listed = (ids[...,None] == q.words[:,None]).any(-1)
-    q.words, q.jump = torch.cat([q.words, ids.masked_fill(listed, -1)], 1), q.top.clamp(min=1)
-
-# %% ../../nbs/fast/26_search.ipynb #5eed2405
-class _Work:
-    "The groups of active images, as the tables that a step needs."
-    def __init__(self, search, groups:Groups):
-        self.groups, self.long, finishers = groups, search.long, search.finishers
-        self.parts = [groups]
-        if search.priced: self.parts.append(replace(groups, top=groups.need))      # the musts alone
-        self.special = F.pad(groups.words, (0, 1), value=search.eos)[:,None] # (b,1,c+1)
-        self.bit = (1 << groups.group)[:,None]                              # (b,1,a)
-        ends = groups.tokens[:,:,-1:] == groups.words[:,None]               # (b,a,c)
-        members = groups.group[...,None] == groups.bits                     # (b,a,n)
-        self.ends = (ends[...,None] & members[:,:,None]).flatten(2).float() # (b,a,c*n)
-        nth = groups.words - min(finishers, default=0)
-        known = (nth >= 0) & (nth < len(finishers))
-        self.finisher = nth.where(known, len(finishers))[:,None]            # (b,1,c)
-        self._read_phrases(groups)
-
-    def _read_phrases(self, q):
-        "Make tables (b,a*l) of the next token, indexed by `phrase` as `_Beams` has it."
-        written = torch.arange(self.long, device=q.spell.device)
-        nth = self.long - q.size[...,None] + written                        # (b,a,l)
-        place = q.spell.gather(2, nth.clamp(max=self.long - 1)).clamp(min=0)
-        bit = self.bit.transpose(1, 2).expand_as(place)                     # bit of the group
-        full = bit.where(written == q.size[...,None] - 1, 0)               # 0 before the last token
-        word = q.words[:,None].expand(-1, place.shape[1], -1).gather(2, place)
-        self.phrases = [x.flatten(1) for x in (place, word, bit, full)]
-        self.fresh = self.long*torch.arange(place.shape[1], device=place.device) # (a,)
-
 # %% ../../nbs/fast/26_search.ipynb #fa23a511
 class Search:
     "A search for captions of b images that mention their musts."
@@ -141,10 +108,10 @@ class Search:
         self.read = read_groups(constraints, eos, ordered)
         self.absorb, self.apart = self.cfg.absorb or self.mode.absorb, apart or self.mode.apart
         self.all = pack_groups(self.read, self.cfg.at_least, self.absorb, device, prices, least)
-        if finishers: _add_finishers(self.all, finishers, device)
+        if finishers: add_finishers(self.all, finishers)
         self.priced = any(price < math.inf for row in prices or () for price in row)
         self.forbidden = read_ids("forbidden", forbidden, device)
-        self.avoid = avoid and _read_avoid(avoid, len(self.read), eos, device)
+        self.avoid = avoid and read_avoid(avoid, len(self.read), eos, device)
         self._lay_out()
         self._begin()
 
@@ -154,7 +121,7 @@ class Search:
         self.twins = self.priced or self.long > 1 or not self.absorb    # a text may be in two cells
         self.need, self.takes = int(self.all.need.max()), int(self.all.least.sum(1).max())
         size = self.long*self.cfg.k                                     # places of a row
-        self.work = _Work(self, self.all[:])
+        self.work = StepTables(self.all[:], self.eos, self.finishers, self.priced)
         levels = [_levels(self, groups) for groups in self.work.parts]
         self.sizes = [len(level)*size for level in levels]              # places of the parts
         self.level = torch.cat(levels).repeat_interleave(size)          # (s,) row of a place
@@ -241,19 +208,9 @@ def _walk(search:Search, step, state, bos, reorder=None, normalize=False):
         state = (reorder or reorder_state)(state, rows)
 
 # %% ../../nbs/fast/26_search.ipynb #961770fe
-def _ends_with(tokens, texts):
-    """Return (b,g,a) True for texts (b,a,l) at the end of tokens (b,g,t). -1 pads texts on the
-    left."""
-    back, texts = texts.shape[2], texts[:,None]
-    if not back: return texts.new_ones(texts.shape[:-1], dtype=torch.bool)
-    recent = tokens[:,:,-back:]
-    missing = back - recent.shape[2]
-    if missing: recent = F.pad(recent, (missing, 0), value=-2)
-    return ((recent[:,:,None] == texts) | (texts < 0)).all(-1)
-
 def _begun(search:Search, cells)->Tensor:
     "Return (b,g,a) True where all tokens of an alternative but the last were just written."
-    return _ends_with(cells.trail[:,:,:search.t,0], search.work.groups.tokens[...,:-1])
+    return ends_with(cells.trail[:,:,:search.t,0], search.work.groups.tokens[...,:-1])
 
 def _gains(search:Search, parent:_Cells)->Tensor:
     "Return (b,g,c) the groups that each constraint word finishes, as bits."
@@ -272,12 +229,14 @@ def _expansions(search:Search, parent:_Cells, special, best, words)->_Beams:
     `next_words`."""
     gain = None
     if search.cfg.no_repeat:
-        again = _repeats(search, parent) if search.bits is None else (
-            (_said(search) & parent.done[...,None]) != 0)
+        if search.bits is None: again = repeats(parent.trail, search.t, parent.done,
+                                                search.work.groups, search.absorb)
+        else: again = (_said(search) & parent.done[...,None]) != 0
         again = F.pad(again, (0, 1))                                    # the end repeats nothing
         special = special.masked_fill(again, -torch.inf)
     if search.absorb: gain = _gains(search, parent) if search.bits is None else _said(search)
-    if search.absorb and search.ordered: gain = gain & _in_turn(search, parent.done)[...,None]
+    if search.absorb and search.ordered:
+        gain = gain & in_turn(search.work.groups, parent.done)[...,None]
     ways = [_free(search, parent, gain, special, best, words)]
     if search.long > 1 or not search.absorb:
         ways.append(_forced(search, parent, gain, special[...,:-1]))
@@ -317,7 +276,7 @@ def _may_begin(search:Search, parent:_Cells)->Tensor:
     done = parent.done[...,None]
     outside = (parent.phrase == 0) & ~q.at_top(parent.done)
     may = (done & search.work.bit == 0) & outside[...,None] & (q.size > search.absorb)[:,None]
-    if search.ordered: may &= (_in_turn(search, parent.done)[...,None] & search.work.bit) != 0
+    if search.ordered: may &= (in_turn(q, parent.done)[...,None] & search.work.bit) != 0
     if search.priced:
         musts = q.must[:,None,None] & search.work.bit > 0
         may &= ~_beside(search, search.slot)[...,None] | musts
@@ -343,36 +302,6 @@ def _ended(search:Search)->_Beams:
     place = search.place.expand_as(cells.word)
     return _Beams(score, rank, cells.word, cells.done, cells.phrase, cells.code, place)
 
-# %% ../../nbs/fast/26_search.ipynb #1f8373ec
-def _behind(order, last):
-    "Return an order of places (b,m) in which those where `last` is True come after the others."
-    if last is None: return order
-    return order.gather(1, last.gather(1, order).byte().argsort(dim=1, stable=True))
-
-def _duplicates(key, real):
-    "Return (b,m) True where a real entry has the key of an earlier real one. `key`, `real`: (b,m)."
-    key, order = key.masked_fill(~real, -2**63).sort(dim=1, stable=True)
-    copy = F.pad(key[:,1:] == key[:,:-1], (1, 0))
-    return torch.zeros_like(real).scatter(1, order, copy)
-
-# %% ../../nbs/fast/26_search.ipynb #b1d22a11
-def _choose(
-    rank:Tensor, # (b,m) values to compare; -inf if not allowed
-    cell:Tensor, # (b,m) the cell of each expansion
-    tie:Tensor,  # (b,m) integers that break ties of rank, the lower first
-    cells:int,   # number of cells
-    k:int,       # number of places in a cell
-    short=None,  # (b,m) True for expansions that come after all others
-)->Tensor:       # (b,cells*k) index of the expansion in every place; m if it is empty
-    "Fill every cell with its `k` best."
-    b, m = rank.shape
-    order = in_order(rank, tie, m, short)                               # (b,m)
-    cell = torch.where(rank > -torch.inf, cell, -1).gather(1, order)
-    members = cell[:,None] == torch.arange(cells, device=cell.device)[:,None]   # (b,cells,m)
-    nth = torch.arange(1, k + 1, device=cell.device).expand(b, cells, k).contiguous()
-    place = torch.searchsorted(members.cumsum(2), nth).flatten(1)
-    return F.pad(order, (0, 1), value=m).gather(1, place)
-
 # %% ../../nbs/fast/26_search.ipynb #cd103e51
 def _identity(search:Search, pool:_Beams, groups:Groups)->Tensor:
     "Return (b,m) numbers that are equal if two expansions count as the same, as described above."
@@ -395,13 +324,13 @@ def _chosen(search:Search, pool:_Beams, rank, groups:Groups, places:int)->Tensor
     cell = _row(search, pool, groups, places//(k*search.long) - 1)
     if search.long > 1: cell = cell*search.long + pool.phrase % search.long
     if search.twins:
-        copy = _duplicates(_identity(search, pool, groups), rank > -torch.inf)
+        copy = duplicates(_identity(search, pool, groups), rank > -torch.inf)
         rank = rank.masked_fill(copy, -torch.inf)
     if search.t + 1 == search.cfg.max_len:                              # if any ended, only these
         ends = (pool.word == search.eos) & (pool.rank > -torch.inf)
         rank = rank.masked_fill(~ends & ends.any(1, keepdim=True), -torch.inf)
     tie = pool.word*len(search.level) + pool.parent
-    return _choose(rank, cell, tie, places // k, k, _short(search, pool, search.t + 1))
+    return choose(rank, cell, tie, places // k, k, _short(search, pool, search.t + 1))
 
 # %% ../../nbs/fast/26_search.ipynb #8b0c11e0
 def _short(search:Search, beams:_Beams, t:int)->Tensor:
@@ -449,7 +378,7 @@ def _outscored(search:Search, cells:_Cells)->Tensor:
     ended = _objective(search, cells, search.work.groups).masked_fill(going, -torch.inf)
     if search.priced:                                            # a caption may be in both parts
         ended, order = ended.sort(descending=True)
-        copy = _duplicates(cells.code.gather(1, order), ended > -torch.inf)
+        copy = duplicates(cells.code.gather(1, order), ended > -torch.inf)
         ended = ended.masked_fill(copy, -torch.inf)
     worst = ended.topk(search.cfg.k).values[:,-1:]
     return (_bound(search, cells) <= worst) & going
@@ -475,19 +404,13 @@ def _settle(search:Search, cells:_Cells):
     search.out = _everything(search)
     search.images, search.line = search.images[going], search.line[going]
     search.cells, search.going = cells[going], search.going[going]
-    search.work = _Work(search, search.work.groups[going])
+    left = search.work.groups[going]
+    search.work = StepTables(left, search.eos, search.finishers, search.priced)
 
 # %% ../../nbs/fast/26_search.ipynb #ec784f52
-def _front(chosen):
-    "Return (b,g) the chosen places, padded with the first of them; (b,g) False for the padding."
-    real, place = chosen.byte().sort(dim=1, descending=True, stable=True)
-    g = int(real.sum(1).max())
-    real, place = real[:,:g].bool(), place[:,:g]
-    return place.where(real, place[:,:1]), real
-
 def _look(search:Search)->Tensor:
     "Choose active hypotheses with different texts; return their (b,a) rows in the model's state."
-    search.slot, search.active = _front(search.going)                   # (b,g) their places
+    search.slot, search.active = front(search.going)                   # (b,g) their places
     if not search.twins:
         search.asked = search.slot
         search.source = search.place[:search.slot.shape[1]]*search.active
@@ -495,7 +418,7 @@ def _look(search:Search)->Tensor:
         code = search.cells.code.gather(1, search.slot)
         first = (code[...,None] == code[:,None]).byte().argmax(2)       # (b,g) first of each text
         alone = first == search.place[:first.shape[1]]
-        search.asked = search.slot.gather(1, _front(alone)[0])          # (b,a)
+        search.asked = search.slot.gather(1, front(alone)[0])          # (b,a)
         search.source = (alone.cumsum(1) - 1).gather(1, first)
     b, a = search.asked.shape
     search.row = torch.arange(0, b*a, a, device=search.slot.device)[:,None] + search.source # (b,g)
@@ -539,7 +462,9 @@ def _crowded(search:Search, cells:_Cells)->Tensor:
     most = search.mode.most(search)
     crowded = []
     for part, turns in zip(search.work.parts, search.turns):
-        turns = _behind(search.mode.turns(search, part, cells, turns), short)
+        turns = search.mode.turns(search, part, cells, turns)
+        if short is not None:
+            turns = turns.gather(1, short.gather(1, turns).byte().argsort(dim=1, stable=True))
         limit = torch.where(part.musts_alone, most, max(1, most // 2))  # candidates: half a beam
         beyond = going.gather(1, turns).cumsum(1) > limit[:,None]
         crowded.append(torch.zeros_like(going).scatter(1, turns, beyond))
@@ -581,65 +506,16 @@ class Machine(Grid):
 
 MODES["cbs"] = Machine
 
-# %% ../../nbs/fast/26_search.ipynb #ee7f3a2d
-def _in_turn(search:Search, done:Tensor)->Tensor:
-    """Return (b,g) bits of the groups that may be finished next with `ordered`: of the musts, only
-    the first missing one."""
-    must = search.work.groups.must[:,None]
-    missing = must & ~done
-    return ~must | (missing & -missing)
-
 # %% ../../nbs/fast/26_search.ipynb #ab237dd0
-def _read_avoid(avoid, n, eos, device)->Tensor:
-    """Return (b,x,l) avoided words; -1 pads phrases on the left. Raise `NocError` if an id is
-    invalid."""
-    given = f"{len(avoid)} lists" if isinstance(avoid, (list, tuple)) else repr(avoid)
-    require(given == f"{n} lists", f"avoid: {given}", f"a list of words for each of {n} images")
-    read = [read_group(row, eos, f"image {i}, avoid") if row else [(-1,)]
-            for i, row in enumerate(avoid)]
-    long = max(len(phrase) for row in read for phrase in row)
-    def line(phrase): return [-1]*(long - len(phrase)) + [*phrase]
-    rows = padded([[*map(line, row)] for row in read], [-1]*long)
-    return torch.tensor(rows, device=device)
-
 def _barred(search:Search)->Tensor:
     "Return (N,f) tokens that may not come next in the rows of the model; -1 pads."
     if search.avoid is None: return search.forbidden
     avoid = search.avoid[search.images]
     trail = pick(search.cells.trail, search.asked)
-    ended = _ends_with(trail[:,:,:search.t,0], avoid[...,:-1])
+    ended = ends_with(trail[:,:,:search.t,0], avoid[...,:-1])
     last = torch.where(ended, avoid[:,None,:,-1], -1)                   # (b,a,x) or (b,1,x)
     last = last.expand(*search.asked.shape, -1).flatten(0, 1)
     return torch.cat([search.forbidden.expand(len(last), -1), last], 1)
-
-# %% ../../nbs/fast/26_search.ipynb #b1d23a04
-def _spans(search:Search, trail:Tensor, groups:Groups)->Tensor:
-    "Return (b,m,n,2) the positions of the groups, from trails (b,m,t,3); -1: not mentioned."
-    tokens, done, phrase = trail.unbind(3)
-    before, part = F.pad(done, (1, 0))[...,:-1], F.pad(phrase, (1, 0))[...,:-1]
-    fresh = ((done & ~before)[...,None] >> groups.bits & 1).bool()      # (b,m,t,n)
-    size = (part % search.long + 1)[...,None].expand(fresh.shape)       # of a phrase, now complete
-    if search.absorb:
-        recent = F.pad(tokens, (search.long - 1, 0), value=-2).unfold(2, search.long, 1)
-        texts = groups.tokens[:,None,None]                              # (b,1,1,a,l)
-        here = ((recent[:,:,:,None] == texts) | (texts < 0)).all(-1)*groups.size[:,None,None]
-        group = groups.group[:,None,None].expand(here.shape)
-        size = torch.zeros_like(size).scatter_reduce(3, group, here, "amax") # the longest
-    end = fresh.byte().argmax(2, keepdim=True)                          # (b,m,1,n)
-    span = torch.cat([end + 1 - size.gather(2, end), end + 1], 2).transpose(2, 3)
-    return span.masked_fill(~fresh.any(2)[...,None], -1)
-
-# %% ../../nbs/fast/26_search.ipynb #5eed2404
-def _repeats(search:Search, parent:_Cells)->Tensor:
-    """Return (b,g,c) True where a constraint word would complete a second mention of a finished
-    group."""
-    q = search.work.groups
-    finished = (parent.done[...,None] & search.work.bit) != 0           # (b,g,a)
-    end = _spans(search, parent.trail, q)[...,1]
-    end = end.gather(2, q.group[:,None].expand_as(finished))
-    apart = search.t + 1 - q.size[:,None] >= end                        # begins after the first one
-    ends = q.tokens[:,:,-1:] == q.words[:,None]                         # (b,a,c)
-    return (_begun(search, parent) & finished & apart).float() @ ends.float() > 0
 
 # %% ../../nbs/fast/26_search.ipynb #744ad02b
 def _reason(search:Search, image:int, done:int)->str:
@@ -661,20 +537,9 @@ def _best_places(search:Search, cells:_Cells)->tuple:
     ranks = torch.where(some, ranks, search.level.to(ranks))            # if nothing ended: rows
     order = ranks.argsort(dim=1, descending=True, stable=True)
     valid = ((cells.score > -torch.inf) & (ended | ~some)).gather(1, order)
-    valid &= ~_duplicates(cells.code.gather(1, order), valid)       # same tokens, other rows
+    valid &= ~duplicates(cells.code.gather(1, order), valid)       # same tokens, other rows
     place = (~valid).long().argsort(dim=1, stable=True)[:,:search.cfg.k]
     return order.gather(1, place), valid.gather(1, place)
-
-# %% ../../nbs/fast/26_search.ipynb #b1d24a22
-def _listed(search:Search, span, valid)->Tensor:
-    "Return (b,k,n,2) the positions of the groups, in the caller's order."
-    order = []
-    for groups in search.read:
-        numbers = [number for number, _ in groups]
-        order.append([*map(numbers.index, range(len(groups)))])
-    order = torch.tensor(padded(order, -1), dtype=torch.long, device=span.device)
-    order = order[:,None,:,None].expand(-1, span.shape[1], -1, 2)
-    return span.gather(2, order.clamp(min=0)).masked_fill((order < 0) | ~valid, -1)
 
 # %% ../../nbs/fast/26_search.ipynb #52d703d5
 def _hypotheses(search:Search, pad:int=0)->Hypotheses: # `pad` fills `tokens` after the end
@@ -689,7 +554,8 @@ def _hypotheses(search:Search, pad:int=0)->Hypotheses: # `pad` fills `tokens` af
     reason = [None if complete[i] else _reason(search, i, n) for i, n in enumerate(musts.tolist())]
     score, objective = (x.masked_fill(~valid, -torch.inf)
                         for x in (best.score, _objective(search, best, search.all)))
-    span = _listed(search, _spans(search, best.trail, search.all), valid[...,None,None])
+    span = mention_spans(best.trail, search.all, search.absorb)
+    span = in_callers_order(span, search.read).masked_fill(~valid[...,None,None], -1)
     done, ended = search.all.finished(best.done)*valid, (best.word == search.eos) & valid
     return Hypotheses(tokens, score, ended, done, span, reason, objective)
 

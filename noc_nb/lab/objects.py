@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MOST_CLASSES', 'load_classes', 'save_classes', 'meanings', 'load_heldout', 'save_heldout', 'plain_name', 'usual_name',
            'class_ids', 'plurals', 'numbered', 'several', 'form_of', 'clauses', 'word_runs', 'object_words',
-           'object_pairs']
+           'object_pairs', 'penalties_of']
 
 # %% ../../nbs/lab/35_objects.ipynb #1ab01503
 import re
@@ -14,9 +14,12 @@ from dataclasses import asdict, fields
 from itertools import pairwise
 
 from ..constraints import ObjectClass
-from ..core import NocError, require
+from ..core import require
+from ..fast.penalties import Penalties
+from ..fast.prices import PriceConfig
 from ..heldout import HeldOut, normalize
 from .disk import read_json, write_json
+from ..vocab import Vocab
 
 # %% ../../nbs/lab/35_objects.ipynb #b32e5dfe
 _FORMS = "a list of lower-case words of a-z and 0-9"
@@ -246,3 +249,17 @@ def object_pairs(
     words = {*object_words(classes)}
     runs = (run.split() for run in word_runs(captions))
     return sorted(" ".join(run) for run in runs if len(run) == 2 and words.issuperset(run))
+
+# %% ../../nbs/lab/35_objects.ipynb #15a00032
+def penalties_of(
+    captioner,       # a captioner with words, and its record of training as `trained`
+    classes:dict,    # class id -> `ObjectClass`
+    cfg:PriceConfig, # nats of a repetition and of a pair
+)->Penalties:        # None if nothing costs anything
+    "Return what words cost. Raise `NocError` if the record lacks the pairs that a cost needs."
+    if cfg.repetition == cfg.pair == 0: return None
+    record = getattr(captioner, "trained", None) or {}
+    require("pairs" in record or cfg.pair == 0, f"prices.pair={cfg.pair:g}",
+            "a captioner whose trained.json has `pairs` of words; train again, or set it to 0")
+    words = object_words(classes)
+    return Penalties(Vocab(captioner.tokens), cfg, words, record.get("pairs", ()))

@@ -4,15 +4,21 @@
 
 # %% auto #0
 __all__ = ['p_value', 'holm', 'gap', 'over_runs', 'verdict', 'near_limit', 'images_to_decide', 'runs_to_decide', 'short_p',
-           'signed']
+           'signed', 'marked', 'Claim', 'read_claims', 'seed_deltas', 'claim_keys', 'judge_claims', 'over_seeds',
+           'claims_view', 'systems_view']
 
 # %% ../../nbs/lab/47_verdict.ipynb #35ae0003
+import csv
 from functools import lru_cache
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
+from ..core import asset
 from .novelty import interval
+from .results import check_world, new_row, table_line
+from .tables import cell, metric, paper_numbers, score_place
 
 # %% ../../nbs/lab/47_verdict.ipynb #9b643b5e
 @lru_cache(10)
@@ -151,3 +157,160 @@ def signed(
     "Format a difference for a table."
     if x is None: return "—"
     return f"{x:+.1f}" + (" ({:+.1f} to {:+.1f})".format(*interval) if interval else "")
+
+def marked(
+    text:str,  # a difference or p-value for a table
+    *tested,   # p, p corrected for the number of tests, number of draws
+)->str:        # the text, with "(near the limit)" if other draws may change the verdict
+    "Mark a verdict that is near the limit."
+    return f"{text} (near the limit)" if near_limit(*tested) else text
+
+# %% ../../nbs/lab/47_verdict.ipynb #47c00002
+class Claim(NamedTuple):
+    "A sum of table cells that should be above zero."
+    text:str    # the claim, in the words that identify its committed rows
+    shown:str   # the claim as tables show it
+    table:int   # the paper's table that has its numbers
+    terms:tuple # its cells, each a sign, a line and a column
+
+    @property
+    def paper(self)->float:
+        "The sum in the paper, whose CBS is the published system; None if its tables lack a cell."
+        lines = [("CBS", None, None) if line[0] == "cbs" else line for _, line, _ in self.terms]
+        places = [(self.table, *line, column) for line, (*_, column) in zip(lines, self.terms)]
+        values = [*map(paper_numbers().get, places)]
+        if None in values: return None
+        return sum(sign*value for (sign, *_), value in zip(self.terms, values))
+
+def _line(text):
+    row, training, *lambda0 = text.split()
+    return table_line(row, training, *map(float, lambda0))
+
+def read_claims(
+    name:str, # "paper", "summary" or "known"
+)->list:      # `Claim`s
+    "Return a list of claims."
+    claims = []
+    for x in csv.DictReader(asset("claims.csv").splitlines()):
+        lines = (1, _line(x["better"])), (-1, _line(x["worse"]))
+        terms = tuple((*line, c) for c in x["columns"].split() for line in lines)
+        claim = Claim(x["claim"], x["shown"] or x["claim"], int(x["table"]), terms)
+        if x["list"] == name: claims.append(claim)
+    return claims
+
+# %% ../../nbs/lab/47_verdict.ipynb #47c00005
+def _by_seed(rows, line, column):
+    "Return seed -> cell, from the newest row of each seed; the seed None means all seeds."
+    row, training, lambda0 = line
+    choice = column.endswith("F1")                           # does not depend on captions
+    trainings = (training, None) if choice else (training,)
+    values = {}
+    for r in rows:
+        if r["table"] == "bench" or r["variant"] is not None: continue
+        if (r["row"], r["lambda0"]) != (row, lambda0) or r["training"] not in trainings: continue
+        value = metric(r, column)
+        if value is None and choice: value = r["metrics"].get("selection_f1", {}).get("mean")
+        if value is not None: values[r["seed"]["selector" if choice else "captioner"]] = value
+    return values
+
+def seed_deltas(
+    claim:Claim, # a claim
+    rows:list,   # result rows
+)->list:         # its differences in points, one for each seed that all cells have
+    "Compute a claim's difference for every seed. Raise `NocError` for rows of two toy worlds."
+    check_world(rows)
+    cells = [(sign, _by_seed(rows, line, column)) for sign, line, column in claim.terms]
+    if not all(values for _, values in cells): return []
+    seeded = [set(values) for _, values in cells if None not in values]
+    seeds = sorted(set.intersection(*seeded)) if seeded else [None]
+    return [sum(sign*x.get(seed, x.get(None)) for sign, x in cells) for seed in seeds]
+
+# %% ../../nbs/lab/47_verdict.ipynb #47c00008
+def claim_keys(
+    refs:dict,  # image id -> references
+    novel:dict, # held-out object -> ids of its images
+    samples:int, # number of bootstrap samples
+    fp_weight:float=1., # weight of false positives on images without new objects
+)->dict:        # keys of a row
+    "Return the keys of a claim's row that describe its images and its protocol."
+    protocol = dict(words="dcc", weight="image", fp="other", fp_weight=fp_weight,
+                    cider_df=f"{len(refs)} evaluated images")
+    counts = dict(images=len(refs), out=len(set().union(*novel.values())))
+    config = dict(samples=samples, seed=0, interval=95)
+    return dict(seconds=0., protocol=protocol, counts=counts, config=config)
+
+def judge_claims(
+    claims:list, # `Claim`s
+    drawn,       # line -> bootstrap samples of its scores, from `Judged.bootstrap`
+    known,       # line -> the keys of a row that describe the line's run
+    **about,     # the other keys of the rows
+)->list:         # rows named `claim`
+    "Judge claims, with intervals over images."
+    rows = []
+    for claim in claims:
+        def total(out):
+            cells = [(s, line, score_place(c.replace("out_C", out))) for s, line, c in claim.terms]
+            deltas = sum(sign*drawn(line)[place] for sign, line, place in cells)
+            return dict(difference=float(deltas[0]), interval=interval(deltas))
+        metrics = dict(macro=total("out_C"))
+        if any(c == "out_C" for *_, c in claim.terms): metrics["pooled"] = total("pooled_C")
+        row, training, lambda0 = line = claim.terms[0][1]
+        rows.append(new_row("bench", "claim", line=row, training=training, lambda0=lambda0,
+                            metrics=metrics, claim=claim.text, **about, **known(line)))
+    return rows
+
+# %% ../../nbs/lab/47_verdict.ipynb #47c0000b
+def over_seeds(
+    judged:dict, # difference and interval over images, or {}
+    deltas:list, # differences of all seeds
+)->dict:         # difference, interval and p, or {}
+    "Combine what is known of a claim."
+    if len(deltas) > 2: return over_runs(judged.get("interval", [0, 0]), deltas)
+    return judged | dict(p=p_value(**judged)) if judged else {}
+
+_SCORES = dict(in_C="C in", out_C="C out", out_F1="F1", F1="F1")
+
+def _cells(claim, judged, deltas, sure, tested):
+    "Return the texts of a line. `tested`: p, p by Holm and the number of draws, or ()."
+    pooled = judged.get("pooled", {})
+    over = f"{cell(deltas, signed=True)} ({len(deltas)})" if len(deltas) > 1 else "—"
+    ours = sure.get("difference", deltas[0] if len(deltas) == 1 else None)
+    outcome = verdict(sure.get("interval"), deltas, tested[1] if tested else 0.)
+    scope = " on these captions" if tested and len(deltas) < 3 else ""
+    agrees = {"holds": ", unlike in the paper", "does not hold": ", as in the paper"}
+    return {
+        "score": " + ".join(dict.fromkeys(_SCORES[column] for _, _, column in claim.terms)),
+        "paper": signed(claim.paper), "ours (95 %)": signed(ours, sure.get("interval")),
+        "pooled (95 %)": signed(pooled.get("difference"), pooled.get("interval")),
+        "over seeds": over, "p (Holm)": marked(short_p(tested[1]), *tested) if tested else "—",
+        "verdict": outcome + scope + (agrees.get(outcome, "") if (claim.paper or 0) < 0 else "")}
+
+def claims_view(
+    rows:list,   # result rows of one data set, part and detections, with those named `claim`
+    claims=None, # claims to show; default: those of the paper
+):               # DataFrame of text cells, a line for each claim
+    "Return a table: the paper's Δ, ours with its interval, over seeds, and the verdict."
+    import pandas as pd
+    claims = read_claims("paper") if claims is None else claims
+    deltas = [seed_deltas(c, rows) for c in claims]
+    found = {r["claim"]: r for r in rows if "claim" in r}
+    judged = [found.get(c.text, {}).get("metrics", {}) for c in claims]
+    sure = [over_seeds(x.get("macro", {}), own) for x, own in zip(judged, deltas)]
+    ps = {c: x["p"] for c, x in zip(claims, sure) if x}
+    draws = [found[c.text]["config"]["samples"] if c.text in found else 10**9 for c in ps]
+    tested = dict(zip(ps, zip(ps.values(), holm([*ps.values()]), draws)))
+    lines = {c.shown: _cells(c, *x, tested.get(c)) for c, *x in zip(claims, judged, deltas, sure)}
+    return pd.DataFrame.from_dict(lines, orient="index")
+
+# %% ../../nbs/lab/47_verdict.ipynb #47c0000e
+def systems_view(
+    rows:list, # rows of systems with `metrics`: score -> the result of `gap`
+)->dict:       # (system, score) -> difference with its interval as text, whether it is significant
+    "Return the differences of systems from their rivals, from each system's last row."
+    last = {r["system"]: r for r in rows}
+    gaps = {(name, c): x for name, r in last.items() for c, x in r["metrics"].items()}
+    ps = holm([x["p"] for x in gaps.values()])
+    def text(name, x, p):
+        shown = signed(x["difference"], x["interval"])
+        return marked(shown, x["p"], p, last[name]["config"]["samples"])
+    return {key: (text(key[0], x, p), p < .05) for (key, x), p in zip(gaps.items(), ps)}

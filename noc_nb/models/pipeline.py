@@ -27,13 +27,11 @@ from ..constraints import FORMS, ObjectClass, constraint_tokens
 from ..core import NocError, default_device, require
 from ..data import CaptionBatch, RegionFeatures
 from ..fast.decode import decode
-from ..fast.penalties import Penalties
 from ..fast.prices import PriceConfig, best_candidates, read_wishes
 from ..fast.search import SearchConfig
 from ..heldout import people
 from ..lab.config import Config, load_config, save_config, setting
-from ..lab.objects import (form_of, load_classes, meanings, object_words,
-                                save_classes)
+from ..lab.objects import form_of, load_classes, meanings, penalties_of, save_classes
 from ..lab.saving import check_kinds, load_model, model_card, read_weights, save_model
 from ..lab.checks import checked
 from ..lab.table import table_of
@@ -330,16 +328,6 @@ def _with_names(words, spans, names):
     at = [0, *accumulate(map(len, pieces))]
     return [*chain(*pieces)], {c: (at[start], at[end]) for c, (start, end) in spans.items()}
 
-# %% ../../nbs/models/51_pipeline.ipynb #5b0c0de1
-def _penalties(pipeline):
-    "Return what words cost, or None if nothing does."
-    cfg, record = pipeline.cfg.prices, getattr(pipeline.captioner, "trained", None) or {}
-    if cfg.repetition == cfg.pair == 0: return None
-    require("pairs" in record or cfg.pair == 0, f"prices.pair={cfg.pair:g}",
-            "a captioner whose trained.json has `pairs` of words; train again, or set it to 0")
-    objects = object_words(pipeline.classes)
-    return Penalties(pipeline.vocab, cfg, objects, record.get("pairs", ()))
-
 # %% ../../nbs/models/51_pipeline.ipynb #265b0cab
 class _Search:
     "Finds the best captions under constraints and the costs of omitted objects; makes records."
@@ -372,10 +360,11 @@ class _Search:
 
     def _search(self, seen, groups, prices):
         "Return the best caption of each image under its constraints, as `Decoded`."
-        batch = _features(self, seen)
         groups, prices = dict(enumerate(groups)), dict(enumerate(prices))
-        how = dict(prices=prices, avoid=self.avoid, penalties=_penalties(self))
-        return [*decode(self.captioner, [batch], groups, self.cfg.search, **how).values()]
+        penalties = penalties_of(self.captioner, self.classes, self.cfg.prices)
+        how = dict(prices=prices, avoid=self.avoid, penalties=penalties)
+        return [*decode(self.captioner, [_features(self, seen)], groups, self.cfg.search,
+                        **how).values()]
 
     def _costs(self, seen, asked, decoded):
         "Return for each image: omitted class id -> nats that mentioning it would have cost."

@@ -23,7 +23,8 @@ from ..lab.results import LABELS, captions_file, read_rows, table_line
 from ..lab.tables import metric, training_label
 from ..lab.verdict import gap, holm, near_limit, verdict
 from .quality import BESIDE, LOW_IS_GOOD, NO_BETTER_SIDE
-from .report import _Report, make_task, match, read_report, read_system
+from .report import _Report, read_report
+from .task import make_task, match, read_system
 
 # %% ../../nbs/scores/124_compare.ipynb #ac00a06f
 def compare(

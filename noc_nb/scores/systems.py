@@ -24,7 +24,8 @@ from .compare import (_SAME, _check_alike, _compared, _differences, _every_place
                                    _why_no_pairs)
 from .page import Part, as_markdown, report_folder, write_files
 from .quality import LOW_IS_GOOD
-from .report import evaluate_file, photos_by_id
+from .report import evaluate_file
+from .task import photos_by_id
 
 # %% ../../nbs/scores/125_systems.ipynb #c012500c
 def _what_varies(systems):
