@@ -21,7 +21,7 @@ from noc_nb.models.photos import _extract, image_files, open_image
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig
 from noc_nb.models.source import Job, detected, _from_photos, _from_table
 from noc_nb.pages.app import _Studio
-from noc_nb.pages.gallery import _caption_all, _caption_files, caption_lines, _read_lines, _write_report
+from noc_nb.pages.gallery import _caption_all, _caption_files, caption_lines, _read_lines, _Summary
 from noc_nb.regions import Regions
 from noc_nb.selector import RegionSelector, SelectorConfig
 from noc_nb.vocab import Vocab
@@ -100,8 +100,8 @@ def test_hostile_photos_are_lines(toy, src, tmp_path):
     assert all("\n" not in line["error"] and line["file"] in line["error"] for line in lines if "error" in line)
     assert next(line for line in lines if line["image_id"] == 5)["size"] == (60, 80)
     out = _caption_all(toy, source, tmp_path/"lines.jsonl")
-    show = lambda line: open_image(source.files[line["image_id"]])
-    _write_report(tmp_path/"page.html", out, show, title=EVIL)
+    show = lambda line: (open_image(source.files[line["image_id"]]), None)
+    _Summary(picture=show).read(_read_lines(out)).write(tmp_path/"page.html", EVIL)
     page = (tmp_path/"page.html").read_text()
     assert "<img" not in page and "&lt;img" in page and page.count("<article") == 7
     assert not list(tmp_path.rglob("000012.jpg"))
@@ -463,7 +463,7 @@ def test_page_in_a_browser(toy, world, tmp_path, browser):
     source = detected(world/"detections/simulated.json", world, classes=toy.classes)
     lines = [x for x in caption_lines(toy, source, source.ids[:20]) if len(x["candidates"]) > 1][:6]
     lines[0]["file"] = lines[0]["boxes"][0]["object"] = EVIL
-    _write_report(tmp_path/"page.html", [*lines, dict(image_id=9, file=EVIL, error=EVIL)])
+    _Summary().read([*lines, dict(image_id=9, file=EVIL, error=EVIL)]).write(tmp_path/"page.html")
     page, asked = browser.new_page(viewport=dict(width=1200, height=900)), []
     page.on("request", lambda r: asked.append(r.url) if not r.url.startswith(("file:", "data:")) else None)
     page.goto((tmp_path/"page.html").as_uri())
