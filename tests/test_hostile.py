@@ -39,7 +39,7 @@ from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, pipeline_fold
 from noc_nb.models.source import _from_table, Job
 from noc_nb.lab.novelty import selection_f1
 from noc_nb.pages import app, gallery
-from noc_nb.pages.app import _OwnNames, _page, _propose, _Studio, _tried, _with_box, _with_words
+from noc_nb.pages.app import _Actions, _OwnNames, _shown, _Studio, _Visit
 from noc_nb.pages.gallery import _batch_lines, _caption_files, _read_lines, _Summary
 from noc_nb.pages.viz import show_bars, show_boxes, show_looks
 from noc_nb.lab.table import table_of
@@ -542,21 +542,23 @@ def test_a_proxy_without_its_exception_is_one_line(tmp_path, proxy, told):
 
 def test_the_page_takes_any_words():
     "Invalid characters and very long inputs neither stop the page nor take long."
-    import gradio as gr
     studio = _Studio(most=1)
-    view, choices = studio.example(0), (gr.CheckboxGroup, gr.Dropdown)
-    asked = [part for part in _page(studio)[0].blocks.values() if isinstance(part, choices)]
-    assert len(asked) > 2
-    def stage(change): return _tried(gr, view, {}, change)[-3].encode()
-    def box(corners): return stage(lambda: _propose(_with_box(view, "dog", corners)))
+    act = _Actions(studio)
+    visit = act(_Visit(), "example", [0])
+    def stage(do, *values):
+        for html in _shown(studio, act(visit, do, values)): html.encode("utf-8", "replace")
+    def box(corners): stage("box", "dog", corners)
     box([])                                                                    # the first caption takes some seconds
     start = time.process_time()
-    for words in ["\udce9"], ["x"*5_000_000], ["dog "*10]*100_000, [None, 7]:
-        for part in asked: pytest.raises(gr.Error, part.preprocess, words)     # the widget refuses the value
+    for name in "\udce9", "x"*5_000_000, "dog "*100_000, None, 7, float("nan"):   # the page has no such object
+        assert "expected one that the page shows" in act(visit, "tick", [name, True]).note
+        assert "expected a number" in act(visit, "price", [name, 1.]).note
+    for do in "_studio", "__init__", "__class__", "nothing":
+        with pytest.raises(NocError, match="an action"): act(visit, do, [])
     for corners in [1.]*1_000_000, [.1, .1, float("nan"), .5], ["\udce9"]*4, {}:   # boxes as a browser may send them
         box(corners)
     for line in "\udce9", "x"*5_000_000, "dog,"*1_000_000, "cat|"*1_000_000, "dog=nan", "=", "\0":
-        stage(lambda: _with_words(view, {}, line))
+        stage("say", line)
     assert time.process_time() - start < 5
 
 def test_large_uploads_give_their_memory_back(tmp_path):

@@ -234,6 +234,27 @@ def repeated(
         else: kept.append((name, box))
     return repeats
 
+def picture(
+    boxes:list,  # dicts with the object and box of each region, the best first
+    named,       # objects whose best box has its name
+    looks,       # function (number, object) -> further fields of its `Mark`
+    size:tuple,  # (width, height) on the page
+    font:dict,   # sizes of the names' font, in pixels
+    about:str,   # description in words
+    href=None,   # URI of the image
+)->Markup:       # SVG, with the best box on top
+    "Draw boxes on an image, with the names of some objects at corners."
+    names, marks = [box["object"] for box in boxes], []
+    repeats = repeated(names, [box["box"] for box in boxes])
+    for n, (name, box) in enumerate(zip(names, boxes)):
+        mark = Mark(box["box"], name if name in named and name not in names[:n] else "")
+        mark = mark._replace(**looks(n, name))
+        if n in repeats: mark = mark._replace(kind=f"{mark.kind} faint")
+        marks.append(mark)
+    tags = _tags(marks, size, font)
+    return render("picture.html", marks=marks[::-1], tags=tags, width=size[0], height=size[1],
+                  font=font, about=about, href=href)
+
 def _tags(marks, size, font):
     "Return the names on a picture as (mark, x, y, width), at the corners of their boxes."
     named = [m for m in marks if m.name]
@@ -242,17 +263,6 @@ def _tags(marks, size, font):
     places = place_tags(corners, widths, font["height"], size)
     return [(m, *xy, wide) for m, xy, wide in zip(named, places, widths)]
 
-def picture(
-    marks:list,  # `Mark`s; the last is on top
-    size:tuple,  # (width, height) on the page
-    font:dict,   # sizes of the names' font, in pixels
-    about:str,   # description in words
-    href=None,   # URI of the image
-)->Markup:       # SVG
-    "Draw boxes on an image, with names at the corners of some."
-    tags = _tags(marks[::-1], size, font)
-    return render("picture.html", marks=marks, tags=tags, width=size[0], height=size[1], font=font,
-                  about=about, href=href)
 
 # %% ../../nbs/pages/132_gallery.ipynb #32bae5fc
 def class_names(
@@ -282,18 +292,12 @@ def _picture(line, image, hues):
     "Draw the regions of a line; candidates are on top, and a class is named once."
     width, height = image.size if image else line["size"] or (4, 3)
     scale = 320/max(width, height)
-    marks, named = [], set()
     def rank(box): return box["object"] in hues, box["selector"] or 0, box["score"]
     boxes = sorted(line["boxes"], key=rank, reverse=True)
-    repeats = repeated([box["object"] for box in boxes], [box["box"] for box in boxes])
-    for n, box in enumerate(boxes):
-        hue = hues.get(box["object"])
-        name = box["object"] if hue is not None and hue not in named else ""
-        named.add(hue)
-        kind = "" if hue is None else f"k k{hue}"
-        marks.append(Mark(box["box"], name, f"{kind} faint" if n in repeats else kind))
+    def look(n, name): return dict(kind=f"k k{hues[name]}" if name in hues else "")
     href = thumbnail(image, 240, "webp", 60) if image else None
-    return picture(marks[::-1], (width*scale, height*scale), _FONT, line["caption"], href)
+    size = width*scale, height*scale
+    return picture(boxes, hues, look, size, _FONT, line["caption"], href)
 
 def _card(line, image, link, names):
     "Return the parts of a line that the page shows. `names`: as in `class_names`."
