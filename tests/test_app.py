@@ -1,6 +1,7 @@
 "Test noc_app in a headless Chromium: controls, uploads, requests by programs, and that it loads nothing else."
-import gzip, importlib.util, json, re, socket, urllib.request
-from urllib.parse import urlsplit
+import csv, gzip, importlib.util, json, re, socket, urllib.request
+from dataclasses import replace
+from urllib.parse import unquote, urlsplit
 import pytest
 import torch
 from PIL import Image
@@ -8,7 +9,7 @@ from noc_nb.core import NocError
 from noc_nb.lab.disk import read_json
 from noc_nb.models.pipeline import NovelCaptioner
 from noc_nb.pages import app
-from noc_nb.pages.app import _page, _Studio, _stage, _with_box
+from noc_nb.pages.app import _page, _paths, _Studio, _stage, _with_box
 from noc_nb.regions import Regions
 
 missing = importlib.util.find_spec("gradio") is None
@@ -47,7 +48,7 @@ def captions(page): return [" ".join(c.split()) for c in page.locator("#stage .c
 def example(page, n):
     page.wait_for_selector("#stage .word")                         # the caption of the first example is there
     page.wait_for_timeout(500)
-    changes(page, page.locator("#examples .thumbnail-item").nth(n).click)
+    changes(page, page.locator("#examples button").nth(n).click)
 
 def changes(page, act):
     "Run `act`, wait until the first caption changes, and return both captions."
@@ -58,93 +59,164 @@ def changes(page, act):
     page.wait_for_timeout(500)                                     # Gradio ignores input until it has drawn everything
     return captions(page)
 
-def type_in(page, where, letters):
-    "Type letters into a list one by one, as a person does, and press Enter."
-    page.locator(f"{where} input").click()
-    page.locator(f"{where} input").press_sequentially(letters)
-    page.wait_for_timeout(500)
-    page.locator(f"{where} input").press("Enter")
-    page.wait_for_timeout(500)
+def say(page, words):
+    "Type words into the line one by one, as a person does, and press Enter."
+    page.locator("#line").fill("")
+    page.locator("#line").press_sequentially(words)
+    page.locator("#line").press("Enter")
+
+def ticked(page): return page.locator("#objects input:checked")
 
 def test_untick_and_add(page, tmp_path):
     example(page, 2)
     forced, free = captions(page)
-    ticked = page.locator("#ticked input:checked")
-    names = [n.split()[0] for n in page.locator("#ticked label:has(input:checked)").all_inner_texts()]
+    names = [box.get_attribute("data-name") for box in ticked(page).all()]
     assert names and all(name in forced.split() for name in names) and forced != free
-    less, same = changes(page, ticked.first.uncheck)
+    less, same = changes(page, ticked(page).first.uncheck)
     assert same == free and all(name in less.split() for name in names[1:])
-    more, same = changes(page, lambda: type_in(page, "#added", "umbrel"))
+    more, same = changes(page, lambda: say(page, "umbrella"))
     assert "umbrella" in more.split() and same == free
     page.get_by_label("strongly").click()                          # the added object stays
-    page.wait_for_function("document.querySelectorAll('#ticked input:checked').length > 2")
+    page.wait_for_function("document.querySelectorAll('#objects input:checked').length > 2")
     assert "umbrella" in captions(page)[0].split()
     page.screenshot(path=tmp_path/"page.png")
     assert len(Image.open(tmp_path/"page.png").convert("RGB").resize((160, 120)).getcolors(20_000)) > 100
 
 def test_unknown_object(page):
-    "Typing a name that the pipeline does not have adds no object."
+    "Typing a name that the pipeline does not have adds no object, and a message says so."
     example(page, 2)
-    forced, free = captions(page)
-    ticked = page.locator("#ticked input:checked").count()
-    type_in(page, "#added", "umbrelo")
-    page.wait_for_timeout(1000)
-    assert captions(page) == [forced, free] and page.locator("#ticked input:checked").count() == ticked
-    assert page.locator("#examples img").first.get_attribute("alt") == "example 1"
+    forced, count = captions(page), ticked(page).count()
+    say(page, "umbrelo")
+    page.get_by_text("'umbrelo': expected another word").wait_for()
+    assert captions(page) == forced and ticked(page).count() == count
 
-def test_lists_cover_nothing(page):
-    "An open list ends above the next control, also far down the page."
+STOPS = """() => { const e = document.activeElement, s = getComputedStyle(e);
+  return {what: e.id || e.className, tag: e.tagName, file: !!e.closest('#upload'), outline: s.outlineStyle,
+          wide: parseFloat(s.outlineWidth), lists: document.querySelectorAll('[role=listbox]').length}; }"""
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_keyboard_reaches_the_upload_first(page, width):
+    "The order is upload, photo, captions, controls. Focus is seen, no list opens, and a caption is one stop of Tab."
+    page.set_viewport_size(dict(width=width, height=844))
     example(page, 2)
-    page.get_by_text("Boxes of your own").click()
+    tops = [page.locator(css).first.bounding_box()["y"] for css in
+            ("h1", "#upload", "#stage svg", "#stage .caption", "#stage .next")]
+    assert tops == sorted(tops) and page.locator("h1").count() == 1
+    assert width > 400 or page.locator("#objects").bounding_box()["y"] > tops[-1]
+    page.evaluate("document.activeElement.blur()")
+    page.locator("h1").click()
+    stops = []
+    while not stops or "weight" not in stops[-1]["what"]:
+        page.keyboard.press("Tab")
+        stops.append(page.evaluate(STOPS))
+    assert stops[0]["file"] and sum("word" in stop["what"] for stop in stops) == 2 and len(stops) < 20
+    for stop in stops: assert stop["outline"] == "solid" and stop["wide"] >= 2 and stop["lists"] == 0, stop
+    page.locator("#line").focus()
+    assert page.evaluate(STOPS)["lists"] == 0
+    first = page.locator("#stage .word").first
+    first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.previousElementSibling === document.querySelector('#stage .word')")
+
+def test_pictures_and_controls_are_named(page):
+    "All pictures and inputs have names, there is one heading of the first level, and no word of a statistician's."
+    example(page, 2)
+    names = [img.get_attribute("alt") for img in page.locator("#examples img").all()]
+    assert names == ["drawing 1", "drawing 2", "drawing 3", "drawing 4"]
+    assert page.locator("#stage svg").get_attribute("aria-label").startswith("drawing 3, with boxes for: ")
+    named = "e => e.labels?.length || e.getAttribute('aria-label')"
+    assert all(e.evaluate(named) for e in page.locator(".noc input").all())
+    for word in "nats", "log-probability", "price", "constraint": assert word not in page.inner_text("body"), word
+    page.locator("#numbers").check()
+    assert "log-probability" in page.inner_text("#stage")
+    changes(page, ticked(page).first.uncheck)
+    assert "log-probability" in page.inner_text("#stage") and page.evaluate("document.activeElement.id") == "tick1"
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_text_stands_out(page, mode):
+    "Text has a contrast of at least 4.5 to 1 with what is behind it, in the light and in the dark."
+    page.emulate_media(color_scheme=mode)
+    page.reload()
+    page.wait_for_selector("#stage .word")
     page.wait_for_timeout(500)
-    for where, below in ("#added", ".price"), ("#name", "#typed"):
-        page.locator(f"{where} input").click()
-        found = page.locator(f"{where} [role=listbox]")
-        found.wait_for()
-        lowest, top = (page.locator(css).first.bounding_box() for css in (f"{where} .options", below))
-        assert lowest["y"] + lowest["height"] <= top["y"]
-        page.locator(f"{where} input").press("Escape")
+    assert page.evaluate("document.body.classList.contains('dark')") == (mode == "dark")
+    texts = "h1", ".small", ".word", ".told", ".next", ".save", "legend", "#objects label", "#upload .or"
+    for css in texts:
+        ink, paper = page.locator(css).first.evaluate("""e => {
+          const ink = getComputedStyle(e).color;
+          const paper = e => getComputedStyle(e).backgroundColor;
+          while (e && /^rgba\\(.*, 0\\)$|transparent/.test(paper(e))) e = e.parentElement;
+          return [ink, e ? paper(e) : 'rgb(255, 255, 255)']; }""")
+        light, dark = sorted(map(luminance, (ink, paper)), reverse=True)
+        assert (light + .05)/(dark + .05) >= 4.5, (css, ink, paper)
+
+def luminance(color):
+    "Return the relative luminance of a CSS colour, as WCAG 2 defines it."
+    parts = [int(x)/255 for x in re.findall(r"\d+", color)[:3]]
+    red, green, blue = (x/12.92 if x <= .04045 else ((x + .055)/1.055)**2.4 for x in parts)
+    return .2126*red + .7152*green + .0722*blue
+
+def test_the_next_photo_and_all_captions(page, tmp_path):
+    "Several photos are sent at once, `Next photo` goes through them, and one file has all captions."
+    page.wait_for_selector("#stage .word")
+    sent = [tmp_path/"a photo.png", tmp_path/"d.png"]
+    for n, path in enumerate(sent): Image.effect_noise((90 + n, 60), 90).save(path)
+    changes(page, lambda: page.set_input_files("#upload input[type=file]", sent))
+    first = captions(page)
+    page.locator("#stage svg[aria-label^='a photo.png']").wait_for()
+    page.locator(".next").click()
+    page.locator("#stage svg[aria-label^='d.png']").wait_for()
+    with page.expect_download() as saved: page.locator(".save").click()
+    rows = list(csv.reader(saved.value.path().read_text().splitlines()))
+    assert rows[0] == ["photo", "caption", "without choosing"] and rows[1][0] == "drawing 1"
+    assert rows[2:] == [["a photo.png", *first], ["d.png", *captions(page)]]
+    page.locator(".next").click()
+    page.locator("#stage svg[aria-label^='a photo.png']").wait_for()
+
+def test_a_name_with_quotes_is_one_cell_of_the_file():
+    studio = _Studio(most=1)
+    view, made = replace(studio.example(0), name='a "b", c.png'), {}
+    html = _stage(view, {}, made)
+    table = unquote(re.search('charset=utf-8,([^"]*)"', html)[1])
+    assert [*csv.reader(table.splitlines())][1:] == [['a "b", c.png', *made['a "b", c.png']]]
 
 def test_whole_names(page):
     "The page offers whole names only if a class has a name of several words."
     example(page, 2)
     assert not page.locator("#phrases").is_visible()
-    more, _ = changes(page, lambda: type_in(page, "#added", "hot air"))
-    whole, _ = changes(page, page.locator("#phrases input").check)
+    more, _ = changes(page, lambda: say(page, "hot air balloon"))
+    whole, _ = changes(page, page.locator("#phrases").check)
     assert "hot air balloon" not in more and "balloon" in more and "hot air balloon" in whole
 
 def test_prices_by_hand(page):
     "An object whose price is below its cost is left out, and the page says so."
     example(page, 2)
     slider = page.locator(".price input[type=range]").first
-    name = page.locator(".price label").first.inner_text().split()[0]
+    name = slider.get_attribute("data-name")
     assert name in captions(page)[0].split()
     slider.focus()
     cheap, _ = changes(page, lambda: slider.press("Home"))
     assert name not in cheap.split()
-    page.get_by_text(f"{name}: 0.0, left out").first.wait_for()
+    assert f"{name}: left out, because the sentence would become too odd" in page.inner_text("#stage")
+    assert page.evaluate("document.activeElement.type") == "range"
 
 def test_words_in_a_line(page, tmp_path):
     "A line of words may have alternatives, prices and words to avoid. A bad line gives a message and stays."
     example(page, 2)
-    name = page.locator("#ticked label:has(input:checked)").first.inner_text().split()[0]
-    line = page.locator("#line input, #line textarea")
-    def say(text):
-        line.fill(text)
-        line.press("Enter")
-    more, _ = changes(page, lambda: say(f"umbrella|boat, dog=.5, -{name}"))
+    name, line = ticked(page).first.get_attribute("data-name"), page.locator("#line")
+    more, _ = changes(page, lambda: say(page, f"umbrella|boat, dog=.5, -{name}"))
     assert re.search("umbrellas?|boats?", more) and name not in more.split()
-    assert page.locator("#ticked label:has(input:checked)").filter(has_text=f"not {name}").count() == 1
-    assert line.input_value() == "" and page.get_by_text(f"{name}: excluded").count() == 2
+    assert page.locator("#objects label:has(input:checked)").filter(has_text=f"not {name}").count() == 1
+    assert line.input_value() == "" and f"{name}: kept out" in page.inner_text("#stage")
     page.screenshot(path=tmp_path/"words.png")
-    say("dog=much")
+    say(page, "dog=much")
     page.get_by_text("'dog=much': expected words").first.wait_for()
     assert line.input_value() == "dog=much" and captions(page)[0] == more
-    ticked = page.locator("#ticked input:checked").count()
-    say("xqzt")
+    count = ticked(page).count()
+    say(page, "xqzt")
     page.get_by_text("'xqzt': expected another word").first.wait_for()
-    assert line.input_value() == "xqzt" and page.locator("#ticked input:checked").count() == ticked
-    named, _ = changes(page, lambda: say("dog:Rex Müller"))
+    assert line.input_value() == "xqzt" and ticked(page).count() == count
+    named, _ = changes(page, lambda: say(page, "dog:Rex Müller"))
     assert "Rex Müller" in named and page.locator("#stage .said", has_text="Müller").count() == 1
 
 def test_a_box_of_ones_own(page):
@@ -154,9 +226,9 @@ def test_a_box_of_ones_own(page):
     def has(n): page.wait_for_function(f"document.querySelectorAll('#stage .region').length == {n}")
     page.get_by_text("Boxes of your own").click()
     page.wait_for_timeout(500)
-    type_in(page, "#name", "umbrel")
-    page.locator("#typed textarea, #typed input").fill("5, 5, 40, 60")
-    page.locator("#typed textarea, #typed input").press("Enter")
+    page.locator("#name").fill("umbrella")
+    page.locator("#typed").fill("5, 5, 40, 60")
+    page.locator("#typed").press("Enter")
     has(count + 1)
     page.wait_for_timeout(500)
     page.locator("#undo").click()
@@ -215,10 +287,10 @@ def test_two_visitors_have_words_of_their_own(page, browser, served):
     other.goto(served)
     other.wait_for_selector("#examples img")
     example(other, 2)
-    more, _ = changes(other, lambda: type_in(other, "#added", "umbrel"))
+    more, _ = changes(other, lambda: say(other, "umbrella"))
     assert "umbrella" in more.split() and captions(page) == before
-    less, _ = changes(page, page.locator("#ticked input:checked").first.uncheck)
-    assert "umbrella" not in less.split() + page.locator("#ticked").inner_text().split()
+    less, _ = changes(page, ticked(page).first.uncheck)
+    assert "umbrella" not in less.split() + page.locator("#objects").inner_text().split()
     assert captions(other)[0] == more
     other.close()
 
@@ -296,24 +368,35 @@ def test_events_that_no_page_sends(served, capfd):
                 if message.get("msg") == "process_completed": return message
     def events(kind, count): return [fn for fn in config["dependencies"] for _, what in fn["targets"] or ()
                                      if what == kind and len(fn["inputs"]) == count]
-    choose, = events("select", 1)
-    draw, enter = events("select", 4)[0], events("submit", 5)[0]
-    for event in dict(index=[1, 2]), dict(index=10**400), dict(index=None), dict(index=-99), dict(), [7]:
-        assert not send(choose, ["as trained"], event)["success"]
-    assert send(choose, ["as trained"], dict(index=1, value=None))["success"]   # from now on there is a view
-    for event in dict(box=[1e999]*4), dict(box="a"), dict(), 7: send(draw, [None, None, "as trained", None], event)
-    for text in "9"*400, "1e999, 0, 1, 1", "5, 5", "", "nan": send(enter, [None, None, "as trained", None, text])
+    act, = events("select", 1)
+    def ask(do, *values): return send(act, [None], dict(do=do, values=values))["success"]
+    for event in dict(do="example"), dict(do=["example"], values=[1]), dict(values=[1]), dict(), [7], 7:
+        assert not send(act, [None], event)["success"]
+    for values in ["a"], [], [[1, 2]], [1, 2], [1e999]: assert not ask("example", *values)
+    for do in "_studio", "__init__", "__call__", "send": assert not ask(do, "/etc/hostname")
+    assert ask("example", 1)                                                    # from now on there is a view
+    for corners in [1e999]*4, "a", [], None, 7: ask("box", "dog", corners)
+    for values in [["dog"], True], ["dog", "a"], [None, None]: ask("tick", *values), ask("price", *values)
     assert "Traceback" not in capfd.readouterr().err
 
-def test_without_a_detector_it_asks_for_boxes(noise, monkeypatch):
-    "Without a detector, the page shows no caption until the user draws a box."
-    def none(*_): raise NocError("no detector here")
+def test_without_a_detector_it_asks_for_boxes(noise, monkeypatch, capsys):
+    "Without a detector, the page first says how to go on, and no path; it shows a caption when there is a box."
+    def none(*_): raise NocError("/root/.cache/weights.pth: no detector here")
     monkeypatch.setattr(app, "detector_for", none)
     view = _Studio(NovelCaptioner.from_pretrained("toy", device="cpu")).upload(noise)
     html = _stage(view, {})
-    assert "Draw boxes" in html and 'class="caption"' not in html
+    assert view.waits.startswith("Draw a box") and "send the photo together with a file of detections" in html
+    assert ".cache" not in html and 'class="caption"' not in html
     drawn = _stage(_with_box(view, "dog", [.1, .1, .5, .5]), {})
-    assert "Draw boxes" not in drawn and drawn.count('class="caption"') == 2
+    assert "Draw a box" not in drawn and drawn.count('class="caption"') == 2
+
+def test_files_that_are_sent_together(tmp_path):
+    "Photos may come with one file of detections, which is read for each of them."
+    photos, boxes = [tmp_path/"a.jpg", tmp_path/"b.png"], tmp_path/"found.json"
+    assert _paths(photos) == ((photos[0],), (photos[1],))
+    assert _paths([photos[0], boxes, photos[1]]) == ((photos[0], boxes), (photos[1], boxes))
+    for files in [boxes], [*photos, boxes, tmp_path/"more.csv"]:
+        with pytest.raises(NocError, match="expected photos, and at most one file"): _paths(files)
 
 def test_packed_detections_have_a_limit_of_the_pages_own(noise):
     "The page limits the size of unpacked detections to 20 uploads; the commands have a higher limit."

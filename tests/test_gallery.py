@@ -2,6 +2,7 @@
 import json, multiprocessing, os, random, re, shutil, subprocess, sys, tarfile, time, weakref, zlib
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 import numpy as np
 import pyarrow, pyarrow.parquet
 import pytest
@@ -21,7 +22,7 @@ from noc_nb.models.photos import _extract, image_files, open_image
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig
 from noc_nb.models.source import Job, detected, _from_photos, _from_table
 from noc_nb.pages.app import _Studio
-from noc_nb.pages.gallery import _caption_all, _caption_files, caption_lines, _read_lines, _write_report
+from noc_nb.pages.gallery import _caption_all, _caption_files, caption_lines, _pictures, _read_lines, _Summary
 from noc_nb.regions import Regions
 from noc_nb.selector import RegionSelector, SelectorConfig
 from noc_nb.vocab import Vocab
@@ -100,8 +101,8 @@ def test_hostile_photos_are_lines(toy, src, tmp_path):
     assert all("\n" not in line["error"] and line["file"] in line["error"] for line in lines if "error" in line)
     assert next(line for line in lines if line["image_id"] == 5)["size"] == (60, 80)
     out = _caption_all(toy, source, tmp_path/"lines.jsonl")
-    show = lambda line: open_image(source.files[line["image_id"]])
-    _write_report(tmp_path/"page.html", out, show, title=EVIL)
+    show = lambda line: (open_image(source.files[line["image_id"]]), None)
+    _Summary(picture=show).read(_read_lines(out)).write(tmp_path/"page.html", EVIL)
     page = (tmp_path/"page.html").read_text()
     assert "<img" not in page and "&lt;img" in page and page.count("<article") == 7
     assert not list(tmp_path.rglob("000012.jpg"))
@@ -412,6 +413,56 @@ def test_outputs_are_files_of_their_own(command, world, tmp_path):
     one_line(command("--out", "c.jsonl", "--html", ".c.jsonl.run.json"), "is an input or another output")
     for _ in range(2): assert command("--html", "page.html").returncode == 0
 
+# ---- the size of the page, and the captions that it shows
+
+def test_a_card_has_eleven_kilobytes_and_a_link_to_its_photo(coco, tmp_path):
+    "367 photos make a page of at most 4 MB, and each small picture links to its photo, which stays where it is."
+    pipeline = NovelCaptioner.from_pretrained("lite", device="cpu")
+    source = detected(coco/"detections/picodet_s_416.json", images=coco/"images", classes=pipeline.classes)
+    ids = source.ids[::12]
+    summary = _Summary(pipeline.classes, _pictures(source, tmp_path)).read(caption_lines(pipeline, source, ids))
+    summary.write(tmp_path/"page.html")
+    page = (tmp_path/"page.html").read_text()
+    assert len(page) < 4_000_000/367*len(ids) and "<script" not in page
+    links = re.findall(r'class="photo" href="([^"]*)"', page)
+    photos = [Path(os.path.normpath(tmp_path/unquote(link))) for link in links]
+    assert photos == [source.files[i].path for i in ids]
+
+def chosen_line(n, caption, *left, boxes=1):
+    "Return a line whose `left` objects, as (name, price), are not mentioned."
+    objects = [dict(object=name, word=None, span=None, selector=.5, price=price, cost=None) for name, price in left]
+    box = dict(object="dog", box=[.1, .1, .9, .9], score=.9, selector=.5)
+    return dict(image_id=n, file=f"{n}.jpg", size=[40, 30], caption=caption, candidates=objects, boxes=[box]*boxes,
+                reason=None)
+
+@pytest.mark.slow
+def test_lists_choose_the_captions_that_are_shown(tmp_path, browser):
+    "Without a script, two lists choose captions by outcome and by word, even if the word is HTML."
+    lines = [chosen_line(1, "a dog", ("cat", 3.)), chosen_line(2, "a cat", ("bus", None), boxes=0),
+             chosen_line(3, "a dog and a cat", (EVIL, 1.), ("kite", None)), chosen_line(4, "a bus")]
+    _Summary(picture=lambda line: (Image.new("RGB", (40, 30)), "1.jpg")).read(lines).write(tmp_path/"page.html")
+    page = browser.new_page(viewport=dict(width=390, height=844))
+    page.goto((tmp_path/"page.html").as_uri())
+    outcome, word = page.get_by_label("Which captions"), page.get_by_label("With a word")
+    def shown(): return [int(file.split(".")[0]) for file in page.locator(".file:visible").all_inner_texts()]
+    def choose(part, text):
+        names = part.locator("option").all_inner_texts()
+        part.select_option(index=[name.rpartition(" (")[0] or name for name in names].index(text))
+    assert shown() == [1, 2, 3, 4] and outcome.inner_text().split("\n")[1:] == [
+        "left out (2)", "not said (2)", "no boxes (1)"]
+    expected = {"left out": [1, 3], "not said": [2, 3], "no boxes": [2], "all captions": [1, 2, 3, 4]}
+    for text, ids in expected.items():
+        choose(outcome, text)
+        assert shown() == ids
+    for text, ids in {"dog": [1, 3], "cat": [1, 2, 3], "bus": [2, 4], EVIL: [3], "any": [1, 2, 3, 4]}.items():
+        choose(word, text)
+        assert shown() == ids
+    choose(outcome, "not said"), choose(word, "cat")
+    assert shown() == [2, 3] and page.title() == "Captions"
+    assert page.locator(".photo").first.evaluate("p => getComputedStyle(p).contentVisibility") == "auto"
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.close()
+
 # ---- in 16 bits
 
 @pytest.mark.parametrize("mode", ["grid", "bank"])
@@ -463,7 +514,7 @@ def test_page_in_a_browser(toy, world, tmp_path, browser):
     source = detected(world/"detections/simulated.json", world, classes=toy.classes)
     lines = [x for x in caption_lines(toy, source, source.ids[:20]) if len(x["candidates"]) > 1][:6]
     lines[0]["file"] = lines[0]["boxes"][0]["object"] = EVIL
-    _write_report(tmp_path/"page.html", [*lines, dict(image_id=9, file=EVIL, error=EVIL)])
+    _Summary().read([*lines, dict(image_id=9, file=EVIL, error=EVIL)]).write(tmp_path/"page.html")
     page, asked = browser.new_page(viewport=dict(width=1200, height=900)), []
     page.on("request", lambda r: asked.append(r.url) if not r.url.startswith(("file:", "data:")) else None)
     page.goto((tmp_path/"page.html").as_uri())

@@ -242,7 +242,7 @@ def test_the_page_shows_the_photo_of_its_detections(tmp_path, capsys):
     size, corners = "<width>40</width><height>30</height>", "<xmin>9</xmin><ymin>1</ymin><xmax>19</xmax><ymax>20</ymax>"
     dog = f"<object><name>dog</name><bndbox>{corners}</bndbox></object>"
     (tmp_path/"x.xml").write_text(f"<annotation><size>{size}</size>{dog}</annotation>")
-    sent = studio.upload(*_paths([tmp_path/"x.xml", tmp_path/"in/x.jpg"]))
+    sent = studio.upload(*_paths([tmp_path/"x.xml", tmp_path/"in/x.jpg"])[0])
     assert round(sent.regions.boxes[0, 0].item()*SIZE[0]) == 8
 
 def test_a_store_with_numbers_of_its_own_trains_nothing(tmp_path):

@@ -6,15 +6,14 @@
 __all__ = []
 
 # %% ../../nbs/pages/133_app.ipynb #01faa683
-import copy, ctypes, json, math, os, re, shlex, signal, socket, sys, tempfile, threading
-import warnings
+import copy, ctypes, json, math, os, re, shlex, signal, socket, sys, tempfile
+import threading, warnings
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial, wraps
 from itertools import islice
 from numbers import Real
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.request import getproxies
 
 from PIL import Image
@@ -30,7 +29,8 @@ from ..models.captioners import NovelPhotoCaptioner
 from ..models.photos import open_image
 from ..models.pipeline import NovelCaptioner, shipped
 from ..models.source import Job, detected, detector_for
-from .gallery import Mark, _line, class_names, picture, repeated, weight_of
+from ..models.spellings import noun_forms
+from .gallery import _line, class_names, picture, weight_of
 from .looks import looks
 from ..regions import Regions
 from ..scores.page import render, thumbnail
@@ -150,15 +150,6 @@ def _score_color(p):
     a, b, t = (_COOL, _MIDDLE, 2*p) if p < .5 else (_MIDDLE, _WARM, 2*p - 1)
     return "#" + "".join(f"{round(x + (y - x)*t):02x}" for x, y in zip(a, b))
 
-def _mark(v, n, named, repeats):
-    "Return the `Mark` of region n, with the text that appears at the pointer."
-    name = v.pipeline.classes[v.regions.labels[n].item()].name
-    p = v.free.probs[n]
-    selector = "ignores it" if p is None else f"{p:.2f}"
-    about = f"{name}: selector {selector}, detector {v.regions.scores[n]:.2f}"
-    box = v.regions.boxes[n].tolist()
-    kind = "faint" if repeats else ""
-    return Mark(box, name if named else "", kind, n, _score_color(p), about, dashed=p is None)
 
 # %% ../../nbs/pages/133_app.ipynb #074720af
 _FONT = dict(size=14, letter=8.4, margin=10, height=21, base=15)
@@ -166,43 +157,47 @@ _FONT = dict(size=14, letter=8.4, margin=10, height=21, base=15)
 def _draw(v, named):
     "Return an SVG of the image with its boxes, the most probable on top, and the `named` classes."
     width, height = v.image.size
-    probs = [-1. if p is None else p for p in v.free.probs]
-    order = sorted(range(len(probs)), key=probs.__getitem__)
+    probs, scores = v.free.probs, v.regions.scores.tolist()
+    order = sorted(range(len(probs)), key=lambda n: -1 if probs[n] is None else probs[n])[::-1]
     names = [v.pipeline.classes[c].name for c in v.regions.labels.tolist()]
-    best = {names[n]: n for n in order}         # label only the best box of each class
-    chosen = {best[name] for name in map(_word, named) if name in best}
     boxes = v.regions.boxes.tolist()
-    again = repeated([names[n] for n in order[::-1]], [boxes[n] for n in order[::-1]])
-    repeats = {order[::-1][k] for k in again}
-    marks = [_mark(v, n, n in chosen, n in repeats) for n in order]
-    about = f"the image, with boxes for: {', '.join(dict.fromkeys(names))}"
-    href = thumbnail(v.image, _SIDE)
-    return picture(marks, (480, 480*height/width), _FONT, about, href)
+    def look(k, name):
+        n, p = order[k], probs[order[k]]
+        worth = "not judged" if p is None else f"worth saying {p:.2f}"
+        return dict(number=n, color=_score_color(p), dashed=p is None,
+                    about=f"{name}: {worth}, detected {scores[n]:.2f}")
+    about = f"{v.name}, with boxes for: {', '.join(dict.fromkeys(names))}"
+    return picture([dict(object=names[n], box=boxes[n]) for n in order], {*map(_word, named)}, look,
+                 (480, 480*height/width), _FONT, about, thumbnail(v.image, _SIDE))
+
 
 # %% ../../nbs/pages/133_app.ipynb #aa678cb1
 def _class(v, name): return v.pipeline.classes.get(v.pipeline.by_name.get(name))
 
 def _says(v, text, name):
-    "Return True if a text contains the word of a class, or one of the alternatives in `name`."
+    "Return True if a text contains a form of a class, or of one of the alternatives in `name`."
     c = _class(v, _word(name))
-    return any(f" {word} " in f" {text} " for word in ([c.word] if c else _word(name).split("|")))
+    forms = {*c.forms, c.word} if c else {*_word(name).split("|")}
+    with suppress(NocError):                               # without `inflect`, only the words typed
+        if not c: forms = {form for word in forms for form in noun_forms(word)}
+    return any(f" {form} " in f" {text} " for form in forms)
 
-def _worth(v, caption, prices):
-    "Return a line about each object, and the sum of the prices of those mentioned."
+def _told(v, caption, prices, asked=True):
+    """Return a dict about each object: whether a caption says it, its price and its cost. `asked`:
+    whether the caption was asked to mention the objects."""
     candidates = {c.object: c for c in caption.candidates}
-    lines = [f"{name}: excluded" for name, u in prices.items() if u == -math.inf]
-    total = 0.
-    for name, price in _wanted(prices).items():
+    def state(name, price, c):
+        if c and c.word or _says(v, caption.caption, name): return "said"
+        if not asked or price == math.inf: return "not said"
+        return "kept out" if price == -math.inf else "left out"
+    found = []
+    for name, price in prices.items():
         c = candidates.get(_word(name))
-        must = price == math.inf
-        told, out = ("must", "not said") if must else (f"{price:.1f}", "left out")
-        word = c.word if c else _says(v, caption.caption, name)
-        if word: total += 0. if must else price
-        cost = "" if c is None or c.cost is None else f", would cost {c.cost:.1f}"
-        lines.append(f"{name}: {told}" if word else f"{name}: {told}, {out}{cost}")
-    return lines, total
+        worth = None if abs(price) == math.inf else price
+        found.append(dict(name=name, state=state(name, price, c), price=worth, cost=c and c.cost))
+    return found
 
-def _card(v, title, caption, prices):
+def _card(v, title, caption, told):
     "Return the values for `stage.html`: a caption, its words' attention to the regions, its score."
     looked = looks(v.pipeline, v.regions, caption.caption).tolist()
     spans = [c.span for c in caption.candidates if c.span]
@@ -211,70 +206,59 @@ def _card(v, title, caption, prices):
     for n, (text, look) in enumerate(zip(caption.caption.split(), looked)):
         look = json.dumps([round(x, 3) for x in look])
         words.append(dict(text=text, looks=look, said=n in said))
-    lines, total = _worth(v, caption, prices)
-    return dict(title=title, words=words, score=caption.score, lines=lines, total=total)
+    total = sum(x["price"] or 0. for x in told if x["state"] == "said")
+    return dict(title=title, text=caption.caption, words=words, score=caption.score, told=told,
+                total=total)
+
 
 # %% ../../nbs/pages/133_app.ipynb #fb79a4fe
 def _cards(v, prices):
     "Return both captions, and the reason if a requested word is missing."
     options = dict(costs=True) | _no_choice(prices)
     caption = _captioned(v.pipeline, v.regions, v.image, prices, v.phrases, **options)
-    cards = [_card(v, "With prices", caption, prices),
-             _card(v, "Without constraints", v.free, prices)]
+    cards = [_card(v, "With the objects you choose", caption, _told(v, caption, prices)),
+             _card(v, "Without choosing any", v.free, _told(v, v.free, prices, False))]
     return cards, caption.reason if prices else None
 
-def _stage(v, prices):
-    "Return the HTML of the picture and both captions."
+def _stage(v, prices, made=None, **more):
+    "Return the HTML of the picture and both captions, which are added to `made` by name."
+    made = {} if made is None else made
     waits = v.waits if not len(v.regions) else None
     cards, reason = ([], waits) if waits else _cards(v, prices)
+    if cards: made[v.name] = [card["text"] for card in cards]
     notes = [text for text in (v.note, reason) if text]
     colors = [_score_color(p/4) for p in range(5)]
-    values = dict(colors=colors, cards=cards, notes=notes)
-    return render("stage.html", picture=_draw(v, _wanted(prices)), **values)
+    return render("stage.html", colors=colors, cards=cards, notes=notes, made=made,
+                  picture=_draw(v, _wanted(prices)),
+                  **dict(wrong=False, many=False, copies={}) | more)
+
+
 
 # %% ../../nbs/pages/133_app.ipynb #d5094c72
-def _columns(v):
-    "Return the boxes, classes and scores, rounded to four digits."
-    def short(numbers): return [round(x, 4) for x in numbers]
-    r = v.regions
-    return [*map(short, r.boxes.tolist())], r.labels.tolist(), short(r.scores.tolist())
-
-def _command(v, prices):
-    "Return a shell command that generates the caption."
+def _copies(v, prices):
+    """Return a command and Python code that generate the caption; none if the model cannot be
+    loaded by its name alone."""
+    if not v.model: return {}
+    def short(numbers, digits=4): return [round(x, digits) for x in numbers]
+    boxes = [*map(short, v.regions.boxes.tolist())]
+    labels, scores = v.regions.labels.tolist(), short(v.regions.scores.tolist())
     width, height = v.image.size
+    found = []
+    for (x1, y1, x2, y2), label, score in zip(boxes, labels, scores):
+        bbox = short((x1*width, y1*height, (x2 - x1)*width, (y2 - y1)*height), 2)
+        found.append(dict(image_id=1, category_id=label, bbox=bbox, score=score))
     image = dict(id=1, file_name=v.name, width=width, height=height)
-    annotations = []
-    for (x1, y1, x2, y2), label, score in zip(*_columns(v)):
-        bbox = [round(x, 2) for x in (x1*width, y1*height, (x2 - x1)*width, (y2 - y1)*height)]
-        annotations.append(dict(image_id=1, category_id=label, bbox=bbox, score=score))
-    boxes = json.dumps(dict(images=[image], annotations=annotations))
     def wish(name, price):
         if abs(price) == math.inf: return name if price > 0 else f"-{name}"
         return f"{name}={price:g}"
     asked = shlex.quote(", ".join(wish(*item) for item in prices.items()))
-    call = f"noc_caption found.json --model {shlex.quote(v.model)} --objects {asked}"
-    if _no_choice(prices): call += " --max-objects 0"
-    if v.phrases: call += " --form phrases"
-    return f"cat > found.json <<'END'\n{boxes}\nEND\n{call}"
+    values = dict(
+        found=json.dumps(dict(images=[image], annotations=found)), boxes=boxes, labels=labels,
+        scores=scores, asked=asked, model=v.model, named=shlex.quote(v.model), phrases=v.phrases,
+        prices={name: round(price, 4) for name, price in prices.items()},
+        alone=bool(_no_choice(prices)))
+    return {what: str(render(f"{what}.txt", **values)) for what in ("command", "python")}
 
-def _python(v, prices):
-    "Return Python code that generates the caption."
-    boxes, labels, scores = _columns(v)
-    prices = {name: round(price, 4) for name, price in prices.items()}
-    more = "".join(f", {key}={x}" for key, x in _no_choice(prices).items())
-    form = 'captioner.cfg = replace(captioner.cfg, form="phrases")\n' if v.phrases else ""
-    return f"""from dataclasses import replace
-from math import inf
-from noc_nb.models.pipeline import NovelCaptioner
-from noc_nb.regions import Regions
-captioner = NovelCaptioner.from_pretrained({v.model!r})
-{form}boxes = {boxes}
-image = Regions(boxes, labels={labels}, scores={scores})
-print(captioner(image, {prices}{more}).caption)"""
-
-def _copies(v, prices):
-    "Return a command and Python code; empty if the model cannot be loaded by its name alone."
-    return [_command(v, prices), _python(v, prices)] if v.model else ["", ""]
 
 # %% ../../nbs/pages/133_app.ipynb #c1a0e912
 _PIXELS = 50_000_000 # maximum number of pixels of an uploaded photo
@@ -327,17 +311,13 @@ def _gradio():
     return gradio
 
 # %% ../../nbs/pages/133_app.ipynb #a7cba85b
-_NO_EXAMPLES = """Drop a photo here, or choose one of the drawings. Objects are found by
-torchvision's detector. Its weights (160 MB) are downloaded with the first photo, unless
-`--weights FILE` names them. For your own examples, add `--detections FILE --images FOLDER`."""
-_NO_PHOTOS = "Choose a drawing. For photos, start `noc_app --model` with a pipeline for photos."
-
 def _examples(photos, source, model, most):
     """Return the examples of a source, or drawn scenes: each a function that returns pipeline,
     image and regions, with the example's name and the name of its model."""
     if source is None:
         toy = NovelCaptioner.from_pretrained("toy")
-        return [(lambda n=n: (toy, *_toy_scene(n)), "drawing", "toy") for n in range(most)]
+        def draw(n): return toy, *_toy_scene(n)
+        return [(partial(draw, n), f"drawing {n + 1}", "toy") for n in range(most)]
     def look(i): return photos, source.photo(i), source.regions([i])[0]
     def good(i):
         bad = next((x for x in look(i) if isinstance(x, NocError)), None)
@@ -345,6 +325,7 @@ def _examples(photos, source, model, most):
         return bad is None
     ids = islice(filter(good, source.ids), most)
     return [(partial(look, i), source.name(i), model) for i in ids]
+
 
 # %% ../../nbs/pages/133_app.ipynb #91d21c45
 class _Studio:
@@ -359,8 +340,8 @@ class _Studio:
         self.photos, self.detector, self.model = photos, detector, model
         self.busy = threading.Lock()                       # one photo at a time
         self.most_unpacked = 200 << 20        # maximum bytes of an unpacked file of detections
-        self.hint = "Drop a photo here, or choose one of the examples."
-        if source is None: self.hint = _NO_PHOTOS if photos is None else _NO_EXAMPLES
+        about = dict(drawings=source is None, photos=bool(photos), detector=bool(detector))
+        self.hint = str(render("hint.txt", **about))
         self.examples = _examples(photos, source, model, most)
 
     def example(self, n:int)->_View:
@@ -393,8 +374,8 @@ class _Studio:
         with self.busy, _memory_back():
             image, regions = self._look(path, detections)
             if isinstance(regions, NocError):
-                text = f"{regions}. Draw boxes, or send a file of detections with the photo."
-                about["note" if sees else "waits"] = text
+                say(f"no detector: {regions}")             # its reason may name a folder
+                about["note" if sees else "waits"] = str(render("by_hand.txt"))
                 regions = Regions.empty()
             return _view(self.photos, image, regions, **about)
 
@@ -411,115 +392,126 @@ class _Studio:
         return _line(self.photos, regions, caption, photo and Path(photo).name)
 
 # %% ../../nbs/pages/133_app.ipynb #de87617f
-_SLIDERS = 8 # number of objects whose prices have a slider
+@dataclass(frozen=True)
+class _Visit:
+    "What a visitor has on the page."
+    view:_View = None                         # None: the page shows a message
+    prices:dict = field(default_factory=dict) # name -> price
+    how:str = "as trained"                    # weight of the selector's choice
+    sent:tuple = ()                           # paths of each photo sent, and of its detections
+    n:int = 0                                 # number of the photo sent, or of the example
+    made:dict = field(default_factory=dict)   # name of a photo -> its captions
+    note:str = None                           # why the last action failed
 
-def _own_boxes(gr):
-    "Make the widgets to draw boxes, type them and undo them."
-    with gr.Accordion("Boxes of your own", open=False, elem_id="own"):
-        gr.Markdown("Draw a box on the picture with the mouse, or type its position.")
-        name = gr.Dropdown([], label="What is in the box", elem_id="name")
-        typed = gr.Textbox(label="Left, top, right, bottom in %, then press Enter", elem_id="typed")
-        return name, typed, gr.Button("Undo the last box", elem_id="undo")
+class _Actions:
+    "What a visitor can do. Each public method takes a visit and returns the next one."
+    def __init__(self, studio): self._studio = studio
 
-def _asked(gr):
-    "Make the widgets for the objects that may be mentioned, and their prices."
-    weight = gr.Radio(list(_WEIGHTS), value="as trained", elem_id="weight",
-                      label="How much the selector's choice matters")
-    ticked = gr.CheckboxGroup([], label="The caption may mention", elem_id="ticked")
-    added = gr.Dropdown([], label="Add an object: type letters and press Enter", elem_id="added")
-    line = gr.Textbox(label="Or type words and press Enter", elem_id="line", max_lines=1,
-                      placeholder="cat, orange|white, zebra=4, -text")
-    about = f"in nats, from 0 (hardly) to {_MUST:g} (must)"
-    sliders = [gr.Slider(0, _MUST, step=.5, info=about, visible=False, elem_classes="price")
-               for _ in range(_SLIDERS)]
-    phrases = gr.Checkbox(False, label="", container=False, visible=False, elem_id="phrases")
-    return weight, ticked, phrases, added, line, sliders
+    def __call__(self, x, do, values):
+        "Return the visit after an action; if the action fails, the old visit with the reason."
+        require(do in vars(_Actions) and do[0] != "_", "an action", "one of the page's")
+        x = replace(x, note=None)
+        if x.view is None and do not in ("example", "follow"): return x
+        try: return getattr(self, do)(x, *values)
+        except NocError as e: return replace(x, note=str(e))
+
+    def follow(self, x, n=None):
+        photos = x.sent or self._studio.examples
+        x = replace(x, view=None, prices={}, n=(x.n + 1 if n is None else n) % len(photos))
+        find = partial(self._studio.upload, *x.sent[x.n]) if x.sent else self._studio.example
+        try: return self.weigh(replace(x, view=find() if x.sent else find(x.n)), x.how)
+        except NocError as e: return replace(x, note=str(e))
+
+    def example(self, x, n): return self.follow(replace(x, sent=()), n)
+
+    def weigh(self, x, how):
+        v, prices = _propose(x.view, how, x.prices)
+        return replace(x, view=v, prices=prices, how=how)
+
+    def tick(self, x, name, on):
+        require(name in _class_scores(x.view) | x.prices, "an object", "one that the page shows")
+        rest = {other: u for other, u in x.prices.items() if other != name}
+        return replace(x, prices=rest | ({name: math.inf} if on else {}))
+
+    def price(self, x, name, nats):
+        require(name in x.prices and nats >= 0, "a price", "a number for an object of the page")
+        return replace(x, prices=x.prices | {name: _price(nats)})
+
+    def say(self, x, line):
+        v, prices = _with_words(x.view, x.prices, line)
+        return replace(x, view=v, prices=prices)
+
+    def phrase(self, x, on): return replace(x, view=replace(x.view, phrases=on))
+
+    def box(self, x, name, corners):
+        return self.weigh(replace(x, view=_with_box(x.view, name, corners)), x.how)
+
+    def undo(self, x):
+        x = replace(x, prices=_by_hand(x.view, x.prices), view=x.view.before or x.view)
+        return self.weigh(x, x.how)
+
 
 # %% ../../nbs/pages/133_app.ipynb #ad27e5cd
 def _page(studio, max_mb=10, hosts=()):
     "Return a `gradio.Blocks`, and options to launch it. Raise `NocError` without Gradio."
     gr = _gradio()
     studio.most_unpacked = 20*max_mb << 20
-    thumbnails = [(look()[1], f"example {n}") for n, (look, *_) in enumerate(studio.examples, 1)]
-    for image, _ in thumbnails: image.thumbnail((200, 200))
-    title = "What is worth saying? · noc_nb"
-    p = SimpleNamespace()
-    with gr.Blocks(title=title, analytics_enabled=False, delete_cache=(600, 3600)) as p.page:
-        p.view, p.prices = gr.State(), gr.State({})
-        gr.Markdown("## What is worth saying?\n Choose what the caption may mention, and what each "
-                    "mention is worth. Point at a word to see where the decoder looked; click to "
-                    "keep the view.")
+    examples = [(name, thumbnail(look()[1], 200)) for look, name, _ in studio.examples]
+    with gr.Blocks(title="What is worth saying? · noc_nb", analytics_enabled=False,
+                   delete_cache=(600, 3600)) as page:
+        visit = gr.State(_Visit())
         with gr.Row():
             with gr.Column(scale=5, min_width=340):
-                start = render("message.html", text=studio.hint)
-                p.out = gr.HTML(start, js_on_load=render("stage.js"), elem_id="stage")
-                p.name, p.typed, p.undo = _own_boxes(gr)
+                gr.HTML(render("head.html"))
+                file = gr.File(show_label=False, file_types=["image", *_BOXES], height=120,
+                               file_count="multiple", elem_id="upload")
+                stage = gr.HTML(js_on_load=render("stage.js"), elem_id="stage")
             with gr.Column(scale=3, min_width=320):
-                p.weight, p.ticked, p.phrases, p.added, p.line, p.sliders = _asked(gr)
-                label = f"Photo (and detections), ≤ {max_mb} MB"
-                p.file = gr.File(label=label, file_types=["image", *_BOXES], height=165,
-                                 file_count="multiple")
-                p.gallery = gr.Gallery(
-                    thumbnails, show_label=False, columns=4, height=None, object_fit="cover",
-                    allow_preview=False, elem_id="examples", buttons=[], interactive=False)
-                with gr.Accordion("Reproduce this caption", open=False):
-                    p.copies = [gr.Code(label=f"Copy as {what}", buttons=["copy"], max_lines=8)
-                                for what in ("command", "Python")]
-        _wire(gr, p, studio)
+                panel = gr.HTML(elem_id="panel")
+                about = dict(hint=studio.hint, max_mb=max_mb)
+                gr.HTML(render("tools.html", examples=examples, **about), elem_id="tools")
+        _wire(gr, studio, page, file, [visit, stage, panel])
         _for_programs(gr, studio.answer)
     fonts = dict(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
-    theme = gr.themes.Soft(primary_hue="slate", neutral_hue="slate", **fonts)
-    options = dict(app_kwargs=_only_for(*hosts), theme=theme,
-                   css=render("stage.css"), max_file_size=f"{max_mb}mb",
-                   state_session_capacity=100, show_error=True, footer_links=[], share=False)
-    return p.page, options
+    options = dict(
+        app_kwargs=_only_for(*hosts), css=render("stage.css"), max_file_size=f"{max_mb}mb",
+        theme=gr.themes.Soft(primary_hue="slate", neutral_hue="slate", **fonts),
+        state_session_capacity=100, show_error=True, footer_links=[], share=False)
+    return page, options
+
 
 # %% ../../nbs/pages/133_app.ipynb #481b401d
-def _shown(gr, v, prices):
-    "Return the contents of the page's widgets for a view, in the order of `whole` in `_wire`."
-    scores = _class_scores(v)
-    def label(name):
-        if prices.get(name) == -math.inf: return f"not {name}"
-        return name if scores.get(name) is None else f"{name}  {scores[name]:.2f}"
-    choices = [(label(name), name) for name in _added(scores, prices)]
-    every = sorted(v.pipeline.by_name)
-    rest = [name for name in every if name not in {*map(_word, prices)}]
-    sliders = []
-    long = [name for name in prices if _class(v, name) and len(_class(v, name).phrase) > 1]
-    phrases = gr.update(visible=bool(long), value=v.phrases,
-                        label=f"Say whole names: {', '.join(long)}")
-    for name, price in [*_wanted(prices).items(), *[(None, 0)]*_SLIDERS][:_SLIDERS]:
-        sliders.append(gr.update(visible=name is not None, label=name,
-                                 value=round(min(max(price, 0), _MUST), 1)))
-    return [v, prices, gr.update(choices=choices, value=list(prices)),
-            gr.update(choices=rest, value=None),
-            gr.update() if v.note else "", gr.update(choices=every), phrases, *sliders,
-            _stage(v, prices), *_copies(v, prices)]
+def _panel(x, **more):
+    "Return the HTML of the controls: objects with their prices, and the selector's weight."
+    scores = _class_scores(x.view)
+    rows = [dict(name=name, score=scores.get(name), price=x.prices.get(name))
+            for name in _added(scores, x.prices)]
+    classes = (_class(x.view, name) for name in x.prices)
+    long = [c.name for c in classes if c and len(c.phrase) > 1]
+    return render("panel.html", rows=rows, most=_MUST, how=x.how, weights=_WEIGHTS, long=long,
+                  phrases=x.view.phrases, names=sorted(x.view.pipeline.by_name), **more)
+
+def _shown(studio, x):
+    "Return the HTML of the picture with both captions, and of the panel."
+    many = len(x.sent or studio.examples) > 1
+    more = dict(turn=os.urandom(8).hex())     # by it the script sees that there is an answer
+    if x.view is None: return [render("message.html", text=x.note or "", many=many, **more), ""]
+    v = replace(x.view, note=x.note or x.view.note)
+    more |= dict(wrong=bool(x.note), many=many, copies=_copies(v, x.prices))
+    return [_stage(v, x.prices, x.made, **more), _panel(x, turn=more["turn"])]
 
 _BOXES = ".json", ".gz", ".parquet", ".xml", ".csv"          # endings of files of detections
 
 def _paths(files):
-    "Return the uploaded photo, and its detections if given. Raise `NocError` for other files."
+    """Return the paths of each uploaded photo and its detections, if given. Raise `NocError` for
+    other files."""
     files = [*map(Path, files)]
     boxes = [path for path in files if path.suffix in _BOXES]
     photos = [path for path in files if path not in boxes]
-    require(len(photos) == 1 and len(boxes) < 2, f"{len(files)} files",
-            "one photo and at most one file of its detections")
-    return *photos, *boxes
+    require(photos and len(boxes) < 2, f"{len(files)} files",
+            "photos, and at most one file of their detections")
+    return tuple((photo, *boxes) for photo in photos)
 
-# %% ../../nbs/pages/133_app.ipynb #d6e8fae5
-def _opened(gr, find, how):
-    "Return the widgets' contents for the view that `find` returns, or with its error message."
-    try: return _shown(gr, *_propose(find(), how))
-    except NocError as e: text = render("message.html", text=e)
-    empty, none = gr.update(choices=[], value=[]), gr.update(choices=[], value=None)
-    hidden = [gr.update(visible=False)]*(1 + _SLIDERS)
-    return [None, {}, empty, none, "", none, *hidden, text, "", ""]
-
-def _tried(gr, v, prices, change):
-    "Return the widgets' contents after a change; if it fails, the old ones with the reason."
-    try: return _shown(gr, *change())
-    except NocError as e: return _shown(gr, replace(v, note=str(e)), prices)
 
 # %% ../../nbs/pages/133_app.ipynb #70e8bc46
 def _handler(gr, f):
@@ -545,46 +537,22 @@ def _for_programs(gr, answer):
     go.click(_handler(gr, answer), asked, line, api_name="caption", api_description=about)
 
 # %% ../../nbs/pages/133_app.ipynb #a2fb386e
-def _wire(gr, p, studio):
-    "Connect the widgets to their functions."
-    ask = [p.view, p.prices]
-    live = [p.prices, p.out, *p.copies]
-    whole = [*ask, p.ticked, p.added, p.line, p.name, p.phrases, *p.sliders, p.out, *p.copies]
-    opened, tried, shown = (partial(f, gr) for f in (_opened, _tried, _shown))
-    def box(v, prices, how, *about):
-        return tried(v, prices, lambda: _propose(_with_box(v, *about), how, prices))
-    def begin(how): return opened(lambda: studio.example(0), how)
-    def upload(files, how): return opened(lambda: studio.upload(*_paths(files)), how)
-    def choose(how, event: gr.EventData): return opened(lambda: studio.example(event.index), how)
-    def weigh(v, prices, how): return shown(*_propose(v, how, prices))
-    def tick(v, prices, names): return shown(v, {n: prices.get(n, math.inf) for n in names})
-    def phrase(v, prices, on): return shown(replace(v, phrases=on), prices)
-    def add(v, prices, name):
-        return shown(v, _added(prices, {name: math.inf})) if name else gr.skip()
-    def read(v, prices, line): return tried(v, prices, lambda: _with_words(v, prices, line))
-    def move(n, v, prices, nats):
-        prices = prices | {[*_wanted(prices)][n]: _price(nats)}
-        return [prices, _stage(v, prices), *_copies(v, prices)]
-    def draw(v, prices, how, name, event: gr.EventData):
-        return box(v, prices, how, name, event.box) if v else gr.skip()
-    def enter(v, prices, how, name, text):
-        return box(v, prices, how, name, [float(x)/100 for x in re.findall(r"\d+\.?\d*", text)])
-    def undo(v, prices, how): return weigh(v.before or v, _by_hand(v, prices), how)
-    def seen(f): return lambda v, *args: f(v, *args) if v else gr.skip()
-    def on(event, f, inputs, outputs=whole, **more):
+def _wire(gr, studio, page, file, parts):
+    "Connect the page to the actions. `parts`: visit, stage and panel."
+    actions = _Actions(studio)
+    visit, stage, panel = parts
+    def begin(x): return answer(actions.example(x, 0))
+    def upload(x, files): return [*answer(actions.follow(replace(x, sent=_paths(files)), 0)), None]
+    def act(x, event: gr.EventData):
+        found = answer(actions(x, event.do, event.values))
+        return [*found[:2], gr.update()] if event.do == "price" else found   # while a slider moves
+    def answer(x): return [x, *_shown(studio, x)]
+    def on(event, f, inputs, outputs=parts, **more):
         event(_handler(gr, f), inputs, outputs, api_visibility="private", **more)
-    if studio.examples: on(p.page.load, begin, p.weight)
-    on(p.file.upload, upload, [p.file, p.weight])
-    on(p.gallery.select, choose, p.weight)
-    changes = {p.weight: weigh, p.ticked: tick, p.phrases: phrase, p.added: add}
-    for part, change in changes.items(): on(part.input, seen(change), [*ask, part])
-    on(p.line.submit, seen(read), [*ask, p.line])
-    for n, slider in enumerate(p.sliders):
-        on(slider.input, seen(partial(move, n)), [*ask, slider], live,
-           trigger_mode="always_last", show_progress="hidden")
-    on(p.out.select, draw, [*ask, p.weight, p.name])
-    on(p.typed.submit, seen(enter), [*ask, p.weight, p.name, p.typed])
-    on(p.undo.click, seen(undo), [*ask, p.weight])
+    if studio.examples: on(page.load, begin, visit)
+    on(file.upload, upload, [visit, file], [*parts, file])
+    on(stage.select, act, visit, trigger_mode="multiple", show_progress="minimal")
+
 
 # %% ../../nbs/pages/133_app.ipynb #b09d9947
 def _open_studio(job):

@@ -6,13 +6,13 @@
 __all__ = ['caption_lines', 'begin_captions', 'Mark', 'repeated', 'picture', 'class_names', 'weight_of']
 
 # %% ../../nbs/pages/132_gallery.ipynb #42b40744
-import json, os, sys, tempfile, zlib
+import json, os, sys, tempfile
 from collections import Counter
 from dataclasses import asdict, replace
-from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -140,23 +140,25 @@ def _beside_output(out, kind):
     path = real_path(out)
     return path.with_name(f".{path.name}.{kind}")
 
-def _checked(text, n): return b"%s\t%08x\n" % (text, zlib.crc32(text, n))
+def _image_of(text):
+    "Return the id of a line's image; None if the line was cut or is not of this program."
+    try: line = json.loads(text) if text.endswith(b"\n") else None
+    except (ValueError, RecursionError): return None
+    return line.get("image_id") if isinstance(line, dict) else None
 
-def _lines_of(part, ids):
-    "Yield (text, length) of a file's lines, up to the first that is incomplete, altered or moved."
-    with open(part, "rb") as f:
-        for n, line in enumerate(islice(f, len(ids))):
-            text = line.rpartition(b"\t")[0]
-            if line != _checked(text, n): return
-            yield text, len(line)
-
-def _whole_groups(part, ids, batch):
-    "Truncate a file to complete groups of lines. Return the number of lines."
+def _whole_groups(part, source, batch):
+    """Truncate a file to complete groups of lines, before the first line that was cut or is not of
+    the next image. Return the number of lines."""
     ends = [0]
-    for _, size in _lines_of(part, ids): ends.append(ends[-1] + size)
-    lines = len(ids) if len(ends) > len(ids) else (len(ends) - 1)//batch*batch
+    with open(part, "rb") as f:
+        for i, text in zip(source.ids, f):
+            if _image_of(text) != source.texts.get(i, i): break
+            ends.append(ends[-1] + len(text))
+    whole = len(ends) > len(source.ids)
+    lines = len(source.ids) if whole else (len(ends) - 1)//batch*batch
     os.truncate(part, ends[lines])
     return lines
+
 
 # %% ../../nbs/pages/132_gallery.ipynb #7aecc0cb
 def _read_lines(path):
@@ -180,27 +182,26 @@ def _caption_all(pipeline, source, out, options=CaptionOptions(), resume=False):
         say_notes()
         if not out.exists():
             part.touch()
-            while (done := _whole_groups(part, source.ids, options.batch)) < len(source.ids):
-                _write_lines(pipeline, source, part, options, done)
-            with whole_file(out, "wb") as f:
-                f.writelines(text + b"\n" for text, _ in _lines_of(part, source.ids))
+            _write_lines(pipeline, source, part, options)
+            os.replace(part, real_path(out))
         elif [line.get("image_id") for line in _read_lines(out)] != [
                 source.texts.get(i, i) for i in source.ids]:
             raise NocError(f"{out}: has captions of other images; expected a new file")
         part.unlink(missing_ok=True)
     return out
 
-def _write_lines(pipeline, source, part, options, done):
-    "Append the lines of all images after the first `done`, a group at a time."
+def _write_lines(pipeline, source, part, options):
+    "Append the lines that a file lacks, a group at a time."
+    done = _whole_groups(part, source, options.batch)
     bar = progress(None, "captions", len(source.ids), initial=done)
     with room_for(part), open(part, "ab") as f, bar:
         for start in range(done, len(source.ids), options.batch):
             ids = source.ids[start:start+options.batch]
             lines = caption_lines(pipeline, source, ids, options)
-            texts = (json.dumps(line, ensure_ascii=False).encode() for line in lines)
-            f.write(b"".join(_checked(text, n) for n, text in enumerate(texts, start)))
+            f.write(b"".join(json.dumps(x, ensure_ascii=False).encode() + b"\n" for x in lines))
             f.flush()
             bar.update(len(lines))
+
 
 # %% ../../nbs/pages/132_gallery.ipynb #5622b2c1
 class Mark(NamedTuple):
@@ -233,6 +234,27 @@ def repeated(
         else: kept.append((name, box))
     return repeats
 
+def picture(
+    boxes:list,  # dicts with the object and box of each region, the best first
+    named,       # objects whose best box has its name
+    looks,       # function (number, object) -> further fields of its `Mark`
+    size:tuple,  # (width, height) on the page
+    font:dict,   # sizes of the names' font, in pixels
+    about:str,   # description in words
+    href=None,   # URI of the image
+)->Markup:       # SVG, with the best box on top
+    "Draw boxes on an image, with the names of some objects at corners."
+    names, marks = [box["object"] for box in boxes], []
+    repeats = repeated(names, [box["box"] for box in boxes])
+    for n, (name, box) in enumerate(zip(names, boxes)):
+        mark = Mark(box["box"], name if name in named and name not in names[:n] else "")
+        mark = mark._replace(**looks(n, name))
+        if n in repeats: mark = mark._replace(kind=f"{mark.kind} faint")
+        marks.append(mark)
+    tags = _tags(marks, size, font)
+    return render("picture.html", marks=marks[::-1], tags=tags, width=size[0], height=size[1],
+                  font=font, about=about, href=href)
+
 def _tags(marks, size, font):
     "Return the names on a picture as (mark, x, y, width), at the corners of their boxes."
     named = [m for m in marks if m.name]
@@ -241,17 +263,6 @@ def _tags(marks, size, font):
     places = place_tags(corners, widths, font["height"], size)
     return [(m, *xy, wide) for m, xy, wide in zip(named, places, widths)]
 
-def picture(
-    marks:list,  # `Mark`s; the last is on top
-    size:tuple,  # (width, height) on the page
-    font:dict,   # sizes of the names' font, in pixels
-    about:str,   # description in words
-    href=None,   # URI of the image
-)->Markup:       # SVG
-    "Draw boxes on an image, with names at the corners of some."
-    tags = _tags(marks[::-1], size, font)
-    return render("picture.html", marks=marks, tags=tags, width=size[0], height=size[1], font=font,
-                  about=about, href=href)
 
 # %% ../../nbs/pages/132_gallery.ipynb #32bae5fc
 def class_names(
@@ -280,62 +291,74 @@ def _words(line, hues):
 def _picture(line, image, hues):
     "Draw the regions of a line; candidates are on top, and a class is named once."
     width, height = image.size if image else line["size"] or (4, 3)
-    scale = 440/max(width, height)
-    marks, named = [], set()
+    scale = 320/max(width, height)
     def rank(box): return box["object"] in hues, box["selector"] or 0, box["score"]
     boxes = sorted(line["boxes"], key=rank, reverse=True)
-    repeats = repeated([box["object"] for box in boxes], [box["box"] for box in boxes])
-    for n, box in enumerate(boxes):
-        hue = hues.get(box["object"])
-        name = box["object"] if hue is not None and hue not in named else ""
-        named.add(hue)
-        kind = "" if hue is None else f"k k{hue}"
-        marks.append(Mark(box["box"], name, f"{kind} faint" if n in repeats else kind))
-    href = thumbnail(image) if image else None
-    return picture(marks[::-1], (width*scale, height*scale), _FONT, line["caption"], href)
+    def look(n, name): return dict(kind=f"k k{hues[name]}" if name in hues else "")
+    href = thumbnail(image, 240, "webp", 60) if image else None
+    size = width*scale, height*scale
+    return picture(boxes, hues, look, size, _FONT, line["caption"], href)
 
-def _card(line, image, names):
+def _card(line, image, link, names):
     "Return the parts of a line that the page shows. `names`: as in `class_names`."
     hues = {c["object"]: n % len(_HUES) for n, c in enumerate(line["candidates"])}
     objects = [c | dict(hue=hues[c["object"]]) for c in line["candidates"]]
     boxes = {names.get(word, word): hue for word, hue in hues.items()}
+    kinds = {"unsaid" if c["price"] is None else "left" for c in objects if not c["word"]}
+    if not line["boxes"]: kinds.add("bare")
     return dict(picture=_picture(line, image, boxes), words=_words(line, hues), objects=objects,
-                empty=not line["boxes"], reason=line["reason"],
-                file=line["file"] or f"image {line['image_id']}")
+                kinds=kinds, terms={*line["caption"].split(), *hues}, link=link,
+                reason=line["reason"], file=line["file"] or f"image {line['image_id']}")
+
 
 # %% ../../nbs/pages/132_gallery.ipynb #435edd03
-def _write_report(path, lines, picture=None, title="Captions", classes=None, most=500):
-    """Write a page with the first `most` captions and failures, completely or not at all. `lines`:
-    a list, or a file; `picture`: function from a line to its PIL image, or None; `classes`: those
-    of the boxes. Raise `NocError` if the lines are invalid."""
-    names = class_names(classes or {})
-    def read(): return lines if isinstance(lines, list) else _read_lines(lines)
-    def cards():
-        whole = (line for line in read() if "error" not in line)
-        for line in islice(whole, most): yield _card(line, picture and picture(line), names)
-    failed = list(islice((line for line in read() if "error" in line), most))
-    values = dict(title=title, most=most, hues=_HUES, cards=cards(), failed=failed)
-    page = TEMPLATES.get_template("report.html")
-    try:
-        with whole_file(path) as f: f.writelines(page.generate(values, counts=_counts(read())))
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as e:
-        if isinstance(e, NocError): raise
-        where = "lines" if isinstance(lines, list) else lines
-        raise NocError(f"{where}: expected lines of noc_caption ({e!r})") from None
+class _Summary:
+    "What a run reports about its lines: their numbers, and a page."
+    def __init__(self, classes=None, picture=None, most=500, lost=None):
+        """Read no line yet. `classes`: those of the boxes; `picture`: function from a line to its
+        PIL image and a link to it, each may be None; `most`: number of captions and failures on
+        the page; `lost`: name of a class -> its word that the vocabulary lacks."""
+        self.names, self.lost, self.most = class_names(classes or {}), lost or {}, most
+        self.picture = picture or (lambda line: (None, None))
+        self.counts, self.lacking = Counter(), Counter()
+        self.kinds, self.terms, self.numbers = Counter(), Counter(), {}   # to choose cards by
+        self.empty, self.cards, self.failed = [], [], []
 
-def _counts(lines):
-    "Count the captions, the failures, the images without boxes, and the candidates by outcome."
-    counts = Counter()
-    for line in lines:
-        counts["bad" if "error" in line else "good"] += 1
-        counts["empty"] += line.get("boxes") == []
-        candidates = line.get("candidates", ())
-        words = [c["word"] for c in candidates]
-        counts["candidates"] += len(words)
-        counts["said"] += len(words) - words.count(None)
-        names = ((c["word"], c["object"]) for c in candidates)
-        counts["short"] += sum(word != name and word in name.split() for word, name in names)
-    return counts
+    def read(self, lines, where="lines"):
+        "Read lines, each once. Raise `NocError` if one is invalid."
+        try:
+            for line in lines: self._add(line)
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as e:
+            raise NocError(f"{where}: expected lines of noc_caption ({e!r})") from None
+        return self
+
+    def _add(self, line):
+        counts, failed = self.counts, "error" in line
+        counts["bad" if failed else "good"] += 1
+        counts["blank"] += not line.get("caption", "-").strip()
+        if line.get("boxes") == []: self.empty.append(line["file"] or f"image {line['image_id']}")
+        for c in line.get("candidates", ()):
+            word, name = c["word"], c["object"]
+            counts["candidates"] += 1
+            counts["said"] += word is not None
+            counts["short"] += word != name and word in name.split()
+            self.lacking.update([self.lost[name]] if name in self.lost else [])
+        if failed: self.failed.append((line["file"] or line["image_id"], line["error"]))
+        elif len(self.cards) < self.most: self._show(_card(line, *self.picture(line), self.names))
+
+    def _show(self, card):
+        self.kinds.update(card["kinds"])
+        self.terms.update(card["terms"])
+        self.numbers |= {term: len(self.numbers) + n for n, term in
+                         enumerate(sorted(card["terms"] - self.numbers.keys()))}
+        terms = sorted(map(self.numbers.get, card["terms"]))
+        self.cards.append(render("card.html", **card | dict(terms=terms)))
+
+    def write(self, path, title="Captions"):
+        "Write a page with the first captions and failures, completely or not at all."
+        page = TEMPLATES.get_template("report.html").generate(vars(self), title=title, hues=_HUES)
+        with whole_file(path) as f: f.writelines(page)
+
 
 # %% ../../nbs/pages/132_gallery.ipynb #5ad81c20
 def _tell(n, failed, empty, lacking, advice, out, html):
@@ -365,15 +388,24 @@ def _caption_files(job, out=None, report=None, resume=False, texts=None, overwri
         lines = out or Path(folder)/"lines.jsonl"
         if spread: file = spread(job, lines, resume)
         else: file = _caption_all(pipeline, source, lines, job.options, resume)
-        if not out:                     # before the page, which may fail
-            few = sys.stdout.encoding not in (None, "utf-8", "UTF-8")
-            for line in _read_lines(file): print(json.dumps(line, ensure_ascii=few))
-        title = f"Captions of {Path(job.src).name}"
-        if report:
-            _write_report(report, file, partial(_picture_of, source), title, pipeline.classes)
-        if texts: _write_texts(_read_lines(file), beside, texts, overwrite)
-        failed, empty, lacking = _failures(pipeline, file)
-        return len(source.ids), failed, [] if source.blind else empty, lacking
+        read = _read_lines(file)
+        if not out: read = _printed(read)
+        if texts: read = _written(read, beside, texts, overwrite)
+        seen = _pictures(source, Path(report).parent) if report else None
+        summary = _Summary(pipeline.classes, seen, 500 if report else 0, _unsayable(pipeline))
+        summary.read(read, file)
+        if report: summary.write(report, f"Captions of {Path(job.src).name}")
+        if blank := summary.counts["blank"]: say(f"{blank:,} captions are empty")
+        empty = [] if source.blind else summary.empty
+        return len(source.ids), summary.counts["bad"], empty, summary.lacking
+
+def _printed(lines):
+    "Print lines, and yield each."
+    few = sys.stdout.encoding not in (None, "utf-8", "UTF-8")
+    for line in lines:
+        print(json.dumps(line, ensure_ascii=few))
+        yield line
+
 
 # %% ../../nbs/pages/132_gallery.ipynb #c5d16d81
 def _unsayable(pipeline):
@@ -383,27 +415,18 @@ def _unsayable(pipeline):
     _, missing = constraint_tokens(classes, classes, pipeline.vocab, form)
     return {classes[m.class_id].name: m.text for m in missing if m.lost}
 
-def _failures(pipeline, file):
-    """Return the number of images without a caption, the names of those without boxes, and word ->
-    number of objects that cannot be mentioned because the vocabulary lacks the word."""
-    failed = blank = 0
-    empty, lacking = [], Counter()
-    words = _unsayable(pipeline)
-    for line in _read_lines(file):
-        failed += "error" in line
-        blank += not line.get("caption", "-").strip()
-        if line.get("boxes") == []: empty.append(line["file"] or f"image {line['image_id']}")
-        objects = [c["object"] for c in line.get("candidates", ())]
-        lacking.update(words[o] for o in objects if o in words)
-    if blank: say(f"{blank:,} captions are empty")
-    return failed, empty, lacking
 
 # %% ../../nbs/pages/132_gallery.ipynb #d0c8d7cd
-def _picture_of(source, line):
-    "Return the picture to draw on, or None if there is none."
+def _pictures(source, folder):
+    "Return a function from a line to its picture and a link to its file, each None if it lacks it."
     ids = {text: i for i, text in source.texts.items()}
-    image = source.photo(ids.get(line["image_id"], line["image_id"]))
-    return None if isinstance(image, NocError) else image
+    def seen(line):
+        i = ids.get(line["image_id"], line["image_id"])
+        image, file = source.photo(i), source.files.get(i)
+        image = None if isinstance(image, NocError) else image
+        link = image and not file.read and quote(os.fsencode(os.path.relpath(file.path, folder)))
+        return image, link or None
+    return seen
 
 _MARK = b'<meta name="generator" content="noc_caption">' # in `report.html`
 
@@ -433,10 +456,11 @@ def _text_files(source, folder):
         owners[path] = name
     return [*owners]
 
-def _write_texts(lines, paths, folder, overwrite):
-    "Write captions beside photos; keep existing files unless `overwrite` is True."
+def _written(lines, paths, folder, overwrite):
+    "Write captions beside photos, and yield the lines; keep existing files unless `overwrite`."
     written = kept = 0
     for line, path in zip(lines, paths):
+        yield line
         text = line.get("caption", "").strip()
         if not text: continue
         if path.exists() and not overwrite:
@@ -446,6 +470,7 @@ def _write_texts(lines, paths, folder, overwrite):
         written += 1
     stay = f"; {kept:,} existing files are kept (--overwrite replaces them)" if kept else ""
     say(f"--txt {folder}: {written:,} texts written{stay}")
+
 
 # %% ../../nbs/pages/132_gallery.ipynb #7cb28042
 def weight_of(

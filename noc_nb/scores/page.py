@@ -41,13 +41,15 @@ def render(
 def thumbnail(
     image,    # PIL image
     side=440, # maximum width and height, in pixels
+    kind="jpeg", # format of the picture: "jpeg" or "webp"
+    quality=80,  # of the format, from 0 to 100
 )->str:       # data URI
     "Encode a picture as text for a page."
     small = image.convert("RGB")
     out = io.BytesIO()
     small.thumbnail((side, side))
-    small.save(out, "jpeg", quality=80)
-    return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode()
+    small.save(out, kind, quality=quality)
+    return f"data:image/{kind};base64," + base64.b64encode(out.getvalue()).decode()
 
 # %% ../../nbs/scores/106_page.ipynb #106a0008
 class Part(NamedTuple):
