@@ -7,7 +7,8 @@ from base64 import b64decode
 from functools import cache
 from pathlib import Path
 from urllib.request import Request, urlopen
-from book import CHAPTERS, FOLDERS, INDEX, MODULES, NOTEBOOKS, ROOT, SETTINGS, cells, module_of, name, number, part, read
+from book import (CHAPTERS, FOLDERS, INDEX, MODULES, NOTEBOOKS, ROOT, SETTINGS, cells, module_of, name, number, part,
+                  read)
 
 TEXTS = {"docs/chapters.md": "chapters", "docs/glossary.md": "glossary", "docs/commands.md": "commands/index",
          "docs/data.md": "data", "docs/forms.md": "forms", "results/README.md": "results",
@@ -55,7 +56,8 @@ def page_cell(cell, source):
     cell["source"] = re.sub(r"^#\|.*\n?", "", text, flags=re.M).strip("\n")
     if re.search(r"^#\|\s*echo:\s*false", text, re.M): cell["metadata"]["tags"] = ["remove-input"]
     elif only_imports(cell["source"]):
-        cell["metadata"] |= dict(tags=["hide-input"], mystnb=dict(code_prompt_show="Imports", code_prompt_hide="Imports"))
+        prompts = dict(code_prompt_show="Imports", code_prompt_hide="Imports")
+        cell["metadata"] |= dict(tags=["hide-input"], mystnb=prompts)
     for output in cell["outputs"]:
         if "text/markdown" in output.get("data", {}):
             output["data"]["text/markdown"] = relink("".join(output["data"]["text/markdown"]), source)

@@ -14,7 +14,7 @@ from dataclasses import asdict, fields
 from itertools import pairwise
 
 from ..constraints import ObjectClass
-from ..core import require
+from ..core import NocError, require
 from ..fast.penalties import Penalties
 from ..fast.prices import PriceConfig
 from ..heldout import HeldOut, normalize

@@ -29,7 +29,7 @@ from ..models.captioners import NovelPhotoCaptioner
 from ..models.photos import open_image
 from ..models.pipeline import NovelCaptioner, shipped
 from ..models.source import Job, detected, detector_for
-from ..models.spellings import noun_forms
+from ..words.spellings import noun_forms
 from .gallery import _line, class_names, picture, weight_of
 from .looks import looks
 from ..regions import Regions
