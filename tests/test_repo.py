@@ -5,7 +5,7 @@ import pytest
 import budget
 from book import INDEX, NOTEBOOKS, ROOT, SETTINGS, cells, name, none_of, run, tracked
 from readme import CHAPTERS, IMAGES, README, chapters, fences, pictures, to_markdown
-from website import TEXTS, links, page, relink, target
+from website import TEXTS, links, minutes, page, relink, target
 
 def test_readme_is_the_index():
     assert README.read_text(encoding="utf-8") == to_markdown(), \
@@ -69,6 +69,13 @@ def test_pages_of_the_site():
     assert relink("[a](../docs/data.md#java)", "nbs/index.ipynb") == "[a](data.md#java)"
     with pytest.raises(SystemExit, match="nbs/00_core.ipynb: the link to 99_none.ipynb leads nowhere"):
         relink("[a](99_none.ipynb)", "nbs/00_core.ipynb")
+
+def test_reading_times_of_the_front_page_are_those_of_the_chapters():
+    text = "".join(cell.source for cell in cells(INDEX, "markdown"))
+    said = re.findall(r"\]\(([\w/]+\.ipynb)\) \((\d+) min\)", text)
+    assert len(said) > 9
+    none_of((f"{link}: {found} min" for link, number in said
+             if abs((found := minutes(ROOT/"nbs"/link)) - int(number)) > 2 + found/8), "change nbs/index.ipynb")
 
 @cache
 def options(command):
