@@ -107,6 +107,13 @@ def test_the_cards_numbers_are_those_of_the_rows(repository):
     bank, credit, library, alone = (marks[name] for name in ("bank:5", "credit:5", "any:5", "beam:5"))
     assert f"{bank} (bank), {credit} (credit), {library} (library) and {alone} (beam search alone) of 25" in card
 
+def test_a_streamer_is_refused_before_the_library_sees_it(repository):
+    "A streamer of the library raises its own error with beams; the folder's error comes first, and nothing is printed."
+    model, inputs = build("GPT-2")
+    settings = dict(custom_generate=str(repository), trust_remote_code=True, num_beams=4, max_new_tokens=4)
+    with pytest.raises(ValueError, match="streamer: expected None, because a beam may still be replaced"):
+        model.generate(**inputs, **settings, streamer=transformers.TextStreamer(tokenizer()))
+
 def test_part_numbers_are_taken_literally():
     "Texts with signs that a line gives a meaning are words in lists of their own, to mention and to avoid."
     tok, parts = trained("byte BPE"), ["A-12", "a|b", "-5", "x=1", "m,n"]
