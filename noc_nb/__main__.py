@@ -6,6 +6,8 @@
 __all__ = []
 
 # %% ../nbs/commands/142_main.ipynb #c0de0202
+from textwrap import fill
+
 import noc_nb
 from .commands.cli import commands
 
@@ -13,18 +15,19 @@ from .commands.cli import commands
 _BEGIN = """noc_nb {version}: novel object captioning, after "Learning to Select"
 
 To begin, without any files:
-  noc_app                                        a web page on which to try the method
-  noc_reproduce                                  the method on synthetic drawings, and the tables
+  noc_app                                        try the method on a web page
+  noc_reproduce                                  the paper's tables, on drawings
 With your own files:
-  noc_caption photos/ --html page.html           captions of photos, or of any detector's boxes
-  noc_eval --captions own.json --data refs.json  all scores of any system's captions
+  noc_caption photos/ --html page.html           captions of photos or of boxes
+  noc_eval --captions own.json --data refs.json  all scores of any captions
 
 All commands; each has --help:
 {commands}"""
 
 def _overview()->str:
     "Return the overview: some commands to begin with, then all commands with their purposes."
-    lines = [f"  {name:16}  {f.__doc__}" for name, f in commands().items()]
+    lines = [fill(f.__doc__, 80, initial_indent=f"  {name:16}  ", subsequent_indent=" "*20)
+             for name, f in commands().items()]
     return _BEGIN.format(version=noc_nb.__version__, commands="\n".join(lines))
 
 # %% ../nbs/commands/142_main.ipynb #c0de0205

@@ -136,6 +136,7 @@ def peak_mb()->int: # MB, or None if the system does not report it
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> unit
 
 # %% ../../nbs/commands/100_command.ipynb #c2a50e52
+_LONG = 5       # seconds: a terminal shows the duration of a command that takes longer
 _TURNS = "1000" # iterations for which a thread of GNU OpenMP spins
 
 def _thread_count(text):
@@ -202,8 +203,6 @@ def _first_look(f, options):
         if wrong: _leave(2, f"error: {wrong}; expected {about[name]}")
 
 # %% ../../nbs/commands/100_command.ipynb #c2a50e02
-_LONG = 5 # seconds: a terminal shows the duration of a command that takes longer
-
 @contextmanager
 def _loading():
     "Show \"loading\" on a terminal while PyTorch is imported, and remove it afterwards."

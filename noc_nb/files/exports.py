@@ -197,7 +197,8 @@ def _read_yolo(path):
     files = label_files(path)
     lines = []
     for labels in files:
-        with suppress(NocError): lines += map(label_numbers, split(labels))  # raised again as its fault
+        with suppress(NocError):                     # raised again as the fault of this file
+            lines += map(label_numbers, split(labels))
     lines = [x[1:] for x in lines if x and len(x) > 4]
     about = _about(file)
     form = _settled(lines, about, path, file if about else path/"data.yaml")

@@ -88,8 +88,8 @@ def _check_lists(lists, objects, where):
     "Return the words of each object. Raise `NocError` with the place if the lists are invalid."
     whole = isinstance(lists, dict) and {*lists} == {*objects}
     require(whole, where, f"one list of words for each object: {', '.join(objects)}")
-    for name in objects:
-        require(_are_forms(lists[name]), f"{where}: {name}: {lists[name]!r}", _FORMS)
+    for name, words in lists.items():
+        require(_are_forms(words), f"{where}: {name}: {words!r}", _FORMS)
     return {name: tuple(lists[name]) for name in objects}
 
 # %% ../../nbs/lab/35_objects.ipynb #a9128212

@@ -9,12 +9,14 @@ __all__ = []
 import re, sys, warnings
 from dataclasses import dataclass
 from itertools import chain, groupby
+from pathlib import Path
 
 import numpy as np
 
 from ..core import require
 from ..lab.config import imported
 from ..lab.disk import find_data
+from ..lab.progress import say
 from ..lab.tables import cell, latex_table
 from ..lab.verdict import short_p, signed
 from ..lab.metrics import METRICS
@@ -280,6 +282,7 @@ def _compare_and_show(o):
         named = [(x, i) for i, x in getattr(first, "named", {}).items()]
         photos = photos_by_id(o.images, o.data, None if o.data else named)
         finish(_show, as_markdown(own.title, own.parts), lambda new: _write(new, name, own, photos))
+    if o.out: say(f"page: {Path(o.out)/name}.html")
 
 # %% ../../nbs/scores/125_systems.ipynb #917c63c9
 def _metrics(text):
@@ -310,3 +313,4 @@ def _run_eval(o):
                       show, o.skip_bad, part=o.part, heldout=o.heldout, classes=o.classes,
                       images=o.images, synonyms=o.synonyms, cut=o.cut,
                       whole=o.whole_sentences, first=o.first)
+        if o.out: say(f"page: {Path(o.out)/'report.html'}")
