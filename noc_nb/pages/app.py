@@ -150,7 +150,6 @@ def _score_color(p):
     a, b, t = (_COOL, _MIDDLE, 2*p) if p < .5 else (_MIDDLE, _WARM, 2*p - 1)
     return "#" + "".join(f"{round(x + (y - x)*t):02x}" for x, y in zip(a, b))
 
-
 # %% ../../nbs/pages/133_app.ipynb #074720af
 _FONT = dict(size=14, letter=8.4, margin=10, height=21, base=15)
 
@@ -167,9 +166,9 @@ def _draw(v, named):
         return dict(number=n, color=_score_color(p), dashed=p is None,
                     about=f"{name}: {worth}, detected {scores[n]:.2f}")
     about = f"{v.name}, with boxes for: {', '.join(dict.fromkeys(names))}"
-    return picture([dict(object=names[n], box=boxes[n]) for n in order], {*map(_word, named)}, look,
-                 (480, 480*height/width), _FONT, about, thumbnail(v.image, _SIDE))
-
+    best = [dict(object=names[n], box=boxes[n]) for n in order]
+    return picture(best, {*map(_word, named)}, look, (480, 480*height/width), _FONT, about,
+                   thumbnail(v.image, _SIDE))
 
 # %% ../../nbs/pages/133_app.ipynb #aa678cb1
 def _class(v, name): return v.pipeline.classes.get(v.pipeline.by_name.get(name))
@@ -210,7 +209,6 @@ def _card(v, title, caption, told):
     return dict(title=title, text=caption.caption, words=words, score=caption.score, told=told,
                 total=total)
 
-
 # %% ../../nbs/pages/133_app.ipynb #fb79a4fe
 def _cards(v, prices):
     "Return both captions, and the reason if a requested word is missing."
@@ -231,8 +229,6 @@ def _stage(v, prices, made=None, **more):
     return render("stage.html", colors=colors, cards=cards, notes=notes, made=made,
                   picture=_draw(v, _wanted(prices)),
                   **dict(wrong=False, many=False, copies={}) | more)
-
-
 
 # %% ../../nbs/pages/133_app.ipynb #d5094c72
 def _copies(v, prices):
@@ -258,7 +254,6 @@ def _copies(v, prices):
         prices={name: round(price, 4) for name, price in prices.items()},
         alone=bool(_no_choice(prices)))
     return {what: str(render(f"{what}.txt", **values)) for what in ("command", "python")}
-
 
 # %% ../../nbs/pages/133_app.ipynb #c1a0e912
 _PIXELS = 50_000_000 # maximum number of pixels of an uploaded photo
@@ -325,7 +320,6 @@ def _examples(photos, source, model, most):
         return bad is None
     ids = islice(filter(good, source.ids), most)
     return [(partial(look, i), source.name(i), model) for i in ids]
-
 
 # %% ../../nbs/pages/133_app.ipynb #91d21c45
 class _Studio:
@@ -450,7 +444,6 @@ class _Actions:
         x = replace(x, prices=_by_hand(x.view, x.prices), view=x.view.before or x.view)
         return self.weigh(x, x.how)
 
-
 # %% ../../nbs/pages/133_app.ipynb #ad27e5cd
 def _page(studio, max_mb=10, hosts=()):
     "Return a `gradio.Blocks`, and options to launch it. Raise `NocError` without Gradio."
@@ -478,7 +471,6 @@ def _page(studio, max_mb=10, hosts=()):
         theme=gr.themes.Soft(primary_hue="slate", neutral_hue="slate", **fonts),
         state_session_capacity=100, show_error=True, footer_links=[], share=False)
     return page, options
-
 
 # %% ../../nbs/pages/133_app.ipynb #481b401d
 def _panel(x, **more):
@@ -511,7 +503,6 @@ def _paths(files):
     require(photos and len(boxes) < 2, f"{len(files)} files",
             "photos, and at most one file of their detections")
     return tuple((photo, *boxes) for photo in photos)
-
 
 # %% ../../nbs/pages/133_app.ipynb #70e8bc46
 def _handler(gr, f):
@@ -552,7 +543,6 @@ def _wire(gr, studio, page, file, parts):
     if studio.examples: on(page.load, begin, visit)
     on(file.upload, upload, [visit, file], [*parts, file])
     on(stage.select, act, visit, trigger_mode="multiple", show_progress="minimal")
-
 
 # %% ../../nbs/pages/133_app.ipynb #b09d9947
 def _open_studio(job):

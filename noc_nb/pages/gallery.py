@@ -140,25 +140,20 @@ def _beside_output(out, kind):
     path = real_path(out)
     return path.with_name(f".{path.name}.{kind}")
 
-def _image_of(text):
-    "Return the id of a line's image; None if the line was cut or is not of this program."
-    try: line = json.loads(text) if text.endswith(b"\n") else None
-    except (ValueError, RecursionError): return None
-    return line.get("image_id") if isinstance(line, dict) else None
-
 def _whole_groups(part, source, batch):
     """Truncate a file to complete groups of lines, before the first line that was cut or is not of
     the next image. Return the number of lines."""
     ends = [0]
     with open(part, "rb") as f:
         for i, text in zip(source.ids, f):
-            if _image_of(text) != source.texts.get(i, i): break
+            try: line = json.loads(text) if text.endswith(b"\n") else None
+            except (ValueError, RecursionError): break
+            if not isinstance(line, dict) or line.get("image_id") != source.texts.get(i, i): break
             ends.append(ends[-1] + len(text))
     whole = len(ends) > len(source.ids)
     lines = len(source.ids) if whole else (len(ends) - 1)//batch*batch
     os.truncate(part, ends[lines])
     return lines
-
 
 # %% ../../nbs/pages/132_gallery.ipynb #7aecc0cb
 def _read_lines(path):
@@ -202,7 +197,6 @@ def _write_lines(pipeline, source, part, options):
             f.flush()
             bar.update(len(lines))
 
-
 # %% ../../nbs/pages/132_gallery.ipynb #5622b2c1
 class Mark(NamedTuple):
     "A region for the template `picture.html`."
@@ -234,6 +228,7 @@ def repeated(
         else: kept.append((name, box))
     return repeats
 
+# %% ../../nbs/pages/132_gallery.ipynb #9f2438db
 def picture(
     boxes:list,  # dicts with the object and box of each region, the best first
     named,       # objects whose best box has its name
@@ -262,7 +257,6 @@ def _tags(marks, size, font):
     corners = [(m.box[0]*size[0], m.box[1]*size[1]) for m in named]
     places = place_tags(corners, widths, font["height"], size)
     return [(m, *xy, wide) for m, xy, wide in zip(named, places, widths)]
-
 
 # %% ../../nbs/pages/132_gallery.ipynb #32bae5fc
 def class_names(
@@ -309,7 +303,6 @@ def _card(line, image, link, names):
     return dict(picture=_picture(line, image, boxes), words=_words(line, hues), objects=objects,
                 kinds=kinds, terms={*line["caption"].split(), *hues}, link=link,
                 reason=line["reason"], file=line["file"] or f"image {line['image_id']}")
-
 
 # %% ../../nbs/pages/132_gallery.ipynb #435edd03
 class _Summary:
@@ -359,7 +352,6 @@ class _Summary:
         page = TEMPLATES.get_template("report.html").generate(vars(self), title=title, hues=_HUES)
         with whole_file(path) as f: f.writelines(page)
 
-
 # %% ../../nbs/pages/132_gallery.ipynb #5ad81c20
 def _tell(n, failed, empty, lacking, advice, out, html):
     "Print the summary of a run to standard error."
@@ -406,7 +398,6 @@ def _printed(lines):
         print(json.dumps(line, ensure_ascii=few))
         yield line
 
-
 # %% ../../nbs/pages/132_gallery.ipynb #c5d16d81
 def _unsayable(pipeline):
     "Return a dict: name of a class -> its word that the vocabulary lacks."
@@ -414,7 +405,6 @@ def _unsayable(pipeline):
     form = form_of(pipeline.cfg.form, Regions.empty())
     _, missing = constraint_tokens(classes, classes, pipeline.vocab, form)
     return {classes[m.class_id].name: m.text for m in missing if m.lost}
-
 
 # %% ../../nbs/pages/132_gallery.ipynb #d0c8d7cd
 def _pictures(source, folder):
@@ -470,7 +460,6 @@ def _written(lines, paths, folder, overwrite):
         written += 1
     stay = f"; {kept:,} existing files are kept (--overwrite replaces them)" if kept else ""
     say(f"--txt {folder}: {written:,} texts written{stay}")
-
 
 # %% ../../nbs/pages/132_gallery.ipynb #7cb28042
 def weight_of(
