@@ -58,13 +58,13 @@ def write_claims(
     samples:int=20_000,    # number of bootstrap samples
 ):
     "Compute every claim that has captions. Raise `NocError` if data or captions are missing."
-    task = _task(data, split)
     folder = Path(results)/"captions"
     def file(line): return captions_file(folder, line, f"{split}-")
     def captioned(claim): return all(file(line).exists() for _, line, _ in claim.terms)
     claims = [c for name in ("paper", "known") for c in read_claims(name) if captioned(c)]
     name = file(table_line("none", "xe")).name
     require(claims, f"{folder}: no captions of any claim", f"files like {name}")
+    task = _task(data, split)
     run_rows = read_rows(results, data=split, split="test")
     of_file = _drawing(task, samples)
     def drawn(line): return of_file(file(line))
