@@ -94,7 +94,8 @@ def test_the_cards_numbers_are_those_of_the_rows(repository):
     rows = {r["system"]: r for r in read_rows(hub.ROOT/"results/words.jsonl", row="words", part="test")}
     card = (repository/"README.md").read_text(encoding="utf-8")
     lines = {line.split("|")[1]: line.split("|")[2:5] for line in card.splitlines() if line.endswith("|")}
-    names = {'mode="bank"': "bank:5", 'mode="credit"': "credit:5", "force_words_ids` (": "any:5", "beam search alone": "beam:5"}
+    names = {'mode="bank"': "bank:5", 'mode="credit"': "credit:5", "force_words_ids` (": "any:5",
+             "beam search alone": "beam:5"}
     for name, system in names.items():
         (said,) = [cells for first, cells in lines.items() if name in first and "%" in cells[0]]
         r = rows[system]
