@@ -12,6 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from textwrap import wrap
 
+# %% ../../nbs/commands/139_reproduce.ipynb #62dc8728
 from ..captioner import Captioner
 from .command import _dashed, one_thread
 from ..constraints import COCO_CLASSES, RULES

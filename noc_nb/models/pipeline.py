@@ -362,9 +362,8 @@ class _Search:
         "Return the best caption of each image under its constraints, as `Decoded`."
         groups, prices = dict(enumerate(groups)), dict(enumerate(prices))
         penalties = penalties_of(self.captioner, self.classes, self.cfg.prices)
-        found = decode(self.captioner, [_features(self, seen)], groups, self.cfg.search, prices,
-                       self.avoid, penalties)
-        return [*found.values()]
+        return [*decode(self.captioner, [_features(self, seen)], groups, self.cfg.search, prices,
+                        self.avoid, penalties).values()]
 
     def _costs(self, seen, asked, decoded):
         "Return for each image: omitted class id -> nats that mentioning it would have cost."
