@@ -361,10 +361,9 @@ class _Search:
     def _search(self, seen, groups, prices):
         "Return the best caption of each image under its constraints, as `Decoded`."
         groups, prices = dict(enumerate(groups)), dict(enumerate(prices))
-        penalties = penalties_of(self.captioner, self.classes, self.cfg.prices)
-        found = decode(self.captioner, [_features(self, seen)], groups, self.cfg.search, prices,
-                       self.avoid, penalties)
-        return [*found.values()]
+        how = prices, self.avoid, penalties_of(self.captioner, self.classes, self.cfg.prices)
+        batches = [_features(self, seen)]
+        return [*decode(self.captioner, batches, groups, self.cfg.search, *how).values()]
 
     def _costs(self, seen, asked, decoded):
         "Return for each image: omitted class id -> nats that mentioning it would have cost."
