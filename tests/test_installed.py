@@ -235,8 +235,3 @@ def test_chapters_of_the_extras_run(extended, tmp_path, chapter):
     code = [c.source for c in cells(notebook, "code") if not {"slow", "gpu", "eval:"} & c.directives.keys()]
     (tmp_path/"chapter.py").write_text("\n\n".join(code), encoding="utf-8")
     used(extended, "python", "-m", "IPython", tmp_path/"chapter.py", cwd=notebook.parent)
-
-def test_site_is_made(extended, tmp_path):
-    code = "import pathlib, sys, website; sys.exit(website.build(pathlib.Path(sys.argv[1])))"
-    used(extended, "python", "-c", code, tmp_path/"site", cwd=ROOT/"tests")
-    assert (tmp_path/"site/index.html").exists()
