@@ -1,5 +1,5 @@
 "Test how boxes are read: their classes, the photo's orientation and size, and the errors for bad boxes."
-import builtins, json, sys
+import builtins, json, os, subprocess, sys
 from collections import Counter
 from pathlib import Path
 import numpy as np
@@ -7,6 +7,7 @@ import pyarrow, pyarrow.parquet
 import pytest
 from hypothesis import given, settings, strategies as st
 from PIL import Image, ImageOps
+from book import ROOT
 from noc_nb.commands import reproduce
 from noc_nb.commands.cli import noc_reproduce
 from noc_nb.commands.cli import commands
@@ -327,3 +328,17 @@ def test_a_run_uses_the_data_that_its_settings_name(tmp_path, monkeypatch, optio
         noc_reproduce("toy", "toy", out="run", rows="none", training="xe", metrics="C", tables="1", **options)
     name, regions = e.value.args
     assert name == split and (len(regions.boxes) == 1) == ("detections" in options)
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a terminal of POSIX")
+def test_a_terminal_shows_names_and_captions_and_a_pipe_whole_lines(tmp_path):
+    Image.new("RGB", (640, 480)).save(tmp_path/"7.jpg")
+    (tmp_path/"d.json").write_text(json.dumps([box(7)]))
+    code = "import sys; from noc_nb.commands.cli import main; sys.argv[0] = 'noc_caption'; main()"
+    command = [sys.executable, "-c", code, "d.json", "--images", ".", "--model", "lite"]
+    env = os.environ | dict(PYTHONPATH=str(ROOT))
+    piped = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    ours, theirs = os.openpty()
+    subprocess.run(command, cwd=tmp_path, env=env, stdout=theirs, stderr=subprocess.DEVNULL, check=True)
+    os.close(theirs)
+    assert os.read(ours, 10_000).decode().split("\r\n")[0] == f"7.jpg: {json.loads(piped.stdout)['caption']}"
+    assert "1 image, 0 without a caption; --out FILE keeps the lines" in piped.stderr

@@ -203,7 +203,7 @@ def test_captions_are_made_and_scored(typed):
     line = "noc_caption toy/detections/simulated.json --images toy/images --model toy --out c.jsonl --html c.html"
     captions, html = typed(line, "c.jsonl", "c.html")
     made = [json.loads(line) for line in captions.splitlines()]
-    assert len(made) == html.count("data:image/jpeg") == 8
+    assert len(made) == html.count("data:image/webp") == 8
     assert all(c["word"] in line["caption"] for line in made for c in line["candidates"] if c["word"])
     line = "noc_eval --captions c.jsonl --data toy --split toy --part val --metrics C,R --samples 50 --out report"
     report, _ = typed(line, "report/report.json", "report/report.md")

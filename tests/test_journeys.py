@@ -74,7 +74,7 @@ def test_own_photos(typed, tmp_path):
     chosen, asked, must, _ = steps("To caption photos")        # `test_distributed` spreads them over workers
     typed(chosen, *look)
     page = Path("report.html").read_text(encoding="utf-8")
-    assert page.count("data:image/jpeg") == 2 and len(lines("captions.jsonl")) == 2
+    assert page.count("data:image/webp") == 2 and len(lines("captions.jsonl")) == 2
     typed(asked, *look)
     assert all({"zebra", "bus"} <= set(line["caption"].split()) for line in lines("forced.jsonl"))
     typed(must, *look)

@@ -16,7 +16,7 @@ from noc_nb.lab.novelty import judge
 from noc_nb.lab.results import LABELS, TRAINING_LABELS, read_rows
 
 sys.path.insert(0, str(ROOT/"benchmarks"))
-import advice, faults, pixels, scale, search, selecting, training, words
+import advice, claims, faults, pixels, scale, search, selecting, training, words
 
 RESULTS = ROOT/"results"
 LOGGED = "data", "row", "training", "variant", "lambda0", "seed", "time", "commit"
@@ -144,6 +144,7 @@ def parse(command):
     if name == "python" and given[0] != "-c": name, *given = given
     if name in commands(): check_values(name, options_of(commands()[name], given))
     elif name == "benchmarks/advice.py": options_of(getattr(advice, f"bench_{given[0]}"), given[1:])
+    elif name == "benchmarks/claims.py": options_of(getattr(claims, f"write_{given[0]}"), given[1:])
     elif name.startswith("benchmarks/"): check_values(name, options_of(scripts[Path(name).stem], given))
     elif name == "python": exec(compile(given[1].partition(";")[0], command, "exec"))       # runs only the import
     elif name == "jupyter": assert (ROOT/given[-1]).exists()

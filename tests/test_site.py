@@ -31,7 +31,7 @@ def test_no_page_of_the_site_scrolls_sideways(site, browser):
     for width in 390, 1280:
         tab = browser.new_page(viewport=dict(width=width, height=900))
         for page in SCREENS:
-            tab.goto((site/f"{page}.html").as_uri())
+            tab.goto((site/f"{page}.html").as_uri(), timeout=120_000)     # a page loads the fonts of its formulas
             assert tab.evaluate("document.documentElement.scrollWidth") <= width, (page, width)
         tab.goto((site/"index.html").as_uri())
         front = tab.locator("article div.cell_output img").first.bounding_box()
@@ -41,7 +41,7 @@ def test_no_page_of_the_site_scrolls_sideways(site, browser):
 @pytest.mark.parametrize("query, page", [("RULES", "08_constraints"), ("grid_beam_search", "fast/26_search")])
 def test_the_search_finds_the_chapter_that_defines_a_name_first(site, browser, query, page):
     tab = browser.new_page()
-    tab.goto(f"{(site/'search.html').as_uri()}?q={query}")
+    tab.goto(f"{(site/'search.html').as_uri()}?q={query}", timeout=120_000)
     first = tab.locator("ul.search li a").first
     first.wait_for()
     assert page in first.get_attribute("href")

@@ -355,11 +355,13 @@ class _Summary:
 # %% ../../nbs/pages/132_gallery.ipynb #5ad81c20
 def _tell(n, failed, empty, lacking, advice, out, html):
     "Print the summary of a run to standard error."
-    summary = [f"{n:,} images, {failed:,} without a caption"]
+    images = "1 image" if n == 1 else f"{n:,} images"
+    summary = [f"{images}, {failed:,} without a caption"]
     some = ", ".join(repr(name)[1:-1] for name in empty[:5]) + (" …" if empty[5:] else "")
     if empty: summary[0] += f", {len(empty):,} without boxes ({some})"
     if out: summary.append(f"lines in {out}")
     if html: summary.append(f"page: {html}")
+    if not (out or html): summary.append("--out FILE keeps the lines, --html FILE shows the boxes")
     print("; ".join(summary), file=sys.stderr)
     words = ", ".join(f"{word} {count:,}" for word, count in lacking.most_common())
     if words: print(f"the vocabulary lacks these words, so no caption has them: {words}; {advice}",
@@ -392,10 +394,13 @@ def _caption_files(job, out=None, report=None, resume=False, texts=None, overwri
         return len(source.ids), summary.counts["bad"], empty, summary.lacking
 
 def _printed(lines):
-    "Print lines, and yield each."
+    "Print lines, on a terminal only names and captions, and yield each."
     few = sys.stdout.encoding not in (None, "utf-8", "UTF-8")
+    brief = sys.stdout.isatty()
     for line in lines:
-        print(json.dumps(line, ensure_ascii=few))
+        name = line["file"] or f"image {line['image_id']}"
+        said = line.get("caption", line.get("error"))
+        print(f"{name}: {said}" if brief else json.dumps(line, ensure_ascii=few))
         yield line
 
 # %% ../../nbs/pages/132_gallery.ipynb #c5d16d81
