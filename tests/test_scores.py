@@ -25,7 +25,7 @@ from noc_nb.scores import java
 from noc_nb.scores.compare import compare
 from noc_nb.scores.java import (_cache_folder, find_java, _java_options, java_programs, _missing_jars, _Spice,
                                 _version_text)
-from noc_nb.scores.quality import _numbers, _objects_said, quality_numbers, quality_scores, word_list
+from noc_nb.scores.quality import _both_numbers, _objects_said, quality_numbers, quality_scores, word_list
 from noc_nb.scores.report import evaluate_file
 from noc_nb.lab.ptb import ptb_line, TOKENISER
 
@@ -524,7 +524,7 @@ def check_chair(tmp_path, captions, refs, boxed):
 def test_chair_of_any_words_is_the_published_one(tmp_path):
     "CHAIR of random sentences of the list's words, plurals and modifiers equals the published code's."
     lines, _ = chair_list(tmp_path)
-    words = [word for line in lines for form in line for word in (form, _numbers(form)[-1])
+    words = [word for line in lines for form in line for word in (form, _both_numbers(form)[-1])
              if singular(word) == singular(form)]
     words += "a the baby adult passenger toilet seat seats bow tie jet cub cubs animal train hot dogs".split()*9
     rng = np.random.default_rng(0)

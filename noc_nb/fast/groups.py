@@ -146,7 +146,7 @@ class Groups(Table):
     def finished(self, done:Tensor)->Tensor:
         "Count the finished groups in bit masks of any shape (b,...)."
         n = len(self.bits)
-        return _counts(n, done.device).take(done) if n <= 12 else _count(done, self.bits)
+        return _bit_counts(n, done.device).take(done) if n <= 12 else _count(done, self.bits)
 
     def row(self, done:Tensor)->Tensor:
         "Return the rows of the grid for bit masks of any shape (b,...)."
@@ -251,7 +251,7 @@ def _each(x, done):
 def _count(done, bits): return (done[...,None] >> bits & 1).sum(-1)
 
 @cache
-def _counts(n, device):
+def _bit_counts(n, device):
     "Return (2^n,) the number of ones in every n-bit number."
     return _count(torch.arange(2**n, device=device), torch.arange(n, device=device))
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from ..core import NocError, require
 from ..data import PARTS
-from noc_nb.files.images import (
-    _LONGEST, _PHOTO, _case, _check_lists, _item_name, _no_collection, _number, _pairs, _shown,
-    _unmarked, _values, _whole, category_names, image_names, image_sizes, left_out, open_parquet,
-    some_of)
+from .images import (
+    _LONGEST, _PHOTO, _case, _check_coco_lists, _column_values, _item_name, _no_collection,
+    _number, _pairs, _show_value, _unmarked, _whole, category_names, image_names, image_sizes,
+    left_out, open_parquet, some_of)
 from .kinds import kind_of
 from ..lab.disk import foreign_file, read_json, text_file
 from ..lab.progress import note
@@ -63,15 +63,15 @@ def _entries(item, place, path, names=()):
     i, name = _image_key(item[keys[0]], where)
     if keys[0] == "image_id" and keys[1:]: name = str(item[keys[1]])
     if i in names: name = names[i]
-    texts = _listed(item[text], where) if isinstance(item[text], str) else item[text]
+    texts = _read_cell(item[text], where) if isinstance(item[text], str) else item[text]
     if not isinstance(texts, list): texts = [texts]
     for caption in texts:
         if isinstance(caption, dict): caption = caption.get("raw", caption)
         said = f"{where}: image {name if i is None else i}: caption"
-        require(isinstance(caption, str), said, f"a string, found {_shown(caption)}")
+        require(isinstance(caption, str), said, f"a string, found {_show_value(caption)}")
         yield _Entry(place, i, name, caption)
 
-def _usable(items, path, bad, names=()):
+def _all_entries(items, path, bad, names=()):
     "Return the captions of (item, place) pairs. If `bad` is a list, add the errors to it."
     entries, marks = [], Counter()
     for item, place in items:
@@ -91,7 +91,7 @@ def kept(
         if bad is None: raise NocError(f"{e} (--skip-bad leaves it out)") from None
         bad.append(str(e))
 
-def _listed(cell, where):
+def _read_cell(cell, where):
     "Return the captions in a table's cell: those of a list, as JSON or Python writes it, or one."
     if not re.fullmatch(r"\s*\[\s*['\"].*\]\s*", cell or "", re.S): return cell
     texts = [None]
@@ -112,7 +112,7 @@ def _token_items(path):
             name, _, caption = line.rstrip("\n").partition("\t")
             yield dict(file_name=name.rpartition("#")[0], caption=caption), f"line {n}"
 
-def _barred(row, columns):
+def _split_bars(row, columns):
     "Return the stripped cells of a row of Flickr30k's results.csv; one line lacks its second bar."
     cells = [cell.strip() for cell in row]
     lost = re.fullmatch(r"(\d+)\s+(.*)", cells[-1]) if len(cells) == len(columns) - 1 else None
@@ -137,7 +137,7 @@ def table_rows(
         rows = csv.reader(f, delimiter=sign, **quotes)
         for row in filter(None, rows):
             place = f"line {rows.line_num + 1}"
-            if sign == "|": row = _barred(row, names)
+            if sign == "|": row = _split_bars(row, names)
             where = f"{path}: {place}: does not have {len(names)} cells"
             why = NocError(f"{where}: expected quotes around a cell that contains the delimiter")
             yield dict(zip(names, row)) if len(row) == len(names) else why, place
@@ -235,7 +235,7 @@ def _json_entries(content, path, bad):
         content = [dict(image_id=image, captions=texts) for image, texts in content.items()]
     require(isinstance(content, list), f"{path}: content of type {type(content).__name__}",
             'a list of {"image_id": …, "caption": …}, or {"photo.jpg": "a caption"}')
-    return _usable(((item, f"{what} {n}") for n, item in enumerate(content)), path, bad, names)
+    return _all_entries(((item, f"{what} {n}") for n, item in enumerate(content)), path, bad, names)
 
 # %% ../../nbs/files/54_captions.ipynb #7d063ab5
 def _caption_content(path):
@@ -252,7 +252,7 @@ def _entries_of(path, content, bad=None):
     read = dict(texts=_text_items, Parquet=_parquet_items, tar=_tar_items, lines=_line_items,
                 tokens=_token_items).get(kind)
     items = read(path) if read else table_rows(path, ["image_id", "file_name", *_NAMES], _TEXTS)
-    return _usable(items, path, bad), {}
+    return _all_entries(items, path, bad), {}
 
 # %% ../../nbs/files/54_captions.ipynb #7d063ab7
 def _entry_images(entries, names, path, where, numbers=True):
@@ -298,7 +298,7 @@ class Captions(NamedTuple):
 
 def _worded(text): return any(c.isalnum() for c in text)
 
-def _counts(texts, written):
+def _totals(texts, written):
     "Return a file's counts; `written` is its number of captions, blank ones included."
     total = sum(map(len, texts.values()))
     return dict(images=len(texts), captions=total, blank_captions=written - total)
@@ -313,7 +313,7 @@ def _domains(images, path):
 
 def _coco_captions(coco, path, bad):
     "Return the captions of a file in COCO's own form."
-    _check_lists(coco, path, "images", "annotations")
+    _check_coco_lists(coco, path, "images", "annotations")
     _whole(coco["images"], "id")
     _whole(coco["annotations"], "image_id")
     sizes = image_sizes(coco, path)
@@ -321,7 +321,7 @@ def _coco_captions(coco, path, bad):
     items = _unmarked(coco["annotations"], _REFUSED, marks)
     left_out(path, marks, "captions")
     captions = {i: [] for i in sizes}
-    images, wrong = _values(items, "image_id", "a whole number")
+    images, wrong = _column_values(items, "image_id", "a whole number")
     for i in np.flatnonzero(~np.isin(images, [*sizes])).tolist():
         wrong.setdefault(i, "expected an image of this file")
     name = _item_name(items, "annotation")
@@ -329,12 +329,12 @@ def _coco_captions(coco, path, bad):
     for i, (image, item) in enumerate(zip(images.tolist(), items)):
         text = None if i in wrong else item.get("caption")
         if not isinstance(text, str):
-            why = wrong.get(i, f"caption: expected a string, found {_shown(text)}")
+            why = wrong.get(i, f"caption: expected a string, found {_show_value(text)}")
             with kept(bad): raise NocError(f"{path}: {name(i)}: {why}")
             continue
         written += 1
         if _worded(text): captions[image].append(text)
-    return Captions(captions, sizes, _counts(captions, written), image_names(coco, path), {}, True,
+    return Captions(captions, sizes, _totals(captions, written), image_names(coco, path), {}, True,
                     _domains(coco["images"], path), category_names(coco, path) or {})
 
 # %% ../../nbs/files/54_captions.ipynb #0a4cf6d2
@@ -358,7 +358,7 @@ def _other_captions(entries, parts, photo_names, path):
         if e.name: names[e.name] = i
     for name in filter(parts.get, names): split.setdefault(parts[name], []).append(names[name])
     numbered = bool(others) or not loose
-    return Captions(texts, dict.fromkeys(texts), _counts(texts, len(entries)),
+    return Captions(texts, dict.fromkeys(texts), _totals(texts, len(entries)),
                     [*names.items()], split, numbered)
 
 def read_captions(

@@ -118,7 +118,7 @@ class _Checked(io.RawIOBase):
         self.check(bytes(buffer[:n]))
         return n
 
-class _Text(_Checked):
+class _TextBytes(_Checked):
     "A stream of a text's bytes that raises `ValueError` at a zero byte."
     def check(self, part):
         if b"\0" in part: raise ValueError("it holds a zero byte, which no text does")
@@ -136,7 +136,7 @@ def text_file(
         kind = next((kind for kind, sign in _UTF16.items() if sign.match(start)), None)
         if kind: f = io.BufferedReader(io.BytesIO(f.read().decode(kind).encode()))
         elif start.startswith(codecs.BOM_UTF8): f.read(3)
-        f = io.BufferedReader(_Text(f), 1 << 16)
+        f = io.BufferedReader(_TextBytes(f), 1 << 16)
         with io.TextIOWrapper(f, encoding="utf-8", errors=errors) as text: yield text
 
 # %% ../../nbs/lab/33_disk.ipynb #f202e20f

@@ -156,7 +156,7 @@ class Claim(NamedTuple):
         if None in values: return None
         return sum(sign*value for (sign, *_), value in zip(self.terms, values))
 
-def _line(text):
+def _parse_line(text):
     row, training, *lambda0 = text.split()
     return table_line(row, training, *map(float, lambda0))
 
@@ -166,7 +166,7 @@ def read_claims(
     "Return a list of claims."
     claims = []
     for x in csv.DictReader(asset("claims.csv").splitlines()):
-        lines = (1, _line(x["better"])), (-1, _line(x["worse"]))
+        lines = (1, _parse_line(x["better"])), (-1, _parse_line(x["worse"]))
         terms = tuple((*line, c) for c in x["columns"].split() for line in lines)
         claim = Claim(x["claim"], x["shown"] or x["claim"], int(x["table"]), terms)
         if x["list"] == name: claims.append(claim)

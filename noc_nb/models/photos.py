@@ -258,7 +258,7 @@ def image_files(
     if root:
         names = root
         where = src/"annotations"
-    if names: files, others = _by_name(files, names, where, src)
+    if names: files, others = _match_by_name(files, names, where, src)
     else: files, others = _by_number(files, names is None)
     if not root: damaged += others
     files += [replace(f, id=-n) for n, f in enumerate(damaged, 1)]
@@ -267,7 +267,7 @@ def image_files(
     return files
 
 # %% ../../nbs/models/115_photos.ipynb #ab7044bb
-def _by_name(files, names, where, src):
+def _match_by_name(files, names, where, src):
     "Return the files that match a name, numbered by its id, and the rest; clashes have a `why`."
     inside = f"{src.name}/" if src.is_file() else ""     # names then omit the archive
     photos = [f.name.removeprefix(inside) for f in files]
@@ -333,18 +333,18 @@ def _usable(file, regions):
     return f"{file.name}: a feature is undefined or too large; expected values below 65,504 (fp16)"
 
 # %% ../../nbs/models/115_photos.ipynb #2807af48
-def _lines(rows): return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+def _json_lines(rows): return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 def _write_part(folder, results):
     "Write a part's store, with a list of the images that failed."
     regions = [r for _, r in results if not isinstance(r, str)]
     failed = [dict(id=f.id, name=f.name, why=r) for f, r in results if isinstance(r, str)]
-    RegionStore.write(folder, regions, {"failed.jsonl": _lines(failed)})
+    RegionStore.write(folder, regions, {"failed.jsonl": _json_lines(failed)})
 
 def _join(out, parts, files, plan, classes=None):
     "Join the parts into the final store."
     failed = "".join((p/"failed.jsonl").read_text(encoding="utf-8") for p in parts)
-    images = _lines(dict(id=f.id, name=f.name) for f in files)
+    images = _json_lines(dict(id=f.id, name=f.name) for f in files)
     notes = {"images.jsonl": images, "failed.jsonl": failed}
     whole = parts[0].parent/"whole"
     shutil.rmtree(whole, ignore_errors=True)   # from a run killed before the rename
@@ -368,7 +368,7 @@ def _extract(files, out, detector, workers=0, part=64, resume=False):
     out = Path(out)
     place = real_path(out)
     folder = place.with_name(place.name + ".parts")
-    images = fingerprint(_lines((f.id, f.name) for f in files))
+    images = fingerprint(_json_lines((f.id, f.name) for f in files))
     plan = dict(detector=detector.about(), part=part, count=len(files), images=images)
     begun = next((p for p in (out, folder) if held(p)), None)
     about = (begun or folder)/"plan.json"

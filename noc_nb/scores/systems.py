@@ -57,7 +57,7 @@ def _values(runs, place):
     group, name = place
     return [run.report["scores"].get(group, {}).get(name) for run in runs]
 
-def _columns(systems, metrics):
+def _filled_columns(systems, metrics):
     "Return the places (group, name) of the columns in which some run has a number."
     runs = list(chain(*systems.values()))
     places = [(group, m) for group in _GROUPS for m in (*metrics, "F1")]
@@ -263,7 +263,7 @@ def _comparison(sides, o):
         systems = _only(systems, name, place, getattr(o, name), o.against)
     _warn_of_variants(systems)
     if o.compare: _check_alike(systems)
-    columns = _columns(systems, _metrics(o.metrics) if o.metrics else METRICS)
+    columns = _filled_columns(systems, _metrics(o.metrics) if o.metrics else METRICS)
     why = _why_no_pairs(systems)
     if why: return _Comparison(systems, columns, {}, (Part("Differences", why),))
     pairs, alone = _compared(systems, o.against)
