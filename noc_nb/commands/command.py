@@ -158,22 +158,22 @@ def one_thread():
 
 # %% ../../nbs/commands/100_command.ipynb #4554df32
 _PATHS = {"add_words", "captions", "data", "images", "src", "start", "synonyms", "vectors"}
-_NAMES = {"detections", "split"}             # paths, or names in the data's folder
+_DATA_NAMES = {"detections", "split"}        # paths, or names in the data's folder
 _OUTPUTS = {"out", "html", "txt"}
 _MODEL = "config.json", "best/config.json"
 _NEEDED = dict(features=("meta.json",), model=("pipeline.json",), start=_MODEL, selector=_MODEL,
                captioner=_MODEL, detector=_MODEL) # a folder must have one of these
-_KEYS = dict(src=BOXES, detections=BOXES, heldout=[(b'"objects"',), (b'"removal"',)])
-_ENDINGS = {".json", ".gz", ".zip", ".parquet", ".npz", ".h5", ".hdf5", ".txt", ".pth",
-            ".safetensors"}          # of files; any other text may be the name of a model
+_CONTENTS = dict(src=BOXES, detections=BOXES, heldout=[(b'"objects"',), (b'"removal"',)])
+_FILE_ENDINGS = {".json", ".gz", ".zip", ".parquet", ".npz", ".h5", ".hdf5", ".txt", ".pth",
+                 ".safetensors"}     # of files; any other text may be the name of a model
 
 def _wrong(name, text):
     "Describe the problem with the path of an option, or return None if there is none."
     path = Path(text)
     if not path.exists() and not Path(f"{text}.gz").exists():
-        named = name in _PATHS or (name not in _NAMES and path.suffix in _ENDINGS)
+        named = name in _PATHS or (name not in _DATA_NAMES and path.suffix in _FILE_ENDINGS)
         return f"{text}: no such file or folder" if named else None
-    wrong = fault_of(path, _KEYS.get(name, ())) if path.is_file() else None
+    wrong = fault_of(path, _CONTENTS.get(name, ())) if path.is_file() else None
     if wrong: return f"{text}: {wrong}"
     ours = name == "model" and "/" not in text                # the name of a model in the package
     needed = () if ours or not path.is_dir() else _NEEDED.get(name, ())

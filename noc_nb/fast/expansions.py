@@ -101,12 +101,12 @@ def check_scores(
             f"({n}, words), floating point of 16 bits or more")
 
 # %% ../../nbs/fast/23_expansions.ipynb #b1d20a09
-_LONG = 32_768 # row length from which threads share a row
+_LONG_ROW = 32_768 # row length from which threads share a row
 _PART = 1024   # words summed at once
 
 def _log_sum(scores):
     "Return (N,1) the log-sum-exp of every row, independent of the other rows."
-    if scores.shape[1] < _LONG: return scores.logsumexp(1, keepdim=True)
+    if scores.shape[1] < _LONG_ROW: return scores.logsumexp(1, keepdim=True)
     whole = scores.shape[1]//_PART*_PART
     parts = scores[:,:whole].unflatten(1, (-1, _PART)).logsumexp(2)
     return torch.cat([parts, scores[:,whole:]], 1).logsumexp(1, keepdim=True)

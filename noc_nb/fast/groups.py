@@ -72,7 +72,7 @@ def check_ids(
             check_id(token, f"image {i}, constraint {j}: token {token}", v)
 
 # %% ../../nbs/fast/24_groups.ipynb #7b1e90aa
-_MOST = 10_000 # highest price in nats; use a must for more
+_HIGHEST = 10_000 # highest price in nats; use a must for more
 
 def _read_prices(
     read:list,   # groups from `read_groups`
@@ -87,9 +87,9 @@ def _read_prices(
     for i, row in enumerate(prices):
         for j, price in enumerate(row):
             number = isinstance(price, Real) and not isinstance(price, bool)
-            good = number and (abs(price) <= _MOST or price == math.inf)
+            good = number and (abs(price) <= _HIGHEST or price == math.inf)
             require(good, f"image {i}, constraint {j}: price {price!r}",
-                    f"nats, -{_MOST:,} to {_MOST:,}, or inf for a must")
+                    f"nats, -{_HIGHEST:,} to {_HIGHEST:,}, or inf for a must")
     def ordered(groups, row): return [float(row[j]) for j, _ in groups]
     return [*map(ordered, read, prices)]
 

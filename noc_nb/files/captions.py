@@ -34,10 +34,10 @@ class _Entry(NamedTuple):
     name:str    # name of its photo, or None
     caption:str # text, unchanged
 
-_NAMES = "file_name", "filename", "file", "image", "image_name", "path"
+_PHOTOS = "file_name", "filename", "file", "image", "image_name", "path"
 _TEXTS = "caption", "captions", "text", "comment", "caption_str"
 _NUMBERED = re.compile(r"caption_?\d+")                      # caption_0, caption_1, …
-_REFUSED = "is_precanned", "is_rejected"                     # VizWiz: no description of the photo
+_REJECTED = "is_precanned", "is_rejected"                    # VizWiz: no description of the photo
 
 def _image_key(image, where):
     "Return (id, None) of an image, or (None, name of its photo), from a file's value."
@@ -54,7 +54,7 @@ def _entries(item, place, path, names=()):
     if isinstance(item, NocError): raise item
     if not isinstance(item, dict): item = {}
     if "error" in item: return             # noc_caption writes this line instead of a caption
-    keys = [k for k in ("image_id", *_NAMES) if item.get(k) not in (None, "")]
+    keys = [k for k in ("image_id", *_PHOTOS) if item.get(k) not in (None, "")]
     text = next(filter(item.__contains__, _TEXTS), None)
     numbered = [key for key in item if _NUMBERED.fullmatch(key)] if text is None else []
     if numbered: item = item | {(text := "captions"): [*filter(None, map(item.get, numbered))]}
@@ -76,7 +76,7 @@ def _all_entries(items, path, bad, names=()):
     entries, marks = [], Counter()
     for item, place in items:
         with kept(bad):
-            for x in _unmarked([item], _REFUSED, marks): entries += _entries(x, place, path, names)
+            for x in _unmarked([item], _REJECTED, marks): entries += _entries(x, place, path, names)
     left_out(path, marks, "captions")
     return entries
 
@@ -147,7 +147,7 @@ def _parquet_items(path):
     "Yield the rows of a Parquet file and their places."
     with open_parquet(path) as file:
         flat = file.schema_arrow.empty_table().flatten().column_names
-        known = {"image_id", *_NAMES, *(f"{name}.path" for name in _NAMES), *_TEXTS, *_REFUSED}
+        known = {"image_id", *_PHOTOS, *(f"{name}.path" for name in _PHOTOS), *_TEXTS, *_REJECTED}
         rows = file.read(columns=[x for x in flat if x in known or _NUMBERED.fullmatch(x)])
         for n, row in enumerate(rows.to_pylist()): yield row, f"row {n}"
 
@@ -251,7 +251,7 @@ def _entries_of(path, content, bad=None):
     kind = "texts" if path.is_dir() else kind_of(path)
     read = dict(texts=_text_items, Parquet=_parquet_items, tar=_tar_items, lines=_line_items,
                 tokens=_token_items).get(kind)
-    items = read(path) if read else table_rows(path, ["image_id", "file_name", *_NAMES], _TEXTS)
+    items = read(path) if read else table_rows(path, ["image_id", "file_name", *_PHOTOS], _TEXTS)
     return _all_entries(items, path, bad), {}
 
 # %% ../../nbs/files/54_captions.ipynb #7d063ab7
@@ -318,7 +318,7 @@ def _coco_captions(coco, path, bad):
     _whole(coco["annotations"], "image_id")
     sizes = image_sizes(coco, path)
     marks = Counter()
-    items = _unmarked(coco["annotations"], _REFUSED, marks)
+    items = _unmarked(coco["annotations"], _REJECTED, marks)
     left_out(path, marks, "captions")
     captions = {i: [] for i in sizes}
     images, wrong = _column_values(items, "image_id", "a whole number")

@@ -265,8 +265,8 @@ def _find_vectors(root, path):
     return WordVectors(file) if file else None
 
 # %% ../../nbs/files/102_dataset.ipynb #68ba3791
-_PUBLISHED = dict(train=82783, kept=70194, val_half=20252, test_half=20252,
-                  novel_val=3018, novel_test=3024)
+_PUBLISHED_SIZES = dict(train=82783, kept=70194, val_half=20252, test_half=20252,
+                        novel_val=3018, novel_test=3024)
 
 def _count_row(what, published, images, asked, total, listed=None):
     "Return a report row: how many of the `asked` images (`total` if complete) are in `images`."
@@ -279,7 +279,7 @@ def _count_row(what, published, images, asked, total, listed=None):
                 differ=differ)
 
 # %% ../../nbs/files/102_dataset.ipynb #6ff3ca6e
-def _check_counts(train, val, halves, split, heldout=COCO_HELDOUT, counts=_PUBLISHED):
+def _check_counts(train, val, halves, split, heldout=COCO_HELDOUT, counts=_PUBLISHED_SIZES):
     """Compare the published counts with those from the captions (image id -> texts) of train2014
     and val2014, and list the images that differ. `halves`: "val" and "test", the images of each
     half of val2014; `split`: the published lists "train", "val" and "test", if known."""

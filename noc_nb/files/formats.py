@@ -237,7 +237,7 @@ def read_hdf5(
             yield _imported(path, int(i), **{"size": (sizes or {}).get(int(i))} | columns)
 
 # %% ../../nbs/files/104_formats.ipynb #ce730af8
-_COLUMNS = "image_id, image_w, image_h, num_boxes, boxes, features"
+_TSV_COLUMNS = "image_id, image_w, image_h, num_boxes, boxes, features"
 
 def _read_row(line, where):
     image, w, h, count, *columns = line.rstrip("\n").split("\t")
@@ -251,9 +251,9 @@ def read_tsv(
     path, # path of a bottom-up table
 ):        # yields `Regions`, in the order of the lines
     "Read a bottom-up table. If a line is invalid, raise `NocError` with its number."
-    with foreign_file(path, f"a table of {_COLUMNS}"), text_file(path, "replace") as f:
+    with foreign_file(path, f"a table of {_TSV_COLUMNS}"), text_file(path, "replace") as f:
         for n, line in enumerate(f, 1):
-            with foreign_file(path, f"{_COLUMNS}, separated by tabs", f"line {n}"):
+            with foreign_file(path, f"{_TSV_COLUMNS}, separated by tabs", f"line {n}"):
                 regions = _read_row(line, f"{path}: line {n}")
             yield regions
 

@@ -141,7 +141,7 @@ def text_file(
 
 # %% ../../nbs/lab/33_disk.ipynb #f202e20f
 _DEEPEST = 100 # maximum depth of nested lists and objects
-_MARKS = bytes(set(range(256)) - set(b"[]{}"))   # all bytes but brackets
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))   # all bytes but brackets
 
 class _Shallow(_Checked):
     "A stream of JSON that raises `ValueError` if the nesting is too deep."
@@ -151,7 +151,7 @@ class _Shallow(_Checked):
         part = re.sub(rb"\\.", b"", part[self.cut:], flags=re.S)   # escaped characters
         self.cut = part.endswith(b"\\")                          # the escape continues after it
         pieces = part.split(b'"')
-        marks = b"".join(pieces[self.quoted::2]).translate(None, _MARKS)
+        marks = b"".join(pieces[self.quoted::2]).translate(None, _NO_BRACKETS)
         self.quoted ^= len(pieces) % 2 == 0
         opens = np.frombuffer(marks, np.uint8) & 2                # this bit is set in "[" and "{"
         steps = opens.astype(np.int64) - 1

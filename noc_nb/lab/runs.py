@@ -212,7 +212,7 @@ def _closure(f):
     return values
 
 # %% ../../nbs/lab/40_runs.ipynb #bb74d706
-_PLAIN = type(None), bool, int, float, complex, str, bytes
+_PLAIN_TYPES = type(None), bool, int, float, complex, str, bytes
 
 class _Fingerprints:
     "Computes fingerprints of values from those of their parts."
@@ -222,7 +222,7 @@ class _Fingerprints:
 
     def of(self, x):
         "Return a string that is the same for equal values."
-        if type(x) in _PLAIN: return f"{type(x).__name__} {x!r}"
+        if type(x) in _PLAIN_TYPES: return f"{type(x).__name__} {x!r}"
         if id(x) not in self.made:
             self.made[id(x)] = x, "a value that contains this part"
             self.made[id(x)] = x, fingerprint([type(x).__name__, *self._parts(x)])
@@ -325,7 +325,7 @@ def _by_values(function, modules):
     "Return a function's name, with a fingerprint of a user's function; add to the modules."
     parts = _Fingerprints(function, modules)
     if isinstance(function, partial):
-        def shown(x): return repr(x) if type(x) in _PLAIN else parts.of(x)[:12]
+        def shown(x): return repr(x) if type(x) in _PLAIN_TYPES else parts.of(x)[:12]
         named = (f"{key}={shown(x)}" for key, x in function.keywords.items())
         given = ", ".join([*map(shown, function.args), *named])
         return f"{_by_values(function.func, modules)} with {given}"

@@ -34,8 +34,8 @@ from .detector import Detector, prepare
 
 # %% ../../nbs/models/115_photos.ipynb #991070f6
 _FORMATS = "JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"   # Pillow's names
-_FIRST = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n|GIF8|RIFF....WEBP|II\*\0|MM\0\*|"
-                    rb"....ftyp(hei|avi|mif)", re.S)      # the first bytes of an image
+_IMAGE_STARTS = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n|GIF8|RIFF....WEBP|II\*\0|MM\0\*|"
+                           rb"....ftyp(hei|avi|mif)", re.S)      # the first bytes of an image
 _MAX_PIXELS = 80_000_000 # 240 MB as RGB
 
 @lru_cache
@@ -133,11 +133,11 @@ def image_column(
     return columns[0] if columns else None
 
 # %% ../../nbs/models/115_photos.ipynb #0e7fcb6e
-_NAMES = "file_name", "path", "key", "name"   # columns of a Parquet file that may name an image
+_NAME_KEYS = "file_name", "path", "key", "name"   # columns of a Parquet file that may name an image
 
 def _row_names(file, column):
     "Yield, for each row group, the names of its rows, or None for each row."
-    titles = f"{column.removesuffix('.bytes')}.path", *_NAMES
+    titles = f"{column.removesuffix('.bytes')}.path", *_NAME_KEYS
     named = [name for name in titles if name in _flat_fields(file).names]
     for group in range(file.num_row_groups):
         rows = file.metadata.row_group(group).num_rows
@@ -165,7 +165,7 @@ def _is_image(name, start, others):
     and is not hidden. Count the suffixes of other files in `others`."""
     hidden = os.path.basename(name).startswith(".")
     suffix = os.path.splitext(name)[1].lower()
-    if not hidden and (suffix in PHOTO_ENDINGS or _FIRST.match(start())): return True
+    if not hidden and (suffix in PHOTO_ENDINGS or _IMAGE_STARTS.match(start())): return True
     others[suffix or "without suffix"] += 1
     return False
 

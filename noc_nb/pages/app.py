@@ -151,7 +151,7 @@ def _score_color(p):
     return "#" + "".join(f"{round(x + (y - x)*t):02x}" for x, y in zip(a, b))
 
 # %% ../../nbs/pages/133_app.ipynb #074720af
-_FONT = dict(size=14, letter=8.4, margin=10, height=21, base=15)
+_STAGE_FONT = dict(size=14, letter=8.4, margin=10, height=21, base=15)
 
 def _draw(v, named):
     "Return an SVG of the image with its boxes, the most probable on top, and the `named` classes."
@@ -167,7 +167,7 @@ def _draw(v, named):
                     about=f"{name}: {worth}, detected {scores[n]:.2f}")
     about = f"{v.name}, with boxes for: {', '.join(dict.fromkeys(names))}"
     best = [dict(object=names[n], box=boxes[n]) for n in order]
-    return picture(best, {*map(_word, named)}, look, (480, 480*height/width), _FONT, about,
+    return picture(best, {*map(_word, named)}, look, (480, 480*height/width), _STAGE_FONT, about,
                    thumbnail(v.image, _SIDE))
 
 # %% ../../nbs/pages/133_app.ipynb #aa678cb1

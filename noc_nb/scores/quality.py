@@ -124,17 +124,17 @@ def _repeats(words):
     return any(uses[a, b] > 1 and b not in FUNCTION_WORDS and after in FUNCTION_WORDS
                for (a, b), after in zip(pairwise(words), [*words[2:], "the"]))
 
-_PLACES = frozenset("""room rooms bedroom bathroom kitchen kitchenette office hall hallway house
+_LOCATIONS = frozenset("""room rooms bedroom bathroom kitchen kitchenette office hall hallway house
 home building buildings city town street streets road sidewalk field park beach garden yard area
 lot store station place""".split())
 _AROUND = frozenset("""wall walls floor floors ceiling window windows door doors cabinet cabinets
 counter counters countertop countertops top tile tiles carpet curtain curtains furniture fireplace
 shower tub bathtub appliances sky grass tree trees ground view picture photo photograph image scene
-shot close up lots filled full seen there this it has""".split()) | _PLACES
+shot close up lots filled full seen there this it has""".split()) | _LOCATIONS
 
 def _only_place(words, forms):
     "Return True if a caption mentions a place and nothing else."
-    if _PLACES.isdisjoint(words) or _objects_said(" ".join(words), forms): return False
+    if _LOCATIONS.isdisjoint(words) or _objects_said(" ".join(words), forms): return False
     near = False
     for word in reversed(words):               # a word before one of these qualifies it
         near = word not in FUNCTION_WORDS and (near or word in _AROUND)

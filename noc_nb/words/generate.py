@@ -26,10 +26,10 @@ class _Plan:
     "The searches of a call: the first b belong to the inputs, the others run beside these."
     wishes:object   # `_Wishes` of all B searches
     inputs:list     # B numbers, the input of each search
-    kinds:list      # B names from `_KINDS`
+    kinds:list      # B names from `_SEARCHES`
     at_least:object # for all searches, as in `Search`
 
-_KINDS = "plain", "prices", "musts"
+_SEARCHES = "plain", "prices", "musts"
 
 @dataclass
 class _Step:
@@ -216,7 +216,7 @@ class _Found:
     objective:float = None # the score plus the prices of the words that it mentions
     broken:bool = False # True if the text misses musts
 
-def _text(rows:_Rows, search:int, tokens:list, ended:bool, traces:list)->_Found:
+def _trace_text(rows:_Rows, search:int, tokens:list, ended:bool, traces:list)->_Found:
     "Trace a text of a search through the recorded steps."
     said = rows.said.new_tensor([t for t in tokens if t < rows.begin])
     def place(step):
@@ -508,7 +508,7 @@ def _best(rows:_Rows, result, ordered)->list: # b*n `_Found`s
         for said, end in zip(tokens[search], ended[search]):
             broken = result.reason[search] is not None
             if search != i and (broken or not end): continue
-            text = replace(_text(rows, search, said, end, traces), broken=broken)
+            text = replace(_trace_text(rows, search, said, end, traces), broken=broken)
             if search != i and text.ids in [other.ids for other in best[i]]: continue
             best[i].append(_judge_text(rows, i, text, ordered))
     for i in {*rows.plan.inputs[len(best):]}:                            # those with prices
@@ -523,14 +523,14 @@ def _pad_table(rows, fill):
 
 def _reads(rows:_Rows)->list: # b dicts
     "Count the texts read for each kind of search; a shared text counts for its first kind only."
-    kinds = torch.tensor([*map(_KINDS.index, rows.plan.kinds)], device=rows.row.device)
-    counts = kinds.new_zeros(len(rows.model.prompts), len(_KINDS))
+    kinds = torch.tensor([*map(_SEARCHES.index, rows.plan.kinds)], device=rows.row.device)
+    counts = kinds.new_zeros(len(rows.model.prompts), len(_SEARCHES))
     for step in rows.steps:
         if step.said.shape[1] == rows.room: continue
-        owner = torch.full_like(step.input, len(_KINDS))
+        owner = torch.full_like(step.input, len(_SEARCHES))
         owner = owner.scatter_reduce(0, step.row, kinds[step.search], "amin")
         counts.index_put_((step.input, owner), torch.ones_like(owner), accumulate=True)
-    return [{kind: n for kind, n in zip(_KINDS, line) if n} for line in counts.tolist()]
+    return [{kind: n for kind, n in zip(_SEARCHES, line) if n} for line in counts.tolist()]
 
 # %% ../../nbs/words/116_generate.ipynb #aa0512ce
 def _answer(rows:_Rows, result, ordered):
