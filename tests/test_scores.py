@@ -289,7 +289,7 @@ def test_windows_is_told_what_the_java_scores_need(monkeypatch):
     with pytest.raises(OSError, match="it needs Linux or macOS"): java.find_java()
 
 @needs_java
-def test_a_java_that_talks_about_itself(monkeypatch):
+def test_a_java_that_talks_about_itself_changes_nothing(monkeypatch):
     quiet, _ = meteor_of({1: "a bird that sings"})
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-verbose:class")
     _version_text.cache_clear()
