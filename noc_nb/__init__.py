@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 
 # %% ../nbs/commands/143_names.ipynb #1430a005
-_PLACES = dict(
+_HOMES = dict(
     NovelCaptioner="noc_nb.models.pipeline", Regions="noc_nb.regions",
     grid_beam_search="noc_nb.fast.search", beam_search="noc_nb.fast.search",
     grid_beam="noc_nb.words.generate", with_words="noc_nb.words.arguments",
@@ -20,10 +20,10 @@ _PLACES = dict(
     CiderD="noc_nb.fast.cider", judge="noc_nb.lab.novelty", NocError="noc_nb.core")
 
 def __getattr__(name):
-    if name in _PLACES: return getattr(import_module(_PLACES[name]), name)
+    if name in _HOMES: return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'noc_nb' has no attribute {name!r}")
 
-def __dir__(): return [*globals(), *_PLACES]
+def __dir__(): return [*globals(), *_HOMES]
 
 # %% ../nbs/commands/143_names.ipynb #1430a00b
 _MOVED = {                                                                         # in 0.4

@@ -12,7 +12,7 @@ import noc_nb
 from .commands.cli import commands
 
 # %% ../nbs/commands/142_main.ipynb #c0de0204
-_BEGIN = """noc_nb {version}: novel object captioning, after "Learning to Select"
+_WELCOME = """noc_nb {version}: novel object captioning, after "Learning to Select"
 
 To begin, without any files:
   noc_app                                        try the method on a web page
@@ -28,7 +28,7 @@ def _overview()->str:
     "Return the overview: some commands to begin with, then all commands with their purposes."
     lines = [fill(f.__doc__, 80, initial_indent=f"  {name:16}  ", subsequent_indent=" "*20)
              for name, f in commands().items()]
-    return _BEGIN.format(version=noc_nb.__version__, commands="\n".join(lines))
+    return _WELCOME.format(version=noc_nb.__version__, commands="\n".join(lines))
 
 # %% ../nbs/commands/142_main.ipynb #c0de0205
 if __name__ == "__main__": print(_overview())

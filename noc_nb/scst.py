@@ -160,7 +160,7 @@ class SelfCritical:
         return rewards
 
 # %% ../nbs/21_scst.ipynb #43a5cf01
-def _features(data, cfg):
+def _region_features(data, cfg):
     "Return the region features for a captioner of this configuration."
     features = data.region_features(cfg.max_regions)
     require(features.width == cfg.d_feature, f"region features of width {features.width}",
@@ -182,7 +182,7 @@ def train_scst(
     "Fine-tune with rewards (Section 3.1). Raise `NocError` if features have the wrong width."
     set_seed(cfg.seed)
     ids = rewarded_images(data, cfg)
-    images = ImageExamples(data, ids, _features(data, captioner.cfg))
+    images = ImageExamples(data, ids, _region_features(data, captioner.cfg))
     batches = Loader(images, cfg.batch, cfg.seed)
     loss = SelfCritical(reward(data, ids, Vocab(captioner.tokens), cfg), words, search)
     judge = val_cider(data, words, decode, cider)

@@ -65,7 +65,7 @@ class Scene:
 # %% ../nbs/14_toy.ipynb #b39a4e9d
 def _clip(value, most=1): return min(max(value, 0), most)
 
-def _box(rng, x, y, side):
+def _put(rng, x, y, side):
     "Draw a box around (x, y) and move it inside the image."
     stretch = math.exp(rng.uniform(-.35, .35))
     width, height = side*stretch, side/stretch
@@ -85,7 +85,7 @@ def _pattern(rng):
     size = dict(pair="middle", two="small", heap="small").get(pattern, pattern)
     if n == 1: places = [(rng.uniform(.1, .9), rng.uniform(.25, .85))]
     else: places = _scatter(rng, n, .15 if pattern == "pair" else .12)
-    return [_box(rng, x, y, rng.uniform(*_SIDES[size])) for x, y in places]
+    return [_put(rng, x, y, rng.uniform(*_SIDES[size])) for x, y in places]
 
 # %% ../nbs/14_toy.ipynb #c792a9eb
 def _make_scene(rng):
@@ -99,10 +99,10 @@ def _make_scene(rng):
         things += [(label, box) for box in _pattern(rng)]
     if rng.random() < .5:                                                               # clutter
         places = _scatter(rng, rng.randint(4, 6), .12)
-        things += [(pool.pop(), _box(rng, x, y, rng.uniform(*_SIDES["small"]))) for x, y in places]
+        things += [(pool.pop(), _put(rng, x, y, rng.uniform(*_SIDES["small"]))) for x, y in places]
     for _ in range(rng.choice((0, 0, 0, 1, 2))):
         x, y = rng.uniform(.1, .9), rng.uniform(.4, .7)
-        things.append((PERSON, _box(rng, x, y, rng.uniform(.2, .4))))
+        things.append((PERSON, _put(rng, x, y, rng.uniform(.2, .4))))
     size = (240, 320) if rng.random() < .25 else (320, 240)
     labels, boxes = zip(*things)
     return Scene(place, labels, boxes, size, tint=round(rng.uniform(-1, 1), 3))
@@ -250,7 +250,7 @@ def _detect_all(rng, scene, noise):
         yield label, _shifted(rng, box, noise.jitter), z
     while rng.random() < noise.invented:
         label = rng.choice(pool)
-        box = _box(rng, rng.random(), rng.random(), rng.uniform(.07, .3))
+        box = _put(rng, rng.random(), rng.random(), rng.uniform(.07, .3))
         yield label, box, rng.gauss(-.6, .7)
 
 # %% ../nbs/14_toy.ipynb #fe52f3ad

@@ -67,7 +67,7 @@ def say(page, words):
 
 def ticked(page): return page.locator("#objects input:checked")
 
-def test_untick_and_add(page, tmp_path):
+def test_objects_are_unticked_and_added(page, tmp_path):
     example(page, 2)
     forced, free = captions(page)
     names = [box.get_attribute("data-name") for box in ticked(page).all()]
@@ -82,7 +82,7 @@ def test_untick_and_add(page, tmp_path):
     page.screenshot(path=tmp_path/"page.png")
     assert len(Image.open(tmp_path/"page.png").convert("RGB").resize((160, 120)).getcolors(20_000)) > 100
 
-def test_unknown_object(page):
+def test_an_unknown_object_is_refused(page):
     "Typing a name that the pipeline does not have adds no object, and a message says so."
     example(page, 2)
     forced, count = captions(page), ticked(page).count()
@@ -180,7 +180,7 @@ def test_a_name_with_quotes_is_one_cell_of_the_file():
     table = unquote(re.search('charset=utf-8,([^"]*)"', html)[1])
     assert [*csv.reader(table.splitlines())][1:] == [['a "b", c.png', *made['a "b", c.png']]]
 
-def test_whole_names(page):
+def test_the_page_offers_whole_names(page):
     "The page offers whole names only if a class has a name of several words."
     example(page, 2)
     assert not page.locator("#phrases").is_visible()
@@ -188,7 +188,7 @@ def test_whole_names(page):
     whole, _ = changes(page, page.locator("#phrases").check)
     assert "hot air balloon" not in more and "balloon" in more and "hot air balloon" in whole
 
-def test_prices_by_hand(page):
+def test_an_object_priced_below_its_cost_is_left_out(page):
     "An object whose price is below its cost is left out, and the page says so."
     example(page, 2)
     slider = page.locator(".price input[type=range]").first
@@ -200,7 +200,7 @@ def test_prices_by_hand(page):
     assert f"{name}: left out, because the sentence would become too odd" in page.inner_text("#stage")
     assert page.evaluate("document.activeElement.type") == "range"
 
-def test_words_in_a_line(page, tmp_path):
+def test_a_line_may_hold_alternatives_prices_and_words_to_avoid(page, tmp_path):
     "A line of words may have alternatives, prices and words to avoid. A bad line gives a message and stays."
     example(page, 2)
     name, line = ticked(page).first.get_attribute("data-name"), page.locator("#line")
@@ -219,7 +219,7 @@ def test_words_in_a_line(page, tmp_path):
     named, _ = changes(page, lambda: say(page, "dog:Rex Müller"))
     assert "Rex Müller" in named and page.locator("#stage .said", has_text="Müller").count() == 1
 
-def test_a_box_of_ones_own(page):
+def test_a_typed_box_is_added_and_undone(page):
     "A box that the user types is added to the picture, and can be undone."
     example(page, 2)
     before, count = captions(page), page.locator("#stage .region").count()
@@ -251,7 +251,7 @@ def test_words_and_boxes_look_at_each_other(page):
     shades = {w.evaluate("w => w.style.background") for w in page.locator("#stage .word").all()}
     assert len(shades) > 1 and "" not in shades
 
-def test_upload(page, tmp_path):
+def test_an_upload_is_captioned(page, tmp_path):
     "A photo whose file name is a script is captioned, and the script does not run."
     name = tmp_path/"<img src=x onerror=document.title='bad'>.png"
     Image.effect_noise((90, 60), 90).save(name)
@@ -261,7 +261,7 @@ def test_upload(page, tmp_path):
     assert page.title() == "What is worth saying? · noc_nb" and page.locator("img[src=x]").count() == 0
 
 @pytest.mark.parametrize("size, said", [(500, "expected a whole image"), (2_000_000, "maximum allowed size")])
-def test_bad_upload(page, tmp_path, size, said):
+def test_a_bad_upload_is_refused(page, tmp_path, size, said):
     from playwright.sync_api import TimeoutError
     (tmp_path/"bad.png").write_bytes(b"\x89PNG" + bytes(size))
     page.wait_for_selector("#stage .word")
@@ -301,7 +301,7 @@ def noise(tmp_path):
     Image.effect_noise((90, 60), 90).save(tmp_path/"a photo.png")
     return tmp_path/"a photo.png"
 
-def test_endpoint_by_client(served, noise):
+def test_the_endpoint_answers_a_client(served, noise):
     "The only endpoint returns the line that `noc_caption` writes, and one line for bad input."
     from gradio_client import Client, handle_file
     from gradio_client.exceptions import AppError
@@ -328,7 +328,7 @@ def test_endpoint_by_client(served, noise):
     for text, about in refused.items():
         with pytest.raises(AppError, match=text): ask(*about)
 
-def test_endpoint_by_http(served, noise):
+def test_the_endpoint_answers_plain_http(served, noise):
     "The three requests in docs/commands.md return a caption."
     def post(path, data, kind):
         request = urllib.request.Request(f"{served}gradio_api/{path}", data, {"Content-Type": kind})
@@ -354,7 +354,7 @@ def test_a_bad_request_is_told_why(served, data, told):
     with urllib.request.urlopen(f"{served}gradio_api/call/caption/{event}") as r: answer = r.read().decode()
     assert answer.startswith("event: error") and told in answer
 
-def test_events_that_no_page_sends(served, capfd):
+def test_invalid_events_give_an_error(served, capfd):
     "Events with invalid values, such as numbers of 400 digits, give the sender an error and print no traceback."
     with urllib.request.urlopen(f"{served}config") as r: config = json.load(r)
     def send(fn, data, event=None):
@@ -390,7 +390,7 @@ def test_without_a_detector_it_asks_for_boxes(noise, monkeypatch, capsys):
     drawn = _stage(_with_box(view, "dog", [.1, .1, .5, .5]), {})
     assert "Draw a box" not in drawn and drawn.count('class="caption"') == 2
 
-def test_files_that_are_sent_together(tmp_path):
+def test_photos_share_one_file_of_detections(tmp_path):
     "Photos may come with one file of detections, which is read for each of them."
     photos, boxes = [tmp_path/"a.jpg", tmp_path/"b.png"], tmp_path/"found.json"
     assert _paths(photos) == ((photos[0],), (photos[1],))
@@ -409,7 +409,7 @@ def test_packed_detections_have_a_limit_of_the_pages_own(noise):
     with pytest.raises(NocError, match="found.json.gz: .*holds more than 1,048,576 bytes"): studio.upload(noise, file)
     assert read_json(file) == found
 
-def test_one_picture_under_two_names(noise):
+def test_one_picture_under_two_names_keeps_both(noise):
     "Gradio stores equal files in one folder; each photo still gets the detections with its own name."
     other = noise.with_name("b.png")
     other.write_bytes(noise.read_bytes())

@@ -25,7 +25,7 @@ def test_table_is_whole():
     if Version(transformers.__version__).release[:2] == (5, 24): assert set(table) == set(names())
 
 @pytest.mark.parametrize("name", TWENTY)
-def test_line(name):
+def test_each_architecture_gives_its_line(name):
     found, line = row(name), read_table()[name]
     if found["reason"].startswith("does not run") and Version(transformers.__version__) < Version("5.24"):
         pytest.skip(f"transformers {transformers.__version__} itself: {found['reason']}")

@@ -92,13 +92,13 @@ def test_generate_takes_as_many_passes_as_its_own_beam_search():
         assert [one["passes"], one["own_passes"]] == [case.max_len, case.max_len]
         assert set(one["all_seconds"]) == {"ours", "own"}
 
-def test_a_peer_that_is_none():
+def test_a_missing_peer_is_refused():
     refused("no-such-python: cannot be run", search._Baseline, "no-such-python")
     refused("false: no answer; expected a Python with transformers==4.55.4", search._Baseline("false").run, SMALL)
 
 @pytest.mark.parametrize("name, value, least", [("repeats", 0, 1), ("images", 0, 1), ("peer_images", -1, 1),
                                                 ("width", 0, 1), ("words", 3, 9)])
-def test_sizes_that_leave_nothing_to_measure(name, value, least):
+def test_sizes_that_measure_nothing_are_refused(name, value, least):
     refused(f"--{name.replace('_', '-')} {value}: expected {least} or more",
             search.bench_search, "unwritten.jsonl", cases="shared", **{name: value})
 
@@ -109,13 +109,13 @@ CAPTIONER = CaptionerConfig(d_feature=12, d_word=10, d_model=16, heads=2, d_ff=3
 STEPS = training.BenchConfig(images=4, captions=8, words=200, known=20, repeats=2, captioner=CAPTIONER,
                              search=SearchConfig(k=3, max_len=10))
 
-def test_stopwatch():
+def test_the_stopwatch_leaves_out_the_first_lap():
     watch = training._Watch()
     watch.laps = {"search": [9., 1., 5., 2.]}                       # the first lap is a warm-up
     assert watch.medians() == {"search": 2.}
     assert [tuple(x.shape) for x in training._batch(STEPS, 5)[:3]] == [(5, 6, 12), (5, 6), (5, 13)]
 
-def test_training_rows(tmp_path):
+def test_training_rows_record_shares_and_commands(tmp_path):
     "Shares sum to 100 %, a caption has its words and the end token, and rows record their command."
     result = training._bench_xe(STEPS)
     assert sum(result["share"].values()) == pytest.approx(100)
@@ -197,7 +197,7 @@ def test_a_world_is_made_once_and_alike(tiny):
 
 # What the true size costs
 
-def test_operations_and_medians():
+def test_operations_and_medians_are_counted():
     a, b = torch.randn(10, 20), torch.randn(20, 30)
     assert scale._operations(lambda: a@b)*1e12 == pytest.approx(2*10*20*30)
     part = scale._Part(None, 3)
@@ -207,7 +207,7 @@ def test_operations_and_medians():
     with bench.lap("sleep"): time.sleep(.1)
     assert bench.laps["sleep"]["seconds"] >= .1 > bench.laps["sleep"]["cpu_seconds"]
 
-def test_every_step_on_a_tiny_world(tiny):
+def test_every_step_runs_on_a_tiny_world(tiny):
     small = dict(d_model=16, heads=2, d_ff=32, layers=1, memory=4)
     preset = replace(PRESETS["coco"], captioner=replace(PRESETS["coco"].captioner, **small))
     read = {name: scale._STEPS[name].work(scale._Bench(tiny)) for name in ("load", "load_json", "builder")}
@@ -227,7 +227,7 @@ def test_every_step_on_a_tiny_world(tiny):
     count = scale._counted(scale._Bench("nowhere", preset=preset))
     assert 0 < count["search, 0 constraints"] < count["search, 3 constraints"]
 
-def test_a_step_in_its_own_process(tiny, monkeypatch):
+def test_a_step_runs_in_its_own_process(tiny, monkeypatch):
     found = scale._measure("load", tiny)
     assert found["metrics"]["images"] == 120
     assert found["peak_mb"][0] >= found["metrics"]["laps"]["load"]["peak_mb"] > 50
@@ -253,7 +253,7 @@ def test_scale_goes_on_where_it_broke(tmp_path, monkeypatch):
 
 # A captioner from pixels
 
-def test_pixels(tmp_path):
+def test_a_model_of_pixels_mentions_the_required_words(tmp_path):
     "Captions have all required words, and no held-out word without constraints; another picture changes the score."
     toy = PRESETS["toy"]
     small = pixels._PixelConfig(pictures=60, side=32, width=16, heads=2, encoder=1, decoder=1, steps=12, batch=16,
@@ -349,7 +349,7 @@ def test_searches_say_every_word(speaker):
     assert words._with_interval(drawn["concepts"]) == [100., 100., 100.]
     assert drawn["tokens"][0] == pytest.approx(np.mean(found["bank:3"]["tokens"]))
 
-def test_what_the_peer_is_asked(speaker):
+def test_the_peer_is_asked_for_the_shorter_form(speaker):
     "Of two forms of which one begins with the other, only the shorter is forced."
     folder, parts, model = speaker
     one = words._Set(["run"], [["run", "runs", "ran"]], [])
@@ -361,7 +361,7 @@ def test_what_the_peer_is_asked(speaker):
         other = words._Speaker(folder/"lm-0/best", model.cfg, python)
         refused(f"{python}: {why} expected --peer, a", words._speak, other, "any:5", parts["test"])
 
-def test_words_rows(speaker, monkeypatch):
+def test_repeated_commands_add_no_rows_of_words(speaker, monkeypatch):
     "A repeated command adds nothing, a new system adds a row, and a published file is scored like other sentences."
     folder, parts, model = speaker
     texts = words._speak(model, "beam:3", parts["test"])["texts"]
@@ -402,7 +402,7 @@ class Strange(Told):
     right, wrong = [["dog"], ["cat"], ["dog"]], [["bird"], ["car"], ["bird"]]
     sets = [words._Set([], [], [text]) for text in ("a dog", "a cat", "a dog")]
 
-def test_costs_and_ways():
+def test_ways_follow_the_costs_of_advice():
     costs = [advice._costs(Told(), some) for some in (Told.right, Told.wrong)]
     assert costs == [[[1., 3.], [1.]], [[2., 8.], [8.]]]
     kite, wrong = ("kite", 8., False), advice._advice(Told(), costs, "wrong")
@@ -414,7 +414,7 @@ def test_costs_and_ways():
         assert [text for text, _ in advice._follow(Told(), wrong, way)] == ["a bus", "a"]
     for way in "price", "under:much", "hope:3": refused(f"way '{way}'", advice._follow, Told(), wrong, way)
 
-def test_advice_rows(tmp_path):
+def test_advice_rows_count_right_words(tmp_path):
     advice._advice_rows(Told(), ["must", "price:2.5", "under:2.5"], tmp_path/"rows.jsonl", dict(task="told", sets=2))
     written = read_rows(tmp_path/"rows.jsonl")
     rows = {(r["kind"], r["way"]): r["metrics"] for r in written}
@@ -425,7 +425,7 @@ def test_advice_rows(tmp_path):
     assert rows["right", "must"]["C"][0] > rows["wrong", "must"]["C"][0] and rows["wrong", "must"]["right"] is None
     refused("task 'photos': expected lite or lm", advice.bench_advice, "photos")
 
-def test_surprise():
+def test_surprises_are_measured_and_limited():
     assert advice._surprises(Strange(), 2) == dict(dog=1., cat=3., bird=4., car=5.)
     metrics = advice._surprise_row(Strange(), dict(task="told", n=2))["metrics"]
     assert metrics["cost"][90] == pytest.approx(dict(limit=4., kept=100.))
@@ -479,7 +479,7 @@ def test_wrong_classes_are_as_frequent(coco):
     def frequency(rows): return np.mean([common[c] for row in rows for c in row])
     assert .6 < frequency(task.wrong)/frequency(task.right) < 1.1
 
-def test_musts_by_several_searches(tmp_path):
+def test_several_searches_satisfy_all_musts(tmp_path):
     toy = make_toy(tmp_path/"toy", train=20, val=12, test=4, pictures=0)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         advice.bench_musts("toy", toy, tmp_path/"runs", tmp_path/"rows.jsonl")
@@ -491,7 +491,7 @@ def test_musts_by_several_searches(tmp_path):
 
 # Words with a floor of prices, and a selector that learns what words gain
 
-def test_gain_of_a_word(tmp_path, monkeypatch):
+def test_the_score_decides_the_sign_of_a_words_gain(tmp_path, monkeypatch):
     "If the free caption names a class, another search avoids it; if not, one must say it. The score decides the sign."
     data = load_data(make_toy(tmp_path/"toy", train=20, val=4, test=4, pictures=0), "toy")
     examples = SelectorExamples(data, "train")
@@ -513,13 +513,13 @@ def test_gain_of_a_word(tmp_path, monkeypatch):
             assert gain == pytest.approx(score(more, i) - score(less, i), abs=1e-6)
     assert any(dog in own for own in gains.values()) and len({len(own) for own in gains.values()}) > 1
 
-def test_gain_loss():
+def test_gain_loss_equals_a_hand_computed_value():
     "By hand: a gain of 2 at probability .9, a loss of 1 at .4, nothing to gain, and a padded region."
     gains, labels = torch.tensor([[2., -1., 0., 9.]]), torch.tensor([[18, 17, 3, -1]])
     loss = selecting.gain_loss(torch.tensor([[.9, .4, .7, .5]]).logit(), gains, labels)
     assert loss.item() == pytest.approx(-(2*np.log(.9) + np.log(.6))/3, abs=1e-6)
 
-def test_faults_rows(tmp_path):
+def test_faults_rows_count_the_faults_of_each_way(tmp_path):
     "A row counts the faults of the captions of one way, with other settings, too."
     toy, file = make_toy(tmp_path/"toy", train=40, val=12, test=4, pictures=0), tmp_path/"rows.jsonl"
     options = dict(model="toy", data=str(toy), split="toy", out=str(file))
@@ -536,7 +536,7 @@ def test_faults_rows(tmp_path):
             assert apart == pytest.approx(rate - people, abs=.02)
     refused("--ways hope: expected some of prices, musts, free", faults.bench_faults, **options | dict(ways="hope"))
 
-def test_selecting_rows(tmp_path):
+def test_selecting_rows_keep_the_floors(tmp_path):
     "A floor of musts keeps what musts say; a floor of prices is between them and prices. Both selectors have rows."
     toy = make_toy(tmp_path/"toy", train=40, val=12, test=4, pictures=0)
     def rows(name, **options):

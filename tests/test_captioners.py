@@ -75,7 +75,7 @@ def captioner(folders, name, prompt=None, room=8):
     return made
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_captioners_from_folders(folders, name):
+def test_captioners_load_from_folders(folders, name):
     "Spans give the places of words, a batch does not change a caption, and two photos get different captions."
     made = captioner(folders, name)
     found = made(PHOTOS, WORDS)
@@ -95,7 +95,7 @@ def test_captioners_from_folders(folders, name):
     assert (made.prompt is not None) == (name in CHATS)
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_prompts(folders, name):
+def test_a_prompt_is_no_part_of_the_caption(folders, name):
     "A prompt changes the caption but is no part of it; a model that accepts no prompt gives an error."
     if name == "VisionEncoderDecoder":
         with pytest.raises(NocError, match="prompt 'the old': VisionEncoderDecoderModel takes none"):
@@ -108,7 +108,7 @@ def test_prompts(folders, name):
     scores = [c.score for c in made(PHOTOS, WORDS)]
     assert scores != [c.score for c in captioner(folders, name)(PHOTOS, WORDS)]
 
-def test_templates_of_others(folders):
+def test_a_bad_chat_template_is_one_line(folders):
     "A chat template that breaks the rules of the sandbox, or is invalid, gives an error of one line."
     made = captioner(folders, "LLaVA")
     for template in ("{{ ''.__class__.__mro__ }}", "{% for i in range(10**9) %}a{% endfor %}", "{{ 1 +",
@@ -117,7 +117,7 @@ def test_templates_of_others(folders):
         with pytest.raises(NocError, match="the model does not accept it") as error: made(PHOTOS, WORDS)
         assert "\n" not in str(error.value)
 
-def test_half_precision(folders):
+def test_half_precision_keeps_all_required_words(folders):
     "In bfloat16, captions still mention all required words."
     made = captioner(folders, "BLIP")
     made.model.to(torch.bfloat16)
@@ -152,7 +152,7 @@ def test_an_adapter_alone_shows_how_to_merge_it(tmp_path):
     assert "\n" not in line and line.endswith(f"--captioner {tmp_path}/lora-merged")
     assert f"{tmp_path}/lora'" in code and "merge_and_unload" in code
 
-def test_broken_folders(folders, tmp_path):
+def test_broken_folders_are_one_line(folders, tmp_path):
     "A folder that is no captioner, or lacks a processor, gives an error of one line."
     with quiet(): build("GPT-2")[0].save_pretrained(tmp_path/"text")
     with quiet(): build("BLIP")[0].save_pretrained(tmp_path/"bare")
@@ -163,7 +163,7 @@ def test_broken_folders(folders, tmp_path):
             PhotoCaptioner.from_pretrained(tmp_path/name, device="cpu")
         assert "\n" not in str(error.value) and str(tmp_path/name) in str(error.value)
 
-def test_command(tmp_path, monkeypatch, capsys):
+def test_the_command_takes_models_from_folders(tmp_path, monkeypatch, capsys):
     "`noc_caption` takes photos, captioner and open-vocabulary detector from folders; a missing one gives one line."
     def typed(out, *more):
         options = "--detector", "owl", "--captioner", "blip", "--classes", "names.txt", "--out", out

@@ -39,13 +39,13 @@ def typed(folder, text, **more):
     return done.stdout
 
 @pytest.mark.slow
-def test_seeds_beside_each_other(folder):
+def test_seeds_run_beside_each_other(folder):
     text = small(lines()["One seed on each GPU"])
     text = text.replace("noc_reproduce", "noc_reproduce --rows none,top1 --training xe")
     assert "deviation over seeds (0, 1)" in typed(folder, text)
 
 @pytest.mark.slow
-def test_one_training_in_several_processes_and_its_tables(folder):
+def test_one_training_runs_in_several_processes_and_fills_tables(folder):
     "Each model is trained by two processes, of which one prints; their pipeline gives rows."
     for line in small(lines()["One training on several GPUs"]).splitlines():
         assert typed(folder, line).count("best weights: ") == 1, line
@@ -53,7 +53,7 @@ def test_one_training_in_several_processes_and_its_tables(folder):
     assert "5 result rows" in printed and "Top-1" in printed
 
 @pytest.mark.slow
-def test_two_machines(folder):
+def test_two_machines_train_one_model(folder):
     with socket.socket() as s:
         s.bind(("localhost", 0))
         port = s.getsockname()[1]
@@ -62,14 +62,14 @@ def test_two_machines(folder):
     assert typed(folder, f"{text.strip()} & {text.strip()}; wait").count("best weights: both/best") == 1
 
 @pytest.mark.slow
-def test_a_job_of_slurm(folder):
+def test_a_job_of_slurm_continues(folder):
     "The last line of the file for sbatch is a run, and the same line continues it."
     text = small(lines()["Slurm"]).replace("noc_reproduce", "noc_reproduce --rows none --training xe")
     text = text.replace("--out run", "--out job")
     assert "1 result rows in job0/rows.jsonl" in typed(folder, text) and "1 result rows" in typed(folder, text)
 
 @pytest.mark.slow
-def test_several_changes(folder):
+def test_several_changes_get_their_verdicts(folder):
     """The loop of docs/change.md, with one seed: what it says is trained again is, each change is recorded in its rows
     and gets its verdict, and the selector's pipeline captions boxes by its class."""
     text = (ROOT/"docs/change.md").read_text(encoding="utf-8")

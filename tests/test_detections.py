@@ -262,7 +262,7 @@ def test_captions_are_written_beside_the_photos_and_read_again(typed):
     assert "a.jpg and a.png would share a .txt file" in typed(*words, "new")[1][-1]
 
 @pytest.mark.parametrize("content", [[box(7), box(8)], whole({7: "a.jpg", 8: "b.jpg"}, [box(7), box(8)])])
-def test_from_boxes_to_captions_each_file_is_opened_twice_and_each_number_checked_once(typed, monkeypatch, content):
+def test_each_file_is_opened_at_most_twice_and_each_number_checked_once(typed, monkeypatch, content):
     "A file is opened once to find its kind and once to be read."
     write_json(Path("d.json"), content)
     write_json(Path("i.json"), whole({7: "a.jpg", 8: "b.jpg"}, [], width=640, height=480))

@@ -44,7 +44,7 @@ def answer(detector, photo, **text):
     with torch.no_grad(): return inputs, detector.model(**inputs)
 
 @pytest.mark.parametrize("name", DETECTORS)
-def test_detectors_with_labels(name, tmp_path):
+def test_detectors_with_labels_equal_the_library(name, tmp_path):
     "Boxes equal the library's, labels are matched by name, and \"sofa\" and \"couch\" are one class."
     detector = loaded(name, tmp_path/"model")
     assert [c.word for c in detector.classes.values()] == ["person", "couch", "clock", "zebra"]
@@ -66,14 +66,14 @@ def check_told(detector, photo, r):
         out, threshold=.01, target_sizes=[photo.size[::-1]], text_labels=names)
     check_same(r, result, detector.classes)
 
-def test_owlv2(tmp_path):
+def test_owlv2_equals_the_library(tmp_path):
     "Boxes and labels equal the library's."
     detector = loaded("OWLv2", tmp_path/"model", named(*NAMES))
     found = detector(PHOTOS)
     check_alone(detector, found)
     for photo, r in zip(PHOTOS, found): check_told(detector, photo, r)
 
-def test_grounding_dino(tmp_path):
+def test_grounding_dino_names_a_box_by_its_most_probable_token(tmp_path):
     "A box has the class of its most probable token; the full stops before the token give the class's number."
     detector = loaded("Grounding DINO", tmp_path/"model", named(*NAMES))
     found = detector(PHOTOS)
@@ -96,7 +96,7 @@ def test_grounding_dino(tmp_path):
 SYLLABLES = "ba ce di fo gu ka le mi no pu ra se".split()
 MANY = [a + b + c for a in SYLLABLES for b in SYLLABLES for c in SYLLABLES][:1200]
 
-def test_twelve_hundred_names(tmp_path):
+def test_twelve_hundred_names_are_all_asked_for(tmp_path):
     "OWLv2 gets all names at once. Grounding DINO gets them in lines: none is too long, and each name is in one line."
     classes = named(*MANY)
     detector = loaded("OWLv2", tmp_path/"owl", classes)
@@ -112,7 +112,7 @@ def test_twelve_hundred_names(tmp_path):
     assert len(some) and set(some.labels.tolist()) <= set(range(1, 21))
 
 @pytest.mark.parametrize("name", ["DETR", *TOLD])
-def test_one_thing_with_two_names(name, tmp_path):
+def test_two_names_of_one_thing_are_one_class(name, tmp_path):
     "\"sofa\" and \"couch\" in a file of names are one class, for the detector and for captions."
     classes = named("sofa", "zebra", "couch")
     detector = loaded(name, tmp_path/"model", classes)
@@ -120,7 +120,7 @@ def test_one_thing_with_two_names(name, tmp_path):
     assert detector.classes == classes_for(tmp_path/"model", classes)
     assert set(detector(PHOTOS)[0].labels.tolist()) <= {1, 2}
 
-def test_half_precision(tmp_path):
+def test_a_detector_saved_in_16_bits_computes_in_32(tmp_path):
     "A detector whose weights were saved in 16 bits computes in 32."
     from transformers import AutoModelForZeroShotObjectDetection
     loaded("OWLv2", tmp_path/"model", named(*NAMES)).model.half().save_pretrained(tmp_path/"model")
@@ -128,7 +128,7 @@ def test_half_precision(tmp_path):
     detector = loaded("OWLv2", tmp_path/"model", named(*NAMES))
     assert detector.model.dtype == torch.float32 and len(detector(PHOTOS)[0])
 
-def test_one_clear_line(tmp_path):
+def test_unusable_detectors_are_one_line(tmp_path):
     "A detector without class names, with a class that it lacks, or with nameless labels gives one line."
     with quiet():
         for name in TOLD: save_detector(name, tmp_path/name)

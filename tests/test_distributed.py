@@ -40,7 +40,7 @@ def ray():
     yield ray
     ray.shutdown()
 
-def test_without_ray_and_resumed(world, tmp_path):
+def test_a_run_without_ray_is_resumed(world, tmp_path):
     job, expected = world
     assert [row["images"] for row in run(job, tmp_path)] == [10]*6 + [len(expected) - 60]
     _shard_file(tmp_path, 2).unlink()
@@ -106,7 +106,7 @@ def test_the_driver_is_killed_under_ray(world, tmp_path):
 
 @pytest.mark.slow
 @with_ray
-def test_workers_and_a_killed_one(world, ray, tmp_path):
+def test_workers_write_the_same_lines_though_one_is_killed(world, ray, tmp_path):
     "One worker writes the same lines as a run without Ray, and so do two of which one is killed."
     job, expected = world
     costs = run(job, tmp_path/"1", 1)

@@ -237,7 +237,7 @@ def test_a_photo_that_cannot_be_decoded_is_not_kept(served, photo):
     assert not [*Path("SMALL/images").rglob("*.jpg")]
 
 @pytest.mark.parametrize("url", [5, None, ["a"]])
-def test_an_address_that_is_no_text(served, url):
+def test_an_address_that_is_no_text_is_refused(served, url):
     with pytest.raises(NocError, match="c.json: 1.jpg: coco_url .*: expected an address"):
         ask(some_captions(served, url), "small")
 
@@ -338,7 +338,7 @@ def test_a_fault_is_one_line_and_what_is_there_stays(served, monkeypatch, fault)
     assert Path("SMALL/files/second").read_bytes() == BLOB
     if fault == "full disk": assert served.asked[0][1] > 0                     # the part that was written is used
 
-def test_files_that_are_there_already(served):
+def test_files_that_are_there_are_not_downloaded(served):
     "A mirror is an address, or a folder, whose files are not changed; files that the folder lacks are downloaded."
     table = a_world(served)
     packed = zipped({"deep/a.json": "[1]", "deep/b.txt": "no"})

@@ -141,7 +141,7 @@ def test_hostile_files_become_a_store(src, tmp_path):
     again = detected(tmp_path/"store", images=src)             # the store contains the names of its images
     assert again.ids == [f.id for f in image_files(src)] and again.name(12).endswith("000012.jpg")
 
-def test_hostile_uploads(toy, src):
+def test_hostile_uploads_give_regions_or_one_line(toy, src):
     studio = _Studio(toy, some_regions, most=1)
     for f in image_files(src):
         if f.id in (1, 2, 3, 4, 5, 9): assert len(studio.upload(f.path).regions) == 2
@@ -153,7 +153,7 @@ def test_hostile_uploads(toy, src):
     page = _Studio(toy, source=_from_table(table, files={f.id: f for f in files}))
     assert len(page.examples) == 7 and all(page.example(n).free.caption for n in range(7))   # those that open
 
-def test_images_whose_ids_nobody_knows(toy, tmp_path):
+def test_images_with_unknown_ids_get_minus_1(toy, tmp_path):
     (tmp_path/"in").mkdir()
     for name in "beach.jpg", "x-7.jpg": Image.new("RGB", (80, 60)).save(tmp_path/"in"/name)
     (tmp_path/"d.json").write_text('[{"image_id":7,"category_id":2,"bbox":[0,0,20,20],"score":1}]')
@@ -190,7 +190,7 @@ def test_boxes_may_come_with_sizes_and_without_scores(toy, tmp_path):
     failed = detected(tmp_path/"mixed.json", images=tmp_path/"in").regions([7])[0]
     assert "detection 0 (image 7): score: expected a number" in str(failed)
 
-def test_no_and_ten_thousand_boxes(toy):
+def test_no_and_ten_thousand_boxes_are_captioned(toy):
     generator = torch.Generator().manual_seed(0)
     corner = torch.rand(10_000, 2, generator=generator)*.9
     many = Regions(torch.cat([corner, corner + .05], 1), torch.randint(1, 32, (10_000,), generator=generator),
@@ -236,7 +236,7 @@ def test_killed_and_resumed_gives_the_same_lines(toy, world, tmp_path):
     assert kills and out.read_bytes() == whole and not [*tmp_path.glob(".*.part"), *tmp_path.glob(".*.lock")]
 
 @pytest.mark.slow
-def test_the_command(world, tmp_path):
+def test_the_command_writes_captions_and_a_page(world, tmp_path):
     command = [Path(sys.executable).with_name("noc_caption"), world/"detections/simulated.json", "--model", "toy"]
     run = lambda *args: subprocess.run([*command, *args], capture_output=True, text=True, cwd=tmp_path, timeout=300)
     done = run("--data", world, "--html", "page.html", "--max-objects", "1", "--min_prob", ".6",
@@ -327,7 +327,7 @@ def test_resume_with_other_settings_names_them(command, tmp_path):
     assert command("--out", "c.jsonl", "--resume").returncode == 0
     assert (tmp_path/"c.jsonl").read_bytes() == before
 
-def test_photos_with_words_of_their_own(command, world, tmp_path):
+def test_photos_may_name_words_of_their_own(command, world, tmp_path):
     "Words and names by photo, in JSON or a table, reach lines, texts and page; an unknown word is its photo's error."
     assert command("--out", "chosen.jsonl").returncode == 0
     read = lambda name: [json.loads(text) for text in (tmp_path/name).read_text().splitlines()]
@@ -388,7 +388,7 @@ def test_images_without_boxes_are_told(toy, tmp_path, monkeypatch, capsys):
     noc_caption("7.json", "d.jsonl", "d.html", images="in", model="toy")
     assert "without boxes" not in capsys.readouterr().err and "no boxes" not in Path("d.html").read_text()
 
-def test_two_runs_with_one_output(command, tmp_path):
+def test_two_runs_never_write_one_output(command, tmp_path):
     with locked(tmp_path/"c.jsonl"):
         one_line(command("--out", "c.jsonl"), "c.jsonl: another run is writing it")
     assert list(tmp_path.iterdir()) == []
@@ -510,7 +510,7 @@ def test_eight_bits_are_refused(command, tmp_path):
 # ---- the page in a browser
 
 @pytest.mark.slow
-def test_page_in_a_browser(toy, world, tmp_path, browser):
+def test_the_page_runs_no_script_of_a_caption(toy, world, tmp_path, browser):
     source = detected(world/"detections/simulated.json", world, classes=toy.classes)
     lines = [x for x in caption_lines(toy, source, source.ids[:20]) if len(x["candidates"]) > 1][:6]
     lines[0]["file"] = lines[0]["boxes"][0]["object"] = EVIL

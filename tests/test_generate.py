@@ -56,7 +56,7 @@ def test_no_image_is_an_error(name):
 # Cases that the table of architectures does not contain
 
 @pytest.mark.parametrize("name", ["GPT-2", "Llama", "Gemma 2", "LLaVA"])
-def test_static_cache(name):
+def test_a_static_cache_changes_nothing(name):
     model, inputs = build(name)
     words = dict(words=WORDS, processor=tokenizer())
     for mode in ("bank", "grid"):
@@ -64,12 +64,12 @@ def test_static_cache(name):
         static = ours(model, inputs, **words, mode=mode, cache_implementation="static")
         assert static.tolist() == plain.tolist()
 
-def test_no_cache():
+def test_without_a_cache_nothing_changes():
     model, inputs = build("Llama")
     words = dict(words=WORDS, processor=tokenizer())
     assert ours(model, inputs, **words, use_cache=False).tolist() == ours(model, inputs, **words).tolist()
 
-def test_quantised_cache():
+def test_a_quantised_cache_equals_the_librarys():
     "A quantised cache (8-bit floats, which need no other library) gives the same results as the library's search."
     model, inputs = build("Llama")
     quantised = NEVER | dict(cache_implementation="quantized", cache_config=dict(backend="fp8"))
@@ -88,7 +88,7 @@ def test_settings_mean_what_they_mean_there():
     torch.testing.assert_close(out.sequences_scores, own.sequences_scores)
     assert out.spans == [{}]*6
 
-def test_one_beam_and_no_end_token():
+def test_one_beam_and_no_end_token_equal_the_library():
     model, inputs = build("GPT-2")
     for settings in (dict(num_beams=1, early_stopping=None), dict(eos_token_id=None, early_stopping="never")):
         if settings.get("num_beams"): model.generation_config.eos_token_id = 2
@@ -98,7 +98,7 @@ def test_one_beam_and_no_end_token():
         found = ours(model, inputs, words=WORDS, processor=tokenizer(), **settings)
         assert all(is_whole(text, word) for text in texts(found) for word in WORDS)
 
-def test_tokens_that_are_added_later():
+def test_tokens_that_are_added_later_are_known():
     tok = tokenizer()
     assert _read_table(tok).size == len(tok)
     tok.add_tokens(["okapi"])
@@ -147,7 +147,7 @@ def test_lines_of_the_experiment_are_those_that_run():
     assert all(anonymous(lines) in anonymous(run) for lines in shown)
 
 
-def test_prices_of_each_input():
+def test_prices_are_given_for_each_input():
     "Prices are for the shared words, then for the input's own; a batch gives the same texts as each input alone."
     model, inputs = build("LLaVA")
     each, prices = [["cat"], []], [[2., math.inf], [-1.]]
@@ -178,7 +178,7 @@ def test_a_price_below_zero_is_not_dodged():
             assert said == [bool(spans) for spans in out.spans] == [price == 0.]*2
 
 @pytest.mark.parametrize("more", [dict(), dict(mode="grid"), dict(prices=[3., math.inf, -1.])])
-def test_processors_that_count_rows(more):
+def test_processors_get_all_rows_of_an_input(more):
     "Logits processors get `num_beams` rows for each input, as from the library, also with different words and prices."
     model, inputs = build("GPT-2")
     def even(ids, scores):
@@ -243,24 +243,24 @@ def test_option_does_what_it_does_there(option):
     assert changed or option in ("output_scores", "num_return_sequences", "return_dict_in_generate", "num_beams")
 
 @pytest.mark.parametrize("option", STILL)
-def test_option_without_effect(option):
+def test_an_option_without_effect_changes_nothing(option):
     for name in "GPT-2", "BART":
         (ids, own), _ = both(name, **{option: STILL[option]})
         assert ids.tolist() == own.tolist() == both(name)[0][0].tolist()
 
 @pytest.mark.parametrize("option", REFUSED)
-def test_refused_option(option):
+def test_an_option_that_is_refused_is_an_error(option):
     model, inputs = build("GPT-2")
     with pytest.raises(ValueError, match=f"{option}|tokenizer"): ours(model, inputs, **{option: REFUSED[option]})
 
 @pytest.mark.parametrize("option", BETTER)
-def test_option_that_ends_the_search_there(option):
+def test_an_option_that_ends_the_search_there_does_not_here(option):
     "The library stops by a heuristic; our search continues until no better caption is possible."
     for name in "GPT-2", "BART":
         _, (found, own) = both(name, **{option: BETTER[option]})
         assert (found.sequences_scores >= own.sequences_scores - 1e-5).all()
 
-def test_what_a_function_is_not_handed():
+def test_what_a_function_is_not_handed_is_refused():
     model, inputs = build("GPT-2")
     one = {name: value[:1] for name, value in inputs.items()}
     streamer = SimpleNamespace(put=print, end=print)
@@ -270,7 +270,7 @@ def test_what_a_function_is_not_handed():
     with pytest.raises(NocError, match="streamer: expected None"):
         generate(model, **one, streamer=streamer, num_beams=4)
 
-def test_tokenizer_or_processor():
+def test_a_tokenizer_or_processor_is_accepted():
     "Words can be given with `tokenizer=` or `processor=`; special tokens are not words."
     model, inputs = build("GPT-2")
     found = [ours(model, inputs, words=["zebra"], **{name: tokenizer()}) for name in ("tokenizer", "processor")]
@@ -278,7 +278,7 @@ def test_tokenizer_or_processor():
     with pytest.raises(NocError, match=r"cannot spell '\[EOS\]' \(only special tokens\)"):
         ours(model, inputs, words=["[EOS]"], tokenizer=tokenizer())
 
-def test_stop_strings():
+def test_stop_strings_end_a_text():
     "`stop_strings` works with `processor=`, because the library does not pass its tokenizer to functions."
     tok = trained("byte BPE")
     model = tiny_gpt2(tok)
@@ -299,7 +299,7 @@ class Phrasal:
     "A constraint as in old versions of transformers."
     def __init__(self, token_ids): self.token_ids = token_ids
 
-def test_words_as_they_were():
+def test_the_old_arguments_still_work():
     "Code for the old arguments runs unchanged, and ids may be tensors, arrays or numbers of NumPy."
     model, inputs = build("GPT-2")
     words = [[10, 11], [[7], [7, 8]]]
@@ -312,7 +312,7 @@ def test_words_as_they_were():
     assert model.generate(**inputs, generation_config=config, custom_generate=grid_beam).tolist() == expected
 
 @pytest.mark.parametrize("name", ["GPT-2", "BART"])
-def test_transition_scores(name):
+def test_transition_scores_are_log_probabilities_of_our_texts(name):
     "The library's `compute_transition_scores` gives the log-probability of every token of our texts, end tokens too."
     model, inputs = build(name)
     for mode in "bank", "grid":
@@ -325,7 +325,7 @@ def test_transition_scores(name):
             for word, (start, end) in spans.items():
                 assert row[start:end].sum().item() == pytest.approx(costs[word], abs=1e-4)
 
-def test_why_a_word_is_missing():
+def test_a_missing_word_is_explained():
     model, inputs = build("GPT-2")
     zebra = tokenizer().get_vocab()["zebra"]
     settings = dict(words=["zebra", "cat"], processor=tokenizer())
@@ -356,7 +356,7 @@ def test_capital_letters_are_kept():
     assert {tok.decode(ids).strip() for ids in spellings(tok, "man")} == {"man", "Man"}
     assert {tok.decode(ids).strip() for ids in spellings(tok, "Man")} == {"Man"}
 
-def test_text_that_misses_words():
+def test_a_text_that_misses_words_keeps_its_score():
     "A text without its words has the score of its tokens, and no end token is added to it."
     model, inputs = build("GPT-2")
     zebra = tokenizer().get_vocab()["zebra"]
@@ -372,7 +372,7 @@ def test_text_that_misses_words():
         for ids, row, score in zip(out.texts, each, out.sequences_scores):
             assert score.item() == pytest.approx(row[:len(ids)].sum().item()/len(ids), abs=1e-5)
 
-def test_avoided_words():
+def test_avoided_words_do_not_occur():
     "Avoided words do not occur, with or without required words, but may be parts of other words."
     model, inputs = build("GPT-2")
     vocabulary = tokenizer().get_vocab()
@@ -394,7 +394,7 @@ def test_avoided_words():
             ours(model, inputs, avoid=minus, **settings)
 
 @pytest.mark.parametrize("mode", ["bank", "grid"])
-def test_words_in_order(mode):
+def test_words_occur_in_the_given_order(mode):
     "Texts mention three words in each given order, even if the model prefers the last word first."
     model, inputs = build("GPT-2")
     last = tokenizer().get_vocab()["bus"]
@@ -476,7 +476,7 @@ def test_at_least_is_no_truth_value_and_dropout_is_told():
 
 # Arguments of ours
 
-def test_arguments_in_a_generation_config():
+def test_a_generation_config_may_hold_our_arguments():
     "A generation config may have every argument of ours; an argument of a call comes first."
     model, inputs = build("GPT-2")
     tok = tokenizer()
@@ -530,7 +530,7 @@ def test_few_beams_and_long_lists_are_told():
     assert len(found) == 4 and all(has(text, *word) for text, word in zip(found, each))
 
 @pytest.mark.parametrize("mode", ["bank", "grid"])
-def test_words_behind_a_text(mode):
+def test_only_words_behind_the_text_count(mode):
     "With `after`, only words behind the text are asked for, avoided or paid for; with musts, the text is written."
     model, inputs = build("GPT-2")
     settings = dict(processor=tokenizer(), mode=mode, return_dict_in_generate=True, max_new_tokens=9, num_beams=6)

@@ -388,7 +388,7 @@ def test_what_unpacks_without_end_is_refused(tmp_path, monkeypatch):
         with pytest.raises(NocError, match=f"{name}.*it holds more than 16,777,216 bytes, once unpacked"):
             read(tmp_path/name)
 
-def test_a_parquet_file_that_pretends_rows(tmp_path):
+def test_a_parquet_file_that_pretends_rows_is_refused(tmp_path):
     rows = 1 << 20
     zeros = pyarrow.table({name: np.zeros(rows, np.int64) for name in ("image_id", "category_id")})
     with pyarrow.parquet.ParquetWriter(tmp_path/"d.parquet", zeros.schema) as f:
@@ -584,7 +584,7 @@ def test_large_uploads_give_their_memory_back(tmp_path):
                                      "captioner.max_len=-1", "xe.peak=Infinity", "scst.min_refs=-1",
                                      "prices.unseen=NaN",
                                      f"xe.seed={2**64}", f"min_count={10**12}", "train_selector.keep=-1"])
-def test_sizes_that_nobody_means(setting):
+def test_sizes_that_nobody_means_are_refused(setting):
     with pytest.raises(NocError, match=r"expected -?\d+ (to|or more)"): _preset_of("toy", [setting])
 
 def test_a_path_that_was_mistyped_asks_no_hub(tmp_path, monkeypatch):
@@ -779,7 +779,7 @@ def test_a_run_that_was_altered_gives_rows_or_one_line(tmp_path, monkeypatch):
     with pytest.raises(OSError): run()
     assert len(read_rows(out/"test_log.jsonl")) == logged + 1
 
-def test_odd_scores_and_settings_of_a_search():
+def test_odd_scores_and_settings_of_a_search_are_refused():
     state, settings = torch.zeros(2, 1), dict(bos=0, eos=1, k=2, max_len=4)
     def step(tokens, state): return torch.zeros(len(tokens), 6), state
     def search(step=step, **changes):
@@ -801,7 +801,7 @@ def test_odd_scores_and_settings_of_a_search():
     for odd in (2**63, -1, None, 1.5): grid(musts=[[[(odd,)]], []])
     grid(musts=[[[(2, 3)*2500]], []])                                # would need 2.4 GB and minutes
 
-def test_odd_settings_of_a_pipeline():
+def test_odd_settings_of_a_pipeline_are_refused():
     for odd in (0, -1, 1.5, "1", float("nan"), None, []):
         with pytest.raises(NocError, match="batch="): CaptionOptions(batch=odd)
     for odd in (-1, 2, "a", float("nan"), [], torch.zeros(2)):
@@ -871,7 +871,7 @@ def test_a_data_set_in_memory_is_checked(tmp_path):
         with pytest.raises(NocError, match=re.escape(message)):
             train_selector_in(tmp_path/"selector", replace(data, **parts), SelectorConfig(), TrainConfig())
 
-def test_regions_of_a_table():
+def test_regions_of_a_table_need_image_ids():
     "A table needs the number of each image; gradients are removed."
     for image_id in (None, "7", 7.5, 2**70):
         with pytest.raises(NocError, match="the number of their image"):

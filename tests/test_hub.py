@@ -47,7 +47,7 @@ print(json.dumps([model.generate(**inputs, **settings, tokenizer=tok, **call).to
 """
 
 @pytest.mark.parametrize("name", MODELS)
-def test_without_the_package(name, repository, tmp_path):
+def test_the_folder_answers_without_the_package(name, repository, tmp_path):
     model, inputs = made(name)
     settings = dict(custom_generate=grid_beam, num_beams=4, max_new_tokens=8, do_sample=False, processor=tokenizer())
     expected = [model.generate(**inputs, **settings, **call).tolist() for call in CALLS]
@@ -68,7 +68,7 @@ def test_words_hold_on_the_decoded_text_there_too(repository, monkeypatch):
     found, counts = run(70, search=own.grid_beam)
     assert not found and sum(counts.values()) < 40, (found[:3], counts)
 
-def test_the_lines_of_the_card(repository, monkeypatch, capsys):
+def test_the_lines_of_the_card_run(repository, monkeypatch, capsys):
     "The card's example runs with a tokenizer without a padding token, like GPT-2's."
     def spells(name, **settings):
         made = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend_tokenizer, eos_token="[EOS]",

@@ -60,7 +60,7 @@ def test_a_huge_header_takes_no_memory(tmp_path, side):
     assert peak < 2_000_000
 
 @pytest.mark.parametrize("n", [0, 10_000])
-def test_no_boxes_and_ten_thousand(tmp_path, n):
+def test_no_boxes_and_ten_thousand_are_stored(tmp_path, n):
     rng = np.random.default_rng(0)
     def box(): return [*rng.uniform(0, 50, 2), 9, 9]
     found = [dict(image_id=1, category_id=18, bbox=box(), score=rng.random()) for _ in range(n)]
@@ -147,13 +147,13 @@ def test_the_default_detector_is_torchvisions_own(tmp_path, photos, monkeypatch)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ssdlite320_mobilenet_v3_large", "retinanet_resnet50_fpn"])
-def test_detectors_without_a_box_head(name, photos):
+def test_detectors_without_a_box_head_give_no_features(name, photos):
     detector = Detector(name, None, None, min_score=0., device="cpu", size=None if "ssd" in name else 96)
     [found] = detector([open_image(photos/"p01.jpg")])
     assert found.features is None and ((found.boxes >= 0) & (found.boxes <= 1)).all()
 
 @pytest.mark.slow
-def test_features_of_a_resnet101_and_workers(weights, photos):
+def test_a_resnet101_gives_2048_features_in_any_process(weights, photos):
     "ResNet-101 gives 2,048 numbers per region, and decoding in another process changes nothing."
     torch.manual_seed(0)
     detector = Detector(SMALL, weights, "resnet101", .5, "cpu", 64, feature_weights=None)

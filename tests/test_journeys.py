@@ -46,7 +46,7 @@ def test_each_way_is_short():
             "the README tells each way in at most six lines")
 
 @pytest.mark.slow
-def test_researcher(typed):
+def test_a_researcher_gets_two_tables(typed):
     "A researcher gets two tables: one of the method, and one of a variant."
     make_toy("small", train=60, val=20, test=20)
     small = "--tables 1 --rows none,selector --training xe --metrics C --data small".split()
@@ -65,7 +65,7 @@ def photo(path, seed):
     Path(path).parent.mkdir(exist_ok=True)
     Image.fromarray(pixels).save(path)
 
-def test_own_photos(typed, tmp_path):
+def test_own_photos_are_captioned(typed, tmp_path):
     "A user gets a page with two photos and their captions, captions with given words, and captions with musts."
     for n in 1, 2: photo(f"photos/{n}.png", n)
     small = "fasterrcnn_mobilenet_v3_large_320_fpn"
@@ -103,7 +103,7 @@ def own_data():
     words = [*NAMES, "a", "photo", "of", "and"]
     Path("glove.txt").write_text("".join(f"{w} {' '.join(map(str, v))}\n" for w, v in zip(words, numbers)))
 
-def test_own_detector(typed):
+def test_own_detections_are_mentioned(typed):
     "A user with another detector gets captions of their own model that mention the detector's objects."
     own_data()
     selector, captioner, join, caption = steps("To train on your own detector's classes")
@@ -115,7 +115,7 @@ def test_own_detector(typed):
     forced = [c for line in made for c in line["candidates"]]
     assert {c["object"] for c in forced} <= set(NAMES) and all(c["word"] for c in forced)
 
-def test_evaluator(typed):
+def test_an_evaluator_gets_reports_verdicts_and_a_table(typed):
     "An evaluator gets two reports, a comparison with verdicts, and a table."
     root = make_toy("COCO", train=40, val=30, test=5)
     (root/"splits/toy.json").rename(root/"splits/lite.json")
@@ -137,7 +137,7 @@ def test_evaluator(typed):
     assert sorted(os.listdir("both")) == ["compare.html", "compare.json", "compare.md", "compare.png", "pairs.csv",
                                           "table.csv", "table.tex"]
 
-def test_transformers_user(tmp_path, monkeypatch, capsys):
+def test_a_transformers_user_gets_the_words(tmp_path, monkeypatch, capsys):
     "A user of transformers gets a chat model's answer with the words; a tiny model replaces that of the hub."
     pytest.importorskip("transformers")
     from tiny_models import save_chat
@@ -152,7 +152,7 @@ def test_transformers_user(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out.split()
     assert "zebra" in said and {"bus", "buses"} & set(said)
 
-def test_reader():
+def test_a_reader_builds_the_site():
     "A reader opens the chapters, and builds the site; nbdev_test executes the chapters."
     lab, site = (typed.split() for typed in re.findall("`(make [^`]*)`", WAYS["To read"]))
     dry = subprocess.run(["make", "--dry-run", *lab[1:]], cwd=ROOT, capture_output=True, text=True)
@@ -178,7 +178,7 @@ def page(browser):
     assert served.returncode == 143 and "Traceback" not in err and "share" not in out + err
 
 @pytest.mark.slow
-def test_page(page, typed, tmp_path, monkeypatch, capsys):
+def test_a_visitors_caption_is_repeated_by_the_copied_command(page, typed, tmp_path, monkeypatch, capsys):
     "A visitor of the page adds a word to a caption, and the copied command and Python code give the same caption."
     page.wait_for_selector("#stage .word", timeout=60_000)
     picture, controls = (page.locator(css).bounding_box() for css in ("#stage svg", "#weight"))

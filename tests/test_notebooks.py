@@ -24,7 +24,7 @@ def patched(node): return any(ast.unparse(d).startswith("patch") for d in node.d
 
 # ---- the file
 
-def test_names():
+def test_names_are_numbered():
     numbered = [nb for nb in NOTEBOOKS if nb.stem != "index"]
     none_of((nb.name for nb in numbered if not re.fullmatch(r"\d\d\d?_[a-z][a-z0-9_]*", nb.stem)),
             "name it NN_module.ipynb, in lower case; NN, of two digits or three, is its place in the reading order")
@@ -36,11 +36,11 @@ def test_numbers_are_unique():
     none_of((name(nb) for nb in CHAPTERS if folder(nb) in ("", "fast", "lab") and number(nb) > 57),
             "the paper, fast and the lab have numbers below 58")
 
-def test_size():
+def test_notebooks_are_small():
     none_of((f"{name(nb)}: {nb.stat().st_size/1000:.0f} KB" for nb in NOTEBOOKS if nb.stat().st_size > 300_000),
             "300 KB are allowed: show fewer or smaller figures")
 
-def test_format():
+def test_notebooks_are_of_format_4_5_with_unique_ids():
     def wrong():
         for nb in NOTEBOOKS:
             book, ids = read(nb), [c.id for c in CELLS[nb]]
@@ -59,7 +59,7 @@ def test_outputs_are_whole():
             if len(shown) > 2 and not any(c.outputs for c in shown): yield f"{name(nb)}: no outputs"
     none_of(wrong(), "run `make notebooks NB=…`")
 
-def test_no_machine_paths():
+def test_no_cell_names_a_machine_path():
     machine = re.compile(r"(?<![\w.~])/(work|home|root|Users|opt|mnt)/\w+|(?<![\w.~])/tmp/\w+|[A-Z]:\\\\?Users")
     found = ((c, text, machine.search(text)) for c in every() for text in (c.source, *c.texts()))
     none_of((f"{c.where}: {text[max(0, m.start()-30):m.end()+30]!r}" for c, text, m in found if m),
@@ -81,7 +81,7 @@ def test_links_say_the_number_of_their_target():
                     if int(re.match(r"\d+", label)[0]) != number(target): yield f"{c.where}: [{label}]({target})"
     none_of(wrong(), "the label of a link to a chapter has another number than the chapter")
 
-def test_nothing_left_to_do():
+def test_nothing_is_left_to_do():
     none_of((c.where for c in every() if re.search(r"\b(TODO|FIXME|XXX)\b", c.source)),
             "finish it, or file an issue and take the note out")
 
@@ -128,7 +128,7 @@ def wording(cell):
     return "\n".join([*filter(None, map(ast.get_docstring, documented)), *strings,
                       *re.findall(r"(?<!\S)# .*", cell.source, re.M)])
 
-def test_wording():
+def test_no_phrase_is_one_that_the_glossary_avoids():
     "No cell has a phrase that the glossary avoids, and no sentence begins with a headless clause (\"What ...\")."
     phrase, headless = dropped(), re.compile(r"(?:^|[.:] )What [^.?!]*\.(?= |$)")
     assert phrase.search("It is told as one mention.") and headless.search("It runs. What fails is refused.")
@@ -150,19 +150,19 @@ def test_cells_import_or_work():
     none_of((c.where for c in every("code") if mixed(c)),
             "a code cell holds imports only, or none; move the imports to a cell of their own")
 
-def test_width():
+def test_code_has_at_most_100_columns():
     none_of((f"{c.where}: {len(line)} columns: {line[:60]}…"
              for c in every("code") for line in c.source.splitlines() if len(line) > WIDTH),
             f"lines of code have at most {WIDTH} columns; break them")
 
-def test_one_statement_a_line():
+def test_each_statement_is_on_its_own_line():
     def joined(c):
         text = re.sub(r"^\s*[%!].*$", "", c.source, flags=re.M)
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
         return any(t.type == tokenize.OP and t.string == ";" for t in tokens)
     none_of((c.where for c in every("code") if joined(c)), "semicolons join statements; give each a line")
 
-def test_directives():
+def test_directives_are_those_listed():
     none_of((f"{c.where}: #| {d}" for c in every("code") for d in c.directives.keys() - DIRECTIVES),
             f"only these directives are used here: {', '.join(sorted(DIRECTIVES))}. Nothing is hidden from the reader")
     none_of((c.where for c in every("code") if "echo:" in c.directives and c.notebook.stem != "index"),
@@ -182,7 +182,7 @@ def test_flagged_cells_name_their_twin():
 
 # ---- the exported code
 
-def test_one_module_each():
+def test_each_chapter_exports_one_module():
     "Every chapter exports one module of the same name, except chapters that only combine others."
     def wrong():
         for nb in CHAPTERS:
@@ -265,7 +265,7 @@ def own_imports(cell):
         elif isinstance(node, ast.Import):
             yield from (a.name.partition(".")[2] for a in node.names if a.name.startswith("noc_nb."))
 
-def test_exported_imports():
+def test_exported_imports_follow_the_floors():
     "No star imports. A chapter imports from lower numbers of its own floor, and from floors above it."
     floor = {folder: i for i, folder in enumerate(FOLDERS)}
     order = {module_of(nb): (floor[folder(nb)], number(nb)) for nb in CHAPTERS}

@@ -32,7 +32,7 @@ def test_modules_are_what_the_notebooks_export(tmp_path):
     assert "noc_nb/**/*.py linguist-generated" in (ROOT/".gitattributes").read_text(), \
         "say in .gitattributes that noc_nb/*.py is generated"
 
-def test_one_notebook_one_module():
+def test_each_module_comes_from_one_notebook():
     modules = [name(p).removeprefix("noc_nb/").removesuffix(".py").replace("/", ".") for p in MODULES]
     chapters = [nb for nb in CHAPTERS if any(cell.exported for cell in cells(nb, "code"))]
     none_of(compare(dict.fromkeys(map(module_of, chapters)), dict.fromkeys(modules)),

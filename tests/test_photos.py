@@ -279,7 +279,7 @@ def test_every_kind_of_file_names_photos(tmp_path):
     for file in "list.json", "packed.json.gz", "found.parquet", "store":
         assert photos_of(detected(tmp_path/file, images=tmp_path/"in")) == good
 
-def test_own_names_and_those_of_the_data(tmp_path):
+def test_own_names_are_joined_to_those_of_the_data(tmp_path):
     "Names in the detections and in --data are combined; one name for two images, or two photos of one, is an error."
     for n, name in enumerate(("a.jpg", "b.jpg", "c.jpg")): paint(tmp_path/"in"/name, n)
     def source(own, data):
@@ -316,7 +316,7 @@ def test_boxes_that_name_photos_badly_are_refused(tmp_path, boxes, message):
     with pytest.raises(NocError) as e: detected(tmp_path/"found.json", images=tmp_path/"in")
     assert message in str(e.value) and "\n" not in str(e.value)
 
-def test_one_name_in_a_thousand_folders():
+def test_one_name_in_a_thousand_folders_is_matched_at_once():
     "Matching compares only pairs that fit, so its work grows with the number of names, not with its square."
     names = [name_parts(f"scene{n}/rgb.png") for n in range(1000)]
     assert len(list(_fits(names, names))) == 1000

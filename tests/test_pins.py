@@ -401,7 +401,7 @@ def test_real_attention_is_the_same(paper):
         close(out[i], plain_captioner(model.state_dict(), x[i,:n].float(), tokens[i]), 1e-4)
     assert (model.encoder(x.float(), mask)[1,3:] == 0).all()
 
-def test_an_image_without_regions(captioner, data):
+def test_an_image_without_regions_is_captioned(captioner, data):
     "An image without regions is captioned from the memory and the words, independently of other images."
     x, _ = data.region_features()([0, 1])
     none = torch.zeros(2, x.shape[1]).bool()
@@ -510,7 +510,7 @@ def test_a_constraint_word_without_a_vector_is_an_error(data):
 
 # ---- Section 2.3: the grid (D2, D3, D11)
 
-def test_removed_novel_and_f1_words():
+def test_removed_novel_and_f1_words_differ_in_two():
     "D2: the lists of removed words, novel words and F1's words differ exactly in `buses` and the forms of racquet."
     dcc = dict(bottle="bottle bottles", bus="bus busses", couch="couch couches sofa sofas",
                microwave="microwave microwaves", pizza="pizza pizzas", racket="racket rackets racquet racquets",
@@ -533,7 +533,7 @@ def test_removed_novel_and_f1_words():
 NINE = checked(Regions(np.tile([.1, .1, .5, .5], (9, 1)), [PERSON, DOG, CAT, DOG, BUS, HORSE, ZEBRA, 0, BICYCLE],
                        [.99, .5, .9, .8, .75, .4, .3, .95, .2]))    # sorted: CAT DOG BUS DOG HORSE ZEBRA BICYCLE
 
-def test_rules_by_hand():
+def test_rules_choose_as_by_hand():
     "D2: rules use detections in the order of scores, without person, background and duplicates, and choose at most 5."
     def rule(how, **kw): return constraint_classes(NINE, how=how, **kw)
     assert rule("none") == [] and rule("topk") == [CAT]
@@ -553,7 +553,7 @@ def test_rules_by_hand():
     assert [*best_scores(NINE, probs).items()] == [(DOG, pytest.approx(.9)), (BUS, .5), (HORSE, pytest.approx(.49)),
                                                    (CAT, pytest.approx(.2))]
 
-def test_words_forms_phrases():
+def test_constraints_are_words_forms_or_phrases():
     "D2: a constraint is one word (the paper), any form, or the whole name of a class, and occurs only once."
     classes = {13: next(c for c in COCO_CLASSES.values() if c.name == "stop sign"), DOG: CLASSES[DOG]}
     vocab = Vocab(["stop", "sign", "dog", "dogs", "puppy"])
@@ -731,7 +731,7 @@ def test_the_end_is_taken_in_the_top_row():
     short = find([[(2,)], [(3,)]], max_len=2)
     assert not short.ended.any() and "2 tokens suffice for at most 1 constraints and the end" in short.reason[0]
 
-def test_unfinished_captions_only_where_none_finished():
+def test_unfinished_captions_are_kept_only_where_none_finished():
     "D3: finished captions replace better unfinished ones at the last step; if there are none, the reason says so."
     find = markov([[0, .5, .5], [.01, .495, .495], [.01, .495, .495], [.01, .495, .495]], max_len=3)
     out = find([])
@@ -739,7 +739,7 @@ def test_unfinished_captions_only_where_none_finished():
     never = markov([[0, .5, .5]]*4, max_len=3)([[(2,)]])
     assert not never.ended.any() and never.reason == ["no end within 3 tokens"] and never.satisfied[0,0] == 1
 
-def test_ties_with_what_has_ended():
+def test_ties_with_finished_captions_are_decided_by_tokens():
     "D11: in ties, a finished caption is ordered by its last token, the end: (1, 0) and (1, 1) come before token 2."
     never = -math.inf
     table = torch.tensor([[never, never, 0., never], [0., 0., -1., never], [never]*4, [never, 0., 0., never]])
@@ -748,7 +748,7 @@ def test_ties_with_what_has_ended():
     for out in beam_search(step, torch.zeros(1, 1), **how), grid_beam_search(step, torch.zeros(1, 1), [[]], **how):
         assert out.tokens[0].tolist() == [[1, 0, 2], [1, 1, 2]] and out.scores[0].tolist() == [0, -1]
 
-def test_at_least():
+def test_at_least_is_limited_to_the_groups():
     "`at_least` is one number or one per image, is limited to the number of groups, and two of three groups suffice."
     rows = [[.4, .3, .2, .1]]*5
     find, groups = markov(rows, max_len=4, k=1), [[(1,)], [(2,)], [(3,)]]
@@ -769,7 +769,7 @@ def test_constraints_are_checked():
     one = markov([[.25]*4]*5, max_len=1)([[(1,)]]*62)
     assert one.reason[0].startswith("62 of 62 constraints are satisfied: 1 tokens suffice for at most 0")
 
-def test_many_groups():
+def test_many_groups_are_searched():
     "The search also works with thirteen and more groups, and one token finishes all groups that contain it."
     find = markov([[.1] + [.05]*18]*20, max_len=16, k=1)
     out = find([[(w,)] for w in range(1, 15)])
@@ -860,7 +860,7 @@ def test_the_pipelines_selector_sees_what_it_was_trained_on(data):
     assert [n for n, p in enumerate(probs.tolist()) if p == p] == kept
     torch.testing.assert_close(probs[kept], alone)
 
-def test_the_cost_of_an_omitted_object(data, captioner):
+def test_an_omitted_object_costs_the_objectives_loss(data, captioner):
     "An omitted object costs the objective's loss if it is a must and the other objects keep their prices."
     vectors = {c: data.word_vectors[o.word] for c, o in CLASSES.items()}
     cfg = PipelineConfig(SearchConfig(k=3, max_len=3))
@@ -978,7 +978,7 @@ SAID = ["a dog runs on the bed".split(), "a cat a cat a cat sits".split(), "gras
 
 @pytest.mark.parametrize("unit", ["image", "caption"])
 @pytest.mark.parametrize("CiderD", [CiderD, PlainCiderD])
-def test_cider_d(CiderD, unit):
+def test_cider_d_has_sigma_6_and_clipped_counts(CiderD, unit):
     "CIDEr-D has σ = 6, a factor 10, clipped counts, and document frequencies by image or by caption."
     ids = [0, 1, 2, 0, 2]
     close(CiderD(TEXTS, unit).score(SAID, ids), plain_cider(TEXTS, SAID, ids, unit), 1e-9)
@@ -988,7 +988,7 @@ def test_cider_d(CiderD, unit):
 @pytest.mark.parametrize("how", [dict(), dict(eos_in_reward=False), dict(df_unit="caption"),
                                  dict(eos_in_reward=False, df_unit="caption")])
 @pytest.mark.parametrize("cider_reward", [cider_reward, plain_reward])
-def test_reward_of_ids(data, how, cider_reward):
+def test_a_reward_of_ids_counts_the_end(data, how, cider_reward):
     """D6: by default the reward counts EOS, and a document is an image; words of references outside the vocabulary get
     their own ids, never UNK."""
     eos, unit = how.get("eos_in_reward", True), how.get("df_unit", "image")
@@ -1028,7 +1028,7 @@ def test_first_steps_have_the_papers_rate(data, tmp_path):
     assert [n for n, _ in heard[1:]] == [10*5]        # beams of 5, after the trial of the reward on three captions
     close(max(moved(start, after.state_dict())), 5e-6, 1e-7)
 
-def test_batches_of_50(tmp_path):
+def test_batches_are_of_50(tmp_path):
     "Section 3.1: batches have 50 captions in cross-entropy, and 50 images with five beams each in SCST."
     own = world({i: (((DOGS, CATS)[i % 2])[:1], [(DOG, .9), (CAT, .4)]) for i in range(55)}, range(55))
     coco, heard = PRESETS["coco"], []
@@ -1064,7 +1064,7 @@ def test_a_training_is_its_content(captioner, data, tmp_path):
     again = train_scst_in(tmp_path/"scst", data, before, scst, search_cfg=how, resume=True)
     assert all(torch.equal(p, q) for p, q in zip(done.parameters(), again.parameters()))
 
-def test_adam_and_the_schedule_step_by_step(data, tmp_path):
+def test_adam_and_the_schedule_are_literal_step_by_step(data, tmp_path):
     "D5: twelve steps give the weights of a literal Adam with (.9, .98) and the rate d^-.5 · min(s^-.5, s · w^-1.5)."
     pairs = [(DOG, .9), (CAT, .4), (CAT, .3)]
     own = world({i: (texts, pairs) for i, texts in enumerate((DOGS, CATS, CATS)*20)}, range(60))
@@ -1089,7 +1089,7 @@ def test_adam_and_the_schedule_step_by_step(data, tmp_path):
     for (name, p), q in zip(found.named_parameters(), model.parameters()):
         if not name.endswith("qkv.bias"): close(p.detach(), q.detach(), 1e-4)   # a key's bias has a gradient of noise
 
-def test_scst_loss_by_hand():
+def test_scst_loss_equals_that_by_hand():
     "D6: the baseline is the mean reward of an image's finite hypotheses, and the loss is a mean over images."
     log_probs = torch.tensor([[-1., -2., -9.], [-3., -4., -5.]], requires_grad=True)
     rewards = torch.tensor([[1., 3., 50.], [0., 3., 6.]])
@@ -1117,7 +1117,7 @@ def test_search_is_calm_and_scoring_is_not(loud, data):
         log_probs.append(out.log_softmax(1)[range(len(row)), row].sum().item())
     close(loss.item(), -(.5*log_probs[0] - .5*log_probs[1])/2, 1e-4)
 
-def test_images_and_constraints_of_scst(tmp_path):
+def test_scst_uses_images_and_constraints_of_the_references(tmp_path):
     "D6: SCST uses images with 5 references, and as constraints the first 5 detected classes that a reference mentions."
     many = [(PERSON, .99)] + [(BUS, .98 - .01*i) for i in range(12)] + [(CAT, .3), (DOG, .2), (HORSE, .1)]
     own = world({0: (["a man and a dog", "a puppy"] + CATS[:3], many), 1: (CATS[:4], many), 2: (DOGS, [(CAT, .9)])},
@@ -1147,7 +1147,7 @@ def greedy(model, data, ids, groups, kept=None):
     if kept is not None: kept += [found[i].caption for i in ids]
     return 100*np.mean(plain_cider(refs, [found[i].caption.split() for i in ids], ids))
 
-def test_dgbs_with_prices(data):
+def test_dgbs_prices_follow_mentions(data):
     "D7d: a price is w times the log-odds of a mention in a reference, after half a reference is added to each side."
     own = world({0: (["a dog", "a dog", "a dog", "a cat", "a horse and a dog"], [(CAT, .9), (DOG, .8), (HORSE, .7)])})
     vocab = build_vocab(own, 1)
@@ -1257,7 +1257,7 @@ NOVEL = dict.fromkeys(COCO_HELDOUT.objects, set()) | dict(zebra={1, 2}, bus={3, 
     (dict(fp_weight=0, fp="nonnovel"), (1, 0, 1), (1, 0, 0)),
     (dict(words="extended"), (1, 2, 1), (2, 1, 0)),            # `buses` is in this list alone
 ])
-def test_f1_by_hand(protocol, zebra, bus):
+def test_f1_is_that_by_hand(protocol, zebra, bus):
     "D7: F1 equals hand-computed values for both kinds of false positives and both weights, as a mean and pooled."
     row = judge(HEARD, TRUE, [1, 2, 3, 4, 5, 6, 6], NOVEL, metrics=(), **protocol).row()
     def f1(tp, fp, fn): return 100*2*tp/(2*tp + fp + fn)
@@ -1293,7 +1293,7 @@ def test_f1_is_0_where_nothing_is_right():
     with pytest.raises(NocError, match="prepared for 1 images"): judge(HEARD, TRUE, TRUE, NOVEL, scorer=scorer)
     with pytest.raises(NocError, match="metrics: 'X'"): CaptionScorer({1: ["a"]}, ("X",))
 
-def test_selection_f1_by_hand():
+def test_selection_f1_is_that_by_hand():
     "F1 of chosen classes equals hand-computed values; a class counts by its id and not by a word."
     chosen = {1: [ZEBRA, DOG], 2: [BUS], 3: [ZEBRA, BUS], 4: [ZEBRA], 5: [], 6: [BUS]}
     found = selection_f1(chosen, TRUE, TRUE, NOVEL)
@@ -1367,7 +1367,7 @@ def plain_meteor(x):
     mean = 1/(.15/precision + .85/recall)
     return mean*(1 - .6*(x[20]/((x[21] + x[22])/2))**.2)
 
-def test_meteor_by_hand():
+def test_meteor_is_that_by_hand():
     x = [9, 11, 4, 5, *range(1, 17), 3, 7, 8]
     close(meteor(np.array(x, float)), plain_meteor(x), 1e-12)
     close(meteor(np.array([x, [0]*23], float)), [plain_meteor(x), 0], 1e-12)
@@ -1386,7 +1386,7 @@ def test_intervals_draw_images():
                                                                                  drawn["all", "R"])
     assert judged.once()["f1"]["pizza"] is None and judged.once()["f1"]["zebra"] == 100
 
-def test_common_ngrams():
+def test_common_ngrams_are_clipped():
     "Common n-grams are clipped by the reference that has most of them."
     cider = CiderD({1: [["a", "a", "b"], ["a", "b", "b"]], 2: [["c"]]})
     shared, lengths = cider.common([["a", "a", "a", "b"], ["a", "c"]], [1, 2])
@@ -1422,7 +1422,7 @@ def log_prob(model, data, i, caption):
     out = model(x, mask, tokens[:,:-1]).log_softmax(-1)[0]
     return out.gather(1, tokens[0,1:,None]).sum().item()
 
-def test_averaged_words_under_constraints_alone(data, tmp_path):
+def test_averaged_words_are_used_under_constraints_alone(data, tmp_path):
     "Rows with constraints use neighbour-averaged embeddings; the row without constraints uses the trained captioner."
     run = Run(replace(PRESETS["coco"], borrow=2, search=SearchConfig(k=2, max_len=8)), part="val")
     own = Experiment(run, data, tmp_path/"run", metrics=("C",))
@@ -1450,7 +1450,7 @@ def test_neighbours_are_mentioned_often_enough(dogs, nearest):
     data = SimpleNamespace(splits=dict(train=[1]), tokens={1: texts}, classes=classes, dropped=(), vectors=vectors)
     assert _nearest_neighbours(data, 1) == {"zebra": [nearest]}
 
-def test_the_cbs_row(captioner, data, tmp_path):
+def test_the_cbs_row_requires_two_of_three(captioner, data, tmp_path):
     "The row CBS requires two of the three best classes, in any form, and uses the machine."
     images = {1: (CATS, [(CAT, .9), (DOG, .8), (HORSE, .7), (BUS, .6)])}
     own = world({0: (DOGS, []), 1: (CATS, images[1][1])}, train=[0], val=[1])
@@ -1465,7 +1465,7 @@ def test_the_cbs_row(captioner, data, tmp_path):
     assert found.caption == Vocab(captioner.tokens).decode(out.tokens[0,0]) and found.wanted == 3
     assert found.satisfied == out.satisfied[0,0] >= 2
 
-def test_rows_of_a_run(captioner, data, tmp_path):
+def test_rows_of_a_run_follow_from_the_captions(captioner, data, tmp_path):
     "D7, D7c: a row's scores are those computed by hand; on test, scorings are logged and false positives count once."
     for part in "val", "test":
         folder = tmp_path/part
@@ -1622,7 +1622,7 @@ def test_no_run_goes_on_as_another(data, tmp_path):
         with pytest.raises(NocError, match="expected no change since the run began, or another output"):
             Experiment(run, new, tmp_path/"run", resume=True)
 
-def test_published_counts(coco):
+def test_the_split_has_the_published_counts(coco):
     "D8: the split has the published numbers of images, and `lite` counts a false positive 4.85 times."
     split = read_json(coco/"splits/split_noc_coco.json")
     assert [len(split[k]) for k in ("train", "val", "test", "val_train", "test_train")] == [70_194, 3_018, 3_024,
@@ -1657,7 +1657,7 @@ def test_next_words_are_those_of_a_sorted_row(n, v):
         assert words[row].tolist() == order and best[row].tolist() == [of[w] for w in order]
     assert torch.equal(end[:,0], scores[:,LAST])
 
-def test_an_image_that_cannot_end_among_others():
+def test_an_image_that_cannot_end_is_captioned_among_others():
     "D3: at the last step finished captions are kept; for an image that cannot end, the best caption is returned."
     chances = torch.tensor([[[1/3]*3, [.1, .5, .4], [.1, .4, .5], [0, .6, .4]],
                             [[1/3]*3, [0, .6, .4], [0, .5, .5], [0, .6, .4]]]).log()

@@ -15,7 +15,7 @@ def test_readme_is_the_index():
     none_of((f"{name(p)}: {len(data)/1e3:.0f} KB" for p, data in files.items() if len(data) > 250e3),
             "a picture of the README has at most 250 KB")
 
-def test_budget():
+def test_the_code_keeps_its_budget():
     "The code may shrink; if it grows, tests/budget.json must be raised in the same commit."
     allowed, there = json.loads(budget.FILE.read_text()), budget.house()
     assert allowed.keys() == there.keys(), "tests/budget.json lists other parts than the house has"
@@ -60,7 +60,7 @@ def test_links_resolve():
     none_of((f"{source}: {link}" for source, text in texts() for link in links(text) if not target(link, source)),
             "links that lead nowhere")
 
-def test_pages_of_the_site():
+def test_pages_of_the_site_show_no_directives():
     "A page has no directives of nbdev, and a broken link stops the build."
     sources = [(name(nb), "".join(cell["source"])) for nb in NOTEBOOKS for cell in page(nb)["cells"]]
     none_of((file for file, source in sources if re.search(r"^#\|", source, re.M)), "directives are shown")
@@ -91,7 +91,7 @@ def wrong_words(line):
     if command == "make": return [w for w in rest if "=" not in w and w not in targets]
     return [] if command in ("pip", "cd", "curl", "echo") else [command]
 
-def test_commands_of_the_readme():
+def test_commands_of_the_readme_exist():
     "Each line of a shell block is one existing command with existing options."
     index = "".join(f"{cell.source}\n" for cell in cells(INDEX, "markdown"))
     text = index + "".join((ROOT/f"docs/{page}.md").read_text(encoding="utf-8") for page in ("commands", "data"))
@@ -131,7 +131,7 @@ def test_scores_on_test_are_logged():
     assert not scored or (ROOT/"results/test_log.jsonl").exists(), \
         f"{scored[0]} is on test, and results/test_log.jsonl is not there: commit it with the rows"
 
-def test_no_file_that_must_not_be():
+def test_no_forbidden_file_is_committed():
     "The repository has no photos, pickles, jars or large files."
     files = [ROOT/file for file in sorted(tracked())]
     if not files: pytest.skip("no git checkout")
@@ -148,7 +148,7 @@ def test_scripts_name_no_host():
     scripts = [ROOT/"Makefile", *(ROOT/".ci").iterdir(), *(ROOT/".github/workflows").iterdir()]
     none_of((name(p) for p in scripts if re.search(r"://|index-url", p.read_text())), "take the address out")
 
-def test_width_of_plain_files():
+def test_plain_files_have_at_most_120_columns():
     long = ((p, i) for p in [ROOT/"setup.py", *(ROOT/"tests").glob("*.py")]
             for i, line in enumerate(p.read_text(encoding="utf-8").splitlines(), 1) if len(line) > 120)
     none_of((f"{name(p)}: line {i}" for p, i in long), "at most 120 columns; break the line")

@@ -25,7 +25,7 @@ from noc_nb.scores import java
 from noc_nb.scores.compare import compare
 from noc_nb.scores.java import (_cache_folder, find_java, _java_options, java_programs, _missing_jars, _Spice,
                                 _version_text)
-from noc_nb.scores.quality import _numbers, _objects_said, quality_numbers, quality_scores, word_list
+from noc_nb.scores.quality import _both_numbers, _objects_said, quality_numbers, quality_scores, word_list
 from noc_nb.scores.report import evaluate_file
 from noc_nb.lab.ptb import ptb_line, TOKENISER
 
@@ -289,7 +289,7 @@ def test_windows_is_told_what_the_java_scores_need(monkeypatch):
     with pytest.raises(OSError, match="it needs Linux or macOS"): java.find_java()
 
 @needs_java
-def test_a_java_that_talks_about_itself(monkeypatch):
+def test_a_java_that_talks_about_itself_changes_nothing(monkeypatch):
     quiet, _ = meteor_of({1: "a bird that sings"})
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-verbose:class")
     _version_text.cache_clear()
@@ -524,7 +524,7 @@ def check_chair(tmp_path, captions, refs, boxed):
 def test_chair_of_any_words_is_the_published_one(tmp_path):
     "CHAIR of random sentences of the list's words, plurals and modifiers equals the published code's."
     lines, _ = chair_list(tmp_path)
-    words = [word for line in lines for form in line for word in (form, _numbers(form)[-1])
+    words = [word for line in lines for form in line for word in (form, _both_numbers(form)[-1])
              if singular(word) == singular(form)]
     words += "a the baby adult passenger toilet seat seats bow tie jet cub cubs animal train hot dogs".split()*9
     rng = np.random.default_rng(0)

@@ -225,7 +225,7 @@ def literal(logp, groups, v, k, T):
 
 @settings(fifty, max_examples=100)
 @given(st.integers(0, 999), st.sampled_from([6, 9]), st.integers(1, 4), st.integers(1, 7), batch(5))
-def test_phrases_and_alternatives_by_a_literal_grid(seed, v, k, T, images):
+def test_phrases_and_alternatives_equal_a_literal_grid(seed, v, k, T, images):
     "On 1,000 images, with phrases and alternatives, the search equals the literal grid; some musts do not fit."
     model = tree(v, seed)
     out = search(model, images, k=k, max_len=T, absorb=False)

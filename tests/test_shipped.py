@@ -78,7 +78,7 @@ def test_lite_records_what_it_was_trained_on(coco):
         with pytest.raises(NocError, match="lite: was trained on (1 of the 1 images|captions with cow)"):
             compare_training(lite.captioner.trained, wrong, ids, "lite")
 
-def test_averaged_embeddings_through_a_pipeline(world, tmp_path):
+def test_averaged_embeddings_go_through_a_pipeline(world, tmp_path):
     "A word without captions gets its neighbours' mean embedding; the pipeline is saved, loaded, and mentions the word."
     toy = NovelCaptioner.from_pretrained("toy", device="cpu")
     captions = [caption for i in world.splits["train"] for caption in world.tokens[i]]

@@ -127,7 +127,7 @@ class Chain:
         return tuple(found[:found.index(eos)+1] if eos in found else found)
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whole_words_by_brute_force(kind):
+def test_whole_words_equal_brute_force(kind):
     "The search finds the best of all texts that mention all words, for twenty-five chains that have such texts."
     tok, rng, hits = trained(kind), random.Random(0), 0
     model = tiny_gpt2(tok)

@@ -164,7 +164,7 @@ def wide_batches(at=None, act=None):
     return batches
 
 @pytest.mark.parametrize("how", ["tmpfs", "limit"])
-def test_full_disk(tmp_path, how):
+def test_a_full_disk_loses_no_checkpoint(tmp_path, how):
     disk = tmp_path/"disk"; disk.mkdir()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if how == "tmpfs":
@@ -483,7 +483,7 @@ def worker(root, out):
     if trainer.accelerator.is_main_process: (out/"found.json").write_text(json.dumps(found))
 
 @pytest.mark.slow
-def test_two_processes(world, tmp_path):
+def test_two_processes_train_one_model(world, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", __file__]
     command += [world, tmp_path]
     environment = os.environ | dict(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")

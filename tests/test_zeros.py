@@ -63,7 +63,7 @@ def test_no_number_is_replaced_because_it_is_0():
                 if number and not (isinstance(y, ast.Constant) and not y.value): found.add(ast.unparse(x))
     assert found == MEANT
 
-def test_a_lowest_probability_of_0(data, monkeypatch):
+def test_a_lowest_probability_of_0_keeps_every_class(data, monkeypatch):
     "With `min_prob=0` the tables and the pipeline consider every class, and differ from the default."
     own = world({0: (CATS, []), 1: (ZEBRAS, [(CAT, .6), (ZEBRA, .2), (BUS, .05), (DOG, .4)])}, train=[0], test=[1])
     monkeypatch.setitem(RULES, "mine", lambda image: [c for c, s in image.scores.items() if s >= image.threshold])
@@ -110,13 +110,13 @@ def test_empty_collections_are_kept(data):
     made = HeldOut.of({}, {"dog": ["dog"]}, {}, {})
     assert (made.novel, made.f1) == ({}, {}) and HeldOut.of({}, {"dog": ["dog"]}).novel == {"dog": ("dog",)}
 
-def test_a_limit_of_0_bytes(tmp_path):
+def test_a_limit_of_0_bytes_is_kept(tmp_path):
     file = tmp_path/"x"
     file.write_bytes(b"12")
     with unpacking(0), open(file, "rb") as f, pytest.raises(ValueError): unpacked(f, file).read()
 
 @pytest.mark.parametrize("given, weight", [("", None), (0, 0.), ("0", 0.), (None, None), ("must", "must")])
-def test_a_weight_of_0_that_a_program_sends(monkeypatch, given, weight):
+def test_a_weight_of_0_that_a_program_sends_is_used(monkeypatch, given, weight):
     from noc_nb.pages import app
     asked = []
     monkeypatch.setattr(app, "_captioned", lambda *args, **options: asked.append(options["price_weight"]))

@@ -77,7 +77,7 @@ def _dashed(text):
     "Write an option with dashes, `--min-score=.5` for `--min_score=.5`; keep any other text."
     return re.sub(r"^--\w[\w-]*", lambda option: option[0].replace("_", "-"), text)
 
-def _texts(typed):
+def _typed_texts(typed):
     "Return the words of a command line; join a value like `-dog` to its option."
     texts = []
     for text in map(_dashed, typed):
@@ -86,7 +86,7 @@ def _texts(typed):
         else: texts.append(text)
     return texts
 
-def _kind(kind):
+def _argument_kind(kind):
     "Return the arguments of `add_argument` for a parameter's type."
     if kind is bool: return dict(action="store_true")
     if kind is list: return dict(action="extend", nargs="*")
@@ -102,7 +102,7 @@ def _parser(f):
     for name, p in signature(f).parameters.items():
         needed = p.default is Parameter.empty
         text = comments[name].replace("%", "%%")
-        kind = _kind(p.annotation)
+        kind = _argument_kind(p.annotation)
         told = needed or p.default is None or p.annotation is bool
         if not told and p.default: text += f" (default: {p.default})"
         if needed: parser.add_argument(name, help=text, **kind)
@@ -158,22 +158,22 @@ def one_thread():
 
 # %% ../../nbs/commands/100_command.ipynb #4554df32
 _PATHS = {"add_words", "captions", "data", "images", "src", "start", "synonyms", "vectors"}
-_NAMES = {"detections", "split"}             # paths, or names in the data's folder
+_DATA_NAMES = {"detections", "split"}        # paths, or names in the data's folder
 _OUTPUTS = {"out", "html", "txt"}
 _MODEL = "config.json", "best/config.json"
 _NEEDED = dict(features=("meta.json",), model=("pipeline.json",), start=_MODEL, selector=_MODEL,
                captioner=_MODEL, detector=_MODEL) # a folder must have one of these
-_KEYS = dict(src=BOXES, detections=BOXES, heldout=[(b'"objects"',), (b'"removal"',)])
-_ENDINGS = {".json", ".gz", ".zip", ".parquet", ".npz", ".h5", ".hdf5", ".txt", ".pth",
-            ".safetensors"}          # of files; any other text may be the name of a model
+_CONTENTS = dict(src=BOXES, detections=BOXES, heldout=[(b'"objects"',), (b'"removal"',)])
+_FILE_ENDINGS = {".json", ".gz", ".zip", ".parquet", ".npz", ".h5", ".hdf5", ".txt", ".pth",
+                 ".safetensors"}     # of files; any other text may be the name of a model
 
 def _wrong(name, text):
     "Describe the problem with the path of an option, or return None if there is none."
     path = Path(text)
     if not path.exists() and not Path(f"{text}.gz").exists():
-        named = name in _PATHS or (name not in _NAMES and path.suffix in _ENDINGS)
+        named = name in _PATHS or (name not in _DATA_NAMES and path.suffix in _FILE_ENDINGS)
         return f"{text}: no such file or folder" if named else None
-    wrong = fault_of(path, _KEYS.get(name, ())) if path.is_file() else None
+    wrong = fault_of(path, _CONTENTS.get(name, ())) if path.is_file() else None
     if wrong: return f"{text}: {wrong}"
     ours = name == "model" and "/" not in text                # the name of a model in the package
     needed = () if ours or not path.is_dir() else _NEEDED.get(name, ())
@@ -183,7 +183,7 @@ def _wrong(name, text):
 # %% ../../nbs/commands/100_command.ipynb #0a2467e3
 _RENAMED = dict(min_score=("min_prob", "min_detection")) # option of earlier versions -> its names
 
-def _check_names(f, texts):
+def _check_option_names(f, texts):
     "Exit with one line if an option has the name that it had in an earlier version."
     about = {name: re.split(" ?[;(]", text)[0] for name, text in _comments(f).items()}
     typed = {text.partition("=")[0] for text in texts}
@@ -228,8 +228,8 @@ def _call(f, look):
     look at its inputs before PyTorch is imported."""
     start = monotonic()
     silent = _is_silent(f)
-    texts = _texts(sys.argv[1:])
-    _check_names(f, texts)
+    texts = _typed_texts(sys.argv[1:])
+    _check_option_names(f, texts)
     options = vars(_parser(f).parse_args(texts))
     options = {f"{name}_" if iskeyword(name) else name: x for name, x in options.items()}
     told = nullcontext() if silent else command_lines()

@@ -52,7 +52,7 @@ from ..train_xe import word_rows
 
 
 # %% ../../nbs/commands/139_reproduce.ipynb #25c1fc60
-_TABLES = "1", "2", "3"
+_ALL_TABLES = "1", "2", "3"
 
 def choice(
     text:str,   # names separated by commas; None: all
@@ -105,7 +105,7 @@ def _command_line(options):
     if shown["first"] == 1: shown["first"] = None
     if options.features: shown["features"] = "STORE"
     shown["rule"] = (shown["rule"] or "").replace(" ", "")
-    if options.tables == ",".join(_TABLES): shown["tables"] = None
+    if options.tables == ",".join(_ALL_TABLES): shown["tables"] = None
     if options.part == "test": shown["part"] = None
     if options.models not in shipped(): shown["models"] = None
     if options.variant: shown["variant"] = f'"{options.variant}"'
@@ -145,7 +145,7 @@ def _picture(tables, path):
     save_figure(figure, path)
 
 # %% ../../nbs/commands/139_reproduce.ipynb #b41c7d21
-def _judged(experiment, rows, claims, samples=1000):
+def _judge_claims(experiment, rows, claims, samples=1000):
     "Return a row for each claim of whose lines the run has captions."
     data, novel, run = experiment.data, experiment.novel, experiment.run
     refs = {i: data.captions[i] for i in experiment.ids}
@@ -168,7 +168,7 @@ def _verdicts(experiment, rows, about):
     """Judge the run's claims, and write them to claims.jsonl. Return a table of the summary:
     caption, head and rows; without claims, no rows."""
     summary = read_claims("summary")
-    judged = _judged(experiment, rows, read_claims("paper") + summary)
+    judged = _judge_claims(experiment, rows, read_claims("paper") + summary)
     if judged: write_rows(experiment.out/"claims.jsonl", judged)
     claims = [c for c in summary if c.text in {r["claim"] for r in judged}]
     found = claims_view([*rows, *judged], claims)
@@ -295,7 +295,7 @@ def _asked_rows(o, rules):
     rows = choice(o.rows, LABELS | added, "rows")
     return [*dict.fromkeys([*rows, *added])] if o.rule else rows
 
-def _title(o, data, kind):
+def _tables_title(o, data, kind):
     "Return what the tables are about: data, detections, variant and the parts handed in."
     named = ", ".join(filter(None, (o.selector, o.selector_loss, o.reward, o.rule)))
     text = f"{data} {o.part}, {kind} detections" + (f", {o.variant}" if o.variant else "")
@@ -320,7 +320,7 @@ def _models_folder(name):
 def _reproduce(o):
     "Run an experiment with the options of `noc_reproduce`; return its rows and its tables as text."
     cfg = _preset_of(o.preset, o.set)
-    tables = choice(o.tables, _TABLES, "tables")
+    tables = choice(o.tables, _ALL_TABLES, "tables")
     plain = (o.variant or "").isprintable()
     require(plain, f"--variant {o.variant!r}", "text that can be printed, on one line")
     if cfg.data == "toy": one_thread()
@@ -348,7 +348,7 @@ def _reproduce(o):
     experiment = Experiment(run, data, o.out, o.resume, metrics, models,
                             partial(java_programs, metrics=metrics), **parts)
     made = experiment.complete(lines, selections)
-    about = _title(o, cfg.data, kind)
+    about = _tables_title(o, cfg.data, kind)
     asked = lines if o.rows or o.training else None
     trained = [t for t in TRAINING_LABELS if ("selector", t, .2) in lines]
     with locked(o.out):
@@ -401,15 +401,15 @@ def _train(o, data, cfg, parts):
                          parts["reward"])
 
 # %% ../../nbs/commands/139_reproduce.ipynb #c5a50e02
-_PARTS = dict(selector="region selector", xe="captioner, trained with cross-entropy",
-              scst="captioner, trained with a reward (self-critical)")
+_MODEL_PARTS = dict(selector="region selector", xe="captioner, trained with cross-entropy",
+                    scst="captioner, trained with a reward (self-critical)")
 
-def _card(part, data, about):
+def _training_card(part, data, about):
     "Compose the model card of a trained model, in Markdown."
     counts = [f"{len(data.splits[name]):,} in {name}" for name in ("train", "val")]
     made = "Trained by `noc_train` of noc_nb, with the method of the paper *Learning to Select*."
     sizes = f"captions: {data.counts['captions']:,}; classes of the detector: {len(data.classes)}"
-    return model_card(f"A {_PARTS[part]}", made, {
+    return model_card(f"A {_MODEL_PARTS[part]}", made, {
         "Data": [f"split {data.name}; images: {', '.join(counts)}", sizes,
                  f"held-out objects: {', '.join(data.heldout.objects) or 'none'}"],
         "Scores": [kept_line(about), f"{about['seconds']:.0f} s of training"],
@@ -438,7 +438,7 @@ def _write_about(part, data, out, model):
     about = read_json(out/"done.json")
     run = read_json(out/"run.json")
     about["config"] |= {key: run[key] for key in ("network", "loss", "reward") if key in run}
-    with whole_file(card) as f: f.write(_card(part, data, about))
+    with whole_file(card) as f: f.write(_training_card(part, data, about))
 
 def _say_what_lacks(part, data):
     "Report on standard error what a captioner without word vectors cannot do."
@@ -450,7 +450,7 @@ def _say_what_lacks(part, data):
 # %% ../../nbs/commands/139_reproduce.ipynb #36686205
 def _run_train(o):
     "Train the region selector or the captioner. Raise `NocError` for bad options."
-    require(o.part in _PARTS, f"noc_train {o.part}", "selector, xe or scst")
+    require(o.part in _MODEL_PARTS, f"noc_train {o.part}", "selector, xe or scst")
     require(o.out, "--out", "a folder for the trained model")
     captioner = "the folder of a captioner trained with `noc_train xe`"
     require(o.start or o.part != "scst", "--start", captioner)

@@ -18,18 +18,18 @@ from torch import Tensor
 from ..core import require
 
 # %% ../../nbs/fast/23_expansions.ipynb #1d5cca0a
-def _whole(scores):
+def _as_integers(scores):
     "Return integers in the order of the scores."
     double = scores.dtype == torch.float64
     bits = scores.view(torch.int64) if double else scores.float().view(torch.int32)
     size = bits & torch.iinfo(bits.dtype).max                          # all bits but the sign
     return size * bits.sign()
 
-def _distinct(scores):
+def _distinct_numbers(scores):
     "Return (N,v) integers in the order of the scores, distinct in each row; ties keep their order."
     v = scores.shape[1]
     room = v.bit_length()
-    number = _whole(scores.nan_to_num(torch.inf, torch.inf, -torch.inf)) # NaN comes first
+    number = _as_integers(scores.nan_to_num(torch.inf, torch.inf, -torch.inf)) # NaN comes first
     if scores.dtype == torch.float64: number = number >> room
     return torch.add(-torch.arange(v, device=scores.device), number, alpha=2**room)
 
@@ -39,7 +39,7 @@ def _top(scores, k):
     best, place = scores.topk(min(k + 1, scores.shape[1]))
     place = place[:,:k]
     equal = (best[:,1:] == best[:,:-1]).any(1)  # (N,) rarely True
-    if equal.any(): place[equal] = _distinct(scores[equal]).topk(k).indices
+    if equal.any(): place[equal] = _distinct_numbers(scores[equal]).topk(k).indices
     return place
 
 # %% ../../nbs/fast/23_expansions.ipynb #1d5cca0c
@@ -101,17 +101,17 @@ def check_scores(
             f"({n}, words), floating point of 16 bits or more")
 
 # %% ../../nbs/fast/23_expansions.ipynb #b1d20a09
-_LONG = 32_768 # row length from which threads share a row
+_LONG_ROW = 32_768 # row length from which threads share a row
 _PART = 1024   # words summed at once
 
 def _log_sum(scores):
     "Return (N,1) the log-sum-exp of every row, independent of the other rows."
-    if scores.shape[1] < _LONG: return scores.logsumexp(1, keepdim=True)
+    if scores.shape[1] < _LONG_ROW: return scores.logsumexp(1, keepdim=True)
     whole = scores.shape[1]//_PART*_PART
     parts = scores[:,:whole].unflatten(1, (-1, _PART)).logsumexp(2)
     return torch.cat([parts, scores[:,whole:]], 1).logsumexp(1, keepdim=True)
 
-def _known(special, forbidden):
+def _join_forbidden(special, forbidden):
     "Return (N,j) the special and forbidden ids, and (N,c) True where `special` is -1 or forbidden."
     barred = special < 0
     if not forbidden.shape[-1]: return special, barred
@@ -133,7 +133,7 @@ def next_words(
     if scores.dtype in (torch.float16, torch.bfloat16): scores = scores.float()
     best, words = _top_words(scores, k + special.shape[1] + forbidden.shape[-1]) # k others remain
     _check_best(best[:,0], images, t)
-    excluded, barred = _known(special, forbidden)
+    excluded, barred = _join_forbidden(special, forbidden)
     wanted = scores.gather(1, special.clamp(min=0)).masked_fill(barred, -torch.inf)
     out = (words[...,None] == excluded[:,None]).any(-1)
     place = out.byte().argsort(dim=1, stable=True)[:,:k]

@@ -72,7 +72,7 @@ def check_ids(
             check_id(token, f"image {i}, constraint {j}: token {token}", v)
 
 # %% ../../nbs/fast/24_groups.ipynb #7b1e90aa
-_MOST = 10_000 # highest price in nats; use a must for more
+_HIGHEST = 10_000 # highest price in nats; use a must for more
 
 def _read_prices(
     read:list,   # groups from `read_groups`
@@ -87,9 +87,9 @@ def _read_prices(
     for i, row in enumerate(prices):
         for j, price in enumerate(row):
             number = isinstance(price, Real) and not isinstance(price, bool)
-            good = number and (abs(price) <= _MOST or price == math.inf)
+            good = number and (abs(price) <= _HIGHEST or price == math.inf)
             require(good, f"image {i}, constraint {j}: price {price!r}",
-                    f"nats, -{_MOST:,} to {_MOST:,}, or inf for a must")
+                    f"nats, -{_HIGHEST:,} to {_HIGHEST:,}, or inf for a must")
     def ordered(groups, row): return [float(row[j]) for j, _ in groups]
     return [*map(ordered, read, prices)]
 
@@ -146,7 +146,7 @@ class Groups(Table):
     def finished(self, done:Tensor)->Tensor:
         "Count the finished groups in bit masks of any shape (b,...)."
         n = len(self.bits)
-        return _counts(n, done.device).take(done) if n <= 12 else _count(done, self.bits)
+        return _bit_counts(n, done.device).take(done) if n <= 12 else _count(done, self.bits)
 
     def row(self, done:Tensor)->Tensor:
         "Return the rows of the grid for bit masks of any shape (b,...)."
@@ -251,7 +251,7 @@ def _each(x, done):
 def _count(done, bits): return (done[...,None] >> bits & 1).sum(-1)
 
 @cache
-def _counts(n, device):
+def _bit_counts(n, device):
     "Return (2^n,) the number of ones in every n-bit number."
     return _count(torch.arange(2**n, device=device), torch.arange(n, device=device))
 

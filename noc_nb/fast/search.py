@@ -167,7 +167,7 @@ def _advance(search:Search, special, best, words)->_Cells:
     parent = search.cells.at(search.slot)
     parent.score = parent.score.masked_fill(~search.active, -torch.inf)
     answer = (x[search.row] for x in (special, best, words))            # (b,g,...)
-    pool = _expansions(search, parent, *answer)                            # (b,m)
+    pool = _make_expansions(search, parent, *answer)                       # (b,m)
     if search.some_ended: pool = _ended(search).join(pool)
     ways = [(pool, _objective(search, pool, search.work.groups))]
     if search.priced: ways.append(_without_candidates(search, pool))
@@ -224,7 +224,7 @@ def _said(search:Search)->Tensor:
     return F.pad(search.bits, (0, 1))[search.row].gather(2, place)      # 0 for other words
 
 # %% ../../nbs/fast/26_search.ipynb #b1d22a10
-def _expansions(search:Search, parent:_Cells, special, best, words)->_Beams:
+def _make_expansions(search:Search, parent:_Cells, special, best, words)->_Beams:
     """Return (b,m) expansions of hypotheses (b,g). `special`, `best`, `words` come from
     `next_words`."""
     gain = None
@@ -239,7 +239,7 @@ def _expansions(search:Search, parent:_Cells, special, best, words)->_Beams:
         gain = gain & in_turn(search.work.groups, parent.done)[...,None]
     ways = [_free(search, parent, gain, special, best, words)]
     if search.long > 1 or not search.absorb:
-        ways.append(_forced(search, parent, gain, special[...,:-1]))
+        ways.append(_force_words(search, parent, gain, special[...,:-1]))
     return _children(search, parent, *(torch.cat(x, 2) if x[1:] else x[0] for x in zip(*ways)))
 
 # %% ../../nbs/fast/26_search.ipynb #b1d22a13
@@ -255,7 +255,7 @@ def _free(search:Search, parent:_Cells, gain, special, best, words)->tuple:
     return log_prob, word, done, torch.zeros_like(word)
 
 # %% ../../nbs/fast/26_search.ipynb #e14d54c8
-def _forced(search:Search, parent:_Cells, gain, constrained)->tuple:
+def _force_words(search:Search, parent:_Cells, gain, constrained)->tuple:
     """Return log-probabilities, tokens, `done`, `phrase` (b,g,a+1) of forced words; the next token
     of a phrase is last."""
     phrase = parent.phrase[...,None]

@@ -17,9 +17,9 @@ from fastcore.basics import chunked, patch
 from ..constraints import COCO_CLASSES
 from ..core import NocError, require
 from .images import (
-    _PHOTO, _item_name, _no_collection, _unmarked, _values, _whole, _whole_numbers, by_digits,
-    category_names, image_names, image_sizes, json_items, left_out, match_photos, name_parts,
-    open_parquet, read_coco, refuse, some_of)
+    _PHOTO, _column_values, _item_name, _no_collection, _unmarked, _whole, _whole_numbers,
+    by_digits, category_names, image_names, image_sizes, json_items, left_out, match_photos,
+    name_parts, open_parquet, read_coco, refuse, some_of)
 from .kinds import kind_of
 from ..lab.checks import OUTSIDE
 from ..lab.objects import class_ids
@@ -117,9 +117,9 @@ def _refuse_others(items, path, clips=False):
 def _json_rows(items, path, kind, first=0, scored=True):
     "Return objects of a COCO file as rows, with boxes in pixels, and the faults by place."
     images = _whole_numbers(items, "image_id", path, kind, first)
-    labels, no_label = _values(items, "category_id", "a whole number")
-    boxes, no_box = _values(items, "bbox", "four numbers")
-    scores, no_score = _values(items, "score", "a number") if scored else (1., {})
+    labels, no_label = _column_values(items, "category_id", "a whole number")
+    boxes, no_box = _column_values(items, "bbox", "four numbers")
+    scores, no_score = _column_values(items, "score", "a number") if scored else (1., {})
     wrong = no_score | no_box | no_label | _by_mode(items, boxes)
     return (box_rows(images, labels, boxes, scores, first),
             {first + i: why for i, why in wrong.items()})
@@ -200,9 +200,9 @@ def relabel(
     if lost:
         note(f"{where}: boxes left out because their categories are not among the classes: {some}; "
              f"{go_on}")
-    return _changed(labels, {n: ids.get(n, -1) for n in counts})
+    return _replace_numbers(labels, {n: ids.get(n, -1) for n in counts})
 
-def _changed(numbers, new):
+def _replace_numbers(numbers, new):
     "Replace each number in an array; `new`: number -> its replacement."
     old, at = np.unique(numbers, return_inverse=True)
     return np.array([new[n] for n in old.tolist()], np.int64)[at]
@@ -257,7 +257,7 @@ def _relative(rows, sizes, pixels, mark):
     mark(~width_height.all(1), "an image whose width and height are known")
     return box/np.tile(np.maximum(width_height, 1), 2)
 
-def _checked(rows, wrong, sizes, pixels, path, names, classes, called, flat=False):
+def _sift_rows(rows, wrong, sizes, pixels, path, names, classes, called, flat=False):
     """Return the rows with corners and class ids; (n,) True if faultless; count -> (n,) True if
     counted. Add faults to `wrong`, by place. `names`: the file's names of classes; `called`:
     function that names a row; `flat`: boxes without an area are allowed."""
@@ -317,8 +317,8 @@ class Detections:
         sizes = (sizes or {}) | self.sizes
         if only is not None: rows = rows[np.isin(rows["image"], [*only])]
         wrong = {n: self.wrong[n] for n in rows["place"].tolist() if n in self.wrong}
-        checked, good, met = _checked(rows, wrong, sizes, self.pixels, self.path, self.classes,
-                                      classes, self._called)
+        checked, good, met = _sift_rows(rows, wrong, sizes, self.pixels, self.path, self.classes,
+                                        classes, self._called)
         errors = {}
         for row in rows[~good]: errors.setdefault(*self._told(row, wrong, sizes))
         high = rows["score"].astype(np.float32) >= np.float32(min_score)
@@ -350,7 +350,7 @@ def under(self:Detections,
 )->Detections:
     "Return the boxes of these images alone, under their new ids."
     rows = self.rows[np.isin(self.rows["image"], [*new])].copy()
-    rows["image"] = _changed(rows["image"], new)
+    rows["image"] = _replace_numbers(rows["image"], new)
     sizes = {new[i]: size for i, size in self.sizes.items() if i in new}
     texts = {new[i]: text for i, text in self.texts.items() if i in new}
     names = [(name, new[i]) for name, i in self.names if i in new]
@@ -476,7 +476,7 @@ def ground_truth(
     names = category_names(coco, path)
     name = _item_name(items, "annotation")
     def called(row): return name(row["place"])
-    rows, good, met = _checked(rows, wrong, sizes, True, path, names, classes, called, flat=True)
+    rows, good, met = _sift_rows(rows, wrong, sizes, True, path, names, classes, called, flat=True)
     if wrong and not skip_bad: raise NocError(f"{path}: {name(min(wrong))}: {wrong[min(wrong)]}")
     counts = {what: int(met[what].sum()) for what in ("clipped", "zero_area")}
     used = rows[good & ~met["zero_area"] & ~met["no_class"]]

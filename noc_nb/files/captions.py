@@ -18,10 +18,10 @@ import numpy as np
 
 from ..core import NocError, require
 from ..data import PARTS
-from noc_nb.files.images import (
-    _LONGEST, _PHOTO, _case, _check_lists, _item_name, _no_collection, _number, _pairs, _shown,
-    _unmarked, _values, _whole, category_names, image_names, image_sizes, left_out, open_parquet,
-    some_of)
+from .images import (
+    _LONGEST, _PHOTO, _case, _check_coco_lists, _column_values, _item_name, _no_collection,
+    _number, _pairs, _show_value, _unmarked, _whole, category_names, image_names, image_sizes,
+    left_out, open_parquet, some_of)
 from .kinds import kind_of
 from ..lab.disk import foreign_file, read_json, text_file
 from ..lab.progress import note
@@ -34,10 +34,10 @@ class _Entry(NamedTuple):
     name:str    # name of its photo, or None
     caption:str # text, unchanged
 
-_NAMES = "file_name", "filename", "file", "image", "image_name", "path"
+_PHOTOS = "file_name", "filename", "file", "image", "image_name", "path"
 _TEXTS = "caption", "captions", "text", "comment", "caption_str"
 _NUMBERED = re.compile(r"caption_?\d+")                      # caption_0, caption_1, …
-_REFUSED = "is_precanned", "is_rejected"                     # VizWiz: no description of the photo
+_REJECTED = "is_precanned", "is_rejected"                    # VizWiz: no description of the photo
 
 def _image_key(image, where):
     "Return (id, None) of an image, or (None, name of its photo), from a file's value."
@@ -54,7 +54,7 @@ def _entries(item, place, path, names=()):
     if isinstance(item, NocError): raise item
     if not isinstance(item, dict): item = {}
     if "error" in item: return             # noc_caption writes this line instead of a caption
-    keys = [k for k in ("image_id", *_NAMES) if item.get(k) not in (None, "")]
+    keys = [k for k in ("image_id", *_PHOTOS) if item.get(k) not in (None, "")]
     text = next(filter(item.__contains__, _TEXTS), None)
     numbered = [key for key in item if _NUMBERED.fullmatch(key)] if text is None else []
     if numbered: item = item | {(text := "captions"): [*filter(None, map(item.get, numbered))]}
@@ -63,20 +63,20 @@ def _entries(item, place, path, names=()):
     i, name = _image_key(item[keys[0]], where)
     if keys[0] == "image_id" and keys[1:]: name = str(item[keys[1]])
     if i in names: name = names[i]
-    texts = _listed(item[text], where) if isinstance(item[text], str) else item[text]
+    texts = _read_cell(item[text], where) if isinstance(item[text], str) else item[text]
     if not isinstance(texts, list): texts = [texts]
     for caption in texts:
         if isinstance(caption, dict): caption = caption.get("raw", caption)
         said = f"{where}: image {name if i is None else i}: caption"
-        require(isinstance(caption, str), said, f"a string, found {_shown(caption)}")
+        require(isinstance(caption, str), said, f"a string, found {_show_value(caption)}")
         yield _Entry(place, i, name, caption)
 
-def _usable(items, path, bad, names=()):
+def _all_entries(items, path, bad, names=()):
     "Return the captions of (item, place) pairs. If `bad` is a list, add the errors to it."
     entries, marks = [], Counter()
     for item, place in items:
         with kept(bad):
-            for x in _unmarked([item], _REFUSED, marks): entries += _entries(x, place, path, names)
+            for x in _unmarked([item], _REJECTED, marks): entries += _entries(x, place, path, names)
     left_out(path, marks, "captions")
     return entries
 
@@ -91,7 +91,7 @@ def kept(
         if bad is None: raise NocError(f"{e} (--skip-bad leaves it out)") from None
         bad.append(str(e))
 
-def _listed(cell, where):
+def _read_cell(cell, where):
     "Return the captions in a table's cell: those of a list, as JSON or Python writes it, or one."
     if not re.fullmatch(r"\s*\[\s*['\"].*\]\s*", cell or "", re.S): return cell
     texts = [None]
@@ -112,7 +112,7 @@ def _token_items(path):
             name, _, caption = line.rstrip("\n").partition("\t")
             yield dict(file_name=name.rpartition("#")[0], caption=caption), f"line {n}"
 
-def _barred(row, columns):
+def _split_bars(row, columns):
     "Return the stripped cells of a row of Flickr30k's results.csv; one line lacks its second bar."
     cells = [cell.strip() for cell in row]
     lost = re.fullmatch(r"(\d+)\s+(.*)", cells[-1]) if len(cells) == len(columns) - 1 else None
@@ -137,7 +137,7 @@ def table_rows(
         rows = csv.reader(f, delimiter=sign, **quotes)
         for row in filter(None, rows):
             place = f"line {rows.line_num + 1}"
-            if sign == "|": row = _barred(row, names)
+            if sign == "|": row = _split_bars(row, names)
             where = f"{path}: {place}: does not have {len(names)} cells"
             why = NocError(f"{where}: expected quotes around a cell that contains the delimiter")
             yield dict(zip(names, row)) if len(row) == len(names) else why, place
@@ -147,7 +147,7 @@ def _parquet_items(path):
     "Yield the rows of a Parquet file and their places."
     with open_parquet(path) as file:
         flat = file.schema_arrow.empty_table().flatten().column_names
-        known = {"image_id", *_NAMES, *(f"{name}.path" for name in _NAMES), *_TEXTS, *_REFUSED}
+        known = {"image_id", *_PHOTOS, *(f"{name}.path" for name in _PHOTOS), *_TEXTS, *_REJECTED}
         rows = file.read(columns=[x for x in flat if x in known or _NUMBERED.fullmatch(x)])
         for n, row in enumerate(rows.to_pylist()): yield row, f"row {n}"
 
@@ -235,7 +235,7 @@ def _json_entries(content, path, bad):
         content = [dict(image_id=image, captions=texts) for image, texts in content.items()]
     require(isinstance(content, list), f"{path}: content of type {type(content).__name__}",
             'a list of {"image_id": …, "caption": …}, or {"photo.jpg": "a caption"}')
-    return _usable(((item, f"{what} {n}") for n, item in enumerate(content)), path, bad, names)
+    return _all_entries(((item, f"{what} {n}") for n, item in enumerate(content)), path, bad, names)
 
 # %% ../../nbs/files/54_captions.ipynb #7d063ab5
 def _caption_content(path):
@@ -251,8 +251,8 @@ def _entries_of(path, content, bad=None):
     kind = "texts" if path.is_dir() else kind_of(path)
     read = dict(texts=_text_items, Parquet=_parquet_items, tar=_tar_items, lines=_line_items,
                 tokens=_token_items).get(kind)
-    items = read(path) if read else table_rows(path, ["image_id", "file_name", *_NAMES], _TEXTS)
-    return _usable(items, path, bad), {}
+    items = read(path) if read else table_rows(path, ["image_id", "file_name", *_PHOTOS], _TEXTS)
+    return _all_entries(items, path, bad), {}
 
 # %% ../../nbs/files/54_captions.ipynb #7d063ab7
 def _entry_images(entries, names, path, where, numbers=True):
@@ -298,7 +298,7 @@ class Captions(NamedTuple):
 
 def _worded(text): return any(c.isalnum() for c in text)
 
-def _counts(texts, written):
+def _totals(texts, written):
     "Return a file's counts; `written` is its number of captions, blank ones included."
     total = sum(map(len, texts.values()))
     return dict(images=len(texts), captions=total, blank_captions=written - total)
@@ -313,15 +313,15 @@ def _domains(images, path):
 
 def _coco_captions(coco, path, bad):
     "Return the captions of a file in COCO's own form."
-    _check_lists(coco, path, "images", "annotations")
+    _check_coco_lists(coco, path, "images", "annotations")
     _whole(coco["images"], "id")
     _whole(coco["annotations"], "image_id")
     sizes = image_sizes(coco, path)
     marks = Counter()
-    items = _unmarked(coco["annotations"], _REFUSED, marks)
+    items = _unmarked(coco["annotations"], _REJECTED, marks)
     left_out(path, marks, "captions")
     captions = {i: [] for i in sizes}
-    images, wrong = _values(items, "image_id", "a whole number")
+    images, wrong = _column_values(items, "image_id", "a whole number")
     for i in np.flatnonzero(~np.isin(images, [*sizes])).tolist():
         wrong.setdefault(i, "expected an image of this file")
     name = _item_name(items, "annotation")
@@ -329,12 +329,12 @@ def _coco_captions(coco, path, bad):
     for i, (image, item) in enumerate(zip(images.tolist(), items)):
         text = None if i in wrong else item.get("caption")
         if not isinstance(text, str):
-            why = wrong.get(i, f"caption: expected a string, found {_shown(text)}")
+            why = wrong.get(i, f"caption: expected a string, found {_show_value(text)}")
             with kept(bad): raise NocError(f"{path}: {name(i)}: {why}")
             continue
         written += 1
         if _worded(text): captions[image].append(text)
-    return Captions(captions, sizes, _counts(captions, written), image_names(coco, path), {}, True,
+    return Captions(captions, sizes, _totals(captions, written), image_names(coco, path), {}, True,
                     _domains(coco["images"], path), category_names(coco, path) or {})
 
 # %% ../../nbs/files/54_captions.ipynb #0a4cf6d2
@@ -358,7 +358,7 @@ def _other_captions(entries, parts, photo_names, path):
         if e.name: names[e.name] = i
     for name in filter(parts.get, names): split.setdefault(parts[name], []).append(names[name])
     numbered = bool(others) or not loose
-    return Captions(texts, dict.fromkeys(texts), _counts(texts, len(entries)),
+    return Captions(texts, dict.fromkeys(texts), _totals(texts, len(entries)),
                     [*names.items()], split, numbered)
 
 def read_captions(

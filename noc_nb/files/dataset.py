@@ -162,9 +162,9 @@ def load_data(
     regions = _load_regions(root, detections, list(texts), sizes, *named, **how)
     novel = _novel(texts, splits, heldout, counts)
     counts |= dict(images=len(texts), captions=sum(map(len, texts.values())), **regions.counts)
-    if features is not None: _check_features(features, texts)
+    if features is not None: _require_features(features, texts)
     return CocoData(name, root, texts, regions, splits, novel, classes, heldout, counts, features,
-                    _vectors(root, vectors), tokenize)
+                    _find_vectors(root, vectors), tokenize)
 
 # %% ../../nbs/files/102_dataset.ipynb #da3ea3ab
 def listed_images(
@@ -254,21 +254,21 @@ def objects_of(
     def load_names(file): return load_heldout(file, classes)
     return classes, _value_of(root, "heldout.json", heldout, load_names, usual(classes))
 
-def _check_features(table, ids):
+def _require_features(table, ids):
     missing = [i for i in ids if i not in table]
     where = f"{table.where}: image {min(missing, default='')}"
     require(not missing, where, f"features; {len(missing):,} images have none")
 
-def _vectors(root, path):
+def _find_vectors(root, path):
     files = [p for p in data_files(root, "vectors", "*") if p.suffix in (".txt", ".gz", ".zip")]
     file = path or next(iter(files), None)
     return WordVectors(file) if file else None
 
 # %% ../../nbs/files/102_dataset.ipynb #68ba3791
-_PUBLISHED = dict(train=82783, kept=70194, val_half=20252, test_half=20252,
-                  novel_val=3018, novel_test=3024)
+_PUBLISHED_SIZES = dict(train=82783, kept=70194, val_half=20252, test_half=20252,
+                        novel_val=3018, novel_test=3024)
 
-def _count(what, published, images, asked, total, listed=None):
+def _count_row(what, published, images, asked, total, listed=None):
     "Return a report row: how many of the `asked` images (`total` if complete) are in `images`."
     complete = len(asked) == total
     how = "decided from captions"
@@ -279,22 +279,22 @@ def _count(what, published, images, asked, total, listed=None):
                 differ=differ)
 
 # %% ../../nbs/files/102_dataset.ipynb #6ff3ca6e
-def _check_counts(train, val, halves, split, heldout=COCO_HELDOUT, counts=_PUBLISHED):
+def _check_counts(train, val, halves, split, heldout=COCO_HELDOUT, counts=_PUBLISHED_SIZES):
     """Compare the published counts with those from the captions (image id -> texts) of train2014
     and val2014, and list the images that differ. `halves`: "val" and "test", the images of each
     half of val2014; `split`: the published lists "train", "val" and "test", if known."""
     images = set(train)
     total = counts["train"]
     kept = images - removed_images(train, heldout)
-    rows = [_count("train", total, images, images, total),
-            _count("kept", counts["kept"], kept, images, total, split.get("train"))]
+    rows = [_count_row("train", total, images, images, total),
+            _count_row("kept", counts["kept"], kept, images, total, split.get("train"))]
     for half, ids in halves.items():
-        row = _count(f"{half}_half", counts[f"{half}_half"], set(ids), set(ids), len(ids))
+        row = _count_row(f"{half}_half", counts[f"{half}_half"], set(ids), set(ids), len(ids))
         rows.append(row | dict(how="the length of a published list"))
         asked = {i for i in ids if len(val.get(i, ())) >= 5}   # fewer captions are not conclusive
         novel = set().union(*novel_images(val, heldout, asked).values())
         what = f"novel_{half}"
-        rows.append(_count(what, counts[what], novel, asked, len(ids), split.get(half)))
+        rows.append(_count_row(what, counts[what], novel, asked, len(ids), split.get(half)))
     return rows
 
 # %% ../../nbs/files/102_dataset.ipynb #7728bf84

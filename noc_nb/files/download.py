@@ -120,14 +120,14 @@ def fetch(
 # %% ../../nbs/files/107_download.ipynb #e9dd4a5e
 _BESIDE = ".noc_data" # the folder of downloads that are not in their place yet
 
-def _fits(name, patterns): return any(fnmatch(name, pattern) for pattern in patterns)
+def _fits_any(name, patterns): return any(fnmatch(name, pattern) for pattern in patterns)
 
 def _noted(to): return to.with_suffix(".sha256")
 
 def _is_there(file, root):
     "Return True if a file is in its place. Raise `NocError` if another file is there."
     to = root/file.to
-    if file.members: return sum(_fits(p.name, file.members) for p in to.glob("*")) >= file.count
+    if file.members: return sum(_fits_any(p.name, file.members) for p in to.glob("*")) >= file.count
     total = file_sum(to)
     note = _noted(to)
     stored = note.read_text() if note.exists() and not file.sha256 else ""
@@ -147,7 +147,7 @@ def unpack(
     folder = Path(folder)
     with foreign_file(path, "a zip file"), zipfile.ZipFile(path) as packed:
         members = {folder/posixpath.basename(m.filename): m for m in packed.infolist()}
-        left = [to for to in members if _fits(to.name, patterns) and not to.exists()]
+        left = [to for to in members if _fits_any(to.name, patterns) and not to.exists()]
         for to in progress(left, f"unpacking {path.name}"):
             with packed.open(members[to]) as f, whole_file(to, "wb") as new:
                 shutil.copyfileobj(f, new)

@@ -82,12 +82,12 @@ def _of_files(path, files, read, pixels, classes=None, others=()):
     return replace(found, sparse=True)
 
 # %% ../../nbs/files/108_exports.ipynb #307ba6db
-_LARGEST = 400_000 # characters of YAML, which is slow to read: the names of some 15,000 classes
+_MOST_YAML = 400_000 # characters of YAML, which is slow to read: the names of some 15,000 classes
 
 def _yaml(f):
     "Read YAML without aliases, as a few of these can expand to any size."
-    text = f.read(_LARGEST + 1)
-    if len(text) > _LARGEST: raise ValueError(f"YAML of more than {_LARGEST:,} characters")
+    text = f.read(_MOST_YAML + 1)
+    if len(text) > _MOST_YAML: raise ValueError(f"YAML of more than {_MOST_YAML:,} characters")
     aliases = [token for token in yaml.scan(text) if isinstance(token, yaml.AliasToken)]
     if aliases: raise ValueError(f"an alias like *{aliases[0].value}, not its value")
     return yaml.safe_load(text)
@@ -256,8 +256,8 @@ def _read_cvat(path):
     return _collected(path, map(photo, images), True, others=others)
 
 # %% ../../nbs/files/108_exports.ipynb #7b05ac2d
-_COLUMNS = "XMin", "XMax", "YMin", "YMax"
-_LEFT_OUT = "IsGroupOf", "IsDepiction"           # boxes around several objects, or around a drawing
+_CORNERS = "XMin", "XMax", "YMin", "YMax"
+_GROUP_FLAGS = "IsGroupOf", "IsDepiction"        # boxes around several objects, or around a drawing
 
 def _described(labels, path):
     "Return the names of Open Images's labels."
@@ -272,15 +272,15 @@ def _described(labels, path):
 def _read_open_images(path):
     kinds = dict(ImageID="category", LabelName="category")
     with foreign_file(path, "Open Images's table"), text_file(path) as f:
-        columns = [*kinds, "Confidence", *_COLUMNS, *_LEFT_OUT]
+        columns = [*kinds, "Confidence", *_CORNERS, *_GROUP_FLAGS]
         table = pd.read_csv(f, dtype=kinds, usecols=lambda name: name in columns)
     images, names = pd.factorize(table.ImageID)
     labels, classes = pd.factorize(table.LabelName.cat.add_categories("").fillna(""))
-    x1, x2, y1, y2 = (pd.to_numeric(table[name], "coerce") for name in _COLUMNS)
+    x1, x2, y1, y2 = (pd.to_numeric(table[name], "coerce") for name in _CORNERS)
     refuse(path, lambda n: f"row {n}", images < 0, "an ImageID")
     boxes = np.stack([x1, y1, x2 - x1, y2 - y1], 1)
     scores = pd.to_numeric(table.get("Confidence", pd.Series(1., table.index)), "coerce")
-    marks = table.filter(_LEFT_OUT).eq(1)
+    marks = table.filter(_GROUP_FLAGS).eq(1)
     left_out(path, marks.sum())
     rows = box_rows(images + 1, labels, boxes, scores)[~marks.any(axis=1)]
     texts = {i: str(name) for i, name in enumerate(names, 1)}

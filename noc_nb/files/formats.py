@@ -89,7 +89,7 @@ def _found(results):
     return results.get("boxes"), labels, results.get("scores"), None, None
 
 # %% ../../nbs/files/104_formats.ipynb #6e1a0b22
-def _label_ids(labels, names, classes):
+def _read_labels(labels, names, classes):
     "Yield class ids of labels. Raise `NocError` unless each label names exactly one class."
     named = dict(enumerate(names)) if isinstance(names, (list, tuple)) else names or {}
     by_name = meanings(classes)
@@ -103,7 +103,7 @@ def _label_ids(labels, names, classes):
         require(len(ids) == 1, f"label {name!r}: {what}", f"the name of a class, like {some}")
         yield ids[0]
 
-def _relative(boxes, size):
+def _relative_corners(boxes, size):
     """Convert corners in pixels to (n,4) relative to the image. Raise `NocError` if a corner is
     outside by more than 10% of the image."""
     boxes = torch.as_tensor(boxes).detach().cpu().float().reshape(-1, 4)
@@ -121,8 +121,8 @@ def _from_results(results, classes, size, names, image_id):
     require(size, "results: no size of the photo", "size=(width, height)")
     for name, column in dict(boxes=boxes, labels=labels, scores=scores).items():
         require(column is not None, f"results: no {name}", "boxes, labels and scores")
-    boxes = _relative(boxes, size)
-    ids = [*_label_ids(labels, names, classes)]
+    boxes = _relative_corners(boxes, size)
+    ids = [*_read_labels(labels, names, classes)]
     scores = torch.as_tensor(scores).detach().cpu()
     area = (boxes[:,2:] > boxes[:,:2]).all(1)
     regions = checked(Regions(boxes, ids, scores, image_id=image_id, size=tuple(size)))
@@ -144,7 +144,7 @@ def from_results(
                        f"size=(width, height), and names by number ({e})") from None
 
 # %% ../../nbs/files/104_formats.ipynb #cda5478d
-def _column(value, default, where):
+def _column_or_default(value, default, where):
     "Return a file's values, which must have the default's shape, or the default if there are none."
     array = default if value is None else np.asarray(value)
     good = array.shape == default.shape and array.dtype.kind in "iuf"
@@ -152,7 +152,7 @@ def _column(value, default, where):
             f"numbers of shape {default.shape}, found {array.dtype} of shape {array.shape}")
     return array
 
-def _size(size, where):
+def _pixel_size(size, where):
     "Return a size as two whole numbers, or None."
     if size is None: return None
     pair = np.asarray(size)
@@ -170,12 +170,12 @@ def _imported(path, image_id, features, boxes=None, size=None, labels=None, scor
     rows = x.ndim == 2 and x.dtype.kind in "iuf"
     require(rows, f"{where}: features", "a row of numbers for each region")
     n = len(x)
-    size = _size(size, where)
+    size = _pixel_size(size, where)
     corners = np.tile([0., 0, 1, 1], (len(x), 1))
-    pixels = _column(boxes, corners, f"{where}: boxes")
+    pixels = _column_or_default(boxes, corners, f"{where}: boxes")
     if boxes is not None and size is not None: corners = pixels/[*size, *size]
-    labels = _column(labels, np.zeros(n, int), f"{where}: labels")
-    scores = _column(scores, np.ones(n), f"{where}: scores")
+    labels = _column_or_default(labels, np.zeros(n, int), f"{where}: labels")
+    scores = _column_or_default(scores, np.ones(n), f"{where}: scores")
     def name(i): return f"image {image_id}: box {i}"
     boxes, area, _, wrong = check_boxes(corners[:,:2], corners[:,2:] - corners[:,:2])
     for text in wrong[wrong != ""][:1]: refuse(path, name, wrong == text, text)
@@ -237,9 +237,9 @@ def read_hdf5(
             yield _imported(path, int(i), **{"size": (sizes or {}).get(int(i))} | columns)
 
 # %% ../../nbs/files/104_formats.ipynb #ce730af8
-_COLUMNS = "image_id, image_w, image_h, num_boxes, boxes, features"
+_TSV_COLUMNS = "image_id, image_w, image_h, num_boxes, boxes, features"
 
-def _row(line, where):
+def _read_row(line, where):
     image, w, h, count, *columns = line.rstrip("\n").split("\t")
     boxes, x = (np.frombuffer(base64.b64decode(c, validate=True), "<f4") for c in columns)
     n = int(count)
@@ -251,10 +251,10 @@ def read_tsv(
     path, # path of a bottom-up table
 ):        # yields `Regions`, in the order of the lines
     "Read a bottom-up table. If a line is invalid, raise `NocError` with its number."
-    with foreign_file(path, f"a table of {_COLUMNS}"), text_file(path, "replace") as f:
+    with foreign_file(path, f"a table of {_TSV_COLUMNS}"), text_file(path, "replace") as f:
         for n, line in enumerate(f, 1):
-            with foreign_file(path, f"{_COLUMNS}, separated by tabs", f"line {n}"):
-                regions = _row(line, f"{path}: line {n}")
+            with foreign_file(path, f"{_TSV_COLUMNS}, separated by tabs", f"line {n}"):
+                regions = _read_row(line, f"{path}: line {n}")
             yield regions
 
 # %% ../../nbs/files/104_formats.ipynb #91927c4b

@@ -87,7 +87,7 @@ def _numbers(values, expected):
         return column if fits and {*map(type, flat)} <= types else None
     except (ValueError, TypeError): return None
 
-def _values(items, key, expected):
+def _column_values(items, key, expected):
     "Return the value of `key` in every object (0 if faulty), and the faults by place."
     values = [item.get(key) if isinstance(item, dict) else None for item in items]
     column = _numbers(values, expected) if items else np.zeros((0, *_KINDS[expected][0]))
@@ -95,11 +95,11 @@ def _values(items, key, expected):
     if column is not None: return column, wrong
     for i, value in enumerate(values):
         if _numbers([value], expected) is not None: continue
-        wrong[i] = f"{key}: expected {expected}, found {_shown(value)}"
+        wrong[i] = f"{key}: expected {expected}, found {_show_value(value)}"
         values[i] = np.zeros(_KINDS[expected][0], int).tolist()
     return np.array(values), wrong
 
-def _shown(value): return "none" if value is None else json.dumps(value, default=str)[:60]
+def _show_value(value): return "none" if value is None else json.dumps(value, default=str)[:60]
 
 def _number(value, kinds=(str, float)):
     "Return 42 for 42.0, \"42\" and \" 42.0 \"; return anything else unchanged."
@@ -115,7 +115,7 @@ def _whole(items, key, kinds=(str, float)):
 def _whole_numbers(items, key, path, kind, first=0):
     """Return the value of `key` in every object. Raise `NocError` if a value is not a whole
     number; the message calls the object a `kind`."""
-    column, wrong = _values(items, key, "a whole number")
+    column, wrong = _column_values(items, key, "a whole number")
     for i, why in wrong.items():
         raise NocError(f"{path}: {_item_name(items, kind, first)(i)}: {why}")
     return column
@@ -172,10 +172,10 @@ def read_coco(
 )->dict:   # its content
     "Read a COCO annotation file. Raise `NocError` if it is not JSON or lacks a list."
     with _no_collection(): coco = read_json(path)
-    _check_lists(coco, path, *keys)
+    _check_coco_lists(coco, path, *keys)
     return coco
 
-def _check_lists(coco, path, *keys):
+def _check_coco_lists(coco, path, *keys):
     for key in keys:
         listed = isinstance(coco, dict) and isinstance(coco.get(key), list)
         require(listed, f"{path}: {key}", "an object with a list of that name")

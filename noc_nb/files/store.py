@@ -51,8 +51,8 @@ class _Column:
         return dict(shape=shape, dtype=self.dtype.str, sha256=self.checksum.hexdigest())
 
 # %% ../../nbs/files/103_store.ipynb #f2bbf3f7
-_COLUMNS = dict(ids=("<i8", ()), offsets=("<i8", ()), boxes=("<f4", (4,)), labels=("<i4", ()),
-                scores=("<f4", ()), features=("<f2", None), sizes=("<i4", (2,))) # type, row shape
+_STORED = dict(ids=("<i8", ()), offsets=("<i8", ()), boxes=("<f4", (4,)), labels=("<i4", ()),
+               scores=("<f4", ()), features=("<f2", None), sizes=("<i4", (2,))) # type, row shape
 
 def _open_column(path, about):
     "Open an array as a memory map. Raise `NocError` unless it has the shape and type in `about`."
@@ -77,8 +77,8 @@ class RegionStore(RegionTable):
         def column(name): return _open_column(self.folder/f"{name}.npy", self.meta["columns"][name])
         try: columns = {name: column(name) for name in self.meta["columns"]}
         except (KeyError, TypeError): columns = {}
-        whole = _COLUMNS.keys() - {"features"} <= columns.keys() <= _COLUMNS.keys()
-        require(whole, f"{folder}/meta.json: columns", ", ".join(_COLUMNS))
+        whole = _STORED.keys() - {"features"} <= columns.keys() <= _STORED.keys()
+        require(whole, f"{folder}/meta.json: columns", ", ".join(_STORED))
         super().__init__(**columns, counts=self.meta.get("counts"))
         images = {len(self.ids), len(self.sizes), len(self.offsets) - 1}
         rows = {len(columns[c]) for c in columns.keys() - {"ids", "sizes", "offsets"}}
@@ -94,7 +94,7 @@ class RegionStore(RegionTable):
         names = {int(i): name for i, name in self.meta.get("classes", {}).items()}
         labels = relabel(self.labels, names, classes if names else None, self.folder)
         if np.array_equal(labels, self.labels): return self
-        return replace(RegionTable(**{name: getattr(self, name) for name in _COLUMNS}),
+        return replace(RegionTable(**{name: getattr(self, name) for name in _STORED}),
                        labels=labels).without([-1])
 
     def verify(self)->dict:
@@ -140,7 +140,7 @@ class _Writer:
     def __init__(self, folder, name):
         self.folder, self.name = folder, name
         self.columns, self.images = {}, set()
-        for column, (_, shape) in _COLUMNS.items():
+        for column, (_, shape) in _STORED.items():
             if shape is not None: self.add_column(column, shape)
         self.columns["offsets"].append([0])
 
@@ -148,7 +148,7 @@ class _Writer:
         for column in self.columns.values(): column.file.close()
 
     def add_column(self, name, shape):
-        self.columns[name] = _Column(self.folder/f"{name}.npy", _COLUMNS[name][0], shape)
+        self.columns[name] = _Column(self.folder/f"{name}.npy", _STORED[name][0], shape)
 
     def append(self, table):
         "Append a table's images."

@@ -19,7 +19,7 @@ from ..lab.disk import foreign_file, text_file, unpacked
 
 # %% ../../nbs/files/55_vectors.ipynb #1d50c640
 @contextmanager
-def _lines(path):
+def _open_lines(path):
     "Open the lines of a text file, also inside `.gz` and `.zip`."
     if path.suffix != ".zip":
         with text_file(path) as f: yield f.buffer
@@ -69,7 +69,7 @@ def read_vectors(
     "Read word vectors. Raise `NocError`, naming the line, if a line is invalid."
     path = Path(path)
     vectors = {}
-    with foreign_file(path, "word vectors in UTF-8"), _lines(path) as f:
+    with foreign_file(path, "word vectors in UTF-8"), _open_lines(path) as f:
         lines = io.TextIOWrapper(f, encoding="utf-8-sig", newline="\n")
         for word, vector in _vectors(lines, words, path): vectors.setdefault(word, vector)
     require(vectors or words is not None, path, "word vectors, found none")

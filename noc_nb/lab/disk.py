@@ -118,7 +118,7 @@ class _Checked(io.RawIOBase):
         self.check(bytes(buffer[:n]))
         return n
 
-class _Text(_Checked):
+class _TextBytes(_Checked):
     "A stream of a text's bytes that raises `ValueError` at a zero byte."
     def check(self, part):
         if b"\0" in part: raise ValueError("it holds a zero byte, which no text does")
@@ -136,12 +136,12 @@ def text_file(
         kind = next((kind for kind, sign in _UTF16.items() if sign.match(start)), None)
         if kind: f = io.BufferedReader(io.BytesIO(f.read().decode(kind).encode()))
         elif start.startswith(codecs.BOM_UTF8): f.read(3)
-        f = io.BufferedReader(_Text(f), 1 << 16)
+        f = io.BufferedReader(_TextBytes(f), 1 << 16)
         with io.TextIOWrapper(f, encoding="utf-8", errors=errors) as text: yield text
 
 # %% ../../nbs/lab/33_disk.ipynb #f202e20f
 _DEEPEST = 100 # maximum depth of nested lists and objects
-_MARKS = bytes(set(range(256)) - set(b"[]{}"))   # all bytes but brackets
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))   # all bytes but brackets
 
 class _Shallow(_Checked):
     "A stream of JSON that raises `ValueError` if the nesting is too deep."
@@ -151,7 +151,7 @@ class _Shallow(_Checked):
         part = re.sub(rb"\\.", b"", part[self.cut:], flags=re.S)   # escaped characters
         self.cut = part.endswith(b"\\")                          # the escape continues after it
         pieces = part.split(b'"')
-        marks = b"".join(pieces[self.quoted::2]).translate(None, _MARKS)
+        marks = b"".join(pieces[self.quoted::2]).translate(None, _NO_BRACKETS)
         self.quoted ^= len(pieces) % 2 == 0
         opens = np.frombuffer(marks, np.uint8) & 2                # this bit is set in "[" and "{"
         steps = opens.astype(np.int64) - 1

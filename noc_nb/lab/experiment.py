@@ -55,7 +55,7 @@ def own_rules(
         found[name] = rule
     return {name: rule for name, rule in found.items() if rule is not _OURS.get(name)}
 
-def _checked(name, rule, classes):
+def _guard_rule(name, rule, classes):
     "Return a rule that raises `NocError` unless its result is a list or a tensor of class ids."
     def checked(seen):
         where = f"rule {name}: image {seen.regions.image_id}"
@@ -115,7 +115,7 @@ class Choices:
         self.made, self.reused = {}, {}  # by line: choices; what the selectors were trained on
         self.ids = data.splits[run.part]
         own = own_rules(models.parts.rules)
-        checked = {name: _checked(name, rule, data.classes) for name, rule in own.items()}
+        checked = {name: _guard_rule(name, rule, data.classes) for name, rule in own.items()}
         self.rules, self.other = _OURS | checked, {name: called(own[name]) for name in own}
 
     def row(self, name)->Row:
@@ -303,7 +303,7 @@ def captions(self:Experiment,
     return read_results(file)
 
 # %% ../../nbs/lab/56_experiment.ipynb #9b9e3211
-def _counts(decoded):
+def _decoded_counts(decoded):
     "Count bad endings, constraints, satisfied constraints and missing words."
     missing = sum(len(d.missing) for d in decoded)
     counts = dict(bad_endings=bad_endings([d.caption for d in decoded]))
@@ -319,7 +319,7 @@ def _evaluate(self:Experiment, line):
     decoded = self.captions(*line)
     scores = judge(_sentences(decoded), data.captions, self.ids, self.novel, data.heldout,
                    fp_weight=self.fp_weight, scorer=self._scorer).row()
-    scores["counts"] |= _counts(decoded.values())
+    scores["counts"] |= _decoded_counts(decoded.values())
     return scores
 
 # %% ../../nbs/lab/56_experiment.ipynb #f49a52b4

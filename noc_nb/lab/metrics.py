@@ -16,7 +16,7 @@ from ..fast.cider import CiderD
 from .ptb import ptb_line
 
 # %% ../../nbs/lab/43_metrics.ipynb #58f973af
-def _line(text, where):
+def _token_line(text, where):
     "Return a sentence's tokens, separated by spaces. Raise `NocError` if it is not a string."
     require(isinstance(text, str), f"{where}: {type(text).__name__} {text!r}", "a string")
     return ptb_line(text)
@@ -30,7 +30,7 @@ class _References(dict):
         for i, texts in refs.items():
             where = f"references: image {i}"
             require(texts and not isinstance(texts, str), where, "a list of sentences")
-            self[i] = [_line(text, where) for text in texts]
+            self[i] = [_token_line(text, where) for text in texts]
 
     @cached_property
     def cider(self)->CiderD:
@@ -95,7 +95,7 @@ def meteor(
 def _cider(captions, refs):
     return refs.cider.score([line.split() for line in captions.values()], list(captions))
 
-def _rouge(captions, refs): return [_rouge_l(line, refs[i]) for i, line in captions.items()]
+def _rouge_scores(captions, refs): return [_rouge_l(line, refs[i]) for i, line in captions.items()]
 def _meteor_points(sums, images): return 100*meteor(sums)
 def _bleu_points(sums, images): return dict(zip(_BLEUS, 100*np.moveaxis(_bleu(sums), -1, 0)))
 def _mean(sums, images, unit=100): return unit*(sums[..., 0]/images)
@@ -122,7 +122,7 @@ METRICS = dict(
     C=Metric("CIDEr-D", _cider),
     S=Metric("SPICE"),
     B4=Metric("BLEU-4", _bleu_counts, _bleu_points),
-    R=Metric("ROUGE-L", _rouge),
+    R=Metric("ROUGE-L", _rouge_scores),
 )
 
 # %% ../../nbs/lab/43_metrics.ipynb #ab3e12c0
@@ -157,7 +157,7 @@ class CaptionScorer:
         "Compute each metric's numbers. Raise `NocError` if a caption is missing or not a string."
         for i in self.refs:
             require(i in captions, f"captions: image {i}: missing", "one for every evaluated image")
-        lines = {i: _line(captions[i], f"captions: image {i}") for i in self.refs}
+        lines = {i: _token_line(captions[i], f"captions: image {i}") for i in self.refs}
         computed = [m for m in METRICS if m in self.metrics and METRICS[m].numbers]
         kept = {m: METRICS[m].numbers(lines, self.refs) for m in computed}
         for program in self.programs:

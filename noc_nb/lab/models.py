@@ -118,7 +118,7 @@ def _kept(models, name, kind, train, about, fit):
         models.told.add(folder)
         missing = f"missing, so it is trained now and saved there{_earlier(folder)}"
         say(f"{folder}: {'read' if model else missing}")
-    return _compared(models, model, folder) if model else fit(folder)
+    return _compare_data(models, model, folder) if model else fit(folder)
 
 def _earlier(folder):
     "Return the end of a message if a folder differs from an existing one only in fingerprints."
@@ -149,9 +149,9 @@ def _is_given(models, inner, lambda0):
 
 def _of_pipeline(models, part, kind):
     folder = models.pipeline/part
-    return _compared(models, load_model(folder, kind, default_device()), folder)
+    return _compare_data(models, load_model(folder, kind, default_device()), folder)
 
-def _compared(models, model, folder):
+def _compare_data(models, model, folder):
     "Compare a reused model's training data with the run's; the difference is its `reused`."
     ids = models.data.splits[models.run.part]
     model.reused = compare_training(model.trained, models.data, ids, folder)

@@ -93,7 +93,7 @@ def _check_lists(lists, objects, where):
     return {name: tuple(lists[name]) for name in objects}
 
 # %% ../../nbs/lab/35_objects.ipynb #a9128212
-def _of_file(path, classes):
+def _read_heldout(path, classes):
     """Read held-out objects from a JSON file. Raise `NocError` with the file and the item if one is
     invalid."""
     content = read_json(path)
@@ -135,7 +135,7 @@ def load_heldout(
     """Read held-out objects. Raise `NocError` with the file and the item if one is invalid, or if a
     class name is unknown."""
     named = classes and not str(what).endswith((".json", ".json.gz"))
-    return _of_names(what, classes) if named else _of_file(what, classes)
+    return _of_names(what, classes) if named else _read_heldout(what, classes)
 
 def save_heldout(
     path,            # JSON file to write

@@ -21,7 +21,7 @@ def _read_rules():
         else: rules.append((re.compile(pattern), row["kind"]))
     return parts, rules
 
-_PARTS, _RULES = _read_rules()
+_MACROS, _RULES = _read_rules()
 
 # %% ../../nbs/lab/38_ptb.ipynb #18080cd3
 _PLAINER = {
@@ -32,18 +32,18 @@ _PLAINER = {
     "€": "$", "\x80": "$", "¤": "$", "₠": "$",
     "½": "1/2", "¼": "1/4", "¾": "3/4", "⅓": "1/3", "⅔": "2/3"}
 _PIECES = re.compile(r"(?ai:&(?:amp|lt|gt);)|&(?:apos|quot);|[\s\S]")
-_BRACKETS = {"[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
-_DROPPED = frozenset("'' ' `` ` . ? ! , : ; - -- --- ---- ...".split())
+_BRACKET_TOKENS = {"[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
+_PUNCTUATION = frozenset("'' ' `` ` . ? ! , : ; - -- --- ---- ...".split())
 
 def _finish(piece, kind):
     "Turn a matched piece of text into a token, by the kind of its rule; empty for kind `none`."
     if kind == "none": return ""
     if kind != "raw":
         piece = _PIECES.sub(lambda sign: _PLAINER.get(sign[0].lower(), sign[0]), piece) or "-"
-    return _BRACKETS.get(piece, piece).replace(" ", "\xa0").lower()
+    return _BRACKET_TOKENS.get(piece, piece).replace(" ", "\xa0").lower()
 
 # %% ../../nbs/lab/38_ptb.ipynb #94dcb298
-_SPACES = re.compile("(?: {space}*)?".format(**_PARTS))
+_SPACES = re.compile("(?: {space}*)?".format(**_MACROS))
 
 def _lex(caption, after):
     "Apply the rules. Return the tokens, separated by spaces; `after` only affects where they end."
@@ -58,18 +58,18 @@ def _lex(caption, after):
         tokens.append(_finish(longest[group], kind))
         at = longest.end(group)
     line = " ".join(filter(None, tokens)).rstrip()
-    return " ".join(word for word in line.split(" ") if word not in _DROPPED)
+    return " ".join(word for word in line.split(" ") if word not in _PUNCTUATION)
 
 # %% ../../nbs/lab/38_ptb.ipynb #ebbd2a15
-_PLAIN = re.compile(r"[A-Za-z,\s]*\.?\s*")
-_STOPPED = re.compile("(?i:[a-z]|miss|{short}|{capital}|{titles})".format(**_PARTS))
+_PLAIN_TEXT = re.compile(r"[A-Za-z,\s]*\.?\s*")
+_STOPPED = re.compile("(?i:[a-z]|miss|{short}|{capital}|{titles})".format(**_MACROS))
 _CUT = frozenset("cannot gonna gotta wanna gimme lemme".split())
 
 def _plain_words(caption):
     "Return the tokens of a plain caption, or None if the caption needs the rules."
     if not isinstance(caption, str):
         raise NocError(f"caption {caption!r}: expected a string, got {type(caption).__name__}")
-    if not _PLAIN.fullmatch(caption): return None
+    if not _PLAIN_TEXT.fullmatch(caption): return None
     words = caption.lower().replace(",", " ").replace(".", " ").split()
     if words and "." in caption and _STOPPED.fullmatch(words[-1]): return None
     return words if _CUT.isdisjoint(words) else None

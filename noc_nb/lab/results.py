@@ -102,7 +102,7 @@ def append_row(
         f.write(_json_line(row).encode(errors="replace"))
 
 # %% ../../nbs/lab/45_results.ipynb #7a68e88a
-def _rows_of(file):
+def _rows_in_file(file):
     rows = "rows of JSON, as in the repository's results/; a notebook copied by itself has no rows"
     with foreign_file(file, rows), text_file(file) as f: lines = f.buffer.read().split(b"\n")
     rows = [_row_of(line) for line in lines]             # `splitlines` also splits at a U+2028
@@ -123,7 +123,7 @@ def read_rows(
     path = Path(path)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     def asked(row): return all(row.get(key) == value for key, value in equal.items())
-    return [row for file in files for row in _rows_of(file) if asked(row)]
+    return [row for file in files for row in _rows_in_file(file) if asked(row)]
 
 # %% ../../nbs/lab/45_results.ipynb #7d1b0a02
 def check_world(

@@ -165,11 +165,11 @@ def compare_training(
     return f"trained on other {', '.join(others)}" if others else ""
 
 # %% ../../nbs/lab/40_runs.ipynb #8b825bd1
-def _names(code, *operations):
+def _names_in(code, *operations):
     "Return the names that the operations read in a code object and in its inner functions."
     names = {op.argval for op in dis.get_instructions(code) if op.opname in operations}
     inner = [c for c in code.co_consts if isinstance(c, CodeType)]
-    return names.union(*(_names(c, *operations) for c in inner))
+    return names.union(*(_names_in(c, *operations) for c in inner))
 
 def _source(code):
     "Return the source of a code object, or its bytecode if there is no source."
@@ -196,8 +196,8 @@ def _function_parts(f):
     "Return the source of a user's function, and all values that it uses."
     code = f.__code__
     values = [f.__defaults__, f.__kwdefaults__, vars(f)]
-    read = [f.__globals__.get(name) for name in sorted(_names(code, "LOAD_GLOBAL", "LOAD_NAME"))]
-    inside = sorted(_names(code, "LOAD_ATTR", "LOAD_METHOD"))
+    read = [f.__globals__.get(name) for name in sorted(_names_in(code, "LOAD_GLOBAL", "LOAD_NAME"))]
+    inside = sorted(_names_in(code, "LOAD_ATTR", "LOAD_METHOD"))
     for module in read:                            # values read from a user's modules
         if isinstance(module, ModuleType) and not _is_library(module.__name__.partition(".")[0]):
             values += [getattr(module, name, None) for name in inside]
@@ -212,7 +212,7 @@ def _closure(f):
     return values
 
 # %% ../../nbs/lab/40_runs.ipynb #bb74d706
-_PLAIN = type(None), bool, int, float, complex, str, bytes
+_PLAIN_TYPES = type(None), bool, int, float, complex, str, bytes
 
 class _Fingerprints:
     "Computes fingerprints of values from those of their parts."
@@ -222,7 +222,7 @@ class _Fingerprints:
 
     def of(self, x):
         "Return a string that is the same for equal values."
-        if type(x) in _PLAIN: return f"{type(x).__name__} {x!r}"
+        if type(x) in _PLAIN_TYPES: return f"{type(x).__name__} {x!r}"
         if id(x) not in self.made:
             self.made[id(x)] = x, "a value that contains this part"
             self.made[id(x)] = x, fingerprint([type(x).__name__, *self._parts(x)])
@@ -256,7 +256,7 @@ class _Fingerprints:
         if hasattr(x, "__wrapped__"): return [x.__wrapped__]
         try: made = dispatch_table.get(type(x), methodcaller("__reduce_ex__", 2))(x)
         except Exception:                          # unpicklable objects can fail in many ways
-            where = f"{_named(self.function)}: computes with a {type(x).__name__}"
+            where = f"{_name_of(self.function)}: computes with a {type(x).__name__}"
             raise NocError(f"{where}, which has no fingerprint; expected numbers, strings, "
                            "arrays, functions, or objects that contain them") from None
         if isinstance(made, str): return [made]
@@ -317,7 +317,7 @@ def _reached(modules):
     return files if files.keys() - {"noc_nb"} else {}
 
 # %% ../../nbs/lab/40_runs.ipynb #9a44eadb
-def _named(function):
+def _name_of(function):
     "Return the name of a function, or of a callable object's class."
     return getattr(function, "__qualname__", type(function).__qualname__)
 
@@ -325,13 +325,13 @@ def _by_values(function, modules):
     "Return a function's name, with a fingerprint of a user's function; add to the modules."
     parts = _Fingerprints(function, modules)
     if isinstance(function, partial):
-        def shown(x): return repr(x) if type(x) in _PLAIN else parts.of(x)[:12]
+        def shown(x): return repr(x) if type(x) in _PLAIN_TYPES else parts.of(x)[:12]
         named = (f"{key}={shown(x)}" for key, x in function.keywords.items())
         given = ", ".join([*map(shown, function.args), *named])
         return f"{_by_values(function.func, modules)} with {given}"
     ours = _root(function) == "noc_nb" and isinstance(function, (FunctionType, type))
-    if ours and not _closure(function): return _named(function)
-    return f"{_named(function)} {fingerprint(parts.of(function))[:12]}"
+    if ours and not _closure(function): return _name_of(function)
+    return f"{_name_of(function)} {fingerprint(parts.of(function))[:12]}"
 
 def called(
     function, # function or class that is an argument of a run
@@ -550,7 +550,7 @@ def whole_folder(
         _replace(path, new, before)
 
 # %% ../../nbs/lab/40_runs.ipynb #03f441e5
-def _places(path):
+def _path_identity(path):
     "Return the identity of a path: its real path, and its device and inode if it exists."
     places = {os.path.realpath(path)}
     with suppress(OSError): places.add((os.stat(path).st_dev, os.stat(path).st_ino))
@@ -561,10 +561,10 @@ def check_outputs(
     inputs=(),    # paths, or None for inputs that were not given
 ):
     "Raise `NocError` if an output is an input or another output, also through links."
-    taken = set().union(*(_places(path) for path in inputs if path))
+    taken = set().union(*(_path_identity(path) for path in inputs if path))
     for option, path in outputs.items():
         if path is None: continue
-        places = _places(path)
+        places = _path_identity(path)
         where = f"{option} {path}: is an input or another output"
         require(not places & taken, where, "another path")
         taken |= places

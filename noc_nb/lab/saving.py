@@ -52,7 +52,7 @@ def _write_weights(path, model):
     with whole_file(path, "wb") as f: f.write(safetensors.torch.save(weights))
 
 # %% ../../nbs/lab/39_saving.ipynb #9046cf48
-def _kind(dtype): return "floating point" if dtype.is_floating_point else str(dtype)[6:]
+def _dtype_kind(dtype): return "floating point" if dtype.is_floating_point else str(dtype)[6:]
 
 def check_kinds(
     weights:dict,  # name -> tensor in the file
@@ -62,7 +62,7 @@ def check_kinds(
     "Raise `NocError` if a tensor's kind of number is not the model's; float widths may differ."
     for name, w in weights.items():
         if name not in expected or not isinstance(w, torch.Tensor): continue
-        stored, kind = _kind(w.dtype), _kind(expected[name].dtype)
+        stored, kind = _dtype_kind(w.dtype), _dtype_kind(expected[name].dtype)
         if stored == kind: continue
         raise NocError(f"{path}: {name}: numbers of kind {stored}: expected {kind}")
 
@@ -125,7 +125,7 @@ def _vocab_of(folder, weights):
     require(count == len(vocab), f"{path}: {len(vocab)} words", f"{count} as in model.safetensors")
     return vocab
 
-def _built(kind, cfg, weights, vocab):
+def _build_model(kind, cfg, weights, vocab):
     "Build the model that a folder's settings describe; its weights are loaded later."
     if vocab is None: return kind(cfg)
     return kind(cfg, vocab.tokens, known=weights.get("words.known"), unseen=vocab.unseen)
@@ -134,7 +134,7 @@ def _shapes(kind, cfg, weights, vocab, folder):
     "Build the model without memory for its weights. Raise `NocError` if the settings are invalid."
     where = folder/"config.json"
     with foreign_file(where, "settings that describe a model"), torch.device("meta"):
-        try: return _built(kind, cfg, weights, vocab)
+        try: return _build_model(kind, cfg, weights, vocab)
         except NocError as e:          # an error that names no file is about the settings
             raise e if str(folder) in str(e) else NocError(f"{where}: {e}")
 
@@ -165,7 +165,7 @@ def plain_card(
     return model_card(kind, about, parts)
 
 # %% ../../nbs/lab/39_saving.ipynb #c0b40fd0
-def _answer(model):
+def _fixed_logits(model):
     "Return a model's logits for a fixed input, computed on its device."
     weight = next(model.parameters())
     def like(x): return x.to(weight.device, weight.dtype)
@@ -186,7 +186,7 @@ def _answer(model):
 def _check_answer(model, path):
     "Warn if a model's answer differs from the saved one by more than 16 bits explain."
     if not path.exists(): return
-    saved, now = read_json(path), _answer(model)
+    saved, now = read_json(path), _fixed_logits(model)
     numbers = isinstance(saved, list) and all(isinstance(x, float) for x in saved)
     require(numbers and len(saved) == len(now), path, f"{len(now)} numbers, as `save_model` writes")
     worst = max(abs(a - b) for a, b in zip(saved, now))
@@ -216,7 +216,7 @@ def save_model(
         _save_vocab(folder/"vocab.json", Vocab(model.tokens, model.unseen))
     if trained := getattr(model, "trained", None): write_json(folder/"trained.json", trained)
     else: (folder/"trained.json").unlink(missing_ok=True)     # of another model
-    write_json(folder/"answer.json", _answer(model))
+    write_json(folder/"answer.json", _fixed_logits(model))
     card = folder/"README.md"
     if not card.exists(): card.write_text(plain_card(model), "utf-8")
     save_config(folder/"config.json", model.cfg)
@@ -264,7 +264,7 @@ def load_model(
     weights = read_weights(folder/"model.safetensors")
     vocab = None if base is RegionSelector else _vocab_of(folder, weights)
     _check_weights(_shapes(kind, cfg, weights, vocab, folder), weights, folder/"model.safetensors")
-    model = _built(kind, cfg, weights, vocab)
+    model = _build_model(kind, cfg, weights, vocab)
     model.load_state_dict(weights)
     model.trained = _load_trained(folder/"trained.json")
     _check_answer(model.eval(), folder/"answer.json")

@@ -80,7 +80,7 @@ def sizes_of(
     return np.array([sizes.get(i) or (0, 0) for i in ids.tolist()], np.int32).reshape(-1, 2)
 
 # %% ../../nbs/lab/37_table.ipynb #6cbb6d65
-def _joined(tables):
+def _join_tables(tables):
     "Join tables. Raise `NocError` if two have the same image, or their features differ in shape."
     counts = Counter()
     for t in tables: counts.update(t.counts)
@@ -117,10 +117,10 @@ def table_of(
     "Join the parts in their order. Raise `NocError` if ids or features do not fit together."
     tables = [x if isinstance(x, RegionTable) else _as_table(x) for x in parts]
     if len(tables) == 1: return tables[0]
-    return _joined(tables) if tables else _as_table(Regions.empty(0)).take([])
+    return _join_tables(tables) if tables else _as_table(Regions.empty(0)).take([])
 
 # %% ../../nbs/lab/37_table.ipynb #4fcb50aa
-def _part(table, rows, ids, offsets, sizes):
+def _take_rows(table, rows, ids, offsets, sizes):
     "Make a table from some rows of another."
     features = None if table.features is None else table.features[rows]
     return RegionTable(ids, offsets, table.boxes[rows], table.labels[rows], table.scores[rows],
@@ -130,7 +130,7 @@ def _part(table, rows, ids, offsets, sizes):
 def without(self:RegionTable, labels)->RegionTable:
     "Return the same images without the regions of these classes."
     keep = ~np.isin(self.labels, list(labels))
-    return _part(self, keep, self.ids, np.append(0, keep.cumsum())[self.offsets], self.sizes)
+    return _take_rows(self, keep, self.ids, np.append(0, keep.cumsum())[self.offsets], self.sizes)
 
 # %% ../../nbs/lab/37_table.ipynb #05987a0e
 @patch
@@ -145,10 +145,10 @@ def take(self:RegionTable,
     offsets = np.append(0, lengths.cumsum())
     rows = np.arange(offsets[-1]) + np.repeat(self.offsets[at] - offsets[:-1], lengths)
     sizes = np.where((at < 0)[:,None], sizes_of(ids, sizes), np.append(self.sizes, [[0, 0]], 0)[at])
-    return _part(self, rows, ids, offsets, sizes.astype(np.int32))
+    return _take_rows(self, rows, ids, offsets, sizes.astype(np.int32))
 
 # %% ../../nbs/lab/37_table.ipynb #fb65cf48
-def _padded(column, spans, width, dtype, fill=0):
+def _pad_spans(column, spans, width, dtype, fill=0):
     "Copy spans of rows, one for each image, from (M,...) into a padded tensor (b,width,...)."
     rows = np.full((len(spans), width, *column.shape[1:]), fill, column.dtype)
     column = np.asarray(column)
@@ -167,7 +167,7 @@ def batch(self:RegionTable,
     starts, ends = self.offsets[at].tolist(), self.offsets[at + 1].tolist()
     spans = [(start, min(end, start + k)) for start, end in zip(starts, ends)]
     width = max(1, max((end - start for start, end in spans), default=1))
-    def padded(column, dtype, fill=0): return _padded(column, spans, width, dtype, fill)
+    def padded(column, dtype, fill=0): return _pad_spans(column, spans, width, dtype, fill)
     features = None if self.features is None else padded(self.features, torch.float32)
     return PaddedRegions(padded(self.boxes, torch.float32), padded(self.labels, torch.int64, -1),
                           padded(self.scores, torch.float32), features)

@@ -179,7 +179,7 @@ def table_view(
     return ["", "", *(c.replace("_", " ") for c in columns)], lines
 
 # %% ../../nbs/lab/46_tables.ipynb #cc663da3
-def _shown(rows, number, variant=None):
+def _shown_runs(rows, number, variant=None):
     runs = (matching(rows, number, *line, variant) for _, *line in _lines(rows, number))
     return [run for seeds in runs for run in seeds]
 
@@ -188,7 +188,7 @@ def commands(
     number:int,   # number of the table: 1, 2 or 3
 )->list:          # distinct commands, in the order of the table
     "List the commands that produced our numbers in one of the paper's tables."
-    return list(dict.fromkeys(run["command"] for run in _shown(rows, number)))
+    return list(dict.fromkeys(run["command"] for run in _shown_runs(rows, number)))
 
 def reused_models(
     rows:list,    # result rows of one data set
@@ -196,7 +196,7 @@ def reused_models(
     variant:str=None, # None: the paper's own method
 )->str:           # end of a title
     "Say how the data of reused models differs from the run's, as the rows of a table record it."
-    texts = (run.get("config", {}).get("models") for run in _shown(rows, number, variant))
+    texts = (run.get("config", {}).get("models") for run in _shown_runs(rows, number, variant))
     return "".join(f"; models {text}" for text in dict.fromkeys(filter(None, texts)))
 
 # %% ../../nbs/lab/46_tables.ipynb #a7b20e2c

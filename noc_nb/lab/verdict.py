@@ -28,7 +28,7 @@ def _student(freedom):
     beyond = np.cumsum(density) - density/2
     return angles, beyond[::-1]/beyond[-1]
 
-_MOST = 10_000.  # degrees of freedom at which t is nearly normal
+_NORMAL_FROM = 10_000.  # degrees of freedom at which t is nearly normal
 
 def _edge(freedom, share=.05):
     "Return the value that |t| exceeds with probability `share`, in units of √freedom."
@@ -36,10 +36,10 @@ def _edge(freedom, share=.05):
     return np.tan(np.interp(-share, -beyond, angles))
 
 def p_value(
-    difference:float,    # difference in points
-    interval:list,       # 95 % interval of the difference
-    freedom:float=_MOST, # degrees of freedom behind the interval
-)->float:                # p-value, from 0 to 1
+    difference:float,           # difference in points
+    interval:list,              # 95 % interval of the difference
+    freedom:float=_NORMAL_FROM, # degrees of freedom behind the interval
+)->float:                       # p-value, from 0 to 1
     "Compute the probability of a difference at least as large if the true difference were 0."
     half = (interval[1] - interval[0])/2
     if half == 0: return float(difference == 0)
@@ -61,7 +61,7 @@ def _with_runs(delta, images, runs):
     each group of runs, the variance of the mean and the number of runs."""
     variance = images + sum(v for v, _ in runs)
     by_chance = sum(v**2/(n - 1) for v, n in runs)
-    freedom = min(_MOST, variance**2/by_chance) if by_chance else _MOST
+    freedom = min(_NORMAL_FROM, variance**2/by_chance) if by_chance else _NORMAL_FROM
     half = float(_edge(freedom)*np.sqrt(freedom*variance))
     sure = [delta - half, delta + half]
     return dict(difference=delta, interval=sure, p=p_value(delta, sure, freedom))
@@ -156,7 +156,7 @@ class Claim(NamedTuple):
         if None in values: return None
         return sum(sign*value for (sign, *_), value in zip(self.terms, values))
 
-def _line(text):
+def _parse_line(text):
     row, training, *lambda0 = text.split()
     return table_line(row, training, *map(float, lambda0))
 
@@ -166,7 +166,7 @@ def read_claims(
     "Return a list of claims."
     claims = []
     for x in csv.DictReader(asset("claims.csv").splitlines()):
-        lines = (1, _line(x["better"])), (-1, _line(x["worse"]))
+        lines = (1, _parse_line(x["better"])), (-1, _parse_line(x["worse"]))
         terms = tuple((*line, c) for c in x["columns"].split() for line in lines)
         claim = Claim(x["claim"], x["shown"] or x["claim"], int(x["table"]), terms)
         if x["list"] == name: claims.append(claim)

@@ -19,7 +19,7 @@ from .pipeline import NovelCaptioner
 from ..vocab import Vocab
 
 # %% ../../nbs/models/111_classes.ipynb #dda846c2
-def _changed(pipeline, captioner, classes, vectors):
+def _rebuild(pipeline, captioner, classes, vectors):
     "Return a pipeline with the selector and the search of another one."
     return NovelCaptioner(pipeline.selector, captioner, classes, vectors, pipeline.cfg)
 
@@ -36,10 +36,10 @@ def with_classes(
         rows = [stoi[w] for w in c.phrase if w in stoi and known[stoi[w]]]
         vectors[i] = table[rows].sum(0)/max(1, len(rows))
     if pipeline.vectors is None: vectors = None
-    return _changed(pipeline, pipeline.captioner, classes, vectors)
+    return _rebuild(pipeline, pipeline.captioner, classes, vectors)
 
 # %% ../../nbs/models/111_classes.ipynb #7b43daf7
-def _lengthened(captioner, vectors):
+def _extend_words(captioner, vectors):
     "Return a captioner with more words. Raise `NocError` if it cannot use vectors or their width."
     with_vectors = captioner.words.known.any()
     require(with_vectors, "words: the captioner was trained without vectors", "one with vectors")
@@ -74,8 +74,8 @@ def add_words(
     needed = needed.intersection(lacking) - added.keys()
     if needed: say(f"{where}: no vector for {', '.join(sorted(needed))}; left out")
     if not added: return pipeline
-    captioner = _lengthened(pipeline.captioner, added)
-    new = _changed(pipeline, captioner, pipeline.classes, pipeline.vectors)
+    captioner = _extend_words(pipeline.captioner, added)
+    new = _rebuild(pipeline, captioner, pipeline.classes, pipeline.vectors)
     if pipeline.vectors is None: return new
     of_words = with_classes(new, pipeline.classes).vectors
     changed = {i for i, c in pipeline.classes.items() if not added.keys().isdisjoint(c.phrase)}

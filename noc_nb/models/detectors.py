@@ -28,7 +28,7 @@ def _label_names(config):
     if all(re.fullmatch(r"LABEL_\d+", name) for name in names.values()): return None
     return {n: name for n, name in names.items() if plain_name(name).strip() not in _NO_THING}
 
-def _distinct(classes):
+def _drop_same(classes):
     "Return the classes, but of several classes for the same thing only the first."
     seen = {}
     return {i: c for i, c in classes.items() if seen.setdefault(c.forms, i) == i}
@@ -36,7 +36,7 @@ def _distinct(classes):
 def _label_classes(names, where):
     """Return the classes of labels, without duplicates. Raise `NocError` if a label cannot be a
     class."""
-    return _distinct(classes_of(dict(enumerate(dict.fromkeys(names), 1)), where))
+    return _drop_same(classes_of(dict(enumerate(dict.fromkeys(names), 1)), where))
 
 def _nameless(where, count):
     return NocError(f"{where}: its {count} labels have no names; expected --classes with {count} "
@@ -86,7 +86,7 @@ class PretrainedDetector(_Batches):
         self.name, self.model, self.processor = str(name), model, processor
         self.min_score, self.batch = min_score, batch
         self.device = model.device
-        self.classes = _distinct(classes) if classes else self._own_classes()
+        self.classes = _drop_same(classes) if classes else self._own_classes()
         self._prepare()
 
     def _padded(self, image): return tuple(image.shape[1:])
@@ -210,6 +210,6 @@ def classes_for(
 )->dict:      # class id -> `ObjectClass`; None: use the classes of the pipeline
     "Return the classes that a detector finds. Raise `NocError` if its labels have no names."
     if name in DETECTORS: return given
-    if given: return _distinct(given)
+    if given: return _drop_same(given)
     read = Pretrained(name, _EXPECTED)
     return None if read.is_a(_TOLD) else _fixed_classes(read.config, name)

@@ -62,7 +62,7 @@ def _odd_words(classes):
 def _listed(texts, sign=", "):
     return sign.join(texts[:100]) + (f" and {len(texts) - 100:,} more" if texts[100:] else "")
 
-def _tell(names, classes, where):
+def _print_words(names, classes, where):
     "Print the word of each class, and the odd words. `names`: id -> name, as in the file."
     names = {i: plain_name(name) for i, name in names.items()}
     others = [f"{name} as {classes[i].word}" for i, name in names.items()
@@ -92,7 +92,7 @@ def classes_of(
         coco_class = coco.get(usual_name(name))
         plain = plain.split()
         classes[i] = replace(coco_class, id=i) if coco_class else _named_class(i, name, plain)
-    _tell(names, classes, where)
+    _print_words(names, classes, where)
     return classes
 
 # %% ../../nbs/models/110_names.ipynb #c4a50e01
@@ -112,5 +112,5 @@ def read_classes(
     whole = isinstance(content, list) and content and isinstance(content[0], dict)
     if not whole: return classes_of(_names(content, path, 1 if first is None else first), path)
     classes = load_classes(path)
-    _tell({i: c.name for i, c in classes.items()}, classes, path)
+    _print_words({i: c.name for i, c in classes.items()}, classes, path)
     return classes

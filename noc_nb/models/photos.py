@@ -34,8 +34,8 @@ from .detector import Detector, prepare
 
 # %% ../../nbs/models/115_photos.ipynb #991070f6
 _FORMATS = "JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"   # Pillow's names
-_FIRST = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n|GIF8|RIFF....WEBP|II\*\0|MM\0\*|"
-                    rb"....ftyp(hei|avi|mif)", re.S)      # the first bytes of an image
+_IMAGE_STARTS = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n|GIF8|RIFF....WEBP|II\*\0|MM\0\*|"
+                           rb"....ftyp(hei|avi|mif)", re.S)      # the first bytes of an image
 _MAX_PIXELS = 80_000_000 # 240 MB as RGB
 
 @lru_cache
@@ -133,11 +133,11 @@ def image_column(
     return columns[0] if columns else None
 
 # %% ../../nbs/models/115_photos.ipynb #0e7fcb6e
-_NAMES = "file_name", "path", "key", "name"   # columns of a Parquet file that may name an image
+_NAME_KEYS = "file_name", "path", "key", "name"   # columns of a Parquet file that may name an image
 
 def _row_names(file, column):
     "Yield, for each row group, the names of its rows, or None for each row."
-    titles = f"{column.removesuffix('.bytes')}.path", *_NAMES
+    titles = f"{column.removesuffix('.bytes')}.path", *_NAME_KEYS
     named = [name for name in titles if name in _flat_fields(file).names]
     for group in range(file.num_row_groups):
         rows = file.metadata.row_group(group).num_rows
@@ -165,7 +165,7 @@ def _is_image(name, start, others):
     and is not hidden. Count the suffixes of other files in `others`."""
     hidden = os.path.basename(name).startswith(".")
     suffix = os.path.splitext(name)[1].lower()
-    if not hidden and (suffix in PHOTO_ENDINGS or _FIRST.match(start())): return True
+    if not hidden and (suffix in PHOTO_ENDINGS or _IMAGE_STARTS.match(start())): return True
     others[suffix or "without suffix"] += 1
     return False
 
@@ -258,7 +258,7 @@ def image_files(
     if root:
         names = root
         where = src/"annotations"
-    if names: files, others = _by_name(files, names, where, src)
+    if names: files, others = _match_by_name(files, names, where, src)
     else: files, others = _by_number(files, names is None)
     if not root: damaged += others
     files += [replace(f, id=-n) for n, f in enumerate(damaged, 1)]
@@ -267,7 +267,7 @@ def image_files(
     return files
 
 # %% ../../nbs/models/115_photos.ipynb #ab7044bb
-def _by_name(files, names, where, src):
+def _match_by_name(files, names, where, src):
     "Return the files that match a name, numbered by its id, and the rest; clashes have a `why`."
     inside = f"{src.name}/" if src.is_file() else ""     # names then omit the archive
     photos = [f.name.removeprefix(inside) for f in files]
@@ -333,18 +333,18 @@ def _usable(file, regions):
     return f"{file.name}: a feature is undefined or too large; expected values below 65,504 (fp16)"
 
 # %% ../../nbs/models/115_photos.ipynb #2807af48
-def _lines(rows): return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+def _json_lines(rows): return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 def _write_part(folder, results):
     "Write a part's store, with a list of the images that failed."
     regions = [r for _, r in results if not isinstance(r, str)]
     failed = [dict(id=f.id, name=f.name, why=r) for f, r in results if isinstance(r, str)]
-    RegionStore.write(folder, regions, {"failed.jsonl": _lines(failed)})
+    RegionStore.write(folder, regions, {"failed.jsonl": _json_lines(failed)})
 
 def _join(out, parts, files, plan, classes=None):
     "Join the parts into the final store."
     failed = "".join((p/"failed.jsonl").read_text(encoding="utf-8") for p in parts)
-    images = _lines(dict(id=f.id, name=f.name) for f in files)
+    images = _json_lines(dict(id=f.id, name=f.name) for f in files)
     notes = {"images.jsonl": images, "failed.jsonl": failed}
     whole = parts[0].parent/"whole"
     shutil.rmtree(whole, ignore_errors=True)   # from a run killed before the rename
@@ -368,7 +368,7 @@ def _extract(files, out, detector, workers=0, part=64, resume=False):
     out = Path(out)
     place = real_path(out)
     folder = place.with_name(place.name + ".parts")
-    images = fingerprint(_lines((f.id, f.name) for f in files))
+    images = fingerprint(_json_lines((f.id, f.name) for f in files))
     plan = dict(detector=detector.about(), part=part, count=len(files), images=images)
     begun = next((p for p in (out, folder) if held(p)), None)
     about = (begun or folder)/"plan.json"

@@ -86,7 +86,7 @@ def _is_name(c, word):
     return word in (c.name, c.word, " ".join(c.phrase))
 
 # %% ../../nbs/models/51_pipeline.ipynb #0b1f6a3d
-class _Words:
+class _WritableWords:
     "The words that a captioner can write for a pipeline's classes, and those it is asked for."
     wanted = None # class id, negative for other words -> price; None: the caller named no objects
     avoid = ()    # words to avoid, as tokens
@@ -213,7 +213,7 @@ class _Choice:
         return candidates, [why] if missed else []
 
 # %% ../../nbs/models/51_pipeline.ipynb #b7e10a55
-class _Wishes:
+class _CallerWords:
     "Words that the caller of a pipeline wants or avoids."
     def _find_unknown(self):
         "Record the caller's words that cannot be written. Raise `NocError` if none is left."
@@ -395,7 +395,7 @@ class _Search:
                              tuple(None if p != p else p for p in probs.tolist()), reason)
 
 # %% ../../nbs/models/51_pipeline.ipynb #35a5cb05
-def _usable(images, seen, classes):
+def _check_regions(images, seen, classes):
     """Return the regions of images, made of tensors. Raise `NocError` if a pipeline with these
     classes cannot use the regions of an image."""
     require(isinstance(images, (list, tuple)), f"images: {type(images).__name__}",
@@ -412,7 +412,7 @@ def _usable(images, seen, classes):
     return images
 
 # %% ../../nbs/models/51_pipeline.ipynb #a415ab3b
-class NovelCaptioner(_Words, _Choice, _Wishes, _Search):
+class NovelCaptioner(_WritableWords, _Choice, _CallerWords, _Search):
     "Region selector, captioner and grid beam search together (Section 2)."
     def __init__(self,
         selector:RegionSelector,  # trained selector
@@ -464,7 +464,7 @@ class NovelCaptioner(_Words, _Choice, _Wishes, _Search):
             return self([images], objects, None if seen is None else [seen], **options)[0]
         options = CaptionOptions(**options)
         captions = {}
-        images = _usable(images, seen, self.classes)
+        images = _check_regions(images, seen, self.classes)
         choosers = self._choosers(objects, len(images))
         seen = self._seen(images, seen)
         for same in groupby(range(len(images)), lambda n: str([*choosers[n].barred])).values():
@@ -489,7 +489,7 @@ def save_pretrained(self:NovelCaptioner,
     if self.vectors is not None:
         vectors = {str(i): torch.as_tensor(v).contiguous() for i, v in self.vectors.items()}
         save_file(vectors, folder/"class_vectors.safetensors")
-    if not (folder/"README.md").exists(): (folder/"README.md").write_text(_card(self), "utf-8")
+    if not (folder/"README.md").exists(): (folder/"README.md").write_text(_readme(self), "utf-8")
     save_config(folder/"pipeline.json", self.cfg)
 
 def _halve(file):
@@ -497,7 +497,7 @@ def _halve(file):
     save_file({k: w.half() if w.is_floating_point() else w for k, w in weights.items()}, file)
 
 # %% ../../nbs/models/51_pipeline.ipynb #ba77538b
-def _card(pipeline):
+def _readme(pipeline):
     "Return the text of the folder's `README.md`."
     about = ("A region selector and a captioner. `NovelCaptioner.from_pretrained` of "
              "noc_nb.models.pipeline reads this folder, and so does `noc_caption --model`.")

@@ -144,7 +144,7 @@ def _annotated(data):
     require(files, f"{data}: no annotations/*.json", "COCO's layout")
     return listed_images(files)
 
-def _beside(data, names, where):
+def _photos_beside(data, names, where):
     "Return those photos in a data set's `images` folder whose names match."
     folder = Path(data or "")/"images"
     if not (data and folder.is_dir() and names): return []
@@ -229,7 +229,7 @@ def detected(
     names, sizes = detections.names + listed, sizes | detections.sizes
     sources = (path, detections.names), (data, listed)
     where = ", ".join(str(file) for file, some in sources if some)
-    files = image_files(images, names, where) if images else _beside(data, names, where)
+    files = image_files(images, names, where) if images else _photos_beside(data, names, where)
     if detections.sparse: files = _unlabelled(files, names, where)
     files = {f.id: f for f in files}
     failed = {i: _try(open_image, f) for i, f in files.items() if f.why and images}

@@ -78,7 +78,7 @@ def _price(nats): return math.inf if nats is None or nats >= _MUST else nats
 
 def _word(name): return name.partition(":")[0].strip()
 
-def _added(prices, more):
+def _add_prices(prices, more):
     "Return the prices with more; a word that is asked for anew, such as dog:Rex, replaces the old."
     words = {*map(_word, more)}
     return {x: u for x, u in prices.items() if x in more or _word(x) not in words} | more
@@ -88,7 +88,7 @@ def _propose(v, how="as trained", asked=None):
     that the user added or excluded."""
     caption = _captioned(v.pipeline, v.regions, v.image, price_weight=_WEIGHTS[how])
     prices = {c.object: _price(c.price) for c in caption.candidates}
-    return replace(v, proposed=tuple(prices)), _added(prices, _by_hand(v, asked or {}))
+    return replace(v, proposed=tuple(prices)), _add_prices(prices, _by_hand(v, asked or {}))
 
 def _by_hand(v, prices):
     "Return the prices of objects that the user added or excluded, without the selector's."
@@ -133,7 +133,7 @@ def _with_words(v, prices, line):
         warnings.simplefilter("ignore")                    # the page shows unknown words itself
         unknown = v.pipeline.with_objects(wishes).unknown.values()
     if unknown: raise NocError("; ".join(unknown))
-    return replace(v, note=None), _added(prices, wishes)
+    return replace(v, note=None), _add_prices(prices, wishes)
 
 def _wanted(prices): return {name: u for name, u in prices.items() if u > -math.inf}
 
@@ -151,7 +151,7 @@ def _score_color(p):
     return "#" + "".join(f"{round(x + (y - x)*t):02x}" for x, y in zip(a, b))
 
 # %% ../../nbs/pages/133_app.ipynb #074720af
-_FONT = dict(size=14, letter=8.4, margin=10, height=21, base=15)
+_STAGE_FONT = dict(size=14, letter=8.4, margin=10, height=21, base=15)
 
 def _draw(v, named):
     "Return an SVG of the image with its boxes, the most probable on top, and the `named` classes."
@@ -167,7 +167,7 @@ def _draw(v, named):
                     about=f"{name}: {worth}, detected {scores[n]:.2f}")
     about = f"{v.name}, with boxes for: {', '.join(dict.fromkeys(names))}"
     best = [dict(object=names[n], box=boxes[n]) for n in order]
-    return picture(best, {*map(_word, named)}, look, (480, 480*height/width), _FONT, about,
+    return picture(best, {*map(_word, named)}, look, (480, 480*height/width), _STAGE_FONT, about,
                    thumbnail(v.image, _SIDE))
 
 # %% ../../nbs/pages/133_app.ipynb #aa678cb1
@@ -196,7 +196,7 @@ def _told(v, caption, prices, asked=True):
         found.append(dict(name=name, state=state(name, price, c), price=worth, cost=c and c.cost))
     return found
 
-def _card(v, title, caption, told):
+def _stage_values(v, title, caption, told):
     "Return the values for `stage.html`: a caption, its words' attention to the regions, its score."
     looked = looks(v.pipeline, v.regions, caption.caption).tolist()
     spans = [c.span for c in caption.candidates if c.span]
@@ -214,8 +214,8 @@ def _cards(v, prices):
     "Return both captions, and the reason if a requested word is missing."
     options = dict(costs=True) | _no_choice(prices)
     caption = _captioned(v.pipeline, v.regions, v.image, prices, v.phrases, **options)
-    cards = [_card(v, "With the objects you choose", caption, _told(v, caption, prices)),
-             _card(v, "Without choosing any", v.free, _told(v, v.free, prices, False))]
+    cards = [_stage_values(v, "With the objects you choose", caption, _told(v, caption, prices)),
+             _stage_values(v, "Without choosing any", v.free, _told(v, v.free, prices, False))]
     return cards, caption.reason if prices else None
 
 def _stage(v, prices, made=None, **more):
@@ -477,7 +477,7 @@ def _panel(x, **more):
     "Return the HTML of the controls: objects with their prices, and the selector's weight."
     scores = _class_scores(x.view)
     rows = [dict(name=name, score=scores.get(name), price=x.prices.get(name))
-            for name in _added(scores, x.prices)]
+            for name in _add_prices(scores, x.prices)]
     classes = (_class(x.view, name) for name in x.prices)
     long = [c.name for c in classes if c and len(c.phrase) > 1]
     return render("panel.html", rows=rows, most=_MUST, how=x.how, weights=_WEIGHTS, long=long,

@@ -66,7 +66,7 @@ def caption_lines(
     parts = (_batch_lines(pipeline, source, some, options) for some in chunked(ids, options.batch))
     return [*chain.from_iterable(parts)]
 
-def _wishes(pipeline, source, ids, options):
+def _own_wishes(pipeline, source, ids, options):
     "Return the images' own words, by id, and a `NocError` for an image whose words are unknown."
     wishes, wrong = {}, {}
     for i in ids:
@@ -79,7 +79,7 @@ def _wishes(pipeline, source, ids, options):
 
 # %% ../../nbs/pages/132_gallery.ipynb #4c3e156a
 def _batch_lines(pipeline, source, ids, options):
-    wishes, wrong = _wishes(pipeline, source, ids, options) if source.words else ({}, {})
+    wishes, wrong = _own_wishes(pipeline, source, ids, options) if source.words else ({}, {})
     images, seen, errors = source.batch([i for i in ids if i not in wrong])
     captions, refused = _captions(pipeline, images, seen, options, wishes)
     errors |= wrong
@@ -282,7 +282,7 @@ def _words(line, hues):
         start = end
     return parts
 
-def _picture(line, image, hues):
+def _draw_line(line, image, hues):
     "Draw the regions of a line; candidates are on top, and a class is named once."
     width, height = image.size if image else line["size"] or (4, 3)
     scale = 320/max(width, height)
@@ -300,7 +300,7 @@ def _card(line, image, link, names):
     boxes = {names.get(word, word): hue for word, hue in hues.items()}
     kinds = {"unsaid" if c["price"] is None else "left" for c in objects if not c["word"]}
     if not line["boxes"]: kinds.add("bare")
-    return dict(picture=_picture(line, image, boxes), words=_words(line, hues), objects=objects,
+    return dict(picture=_draw_line(line, image, boxes), words=_words(line, hues), objects=objects,
                 kinds=kinds, terms={*line["caption"].split(), *hues}, link=link,
                 reason=line["reason"], file=line["file"] or f"image {line['image_id']}")
 
@@ -384,7 +384,7 @@ def _caption_files(job, out=None, report=None, resume=False, texts=None, overwri
         else: file = _caption_all(pipeline, source, lines, job.options, resume)
         read = _read_lines(file)
         if not out: read = _printed(read)
-        if texts: read = _written(read, beside, texts, overwrite)
+        if texts: read = _write_sidecars(read, beside, texts, overwrite)
         seen = _pictures(source, Path(report).parent) if report else None
         summary = _Summary(pipeline.classes, seen, 500 if report else 0, _unsayable(pipeline))
         summary.read(read, file)
@@ -451,7 +451,7 @@ def _text_files(source, folder):
         owners[path] = name
     return [*owners]
 
-def _written(lines, paths, folder, overwrite):
+def _write_sidecars(lines, paths, folder, overwrite):
     "Write captions beside photos, and yield the lines; keep existing files unless `overwrite`."
     written = kept = 0
     for line, path in zip(lines, paths):

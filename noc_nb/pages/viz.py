@@ -50,7 +50,7 @@ def place_tags(
     return [(x, y) for x, y, _ in places]
 
 # %% ../../nbs/pages/130_viz.ipynb #e908b755
-def _texts(labels, scores, once):
+def _box_texts(labels, scores, once):
     "Return the text of each box: its label and score, or nothing if `once` leaves it out."
     texts = [""]*len(labels)
     for n, label in enumerate(labels):
@@ -105,7 +105,7 @@ def show_boxes(
     pixels = boxes * [*size, *size]
     for (x1, y1, x2, y2), c in zip(pixels, color):
         ax.add_patch(plt.Rectangle((x1, y1), x2-x1, y2-y1, fill=False, edgecolor=c, linewidth=1.6))
-    texts = _texts([""]*n if labels is None else [*map(str, labels)], scores, once)
+    texts = _box_texts([""]*n if labels is None else [*map(str, labels)], scores, once)
     named = [(xy, text, c) for xy, text, c in zip(pixels[:,:2], texts, color) if text]
     if named: _Tags(ax, *zip(*named), size)
     if title: ax.set_title(title, fontsize=9)
@@ -218,7 +218,7 @@ def _together(at, texts):
         else: joined.append([place, f"{text}"])
     return joined
 
-def _beside(place, half):
+def _text_places(place, half):
     "Return candidate places (32,3,2) of a text around a point: left end, middle and right end."
     angles = np.arange(16)*np.pi/8
     near = np.stack([np.cos(angles), np.sin(angles)], -1) * [half + 7, 8]
@@ -241,7 +241,7 @@ def label_points(
     style = dict(textcoords="offset points", ha="center", va="center", fontsize=size)
     for at, texts, color in curves:
         for place, text in _together(at, texts):
-            spots = _beside(place, .3*size*len(text))
+            spots = _text_places(place, .3*size*len(text))
             room = np.linalg.norm(spots[:,:,None] - taken, axis=-1).min((1, 2))
             inside = np.minimum(spots - low, high - spots).min((1, 2))
             best = np.argmax(np.minimum(room, inside).clip(max=1.2*size))

@@ -109,7 +109,7 @@ def _of_report(path, side=""):
 
 # %% ../../nbs/scores/124_compare.ipynb #c0125007
 @cache
-def _references(data, split, part, heldout, classes, first):
+def _scored_task(data, split, part, heldout, classes, first):
     "Return the task with its references, and a scorer for the metrics that need no Java."
     task = make_task(data, split, part, heldout=heldout, classes=classes, first=first)
     return task, CaptionScorer(task.refs, ("C", "B4", "R"))
@@ -120,7 +120,7 @@ def _judge_of(folder, about, o):
     data = o.data or (toy if toy.exists() else find_data())
     if not data: return lambda r: _Report(dict(scores=r["metrics"]), None)
     split = o.split or (None if Path(data).is_file() else about["preset"]["split"])
-    task, scorer = _references(data, split, about["part"], o.heldout, o.classes, o.first)
+    task, scorer = _scored_task(data, split, about["part"], o.heldout, o.classes, o.first)
     counts = dict(references=sum(map(len, task.refs.values())))
     def report(r):
         line = table_line(r["row"], r["training"], r["lambda0"])
@@ -137,7 +137,7 @@ def _judge_of(folder, about, o):
     return report
 
 # %% ../../nbs/scores/124_compare.ipynb #c0125008
-def _of_folder(folder, side, o):
+def _runs_in_folder(folder, side, o):
     "Return a run for each row of captions in a folder of `noc_reproduce`."
     with foreign_file(folder/"rows.jsonl", "the rows of noc_reproduce, and its run.json"):
         report_of = _judge_of(folder, read_json(folder/"run.json"), o)
@@ -205,7 +205,7 @@ def _systems(sides, o=None):
     runs = []
     for name, side in zip(_side_names(sides), sides):
         for folder in map(Path, side):
-            if o and (folder/"rows.jsonl").exists(): runs += _of_folder(folder, name, o)
+            if o and (folder/"rows.jsonl").exists(): runs += _runs_in_folder(folder, name, o)
             else: runs += [_of_report(path, name) for path in _reports_in(folder)]
     systems = {run.name: [] for run in runs}
     for run in sorted(runs, key=lambda run: run.seed or 0): systems[run.name].append(run)

@@ -357,7 +357,7 @@ def spice_lacks()->str:
     except OSError as e: return str(e)
 
 # %% ../../nbs/scores/120_java.ipynb #ece7ed3b
-def _call(command, folder):
+def _run_program(command, folder):
     "Run a program in a folder. Return its output if it fails, else ''."
     run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800,
                          stdin=subprocess.DEVNULL)
@@ -369,8 +369,8 @@ def _fetch_with_maven(jars, folder):
     for coordinates in jars:
         group, name, version, *kind = coordinates.split(":")
         artifact = ":".join([group, name, version, "jar", *kind])
-        text = _call(["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={artifact}",
-                      "-DoutputDirectory=."], folder)
+        text = _run_program(["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={artifact}",
+                             "-DoutputDirectory=."], folder)
         if text: raise OSError(f"`mvn` failed: {text[:300]}")
 
 def _fetch_corenlp(jars, folder):

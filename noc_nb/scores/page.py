@@ -134,11 +134,11 @@ def _draw_bars(
     save_figure(figure, path)
 
 # %% ../../nbs/scores/106_page.ipynb #106a0011
-_MARK = "<!-- written by noc_eval -->\n"
-_MARKS = {".json": None, ".md": _MARK, ".html": '<meta name="generator" content="noc_eval">',
+_PAGE_MARK = "<!-- written by noc_eval -->\n"
+_MARKS = {".json": None, ".md": _PAGE_MARK, ".html": '<meta name="generator" content="noc_eval">',
           ".png": None}
 
-_BESIDE = "images.parquet", "compare.json", "table.tex", "table.csv", "pairs.csv"
+_REPORT_FILES = "images.parquet", "compare.json", "table.tex", "table.csv", "pairs.csv"
 
 def _check_folder(out, name, inputs):
     "Return the folder's state. Raise `NocError` if it contains an input or other files."
@@ -147,7 +147,7 @@ def _check_folder(out, name, inputs):
     files = {f"{name}{kind}": mark for kind, mark in _MARKS.items()}
     for file in files: check_outputs({"--out": Path(out)/file}, inputs)
     for file in names:
-        ours = f"{name}.md" in names and file in (*files, *_BESIDE)
+        ours = f"{name}.md" in names and file in (*files, *_REPORT_FILES)
         require(ours, f"--out {out}: holds {file}", "a new folder, or one that has only a report")
     if not names: return before
     require(not os.path.samefile(out, "."), f"--out {out}: is the current folder", "another folder")
@@ -183,7 +183,7 @@ def write_files(
 ):
     "Write a report as JSON, Markdown, page and picture."
     write_json(folder/f"{name}.json", content, indent=1)
-    texts = {".md": _MARK + as_markdown(title, parts), ".html": _as_page(title, parts)}
+    texts = {".md": _PAGE_MARK + as_markdown(title, parts), ".html": _as_page(title, parts)}
     for kind, text in texts.items():                            # a name may be invalid Unicode
         (folder/f"{name}{kind}").write_text(harmless(text), "utf-8", errors="replace")
     _draw_bars(bars, folder/f"{name}.png", label)

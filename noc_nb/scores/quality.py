@@ -53,12 +53,12 @@ telephone trolley""".split())
 _ANIMALS = "bird cat dog horse sheep cow elephant bear zebra giraffe animal cub".split()
 _BEFORE = dict(baby=_ANIMALS, adult=_ANIMALS, passenger=("jet", "train"))
 
-def _numbers(word): return [word, *plurals(word)]
+def _both_numbers(word): return [word, *plurals(word)]
 
 def _in_numbers(forms):
     "Add the forms with words in the plural; the original forms take precedence."
     many = {" ".join(words): ids for form, ids in forms.items()
-            for words in product(*map(_numbers, form.split()))}
+            for words in product(*map(_both_numbers, form.split()))}
     return many | forms
 
 def _with_pairs(forms):
@@ -69,7 +69,7 @@ def _with_pairs(forms):
     return _sized(forms | _in_numbers(pairs))
 
 # %% ../../nbs/scores/121_quality.ipynb #a1c40003
-def _read_words(path, classes):
+def _read_object_words(path, classes):
     "Return word -> set with the id of the class to whose line the word belongs."
     names = {normalize(c.name): i for i, c in classes.items()}
     forms = {}
@@ -97,13 +97,13 @@ def word_list(
 )->tuple:           # form -> ids of the classes it may mean; number of words of the longest form
     "Return the words to look for in captions. Raise `NocError` if the file is invalid."
     if not synonyms: return _with_pairs(_forms_of(classes, _LOOSE)[0])
-    return _with_pairs(_in_numbers(_read_words(synonyms, classes)))
+    return _with_pairs(_in_numbers(_read_object_words(synonyms, classes)))
 
 # %% ../../nbs/scores/121_quality.ipynb #592accf2
 def _has_plural(words, forms):
     "Return True if some object is mentioned both in the singular and in the plural."
     nouns = {word for word in words if word in forms[0] or word in _LOOSE}
-    return any(not nouns.isdisjoint(_numbers(noun)[1:]) for noun in nouns)
+    return any(not nouns.isdisjoint(_both_numbers(noun)[1:]) for noun in nouns)
 
 def _glued(caption, forms, training_words):
     "Return whether two objects are next to each other in a way that no training caption has."
@@ -124,17 +124,17 @@ def _repeats(words):
     return any(uses[a, b] > 1 and b not in FUNCTION_WORDS and after in FUNCTION_WORDS
                for (a, b), after in zip(pairwise(words), [*words[2:], "the"]))
 
-_PLACES = frozenset("""room rooms bedroom bathroom kitchen kitchenette office hall hallway house
+_LOCATIONS = frozenset("""room rooms bedroom bathroom kitchen kitchenette office hall hallway house
 home building buildings city town street streets road sidewalk field park beach garden yard area
 lot store station place""".split())
 _AROUND = frozenset("""wall walls floor floors ceiling window windows door doors cabinet cabinets
 counter counters countertop countertops top tile tiles carpet curtain curtains furniture fireplace
 shower tub bathtub appliances sky grass tree trees ground view picture photo photograph image scene
-shot close up lots filled full seen there this it has""".split()) | _PLACES
+shot close up lots filled full seen there this it has""".split()) | _LOCATIONS
 
 def _only_place(words, forms):
     "Return True if a caption mentions a place and nothing else."
-    if _PLACES.isdisjoint(words) or _objects_said(" ".join(words), forms): return False
+    if _LOCATIONS.isdisjoint(words) or _objects_said(" ".join(words), forms): return False
     near = False
     for word in reversed(words):               # a word before one of these qualifies it
         near = word not in FUNCTION_WORDS and (near or word in _AROUND)

@@ -57,7 +57,7 @@ def _values(runs, place):
     group, name = place
     return [run.report["scores"].get(group, {}).get(name) for run in runs]
 
-def _columns(systems, metrics):
+def _filled_columns(systems, metrics):
     "Return the places (group, name) of the columns in which some run has a number."
     runs = list(chain(*systems.values()))
     places = [(group, m) for group in _GROUPS for m in (*metrics, "F1")]
@@ -183,15 +183,15 @@ def _scored_on(systems):
             "out: mean over held-out objects; pooled: all out-of-domain images together")
 
 # %% ../../nbs/scores/125_systems.ipynb #8b9b6cbf
-_PARTS = dict(network="selector", loss="selector's loss", reward="reward", rule="rule")
+_RUN_PARTS = dict(network="selector", loss="selector's loss", reward="reward", rule="rule")
 
 def _functions(systems):
     "Return a sentence on the classes and functions that were passed by name, or an empty text."
     found = {}
     for run in chain(*systems.values()):
-        own = {key: x.split()[0] for key, x in (run.settings or {}).items() if key in _PARTS}
+        own = {key: x.split()[0] for key, x in (run.settings or {}).items() if key in _RUN_PARTS}
         found.setdefault(run.name[-1], {}).update(own)
-    said = [f"{variant} ({', '.join(f'{_PARTS[key]} {x}' for key, x in own.items())})"
+    said = [f"{variant} ({', '.join(f'{_RUN_PARTS[key]} {x}' for key, x in own.items())})"
             for variant, own in found.items() if own]
     return f"Variants: {'; '.join(said)}." if said else ""
 
@@ -263,7 +263,7 @@ def _comparison(sides, o):
         systems = _only(systems, name, place, getattr(o, name), o.against)
     _warn_of_variants(systems)
     if o.compare: _check_alike(systems)
-    columns = _columns(systems, _metrics(o.metrics) if o.metrics else METRICS)
+    columns = _filled_columns(systems, _metrics(o.metrics) if o.metrics else METRICS)
     why = _why_no_pairs(systems)
     if why: return _Comparison(systems, columns, {}, (Part("Differences", why),))
     pairs, alone = _compared(systems, o.against)

@@ -221,7 +221,7 @@ def _usual_heldout(classes):
     return HeldOut(ids, words, words, dict(dcc=words, extended=words)) if ids else COCO_HELDOUT
 
 # %% ../../nbs/scores/122_task.ipynb #817b851d
-def _shortened(caption, words=None, whole=False):
+def _cut_caption(caption, words=None, whole=False):
     "Cut a caption to its first words (None: all) and, with `whole`, to its finished sentences."
     if words: caption = " ".join(caption.split()[:words])
     ended = re.match(r"(?s).*[.!?](?!\w)", caption) if whole else None
@@ -258,7 +258,7 @@ def match(
     given = {i: captions.get(i, "") for i in task.refs}
     marked = {i: tag[0] for i, c in given.items() if (tag := _MARKUP.search(c))}
     warn([*marked], f"contains {next(iter(marked.values()), '')!r}, which is scored as it is")
-    chosen = {i: _shortened(c, task.cut, task.whole) for i, c in given.items()}
+    chosen = {i: _cut_caption(c, task.cut, task.whole) for i, c in given.items()}
     empty = sum(not tokenize(c) for c in chosen.values())
     return chosen, dict(scored=len(chosen), missing=len(lost), extra=len(extra), empty=empty,
                         wordless=len(task.wordless), markup=len(marked),

@@ -26,10 +26,10 @@ class _Plan:
     "The searches of a call: the first b belong to the inputs, the others run beside these."
     wishes:object   # `_Wishes` of all B searches
     inputs:list     # B numbers, the input of each search
-    kinds:list      # B names from `_KINDS`
+    kinds:list      # B names from `_SEARCHES`
     at_least:object # for all searches, as in `Search`
 
-_KINDS = "plain", "prices", "musts"
+_SEARCHES = "plain", "prices", "musts"
 
 @dataclass
 class _Step:
@@ -216,7 +216,7 @@ class _Found:
     objective:float = None # the score plus the prices of the words that it mentions
     broken:bool = False # True if the text misses musts
 
-def _text(rows:_Rows, search:int, tokens:list, ended:bool, traces:list)->_Found:
+def _trace_text(rows:_Rows, search:int, tokens:list, ended:bool, traces:list)->_Found:
     "Trace a text of a search through the recorded steps."
     said = rows.said.new_tensor([t for t in tokens if t < rows.begin])
     def place(step):
@@ -485,17 +485,17 @@ def _spans(mentions, musts):
         if n in musts: waiting, after = waiting[1:], end
     return spans
 
-def _mean(rows:_Rows, text)->float:
+def _mean_score(rows:_Rows, text)->float:
     "Return the score of `generate`: the log-probability over a power of the length."
     return text.score/max(1, len(text.ids))**rows.config.length_penalty
 
-def _judged(rows:_Rows, i, text, ordered):
+def _judge_text(rows:_Rows, i, text, ordered):
     "Return a text of input `i` with its words, and with its score plus the prices of its words."
     pairs = [*zip(rows.groups.lists[i], rows.plan.wishes.prices[i])]
     musts = [g for g, (ways, u) in enumerate(pairs) if ordered and ways and u == math.inf]
     spans = _spans(rows.groups.mentions(i, text.ids, rows.starts[i]), musts)
     worth = sum(u for g, (_, u) in enumerate(pairs) if g in spans and u < math.inf)
-    return replace(text, spans=spans, objective=_mean(rows, text) + worth)
+    return replace(text, spans=spans, objective=_mean_score(rows, text) + worth)
 
 # %% ../../nbs/words/116_generate.ipynb #5be11603
 def _best(rows:_Rows, result, ordered)->list: # b*n `_Found`s
@@ -508,14 +508,14 @@ def _best(rows:_Rows, result, ordered)->list: # b*n `_Found`s
         for said, end in zip(tokens[search], ended[search]):
             broken = result.reason[search] is not None
             if search != i and (broken or not end): continue
-            text = replace(_text(rows, search, said, end, traces), broken=broken)
+            text = replace(_trace_text(rows, search, said, end, traces), broken=broken)
             if search != i and text.ids in [other.ids for other in best[i]]: continue
-            best[i].append(_judged(rows, i, text, ordered))
+            best[i].append(_judge_text(rows, i, text, ordered))
     for i in {*rows.plan.inputs[len(best):]}:                            # those with prices
         best[i] = sorted(best[i], key=lambda text: (text.broken, -text.objective))[:n]
     return sum(best, [])
 
-def _padded(rows, fill):
+def _pad_table(rows, fill):
     "Return lists of numbers as a table."
     table = torch.full((len(rows), max(map(len, rows))), fill)
     for line, row in zip(table, rows): line[:len(row)] = torch.tensor(row)
@@ -523,14 +523,14 @@ def _padded(rows, fill):
 
 def _reads(rows:_Rows)->list: # b dicts
     "Count the texts read for each kind of search; a shared text counts for its first kind only."
-    kinds = torch.tensor([*map(_KINDS.index, rows.plan.kinds)], device=rows.row.device)
-    counts = kinds.new_zeros(len(rows.model.prompts), len(_KINDS))
+    kinds = torch.tensor([*map(_SEARCHES.index, rows.plan.kinds)], device=rows.row.device)
+    counts = kinds.new_zeros(len(rows.model.prompts), len(_SEARCHES))
     for step in rows.steps:
         if step.said.shape[1] == rows.room: continue
-        owner = torch.full_like(step.input, len(_KINDS))
+        owner = torch.full_like(step.input, len(_SEARCHES))
         owner = owner.scatter_reduce(0, step.row, kinds[step.search], "amin")
         counts.index_put_((step.input, owner), torch.ones_like(owner), accumulate=True)
-    return [{kind: n for kind, n in zip(_KINDS, line) if n} for line in counts.tolist()]
+    return [{kind: n for kind, n in zip(_SEARCHES, line) if n} for line in counts.tolist()]
 
 # %% ../../nbs/words/116_generate.ipynb #aa0512ce
 def _answer(rows:_Rows, result, ordered):
@@ -540,7 +540,7 @@ def _answer(rows:_Rows, result, ordered):
     config = rows.config
     for i, text in enumerate(texts[::config.num_return_sequences]): _warn_of_thoughts(rows, i, text)
     prompts = rows.model.prompts.repeat_interleave(config.num_return_sequences, 0)
-    new = _padded([text.ids for text in texts], rows.fill).to(prompts.device)
+    new = _pad_table([text.ids for text in texts], rows.fill).to(prompts.device)
     sequences = torch.cat([prompts, new], 1)
     if not config.return_dict_in_generate: return sequences
     encoder = rows.model.model.config.is_encoder_decoder
@@ -551,9 +551,9 @@ def _answer(rows:_Rows, result, ordered):
         texts=[text.ids for text in texts], spans=[text.spans for text in texts],
         costs=[{g: cost(text, *span) for g, span in text.spans.items()} for text in texts],
         objective=rows.total.new_tensor([text.objective for text in texts]), reads=_reads(rows))
-    means = rows.total.new_tensor([_mean(rows, text) for text in texts])
+    means = rows.total.new_tensor([_mean_score(rows, text) for text in texts])
     if not config.output_scores: return kind(sequences=sequences, sequences_scores=means)
-    paths = _padded([text.rows[:len(text.ids)] for text in texts], -1).to(prompts.device)
+    paths = _pad_table([text.rows[:len(text.ids)] for text in texts], -1).to(prompts.device)
     scores = [step.scores for step in rows.steps if step.scores is not None]
     most = max(map(len, scores))                                         # rows
     scores = tuple(F.pad(x, (0, 0, 0, most - len(x)), value=-torch.inf) for x in scores)

@@ -83,14 +83,14 @@ def _split(grapheme):
 def _ahead(grapheme): return *(_joins(grapheme, more) for more in _NEXT),
 
 @cache
-def _examples(): return {_ahead(text): text for text in _FIRST}
+def _first_texts(): return {_ahead(text): text for text in _FIRST}
 
 @lru_cache(1 << 16)
 def _example(grapheme):
     "Return an example of the same kind of grapheme, with the same accents at its end."
     base, accents = _split(grapheme)
     if base.isascii(): return "a"*len(base[:1]) + accents
-    return _examples().get(_ahead(base), base) + accents
+    return _first_texts().get(_ahead(base), base) + accents
 
 @lru_cache(1 << 12)
 def _lengthening(tail, letter, chars):
@@ -169,15 +169,15 @@ def _level(piece):
     in_alphabet = all(c in _ALPHABET for c in piece)
     return bytes(_ALPHABET[c] for c in piece) if in_alphabet else piece.encode()
 
-def _ended(piece):
+def _suffixed(piece):
     return _level(piece.removesuffix("</w>")) + b" "*piece.endswith("</w>")
 
 def _latin(piece):
     return piece.encode("latin-1" if max(piece, default="") < "\u0100" else "utf-8")
 
-def _glued(piece): return piece[2:].encode() if piece.startswith("##") else b" " + piece.encode()
+def _hashed(piece): return piece[2:].encode() if piece.startswith("##") else b" " + piece.encode()
 
-_SCHEMES = [_level, _ended, _latin, _glued, lambda piece: piece.replace("▁", " ").encode(),
+_SCHEMES = [_level, _suffixed, _latin, _hashed, lambda piece: piece.replace("▁", " ").encode(),
             lambda piece: piece.replace("</w>", " ").encode()]
 
 def _decode(tokenizer, rows):
@@ -368,7 +368,7 @@ def _bits(mask):
     "Return the numbers of the bits that are set in a mask."
     return [n for n in range(mask.bit_length()) if mask >> n & 1]
 
-def _joined(masks):
+def _join_masks(masks):
     "Return a mask with the bits of all masks."
     return reduce(or_, masks, 0)
 
@@ -416,7 +416,7 @@ class _Patterns:
         "Return masks of the words that end here: for sure, and if no letter follows."
         if node not in self.ended:
             endings = [node[at:] for at in range(len(node))]
-            self.ended[node] = tuple(_joined(into.get(e, 0) for e in endings)
+            self.ended[node] = tuple(_join_masks(into.get(e, 0) for e in endings)
                                      for into in (self.sure, self.open))
         return self.ended[node]
 
@@ -477,7 +477,7 @@ class _States(_Patterns):
             if i in table.runs: text, known = table.run(rest), 0       # as if the run ended here
             after, ends, still = self.go(state, text)
             if i in table.runs: after = state
-            sure = _joined(words for at, words in ends if at > known)
+            sure = _join_masks(words for at, words in ends if at > known)
             self.seen[state,i] = after._replace(pending=rest), sure, still
         return self.seen[state,i]
 
@@ -569,7 +569,7 @@ def _simple(value):
     if hasattr(value, "tolist"): value = value.tolist()
     return [_simple(part) for part in value] if isinstance(value, (list, tuple)) else value
 
-def _alternatives(word):
+def _read_alternatives(word):
     "Return a word as a list of alternatives: texts, or tuples of ids."
     group = _simple(word)
     if isinstance(group, str):
@@ -598,7 +598,7 @@ def _read_list(words):
         return groups, prices, [w for group, u in read if u == -math.inf for w in group]
     require(words is None or isinstance(words, (list, tuple)), f"words: {words!r}",
             'a list of words, a dict, or a line: "cat, red|white, zebra=4, -dog"')
-    groups = [*map(_alternatives, words or ())]
+    groups = [*map(_read_alternatives, words or ())]
     return groups, [math.inf]*len(groups), []
 
 @cache
@@ -842,7 +842,7 @@ class _Words:
         self.bare, self.bits = set(), {}
         self.group_of = [sum((word in group) << g for g, group in enumerate(groups))
                          for word in words] + [0]*clean + [0]
-        self.avoided = _joined(1 << n for n, word in enumerate(words) if word in avoid)
+        self.avoided = _join_masks(1 << n for n, word in enumerate(words) if word in avoid)
         self.avoided |= clean << len(words)
         wanted = [u and u > -math.inf for u in prices]
         self.spelled = [self._spell(*pair, avoid) for pair in zip(groups, wanted)]
@@ -870,7 +870,7 @@ class _Words:
 
     def groups(self, words):
         "Return the mask of the groups that a mask of words finishes."
-        return _joined(self.group_of[n] for n in _bits(words))
+        return _join_masks(self.group_of[n] for n in _bits(words))
 
     def placed(self, words):
         "Return the mask of `groups`, but with the groups in the order of the search."
@@ -985,14 +985,14 @@ def _moves(columns, words:_Words, state, done)->_Moves:
     finishing = [tensor(rows).reshape(-1, 3).T for rows in (fixed, others)]
     return _Moves(*finishing, tensor(alone), tensor(sorted({*alone, *plain})), plain, said)
 
-def _flat(moves, name):
+def _flatten_moves(moves, name):
     "Return one field of all moves, concatenated, and the row number of each entry."
     fields = [getattr(m, name) for m in moves]
     sizes = torch.tensor([x.shape[-1] for x in fields])
     return torch.cat(fields, -1), torch.repeat_interleave(sizes)
 
 # %% ../../nbs/words/109_spellings.ipynb #44b01300
-def _barred(columns, words:_Words, text:_Text)->Tensor: # (v,)
+def _bar_after(columns, words:_Words, text:_Text)->Tensor: # (v,)
     "Return True for the tokens that may not follow a text that ends with a word."
     reader, state = words.reader, text.state
     if text.ends == _SHUT: state = reader.closed(state)
@@ -1004,13 +1004,13 @@ def _bar(columns, scores, words, texts):
     "Bar tokens that may not follow texts, each with its words."
     held = [n for n, text in enumerate(texts) if text.ends != _FREE]
     if not held: return
-    barred = torch.stack([_barred(columns, words[n], texts[n]) for n in held]).to(scores.device)
+    barred = torch.stack([_bar_after(columns, words[n], texts[n]) for n in held]).to(scores.device)
     scores[held,:columns.v] = scores[held,:columns.v].masked_fill(barred, -torch.inf)
 
 def _give_free(columns, scores, real, bits, moves):
     "Give the free columns of each text to its best other tokens that finish a word."
     if not any(m.others.numel() for m in moves): return
-    (tokens, place, gains), rows = _flat(moves, "others")
+    (tokens, place, gains), rows = _flatten_moves(moves, "others")
     best = scores.new_full((len(scores), int(place.max()) + 1), -torch.inf)
     which, worth = (place.new_zeros(best.shape) for _ in range(2))
     best[rows,place], which[rows,place] = scores[rows,tokens], tokens
@@ -1082,9 +1082,9 @@ class _Columns:
         `bits`, and bar tokens that may not follow. If texts are `full`, no word can continue."""
         _bar(self, scores, [self.words[i] for i in inputs], texts)
         moves = [*map(self.after, inputs, texts)]
-        (tokens, columns, gains), rows = _flat(moves, "fixed")
+        (tokens, columns, gains), rows = _flatten_moves(moves, "fixed")
         scores[rows,columns] = scores[rows,tokens]
         bits[rows,columns-self.v] = gains
         if self.extra: _give_free(self, scores, real, bits, moves)
-        tokens, rows = _flat(moves, "late" if full else "alone")
+        tokens, rows = _flatten_moves(moves, "late" if full else "alone")
         scores[rows,tokens] = -torch.inf
