@@ -35,7 +35,8 @@ def browser():
         browser.close()
 
 # the test files that take longest in CI
-LONGEST = ("installed", "site", "distributed", "results", "scores", "training", "hub", "journeys", "app", "search", "prices")
+LONGEST = ("installed", "site", "distributed", "results", "scores", "training", "hub", "journeys", "app",
+           "search", "prices")
 
 @pytest.hookimpl(tryfirst=True)              # before pytest selects by marker
 def pytest_collection_modifyitems(items):

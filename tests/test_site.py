@@ -5,8 +5,8 @@ from book import INDEX, NOTEBOOKS, ROOT, name, none_of
 from website import PAGES
 
 pytestmark = pytest.mark.slow
-SCREENS = """index 00_core 03_selector 09_grid 14_toy 22_method experiments/61_table1 experiments/66_examples pages/134_steps
-words/116_generate commands/index chapters""".split()
+SCREENS = """index 00_core 03_selector 09_grid 14_toy 22_method experiments/61_table1 experiments/66_examples
+pages/134_steps words/116_generate commands/index chapters""".split()
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
