@@ -128,11 +128,13 @@ def subtitle(notebook):
 
 def minutes(notebook):
     "Estimate the reading time: 230 words, 15 lines of exported code or 25 other lines a minute."
-    def lines(exported):
-        code = [cell.source for cell in cells(notebook, "code") if cell.exported == exported]
-        return sum(bool(line.strip()) for source in code for line in source.splitlines())
-    words = sum(len(cell.source.split()) for cell in cells(notebook, "markdown"))
-    return max(1, round(words/230 + lines(True)/15 + lines(False)/25))
+    words, ours, other = 0, 0, 0
+    for cell in cells(notebook):
+        lines = sum(bool(line.strip()) for line in cell.source.splitlines())
+        if cell.kind == "markdown": words += len(cell.source.split())
+        elif cell.exported: ours += lines
+        else: other += lines
+    return max(1, round(words/230 + ours/15 + other/25))
 
 def toctree(pages, *options): return "\n".join(["```{toctree}", *options, "", *pages, "```"])
 
@@ -140,10 +142,10 @@ def floor(folder): return f"floors/{folder or 'paper'}"
 
 def floor_page(folder):
     "Return the page of a floor: its chapters with their subjects and reading times. The side bar opens one floor."
-    def place(nb): return posixpath.relpath(PAGES[name(nb)], "floors")
-    lines = [f"- [{number(nb):02} {title(nb)}]({place(nb)}.ipynb): {subtitle(nb)} ({minutes(nb)} min)"
-             for nb in FOLDERS[folder]]
-    tree = toctree([f"{number(nb):02} {title(nb)} </{PAGES[name(nb)]}>" for nb in FOLDERS[folder]], ":hidden:")
+    entries = {f"{number(nb):02} {title(nb)}": nb for nb in FOLDERS[folder]}
+    lines = [f"- [{entry}](../{PAGES[name(nb)]}.ipynb): {subtitle(nb)} ({minutes(nb)} min)"
+             for entry, nb in entries.items()]
+    tree = toctree([f"{entry} </{PAGES[name(nb)]}>" for entry, nb in entries.items()], ":hidden:")
     return "\n\n".join([f"# {part(folder)}", "\n".join(lines), tree])
 
 def reference_page():

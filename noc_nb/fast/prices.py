@@ -43,10 +43,10 @@ def read_wishes(
     "Parse words that a user typed. Raise `NocError` if a part of the line cannot be read."
     wishes = {}
     parts = line.split(",")
-    for part, rest in zip(parts, parts[1:]):
+    for part, rest in dict.fromkeys(zip(parts, parts[1:])):      # each different pair once
         comma = re.search(r"=\s*-?\d+$", part) and rest[:1].isdecimal()
         require(not comma, f"words: '{part.strip()},{rest}'", "a decimal point, as in zebra=4.5")
-    for part in filter(None, map(str.strip, parts)):
+    for part in filter(None, dict.fromkeys(map(str.strip, parts))):
         text, sign, nats = part.rpartition("=") if "=" in part else (part, "", "inf")
         words = [word.strip() for word in text.removeprefix("-").split("|")]
         try: price = float(nats)

@@ -166,10 +166,10 @@ def read_claims(
     "Return a list of claims."
     claims = []
     for x in csv.DictReader(asset("claims.csv").splitlines()):
+        if x["list"] != name: continue
         lines = (1, _parse_line(x["better"])), (-1, _parse_line(x["worse"]))
         terms = tuple((*line, c) for c in x["columns"].split() for line in lines)
-        claim = Claim(x["claim"], x["shown"] or x["claim"], int(x["table"]), terms)
-        if x["list"] == name: claims.append(claim)
+        claims.append(Claim(x["claim"], x["shown"] or x["claim"], int(x["table"]), terms))
     return claims
 
 # %% ../../nbs/lab/47_verdict.ipynb #47c00005

@@ -388,7 +388,7 @@ class _Studio:
 # %% ../../nbs/pages/133_app.ipynb #de87617f
 @dataclass(frozen=True)
 class _Visit:
-    "What a visitor has on the page."
+    "The state of a visitor's page."
     view:_View = None                         # None: the page shows a message
     prices:dict = field(default_factory=dict) # name -> price
     how:str = "as trained"                    # weight of the selector's choice
@@ -398,7 +398,7 @@ class _Visit:
     note:str = None                           # why the last action failed
 
 class _Actions:
-    "What a visitor can do. Each public method takes a visit and returns the next one."
+    "The actions of a visitor. Each public method takes a visit and returns the next one."
     def __init__(self, studio): self._studio = studio
 
     def __call__(self, x, do, values):

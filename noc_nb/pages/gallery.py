@@ -282,6 +282,8 @@ def _words(line, hues):
         start = end
     return parts
 
+def _shown_name(line): return line["file"] or f"image {line['image_id']}"
+
 def _draw_line(line, image, hues):
     "Draw the regions of a line; candidates are on top, and a class is named once."
     width, height = image.size if image else line["size"] or (4, 3)
@@ -302,11 +304,11 @@ def _card(line, image, link, names):
     if not line["boxes"]: kinds.add("bare")
     return dict(picture=_draw_line(line, image, boxes), words=_words(line, hues), objects=objects,
                 kinds=kinds, terms={*line["caption"].split(), *hues}, link=link,
-                reason=line["reason"], file=line["file"] or f"image {line['image_id']}")
+                reason=line["reason"], file=_shown_name(line))
 
 # %% ../../nbs/pages/132_gallery.ipynb #435edd03
 class _Summary:
-    "What a run reports about its lines: their numbers, and a page."
+    "The report of a run: counts of its lines, and a page."
     def __init__(self, classes=None, picture=None, most=500, lost=None):
         """Read no line yet. `classes`: those of the boxes; `picture`: function from a line to its
         PIL image and a link to it, each may be None; `most`: number of captions and failures on
@@ -329,7 +331,7 @@ class _Summary:
         counts, failed = self.counts, "error" in line
         counts["bad" if failed else "good"] += 1
         counts["blank"] += not line.get("caption", "-").strip()
-        if line.get("boxes") == []: self.empty.append(line["file"] or f"image {line['image_id']}")
+        if line.get("boxes") == []: self.empty.append(_shown_name(line))
         for c in line.get("candidates", ()):
             word, name = c["word"], c["object"]
             counts["candidates"] += 1
@@ -398,9 +400,8 @@ def _printed(lines):
     few = sys.stdout.encoding not in (None, "utf-8", "UTF-8")
     brief = sys.stdout.isatty()
     for line in lines:
-        name = line["file"] or f"image {line['image_id']}"
-        said = line.get("caption", line.get("error"))
-        print(f"{name}: {said}" if brief else json.dumps(line, ensure_ascii=few))
+        said = f"{_shown_name(line)}: {line.get('caption', line.get('error'))}"
+        print(said if brief else json.dumps(line, ensure_ascii=few))
         yield line
 
 # %% ../../nbs/pages/132_gallery.ipynb #c5d16d81
