@@ -16,9 +16,8 @@ from ..beam import Hypotheses
 from ..captioner import Captioner
 from ..core import BOS, EOS, PAD, UNK, require
 from ..data import CaptionBatch, CocoData
-from .penalties import with_penalties
 from .pool import Pool
-from .prices import PriceConfig, best_candidates
+from .prices import PriceConfig, best_candidates, with_penalties
 from .search import Search, SearchConfig
 from ..heldout import mentioned
 from ..scst import class_words, oracle_classes

@@ -15,8 +15,7 @@ from itertools import pairwise
 
 from ..constraints import ObjectClass
 from ..core import NocError, require
-from ..fast.penalties import Penalties
-from ..fast.prices import PriceConfig
+from ..fast.prices import Penalties, PriceConfig
 from ..heldout import HeldOut, normalize
 from .disk import read_json, write_json
 from ..vocab import Vocab
