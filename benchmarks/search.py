@@ -24,7 +24,6 @@ from noc_nb.commands.command import script
 from noc_nb.core import BOS, EOS, PAD, SPECIALS, UNK, NocError, default_device
 from noc_nb.data import CaptionBatch
 from noc_nb.encoder import CaptionerConfig
-from noc_nb.fast.machine import constrained_beam_search
 from noc_nb.fast.pool import Pool
 from noc_nb.fast.search import beam_search, grid_beam_search
 from noc_nb.lab.config import Config, check_range
@@ -106,7 +105,6 @@ def _run_ours(case, captioner):
     start, cpu = clock(), time.process_time()
     state = timed("encoder", pool.start, batch.features, batch.mask, case.max_len)
     if case.mode == "beam": beam_search(step, state, **how)
-    elif case.mode == "cbs": constrained_beam_search(step, state, groups, **how)
     else: grid_beam_search(step, state, groups, absorb=False, mode=case.mode, **how)
     seconds, cpu = clock() - start, time.process_time() - cpu
     phases["search"] = seconds - sum(phases.values())

@@ -31,7 +31,6 @@ from noc_nb.fast.cider import CiderD, CiderReward, cider_reward
 from noc_nb.fast.decode import decode, fast_search, oracle_prices, search
 from noc_nb.fast.expansions import next_words
 from noc_nb.fast.groups import pack_groups, read_groups
-from noc_nb.fast.machine import constrained_beam_search
 from noc_nb.fast.pool import Pool
 from noc_nb.fast.prices import PriceConfig
 from noc_nb.fast.search import beam_search, grid_beam_search, SearchConfig
@@ -796,11 +795,11 @@ def test_prices_are_checked():
 def test_a_machine_has_at_most_256_states():
     "CBS accepts eight objects per image; a ninth raises an error that names the image."
     step, fresh, _ = language(12, 0)
-    how = dict(bos=START, eos=END, k=1, max_len=10)
-    out = constrained_beam_search(step, fresh(1), [[[(w,)] for w in range(2, 10)]], **how)
+    how = dict(bos=START, eos=END, k=1, max_len=10, mode="cbs")
+    out = grid_beam_search(step, fresh(1), [[[(w,)] for w in range(2, 10)]], **how)
     assert out.satisfied[0,0] == 8 and out.reason == [None]
     with pytest.raises(NocError, match="image 1: its constraints make 512 states: expected at most 256"):
-        constrained_beam_search(step, fresh(2), [[], [[(w,)] for w in range(2, 11)]], **how)
+        grid_beam_search(step, fresh(2), [[], [[(w,)] for w in range(2, 11)]], **how)
 
 def test_no_caption_holds_a_special_token(data):
     "D4: captions never contain UNK, PAD or BOS, even if the model prefers them, also in training."
@@ -1459,8 +1458,8 @@ def test_the_cbs_row_requires_two_of_three(captioner, data, tmp_path):
     table.models.captioner, stoi = lambda training: captioner, Vocab(captioner.tokens).stoi
     forms = [[tuple(stoi[w] for w in form.split()) for form in CLASSES[c].forms] for c in (CAT, DOG, HORSE)]
     x, mask = own.region_features()([1])
-    how = dict(bos=BOS, eos=EOS, k=2, max_len=6, forbidden=(PAD, BOS, UNK))
-    out = constrained_beam_search(captioner.step, captioner.start(x, mask), [forms], at_least=2, **how)
+    how = dict(bos=BOS, eos=EOS, k=2, max_len=6, forbidden=(PAD, BOS, UNK), mode="cbs")
+    out = grid_beam_search(captioner.step, captioner.start(x, mask), [forms], at_least=2, **how)
     found = table.captions("cbs", "xe")[1]
     assert found.caption == Vocab(captioner.tokens).decode(out.tokens[0,0]) and found.wanted == 3
     assert found.satisfied == out.satisfied[0,0] >= 2

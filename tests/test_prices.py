@@ -2,7 +2,6 @@
 import itertools, math, random
 from fractions import Fraction
 import pytest, torch
-from noc_nb.fast.machine import constrained_beam_search
 from noc_nb.fast.search import beam_search, grid_beam_search
 from noc_nb.words.generate import grid_beam
 from tiny_models import build, tokenizer
@@ -47,10 +46,10 @@ def best_value(table, groups, prices, max_len, **kw):
     values = [value(table, s, groups, prices, **kw) for s in sentences]
     return max((x for x in values if x is not None), default=None)
 
-def search(table, groups, prices, max_len, find=grid_beam_search, k=700, **kw):
+def search(table, groups, prices, max_len, k=700, **kw):
     step = lambda tokens, state: (table[tokens], state)
-    return find(step, torch.zeros(1, 1), [groups], prices=[prices], bos=len(table) - 1, eos=EOS, k=k,
-                max_len=max_len, **kw)
+    return grid_beam_search(step, torch.zeros(1, 1), [groups], prices=[prices], bos=len(table) - 1, eos=EOS, k=k,
+                            max_len=max_len, **kw)
 
 def agree(found, best, table, groups, prices, **kw):
     "Check that a search found a sentence of the best value, and reports its score and objective."
@@ -66,8 +65,8 @@ def agree(found, best, table, groups, prices, **kw):
 @pytest.mark.parametrize("mode", ["grid", "bank", "cbs", "penalty", "forced"])
 def test_equals_all_sentences_and_subsets(mode):
     "Forced: without `absorb` only forced groups count, and a group with a negative price is never forced."
-    find = constrained_beam_search if mode == "cbs" else grid_beam_search
-    asked = dict(bank=dict(mode="bank"), penalty=dict(length_penalty=.7), forced=dict(absorb=False)).get(mode, {})
+    own = dict(penalty=dict(length_penalty=.7), forced=dict(absorb=False))
+    asked = own.get(mode, dict(mode=mode))
     how = dict(penalty=dict(penalty=.7), forced=dict(absorb=False)).get(mode, {})
     for seed in range(150):
         rng = random.Random(f"{mode}{seed}")
@@ -76,7 +75,7 @@ def test_equals_all_sentences_and_subsets(mode):
         if mode == "forced": groups = [[(w,)] for w in rng.sample(range(1, table.shape[1]), rng.choice((1, 2)))]
         prices = some_prices(rng, len(groups))
         best = best_value(table, groups, prices, max_len, **how)
-        agree(search(table, groups, prices, max_len, find, **asked), best, table, groups, prices, **how)
+        agree(search(table, groups, prices, max_len, **asked), best, table, groups, prices, **how)
 
 @pytest.mark.parametrize("mode", ["grid", "bank"])
 def test_infinite_prices_are_musts(mode):

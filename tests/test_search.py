@@ -8,7 +8,6 @@ from unittest.mock import patch
 import pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from noc_nb.beam import plain_beam
-from noc_nb.fast.machine import constrained_beam_search
 from noc_nb.fast.search import beam_search, grid_beam_search
 from noc_nb.fast.trees import captions_of, every_caption, prefix_scores, same_captions, tree
 from noc_nb.grid import algorithm_1, plain_grid
@@ -116,12 +115,12 @@ def test_pruned_hypotheses_are_not_missed(given_case, max_len):
     def counting(tokens, state):
         asked[-1] += len(tokens)
         return step(tokens, state)
-    def both(find, **kw):
+    def both(**kw):
         asked.append(0)
-        return find(counting, fresh(*range(B)), images, bos=BOS, eos=EOS, **how, **kw)
-    for find, kw in (constrained_beam_search, {}), (grid_beam_search, dict(absorb=given_case[2]["absorb"])):
-        out = both(find, **kw)
-        with patch("noc_nb.fast.search._outscored", lambda _, cells: cells.score.isnan()): true = both(find, **kw)
+        return grid_beam_search(counting, fresh(*range(B)), images, bos=BOS, eos=EOS, **how, **kw)
+    for kw in dict(mode="cbs"), dict(absorb=given_case[2]["absorb"]):
+        out = both(**kw)
+        with patch("noc_nb.fast.search._outscored", lambda _, cells: cells.score.isnan()): true = both(**kw)
         assert asked[-2] <= asked[-1]
         for i in range(B): assert all_of(out, i) == all_of(true, i)
 
@@ -336,7 +335,7 @@ def note(name, globals=None, locals=None, fromlist=(), level=0):
     if level == 0 and str((globals or {}).get("__name__")).startswith("noc_nb"): taken.add(name.partition(".")[0])
     return real(name, globals, locals, fromlist, level)
 builtins.__import__ = note
-import noc_nb.beam, noc_nb.constraints, noc_nb.grid, noc_nb.fast.search, noc_nb.fast.machine
+import noc_nb.beam, noc_nb.constraints, noc_nb.grid, noc_nb.fast.search
 print(*sorted(taken - sys.stdlib_module_names))"""
     found = subprocess.run([sys.executable, "-c", watch], capture_output=True, text=True, check=True).stdout.split()
     assert set(found) == {"torch"}
