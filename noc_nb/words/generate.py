@@ -6,7 +6,7 @@
 __all__ = ['grid_beam', 'generate']
 
 # %% ../../nbs/words/116_generate.ipynb #4834125a
-import copy, inspect, math, threading, warnings
+import copy, inspect, math, re, threading, warnings
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import cache, partial, wraps
@@ -682,28 +682,18 @@ def _plan(wishes, at_least, make)->_Plan:
     return _Plan(_some(wishes, searches), [i for i, _ in searches], kinds, least)
 
 # %% ../../nbs/words/116_generate.ipynb #6a1d0c37
-_ARGUMENTS = """
+def _keywords(search):
+    "Return a line for each keyword of a search, with its type, its default and its comment."
+    try: text = re.sub(r"\n +# ", " ", inspect.getsource(search))
+    except OSError: return ""                                            # a program without sources
+    found = re.findall(r"^    (\w+):(\S+)=(\S+), +# (.*)$", text, re.M)
+    return "\n".join("{}: {}, default {}\n    {}".format(*parts) for parts in found)
 
-These arguments are given to `generate` beside its own, or to a `GenerationConfig`:
+_HELP = """
 
-words: str, dict or list, default None. The words of all inputs: "cat, red|white, zebra=4, -dog",
-    {"zebra": 4.}, ["bus", ["cat", "cats"]] or ids, [[5, 6]]. A word without a price is a must.
-each: list, default None. Such words for each input: [["dog"], "cat, -bus"].
-avoid: str or list, default None. Words that do not occur: ["apple"] does not avoid "apples".
-forms: bool, default False. Whether the English plural or singular counts: forms=True.
-processor, tokenizer: default None. Either of them, to spell words: tokenizer=tokenizer.
-after: str, default None. Words count only behind this text: after="</think>".
-boundary: str, default "word". With boundary="text", words count inside others, too.
-mode: str, default "bank". The search: "bank" is as fast as beam search, "credit" looks ahead,
-    mode="grid" has more hypotheses.
-prices: list, default None. The nats that each word is worth, inf for a must: [4., math.inf]; or
-    a list of such lists, one for each input.
-at_least: int or list, default None (all). The minimum number of musts: at_least=2, [1, 2].
-no_repeat: bool, default False. Whether no word occurs twice: no_repeat=True.
-ordered: bool, default False. Whether the musts occur in the given order: ordered=True.
-text_only: bool, default False. Whether an image model may go without one: text_only=True.
-force_words_ids, constraints: list, default None. Words as in older transformers: [[5, 6]].
-stop_strings: str or list, default None. As in `generate`, with a `processor`: ["."].
+The keywords are given to `generate` beside its own, or to a `GenerationConfig`:
+
+{}
 
 Returns what `generate` does. Raises `NocError`, a `ValueError`, with one line for bad input.
 """
@@ -719,7 +709,7 @@ def _with_config(search):
             if given.get(name) is None: given[name] = getattr(generation_config, name, None)
         given = {name: value for name, value in given.items() if value is not None}
         return search(*args, generation_config=generation_config, **given)
-    call.__doc__ = search.__doc__ + _ARGUMENTS
+    call.__doc__ = search.__doc__ + _HELP.format(_keywords(search))
     return call
 
 # %% ../../nbs/words/116_generate.ipynb #6a1d0c14
@@ -731,22 +721,25 @@ def grid_beam(
     stopping_criteria,    # criteria of the library, except those for the length and for end tokens
     generation_config,    # `early_stopping` is ignored: the search ends when nothing can improve
     *,
-    words:str|dict|list=None, # words of all inputs
-    each:list=None,       # b such words, one per input, added to `words`
-    avoid:str|list=None,  # words to avoid
-    forms:bool=False,     # True: the plural or singular of a word counts, too (English)
-    processor:object=None, # a processor or tokenizer, to spell words; or `tokenizer=`
-    after:str=None,       # words count only behind this text
-    boundary:str="word",  # "text": words count inside others too
-    mode:str="bank",      # "bank", "credit" or "grid"
-    prices:list=None,     # nats: one per word for all inputs, or b lists; None: those in `words`
-    at_least:int|list=None, # minimum number of musts in a text; default: all
-    no_repeat:bool=False, # True: no word is mentioned twice
-    ordered:bool=False,   # True: the musts occur in the given order
-    text_only:bool=False, # True: an image model may go without an image
-    force_words_ids:list=None, # more words, as ids
-    constraints:list=None, # more words, as objects with `token_ids`
-    stop_strings:str|list=None, # as in `generate`; needs `processor`
+    words:str|dict|list=None, # words of all inputs: "cat, red|white, zebra=4, -dog", {"zebra": 4.},
+                          # ["bus", ["cat", "cats"]] or ids, [[5, 6]]; without a price: a must
+    each:list=None,       # such words for each input, added to `words`: [["dog"], "cat, -bus"]
+    avoid:str|list=None,  # words that do not occur: ["apple"] does not avoid "apples"
+    forms:bool=False,     # forms=True: the English plural or singular of a word counts, too
+    processor:object=None, # a processor or tokenizer, to spell words; or tokenizer=tokenizer
+    after:str=None,       # words count only behind this text: after="</think>"
+    boundary:str="word",  # boundary="text": words count inside others, too
+    mode:str="bank",      # the search: "bank" is as fast as beam search, "credit" looks ahead,
+                          # "grid" has more hypotheses
+    prices:list=None,     # nats of each word, inf for a must: [4., math.inf]; or such a list for
+                          # each input; None: those in `words`
+    at_least:int|list=None, # minimum number of musts in a text: at_least=2, [1, 2]; None: all
+    no_repeat:bool=False, # no_repeat=True: no word is mentioned twice
+    ordered:bool=False,   # ordered=True: the musts occur in the given order
+    text_only:bool=False, # text_only=True: an image model may go without an image
+    force_words_ids:list=None, # more words, as in older transformers: [[5, 6]]
+    constraints:list=None, # more words, as objects with `token_ids`: [PhrasalConstraint([5, 6])]
+    stop_strings:str|list=None, # as in `generate`, with a `processor`: ["."]
     **model_kwargs,       # the model's inputs
 ):                        # ids, as from `generate`
     "Run a beam search with words that must or may occur, by `generate(custom_generate=grid_beam)`."

@@ -651,27 +651,30 @@ def read_words(
 
 # %% ../../nbs/words/109_spellings.ipynb #6a1d0c07
 class _IdGroups:
-    "Words as ids, which count in any position."
+    "Words as ids, which count in any position; the search has no columns but the model's tokens."
+    extra, finishers = 0, ()
     def __init__(self,
         wishes:_Wishes, # wishes given as ids
     ):
         self.wished = wishes.lists
         pairs = zip(wishes.lists, wishes.prices)
         self.lists = [[ids if u else [] for ids, u in zip(*pair)] for pair in pairs]
+        self.constraints = [[*filter(None, groups)] for groups in self.lists]
+        self.first = [[] for _ in self.lists]
 
     def columns(self, v:int, ends:list, device=None, starts=()):
-        "Return columns for a model of `v` tokens. Raise `NocError` for an id that it cannot write."
-        for i, groups in enumerate(self.lists):
+        "Return the groups themselves. Raise `NocError` for an id that a model cannot write."
+        for i, groups in enumerate(self.constraints):
             tokens = [t for group in groups for ids in group for t in ids]
             bad = [t for t in tokens if not 0 <= t < v or t in ends]
             if not bad: continue
             raise NocError(f"words: input {i}: id {bad[0]}; expected one from 0 to {v - 1}, "
                            "not an end token")
-        return _NoColumns([[*filter(None, groups)] for groups in self.lists])
+        return self
 
     def least(self)->list:
         "Return b lists with the number of tokens of every group."
-        return [[min(map(len, group)) for group in filter(None, groups)] for groups in self.lists]
+        return [[min(map(len, group)) for group in groups] for groups in self.constraints]
 
     def begin(self, i:int, prompt:list):
         "Return the empty text, of which nothing has to be known."
@@ -684,17 +687,11 @@ class _IdGroups:
             places += [(end, j, n) for end, j in pairs if tuple(said[j:end]) in group]
         return sorted(places)
 
-class _NoColumns:
-    "The columns of a search for words that are given as ids: only those of the model's tokens."
-    extra, finishers = 0, ()
-    def __init__(self, constraints):
-        self.constraints, self.first = constraints, [[] for _ in constraints]
-
     def place(self, read): pass
     def nothing(self, inputs): return None, None
     def mark(self, *_): pass
     def go_on(self, texts, *_): return texts
-    def owes(self, texts): return [False for _ in texts]
+    def owes(self, texts): return [False]*len(texts)
 
 # %% ../../nbs/words/109_spellings.ipynb #44b00800
 def _cleans(tokenizer):
