@@ -62,12 +62,15 @@ def neighbours(app, page, template, context, tree):
         title = app.env.titles[name_of].astext()
         context[key] = dict(link=app.builder.get_relative_uri(page, name_of), title=title)
 
-def levels(app, page, template, context, tree):
-    "Give the captions of the side bar, which Sphinx marks as headings, the level that a screen reader needs."
-    side = context.get("furo_navigation_tree", "")
+def accessible(app, page, template, context, tree):
+    """Give captions of the side bar their level, code and tables the focus that they need to be scrolled by keys, and
+    folds the label that they show."""
+    side, body = context.get("furo_navigation_tree", ""), context.get("body", "")
     context["furo_navigation_tree"] = side.replace('role="heading"', 'role="heading" aria-level="2"')
+    body = body.replace('<summary aria-label="Toggle hidden content">', "<summary>")
+    context["body"] = re.sub('<(pre|div class="(table-wrapper|output text_html)[^>]*)>', r'<\1 tabindex="0">', body)
 
 def setup(app):
     app.connect("autodoc-process-docstring", describe)
     app.connect("html-page-context", neighbours)
-    app.connect("html-page-context", levels, priority=900)   # after the theme has made the side bar
+    app.connect("html-page-context", accessible, priority=900)   # after the theme has made the side bar

@@ -26,6 +26,7 @@ def test_the_site_lists_every_chapter(site):
     none_of((page for page in pages if not (site/f"{page}.html").exists()), "the site lacks these pages")
     side = (site/"09_grid.html").read_text(encoding="utf-8")
     assert side.count('role="heading"') == side.count('role="heading" aria-level="2"') > 0
+    assert side.count("<pre") == side.count('<pre tabindex="0"') > 0 and "<summary aria-label" not in side
 
 def test_no_page_of_the_site_scrolls_sideways(site, browser):
     for width in 390, 1280:
