@@ -158,7 +158,7 @@ def _judge_claims(experiment, rows, claims, samples=1000):
     def known(line):
         kept = made[line].keys() & {"detections", "features", "seed", "world"}
         return {key: made[line][key] for key in kept}
-    claims = [c for c in claims if made.keys() >= {line for _, line, _ in c.terms}]
+    claims = [c for c in claims if made.keys() >= {c.better, c.worse}]
     return judge_claims(progress(claims, "claims"), drawn, known, variant=run.variant,
                         data=run.preset.data, split=run.part, command=run.command,
                         **claim_keys(refs, novel, samples, experiment.fp_weight))
