@@ -15,12 +15,12 @@ from noc_nb.core import EOS, NocError
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.heldout import HeldOut
-from noc_nb.lab.checks import checked
 from noc_nb.lab.config import override
 from noc_nb.lab.models import average_neighbours
 from noc_nb.lab.objects import object_words
 from noc_nb.lab.runs import compare_training, training_record
 from noc_nb.lab.saving import load_model
+from noc_nb.lab.table import checked
 from noc_nb.models.pipeline import NovelCaptioner, _features
 from noc_nb.models.source import Job
 from noc_nb.lab.novelty import judge

@@ -25,12 +25,11 @@ from ..encoder import CaptionerConfig
 from ..fast.cider import cider_reward
 from ..fast.prices import PriceConfig
 from ..fast.search import SearchConfig
-from .checks import check_vectors
 from .config import Config, setting, without
 from .progress import say
 from .runs import called, compare_training, fingerprint, place_for
 from .saving import class_name, load_model
-from .table import checked_data
+from .table import check_vectors, checked_data
 from .train import (ScstTrainConfig, TrainConfig, finished_model, train_scst_in,
                               train_selector_in, train_xe_in)
 from ..selector import RegionSelector, SelectorConfig, selector_loss
