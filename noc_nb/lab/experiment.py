@@ -8,7 +8,7 @@ __all__ = ['own_rules', 'Choices', 'Experiment']
 # %% ../../nbs/lab/56_experiment.ipynb #52a00003
 import math, time, warnings
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from ..fast.prices import best_candidates
 from .disk import foreign_file, read_json
 from .metrics import METRICS, CaptionScorer
 from .models import Models, Run
-from .novelty import judge, selection_f1, val_weight
+from .novelty import judge, selection_f1, val_weight, weighted_f1
 from .objects import form_of, penalties_of
 from .progress import progress
 from .results import (LABELS, ROWS, Row, append_row, captions_file, new_row,
@@ -76,13 +76,9 @@ def _best_threshold(
     classes,       # function (image id, how=, threshold=) -> classes
 )->float:
     "Return the detection score, from .2 to .9, with the best weighted F1 on `val`."
-    ids = data.splits["val"]
-    weight = val_weight(data)
     def quality(threshold):
-        chosen = {i: classes(i, how="score", threshold=threshold) for i in ids}
-        f1 = selection_f1(chosen, data.captions, ids, data.novel["val"], data.heldout,
-                          fp_weight=weight)
-        return f1["mean"]
+        rule = dict(how="score", threshold=threshold)
+        return weighted_f1({i: classes(i, **rule) for i in data.splits["val"]}, data)
     return max((.2, .3, .4, .5, .6, .7, .8, .9), key=quality)
 
 # %% ../../nbs/lab/56_experiment.ipynb #59966026
@@ -200,8 +196,8 @@ class Experiment:
         data = checked_data(data)
         self.run, self.data, self.out, self.metrics = run, data, Path(out), metrics
         self.programs = programs
-        self.captioners = {}
         self.models = self.kind(run, data, out, models, **parts)
+        self._captioner = cache(self.models.captioner)
         self.choices = Choices(run, data, self.models)
         self.ids, self.novel = data.splits[run.part], data.novel[run.part]
         # `val` has a larger share of novel images than `test`, so its false positives weigh more
@@ -267,12 +263,6 @@ def _constraints(self:Experiment, row, lambda0, vocab):
     return groups, prices if self.choices.priced(row) else None, missing
 
 # %% ../../nbs/lab/56_experiment.ipynb #e7e48ccf
-@patch
-def _captioner(self:Experiment, training):
-    if training not in self.captioners:
-        self.captioners[training] = self.models.captioner(training)
-    return self.captioners[training]
-
 @patch
 def _decode(self:Experiment, row, training, lambda0):
     "Caption the images."

@@ -204,34 +204,32 @@ def interval(
     return np.nanpercentile(drawn[1:], [2.5, 97.5]).tolist()
 
 # %% ../../nbs/lab/44_novelty.ipynb #f79b3364
+def _sizes(ids, novel):
+    "Count the images that are not novel, and the novel ones."
+    images = set(ids)
+    outside = len(images.intersection(set().union(*novel.values())))
+    return len(images) - outside, outside
+
 def nonnovel_weight(
     ids,        # ids of the evaluated images
     novel:dict, # object -> ids of its novel images
     published:tuple=(17_234, 3_018), # numbers of non-novel and novel images in the reference split
 )->float:       # `fp_weight` of a `Protocol`
     "Return `fp_weight` for these images. Raise `NocError` unless some are novel and some are not."
-    ids = set(ids)
-    outside = len(ids.intersection(set().union(*novel.values())))
-    inside = len(ids) - outside
+    inside, outside = _sizes(ids, novel)
     require(inside and outside, f"F1 weight: {inside} non-novel and {outside} novel images",
             "images of both kinds")
     return published[0]/published[1] * outside/inside
 
 # %% ../../nbs/lab/44_novelty.ipynb #32c1de02
-def _sizes(data, part):
-    "Count the images of a part that are not novel, and the novel ones."
-    novel = set().union(*data.novel[part].values()).intersection(data.splits[part])
-    return len(data.splits[part]) - len(novel), len(novel)
-
 def val_weight(
     data:CocoData, # data set with the parts "val" and "test"
 )->float:          # `fp_weight`; 1 if `val` (or `test`, if used) has no novel or no other images
     "Return the weight of a false positive on a non-novel image of `val`."
-    val = data.splits["val"]
-    test = _sizes(data, "test")
-    if not all(_sizes(data, "val")): return 1.
-    if data.heldout == COCO_HELDOUT: return nonnovel_weight(val, data.novel["val"])
-    return nonnovel_weight(val, data.novel["val"], test) if all(test) else 1.
+    val, test = ((data.splits[part], data.novel[part]) for part in ("val", "test"))
+    if not all(_sizes(*val)): return 1.
+    if data.heldout == COCO_HELDOUT: return nonnovel_weight(*val)
+    return nonnovel_weight(*val, _sizes(*test)) if all(_sizes(*test)) else 1.
 
 # %% ../../nbs/lab/44_novelty.ipynb #78a8c196
 def selection_f1(
