@@ -14,6 +14,7 @@ from fastcore.basics import patch
 from ..core import require
 from ..data import CocoData
 from ..heldout import COCO_HELDOUT, HeldOut, normalize
+from .config import Config, setting
 from .metrics import METRICS, CaptionScorer, points
 
 # %% ../../nbs/lab/44_novelty.ipynb #fa7923e3
@@ -24,18 +25,12 @@ def _f1_points(cells):
 
 # %% ../../nbs/lab/44_novelty.ipynb #24a5a7ca
 @dataclass(frozen=True)
-class Protocol:
+class Protocol(Config):
     "The choices behind an F1."
-    words:str = "dcc"        # name of the list of words
-    weight:str = "image"     # unit that counts once: "image" or "caption"
-    fp:str = "other"         # images that can be false positives: "other" or "nonnovel"
-    fp_weight:float = 1.     # weight of false positives on non-novel images
-
-    def __post_init__(self):
-        for name, words in dict(weight=("image", "caption"), fp=("other", "nonnovel")).items():
-            value = getattr(self, name)
-            require(value in words, f"Protocol: {name}={value}", f"one of {', '.join(words)}")
-        require(self.fp_weight >= 0, f"Protocol: fp_weight={self.fp_weight}", "0 or more")
+    words:str = "dcc"                                         # name of the list of words
+    weight:str = setting("image", among=("image", "caption")) # unit that counts once
+    fp:str = setting("other", among=("other", "nonnovel"))    # images that can be false positives
+    fp_weight:float = setting(1., 0)           # weight of false positives on non-novel images
 
     def words_of(self, heldout:HeldOut)->dict: # object -> words
         "Return the words of the held-out objects. Raise `NocError` if the list is unknown."
