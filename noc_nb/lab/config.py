@@ -40,10 +40,6 @@ def check_range(
         require(number and least <= value <= most, given, ", or ".join([numbers, *among]))
 
 # %% ../../nbs/lab/34_config.ipynb #1ab01507
-def _limits(least=None, most=math.inf, among=(), free=False):
-    "Return the limits of a setting; the arguments are those of `setting`."
-    return dict(least=least, most=most, among=among, free=free)
-
 def setting(
     default,         # default value
     least=None,      # smallest valid number
@@ -52,7 +48,10 @@ def setting(
     free:bool=False, # True: a run may resume with another value
 ):
     "Declare a field of a `Config` with its limits; None is always allowed."
-    return field(default=default, metadata=_limits(least, most, among, free))
+    limits = dict(least=least, most=most, among=among, free=free)
+    return field(default=default, metadata=limits)
+
+def _limits(*args, **kwargs): return setting(None, *args, **kwargs).metadata
 
 # %% ../../nbs/lab/34_config.ipynb #1ab01509
 _SIZE, _RATE = _limits(1, 100_000), _limits(0, .999)

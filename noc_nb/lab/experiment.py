@@ -246,8 +246,7 @@ def _searched(self:Experiment, row):
 # %% ../../nbs/lab/56_experiment.ipynb #bb757884
 @patch
 def _constraints(self:Experiment, row, lambda0, vocab):
-    """Return constraint groups, prices, and words that the vocabulary lacks, each by image id. Warn
-    if there are such words."""
+    "Return groups, prices, and words that the vocabulary lacks (with a warning), by image id."
     groups, prices, missing = {}, {}, {}
     form = self._searched(row).form
     for i, candidates in self.choices.candidates(row, lambda0, self.run.votes[0]).items():
@@ -301,16 +300,6 @@ def _decoded_counts(decoded):
     return counts | dict(missing_words=missing) if missing else counts
 
 def _sentences(decoded): return {i: d.caption for i, d in decoded.items()}
-
-@patch
-def _evaluate(self:Experiment, line):
-    "Caption the images and score the captions; return `Judged.row` with more counts."
-    data = self.data
-    decoded = self.captions(*line)
-    scores = judge(_sentences(decoded), data.captions, self.ids, self.novel, data.heldout,
-                   fp_weight=self.fp_weight, scorer=self._scorer).row()
-    scores["counts"] |= _decoded_counts(decoded.values())
-    return scores
 
 # %% ../../nbs/lab/56_experiment.ipynb #f49a52b4
 def _line_of(r): return r["row"], r["training"], r["lambda0"]
@@ -380,9 +369,13 @@ def _append(self:Experiment, line, seeds, **measured):
 def _score(self:Experiment, line, seeds):
     "Score a line, and append its row."
     start = time.monotonic()
-    data = self.data
+    data, scores = self.data, dict(counts={}, protocol={})
     row, training, lambda0 = line
-    scores = self._evaluate(line) if training else dict(counts={}, protocol={})
+    if training:
+        decoded = self.captions(*line)
+        scores = judge(_sentences(decoded), data.captions, self.ids, self.novel, data.heldout,
+                       fp_weight=self.fp_weight, scorer=self._scorer).row()
+        scores["counts"] |= _decoded_counts(decoded.values())
     counts, protocol = scores.pop("counts"), scores.pop("protocol")
     chosen = self.choices.candidates(row, lambda0, seeds)
     scores["selection_f1"] = selection_f1(chosen, data.captions, self.ids, self.novel, data.heldout,
@@ -409,13 +402,6 @@ def _done(self:Experiment):
     def whole(r): return not (spice and r["training"] and r["metrics"]["in"]["S"] is None)
     return {(*_line_of(r), r["seed"]["selector"]) for r in self._rows if whole(r)}
 
-@patch
-def _check_pipeline(self:Experiment, lines):
-    "Raise `NocError` if a pipeline's one captioner would serve several trainings."
-    trainings = {training for _, training, _ in [*lines, *map(_line_of, self._rows)] if training}
-    require(len(trainings) < 2 or not self.models.pipeline,
-            f"{self.models.pipeline}: holds one captioner", "lines of one training")
-
 # %% ../../nbs/lab/56_experiment.ipynb #d95c63bc
 @patch
 def complete(self:Experiment,
@@ -427,7 +413,9 @@ def complete(self:Experiment,
     done = self._done()
     items = [((row, None, lambda0), seeds) for row, lambda0 in selections for seeds in votes]
     items += [(table_line(*line), votes[0]) for line in lines]
-    self._check_pipeline([line for line, _ in items])
+    trainings = {line[1] for line in [*map(_line_of, self._rows), *(line for line, _ in items)]}
+    require(len(trainings - {None}) < 2 or not self.models.pipeline,
+            f"{self.models.pipeline}: holds one captioner", "lines of one training")
     def is_done(line, seeds): return (*line, self._seed_text(line[0], seeds)) in done
     todo = [item for item in dict.fromkeys(items) if not is_done(*item)]
     captioned = [line for line, _ in todo if line[1]]

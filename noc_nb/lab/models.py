@@ -126,11 +126,6 @@ def _earlier(folder):
     if like == folder.name or not others: return ""
     return f"; {others[0]} was trained before the file of your function, or one it imports, changed"
 
-def _selector_name(marks, inner, lambda0, seed):
-    "Return the name of a selector's folder."
-    kind = ("" if inner else "-no-inner") + marks.get("network", "") + marks.get("loss", "")
-    return f"selector{kind}-{lambda0}-{seed}"
-
 # %% ../../nbs/lab/49_models.ipynb #9594dff3
 def _pipeline(folder, other):
     "Return the folder if it has a pipeline, whose captioner another reward cannot train further."
@@ -188,7 +183,8 @@ class Models:
         preset = self.run.preset
         cfg = replace(preset.selector, inner=inner, lambda0=lambda0, lambda1=round(1 - lambda0, 6))
         train = replace(preset.train_selector, seed=seed)
-        name = _selector_name(self.marks, inner, lambda0, seed)
+        own = self.marks.get("network", "") + self.marks.get("loss", "")
+        name = f"selector{'' if inner else '-no-inner'}{own}-{lambda0}-{seed}"
         about = {key: self.names[key] for key in ("network", "loss")}
         about["model"] = without(cfg, "threshold")
         def fit(folder):
@@ -244,8 +240,7 @@ def average_neighbours(
 
 # %% ../../nbs/lab/49_models.ipynb #b0506641
 def _nearest_neighbours(data, n=2):
-    """Return the words of the nearest mentioned classes for each word in no training caption. Raise
-    `NocError` if too few classes are mentioned."""
+    "Map each unseen word to those of the nearest classes. Raise `NocError` if few are mentioned."
     captions = [tokens for i in data.splits["train"] for tokens in data.tokens[i]]
     count = Counter(word for tokens in captions for word in set(tokens))
     least = max(1, .001*len(captions))

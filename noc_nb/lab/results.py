@@ -118,8 +118,7 @@ def read_rows(
     path,    # a `.jsonl` file, or a folder of them
     **equal, # keys and the values that they must have; default: all rows
 )->list:     # the rows, in order of file name and line
-    """Read result rows and skip an incomplete last line. Raise `NocError` if another line is not a
-    JSON object."""
+    "Read result rows, except a cut last one. Raise `NocError` if a line is not a JSON object."
     path = Path(path)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     def asked(row): return all(row.get(key) == value for key, value in equal.items())
@@ -139,8 +138,7 @@ def rows_from(
     default, # the committed rows: a folder of `.jsonl` files, or one file
     **equal, # keys and values, as in `read_rows`
 )->list:     # rows
-    """Return the rows that `NOC_ROWS` names, or else the default. Raise `NocError` if there is no
-    such file."""
+    "Return the rows that `NOC_ROWS` names, or the default. Raise `NocError` if they are missing."
     name = os.environ.get("NOC_ROWS")
     if not name: return read_rows(default, **equal)
     for base in (Path.cwd(), *Path.cwd().parents):

@@ -26,8 +26,7 @@ from ..vocab import Vocab
 
 # %% ../../nbs/lab/39_saving.ipynb #657add63
 def _find_model(name, **hub):
-    """Return a model's folder; download "user/model". Raise `NocError` if there is neither a folder
-    nor a model on the hub."""
+    "Return a model's folder; download \"user/model\". Raise `NocError` if there is neither."
     if os.path.isdir(name): return Path(name)
     is_path = isinstance(name, Path) or os.path.isdir(os.path.dirname(name))
     on_hub = not is_path and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name)
@@ -45,11 +44,6 @@ def read_weights(
     "Read weights. Raise `NocError` if the file is missing or damaged."
     with foreign_file(path, "the model's weights, as safetensors"):
         return safetensors.torch.load_file(path)
-
-# %% ../../nbs/lab/39_saving.ipynb #7bd2f0a9
-def _write_weights(path, model):
-    weights = {name: w.detach().contiguous() for name, w in model.state_dict().items()}
-    with whole_file(path, "wb") as f: f.write(safetensors.torch.save(weights))
 
 # %% ../../nbs/lab/39_saving.ipynb #9046cf48
 def _dtype_kind(dtype): return "floating point" if dtype.is_floating_point else str(dtype)[6:]
@@ -211,7 +205,8 @@ def save_model(
     folder.mkdir(parents=True, exist_ok=True)
     if kind not in _CONFIGS: write_json(folder/"class.json", kind.__name__)
     else: (folder/"class.json").unlink(missing_ok=True)
-    _write_weights(folder/"model.safetensors", model)
+    weights = {name: w.detach().contiguous() for name, w in model.state_dict().items()}
+    with whole_file(folder/"model.safetensors", "wb") as f: f.write(safetensors.torch.save(weights))
     if isinstance(model, Captioner):
         _save_vocab(folder/"vocab.json", Vocab(model.tokens, model.unseen))
     if trained := getattr(model, "trained", None): write_json(folder/"trained.json", trained)

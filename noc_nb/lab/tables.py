@@ -92,8 +92,7 @@ def matching(
     lambda0:float, # loss weight of regions that no caption mentions; None: any weight
     variant:str=None, # None: the paper's own method
 )->list:           # rows that the line shows, sorted by seed
-    """Select the rows that belong to one line of a table: the newest one for each seed. Raise
-    `NocError` if the rows are of two versions of the toy world."""
+    "Select the newest row of a line for each seed. Raise `NocError` for rows of two toy worlds."
     check_world(rows)
     tables = ("main", "ablation") if number == 3 or variant else ("main",)
     runs = {}
@@ -161,8 +160,7 @@ def table_view(
     paper:bool=True,  # False: only our runs, for data that the paper did not use
     only=None,        # (row, training, λ0) of the lines to show; default: all
 )->tuple:         # names of columns; lines: title, Paper | Ours | Δ, then numbers
-    """Arrange one of the paper's tables. Each method has a line with the paper's numbers, one with
-    ours (mean ± standard deviation over seeds) and one with the differences."""
+    "Arrange one of the paper's tables; ours are means ± standard deviations over seeds."
     _check_rows(rows)
     columns = _columns(number, rows)
     lines = []

@@ -492,8 +492,7 @@ def finished_model(
     train:TrainConfig, # expected settings of the training
     about:dict,        # other expected settings and inputs, as in `Trainer`
 )->nn.Module:          # the model in eval mode; None if the phase is not finished
-    """Load the model of a finished phase; warn if the paper's modules have changed since. Raise
-    `NocError` if its settings are not those expected."""
+    "Load a finished phase's model. Warn if modules changed; raise `NocError` for other settings."
     folder = Path(folder)
     if not (folder/"done.json").exists(): return None
     done = _read_done(folder)

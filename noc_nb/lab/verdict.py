@@ -18,8 +18,8 @@ import numpy as np
 
 from ..core import asset
 from .novelty import Protocol, interval
-from .results import check_world, new_row, table_line
-from .tables import cell, metric, paper_numbers, score_place
+from .results import new_row, table_line
+from .tables import cell, matching, metric, paper_numbers, score_place
 
 # %% ../../nbs/lab/47_verdict.ipynb #9b643b5e
 @lru_cache(10)
@@ -178,12 +178,11 @@ def read_claims(
 # %% ../../nbs/lab/47_verdict.ipynb #47c00005
 def _by_seed(rows, line, column):
     "Return seed -> cell, from the newest row of each seed; the seed None means all seeds."
+    row, training, lambda0 = line
     choice = column.endswith("F1")                           # does not depend on captions
-    lines = {line, (line[0], None, line[2])} if choice else {line}
+    trainings = (training, None) if choice else (training,)
     values = {}
-    for r in rows:
-        if r["table"] == "bench" or r["variant"] is not None: continue
-        if (r["row"], r["training"], r["lambda0"]) not in lines: continue
+    for r in (r for name in trainings for r in matching(rows, 3, row, name, lambda0)):
         value = metric(r, column)
         if value is None and choice: value = r["metrics"].get("selection_f1", {}).get("mean")
         if value is not None: values[r["seed"]["selector" if choice else "captioner"]] = value
@@ -194,7 +193,6 @@ def seed_deltas(
     rows:list,   # result rows
 )->list:         # its differences in points, one for each seed that all cells have
     "Compute a claim's difference for every seed. Raise `NocError` for rows of two toy worlds."
-    check_world(rows)
     places = product((claim.better, claim.worse), claim.columns)
     cells = {place: _by_seed(rows, *place) for place in places}
     seeded = [set(values) for values in cells.values() if None not in values]
