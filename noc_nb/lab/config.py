@@ -48,8 +48,7 @@ def setting(
     free:bool=False, # True: a run may resume with another value
 ):
     "Declare a field of a `Config` with its limits; None is always allowed."
-    limits = dict(least=least, most=most, among=among, free=free)
-    return field(default=default, metadata=limits)
+    return field(default=default, metadata=dict(least=least, most=most, among=among, free=free))
 
 def _limits(*args, **kwargs): return setting(None, *args, **kwargs).metadata
 

@@ -155,8 +155,7 @@ class _Depth:
         marks = b"".join(pieces[self.quoted::2]).translate(None, _NO_BRACKETS)
         self.quoted ^= len(pieces) % 2 == 0
         opens = np.frombuffer(marks, np.uint8) & 2                # this bit is set in "[" and "{"
-        steps = opens.astype(np.int64) - 1
-        depths = self.depth + steps.cumsum()
+        depths = self.depth + (opens.astype(np.int64) - 1).cumsum()
         if len(depths): self.depth = depths[-1]
         if depths.max(initial=0) <= _DEEPEST: return
         raise ValueError(f"it nests deeper than {_DEEPEST} levels")

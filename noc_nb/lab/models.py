@@ -232,8 +232,7 @@ def average_neighbours(
     table = captioner.words().detach()
     averaged = table.clone()
     for word, others in neighbours.items():
-        rows = [ids[other] for other in others]
-        averaged[ids[word]] = table[rows].mean(0)
+        averaged[ids[word]] = table[[ids[other] for other in others]].mean(0)
     other = copy.deepcopy(captioner)
     other.words = WordTable(averaged, captioner.words.known).to(table.device)
     return other

@@ -189,8 +189,7 @@ def bootstrap(self:Judged,
     weights = _resamples(len(self.ids), samples, seed)
     drawn = [self.scores(np.ones((1, len(self.ids))))]
     drawn += [self.scores(weights[k:k+100].astype(float)) for k in range(0, samples, 100)]
-    def joined(place): return np.concatenate([scores[place] for scores in drawn])
-    return {place: joined(place) for place in drawn[0]}
+    return {place: np.concatenate([scores[place] for scores in drawn]) for place in drawn[0]}
 
 def interval(
     drawn:np.ndarray, # (1+samples,) a score of `Judged.bootstrap`, or a difference of two scores

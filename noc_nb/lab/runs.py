@@ -575,6 +575,5 @@ def check_ours(
     if not os.path.lexists(path): return
     require(os.path.isfile(path), f"{option} {path}", "a regular file")
     with open(path, "rb") as f: start = f.read(1000)
-    ours = not start or mark in start
-    require(ours, f"{option} {path}: exists and is not a {what}",
+    require(not start or mark in start, f"{option} {path}: exists and is not a {what}",
             "a new file, or one that this command wrote")
