@@ -69,23 +69,15 @@ def _guard_rule(name, rule, classes):
     return checked
 
 # %% ../../nbs/lab/56_experiment.ipynb #b85f122b
-def _best_threshold(
-    data:CocoData, # data set with a `val` part
-    classes,       # function (image id, how=, threshold=) -> classes
-)->float:
+def _best_threshold(choices):
     "Return the detection score, from .2 to .9, with the best weighted F1 on `val`."
-    def quality(threshold):
-        rule = dict(how="score", threshold=threshold)
-        return weighted_f1({i: classes(i, **rule) for i in data.splits["val"]}, data)
+    data = choices.data
+    def quality(least):
+        chosen = {i: choices._classes(i, "score", threshold=least) for i in data.splits["val"]}
+        return weighted_f1(chosen, data)
     return max((.2, .3, .4, .5, .6, .7, .8, .9), key=quality)
 
 # %% ../../nbs/lab/56_experiment.ipynb #59966026
-def _mean_probabilities(selectors, data, ids):
-    "Return, for every region, the mean of the selectors' logits as a probability."
-    votes = [selector_scores(model, data, ids) for model in selectors]
-    def mean(i): return torch.stack([scores[i][1].logit() for scores in votes]).mean(0).sigmoid()
-    return {i: mean(i) for i in ids}
-
 def _with_prices(choices, chosen, probs):
     "Return the classes with prices, computed from selector probabilities or detector scores."
     cfg = choices.preset
@@ -126,7 +118,7 @@ class Choices:
         "Return the rule of a row of the tables, as keywords of `constraint_classes`."
         p, own, priced = self.preset, self.row(row), self.priced(row)
         threshold = p.prices.min_prob if priced else p.selector.threshold
-        if own.rule == "score" and not priced: threshold = _best_threshold(self.data, self._classes)
+        if own.rule == "score" and not priced: threshold = _best_threshold(self)
         rule = "distinct topk" if own.distinct or p.distinct and own.rule == "topk" else own.rule
         return dict(how=rule, k=own.k, threshold=threshold)
 
@@ -155,7 +147,9 @@ class Choices:
         if own.inner is not None:
             weight = .2 if lambda0 is None else lambda0
             models = [self.models.selector(own.inner, weight, seed) for seed in seeds]
-            probs = _mean_probabilities(models, self.data, self.ids)
+            votes = [selector_scores(model, self.data, self.ids) for model in models]
+            logits = {i: torch.stack([x[i][1].logit() for x in votes]) for i in self.ids}
+            probs = {i: x.mean(0).sigmoid() for i, x in logits.items()}
         self.reused[line] = [getattr(model, "reused", None) for model in models]
         for i in self.ids:
             mentioned = self.data.mentioned(i) if own.rule == "oracle" else None
@@ -358,7 +352,7 @@ def _append(experiment, line, seeds, **measured):
 def _score(experiment, line, seeds):
     "Score a line, and append its row."
     start = time.monotonic()
-    about = (experiment.data.captions, experiment.ids, experiment.novel, experiment.data.heldout)
+    about = experiment.data.captions, experiment.ids, experiment.novel, experiment.data.heldout
     row, training, lambda0 = line
     scores = dict(counts={}, protocol={})
     if training:

@@ -23,9 +23,7 @@ def _token_line(text, where):
 
 class _References(dict):
     "A dict of image id -> tokens of its references, with data that several metrics share."
-    def __init__(self,
-        refs:dict, # image id -> reference sentences, for all images of the evaluated set
-    ):
+    def __init__(self, refs):
         "Tokenise. Raise `NocError` if an image has no references or a reference is not a string."
         for i, texts in refs.items():
             where = f"references: image {i}"

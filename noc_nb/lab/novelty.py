@@ -49,14 +49,6 @@ def _mentions(texts, words):
 
 def _among(ids, images): return np.array([i in images for i in ids], dtype=bool)
 
-def _own_images(ids, novel, words, refs):
-    "Return (N,O) True for the images of each object, and (N,) True for all novel images."
-    for o in words: require(o in novel, f"novel images: object {o!r}", "a set of image ids")
-    out = _among(ids, set().union(*novel.values()))
-    positive = np.zeros((len(ids), len(words)), dtype=bool)
-    positive[out] = _mentions([refs[i] for i, is_novel in zip(ids, out) if is_novel], words)
-    return positive, out
-
 # %% ../../nbs/lab/44_novelty.ipynb #9d7d4b26
 @dataclass
 class Judged:
@@ -87,7 +79,10 @@ class Judged:
 def _judged(said, ids, novel, words, refs, protocol, numbers):
     "Make a `Judged` from the objects that each caption mentions, (N,O)."
     for i in ids: require(i in refs, f"references: image {i}: missing", "at least one sentence")
-    positive, out = _own_images(ids, novel, words, refs)
+    for o in words: require(o in novel, f"novel images: object {o!r}", "a set of image ids")
+    out = _among(ids, set().union(*novel.values()))
+    positive = np.zeros((len(ids), len(words)), dtype=bool)
+    positive[out] = _mentions([refs[i] for i, is_novel in zip(ids, out) if is_novel], words)
     wrong = said & ~positive
     if protocol.fp == "nonnovel": wrong &= ~out[:, None]
     cells = np.stack([said & positive, wrong, positive & ~said], -1).astype(float)
@@ -151,15 +146,6 @@ def by_group(
     return groups
 
 # %% ../../nbs/lab/44_novelty.ipynb #a6f72cb3
-def _counts(judged):
-    "Count the images of each kind, and the cells of every object."
-    images = {name: int(rows.sum()) for name, rows in judged.sets.items()}
-    cells = judged.counted(np.ones((1, len(judged.ids))))[0].tolist()
-    novel = {o: images[f"object {o}"] for o in judged.objects}
-    by_object = {o: dict(zip(("tp", "fp", "fn"), cell)) for o, cell in zip(judged.objects, cells)}
-    return {"images": images["all"], "in": images["in"], "out": images["out"],
-            "novel": novel, "found": by_object}
-
 @patch
 def row(self:Judged)->dict:
     "Return the parts of a result row: in, out_macro, out_pooled, f1, counts, protocol."
@@ -169,8 +155,13 @@ def row(self:Judged)->dict:
         scores = once.get(group, {})
         parts[group] = {m: scores.get(m) for m in {**METRICS, **self.numbers}}
         if group != "in": parts[group]["F1"] = scores.get("F1") or 0.
-    parts["f1"] = {o: f1 or 0. for o, f1 in once["f1"].items()}
-    return parts | dict(counts=_counts(self), protocol=self.choices())
+    images = {name: int(rows.sum()) for name, rows in self.sets.items()}
+    cells = self.counted(np.ones((1, len(self.ids))))[0].tolist()
+    found = {o: dict(zip(("tp", "fp", "fn"), cell)) for o, cell in zip(self.objects, cells)}
+    counts = {"images": images["all"], "in": images["in"], "out": images["out"],
+              "novel": {o: images[f"object {o}"] for o in self.objects}, "found": found}
+    f1 = {o: f1 or 0. for o, f1 in once["f1"].items()}
+    return parts | dict(f1=f1, counts=counts, protocol=self.choices())
 
 # %% ../../nbs/lab/44_novelty.ipynb #85a9e51f
 def _resamples(size, samples, seed=0):

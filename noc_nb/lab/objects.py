@@ -83,15 +83,6 @@ def meanings(
         names[c.name] = [i]
     return forms | phrases | names
 
-# %% ../../nbs/lab/35_objects.ipynb #f9510cbf
-def _check_lists(lists, objects, where):
-    "Return the words of each object. Raise `NocError` with the place if the lists are invalid."
-    whole = isinstance(lists, dict) and {*lists} == {*objects}
-    require(whole, where, f"one list of words for each object: {', '.join(objects)}")
-    for name, words in lists.items():
-        require(_are_forms(words), f"{where}: {name}: {words!r}", _FORMS)
-    return {name: tuple(lists[name]) for name in objects}
-
 # %% ../../nbs/lab/35_objects.ipynb #a9128212
 def _read_heldout(path, classes):
     "Read held-out objects from JSON. Raise `NocError` with file and item if one is invalid."
@@ -107,7 +98,12 @@ def _read_heldout(path, classes):
     for name, i in objects.items():
         valid = type(i) is int and (not classes or i in classes)
         require(valid, f"{path}: objects: {name}: {i!r}", "a class id")
-    def checked(lists, key): return _check_lists(lists, objects, f"{path}: {key}")
+    def checked(lists, key):
+        whole, where = isinstance(lists, dict) and {*lists} == {*objects}, f"{path}: {key}"
+        require(whole, where, f"one list of words for each object: {', '.join(objects)}")
+        for name, words in lists.items():
+            require(_are_forms(words), f"{where}: {name}: {words!r}", _FORMS)
+        return {name: tuple(lists[name]) for name in objects}
     removal = checked(removal, "removal")
     novel = checked(content.get("novel", removal), "novel")
     f1 = {name: checked(lists, f"f1: {name}") for name, lists in f1.items()}

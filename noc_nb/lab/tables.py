@@ -131,21 +131,15 @@ def _columns(number, rows):
     return columns + ["F1", "out_B4", "out_M", "out_R", "out_C", "out_S", "pooled_C", *_more(rows)]
 
 # %% ../../nbs/lab/46_tables.ipynb #de3776c7
-def _compare(printed, runs, column):
-    "Return three cells: the paper's number, ours, and our mean minus the paper's."
-    ours = [x for x in (metric(run, column) for run in runs) if x is not None]
-    delta = [] if printed is None or not ours else [mean(ours) - printed]
-    return cell([printed]), cell(ours), cell(delta, signed=True)
-
-# %% ../../nbs/lab/46_tables.ipynb #cc663da2
 def _block(title, printed, runs, columns):
     "Map each source (Paper, Ours, Δ) to the cells of one method; leave out empty sources."
-    cells = [_compare(value, runs, column) for value, column in zip(printed, columns)]
-    block = dict(zip(("Paper", "Ours", "Δ"), zip(*cells)))
+    every = [[metric(run, column) for run in runs] for column in columns]
+    ours = [[x for x in values if x is not None] for values in every]
+    deltas = [[mean(x) - p] if x and p is not None else [] for x, p in zip(ours, printed)]
+    block = {"Paper": [cell([p]) for p in printed], "Ours": [*map(cell, ours)]}
     if title.endswith("(published)"): return {"Paper": block["Paper"]}
-    if not runs: del block["Δ"]
     if not any(printed): return {"Ours": block["Ours"]}
-    return block
+    return block | ({"Δ": [cell(delta, signed=True) for delta in deltas]} if runs else {})
 
 # %% ../../nbs/lab/46_tables.ipynb #cc663da9
 def _lines(rows, number):

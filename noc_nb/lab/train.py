@@ -623,14 +623,6 @@ def _words_to_say(data, captioner, cfg, limit):
     if cfg.number_score is None: return words
     return _with_plurals(words, data, vocab, cfg.number_score)
 
-def _record_from(captioner, data):
-    "Compare the captioner's training with the data; return the record of its further training."
-    start = getattr(captioner, "trained", None)
-    where = "captioner to start from"
-    other = compare_training(start, data, data.splits["val"], where)
-    if other: say(f"{where}: {other}")
-    return start and training_record(data, True, start)
-
 _JUDGED = "CIDEr-D", "CIDEr-D with the oracle's constraints"
 
 # %% ../../nbs/lab/48_train.ipynb #40c00016
@@ -654,7 +646,10 @@ def train_scst_in(
     if resume and (done := finished_model(folder, Captioner, cfg, about)): return done
     check_reward(reward, data, cfg, Vocab(captioner.tokens))
     words = _words_to_say(data, captioner, cfg, limit) if constrained else None
-    trained = _record_from(captioner, data)
+    start, where = getattr(captioner, "trained", None), "captioner to start from"
+    other = compare_training(start, data, data.splits["val"], where)
+    if other: say(f"{where}: {other}")
+    trained = start and training_record(data, True, start)
     fit = _fit_in(folder, about, "images", _JUDGED[constrained], resume, trained)
     search = training_search(cfg.mix, search_cfg)
     with _named(reward):

@@ -59,8 +59,7 @@ def holm(
 
 # %% ../../nbs/lab/47_verdict.ipynb #35ae000a
 def _with_runs(delta, images, runs):
-    """Return a difference with its interval and p-value, from the variance over images and, for
-    each group of runs, the variance of the mean and the number of runs."""
+    "Return difference, interval, p. `runs`: variance of the mean and number, for each group."
     variance = images + sum(v for v, _ in runs)
     by_chance = sum(v**2/(n - 1) for v, n in runs)
     freedom = min(_NORMAL_FROM, variance**2/by_chance) if by_chance else _NORMAL_FROM
