@@ -187,6 +187,7 @@ class Experiment:
         data = checked_data(data)
         self.run, self.data, self.out, self.metrics = run, data, Path(out), metrics
         self.programs = programs
+        self.features = "symbolic" if data.features is None else "store"   # as rows record it
         self.models = self.kind(run, data, out, models, **parts)
         self._captioner = cache(self.models.captioner)
         self.choices = Choices(run, data, self.models)
@@ -194,11 +195,6 @@ class Experiment:
         # `val` has a larger share of novel images than `test`, so its false positives weigh more
         self.fp_weight = val_weight(data) if run.part == "val" else 1.
         self._claim(resume)
-
-    @property
-    def features(self)->str:
-        "The captioner's input, as rows record it."
-        return "symbolic" if self.data.features is None else "store"
 
     @cached_property
     def _scorer(self):

@@ -127,13 +127,6 @@ def _earlier(folder):
     return f"; {others[0]} was trained before the file of your function, or one it imports, changed"
 
 # %% ../../nbs/lab/49_models.ipynb #9594dff3
-def _pipeline(folder, other):
-    "Return the folder if it has a pipeline, whose captioner another reward cannot train further."
-    if not (folder/"pipeline.json").is_file(): return None
-    where = f"{folder}: holds a captioner"
-    require("reward" not in other, where, "the folder of a run, for --reward")
-    return folder
-
 def _is_given(models, inner, lambda0):
     "Return whether a given pipeline has the selector; one of another class is trained here."
     other = models.other.keys()
@@ -168,7 +161,10 @@ class Models:
         self.names, usual = self.parts.names, Parts().names
         self.other = {k: x for k, x in self.names.items() if x != usual[k]} # unlike the paper
         self.marks = {k: "-" + re.sub(r"[^\w.=]+", "-", x) for k, x in self.other.items()}
-        self.pipeline = _pipeline(folder, self.other)
+        self.pipeline = folder if (folder/"pipeline.json").is_file() else None
+        if self.pipeline:                              # another reward cannot train its captioner
+            require("reward" not in self.other, f"{folder}: holds a captioner",
+                    "the folder of a run, for --reward")
         self.folder = Path(out) if self.pipeline else folder  # missing models are trained here
         self.given, self.told = self.folder != Path(out), set() # `told`: models named in messages
 
