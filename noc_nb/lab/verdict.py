@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['p_value', 'holm', 'gap', 'over_runs', 'verdict', 'near_limit', 'short_p', 'signed', 'Claim', 'read_claims',
-           'seed_deltas', 'claim_keys', 'judge_claims', 'over_seeds', 'claims_view', 'systems_view']
+           'claim_keys', 'judge_claims', 'claims_view', 'systems_view']
 
 # %% ../../nbs/lab/47_verdict.ipynb #35ae0003
 import csv
@@ -187,11 +187,8 @@ def _by_seed(rows, line, column):
         if value is not None: values[r["seed"]["selector" if choice else "captioner"]] = value
     return values
 
-def seed_deltas(
-    claim:Claim, # a claim
-    rows:list,   # result rows
-)->list:         # its differences in points, one for each seed that all cells have
-    "Compute a claim's difference for every seed. Raise `NocError` for rows of two toy worlds."
+def _seed_deltas(claim, rows):
+    "Return a claim's difference in points for each seed that all of its cells have."
     places = product((claim.better, claim.worse), claim.columns)
     cells = {place: _by_seed(rows, *place) for place in places}
     seeded = [set(values) for values in cells.values() if None not in values]
@@ -234,11 +231,8 @@ def judge_claims(
 
 
 # %% ../../nbs/lab/47_verdict.ipynb #47c0000b
-def over_seeds(
-    judged:dict, # difference and interval over images, or {}
-    deltas:list, # differences of all seeds
-)->dict:         # difference, interval and p, or {}
-    "Combine what is known of a claim."
+def _over_seeds(judged, deltas):
+    "Return difference, interval and p from those over images, if known, and from all seeds; or {}."
     if len(deltas) > 2: return over_runs(judged.get("interval", [0, 0]), deltas)
     return judged | dict(p=p_value(**judged)) if judged else {}
 
@@ -267,8 +261,8 @@ def claims_view(
     import pandas as pd
     claims = read_claims("paper") if claims is None else claims
     last = {r["claim"]: r for r in rows if "claim" in r}
-    known = {c: (seed_deltas(c, rows), last.get(c.text, {})) for c in claims}
-    sure = {c: over_seeds(row.get("metrics", {}).get("macro", {}), deltas)
+    known = {c: (_seed_deltas(c, rows), last.get(c.text, {})) for c in claims}
+    sure = {c: _over_seeds(row.get("metrics", {}).get("macro", {}), deltas)
             for c, (deltas, row) in known.items()}
     ps = dict(zip(filter(sure.get, claims), holm([x["p"] for x in sure.values() if x])))
     lines = {c.shown: _cells(c, *known[c], sure[c], ps.get(c)) for c in claims}
