@@ -91,9 +91,8 @@ def _check_config(kind, values, where):
         if value is None or not about: continue
         least, most, among = about["least"], about["most"], about["among"]
         given = f"{where}{f.name}={value}"
-        words = ", ".join(among)
         if least is not None: check_range(where, least, most, among, **{f.name: value})
-        elif among: require(value in among, given, f"one of {words}")
+        elif among: require(value in among, given, f"one of {', '.join(among)}")
         require(f.type is not int or isinstance(value, Integral), given, "a whole number")
 
 # %% ../../nbs/lab/34_config.ipynb #1d0c8b1d

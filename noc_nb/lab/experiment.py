@@ -248,7 +248,7 @@ def _constraints(experiment, row, lambda0, vocab):
     return groups, prices if experiment.choices.priced(row) else None, missing
 
 # %% ../../nbs/lab/56_experiment.ipynb #e7e48ccf
-def _decode(experiment, row, training, lambda0):
+def _caption_images(experiment, row, training, lambda0):
     "Caption the images."
     captioner = experiment._captioner(training)
     if experiment.choices.row(row).rule != "none": captioner = experiment.models.averaged(captioner)
@@ -273,7 +273,7 @@ def captions(self:Experiment,
     "Return the captions of the images, read from the run's folder or generated now."
     line = table_line(row, training, lambda0)
     file = captions_file(self.out/"captions", line)
-    if not file.exists(): write_results(file, _decode(self, *line))
+    if not file.exists(): write_results(file, _caption_images(self, *line))
     return read_results(file)
 
 # %% ../../nbs/lab/56_experiment.ipynb #9b9e3211
@@ -294,7 +294,7 @@ def _seed_text(experiment, row, seeds):
     if experiment.choices.row(row).inner is None: return None
     return "+".join(map(str, seeds)) if len(seeds) > 1 else seeds[0]
 
-def _rows(experiment)->list:
+def _rows_of(experiment)->list:
     "The run's result rows so far. Raise `NocError` if the file has anything else."
     file = experiment.out/"rows.jsonl"
     rows = read_rows(file) if file.exists() else []
@@ -326,7 +326,7 @@ def _reused(experiment, line, seeds):
     if training: texts.append(getattr(experiment._captioner(training), "reused", None))
     return "; ".join(dict.fromkeys(filter(None, texts)))
 
-def _append(experiment, line, seeds, **measured):
+def _append_result(experiment, line, seeds, **measured):
     "Append a row; for the test part, first log what was scored, when and by which code."
     row, training, lambda0 = line
     run = experiment.run
@@ -345,7 +345,7 @@ def _append(experiment, line, seeds, **measured):
     append_row(experiment.out/"rows.jsonl", result)
 
 # %% ../../nbs/lab/56_experiment.ipynb #284480b4
-def _score(experiment, line, seeds):
+def _score_line(experiment, line, seeds):
     "Score a line, and append its row."
     start = time.monotonic()
     about = experiment.data.captions, experiment.ids, experiment.novel, experiment.data.heldout
@@ -360,9 +360,9 @@ def _score(experiment, line, seeds):
     chosen = experiment.choices.candidates(row, lambda0, seeds)
     scores["selection_f1"] = selection_f1(chosen, *about, fp_weight=experiment.fp_weight)
     # if the captions exist already, add the time that an earlier row recorded
-    spent = sum(r["seconds"] for r in _rows(experiment) if training and _line_of(r) == line)
+    spent = sum(r["seconds"] for r in _rows_of(experiment) if training and _line_of(r) == line)
     seconds = round(spent + time.monotonic() - start, 1)
-    _append(experiment, line, seeds, protocol=protocol, counts=counts, metrics=scores,
+    _append_result(experiment, line, seeds, protocol=protocol, counts=counts, metrics=scores,
             seconds=seconds)
 
 # %% ../../nbs/lab/56_experiment.ipynb #e1f475b8
@@ -378,7 +378,7 @@ def _done(experiment):
     "Return the lines, with selectors' seeds, whose row is complete (has SPICE, if requested)."
     spice = experiment.programs and "S" in experiment.metrics
     def whole(r): return not (spice and r["training"] and r["metrics"]["in"]["S"] is None)
-    return {(*_line_of(r), r["seed"]["selector"]) for r in _rows(experiment) if whole(r)}
+    return {(*_line_of(r), r["seed"]["selector"]) for r in _rows_of(experiment) if whole(r)}
 
 # %% ../../nbs/lab/56_experiment.ipynb #d95c63bc
 @patch
@@ -391,7 +391,7 @@ def complete(self:Experiment,
     done = _done(self)
     items = [((row, None, lambda0), seeds) for row, lambda0 in selections for seeds in votes]
     items += [(table_line(*line), votes[0]) for line in lines]
-    trainings = {line[1] for line in [*map(_line_of, _rows(self)), *(line for line, _ in items)]}
+    trainings = {line[1] for line in [*map(_line_of, _rows_of(self)), *(line for line, _ in items)]}
     require(len(trainings - {None}) < 2 or not self.models.pipeline,
             f"{self.models.pipeline}: holds one captioner", "lines of one training")
     def is_done(line, seeds): return (*line, _seed_text(self, line[0], seeds)) in done
@@ -400,5 +400,5 @@ def complete(self:Experiment,
     with locked(self.out):
         for line, seeds in progress(todo, "rows"):
             if line in captioned[:1]: _prepare(self, captioned)
-            _score(self, line, seeds)
-    return _rows(self)
+            _score_line(self, line, seeds)
+    return _rows_of(self)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TrainConfig', 'ScstTrainConfig', 'Trainer', 'kept_line', 'finished_model', 'check_network', 'check_reward',
-           'train_selector_in', 'train_xe_in', 'training_search', 'train_scst_in']
+           'train_selector_in', 'train_xe_in', 'train_scst_in']
 
 # %% ../../nbs/lab/48_train.ipynb #0af8a318
 import json, math, re, time, warnings, zlib
@@ -230,7 +230,7 @@ class Trainer(_Progress):
         self.optimizer.zero_grad()
 
 # %% ../../nbs/lab/48_train.ipynb #6084a6fa
-def _means(trainer):
+def _epoch_means(trainer):
     "Return the epoch's means so far and its speed. Raise `NocError` if a loss is not finite."
     for step, numbers in trainer.pending:
         numbers = {name: float(x) for name, x in numbers.items()}
@@ -260,7 +260,7 @@ def _steps(trainer, batches):
     return progress(steps, desc, whole, initial=trainer.done, leave=False)
 
 # %% ../../nbs/lab/48_train.ipynb #2cd41999
-def _train_epoch(trainer, batches):
+def _run_epoch(trainer, batches):
     "Train the remaining steps of an epoch."
     trainer.model.train()
     steps = _steps(trainer, batches)
@@ -268,11 +268,11 @@ def _train_epoch(trainer, batches):
     trainer.since = time.monotonic()
     for parts in steps:
         trainer._train_step(parts)
-        if trainer.step % 10 == 0: _show(trainer, _means(trainer), steps)
+        if trainer.step % 10 == 0: _show_numbers(trainer, _epoch_means(trainer), steps)
         if trainer.due: _save(trainer)
-    _means(trainer)
+    _epoch_means(trainer)
 
-def _show(trainer, values, bar=None):
+def _show_numbers(trainer, values, bar=None):
     "Show numbers on the progress bar, if there is one, and add them to the curves."
     if hasattr(bar, "set_postfix"):
         bar.set_postfix({name: f"{x:,.4g}" for name, x in values.items()}, refresh=False)
@@ -302,7 +302,7 @@ def _end_epoch(trainer, evaluate):
     "Evaluate the model, keep its weights if they are the best, and save a checkpoint."
     trainer.model.eval()
     trainer.sums = _added(gather_object([trainer.sums]))
-    entry = _means(trainer)
+    entry = _epoch_means(trainer)
     if evaluate: entry |= broadcast_object_list([trainer.main and evaluate(trainer.inner)])[0]
     score = entry.get("score", float(trainer.epoch))
     better = trainer.best is None or score > trainer.best
@@ -312,7 +312,7 @@ def _end_epoch(trainer, evaluate):
     trainer.epoch += 1
     trainer.done = 0
     trainer.sums = Counter()
-    _show(trainer, entry)
+    _show_numbers(trainer, entry)
     if trainer.main: say(_epoch_line(trainer, entry, better))
     seconds = round(time.monotonic() - trainer.clock, 1)
     trainer.history.append(dict(epoch=trainer.epoch, step=trainer.step, seconds=seconds) | entry)
@@ -334,7 +334,7 @@ def _epoch_line(trainer, entry, better):
 # %% ../../nbs/lab/48_train.ipynb #ead0846e
 def _save(trainer):
     "Write a checkpoint; delete old ones. Raise `NocError` if weights are not finite."
-    _means(trainer)
+    _epoch_means(trainer)
     trainer.seconds = time.monotonic() - trainer.clock
     require(all(p.isfinite().all() for p in trainer.inner.parameters()),
             f"{trainer.folder.name}: step {trainer.step}: weights are NaN or infinite",
@@ -406,9 +406,9 @@ def fit(self:Trainer,
         with locked(self.folder if self.main else None):
             _begin(self, resume)
             while self.epoch < self.cfg.epochs and self.stale < self.cfg.patience:
-                _train_epoch(self, batches)
+                _run_epoch(self, batches)
                 _end_epoch(self, evaluate)
-            _finish(self)
+            _end_phase(self)
     done = _read_done(self.folder)
     self.history, self.best, self.seconds = done["history"], done["best"], done["seconds"]
     self.inner.load_state_dict(read_weights(self.folder/"best/model.safetensors"))
@@ -426,7 +426,7 @@ def kept_line(
     score = f"{about['score']} on val {about['best']:.4g}"
     return f"epoch {about['epoch']} of {last} is kept: {score}"
 
-def _finish(trainer):
+def _end_phase(trainer):
     "Write `done.json`, which marks the phase as finished."
     acc = trainer.accelerator
     for tracker in acc.trackers: tracker.finish()
@@ -562,10 +562,9 @@ def train_selector_in(
     about = dict(model=without(cfg, "threshold"), inputs=contents(data), loss=called(loss),
                  network=called(network))
     if examples is not None: about["inputs"]["targets"] = fingerprint(examples.whole.targets)
-    finished = resume and finished_model(folder, network, train, about)
-    if finished:
-        finished.cfg = cfg                              # the threshold may have changed
-        return finished
+    if resume and (done := finished_model(folder, network, train, about)):
+        done.cfg = cfg                                  # the threshold may have changed
+        return done
     judged = "F1 of the held-out objects" if any(data.novel["val"].values()) else "minus the loss"
     fit = _fit_in(folder, about, "regions", judged, resume, training_record(data))
     return train_selector(data, cfg, train, fit, loss, examples, network, weighted_f1)
@@ -589,11 +588,8 @@ def train_xe_in(
     return train_xe(data, cfg, train, min_count, fit, _decode_val, CiderD)
 
 # %% ../../nbs/lab/48_train.ipynb #43000003
-def training_search(
-    mix:float=0.,                    # share of the images whose words a step ignores
-    cfg:SearchConfig=SearchConfig(), # settings of the search
-):                                   # function with the arguments of `plain_search`
-    "Return the search of self-critical training."
+def _training_search(mix=0., cfg=SearchConfig()):
+    "Return the search of self-critical training, in which a share `mix` of images has no words."
     def search(captioner, batch, words):
         if mix:                                  # another draw would change the dropout masks
             kept = torch.rand(len(words)) >= mix
@@ -651,6 +647,6 @@ def train_scst_in(
     if other: say(f"{where}: {other}")
     trained = start and training_record(data, True, start)
     fit = _fit_in(folder, about, "images", _JUDGED[constrained], resume, trained)
-    search = training_search(cfg.mix, search_cfg)
+    search = _training_search(cfg.mix, search_cfg)
     with _named(reward):
         return train_scst(data, captioner, cfg, words, fit, search, _decode_val, reward, CiderD)

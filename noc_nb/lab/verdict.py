@@ -133,7 +133,7 @@ def signed(
     if x is None: return "—"
     return f"{x:+.1f}" + (" ({:+.1f} to {:+.1f})".format(*interval) if interval else "")
 
-def _marked(text, p, corrected, row):
+def _flagged(text, p, corrected, row):
     "Mark a text whose verdict other draws may change; without a row, draws play no part."
     samples = row["config"]["samples"] if row else 10**9
     return f"{text} (near the limit)" if near_limit(p, corrected, samples) else text
@@ -250,7 +250,7 @@ def _cells(claim, deltas, row, sure, p):
         "score": " + ".join(map(_SCORES.get, claim.columns)), "paper": signed(claim.paper),
         "ours (95 %)": signed(ours, sure.get("interval")),
         "pooled (95 %)": signed(pooled.get("difference"), pooled.get("interval")),
-        "over seeds": over, "p (Holm)": _marked(short_p(p), sure["p"], p, row) if sure else "—",
+        "over seeds": over, "p (Holm)": _flagged(short_p(p), sure["p"], p, row) if sure else "—",
         "verdict": outcome + scope + (agrees.get(outcome, "") if (claim.paper or 0) < 0 else "")}
 
 def claims_view(
@@ -277,5 +277,5 @@ def systems_view(
     last = {r["system"]: r for r in rows}
     gaps = {(name, c): x for name, r in last.items() for c, x in r["metrics"].items()}
     ps = holm([x["p"] for x in gaps.values()])
-    def text(x, *tested): return _marked(signed(x["difference"], x["interval"]), x["p"], *tested)
+    def text(x, *tested): return _flagged(signed(x["difference"], x["interval"]), x["p"], *tested)
     return {key: (text(gaps[key], p, last[key[0]]), p < .05) for key, p in zip(gaps, ps)}
