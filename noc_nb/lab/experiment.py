@@ -294,7 +294,7 @@ def _seed_text(experiment, row, seeds):
     if experiment.choices.row(row).inner is None: return None
     return "+".join(map(str, seeds)) if len(seeds) > 1 else seeds[0]
 
-def _rows_of(experiment)->list:
+def _own_rows(experiment)->list:
     "The run's result rows so far. Raise `NocError` if the file has anything else."
     file = experiment.out/"rows.jsonl"
     rows = read_rows(file) if file.exists() else []
@@ -360,7 +360,7 @@ def _score_line(experiment, line, seeds):
     chosen = experiment.choices.candidates(row, lambda0, seeds)
     scores["selection_f1"] = selection_f1(chosen, *about, fp_weight=experiment.fp_weight)
     # if the captions exist already, add the time that an earlier row recorded
-    spent = sum(r["seconds"] for r in _rows_of(experiment) if training and _line_of(r) == line)
+    spent = sum(r["seconds"] for r in _own_rows(experiment) if training and _line_of(r) == line)
     seconds = round(spent + time.monotonic() - start, 1)
     _append_result(experiment, line, seeds, protocol=protocol, counts=counts, metrics=scores,
             seconds=seconds)
@@ -378,7 +378,7 @@ def _done(experiment):
     "Return the lines, with selectors' seeds, whose row is complete (has SPICE, if requested)."
     spice = experiment.programs and "S" in experiment.metrics
     def whole(r): return not (spice and r["training"] and r["metrics"]["in"]["S"] is None)
-    return {(*_line_of(r), r["seed"]["selector"]) for r in _rows_of(experiment) if whole(r)}
+    return {(*_line_of(r), r["seed"]["selector"]) for r in _own_rows(experiment) if whole(r)}
 
 # %% ../../nbs/lab/56_experiment.ipynb #d95c63bc
 @patch
@@ -391,7 +391,7 @@ def complete(self:Experiment,
     done = _done(self)
     items = [((row, None, lambda0), seeds) for row, lambda0 in selections for seeds in votes]
     items += [(table_line(*line), votes[0]) for line in lines]
-    trainings = {line[1] for line in [*map(_line_of, _rows_of(self)), *(line for line, _ in items)]}
+    trainings = {r["training"] for r in _own_rows(self)} | {line[1] for line, _ in items}
     require(len(trainings - {None}) < 2 or not self.models.pipeline,
             f"{self.models.pipeline}: holds one captioner", "lines of one training")
     def is_done(line, seeds): return (*line, _seed_text(self, line[0], seeds)) in done
@@ -401,4 +401,4 @@ def complete(self:Experiment,
         for line, seeds in progress(todo, "rows"):
             if line in captioned[:1]: _prepare(self, captioned)
             _score_line(self, line, seeds)
-    return _rows_of(self)
+    return _own_rows(self)
