@@ -78,6 +78,12 @@ def _best_threshold(choices):
     return max((.2, .3, .4, .5, .6, .7, .8, .9), key=quality)
 
 # %% ../../nbs/lab/56_experiment.ipynb #59966026
+def _mean_probabilities(selectors, data, ids):
+    "Return, for every region, the mean of the selectors' logits as a probability."
+    votes = [selector_scores(model, data, ids) for model in selectors]
+    def mean(i): return torch.stack([scores[i][1].logit() for scores in votes]).mean(0).sigmoid()
+    return {i: mean(i) for i in ids}
+
 def _with_prices(choices, chosen, probs):
     "Return the classes with prices, computed from selector probabilities or detector scores."
     cfg = choices.preset
@@ -147,9 +153,7 @@ class Choices:
         if own.inner is not None:
             weight = .2 if lambda0 is None else lambda0
             models = [self.models.selector(own.inner, weight, seed) for seed in seeds]
-            votes = [selector_scores(model, self.data, self.ids) for model in models]
-            logits = {i: torch.stack([x[i][1].logit() for x in votes]) for i in self.ids}
-            probs = {i: x.mean(0).sigmoid() for i, x in logits.items()}
+            probs = _mean_probabilities(models, self.data, self.ids)
         self.reused[line] = [getattr(model, "reused", None) for model in models]
         for i in self.ids:
             mentioned = self.data.mentioned(i) if own.rule == "oracle" else None
@@ -189,7 +193,7 @@ class Experiment:
         self.programs = programs
         self.features = "symbolic" if data.features is None else "store"   # as rows record it
         self.models = self.kind(run, data, out, models, **parts)
-        self._captioner = cache(self.models.captioner)
+        self._captioner = cache(lambda training: self.models.captioner(training))
         self.choices = Choices(run, data, self.models)
         self.ids, self.novel = data.splits[run.part], data.novel[run.part]
         # `val` has a larger share of novel images than `test`, so its false positives weigh more

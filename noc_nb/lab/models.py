@@ -126,7 +126,19 @@ def _earlier(folder):
     if like == folder.name or not others: return ""
     return f"; {others[0]} was trained before the file of your function, or one it imports, changed"
 
+def _selector_name(marks, inner, lambda0, seed):
+    "Return the name of a selector's folder."
+    kind = ("" if inner else "-no-inner") + marks.get("network", "") + marks.get("loss", "")
+    return f"selector{kind}-{lambda0}-{seed}"
+
 # %% ../../nbs/lab/49_models.ipynb #9594dff3
+def _pipeline(folder, other):
+    "Return the folder if it has a pipeline, whose captioner another reward cannot train further."
+    if not (folder/"pipeline.json").is_file(): return None
+    where = f"{folder}: holds a captioner"
+    require("reward" not in other, where, "the folder of a run, for --reward")
+    return folder
+
 def _is_given(models, inner, lambda0):
     "Return whether a given pipeline has the selector; one of another class is trained here."
     other = models.other.keys()
@@ -161,10 +173,7 @@ class Models:
         self.names, usual = self.parts.names, Parts().names
         self.other = {k: x for k, x in self.names.items() if x != usual[k]} # unlike the paper
         self.marks = {k: "-" + re.sub(r"[^\w.=]+", "-", x) for k, x in self.other.items()}
-        self.pipeline = folder if (folder/"pipeline.json").is_file() else None
-        if self.pipeline:                              # another reward cannot train its captioner
-            require("reward" not in self.other, f"{folder}: holds a captioner",
-                    "the folder of a run, for --reward")
+        self.pipeline = _pipeline(folder, self.other)
         self.folder = Path(out) if self.pipeline else folder  # missing models are trained here
         self.given, self.told = self.folder != Path(out), set() # `told`: models named in messages
 
@@ -179,8 +188,7 @@ class Models:
         preset = self.run.preset
         cfg = replace(preset.selector, inner=inner, lambda0=lambda0, lambda1=round(1 - lambda0, 6))
         train = replace(preset.train_selector, seed=seed)
-        own = self.marks.get("network", "") + self.marks.get("loss", "")
-        name = f"selector{'' if inner else '-no-inner'}{own}-{lambda0}-{seed}"
+        name = _selector_name(self.marks, inner, lambda0, seed)
         about = {key: self.names[key] for key in ("network", "loss")}
         about["model"] = without(cfg, "threshold")
         def fit(folder):
