@@ -60,8 +60,8 @@ def write_claims(
     "Compute every claim that has captions. Raise `NocError` if data or captions are missing."
     folder = Path(results)/"captions"
     def file(line): return captions_file(folder, line, f"{split}-")
-    def captioned(claim): return all(file(line).exists() for _, line, _ in claim.terms)
-    claims = [c for name in ("paper", "known") for c in read_claims(name) if captioned(c)]
+    claims = read_claims("paper") + read_claims("known")
+    claims = [c for c in claims if file(c.better).exists() and file(c.worse).exists()]
     name = file(table_line("none", "xe")).name
     require(claims, f"{folder}: no captions of any claim", f"files like {name}")
     task = _task(data, split)

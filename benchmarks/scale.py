@@ -36,7 +36,7 @@ from noc_nb.lab.novelty import judge, weighted_f1
 from noc_nb.lab.progress import progress
 from noc_nb.lab.results import append_row, new_row, read_rows
 from noc_nb.lab.runs import locked
-from noc_nb.lab.train import Trainer, training_search
+from noc_nb.lab.train import Trainer, _training_search
 from noc_nb.scores.java import java_programs
 from noc_nb.scst import SelfCritical, caption_log_probs, oracle_words
 from noc_nb.selector import RegionSelector, selector_loss
@@ -215,7 +215,7 @@ def _scst(bench):
     loader = Batches(images, 10, cfg.seed)                        # a fifth of the preset's batch
     numbers = {}
     for name, words in dict(cider={}, cider_dgbs=oracle).items():
-        loss = SelfCritical(reward, words, training_search(cfg=bench.preset.search))
+        loss = SelfCritical(reward, words, _training_search(cfg=bench.preset.search))
         with bench.lap(name, bench.steps):
             numbers[name] = _train(bench, captioner, loss, cfg, loader, bench.steps)
     return numbers

@@ -31,7 +31,8 @@ _MOVED = {                                                                      
     "noc_nb.models.spellings": "noc_nb.words.spellings",
     "noc_nb.models.generate": "noc_nb.words.generate",
     "noc_nb.files.readers": "noc_nb.files.images, .captions, .vectors and .boxes",
-    "noc_nb.scores.claims": "noc_nb.lab.verdict", "noc_nb.fast.machine": "noc_nb.fast.search"}
+    "noc_nb.scores.claims": "noc_nb.lab.verdict", "noc_nb.lab.checks": "noc_nb.lab.table",
+    "noc_nb.fast.machine": "noc_nb.fast.search"}
 
 class _Moved:
     "Answer imports of former names; first, so that a file left over from 0.3 is not imported."

@@ -27,7 +27,6 @@ from noc_nb.files.formats import read_hdf5, read_npz, read_tsv
 from noc_nb.files.store import RegionStore
 from noc_nb.files.vectors import read_vectors
 from noc_nb.heldout import COCO_HELDOUT
-from noc_nb.lab.checks import check_vectors, checked
 from noc_nb.lab.config import load_config
 from noc_nb.lab.disk import read_json, write_json
 from noc_nb.lab.experiment import Experiment
@@ -45,7 +44,7 @@ from noc_nb.pages import app, gallery
 from noc_nb.pages.app import _Actions, _OwnNames, _shown, _Studio, _Visit
 from noc_nb.pages.gallery import _batch_lines, _caption_files, _read_lines, _Summary
 from noc_nb.pages.viz import show_bars, show_boxes, show_looks
-from noc_nb.lab.table import table_of
+from noc_nb.lab.table import check_vectors, checked, table_of
 from noc_nb.regions import RegionDict, Regions
 from noc_nb.scores.java import _cache_folder
 from noc_nb.scores.page import Part, write_files

@@ -47,8 +47,7 @@ from noc_nb.lab.novelty import interval, judge, nonnovel_weight, selection_f1, v
 from noc_nb.lab.results import read_rows
 from noc_nb.lab.runs import contents
 from noc_nb.lab.saving import load_model, save_model, _save_vocab
-from noc_nb.lab.checks import checked
-from noc_nb.lab.table import table_of
+from noc_nb.lab.table import checked, table_of
 from noc_nb.lab.tables import table_view
 from noc_nb.lab.train import ScstTrainConfig, TrainConfig, Trainer, train_scst_in, train_selector_in, train_xe_in
 from noc_nb.lab.verdict import gap, over_runs

@@ -15,7 +15,7 @@ from noc_nb.files.drawing import make_toy
 from noc_nb.files.formats import read_tsv
 from noc_nb.files.vectors import read_vectors
 from noc_nb.lab.disk import beside, in_use, whole_file, write_json
-from noc_nb.lab.experiment import Experiment
+from noc_nb.lab.experiment import Experiment, _config
 from noc_nb.lab.models import PRESETS, Run
 from noc_nb.lab.runs import begin, called, locked, state_of, whole_folder
 from noc_nb.models.detector import _load_model
@@ -276,7 +276,7 @@ def test_a_rule_is_a_part_of_the_run(tmp_path, monkeypatch):
         with pytest.raises(NocError, match="f .*: differs from the paper's method: expected a variant"): start(out=name)
         run = start("one rule", name)
         assert {len(chosen) for chosen in run.choices.candidates(name).values()} <= {0, 1}
-        if name == "first": assert "f " in run._config("first")["rule"] and "rule" not in run._config("none")
+        if name == "first": assert "f " in _config(run, "first")["rule"] and "rule" not in _config(run, "none")
         monkeypatch.setitem(RULES, name, loaded(tmp_path, "def f(seen): return []"))
         chosen = run.choices.made.popitem()[1]
         assert run.choices.candidates(name) == chosen                    # a run keeps its rules
@@ -300,7 +300,7 @@ def test_a_rule_is_a_part_of_the_run(tmp_path, monkeypatch):
     assert choices.candidates("tensor") == choices.candidates("listed")
     for name in "scores", "empty":
         with pytest.raises(NocError, match=f"rule {name}: image [0-9]+: .*: expected a list or a tensor of class ids"):
-            start("a rule", name, rules=[rules[name]]).choices.check()
+            start("a rule", name, rules=[rules[name]])
 
 COUNTING = """import torch
 from noc_nb.attention import linear

@@ -15,12 +15,12 @@ from noc_nb.core import EOS, NocError
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.heldout import HeldOut
-from noc_nb.lab.checks import checked
 from noc_nb.lab.config import override
 from noc_nb.lab.models import average_neighbours
-from noc_nb.lab.objects import object_words
+from noc_nb.lab.objects import _object_words
 from noc_nb.lab.runs import compare_training, training_record
 from noc_nb.lab.saving import load_model
+from noc_nb.lab.table import checked
 from noc_nb.models.pipeline import NovelCaptioner, _features
 from noc_nb.models.source import Job
 from noc_nb.lab.novelty import judge
@@ -202,7 +202,7 @@ GLUED = checked(Regions([[.1, .1, .6, .6], [.5, .2, .9, .7], [.2, .5, .5, .9], [
 
 def clumsy(caption, lite):
     "Return how many content words of a caption are repeated, and how many of its pairs of objects nobody wrote."
-    words, objects = caption.split(), {*object_words(lite.classes)}
+    words, objects = caption.split(), {*_object_words(lite.classes)}
     again = sum(w in words[:n] and w not in FUNCTION_WORDS for n, w in enumerate(words))
     pairs = [f"{a} {b}" for a, b in pairwise(words) if {a, b} <= objects]
     return again, sum(pair not in lite.captioner.trained["pairs"] for pair in pairs)

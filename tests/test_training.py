@@ -33,7 +33,7 @@ from noc_nb.lab.runs import begin, compare_training, place_for
 from noc_nb.lab.saving import load_model, save_model
 from noc_nb.lab.tables import table_text
 from noc_nb.lab.train import (ScstTrainConfig, TrainConfig, Trainer, _checkpoints, _checksum, _read_checkpoint,
-                              train_scst_in, train_selector_in, train_xe_in, training_search)
+                              train_scst_in, train_selector_in, train_xe_in, _training_search)
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig
 from noc_nb.scores.compare import _of_row, _title
 from noc_nb.scores.report import _Report
@@ -443,7 +443,7 @@ def phase_of(phase, root, folder):
     if phase == "xe":
         return Trainer(captioner, xe_loss, xe, folder, 32), Batches(CaptionExamples(data, vocab), 20)
     ids = rewarded_images(data)
-    loss = SelfCritical(cider_reward(data, ids, vocab), {}, training_search(cfg=how))
+    loss = SelfCritical(cider_reward(data, ids, vocab), {}, _training_search(cfg=how))
     return Trainer(captioner, loss, scst, folder, 32), Batches(ImageExamples(data, ids, features), 7)
 
 def twenty_losses(phase, root, folder):

@@ -27,7 +27,6 @@ from ..files.images import check_numbers
 from ..files.store import RegionStore
 from ..files.vectors import WordVectors
 from ..heldout import COCO_HELDOUT
-from ..lab.checks import check_vectors
 from ..lab.config import imported, override
 from ..lab.disk import find_data, read_json, whole_file
 from ..lab.experiment import Experiment, own_rules
@@ -39,6 +38,7 @@ from ..lab.progress import progress, say
 from ..lab.results import LABELS, TRAINING_LABELS, write_rows
 from ..lab.runs import check_ours, check_outputs, held, locked, whole_folder
 from ..lab.saving import load_model, model_card, plain_card
+from ..lab.table import check_vectors
 from ..lab.tables import markdown_table, reused_models, spec, table_view
 from ..lab.train import kept_line, train_scst_in, train_selector_in, train_xe_in
 from ..lab.verdict import claim_keys, claims_view, judge_claims, read_claims
@@ -158,7 +158,7 @@ def _judge_claims(experiment, rows, claims, samples=1000):
     def known(line):
         kept = made[line].keys() & {"detections", "features", "seed", "world"}
         return {key: made[line][key] for key in kept}
-    claims = [c for c in claims if made.keys() >= {line for _, line, _ in c.terms}]
+    claims = [c for c in claims if made.keys() >= {c.better, c.worse}]
     return judge_claims(progress(claims, "claims"), drawn, known, variant=run.variant,
                         data=run.preset.data, split=run.part, command=run.command,
                         **claim_keys(refs, novel, samples, experiment.fp_weight))

@@ -21,10 +21,9 @@ from .images import (
     by_digits, category_names, image_names, image_sizes, json_items, left_out, match_photos,
     name_parts, open_parquet, read_coco, refuse, some_of)
 from .kinds import kind_of
-from ..lab.checks import OUTSIDE
 from ..lab.objects import class_ids
 from ..lab.progress import note
-from ..lab.table import RegionTable, sizes_of
+from ..lab.table import OUTSIDE, RegionTable, sizes_of
 
 # %% ../../nbs/files/101_boxes.ipynb #df98937f
 _WRONG = ("", "four finite numbers", "no negative width or height",

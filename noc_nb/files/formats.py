@@ -20,8 +20,7 @@ from .images import refuse
 from ..heldout import normalize
 from ..lab.disk import foreign_file, text_file, whole_file
 from ..lab.objects import meanings
-from ..lab.checks import checked
-from ..lab.table import RegionTable, table_of
+from ..lab.table import RegionTable, checked, table_of
 from ..regions import Regions
 
 # %% ../../nbs/files/104_formats.ipynb #6f7d71a8

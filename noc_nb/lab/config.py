@@ -40,10 +40,6 @@ def check_range(
         require(number and least <= value <= most, given, ", or ".join([numbers, *among]))
 
 # %% ../../nbs/lab/34_config.ipynb #1ab01507
-def _limits(least=None, most=math.inf, among=(), free=False):
-    "Return the limits of a setting; the arguments are those of `setting`."
-    return dict(least=least, most=most, among=among, free=free)
-
 def setting(
     default,         # default value
     least=None,      # smallest valid number
@@ -52,7 +48,9 @@ def setting(
     free:bool=False, # True: a run may resume with another value
 ):
     "Declare a field of a `Config` with its limits; None is always allowed."
-    return field(default=default, metadata=_limits(least, most, among, free))
+    return field(default=default, metadata=dict(least=least, most=most, among=among, free=free))
+
+def _limits(*args, **kwargs): return setting(None, *args, **kwargs).metadata
 
 # %% ../../nbs/lab/34_config.ipynb #1ab01509
 _SIZE, _RATE = _limits(1, 100_000), _limits(0, .999)
@@ -93,9 +91,8 @@ def _check_config(kind, values, where):
         if value is None or not about: continue
         least, most, among = about["least"], about["most"], about["among"]
         given = f"{where}{f.name}={value}"
-        words = ", ".join(among)
         if least is not None: check_range(where, least, most, among, **{f.name: value})
-        elif among: require(value in among, given, f"one of {words}")
+        elif among: require(value in among, given, f"one of {', '.join(among)}")
         require(f.type is not int or isinstance(value, Integral), given, "a whole number")
 
 # %% ../../nbs/lab/34_config.ipynb #1d0c8b1d

@@ -111,17 +111,18 @@ _UTF16 = {"utf-16": re.compile(rb"\xff\xfe|\xfe\xff"),           # how the file 
 
 class _Checked(io.RawIOBase):
     "A stream of a file's bytes that passes each part to `check`, which may raise `ValueError`."
-    def __init__(self, file): self.file = file
+    def __init__(self, file, check): self.file, self.check = file, check
     def readable(self): return True
     def readinto(self, buffer):
         n = self.file.readinto(buffer)
         self.check(bytes(buffer[:n]))
         return n
+    def close(self):
+        self.file.close()
+        super().close()
 
-class _TextBytes(_Checked):
-    "A stream of a text's bytes that raises `ValueError` at a zero byte."
-    def check(self, part):
-        if b"\0" in part: raise ValueError("it holds a zero byte, which no text does")
+def _no_zeros(part):
+    if b"\0" in part: raise ValueError("it holds a zero byte, which no text does")
 
 @contextmanager
 def text_file(
@@ -136,26 +137,25 @@ def text_file(
         kind = next((kind for kind, sign in _UTF16.items() if sign.match(start)), None)
         if kind: f = io.BufferedReader(io.BytesIO(f.read().decode(kind).encode()))
         elif start.startswith(codecs.BOM_UTF8): f.read(3)
-        f = io.BufferedReader(_TextBytes(f), 1 << 16)
+        f = io.BufferedReader(_Checked(f, _no_zeros), 1 << 16)
         with io.TextIOWrapper(f, encoding="utf-8", errors=errors) as text: yield text
 
 # %% ../../nbs/lab/33_disk.ipynb #f202e20f
 _DEEPEST = 100 # maximum depth of nested lists and objects
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))   # all bytes but brackets
 
-class _Shallow(_Checked):
-    "A stream of JSON that raises `ValueError` if the nesting is too deep."
+class _Depth:
+    "A check of the parts of JSON that raises `ValueError` if the nesting is too deep."
     depth = 0
     quoted, cut = False, False
-    def check(self, part):
+    def __call__(self, part):
         part = re.sub(rb"\\.", b"", part[self.cut:], flags=re.S)   # escaped characters
         self.cut = part.endswith(b"\\")                          # the escape continues after it
         pieces = part.split(b'"')
         marks = b"".join(pieces[self.quoted::2]).translate(None, _NO_BRACKETS)
         self.quoted ^= len(pieces) % 2 == 0
         opens = np.frombuffer(marks, np.uint8) & 2                # this bit is set in "[" and "{"
-        steps = opens.astype(np.int64) - 1
-        depths = self.depth + steps.cumsum()
+        depths = self.depth + (opens.astype(np.int64) - 1).cumsum()
         if len(depths): self.depth = depths[-1]
         if depths.max(initial=0) <= _DEEPEST: return
         raise ValueError(f"it nests deeper than {_DEEPEST} levels")
@@ -170,7 +170,7 @@ def json_text(
     zipped = Path(f"{path}.gz")
     if not path.exists() and zipped.exists(): path = zipped
     with foreign_file(path, "a JSON file"), text_file(path) as f:
-        shallow = io.BufferedReader(_Shallow(f.buffer), 1 << 14)
+        shallow = io.BufferedReader(_Checked(f.buffer, _Depth()), 1 << 14)
         yield io.TextIOWrapper(shallow, encoding="utf-8")
 
 # %% ../../nbs/lab/33_disk.ipynb #c7e16698
@@ -200,19 +200,14 @@ def write_json(
 _MUCH = 1 << 28 # bytes always allowed
 _DENSE = 100    # maximum ratio of unpacked to packed size
 
-class _Unpacked(_Checked):
-    "A stream of unpacked bytes that raises `ValueError` after more than `most` bytes."
-    def __init__(self, file, most):
-        super().__init__(file)
-        self.most, self.left = most, most
-
-    def check(self, part):
-        self.left -= len(part)
-        if self.left < 0: raise ValueError(f"it holds more than {self.most:,} bytes, once unpacked")
-
-    def close(self):
-        self.file.close()
-        super().close()
+def _at_most(most):
+    "Return a check of parts that raises `ValueError` after more than `most` bytes."
+    read = 0
+    def count(part):
+        nonlocal read
+        read += len(part)
+        if read > most: raise ValueError(f"it holds more than {most:,} bytes, once unpacked")
+    return count
 
 # %% ../../nbs/lab/33_disk.ipynb #0594ba86
 _limit = ContextVar("maximum number of unpacked bytes", default=None)
@@ -233,7 +228,7 @@ def unpacked(
     "Limit the size of unpacked content: reading beyond the limit raises `ValueError`."
     most = _limit.get()
     if most is None: most = max(_MUCH, _DENSE*os.path.getsize(path))
-    return io.BufferedReader(_Unpacked(file, most), 1 << 16)
+    return io.BufferedReader(_Checked(file, _at_most(most)), 1 << 16)
 
 # %% ../../nbs/lab/33_disk.ipynb #2561e0c3
 def find_data(

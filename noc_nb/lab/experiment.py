@@ -8,7 +8,7 @@ __all__ = ['own_rules', 'Choices', 'Experiment']
 # %% ../../nbs/lab/56_experiment.ipynb #52a00003
 import math, time, warnings
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from ..fast.prices import best_candidates
 from .disk import foreign_file, read_json
 from .metrics import METRICS, CaptionScorer
 from .models import Models, Run
-from .novelty import judge, selection_f1, val_weight
+from .novelty import judge, selection_f1, val_weight, weighted_f1
 from .objects import form_of, penalties_of
 from .progress import progress
 from .results import (LABELS, ROWS, Row, append_row, captions_file, new_row,
@@ -36,11 +36,9 @@ from ..train_xe import bad_endings, build_vocab
 from ..vocab import Vocab
 
 # %% ../../nbs/lab/56_experiment.ipynb #aed07fec
-def _distinct(image):
-    "Choose the k best classes, not the classes of the k best detections (an ablation of topk)."
-    return [*dict.fromkeys(image.best.labels.tolist())][:image.k]
-
-_OURS = {row.rule: RULES[row.rule] for row in ROWS.values()} | {"distinct topk": _distinct}
+_OURS = {row.rule: RULES[row.rule] for row in ROWS.values()} | {
+    # the k best classes, not the classes of the k best detections (an ablation of topk)
+    "distinct topk": lambda seen: [*dict.fromkeys(seen.best.labels.tolist())][:seen.k]}
 
 def own_rules(
     rules=(), # functions like those in `RULES`, each of which names a row of its own
@@ -71,18 +69,12 @@ def _guard_rule(name, rule, classes):
     return checked
 
 # %% ../../nbs/lab/56_experiment.ipynb #b85f122b
-def _best_threshold(
-    data:CocoData, # data set with a `val` part
-    classes,       # function (image id, how=, threshold=) -> classes
-)->float:
+def _best_threshold(choices):
     "Return the detection score, from .2 to .9, with the best weighted F1 on `val`."
-    ids = data.splits["val"]
-    weight = val_weight(data)
-    def quality(threshold):
-        chosen = {i: classes(i, how="score", threshold=threshold) for i in ids}
-        f1 = selection_f1(chosen, data.captions, ids, data.novel["val"], data.heldout,
-                          fp_weight=weight)
-        return f1["mean"]
+    data = choices.data
+    def quality(least):
+        chosen = {i: choices._classes(i, "score", threshold=least) for i in data.splits["val"]}
+        return weighted_f1(chosen, data)
     return max((.2, .3, .4, .5, .6, .7, .8, .9), key=quality)
 
 # %% ../../nbs/lab/56_experiment.ipynb #59966026
@@ -132,7 +124,7 @@ class Choices:
         "Return the rule of a row of the tables, as keywords of `constraint_classes`."
         p, own, priced = self.preset, self.row(row), self.priced(row)
         threshold = p.prices.min_prob if priced else p.selector.threshold
-        if own.rule == "score" and not priced: threshold = _best_threshold(self.data, self._classes)
+        if own.rule == "score" and not priced: threshold = _best_threshold(self)
         rule = "distinct topk" if own.distinct or p.distinct and own.rule == "topk" else own.rule
         return dict(how=rule, k=own.k, threshold=threshold)
 
@@ -171,15 +163,14 @@ class Choices:
         return self.made[line]
 
 # %% ../../nbs/lab/56_experiment.ipynb #c4ec4a11
-@patch
-def check(self:Choices):
+def _check_rules(choices):
     "Try the run's own rules, with equal probabilities, where most and fewest objects are seen."
-    seen = {i: self.data.regions[i].without(self.data.dropped) for i in self.ids}
-    ordered = sorted(self.ids, key=lambda i: -len(seen[i]))
-    for name, i in product(self.other, [*ordered[:2], *ordered[-2:]]):
-        n = len(seen[i].best(self.preset.selector.max_regions))
-        mentioned = self.data.mentioned(i)
-        self._classes(i, probs=torch.full((n,), .5), mentioned=mentioned, **self._rule(name))
+    data = choices.data
+    seen = {i: data.regions[i].without(data.dropped) for i in choices.ids}
+    ordered = sorted(seen, key=lambda i: -len(seen[i]))
+    for name, i in product(choices.other, [*ordered[:2], *ordered[-2:]]):
+        probs = torch.full((len(seen[i].best(choices.preset.selector.max_regions)),), .5)
+        choices._classes(i, probs=probs, mentioned=data.mentioned(i), **choices._rule(name))
 
 # %% ../../nbs/lab/56_experiment.ipynb #5058dc7c
 class Experiment:
@@ -200,18 +191,14 @@ class Experiment:
         data = checked_data(data)
         self.run, self.data, self.out, self.metrics = run, data, Path(out), metrics
         self.programs = programs
-        self.captioners = {}
+        self.features = "symbolic" if data.features is None else "store"   # as rows record it
         self.models = self.kind(run, data, out, models, **parts)
+        self._captioner = cache(lambda training: self.models.captioner(training))
         self.choices = Choices(run, data, self.models)
         self.ids, self.novel = data.splits[run.part], data.novel[run.part]
         # `val` has a larger share of novel images than `test`, so its false positives weigh more
         self.fp_weight = val_weight(data) if run.part == "val" else 1.
         self._claim(resume)
-
-    @property
-    def features(self)->str:
-        "The captioner's input, as rows record it."
-        return "symbolic" if self.data.features is None else "store"
 
     @cached_property
     def _scorer(self):
@@ -226,7 +213,7 @@ class Experiment:
         check_network(parts.selector, preset.selector)
         if "reward" in self.models.other:
             check_reward(parts.reward, data, preset.scst, build_vocab(data, preset.min_count))
-        self.choices.check()
+        _check_rules(self.choices)
         odd = self.models.pipeline or ", ".join((self.models.other | self.choices.other).values())
         require(run.variant or not odd, f"{odd}: differs from the paper's method",
                 "a variant that describes it in words (--variant)")
@@ -240,23 +227,21 @@ class Experiment:
             begin(self.out/"run.json", self.out, about, resume, made)
 
 # %% ../../nbs/lab/56_experiment.ipynb #d8c1c1eb
-@patch
-def _searched(self:Experiment, row):
+def _searched(experiment, row):
     "Return the preset with a row's own form of constraints and its changes to the search."
-    preset, own = self.run.preset, self.choices.row(row)
+    preset, own = experiment.run.preset, experiment.choices.row(row)
     search = replace(preset.search, **own.search)
     return replace(preset, form=own.form or preset.form, search=search)
 
 # %% ../../nbs/lab/56_experiment.ipynb #bb757884
-@patch
-def _constraints(self:Experiment, row, lambda0, vocab):
-    """Return constraint groups, prices, and words that the vocabulary lacks, each by image id. Warn
-    if there are such words."""
+def _constraints(experiment, row, lambda0, vocab):
+    "Return groups, prices, and words that the vocabulary lacks (with a warning), by image id."
     groups, prices, missing = {}, {}, {}
-    form = self._searched(row).form
-    for i, candidates in self.choices.candidates(row, lambda0, self.run.votes[0]).items():
-        how = form_of(form, self.data.regions[i], self.run.preset.number_score)
-        tokens, lost = constraint_tokens(candidates, self.data.classes, vocab, how)
+    form = _searched(experiment, row).form
+    chosen = experiment.choices.candidates(row, lambda0, experiment.run.votes[0])
+    for i, candidates in chosen.items():
+        how = form_of(form, experiment.data.regions[i], experiment.run.preset.number_score)
+        tokens, lost = constraint_tokens(candidates, experiment.data.classes, vocab, how)
         groups[i] = [*tokens.values()]
         prices[i] = [candidates[c] for c in tokens]
         missing[i] = tuple(word.text for word in lost if word.lost)
@@ -264,28 +249,21 @@ def _constraints(self:Experiment, row, lambda0, vocab):
     images = sum(map(bool, missing.values()))
     if words:
         warnings.warn(f"{row}: {images} images lack a constraint: the vocabulary lacks {words}")
-    return groups, prices if self.choices.priced(row) else None, missing
+    return groups, prices if experiment.choices.priced(row) else None, missing
 
 # %% ../../nbs/lab/56_experiment.ipynb #e7e48ccf
-@patch
-def _captioner(self:Experiment, training):
-    if training not in self.captioners:
-        self.captioners[training] = self.models.captioner(training)
-    return self.captioners[training]
-
-@patch
-def _decode(self:Experiment, row, training, lambda0):
+def _caption_images(experiment, row, training, lambda0):
     "Caption the images."
-    captioner = self._captioner(training)
-    if self.choices.row(row).rule != "none": captioner = self.models.averaged(captioner)
-    groups, prices, missing = self._constraints(row, lambda0, Vocab(captioner.tokens))
-    penalties = penalties_of(captioner, self.data.classes, self.run.preset.prices)
+    captioner = experiment._captioner(training)
+    if experiment.choices.row(row).rule != "none": captioner = experiment.models.averaged(captioner)
+    groups, prices, missing = _constraints(experiment, row, lambda0, Vocab(captioner.tokens))
+    penalties = penalties_of(captioner, experiment.data.classes, experiment.run.preset.prices)
     # images with equal numbers of constraints are searched together, so no grid has empty rows
-    ids = sorted(self.ids, key=lambda i: (len(groups[i]), i))
-    features = self.data.region_features(captioner.cfg.max_regions)
-    batches = Loader(ImageExamples(self.data, ids, features), 100, shuffle=False)
+    ids = sorted(experiment.ids, key=lambda i: (len(groups[i]), i))
+    features = experiment.data.region_features(captioner.cfg.max_regions)
+    batches = Loader(ImageExamples(experiment.data, ids, features), 100, shuffle=False)
     shown = progress(batches, f"{training} {row}", leave=False)
-    decoded = decode(captioner, shown, groups, self._searched(row).search, prices,
+    decoded = decode(captioner, shown, groups, _searched(experiment, row).search, prices,
                      penalties=penalties)
     return {i: replace(d, missing=missing[i]) for i, d in decoded.items()}
 
@@ -299,7 +277,7 @@ def captions(self:Experiment,
     "Return the captions of the images, read from the run's folder or generated now."
     line = table_line(row, training, lambda0)
     file = captions_file(self.out/"captions", line)
-    if not file.exists(): write_results(file, self._decode(*line))
+    if not file.exists(): write_results(file, _caption_images(self, *line))
     return read_results(file)
 
 # %% ../../nbs/lab/56_experiment.ipynb #9b9e3211
@@ -312,42 +290,29 @@ def _decoded_counts(decoded):
 
 def _sentences(decoded): return {i: d.caption for i, d in decoded.items()}
 
-@patch
-def _evaluate(self:Experiment, line):
-    "Caption the images and score the captions; return `Judged.row` with more counts."
-    data = self.data
-    decoded = self.captions(*line)
-    scores = judge(_sentences(decoded), data.captions, self.ids, self.novel, data.heldout,
-                   fp_weight=self.fp_weight, scorer=self._scorer).row()
-    scores["counts"] |= _decoded_counts(decoded.values())
-    return scores
-
 # %% ../../nbs/lab/56_experiment.ipynb #f49a52b4
 def _line_of(r): return r["row"], r["training"], r["lambda0"]
 
-@patch
-def _seed_text(self:Experiment, row, seeds):
+def _seed_text(experiment, row, seeds):
     "Return the seeds of a row's selectors in the form in which result rows record them."
-    if self.choices.row(row).inner is None: return None
+    if experiment.choices.row(row).inner is None: return None
     return "+".join(map(str, seeds)) if len(seeds) > 1 else seeds[0]
 
-@patch(as_prop=True)
-def _rows(self:Experiment)->list:
+def _own_rows(experiment)->list:
     "The run's result rows so far. Raise `NocError` if the file has anything else."
-    file = self.out/"rows.jsonl"
+    file = experiment.out/"rows.jsonl"
     rows = read_rows(file) if file.exists() else []
     with foreign_file(file, "result rows of a run"):
         for r in rows: hash((_line_of(r), r["seed"]["selector"], float(r["seconds"])))
     return rows
 
-@patch
-def _config(self:Experiment, row):
+def _config(experiment, row):
     "Return the settings of a row of the tables."
-    config = asdict(self._searched(row))
-    rule = self.choices.row(row).rule
-    if rule == "score": config["threshold"] = self.choices._rule(row)["threshold"]
-    named = self.choices.other.get(rule)                 # None for our rules
-    return config | self.models.other | (dict(rule=named) if named else {})
+    config = asdict(_searched(experiment, row))
+    rule = experiment.choices.row(row).rule
+    if rule == "score": config["threshold"] = experiment.choices._rule(row)["threshold"]
+    named = experiment.choices.other.get(rule)                 # None for our rules
+    return config | experiment.models.other | (dict(rule=named) if named else {})
 
 # %% ../../nbs/lab/56_experiment.ipynb #a68482de
 def _world(data):
@@ -357,74 +322,67 @@ def _world(data):
     with foreign_file(file, "the version of a toy world"):
         return dict(world=read_json(file)["version"])
 
-@patch
-def _reused(self:Experiment, line, seeds):
+def _reused(experiment, line, seeds):
     "Return how the data of a line's reused models differs from the run's, in words."
     row, training, lambda0 = line
-    if not (self.models.given or self.models.pipeline): return ""
-    texts = [*self.choices.reused[row, lambda0, seeds]]
-    if training: texts.append(getattr(self._captioner(training), "reused", None))
+    if not (experiment.models.given or experiment.models.pipeline): return ""
+    texts = [*experiment.choices.reused[row, lambda0, seeds]]
+    if training: texts.append(getattr(experiment._captioner(training), "reused", None))
     return "; ".join(dict.fromkeys(filter(None, texts)))
 
-@patch
-def _append(self:Experiment, line, seeds, **measured):
+def _append_result(experiment, line, seeds, **measured):
     "Append a row; for the test part, first log what was scored, when and by which code."
     row, training, lambda0 = line
-    run = self.run
+    run = experiment.run
     main = run.variant is None and lambda0 in (None, .2)    # the paper's method
     lambda1 = None if lambda0 is None else round(1 - lambda0, 6)
-    other = self._reused(line, seeds)
-    config = self._config(row) | (dict(models=other) if other else {})
-    seed = dict(selector=self._seed_text(row, seeds), captioner=run.seed if training else None)
+    other = _reused(experiment, line, seeds)
+    config = _config(experiment, row) | (dict(models=other) if other else {})
+    seed = dict(selector=_seed_text(experiment, row, seeds), captioner=training and run.seed)
     result = new_row("main" if main else "ablation", row, training=training, variant=run.variant,
                      lambda0=lambda0, lambda1=lambda1, data=run.preset.data, split=run.part,
-                     detections=run.detections, features=self.features, seed=seed,
-                     command=run.command, config=config, **_world(self.data), **measured)
+                     detections=run.detections, features=experiment.features, seed=seed,
+                     command=run.command, config=config, **_world(experiment.data), **measured)
     keys = "time", "commit", "command", "data", "row", "training", "variant", "lambda0", "seed"
     entry = {key: result[key] for key in keys} | {"why": "final score"}
-    if run.part == "test": append_row(self.out/"test_log.jsonl", entry)
-    append_row(self.out/"rows.jsonl", result)
+    if run.part == "test": append_row(experiment.out/"test_log.jsonl", entry)
+    append_row(experiment.out/"rows.jsonl", result)
 
 # %% ../../nbs/lab/56_experiment.ipynb #284480b4
-@patch
-def _score(self:Experiment, line, seeds):
+def _score_line(experiment, line, seeds):
     "Score a line, and append its row."
     start = time.monotonic()
-    data = self.data
+    about = experiment.data.captions, experiment.ids, experiment.novel, experiment.data.heldout
     row, training, lambda0 = line
-    scores = self._evaluate(line) if training else dict(counts={}, protocol={})
+    scores = dict(counts={}, protocol={})
+    if training:
+        decoded = experiment.captions(*line)
+        scores = judge(_sentences(decoded), *about, fp_weight=experiment.fp_weight,
+                       scorer=experiment._scorer).row()
+        scores["counts"] |= _decoded_counts(decoded.values())
     counts, protocol = scores.pop("counts"), scores.pop("protocol")
-    chosen = self.choices.candidates(row, lambda0, seeds)
-    scores["selection_f1"] = selection_f1(chosen, data.captions, self.ids, self.novel, data.heldout,
-                                          fp_weight=self.fp_weight)
+    chosen = experiment.choices.candidates(row, lambda0, seeds)
+    scores["selection_f1"] = selection_f1(chosen, *about, fp_weight=experiment.fp_weight)
     # if the captions exist already, add the time that an earlier row recorded
-    spent = sum(r["seconds"] for r in self._rows if training and _line_of(r) == line)
+    spent = sum(r["seconds"] for r in _own_rows(experiment) if training and _line_of(r) == line)
     seconds = round(spent + time.monotonic() - start, 1)
-    self._append(line, seeds, protocol=protocol, counts=counts, metrics=scores, seconds=seconds)
+    _append_result(experiment, line, seeds, protocol=protocol, counts=counts, metrics=scores,
+            seconds=seconds)
 
 # %% ../../nbs/lab/56_experiment.ipynb #e1f475b8
-@patch
-def _prepare(self:Experiment, lines):
+def _prepare(experiment, lines):
     "Pass the captions of the lines to the programs that need all captions at once."
-    programs = [program for program in self._scorer.programs if hasattr(program, "prepare")]
+    programs = [program for program in experiment._scorer.programs if hasattr(program, "prepare")]
     if not programs: return
-    captions = [_sentences(self.captions(*line)) for line in progress(lines, "captions")]
+    captions = [_sentences(experiment.captions(*line)) for line in progress(lines, "captions")]
     for program in programs: program.prepare(captions)
 
 # %% ../../nbs/lab/56_experiment.ipynb #be326b7d
-@patch
-def _done(self:Experiment):
+def _done(experiment):
     "Return the lines, with selectors' seeds, whose row is complete (has SPICE, if requested)."
-    spice = self.programs and "S" in self.metrics
+    spice = experiment.programs and "S" in experiment.metrics
     def whole(r): return not (spice and r["training"] and r["metrics"]["in"]["S"] is None)
-    return {(*_line_of(r), r["seed"]["selector"]) for r in self._rows if whole(r)}
-
-@patch
-def _check_pipeline(self:Experiment, lines):
-    "Raise `NocError` if a pipeline's one captioner would serve several trainings."
-    trainings = {training for _, training, _ in [*lines, *map(_line_of, self._rows)] if training}
-    require(len(trainings) < 2 or not self.models.pipeline,
-            f"{self.models.pipeline}: holds one captioner", "lines of one training")
+    return {(*_line_of(r), r["seed"]["selector"]) for r in _own_rows(experiment) if whole(r)}
 
 # %% ../../nbs/lab/56_experiment.ipynb #d95c63bc
 @patch
@@ -434,15 +392,17 @@ def complete(self:Experiment,
 ):                 # the run's result rows
     "Score the lines that have no row, or whose row lacks a requested SPICE; return all rows."
     votes = self.run.votes
-    done = self._done()
+    done = _done(self)
     items = [((row, None, lambda0), seeds) for row, lambda0 in selections for seeds in votes]
     items += [(table_line(*line), votes[0]) for line in lines]
-    self._check_pipeline([line for line, _ in items])
-    def is_done(line, seeds): return (*line, self._seed_text(line[0], seeds)) in done
+    trainings = {r["training"] for r in _own_rows(self)} | {line[1] for line, _ in items}
+    require(len(trainings - {None}) < 2 or not self.models.pipeline,
+            f"{self.models.pipeline}: holds one captioner", "lines of one training")
+    def is_done(line, seeds): return (*line, _seed_text(self, line[0], seeds)) in done
     todo = [item for item in dict.fromkeys(items) if not is_done(*item)]
     captioned = [line for line, _ in todo if line[1]]
     with locked(self.out):
         for line, seeds in progress(todo, "rows"):
-            if line in captioned[:1]: self._prepare(captioned)
-            self._score(line, seeds)
-    return self._rows
+            if line in captioned[:1]: _prepare(self, captioned)
+            _score_line(self, line, seeds)
+    return _own_rows(self)

@@ -23,9 +23,7 @@ def _token_line(text, where):
 
 class _References(dict):
     "A dict of image id -> tokens of its references, with data that several metrics share."
-    def __init__(self,
-        refs:dict, # image id -> reference sentences, for all images of the evaluated set
-    ):
+    def __init__(self, refs):
         "Tokenise. Raise `NocError` if an image has no references or a reference is not a string."
         for i, texts in refs.items():
             where = f"references: image {i}"
@@ -96,7 +94,6 @@ def _cider(captions, refs):
     return refs.cider.score([line.split() for line in captions.values()], list(captions))
 
 def _rouge_scores(captions, refs): return [_rouge_l(line, refs[i]) for i, line in captions.items()]
-def _meteor_points(sums, images): return 100*meteor(sums)
 def _bleu_points(sums, images): return dict(zip(_BLEUS, 100*np.moveaxis(_bleu(sums), -1, 0)))
 def _mean(sums, images, unit=100): return unit*(sums[..., 0]/images)
 
@@ -109,16 +106,12 @@ class Metric(NamedTuple):
     numbers:object = None # function of captions and references, both by image id, as tokens with
                           # spaces between them, that returns (N,) or (N,s); None: from a program
     points:object = _mean # function of sums (...,s), images (...) that returns points, or a dict
-
-    def by_name(self, name, sums, images)->dict:
-        "Return {name: score} from sums over sets of images; a single score has the metric's name."
-        scores = self.points(sums, images)
-        return scores if isinstance(scores, dict) else {name: scores}
+                          # of several scores by name
 
 _OTHER = Metric("", points=partial(_mean, unit=1))      # a score of a program
 
 METRICS = dict(
-    M=Metric("METEOR", points=_meteor_points),
+    M=Metric("METEOR", points=lambda sums, images: 100*meteor(sums)),
     C=Metric("CIDEr-D", _cider),
     S=Metric("SPICE"),
     B4=Metric("BLEU-4", _bleu_counts, _bleu_points),
@@ -171,7 +164,9 @@ def _by_name(sums, images):
     "Return {name: score in points} from the sums of every metric over images."
     scores = {}
     with np.errstate(invalid="ignore", divide="ignore"):
-        for m, x in sums.items(): scores |= METRICS.get(m, _OTHER).by_name(m, x, images)
+        for m, x in sums.items():
+            found = METRICS.get(m, _OTHER).points(x, images)
+            scores |= found if isinstance(found, dict) else {m: found}
     return scores
 
 def points(

@@ -25,12 +25,11 @@ from ..encoder import CaptionerConfig
 from ..fast.cider import cider_reward
 from ..fast.prices import PriceConfig
 from ..fast.search import SearchConfig
-from .checks import check_vectors
 from .config import Config, setting, without
 from .progress import say
 from .runs import called, compare_training, fingerprint, place_for
 from .saving import class_name, load_model
-from .table import checked_data
+from .table import check_vectors, checked_data
 from .train import (ScstTrainConfig, TrainConfig, finished_model, train_scst_in,
                               train_selector_in, train_xe_in)
 from ..selector import RegionSelector, SelectorConfig, selector_loss
@@ -237,16 +236,14 @@ def average_neighbours(
     table = captioner.words().detach()
     averaged = table.clone()
     for word, others in neighbours.items():
-        rows = [ids[other] for other in others]
-        averaged[ids[word]] = table[rows].mean(0)
+        averaged[ids[word]] = table[[ids[other] for other in others]].mean(0)
     other = copy.deepcopy(captioner)
     other.words = WordTable(averaged, captioner.words.known).to(table.device)
     return other
 
 # %% ../../nbs/lab/49_models.ipynb #b0506641
 def _nearest_neighbours(data, n=2):
-    """Return the words of the nearest mentioned classes for each word in no training caption. Raise
-    `NocError` if too few classes are mentioned."""
+    "Map each unseen word to those of the nearest classes. Raise `NocError` if few are mentioned."
     captions = [tokens for i in data.splits["train"] for tokens in data.tokens[i]]
     count = Counter(word for tokens in captions for word in set(tokens))
     least = max(1, .001*len(captions))

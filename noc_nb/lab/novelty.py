@@ -14,6 +14,7 @@ from fastcore.basics import patch
 from ..core import require
 from ..data import CocoData
 from ..heldout import COCO_HELDOUT, HeldOut, normalize
+from .config import Config, setting
 from .metrics import METRICS, CaptionScorer, points
 
 # %% ../../nbs/lab/44_novelty.ipynb #fa7923e3
@@ -24,18 +25,12 @@ def _f1_points(cells):
 
 # %% ../../nbs/lab/44_novelty.ipynb #24a5a7ca
 @dataclass(frozen=True)
-class Protocol:
+class Protocol(Config):
     "The choices behind an F1."
-    words:str = "dcc"        # name of the list of words
-    weight:str = "image"     # unit that counts once: "image" or "caption"
-    fp:str = "other"         # images that can be false positives: "other" or "nonnovel"
-    fp_weight:float = 1.     # weight of false positives on non-novel images
-
-    def __post_init__(self):
-        for name, words in dict(weight=("image", "caption"), fp=("other", "nonnovel")).items():
-            value = getattr(self, name)
-            require(value in words, f"Protocol: {name}={value}", f"one of {', '.join(words)}")
-        require(self.fp_weight >= 0, f"Protocol: fp_weight={self.fp_weight}", "0 or more")
+    words:str = "dcc"                                         # name of the list of words
+    weight:str = setting("image", among=("image", "caption")) # unit that counts once
+    fp:str = setting("other", among=("other", "nonnovel"))    # images that can be false positives
+    fp_weight:float = setting(1., 0)           # weight of false positives on non-novel images
 
     def words_of(self, heldout:HeldOut)->dict: # object -> words
         "Return the words of the held-out objects. Raise `NocError` if the list is unknown."
@@ -53,14 +48,6 @@ def _mentions(texts, words):
     return np.array(list(map(row, texts)), dtype=bool).reshape(len(texts), len(words))
 
 def _among(ids, images): return np.array([i in images for i in ids], dtype=bool)
-
-def _own_images(ids, novel, words, refs):
-    "Return (N,O) True for the images of each object, and (N,) True for all novel images."
-    for o in words: require(o in novel, f"novel images: object {o!r}", "a set of image ids")
-    out = _among(ids, set().union(*novel.values()))
-    positive = np.zeros((len(ids), len(words)), dtype=bool)
-    positive[out] = _mentions([refs[i] for i, is_novel in zip(ids, out) if is_novel], words)
-    return positive, out
 
 # %% ../../nbs/lab/44_novelty.ipynb #9d7d4b26
 @dataclass
@@ -92,7 +79,10 @@ class Judged:
 def _judged(said, ids, novel, words, refs, protocol, numbers):
     "Make a `Judged` from the objects that each caption mentions, (N,O)."
     for i in ids: require(i in refs, f"references: image {i}: missing", "at least one sentence")
-    positive, out = _own_images(ids, novel, words, refs)
+    for o in words: require(o in novel, f"novel images: object {o!r}", "a set of image ids")
+    out = _among(ids, set().union(*novel.values()))
+    positive = np.zeros((len(ids), len(words)), dtype=bool)
+    positive[out] = _mentions([refs[i] for i, is_novel in zip(ids, out) if is_novel], words)
     wrong = said & ~positive
     if protocol.fp == "nonnovel": wrong &= ~out[:, None]
     cells = np.stack([said & positive, wrong, positive & ~said], -1).astype(float)
@@ -156,15 +146,6 @@ def by_group(
     return groups
 
 # %% ../../nbs/lab/44_novelty.ipynb #a6f72cb3
-def _counts(judged):
-    "Count the images of each kind, and the cells of every object."
-    images = {name: int(rows.sum()) for name, rows in judged.sets.items()}
-    cells = judged.counted(np.ones((1, len(judged.ids))))[0].tolist()
-    novel = {o: images[f"object {o}"] for o in judged.objects}
-    by_object = {o: dict(zip(("tp", "fp", "fn"), cell)) for o, cell in zip(judged.objects, cells)}
-    return {"images": images["all"], "in": images["in"], "out": images["out"],
-            "novel": novel, "found": by_object}
-
 @patch
 def row(self:Judged)->dict:
     "Return the parts of a result row: in, out_macro, out_pooled, f1, counts, protocol."
@@ -174,8 +155,13 @@ def row(self:Judged)->dict:
         scores = once.get(group, {})
         parts[group] = {m: scores.get(m) for m in {**METRICS, **self.numbers}}
         if group != "in": parts[group]["F1"] = scores.get("F1") or 0.
-    parts["f1"] = {o: f1 or 0. for o, f1 in once["f1"].items()}
-    return parts | dict(counts=_counts(self), protocol=self.choices())
+    images = {name: int(rows.sum()) for name, rows in self.sets.items()}
+    cells = self.counted(np.ones((1, len(self.ids))))[0].tolist()
+    found = {o: dict(zip(("tp", "fp", "fn"), cell)) for o, cell in zip(self.objects, cells)}
+    counts = {"images": images["all"], "in": images["in"], "out": images["out"],
+              "novel": {o: images[f"object {o}"] for o in self.objects}, "found": found}
+    f1 = {o: f1 or 0. for o, f1 in once["f1"].items()}
+    return parts | dict(f1=f1, counts=counts, protocol=self.choices())
 
 # %% ../../nbs/lab/44_novelty.ipynb #85a9e51f
 def _resamples(size, samples, seed=0):
@@ -194,8 +180,7 @@ def bootstrap(self:Judged,
     weights = _resamples(len(self.ids), samples, seed)
     drawn = [self.scores(np.ones((1, len(self.ids))))]
     drawn += [self.scores(weights[k:k+100].astype(float)) for k in range(0, samples, 100)]
-    def joined(place): return np.concatenate([scores[place] for scores in drawn])
-    return {place: joined(place) for place in drawn[0]}
+    return {place: np.concatenate([scores[place] for scores in drawn]) for place in drawn[0]}
 
 def interval(
     drawn:np.ndarray, # (1+samples,) a score of `Judged.bootstrap`, or a difference of two scores
@@ -204,34 +189,32 @@ def interval(
     return np.nanpercentile(drawn[1:], [2.5, 97.5]).tolist()
 
 # %% ../../nbs/lab/44_novelty.ipynb #f79b3364
+def _sizes(ids, novel):
+    "Count the images that are not novel, and the novel ones."
+    images = set(ids)
+    outside = len(images.intersection(set().union(*novel.values())))
+    return len(images) - outside, outside
+
 def nonnovel_weight(
     ids,        # ids of the evaluated images
     novel:dict, # object -> ids of its novel images
     published:tuple=(17_234, 3_018), # numbers of non-novel and novel images in the reference split
 )->float:       # `fp_weight` of a `Protocol`
     "Return `fp_weight` for these images. Raise `NocError` unless some are novel and some are not."
-    ids = set(ids)
-    outside = len(ids.intersection(set().union(*novel.values())))
-    inside = len(ids) - outside
+    inside, outside = _sizes(ids, novel)
     require(inside and outside, f"F1 weight: {inside} non-novel and {outside} novel images",
             "images of both kinds")
     return published[0]/published[1] * outside/inside
 
 # %% ../../nbs/lab/44_novelty.ipynb #32c1de02
-def _sizes(data, part):
-    "Count the images of a part that are not novel, and the novel ones."
-    novel = set().union(*data.novel[part].values()).intersection(data.splits[part])
-    return len(data.splits[part]) - len(novel), len(novel)
-
 def val_weight(
     data:CocoData, # data set with the parts "val" and "test"
 )->float:          # `fp_weight`; 1 if `val` (or `test`, if used) has no novel or no other images
     "Return the weight of a false positive on a non-novel image of `val`."
-    val = data.splits["val"]
-    test = _sizes(data, "test")
-    if not all(_sizes(data, "val")): return 1.
-    if data.heldout == COCO_HELDOUT: return nonnovel_weight(val, data.novel["val"])
-    return nonnovel_weight(val, data.novel["val"], test) if all(test) else 1.
+    val, test = ((data.splits[part], data.novel[part]) for part in ("val", "test"))
+    if not all(_sizes(*val)): return 1.
+    if data.heldout == COCO_HELDOUT: return nonnovel_weight(*val)
+    return nonnovel_weight(*val, _sizes(*test)) if all(_sizes(*test)) else 1.
 
 # %% ../../nbs/lab/44_novelty.ipynb #78a8c196
 def selection_f1(

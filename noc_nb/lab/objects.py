@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MOST_CLASSES', 'load_classes', 'save_classes', 'meanings', 'load_heldout', 'save_heldout', 'plain_name', 'usual_name',
-           'class_ids', 'plurals', 'numbered', 'several', 'form_of', 'clauses', 'word_runs', 'object_words',
-           'object_pairs', 'penalties_of']
+           'class_ids', 'plurals', 'numbered', 'several', 'form_of', 'clauses', 'word_runs', 'object_pairs',
+           'penalties_of']
 
 # %% ../../nbs/lab/35_objects.ipynb #1ab01503
 import re
@@ -82,19 +82,9 @@ def meanings(
         names[c.name] = [i]
     return forms | phrases | names
 
-# %% ../../nbs/lab/35_objects.ipynb #f9510cbf
-def _check_lists(lists, objects, where):
-    "Return the words of each object. Raise `NocError` with the place if the lists are invalid."
-    whole = isinstance(lists, dict) and {*lists} == {*objects}
-    require(whole, where, f"one list of words for each object: {', '.join(objects)}")
-    for name, words in lists.items():
-        require(_are_forms(words), f"{where}: {name}: {words!r}", _FORMS)
-    return {name: tuple(lists[name]) for name in objects}
-
 # %% ../../nbs/lab/35_objects.ipynb #a9128212
 def _read_heldout(path, classes):
-    """Read held-out objects from a JSON file. Raise `NocError` with the file and the item if one is
-    invalid."""
+    "Read held-out objects from JSON. Raise `NocError` with file and item if one is invalid."
     content = read_json(path)
     keys = {f.name for f in fields(HeldOut)}
     whole = isinstance(content, dict) and {"objects", "removal"} <= {*content} <= keys
@@ -107,7 +97,12 @@ def _read_heldout(path, classes):
     for name, i in objects.items():
         valid = type(i) is int and (not classes or i in classes)
         require(valid, f"{path}: objects: {name}: {i!r}", "a class id")
-    def checked(lists, key): return _check_lists(lists, objects, f"{path}: {key}")
+    def checked(lists, key):
+        whole, where = isinstance(lists, dict) and {*lists} == {*objects}, f"{path}: {key}"
+        require(whole, where, f"one list of words for each object: {', '.join(objects)}")
+        for name, words in lists.items():
+            require(_are_forms(words), f"{where}: {name}: {words!r}", _FORMS)
+        return {name: tuple(lists[name]) for name in objects}
     removal = checked(removal, "removal")
     novel = checked(content.get("novel", removal), "novel")
     f1 = {name: checked(lists, f"f1: {name}") for name, lists in f1.items()}
@@ -115,8 +110,7 @@ def _read_heldout(path, classes):
 
 # %% ../../nbs/lab/35_objects.ipynb #51f52480
 def _of_names(text, classes):
-    """Build held-out objects from the names of classes, with all word forms of each class. Raise
-    `NocError` if a name is unknown."""
+    "Build held-out objects from class names, with all forms. Raise `NocError` for another name."
     ids = {c.name: i for i, c in classes.items()}
     names = list(filter(None, map(str.strip, str(text).split(","))))
     for name in names:
@@ -131,8 +125,7 @@ def load_heldout(
                   # or names of classes, separated by commas: "zebra, bus"
     classes=None, # class id -> `ObjectClass`: the objects must be among them
 )->HeldOut:       # "novel" and "f1" default to the words of "removal"
-    """Read held-out objects. Raise `NocError` with the file and the item if one is invalid, or if a
-    class name is unknown."""
+    "Read held-out objects. Raise `NocError` with file and item if one is invalid or unknown."
     named = classes and not str(what).endswith((".json", ".json.gz"))
     return _of_names(what, classes) if named else _read_heldout(what, classes)
 
@@ -234,10 +227,8 @@ def word_runs(
         for words in map(str.split, clauses(caption)): runs.update(map(" ".join, pairwise(words)))
     return runs
 
-def object_words(
-    classes:dict, # class id -> `ObjectClass`
-)->list:          # words, in alphabetical order
-    "Return the single words that mention an object."
+def _object_words(classes):
+    "Return the single words that mention an object, in alphabetical order."
     return sorted({form for c in classes.values() for form in c.forms if " " not in form})
 
 def object_pairs(
@@ -245,7 +236,7 @@ def object_pairs(
     classes:dict, # class id -> `ObjectClass`
 )->list:          # strings, in alphabetical order
     "Return the pairs of neighbouring words in captions that both mention an object."
-    words = {*object_words(classes)}
+    words = {*_object_words(classes)}
     runs = (run.split() for run in word_runs(captions))
     return sorted(" ".join(run) for run in runs if len(run) == 2 and words.issuperset(run))
 
@@ -260,5 +251,5 @@ def penalties_of(
     record = getattr(captioner, "trained", None) or {}
     require("pairs" in record or cfg.pair == 0, f"prices.pair={cfg.pair:g}",
             "a captioner whose trained.json has `pairs` of words; train again, or set it to 0")
-    words = object_words(classes)
-    return Penalties(Vocab(captioner.tokens), cfg, words, record.get("pairs", ()))
+    words, pairs = _object_words(classes), record.get("pairs", ())
+    return Penalties(Vocab(captioner.tokens), cfg, words, pairs)

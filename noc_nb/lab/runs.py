@@ -15,6 +15,7 @@ from copyreg import dispatch_table
 from dataclasses import asdict, is_dataclass
 from functools import cached_property, lru_cache, partial
 from glob import escape
+from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
 from importlib.util import find_spec, resolve_name
 from operator import methodcaller
 from pathlib import Path
@@ -83,11 +84,10 @@ def _file_sums(files, earlier=None):
     "Map each file's name to its fingerprint and stamp; do not read an unchanged file again."
     sums = {}
     for name, path in files.items():
-        try: now = stamp(path)
-        except OSError: now = ()
+        try: now = [*stamp(path)]
+        except OSError: now = []
         before, *when = (earlier or {}).get(name, [None])
-        same = bool(now) and when == [*now]
-        sums[name] = [before if same else file_sum(path), *now]
+        sums[name] = [before if now and when == now else file_sum(path), *now]
     return sums
 
 # %% ../../nbs/lab/40_runs.ipynb #49e3e50b
@@ -127,11 +127,11 @@ def training_record(
                       # marks of `images`
     "Record what a model is trained on."
     images = data.splits["train"]
-    texts = [normalize(caption) for i in images for caption in data.captions[i]]
-    words = {word for text in texts for word in text.split()}
+    captions = [caption for i in images for caption in data.captions[i]]
+    words = set(" ".join(map(normalize, captions)).split())
     heldout = {word for group in data.heldout.removal.values() for word in group}
     marks = {min(_marks(data, i)) for i in images if data.captions[i]}
-    pairs = {*object_pairs((c for i in images for c in data.captions[i]), data.classes)}
+    pairs = {*object_pairs(captions, data.classes)}
     inputs = contents(data, seen)
     if start:
         inputs = {k: x if start["inputs"].get(k) == x else None for k, x in inputs.items()}
@@ -265,23 +265,18 @@ class _Fingerprints:
 # %% ../../nbs/lab/40_runs.ipynb #bb74d708
 def _place(name):
     "Return a module's file, the folders of its submodules, and its package, without importing it."
-    module = sys.modules.get(name)
-    parent, _, last = name.rpartition(".")
-    if module:
+    if module := sys.modules.get(name):
         file, package = (getattr(module, key, None) for key in ("__file__", "__package__"))
         return file, [*getattr(module, "__path__", ())], package or ""
-    if not parent:
-        with suppress(ImportError, ValueError):
-            if spec := find_spec(name):
-                folders = [*(spec.submodule_search_locations or ())]
-                return spec.origin if spec.has_location else None, folders, spec.parent
-    for folder in _place(parent)[1] if parent else ():
-        path = Path(folder, last)
-        file = path.with_name(f"{last}.py")
-        if (path/"__init__.py").is_file(): return path/"__init__.py", [path], name
-        if file.is_file(): return file, [], parent
-        if path.is_dir(): return None, [path], name
-    return None, [], ""
+    parent = name.rpartition(".")[0]
+    folders = _place(parent)[1] if parent else ()
+    finders = [FileFinder(folder, (SourceFileLoader, SOURCE_SUFFIXES)) for folder in folders]
+    specs = [finder.find_spec(name) for finder in finders]
+    with suppress(ImportError, ValueError): specs += [] if parent else [find_spec(name)]
+    spec = next(filter(None, specs), None)
+    if not spec: return None, [], ""
+    inside = [*(spec.submodule_search_locations or ())]
+    return spec.origin if spec.has_location else None, inside, spec.parent
 
 def _imports(file, package):
     "Yield the names of the modules, and of their contents, that a file imports anywhere."
@@ -580,6 +575,5 @@ def check_ours(
     if not os.path.lexists(path): return
     require(os.path.isfile(path), f"{option} {path}", "a regular file")
     with open(path, "rb") as f: start = f.read(1000)
-    ours = not start or mark in start
-    require(ours, f"{option} {path}: exists and is not a {what}",
+    require(not start or mark in start, f"{option} {path}: exists and is not a {what}",
             "a new file, or one that this command wrote")

@@ -13,7 +13,7 @@ from statistics import mean, stdev
 
 from ..core import require, asset
 from ..heldout import COCO_HELDOUT
-from .results import LABELS, TRAINING_LABELS, check_world, table_line
+from .results import LABELS, TRAINING_LABELS, table_line
 
 # %% ../../nbs/lab/46_tables.ipynb #09e161e9
 def paper_numbers()->dict: # (table, row, training, λ0, column) -> value
@@ -92,9 +92,10 @@ def matching(
     lambda0:float, # loss weight of regions that no caption mentions; None: any weight
     variant:str=None, # None: the paper's own method
 )->list:           # rows that the line shows, sorted by seed
-    """Select the rows that belong to one line of a table: the newest one for each seed. Raise
-    `NocError` if the rows are of two versions of the toy world."""
-    check_world(rows)
+    "Select the newest row of a line for each seed. Raise `NocError` for rows of two toy worlds."
+    versions = sorted({r.get("world", 1) for r in rows if r.get("data") == "toy"})
+    require(len(versions) < 2, f"result rows: of versions {versions} of the toy world",
+            "rows of one version, such as those with world=2")
     tables = ("main", "ablation") if number == 3 or variant else ("main",)
     runs = {}
     for r in rows:
@@ -132,21 +133,15 @@ def _columns(number, rows):
     return columns + ["F1", "out_B4", "out_M", "out_R", "out_C", "out_S", "pooled_C", *_more(rows)]
 
 # %% ../../nbs/lab/46_tables.ipynb #de3776c7
-def _compare(printed, runs, column):
-    "Return three cells: the paper's number, ours, and our mean minus the paper's."
-    ours = [x for x in (metric(run, column) for run in runs) if x is not None]
-    delta = [] if printed is None or not ours else [mean(ours) - printed]
-    return cell([printed]), cell(ours), cell(delta, signed=True)
-
-# %% ../../nbs/lab/46_tables.ipynb #cc663da2
 def _block(title, printed, runs, columns):
     "Map each source (Paper, Ours, Δ) to the cells of one method; leave out empty sources."
-    cells = [_compare(value, runs, column) for value, column in zip(printed, columns)]
-    block = dict(zip(("Paper", "Ours", "Δ"), zip(*cells)))
+    every = [[metric(run, column) for run in runs] for column in columns]
+    ours = [[x for x in values if x is not None] for values in every]
+    deltas = [[mean(x) - p] if x and p is not None else [] for x, p in zip(ours, printed)]
+    block = {"Paper": [cell([p]) for p in printed], "Ours": [*map(cell, ours)]}
     if title.endswith("(published)"): return {"Paper": block["Paper"]}
-    if not runs: del block["Δ"]
     if not any(printed): return {"Ours": block["Ours"]}
-    return block
+    return block | ({"Δ": [cell(delta, signed=True) for delta in deltas]} if runs else {})
 
 # %% ../../nbs/lab/46_tables.ipynb #cc663da9
 def _lines(rows, number):
@@ -161,8 +156,7 @@ def table_view(
     paper:bool=True,  # False: only our runs, for data that the paper did not use
     only=None,        # (row, training, λ0) of the lines to show; default: all
 )->tuple:         # names of columns; lines: title, Paper | Ours | Δ, then numbers
-    """Arrange one of the paper's tables. Each method has a line with the paper's numbers, one with
-    ours (mean ± standard deviation over seeds) and one with the differences."""
+    "Arrange one of the paper's tables; ours are means ± standard deviations over seeds."
     _check_rows(rows)
     columns = _columns(number, rows)
     lines = []

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TrainConfig', 'ScstTrainConfig', 'Trainer', 'kept_line', 'finished_model', 'check_network', 'check_reward',
-           'train_selector_in', 'train_xe_in', 'training_search', 'train_scst_in']
+           'train_selector_in', 'train_xe_in', 'train_scst_in']
 
 # %% ../../nbs/lab/48_train.ipynb #0af8a318
 import json, math, re, time, warnings, zlib
@@ -230,58 +230,55 @@ class Trainer(_Progress):
         self.optimizer.zero_grad()
 
 # %% ../../nbs/lab/48_train.ipynb #6084a6fa
-@patch
-def _means(self:Trainer):
+def _epoch_means(trainer):
     "Return the epoch's means so far and its speed. Raise `NocError` if a loss is not finite."
-    for step, numbers in self.pending:
+    for step, numbers in trainer.pending:
         numbers = {name: float(x) for name, x in numbers.items()}
-        where = f"{self.folder.name}: step {step}: the loss is {numbers['loss']}"
+        where = f"{trainer.folder.name}: step {step}: the loss is {numbers['loss']}"
         require(math.isfinite(numbers["loss"]), where, "a finite number")
-        self.sums.update(numbers)
-    self.pending.clear()
-    means = {name: x/self.done for name, x in self.sums.items()}
-    speed = self.seen/max(1e-9, time.monotonic() - self.since)
-    return {**means, f"{self.unit}/s": round(speed, 1)}
+        trainer.sums.update(numbers)
+    trainer.pending.clear()
+    means = {name: x/trainer.done for name, x in trainer.sums.items()}
+    speed = trainer.seen/max(1e-9, time.monotonic() - trainer.since)
+    return {**means, f"{trainer.unit}/s": round(speed, 1)}
 
 # %% ../../nbs/lab/48_train.ipynb #c02d6ef4
-@patch
-def _steps(self:Trainer, batches):
+def _steps(trainer, batches):
     "Return this process's parts of an epoch's remaining steps. Raise `NocError` if there are none."
-    acc = self.accelerator
-    count = self.cfg.accumulate
-    name = self.folder.name
+    acc = trainer.accelerator
+    count = trainer.cfg.accumulate
+    name = trainer.folder.name
     first, parts = count*acc.process_index, count*acc.num_processes
-    left = batches(self.epoch, self.done, parts, range(first, first + count))
-    require(len(left) or self.done, f"{name}: nothing to learn from", f"{parts} examples or more")
-    whole = self.done + len(left)//count
-    self.steps = whole*self.cfg.epochs
+    left = batches(trainer.epoch, trainer.done, parts, range(first, first + count))
+    where = f"{name}: nothing to learn from"
+    require(len(left) or trainer.done, where, f"{parts} examples or more")
+    whole = trainer.done + len(left)//count
+    trainer.steps = whole*trainer.cfg.epochs
     steps = zip(*[iter(left)]*count)
-    if not self.main: return steps
-    desc = f"{name} {self.epoch+1}/{self.cfg.epochs}"
-    return progress(steps, desc, whole, initial=self.done, leave=False)
+    if not trainer.main: return steps
+    desc = f"{name} {trainer.epoch+1}/{trainer.cfg.epochs}"
+    return progress(steps, desc, whole, initial=trainer.done, leave=False)
 
 # %% ../../nbs/lab/48_train.ipynb #2cd41999
-@patch
-def _train_epoch(self:Trainer, batches):
+def _run_epoch(trainer, batches):
     "Train the remaining steps of an epoch."
-    self.model.train()
-    steps = self._steps(batches)
-    self.seen = 0.
-    self.since = time.monotonic()
+    trainer.model.train()
+    steps = _steps(trainer, batches)
+    trainer.seen = 0.
+    trainer.since = time.monotonic()
     for parts in steps:
-        self._train_step(parts)
-        if self.step % 10 == 0: self._show(self._means(), steps)
-        if self.due: self._save()
-    self._means()
+        trainer._train_step(parts)
+        if trainer.step % 10 == 0: _show_numbers(trainer, _epoch_means(trainer), steps)
+        if trainer.due: _save(trainer)
+    _epoch_means(trainer)
 
-@patch
-def _show(self:Trainer, values, bar=None):
+def _show_numbers(trainer, values, bar=None):
     "Show numbers on the progress bar, if there is one, and add them to the curves."
     if hasattr(bar, "set_postfix"):
         bar.set_postfix({name: f"{x:,.4g}" for name, x in values.items()}, refresh=False)
     kind = "epoch" if bar is None else "train"
-    values = {**values, "learning rate": self.optimizer.param_groups[0]["lr"]}
-    self.accelerator.log({f"{kind}/{name}": x for name, x in values.items()}, step=self.step)
+    values = {**values, "learning rate": trainer.optimizer.param_groups[0]["lr"]}
+    trainer.accelerator.log({f"{kind}/{name}": x for name, x in values.items()}, step=trainer.step)
 
 # %% ../../nbs/lab/48_train.ipynb #c3a50e04
 def _added(tables):
@@ -290,88 +287,84 @@ def _added(tables):
     for table in tables: total.update(table)
     return total
 
-def _write_best(folder, save, model):
+def _write_best(trainer):
     "Write the weights to `best/`; return file names with fingerprints."
-    best = folder/"best"
+    best = trainer.folder/"best"
     before = {}
     with whole_folder(best, before) as new:
-        save(model, new)                                   # `best/` may have these files already
+        trainer.save(trainer.inner, new)                   # `best/` may have these files already
         before |= {name: x for name, x in state_of(best).items() if name in held(new)}
     files = [path for path in best.iterdir() if path.name != "README.md"]  # which users may edit
     return {path.name: file_sum(path) for path in files}
 
 # %% ../../nbs/lab/48_train.ipynb #c3a50e05
-@patch
-def _end_epoch(self:Trainer, evaluate):
+def _end_epoch(trainer, evaluate):
     "Evaluate the model, keep its weights if they are the best, and save a checkpoint."
-    self.model.eval()
-    self.sums = _added(gather_object([self.sums]))
-    entry = self._means()
-    if evaluate: entry |= broadcast_object_list([self.main and evaluate(self.inner)])[0]
-    score = entry.get("score", float(self.epoch))
-    better = self.best is None or score > self.best
-    if better: self.best = score
-    if better and self.main: self.weights = _write_best(self.folder, self.save, self.inner)
-    self.stale = 0 if better else self.stale + 1
-    self.epoch += 1
-    self.done = 0
-    self.sums = Counter()
-    self._show(entry)
-    if self.main: say(self._epoch_line(entry, better))
-    seconds = round(time.monotonic() - self.clock, 1)
-    self.history.append(dict(epoch=self.epoch, step=self.step, seconds=seconds) | entry)
-    self._save()
+    trainer.model.eval()
+    trainer.sums = _added(gather_object([trainer.sums]))
+    entry = _epoch_means(trainer)
+    if evaluate: entry |= broadcast_object_list([trainer.main and evaluate(trainer.inner)])[0]
+    score = entry.get("score", float(trainer.epoch))
+    better = trainer.best is None or score > trainer.best
+    if better: trainer.best = score
+    if better and trainer.main: trainer.weights = _write_best(trainer)
+    trainer.stale = 0 if better else trainer.stale + 1
+    trainer.epoch += 1
+    trainer.done = 0
+    trainer.sums = Counter()
+    _show_numbers(trainer, entry)
+    if trainer.main: say(_epoch_line(trainer, entry, better))
+    seconds = round(time.monotonic() - trainer.clock, 1)
+    trainer.history.append(dict(epoch=trainer.epoch, step=trainer.step, seconds=seconds) | entry)
+    _save(trainer)
 
-@patch
-def _epoch_line(self:Trainer, entry, better):
+def _epoch_line(trainer, entry, better):
     "Describe an epoch in one line of numbers."
     def short(x): return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
     numbers = [f"{name} {short(x)}" for name, x in entry.items() if name != "score"]
     if "score" in entry:
         best = " (best so far)" if better else ""
-        numbers.append(f"{self.judged} on val {entry['score']:.4g}{best}")
-    when = f"epoch {self.epoch} of {self.cfg.epochs}"
-    after = self.cfg.epochs - self.epoch
-    left = round((time.monotonic() - self.clock)/self.epoch*after)
+        numbers.append(f"{trainer.judged} on val {entry['score']:.4g}{best}")
+    when = f"epoch {trainer.epoch} of {trainer.cfg.epochs}"
+    after = trainer.cfg.epochs - trainer.epoch
+    left = round((time.monotonic() - trainer.clock)/trainer.epoch*after)
     if after: when += f", {left//60}:{left%60:02} left"
-    return f"{self.folder.name}: {when}: {', '.join(numbers)}"
+    return f"{trainer.folder.name}: {when}: {', '.join(numbers)}"
 
 # %% ../../nbs/lab/48_train.ipynb #ead0846e
-@patch
-def _save(self:Trainer):
+def _save(trainer):
     "Write a checkpoint; delete old ones. Raise `NocError` if weights are not finite."
-    self._means()
-    self.seconds = time.monotonic() - self.clock
-    require(all(p.isfinite().all() for p in self.inner.parameters()),
-            f"{self.folder.name}: step {self.step}: weights are NaN or infinite",
+    _epoch_means(trainer)
+    trainer.seconds = time.monotonic() - trainer.clock
+    require(all(p.isfinite().all() for p in trainer.inner.parameters()),
+            f"{trainer.folder.name}: step {trainer.step}: weights are NaN or infinite",
             "finite weights; the last checkpoint has them")
-    ranks = gather_object([dict(rng=_rng_state(), sums=self.sums)])
-    if self.main:
-        path = self.folder/f"checkpoints/step-{self.step:08}.safetensors"
-        order = dict(batch=self.cfg.batch, seed=self.cfg.seed)
-        _save_checkpoint(path, self.inner, self.optimizer.optimizer,
-                         **asdict(self), order=order, ranks=ranks)
-        for old in _checkpoints(self.folder)[:-max(1, self.cfg.keep)]: old.unlink()
-    self.saved = time.monotonic()
+    ranks = gather_object([dict(rng=_rng_state(), sums=trainer.sums)])
+    if trainer.main:
+        path = trainer.folder/f"checkpoints/step-{trainer.step:08}.safetensors"
+        order = dict(batch=trainer.cfg.batch, seed=trainer.cfg.seed)
+        _save_checkpoint(path, trainer.inner, trainer.optimizer.optimizer,
+                         **asdict(trainer), order=order, ranks=ranks)
+        for old in _checkpoints(trainer.folder)[:-max(1, trainer.cfg.keep)]: old.unlink()
+    trainer.saved = time.monotonic()
 
 # %% ../../nbs/lab/48_train.ipynb #3ea4773c
-@patch
-def _go_back(self:Trainer):
+def _go_back(trainer):
     "Load the newest complete checkpoint. Raise `NocError` if its order of batches differs."
-    me = self.accelerator.process_index
-    path, = broadcast_object_list([self.main and _newest_checkpoint(self.folder)])
+    me = trainer.accelerator.process_index
+    path, = broadcast_object_list([trainer.main and _newest_checkpoint(trainer.folder)])
     if path is None: return
     with foreign_file(path, "a checkpoint of this run"):
-        state = _load_checkpoint(path, self.inner, self.optimizer.optimizer)
-        check_same(path, state["order"], dict(batch=self.cfg.batch, seed=self.cfg.seed))
+        state = _load_checkpoint(path, trainer.inner, trainer.optimizer.optimizer)
+        check_same(path, state["order"], dict(batch=trainer.cfg.batch, seed=trainer.cfg.seed))
         for f in fields(_Progress):
             value = state[f.name]
-            setattr(self, f.name, value if value is None else f.type(value))
+            setattr(trainer, f.name, value if value is None else f.type(value))
         ranks = state["ranks"]
-        self.sums = _added(rank["sums"] for rank in ranks if self.main)
+        trainer.sums = _added(rank["sums"] for rank in ranks if trainer.main)
         _set_rng_state(ranks[me % len(ranks)]["rng"])
-    name = self.folder.name
-    if self.main: say(f"{name}: continues after epoch {self.epoch} and step {self.step}")
+    name = trainer.folder.name
+    if trainer.main: say(f"{name}: continues after epoch {trainer.epoch} and step {trainer.step}")
 
 # %% ../../nbs/lab/48_train.ipynb #a21d9f01
 def _claim(folder, settings, resume):
@@ -386,18 +379,17 @@ def _claim(folder, settings, resume):
     if about.exists(): read_about(about, folder, settings)  # raises for another record
     begin(about, folder, settings, resume, made=done or bool(checkpoints))
 
-@patch
-def _begin(self:Trainer, resume):
+def _begin(trainer, resume):
     "Check the folder, and continue from its checkpoint if there is one."
-    acc = self.accelerator
-    if self.main: _claim(self.folder, dict(training=self.cfg, **self.about), resume)
-    else: set_seed(self.cfg.seed + acc.process_index)            # different dropout in each process
-    if resume: self._go_back()
+    acc = trainer.accelerator
+    if trainer.main: _claim(trainer.folder, dict(training=trainer.cfg, **trainer.about), resume)
+    else: set_seed(trainer.cfg.seed + acc.process_index)         # different dropout in each process
+    if resume: _go_back(trainer)
     acc.wait_for_everyone()
-    acc.init_trackers("curves", init_kwargs=dict(tensorboard=dict(purge_step=self.step)))
-    self.modules = _paper_modules()
-    self.saved = time.monotonic()
-    self.clock = self.saved - self.seconds
+    acc.init_trackers("curves", init_kwargs=dict(tensorboard=dict(purge_step=trainer.step)))
+    trainer.modules = _paper_modules()
+    trainer.saved = time.monotonic()
+    trainer.clock = trainer.saved - trainer.seconds
 
 # %% ../../nbs/lab/48_train.ipynb #84cff198
 @patch
@@ -412,11 +404,11 @@ def fit(self:Trainer,
     if isinstance(batches, Loader): batches = Batches(**vars(batches))
     if not (resume and (self.folder/"done.json").exists()):
         with locked(self.folder if self.main else None):
-            self._begin(resume)
+            _begin(self, resume)
             while self.epoch < self.cfg.epochs and self.stale < self.cfg.patience:
-                self._train_epoch(batches)
-                self._end_epoch(evaluate)
-            self._finish()
+                _run_epoch(self, batches)
+                _end_epoch(self, evaluate)
+            _end_phase(self)
     done = _read_done(self.folder)
     self.history, self.best, self.seconds = done["history"], done["best"], done["seconds"]
     self.inner.load_state_dict(read_weights(self.folder/"best/model.safetensors"))
@@ -434,18 +426,17 @@ def kept_line(
     score = f"{about['score']} on val {about['best']:.4g}"
     return f"epoch {about['epoch']} of {last} is kept: {score}"
 
-@patch
-def _finish(self:Trainer):
+def _end_phase(trainer):
     "Write `done.json`, which marks the phase as finished."
-    acc = self.accelerator
+    acc = trainer.accelerator
     for tracker in acc.trackers: tracker.finish()
-    best = max(self.history, key=lambda entry: entry.get("score", entry["epoch"]))
-    about = dict(best=self.best, score=self.judged, epoch=best["epoch"], seconds=self.seconds,
-                 config=asdict(self.cfg), history=self.history, weights=self.weights,
-                 modules=self.modules)
-    if self.main:
-        write_json(self.folder/"done.json", about, indent=1)
-        for line in kept_line(about), *_doubts(about): say(f"{self.folder.name}: {line}")
+    best = max(trainer.history, key=lambda entry: entry.get("score", entry["epoch"]))
+    about = dict(best=trainer.best, score=trainer.judged, epoch=best["epoch"],
+                 seconds=trainer.seconds, config=asdict(trainer.cfg), history=trainer.history,
+                 weights=trainer.weights, modules=trainer.modules)
+    if trainer.main:
+        write_json(trainer.folder/"done.json", about, indent=1)
+        for line in kept_line(about), *_doubts(about): say(f"{trainer.folder.name}: {line}")
     acc.wait_for_everyone()
 
 # %% ../../nbs/lab/48_train.ipynb #b0651d9c
@@ -492,12 +483,10 @@ def finished_model(
     train:TrainConfig, # expected settings of the training
     about:dict,        # other expected settings and inputs, as in `Trainer`
 )->nn.Module:          # the model in eval mode; None if the phase is not finished
-    """Load the model of a finished phase; warn if the paper's modules have changed since. Raise
-    `NocError` if its settings are not those expected."""
+    "Load a finished phase's model. Warn if modules changed; raise `NocError` for other settings."
     folder = Path(folder)
     if not (folder/"done.json").exists(): return None
-    done = _read_done(folder)
-    _warn_of_changes(folder, done["modules"])
+    _warn_of_changes(folder, _read_done(folder)["modules"])
     model = load_model(folder/"best", kind, default_device())
     settings = dict(training=train, **about)
     check_same(folder, read_about(folder/"run.json", folder, settings), settings)
@@ -573,10 +562,9 @@ def train_selector_in(
     about = dict(model=without(cfg, "threshold"), inputs=contents(data), loss=called(loss),
                  network=called(network))
     if examples is not None: about["inputs"]["targets"] = fingerprint(examples.whole.targets)
-    finished = resume and finished_model(folder, network, train, about)
-    if finished:
-        finished.cfg = cfg                              # the threshold may have changed
-        return finished
+    if resume and (done := finished_model(folder, network, train, about)):
+        done.cfg = cfg                                  # the threshold may have changed
+        return done
     judged = "F1 of the held-out objects" if any(data.novel["val"].values()) else "minus the loss"
     fit = _fit_in(folder, about, "regions", judged, resume, training_record(data))
     return train_selector(data, cfg, train, fit, loss, examples, network, weighted_f1)
@@ -600,11 +588,8 @@ def train_xe_in(
     return train_xe(data, cfg, train, min_count, fit, _decode_val, CiderD)
 
 # %% ../../nbs/lab/48_train.ipynb #43000003
-def training_search(
-    mix:float=0.,                    # share of the images whose words a step ignores
-    cfg:SearchConfig=SearchConfig(), # settings of the search
-):                                   # function with the arguments of `plain_search`
-    "Return the search of self-critical training."
+def _training_search(mix=0., cfg=SearchConfig()):
+    "Return the search of self-critical training, in which a share `mix` of images has no words."
     def search(captioner, batch, words):
         if mix:                                  # another draw would change the dropout masks
             kept = torch.rand(len(words)) >= mix
@@ -634,14 +619,6 @@ def _words_to_say(data, captioner, cfg, limit):
     if cfg.number_score is None: return words
     return _with_plurals(words, data, vocab, cfg.number_score)
 
-def _record_from(captioner, data):
-    "Compare the captioner's training with the data; return the record of its further training."
-    start = getattr(captioner, "trained", None)
-    where = "captioner to start from"
-    other = compare_training(start, data, data.splits["val"], where)
-    if other: say(f"{where}: {other}")
-    return start and training_record(data, True, start)
-
 _JUDGED = "CIDEr-D", "CIDEr-D with the oracle's constraints"
 
 # %% ../../nbs/lab/48_train.ipynb #40c00016
@@ -665,8 +642,11 @@ def train_scst_in(
     if resume and (done := finished_model(folder, Captioner, cfg, about)): return done
     check_reward(reward, data, cfg, Vocab(captioner.tokens))
     words = _words_to_say(data, captioner, cfg, limit) if constrained else None
-    trained = _record_from(captioner, data)
+    start, where = getattr(captioner, "trained", None), "captioner to start from"
+    other = compare_training(start, data, data.splits["val"], where)
+    if other: say(f"{where}: {other}")
+    trained = start and training_record(data, True, start)
     fit = _fit_in(folder, about, "images", _JUDGED[constrained], resume, trained)
-    search = training_search(cfg.mix, search_cfg)
+    search = _training_search(cfg.mix, search_cfg)
     with _named(reward):
         return train_scst(data, captioner, cfg, words, fit, search, _decode_val, reward, CiderD)

@@ -22,10 +22,10 @@ from torchvision.ops import roi_align
 
 from ..constraints import COCO_CLASSES
 from ..core import NocError, default_device, require
-from ..lab.checks import checked
 from ..lab.disk import foreign_file
 from ..lab.runs import fingerprint
 from ..lab.saving import check_kinds
+from ..lab.table import checked
 from ..regions import Regions
 
 # %% ../../nbs/models/113_detector.ipynb #2107b743

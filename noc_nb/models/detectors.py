@@ -12,8 +12,8 @@ import torch
 from torchvision.ops import box_convert
 
 from ..core import NocError, default_device
-from ..lab.checks import checked
 from ..lab.objects import meanings, plain_name
+from ..lab.table import checked
 from .detector import DETECTORS, _Batches
 from .names import classes_of
 from .pretrained import Pretrained, quiet

@@ -33,8 +33,7 @@ from ..heldout import people
 from ..lab.config import Config, load_config, save_config, setting
 from ..lab.objects import form_of, load_classes, meanings, penalties_of, save_classes
 from ..lab.saving import check_kinds, load_model, model_card, read_weights, save_model
-from ..lab.checks import checked
-from ..lab.table import table_of
+from ..lab.table import checked, table_of
 from ..regions import Regions, geometry
 from ..selector import RegionSelector, select
 from ..vocab import Vocab

@@ -27,12 +27,12 @@ from ..files.dataset import data_files, listed_images, with_categories
 from ..files.exports import export_reader, nearest_form, read_export
 from ..files.images import PHOTO_ENDINGS, match_photos, some_of
 from ..files.store import RegionStore
-from ..lab.checks import checked
 from ..lab.config import Config, imported, setting
 from ..lab.disk import foreign_file, read_json
 from ..lab.progress import note, say
 from ..lab.results import read_rows
 from ..lab.runs import fingerprint
+from ..lab.table import checked
 from .captioners import NovelPhotoCaptioner, PhotoCaptioner
 from .classes import add_words, with_classes
 from .detector import DETECTORS, Detector

@@ -21,10 +21,10 @@ from PIL import Image
 from ..core import NocError, require
 from ..fast.prices import read_wishes
 from ..files.drawing import render as draw_scene
-from ..lab.checks import checked
 from ..lab.config import check_range, read_options
 from ..lab.disk import unpacking
 from ..lab.progress import say, say_notes
+from ..lab.table import checked
 from ..models.captioners import NovelPhotoCaptioner
 from ..models.photos import open_image
 from ..models.pipeline import NovelCaptioner, shipped
