@@ -20,7 +20,7 @@ from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.files.store import RegionStore
 from noc_nb.lab.disk import write_json
-from noc_nb.models.names import read_classes
+from noc_nb.models.classes import read_classes
 from noc_nb.models.photos import image_files, open_image
 from noc_nb.models.pipeline import CaptionOptions
 from noc_nb.models.source import Job, detected, _frame_of

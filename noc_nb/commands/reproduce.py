@@ -42,7 +42,7 @@ from ..lab.saving import load_model, model_card, plain_card
 from ..lab.tables import markdown_table, reused_models, spec, table_view
 from ..lab.train import kept_line, train_scst_in, train_selector_in, train_xe_in
 from ..lab.verdict import claim_keys, claims_view, judge_claims, read_claims
-from ..models.names import read_classes
+from ..models.classes import read_classes
 from ..models.pipeline import NovelCaptioner, PipelineConfig, pipeline_folder, shipped
 from ..models.source import stored_names
 from ..scores.java import java_programs, spice_lacks

@@ -15,7 +15,7 @@ from ..core import NocError, default_device
 from ..lab.checks import checked
 from ..lab.objects import meanings, plain_name
 from .detector import DETECTORS, _Batches
-from .names import classes_of
+from .classes import classes_of
 from .pretrained import Pretrained, quiet
 from ..regions import Regions
 

@@ -34,10 +34,9 @@ from ..lab.progress import note, say
 from ..lab.results import read_rows
 from ..lab.runs import fingerprint
 from .captioners import NovelPhotoCaptioner, PhotoCaptioner
-from .classes import add_words, with_classes
+from .classes import add_words, read_classes, with_classes
 from .detector import DETECTORS, Detector
 from .detectors import PretrainedDetector, classes_for
-from .names import read_classes
 from .photos import NAMED, image_formats, image_column, image_files, open_image
 from .pipeline import CaptionOptions, NovelCaptioner, shipped
 from ..regions import Regions
