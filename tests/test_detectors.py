@@ -134,7 +134,7 @@ def test_unusable_detectors_are_one_line(tmp_path):
         for name in TOLD: save_detector(name, tmp_path/name)
         save_detector("DETR", tmp_path/"nameless", [f"LABEL_{n}" for n in range(4)])
     loaded("DETR", tmp_path/"DETR")
-    tells = {name: (None, "needs the names of classes; expected --classes with names") for name in TOLD}
+    tells = {name: (None, "needs the names of classes: expected --classes with names") for name in TOLD}
     for name, (classes, expected) in (tells | {
             "DETR": (named("zebra", "okapi"), "has no label 'okapi'; expected some of person, sofa, couch"),
             "nameless": (None, "its 4 labels have no names; expected --classes with 4 names, in their order"),
