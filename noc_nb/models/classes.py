@@ -23,7 +23,7 @@ from ..lab.disk import read_json
 from ..lab.objects import MOST_CLASSES, load_classes, plain_name, usual_name
 from ..lab.progress import say
 from .pipeline import NovelCaptioner
-from ..vocab import Vocab
+
 from ..words.spellings import noun_forms
 
 # %% ../../nbs/models/111_classes.ipynb #1787a5af
@@ -44,9 +44,8 @@ def _names(content, path, first):
 # %% ../../nbs/models/111_classes.ipynb #4e90e479
 def _named_class(i, name, words):
     "Make a class whose forms are its name and the last word of its name, singular and plural."
-    forms = []
-    for noun in dict.fromkeys([" ".join(words), words[-1]]): forms += noun_forms(noun)
-    forms = dict.fromkeys(map(normalize, forms))
+    nouns = dict.fromkeys([" ".join(words), words[-1]])
+    forms = dict.fromkeys(normalize(form) for noun in nouns for form in noun_forms(noun))
     return ObjectClass(i, name, words[-1], tuple(forms), tuple(words))
 
 # %% ../../nbs/models/111_classes.ipynb #210ea708
@@ -91,13 +90,11 @@ def classes_of(
     classes = {}
     coco = {c.name: c for c in COCO_CLASSES.values()}
     for i, name in names.items():
-        plain = plain_name(name) if isinstance(name, str) else ""
-        named = plain and type(i) is int
-        require(named, f"{where}: class {i!r}: {name!r}", "a name with letters")
+        words = plain_name(name).split() if isinstance(name, str) and type(i) is int else []
+        require(words, f"{where}: class {i!r}: {name!r}", "a name with letters")
         check_range(f"{where}: class {name!r}: ", 0, MOST_CLASSES, id=i)
-        coco_class = coco.get(usual_name(name))
-        plain = plain.split()
-        classes[i] = replace(coco_class, id=i) if coco_class else _named_class(i, name, plain)
+        known = coco.get(usual_name(name))
+        classes[i] = replace(known, id=i) if known else _named_class(i, name, words)
     _print_words(names, classes, where)
     return classes
 
@@ -122,10 +119,6 @@ def read_classes(
     return classes
 
 # %% ../../nbs/models/111_classes.ipynb #dda846c2
-def _rebuild(pipeline, captioner, classes, vectors):
-    "Return a pipeline with the selector and the search of another one."
-    return NovelCaptioner(pipeline.selector, captioner, classes, vectors, pipeline.cfg)
-
 def with_classes(
     pipeline:NovelCaptioner, # a pipeline, which is not changed
     classes:dict,            # class id -> `ObjectClass`, numbered as the detector does
@@ -139,7 +132,7 @@ def with_classes(
         rows = [stoi[w] for w in c.phrase if w in stoi and known[stoi[w]]]
         vectors[i] = table[rows].sum(0)/max(1, len(rows))
     if pipeline.vectors is None: vectors = None
-    return _rebuild(pipeline, pipeline.captioner, classes, vectors)
+    return NovelCaptioner(pipeline.selector, pipeline.captioner, classes, vectors, pipeline.cfg)
 
 # %% ../../nbs/models/111_classes.ipynb #7b43daf7
 def _extend_words(captioner, vectors):
@@ -148,8 +141,7 @@ def _extend_words(captioner, vectors):
     require(with_vectors, "words: the captioner was trained without vectors", "one with vectors")
     table = captioner.words().detach()
     known = captioner.words.known
-    vocab = Vocab(captioner.tokens)
-    rows = {word: torch.as_tensor(v).to(table) for word, v in vectors.items() if word not in vocab}
+    rows = {word: torch.as_tensor(v).to(table) for word, v in vectors.items()}
     for word, row in rows.items():
         where = f"word {word!r}: a vector of {row.numel()} numbers"
         require(row.shape == table.shape[1:], where, f"{table.shape[1]}, as in training")
@@ -178,9 +170,9 @@ def add_words(
     if needed: say(f"{where}: no vector for {', '.join(sorted(needed))}; left out")
     if not added: return pipeline
     captioner = _extend_words(pipeline.captioner, added)
-    new = _rebuild(pipeline, captioner, pipeline.classes, pipeline.vectors)
-    if pipeline.vectors is None: return new
-    of_words = with_classes(new, pipeline.classes).vectors
-    changed = {i for i, c in pipeline.classes.items() if not added.keys().isdisjoint(c.phrase)}
-    new.vectors = pipeline.vectors | {i: of_words[i] for i in changed}
+    classes, vectors = pipeline.classes, pipeline.vectors
+    new = NovelCaptioner(pipeline.selector, captioner, classes, vectors, pipeline.cfg)
+    if vectors is None: return new
+    changed = {i: c for i, c in classes.items() if not added.keys().isdisjoint(c.phrase)}
+    new.vectors = vectors | with_classes(new, changed).vectors
     return new
