@@ -27,11 +27,6 @@ from .pipeline import NovelCaptioner
 from ..words.spellings import noun_forms
 
 # %% ../../nbs/models/111_classes.ipynb #1787a5af
-def _read_names(path):
-    "Return the contents of a file of names: a list, or the content of JSON or `names` in YAML."
-    if str(path) == "coco80": return [COCO_CLASSES[i].name for i in sorted(COCO_CLASSES)]
-    return read_json(path) if str(path).endswith((".json", ".json.gz")) else read_names(path)
-
 def _names(content, path, first):
     "Return id -> name from the contents of a file of names. Raise `NocError` for other contents."
     try:
@@ -106,7 +101,8 @@ def read_classes(
 )->dict:         # class id -> `ObjectClass`
     "Read the classes of a detector. Raise `NocError`, naming the class, if one is invalid."
     require(first in (None, 0, 1), f"--first {first}", "0 or 1")
-    content = _read_names(path)
+    if str(path) == "coco80": content = [COCO_CLASSES[i].name for i in sorted(COCO_CLASSES)]
+    else: content = (read_json if str(path).endswith((".json", ".json.gz")) else read_names)(path)
     if Path(path).suffix in (".yaml", ".yml"):
         numbers = "--first 0, if detections count from 0, or --first 1, as YOLO's own JSON does"
         require(first is not None, f"{path}: names in YAML", numbers)
@@ -160,8 +156,8 @@ def add_words(
     more=(),                 # words to add besides those of its classes
 )->NovelCaptioner:           # a pipeline with the same models and the missing words
     "Add words after training. Raise `NocError` if the vectors do not match those of training."
-    words = [*words_of(pipeline.classes), *more]
-    lacking = [word for word in words if word not in pipeline.vocab]
+    known = pipeline.vocab
+    lacking = [word for word in (*words_of(pipeline.classes), *more) if word not in known]
     where = "word vectors" if isinstance(vectors, dict) else vectors
     if not isinstance(vectors, dict): vectors = read_vectors(vectors, set(lacking))
     added = {word: vectors[word] for word in lacking if word in vectors}

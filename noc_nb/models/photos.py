@@ -36,7 +36,6 @@ from .detector import Detector, prepare
 _FORMATS = "JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"   # Pillow's names
 _IMAGE_STARTS = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n|GIF8|RIFF....WEBP|II\*\0|MM\0\*|"
                            rb"....ftyp(hei|avi|mif)", re.S)      # the first bytes of an image
-_MAX_PIXELS = 80_000_000 # 240 MB as RGB
 
 @lru_cache
 def image_formats()->tuple:
@@ -63,7 +62,7 @@ class _ImageFile:
 # %% ../../nbs/models/115_photos.ipynb #05bd26d8
 def open_image(
     file,                       # path, or item of `image_files`
-    max_pixels:int=_MAX_PIXELS, # maximum of width times height
+    max_pixels:int=80_000_000,  # maximum of width times height; as RGB, 240 MB
 )->Image.Image:                 # upright RGB image; the first frame of an animation
     "Decode an image from an untrusted source. Raise `NocError` if it cannot be used."
     if not isinstance(file, _ImageFile): file = _ImageFile(0, str(file), Path(file))
@@ -131,11 +130,9 @@ def image_column(
     return columns[0] if columns else None
 
 # %% ../../nbs/models/115_photos.ipynb #0e7fcb6e
-_NAME_KEYS = "file_name", "path", "key", "name"   # columns of a Parquet file that may name an image
-
 def _row_names(file, column):
     "Yield the row group, the place in it and the name of each image; None if there are no names."
-    titles = f"{column.removesuffix('.bytes')}.path", *_NAME_KEYS
+    titles = f"{column.removesuffix('.bytes')}.path", "file_name", "path", "key", "name"
     named = [name for name in titles if name in _flat_fields(file).names]
     for group in range(file.num_row_groups):
         names = [None]*file.metadata.row_group(group).num_rows
@@ -158,8 +155,7 @@ def _rows(path, name):
 
 # %% ../../nbs/models/115_photos.ipynb #726a4824
 def _is_image(name, start, others):
-    """Return True if a file is an image by its suffix or its first bytes, which `start` returns,
-    and is not hidden. Count the suffixes of other files in `others`."""
+    "Return True for images, by suffix or by the first bytes `start()`; count others by suffix."
     hidden = os.path.basename(name).startswith(".")
     suffix = os.path.splitext(name)[1].lower()
     if not hidden and (suffix in PHOTO_ENDINGS or _IMAGE_STARTS.match(start())): return True
@@ -192,8 +188,7 @@ def _shard(path, name, others):
     count = 0
     try:
         with foreign_file(path, "a tar file"):
-            for m in _members(path, path.stat().st_size):
-                count += 1
+            for count, m in enumerate(_members(path, path.stat().st_size), 1):
                 read = partial(_piece, path, m.offset_data, m.size)
                 start = partial(_piece, path, m.offset_data, min(16, m.size))
                 if not (m.isreg() and _is_image(m.name, start, others)): continue
@@ -267,8 +262,7 @@ def image_files(
 def _match_by_name(files, names, where, src):
     "Return the files that match a name, numbered by its id, and the rest; clashes have a `why`."
     inside = f"{src.name}/" if src.is_file() else ""     # names then omit the archive
-    photos = [f.name.removeprefix(inside) for f in files]
-    ids, clashes = match_photos(names, photos, where, src)
+    ids, clashes = match_photos(names, [f.name.removeprefix(inside) for f in files], where, src)
     rest = {p: replace(f, why=f"expected its name in {where}")
             for p, (f, i) in enumerate(zip(files, ids)) if i is None}
     numbered = [replace(f, id=i) for f, i in zip(files, ids) if i is not None]
@@ -393,15 +387,13 @@ def random_weights(
     logits = []
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
-        model = Detector(name, None, None, device="cpu", classes=classes).model
+        model = Detector(name, None, None, device="cpu", size=160, classes=classes).model
         noise = torch.rand(3, 160, 160)
-    model.transform.min_size = (160,)
     for m in model.backbone.modules(): m.momentum = 1.   # batch norm keeps the last statistics
     model.backbone.train()(model.transform([noise])[0].tensors)
     scores = model.eval().roi_heads.box_predictor.cls_score
-    hook = scores.register_forward_hook(lambda head, args, out: logits.append(out))
+    scores.register_forward_hook(lambda head, args, out: logits.append(out))
     model([noise])
-    hook.remove()
     scale = 4/logits[0].std(0)                           # spread of the logits: 4
     scores.weight.mul_(scale[:,None])
     scores.bias.sub_(logits[0].mean(0)).mul_(scale)

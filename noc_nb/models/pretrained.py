@@ -63,13 +63,11 @@ def _model_files(folder):
     return files
 
 # %% ../../nbs/models/112_pretrained.ipynb #5a9ae468
-_COUNTS = re.compile("(layers|n_layer|depth)$")   # names of settings that count layers
-
 def _layers(settings):
     "Yield the name and value of each setting that counts layers, at any depth."
     for name, value in settings.items():
         if isinstance(value, dict): yield from _layers(value)
-        elif type(value) is int and _COUNTS.search(name): yield name, value
+        elif type(value) is int and re.search("(layers|n_layer|depth)$", name): yield name, value
 
 def _check_layers(folder):
     "Raise `NocError` for more layers than the weights can fill, which would take forever to build."

@@ -94,9 +94,8 @@ def _apart(ids, items, sound=False):
 
 # %% ../../nbs/models/119_source.ipynb #10600008
 def _frame_of(said, stored, turn):
-    """Return the orientation of a file's boxes: 1 if they are upright, `turn` if they are rotated
-    with the photo, None if they belong to another photo. `said` is (width, height) in the file,
-    `stored` that of the stored photo, `turn` its EXIF orientation, 5 to 8 if on its side."""
+    """Return 1 for upright boxes, the photo's EXIF orientation `turn` for boxes rotated with it, or
+    None for another photo's. `said`, `stored`: (width, height) in the file and as stored."""
     upright = stored[::-1] if turn >= 5 else stored
     def fits(size): return abs(said[0]*size[1] - said[1]*size[0]) <= max(size)   # up to rounding
     if said == upright or said != stored and fits(upright): return 1
@@ -115,12 +114,11 @@ def _upright(regions, turn, size):
 
 # %% ../../nbs/models/119_source.ipynb #10600005
 def _from_table(table, ids=None, files=None, failed=None, frames=None):
-    """Make a source of known regions, for the images `ids` (default: all of the table; an id that
-    it lacks has no regions). `failed`: image id -> `NocError`. `frames`: see `_frames`."""
+    "Make a source of known regions. `failed`: image id -> `NocError`; `frames`: as in `_frames`."
     failed, frames = failed or {}, frames or {}
     def look(i):
-        regions = table.get(i, Regions.empty(i))
-        return failed.get(i) or _upright(regions, *frames.get(i, (1, None)))
+        if i in failed: return failed[i]
+        return _upright(table.get(i, Regions.empty(i)), *frames.get(i, (1, None)))
     columns = "ids", "offsets", "boxes", "labels", "scores", "sizes"
     turned = {i: turn for i, (turn, _) in frames.items() if turn > 1}
     def key():
@@ -129,6 +127,7 @@ def _from_table(table, ids=None, files=None, failed=None, frames=None):
         content = [table.meta] if stored else [getattr(table, name) for name in columns]
         return fingerprint(*content, *filter(None, [turned]))
     boxed = {i for i, n in zip(table, np.diff(table.offsets).tolist()) if n}
+    boxed |= failed.keys()                           # a failure is reported in any case
     ids = table if ids is None else ids
     return Source([*ids], lambda ids: [*map(look, ids)], files or {}, key, boxed=boxed)
 
@@ -224,8 +223,7 @@ def detected(
     sources = (path, detections.names), (data, listed)
     where = ", ".join(str(file) for file, some in sources if some)
     files = image_files(images, names, where) if images else _photos_beside(data, names, where)
-    if detections.sparse: files = _unlabelled(files, names, where)
-    files = {f.id: f for f in files}
+    files = {f.id: f for f in (_unlabelled(files, names, where) if detections.sparse else files)}
     failed = {i: _try(open_image, f) for i, f in files.items() if f.why and images}
     sized = sizes or images or not detections.pixels
     require(sized, f"{path}: boxes in pixels", "--data or --images, for the sizes of the images")
@@ -239,9 +237,8 @@ def detected(
     listed = {i for _, i in detections.names} | detections.sizes.keys()
     ids = list(files) if images else sorted({*table, *errors, *listed})
     source = _from_table(table, ids, files, failed, frames)
-    boxed = source.boxed | failed.keys()             # a failure is reported in any case
     sound = isinstance(detections, Detections)       # a store's features were not looked at
-    return replace(source, names=names, texts=detections.texts, met=met, boxed=boxed, sound=sound)
+    return replace(source, names=names, texts=detections.texts, met=met, sound=sound)
 
 # %% ../../nbs/models/119_source.ipynb #821da149
 def _unlabelled(files, names, where):
@@ -272,7 +269,8 @@ def _with_features(source, path, src):
     "Add a store's features, by name if both have names. Raise `NocError` if the store has none."
     store = RegionStore(path)
     require(store.width, f"{store.where}: has no features", "regions with features")
-    ids, names, stored = {i: i for i in source.ids}, _names_of(source), stored_names(path)
+    ids = {i: i for i in source.ids}
+    names, stored = _names_of(source), stored_names(path)
     if names and stored:
         found, _ = match_photos(stored, [*names.values()], path, src)
         ids = dict(zip(names, found))
@@ -315,7 +313,7 @@ def detector_for(
         require(not weights, f"--weights {weights}", f"a detector of torchvision, not {name}")
         require(not features, f"{name}: computes no features", "a pipeline that needs none")
         return PretrainedDetector.from_pretrained(name, pipeline.classes, **options)
-    coco = set(pipeline.classes) == set(COCO_CLASSES)
+    coco = {*pipeline.classes} == {*COCO_CLASSES}
     classes = 91 if coco else max(pipeline.classes) + 1
     options = dict(features=features, classes=classes) | options
     return Detector(name, weights or "default", **options)
@@ -327,8 +325,7 @@ def _wishes_of(words):
     return CaptionOptions(words).wishes
 
 def _read_words(path):
-    """Return name of an image -> its words: name -> price, or a `NocError`. Raise `NocError` if the
-    file has another form; without a file, return {}."""
+    "Return name of an image -> its words (name -> price) or a `NocError`; {} without a file."
     if path is None: return {}
     words = read_json(path) if str(path).endswith(".json") else _table_words(path)
     example = 'an object such as {"photo.jpg": ["zebra", "man:Anna"]}'
@@ -346,9 +343,8 @@ def _table_words(path):
 
 # %% ../../nbs/models/119_source.ipynb #23d2a44e
 def _own_words(path, src, names, numbers=()):
-    """Return image id -> the words that a file gives it: name -> price, or a `NocError`. `names`:
-    image id -> file name; `numbers`: an image's id as text -> image id, if the file may use ids.
-    Raise `NocError` if the file names an image that is not there."""
+    """Return image id -> its words, as in `_read_words`. `names`: image id -> file name; `numbers`:
+    id as text -> image id. Raise `NocError` if the file names an image that is not there."""
     words = _read_words(path)
     found = {numbers[name]: x for name, x in words.items() if name in numbers}
     rest = [name for name in words if name not in numbers]
@@ -400,7 +396,7 @@ class Job(Config):
         names = "src model classes data images features detector weights add_words captioner words"
         return [getattr(self, name) for name in names.split()]
 
-    def blind(self, wishes)->bool:
+    def _blind(self, wishes):
         "Return True if the captioner needs no detector, given all images' name -> price."
         def by_hand(wish): return wish == {} or any(u > -math.inf for u in (wish or {}).values())
         able = self.captioner and not self.detector and self.options.min_detection is None
@@ -443,13 +439,12 @@ def _opened(job, pipeline):
         source = detected(src, job.data, job.images, pipeline.classes, bool(job.classes))
         ids = {str(source.texts.get(i, i)): i for i in source.ids}
         return replace(source, words=_own_words(job.words, src, _names_of(source), ids))
-    where = f"{job.src}: --data, --images and --features need detections"
-    where = f"{job.src}: --only-detected needs detections" if job.only_detected else where
+    need = "--only-detected needs" if job.only_detected else "--data, --images and --features need"
     none = not (job.data or job.images or job.features or job.only_detected)
-    require(none, where, nearest_form(src))
+    require(none, f"{job.src}: {need} detections", nearest_form(src))
     files = image_files(src)                                            # before loading a detector
     words = _own_words(job.words, src, {f.id: f.name for f in files})
-    blind = job.blind([words.get(f.id, job.options.wishes) for f in files])
+    blind = job._blind([words.get(f.id, job.options.wishes) for f in files])
     detector = _NoDetector() if blind else detector_for(pipeline, detector, job.weights)
     return replace(_from_photos(files, detector), words=words, blind=blind)
 
