@@ -118,8 +118,7 @@ def test_one_photo_is_open_at_a_time(toy, src, monkeypatch):
     seen, alive = [], []
     def opened(file):
         alive.append(sum(r() is not None for r in seen))
-        image = open_image(file)
-        seen.append(weakref.ref(image))
+        image = open_image(file); seen.append(weakref.ref(image))
         return image
     monkeypatch.setattr("noc_nb.models.photos.open_image", opened)
     source = _from_photos(image_files(src), Stub())

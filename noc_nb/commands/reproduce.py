@@ -238,8 +238,8 @@ def _check_names(store, *where):
 def _load_own(o, cfg, root):
     "Load the data that the options name."
     found = find_data(root)
-    bare = found and instances_files(found) and not data_files(found, "detections", "*")
-    if bare and not o.detections:
+    drawn = not o.detections and found and instances_files(found)
+    if drawn and not data_files(found, "detections", "*"):
         o.detections = "gt"
         say(f"{found} has no detections: its ground-truth boxes are used as regions, and every "
             "row records it (--detections gt)")

@@ -222,7 +222,8 @@ class NovelPhotoCaptioner(NovelCaptioner):
         words = ([[*map(" ".join, group)] for group in image] for image in groups)
         rows = [*zip(seen, words, prices)]
         priced = [nats or min(row, default=math.inf) < math.inf for row in prices]
-        search, decoded = self.cfg.search, {}
+        search = self.cfg.search
+        decoded = {}
         for places in groupby(range(len(rows)), priced.__getitem__).values():
             options = search.k, search.no_repeat, 0. if priced[places[0]] else None, self.barred
             some = zip(*(rows[n] for n in places))

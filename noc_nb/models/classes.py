@@ -102,7 +102,8 @@ def read_classes(
     "Read the classes of a detector. Raise `NocError`, naming the class, if one is invalid."
     require(first in (None, 0, 1), f"--first {first}", "0 or 1")
     if str(path) == "coco80": content = [COCO_CLASSES[i].name for i in sorted(COCO_CLASSES)]
-    else: content = (read_json if str(path).endswith((".json", ".json.gz")) else read_names)(path)
+    elif str(path).endswith((".json", ".json.gz")): content = read_json(path)
+    else: content = read_names(path)
     if Path(path).suffix in (".yaml", ".yml"):
         numbers = "--first 0, if detections count from 0, or --first 1, as YOLO's own JSON does"
         require(first is not None, f"{path}: names in YAML", numbers)

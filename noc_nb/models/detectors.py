@@ -38,7 +38,8 @@ def _labelled(config, where, classes=None):
     names = {n: name for n, name in names.items() if plain_name(name).strip() not in _NO_THING}
     numbered = dict(enumerate(dict.fromkeys(names.values()), 1))
     classes = classes or _drop_same(classes_of(numbered, where))
-    ids_of, ids = meanings(classes), {}
+    ids_of = meanings(classes)
+    ids = {}
     for n, name in names.items():
         same = ids_of.get(name) or ids_of.get(plain_name(name), [])
         if len(same) == 1: ids[n] = same[0]

@@ -520,8 +520,9 @@ def _class_vectors(file, classes, width):
             "a vector for each class of classes.json")
     check_kinds(vectors, dict.fromkeys(vectors, torch.zeros(())), file)
     for i, vector in vectors.items():
-        whole = vector.shape == (width,) and vector.isfinite().all()
-        require(whole, f"{file}: class {i}", f"{width} finite numbers, found {tuple(vector.shape)}")
+        if vector.shape == (width,) and vector.isfinite().all(): continue
+        found = tuple(vector.shape)
+        raise NocError(f"{file}: class {i}: expected {width} finite numbers, found {found}")
     return {int(i): vector for i, vector in vectors.items()}
 
 # %% ../../nbs/models/51_pipeline.ipynb #4d83a7f1

@@ -223,7 +223,8 @@ def detected(
     sources = (path, detections.names), (data, listed)
     where = ", ".join(str(file) for file, some in sources if some)
     files = image_files(images, names, where) if images else _photos_beside(data, names, where)
-    files = {f.id: f for f in (_unlabelled(files, names, where) if detections.sparse else files)}
+    if detections.sparse: files = _unlabelled(files, names, where)
+    files = {f.id: f for f in files}
     failed = {i: _try(open_image, f) for i, f in files.items() if f.why and images}
     sized = sizes or images or not detections.pixels
     require(sized, f"{path}: boxes in pixels", "--data or --images, for the sizes of the images")
