@@ -30,6 +30,7 @@ _MOVED = {                                                                      
     "noc_nb.metrics": "noc_nb.lab.metrics", "noc_nb.novelty": "noc_nb.lab.novelty",
     "noc_nb.models.spellings": "noc_nb.words.spellings",
     "noc_nb.models.generate": "noc_nb.words.generate",
+    "noc_nb.models.names": "noc_nb.models.classes",
     "noc_nb.files.readers": "noc_nb.files.images, .captions, .vectors and .boxes",
     "noc_nb.scores.claims": "noc_nb.lab.verdict", "noc_nb.lab.checks": "noc_nb.lab.table",
     "noc_nb.fast.machine": "noc_nb.fast.search"}

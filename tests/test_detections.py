@@ -11,7 +11,7 @@ from book import ROOT
 from noc_nb.commands import reproduce
 from noc_nb.commands.cli import noc_reproduce
 from noc_nb.commands.cli import commands
-from noc_nb.commands.distributed import caption_shards, read_shards
+from noc_nb.commands.distributed import caption_shards
 from noc_nb.constraints import COCO_CLASSES
 from noc_nb.core import NocError
 from noc_nb.files.boxes import open_detections, read_detections, relabel
@@ -20,7 +20,7 @@ from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.files.store import RegionStore
 from noc_nb.lab.disk import write_json
-from noc_nb.models.names import read_classes
+from noc_nb.models.classes import read_classes
 from noc_nb.models.photos import image_files, open_image
 from noc_nb.models.pipeline import CaptionOptions
 from noc_nb.models.source import Job, detected, _frame_of
@@ -306,7 +306,7 @@ def test_texts_in_the_place_of_ids_go_everywhere(tmp_path, kind):
         "41.jpg": ("41" if kind == "parquet" else 41, ["dog"]), "a.jpg": ("a", ["dog"]),
         "b.png": ("b", ["dog", "cat"])}
     caption_shards(job, tmp_path/"shards", shard=2)
-    assert {x["file"]: x for x in read_shards(tmp_path/"shards")} == expected
+    assert {x["file"]: x for x in lines(tmp_path/"shards/captions.jsonl")} == expected
     assert kind == "parquet" or expected["b.png"]["counts"] == {"clipped": 1}
 
 @pytest.mark.parametrize("options, split", [

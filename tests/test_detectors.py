@@ -5,7 +5,7 @@ from PIL import Image
 from noc_nb.core import NocError
 from noc_nb.files.formats import from_results
 from noc_nb.models.detectors import PretrainedDetector, classes_for
-from noc_nb.models.names import classes_of
+from noc_nb.models.classes import classes_of
 from noc_nb.models.pretrained import quiet
 from tiny_models import DETECTORS, TOLD, save_detector
 
@@ -134,7 +134,7 @@ def test_unusable_detectors_are_one_line(tmp_path):
         for name in TOLD: save_detector(name, tmp_path/name)
         save_detector("DETR", tmp_path/"nameless", [f"LABEL_{n}" for n in range(4)])
     loaded("DETR", tmp_path/"DETR")
-    tells = {name: (None, "needs the names of classes; expected --classes with names") for name in TOLD}
+    tells = {name: (None, "needs the names of classes: expected --classes with names") for name in TOLD}
     for name, (classes, expected) in (tells | {
             "DETR": (named("zebra", "okapi"), "has no label 'okapi'; expected some of person, sofa, couch"),
             "nameless": (None, "its 4 labels have no names; expected --classes with 4 names, in their order"),

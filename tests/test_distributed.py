@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 from noc_nb.commands.cli import noc_caption
-from noc_nb.commands.distributed import _ray, caption_shards, read_shards
+from noc_nb.commands.distributed import _ray, caption_shards
 from noc_nb.core import NocError
 from noc_nb.files.drawing import make_toy
 from noc_nb.lab.disk import beside
@@ -30,7 +30,7 @@ def _shard_file(out, n): return Path(out)/f"part-{n:06d}.jsonl"
 
 def run(job, out, workers=0): return caption_shards(job, out, workers, shard=10)
 
-def lines(out): return sorted(read_shards(out), key=lambda x: x["image_id"])
+def lines(out): return sorted(_read_lines(Path(out)/"captions.jsonl"), key=lambda x: x["image_id"])
 
 @pytest.fixture(scope="module")
 def ray():
@@ -46,7 +46,7 @@ def test_a_run_without_ray_is_resumed(world, tmp_path):
     _shard_file(tmp_path, 2).unlink()
     assert [row["shard"] for row in run(job, tmp_path)] == [2] and lines(tmp_path) == expected
     _shard_file(tmp_path, 2).write_text('{"image_id": 1}\n')
-    with pytest.raises(NocError, match="part-000002.jsonl: line 1: expected a line of noc_caption"): lines(tmp_path)
+    assert [row["shard"] for row in run(job, tmp_path)] == [2] and lines(tmp_path) == expected    # damaged, so again
     with locked(tmp_path), pytest.raises(NocError, match="another run is writing it"): run(job, tmp_path)
 
 @pytest.mark.slow

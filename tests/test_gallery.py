@@ -2,6 +2,7 @@
 import json, multiprocessing, os, random, re, shutil, subprocess, sys, tarfile, time, weakref, zlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote
 import numpy as np
 import pyarrow, pyarrow.parquet
@@ -41,6 +42,11 @@ def world(tmp_path_factory):
 def some_regions(images):
     "Return a dog and a kite for each image: a stand-in for a detector."
     return [Regions([[.1, .1, .6, .9], [.5, .1, .9, .4]], [2, 30], [.9, .8], size=i.size) for i in images]
+
+class Stub:
+    "A stand-in for a detector of files, with the regions of `some_regions`."
+    limits, about = (64, 64), staticmethod(dict)
+    def detect(self, images): return some_regions(SimpleNamespace(size=size) for _, size in images)
 
 def small_pipeline():
     "Build a pipeline with COCO's classes and random weights. Its captions are nonsense but satisfy their constraints."
@@ -90,12 +96,12 @@ def test_photos_in_parquet_are_those_of_the_folder(toy, src, tmp_path, pairs):
     def lines(source):
         made = caption_lines(toy, source, [f.id for f in inside])
         return [{k: v for k, v in line.items() if k not in ("file", "error")} for line in made]
-    source = _from_photos(image_files(tmp_path/"photos.parquet"), some_regions)
-    assert lines(source) == lines(_from_photos(image_files(src), some_regions))
+    source = _from_photos(image_files(tmp_path/"photos.parquet"), Stub())
+    assert lines(source) == lines(_from_photos(image_files(src), Stub()))
     assert source.ids == [f.id for f in inside] and source.name(6).startswith("photos.parquet/")
 
 def test_hostile_photos_are_lines(toy, src, tmp_path):
-    lines = caption_lines(toy, source := _from_photos(image_files(src), some_regions), source.ids)
+    lines = caption_lines(toy, source := _from_photos(image_files(src), Stub()), source.ids)
     good = {line["image_id"] for line in lines if "caption" in line}
     assert good == {1, 2, 3, 4, 5, 9, 12} and len(lines) == 11
     assert all("\n" not in line["error"] and line["file"] in line["error"] for line in lines if "error" in line)
@@ -107,16 +113,15 @@ def test_hostile_photos_are_lines(toy, src, tmp_path):
     assert "<img" not in page and "&lt;img" in page and page.count("<article") == 7
     assert not list(tmp_path.rglob("000012.jpg"))
 
-def test_one_photo_is_open_at_a_time(toy, src):
+def test_one_photo_is_open_at_a_time(toy, src, monkeypatch):
     "Only one photo is open at a time, because fifty photos of 80 million pixels would need 12 GB."
     seen, alive = [], []
-    def detector(images):
-        out = []
-        for image in images:
-            alive.append(sum(r() is not None for r in seen)); seen.append(weakref.ref(image))
-            out += some_regions([image])
-        return out
-    source = _from_photos(image_files(src), detector)
+    def opened(file):
+        alive.append(sum(r() is not None for r in seen))
+        image = open_image(file); seen.append(weakref.ref(image))
+        return image
+    monkeypatch.setattr("noc_nb.models.photos.open_image", opened)
+    source = _from_photos(image_files(src), Stub())
     assert len(source.regions(source.ids)) == 11 and len(seen) == 7 and max(alive) <= 1
 
 def test_hostile_images_with_detections(toy, src, tmp_path):
@@ -132,10 +137,7 @@ def test_hostile_images_with_detections(toy, src, tmp_path):
     assert page.count("<article") == 8 and page.count("<image") == 7 and "<img" not in page
 
 def test_hostile_files_become_a_store(src, tmp_path):
-    class Fixed:
-        limits, about = (64, 64), staticmethod(dict)
-        def detect(self, images): return [Regions([[.1, .1, .6, .9]], [2], [.9], size=size) for _, size in images]
-    store = _extract(image_files(src), tmp_path/"store", Fixed(), part=3)
+    store = _extract(image_files(src), tmp_path/"store", Stub(), part=3)
     failed = [json.loads(text) for text in (tmp_path/"store/failed.jsonl").read_text().splitlines()]
     assert set(store) == {1, 2, 3, 4, 5, 9, 12} and {f["id"] for f in failed} == {6, 7, 8, 10}
     again = detected(tmp_path/"store", images=src)             # the store contains the names of its images

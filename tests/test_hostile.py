@@ -675,7 +675,7 @@ def test_what_nests_deep_is_one_line_at_once(tmp_path, name, depth):
     assert time.process_time() - started < 5
 
 READING = """files.boxes files.captions files.dataset files.exports files.formats files.images files.vectors lab.disk
-lab.objects lab.results lab.saving models.names models.photos models.source scores.report scores.task""".split()
+lab.objects lab.results lab.saving models.classes models.photos models.source scores.report scores.task""".split()
 
 def readers():
     "Yield every public function of the package that reads a file and needs only its path."

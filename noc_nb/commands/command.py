@@ -103,8 +103,7 @@ def _parser(f):
         needed = p.default is Parameter.empty
         text = comments[name].replace("%", "%%")
         kind = _argument_kind(p.annotation)
-        told = needed or p.default is None or p.annotation is bool
-        if not told and p.default: text += f" (default: {p.default})"
+        if p.default and not needed and p.annotation is not bool: text += f" (default: {p.default})"
         if needed: parser.add_argument(name, help=text, **kind)
         elif p.default == "": parser.add_argument(name, nargs="?", default=None, help=text, **kind)
         else: parser.add_argument(_dashed(f"--{name.rstrip('_')}"), help=text, **kind)
@@ -136,9 +135,6 @@ def peak_mb()->int: # MB, or None if the system does not report it
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> unit
 
 # %% ../../nbs/commands/100_command.ipynb #c2a50e52
-_LONG = 5       # seconds: a terminal shows the duration of a command that takes longer
-_TURNS = "1000" # iterations for which a thread of GNU OpenMP spins
-
 def _thread_count(text):
     "Read a number of threads. Raise an error for argparse if it is invalid."
     if text.isdecimal() and 1 <= int(text) <= 1024: return int(text)
@@ -147,7 +143,8 @@ def _thread_count(text):
 def _use_threads(n):
     "Use `n` CPU threads; None: the default of the environment or of PyTorch."
     if n: os.environ["OMP_NUM_THREADS"] = str(n)            # for child processes, too
-    os.environ.setdefault("GOMP_SPINCOUNT", _TURNS)         # read when PyTorch is imported
+    # turns for which a thread of GNU OpenMP spins, read when PyTorch is imported
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     import torch
     if n: torch.set_num_threads(n)
 
@@ -181,16 +178,13 @@ def _wrong(name, text):
     return None if whole else f"{text}/{needed[0]}: no such file"
 
 # %% ../../nbs/commands/100_command.ipynb #0a2467e3
-_RENAMED = dict(min_score=("min_prob", "min_detection")) # option of earlier versions -> its names
-
 def _check_option_names(f, texts):
-    "Exit with one line if an option has the name that it had in an earlier version."
+    "Exit with one line if `--min-score` is typed, which earlier versions had in two meanings."
     about = {name: re.split(" ?[;(]", text)[0] for name, text in _comments(f).items()}
-    typed = {text.partition("=")[0] for text in texts}
-    for old, names in _RENAMED.items():
-        new = [f"{_dashed(f'--{name}')} ({about[name]})" for name in names if name in about]
-        wrong = _dashed(f"--{old}")
-        if new and wrong in typed: _leave(2, f"error: {wrong}: expected {' or '.join(new)}")
+    names = "min_prob", "min_detection"
+    new = [f"{_dashed(f'--{name}')} ({about[name]})" for name in names if name in about]
+    if new and any(text.partition("=")[0] == "--min-score" for text in texts):
+        _leave(2, f"error: --min-score: expected {' or '.join(new)}")
 
 def _first_look(f, options):
     "Exit with one line if an input is certainly invalid."
@@ -213,8 +207,7 @@ def _loading():
     finally: show("\r\033[K")
 
 def _is_silent(f):
-    """Return True if another process of `torchrun` or `accelerate launch` prints for this one.
-    Exit if the command runs in one process."""
+    "Return True if another process prints for this one; exit if the command runs in only one."
     first = os.environ.get("RANK", "0") == "0"
     if os.environ.get("WORLD_SIZE", "1") != "1" and f.__name__ != "noc_train":
         if not first: sys.exit(2)
@@ -224,8 +217,7 @@ def _is_silent(f):
     return not first
 
 def _call(f, look):
-    """Call a function with options from the command line. Exit after `--help` or an error. `look`:
-    look at its inputs before PyTorch is imported."""
+    "Call a function with the typed options; exit after `--help` or an error. `look`: see `script`."
     start = monotonic()
     silent = _is_silent(f)
     texts = _typed_texts(sys.argv[1:])
@@ -239,7 +231,7 @@ def _call(f, look):
         warnings.showwarning = lambda message, *_: say(f"warning: {message}")
         with redirect_stdout(open(os.devnull, "w") if silent else sys.stdout): f(**options)
         spent = monotonic() - start
-        if spent > _LONG and sys.stderr.isatty(): say(f"done in {timedelta(seconds=round(spent))}")
+        if spent > 5 and sys.stderr.isatty(): say(f"done in {timedelta(seconds=round(spent))}")
 
 def _run(f, look=False):
     "Run a function as a command."

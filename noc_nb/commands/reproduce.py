@@ -42,14 +42,13 @@ from ..lab.table import check_vectors
 from ..lab.tables import markdown_table, reused_models, spec, table_view
 from ..lab.train import kept_line, train_scst_in, train_selector_in, train_xe_in
 from ..lab.verdict import claim_keys, claims_view, judge_claims, read_claims
-from ..models.names import read_classes
+from ..models.classes import read_classes
 from ..models.pipeline import NovelCaptioner, PipelineConfig, pipeline_folder, shipped
 from ..models.source import stored_names
 from ..scores.java import java_programs, spice_lacks
 from ..scores.page import save_figure
 from ..selector import RegionSelector, selector_loss
 from ..train_xe import word_rows
-
 
 # %% ../../nbs/commands/139_reproduce.ipynb #25c1fc60
 _ALL_TABLES = "1", "2", "3"
@@ -180,19 +179,16 @@ def _verdicts(experiment, rows, about):
     cells = [[text.replace("CIDEr training", named), *more] for text, *more in lines.itertuples()]
     return caption, head, cells
 
-def _without_empty(head, lines):
-    "Return a table without the columns in which every cell is a dash."
-    kept = [n for n in range(len(head)) if any(line[n] != "—" for line in lines)]
-    return [head[n] for n in kept], [[line[n] for n in kept] for line in lines]
-
 def _write_tables(rows, tables, folder, about, variant, verdicts, **shown):
     """Write the paper's tables, except empty ones, as table1.md, table1.png and so on; the first
     begins with the verdicts. Return the text of all tables, and of the verdicts at the end."""
     def text(caption, head, lines): return markdown_table(head, lines, text=2, caption=caption)
     every = []
     for number in tables:
-        head, lines = _without_empty(*table_view(rows, int(number), variant, **shown))
+        head, lines = table_view(rows, int(number), variant, **shown)
         if not lines: continue
+        columns = [column for column in zip(head, *lines) if {*column[1:]} != {"—"}]
+        head, *lines = zip(*columns)
         reused = reused_models(rows, int(number), variant)
         every.append((f"Table {number} on {about}{reused}", head, lines))
         parts = [verdicts, *every] if verdicts[-1] and len(every) == 1 else every[-1:]
@@ -223,25 +219,16 @@ def _save_pipeline(experiment, training):
 # %% ../../nbs/commands/139_reproduce.ipynb #f875474b
 def _say_left_out(data):
     "Report unused data, and a missing val and test part, on standard error."
-    count = data.counts.get
-    if count("bad"): say(f"{count('bad'):,} boxes are invalid and are ignored")
-    if count("others"):
-        say(f"{count('others'):,} detections are in images without captions and are ignored")
-    if count("removed"):
-        say(f"{count('removed'):,} training images mention held-out objects and are ignored")
+    reasons = dict(bad="boxes are invalid", others="detections are in images without captions",
+                   removed="training images mention held-out objects")
+    for name, reason in reasons.items():
+        if count := data.counts.get(name): say(f"{count:,} {reason} and are ignored")
     if any(data.splits[part] for part in ("val", "test")): return
     say(f"all {len(data.splits['train']):,} images are used for training: no images are left for "
         "choosing the best epoch and for scoring (to change this, give --split FILE with the parts "
         "train, val and test)")
 
 # %% ../../nbs/commands/139_reproduce.ipynb #db1c13ca
-def _toy_world(root):
-    "Generate the toy world. Raise `NocError` if the folder has other data."
-    files = [*(root/"annotations").glob("*.json*")]
-    require(files or not held(root), f"{root}: is not a toy world", "another --out")
-    for file in files: check_ours(file, b"the toy world", "--out", "toy world")
-    return make_toy(root, test=600)
-
 def _check_names(store, *where):
     """Raise `NocError` if a region store of photos has other image ids than the data set.
     `where`: root, captions and detections of the data set, and skip_bad."""
@@ -250,7 +237,12 @@ def _check_names(store, *where):
 
 def _load_own(o, cfg, root):
     "Load the data that the options name."
-    o.detections = _named_or_gt(o.detections, find_data(root))
+    found = find_data(root)
+    drawn = not o.detections and found and instances_files(found)
+    if drawn and not data_files(found, "detections", "*"):
+        o.detections = "gt"
+        say(f"{found} has no detections: its ground-truth boxes are used as regions, and every "
+            "row records it (--detections gt)")
     split = o.split or (None if o.captions else cfg.split)
     detections = read_export(o.detections or "simulated")
     store = RegionStore(o.features) if o.features else None
@@ -262,23 +254,17 @@ def _load_own(o, cfg, root):
     _check_names(o.features, data.root, o.captions, detections, o.skip_bad)
     return data
 
-def _named_or_gt(detections, root):
-    "Return the given detections, or \"gt\" if the data set has only ground-truth boxes, or None."
-    if detections or not root or not instances_files(root): return detections
-    if data_files(root, "detections", "*"): return detections
-    say(f"{root} has no detections: its ground-truth boxes are used as regions, and every row "
-        "records it (--detections gt)")
-    return "gt"
-
 def _load(o, cfg):
     "Load the data of a run; generate the toy world if no data are given."
-    if not o.data and o.preset == "toy":
-        for name in (o.detections, o.features):
-            exists = name in (None, "gt", "simulated") or Path(name).exists()
-            require(exists, f"{name}: no such file or folder", "boxes, or a region store")
-        root = _toy_world(Path(o.out)/"data")
-    else: root = find_data(o.data)
-    return _load_own(o, cfg, root)
+    if o.data or o.preset != "toy": return _load_own(o, cfg, find_data(o.data))
+    for name in (o.detections, o.features):
+        exists = name in (None, "gt", "simulated") or Path(name).exists()
+        require(exists, f"{name}: no such file or folder", "boxes, or a region store")
+    root = Path(o.out)/"data"
+    files = [*(root/"annotations").glob("*.json*")]
+    require(files or not held(root), f"{root}: is not a toy world", "another --out")
+    for file in files: check_ours(file, b"the toy world", "--out", "toy world")
+    return _load_own(o, cfg, make_toy(root, test=600))
 
 # %% ../../nbs/commands/139_reproduce.ipynb #ce8c23af
 def _handed_in(o):
@@ -288,12 +274,6 @@ def _handed_in(o):
     return dict(selector=imported(o.selector, "--selector", RegionSelector),
                 loss=imported(o.selector_loss, "--selector-loss", selector_loss),
                 reward=imported(o.reward, "--reward", cider_reward), rules=rules)
-
-def _asked_rows(o, rules):
-    "Return the rows that the options ask for; rules that are handed in are always asked for."
-    added = own_rules(rules)
-    rows = choice(o.rows, LABELS | added, "rows")
-    return [*dict.fromkeys([*rows, *added])] if o.rule else rows
 
 def _tables_title(o, data, kind):
     "Return what the tables are about: data, detections, variant and the parts handed in."
@@ -308,14 +288,6 @@ def _about_data(o, data):
     if data.name != "own": return data.name, paper
     return Path(o.captions or data.root).resolve().name.partition(".")[0] or "own", False
 
-# %% ../../nbs/commands/139_reproduce.ipynb #5e7f01d3
-def _models_folder(name):
-    "Return the folder of given models: a run, or a pipeline. Raise `NocError` if there is none."
-    if name in shipped(): return pipeline_folder(name)
-    there = name is None or Path(name).is_dir()
-    require(there, f"--models {name}: no such folder", "the folder of a run, or of a pipeline")
-    return name
-
 # %% ../../nbs/commands/139_reproduce.ipynb #7934e638
 def _reproduce(o):
     "Run an experiment with the options of `noc_reproduce`; return its rows and its tables as text."
@@ -324,18 +296,19 @@ def _reproduce(o):
     plain = (o.variant or "").isprintable()
     require(plain, f"--variant {o.variant!r}", "text that can be printed, on one line")
     if cfg.data == "toy": one_thread()
-    models = _models_folder(o.models)
+    there = o.models is None or o.models in shipped() or Path(o.models).is_dir()
+    require(there, f"--models {o.models}: no such folder", "the folder of a run, or of a pipeline")
+    models = pipeline_folder(o.models) if o.models in shipped() else o.models
     parts = _handed_in(o)
-    rows = _asked_rows(o, parts["rules"])
-    metrics = choice(o.metrics, METRICS, "metrics")
+    added = own_rules(parts["rules"])                            # these rows are always made
+    rows = [*dict.fromkeys([*choice(o.rows, LABELS | added, "rows"), *added])]
+    metrics = [m for m in choice(o.metrics, METRICS, "metrics") if o.spice or m != "S"]
     if o.spice and (lacks := spice_lacks()): raise NocError(f"SPICE: {lacks}")
-    if not o.spice: metrics = [m for m in metrics if m != "S"]
     choice(o.part, ("test", "val"), "part")
     trainings = [] if o.training == "none" else choice(o.training, TRAINING_LABELS, "training")
     lines = _table_lines(tables, rows, trainings)
     selections = _selections(tables, rows)
-    expected = "some of selector,selector_no_inner in --rows"
-    require(lines or selections, "--training none", expected)
+    require(lines or selections, "--training none", "some of selector,selector_no_inner in --rows")
     data = _load(o, cfg)
     name, paper = _about_data(o, data)
     cfg = replace(cfg, data=name, split=data.name)
@@ -349,11 +322,10 @@ def _reproduce(o):
                             partial(java_programs, metrics=metrics), **parts)
     made = experiment.complete(lines, selections)
     about = _tables_title(o, cfg.data, kind)
-    asked = lines if o.rows or o.training else None
     trained = [t for t in TRAINING_LABELS if ("selector", t, .2) in lines]
     with locked(o.out):
         verdicts = _verdicts(experiment, made, about)
-        shown = dict(paper=paper, only=asked)
+        shown = dict(paper=paper, only=lines if o.rows or o.training else None)
         text = _write_tables(made, tables, o.out, about, o.variant, verdicts, **shown)
         if trained: _save_pipeline(experiment, trained[-1])
     return made, text
@@ -382,9 +354,8 @@ def _check_new(out, expected):
 
 def _part(kind, folder):
     "Load a trained model from its folder, or from `best` in a folder of `noc_train`."
-    folder = Path(folder)                       # `Path`: never looked up on the hub
-    best = folder/"best"
-    return load_model(best if best.is_dir() else folder, kind)
+    best = Path(folder, "best")
+    return load_model(best if best.is_dir() else best.parent, kind)   # a path: never from the hub
 
 def _train(o, data, cfg, parts):
     "Train one model; self-critical training starts from a trained captioner."
@@ -403,17 +374,6 @@ def _train(o, data, cfg, parts):
 # %% ../../nbs/commands/139_reproduce.ipynb #c5a50e02
 _MODEL_PARTS = dict(selector="region selector", xe="captioner, trained with cross-entropy",
                     scst="captioner, trained with a reward (self-critical)")
-
-def _training_card(part, data, about):
-    "Compose the model card of a trained model, in Markdown."
-    counts = [f"{len(data.splits[name]):,} in {name}" for name in ("train", "val")]
-    made = "Trained by `noc_train` of noc_nb, with the method of the paper *Learning to Select*."
-    sizes = f"captions: {data.counts['captions']:,}; classes of the detector: {len(data.classes)}"
-    return model_card(f"A {_MODEL_PARTS[part]}", made, {
-        "Data": [f"split {data.name}; images: {', '.join(counts)}", sizes,
-                 f"held-out objects: {', '.join(data.heldout.objects) or 'none'}"],
-        "Scores": [kept_line(about), f"{about['seconds']:.0f} s of training"],
-        "Settings": [f"{name}: {value}" for name, value in about["config"].items()]})
 
 # %% ../../nbs/commands/139_reproduce.ipynb #c5a50e03
 def _join_command(part, out, data, options):
@@ -438,14 +398,15 @@ def _write_about(part, data, out, model):
     about = read_json(out/"done.json")
     run = read_json(out/"run.json")
     about["config"] |= {key: run[key] for key in ("network", "loss", "reward") if key in run}
-    with whole_file(card) as f: f.write(_training_card(part, data, about))
-
-def _say_what_lacks(part, data):
-    "Report on standard error what a captioner without word vectors cannot do."
-    if part != "xe" or data.features is None or data.word_vectors is not None: return
-    say("no word vectors: the captioner learns its own. Words that are in no training caption get "
-        "no meaningful vector, so held-out objects cannot be named well, and no words can be added "
-        "later")
+    counts = [f"{len(data.splits[name]):,} in {name}" for name in ("train", "val")]
+    made = "Trained by `noc_train` of noc_nb, with the method of the paper *Learning to Select*."
+    sizes = f"captions: {data.counts['captions']:,}; classes of the detector: {len(data.classes)}"
+    text = model_card(f"A {_MODEL_PARTS[part]}", made, {
+        "Data": [f"split {data.name}; images: {', '.join(counts)}", sizes,
+                 f"held-out objects: {', '.join(data.heldout.objects) or 'none'}"],
+        "Scores": [kept_line(about), f"{about['seconds']:.0f} s of training"],
+        "Settings": [f"{name}: {value}" for name, value in about["config"].items()]})
+    with whole_file(card) as f: f.write(text)
 
 # %% ../../nbs/commands/139_reproduce.ipynb #36686205
 def _run_train(o):
@@ -456,16 +417,18 @@ def _run_train(o):
     require(o.start or o.part != "scst", "--start", captioner)
     cfg = _preset_of(o.preset, o.set)
     out = o.out = Path(o.out)
-    used = dict(selector=("selector", "selector_loss"), scst=("reward",)).get(o.part, ())
-    for name in "selector", "selector_loss", "reward":
-        require(name in used or not getattr(o, name), _dashed(f"--{name}"),
-                f"`noc_train {'scst' if name == 'reward' else 'selector'}`, which alone uses it")
+    for name, part in dict(selector="selector", selector_loss="selector", reward="scst").items():
+        require(part == o.part or not getattr(o, name), _dashed(f"--{name}"),
+                f"`noc_train {part}`, which alone uses it")
     parts = _handed_in(o)
     if cfg.data == "toy": one_thread()
     if not o.resume: _check_new(out, "--resume, to continue it, or another folder")
     data = _load_own(o, cfg, o.data)
     check_outputs({"--out": out}, [data.root, o.features, o.start])
-    _say_what_lacks(o.part, data)
+    if o.part == "xe" and data.features is not None and data.word_vectors is None:
+        say("no word vectors: the captioner learns its own. Words that are in no training caption "
+            "get no meaningful vector, so held-out objects cannot be named well, and no words can "
+            "be added later")
     model = _train(o, data, cfg, parts)
     _write_about(o.part, data, out, model)
     print(f"best weights: {out/'best'}\n"
@@ -477,8 +440,7 @@ def _check_features(captioner, words):
     width, d_word = captioner.cfg.d_feature, captioner.cfg.d_word
     require(words is not None or width != d_word + 6, "--vectors", "the file of word vectors "
             "with which the captioner was trained; the features of regions are made from it")
-    if words is None: return
-    given = len(next(iter(words.values())))
+    given = width - 6 if words is None else len(next(iter(words.values())))
     require(given + 6 == width, f"--vectors: {given} numbers per word",
             f"{width - 6}, because the captioner's features have {width} numbers, 6 of them for "
             "the box; features of a store need no --vectors")

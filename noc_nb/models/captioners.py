@@ -7,12 +7,12 @@ __all__ = ['PhotoCaptioner', 'RefusedPhotos', 'NovelPhotoCaptioner']
 
 # %% ../../nbs/models/117_captioners.ipynb #42117c45
 import math, string, warnings
-from copy import copy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import torch
-from fastcore.basics import patch
+from fastcore.basics import groupby, patch
 from PIL import Image
 
 from ..core import NocError, default_device, require
@@ -78,16 +78,14 @@ def _decoded(self:PhotoCaptioner, ids, score, spans, prices, objective=None):
     "Return token ids as a `Decoded`; `spans` are places in the ids."
     def words(ids): return self.tokenizer.decode(ids, skip_special_tokens=True).split()
     places = [None]*len(prices)
-    wanted = len(prices)
     for n, (start, end) in spans.items():
         last = len(words(ids[:end]))
         places[n] = last - len(words(ids[start:end])), last
     musts = [place for place, price in zip(places, prices) if price == math.inf]
     came = len(musts) - musts.count(None)
-    reason = f"only {came} of {len(musts)} words fit within {self.room} tokens"
-    if None not in musts: reason = None
-    return Decoded(" ".join(words(ids)), score, wanted, wanted - places.count(None), reason,
-                   tuple(places), objective=objective)
+    late = f"only {came} of {len(musts)} words fit within {self.room} tokens"
+    return Decoded(" ".join(words(ids)), score, len(places), len(places) - places.count(None),
+                   late if None in musts else None, tuple(places), objective=objective)
 
 # %% ../../nbs/models/117_captioners.ipynb #5fa319cd
 class RefusedPhotos(NocError):
@@ -189,15 +187,11 @@ def from_pretrained(cls:PhotoCaptioner,
 class _Spelled:
     "A vocabulary of the words that a tokenizer can spell, in which a word is its own id."
     def __init__(self, tokenizer):
-        self.tokenizer, self.stoi = tokenizer, self
-        self.known = {}
-    def get(self, word):
-        if word not in self.known: self.known[word] = bool(spellings(self.tokenizer, word))
-        return word if self.known[word] else None
+        self.stoi = self
+        self.get = cache(lambda word: word if spellings(tokenizer, word) else None)
 
 class NovelPhotoCaptioner(NovelCaptioner):
     "Region selector, any captioner and grid beam search together."
-    in_nats = False                                # True: no length penalty, even if all are musts
     def __init__(self,
         pipeline:NovelCaptioner, # pipeline with selector, classes and limits
         captioner:PhotoCaptioner, # model that sees the photos
@@ -222,29 +216,23 @@ class NovelPhotoCaptioner(NovelCaptioner):
             require(isinstance(photo, Image.Image), where, "a PIL image")
         return seen
 
-    def _search(self, seen, groups, prices):
-        "Return the best caption of each photo under its constraints, as `Decoded`."
-        words, penalties, decoded = [], [], {}
-        for image in groups: words.append([list(map(" ".join, group)) for group in image])
-        for row in prices:
-            priced = self.in_nats or min(row, default=math.inf) < math.inf
-            penalties.append(0. if priced else None)
-        for penalty in dict.fromkeys(penalties):
-            places = [n for n, p in enumerate(penalties) if p == penalty]
-            some = [(seen[n], words[n], prices[n]) for n in places]
-            search = self.cfg.search
-            options = search.k, search.no_repeat, penalty, self.barred
-            decoded |= dict(zip(places, self.captioner(*zip(*some), *options)))
-        return [decoded[n] for n in range(len(penalties))]
-
-    def _costs(self, *args):
-        "Return the costs as the pipeline does, without length penalties even if all are musts."
-        nats = copy(self)
-        nats.in_nats = True
-        return NovelCaptioner._costs(nats, *args)
+    def _search(self, seen, groups, prices, nats=False):
+        """Return the best caption of each photo under its constraints, as `Decoded`. `nats`: use no
+        length penalty, even if all are musts."""
+        words = ([[*map(" ".join, group)] for group in image] for image in groups)
+        rows = [*zip(seen, words, prices)]
+        priced = [nats or min(row, default=math.inf) < math.inf for row in prices]
+        search = self.cfg.search
+        decoded = {}
+        for places in groupby(range(len(rows)), priced.__getitem__).values():
+            options = search.k, search.no_repeat, 0. if priced[places[0]] else None, self.barred
+            some = zip(*(rows[n] for n in places))
+            decoded |= zip(places, self.captioner(*some, *options))
+        return [decoded[n] for n in range(len(rows))]
 
     def _record(self, *args):
         "Return the pipeline's record, with words stripped of punctuation."
-        caption = NovelCaptioner._record(self, *args)
-        def bare(c): return c._replace(word=c.word and c.word.strip(string.punctuation))
-        return replace(caption, candidates=tuple(map(bare, caption.candidates)))
+        caption = super()._record(*args)
+        bare = (c._replace(word=c.word and c.word.strip(string.punctuation))
+                for c in caption.candidates)
+        return replace(caption, candidates=tuple(bare))

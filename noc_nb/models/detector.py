@@ -150,8 +150,8 @@ class _Batches:
     )->list:         # `Regions`, or a `NocError` for an image that the model cannot process
         "Detect objects in images, in batches of one padded size."
         regions = {}
-        def size(i): return self._padded(images[i][0])
-        for _, same in sorted(groupby(range(len(images)), size).items()):
+        by_size = groupby(range(len(images)), lambda i: self._padded(images[i][0]))
+        for _, same in sorted(by_size.items()):
             for batch in chunked(same, self.batch):
                 for i, r in zip(batch, self._each([images[i][0] for i in batch])):
                     regions[i] = replace(r, size=images[i][1]) if isinstance(r, Regions) else r
@@ -177,24 +177,22 @@ def _fix_scales(model):
     maps = model.backbone(torch.zeros(1, 3, 256, 256))
     model.roi_heads.box_roi_pool(maps, [torch.zeros(1, 4)], [(256, 256)])
 
-def _built(detector):
+def _built(d):
     "Build a detector's model, and the network of its features if that is separate, else None."
-    d = detector
     model = _load_model(d.name, d.weights, weights_backbone=None, num_classes=d.classes)
-    roi = None
     heads = getattr(model, "roi_heads", None)
     if d.size:
         model.transform.min_size = (d.size,)
         model.transform.max_size = d.size*5//3
-    if d.features == "box":
-        if heads is None:
-            raise NocError(f"{d.name}: has no box head; expected features=\"resnet101\" or None")
-        heads.register_forward_hook(_box_features)
+    if d.features == "box" and heads is None:
+        raise NocError(f"{d.name}: has no box head; expected features=\"resnet101\" or None")
+    if d.features == "box": heads.register_forward_hook(_box_features)
     if heads is not None:
         heads.mask_roi_pool = heads.keypoint_roi_pool = None                     # only boxes needed
         _fix_scales(model)
-    if d.features == "resnet101": roi = _RoIFeatures(model.transform, d.feature_weights)
-    for m in [model] if roi is None else [model, roi]:
+    own = d.features == "resnet101"
+    roi = _RoIFeatures(model.transform, d.feature_weights) if own else None
+    for m in [model, roi] if own else [model]:
         m.to(d.device)
         if d.half: m.backbone = _HalfBackbone(m.backbone)
     return model, roi

@@ -11,42 +11,33 @@ import math, re
 import torch
 from torchvision.ops import box_convert
 
-from ..core import NocError, default_device
+from ..core import NocError, default_device, require
 from ..lab.objects import meanings, plain_name
 from ..lab.table import checked
+from .classes import classes_of
 from .detector import DETECTORS, _Batches
-from .names import classes_of
 from .pretrained import Pretrained, quiet
 from ..regions import Regions
 
 # %% ../../nbs/models/114_detectors.ipynb #08ab60ec
 _NO_THING = "", "na", "n a", "background", "no object"
 
-def _label_names(config):
-    "Return number -> name of the labels that name things; None if the labels have no names."
-    names = {int(n): str(name) for n, name in config.id2label.items()}
-    if all(re.fullmatch(r"LABEL_\d+", name) for name in names.values()): return None
-    return {n: name for n, name in names.items() if plain_name(name).strip() not in _NO_THING}
-
 def _drop_same(classes):
     "Return the classes, but of several classes for the same thing only the first."
     seen = {}
     return {i: c for i, c in classes.items() if seen.setdefault(c.forms, i) == i}
 
-def _label_classes(names, where):
-    """Return the classes of labels, without duplicates. Raise `NocError` if a label cannot be a
-    class."""
-    return _drop_same(classes_of(dict(enumerate(dict.fromkeys(names), 1)), where))
-
-def _nameless(where, count):
-    return NocError(f"{where}: its {count} labels have no names; expected --classes with {count} "
-                    "names, in their order")
-
-def _label_ids(names, classes, where, count):
-    "Return label number -> class id. Raise `NocError` if a class has no label."
-    if names is None:
-        if len(classes) != count: raise _nameless(where, count)
-        return dict(enumerate(classes))
+def _labelled(config, where, classes=None):
+    """Return classes (default: those that a model's labels name), and label number -> class id.
+    Raise `NocError` if the labels have no names, or a class has no label."""
+    names = {int(n): str(name) for n, name in config.id2label.items()}
+    if all(re.fullmatch(r"LABEL_\d+", name) for name in names.values()):
+        if len(classes or ()) == len(names): return classes, dict(enumerate(classes))
+        raise NocError(f"{where}: its {len(names)} labels have no names; expected --classes with "
+                       f"{len(names)} names, in their order")
+    names = {n: name for n, name in names.items() if plain_name(name).strip() not in _NO_THING}
+    numbered = dict(enumerate(dict.fromkeys(names.values()), 1))
+    classes = classes or _drop_same(classes_of(numbered, where))
     ids_of = meanings(classes)
     ids = {}
     for n, name in names.items():
@@ -55,14 +46,7 @@ def _label_ids(names, classes, where, count):
     lost = [c.name for i, c in classes.items() if i not in ids.values()]
     some = ", ".join([*names.values()][:20])
     if lost: raise NocError(f"{where}: has no label {lost[0]!r}; expected some of {some}")
-    return ids
-
-# %% ../../nbs/models/114_detectors.ipynb #520898fd
-def _fixed_classes(config, name):
-    "Return the classes of a model's labels. Raise `NocError` if the labels have no names."
-    names = _label_names(config)
-    if names is not None: return _label_classes(names.values(), name)
-    raise _nameless(name, len(config.id2label))
+    return classes, ids
 
 # %% ../../nbs/models/114_detectors.ipynb #6111f5b6
 _EXPECTED = "a detector, such as fasterrcnn_resnet50_fpn, DETR, YOLOS, OWLv2 or Grounding DINO"
@@ -86,7 +70,7 @@ class PretrainedDetector(_Batches):
         self.name, self.model, self.processor = str(name), model, processor
         self.min_score, self.batch = min_score, batch
         self.device = model.device
-        self.classes = _drop_same(classes) if classes else self._own_classes()
+        self.classes = classes and _drop_same(classes)
         self._prepare()
 
     def _padded(self, image): return tuple(image.shape[1:])
@@ -97,14 +81,14 @@ class PretrainedDetector(_Batches):
         h, w = images[0].shape[1:]
         edge = torch.tensor([w, h, w, h])
         regions = []
-        with quiet():
-            for parts in zip(*self._looks(images, [(h, w)]*len(images))):
-                boxes = torch.cat([d["boxes"] for d in parts]).cpu()
-                scores = torch.cat([d["scores"] for d in parts]).cpu()
-                labels = [i for d in parts for i in d["labels"]]
-                boxes = boxes.clamp(min=0).minimum(edge)/edge
-                r = checked(Regions(boxes, labels, scores, size=(w, h)))
-                regions.append(r.keep((boxes[:,2:] > boxes[:,:2]).all(1)).best())   # has an area
+        with quiet(): found = [self._look(images, [(h, w)]*len(images), ids) for ids in self.parts]
+        for parts in zip(*found):
+            boxes = torch.cat([d["boxes"] for d in parts]).cpu()
+            scores = torch.cat([d["scores"] for d in parts]).cpu()
+            labels = [ids[n] for ids, d in zip(self.parts, parts) for n in d["labels"].tolist()]
+            boxes = boxes.clamp(min=0).minimum(edge)/edge
+            r = checked(Regions(boxes, labels, scores, size=(w, h)))
+            regions.append(r.keep((boxes[:,2:] > boxes[:,:2]).all(1)).best())       # has an area
         return regions
 
     def about(self):
@@ -133,33 +117,26 @@ class PretrainedDetector(_Batches):
 # %% ../../nbs/models/114_detectors.ipynb #52301e57
 class _FixedDetector(PretrainedDetector):
     "A detector with a fixed list of classes."
-    def _own_classes(self): return _fixed_classes(self.model.config, self.name)
-
     def _prepare(self):
-        config = self.model.config
-        self.ids = _label_ids(_label_names(config), self.classes, self.name, len(config.id2label))
+        "Find the class id of each label."
+        self.classes, ids = _labelled(self.model.config, self.name, self.classes)
+        self.parts = [ids]
 
-    def _looks(self, images, sizes):
-        """Return a list with one part: for each image a dict of detections, with class ids as
-        labels."""
+    def _look(self, images, sizes, ids):
+        "Return a dict of detections for each image; `ids`: label number -> class id."
         inputs = self.processor(images=images, return_tensors="pt").to(self.device)
         results = self.processor.post_process_object_detection(
             self.model(**inputs), threshold=self.min_score, target_sizes=sizes)
-        things = torch.tensor([*self.ids], device=self.device)
-        for d in results:
-            keep = torch.isin(d["labels"], things)
-            labels = [self.ids[n] for n in d["labels"][keep].tolist()]
-            d.update(boxes=d["boxes"][keep], scores=d["scores"][keep], labels=labels)
-        return [results]
+        things = torch.tensor([*ids], device=self.device)
+        return [{name: column[torch.isin(d["labels"], things)] for name, column in d.items()}
+                for d in results]
 
 # %% ../../nbs/models/114_detectors.ipynb #dd3f1b45
 class _ToldDetector(PretrainedDetector):
     "A detector that is given the names of classes to look for."
-    def _own_classes(self):
-        raise NocError(f"{self.name}: needs the names of classes; expected --classes with names")
-
     def _prepare(self):
         "Divide the class ids into parts, each small enough for the model to take at once."
+        require(self.classes, f"{self.name}: needs the names of classes", "--classes with names")
         most = getattr(self.model.config, "max_text_len", None) or math.inf
         self.parts = [[]]
         length = 2
@@ -171,23 +148,15 @@ class _ToldDetector(PretrainedDetector):
             self.parts[-1].append(i)
             length += pieces
 
-    def _looks(self, images, sizes):
-        "Return a list with the detections of each part of the classes."
-        return [[*self._look_for(images, sizes, ids)] for ids in self.parts]
-
-    def _look_for(self, images, sizes, ids):
-        "Yield a dict of detections of these classes for each image, with class ids as labels."
+    def _look(self, images, sizes, ids):
+        "Return a dict of detections for each image, with places in `ids` as labels."
         texts = [[" ".join(self.classes[i].phrase) for i in ids]]*len(images)
         inputs = self.processor(images=images, text=texts, truncation=True, return_tensors="pt")
         inputs = inputs.to(self.device)
         out = self.model(**inputs)
-        if hasattr(self.model.config, "max_text_len"): results = self._grounded(out, inputs, sizes)
-        else:
-            results = self.processor.post_process_grounded_object_detection(
-                out, threshold=self.min_score, target_sizes=sizes, text_labels=texts)
-        for d in results:
-            labels = [ids[n] for n in d["labels"].tolist()]
-            yield dict(boxes=d["boxes"], scores=d["scores"], labels=labels)
+        if hasattr(self.model.config, "max_text_len"): return self._grounded(out, inputs, sizes)
+        return self.processor.post_process_grounded_object_detection(
+            out, threshold=self.min_score, target_sizes=sizes, text_labels=texts)
 
     def _grounded(self, out, inputs, sizes):
         "Yield the detections of a model that reads classes in one line, each up to a full stop."
@@ -212,4 +181,4 @@ def classes_for(
     if name in DETECTORS: return given
     if given: return _drop_same(given)
     read = Pretrained(name, _EXPECTED)
-    return None if read.is_a(_TOLD) else _fixed_classes(read.config, name)
+    return None if read.is_a(_TOLD) else _labelled(read.config, name)[0]

@@ -36,7 +36,6 @@ from .detector import Detector, prepare
 _FORMATS = "JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"   # Pillow's names
 _IMAGE_STARTS = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n|GIF8|RIFF....WEBP|II\*\0|MM\0\*|"
                            rb"....ftyp(hei|avi|mif)", re.S)      # the first bytes of an image
-_MAX_PIXELS = 80_000_000 # 240 MB as RGB
 
 @lru_cache
 def image_formats()->tuple:
@@ -63,7 +62,7 @@ class _ImageFile:
 # %% ../../nbs/models/115_photos.ipynb #05bd26d8
 def open_image(
     file,                       # path, or item of `image_files`
-    max_pixels:int=_MAX_PIXELS, # maximum of width times height
+    max_pixels:int=80_000_000,  # maximum of width times height; as RGB, 240 MB
 )->Image.Image:                 # upright RGB image; the first frame of an animation
     "Decode an image from an untrusted source. Raise `NocError` if it cannot be used."
     if not isinstance(file, _ImageFile): file = _ImageFile(0, str(file), Path(file))
@@ -87,10 +86,8 @@ _BRINGS = {"HEIF": "; for HEIC, `pip install pillow-heif`", "AVIF": "; Pillow 11
 
 def _lacking(name):
     "Return a hint about a package that reads files with this suffix, if none is installed."
-    formats = {".heic": "HEIF", ".heif": "HEIF", ".avif": "AVIF"}
-    missing = {*_BRINGS}.difference(image_formats())
-    kind = formats.get(Path(name).suffix.lower())
-    return _BRINGS[kind] if kind in missing else ""
+    kind = {".heic": "HEIF", ".heif": "HEIF", ".avif": "AVIF"}.get(Path(name).suffix.lower())
+    return "" if kind in image_formats() else _BRINGS.get(kind, "")
 
 def _rgb(image):
     "Return an image in RGB: 16-bit grey and floats scaled to 8 bits, transparent pixels white."
@@ -133,36 +130,32 @@ def image_column(
     return columns[0] if columns else None
 
 # %% ../../nbs/models/115_photos.ipynb #0e7fcb6e
-_NAME_KEYS = "file_name", "path", "key", "name"   # columns of a Parquet file that may name an image
-
 def _row_names(file, column):
-    "Yield, for each row group, the names of its rows, or None for each row."
-    titles = f"{column.removesuffix('.bytes')}.path", *_NAME_KEYS
+    "Yield the row group, the place in it and the name of each image; None if there are no names."
+    titles = f"{column.removesuffix('.bytes')}.path", "file_name", "path", "key", "name"
     named = [name for name in titles if name in _flat_fields(file).names]
     for group in range(file.num_row_groups):
-        rows = file.metadata.row_group(group).num_rows
-        if named: yield file.read_row_group(group, named[:1]).flatten().column(0).to_pylist()
-        else: yield [None]*rows
+        names = [None]*file.metadata.row_group(group).num_rows
+        if named: names = file.read_row_group(group, named[:1]).flatten().column(0).to_pylist()
+        for row, name in enumerate(names): yield group, row, name
 
 def _rows(path, name):
     "Yield the images in a Parquet file; a damaged file is one image that cannot be opened."
     try:
         with open_parquet(path) as file:
             columns = _byte_columns(file)[:1]
-            groups = [names for column in columns for names in _row_names(file, column)]
+            places = [place for column in columns for place in _row_names(file, column)]
     except NocError:
         yield _ImageFile(0, name, path, why="expected a complete Parquet file")
         return
     column = image_column(path)
-    places = ((g, row, title) for g, names in enumerate(groups) for row, title in enumerate(names))
     for n, (group, row, title) in enumerate(places, 1):
         title = f"{name}/{n if title is None else title}"
         yield _ImageFile(0, title, path, partial(_row_bytes, path, group, column, row))
 
 # %% ../../nbs/models/115_photos.ipynb #726a4824
 def _is_image(name, start, others):
-    """Return True if a file is an image by its suffix or its first bytes, which `start` returns,
-    and is not hidden. Count the suffixes of other files in `others`."""
+    "Return True for images, by suffix or by the first bytes `start()`; count others by suffix."
     hidden = os.path.basename(name).startswith(".")
     suffix = os.path.splitext(name)[1].lower()
     if not hidden and (suffix in PHOTO_ENDINGS or _IMAGE_STARTS.match(start())): return True
@@ -195,8 +188,7 @@ def _shard(path, name, others):
     count = 0
     try:
         with foreign_file(path, "a tar file"):
-            for m in _members(path, path.stat().st_size):
-                count += 1
+            for count, m in enumerate(_members(path, path.stat().st_size), 1):
                 read = partial(_piece, path, m.offset_data, m.size)
                 start = partial(_piece, path, m.offset_data, min(16, m.size))
                 if not (m.isreg() and _is_image(m.name, start, others)): continue
@@ -270,8 +262,7 @@ def image_files(
 def _match_by_name(files, names, where, src):
     "Return the files that match a name, numbered by its id, and the rest; clashes have a `why`."
     inside = f"{src.name}/" if src.is_file() else ""     # names then omit the archive
-    photos = [f.name.removeprefix(inside) for f in files]
-    ids, clashes = match_photos(names, photos, where, src)
+    ids, clashes = match_photos(names, [f.name.removeprefix(inside) for f in files], where, src)
     rest = {p: replace(f, why=f"expected its name in {where}")
             for p, (f, i) in enumerate(zip(files, ids)) if i is None}
     numbered = [replace(f, id=i) for f, i in zip(files, ids) if i is not None]
@@ -305,40 +296,41 @@ def _by_number(files, places):
             return [replace(f, id=n) for n, f in enumerate(files, 1)], []
         if i is None: nameless.append(replace(f, why=f"expected {NAMED}"))
         elif i not in owners: owners[i] = replace(f, id=i)
-        else:
-            raise NocError(f"{f.name}: image {i}: is already {owners[i].name}; expected a "
-                           "different number for each file")
+        else: raise NocError(f"{f.name}: image {i}: is already {owners[i].name}; expected a "
+                             "different number for each file")
     return [*owners.values()], nameless
 
 # %% ../../nbs/models/115_photos.ipynb #5c122589
 def _prepared(file, limits):
     "Return an image, decoded and shrunk, or the reason why it cannot be decoded."
     try: return prepare(open_image(file), *limits)
-    except NocError as e: return str(e)
+    except NocError as e: return e
 
 def _detect_files(files, detector, workers=0, window=64):
-    "Yield (image file, its `Regions` or why it has none) in order; detect `window` at a time."
+    """Yield the `Regions` of each image file in order, or a `NocError` that says why there are
+    none. `detector`: an object with `limits`, and with `detect` for `window` images at a time."""
     read = partial(_prepared, limits=detector.limits)
     loader = DataLoader(files, batch_size=None, num_workers=workers, collate_fn=read)
     for part in chunked(zip(files, loader), window):
-        regions = iter(detector.detect([image for _, image in part if not isinstance(image, str)]))
-        for file, image in part:
-            yield file, image if isinstance(image, str) else _usable(file, next(regions))
+        found = iter(detector.detect([x for _, x in part if not isinstance(x, NocError)]))
+        for file, x in part: yield x if isinstance(x, NocError) else _usable(file, next(found))
 
 def _usable(file, regions):
-    "Return the regions, or the reason why they cannot be used."
-    if isinstance(regions, NocError): return f"{file.name}: {regions}"
+    "Return the regions, or a `NocError` that says why they cannot be used."
+    if isinstance(regions, NocError): return NocError(f"{file.name}: {regions}")
     if regions.features is None or regions.features.half().isfinite().all():
         return replace(regions, image_id=file.id)
-    return f"{file.name}: a feature is undefined or too large; expected values below 65,504 (fp16)"
+    return NocError(f"{file.name}: a feature is undefined or too large; expected values below "
+                    "65,504 (fp16)")
 
 # %% ../../nbs/models/115_photos.ipynb #2807af48
 def _json_lines(rows): return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
-def _write_part(folder, results):
+def _write_part(folder, files, found):
     "Write a part's store, with a list of the images that failed."
-    regions = [r for _, r in results if not isinstance(r, str)]
-    failed = [dict(id=f.id, name=f.name, why=r) for f, r in results if isinstance(r, str)]
+    regions = [x for x in found if not isinstance(x, NocError)]
+    failed = (dict(id=f.id, name=f.name, why=str(x)) for f, x in zip(files, found)
+              if isinstance(x, NocError))
     RegionStore.write(folder, regions, {"failed.jsonl": _json_lines(failed)})
 
 def _join(out, parts, files, plan, classes=None):
@@ -377,9 +369,9 @@ def _extract(files, out, detector, workers=0, part=64, resume=False):
         parts = {folder/f"{n:06}": fs for n, fs in enumerate(chunked(files, part))}
         left = {p: fs for p, fs in parts.items() if not p.exists()}
         rest = [f for fs in left.values() for f in fs]
-        results = _detect_files(rest, detector, workers, part)
-        results = iter(progress(results, "detecting", len(rest)))
-        for p, fs in left.items(): _write_part(p, list(islice(results, len(fs))))
+        found = _detect_files(rest, detector, workers, part)
+        found = iter(progress(found, "detecting", len(rest)))
+        for p, fs in left.items(): _write_part(p, fs, [*islice(found, len(fs))])
         _join(place, list(parts), files, about.read_text("utf-8"), getattr(detector, "names", None))
     if (folder/"plan.json").exists(): shutil.rmtree(folder, ignore_errors=True)
     return RegionStore(out, verify=begun == out)
@@ -395,15 +387,13 @@ def random_weights(
     logits = []
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
-        model = Detector(name, None, None, device="cpu", classes=classes).model
+        model = Detector(name, None, None, device="cpu", size=160, classes=classes).model
         noise = torch.rand(3, 160, 160)
-    model.transform.min_size = (160,)
     for m in model.backbone.modules(): m.momentum = 1.   # batch norm keeps the last statistics
     model.backbone.train()(model.transform([noise])[0].tensors)
     scores = model.eval().roi_heads.box_predictor.cls_score
-    hook = scores.register_forward_hook(lambda head, args, out: logits.append(out))
+    scores.register_forward_hook(lambda head, args, out: logits.append(out))
     model([noise])
-    hook.remove()
     scale = 4/logits[0].std(0)                           # spread of the logits: 4
     scores.weight.mul_(scale[:,None])
     scores.bias.sub_(logits[0].mean(0)).mul_(scale)
@@ -422,9 +412,8 @@ def _run_features(o):
     check_range("--", 2, 100_000, classes=o.classes)
     check_range("--", 0, 1, min_detection=o.min_detection)
     files = image_files(o.src)
-    kind = None if o.features == "none" else o.features
-    model = Detector(o.detector, o.weights, kind, o.min_detection, o.device, o.size, o.batch,
-                     o.classes, o.feature_weights)
+    model = Detector(o.detector, o.weights, None if o.features == "none" else o.features,
+                     o.min_detection, o.device, o.size, o.batch, o.classes, o.feature_weights)
     with locked(o.out): store = _extract(files, o.out, model, o.workers, o.part, o.resume)
     failed = (Path(o.out)/"failed.jsonl").read_text(encoding="utf-8").count("\n")
     note = f"; {failed} images failed, see {Path(o.out)/'failed.jsonl'}" if failed else ""

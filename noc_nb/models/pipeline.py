@@ -134,10 +134,6 @@ class _WritableWords:
         near = self._near(name)
         return f"object {name!r}: expected another word of the captioner's vocabulary{near}"
 
-    def _why_not(self, i):
-        "Return why a class has no constraint."
-        return self.unknown.get(i) or f"no word for {self.classes[i].name} in the vocabulary"
-
     def class_ids(self,
         names, # names of classes, or words that mention them
     )->list:   # class ids
@@ -177,17 +173,12 @@ def _highest(regions, probs, c):
 # %% ../../nbs/models/51_pipeline.ipynb #a5eff2fd
 class _Choice:
     "The candidates of an image, and their prices."
-    def _rule(self, options):
-        "Return the rule for prices, and the minimum probability of the selector's candidates."
-        prices = self.cfg.prices
-        if options.price_weight == "must": prices = replace(prices, weight=None)
-        elif options.price_weight is not None: prices = replace(prices, weight=options.price_weight)
-        usual = self.selector.cfg.threshold if prices.weight is None else prices.min_prob
-        return prices, usual if options.min_prob is None else options.min_prob
-
     def _chosen(self, regions, probs, options):
         "Return class id -> price of the selector's candidates, and the reason if there are none."
-        prices, least = self._rule(options)
+        prices, weight = self.cfg.prices, options.price_weight
+        if weight is not None: prices = replace(prices, weight=None if weight == "must" else weight)
+        usual = self.selector.cfg.threshold if prices.weight is None else prices.min_prob
+        least = usual if options.min_prob is None else options.min_prob
         low = regions.scores < (options.min_detection or 0.)
         ids = select(probs.masked_fill(low, torch.nan)[None], regions.labels[None], least)[0]
         best = {c: _highest(regions, probs, c) for c in ids if not self.avoid or self._group(c)}
@@ -214,14 +205,6 @@ class _Choice:
 # %% ../../nbs/models/51_pipeline.ipynb #b7e10a55
 class _CallerWords:
     "Words that the caller of a pipeline wants or avoids."
-    def _find_unknown(self):
-        "Record the caller's words that cannot be written. Raise `NocError` if none is left."
-        lost = [i for i in self.wanted if not self.classes[i].forms]
-        self.unknown = {i: self._unknown(self.classes[i].name) for i in lost}
-        why = [*self.unknown.values()]
-        if why and len(why) == len(self.wanted): raise NocError(why[0])
-        if why: warnings.warn("; ".join(why) + "; left out")
-
     def with_objects(self,
         wishes:dict,  # name -> price, as in `CaptionOptions.wishes`
     )->"NovelCaptioner":
@@ -246,7 +229,11 @@ class _CallerWords:
                 warnings.warn(f"object {name!r}: cannot be written; its class is required instead")
             new.wanted[i] = price
             if text: new.names[i] = text
-        new._find_unknown()
+        lost = [i for i in new.wanted if not new.classes[i].forms]
+        new.unknown = {i: new._unknown(new.classes[i].name) for i in lost}
+        why = [*new.unknown.values()]
+        if why and len(why) == len(new.wanted): raise NocError(why[0])
+        if why: warnings.warn("; ".join(why) + "; left out")
         groups = {i: new._group(i) for i in new.wanted}
         new.avoid = [ids for ids in map(self._tokens, new.barred) if None not in ids]
         for i, group in groups.items():
@@ -314,8 +301,6 @@ def _whole_mention(text, span, forms):
     return max(spans, key=lambda place: place[1] - place[0])
 
 # %% ../../nbs/models/51_pipeline.ipynb #468c593a
-_ARTICLES = "a", "an", "the"
-
 def _with_names(words, spans, names):
     "Write names in place of words, without the article before them. Return the words and spans."
     pieces = [[word] for word in words]
@@ -323,7 +308,7 @@ def _with_names(words, spans, names):
         if c not in names: continue
         mark = re.search(r"\W*$", words[end-1])[0]                # a comma stays
         pieces[start:end] = [(names[c] + mark).split(), *[[]]*(end - start - 1)]
-        if start and words[start-1].lower() in _ARTICLES: pieces[start-1] = []
+        if start and words[start-1].lower() in ("a", "an", "the"): pieces[start-1] = []
     at = [0, *accumulate(map(len, pieces))]
     return [*chain(*pieces)], {c: (at[start], at[end]) for c, (start, end) in spans.items()}
 
@@ -334,13 +319,13 @@ class _Search:
         "Return the candidates of an image as constraints."
         groups, prices, places = [], [], {}
         for c, price in candidates.items():
-            group = self._group(c, regions)
-            if not group: continue
+            if not (group := self._group(c, regions)): continue
             if group not in groups:
                 groups.append(group)
                 prices.append(price)
             places[c] = groups.index(group)
-        why = [self._why_not(c) for c in candidates if c not in places]
+        why = [self.unknown.get(c) or f"no word for {self.classes[c].name} in the vocabulary"
+               for c in candidates if c not in places]
         return _Ask(candidates, groups, prices, places, [*why, *reasons])
 
     def _seen(self, images, seen):
@@ -357,8 +342,8 @@ class _Search:
             require(width == expected, where, f"{expected} a region")
         return seen
 
-    def _search(self, seen, groups, prices):
-        "Return the best caption of each image under its constraints, as `Decoded`."
+    def _search(self, seen, groups, prices, nats=True):
+        "Return each image's best caption under its constraints, as `Decoded`, with scores in nats."
         groups, prices = dict(enumerate(groups)), dict(enumerate(prices))
         penalties = penalties_of(self.captioner, self.classes, self.cfg.prices)
         return [*decode(self.captioner, [_features(self, seen)], groups, self.cfg.search, prices,
@@ -372,7 +357,7 @@ class _Search:
                 if ask.candidates[c] == math.inf or result.spans[g]: continue
                 must = [*ask.prices[:g], math.inf, *ask.prices[g+1:]]
                 left.append((n, c, g, seen[n], ask.groups, must))
-        results = self._search(*zip(*(row[3:] for row in left))) if left else []
+        results = self._search(*zip(*(row[3:] for row in left)), nats=True) if left else []
         for (n, c, g, *_), result in zip(left, results):
             if result.spans[g]: costs[n][c] = decoded[n].objective - result.objective
         return costs
@@ -395,8 +380,7 @@ class _Search:
 
 # %% ../../nbs/models/51_pipeline.ipynb #35a5cb05
 def _check_regions(images, seen, classes):
-    """Return the regions of images, made of tensors. Raise `NocError` if a pipeline with these
-    classes cannot use the regions of an image."""
+    "Return regions made of tensors. Raise `NocError` for what these classes do not allow."
     require(isinstance(images, (list, tuple)), f"images: {type(images).__name__}",
             "`Regions` of an image, or a list of them")
     for r in images:
@@ -446,9 +430,8 @@ class NovelCaptioner(_WritableWords, _Choice, _CallerWords, _Search):
         require(len(objects) == n, f"objects: {len(objects)} entries, not all of them names",
                 f"names, or {n} lists, one for each image")
         wishes = [CaptionOptions(x).wishes for x in objects]
-        choosers = {str(wish): wish for wish in wishes}
-        for key, wish in choosers.items():
-            choosers[key] = self if wish is None else self.with_objects(wish)
+        different = {str(wish): wish for wish in wishes}.items()
+        choosers = {key: self if x is None else self.with_objects(x) for key, x in different}
         return [choosers[str(wish)] for wish in wishes]
 
     def __call__(self,

@@ -16,12 +16,6 @@ from ..core import NocError, require
 from ..lab.disk import read_json
 
 # %% ../../nbs/models/112_pretrained.ipynb #1b941144
-def _library(name):
-    try: import transformers
-    except ImportError:
-        raise NocError(f"{name}: needs `pip install noc_nb[transformers]`") from None
-    return transformers
-
 def _why(error):
     "Return one line that describes an error of the library."
     if "trust_remote_code" in str(error): return "it contains code of its own, which is not run"
@@ -61,27 +55,25 @@ def quiet(
 # %% ../../nbs/models/112_pretrained.ipynb #0a892ac6
 def _model_files(folder):
     "Return name -> path of the files that a library may open when it loads a model."
-    def counts(path):
-        parts = path.relative_to(folder).parts
-        training = any(part == "runs" or part.startswith((".", "checkpoint-")) for part in parts)
-        return path.is_file() and not training and path.stem.upper() != "README"
-    paths = filter(counts, sorted(Path(folder).rglob("*")))
-    return {str(path.relative_to(folder)): path for path in paths}
+    files = {}
+    for path in sorted(Path(folder).rglob("*")):
+        name = path.relative_to(folder)
+        aside = any(part == "runs" or part.startswith((".", "checkpoint-")) for part in name.parts)
+        if path.is_file() and not aside and path.stem.upper() != "README": files[str(name)] = path
+    return files
 
 # %% ../../nbs/models/112_pretrained.ipynb #5a9ae468
-_COUNTS = re.compile("(layers|n_layer|depth)$")   # names of settings that count layers
-
 def _layers(settings):
     "Yield the name and value of each setting that counts layers, at any depth."
     for name, value in settings.items():
         if isinstance(value, dict): yield from _layers(value)
-        elif type(value) is int and _COUNTS.search(name): yield name, value
+        elif type(value) is int and re.search("(layers|n_layer|depth)$", name): yield name, value
 
 def _check_layers(folder):
     "Raise `NocError` for more layers than the weights can fill, which would take forever to build."
     file = folder/"config.json"
     settings = read_json(file) if file.is_file() else {}
-    size = sum(f.stat().st_size for f in folder.iterdir() if f.suffix in (".safetensors", ".bin"))
+    size = sum(f.stat().st_size for f in folder.glob("*") if f.suffix in (".safetensors", ".bin"))
     most = max(1000, size//50)                     # a weight's name alone takes 50 bytes
     for name, count in _layers(settings if isinstance(settings, dict) else {}):
         where = f"{file}: {name}={count}"
@@ -105,11 +97,14 @@ class Pretrained:
         name,         # folder, or model name on the hub
         expected:str, # kind of model that is expected, for messages
     ):
-        self.library = _library(name)
+        try: import transformers
+        except ImportError:
+            raise NocError(f"{name}: needs `pip install noc_nb[transformers]`") from None
+        self.library = transformers
         self.name, self.expected = str(name), expected
         self.local = _is_local(self.name, expected)
-        if os.path.isdir(name): _check_layers(Path(name))
-        self.files = _model_files(name) if os.path.isdir(name) else {}
+        _check_layers(Path(name))
+        self.files = _model_files(name)
         self.commit = None
         self.config = self.load("AutoConfig")
         self.commit = getattr(self.config, "_commit_hash", None)

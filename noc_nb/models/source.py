@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,11 +35,11 @@ from ..lab.results import read_rows
 from ..lab.runs import fingerprint
 from ..lab.table import checked
 from .captioners import NovelPhotoCaptioner, PhotoCaptioner
-from .classes import add_words, with_classes
+from .classes import add_words, read_classes, with_classes
 from .detector import DETECTORS, Detector
 from .detectors import PretrainedDetector, classes_for
-from .names import read_classes
-from .photos import NAMED, image_formats, image_column, image_files, open_image
+from .photos import (NAMED, _detect_files, image_column, image_files, image_formats,
+                                  open_image)
 from .pipeline import CaptionOptions, NovelCaptioner, shipped
 from ..regions import Regions
 from ..selector import RegionSelector
@@ -93,15 +94,12 @@ def _apart(ids, items, sound=False):
 
 # %% ../../nbs/models/119_source.ipynb #10600008
 def _frame_of(said, stored, turn):
-    """Return the orientation of a file's boxes: 1 if they are upright, `turn` if they are rotated
-    with the photo, None if they belong to another photo. `said` is (width, height) in the file,
-    `stored` that of the stored photo, `turn` its EXIF orientation, 5 to 8 if on its side."""
+    """Return 1 for upright boxes, the photo's EXIF orientation `turn` for boxes rotated with it, or
+    None for another photo's. `said`, `stored`: (width, height) in the file and as stored."""
     upright = stored[::-1] if turn >= 5 else stored
-    def scaled(size): return abs(said[0]*size[1] - said[1]*size[0]) <= max(size)   # rounding
-    if said == upright: return 1
-    if said == stored: return turn
-    if scaled(upright): return 1
-    return turn if scaled(stored) else None
+    def fits(size): return abs(said[0]*size[1] - said[1]*size[0]) <= max(size)   # up to rounding
+    if said == upright or said != stored and fits(upright): return 1
+    return turn if fits(stored) else None
 
 def _upright(regions, turn, size):
     "Rotate the regions of a stored photo; `size`: upright (width, height); None: no change."
@@ -116,24 +114,22 @@ def _upright(regions, turn, size):
 
 # %% ../../nbs/models/119_source.ipynb #10600005
 def _from_table(table, ids=None, files=None, failed=None, frames=None):
-    """Make a source of known regions, for the images `ids` (default: all of the table; an id that
-    it lacks has no regions). `failed`: image id -> `NocError`. `frames`: see `_frames`."""
+    "Make a source of known regions. `failed`: image id -> `NocError`; `frames`: as in `_frames`."
     failed, frames = failed or {}, frames or {}
-    def found(i):
+    def look(i):
         if i in failed: return failed[i]
-        return _upright(table[i] if i in table else Regions.empty(i), *frames.get(i, (1, None)))
-    def regions(ids): return [_try(found, i) for i in ids]
+        return _upright(table.get(i, Regions.empty(i)), *frames.get(i, (1, None)))
     columns = "ids", "offsets", "boxes", "labels", "scores", "sizes"
     turned = {i: turn for i, (turn, _) in frames.items() if turn > 1}
     def key():
-        if isinstance(table, RegionStore):
-            table.verify()
-            content = [table.meta]
-        else: content = [getattr(table, name) for name in columns]
-        if turned: content.append(turned)
-        return fingerprint(*content)
+        stored = isinstance(table, RegionStore)
+        if stored: table.verify()
+        content = [table.meta] if stored else [getattr(table, name) for name in columns]
+        return fingerprint(*content, *filter(None, [turned]))
     boxed = {i for i, n in zip(table, np.diff(table.offsets).tolist()) if n}
-    return Source(list(table) if ids is None else list(ids), regions, files or {}, key, boxed=boxed)
+    boxed |= failed.keys()                           # a failure is reported in any case
+    ids = table if ids is None else ids
+    return Source([*ids], lambda ids: [*map(look, ids)], files or {}, key, boxed=boxed)
 
 # %% ../../nbs/models/119_source.ipynb #f2980062
 def _annotated(data):
@@ -166,12 +162,10 @@ def stored_names(
 def _stored(path):
     "Open a region store, with the attributes of `Detections`."
     store = RegionStore(path)
-    names = stored_names(path)
-    sizes = zip(store.ids.tolist(), map(tuple, store.sizes.tolist()))
-    sizes = {i: size for i, size in sizes if all(size)}
-    def table(sizes, classes, only): return store.of(classes), {}, {}
-    return SimpleNamespace(path=path, pixels=False, sparse=False, texts={}, names=names,
-                           sizes=sizes, images=set(store), table=table)
+    sizes = {i: tuple(size) for i, size in zip(store, store.sizes.tolist()) if all(size)}
+    return SimpleNamespace(path=path, pixels=False, sparse=False, texts={}, sizes=sizes,
+                           names=stored_names(path), images=set(store),
+                           table=lambda sizes, classes, only: (store.of(classes), {}, {}))
 
 # %% ../../nbs/models/119_source.ipynb #119f0003
 def _stored_size(file):
@@ -196,16 +190,15 @@ def _frames(files, sizes, pixels, where):
             text = f"{file.name}: expected a whole image; its width and height cannot be read"
             if i not in sizes: failed[i] = NocError(text)
             continue
-        (width, height), turn = seen
-        upright = (height, width) if turn >= 5 else (width, height)
+        stored, turn = seen
+        upright = stored[::-1] if turn >= 5 else stored
         unsaid += i not in sizes
         said = sizes.setdefault(i, upright)
-        turn = _frame_of(said, seen[0], turn)
+        turn = _frame_of(said, stored, turn)
         if turn: frames[i] = turn, upright
         else:
-            sides = [f"{w} x {h}" for w, h in (said, upright)]
-            text = f"{file.name}: {sides[0]} in {where}: expected {sides[1]}"
-            failed[i] = NocError(f"{text}, the size of the photo, or the same ratio")
+            text = "{}: {} x {} in {}: expected {} x {}, the size of the photo, or the same ratio"
+            failed[i] = NocError(text.format(file.name, *said, where, *upright))
     if unsaid: note(f"{where}: no width and height of {unsaid:,} images; their boxes are taken "
                     "as pixels of the upright photos")
     return frames, failed
@@ -245,17 +238,15 @@ def detected(
     listed = {i for _, i in detections.names} | detections.sizes.keys()
     ids = list(files) if images else sorted({*table, *errors, *listed})
     source = _from_table(table, ids, files, failed, frames)
-    boxed = source.boxed | failed.keys()             # a failure is reported in any case
     sound = isinstance(detections, Detections)       # a store's features were not looked at
-    return replace(source, names=names, texts=detections.texts, met=met, boxed=boxed, sound=sound)
+    return replace(source, names=names, texts=detections.texts, met=met, sound=sound)
 
 # %% ../../nbs/models/119_source.ipynb #821da149
 def _unlabelled(files, names, where):
     "Number the photos that no label file names: they are images without objects."
-    start = max(i for _, i in names)
-    rest = [f for f in files if f.why == f"expected its name in {where}"]
-    numbered = [replace(f, id=start + n, why=None) for n, f in enumerate(rest, 1)]
-    return [f for f in files if f not in rest] + numbered
+    unused = count(1 + max(i for _, i in names))
+    why = f"expected its name in {where}"
+    return [replace(f, id=next(unused), why=None) if f.why == why else f for f in files]
 
 def _check_found(detections, files, failed, images, where):
     "Report images without a photo. Raise `NocError` if no photo has boxes."
@@ -269,21 +260,21 @@ def _check_found(detections, files, failed, images, where):
              f"{len(boxed):,}: {some_of(lacking)}")
 
 # %% ../../nbs/models/119_source.ipynb #381b8787
-def _stored_ids(source, path, src):
-    "Return image id -> its id in a region store, matched by name if both have names."
-    stored = stored_names(path)
-    ids = {i: i for i in source.ids}
+def _names_of(source):
+    "Return image id -> file name, for the images that have a photo or are named with their boxes."
     names = {i: name for name, i in source.names if name}
     names |= {i: file.name for i, file in source.files.items()}
-    names = {i: names[i] for i in ids if i in names}
-    if not (stored and names): return ids
-    return dict(zip(names, match_photos(stored, [*names.values()], path, src)[0]))
+    return {i: names[i] for i in source.ids if i in names}
 
 def _with_features(source, path, src):
-    "Add features of a region store to a source. Raise `NocError` if the store has none."
+    "Add a store's features, by name if both have names. Raise `NocError` if the store has none."
     store = RegionStore(path)
     require(store.width, f"{store.where}: has no features", "regions with features")
-    ids = _stored_ids(source, path, src)
+    ids = {i: i for i in source.ids}
+    names, stored = _names_of(source), stored_names(path)
+    if names and stored:
+        found, _ = match_photos(stored, [*names.values()], path, src)
+        ids = dict(zip(names, found))
     def look(i):
         if ids.get(i) in store: return replace(store[ids[i]], image_id=i)
         return NocError(f"image {i}: expected its features in {path}")
@@ -294,23 +285,17 @@ def _with_features(source, path, src):
 
 # %% ../../nbs/models/119_source.ipynb #9378576d
 def _from_photos(files, detector):
-    "Make a source of items of `image_files`. `detector`: images -> the `Regions` of each in order."
+    "Make a source of items of `image_files`. `detector`: as in `_detect_files`."
     files = {f.id: f for f in files}
-    about = getattr(detector, "about", dict)()
-    def regions(ids):
-        whole, failed = [], {}
-        def opened():                # one photo at a time, as many large ones would not fit
-            for i in ids:
-                image = _try(open_image, files[i])
-                if isinstance(image, NocError): failed[i] = image
-                else:
-                    whole.append(i)
-                    yield image
-        found = [*detector(opened())]
-        found = failed | dict(zip(whole, found, strict=True))
-        return [found[i] for i in ids]
-    def key(): return json.dumps([about, [f.name for f in files.values()]])
-    return Source(list(files), regions, files, key, reads=getattr(detector, "files", {}))
+    key = json.dumps([detector.about(), [f.name for f in files.values()]])
+    def regions(ids): return [*_detect_files([files[i] for i in ids], detector)]
+    reads = getattr(detector, "files", {})
+    return Source(list(files), regions, files, lambda: key, reads=reads)
+
+class _NoDetector:
+    "Finds no regions, for a captioner whose words the user names."
+    limits, about = (1, 1), staticmethod(dict)
+    def detect(self, images): return [Regions.empty(size=size) for _, size in images]
 
 # %% ../../nbs/models/119_source.ipynb #9378576e
 def detector_for(
@@ -329,7 +314,7 @@ def detector_for(
         require(not weights, f"--weights {weights}", f"a detector of torchvision, not {name}")
         require(not features, f"{name}: computes no features", "a pipeline that needs none")
         return PretrainedDetector.from_pretrained(name, pipeline.classes, **options)
-    coco = set(pipeline.classes) == set(COCO_CLASSES)
+    coco = {*pipeline.classes} == {*COCO_CLASSES}
     classes = 91 if coco else max(pipeline.classes) + 1
     options = dict(features=features, classes=classes) | options
     return Detector(name, weights or "default", **options)
@@ -341,8 +326,7 @@ def _wishes_of(words):
     return CaptionOptions(words).wishes
 
 def _read_words(path):
-    """Return name of an image -> its words: name -> price, or a `NocError`. Raise `NocError` if the
-    file has another form; without a file, return {}."""
+    "Return name of an image -> its words (name -> price) or a `NocError`; {} without a file."
     if path is None: return {}
     words = read_json(path) if str(path).endswith(".json") else _table_words(path)
     example = 'an object such as {"photo.jpg": ["zebra", "man:Anna"]}'
@@ -360,22 +344,20 @@ def _table_words(path):
 
 # %% ../../nbs/models/119_source.ipynb #23d2a44e
 def _own_words(path, src, names, numbers=()):
-    """Return image id -> the words that a file gives it: name -> price, or a `NocError`. `names`:
-    image id -> file name; `numbers`: an image's id as text -> image id, if the file may use ids.
-    Raise `NocError` if the file names an image that is not there."""
+    """Return image id -> its words, as in `_read_words`. `names`: image id -> file name; `numbers`:
+    id as text -> image id. Raise `NocError` if the file names an image that is not there."""
     words = _read_words(path)
     found = {numbers[name]: x for name, x in words.items() if name in numbers}
     rest = [name for name in words if name not in numbers]
     left = {i: name for i, name in names.items() if i not in found}
     if not rest: return found
-    entries = [(name, n) for n, name in enumerate(rest)]
-    places, clashes = match_photos(entries, [*left.values()], path, src)
+    owners, clashes = match_photos([(name, name) for name in rest], [*left.values()], path, src)
     if clashes: raise NocError(f"{path}: {clashes[0].name!r} {clashes[0].why}")
-    lost = next((name for n, name in enumerate(rest) if n not in places), None)
+    lost = next((name for name in rest if name not in owners), None)
     near = get_close_matches(lost or "", [*names.values(), *numbers], 3)
     hint = f", such as {' or '.join(near)}" if near else ""
     require(lost is None, f"{path}: {lost!r}", f"the name of an image{hint}")
-    return found | {i: words[rest[n]] for i, n in zip(left, places) if n is not None}
+    return found | {i: words[name] for i, name in zip(left, owners) if name is not None}
 
 # %% ../../nbs/models/119_source.ipynb #e07c52b8
 @dataclass(frozen=True)
@@ -415,7 +397,7 @@ class Job(Config):
         names = "src model classes data images features detector weights add_words captioner words"
         return [getattr(self, name) for name in names.split()]
 
-    def blind(self, wishes)->bool:
+    def _blind(self, wishes):
         "Return True if the captioner needs no detector, given all images' name -> price."
         def by_hand(wish): return wish == {} or any(u > -math.inf for u in (wish or {}).values())
         able = self.captioner and not self.detector and self.options.min_detection is None
@@ -456,20 +438,15 @@ def _opened(job, pipeline):
     if _holds_regions(src, job.images):
         require(not detector, f"--detector {detector}: {job.src} holds detections", "photos")
         source = detected(src, job.data, job.images, pipeline.classes, bool(job.classes))
-        names = {i: name for name, i in source.names if name}
-        names = {i: source.name(i) or names.get(i) for i in source.ids}
-        names = {i: name for i, name in names.items() if name}
         ids = {str(source.texts.get(i, i)): i for i in source.ids}
-        return replace(source, words=_own_words(job.words, src, names, ids))
-    where = f"{job.src}: --data, --images and --features need detections"
-    where = f"{job.src}: --only-detected needs detections" if job.only_detected else where
+        return replace(source, words=_own_words(job.words, src, _names_of(source), ids))
+    need = "--only-detected needs" if job.only_detected else "--data, --images and --features need"
     none = not (job.data or job.images or job.features or job.only_detected)
-    require(none, where, nearest_form(src))
+    require(none, f"{job.src}: {need} detections", nearest_form(src))
     files = image_files(src)                                            # before loading a detector
     words = _own_words(job.words, src, {f.id: f.name for f in files})
-    blind = job.blind([words.get(f.id, job.options.wishes) for f in files])
-    def no_boxes(images): return (Regions.empty(size=image.size) for image in images)
-    detector = no_boxes if blind else detector_for(pipeline, detector, job.weights)
+    blind = job._blind([words.get(f.id, job.options.wishes) for f in files])
+    detector = _NoDetector() if blind else detector_for(pipeline, detector, job.weights)
     return replace(_from_photos(files, detector), words=words, blind=blind)
 
 # %% ../../nbs/models/119_source.ipynb #6361bf22

@@ -27,7 +27,7 @@ from ..lab.novelty import judge
 from ..lab.objects import word_runs
 from ..lab.ptb import tokenize
 from ..lab.runs import file_sum
-from ..models.names import read_classes
+from ..models.classes import read_classes
 from ..models.photos import image_files, open_image
 from .quality import word_list
 
