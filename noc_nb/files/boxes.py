@@ -365,8 +365,8 @@ def named(self:Detections,
     "Add the names of another file's categories. Raise `NocError` if the files disagree."
     own = self.classes or {}
     for n in classes.keys() & own.keys():
-        expected = f"{classes[n]!r}, as in {where}"
-        require(own[n] == classes[n], f"{self.path}: category {n}: {own[n]!r}", expected)
+        mine, theirs = own[n], f"{classes[n]!r}, as in {where}"
+        require(mine == classes[n], f"{self.path}: category {n}: {mine!r}", theirs)
     return replace(self, classes=classes | own or None)
 
 # %% ../../nbs/files/101_boxes.ipynb #44b08b97

@@ -215,7 +215,8 @@ def _karpathy(content, path, bad):
             texts = [s["raw"] for s in image["sentences"]]
             item = dict(file_name=name, captions=texts, image_id=image.get("cocoid"))
             part = "train" if image["split"] == "restval" else image["split"]
-            require(part in PARTS, f"{path}: {place}: split {part!r}", f"one of {', '.join(PARTS)}")
+            where = f"{path}: {place}: split {part!r}"
+            require(part in PARTS, where, f"one of {', '.join(PARTS)}")
             entries += _entries(item, place, path)
             parts[name] = part
     return entries, parts

@@ -302,6 +302,7 @@ def by_digits(
     note(f"{where}: its images are found by their numbers, as {texts[0]!r} is image {numbers[0]}")
     return dict(zip(texts, numbers))
 
+# %% ../../nbs/files/53_images.ipynb #55d08420
 _COCO_NAME = re.compile(r"(?:COCO_[a-z]+\d{4}_)?(\d{12})")      # of 2014, or of 2017
 
 def _coco_numbers(names, photos):
