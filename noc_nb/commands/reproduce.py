@@ -20,7 +20,7 @@ from ..core import EOS, NocError, require
 from ..data import class_vectors
 from ..fast.cider import cider_reward
 from ..fast.search import Search
-from ..files.dataset import data_files, instances_files, load_checked, own_captions
+from ..files.dataset import data_files, instances_files, load_data, own_captions
 from ..files.drawing import make_toy
 from ..files.exports import read_export
 from ..files.images import check_numbers
@@ -248,8 +248,8 @@ def _load_own(o, cfg, root):
     store = RegionStore(o.features) if o.features else None
     classes = read_classes(o.classes, o.first) if o.classes else None
     vectors = vars(o).get("vectors")
-    data = load_checked(root, split, detections, o.captions, store, o.heldout, classes, vectors,
-                        skip_bad=o.skip_bad, drop_heldout=o.drop_heldout)
+    data = load_data(root, split, detections, o.captions, store, o.heldout, classes, vectors,
+                     skip_bad=o.skip_bad, drop_heldout=o.drop_heldout)
     _say_left_out(data)
     _check_names(o.features, data.root, o.captions, detections, o.skip_bad)
     return data

@@ -8,6 +8,7 @@ __all__ = ['ROW', 'TURNED', 'check_boxes', 'box_rows', 'relabel', 'Detections', 
 
 # %% ../../nbs/files/101_boxes.ipynb #a05d0003
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from ..lab.progress import note
 from ..lab.table import OUTSIDE, RegionTable, sizes_of
 
 # %% ../../nbs/files/101_boxes.ipynb #df98937f
-_WRONG = ("", "four finite numbers", "no negative width or height",
+_WRONG = ("four finite numbers", "no negative width or height",
           f"a box in the image, or at most {OUTSIDE:.0%} outside")
 
 def check_boxes(
@@ -37,9 +38,8 @@ def check_boxes(
     with np.errstate(invalid="ignore"):              # infinite numbers are found below
         boxes = np.concatenate([corner, corner + extent], 1).astype(float)
     outside = np.maximum(-boxes, boxes - 1).max(1, initial=0)
-    infinite = ~np.isfinite(boxes).all(1)
-    kinds = [infinite, (extent < 0).any(1), outside > OUTSIDE + 1e-9]
-    wrong = np.array(_WRONG)[np.select(kinds, [1, 2, 3], 0)]
+    kinds = ~np.isfinite(boxes).all(1), (extent < 0).any(1), outside > OUTSIDE + 1e-9
+    wrong = np.select(kinds, _WRONG, "")
     boxes = boxes.clip(0, 1).astype(np.float32)
     return boxes, (boxes[:,2:] > boxes[:,:2]).all(1), outside > 1e-6, wrong
 
@@ -61,17 +61,15 @@ def box_rows(
     return rows
 
 def _best_first(rows, sizes=None, counts=None):
-    """Make a table from rows whose `box` has two corners. The rows of an image are sorted by score,
-    or by area if all boxes were drawn by people, largest first; ties keep their order."""
+    "Make a table from rows with corners, sorted by score, or by area if people drew all boxes."
     corners = rows["box"].astype("f4")
-    scores = rows["score"]
-    drawn = (scores == 1).all()
-    rank = (corners[:,2:] - corners[:,:2]).prod(1) if drawn else scores
-    order = np.lexsort((-rank, rows["image"]))
+    drawn = (rows["score"] == 1).all()
+    rank = (corners[:,2:] - corners[:,:2]).prod(1) if drawn else rows["score"]
+    order = np.lexsort((-rank, rows["image"]))                # ties keep their order
     ids, first = np.unique(rows["image"][order], return_index=True)
-    labels = rows["label"][order].astype("i4")
-    return RegionTable(ids, np.append(first, len(rows)), corners[order], labels,
-                       scores[order].astype("f4"), sizes=sizes_of(ids, sizes), counts=counts)
+    labels, scores = rows["label"][order].astype("i4"), rows["score"][order].astype("f4")
+    return RegionTable(ids, np.append(first, len(rows)), corners[order], labels, scores,
+                       sizes=sizes_of(ids, sizes), counts=counts)
 
 # %% ../../nbs/files/101_boxes.ipynb #242196ab
 def _number_texts(items, key, texts):
@@ -84,9 +82,8 @@ def _number_texts(items, key, texts):
 TURNED = "expected a box that is not rotated, such as the bounds of its four corners"
 
 def _by_mode(items, boxes):
-    """Obey what objects say about their boxes: `bbox_mode` 0 (detectron2) means two corners, so
-    change them in place. Return the faults of boxes that are rotated or in another mode."""
-    wrong = {}
+    "Change boxes given as two corners, and return the faults of those rotated or in other modes."
+    wrong = {}                            # `bbox_mode` is detectron2's; 0 means two corners
     for n, item in enumerate(items):
         if not isinstance(item, dict): continue
         about = item.get("attributes")
@@ -124,8 +121,7 @@ def _json_rows(items, path, kind, first=0, scored=True):
             {first + i: why for i, why in wrong.items()})
 
 def _add_names(names, pairs, path):
-    """Record the file name of each image. Raise `NocError` if boxes of an image state different
-    ones."""
+    "Record the file name of each image. Raise `NocError` if its boxes state different ones."
     for i, name in pairs:
         where = f"{path}: image {i}: file_name {name!r}"
         first = names.setdefault(i, name or "")
@@ -136,23 +132,20 @@ def _add_names(names, pairs, path):
 
 # %% ../../nbs/files/101_boxes.ipynb #c0eb1c48
 def _number_columns(file, needed, path, texts):
-    """Return columns of an open Parquet file, name -> array; `needed`: name -> kinds of numbers.
-    Images may be identified by text, as in `_number_texts`."""
+    "Return name -> column of an open Parquet file; `needed`: name -> kinds of numbers."
     from pyarrow import types
     for name in needed:
         kinds_of = [field.type for field in file.schema_arrow if field.name == name]
         where = f"{path}: column {name}"
         require(kinds_of, f"{where}: missing", ", ".join(needed))
         require(len(kinds_of) == 1, f"{where}: occurs twice", "each only once")
-        empty = types.is_null(kinds_of[0])        # such a column may claim any length
-        require(not empty, where, "numbers, found none")
-    data = file.read(columns=[*needed])
-    columns = {}
+        # a column of nulls may claim any length
+        require(not types.is_null(kinds_of[0]), where, "numbers, found none")
+    columns = {name: column.to_numpy() for name, column in zip(needed, file.read([*needed]))}
+    if {*map(type, columns["image_id"])} == {str}:
+        numbers = (texts.setdefault(text, ~len(texts)) for text in columns["image_id"])
+        columns["image_id"] = np.fromiter(numbers, int)
     for name, kinds in needed.items():
-        columns[name] = data[name].to_numpy()
-        if name == "image_id" and {*map(type, columns[name])} == {str}:
-            numbers = (texts.setdefault(text, ~len(texts)) for text in columns[name])
-            columns[name] = np.fromiter(numbers, int)
         what = "numbers" if kinds == "f" else "whole numbers"
         fits = columns[name].dtype.kind in kinds
         require(fits, f"{path}: column {name}", f"{what}, none missing")
@@ -160,8 +153,7 @@ def _number_columns(file, needed, path, texts):
 
 # %% ../../nbs/files/101_boxes.ipynb #5a272547
 def _parquet_rows(path):
-    """Return the rows of a Parquet file, with relative boxes; file names by image id, if the file
-    has names; and numbers by the text that identifies an image."""
+    "Return a Parquet file's rows, with relative boxes, its photos' names by id, and its texts."
     needed = dict(image_id="iu", category_id="iu", cx="f", cy="f", w="f", h="f", score="f")
     named = ["image_id", "file_name"]
     names, texts = {}, {}
@@ -184,8 +176,7 @@ def relabel(
     where,             # the file, for messages
     item=str,          # function that names the box at a place, for messages
 )->np.ndarray:         # (n,) class ids; -1 if no class has the name
-    """Turn a file's class numbers into class ids, by name if it has names. Raise `NocError` if the
-    numbers follow another scheme."""
+    "Turn class numbers into class ids, by name if any. Raise `NocError` if they are of others."
     if classes is None or not len(labels): return labels
     if not names: return _checked_numbers(labels, classes, where, item)
     ids = class_ids(names, classes)
@@ -213,31 +204,30 @@ def _commonest(labels, classes):
 
 def _checked_numbers(labels, classes, where, item):
     "Return numbers that are class ids. Raise `NocError` if any is not, with schemes that fit."
-    def fit(numbers): return used <= {*numbers}
     used = {*labels.tolist()}
-    ids = [*classes]
     order = sorted(classes)
-    coco = {*order} == {*COCO_CLASSES}
-    others = {}
+    coco = classes.keys() == COCO_CLASSES.keys()
+    option = f"--classes {'coco80' if coco else 'NAMES'} --first"
+    others = []
     for first in (0, 1):
-        numbers = dict(zip(range(first, first + len(ids)), (classes[i] for i in order)))
-        if {*numbers} != {*ids} and fit(numbers): others[first] = numbers
-    def option(first): return f"--classes {'coco80' if coco else 'NAMES'} --first {first}"
-    readings = " or ".join(f"{option(n)} ({_commonest(labels, c)}, …)" for n, c in others.items())
-    if fit(ids):
+        numbered = dict(enumerate(map(classes.get, order), first))
+        if numbered.keys() == classes.keys() or not used <= numbered.keys(): continue
+        others.append(f"{option} {first} ({_commonest(labels, numbered)}, …)")
+    readings = " or ".join(others)
+    if used <= classes.keys():
         if coco and others:
             note(f"{where}: no categories; its numbers are read as COCO's ids, which run up to 90 "
                  f"({_commonest(labels, classes)}), and fit {readings} as well")
         return labels
-    place = np.flatnonzero(~np.isin(labels, ids))[0].item()
+    place = np.flatnonzero(~np.isin(labels, order))[0].item()
     strange = labels[place].item()
     expected = readings or f"a known category_id, {order[0]} to {order[-1]}, found {strange}"
-    where = f"{where}: {item(place)}: category_id {strange}"
-    require(False, f"{where}: is not the id of any of the {len(ids):,} classes", expected)
+    raise NocError(f"{where}: {item(place)}: category_id {strange}: is not the id of any of the "
+                   f"{len(order):,} classes: expected {expected}")
 
 # %% ../../nbs/files/101_boxes.ipynb #101c0006
 _AREA = "a box with an area"
-_BOX_ERRORS = [f"expected {text}" for text in (*_WRONG[1:], _AREA)]
+_BOX_ERRORS = [f"expected {text}" for text in (*_WRONG, _AREA)]
 
 def _by_image(images, met):
     "Return image -> counts of its clipped and skipped boxes; `met`: count -> (n,) True if counted."
@@ -246,38 +236,13 @@ def _by_image(images, met):
         for i, count in Counter(images[some].tolist()).items(): counts[i][what] = count
     return counts
 
-def _relative(rows, sizes, pixels, mark):
-    "Return corner and extent of boxes, relative to their images; `mark` records unknown sizes."
-    box = rows["box"]
-    if not pixels: return box
+def _relative(rows, sizes, mark):
+    "Return boxes in pixels relative to their images; `mark` records unknown images and sizes."
     images, at = np.unique(rows["image"], return_inverse=True)
-    if sizes is not None: mark(~np.isin(images, [*sizes])[at], "an image of this data set")
+    mark(~np.isin(images, [*sizes])[at], "an image of this data set")
     width_height = sizes_of(images, sizes)[at].reshape(-1, 2)
     mark(~width_height.all(1), "an image whose width and height are known")
-    return box/np.tile(np.maximum(width_height, 1), 2)
-
-def _sift_rows(rows, wrong, sizes, pixels, path, names, classes, called, flat=False):
-    """Return the rows with corners and class ids; (n,) True if faultless; count -> (n,) True if
-    counted. Add faults to `wrong`, by place. `names`: the file's names of classes; `called`:
-    function that names a row; `flat`: boxes without an area are allowed."""
-    def mark(bad, expected):
-        for n in rows["place"][bad].tolist(): wrong.setdefault(n, f"expected {expected}")
-    image, label, score = rows["image"], rows["label"], rows["score"]
-    refuse(path, lambda k: f"image {image[k]}", image < 0, "an image_id from 0 to 2**63 - 1")
-    mark((label < 0) | (label >= 2**31), "a category_id from 0 to 2,147,483,647")
-    mark(~((score >= 0) & (score <= 1)), "a score between 0 and 1")
-    box = _relative(rows, sizes, pixels, mark)
-    boxes, area, clipped, texts = check_boxes(box[:,:2], box[:,2:])
-    for text in {*texts[texts != ""]}: mark(texts == text, text)
-    if not flat: mark((box[:,2:] == 0).any(1), _AREA)
-    good = ~np.isin(rows["place"], [*wrong])
-    checked = rows.copy()
-    checked["box"] = boxes
-    checked["label"] = -1
-    checked["label"][good] = relabel(label[good], names, classes, path,
-                                     lambda n: called(rows[good][n]))
-    met = dict(clipped=good & clipped, zero_area=good & ~area)
-    return checked, good, met | dict(no_class=good & (checked["label"] < 0))
+    return rows["box"]/np.tile(np.maximum(width_height, 1), 2)
 
 # %% ../../nbs/files/101_boxes.ipynb #101c0005
 @dataclass
@@ -291,8 +256,9 @@ class Detections:
     sizes:dict = field(default_factory=dict) # image id -> (width, height) in pixels, if known
     classes:dict = None  # number -> name
     texts:dict = field(default_factory=dict) # image id -> the text that identifies it
-    others:int = 0       # number of rows that `joined` left out
     sparse:bool = False  # True: photos that it does not name have no boxes
+    crowds:list = None   # ground truth, where flat boxes are allowed: places of crowd boxes
+    item:Callable = None # function that names the row at a place; default: by place and image
 
     @property
     def images(self)->set: return {*np.unique(self.rows["image"]).tolist()}
@@ -303,8 +269,6 @@ class Detections:
         ids, _ = match_photos(names, [name for name, _ in self.names], where, self.path)
         return self.under({old: i for (_, old), i in zip(self.names, ids) if i is not None})
 
-
-
     def table(self,
         sizes:dict=None,    # image id -> (width, height) of images whose size the file lacks
         classes:dict=None,  # class id -> `ObjectClass`; None: any number is fine
@@ -312,25 +276,19 @@ class Detections:
         min_score:float=0., # detections with a lower score are dropped
     )->tuple:               # `RegionTable`; image id -> its fault; image id -> its counts
         "Return the usable boxes, best first; `.counts` of the table gives totals."
-        rows = self.rows
+        rows = self.rows if only is None else self.rows[np.isin(self.rows["image"], [*only])]
         sizes = (sizes or {}) | self.sizes
-        if only is not None: rows = rows[np.isin(rows["image"], [*only])]
-        wrong = {n: self.wrong[n] for n in rows["place"].tolist() if n in self.wrong}
-        checked, good, met = _sift_rows(rows, wrong, sizes, self.pixels, self.path, self.classes,
-                                        classes, self._called)
+        used, wrong, met = self._sifted(rows, sizes, classes, min_score)
         errors = {}
-        for row in rows[~good]: errors.setdefault(*self._told(row, wrong, sizes))
-        high = rows["score"].astype(np.float32) >= np.float32(min_score)
-        good &= ~met["zero_area"]
+        for row in rows[np.isin(rows["place"], [*wrong])]:
+            errors.setdefault(*self._told(row, wrong, sizes))
         counts = dict(boxes=len(rows)) | {what: int(some.sum()) for what, some in met.items()}
-        counts["low_score"] = int((~high & good).sum())
         rare = dict(no_class=counts.pop("no_class"), bad=len(wrong))
         counts |= {what: n for what, n in rare.items() if n}
-        if only is not None: counts["others"] = self.others + len(self.rows) - len(rows)
-        table = _best_first(checked[good & high & ~met["no_class"]], sizes, counts)
-        return table, errors, _by_image(rows["image"], met)
+        return _best_first(used, sizes, counts), errors, _by_image(rows["image"], met)
 
     def _called(self, row):
+        if self.item: return self.item(row["place"])
         i = row["image"].item()
         kind = "detection" if self.pixels else "row"
         return f"{kind} {row['place']} (image {self.texts.get(i, i)})"
@@ -341,6 +299,33 @@ class Detections:
         box = f": box {row['box'].round(4).tolist()}" if why in _BOX_ERRORS else ""
         if box and self.pixels and sizes.get(i): box += " in {} x {}".format(*sizes[i])
         return i, f"{self.path}: {self._called(row)}{box}: {why}"
+
+# %% ../../nbs/files/101_boxes.ipynb #101c0010
+@patch
+def _sifted(self:Detections, rows, sizes, classes, min_score):
+    "Return the usable rows, with corners and class ids, the faults, and (n,) masks of counts."
+    wrong = {n: self.wrong[n] for n in rows["place"].tolist() if n in self.wrong}
+    def mark(bad, expected):
+        for n in rows["place"][bad].tolist(): wrong.setdefault(n, f"expected {expected}")
+    image, label, score = rows["image"], rows["label"], rows["score"]
+    refuse(self.path, lambda k: f"image {image[k]}", image < 0, "an image_id from 0 to 2**63 - 1")
+    mark((label < 0) | (label >= 2**31), "a category_id from 0 to 2,147,483,647")
+    mark(~((score >= 0) & (score <= 1)), "a score between 0 and 1")
+    box = _relative(rows, sizes, mark) if self.pixels else rows["box"]
+    boxes, area, clipped, texts = check_boxes(box[:,:2], box[:,2:])
+    for text in {*texts[texts != ""]}: mark(texts == text, text)
+    if self.crowds is None: mark((box[:,2:] == 0).any(1), _AREA)
+    good = ~np.isin(rows["place"], [*wrong])
+    checked = rows.copy()
+    checked["box"] = boxes
+    checked["label"][good] = relabel(label[good], self.classes, classes, self.path,
+                                     lambda n: self._called(rows[good][n]))
+    met = dict(clipped=good & clipped, zero_area=good & ~area)
+    met["no_class"] = good & (checked["label"] < 0)
+    used = good & area & ~met["no_class"]
+    if self.crowds is None: what, bad = "low_score", score.astype("f4") < np.float32(min_score)
+    else: what, bad = "crowd", np.isin(rows["place"], self.crowds)
+    return checked[used & ~bad], wrong, met | {what: used & bad}
 
 # %% ../../nbs/files/101_boxes.ipynb #101c0009
 @patch
@@ -353,8 +338,7 @@ def under(self:Detections,
     sizes = {new[i]: size for i, size in self.sizes.items() if i in new}
     texts = {new[i]: text for i, text in self.texts.items() if i in new}
     names = [(name, new[i]) for name, i in self.names if i in new]
-    return replace(self, rows=rows, sizes=sizes, texts=texts, names=names,
-                   others=len(self.rows) - len(rows))
+    return replace(self, rows=rows, sizes=sizes, texts=texts, names=names)
 
 @patch
 def numbered(self:Detections,
@@ -366,8 +350,8 @@ def numbered(self:Detections,
     by_name = {key(name): i for name, i in names if name}
     of = {text: by_name.get(key(text)) for text in self.texts.values()}
     if {*of.values()} == {None}: of = by_digits([*of], ids, self.path)
-    named = {name for name, _ in self.names} - of.keys()        # then these names decide
-    if named or not of or None in of.values(): return self
+    if not of or None in of.values(): return self
+    if {name for name, _ in self.names} - of.keys(): return self    # then these names decide
     new = {i: i for i in {*self.images, *self.sizes}}
     new |= {i: of[text] for i, text in self.texts.items()}
     return replace(self.under(new), texts={}, names=[])
@@ -378,11 +362,11 @@ def named(self:Detections,
     where,        # that file, for messages
 )->Detections:
     "Add the names of another file's categories. Raise `NocError` if the files disagree."
-    for n in classes.keys() & (self.classes or {}).keys():
-        mine, theirs = self.classes[n], classes[n]
-        where_mine = f"{self.path}: category {n}: {mine!r}"
-        require(mine == theirs, where_mine, f"{theirs!r}, as in {where}")
-    return replace(self, classes=classes | (self.classes or {}) or None)
+    own = self.classes or {}
+    for n in classes.keys() & own.keys():
+        mine, theirs = own[n], f"{classes[n]!r}, as in {where}"
+        require(mine == classes[n], f"{self.path}: category {n}: {mine!r}", theirs)
+    return replace(self, classes=classes | own or None)
 
 # %% ../../nbs/files/101_boxes.ipynb #44b08b97
 _LEFT_OUT = "iscrowd", "ignore"
@@ -414,15 +398,15 @@ def open_detections(
         rows, names, texts = _parquet_rows(path)
         return _with_texts(Detections(path, rows, False, {}, _listed_names(names)), texts)
     coco = read_coco(path, "annotations") if kind_of(path) in _OBJECTS else {}
-    scored = not (coco and coco["annotations"])
-    scored = scored or any("score" in x for x in coco["annotations"] if isinstance(x, dict))
+    listed = coco.get("annotations", ())
+    scored = not listed or any("score" in x for x in listed if isinstance(x, dict))
     if not scored: note(f"{path}: no scores; its boxes are read as drawn by people, largest first")
     images = coco.get("images") or []
     parts = [np.zeros(0, ROW)]
     marks = Counter()
     if images: _number_texts(images, "id", texts)
     with _no_collection():
-        for items in chunked(coco["annotations"] if coco else json_items(path), 10_000):
+        for items in chunked(listed if coco else json_items(path), 10_000):
             _refuse_others(items, path, "videos" in coco)
             items = _unmarked(items, _LEFT_OUT, marks)
             _number_texts(items, "image_id", texts)
@@ -449,8 +433,7 @@ def read_detections(
     skip_bad:bool=False, # leave out unusable boxes, and count them
     **kw,       # options of `Detections.table`
 )->RegionTable: # images with detections, the best first; `.counts`: read, clipped, skipped
-    """Read a detector's output. Raise `NocError` with file and row if a row is invalid; with
-    `skip_bad`, only if no box can be used."""
+    "Read detections. Raise `NocError` if a row, or with `skip_bad` each row, cannot be used."
     detections = path if isinstance(path, Detections) else open_detections(path)
     table, errors, _ = detections.table(sizes, **kw)
     if not errors or (skip_bad and len(table)): return table
@@ -472,17 +455,10 @@ def ground_truth(
     rows, wrong = _json_rows(items, path, "annotation", scored=False)
     for n in np.flatnonzero(~np.isin(rows["label"], numbers)).tolist():
         wrong.setdefault(n, "expected the category_id of a category in the file")
-    names = category_names(coco, path)
-    name = _item_name(items, "annotation")
-    def called(row): return name(row["place"])
-    rows, good, met = _sift_rows(rows, wrong, sizes, True, path, names, classes, called, flat=True)
-    if wrong and not skip_bad: raise NocError(f"{path}: {name(min(wrong))}: {wrong[min(wrong)]}")
-    counts = {what: int(met[what].sum()) for what in ("clipped", "zero_area")}
-    used = rows[good & ~met["zero_area"] & ~met["no_class"]]
-    crowd = np.array([any(map(items[i].get, _LEFT_OUT)) for i in used["place"]], bool)
-    counts = dict(boxes=len(rows)) | counts | dict(crowd=int(crowd.sum()))
-    if wrong: counts["bad"] = len(wrong)
-    return _best_first(used[~crowd], sizes, counts).take(list(sizes), sizes)
+    crowds = [n for n, item in enumerate(items) if any(map(item.get, _LEFT_OUT))]
+    drawn = Detections(path, rows, True, wrong, [], sizes, category_names(coco, path),
+                       crowds=crowds, item=_item_name(items, "annotation"))
+    return read_detections(drawn, skip_bad=skip_bad, classes=classes).take(list(sizes), sizes)
 
 def boxed_classes(
     paths,        # instances_*.json or .json.gz

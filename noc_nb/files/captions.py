@@ -10,6 +10,7 @@ import csv, io, json, posixpath, re, tarfile
 from ast import literal_eval
 from collections import Counter, defaultdict
 from contextlib import contextmanager, suppress
+from itertools import combinations
 from pathlib import Path
 from tokenize import NL, STRING, generate_tokens
 from typing import NamedTuple
@@ -19,7 +20,7 @@ import numpy as np
 from ..core import NocError, require
 from ..data import PARTS
 from .images import (
-    _LONGEST, _PHOTO, _case, _check_coco_lists, _column_values, _item_name, _no_collection,
+    PHOTO_ENDINGS, _LONGEST, _case, _check_coco_lists, _column_values, _item_name, _no_collection,
     _number, _pairs, _show_value, _unmarked, _whole, category_names, image_names, image_sizes,
     left_out, open_parquet, some_of)
 from .kinds import kind_of
@@ -72,7 +73,7 @@ def _entries(item, place, path, names=()):
         yield _Entry(place, i, name, caption)
 
 def _all_entries(items, path, bad, names=()):
-    "Return the captions of (item, place) pairs. If `bad` is a list, add the errors to it."
+    "Return the captions of (item, place) pairs. `bad`: as in `kept`."
     entries, marks = [], Counter()
     for item, place in items:
         with kept(bad):
@@ -131,15 +132,14 @@ def table_rows(
         signs = [x for x, names in columns.items() if not any(map({*names}.isdisjoint, wanted))]
         require(signs, f"{path}: columns {head.strip()[:100]}",
                 f"{', and '.join(' or '.join(names[:2]) for names in wanted)} among them")
-        sign = signs[0]
-        names = columns[sign]
-        quotes = dict(quoting=csv.QUOTE_NONE) if sign == "|" else dict(strict=True)
-        rows = csv.reader(f, delimiter=sign, **quotes)
+        names, bars = columns[signs[0]], signs[0] == "|"
+        quotes = dict(quoting=csv.QUOTE_NONE) if bars else dict(strict=True)
+        rows = csv.reader(f, delimiter=signs[0], **quotes)
         for row in filter(None, rows):
             place = f"line {rows.line_num + 1}"
-            if sign == "|": row = _split_bars(row, names)
-            where = f"{path}: {place}: does not have {len(names)} cells"
-            why = NocError(f"{where}: expected quotes around a cell that contains the delimiter")
+            if bars: row = _split_bars(row, names)
+            why = NocError(f"{path}: {place}: does not have {len(names)} cells: expected quotes "
+                           "around a cell that contains the delimiter")
             yield dict(zip(names, row)) if len(row) == len(names) else why, place
 
 # %% ../../nbs/files/54_captions.ipynb #7d063ac4
@@ -160,9 +160,9 @@ def holds_texts(
 def _text_items(folder):
     "Yield captions from text files beside photos, one per line, as used to train image models."
     files = sorted(p for p in folder.rglob("*") if not p.name.startswith("."))
-    photos = {_PHOTO.sub("", str(p)) for p in files if _PHOTO.search(p.name)}
+    photos = {p.with_suffix("") for p in files if p.suffix.lower() in PHOTO_ENDINGS}
     for path in (p for p in files if p.suffix in (".txt", ".caption")):
-        if photos and str(path.with_suffix("")) not in photos: continue
+        if photos and path.with_suffix("") not in photos: continue
         with foreign_file(path, "a caption in UTF-8"), text_file(path) as f: text = f.read()
         name = path.relative_to(folder).with_suffix("").as_posix()
         lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -171,10 +171,9 @@ def _text_items(folder):
 # %% ../../nbs/files/54_captions.ipynb #7d063ab3
 def _object(data, path, place):
     "Return the object in JSON, or a `NocError`."
-    try: item = json.loads(data)
-    except (ValueError, RecursionError): item = None
-    right = isinstance(item, dict)
-    return item if right else NocError(f"{path}: {place}: not JSON: expected an object")
+    with suppress(ValueError, RecursionError):
+        if isinstance(item := json.loads(data), dict): return item
+    return NocError(f"{path}: {place}: not JSON: expected an object")
 
 # %% ../../nbs/files/54_captions.ipynb #7d063ac2
 def _line_items(path):
@@ -210,14 +209,15 @@ def _karpathy(content, path, bad):
     entries, parts = [], {}
     expected = "cocoid, filename, split and sentences with raw"
     for n, image in enumerate(content["images"]):
-        with kept(bad), foreign_file(path, expected, f"image {n}"):
+        place = f"image {n}"
+        with kept(bad), foreign_file(path, expected, place):
             name = posixpath.join(image.get("filepath", ""), image["filename"])
-            item = dict(file_name=name, captions=[s["raw"] for s in image["sentences"]])
-            if "cocoid" in image: item["image_id"] = image["cocoid"]
+            texts = [s["raw"] for s in image["sentences"]]
+            item = dict(file_name=name, captions=texts, image_id=image.get("cocoid"))
             part = "train" if image["split"] == "restval" else image["split"]
-            where = f"{path}: image {n}: split {part!r}"
+            where = f"{path}: {place}: split {part!r}"
             require(part in PARTS, where, f"one of {', '.join(PARTS)}")
-            entries += _entries(item, f"image {n}", path)
+            entries += _entries(item, place, path)
             parts[name] = part
     return entries, parts
 
@@ -225,14 +225,13 @@ def _json_entries(content, path, bad):
     "Return the entries of a list, an object with `annotations`, or an object image -> captions."
     names = {}
     what = "entry"
-    if isinstance(content, dict) and isinstance(content.get("data"), list):       # TextCaps
-        content = content["data"]
-    elif isinstance(content, dict) and isinstance(content.get("annotations"), list):
-        if "images" in content: names = {i: name for name, i in image_names(content, path) if name}
-        content = content["annotations"]
+    lists = content if isinstance(content, dict) else {}
+    if isinstance(lists.get("data"), list): content = lists["data"]                 # TextCaps
+    elif isinstance(lists.get("annotations"), list):
+        if "images" in lists: names = {i: name for name, i in image_names(lists, path) if name}
+        content = lists["annotations"]
         what = "annotation"
-    elif isinstance(content, dict):
-        content = [dict(image_id=image, captions=texts) for image, texts in content.items()]
+    elif lists is content: content = [dict(image_id=i, captions=x) for i, x in lists.items()]
     require(isinstance(content, list), f"{path}: content of type {type(content).__name__}",
             'a list of {"image_id": …, "caption": …}, or {"photo.jpg": "a caption"}')
     return _all_entries(((item, f"{what} {n}") for n, item in enumerate(content)), path, bad, names)
@@ -249,16 +248,15 @@ def _entries_of(path, content, bad=None):
     if _is_karpathy(content): return _karpathy(content, path, bad)
     if content is not None: return _json_entries(content, path, bad), {}
     kind = "texts" if path.is_dir() else kind_of(path)
-    read = dict(texts=_text_items, Parquet=_parquet_items, tar=_tar_items, lines=_line_items,
-                tokens=_token_items).get(kind)
-    items = read(path) if read else table_rows(path, ["image_id", "file_name", *_PHOTOS], _TEXTS)
+    readers = dict(texts=_text_items, Parquet=_parquet_items, tar=_tar_items, lines=_line_items,
+                   tokens=_token_items)
+    if kind in readers: items = readers[kind](path)
+    else: items = table_rows(path, ["image_id", *_PHOTOS], _TEXTS)
     return _all_entries(items, path, bad), {}
 
 # %% ../../nbs/files/54_captions.ipynb #7d063ab7
 def _entry_images(entries, names, path, where, numbers=True):
-    """Return the image id of each entry, or its name if no image has it. `names`: those of the
-    images in the file `where`. Raise `NocError` if a name fits several images, or if
-    no name fits and an entry has no usable id."""
+    "Return each entry's image id, or its name if no image has it; `where`: the file of `names`."
     photos = [*dict.fromkeys(e.name for e in entries if e.name)]
     of = {}
     if names and photos:
@@ -325,16 +323,14 @@ def _coco_captions(coco, path, bad):
     for i in np.flatnonzero(~np.isin(images, [*sizes])).tolist():
         wrong.setdefault(i, "expected an image of this file")
     name = _item_name(items, "annotation")
-    written = 0
     for i, (image, item) in enumerate(zip(images.tolist(), items)):
         text = None if i in wrong else item.get("caption")
         if not isinstance(text, str):
             why = wrong.get(i, f"caption: expected a string, found {_show_value(text)}")
             with kept(bad): raise NocError(f"{path}: {name(i)}: {why}")
-            continue
-        written += 1
-        if _worded(text): captions[image].append(text)
-    return Captions(captions, sizes, _totals(captions, written), image_names(coco, path), {}, True,
+        elif _worded(text): captions[image].append(text)
+    counts = _totals(captions, len(items) - len(bad or ()))
+    return Captions(captions, sizes, counts, image_names(coco, path), {}, True,
                     _domains(coco["images"], path), category_names(coco, path) or {})
 
 # %% ../../nbs/files/54_captions.ipynb #0a4cf6d2
@@ -382,24 +378,16 @@ def _image_list(path, split, part):
     "Return a list of a split file; None for a novel list that the file lacks."
     ids = split.get(part) if isinstance(split, dict) else None
     if ids is None and part not in PARTS: return None
-    if isinstance(ids, dict): return _ids_of_keys(path, part, ids)
+    if isinstance(ids, dict):                           # as in the published split
+        def odd(key): return ids[key] != 1 or not re.fullmatch("0|[1-9][0-9]{0,17}", key)
+        strange = json.dumps({key: ids[key] for key in filter(odd, ids)})
+        require(strange == "{}", f"{path}: {part}: {strange[:60]}",
+                'image ids as keys and 1 as each value, like {"318556": 1}')
+        return sorted(map(int, ids))
     whole = isinstance(ids, list) and all(type(i) is int for i in ids)
     once = whole and len(set(ids)) == len(ids)
     require(once, f"{path}: {part}", "a list of image ids, each once")
     return ids
-
-def _ids_of_keys(path, part, ids):
-    "Return the sorted image ids of a list written as an object, as in the published split."
-    def odd(key): return ids[key] != 1 or not re.fullmatch("0|[1-9][0-9]{0,17}", key)
-    strange = {key: ids[key] for key in filter(odd, ids)}
-    where = f"{path}: {part}: {json.dumps(strange)[:60]}"
-    require(not strange, where, 'image ids as keys and 1 as each value, like {"318556": 1}')
-    return sorted(map(int, ids))
-
-def _check_within(path, part, ids, whole, of):
-    strange = [i for i in ids if i not in whole]
-    where = f"{path}: {part}: image {min(strange, default='')}"
-    require(not strange, where, f"one of {of} (such images: {len(strange):,})")
 
 # %% ../../nbs/files/54_captions.ipynb #0b3d0d7e
 def read_split(
@@ -414,13 +402,15 @@ def read_split(
         file = dict(train=file.get("train"), val=file["val_train"], test=file.get("test_train"),
                     novel_val=file.get("val"), novel_test=file.get("test"))
     split = {part: _image_list(path, file, part) for part in (*PARTS, "novel_val", "novel_test")}
-    of = "the images in the captions files"
-    for part in needed: _check_within(path, part, split[part], image_ids, of)
+    def check(part, strange, expected):
+        where = f"{path}: {part}: image {min(strange, default='')}"
+        require(not strange, where, f"{expected} (such images: {len(strange):,})")
+    images = {part: {*(ids or ())} for part, ids in split.items()}
+    for part in needed:
+        check(part, images[part].difference(image_ids), "one of the images in the captions files")
     for part in "val", "test":
-        _check_within(path, f"novel_{part}", split[f"novel_{part}"] or [], set(split[part]),
-                      f"the images of {part}")
-    for a, b in (("train", "val"), ("train", "test"), ("val", "test")):
-        both = set(split[a]) & set(split[b])
-        where = f"{path}: {a}: image {min(both, default='')}"
-        require(not both, where, f"it in one part only, but it is also in {b}")
+        novel = f"novel_{part}"
+        check(novel, images[novel] - images[part], f"one of the images of {part}")
+    for a, b in combinations(PARTS, 2):
+        check(a, images[a] & images[b], f"it in one part only, but it is also in {b}")
     return split

@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['data_files', 'instances_files', 'load_captions', 'with_categories', 'find_split', 'load_data', 'listed_images',
-           'own_captions', 'objects_of', 'load_checked']
+           'own_captions', 'objects_of']
 
 # %% ../../nbs/files/102_dataset.ipynb #f5d83301
 import warnings
-from collections import Counter
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +33,9 @@ def data_files(
     *patterns,  # names with *; the first pattern that matches a file is used
 )->list:        # paths
     "Find files of a data set. Leave out `x.json.gz` if `x.json` exists."
-    for pattern in patterns:
-        files = sorted((Path(root)/folder).glob(pattern))
-        if files: return [p for p in files if p.suffix != ".gz" or p.with_suffix("") not in files]
-    return []
+    matches = (sorted((Path(root)/folder).glob(pattern)) for pattern in patterns)
+    files = next(filter(None, matches), [])
+    return [p for p in files if p.suffix != ".gz" or p.with_suffix("") not in files]
 
 def instances_files(
     root,    # folder of the data set, or None
@@ -57,25 +55,22 @@ def load_captions(
     patterns = "captions_*2014.json*", "captions_*.json*"
     files = [captions] if captions else data_files(root, "annotations", *patterns)
     require(files, f"{root}: no annotations/captions_*.json", "COCO's layout, or a captions file")
-    if len(files) == 1: return read_captions(files[0], photo_names, skip_bad)
-    whole = Captions({}, {}, {}, [], {}, True, classes={})
-    counts = Counter()
-    for path in files:
-        more = read_captions(path, skip_bad=skip_bad)
+    whole = read_captions(files[0], photo_names, skip_bad)
+    for path in files[1:]:
+        more = read_captions(path, photo_names, skip_bad)
         both = whole.texts.keys() & more.texts
         where = f"{path}: image {min(both, default='')}: is in two files"
         require(not both, where, "each image once")
         whole.texts.update(more.texts)
         whole.sizes.update(more.sizes)
-        counts.update(more.counts)
         whole.names.extend(more.names)
         whole.classes.update(more.classes)
-    return whole._replace(counts=dict(counts))
+        for what, n in more.counts.items(): whole.counts[what] = whole.counts.get(what, 0) + n
+    return whole
 
 # %% ../../nbs/files/102_dataset.ipynb #dd5b7eb0
 def _named_detections(root, name):
-    """Open detections by name or path. Return `Detections`, `gt` and None unchanged; and True if
-    the file is not one of the data set, so that its numbers of classes may be others."""
+    "Open detections, if given by name or path; return also True if the file is another folder's."
     if name in (None, "gt") or isinstance(name, Detections): return name, False
     named = [Path(root)/"detections"/f"{name}{end}" for end in (".parquet", ".json", ".json.gz")]
     path = next((path for path in (*named, Path(name)) if path.is_file()), None)
@@ -93,13 +88,12 @@ def with_categories(
 
 # %% ../../nbs/files/102_dataset.ipynb #a3c3943f
 def _load_regions(root, detections, ids, sizes, named, where, **how):
-    """Load the regions of the images `ids`; count boxes of images without captions. If the
-    detections name photos, these are matched with `named`, the names of photos in the file `where`
-    (if it has any). `how`: the options classes and skip_bad."""
+    "Load the regions of images; `named`: the names of photos in the file `where`, if it has any."
     if isinstance(detections, Detections):
         joined = detections.numbered(ids, named).joined(named, where)
         table = read_detections(joined, sizes, only=sizes, **how)
-        others = table.counts["others"]
+        others = len(detections.rows) - table.counts["boxes"]
+        table.counts["others"] = others
         require(len(table.boxes) or not others, joined.path,
                 f"detections in images that have captions; all {others:,} are in other images")
     else:
@@ -157,12 +151,12 @@ def load_data(
     counts["removed"] = _without_heldout(texts, splits, heldout, where, drop)
     texts = {i: texts[i] for part in PARTS for i in splits[part]}
     require(texts, f"{captions or root}: no captions", "at least one image with captions")
-    how = dict(classes=classes, skip_bad=skip_bad)
-    named = loaded.names, captions or root
-    regions = _load_regions(root, detections, list(texts), sizes, *named, **how)
+    regions = _load_regions(root, detections, list(texts), sizes, loaded.names, captions or root,
+                            classes=classes, skip_bad=skip_bad)
     novel = _novel(texts, splits, heldout, counts)
     counts |= dict(images=len(texts), captions=sum(map(len, texts.values())), **regions.counts)
     if features is not None: _require_features(features, texts)
+    if name == "coco": _warn_of_counts(texts, splits, heldout)
     return CocoData(name, root, texts, regions, splits, novel, classes, heldout, counts, features,
                     _find_vectors(root, vectors), tokenize)
 
@@ -201,8 +195,7 @@ def own_captions(
 
 # %% ../../nbs/files/102_dataset.ipynb #da3ea3ac
 def _split_of(root, split, loaded, file):
-    """Return name, lists and file of a split: the named split, otherwise that of the captions,
-    otherwise all images for training."""
+    "Return name, lists and file of the split: as named, that of the captions, or training alone."
     path = find_split(split, root) if split else Path(file or root)
     name = split if split == "coco" else path.stem
     if not (split or loaded.parts): name = "own"
@@ -225,8 +218,7 @@ def _novel(captions, splits, heldout, counts):
 
 # %% ../../nbs/files/102_dataset.ipynb #b7a10003
 def _without_heldout(captions, splits, heldout, where, drop):
-    """Remove images with a held-out word from training, and return their number. Raise `NocError`
-    if there are any and `drop` is False."""
+    "Remove images with a held-out word from training; count them. Raise `NocError` unless `drop`."
     train = splits["train"]
     images = removed_images({i: captions[i] for i in train}, heldout)
     splits["train"] = [i for i in train if i not in images]
@@ -251,8 +243,8 @@ def objects_of(
 )->tuple:    # the classes, the held-out objects
     "Return classes and held-out objects: those given, or the data set's, or the defaults."
     classes = _value_of(root, "classes.json", classes, load, COCO_CLASSES)
-    def load_names(file): return load_heldout(file, classes)
-    return classes, _value_of(root, "heldout.json", heldout, load_names, usual(classes))
+    names = partial(load_heldout, classes=classes)
+    return classes, _value_of(root, "heldout.json", heldout, names, usual(classes))
 
 def _require_features(table, ids):
     missing = [i for i in ids if i not in table]
@@ -271,48 +263,35 @@ _PUBLISHED_SIZES = dict(train=82783, kept=70194, val_half=20252, test_half=20252
 def _count_row(what, published, images, asked, total, listed=None):
     "Return a report row: how many of the `asked` images (`total` if complete) are in `images`."
     complete = len(asked) == total
-    how = "decided from captions"
-    if not complete: how = f"decided from the captions of {len(asked):,} images only"
+    how = "captions" if complete else f"the captions of {len(asked):,} images only"
     differ = None if listed is None else sorted(images ^ (set(listed) & asked))
     agrees = len(images) == published if complete else None
-    return dict(what=what, published=published, found=len(images), how=how, agrees=agrees,
-                differ=differ)
+    return dict(what=what, published=published, found=len(images), how=f"decided from {how}",
+                agrees=agrees, differ=differ)
 
 # %% ../../nbs/files/102_dataset.ipynb #6ff3ca6e
-def _check_counts(train, val, halves, split, heldout=COCO_HELDOUT, counts=_PUBLISHED_SIZES):
-    """Compare the published counts with those from the captions (image id -> texts) of train2014
-    and val2014, and list the images that differ. `halves`: "val" and "test", the images of each
-    half of val2014; `split`: the published lists "train", "val" and "test", if known."""
-    images = set(train)
+def _check_counts(captions, split, heldout=COCO_HELDOUT, counts=_PUBLISHED_SIZES):
+    "Compare published counts, and the lists of a split, with those that follow from captions."
+    halves = {half: {*split[half]} for half in ("val", "test")}
+    images = captions.keys() - halves["val"] - halves["test"]
     total = counts["train"]
-    kept = images - removed_images(train, heldout)
+    kept = images - removed_images({i: captions[i] for i in images}, heldout)
     rows = [_count_row("train", total, images, images, total),
             _count_row("kept", counts["kept"], kept, images, total, split.get("train"))]
     for half, ids in halves.items():
-        row = _count_row(f"{half}_half", counts[f"{half}_half"], set(ids), set(ids), len(ids))
+        row = _count_row(f"{half}_half", counts[f"{half}_half"], ids, ids, len(ids))
         rows.append(row | dict(how="the length of a published list"))
-        asked = {i for i in ids if len(val.get(i, ())) >= 5}   # fewer captions are not conclusive
-        novel = set().union(*novel_images(val, heldout, asked).values())
+        asked = {i for i in ids if len(captions.get(i, ())) >= 5}     # fewer are not conclusive
+        novel = set().union(*novel_images(captions, heldout, asked).values())
         what = f"novel_{half}"
-        rows.append(_count_row(what, counts[what], novel, asked, len(ids), split.get(half)))
+        rows.append(_count_row(what, counts[what], novel, asked, len(ids), split.get(what)))
     return rows
 
 # %% ../../nbs/files/102_dataset.ipynb #7728bf84
-def load_checked(
-    *args, # arguments of `load_data`
-    **kw,  # keyword arguments of `load_data`
-):         # `CocoData`
-    "Call `load_data`; warn if captions contradict the published split's counts or lists."
-    data = load_data(*args, **kw)
-    if data.name != "coco": return data
-    halves = {half: data.splits[half] for half in ("val", "test")}
-    val = {i: data.captions[i] for half in halves.values() for i in half}
-    train = {i: texts for i, texts in data.captions.items() if i not in val}
-    parts = dict(train="train", val="novel_val", test="novel_test")
-    lists = {part: data.splits[name] for part, name in parts.items()}
-    for r in _check_counts(train, val, halves, lists, data.heldout):
+def _warn_of_counts(captions, splits, heldout):
+    "Warn if captions contradict the published split's counts or lists."
+    for r in _check_counts(captions, splits, heldout):
         if r["agrees"] is not False and not r["differ"]: continue
         images = f"; images that differ: {r['differ'][:20]}" if r["differ"] else ""
         counts = f"published {r['published']:,}, found {r['found']:,}"
         warnings.warn(f"{r['what']}: {counts} ({r['how']}){images}")
-    return data

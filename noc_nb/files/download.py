@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from PIL import Image
@@ -72,11 +73,10 @@ def _append(url, file, version, size):
         length = response.headers.get("Content-Length")
         if response.status_code not in (200, 206) or None in (length, size): return
         total = file.tell() + int(length)
-        changed = f"{size:,} bytes; the server's file has changed"
-        require(total == size, f"{url}: has {total:,} bytes", changed)
+        require(total == size, f"{url}: has {total:,} bytes",
+                f"{size:,} bytes; the server's file has changed")
     name = posixpath.basename(url)
-    how = dict(unit="B", unit_scale=True)
-    bar = progress(None, name, size, **how) if size else False
+    bar = progress(None, name, size, unit="B", unit_scale=True) if size else False
     HTTPDownloader(bar, 1 << 18, headers=headers, timeout=_SECONDS, hooks=dict(response=opened))(
         url, file, None)
 
@@ -101,8 +101,7 @@ def fetch(
     size:int=None,   # size in bytes, if known
     sha256:str=None, # checksum, if known
 )->Path:             # the file
-    """Download a file, or resume a download. Raise `NocError` if the file cannot be reached or
-    written, or is not the expected one. An incomplete part is kept."""
+    "Download or resume. Raise `NocError` if the file cannot be had; an incomplete part is kept."
     from pooch import get_logger, retrieve
     get_logger().setLevel("ERROR")
     to = Path(to)
@@ -201,14 +200,13 @@ def _bring_listed(file, root, source):
     "Fetch the photos that an annotation file lists. Raise `NocError` if any photo fails."
     path = root/file.listed
     folder = root/file.to
-    failed = []
     with foreign_file(path, f"images with file_name and {file.address}"):
         images = read_coco(path, "images")["images"]
         urls = {posixpath.basename(image["file_name"]): image[file.address] for image in images}
     def bring(name):
         try:
-            text = isinstance(urls[name], str)
-            require(text, f"{path}: {name}: {file.address} {urls[name]!r}", "an address")
+            where = f"{path}: {name}: {file.address} {urls[name]!r}"
+            require(isinstance(urls[name], str), where, "an address")
             photo = _checked(urls[name], root, source)
             data = photo.read_bytes()
             if photo.parent == root/_BESIDE: photo.unlink()
@@ -219,16 +217,14 @@ def _bring_listed(file, root, source):
     left = [name for name in urls if not (folder/name).exists()]
     pool = ThreadPoolExecutor(_AT_ONCE)
     try:
-        for why in progress(pool.map(bring, left), file.what, len(left)):
-            if why: failed.append(why)
-            if len(failed) == _ENOUGH: break
+        faults = filter(None, progress(pool.map(bring, left), file.what, len(left)))
+        failed = [*islice(faults, _ENOUGH)]
     finally: pool.shutdown(cancel_futures=True)
     if failed: raise NocError(f"{failed[0]} (photos that failed: {len(failed)})")
 
 # %% ../../nbs/files/107_download.ipynb #ea46db76
 def _fetch_data(files, root, source=None):
-    """Put files into their places in a folder; keep existing files, and resume parts. `source`: a
-    mirror's address, or a folder with files of the same names. Raise `NocError` on failure."""
+    "Put missing files into their places; `source`: a mirror's address, or a folder with them."
     root = Path(root)
     beside = root/_BESIDE
     with locked(root):
@@ -246,8 +242,8 @@ def _fetch_data(files, root, source=None):
 def _check_space(files, root):
     "Raise `NocError` if the disk of `root` has too little space for the files."
     parent = next(p for p in (root, *root.absolute().parents) if p.exists())
-    begun = sum(p.stat().st_size for p in (root/_BESIDE).glob("*"))
-    free = shutil.disk_usage(parent).free + begun
+    free = shutil.disk_usage(parent).free
+    free += sum(p.stat().st_size for p in (root/_BESIDE).glob("*"))
     peak = _disk_space(files)[0]
     require(free >= peak, f"{root}: {free/1e9:.1f} GB are free", f"{peak/1e9:.1f} GB (partial "
             "downloads count as free space); --from takes a folder of files on another disk")
@@ -255,9 +251,9 @@ def _check_space(files, root):
 # %% ../../nbs/files/107_download.ipynb #38159f37
 def _megabytes(n): return f"{n/1e6:,.0f} MB" if n else "-"
 
-def _listing(table=None):
+def _listing(worlds):
     "Yield the available data sets as lines."
-    for name, files in _downloads(table).items():
+    for name, files in worlds.items():
         few = [f for f in files if not f.photos]
         for what, some in {f"noc_data {name}": few, f"noc_data {name} --images": files}.items():
             peak, kept = map(_megabytes, _disk_space(some))
@@ -269,8 +265,8 @@ def _listing(table=None):
 
 def _run_data(o, table=None):
     "Fetch a data set, and print the commands to run next. Raise `NocError` for bad options."
-    if o.list: return print(*_listing(table), sep="\n")
     table = table or json.loads(asset("downloads.json"))
+    if o.list: return print(*_listing(_downloads(table)), sep="\n")
     named = f"{', '.join(table)}, spice, or --list"
     require(o.what in table, f"noc_data {o.what or ''}".strip(), named)
     require(o.out, "--out", "a folder for the data set")

@@ -51,8 +51,7 @@ def _draw_thing(image, box, look, tint):
     tile = _tile((w, h), look, tint)
     for part in WORLD["shapes"][look.shape].split("; "):
         kind, tone, *numbers = part.split()
-        corners = np.array(numbers, float).reshape(-1, 2) * (w - 1, h - 1)
-        corners = [tuple(corner) for corner in corners]
+        corners = [*map(tuple, np.array(numbers, float).reshape(-1, 2) * (w - 1, h - 1))]
         mask = Image.new("L", (w, h), 0)
         draw = ImageDraw.Draw(mask)
         filled = dict(poly=draw.polygon, rect=draw.rectangle, oval=draw.ellipse).get(kind)
@@ -71,8 +70,7 @@ def render(
     place = WORLD["places"][scene.place]
     image = Image.new("RGB", (width, height), place["sky"])
     image.paste(place["ground"], (0, int(place["horizon"]*height), width, height))
-    things = zip(scene.labels, scene.boxes)
-    for label, box in sorted(things, key=lambda thing: thing[1][3]):
+    for label, box in sorted(zip(scene.labels, scene.boxes), key=lambda thing: thing[1][3]):
         pixels = [round(v*s) for v, s in zip(box, (width, height)*2)]
         _draw_thing(image, pixels, LOOKS[label], scene.tint)
     return image
@@ -92,8 +90,7 @@ def write_part(
     finish=dict, # function that completes a box's annotation
 ):
     "Write a part's annotations: instances first, so that captions never exist without them."
-    info = dict(description="the toy world of noc_nb", seed=seed)
-    common = dict(info=info, images=[])
+    common = dict(info=dict(description="the toy world of noc_nb", seed=seed), images=[])
     for i, (scene, _) in images.items():
         name = f"COCO_{part}_{i:012d}.png"
         width, height = scene.size
@@ -104,14 +101,14 @@ def write_part(
                 x, y, w, h = _pixels(box, scene.size)
                 yield finish(dict(id=i*100 + k, image_id=i, category_id=label, iscrowd=0,
                                   area=round(w*h, 2), bbox=[x, y, w, h]))
-    def texts():
-        for i, (_, captions) in images.items():
-            for k, text in enumerate(captions): yield dict(id=i*10 + k, image_id=i, caption=text)
+    texts = (dict(id=i*10 + k, image_id=i, caption=text)
+             for i, (_, captions) in images.items() for k, text in enumerate(captions))
     categories = [dict(id=i, name=c.name, supercategory=LOOKS[i].kind)
                   for i, c in TOY_CLASSES.items()]
     instances, captions = (f"annotations/{kind}_{part}.json" for kind in ("instances", "captions"))
-    write_items(folder/instances, boxes(), common, dict(categories=categories))
-    write_items(folder/captions, texts(), common)
+    common["annotations"] = []
+    write_items(folder/instances, boxes(), common | dict(categories=categories))
+    write_items(folder/captions, texts, common)
 
 # %% ../../nbs/files/105_drawing.ipynb #440dc4c9
 def _write_words(folder, captions, seed):
@@ -146,8 +143,7 @@ def make_toy(
     test:int=800,   # number of test images
     pictures:int=8, # number of images of val that are drawn into images/
 )->Path:            # the folder
-    """Write a toy world; the same arguments always give the same bytes. Raise `NocError` if the
-    number of images of a part is out of range."""
+    "Write a toy world, the same bytes for the same arguments. Raise `NocError` if a part is large."
     folder = Path(folder)
     for part, n in dict(train=train, val=val, test=test).items():
         require(0 < n < VAL, f"toy world: {part}", f"1 to {VAL-1} images, found {n}")

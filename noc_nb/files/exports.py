@@ -78,8 +78,7 @@ def _of_files(path, files, read, pixels, classes=None, others=()):
         except NocError as e:
             size, boxes = None, [_box(0, [0]*4, why=str(e))]
         return "/".join(parts), size, boxes
-    found = _collected(path, map(photo, files), pixels, classes, others)
-    return replace(found, sparse=True)
+    return replace(_collected(path, map(photo, files), pixels, classes, others), sparse=True)
 
 # %% ../../nbs/files/108_exports.ipynb #307ba6db
 _MOST_YAML = 400_000 # characters of YAML, which is slow to read: the names of some 15,000 classes
@@ -182,8 +181,9 @@ def _settled(lines, about, path, file):
 def _about(file):
     "Return what a YAML file of names says about labels: `task`, `save_conf` and `kpt_shape`."
     if Path(file).suffix not in _YAML: return {}
-    with foreign_file(file, "task: pose, save_conf: true and kpt_shape: [17, 3], or none of these"):
-        with text_file(file) as f: about = _yaml(f)
+    expected = "task: pose, save_conf: true and kpt_shape: [17, 3], or none of these"
+    with foreign_file(file, expected), text_file(file) as f:
+        about = _yaml(f)
         n, d = about.get("kpt_shape") or (1, 2)
         if not (type(n) is int and n > 0 and d in (2, 3)): raise ValueError(f"kpt_shape: {n}, {d}")
         return about
@@ -249,8 +249,7 @@ def _read_cvat(path):
         images += root.findall("image")
     def photo(image):
         others.update(shape.tag for shape in image if shape.tag not in ("box", "tag"))
-        corners = "xtl", "ytl", "xbr", "ybr"
-        boxes = [_box(b.get("label"), [*map(b.get, corners)], corners=True,
+        boxes = [_box(b.get("label"), [*map(b.get, ("xtl", "ytl", "xbr", "ybr"))], corners=True,
                       why=_turned(b.get("rotation"))) for b in image.findall("box")]
         return image.get("name"), _size(image.get("width"), image.get("height")), boxes
     return _collected(path, map(photo, images), True, others=others)
@@ -288,8 +287,6 @@ def _read_open_images(path):
                       dict(enumerate(_described([*map(str, classes)], path))), texts)
 
 # %% ../../nbs/files/108_exports.ipynb #506dd850
-_DRAWN = "annotations", "completions", "predictions"
-
 def _studio_name(values):
     "Return the name that a task's photo had before its upload, or None."
     addresses = [x for x in values if isinstance(x, str)]
@@ -316,8 +313,9 @@ def _read_studio(path):
     several = 0
     def photo(task):
         nonlocal several
-        kinds = ([a for a in task.get(key) or () if not a.get("was_cancelled")] for key in _DRAWN)
-        drawn = next(filter(None, kinds), [{}])
+        kinds = map(task.get, ("annotations", "completions", "predictions"))
+        drawn = ([a for a in kind or () if not a.get("was_cancelled")] for kind in kinds)
+        drawn = next(filter(None, drawn), [{}])
         several += len(drawn) > 1
         result = drawn[0].get("result") or []
         sizes = (_size(x.get("original_width"), x.get("original_height")) for x in result)

@@ -8,6 +8,7 @@ __all__ = ['write_items', 'write_detections', 'from_results', 'read_hdf5', 'read
 # %% ../../nbs/files/104_formats.ipynb #f9077091
 import base64, gzip, json, re, zipfile
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -27,31 +28,26 @@ from ..regions import Regions
 def write_items(
     path,        # path of a .json or .json.gz file
     items,       # iterable of JSON values
-    before=None, # keys before the list, which is then called `annotations`; None: only the list
-    after=None,  # dict to write after the list
+    around=None, # object whose empty list `annotations` they fill; None: only the list
 ):
     "Write a long list as JSON, or as an object's `annotations`, completely or not at all."
-    def text(content): return json.dumps(content, ensure_ascii=False)
-    start, end = "[", "]"
-    if before:
-        start, end = text(before)[:-1] + ', "annotations": [', "]}"
-    if after: end = f"], {text(after)[1:]}"                 # without its opening brace
+    empty = '"annotations": []' if around else "[]"
+    start, _, end = json.dumps(around or [], ensure_ascii=False).partition(empty)
     with whole_file(path, "wb") as f:
         packed = gzip.GzipFile("", "wb", 1, f, 0) if str(path).endswith(".gz") else nullcontext(f)
         with packed as out:
-            out.write(start.encode())
+            out.write(f"{start}{empty[:-1]}".encode())
             for n, item in enumerate(items):
                 if n: out.write(b", ")
-                out.write(text(item).encode(errors="replace"))
-            out.write(end.encode())
+                out.write(json.dumps(item, ensure_ascii=False).encode(errors="replace"))
+            out.write(f"]{end}".encode())
 
 # %% ../../nbs/files/104_formats.ipynb #7449b14f
 def write_detections(
     path,    # .json (COCO results, pixels) or .parquet (relative centre, width, height)
     regions, # image id -> `Regions`, or a `RegionTable`
 ):
-    """Write detections completely or not at all. Raise `NocError` if the format is JSON and the
-    size of an image is unknown."""
+    "Write detections completely or not at all. Raise `NocError` if JSON lacks an image's size."
     table = regions if isinstance(regions, RegionTable) else table_of(regions.values())
     lengths = np.diff(table.offsets)
     images, sizes = np.repeat(table.ids, lengths), np.repeat(table.sizes, lengths, 0)
@@ -64,8 +60,8 @@ def write_detections(
                        score=table.scores)
         with whole_file(path, "wb") as f: pyarrow.parquet.write_table(pyarrow.table(columns), f)
         return
-    def name(i): return f"image {images[i]}"
-    refuse(path, name, ~sizes.all(1), "an image whose width and height are known")
+    refuse(path, lambda i: f"image {images[i]}", ~sizes.all(1),
+           "an image whose width and height are known")
     boxes = np.concatenate([corner*sizes, extent*sizes], 1).round(4).tolist()
     scores = table.scores.astype(float).round(6).tolist()
     rows = zip(images.tolist(), table.labels.tolist(), boxes, scores)
@@ -102,17 +98,6 @@ def _read_labels(labels, names, classes):
         require(len(ids) == 1, f"label {name!r}: {what}", f"the name of a class, like {some}")
         yield ids[0]
 
-def _relative_corners(boxes, size):
-    """Convert corners in pixels to (n,4) relative to the image. Raise `NocError` if a corner is
-    outside by more than 10% of the image."""
-    boxes = torch.as_tensor(boxes).detach().cpu().float().reshape(-1, 4)
-    width, height = size
-    boxes = boxes/torch.tensor([width, height, width, height])
-    outside = torch.maximum(-boxes, boxes - 1)
-    require((outside <= .1).all(), "boxes",     # NaN fails here too
-            f"corners x1 y1 x2 y2 in pixels, in an image of {width} x {height}")
-    return boxes.clamp(0, 1)
-
 # %% ../../nbs/files/104_formats.ipynb #6e1a0b23
 def _from_results(results, classes, size, names, image_id):
     boxes, labels, scores, own_names, own_size = _found(results)
@@ -120,11 +105,15 @@ def _from_results(results, classes, size, names, image_id):
     require(size, "results: no size of the photo", "size=(width, height)")
     for name, column in dict(boxes=boxes, labels=labels, scores=scores).items():
         require(column is not None, f"results: no {name}", "boxes, labels and scores")
-    boxes = _relative_corners(boxes, size)
+    width, height = size
+    corners = torch.as_tensor(boxes).detach().cpu().double().reshape(-1, 2, 2)
+    corners, ends = (corners/torch.tensor([width, height])).unbind(1)
+    boxes, area, _, wrong = check_boxes(corners.numpy(), (ends - corners).numpy())
+    require((wrong == "").all(), "boxes",
+            f"corners x1 y1 x2 y2 in pixels, in an image of {width} x {height}")
     ids = [*_read_labels(labels, names, classes)]
     scores = torch.as_tensor(scores).detach().cpu()
-    area = (boxes[:,2:] > boxes[:,:2]).all(1)
-    regions = checked(Regions(boxes, ids, scores, image_id=image_id, size=tuple(size)))
+    regions = checked(Regions(boxes, ids, scores, image_id=image_id, size=(width, height)))
     return regions.keep(area).best()
 
 def from_results(
@@ -151,15 +140,6 @@ def _column_or_default(value, default, where):
             f"numbers of shape {default.shape}, found {array.dtype} of shape {array.shape}")
     return array
 
-def _pixel_size(size, where):
-    "Return a size as two whole numbers, or None."
-    if size is None: return None
-    pair = np.asarray(size)
-    numbers = pair.shape == (2,) and pair.dtype.kind in "iuf"
-    require(numbers and ((pair >= 1) & (pair < 2**31)).all(), where,
-            f"width and height in pixels, found {pair.tolist()}")
-    return tuple(map(int, size))
-
 # %% ../../nbs/files/104_formats.ipynb #e7c941ec
 def _imported(path, image_id, features, boxes=None, size=None, labels=None, scores=None):
     "Make `Regions` from features (n,d) and boxes in pixels. Raise `NocError` if any are invalid."
@@ -169,8 +149,12 @@ def _imported(path, image_id, features, boxes=None, size=None, labels=None, scor
     rows = x.ndim == 2 and x.dtype.kind in "iuf"
     require(rows, f"{where}: features", "a row of numbers for each region")
     n = len(x)
-    size = _pixel_size(size, where)
-    corners = np.tile([0., 0, 1, 1], (len(x), 1))
+    if size is not None:
+        pair = _column_or_default(size, np.zeros(2), f"{where}: width and height")
+        require(((pair >= 1) & (pair < 2**31)).all(), where,
+                f"width and height in pixels, found {pair.tolist()}")
+        size = tuple(map(int, size))
+    corners = np.tile([0., 0, 1, 1], (n, 1))
     pixels = _column_or_default(boxes, corners, f"{where}: boxes")
     if boxes is not None and size is not None: corners = pixels/[*size, *size]
     labels = _column_or_default(labels, np.zeros(n, int), f"{where}: labels")
@@ -188,23 +172,16 @@ def _imported(path, image_id, features, boxes=None, size=None, labels=None, scor
 _LARGEST = 1 << 28    # maximum number of bytes in an array of one image
 _DENSEST = 1100       # maximum number of bytes to which one compressed byte can expand
 
-def _check_bytes(name, claimed, size):
-    "Before any allocation, raise `ValueError` if a file of this size cannot contain the array."
-    most = min(_LARGEST, _DENSEST*size)
+def _check_bytes(name, claimed, path):
+    "Before any allocation, raise `ValueError` if a file cannot contain an array, by its size."
+    most = min(_LARGEST, _DENSEST*Path(path).stat().st_size)
     if claimed > most: raise ValueError(f"{name} claims {claimed:,} bytes, more than {most:,}")
 
 def _is_id(text): return re.fullmatch(r"\d{1,18}", text, re.ASCII)
 
-def _h5(path):
-    "Open an HDF5 file. Raise `NocError` if h5py is not installed."
-    try: import h5py
-    except ImportError:
-        raise NocError(f"{path}: HDF5 needs h5py; expected `pip install noc_nb[formats]`") from None
-    return h5py.File(path)
-
 # %% ../../nbs/files/104_formats.ipynb #fcef005b
-def _h5_columns(h5, image_id, size):
-    "Return an image's columns in an open file of `size` bytes, without opening another file."
+def _h5_columns(h5, image_id, path):
+    "Return an image's columns in an open file, without opening another file."
     names = set(h5)
     columns = {}
     for part in "features", "boxes", "labels", "scores", "size":
@@ -215,7 +192,7 @@ def _h5_columns(h5, image_id, size):
         data = h5[name]
         if not hasattr(data, "nbytes"): raise ValueError(f"{name}: a group")
         if data.external or data.is_virtual: raise ValueError(f"{name}: kept in another file")
-        _check_bytes(name, data.nbytes, size)
+        _check_bytes(name, data.nbytes, path)
         columns[part] = data[()]
     return columns
 
@@ -225,14 +202,16 @@ def read_hdf5(
     sizes=None, # image id -> (width, height) in pixels, for images whose size the file lacks
 ):              # yields `Regions`, in the order of image ids
     "Read features from HDF5. Raise `NocError`, naming the image, if a data set is invalid."
-    with foreign_file(path, "a complete HDF5 file"), _h5(path) as h5:
+    require(find_spec("h5py"), f"{path}: HDF5 needs h5py", "`pip install noc_nb[formats]`")
+    import h5py
+    with foreign_file(path, "a complete HDF5 file"), h5py.File(path) as h5:
         ids = [k.removesuffix("_features") for k in h5 if k.endswith("_features")]
         odd = [i for i in ids if not _is_id(i)]
         actual = f"found {odd[:1] or 'none'}"
         require(ids and not odd, path, f"data sets <image id>_features, {actual}")
         for i in sorted(ids, key=int):
             with foreign_file(path, "data sets of numbers", f"image {i}"):
-                columns = _h5_columns(h5, i, Path(path).stat().st_size)
+                columns = _h5_columns(h5, i, path)
             yield _imported(path, int(i), **{"size": (sizes or {}).get(int(i))} | columns)
 
 # %% ../../nbs/files/104_formats.ipynb #ce730af8
@@ -242,7 +221,7 @@ def _read_row(line, where):
     image, w, h, count, *columns = line.rstrip("\n").split("\t")
     boxes, x = (np.frombuffer(base64.b64decode(c, validate=True), "<f4") for c in columns)
     n = int(count)
-    each = max(int(count), 1)
+    each = max(n, 1)
     boxes, x = boxes.reshape(n, boxes.size//each).reshape(-1, 4), x.reshape(n, x.size//each)
     return _imported(where, int(image), x, boxes, (int(w), int(h)))
 
@@ -261,9 +240,8 @@ def _read_archive(path, size):
     "Return features, boxes, size, labels and scores of an archive; None if missing."
     if not zipfile.is_zipfile(path): raise ValueError("not a complete archive")
     with np.load(path, allow_pickle=False) as archive:
-        length = Path(path).stat().st_size
         def array(name):
-            _check_bytes(name, archive.zip.getinfo(f"{name}.npy").file_size, length)
+            _check_bytes(name, archive.zip.getinfo(f"{name}.npy").file_size, path)
             return archive[name]
         def first(*names): return next((array(name) for name in names if name in archive), None)
         if "image_w" in archive: size = int(array("image_w")), int(array("image_h"))

@@ -27,11 +27,10 @@ _NO_NUMBER = re.compile(rb"(?<=[\[,: ])-?(?:NaN|Infinity)(?=[,\]} \n])")   # as 
 
 class _Lines:
     "A file from which a parser reads at most one line at a time."
-    def __init__(self, file):
-        self.file = file
-        self.line = 1
-        self.piece = b""
-        self.size = 0
+    line = 1
+    piece = b""
+    size = 0
+    def __init__(self, file): self.file = file
     def read(self, n):
         self.line += self.piece.endswith(b"\n")
         self.piece = self.file.readline(n)
@@ -43,8 +42,7 @@ class _Lines:
 def json_items(
     path, # .json or .json.gz with one list
 ):        # the items of the list, one at a time
-    """Read a long list without keeping it in memory. Raise `NocError` with line and item if the
-    JSON is invalid."""
+    "Read a long list item by item. Raise `NocError` with line and item if it is not JSON."
     with json_text(path) as f:
         lines = _Lines(f.buffer)
         n = -1
@@ -54,9 +52,9 @@ def json_items(
                 lines.size = 0
                 yield item
         except ijson.JSONError as e:
-            where = f"line {lines.line}: item {n + 1}"
-            reason = str(e.args[0]).partition("\n")[0]
-            raise NocError(f"{path}: {where}: not JSON ({reason})") from None
+            why = str(e.args[0]).partition("\n")[0]
+            where = f"{path}: line {lines.line}: item {n + 1}"
+            raise NocError(f"{where}: not JSON ({why})") from None
 
 # %% ../../nbs/files/53_images.ipynb #ea6b3a3e
 @contextmanager
@@ -66,8 +64,8 @@ def open_parquet(
     "Open a Parquet file. Raise `NocError` if opening it, or reading it inside the `with`, fails."
     import pyarrow.parquet
     with foreign_file(path, "a complete Parquet file"):
-        checked = dict(page_checksum_verification=True)        # if the file has checksums
-        with pyarrow.parquet.ParquetFile(path, **checked) as file:
+        # checksums are checked if the file has any
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             rows = file.metadata.num_rows
             most = max(1 << 24, Path(path).stat().st_size)
             if rows > most: raise ValueError(f"it claims to have {rows:,} rows, too many")
@@ -80,31 +78,29 @@ _KINDS = {"a whole number": ((), "i", {int}), "a number": ((), "if", {int, float
 def _numbers(values, expected):
     "Return values as one array, or None if they are not as expected or have over 63 bits."
     shape, kinds, types = _KINDS[expected]
-    try:
-        column = np.array(values)
-        fits = column.shape == (len(values), *shape) and column.dtype.kind in kinds
-        flat = chain.from_iterable(values) if shape else values
-        return column if fits and {*map(type, flat)} <= types else None
+    try: column = np.array(values).reshape(len(values), *shape)
     except (ValueError, TypeError): return None
+    flat = chain.from_iterable(values) if shape else values
+    whole = not values or column.dtype.kind in kinds
+    return column if whole and {*map(type, flat)} <= types else None
 
 def _column_values(items, key, expected):
     "Return the value of `key` in every object (0 if faulty), and the faults by place."
     values = [item.get(key) if isinstance(item, dict) else None for item in items]
-    column = _numbers(values, expected) if items else np.zeros((0, *_KINDS[expected][0]))
+    column = _numbers(values, expected)
     wrong = {}
-    if column is not None: return column, wrong
-    for i, value in enumerate(values):
+    for i, value in enumerate(values if column is None else ()):
         if _numbers([value], expected) is not None: continue
         wrong[i] = f"{key}: expected {expected}, found {_show_value(value)}"
         values[i] = np.zeros(_KINDS[expected][0], int).tolist()
-    return np.array(values), wrong
+    return np.array(values) if column is None else column, wrong
 
 def _show_value(value): return "none" if value is None else json.dumps(value, default=str)[:60]
 
 def _number(value, kinds=(str, float)):
     "Return 42 for 42.0, \"42\" and \" 42.0 \"; return anything else unchanged."
-    usual = type(value) in kinds
-    found = usual and re.fullmatch(r"\s*(\d{1,18})(\.0)?\s*", str(value), re.ASCII)
+    if type(value) not in kinds: return value
+    found = re.fullmatch(r"\s*(\d{1,18})(\.0)?\s*", str(value), re.ASCII)
     return int(found[1]) if found else value
 
 def _whole(items, key, kinds=(str, float)):
@@ -113,8 +109,7 @@ def _whole(items, key, kinds=(str, float)):
         if isinstance(item, dict) and key in item: item[key] = _number(item[key], kinds)
 
 def _whole_numbers(items, key, path, kind, first=0):
-    """Return the value of `key` in every object. Raise `NocError` if a value is not a whole
-    number; the message calls the object a `kind`."""
+    "Return `key` of every object, a `kind` of item. Raise `NocError` if one is not a whole number."
     column, wrong = _column_values(items, key, "a whole number")
     for i, why in wrong.items():
         raise NocError(f"{path}: {_item_name(items, kind, first)(i)}: {why}")
@@ -131,8 +126,7 @@ def _item_name(items, kind, first=0):
 
 def _unmarked(items, marks, counts):
     "Return the items of a file without any of these marks; count the others, by mark."
-    def mark(x): return isinstance(x, dict) and next(filter(x.get, marks), None)
-    found = [mark(x) for x in items]
+    found = [isinstance(x, dict) and next(filter(x.get, marks), None) for x in items]
     counts.update(filter(None, found))
     return [x for x, mark in zip(items, found) if not mark]
 
@@ -171,14 +165,13 @@ def read_coco(
     *keys, # the lists that the file must contain
 )->dict:   # its content
     "Read a COCO annotation file. Raise `NocError` if it is not JSON or lacks a list."
-    with _no_collection(): coco = read_json(path)
-    _check_coco_lists(coco, path, *keys)
-    return coco
+    with _no_collection(): return _check_coco_lists(read_json(path), path, *keys)
 
 def _check_coco_lists(coco, path, *keys):
     for key in keys:
         listed = isinstance(coco, dict) and isinstance(coco.get(key), list)
         require(listed, f"{path}: {key}", "an object with a list of that name")
+    return coco
 
 # %% ../../nbs/files/53_images.ipynb #a02b345f
 def image_sizes(
@@ -207,8 +200,8 @@ def image_names(
     images = coco["images"]
     ids = _whole_numbers(images, "id", path, "image").tolist()
     names = [image.get("file_name", "") for image in images]
-    no_text = [not isinstance(name, str) for name in names]
-    refuse(path, _item_name(images, "image"), no_text, "a string as its file_name")
+    bad = [not isinstance(name, str) for name in names]
+    refuse(path, _item_name(images, "image"), bad, "a string as its file_name")
     return list(zip(names, ids)) if any(names) else []
 
 # %% ../../nbs/files/53_images.ipynb #101c0007
@@ -247,8 +240,7 @@ def _fits(names, photos):
 
 # %% ../../nbs/files/53_images.ipynb #92c73c5f
 def _paired(pairs):
-    """Return index of photo -> image; clashing image -> its photos, and the images that fit them.
-    `pairs`: number of shared parts -> pairs of an image and the index of a photo."""
+    "Return photo -> image, and clashing image -> photos and rivals, from length -> their pairs."
     matched, clashes, images, photos = {}, {}, set(), set()
     for length in sorted(pairs, reverse=True):
         photos_of, images_of = defaultdict(list), defaultdict(list)
@@ -283,42 +275,15 @@ def some_of(
 
 def _clash(i, places, rivals, names, photos):
     "Describe an image's clash, from the names of images and the list of photos."
-    others = [names[j] for j in rivals if j != i]
-    others = f", as {some_of(others)} does" if others else ""
-    text = f"fits {some_of([photos[p] for p in places])}{others}; expected one photo for each name"
-    return _Clash(i, names[i], places, text)
+    others = some_of([names[j] for j in rivals if j != i])
+    text = f"fits {some_of([photos[p] for p in places])}{others and f', as {others} does'}"
+    return _Clash(i, names[i], places, f"{text}; expected one photo for each name")
 
 def _case(names, photos):
     "Return a hint if two names differ only in upper and lower case."
     folded = [name_parts(name.casefold()) for name in [*names, *photos]]
     near = next(_fits(folded[:len(names)], folded[len(names):]), None)
     return f"; {names[near[1]]!r} and {photos[near[2]]!r} differ in case" if near else ""
-
-# %% ../../nbs/files/53_images.ipynb #55d0841d
-def _check_once(names, parts, where):
-    "Raise `NocError` if two images have the same name."
-    owners = {}
-    for (name, i), key in zip(names, parts):
-        owner = owners.setdefault(key, i) if key else i
-        require(owner == i, f"{where}: {name!r}: names image {owner} and image {i}",
-                "one image for each name")
-
-def _tell_lost(names, photos, matched, clashes, where, folder):
-    "Report unmatched items. Raise `NocError` if nothing matches at all."
-    lost = names.keys() - {*matched.values(), *(c.image for c in clashes)}
-    lost = [name or f"image {i}" for i, name in names.items() if i in lost]
-    used = set(matched).union(*(c.photos for c in clashes))
-    spare = [photo for p, photo in enumerate(photos) if p not in used]
-    case = _case(lost, spare)
-    require(used or not photos, f"{where}: none of its {len(names):,} names matches a photo "
-            f"in {folder}", f"names like {spare and spare[0]!r}, found {lost and lost[0]!r}{case}")
-    def tell(what, some, count, why):
-        if some: note(f"{what}, {len(some):,} of {count:,}: {why}")
-    tell(f"{where}: images without a photo in {folder}", lost, len(names), some_of(lost) + case)
-    tell(f"{folder}: photos that {where} does not name", spare, len(photos), some_of(spare))
-    why = [f"{c.name!r} {c.why}" for c in clashes[:1]]
-    tell(f"{where}: images that match several photos, or share one", clashes, len(names),
-         "".join(why))
 
 # %% ../../nbs/files/53_images.ipynb #55d0841e
 PHOTO_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff",
@@ -337,6 +302,7 @@ def by_digits(
     note(f"{where}: its images are found by their numbers, as {texts[0]!r} is image {numbers[0]}")
     return dict(zip(texts, numbers))
 
+# %% ../../nbs/files/53_images.ipynb #55d08420
 _COCO_NAME = re.compile(r"(?:COCO_[a-z]+\d{4}_)?(\d{12})")      # of 2014, or of 2017
 
 def _coco_numbers(names, photos):
@@ -352,16 +318,19 @@ def _pairs(names, photos, where):
         # the labels in `labels/a.txt` are those of a photo `a`
         texts, photos = ([_PHOTO.sub("", name) for name in some] for some in (texts, photos))
     theirs, ours = ([*map(name_parts, some)] for some in (texts, photos))
-    _check_once(names, theirs, where)
-    pairs = defaultdict(set)
-    shown = {}
+    owners, shown = {}, {}
+    for (name, i), key in zip(names, theirs):
+        owner = owners.setdefault(key, i) if key else i
+        require(owner == i, f"{where}: {name!r}: names image {owner} and image {i}",
+                "one image for each name")
+        shown[i] = shown.get(i) or name
     fits = [*_fits(theirs, ours)]
     numbers = _coco_numbers(theirs, ours) if names and photos and not fits else None
     if numbers:
         note(f"{where}: names like {names[0][0]!r} and {photos[0]!r} are compared by their numbers")
         fits = _fits(*numbers)
+    pairs = defaultdict(set)
     for length, n, p in fits: pairs[length].add((names[n][1], p))
-    for name, i in names: shown[i] = shown.get(i) or name
     matched, clashes = _paired(pairs)
     return matched, [_clash(i, *of, shown, photos) for i, of in clashes.items()], shown
 
@@ -372,10 +341,21 @@ def match_photos(
     where,       # the file with these names, for messages
     folder,      # the folder of the photos, for messages
 )->tuple:        # image id of each photo, or None; `_Clash`es
-    """Match photos to images, by names alone. Raise `NocError` if two images have the same name, or
-    no name matches a photo."""
+    "Match photos to images by names. Raise `NocError` if two images share one, or none matches."
     matched, clashes, shown = _pairs(names, photos, where)
-    _tell_lost(shown, photos, matched, clashes, where, folder)
+    lost = shown.keys() - {*matched.values(), *(c.image for c in clashes)}
+    lost = [name or f"image {i}" for i, name in shown.items() if i in lost]
+    used = set(matched).union(*(c.photos for c in clashes))
+    spare = [photo for p, photo in enumerate(photos) if p not in used]
+    case = _case(lost, spare)
+    require(used or not photos, f"{where}: none of its {len(shown):,} names matches a photo "
+            f"in {folder}", f"names like {spare and spare[0]!r}, found {lost and lost[0]!r}{case}")
+    def tell(what, some, count, why):
+        if some: note(f"{what}, {len(some):,} of {count:,}: {why}")
+    tell(f"{where}: images without a photo in {folder}", lost, len(shown), some_of(lost) + case)
+    tell(f"{folder}: photos that {where} does not name", spare, len(photos), some_of(spare))
+    why = "".join(f"{c.name!r} {c.why}" for c in clashes[:1])
+    tell(f"{where}: images that match several photos, or share one", clashes, len(shown), why)
     return [matched.get(p) for p in range(len(photos))], clashes
 
 # %% ../../nbs/files/53_images.ipynb #2c9aef60
@@ -387,11 +367,9 @@ def check_numbers(
 ):
     "Raise `NocError` if a photo has the name of one image and the id of another."
     owners = defaultdict(set)
-    parts = [name_parts(name) for name, _ in [*names, *photos]]
-    pairs = _fits(parts[:len(names)], parts[len(names):])
-    for _, n, p in pairs: owners[p].add(names[n][1])
+    theirs, ours = ([name_parts(name) for name, _ in some] for some in (names, photos))
+    for _, n, p in _fits(theirs, ours): owners[p].add(names[n][1])
     for p, ids in sorted(owners.items()):
         name, i = photos[p]
         belongs = f"its photo {name!r} belongs to image {min(ids)} in {where}"
-        require(i in ids, f"{other}: image {i}: {belongs}",
-                f"the image ids of {where}")
+        require(i in ids, f"{other}: image {i}: {belongs}", f"the image ids of {where}")

@@ -74,9 +74,9 @@ class RegionStore(RegionTable):
         self.folder = self.where = Path(folder)
         require((self.folder/"meta.json").is_file(), f"{folder}: no meta.json", "a region store")
         self.meta = read_json(self.folder/"meta.json")
-        def column(name): return _open_column(self.folder/f"{name}.npy", self.meta["columns"][name])
-        try: columns = {name: column(name) for name in self.meta["columns"]}
-        except (KeyError, TypeError): columns = {}
+        try: columns = {name: _open_column(self.folder/f"{name}.npy", about)
+                        for name, about in self.meta["columns"].items()}
+        except (KeyError, TypeError, AttributeError): columns = {}
         whole = _STORED.keys() - {"features"} <= columns.keys() <= _STORED.keys()
         require(whole, f"{folder}/meta.json: columns", ", ".join(_STORED))
         super().__init__(**columns, counts=self.meta.get("counts"))
@@ -89,8 +89,7 @@ class RegionStore(RegionTable):
     def __reduce__(self): return RegionStore, (self.folder,)   # a worker opens the folder itself
 
     def of(self, classes)->RegionTable:
-        """Return the regions of these classes, which are found by name. Their labels are the ids in
-        `classes`. A store without names is returned unchanged."""
+        "Return the regions of classes, found by name; a store without names is not changed."
         names = {int(i): name for i, name in self.meta.get("classes", {}).items()}
         labels = relabel(self.labels, names, classes if names else None, self.folder)
         if np.array_equal(labels, self.labels): return self
@@ -99,14 +98,13 @@ class RegionStore(RegionTable):
 
     def verify(self)->dict:
         "Check the checksums, and return the columns' entries. Raise `NocError` if a file differs."
-        for name, about in self.meta["columns"].items():
-            path = self.folder/f"{name}.npy"
-            same = _array_sum(path, stamp(path)) == about.get("sha256")
-            require(same, f"{path}: was altered", "meta.json's checksum")
-        for name, total in self.meta.get("notes", {}).items():
-            same = file_sum(self.folder/name) == total
-            require(same, f"{self.folder/name}: was altered", "meta.json's checksum")
-        return self.meta["columns"]
+        columns = self.meta["columns"]
+        arrays = {f"{name}.npy": about.get("sha256") for name, about in columns.items()}
+        for name, total in (arrays | self.meta.get("notes", {})).items():
+            path = self.folder/name
+            actual = _array_sum(path, stamp(path)) if name in arrays else file_sum(path)
+            require(actual == total, f"{path}: was altered", "meta.json's checksum")
+        return columns
 
     @classmethod
     def write(cls,
@@ -152,9 +150,8 @@ class _Writer:
 
     def append(self, table):
         "Append a table's images."
-        for i in table:
-            require(i not in self.images, f"{self.name}: image {i}: is repeated",
-                    "each image once")
+        again = f"{self.name}: image {min(self.images.intersection(table), default='')}"
+        require(self.images.isdisjoint(table), f"{again}: is repeated", "each image once")
         self.append_features(table)
         self.columns["offsets"].append(table.offsets[1:] + self.columns["boxes"].length)
         for name in "ids", "boxes", "labels", "scores", "sizes":
@@ -173,6 +170,6 @@ class _Writer:
         if shape is None: return
         with np.errstate(over="ignore"): half = np.asarray(table.features, np.float16)
         images = np.repeat(table.ids, np.diff(table.offsets))
-        def owner(row): return f"image {images[row]}"
-        refuse(self.name, owner, ~np.isfinite(half).all(1), "finite features, below 65,504 (fp16)")
+        refuse(self.name, lambda row: f"image {images[row]}", ~np.isfinite(half).all(1),
+               "finite features, below 65,504 (fp16)")
         self.columns["features"].append(half)
