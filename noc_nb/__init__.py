@@ -31,7 +31,7 @@ _MOVED = {                                                                      
     "noc_nb.models.spellings": "noc_nb.words.spellings",
     "noc_nb.models.generate": "noc_nb.words.generate",
     "noc_nb.files.readers": "noc_nb.files.images, .captions, .vectors and .boxes",
-    "noc_nb.scores.claims": "noc_nb.lab.verdict"}
+    "noc_nb.scores.claims": "noc_nb.lab.verdict", "noc_nb.pages.looks": "noc_nb.pages.viz"}
 
 class _Moved:
     "Answer imports of former names; first, so that a file left over from 0.3 is not imported."

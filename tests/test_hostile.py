@@ -42,7 +42,7 @@ from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, pipeline_fold
 from noc_nb.models.source import _from_table, Job
 from noc_nb.lab.novelty import selection_f1
 from noc_nb.pages import app, gallery
-from noc_nb.pages.app import _Actions, _OwnNames, _shown, _Studio, _Visit
+from noc_nb.pages.app import _act, _OwnNames, _shown, _Studio, _View
 from noc_nb.pages.gallery import _batch_lines, _caption_files, _read_lines, _Summary
 from noc_nb.pages.viz import show_bars, show_boxes, show_looks
 from noc_nb.lab.table import table_of
@@ -360,7 +360,8 @@ def test_names_of_files_are_any_bytes(tmp_path, monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
     job = Job(folder/f"{odd}.json", "toy", images=folder)
-    assert tuple(_caption_files(job, None, folder/f"{odd}.html")[:2]) == (2, 0)
+    counts = _caption_files(job, None, folder/f"{odd}.html").counts
+    assert (counts["good"], counts["bad"]) == (2, 0)
     terminal.flush()
     lines = [json.loads(line) for line in terminal.buffer.getvalue().splitlines()]
     assert {line["file"] for line in lines} == {"café1.jpg", "\ufffd2.jpg"}
@@ -547,18 +548,18 @@ def test_a_proxy_without_its_exception_is_one_line(tmp_path, proxy, told):
 def test_the_page_takes_any_words():
     "Invalid characters and very long inputs neither stop the page nor take long."
     studio = _Studio(most=1)
-    act = _Actions(studio)
-    visit = act(_Visit(), "example", [0])
+    view = _act(studio, _View(), "example", [0])
+    def act(do, values): return _act(studio, view, do, values)
     def stage(do, *values):
-        for html in _shown(studio, act(visit, do, values)): html.encode("utf-8", "replace")
+        for html in _shown(studio, act(do, values))[1:]: html.encode("utf-8", "replace")
     def box(corners): stage("box", "dog", corners)
     box([])                                                                    # the first caption takes some seconds
     start = time.process_time()
     for name in "\udce9", "x"*5_000_000, "dog "*100_000, None, 7, float("nan"):   # the page has no such object
-        assert "expected one that the page shows" in act(visit, "tick", [name, True]).note
-        assert "expected a number" in act(visit, "price", [name, 1.]).note
+        assert "expected one that the page shows" in act("tick", [name, True]).wrong
+        assert "expected a number" in act("price", [name, 1.]).wrong
     for do in "_studio", "__init__", "__class__", "nothing":
-        with pytest.raises(NocError, match="an action"): act(visit, do, [])
+        with pytest.raises(NocError, match="an action"): act(do, [])
     for corners in [1.]*1_000_000, [.1, .1, float("nan"), .5], ["\udce9"]*4, {}:   # boxes as a browser may send them
         box(corners)
     for line in "\udce9", "x"*5_000_000, "dog,"*1_000_000, "cat|"*1_000_000, "dog=nan", "=", "\0":
