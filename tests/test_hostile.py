@@ -506,12 +506,13 @@ def test_a_run_takes_no_folder_of_others(tmp_path, monkeypatch):
 def test_only_own_names_and_pages_are_answered():
     "The server refuses requests for other host names (DNS rebinding), and requests from other pages."
     async def app(scope, receive, send): await send({"status": 200})
+    guard = _OwnNames(app, {"localhost", "here"})
     def status(*hosts, origin=None, server="192.168.0.7"):
         sent = []
         async def send(message): sent.append(message)
         headers = [(b"host", host.encode()) for host in hosts] + [(b"origin", o.encode()) for o in [origin] if o]
         scope = dict(type="http", headers=headers, server=(server, 7860))
-        asyncio.run(_OwnNames(app, {"localhost", "here"})(scope, None, send))
+        asyncio.run(guard(scope, None, send))
         return sent[0]["status"]
     for host in "192.168.0.7", "192.168.0.7:7860", "localhost:7860", "Here": assert status(host) == 200
     assert status("[::1]:7860", server="::1") == status("10.0.0.1", server="::ffff:10.0.0.1") == 200
@@ -526,8 +527,7 @@ def test_only_own_names_and_pages_are_answered():
 def test_a_public_name_is_answered_if_it_is_given(tmp_path, monkeypatch):
     class Stopped(Exception): pass
     def page(studio, max_mb, hosts):
-        [middleware] = app._only_for(*hosts)["middleware"]
-        raise Stopped(middleware.kwargs["names"])
+        raise Stopped(_OwnNames(None, hosts).names)
     monkeypatch.setattr(app, "_page", page)
     with pytest.raises(Stopped) as names: noc_app(model="toy", port=17862, host_name="Captions.example.org, b.org")
     assert {"captions.example.org", "b.org", "127.0.0.1", "localhost"} <= names.value.args[0]
@@ -548,8 +548,7 @@ def test_a_proxy_without_its_exception_is_one_line(tmp_path, proxy, told):
 def test_the_page_takes_any_words():
     "Invalid characters and very long inputs neither stop the page nor take long."
     studio = _Studio(most=1)
-    view = _act(studio, _View(), "example", [0])
-    def act(do, values): return _act(studio, view, do, values)
+    act = partial(_act, studio, _act(studio, _View(), "example", [0]))
     def stage(do, *values):
         for html in _shown(studio, act(do, values))[1:]: html.encode("utf-8", "replace")
     def box(corners): stage("box", "dog", corners)

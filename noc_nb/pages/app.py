@@ -91,8 +91,7 @@ def _add_prices(prices, more):
     return {x: u for x, u in prices.items() if x in more or _word(x) not in words} | more
 
 def _propose(v, how="as trained"):
-    """Return the view with the selector's candidates and their prices, and the objects that the
-    user added or excluded."""
+    "Return the view with the selector's candidates, and with what the user added or excluded."
     caption = _captioned(v, price_weight=_WEIGHTS[how])
     prices = {c.object: _price(c.price) for c in caption.candidates}
     return replace(v, how=how, proposed=tuple(prices), prices=_add_prices(prices, _by_hand(v)))
@@ -116,11 +115,11 @@ def _with_box(v, name, box):
 
 def _class_scores(v):
     "Return class name -> the selector's best probability, or None if it ignores the class."
+    pairs = zip(v.regions.labels.tolist(), v.free.probs)
     best = {}
-    for c, p in zip(v.regions.labels.tolist(), v.free.probs):
-        name = v.pipeline.classes[c].name
-        best[name] = max(best.get(name) or 0., p) if p is not None else best.get(name)
-    return dict(sorted(best.items(), key=lambda item: -(item[1] or 0.)))
+    for c, p in sorted(pairs, key=lambda pair: -1 if pair[1] is None else pair[1], reverse=True):
+        best.setdefault(v.pipeline.classes[c].name, p)
+    return best
 
 # %% ../../nbs/pages/133_app.ipynb #123b1d2b
 def _toy_scene(n):
@@ -184,8 +183,7 @@ def _says(v, text, name):
     return any(f" {form} " in f" {text} " for form in forms)
 
 def _told(v, caption, asked=True):
-    """Return a dict about each object: whether a caption says it, its price and its cost. `asked`:
-    whether the caption was asked to mention the objects."""
+    "Return what became of each object; `asked`: whether the caption was to mention them."
     candidates = {c.object: c for c in caption.candidates}
     found = []
     for name, price in v.prices.items():
@@ -210,8 +208,7 @@ def _card(v, title, caption, asked=True):
 
 # %% ../../nbs/pages/133_app.ipynb #fb79a4fe
 def _stage(v, many=False, copies=None, **more):
-    """Return the HTML of the picture and both captions, which are added to `v.made` by name.
-    `many`: whether there is a next photo; `copies`: from `_copies`."""
+    "Return the HTML of the picture and both captions, which are added to `v.made` by name."
     cards, reason = [], v.waits
     if len(v.regions) or not v.waits:
         caption = _captioned(v, v.prices, costs=True, **_no_choice(v.prices))
@@ -226,8 +223,7 @@ def _stage(v, many=False, copies=None, **more):
 
 # %% ../../nbs/pages/133_app.ipynb #d5094c72
 def _copies(v):
-    """Return a command and Python code that generate the caption; none if the model cannot be
-    loaded by its name alone."""
+    "Return a command and Python code for the caption, if the model can be loaded by its name."
     if not v.model: return {}
     r, (width, height) = v.regions, v.image.size
     boxes = r.boxes.double().numpy().round(4)
@@ -258,7 +254,9 @@ def _memory_back():
 # %% ../../nbs/pages/133_app.ipynb #c1a0e914
 class _OwnNames:
     "A check in front of the server that refuses requests for other hosts or from other sites."
-    def __init__(self, app, names): self.app, self.names = app, names
+    def __init__(self, app, names):
+        ours = "localhost", socket.gethostname(), socket.getfqdn()
+        self.app, self.names = app, {name.lower() for name in (*ours, *names)}
 
     async def __call__(self, scope, receive, send):
         headers = scope.get("headers", ())
@@ -275,13 +273,6 @@ class _OwnNames:
                 b"noc_app --host-name adds a name")
         await send({"type": "http.response.body", "body": body})
 
-def _only_for(*names):
-    "Return server settings that refuse requests for other hosts or from other sites."
-    from starlette.middleware import Middleware
-    ours = "localhost", socket.gethostname(), socket.getfqdn()
-    names = {name.lower() for name in (*ours, *names)}
-    return dict(middleware=[Middleware(_OwnNames, names=names)])
-
 # %% ../../nbs/pages/133_app.ipynb #c1a0e903
 @lru_cache
 def _uploads(): return tempfile.TemporaryDirectory(prefix="noc_app-")   # deleted when Python ends
@@ -297,12 +288,11 @@ def _gradio():
 
 # %% ../../nbs/pages/133_app.ipynb #a7cba85b
 def _examples(photos, source, model, most):
-    """Return the examples of a source, or drawn scenes: each a function that returns pipeline,
-    image and regions, with the example's name and the name of its model."""
+    "Return examples: function that returns pipeline, image and regions; name; name of the model."
     if source is None:
         toy = NovelCaptioner.from_pretrained("toy")
-        def draw(n): return toy, *_toy_scene(n)
-        return [(partial(draw, n), f"drawing {n + 1}", "toy") for n in range(most)]
+        def draw(n): return lambda: (toy, *_toy_scene(n))
+        return [(draw(n), f"drawing {n + 1}", "toy") for n in range(most)]
     def look(i): return photos, source.photo(i), source.regions([i])[0]
     def good(i):
         bad = next((x for x in look(i) if isinstance(x, NocError)), None)
@@ -414,6 +404,7 @@ def _act(studio, v, do, values):
 def _page(studio, max_mb=10, hosts=()):
     "Return a `gradio.Blocks`, and options to launch it. Raise `NocError` without Gradio."
     gr = _gradio()
+    from starlette.middleware import Middleware
     studio.most_unpacked = 20*max_mb << 20
     examples = [(name, thumbnail(look()[1], 200)) for look, name, _ in studio.examples]
     with gr.Blocks(title="What is worth saying? · noc_nb", analytics_enabled=False,
@@ -433,7 +424,8 @@ def _page(studio, max_mb=10, hosts=()):
         _for_programs(gr, studio.answer)
     fonts = dict(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
     options = dict(
-        app_kwargs=_only_for(*hosts), css=render("stage.css"), max_file_size=f"{max_mb}mb",
+        app_kwargs=dict(middleware=[Middleware(_OwnNames, names=hosts)]),
+        css=render("stage.css"), max_file_size=f"{max_mb}mb",
         theme=gr.themes.Soft(primary_hue="slate", neutral_hue="slate", **fonts),
         state_session_capacity=100, show_error=True, footer_links=[], share=False)
     return page, options
@@ -458,8 +450,7 @@ def _shown(studio, v):
 _BOXES = ".json", ".gz", ".parquet", ".xml", ".csv"          # endings of files of detections
 
 def _paths(files):
-    """Return the paths of each uploaded photo and its detections, if given. Raise `NocError` for
-    other files."""
+    "Return the paths of each photo and of its detections. Raise `NocError` for other files."
     files = [*map(Path, files)]
     boxes = [path for path in files if path.suffix in _BOXES]
     photos = [path for path in files if path not in boxes]

@@ -78,8 +78,7 @@ def _batch_lines(pipeline, source, ids, options):
     wishes, wrong = _own_wishes(pipeline, source, ids, options) if source.words else ({}, {})
     images, seen, errors = source.batch([i for i in ids if i not in wrong])
     captions, refused = _captions(pipeline, images, seen, options, wishes)
-    errors |= wrong
-    for i, why in refused.items(): errors[i] = f"{source.name(i)}: {why}"
+    errors |= wrong | {i: f"{source.name(i)}: {why}" for i, why in refused.items()}
     def line(i):
         about = dict(image_id=source.texts.get(i, i), file=source.name(i))   # the user's id
         if i in errors: return about | dict(error=str(errors[i]))
@@ -331,19 +330,8 @@ class _Summary:
 # %% ../../nbs/pages/132_gallery.ipynb #5ad81c20
 def _tell(summary, advice, out, html):
     "Print the summary of a run to standard error."
-    failed, empty = summary.counts["bad"], summary.empty
-    n = summary.counts["good"] + failed
-    images = "1 image" if n == 1 else f"{n:,} images"
-    said = [f"{images}, {failed:,} without a caption"]
-    some = ", ".join(repr(name)[1:-1] for name in empty[:5]) + (" …" if empty[5:] else "")
-    if empty: said[0] += f", {len(empty):,} without boxes ({some})"
-    if out: said.append(f"lines in {out}")
-    if html: said.append(f"page: {html}")
-    if not (out or html): said.append("--out FILE keeps the lines, --html FILE shows the boxes")
-    print("; ".join(said), file=sys.stderr)
-    words = ", ".join(f"{word} {count:,}" for word, count in summary.lacking.most_common())
-    if words: print(f"the vocabulary lacks these words, so no caption has them: {words}; {advice}",
-                    file=sys.stderr)
+    told = render("told.txt", **vars(summary), advice=advice, out=out, html=html)
+    print(told.strip(), file=sys.stderr)
 
 # %% ../../nbs/pages/132_gallery.ipynb #1013ceab
 def _caption_files(job, out=None, report=None, resume=False, texts=None, overwrite=False,
@@ -428,18 +416,17 @@ def _text_files(source, folder):
 
 def _write_sidecars(lines, paths, folder, overwrite):
     "Write captions beside photos, and yield the lines; keep existing files unless `overwrite`."
-    written = kept = 0
+    texts = Counter()
     for line, path in zip(lines, paths):
         yield line
         text = line.get("caption", "").strip()
         if not text: continue
-        if path.exists() and not overwrite:
-            kept += 1
-            continue
-        with whole_file(path) as f: f.write(f"{text}\n")
-        written += 1
-    stay = f"; {kept:,} existing files are kept (--overwrite replaces them)" if kept else ""
-    say(f"--txt {folder}: {written:,} texts written{stay}")
+        stays = path.exists() and not overwrite
+        texts["kept" if stays else "written"] += 1
+        if not stays:
+            with whole_file(path) as f: f.write(f"{text}\n")
+    kept = f"; {texts['kept']:,} existing files are kept (--overwrite replaces them)"
+    say(f"--txt {folder}: {texts['written']:,} texts written{kept if texts['kept'] else ''}")
 
 # %% ../../nbs/pages/132_gallery.ipynb #7cb28042
 def weight_of(

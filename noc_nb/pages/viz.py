@@ -57,14 +57,6 @@ def place_tags(
     return [(x, y) for x, y, _ in places]
 
 # %% ../../nbs/pages/130_viz.ipynb #e908b755
-def _box_texts(labels, scores, once):
-    "Return the text of each box: its label and score, or nothing if `once` leaves it out."
-    texts = [""]*len(labels)
-    for n, label in enumerate(labels):
-        if once and label in labels[:n]: continue
-        texts[n] = label if scores is None else f"{label} {scores[n]:.2f}"
-    return texts
-
 class _Tags(Artist):
     "Names at the corners of boxes, placed at each drawing because the axes may change their size."
     def __init__(self, ax, corners, texts, colors, size):
@@ -112,8 +104,10 @@ def show_boxes(
     pixels = boxes * [*size, *size]
     for (x1, y1, x2, y2), c in zip(pixels, color):
         ax.add_patch(plt.Rectangle((x1, y1), x2-x1, y2-y1, fill=False, edgecolor=c, linewidth=1.6))
-    texts = _box_texts([""]*n if labels is None else [*map(str, labels)], scores, once)
-    named = [(xy, text, c) for xy, text, c in zip(pixels[:,:2], texts, color) if text]
+    names = [""]*n if labels is None else [*map(str, labels)]
+    texts = names if scores is None else [f"{x} {p:.2f}" for x, p in zip(names, scores)]
+    named = [(pixels[k,:2], texts[k], color[k]) for k in range(n)
+             if texts[k] and not (once and names[k] in names[:k])]
     if named: _Tags(ax, *zip(*named), size)
     if title: ax.set_title(title, fontsize=9)
     return ax
