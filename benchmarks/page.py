@@ -18,7 +18,7 @@ def seconds(pipeline, repeats):
         start = clock()
         v = _view(pipeline, image, regions)
         middle = clock()
-        _stage(*_propose(v))
+        _stage(_propose(v))
         opened.append(middle - start)
         changed.append(clock() - middle)
     return dict(open_seconds=median(opened[1:]), change_seconds=median(changed[1:]))

@@ -175,10 +175,10 @@ def test_the_next_photo_and_all_captions(page, tmp_path):
 
 def test_a_name_with_quotes_is_one_cell_of_the_file():
     studio = _Studio(most=1)
-    view, made = replace(studio.example(0), name='a "b", c.png'), {}
-    html = _stage(view, {}, made)
+    view = replace(studio.example(0), name='a "b", c.png')
+    html = _stage(view)
     table = unquote(re.search('charset=utf-8,([^"]*)"', html)[1])
-    assert [*csv.reader(table.splitlines())][1:] == [['a "b", c.png', *made['a "b", c.png']]]
+    assert [*csv.reader(table.splitlines())][1:] == [['a "b", c.png', *view.made['a "b", c.png']]]
 
 def test_the_page_offers_whole_names(page):
     "The page offers whole names only if a class has a name of several words."
@@ -384,10 +384,10 @@ def test_without_a_detector_it_asks_for_boxes(noise, monkeypatch, capsys):
     def none(*_): raise NocError("/root/.cache/weights.pth: no detector here")
     monkeypatch.setattr(app, "detector_for", none)
     view = _Studio(NovelCaptioner.from_pretrained("toy", device="cpu")).upload(noise)
-    html = _stage(view, {})
+    html = _stage(view)
     assert view.waits.startswith("Draw a box") and "send the photo together with a file of detections" in html
     assert ".cache" not in html and 'class="caption"' not in html
-    drawn = _stage(_with_box(view, "dog", [.1, .1, .5, .5]), {})
+    drawn = _stage(_with_box(view, "dog", [.1, .1, .5, .5]))
     assert "Draw a box" not in drawn and drawn.count('class="caption"') == 2
 
 def test_photos_share_one_file_of_detections(tmp_path):

@@ -129,9 +129,9 @@ def test_hostile_images_with_detections(toy, src, tmp_path):
     items = [dict(image_id=i, category_id=2, bbox=[6, 6, 40, 40], score=.9) for i in range(1, 30)]
     (tmp_path/"found.json").write_text(json.dumps(items))
     job = Job(tmp_path/"found.json", "toy", images=src)
-    n, failed, _, _ = _caption_files(job, tmp_path/"c.jsonl", tmp_path/"c.html")
+    counts = _caption_files(job, tmp_path/"c.jsonl", tmp_path/"c.html").counts
     lines = {x["image_id"]: x for x in _read_lines(tmp_path/"c.jsonl")}
-    assert (n, failed) == (11, 3) and {i for i, x in lines.items() if "error" in x} == {7, 8, 10}
+    assert (counts["good"], counts["bad"]) == (8, 3) and {i for i, x in lines.items() if "error" in x} == {7, 8, 10}
     assert all(lines[i]["file"] in lines[i]["error"] for i in (7, 8, 10)) and lines[5]["size"] == [60, 80]
     page = (tmp_path/"c.html").read_text()
     assert page.count("<article") == 8 and page.count("<image") == 7 and "<img" not in page

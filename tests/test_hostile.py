@@ -41,7 +41,7 @@ from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, pipeline_fold
 from noc_nb.models.source import _from_table, Job
 from noc_nb.lab.novelty import selection_f1
 from noc_nb.pages import app, gallery
-from noc_nb.pages.app import _Actions, _OwnNames, _shown, _Studio, _Visit
+from noc_nb.pages.app import _act, _OwnNames, _shown, _Studio, _View
 from noc_nb.pages.gallery import _batch_lines, _caption_files, _read_lines, _Summary
 from noc_nb.pages.viz import show_bars, show_boxes, show_looks
 from noc_nb.lab.table import check_vectors, checked, table_of
@@ -359,7 +359,8 @@ def test_names_of_files_are_any_bytes(tmp_path, monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
     job = Job(folder/f"{odd}.json", "toy", images=folder)
-    assert tuple(_caption_files(job, None, folder/f"{odd}.html")[:2]) == (2, 0)
+    counts = _caption_files(job, None, folder/f"{odd}.html").counts
+    assert (counts["good"], counts["bad"]) == (2, 0)
     terminal.flush()
     lines = [json.loads(line) for line in terminal.buffer.getvalue().splitlines()]
     assert {line["file"] for line in lines} == {"café1.jpg", "\ufffd2.jpg"}
@@ -504,12 +505,13 @@ def test_a_run_takes_no_folder_of_others(tmp_path, monkeypatch):
 def test_only_own_names_and_pages_are_answered():
     "The server refuses requests for other host names (DNS rebinding), and requests from other pages."
     async def app(scope, receive, send): await send({"status": 200})
+    guard = _OwnNames(app, {"localhost", "here"})
     def status(*hosts, origin=None, server="192.168.0.7"):
         sent = []
         async def send(message): sent.append(message)
         headers = [(b"host", host.encode()) for host in hosts] + [(b"origin", o.encode()) for o in [origin] if o]
         scope = dict(type="http", headers=headers, server=(server, 7860))
-        asyncio.run(_OwnNames(app, {"localhost", "here"})(scope, None, send))
+        asyncio.run(guard(scope, None, send))
         return sent[0]["status"]
     for host in "192.168.0.7", "192.168.0.7:7860", "localhost:7860", "Here": assert status(host) == 200
     assert status("[::1]:7860", server="::1") == status("10.0.0.1", server="::ffff:10.0.0.1") == 200
@@ -524,8 +526,7 @@ def test_only_own_names_and_pages_are_answered():
 def test_a_public_name_is_answered_if_it_is_given(tmp_path, monkeypatch):
     class Stopped(Exception): pass
     def page(studio, max_mb, hosts):
-        [middleware] = app._only_for(*hosts)["middleware"]
-        raise Stopped(middleware.kwargs["names"])
+        raise Stopped(_OwnNames(None, hosts).names)
     monkeypatch.setattr(app, "_page", page)
     with pytest.raises(Stopped) as names: noc_app(model="toy", port=17862, host_name="Captions.example.org, b.org")
     assert {"captions.example.org", "b.org", "127.0.0.1", "localhost"} <= names.value.args[0]
@@ -546,18 +547,17 @@ def test_a_proxy_without_its_exception_is_one_line(tmp_path, proxy, told):
 def test_the_page_takes_any_words():
     "Invalid characters and very long inputs neither stop the page nor take long."
     studio = _Studio(most=1)
-    act = _Actions(studio)
-    visit = act(_Visit(), "example", [0])
+    act = partial(_act, studio, _act(studio, _View(), "example", [0]))
     def stage(do, *values):
-        for html in _shown(studio, act(visit, do, values)): html.encode("utf-8", "replace")
+        for html in _shown(studio, act(do, values))[1:]: html.encode("utf-8", "replace")
     def box(corners): stage("box", "dog", corners)
     box([])                                                                    # the first caption takes some seconds
     start = time.process_time()
     for name in "\udce9", "x"*5_000_000, "dog "*100_000, None, 7, float("nan"):   # the page has no such object
-        assert "expected one that the page shows" in act(visit, "tick", [name, True]).note
-        assert "expected a number" in act(visit, "price", [name, 1.]).note
+        assert "expected one that the page shows" in act("tick", [name, True]).wrong
+        assert "expected a number" in act("price", [name, 1.]).wrong
     for do in "_studio", "__init__", "__class__", "nothing":
-        with pytest.raises(NocError, match="an action"): act(visit, do, [])
+        with pytest.raises(NocError, match="an action"): act(do, [])
     for corners in [1.]*1_000_000, [.1, .1, float("nan"), .5], ["\udce9"]*4, {}:   # boxes as a browser may send them
         box(corners)
     for line in "\udce9", "x"*5_000_000, "dog,"*1_000_000, "cat|"*1_000_000, "dog=nan", "=", "\0":

@@ -305,7 +305,7 @@ KILLED = {
     "METEOR": ("meteor-1.5.jar", SCORE + "programs = java_programs(refs, ('M',))\n"
                "with CaptionScorer(refs, ('M',), programs) as scorer: scorer.numbers({1: 'a bird that sings'})"),
     "SPICE": ("SpiceScorer", SCORE + "programs = java_programs(refs, ('S',))\n"
-              "programs[0].spice.keeps = False\n"
+              "programs[0].program.keeps = False\n"
               "with CaptionScorer(refs, ('S',), programs) as scorer: scorer.numbers({1: 'a bird that sings'})"),
 }
 

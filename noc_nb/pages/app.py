@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/pages/133_app.ipynb #01faa683
-import copy, ctypes, json, math, os, re, shlex, signal, socket, sys, tempfile
+import copy, ctypes, errno, json, math, os, re, shlex, signal, socket, sys, tempfile
 import threading, warnings
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -16,6 +16,8 @@ from numbers import Real
 from pathlib import Path
 from urllib.request import getproxies
 
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap, to_hex
 from PIL import Image
 
 from ..core import NocError, require
@@ -31,7 +33,7 @@ from ..models.pipeline import NovelCaptioner, shipped
 from ..models.source import Job, detected, detector_for
 from ..words.spellings import noun_forms
 from .gallery import _line, class_names, picture, weight_of
-from .looks import looks
+from .viz import looks
 from ..regions import Regions
 from ..scores.page import render, thumbnail
 from ..toy import VAL, toy_image, toy_regions
@@ -39,36 +41,41 @@ from ..toy import VAL, toy_image, toy_regions
 # %% ../../nbs/pages/133_app.ipynb #c4fb4951
 @dataclass(frozen=True)
 class _View:
-    "An image, its regions, and the selector's probabilities."
-    pipeline:NovelCaptioner # pipeline that captions the image
-    image:Image.Image       # small enough for the page
-    regions:Regions         # detected, or drawn by hand
-    free:object             # the caption without constraints, with the selector's probabilities
+    "An image, its regions, the prices of objects, and the state of a visitor's page."
+    pipeline:NovelCaptioner = None # pipeline that captions the image; None: no image is open
+    image:Image.Image = None       # small enough for the page
+    regions:Regions = None         # detected, or drawn by hand
+    free:object = None      # the caption without constraints, with the selector's probabilities
     name:str = "drawing"    # name of the image
     model:str = None        # the pipeline's name or folder, if that is enough to load it
-    note:str = None         # message that the page shows
+    note:str = None         # message about the image
+    wrong:str = None        # why the last action failed
     waits:str = None        # why there are no boxes; captions wait until the user draws one
     before:object = None    # the view without the last drawn box
+    prices:dict = field(default_factory=dict) # name of an object -> price
     proposed:tuple = ()     # names of the selector's candidates
+    how:str = "as trained"  # weight of the selector's choice
     phrases:bool = False    # require the whole name of an object, not one word
+    sent:tuple = ()         # paths of each photo sent, and of its detections
+    n:int = 0               # number of the photo sent, or of the example
+    made:dict = field(default_factory=dict)   # name of a photo -> its captions
 
 _SIDE = 960 # maximum width and height of a picture on the page, in pixels
 
-def _captioned(pipeline, regions, image, objects=None, phrases=False, **options):
-    "Return the caption of an image; some captioners also read the picture itself."
-    if phrases:
-        pipeline = copy.copy(pipeline)
-        pipeline.cfg = replace(pipeline.cfg, form="phrases")
-    seen = image if isinstance(pipeline, NovelPhotoCaptioner) else None
-    return pipeline(regions, objects, seen, **options)
+def _captioned(v, objects=None, **options):
+    "Return the caption of a view; some captioners also read the picture itself."
+    pipeline = copy.copy(v.pipeline)
+    if v.phrases: pipeline.cfg = replace(pipeline.cfg, form="phrases")
+    seen = v.image if isinstance(pipeline, NovelPhotoCaptioner) else None
+    return pipeline(v.regions, objects, seen, **options)
 
 def _view(pipeline, image, regions, **more):
     "Return the view of an image. Raise `NocError` if the pipeline cannot use the regions."
     small = image.copy()
     small.thumbnail((_SIDE, _SIDE))
     regions = checked(regions).best(max(pipeline.max_regions, 30))    # there may be thousands
-    free = _captioned(pipeline, regions, small, [])
-    return _View(pipeline, small, regions, free, **more)
+    v = _View(pipeline, small, regions, **more)
+    return replace(v, free=_captioned(v, []))
 
 # %% ../../nbs/pages/133_app.ipynb #5ad81c32
 _WEIGHTS = {"as trained": None, "hardly": 1., "somewhat": 2., "strongly": 5., "must": "must"}
@@ -83,37 +90,36 @@ def _add_prices(prices, more):
     words = {*map(_word, more)}
     return {x: u for x, u in prices.items() if x in more or _word(x) not in words} | more
 
-def _propose(v, how="as trained", asked=None):
-    """Return the view with the selector's candidates, and name -> price of these and of the objects
-    that the user added or excluded."""
-    caption = _captioned(v.pipeline, v.regions, v.image, price_weight=_WEIGHTS[how])
+def _propose(v, how="as trained"):
+    "Return the view with the selector's candidates, and with what the user added or excluded."
+    caption = _captioned(v, price_weight=_WEIGHTS[how])
     prices = {c.object: _price(c.price) for c in caption.candidates}
-    return replace(v, proposed=tuple(prices)), _add_prices(prices, _by_hand(v, asked or {}))
+    return replace(v, how=how, proposed=tuple(prices), prices=_add_prices(prices, _by_hand(v)))
 
-def _by_hand(v, prices):
+def _by_hand(v):
     "Return the prices of objects that the user added or excluded, without the selector's."
-    return {name: u for name, u in prices.items() if name not in v.proposed or u == -math.inf}
+    return {x: u for x, u in v.prices.items() if x not in v.proposed or u == -math.inf}
 
 def _with_box(v, name, box):
     "Return the view with one more box. Raise `NocError` if `box` or `name` is not valid."
-    require(v.regions.features is None, "a box was drawn", "a captioner without region features")
+    r = v.regions
+    require(r.features is None, "a box was drawn", "a captioner without region features")
     label, = v.pipeline.class_ids([name])
     numbers = isinstance(box, list) and len(box) == 4 and all(isinstance(x, Real) for x in box)
     require(numbers, f"box {str(box)[:50]}", "four numbers from 0 to 1: left, top, right, bottom")
     (x1, x2), (y1, y2) = sorted(box[::2]), sorted(box[1::2])
-    boxes = [*v.regions.boxes.tolist(), (x1, y1, x2, y2)]
-    columns = [*v.regions.labels.tolist(), label], [*v.regions.scores.tolist(), 1.]
-    regions = Regions(boxes, *columns, image_id=v.regions.image_id, size=v.regions.size)
-    seen = _view(v.pipeline, v.image, regions)
-    return replace(v, regions=seen.regions, free=seen.free, note=None, before=v)
+    more = replace(r, boxes=[*r.boxes.tolist(), (x1, y1, x2, y2)],
+                   labels=[*r.labels.tolist(), label], scores=[*r.scores.tolist(), 1.])
+    seen = _view(v.pipeline, v.image, more)
+    return _propose(replace(v, regions=seen.regions, free=seen.free, note=None, before=v), v.how)
 
 def _class_scores(v):
     "Return class name -> the selector's best probability, or None if it ignores the class."
+    pairs = zip(v.regions.labels.tolist(), v.free.probs)
     best = {}
-    for c, p in zip(v.regions.labels.tolist(), v.free.probs):
-        name = v.pipeline.classes[c].name
-        best[name] = max(best.get(name) or 0., p) if p is not None else best.get(name)
-    return dict(sorted(best.items(), key=lambda item: -(item[1] or 0.)))
+    for c, p in sorted(pairs, key=lambda pair: -1 if pair[1] is None else pair[1], reverse=True):
+        best.setdefault(v.pipeline.classes[c].name, p)
+    return best
 
 # %% ../../nbs/pages/133_app.ipynb #123b1d2b
 def _toy_scene(n):
@@ -122,8 +128,8 @@ def _toy_scene(n):
     return draw_scene(scene, 2), toy_regions(VAL + n, scene)
 
 # %% ../../nbs/pages/133_app.ipynb #5ad81c35
-def _with_words(v, prices, line):
-    "Return the view, and the prices with a line's words added. Raise `NocError` for a bad line."
+def _with_words(v, line):
+    "Return the view with a line's words at their prices. Raise `NocError` for a bad line."
     names = class_names(v.pipeline.classes)
     wishes = {}
     for wish, price in read_wishes(line).items():
@@ -133,7 +139,7 @@ def _with_words(v, prices, line):
         warnings.simplefilter("ignore")                    # the page shows unknown words itself
         unknown = v.pipeline.with_objects(wishes).unknown.values()
     if unknown: raise NocError("; ".join(unknown))
-    return replace(v, note=None), _add_prices(prices, wishes)
+    return replace(v, note=None, prices=_add_prices(v.prices, wishes))
 
 def _wanted(prices): return {name: u for name, u in prices.items() if u > -math.inf}
 
@@ -142,117 +148,97 @@ def _no_choice(prices):
     return dict(max_objects=0) if prices and not _wanted(prices) else {}
 
 # %% ../../nbs/pages/133_app.ipynb #c35c9c60
-_COOL, _MIDDLE, _WARM = (122, 150, 176), (230, 159, 0), (213, 94, 0)
+_COLORS = LinearSegmentedColormap.from_list("worth", ["#7a96b0", "#e69f00", "#d55e00"], 257)
 
 def _score_color(p):
     "Return the colour for a probability: blue at 0, orange at one half, red at 1; grey for None."
-    if p is None: return "#8a939c"
-    a, b, t = (_COOL, _MIDDLE, 2*p) if p < .5 else (_MIDDLE, _WARM, 2*p - 1)
-    return "#" + "".join(f"{round(x + (y - x)*t):02x}" for x, y in zip(a, b))
+    return "#8a939c" if p is None else to_hex(_COLORS(float(p)))
 
 # %% ../../nbs/pages/133_app.ipynb #074720af
 _STAGE_FONT = dict(size=14, letter=8.4, margin=10, height=21, base=15)
 
-def _draw(v, named):
-    "Return an SVG of the image with its boxes, the most probable on top, and the `named` classes."
+def _draw(v):
+    "Return an SVG of the image with its boxes, the most probable on top, and names of objects."
     width, height = v.image.size
-    probs, scores = v.free.probs, v.regions.scores.tolist()
-    order = sorted(range(len(probs)), key=lambda n: -1 if probs[n] is None else probs[n])[::-1]
     names = [v.pipeline.classes[c].name for c in v.regions.labels.tolist()]
-    boxes = v.regions.boxes.tolist()
-    def look(k, name):
-        n, p = order[k], probs[order[k]]
+    columns = names, v.regions.boxes.tolist(), v.regions.scores.tolist(), v.free.probs
+    marks = []
+    for n, (name, box, score, p) in enumerate(zip(*columns)):
         worth = "not judged" if p is None else f"worth saying {p:.2f}"
-        return dict(number=n, color=_score_color(p), dashed=p is None,
-                    about=f"{name}: {worth}, detected {scores[n]:.2f}")
+        marks.append(dict(object=name, box=box, number=n, color=_score_color(p), dashed=p is None,
+                          about=f"{name}: {worth}, detected {score:.2f}"))
+    order = np.argsort([-1 if p is None else p for p in v.free.probs], kind="stable")[::-1]
     about = f"{v.name}, with boxes for: {', '.join(dict.fromkeys(names))}"
-    best = [dict(object=names[n], box=boxes[n]) for n in order]
-    return picture(best, {*map(_word, named)}, look, (480, 480*height/width), _STAGE_FONT, about,
-                   thumbnail(v.image, _SIDE))
+    best = [marks[n] for n in order]
+    return picture(best, {*map(_word, _wanted(v.prices))}, (480, 480*height/width), _STAGE_FONT,
+                   about, thumbnail(v.image, _SIDE))
 
 # %% ../../nbs/pages/133_app.ipynb #aa678cb1
-def _class(v, name): return v.pipeline.classes.get(v.pipeline.by_name.get(name))
-
 def _says(v, text, name):
     "Return True if a text contains a form of a class, or of one of the alternatives in `name`."
-    c = _class(v, _word(name))
+    c = v.pipeline.classes.get(v.pipeline.by_name.get(_word(name)))
     forms = {*c.forms, c.word} if c else {*_word(name).split("|")}
     with suppress(NocError):                               # without `inflect`, only the words typed
         if not c: forms = {form for word in forms for form in noun_forms(word)}
     return any(f" {form} " in f" {text} " for form in forms)
 
-def _told(v, caption, prices, asked=True):
-    """Return a dict about each object: whether a caption says it, its price and its cost. `asked`:
-    whether the caption was asked to mention the objects."""
+def _told(v, caption, asked=True):
+    "Return what became of each object; `asked`: whether the caption was to mention them."
     candidates = {c.object: c for c in caption.candidates}
-    def state(name, price, c):
-        if c and c.word or _says(v, caption.caption, name): return "said"
-        if not asked or price == math.inf: return "not said"
-        return "kept out" if price == -math.inf else "left out"
     found = []
-    for name, price in prices.items():
+    for name, price in v.prices.items():
         c = candidates.get(_word(name))
-        worth = None if abs(price) == math.inf else price
-        found.append(dict(name=name, state=state(name, price, c), price=worth, cost=c and c.cost))
+        hard = {math.inf: "not said", -math.inf: "kept out"}
+        state = hard.get(price, "left out") if asked else "not said"
+        if c and c.word or _says(v, caption.caption, name): state = "said"
+        found.append(dict(name=name, state=state, price=None if price in hard else price,
+                          cost=c and c.cost))
     return found
 
-def _stage_values(v, title, caption, told):
+def _card(v, title, caption, asked=True):
     "Return the values for `stage.html`: a caption, its words' attention to the regions, its score."
-    looked = looks(v.pipeline, v.regions, caption.caption).tolist()
-    spans = [c.span for c in caption.candidates if c.span]
-    said = {n for span in spans for n in range(*span)}
-    words = []
-    for n, (text, look) in enumerate(zip(caption.caption.split(), looked)):
-        look = json.dumps([round(x, 3) for x in look])
-        words.append(dict(text=text, looks=look, said=n in said))
+    looked = looks(v.pipeline, v.regions, caption.caption).double().round(decimals=3).tolist()
+    said = {n for c in caption.candidates if c.span for n in range(*c.span)}
+    words = [dict(text=text, looks=look, said=n in said)
+             for n, (text, look) in enumerate(zip(caption.caption.split(), looked))]
+    told = _told(v, caption, asked)
     total = sum(x["price"] or 0. for x in told if x["state"] == "said")
     return dict(title=title, text=caption.caption, words=words, score=caption.score, told=told,
                 total=total)
 
 # %% ../../nbs/pages/133_app.ipynb #fb79a4fe
-def _cards(v, prices):
-    "Return both captions, and the reason if a requested word is missing."
-    options = dict(costs=True) | _no_choice(prices)
-    caption = _captioned(v.pipeline, v.regions, v.image, prices, v.phrases, **options)
-    cards = [_stage_values(v, "With the objects you choose", caption, _told(v, caption, prices)),
-             _stage_values(v, "Without choosing any", v.free, _told(v, v.free, prices, False))]
-    return cards, caption.reason if prices else None
-
-def _stage(v, prices, made=None, **more):
-    "Return the HTML of the picture and both captions, which are added to `made` by name."
-    made = {} if made is None else made
-    waits = v.waits if not len(v.regions) else None
-    cards, reason = ([], waits) if waits else _cards(v, prices)
-    if cards: made[v.name] = [card["text"] for card in cards]
-    notes = [text for text in (v.note, reason) if text]
+def _stage(v, many=False, copies=None, **more):
+    "Return the HTML of the picture and both captions, which are added to `v.made` by name."
+    cards, reason = [], v.waits
+    if len(v.regions) or not v.waits:
+        caption = _captioned(v, v.prices, costs=True, **_no_choice(v.prices))
+        cards = [_card(v, "With the objects you choose", caption),
+                 _card(v, "Without choosing any", v.free, asked=False)]
+        reason = caption.reason if v.prices else None
+        v.made[v.name] = [card["text"] for card in cards]
+    notes = [text for text in (v.wrong or v.note, reason) if text]
     colors = [_score_color(p/4) for p in range(5)]
-    return render("stage.html", colors=colors, cards=cards, notes=notes, made=made,
-                  picture=_draw(v, _wanted(prices)),
-                  **dict(wrong=False, many=False, copies={}) | more)
+    return render("stage.html", colors=colors, cards=cards, notes=notes, made=v.made, many=many,
+                  picture=_draw(v), wrong=bool(v.wrong), copies=copies, **more)
 
 # %% ../../nbs/pages/133_app.ipynb #d5094c72
-def _copies(v, prices):
-    """Return a command and Python code that generate the caption; none if the model cannot be
-    loaded by its name alone."""
+def _copies(v):
+    "Return a command and Python code for the caption, if the model can be loaded by its name."
     if not v.model: return {}
-    def short(numbers, digits=4): return [round(x, digits) for x in numbers]
-    boxes = [*map(short, v.regions.boxes.tolist())]
-    labels, scores = v.regions.labels.tolist(), short(v.regions.scores.tolist())
-    width, height = v.image.size
-    found = []
-    for (x1, y1, x2, y2), label, score in zip(boxes, labels, scores):
-        bbox = short((x1*width, y1*height, (x2 - x1)*width, (y2 - y1)*height), 2)
-        found.append(dict(image_id=1, category_id=label, bbox=bbox, score=score))
+    r, (width, height) = v.regions, v.image.size
+    boxes = r.boxes.double().numpy().round(4)
+    sizes = np.hstack([boxes[:,:2], boxes[:,2:] - boxes[:,:2]])*(v.image.size*2)
+    labels, scores = r.labels.tolist(), r.scores.double().numpy().round(4).tolist()
+    found = [dict(image_id=1, category_id=c, bbox=box, score=score)
+             for c, box, score in zip(labels, sizes.round(2).tolist(), scores)]
     image = dict(id=1, file_name=v.name, width=width, height=height)
-    def wish(name, price):
-        if abs(price) == math.inf: return name if price > 0 else f"-{name}"
-        return f"{name}={price:g}"
-    asked = shlex.quote(", ".join(wish(*item) for item in prices.items()))
+    asked = [{math.inf: name, -math.inf: f"-{name}"}.get(price, f"{name}={price:g}")
+             for name, price in v.prices.items()]
     values = dict(
-        found=json.dumps(dict(images=[image], annotations=found)), boxes=boxes, labels=labels,
-        scores=scores, asked=asked, model=v.model, named=shlex.quote(v.model), phrases=v.phrases,
-        prices={name: round(price, 4) for name, price in prices.items()},
-        alone=bool(_no_choice(prices)))
+        found=json.dumps(dict(images=[image], annotations=found)), boxes=boxes.tolist(),
+        labels=labels, scores=scores, asked=shlex.quote(", ".join(asked)), model=v.model,
+        named=shlex.quote(v.model), phrases=v.phrases, alone=bool(_no_choice(v.prices)),
+        prices={name: round(price, 4) for name, price in v.prices.items()})
     return {what: str(render(f"{what}.txt", **values)) for what in ("command", "python")}
 
 # %% ../../nbs/pages/133_app.ipynb #c1a0e912
@@ -268,7 +254,9 @@ def _memory_back():
 # %% ../../nbs/pages/133_app.ipynb #c1a0e914
 class _OwnNames:
     "A check in front of the server that refuses requests for other hosts or from other sites."
-    def __init__(self, app, names): self.app, self.names = app, names
+    def __init__(self, app, names):
+        ours = "localhost", socket.gethostname(), socket.getfqdn()
+        self.app, self.names = app, {name.lower() for name in (*ours, *names)}
 
     async def __call__(self, scope, receive, send):
         headers = scope.get("headers", ())
@@ -285,13 +273,6 @@ class _OwnNames:
                 b"noc_app --host-name adds a name")
         await send({"type": "http.response.body", "body": body})
 
-def _only_for(*names):
-    "Return server settings that refuse requests for other hosts or from other sites."
-    from starlette.middleware import Middleware
-    ours = "localhost", socket.gethostname(), socket.getfqdn()
-    names = {name.lower() for name in (*ours, *names)}
-    return dict(middleware=[Middleware(_OwnNames, names=names)])
-
 # %% ../../nbs/pages/133_app.ipynb #c1a0e903
 @lru_cache
 def _uploads(): return tempfile.TemporaryDirectory(prefix="noc_app-")   # deleted when Python ends
@@ -307,12 +288,11 @@ def _gradio():
 
 # %% ../../nbs/pages/133_app.ipynb #a7cba85b
 def _examples(photos, source, model, most):
-    """Return the examples of a source, or drawn scenes: each a function that returns pipeline,
-    image and regions, with the example's name and the name of its model."""
+    "Return examples: function that returns pipeline, image and regions; name; name of the model."
     if source is None:
         toy = NovelCaptioner.from_pretrained("toy")
-        def draw(n): return toy, *_toy_scene(n)
-        return [(partial(draw, n), f"drawing {n + 1}", "toy") for n in range(most)]
+        def draw(n): return lambda: (toy, *_toy_scene(n))
+        return [(draw(n), f"drawing {n + 1}", "toy") for n in range(most)]
     def look(i): return photos, source.photo(i), source.regions([i])[0]
     def good(i):
         bad = next((x for x in look(i) if isinstance(x, NocError)), None)
@@ -381,78 +361,55 @@ class _Studio:
             image, regions = self._look(photo, detections)
             if isinstance(regions, NocError): raise regions
             weight = None if price_weight == "" else weight_of(price_weight)
-            options = dict(price_weight=weight, costs=True)
-            caption = _captioned(self.photos, regions, image, words or None, **options)
+            v = _View(self.photos, image, regions)
+            caption = _captioned(v, words or None, price_weight=weight, costs=True)
         return _line(self.photos, regions, caption, photo and Path(photo).name)
 
 # %% ../../nbs/pages/133_app.ipynb #de87617f
-@dataclass(frozen=True)
-class _Visit:
-    "The state of a visitor's page."
-    view:_View = None                         # None: the page shows a message
-    prices:dict = field(default_factory=dict) # name -> price
-    how:str = "as trained"                    # weight of the selector's choice
-    sent:tuple = ()                           # paths of each photo sent, and of its detections
-    n:int = 0                                 # number of the photo sent, or of the example
-    made:dict = field(default_factory=dict)   # name of a photo -> its captions
-    note:str = None                           # why the last action failed
+def _tick(v, name, on):
+    "Return the view with an object as a must, or without the object."
+    require(name in _class_scores(v) | v.prices, "an object", "one that the page shows")
+    rest = {other: u for other, u in v.prices.items() if other != name}
+    return replace(v, prices=rest | ({name: math.inf} if on else {}))
 
-class _Actions:
-    "The actions of a visitor. Each public method takes a visit and returns the next one."
-    def __init__(self, studio): self._studio = studio
+def _set_price(v, name, nats):
+    require(name in v.prices and nats >= 0, "a price", "a number for an object of the page")
+    return replace(v, prices=v.prices | {name: _price(nats)})
 
-    def __call__(self, x, do, values):
-        "Return the visit after an action; if the action fails, the old visit with the reason."
-        require(do in vars(_Actions) and do[0] != "_", "an action", "one of the page's")
-        x = replace(x, note=None)
-        if x.view is None and do not in ("example", "follow"): return x
-        try: return getattr(self, do)(x, *values)
-        except NocError as e: return replace(x, note=str(e))
+def _undo(v): return _propose(replace(v.before or v, prices=_by_hand(v)), v.how)
 
-    def follow(self, x, n=None):
-        photos = x.sent or self._studio.examples
-        x = replace(x, view=None, prices={}, n=(x.n + 1 if n is None else n) % len(photos))
-        find = partial(self._studio.upload, *x.sent[x.n]) if x.sent else self._studio.example
-        try: return self.weigh(replace(x, view=find() if x.sent else find(x.n)), x.how)
-        except NocError as e: return replace(x, note=str(e))
+def _follow(studio, v, n=None):
+    "Return the view of the next photo or example, or of number n, with the visitor's settings."
+    n = (v.n + 1 if n is None else n) % len(v.sent or studio.examples)
+    kept = dict(how=v.how, sent=v.sent, n=n, made=v.made)
+    try: found = studio.upload(*v.sent[n]) if v.sent else studio.example(n)
+    except NocError as e: return _View(**kept, wrong=str(e))
+    return _propose(replace(found, **kept), v.how)
 
-    def example(self, x, n): return self.follow(replace(x, sent=()), n)
+_ACTIONS = dict(weigh=_propose, say=_with_words, tick=_tick, price=_set_price, box=_with_box,
+                undo=_undo, phrase=lambda v, on: replace(v, phrases=on))
 
-    def weigh(self, x, how):
-        v, prices = _propose(x.view, how, x.prices)
-        return replace(x, view=v, prices=prices, how=how)
-
-    def tick(self, x, name, on):
-        require(name in _class_scores(x.view) | x.prices, "an object", "one that the page shows")
-        rest = {other: u for other, u in x.prices.items() if other != name}
-        return replace(x, prices=rest | ({name: math.inf} if on else {}))
-
-    def price(self, x, name, nats):
-        require(name in x.prices and nats >= 0, "a price", "a number for an object of the page")
-        return replace(x, prices=x.prices | {name: _price(nats)})
-
-    def say(self, x, line):
-        v, prices = _with_words(x.view, x.prices, line)
-        return replace(x, view=v, prices=prices)
-
-    def phrase(self, x, on): return replace(x, view=replace(x.view, phrases=on))
-
-    def box(self, x, name, corners):
-        return self.weigh(replace(x, view=_with_box(x.view, name, corners)), x.how)
-
-    def undo(self, x):
-        x = replace(x, prices=_by_hand(x.view, x.prices), view=x.view.before or x.view)
-        return self.weigh(x, x.how)
+def _act(studio, v, do, values):
+    "Return the view after an action; if the action fails, the old view with the reason."
+    opens = dict(follow=lambda v: _follow(studio, v),
+                 example=lambda v, n: _follow(studio, replace(v, sent=()), n))
+    require(do in _ACTIONS | opens, "an action", "one of the page's")
+    v = replace(v, wrong=None)
+    if do in opens: return opens[do](v, *values)
+    if v.pipeline is None: return v
+    try: return _ACTIONS[do](v, *values)
+    except NocError as e: return replace(v, wrong=str(e))
 
 # %% ../../nbs/pages/133_app.ipynb #ad27e5cd
 def _page(studio, max_mb=10, hosts=()):
     "Return a `gradio.Blocks`, and options to launch it. Raise `NocError` without Gradio."
     gr = _gradio()
+    from starlette.middleware import Middleware
     studio.most_unpacked = 20*max_mb << 20
     examples = [(name, thumbnail(look()[1], 200)) for look, name, _ in studio.examples]
     with gr.Blocks(title="What is worth saying? · noc_nb", analytics_enabled=False,
                    delete_cache=(600, 3600)) as page:
-        visit = gr.State(_Visit())
+        visit = gr.State(_View())
         with gr.Row():
             with gr.Column(scale=5, min_width=340):
                 gr.HTML(render("head.html"))
@@ -467,36 +424,33 @@ def _page(studio, max_mb=10, hosts=()):
         _for_programs(gr, studio.answer)
     fonts = dict(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
     options = dict(
-        app_kwargs=_only_for(*hosts), css=render("stage.css"), max_file_size=f"{max_mb}mb",
+        app_kwargs=dict(middleware=[Middleware(_OwnNames, names=hosts)]),
+        css=render("stage.css"), max_file_size=f"{max_mb}mb",
         theme=gr.themes.Soft(primary_hue="slate", neutral_hue="slate", **fonts),
         state_session_capacity=100, show_error=True, footer_links=[], share=False)
     return page, options
 
 # %% ../../nbs/pages/133_app.ipynb #481b401d
-def _panel(x, **more):
+def _panel(v, turn):
     "Return the HTML of the controls: objects with their prices, and the selector's weight."
-    scores = _class_scores(x.view)
-    rows = [dict(name=name, score=scores.get(name), price=x.prices.get(name))
-            for name in _add_prices(scores, x.prices)]
-    classes = (_class(x.view, name) for name in x.prices)
-    long = [c.name for c in classes if c and len(c.phrase) > 1]
-    return render("panel.html", rows=rows, most=_MUST, how=x.how, weights=_WEIGHTS, long=long,
-                  phrases=x.view.phrases, names=sorted(x.view.pipeline.by_name), **more)
+    scores = _class_scores(v)
+    rows = [dict(name=name, score=scores.get(name), price=v.prices.get(name))
+            for name in _add_prices(scores, v.prices)]
+    long = [c.name for c in v.pipeline.classes.values() if c.name in v.prices and c.phrase[1:]]
+    return render("panel.html", rows=rows, most=_MUST, how=v.how, weights=_WEIGHTS, long=long,
+                  phrases=v.phrases, names=sorted(v.pipeline.by_name), turn=turn)
 
-def _shown(studio, x):
-    "Return the HTML of the picture with both captions, and of the panel."
-    many = len(x.sent or studio.examples) > 1
-    more = dict(turn=os.urandom(8).hex())     # by it the script sees that there is an answer
-    if x.view is None: return [render("message.html", text=x.note or "", many=many, **more), ""]
-    v = replace(x.view, note=x.note or x.view.note)
-    more |= dict(wrong=bool(x.note), many=many, copies=_copies(v, x.prices))
-    return [_stage(v, x.prices, x.made, **more), _panel(x, turn=more["turn"])]
+def _shown(studio, v):
+    "Return the view, and the HTML of the picture with both captions, and of the panel."
+    turn = os.urandom(8).hex()                # by it the script sees that there is an answer
+    about = dict(many=len(v.sent or studio.examples) > 1, turn=turn)
+    if v.pipeline is None: return [v, render("message.html", text=v.wrong or "", **about), ""]
+    return [v, _stage(v, copies=_copies(v), **about), _panel(v, turn)]
 
 _BOXES = ".json", ".gz", ".parquet", ".xml", ".csv"          # endings of files of detections
 
 def _paths(files):
-    """Return the paths of each uploaded photo and its detections, if given. Raise `NocError` for
-    other files."""
+    "Return the paths of each photo and of its detections. Raise `NocError` for other files."
     files = [*map(Path, files)]
     boxes = [path for path in files if path.suffix in _BOXES]
     photos = [path for path in files if path not in boxes]
@@ -529,20 +483,18 @@ def _for_programs(gr, answer):
 
 # %% ../../nbs/pages/133_app.ipynb #a2fb386e
 def _wire(gr, studio, page, file, parts):
-    "Connect the page to the actions. `parts`: visit, stage and panel."
-    actions = _Actions(studio)
-    visit, stage, panel = parts
-    def begin(x): return answer(actions.example(x, 0))
-    def upload(x, files): return [*answer(actions.follow(replace(x, sent=_paths(files)), 0)), None]
-    def act(x, event: gr.EventData):
-        found = answer(actions(x, event.do, event.values))
-        return [*found[:2], gr.update()] if event.do == "price" else found   # while a slider moves
-    def answer(x): return [x, *_shown(studio, x)]
+    "Connect the page to the actions. `parts`: view, stage and panel."
+    view, stage, _ = parts
+    def begin(v): return _shown(studio, _follow(studio, v, 0))
+    def upload(v, files): return [*begin(replace(v, sent=_paths(files))), None]
+    def act(v, event: gr.EventData):
+        v, stage, panel = _shown(studio, _act(studio, v, event.do, event.values))
+        return [v, stage, gr.update() if event.do == "price" else panel]   # while a slider moves
     def on(event, f, inputs, outputs=parts, **more):
         event(_handler(gr, f), inputs, outputs, api_visibility="private", **more)
-    if studio.examples: on(page.load, begin, visit)
-    on(file.upload, upload, [visit, file], [*parts, file])
-    on(stage.select, act, visit, trigger_mode="multiple", show_progress="minimal")
+    if studio.examples: on(page.load, begin, view)
+    on(file.upload, upload, [view, file], [*parts, file])
+    on(stage.select, act, view, trigger_mode="multiple", show_progress="minimal")
 
 # %% ../../nbs/pages/133_app.ipynb #b09d9947
 def _open_studio(job):
@@ -565,16 +517,14 @@ def _check_serving(host, port, max_mb):
     check_range("--", 1, 65535, port=port)
     check_range("--", 1, max_mb=max_mb)
     try:
-        first, *_ = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
-        family, *_, address = first
-        with socket.socket(family) as s: s.bind(address)
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        family, *_, address = found[0]
+        socket.create_server(address[:2], family=family).close()
     except (OSError, UnicodeError) as e:
-        raise NocError(f"--host {host}: {e}; expected an address of this machine") from None
-    with socket.socket(family) as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try: s.bind((address[0], port, *address[2:]))
-        except OSError as e:
-            raise NocError(f"--port {port}: {e.strerror}; expected a free port") from None
+        where, expected = f"--host {host}: {e}", "an address of this machine"
+        if getattr(e, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
+            where, expected = f"--port {port}: {os.strerror(e.errno)}", "a free port"
+        raise NocError(f"{where}; expected {expected}") from None
 
 # %% ../../nbs/pages/133_app.ipynb #e43b491e
 def _run_app(o):

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from fastcore.basics import chunked
 from filelock import FileLock
 from pycocoevalcap.meteor import meteor as meteor_package
 from pycocoevalcap.spice import spice as spice_package
@@ -62,12 +63,14 @@ def _end(process):
         try: file and file.close()
         except OSError: pass                                    # unwritten output is not needed
 
+def _errors_of(process):
+    process.stderr.seek(0)
+    return process.stderr.read(1 << 20).decode(errors="replace")
+
 def _complaint(process):
     "Return the most informative line of a guarded program's error output."
     if process.stderr.closed: return "it was closed"
-    process.stderr.seek(0)
-    text = process.stderr.read(1 << 20).decode(errors="replace")
-    lines = text.strip().splitlines() or ["no message"]
+    lines = _errors_of(process).strip().splitlines() or ["no message"]
     errors = [line for line in lines if re.search("error|exception", line, re.I)]
     return (errors or lines)[0].strip()[:200]
 
@@ -95,28 +98,23 @@ def _version_text(java, seconds=10):
     process = _start_guarded([java, "-version"], stdin=subprocess.DEVNULL)
     try:
         with _time_limit(process, seconds): process.wait()
-        process.stderr.seek(0)
-        return process.stderr.read(1 << 22).decode(errors="replace")
+        return _errors_of(process)
     except OSError: return None
     finally: _end(process)
 
-def _version(java):
-    "Return the version of a Java: 8, 11, 17 … Raise `OSError` if it cannot be determined."
+def find_java()->tuple: # the program, and its version
+    "Find Java. Raise `OSError` on Windows, or if `java` is missing, older than 11, or not Java."
+    if os.name == "nt": raise OSError("it needs Linux or macOS, where it ends with Python")
+    home = os.environ.get("JAVA_HOME")
+    java = home and shutil.which("java", path=str(Path(home)/"bin")) or shutil.which("java")
+    if not java: raise FileNotFoundError("it needs Java, and there is no program `java`")
     text = _version_text(java)
     asked = f"it needs Java, and `{Path(java).name} -version`"
     if text is None: raise OSError(f"{asked} hangs")
     number = re.search(r'version "(?:1\.)?(\d+)', text)
     said = text.strip().rpartition("\n")[2][:120]     # the error, if it is a traceback
     if not number: raise OSError(f"{asked} prints {said!r}")
-    return int(number[1])
-
-def find_java()->tuple: # the program, and its version
-    "Find Java. Raise `OSError` on Windows, if there is none, or only one older than 11."
-    if os.name == "nt": raise OSError("it needs Linux or macOS, where it ends with Python")
-    home = os.environ.get("JAVA_HOME")
-    java = home and shutil.which("java", path=str(Path(home)/"bin")) or shutil.which("java")
-    if not java: raise FileNotFoundError("it needs Java, and there is no program `java`")
-    version = _version(java)
+    version = int(number[1])
     if version < 11: raise OSError(f"it needs Java 11 or newer, and `java` is Java {version}")
     return java, version
 
@@ -142,13 +140,14 @@ def _heap(wanted, least):
 # %% ../../nbs/scores/120_java.ipynb #a9040207
 class _Meteor:
     "METEOR 1.5 of `pycocoevalcap`, kept open until `close`, or the end of Python."
-    def __init__(self, folder=None, seconds=300):
+    def __init__(self, refs, folder=None, seconds=300):
         "Start the jar in a folder, without waiting. Raise `OSError` if no Java is suitable."
+        self.refs, self.seconds = refs, seconds
+        self.known = {}                                  # (image, line) -> its numbers
         command = [find_java()[0], _heap(2000, 700), "-Dfile.encoding=UTF-8", "-jar",
                    *"meteor-1.5.jar - - -stdio -l en -norm -a data/paraphrase-en.gz".split()]
         self.process = _start_guarded(command, cwd=folder or Path(meteor_package.__file__).parent,
                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.seconds = seconds
         self.close = weakref.finalize(self, _end, self.process)
 
     def ask(self, *parts):
@@ -173,6 +172,14 @@ class _Meteor:
     def statistics(self, caption, refs):
         "Return a line with METEOR's 23 numbers; texts are tokens separated by spaces."
         return self.ask("SCORE", *refs, caption)
+
+    def numbers(self, tokens, captions):
+        "Return METEOR's numbers for images (N,23), from the tokens of captions by image id."
+        pairs = list(tokens.items())
+        for i, line in progress([pair for pair in pairs if pair not in self.known], "METEOR"):
+            answer = self.statistics(line, list(map(ptb_line, self.refs[i])))
+            self.known[i, line] = _meteor_numbers(answer)
+        return np.stack([self.known[pair] for pair in pairs])
 
 # %% ../../nbs/scores/120_java.ipynb #eb6bd5a7
 def _meteor_numbers(line):
@@ -229,8 +236,7 @@ def _java_options(folder):
 class _Spice:
     "Scores captions against prepared references with the SPICE of `pycocoevalcap`."
     def __init__(self, refs, folder=None, seconds=3600):
-        """Check Java and the jars, and start nothing yet. `folder`: for the jars and the parses;
-        `seconds`: time limit for a run of Java. Raise `OSError` if Java or a jar is missing."""
+        "Check Java and the jars in a folder, also for parses. Raise `OSError` if one is missing."
         self.folder = Path(folder or _cache_folder()/"spice")
         self.seconds = seconds
         self.known = {}                                  # (image, line) -> its score
@@ -276,80 +282,58 @@ class _Spice:
     def _score_many(self, systems, batch=5000):
         """Return SPICE (N,), 0..1, for each system (image id -> sentence). A run of Java parses or
         scores a batch, and finished batches are kept. Raise `OSError` if Java fails."""
-        def pairs_of(captions): return [(i, ptb_line(c)) for i, c in captions.items()]
-        asked = list(map(pairs_of, systems))
+        asked = [[(i, ptb_line(c)) for i, c in captions.items()] for captions in systems]
         pairs = dict.fromkeys(pair for system in asked for pair in system)
         new = [pair for pair in pairs if pair not in self.known]
         sentences = list(dict.fromkeys(s for i, line in new for s in (line, *self.refs[i])))
-        def batches(items): return [items[k:k+batch] for k in range(0, len(items), batch)]
-        for some in progress(batches(sentences) if self.keeps else [], "SPICE, parsing"):
+        for some in progress([*chunked(sentences*self.keeps, batch)], "SPICE, parsing"):
             self._run([dict(test=s, refs=[s]) for s in some])
-        for some in progress(batches(new), "SPICE, scoring"):
+        for some in progress([*chunked(new, batch)], "SPICE, scoring"):
             scores = self._run([dict(test=line, refs=self.refs[i]) for i, line in some])
             self.known.update(zip(some, scores))
         return [np.array([self.known[pair] for pair in pairs]) for pairs in asked]
 
+    def numbers(self, tokens, captions):
+        "Return SPICE (N,) of the images in `tokens`, from captions as they were written."
+        return self._score_many([{i: captions[i] for i in tokens}])[0]
+
+    def close(self): pass
+
 # %% ../../nbs/scores/120_java.ipynb #1464569c
 class _Program:
     "A score that a Java program computes. If Java fails, warns once and then returns no score."
-    why = None  # why the score is left out
+    why = program = None       # why the score is left out; the program
+    def __init__(self, metric, kind, refs):
+        self.metric, self.name = metric, METRICS[metric].title
+        self.program = self._try(lambda: kind(refs))
 
-    @property
-    def name(self): return METRICS[self.metric].title
-
-    def leave_out(self, why):
-        self.close()
-        self.why = str(why)
-        warnings.warn(f"{self.name} is left out: {why}", stacklevel=4)
+    def _try(self, ask):
+        "Return what the program answers; if Java fails, leave the score out."
+        try: return None if self.why else ask()
+        except OSError as e:
+            self.close()
+            self.why = str(e)
+            warnings.warn(f"{self.name} is left out: {e}", stacklevel=4)
 
     def numbers(self, tokens, captions):
-        if self.why: return None
-        try: return self.ask(tokens, captions)
-        except OSError as e: self.leave_out(e)
-
-class _MeteorScore(_Program):
-    metric = "M"
-    program = None
-    def __init__(self, refs, folder=None):
-        self.refs = refs
-        self.known = {}                   # (image, line) -> its numbers
-        try: self.program = _Meteor(folder)
-        except OSError as e: self.leave_out(e)
-
-    def ask(self, tokens, captions):
-        pairs = list(tokens.items())
-        for i, line in progress([pair for pair in pairs if pair not in self.known], "METEOR"):
-            statistics = self.program.statistics(line, list(map(ptb_line, self.refs[i])))
-            self.known[i, line] = _meteor_numbers(statistics)
-        return np.stack([self.known[pair] for pair in pairs])
+        return self._try(lambda: self.program.numbers(tokens, captions))
 
     def close(self):
         if self.program: self.program.close()
 
-# %% ../../nbs/scores/120_java.ipynb #1464569e
-class _SpiceScore(_Program):
-    metric = "S"
-    def __init__(self, refs):
-        try: self.spice = _Spice(refs)
-        except OSError as e: self.leave_out(e)
-
+class _SpiceProgram(_Program):
     def prepare(self, systems):
         "Score the captions of many systems at once, which is faster, and keep the scores."
-        if self.why: return
-        try: self.spice._score_many(systems)
-        except OSError as e: self.leave_out(e)
+        self._try(lambda: self.program._score_many(systems))
 
-    def ask(self, tokens, captions):
-        return self.spice._score_many([{i: captions[i] for i in tokens}])[0]
-
-    def close(self): pass
-
+# %% ../../nbs/scores/120_java.ipynb #1464569e
 def java_programs(
     refs:dict,       # image id -> its reference sentences
     metrics=METRICS, # names of the requested scores; only METEOR and SPICE matter
 )->list:             # programs for `CaptionScorer`, which closes them
     "Start METEOR and prepare SPICE. If Java fails, warn, and store the reason in `why`."
-    return [program(refs) for program in (_MeteorScore, _SpiceScore) if program.metric in metrics]
+    kinds = ("M", _Program, _Meteor), ("S", _SpiceProgram, _Spice)
+    return [program(m, kind, refs) for m, program, kind in kinds if m in metrics]
 
 def spice_lacks()->str:
     "Return why SPICE cannot run; None if Java and the jars are there."
@@ -357,21 +341,18 @@ def spice_lacks()->str:
     except OSError as e: return str(e)
 
 # %% ../../nbs/scores/120_java.ipynb #ece7ed3b
-def _run_program(command, folder):
-    "Run a program in a folder. Return its output if it fails, else ''."
-    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800,
-                         stdin=subprocess.DEVNULL)
-    return (run.stdout + run.stderr).strip() or "no message" if run.returncode else ""
-
 def _fetch_with_maven(jars, folder):
     "Fetch artefacts with Maven. Raise `OSError` if Maven is missing or fails."
     if not shutil.which("mvn"): raise FileNotFoundError("there is no program `mvn`")
     for coordinates in jars:
         group, name, version, *kind = coordinates.split(":")
         artifact = ":".join([group, name, version, "jar", *kind])
-        text = _run_program(["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={artifact}",
-                             "-DoutputDirectory=."], folder)
-        if text: raise OSError(f"`mvn` failed: {text[:300]}")
+        command = ["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={artifact}",
+                   "-DoutputDirectory=."]
+        run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800,
+                             stdin=subprocess.DEVNULL)
+        said = (run.stdout + run.stderr).strip() or "no message"
+        if run.returncode: raise OSError(f"`mvn` failed: {said[:300]}")
 
 def _fetch_corenlp(jars, folder):
     "Fetch CoreNLP's archive, or resume its download. Raise `NocError` if it cannot be reached."

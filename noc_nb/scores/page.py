@@ -61,21 +61,18 @@ class Part(NamedTuple):
     bars:dict = ()     # name -> (points or None, interval or None, text, a key of `_COLORS`)
     cards:list = ()    # only for a page: dicts with photo, name, score, said and refs
 
-    def lines(self):
-        "Yield the blocks of the part as Markdown."
-        if self.heading: yield f"## {self.heading}"
-        if self.text: yield self.text
-        if self.table: yield markdown_table(*self.table)
-        if self.items: yield "\n".join(f"- {item}" for item in self.items)
-
 def as_markdown(
     title:str,  # title of the report
     parts:list, # `Part`s; bars and cards are omitted
 )->str:
     "Return a report as Markdown."
-    kept = [part for part in parts if part.table or part.items or part.text and not part.bars]
-    lines = (line.strip("\n") for part in kept for line in part.lines())
-    return "\n\n".join([f"# {title}", *lines]) + "\n"
+    blocks = [f"# {title}"]
+    for part in parts:
+        if not (part.table or part.items or part.text and not part.bars): continue
+        items = "\n".join(f"- {item}" for item in part.items)
+        table = markdown_table(*part.table).strip("\n") if part.table else ""
+        blocks += filter(None, [part.heading and f"## {part.heading}", part.text, table, items])
+    return "\n\n".join(blocks) + "\n"
 
 # %% ../../nbs/scores/106_page.ipynb #106a000a
 def _bar_rows(bars):
@@ -90,14 +87,6 @@ def _bar_rows(bars):
         return dict(name=name, text=text, kind=kind, zero=f"{at(0):.2f}%", bar=bar,
                     sure=sure and span(*sure))
     return [row(name, *bar) for name, bar in bars.items()]
-
-def _as_page(
-    title:str,  # title of the report
-    parts:list, # `Part`s
-)->Markup:
-    "Return a report as an HTML page."
-    drawn = [part._replace(bars=_bar_rows(part.bars or {})) for part in parts]
-    return render("scores.html", title=title, sections=drawn, hues=())
 
 # %% ../../nbs/scores/106_page.ipynb #106a000e
 _COLORS = dict(holds="tab:blue", fails="tab:orange", open="tab:gray")
@@ -183,7 +172,9 @@ def write_files(
 ):
     "Write a report as JSON, Markdown, page and picture."
     write_json(folder/f"{name}.json", content, indent=1)
-    texts = {".md": _PAGE_MARK + as_markdown(title, parts), ".html": _as_page(title, parts)}
+    drawn = [part._replace(bars=_bar_rows(part.bars or {})) for part in parts]
+    page = render("scores.html", title=title, sections=drawn, hues=())
+    texts = {".md": _PAGE_MARK + as_markdown(title, parts), ".html": page}
     for kind, text in texts.items():                            # a name may be invalid Unicode
         (folder/f"{name}{kind}").write_text(harmless(text), "utf-8", errors="replace")
     _draw_bars(bars, folder/f"{name}.png", label)

@@ -6,13 +6,14 @@
 __all__ = ['FAULTS', 'LOW_IS_GOOD', 'NO_BETTER_SIDE', 'BESIDE', 'word_list', 'quality_numbers', 'quality_scores', 'vocabulary']
 
 # %% ../../nbs/scores/121_quality.ipynb #65029b0e
-import re
+import json, re
 from collections import Counter
+from functools import cached_property
 from itertools import pairwise, product
 
 import numpy as np
 
-from ..core import require
+from ..core import asset, require
 from ..heldout import normalize
 from ..lab.disk import foreign_file, text_file
 from ..lab.objects import clauses, plurals
@@ -20,38 +21,36 @@ from ..lab.progress import say
 from ..vocab import FUNCTION_WORDS
 
 # %% ../../nbs/scores/121_quality.ipynb #3029204f
+class _Forms(dict):
+    "A dict of form -> ids of the classes it may mean."
+    @cached_property
+    def pattern(self):
+        "Return a pattern for the longest form at a place; a form ends where a word ends."
+        longest = sorted(map(re.escape, self), key=len, reverse=True)
+        return re.compile(rf"(?<!\S)(?:{'|'.join(longest)})(?!\S)")
+
 def _forms_of(classes, without=()):
-    "Return form -> ids of the classes it may mean, and the number of words of the longest form."
-    forms = {}
+    "Return the forms of classes."
+    forms = _Forms()
     for i, c in classes.items():
         for form in c.forms:
             if form not in without: forms.setdefault(form, set()).add(i)
-    return _sized(forms)
-
-def _sized(forms): return forms, max((len(form.split()) for form in forms), default=1)
+    return forms
 
 def _objects_said(caption, forms):
     "Return (form, ids of its classes) of every mentioned object, in order; longer forms win."
     require(isinstance(caption, str), f"caption {caption!r}", "a string")
-    classes, longest = forms
-    words = normalize(caption).split()
-    pairs = []
-    at = 0
-    while at < len(words):
-        runs = (" ".join(words[at:at+n]) for n in range(min(longest, len(words)-at), 0, -1))
-        form = next((run for run in runs if run in classes), None)
-        if form and classes[form]: pairs.append((form, classes[form]))
-        at += len(form.split()) if form else 1
-    if {"toilet", "toilets"}.isdisjoint(words): return pairs
+    text = normalize(caption)
+    pairs = [(m[0], forms[m[0]]) for m in forms.pattern.finditer(text) if forms[m[0]]]
+    if {"toilet", "toilets"}.isdisjoint(text.split()): return pairs
     return [pair for pair in pairs if pair[0] not in ("seat", "seats")]
 
 # %% ../../nbs/scores/121_quality.ipynb #e6d8d2c3
-_LOOSE = frozenset("""adult board glass glasses gloves light lights orange plant plants sign signs
-telephone trolley""".split())
+_WORDS = {kind: words.split() for kind, words in json.loads(asset("caption_words.json")).items()}
+_LOOSE = frozenset(_WORDS["misleading"])
 
 # %% ../../nbs/scores/121_quality.ipynb #a1c40002
-_ANIMALS = "bird cat dog horse sheep cow elephant bear zebra giraffe animal cub".split()
-_BEFORE = dict(baby=_ANIMALS, adult=_ANIMALS, passenger=("jet", "train"))
+_BEFORE = dict(baby=_WORDS["animals"], adult=_WORDS["animals"], passenger=("jet", "train"))
 
 def _both_numbers(word): return [word, *plurals(word)]
 
@@ -63,17 +62,16 @@ def _in_numbers(forms):
 
 def _with_pairs(forms):
     "Add the pairs with another meaning; a pair that is not an object has no class."
-    def ids(word): return forms.get(word, set())
-    pairs = {"bow tie": ids("tie"), "toilet seat": ids("toilet")}
-    for first, nouns in _BEFORE.items(): pairs |= {f"{first} {noun}": ids(noun) for noun in nouns}
-    return _sized(forms | _in_numbers(pairs))
+    pairs = [("bow", "tie"), *((first, noun) for first in _BEFORE for noun in _BEFORE[first])]
+    ids = {f"{first} {noun}": forms.get(noun, set()) for first, noun in pairs}
+    ids["toilet seat"] = forms.get("toilet", set())
+    return _Forms(forms | _in_numbers(ids))
 
 # %% ../../nbs/scores/121_quality.ipynb #a1c40003
 def _read_object_words(path, classes):
     "Return word -> set with the id of the class to whose line the word belongs."
     names = {normalize(c.name): i for i, c in classes.items()}
     forms = {}
-    seen = set()
     with foreign_file(path, "a line per object, with commas between words"), text_file(path) as f:
         lines = [re.split(", ?", line.strip()) for line in f if line.strip()]
     for first, *others in lines:
@@ -82,10 +80,9 @@ def _read_object_words(path, classes):
         for word in others:
             if _is_found(word): forms[normalize(word)] = {i}
             elif len(word.split()) < 3: forms.setdefault(normalize(word), set())
-        seen.add(i)
     unread = [word for _, *words in lines for word in words if not _is_found(word)]
     if unread: say(f"{path}: words that CHAIR's own code never finds are ignored: {unread}")
-    lost = [c.name for i, c in classes.items() if i not in seen]
+    lost = [name for name in names if name not in {normalize(first) for first, *_ in lines}]
     require(not lost, f"{path}: class {lost and lost[0]}: no line", "one that begins with its name")
     return forms
 
@@ -94,15 +91,15 @@ def _is_found(word): return word == word.strip().lower() and len(word.split()) <
 def word_list(
     classes:dict,   # class id -> `ObjectClass`
     synonyms=None,  # file with a line of words per object; default: the forms of the classes
-)->tuple:           # form -> ids of the classes it may mean; number of words of the longest form
+)->_Forms:          # form -> ids of the classes it may mean
     "Return the words to look for in captions. Raise `NocError` if the file is invalid."
-    if not synonyms: return _with_pairs(_forms_of(classes, _LOOSE)[0])
+    if not synonyms: return _with_pairs(_forms_of(classes, _LOOSE))
     return _with_pairs(_in_numbers(_read_object_words(synonyms, classes)))
 
 # %% ../../nbs/scores/121_quality.ipynb #592accf2
 def _has_plural(words, forms):
     "Return True if some object is mentioned both in the singular and in the plural."
-    nouns = {word for word in words if word in forms[0] or word in _LOOSE}
+    nouns = {word for word in words if word in forms or word in _LOOSE}
     return any(not nouns.isdisjoint(_both_numbers(noun)[1:]) for noun in nouns)
 
 def _glued(caption, forms, training_words):
@@ -124,20 +121,12 @@ def _repeats(words):
     return any(uses[a, b] > 1 and b not in FUNCTION_WORDS and after in FUNCTION_WORDS
                for (a, b), after in zip(pairwise(words), [*words[2:], "the"]))
 
-_LOCATIONS = frozenset("""room rooms bedroom bathroom kitchen kitchenette office hall hallway house
-home building buildings city town street streets road sidewalk field park beach garden yard area
-lot store station place""".split())
-_AROUND = frozenset("""wall walls floor floors ceiling window windows door doors cabinet cabinets
-counter counters countertop countertops top tile tiles carpet curtain curtains furniture fireplace
-shower tub bathtub appliances sky grass tree trees ground view picture photo photograph image scene
-shot close up lots filled full seen there this it has""".split()) | _LOCATIONS
-
 def _only_place(words, forms):
     "Return True if a caption mentions a place and nothing else."
-    if _LOCATIONS.isdisjoint(words) or _objects_said(" ".join(words), forms): return False
-    near = False
+    if not {*words} & {*_WORDS['places']} or _objects_said(" ".join(words), forms): return False
+    near, about = False, {*_WORDS["places"], *_WORDS["around"]}
     for word in reversed(words):               # a word before one of these qualifies it
-        near = word not in FUNCTION_WORDS and (near or word in _AROUND)
+        near = word not in FUNCTION_WORDS and (near or word in about)
         if not near and word not in FUNCTION_WORDS: return False
     return True
 
@@ -145,7 +134,7 @@ FAULTS = "thing and plural", "glued nouns", "repeated phrase", "only the place"
 
 def _faults_of(
     caption:str,  # a sentence
-    forms:tuple,  # words to look for, from `word_list`
+    forms:_Forms, # words to look for, from `word_list`
     training_words=None, # from `word_runs` of the training captions; None: glued nouns are NaN
 )->list:          # 1 or 0 for each of `FAULTS`
     "Look for the faults that readers mark."
@@ -162,7 +151,7 @@ def _classes_of(captions, forms):
 def quality_numbers(
     captions:dict,   # image id -> sentence
     refs:dict,       # image id -> references, for the same images
-    forms:tuple,     # words to look for, from `word_list`
+    forms:_Forms,    # words to look for, from `word_list`
     truth:dict=None, # image id -> ids of the classes that have a box; default: references only
     training_words=None, # from `word_runs` of the training captions; None: new words are NaN
 )->np.ndarray:       # (N,21) in the order of `captions`; sums of rows go to `quality_scores`
@@ -213,8 +202,7 @@ def vocabulary(
 )->dict:        # numbers of different words and captions; new words -> uses, most used first
     "Count the different words and captions."
     uses = Counter(word for caption in captions for word in normalize(caption).split())
-    new = None
-    if training_words is not None:
-        unseen = sorted(uses.keys() - training_words, key=lambda w: (-uses[w], w))
-        new = {w: uses[w] for w in unseen}
-    return dict(words=len(uses), captions=len(set(captions)), new=new)
+    new = {w: n for w, n in sorted(uses.items(), key=lambda x: (-x[1], x[0]))
+           if w not in (training_words or ())}
+    return dict(words=len(uses), captions=len(set(captions)),
+                new=None if training_words is None else new)

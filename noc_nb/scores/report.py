@@ -30,7 +30,8 @@ from ..lab.runs import called
 from ..lab.verdict import signed
 from ..words.spellings import UNSPACED
 from .java import find_java, java_programs
-from .page import Part, as_markdown, report_folder, thumbnail, write_files
+from .page import (Part, as_markdown, render, report_folder, thumbnail,
+                                write_files)
 from .quality import BESIDE, quality_numbers, quality_scores, vocabulary
 from .task import make_task, match, read_references, read_system
 
@@ -122,17 +123,13 @@ def _f1_rows(judged, task, scores, intervals):
                        tp=tp, fp=fp, fn=fn, novel=len(task.novel[o]))
     return rows
 
-def _scores_and_intervals(judged, samples):
-    "Return group -> name -> points, and the same with 95 % intervals."
-    drawn = judged.bootstrap(samples)
-    scores = {place: float(s[0]) for place, s in drawn.items()}
-    sure = {place: interval(s) for place, s in drawn.items() if not np.isnan(s[1:]).all()}
-    return by_group(scores), by_group(sure)
-
 # %% ../../nbs/scores/123_report.ipynb #ec626c86
 def _make_report(judged, task, counts, samples=1000):
     "Return all scores of a system, with their settings, for JSON; `counts` are from `match`."
-    scores, intervals = _scores_and_intervals(judged, samples)
+    drawn = judged.bootstrap(samples)
+    scores = by_group({place: float(s[0]) for place, s in drawn.items()})
+    intervals = by_group({place: interval(s) for place, s in drawn.items()
+                          if not np.isnan(s[1:]).all()})
     f1 = _f1_rows(judged, task, scores.pop("f1", {}), intervals.pop("f1", {}))
     counts = dict(counts)
     draws = dict(samples=samples, seed=0, interval=95)
@@ -164,25 +161,7 @@ def _cell(value, interval=None):
 
 def _how(report):
     "Return lines on the settings on which the numbers depend."
-    p, t, draws = report["protocol"], report["tokeniser"], report["protocol"]["bootstrap"]
-    about, counts = report["about"], report["counts"]
-    versions = ", ".join(f"{name} {v}" for name, v in report["versions"].items() if v)
-    unspaced = ("{unspaced:,} captions and references have letters of a script without spaces "
-                "(Chinese, Japanese, Thai and others). A run of them is one token, so the caption "
-                "scores compare phrases, not words: put spaces between the words of these texts.")
-    return [
-        f"F1: word list {p['words']!r}; each {p['weight']} counts once; "
-        f"false positives: {p['fp']} images.",
-        f"CHAIR: words from {about['words']}; objects present: those of the {about['truth']}; "
-        f"{counts['scored']:,} images.",
-        f"Scored part of a caption: {about['counted']} ({counts['cut']:,} captions are cut).",
-        f"CIDEr-D: document frequencies of {p['cider_df']}.",
-        f"Tokens: {t['name']}. {t['differ']} of {t['captions']:,} real captions "
-        f"({t['differ']/t['captions']:.0%}) are split into other tokens by {t['reference']}.",
-        *([unspaced.format_map(counts)] if counts.get("unspaced") else []),
-        f"Intervals: {draws['samples']:,} draws of the images, seed {draws['seed']}.",
-        *(f"{m}: by {name}." for m, name in p["learned"].items()),
-        f"Versions: {versions}."]
+    return str(render("how.txt", **report)).splitlines()
 
 # %% ../../nbs/scores/123_report.ipynb #5a07a385
 def _main_table(scores, intervals):
@@ -221,21 +200,14 @@ def _quality(report):
 def _f1_bars(report):
     "Return bars of the F1 of every object with its interval, and of the mean."
     mean = [report[k].get("out_macro", {}).get("F1") for k in ("scores", "intervals")]
-    bars = {o: (x["F1"], x["interval"]) for o, x in report["f1"].items()}
-    drawn = {o: (*bar, _cell(*bar), "holds") for o, bar in bars.items()}
-    return drawn | {"mean": (*mean, _cell(*mean), "open")}
+    bars = [(o, x["F1"], x["interval"], "holds") for o, x in report["f1"].items()]
+    return {o: (f1, sure, _cell(f1, sure), kind) for o, f1, sure, kind in
+            [*bars, ("mean", *mean, "open")]}
 
 def _report_parts(report):
     "Return the parts of a report of `evaluate_file`."
-    about, counts, intervals = report["about"], report["counts"], report["intervals"]
-    kinds = [k for k in ("missing", "extra", "empty", "bad", "bad_references") if k in counts]
-    numbers = ", ".join(f"{counts[k]:,} {k.replace('_', ' ')}" for k in kinds)
-    left_out = "".join(f" {name} is left out: {why}." for name, why in report["left_out"].items())
-    sure = ", with 95 % bootstrap intervals" if intervals else ""
-    head = (f"{about['data']}: {about['split']}. Images scored: {counts['scored']:,}; "
-            f"captions: {numbers}. Novel images: {about['novel']}. "
-            f"Scores are in points{sure}.{left_out}")
-    parts = [Part("", head, _main_table(report["scores"], intervals))]
+    head = str(render("scored.txt", **report)).strip()
+    parts = [Part("", head, _main_table(report["scores"], report["intervals"]))]
     if report["f1"]: parts.append(Part("F1", table=_f1_table(report["f1"]), bars=_f1_bars(report)))
     return [*parts, _quality(report), Part("How the scores were computed", items=_how(report))]
 
@@ -320,10 +292,9 @@ class _Report(dict):
     def table(self):
         "Return a DataFrame: a line for each score of a set of images, with its 95 % interval."
         import pandas as pd
-        rows = []
-        for (part, m), points in _flat(self["scores"]).items():
-            low, high = self["intervals"].get(part, {}).get(m) or (None, None)
-            rows.append((part, m, points, low, high))
+        sure = self["intervals"]
+        rows = [(part, m, points, *(sure.get(part, {}).get(m) or (None, None)))
+                for (part, m), points in _flat(self["scores"]).items()]
         return pd.DataFrame(rows, columns=["set", "score", "points", "low", "high"])
 
     @property

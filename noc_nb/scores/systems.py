@@ -24,7 +24,7 @@ from ..lab.novelty import Protocol
 from .compare import (_SAME, _check_alike, _compared, _differences, _every_place,
                                    _minus, _only, _reports_in, _shortened, _systems, _title,
                                    _why_no_pairs)
-from .page import Part, as_markdown, report_folder, write_files
+from .page import Part, as_markdown, render, report_folder, write_files
 from .quality import LOW_IS_GOOD
 from .report import evaluate_file
 from .task import photos_by_id
@@ -68,12 +68,7 @@ def _claims(rows):
     "Return sentences on the claims and the verdicts."
     low = dict.fromkeys(_score(key[-1]) for key in rows if key[-1][1] in LOW_IS_GOOD)
     tests = sum(x["holm"] is not None for x in rows.values())
-    text = "The claim of each line is that the score is higher"
-    if low: text += f"; for {', '.join(low)}, that it is lower"
-    return (f"{text}. Verdicts are corrected for {tests} tests (Holm): of all comparisons of equal "
-            "systems, at most 5 % find a difference. A p-value is computed from its interval; the "
-            "intervals are not corrected. A verdict about systems needs three runs of "
-            "each; other verdicts are only about these captions.")
+    return str(render("claims.txt", low=low, tests=tests)).strip()
 
 # %% ../../nbs/scores/125_systems.ipynb #595c4ad7
 def _largest(systems, photos, most=20):
@@ -263,7 +258,7 @@ def _comparison(sides, o):
         systems = _only(systems, name, place, getattr(o, name), o.against)
     _warn_of_variants(systems)
     if o.compare: _check_alike(systems)
-    columns = _filled_columns(systems, _metrics(o.metrics) if o.metrics else METRICS)
+    columns = _filled_columns(systems, _metrics(o.metrics))
     why = _why_no_pairs(systems)
     if why: return _Comparison(systems, columns, {}, (Part("Differences", why),))
     pairs, alone = _compared(systems, o.against)
@@ -287,9 +282,10 @@ def _compare_and_show(o):
 # %% ../../nbs/scores/125_systems.ipynb #917c63c9
 def _metrics(text):
     "Return name -> entry of `METRICS`, or function, from the text of `--metrics`."
-    names = [m.strip() for m in text.split(",")]
-    def entry(m): return imported(m, "--metrics") if ":" in m else METRICS.get(m)
-    return {m.rpartition(":")[2]: entry(m) for m in names}
+    if not text: return METRICS
+    names = map(str.strip, text.split(","))
+    return {m.rpartition(":")[2]: imported(m, "--metrics") if ":" in m else METRICS.get(m)
+            for m in names}
 
 def _show(text):
     "Print a text, with question marks for characters that the terminal's encoding lacks."
@@ -306,11 +302,9 @@ def _run_eval(o):
         require(o.captions, "--captions", expected)
         data = o.data or find_data()
         require(data, "--data", "a folder in COCO's layout, or a captions file")
-        metrics = _metrics(o.metrics) if o.metrics else METRICS
         counted = Protocol(o.protocol, o.weight, o.fp)
-        def show(report): _show(report.markdown)
-        evaluate_file(o.captions, data, o.split, o.out, counted, metrics, o.samples, o.missing,
-                      show, o.skip_bad, part=o.part, heldout=o.heldout, classes=o.classes,
-                      images=o.images, synonyms=o.synonyms, cut=o.cut,
-                      whole=o.whole_sentences, first=o.first)
+        evaluate_file(o.captions, data, o.split, o.out, counted, _metrics(o.metrics), o.samples,
+                      o.missing, lambda report: _show(report.markdown), o.skip_bad, part=o.part,
+                      heldout=o.heldout, classes=o.classes, images=o.images, synonyms=o.synonyms,
+                      cut=o.cut, whole=o.whole_sentences, first=o.first)
         if o.out: say(f"page: {Path(o.out)/'report.html'}")
