@@ -182,13 +182,12 @@ def _is_id(text): return re.fullmatch(r"\d{1,18}", text, re.ASCII)
 # %% ../../nbs/files/104_formats.ipynb #fcef005b
 def _h5_columns(h5, image_id, path):
     "Return an image's columns in an open file, without opening another file."
-    names = set(h5)
     columns = {}
     for part in "features", "boxes", "labels", "scores", "size":
         name = f"{image_id}_{part}"
-        if name not in names: continue
-        link = type(h5.get(name, getlink=True)).__name__
-        if link != "HardLink": raise ValueError(f"{name}: a link")
+        link = h5.get(name, getlink=True)
+        if link is None: continue
+        if type(link).__name__ != "HardLink": raise ValueError(f"{name}: a link")
         data = h5[name]
         if not hasattr(data, "nbytes"): raise ValueError(f"{name}: a group")
         if data.external or data.is_virtual: raise ValueError(f"{name}: kept in another file")

@@ -729,10 +729,8 @@ def grid_beam(
     processor:object=None, # a processor or tokenizer, to spell words; or tokenizer=tokenizer
     after:str=None,       # words count only behind this text: after="</think>"
     boundary:str="word",  # boundary="text": words count inside others, too
-    mode:str="bank",      # the search: "bank" is as fast as beam search, "credit" looks ahead,
-                          # "grid" has more hypotheses
-    prices:list=None,     # nats of each word, inf for a must: [4., math.inf]; or such a list for
-                          # each input; None: those in `words`
+    mode:str="bank",      # "bank" is as fast as beam search, "credit" looks ahead, "grid" is wider
+    prices:list=None,     # nats of each word, inf for a must: [4., math.inf], or b lists of these
     at_least:int|list=None, # minimum number of musts in a text: at_least=2, [1, 2]; None: all
     no_repeat:bool=False, # no_repeat=True: no word is mentioned twice
     ordered:bool=False,   # ordered=True: the musts occur in the given order
@@ -748,8 +746,8 @@ def grid_beam(
     if processor is None: processor = _dropped()["tokenizer"]
     wishes = _wishes(words, each, avoid, forms, prices, force_words_ids, constraints, input_ids, k)
     settings = dict(processor=processor, boundary=boundary, after=after, again=no_repeat or ordered)
-    room = config.max_length - input_ids.shape[1]
-    make = partial(_groups_of, room=room, at_least=at_least, k=k, made={}, **settings)
+    settings |= dict(room=config.max_length - input_ids.shape[1], at_least=at_least, k=k)
+    make = partial(_groups_of, made={}, **settings)
     plan = _plan(wishes, at_least, make)
     criteria = [*stopping_criteria, *_stopping(stop_strings, processor)]
     rules = _Rules(_without_sampling(config, logits_processor), criteria, k, len(wishes.lists))
