@@ -77,7 +77,7 @@ class _Task:
     refs:dict         # image id -> references, of the evaluated images
     novel:dict        # object -> its novel images
     heldout:HeldOut   # the held-out objects and their words
-    forms:tuple       # the words to look for in captions, from `word_list`
+    forms:dict        # the words to look for in captions, from `word_list`
     domains:dict      # name -> ids; empty if the data has no domains of its own
     about:dict        # data, split, novel list, in words
     truth:dict = None # image id -> classes that have a box, if boxes are known
