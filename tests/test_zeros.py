@@ -73,8 +73,12 @@ def test_a_lowest_probability_of_0_keeps_every_class(data, monkeypatch):
         assert BUS in choices(own, prices=replace(prices, min_prob=0.)).candidates(row)[1]
     assert choices(own, prices=zero)._rule("mine")["threshold"] == 0.
     vectors = {c: data.word_vectors[o.word] for c, o in CLASSES.items()}
-    pipeline = NovelCaptioner(ByScore(), build_captioner(data, TINY, 1), CLASSES, vectors, PipelineConfig(prices=zero))
-    assert pipeline._rule(CaptionOptions())[1] == pipeline._rule(CaptionOptions(min_prob=0.))[1] == 0.
+    def named(prices, **options):
+        cfg = PipelineConfig(prices=prices)
+        pipeline = NovelCaptioner(ByScore(), build_captioner(own, TINY, 1), CLASSES, vectors, cfg)
+        return [c.object for c in pipeline(own.regions[1], **options).candidates]
+    every = named(replace(prices, min_prob=0.))
+    assert "bus" in every and "bus" not in named(prices) and named(prices, min_prob=0.) == every
 
 def test_the_selector_and_the_detector_have_a_minimum_each(data):
     "`min_prob` is compared with the selector's probability, and `min_detection` with the detector's score."

@@ -57,7 +57,8 @@ def check_kinds(
     for name, w in weights.items():
         if name not in expected or not isinstance(w, torch.Tensor): continue
         stored, kind = _dtype_kind(w.dtype), _dtype_kind(expected[name].dtype)
-        require(stored == kind, f"{path}: {name}: numbers of kind {stored}", kind)
+        if stored == kind: continue
+        raise NocError(f"{path}: {name}: numbers of kind {stored}: expected {kind}")
 
 def _chapters(model, name):
     "Name the chapters, or files, with the classes of the modules that a weight belongs to."

@@ -122,10 +122,14 @@ def checked(
     require(not outside, f"{where}: scores", _COLUMNS["scores"][2])
     columns["boxes"] = _clipped(columns["boxes"], regions.image_id)
     same = all(getattr(regions, name) is column for name, column in columns.items())
-    for name, column in columns.items() if finite else ():
-        good = np.isfinite(column.cpu().numpy()).all()
-        require(good, f"image {regions.image_id}: {name}", "finite numbers")
+    if finite: _check_finite(columns, regions.image_id)
     return regions if same else replace(regions, **columns)
+
+def _check_finite(columns, image_id):
+    "Raise `NocError`, which names the image, if a number is NaN or infinite."
+    for name, column in columns.items():
+        good = np.isfinite(column.cpu().numpy()).all()
+        require(good, f"image {image_id}: {name}", "finite numbers")
 
 # %% ../../nbs/lab/37_table.ipynb #02ed878c
 def sizes_of(

@@ -721,8 +721,7 @@ def grid_beam(
     stopping_criteria,    # criteria of the library, except those for the length and for end tokens
     generation_config,    # `early_stopping` is ignored: the search ends when nothing can improve
     *,
-    words:str|dict|list=None, # words of all inputs: "cat, red|white, zebra=4, -dog", {"zebra": 4.},
-                          # ["bus", ["cat", "cats"]] or ids, [[5, 6]]; without a price: a must
+    words:str|dict|list=None, # of all inputs: "cat, red|white, zebra=4, -dog", ["bus", ["a", "b"]]
     each:list=None,       # such words for each input, added to `words`: [["dog"], "cat, -bus"]
     avoid:str|list=None,  # words that do not occur: ["apple"] does not avoid "apples"
     forms:bool=False,     # forms=True: the English plural or singular of a word counts, too
