@@ -4,6 +4,7 @@ The models are trees whose next-word probabilities depend on all earlier words, 
 example is a batch of ten images, each with its own tree and constraints. With fifty examples there are 500 cases per
 property."""
 import math, subprocess, sys
+from functools import partial
 from unittest.mock import patch
 import pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -18,6 +19,8 @@ fifty = settings(max_examples=50, deadline=None, database=None, derandomize=True
                 suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+constrained_beam_search = partial(grid_beam_search, mode="cbs")
 
 def captions(out, i=0): return captions_of(out.tokens[i], out.scores[i], out.ended[i])
 
@@ -105,6 +108,8 @@ def test_an_answer_is_its_own(given_case, dtype, mode, ties, ordered, rng):
         other = find(part)
         for j, i in enumerate(part): assert all_of(other, j, len(images[i])) == all_of(out, i, len(images[i]))
 
+# True on these examples, but not always: an ended caption may lose its place to open hypotheses after it has pruned
+# others. The next test pins a case of CBS in which the second caption changes.
 @pytest.mark.slow
 @fifty
 @given(case(), st.integers(6, 12))
@@ -115,14 +120,22 @@ def test_pruned_hypotheses_are_not_missed(given_case, max_len):
     def counting(tokens, state):
         asked[-1] += len(tokens)
         return step(tokens, state)
-    def both(**kw):
+    def both(find, **kw):
         asked.append(0)
-        return grid_beam_search(counting, fresh(*range(B)), images, bos=BOS, eos=EOS, **how, **kw)
-    for kw in dict(mode="cbs"), dict(absorb=given_case[2]["absorb"]):
-        out = both(**kw)
-        with patch("noc_nb.fast.search._outscored", lambda _, cells: cells.score.isnan()): true = both(**kw)
+        return find(counting, fresh(*range(B)), images, bos=BOS, eos=EOS, **how, **kw)
+    for find, kw in (constrained_beam_search, {}), (grid_beam_search, dict(absorb=given_case[2]["absorb"])):
+        out = both(find, **kw)
+        with patch("noc_nb.fast.search._outscored", lambda _, cells: cells.score.isnan()): true = both(find, **kw)
         assert asked[-2] <= asked[-1]
         for i in range(B): assert all_of(out, i) == all_of(true, i)
+
+@pytest.mark.xfail(reason="an ended caption that prunes others may be lost later: 1 of 1,000 such trees", strict=True)
+def test_a_caption_that_prunes_others_is_not_lost():
+    step, fresh = tree(8, 132)
+    how = dict(k=2, max_len=9, at_least=2, pad=-1, bos=BOS, eos=EOS, mode="cbs")
+    def find(): return grid_beam_search(step, fresh(7), [[[(1,)], [(4, 6)], [(1, 6, 5)]]], **how).scores[0].tolist()
+    found = find()
+    with patch("noc_nb.fast.search._outscored", lambda _, cells: cells.score.isnan()): assert found == find()
 
 @fifty
 @given(case(most=5), st.integers(0, 2), st.booleans())
