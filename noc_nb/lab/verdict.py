@@ -181,7 +181,9 @@ def _by_seed(rows, line, column):
     choice = column.endswith("F1")                           # does not depend on captions
     trainings = (training, None) if choice else (training,)
     values = {}
-    for r in (r for name in trainings for r in matching(rows, 3, row, name, lambda0)):
+    for r in rows:                                  # in their order: the last of a seed is the newest
+        if r["table"] == "bench" or r["variant"] is not None: continue
+        if (r["row"], r["lambda0"]) != (row, lambda0) or r["training"] not in trainings: continue
         value = metric(r, column)
         if value is None and choice: value = r["metrics"].get("selection_f1", {}).get("mean")
         if value is not None: values[r["seed"]["selector" if choice else "captioner"]] = value
