@@ -181,6 +181,7 @@ def _by_seed(rows, line, column):
     choice = column.endswith("F1")                           # does not depend on captions
     trainings = (training, None) if choice else (training,)
     values = {}
+    matching(rows, 3, row, training, lambda0)       # refuses rows of two toy worlds
     for r in rows:                                  # in their order: the last of a seed is the newest
         if r["table"] == "bench" or r["variant"] is not None: continue
         if (r["row"], r["lambda0"]) != (row, lambda0) or r["training"] not in trainings: continue
