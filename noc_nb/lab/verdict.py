@@ -19,7 +19,7 @@ import numpy as np
 from ..core import asset
 from .novelty import Protocol, interval
 from .results import new_row, table_line
-from .tables import cell, matching, metric, paper_numbers, score_place
+from .tables import cell, check_world, metric, paper_numbers, score_place
 
 # %% ../../nbs/lab/47_verdict.ipynb #9b643b5e
 @lru_cache(10)
@@ -181,8 +181,7 @@ def _by_seed(rows, line, column):
     choice = column.endswith("F1")                           # does not depend on captions
     trainings = (training, None) if choice else (training,)
     values = {}
-    matching(rows, 3, row, training, lambda0)       # refuses rows of two toy worlds
-    for r in rows:                                  # in their order: the last of a seed is the newest
+    for r in rows:                                      # the last row of a seed is the newest
         if r["table"] == "bench" or r["variant"] is not None: continue
         if (r["row"], r["lambda0"]) != (row, lambda0) or r["training"] not in trainings: continue
         value = metric(r, column)
@@ -191,7 +190,8 @@ def _by_seed(rows, line, column):
     return values
 
 def _seed_deltas(claim, rows):
-    "Return a claim's difference in points for each seed that all of its cells have."
+    "Return a claim's differences by seed. Raise `NocError` for rows of two toy worlds."
+    check_world(rows)
     places = product((claim.better, claim.worse), claim.columns)
     cells = {place: _by_seed(rows, *place) for place in places}
     seeded = [set(values) for values in cells.values() if None not in values]
