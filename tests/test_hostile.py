@@ -562,7 +562,7 @@ def test_the_page_takes_any_words():
         box(corners)
     for line in "\udce9", "x"*5_000_000, "dog,"*1_000_000, "cat|"*1_000_000, "dog=nan", "=", "\0":
         stage("say", line)
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 30    # seconds, for what is linear; a quadratic form takes hours
 
 def test_large_uploads_give_their_memory_back(tmp_path):
     studio = _Studio(object(), lambda images: (_ for _ in ()).throw(NocError("seen")), most=0)
