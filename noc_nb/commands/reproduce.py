@@ -275,6 +275,12 @@ def _handed_in(o):
                 loss=imported(o.selector_loss, "--selector-loss", selector_loss),
                 reward=imported(o.reward, "--reward", cider_reward), rules=rules)
 
+def _asked_rows(o, rules):
+    "Return the rows that the options ask for; rules that are handed in are always asked for."
+    added = own_rules(rules)
+    rows = choice(o.rows, LABELS | added, "rows")
+    return [*dict.fromkeys([*rows, *added])] if o.rule else rows
+
 def _tables_title(o, data, kind):
     "Return what the tables are about: data, detections, variant and the parts handed in."
     named = ", ".join(filter(None, (o.selector, o.selector_loss, o.reward, o.rule)))
@@ -300,8 +306,7 @@ def _reproduce(o):
     require(there, f"--models {o.models}: no such folder", "the folder of a run, or of a pipeline")
     models = pipeline_folder(o.models) if o.models in shipped() else o.models
     parts = _handed_in(o)
-    added = own_rules(parts["rules"])                            # these rows are always made
-    rows = [*dict.fromkeys([*choice(o.rows, LABELS | added, "rows"), *added])]
+    rows = _asked_rows(o, parts["rules"])
     metrics = [m for m in choice(o.metrics, METRICS, "metrics") if o.spice or m != "S"]
     if o.spice and (lacks := spice_lacks()): raise NocError(f"SPICE: {lacks}")
     choice(o.part, ("test", "val"), "part")

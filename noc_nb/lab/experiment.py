@@ -367,7 +367,7 @@ def _score_line(experiment, line, seeds):
     spent = sum(r["seconds"] for r in _own_rows(experiment) if training and _line_of(r) == line)
     seconds = round(spent + time.monotonic() - start, 1)
     _append_result(experiment, line, seeds, protocol=protocol, counts=counts, metrics=scores,
-            seconds=seconds)
+                   seconds=seconds)
 
 # %% ../../nbs/lab/56_experiment.ipynb #e1f475b8
 def _prepare(experiment, lines):

@@ -173,7 +173,6 @@ def read_claims(
         claims.append(Claim(x["claim"], x["shown"] or x["claim"], int(x["table"]), columns, *lines))
     return claims
 
-
 # %% ../../nbs/lab/47_verdict.ipynb #47c00005
 def _by_seed(rows, line, column):
     "Return seed -> cell, from the newest row of each seed; the seed None means all seeds."
@@ -198,7 +197,6 @@ def _seed_deltas(claim, rows):
     seeds = sorted(set.intersection(*seeded)) if seeded else [None]
     of_seed = ({place: x.get(seed, x.get(None)) for place, x in cells.items()} for seed in seeds)
     return [claim.total(lambda *place: values[place]) for values in of_seed]
-
 
 # %% ../../nbs/lab/47_verdict.ipynb #47c00008
 def claim_keys(
@@ -231,7 +229,6 @@ def judge_claims(
         rows.append(new_row("bench", "claim", **line, metrics=metrics, claim=claim.text, **about,
                             **known(claim.better)))
     return rows
-
 
 # %% ../../nbs/lab/47_verdict.ipynb #47c0000b
 def _over_seeds(judged, deltas):
@@ -270,7 +267,6 @@ def claims_view(
     ps = dict(zip(filter(sure.get, claims), holm([x["p"] for x in sure.values() if x])))
     lines = {c.shown: _cells(c, *known[c], sure[c], ps.get(c)) for c in claims}
     return pd.DataFrame.from_dict(lines, orient="index")
-
 
 # %% ../../nbs/lab/47_verdict.ipynb #47c0000e
 def systems_view(

@@ -287,10 +287,10 @@ def _with_features(source, path, src):
 def _from_photos(files, detector):
     "Make a source of items of `image_files`. `detector`: as in `_detect_files`."
     files = {f.id: f for f in files}
-    key = json.dumps([detector.about(), [f.name for f in files.values()]])
+    def key(): return json.dumps([detector.about(), [f.name for f in files.values()]])
     def regions(ids): return [*_detect_files([files[i] for i in ids], detector)]
     reads = getattr(detector, "files", {})
-    return Source(list(files), regions, files, lambda: key, reads=reads)
+    return Source(list(files), regions, files, key, reads=reads)
 
 class _NoDetector:
     "Finds no regions, for a captioner whose words the user names."
