@@ -176,6 +176,7 @@ def _check_rules(choices):
 class Experiment:
     "One run on a data set, whose captions, scores and result rows are each computed once."
     kind = Models          # the class that reads or trains its models
+    features = None        # what rows record as features; None: symbolic or a store, as the data has
     def __init__(self,
         run:Run,           # settings that identify the run
         data:CocoData,     # captions, regions, splits
@@ -191,7 +192,7 @@ class Experiment:
         data = checked_data(data)
         self.run, self.data, self.out, self.metrics = run, data, Path(out), metrics
         self.programs = programs
-        self.features = "symbolic" if data.features is None else "store"   # as rows record it
+        if not self.features: self.features = "symbolic" if data.features is None else "store"
         self.models = self.kind(run, data, out, models, **parts)
         self._captioner = cache(lambda training: self.models.captioner(training))
         self.choices = Choices(run, data, self.models)
@@ -227,9 +228,10 @@ class Experiment:
             begin(self.out/"run.json", self.out, about, resume, made)
 
 # %% ../../nbs/lab/56_experiment.ipynb #d8c1c1eb
-def _searched(experiment, row):
+@patch
+def _searched(self:Experiment, row):
     "Return the preset with a row's own form of constraints and its changes to the search."
-    preset, own = experiment.run.preset, experiment.choices.row(row)
+    preset, own = self.run.preset, self.choices.row(row)
     search = replace(preset.search, **own.search)
     return replace(preset, form=own.form or preset.form, search=search)
 
@@ -237,7 +239,7 @@ def _searched(experiment, row):
 def _constraints(experiment, row, lambda0, vocab):
     "Return groups, prices, and words that the vocabulary lacks (with a warning), by image id."
     groups, prices, missing = {}, {}, {}
-    form = _searched(experiment, row).form
+    form = experiment._searched(row).form
     chosen = experiment.choices.candidates(row, lambda0, experiment.run.votes[0])
     for i, candidates in chosen.items():
         how = form_of(form, experiment.data.regions[i], experiment.run.preset.number_score)
@@ -252,18 +254,19 @@ def _constraints(experiment, row, lambda0, vocab):
     return groups, prices if experiment.choices.priced(row) else None, missing
 
 # %% ../../nbs/lab/56_experiment.ipynb #e7e48ccf
-def _caption_images(experiment, row, training, lambda0):
+@patch
+def _decode(self:Experiment, row, training, lambda0):
     "Caption the images."
-    captioner = experiment._captioner(training)
-    if experiment.choices.row(row).rule != "none": captioner = experiment.models.averaged(captioner)
-    groups, prices, missing = _constraints(experiment, row, lambda0, Vocab(captioner.tokens))
-    penalties = penalties_of(captioner, experiment.data.classes, experiment.run.preset.prices)
+    captioner = self._captioner(training)
+    if self.choices.row(row).rule != "none": captioner = self.models.averaged(captioner)
+    groups, prices, missing = _constraints(self, row, lambda0, Vocab(captioner.tokens))
+    penalties = penalties_of(captioner, self.data.classes, self.run.preset.prices)
     # images with equal numbers of constraints are searched together, so no grid has empty rows
-    ids = sorted(experiment.ids, key=lambda i: (len(groups[i]), i))
-    features = experiment.data.region_features(captioner.cfg.max_regions)
-    batches = Loader(ImageExamples(experiment.data, ids, features), 100, shuffle=False)
+    ids = sorted(self.ids, key=lambda i: (len(groups[i]), i))
+    features = self.data.region_features(captioner.cfg.max_regions)
+    batches = Loader(ImageExamples(self.data, ids, features), 100, shuffle=False)
     shown = progress(batches, f"{training} {row}", leave=False)
-    decoded = decode(captioner, shown, groups, _searched(experiment, row).search, prices,
+    decoded = decode(captioner, shown, groups, self._searched(row).search, prices,
                      penalties=penalties)
     return {i: replace(d, missing=missing[i]) for i, d in decoded.items()}
 
@@ -277,7 +280,7 @@ def captions(self:Experiment,
     "Return the captions of the images, read from the run's folder or generated now."
     line = table_line(row, training, lambda0)
     file = captions_file(self.out/"captions", line)
-    if not file.exists(): write_results(file, _caption_images(self, *line))
+    if not file.exists(): write_results(file, self._decode(*line))
     return read_results(file)
 
 # %% ../../nbs/lab/56_experiment.ipynb #9b9e3211
@@ -308,7 +311,7 @@ def _own_rows(experiment)->list:
 
 def _config(experiment, row):
     "Return the settings of a row of the tables."
-    config = asdict(_searched(experiment, row))
+    config = asdict(experiment._searched(row))
     rule = experiment.choices.row(row).rule
     if rule == "score": config["threshold"] = experiment.choices._rule(row)["threshold"]
     named = experiment.choices.other.get(rule)                 # None for our rules
