@@ -19,7 +19,7 @@ from search import _BenchCase, _NO_END, _batch, _groups, _quickest
 from noc_nb.commands.command import script
 from noc_nb.core import BOS, EOS, NocError, default_device
 from noc_nb.fast.pool import Pool
-from noc_nb.fast.search import grid_beam_search
+from noc_nb.fast.modes import grid_beam_search
 from noc_nb.lab.results import append_row, new_row, read_rows
 
 HERE = Path(__file__).resolve().parent

@@ -24,7 +24,7 @@ from noc_nb.commands.reproduce import choice
 from noc_nb.core import require
 from noc_nb.data import CaptionExamples, ImageExamples, Loader, RegionFeatures, SelectorExamples
 from noc_nb.fast.cider import cider_reward
-from noc_nb.fast.decode import decode, search, word_groups
+from noc_nb.fast.decode import decode, search
 from noc_nb.files.boxes import ground_truth, read_detections
 from noc_nb.files.dataset import load_captions, load_data
 from noc_nb.files.store import RegionStore
@@ -229,7 +229,7 @@ def _decode(bench):
     test = data.splits["test"]
     ids = test[:bench.images][bench.rank::bench.processes]
     words = oracle_words(data, ids, Vocab(captioner.tokens))
-    oracle = {i: word_groups(tokens) for i, tokens in words.items()}
+    oracle = {i: [[(token,)] for token in tokens] for i, tokens in words.items()}
     features = data.region_features(bench.preset.captioner.max_regions)
     numbers = dict(images=bench.images, test=len(test),
                    constraints=sum(map(len, oracle.values()))/len(ids))

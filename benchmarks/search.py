@@ -25,7 +25,7 @@ from noc_nb.core import BOS, EOS, PAD, SPECIALS, UNK, NocError, default_device
 from noc_nb.data import CaptionBatch
 from noc_nb.encoder import CaptionerConfig
 from noc_nb.fast.pool import Pool
-from noc_nb.fast.search import beam_search, grid_beam_search
+from noc_nb.fast.modes import beam_search, grid_beam_search
 from noc_nb.lab.config import Config, check_range
 from noc_nb.lab.progress import progress, keep_blocks
 from noc_nb.lab.results import append_row, new_row

@@ -13,8 +13,8 @@ from importlib import import_module
 # %% ../nbs/commands/143_names.ipynb #1430a005
 _HOMES = dict(
     NovelCaptioner="noc_nb.models.pipeline", Regions="noc_nb.regions",
-    grid_beam_search="noc_nb.fast.search", beam_search="noc_nb.fast.search",
-    grid_beam="noc_nb.words.generate", with_words="noc_nb.words.arguments",
+    grid_beam_search="noc_nb.fast.modes", beam_search="noc_nb.fast.modes",
+    grid_beam="noc_nb.words.generate", with_words="noc_nb.words.generate",
     from_results="noc_nb.files.formats", load_data="noc_nb.files.dataset",
     load_model="noc_nb.lab.saving", save_model="noc_nb.lab.saving",
     CiderD="noc_nb.fast.cider", judge="noc_nb.lab.novelty", NocError="noc_nb.core")
@@ -33,7 +33,7 @@ _MOVED = {                                                                      
     "noc_nb.models.names": "noc_nb.models.classes",
     "noc_nb.files.readers": "noc_nb.files.images, .captions, .vectors and .boxes",
     "noc_nb.scores.claims": "noc_nb.lab.verdict", "noc_nb.lab.checks": "noc_nb.lab.table",
-    "noc_nb.fast.machine": "noc_nb.fast.search", "noc_nb.pages.looks": "noc_nb.pages.viz"}
+    "noc_nb.fast.machine": "noc_nb.fast.modes", "noc_nb.pages.looks": "noc_nb.pages.viz"}
 
 class _Moved:
     "Answer imports of former names; first, so that a file left over from 0.3 is not imported."

@@ -9,7 +9,7 @@ import noc_nb
 from book import SETTINGS
 
 ROOT = Path(__file__).parent.parent
-START = {"words/generate": {"generate", "grid_beam"}, "words/arguments": {"with_words"}}   # modules -> public names
+START = {"words/generate": {"generate", "grid_beam", "with_words"}}   # modules -> public names
 PACKAGE = "noc_words"
 HEAD = '''"""{doc} A part of noc_nb {version}, made by `make hub`. Apache License 2.0."""
 '''

@@ -35,7 +35,7 @@ TESTS = {  # modules: test files; parts of the names of sharp tests in them, in 
     "train_selector train_xe scst": (
         "pins", "scst xe vocabulary vector known adam first special badly calm reward images dgbs content "
         "living val selector best"),
-    "fast/search fast/expansions fast/groups fast/pool fast/prices": (
+    "fast/search fast/modes fast/expansions fast/groups fast/pool fast/prices": (
         "prices search pins", "plain_beam top_row checked many_groups infinite_prices counts_musts named large_prices "
         "plain literal_grid exhaustive report infinity no_more_than too_early form_grow bank next_words logits "
         "cannot_end still_take stepping 32_bit no_constraints two_places"),

@@ -18,7 +18,8 @@ from noc_nb.commands.reproduce import _part, _picture, _preset_of
 from noc_nb.constraints import COCO_CLASSES
 from noc_nb.core import NocError, set_seed
 from noc_nb.data import CocoData
-from noc_nb.fast.search import beam_search, grid_beam_search, SearchConfig
+from noc_nb.fast.modes import beam_search, grid_beam_search
+from noc_nb.fast.search import SearchConfig
 from noc_nb.files.boxes import ground_truth, read_detections
 from noc_nb.files.captions import read_captions, read_split
 from noc_nb.files.dataset import load_data

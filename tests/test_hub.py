@@ -87,7 +87,7 @@ def test_the_lines_of_the_card_run(repository, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(repository.parent/"installed"))
     before = names["ids"].tolist()
     exec(called, names)
-    assert names["with_words"].__module__ == "noc_words.arguments" and names["ids"].tolist() == before
+    assert names["with_words"].__module__ == "noc_words.generate" and names["ids"].tolist() == before
 
 def test_the_cards_numbers_are_those_of_the_rows(repository):
     "The first table compares the systems as results/words.jsonl does, on the test part."

@@ -33,7 +33,8 @@ from noc_nb.fast.expansions import next_words
 from noc_nb.fast.groups import pack_groups, read_groups
 from noc_nb.fast.pool import Pool
 from noc_nb.fast.prices import PriceConfig
-from noc_nb.fast.search import beam_search, grid_beam_search, SearchConfig
+from noc_nb.fast.modes import beam_search, grid_beam_search
+from noc_nb.fast.search import SearchConfig
 from noc_nb.files.dataset import load_data
 from noc_nb.fit import plain_fit
 from noc_nb.grid import algorithm_1

@@ -2,7 +2,7 @@
 import itertools, math, random
 from fractions import Fraction
 import pytest, torch
-from noc_nb.fast.search import beam_search, grid_beam_search
+from noc_nb.fast.modes import beam_search, grid_beam_search
 from noc_nb.words.generate import grid_beam
 from tiny_models import build, tokenizer
 

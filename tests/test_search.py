@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from noc_nb.beam import plain_beam
-from noc_nb.fast.search import beam_search, grid_beam_search
+from noc_nb.fast.modes import beam_search, grid_beam_search
 from noc_nb.fast.trees import captions_of, every_caption, prefix_scores, same_captions, tree
 from noc_nb.grid import algorithm_1, plain_grid
 
@@ -348,7 +348,7 @@ def note(name, globals=None, locals=None, fromlist=(), level=0):
     if level == 0 and str((globals or {}).get("__name__")).startswith("noc_nb"): taken.add(name.partition(".")[0])
     return real(name, globals, locals, fromlist, level)
 builtins.__import__ = note
-import noc_nb.beam, noc_nb.constraints, noc_nb.grid, noc_nb.fast.search
+import noc_nb.beam, noc_nb.constraints, noc_nb.grid, noc_nb.fast.modes
 print(*sorted(taken - sys.stdlib_module_names))"""
     found = subprocess.run([sys.executable, "-c", watch], capture_output=True, text=True, check=True).stdout.split()
     assert set(found) == {"torch"}

@@ -11,7 +11,7 @@ from noc_nb.core import NocError
 from noc_nb.data import ImageExamples
 from noc_nb.fast.decode import decode
 from noc_nb.fast.pool import Pool
-from noc_nb.fast.search import grid_beam_search
+from noc_nb.fast.modes import grid_beam_search
 from noc_nb.fit import FitConfig
 from noc_nb.heldout import HeldOut
 from noc_nb.lab.disk import unpacked, unpacking

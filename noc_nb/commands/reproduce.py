@@ -19,7 +19,7 @@ from ..constraints import COCO_CLASSES, RULES
 from ..core import EOS, NocError, require
 from ..data import class_vectors
 from ..fast.cider import cider_reward
-from ..fast.search import Search
+from ..fast.modes import Search
 from ..files.dataset import data_files, instances_files, load_data, own_captions
 from ..files.drawing import make_toy
 from ..files.exports import read_export

@@ -109,6 +109,28 @@ class CiderD:
         image = np.repeat(np.arange(len(refs)), list(map(len, refs.values())))   # (R,)
         self._prepare(*_ngrams(flat, lengths), lengths, image, df)
 
+    def score(self,
+        captions:list, # list of token lists
+        ids,           # id of the image of every caption; an image may occur several times
+    )->np.ndarray:     # (N,) CIDEr-D as in the equation, 0..10, float64
+        "Score captions. Raise `NocError` if an image is unknown, or a caption not a list of tokens."
+        require(len(captions) == len(ids), f"CIDEr-D: {len(captions)} captions",
+                f"{len(ids)}, one for each id")
+        return self._score_numbers(*_word_numbers(captions, self.words), ids)
+
+    def common(self,
+        captions:list, # list of token lists
+        ids,           # id of the image of every caption
+    )->tuple:          # (N,4) numbers of common n-grams of one to four words; (N,) numbers of words
+        "Count the n-grams that captions share with references. Raise `NocError` as `score` does."
+        flat, lengths = _word_numbers(captions, self.words)
+        row, gram, count, codes = _ngrams(flat, lengths)
+        _, at, post = self._find(row, gram, codes, ids)
+        most = np.maximum.reduceat(self.count, self.starts)[post]    # in one reference
+        slot = row[at]*4 + _ngram_size(codes)[gram[at]]
+        shared = np.bincount(slot, np.minimum(count[at], most), minlength=4*len(lengths))
+        return shared.reshape(-1, 4), lengths
+
     def _prepare(self, row, gram, count, codes, lengths, image, df):
         "Compute the weights of the references' n-grams, and sort these by image and n-gram."
         self.order = np.argsort(codes)
@@ -141,17 +163,6 @@ def _find(self:CiderD, row, gram, codes, ids):
     hit = post >= 0
     return place, at[hit], post[hit]
 
-# %% ../../nbs/fast/31_cider.ipynb #283e97f4
-@patch
-def score(self:CiderD,
-    captions:list, # list of token lists
-    ids,           # id of the image of every caption; an image may occur several times
-)->np.ndarray:     # (N,) CIDEr-D as in the equation, 0..10, float64
-    "Score captions. Raise `NocError` if an image is unknown or a caption is not a list of tokens."
-    require(len(captions) == len(ids), f"CIDEr-D: {len(captions)} captions",
-            f"{len(ids)}, one for each id")
-    return self._score_numbers(*_word_numbers(captions, self.words), ids)
-
 # %% ../../nbs/fast/31_cider.ipynb #cd049044
 @patch
 def _score_numbers(self:CiderD, flat, lengths, ids):
@@ -169,21 +180,6 @@ def _score_numbers(self:CiderD, flat, lengths, ids):
     gain = np.minimum(count[at], self.count[ref])*idf[at]*self.share[ref]*np.exp(-gap**2/72.)  # 2σ²
     total = np.bincount(slot[at], gain, minlength=4*len(lengths))
     return 10*np.divide(total, norm, out=np.zeros(len(norm)), where=norm > 0).reshape(-1, 4).mean(1)
-
-# %% ../../nbs/fast/31_cider.ipynb #c1de0002
-@patch
-def common(self:CiderD,
-    captions:list, # list of token lists
-    ids,           # id of the image of every caption
-)->tuple:          # (N,4) numbers of common n-grams of one to four words; (N,) numbers of words
-    "Count the n-grams that captions share with references. Raise `NocError` as `score` does."
-    flat, lengths = _word_numbers(captions, self.words)
-    row, gram, count, codes = _ngrams(flat, lengths)
-    _, at, post = self._find(row, gram, codes, ids)
-    most = np.maximum.reduceat(self.count, self.starts)[post]    # in one reference
-    slot = row[at]*4 + _ngram_size(codes)[gram[at]]
-    shared = np.bincount(slot, np.minimum(count[at], most), minlength=4*len(lengths))
-    return shared.reshape(-1, 4), lengths
 
 # %% ../../nbs/fast/31_cider.ipynb #0760c6d9
 def _with_end(captions, eos):

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor
 
 from ..captioner import Captioner
@@ -69,6 +68,40 @@ class Pool:
         return _PoolState(mask, keys, values, words, past, used=0, t=0, max_len=max_len,
                           table=table)
 
+    def step(self,
+        tokens:Tensor,     # (b·g,) last word of every hypothesis
+        state:_PoolState,  # from `start`, `step` or `reorder`; its pool is changed in place
+    )->tuple:              # (b·g,v) log-probabilities of the next word, 32 bits, and the new state
+        "Add a word to every hypothesis. Raise `NocError` if they already have the maximum length."
+        b, g, _ = state.past.shape
+        state = _make_room(state, g)
+        new = slice(state.used, state.used + g)
+        past = state.past.clone()
+        past[:,:,new] = _closed(~torch.eye(g, dtype=torch.bool, device=past.device))
+        y = self.captioner.word_in(F.embedding(tokens, state.table))
+        y = (y + self.captioner.decoder.positions[state.t]).view(b, g, -1)
+        state = state._replace(past=past, used=new.stop, t=state.t + 1)
+        for i, layer in enumerate(self.layers):
+            if torch.is_grad_enabled(): state = state._replace(words=state.words.clone())
+            y = _layer_step(layer, y, i, state, new)
+        logits = self.captioner.logits(y.flatten(0, 1), state.table).float()
+        out = None if torch.is_grad_enabled() else logits       # in place: half the memory
+        return torch.log_softmax(logits, -1, out=out), state
+
+    def reorder(self,
+        state:_PoolState,    # b images, b·g rows
+        index:Tensor,        # (b',g') old row of each new hypothesis; one line per image, in order
+    )->_PoolState:           # b' images, b'·g' rows
+        "Return the state of the new hypotheses. On a CPU, raise `NocError` if a line mixes images."
+        b, g, _ = state.past.shape
+        images = index // g                                 # (b',g') the image of every new row
+        _check_lines(index, images, b)
+        state = state._replace(past=state.past.flatten(0, 1)[index])
+        if len(index) == b: return state
+        stay = images[:,0]
+        return state._replace(mask=state.mask[stay], keys=state.keys[:,stay],
+                              values=state.values[:,stay], words=state.words[:,:,stay])
+
 # %% ../../nbs/fast/25_pool.ipynb #88dc8c7e
 def _reorder_pool(state, order, used):
     "Return the state with the pool's places in a new order (b,p'); the first `used` hold words."
@@ -113,44 +146,10 @@ def _layer_step(layer, y, i, state, new):
     y = layer.regions.add(y, layer.regions.f.merge(heads))
     return layer.ff(y)
 
-# %% ../../nbs/fast/25_pool.ipynb #e28cbcf4
-@patch
-def step(self:Pool,
-    tokens:Tensor,     # (b·g,) last word of every hypothesis
-    state:_PoolState,  # from `start`, `step` or `reorder`; its pool is changed in place
-)->tuple:              # (b·g,v) log-probabilities of the next word, 32 bits, and the new state
-    "Add a word to every hypothesis. Raise `NocError` if they already have the maximum length."
-    b, g, _ = state.past.shape
-    state = _make_room(state, g)
-    new = slice(state.used, state.used + g)
-    past = state.past.clone()
-    past[:,:,new] = _closed(~torch.eye(g, dtype=torch.bool, device=past.device))
-    y = self.captioner.word_in(F.embedding(tokens, state.table))
-    y = (y + self.captioner.decoder.positions[state.t]).view(b, g, -1)
-    state = state._replace(past=past, used=new.stop, t=state.t + 1)
-    for i, layer in enumerate(self.layers):
-        if torch.is_grad_enabled(): state = state._replace(words=state.words.clone())
-        y = _layer_step(layer, y, i, state, new)
-    logits = self.captioner.logits(y.flatten(0, 1), state.table).float()
-    out = None if torch.is_grad_enabled() else logits       # in place: half the memory
-    return torch.log_softmax(logits, -1, out=out), state
-
 # %% ../../nbs/fast/25_pool.ipynb #e351f271
-@patch
-def reorder(self:Pool,
-    state:_PoolState,    # b images, b·g rows
-    index:Tensor,        # (b',g') old row of each new hypothesis; one line per image, in order
-)->_PoolState:           # b' images, b'·g' rows
-    "Return the state of the new hypotheses. On a CPU, raise `NocError` if a line mixes images."
-    b, g, _ = state.past.shape
-    images = index // g                                     # (b',g') the image of every new row
-    some_leave = len(index) < b
-    if index.device.type == "cpu":                          # the check would make a GPU wait
-        expected = images[:,:1] if some_leave else torch.arange(b)[:,None]
-        if (images != expected).any():
-            raise NocError(f"reorder: {index.tolist()}: expected one image per line, in order")
-    state = state._replace(past=state.past.flatten(0, 1)[index])
-    if not some_leave: return state
-    stay = images[:,0]
-    return state._replace(mask=state.mask[stay], keys=state.keys[:,stay],
-                          values=state.values[:,stay], words=state.words[:,:,stay])
+def _check_lines(index, images, b):
+    "Raise `NocError` if a line mixes images, but only on a CPU: a GPU would have to wait."
+    if index.device.type != "cpu": return
+    expected = images[:,:1] if len(index) < b else torch.arange(b)[:,None]
+    if (images != expected).any():
+        raise NocError(f"reorder: {index.tolist()}: expected one image per line, in order")
