@@ -113,7 +113,7 @@ class CiderD:
         captions:list, # list of token lists
         ids,           # id of the image of every caption; an image may occur several times
     )->np.ndarray:     # (N,) CIDEr-D as in the equation, 0..10, float64
-        "Score captions. Raise `NocError` if an image is unknown, or a caption not a list of tokens."
+        "Score captions. Raise `NocError` if an image is unknown, or a caption no list of tokens."
         require(len(captions) == len(ids), f"CIDEr-D: {len(captions)} captions",
                 f"{len(ids)}, one for each id")
         return self._score_numbers(*_word_numbers(captions, self.words), ids)
