@@ -39,7 +39,7 @@ def test_no_page_of_the_site_scrolls_sideways(site, browser):
         assert 0 <= front["x"] and front["x"] + front["width"] <= width, "the front picture is cut"
         tab.close()
 
-@pytest.mark.parametrize("query, page", [("RULES", "08_constraints"), ("grid_beam_search", "fast/26_search")])
+@pytest.mark.parametrize("query, page", [("RULES", "08_constraints"), ("grid_beam_search", "fast/27_modes")])
 def test_the_search_finds_the_chapter_that_defines_a_name_first(site, browser, query, page):
     tab = browser.new_page()
     tab.goto(f"{(site/'search.html').as_uri()}?q={query}", timeout=120_000)

@@ -22,7 +22,7 @@ from .search import GridSearch, SearchConfig
 
 # %% ../../nbs/fast/27_modes.ipynb #d8fb2950
 class Search(GridSearch):
-    "A search of any kind for captions of b images, which also follows other wishes."
+    "A search of any kind for captions of b images that mention their musts and keep to wishes."
     def __init__(self,
         constraints:list, # b lists of groups; a group is a list of alternatives, tuples of ids
         device=None,      # device of the model's state

@@ -81,14 +81,6 @@ class GridSearch:
         _walk(self, *args, **kw)
         return _hypotheses(self, pad)
 
-    def levels(self, groups:Groups)->Tensor:
-        "Return (r,) the number of finished groups of every row."
-        return torch.arange(int(groups.top.max()) + 1, device=groups.top.device)
-
-    def row_of(self, groups:Groups, beams:_Beams, last:int)->Tensor:
-        "Return (b,m) the row of each hypothesis; `last` is the number of the last row."
-        return groups.row(beams.done)
-
     def short(self, beams:_Beams, t:int)->Tensor:
         "Return (b,m) True if musts and end no longer fit after t tokens; None if all of them fit."
         q = self.work.groups
@@ -100,6 +92,14 @@ class GridSearch:
         more = q.size.gather(1, alternative) - usual - written
         takes = q.takes(beams.done) + torch.where(written > 0, more, 0)
         return (takes + 1 > left) & (beams.word != self.eos)
+
+    def levels(self, groups:Groups)->Tensor:
+        "Return (r,) the number of finished groups of every row."
+        return torch.arange(int(groups.top.max()) + 1, device=groups.top.device)
+
+    def row_of(self, groups:Groups, beams:_Beams, last:int)->Tensor:
+        "Return (b,m) the row of each hypothesis; `last` is the number of the last row."
+        return groups.row(beams.done)
 
     def crowded(self, cells:_Cells)->Tensor:
         "Return (b,s) True for hypotheses for which there is no room; None: there is room for all."
