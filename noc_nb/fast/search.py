@@ -76,9 +76,9 @@ class GridSearch:
         _lay_out(self)
         _begin(self)
 
-    def run(self, *args, pad:int=0, **kw)->Hypotheses: # `pad` fills `tokens` after the end
+    def run(self, step, state, bos, reorder=None, normalize=False, pad:int=0)->Hypotheses:
         "Search to the end; the arguments are those of `grid_beam_search`."
-        _walk(self, *args, **kw)
+        _walk(self, step, state, bos, reorder or reorder_state, normalize)
         return _hypotheses(self, pad)
 
     def short(self, beams:_Beams, t:int)->Tensor:
@@ -167,8 +167,8 @@ def _filled(search:GridSearch, new:_Beams)->_Cells:
     return _Cells(**vars(new), trail=trail)
 
 # %% ../../nbs/fast/26_search.ipynb #b1d22a04
-def _walk(search:GridSearch, step, state, bos, reorder=None, normalize=False):
-    "Advance the search to its end. The arguments are those of `grid_beam_search`."
+def _walk(search:GridSearch, step, state, bos, reorder, normalize):
+    "Advance the search to its end. The arguments are those of `GridSearch.run`."
     check_id(bos, f"bos={bos}")
     last = torch.full_like(search.images, bos)
     _look(search)
@@ -184,7 +184,7 @@ def _walk(search:GridSearch, step, state, bos, reorder=None, normalize=False):
         if t == search.cfg.max_len or not len(search.images): return
         rows = _look(search)
         last = search.cells.word.gather(1, search.asked).clamp(min=0).flatten()
-        state = (reorder or reorder_state)(state, rows)
+        state = reorder(state, rows)
 
 # %% ../../nbs/fast/26_search.ipynb #961770fe
 def _gains(search:GridSearch, parent:_Cells)->Tensor:
@@ -424,8 +424,8 @@ def _best_places(search:GridSearch, cells:_Cells)->tuple:
     return order.gather(1, place), valid.gather(1, place)
 
 # %% ../../nbs/fast/26_search.ipynb #52d703d5
-def _hypotheses(search:GridSearch, pad:int=0)->Hypotheses: # `pad` fills `tokens` after the end
-    "Return the best captions found so far."
+def _hypotheses(search:GridSearch, pad:int)->Hypotheses:
+    "Return the best captions found so far; `pad` fills `tokens` after the end."
     cells = _everything(search)
     place, valid = _best_places(search, cells)
     best = cells.at(place)
