@@ -23,8 +23,7 @@ from noc_nb.files.boxes import ground_truth, read_detections
 from noc_nb.files.captions import read_captions, read_split
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
-from noc_nb.files.formats import read_hdf5, read_npz, read_tsv
-from noc_nb.files.store import RegionStore
+from noc_nb.files.store import RegionStore, read_hdf5, read_npz, read_tsv
 from noc_nb.files.vectors import read_vectors
 from noc_nb.heldout import COCO_HELDOUT
 from noc_nb.lab.config import load_config
@@ -674,7 +673,7 @@ def test_what_nests_deep_is_one_line_at_once(tmp_path, name, depth):
         else: assert path.suffix == ".jsonl" and depth < 1_000
     assert time.process_time() - started < 5
 
-READING = """files.boxes files.captions files.dataset files.exports files.formats files.images files.vectors lab.disk
+READING = """files.boxes files.captions files.dataset files.exports files.store files.images files.vectors lab.disk
 lab.objects lab.results lab.saving models.classes models.photos models.source scores.report scores.task""".split()
 
 def readers():
@@ -829,7 +828,7 @@ def odd_regions():
 
 def test_odd_regions_in_memory_are_refused_everywhere(tmp_path):
     "`Regions` that a program makes are refused by the pipeline, the trainings, the writers and the detectors' readers."
-    from noc_nb.files.formats import write_detections
+    from noc_nb.files.store import write_detections
     from noc_nb.lab.train import TrainConfig, train_selector_in, train_xe_in
     from noc_nb.models.source import Source
     from noc_nb.toy import toy_data

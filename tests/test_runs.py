@@ -12,7 +12,7 @@ from noc_nb.core import NocError
 from noc_nb.fast.cider import cider_reward
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
-from noc_nb.files.formats import read_tsv
+from noc_nb.files.store import read_tsv
 from noc_nb.files.vectors import read_vectors
 from noc_nb.lab.disk import beside, in_use, whole_file, write_json
 from noc_nb.lab.experiment import Experiment, _config

@@ -20,9 +20,8 @@ import numpy as np
 from ..core import NocError, require
 from ..data import PARTS
 from .images import (
-    PHOTO_ENDINGS, _LONGEST, _case, _check_coco_lists, _column_values, _item_name, _no_collection,
-    _number, _pairs, _show_value, _unmarked, _whole, category_names, image_names, image_sizes,
-    left_out, open_parquet, some_of)
+    PHOTO_ENDINGS, CocoFile, _LONGEST, _case, _column_values, _item_name, _no_collection, _number,
+    _pairs, _show_value, _unmarked, _whole, by_digits, left_out, open_parquet, some_of)
 from .kinds import kind_of
 from ..lab.disk import foreign_file, read_json, text_file
 from ..lab.progress import note
@@ -228,7 +227,8 @@ def _json_entries(content, path, bad):
     lists = content if isinstance(content, dict) else {}
     if isinstance(lists.get("data"), list): content = lists["data"]                 # TextCaps
     elif isinstance(lists.get("annotations"), list):
-        if "images" in lists: names = {i: name for name, i in image_names(lists, path) if name}
+        named = CocoFile(lists, path).names() if "images" in lists else []
+        names = {i: name for name, i in named if name}
         content = lists["annotations"]
         what = "annotation"
     elif lists is content: content = [dict(image_id=i, captions=x) for i, x in lists.items()]
@@ -311,10 +311,10 @@ def _domains(images, path):
 
 def _coco_captions(coco, path, bad):
     "Return the captions of a file in COCO's own form."
-    _check_coco_lists(coco, path, "images", "annotations")
+    coco = CocoFile(coco, path, "images", "annotations")
     _whole(coco["images"], "id")
     _whole(coco["annotations"], "image_id")
-    sizes = image_sizes(coco, path)
+    sizes = coco.sizes()
     marks = Counter()
     items = _unmarked(coco["annotations"], _REJECTED, marks)
     left_out(path, marks, "captions")
@@ -330,8 +330,8 @@ def _coco_captions(coco, path, bad):
             with kept(bad): raise NocError(f"{path}: {name(i)}: {why}")
         elif _worded(text): captions[image].append(text)
     counts = _totals(captions, len(items) - len(bad or ()))
-    return Captions(captions, sizes, counts, image_names(coco, path), {}, True,
-                    _domains(coco["images"], path), category_names(coco, path) or {})
+    return Captions(captions, sizes, counts, coco.names(), {}, True,
+                    _domains(coco["images"], path), coco.categories() or {})
 
 # %% ../../nbs/files/54_captions.ipynb #0a4cf6d2
 def _other_captions(entries, parts, photo_names, path):

@@ -23,8 +23,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.utils.data import DataLoader
 
 from ..core import NocError, require
-from ..files.images import (PHOTO_ENDINGS, image_names, match_photos, name_parts, open_parquet,
-                                 read_coco)
+from ..files.images import (PHOTO_ENDINGS, CocoFile, match_photos, name_parts,
+                                 open_parquet)
 from ..files.store import RegionStore
 from ..lab.config import check_range
 from ..lab.disk import first_bytes, foreign_file, real_path, text_file, whole_file
@@ -278,7 +278,7 @@ def _coco_names(root, files):
     left = {name_parts(f.name)[-1:] for f in files}
     for path in sorted((root/"annotations").glob("*.json*"), key=lambda p: p.stat().st_size):
         if not left: break
-        names += image_names(read_coco(path, "images"), path)
+        names += CocoFile.read(path, "images").names()
         left -= {name_parts(name)[-1:] for name, _ in names}
     return names
 

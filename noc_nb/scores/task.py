@@ -17,7 +17,7 @@ from ..core import require
 from ..data import PARTS
 from ..files.boxes import boxed_classes
 from ..files.captions import Captions, caption_entries, holds_texts, kept, read_split
-from ..files.dataset import find_split, instances_files, load_captions, objects_of
+from ..files.dataset import DataFolder, load_captions
 from ..files.images import by_digits
 from ..heldout import COCO_HELDOUT, HeldOut, novel_images
 from ..lab.config import check_range
@@ -112,7 +112,7 @@ def _split_ids(split, part, refs, root, named):
         ids = [i for i in named.get(part, ()) if i in refs]
         return ids, None, named.get("train"), f"its own split, {part}"
     if split is None: return list(refs), None, None, "all images that have references"
-    path = find_split(split, root)
+    path = DataFolder(root).split(split)
     if path.name.endswith((".json", ".json.gz")): parts = read_json(path)
     else:
         with foreign_file(path, "image ids, one per line"), text_file(path) as f:
@@ -176,7 +176,8 @@ def make_task(
     every = {i: captions for i, captions in references.texts.items() if captions}
     check_range("--", 1, cut=cut)
     load = partial(read_classes, first=first)
-    classes, heldout = objects_of(root, classes, heldout, _usual_heldout, load)
+    folder = DataFolder(root)
+    classes, heldout = folder.objects(classes, heldout, _usual_heldout, load)
     forms = word_list(classes, synonyms)
     ids, listed, train, name = _split_ids(split, part, every, root, references.parts)
     refs = {i: every[i] for i in sorted(ids)} # in one order, as a bootstrap draws images by place
@@ -188,7 +189,7 @@ def make_task(
     if listed is not None:
         source = f"listed in {name}"
         novel = {o: images.intersection(listed) for o, images in novel.items()}
-    truth = boxed_classes(instances_files(root), classes)
+    truth = boxed_classes(folder.instances, classes)
     known = train and every.keys() >= set(train)
     words = word_runs(c for i in train for c in every[i]) if known else None
     about = dict(data=Path(data).name, split=name,
