@@ -20,7 +20,7 @@ from noc_nb.core import NocError, set_seed
 from noc_nb.data import CocoData
 from noc_nb.fast.search import beam_search, grid_beam_search, SearchConfig
 from noc_nb.files.boxes import ground_truth, read_detections
-from noc_nb.files.captions import read_captions, read_split
+from noc_nb.files.captions import read_captions, read_split, read_system
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.files.store import RegionStore, read_hdf5, read_npz, read_tsv
@@ -48,7 +48,7 @@ from noc_nb.regions import RegionDict, Regions
 from noc_nb.scores.java import _cache_folder
 from noc_nb.scores.page import Part, write_files
 from noc_nb.scores.report import evaluate_file
-from noc_nb.scores.task import make_task, read_system
+from noc_nb.scores.task import make_task
 from noc_nb.vocab import Vocab, word_table
 from noc_nb.selector import SelectorConfig
 
