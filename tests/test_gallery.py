@@ -422,7 +422,7 @@ def test_a_card_has_eleven_kilobytes_and_a_link_to_its_photo(coco, tmp_path):
     pipeline = NovelCaptioner.from_pretrained("lite", device="cpu")
     source = detected(coco/"detections/picodet_s_416.json", images=coco/"images", classes=pipeline.classes)
     ids = source.ids[::12]
-    summary = _Summary(pipeline.classes, _pictures(source, tmp_path)).read(caption_lines(pipeline, source, ids))
+    summary = _Summary(pipeline.class_names(), _pictures(source, tmp_path)).read(caption_lines(pipeline, source, ids))
     summary.write(tmp_path/"page.html")
     page = (tmp_path/"page.html").read_text()
     assert len(page) < 4_000_000/367*len(ids) and "<script" not in page
@@ -488,7 +488,7 @@ def test_captions_in_16_bits_keep_their_musts(world, mode, options):
 def test_a_machine_without_bfloat16_is_told_and_computes_in_32(command, tmp_path, monkeypatch):
     "Without bfloat16 the command computes in 32 bits and says so; a run cannot resume in the other precision."
     def made(out, has, *more):
-        monkeypatch.setattr("noc_nb.models.source._has_bfloat16", lambda device: has)
+        monkeypatch.setattr("noc_nb.pages.gallery._has_bfloat16", lambda device: has)
         return command("--out", out, "--dtype", "bfloat16", *more)
     assert command("--out", "wide.jsonl").returncode == 0
     without, has = made("without.jsonl", False), made("half.jsonl", True)

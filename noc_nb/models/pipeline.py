@@ -145,6 +145,11 @@ class _WritableWords:
             require(len(ids[name]) == 1, f"object {name!r}: is ambiguous", f"one of {several}")
         return [ids[name][0] for name in names]
 
+    def class_names(self)->dict: # word -> name of the only class that it mentions
+        "Return the classes that a user may name by other words, such as person by man."
+        ids = meanings(self.classes)
+        return {word: self.classes[of[0]].name for word, of in ids.items() if not of[1:]}
+
 # %% ../../nbs/models/51_pipeline.ipynb #96696ad1
 def _table(images):
     "Return the boxes of all images in one table, with their positions as image ids."

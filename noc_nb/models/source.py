@@ -6,7 +6,7 @@
 __all__ = ['Source', 'detected', 'detector_for', 'Job']
 
 # %% ../../nbs/models/119_source.ipynb #10600003
-import json, math, warnings
+import json, math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -17,11 +17,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from fastcore.basics import patch
-from PIL import Image
 
 from ..constraints import COCO_CLASSES, FORMS
-from ..core import NocError, default_device, require
+from ..core import NocError, require
 from ..files.boxes import Detections, open_detections
 from ..files.captions import table_rows
 from ..files.dataset import DataFolder
@@ -29,16 +27,15 @@ from ..files.exports import export_reader, nearest_form, read_export
 from ..files.images import PHOTO_ENDINGS, match_photos, some_of
 from ..files.store import RegionStore
 from ..lab.config import Config, imported, setting
-from ..lab.disk import foreign_file, read_json
-from ..lab.progress import note, say
+from ..lab.disk import read_json
+from ..lab.progress import note
 from ..lab.runs import fingerprint
 from ..lab.table import checked
 from .captioners import NovelPhotoCaptioner, PhotoCaptioner
 from .classes import add_words, read_classes, with_classes
 from .detector import DETECTORS, Detector
 from .detectors import PretrainedDetector, classes_for
-from .photos import (NAMED, _detect_files, image_column, image_files, image_formats,
-                                  open_image)
+from .photos import NAMED, _detect_files, image_column, image_files, open_image
 from .pipeline import CaptionOptions, NovelCaptioner, shipped
 from ..regions import Regions
 from ..selector import RegionSelector
@@ -157,16 +154,6 @@ def _stored(path):
                            table=lambda sizes, classes, only: (store.of(classes), {}, {}))
 
 # %% ../../nbs/models/119_source.ipynb #119f0003
-def _stored_size(file):
-    "Read (width, height) and orientation from a photo's first bytes; None if it is not an image."
-    try:
-        with warnings.catch_warnings(), file.open() as f:
-            warnings.simplefilter("ignore")        # odd metadata, large sizes
-            image = Image.open(f, formats=image_formats())
-            turn = image.getexif().get(0x0112, 1)
-            return image.size, turn if turn in range(1, 9) else 1
-    except Exception: return None                  # decoders can fail in many ways
-
 def _frames(files, sizes, pixels, where):
     """Return image id -> (turn, upright size), and image id -> `NocError`. If boxes are in pixels,
     add the sizes that the file does not state to `sizes`."""
@@ -174,7 +161,7 @@ def _frames(files, sizes, pixels, where):
     unsaid = 0
     for i, file in files.items():
         if i not in sizes and not pixels: continue
-        seen = _stored_size(file)
+        seen = file.stored_size()
         if seen is None:
             text = f"{file.name}: expected a whole image; its width and height cannot be read"
             if i not in sizes: failed[i] = NocError(text)
@@ -348,6 +335,13 @@ def _own_words(path, src, names, numbers=()):
     require(lost is None, f"{path}: {lost!r}", f"the name of an image{hint}")
     return found | {i: words[name] for i, name in zip(left, owners) if name is not None}
 
+def _own_names(job, pipeline):
+    "Return the words of a job's wishes that name no class of the pipeline."
+    wishes = [job.options.wishes, *_read_words(job.words).values()]
+    names = [w.partition(":")[0] for x in wishes if isinstance(x, dict) for w in x]
+    more = " ".join(names).replace("|", " ").lower().split()
+    return [word for word in dict.fromkeys(more) if word not in pipeline.by_name]
+
 # %% ../../nbs/models/119_source.ipynb #e07c52b8
 @dataclass(frozen=True)
 class Job(Config):
@@ -364,8 +358,7 @@ class Job(Config):
     captioner:str = None # a captioner that sees photos, for `PhotoCaptioner.from_pretrained`
     prompt:str = None    # prompt of that captioner
     words:str = None     # .json, .csv or .tsv with words for each image
-    form:str = setting(None, among=(*FORMS, "number")) # words that mention an object; default: the
-                                         # model's
+    form:str = setting(None, among=(*FORMS, "number")) # words for an object; None: the model's
     first:int = None     # number of the first class in a file of names
     only_detected:bool = False # detections: leave out images without boxes
     dtype:str = setting("float32", among=("float32", "bfloat16")) # precision of our captioner
@@ -386,12 +379,6 @@ class Job(Config):
         names = "src model classes data images features detector weights add_words captioner words"
         return [getattr(self, name) for name in names.split()]
 
-    def _blind(self, wishes):
-        "Return True if the captioner needs no detector, given all images' name -> price."
-        def by_hand(wish): return wish == {} or any(u > -math.inf for u in (wish or {}).values())
-        able = self.captioner and not self.detector and self.options.min_detection is None
-        return bool(able) and all(isinstance(x, NocError) or by_hand(x) for x in wishes)
-
     def pipeline(self)->NovelCaptioner:
         "Load the pipeline that captions. Raise `NocError` if a model or a file is missing."
         classes = read_classes(self.classes, self.first) if self.classes else None
@@ -400,16 +387,26 @@ class Job(Config):
         pipeline = NovelCaptioner.from_pretrained(self.model or shipped()[0], selector=selector)
         if classes: pipeline = with_classes(pipeline, classes)
         if self.add_words:
-            wishes = [self.options.wishes, *_read_words(self.words).values()]
-            names = [w.partition(":")[0] for x in wishes if isinstance(x, dict) for w in x]
-            more = " ".join(names).replace("|", " ").lower().split()
-            more = [word for word in dict.fromkeys(more) if word not in pipeline.by_name]
-            pipeline = add_words(pipeline, self.add_words, more)
+            pipeline = add_words(pipeline, self.add_words, _own_names(self, pipeline))
         pipeline.captioner.to(getattr(torch, self.dtype))
         if self.form: pipeline.cfg = replace(pipeline.cfg, form=self.form)
         if not self.captioner: return pipeline
         captioner = PhotoCaptioner.from_pretrained(self.captioner, self.prompt)
         return NovelPhotoCaptioner(pipeline, captioner)
+
+    def source(self,
+        pipeline:NovelCaptioner, # pipeline that captions the images
+    )->Source:
+        "Open the job's images. Raise `NocError` if the input is invalid or an object is unknown."
+        pipeline.with_objects(self.options.wishes or {})
+        source = _opened(self, pipeline)
+        require(source.ids, f"{self.src}: no images", "at least one")
+        if self.only_detected:
+            source = replace(source, ids=[i for i in source.ids if i in source.boxed])
+        if self.features: source = _with_features(source, self.features, self.src)
+        if not self.captioner: return source
+        require(source.files, "--captioner: needs photos", "--images, a folder with the images")
+        return replace(source, seen=lambda ids: [*map(source.photo, ids)])
 
 # %% ../../nbs/models/119_source.ipynb #2f2be292
 def _holds_regions(path, images=None):
@@ -434,39 +431,12 @@ def _opened(job, pipeline):
     require(none, f"{job.src}: {need} detections", nearest_form(src))
     files = image_files(src)                                            # before loading a detector
     words = _own_words(job.words, src, {f.id: f.name for f in files})
-    blind = job._blind([words.get(f.id, job.options.wishes) for f in files])
+    blind = _is_blind(job, [words.get(f.id, job.options.wishes) for f in files])
     detector = _NoDetector() if blind else detector_for(pipeline, detector, job.weights)
     return replace(_from_photos(files, detector), words=words, blind=blind)
 
-# %% ../../nbs/models/119_source.ipynb #6361bf22
-@patch
-def source(self:Job,
-    pipeline:NovelCaptioner, # pipeline that captions the images
-)->Source:
-    "Open the job's images. Raise `NocError` if the input is invalid or an object is unknown."
-    pipeline.with_objects(self.options.wishes or {})
-    source = _opened(self, pipeline)
-    require(source.ids, f"{self.src}: no images", "at least one")
-    if self.only_detected:
-        source = replace(source, ids=[i for i in source.ids if i in source.boxed])
-    if self.features: source = _with_features(source, self.features, self.src)
-    if not self.captioner: return source
-    require(source.files, "--captioner: needs photos", "--images, a folder with the images")
-    return replace(source, seen=lambda ids: [*map(source.photo, ids)])
-
-# %% ../../nbs/models/119_source.ipynb #10600016
-def _has_bfloat16(device):
-    "Return True if a device has instructions for bfloat16; False also if PyTorch cannot tell."
-    if device.type == "cuda": return torch.cuda.is_bf16_supported()
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available(): return False
-    abilities = getattr(torch.cpu, "get_capabilities", dict)()   # older PyTorch lacks it
-    return any(abilities.get(name) for name in ("avx512_bf16", "bf16"))          # x86, ARM
-
-@patch
-def where_fast(self:Job)->Job:
-    "Return the job; if bfloat16 would be slow, print a line and change the job to 32 bits."
-    device = default_device()
-    if self.dtype == "float32" or _has_bfloat16(device): return self
-    say(f"--dtype {self.dtype}: PyTorch finds no instructions for it on the {device}; "
-        "computing in 32 bits")
-    return replace(self, dtype="float32")
+def _is_blind(job, wishes):
+    "Return True if the captioner needs no detector, given all images' name -> price."
+    def by_hand(wish): return wish == {} or any(u > -math.inf for u in (wish or {}).values())
+    able = job.captioner and not job.detector and job.options.min_detection is None
+    return bool(able) and all(isinstance(x, NocError) or by_hand(x) for x in wishes)

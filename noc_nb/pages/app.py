@@ -32,8 +32,8 @@ from ..models.photos import open_image
 from ..models.pipeline import NovelCaptioner, shipped
 from ..models.source import Job, detected, detector_for
 from ..words.spellings import noun_forms
-from .gallery import _line, class_names, picture, weight_of
-from .viz import looks
+from .gallery import _line, weight_of
+from .viz import looks, picture
 from ..regions import Regions
 from ..scores.page import render, thumbnail
 from ..toy import VAL, toy_image, toy_regions
@@ -130,7 +130,7 @@ def _toy_scene(n):
 # %% ../../nbs/pages/133_app.ipynb #5ad81c35
 def _with_words(v, line):
     "Return the view with a line's words at their prices. Raise `NocError` for a bad line."
-    names = class_names(v.pipeline.classes)
+    names = v.pipeline.class_names()
     wishes = {}
     for wish, price in read_wishes(line).items():
         word, sign, text = wish.partition(":")
