@@ -41,7 +41,7 @@ from noc_nb.models.source import _from_table, Job
 from noc_nb.lab.novelty import selection_f1
 from noc_nb.pages import app, gallery
 from noc_nb.pages.app import _act, _OwnNames, _shown, _Studio, _View
-from noc_nb.pages.gallery import _batch_lines, _caption_files, _read_lines, _Summary
+from noc_nb.pages.gallery import _caption_files, _read_lines, _Summary, CaptionRun
 from noc_nb.pages.viz import show_bars, show_boxes, show_looks
 from noc_nb.lab.table import check_vectors, checked, table_of
 from noc_nb.regions import RegionDict, Regions
@@ -303,7 +303,7 @@ def test_a_nan_feature_costs_its_image_alone():
     source = _from_table(table_of(images))
     asked = []
     line, gallery._line = gallery._line, lambda pipeline, regions, caption, name: asked.append(caption) or {}
-    try: lines = _batch_lines(Pipeline(), source, [7, 8, 9], CaptionOptions())
+    try: lines = CaptionRun(Pipeline(), source).lines([7, 8, 9])
     finally: gallery._line = line
     expected = [None, "image 8: features: expected finite numbers", None]
     assert asked == [7, 9] and [x.get("error") for x in lines] == expected
@@ -426,14 +426,14 @@ def lines_altered(data, rng):
 def test_lines_that_were_cut_or_moved_are_made_again(tmp_path, monkeypatch):
     toy, rng = NovelCaptioner.from_pretrained("toy", device="cpu"), random.Random(0)
     source = _from_table(table_of(Regions(BOXES, [18, 2], [.9, .8], None, i, (640, 480)) for i in range(10)))
-    by_2, make, made = CaptionOptions(batch=2), gallery.caption_lines, []
+    by_2, made = CaptionOptions(batch=2), []
     whole = gallery._caption_all(toy, source, tmp_path/"whole.jsonl", by_2).read_bytes()
     lines = {json.loads(line)["image_id"]: json.loads(line) for line in whole.splitlines()}
-    def known(pipeline, source, ids, options):
+    def known(run, ids):
         if len(made) == 3: raise KeyboardInterrupt
         made.append(ids)
         return [lines[i] for i in ids]
-    monkeypatch.setattr(gallery, "caption_lines", known)
+    monkeypatch.setattr(CaptionRun, "lines", known)
     for n in range(44):
         out, part = tmp_path/f"{n}.jsonl", tmp_path/f".{n}.jsonl.part"
         made.clear()
