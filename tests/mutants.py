@@ -33,7 +33,7 @@ TESTS = {  # modules: test files; parts of the names of sharp tests in them, in 
         "pins scores", "cider reward common new_word unequal meteor caption_scores f1_equals"),
     "lab/novelty": ("pins scores results", "weight f1 non_novel intervals protocols difference_is committed"),
     "train_selector train_xe scst": (
-        "pins", "scst xe vocabulary vector known adam first special badly calm reward images dgbs content "
+        "pins", "scst xe vocabulary vector known adam first special function_words dropout reward images dgbs content "
         "living val selector best"),
     "fast/search fast/expansions fast/groups fast/pool fast/prices": (
         "prices search pins", "plain_beam top_row checked many_groups infinite_prices counts_musts named large_prices "
@@ -41,7 +41,7 @@ TESTS = {  # modules: test files; parts of the names of sharp tests in them, in 
         "cannot_end still_take stepping 32_bit no_constraints two_places"),
     "fast/decode": ("pins zeros", "pipeline region half of_another cbs_row omitted no_tokens selector_and lowest"),
     "lab/experiment lab/models": (
-        "pins runs", "rows row score published papers_weights val_counts averaged best_epoch dgbs_is behind_the_last "
+        "pins runs", "rows row score published papers_weights val_counts averaged best_epoch dgbs_is after_the_last "
         "no_run selector_is_a_part reward_is rule_is"),
     "lab/tables": ("paper pins", "number minus over_runs same_seeds"),
     "lab/verdict": ("pins scores", "over_runs same_seeds minus equal_systems difference_is"),

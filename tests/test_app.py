@@ -133,7 +133,7 @@ def test_pictures_and_controls_are_named(page):
     assert "log-probability" in page.inner_text("#stage") and page.evaluate("document.activeElement.id") == "tick1"
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
-def test_text_stands_out(page, mode):
+def test_text_has_enough_contrast(page, mode):
     "Text has a contrast of at least 4.5 to 1 with what is behind it, in the light and in the dark."
     page.emulate_media(color_scheme=mode)
     page.reload()
@@ -156,7 +156,7 @@ def luminance(color):
     red, green, blue = (x/12.92 if x <= .04045 else ((x + .055)/1.055)**2.4 for x in parts)
     return .2126*red + .7152*green + .0722*blue
 
-def test_the_next_photo_and_all_captions(page, tmp_path):
+def test_photos_sent_at_once_are_shown_in_turn_and_share_one_file(page, tmp_path):
     "Several photos are sent at once, `Next photo` goes through them, and one file has all captions."
     page.wait_for_selector("#stage .word")
     sent = [tmp_path/"a photo.png", tmp_path/"d.png"]
@@ -235,7 +235,7 @@ def test_a_typed_box_is_added_and_undone(page):
     has(count)
     assert captions(page) == before
 
-def test_words_and_boxes_look_at_each_other(page):
+def test_a_word_highlights_its_boxes_and_a_box_its_words(page):
     example(page, 1)
     word, opacity = page.locator("#stage .word").first, "b => getComputedStyle(b).fillOpacity"
     boxes = page.locator("#stage .box")
@@ -271,7 +271,7 @@ def test_a_bad_upload_is_refused(page, tmp_path, size, said):
         except TimeoutError: pass
     pytest.fail(f"the page never said: {said}")
 
-def test_served_to_this_machine_only(served):
+def test_the_page_is_served_to_this_machine_only(served):
     "The server refuses connections to another address of the same machine."
     own = [info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
     other = [a for a in own if not a.startswith("127.0.0.1")] or ["127.0.0.2"]
@@ -279,7 +279,7 @@ def test_served_to_this_machine_only(served):
         s.settimeout(5)
         assert s.connect_ex((other[0], urlsplit(served).port)) != 0
 
-def test_two_visitors_have_words_of_their_own(page, browser, served):
+def test_each_visitor_has_words_of_their_own(page, browser, served):
     example(page, 2)
     before = captions(page)
     other = browser.new_page()
@@ -347,7 +347,7 @@ def test_the_endpoint_answers_plain_http(served, noise):
 @pytest.mark.parametrize("data, told", [
     ([dict(path="/etc/hostname", meta=dict(_type="gradio.FileData")), None, "", ""], "hostname"),
     ([None], "input values")])
-def test_a_bad_request_is_told_why(served, data, told):
+def test_a_bad_request_is_answered_with_a_reason(served, data, told):
     request = urllib.request.Request(f"{served}gradio_api/call/caption", json.dumps(dict(data=data)).encode(),
                                      {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as r: event = json.load(r)["event_id"]
@@ -379,7 +379,7 @@ def test_invalid_events_give_an_error(served, capfd):
     for values in [["dog"], True], ["dog", "a"], [None, None]: ask("tick", *values), ask("price", *values)
     assert "Traceback" not in capfd.readouterr().err
 
-def test_without_a_detector_it_asks_for_boxes(noise, monkeypatch, capsys):
+def test_the_page_asks_for_boxes_if_there_is_no_detector(noise, monkeypatch, capsys):
     "Without a detector, the page first says how to go on, and no path; it shows a caption when there is a box."
     def none(*_): raise NocError("/root/.cache/weights.pth: no detector here")
     monkeypatch.setattr(app, "detector_for", none)
@@ -398,7 +398,7 @@ def test_photos_share_one_file_of_detections(tmp_path):
     for files in [boxes], [*photos, boxes, tmp_path/"more.csv"]:
         with pytest.raises(NocError, match="expected photos, and at most one file"): _paths(files)
 
-def test_packed_detections_have_a_limit_of_the_pages_own(noise):
+def test_the_page_limits_the_size_of_unpacked_detections(noise):
     "The page limits the size of unpacked detections to 20 uploads; the commands have a higher limit."
     studio, file = _Studio(NovelCaptioner.from_pretrained("toy", device="cpu")), noise.parent/"found.json.gz"
     _page(studio, max_mb=1)
@@ -409,7 +409,7 @@ def test_packed_detections_have_a_limit_of_the_pages_own(noise):
     with pytest.raises(NocError, match="found.json.gz: .*holds more than 1,048,576 bytes"): studio.upload(noise, file)
     assert read_json(file) == found
 
-def test_one_picture_under_two_names_keeps_both(noise):
+def test_equal_photos_keep_the_detections_of_their_names(noise):
     "Gradio stores equal files in one folder; each photo still gets the detections with its own name."
     other = noise.with_name("b.png")
     other.write_bytes(noise.read_bytes())

@@ -14,7 +14,7 @@ TWENTY = [
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 
-def test_table_is_whole():
+def test_the_table_lists_every_class_of_the_library():
     "Every class of the library version behind the table has a line, and every answer but yes has a reason."
     table = read_table()
     lines = [line for line in table.values() if line["own beams"]]
@@ -25,7 +25,7 @@ def test_table_is_whole():
     if Version(transformers.__version__).release[:2] == (5, 24): assert set(table) == set(names())
 
 @pytest.mark.parametrize("name", TWENTY)
-def test_each_architecture_gives_its_line(name):
+def test_each_architecture_behaves_as_the_table_says(name):
     found, line = row(name), read_table()[name]
     if found["reason"].startswith("does not run") and Version(transformers.__version__) < Version("5.24"):
         pytest.skip(f"transformers {transformers.__version__} itself: {found['reason']}")

@@ -47,7 +47,7 @@ def refused(match, call, *args, **options):
 
 SMALL = search._BenchCase(v=200, d=32, regions=5, images=4, layers=1, max_len=8, n=2, threads=1)
 
-def test_search_as_a_user_runs_it(tmp_path):
+def test_the_script_of_searches_appends_a_row_for_each_case(tmp_path):
     "Run as a script from another folder, search.py appends a complete row for each case."
     options = "--cases plain,shared --images 2 --repeats 1 --width 16 --words 60 --layers 1 --threads 1".split()
     run = subprocess.run([sys.executable, ROOT/"benchmarks/search.py", "--out", "rows.jsonl", *options], cwd=tmp_path,
@@ -79,7 +79,7 @@ def test_hypotheses_are_counted():
     drawn = search._words(replace(SMALL, constraints="shared"))
     assert drawn[0] == drawn[3] and search._words(SMALL)[0] != search._words(SMALL)[3]
 
-def test_cases_are_as_described():
+def test_the_cases_cover_every_axis():
     cases = search._cases("scale", search._BenchCase())
     axes = dict(n=range(9), k=(1, 2, 3, 5, 7, 10), images=(1, 10, 50, 100, 200, 500))
     for axis, wanted in axes.items(): assert sorted({getattr(case, axis) for case in cases}) == list(wanted)
@@ -134,12 +134,12 @@ def test_training_rows_record_shares_and_commands(tmp_path):
                                   f"--threads {threads} --set {' '.join(sizes)}")
     assert list(rows[1]["metrics"]["share"]) == ["search", "reward", "forward", "backward", "update"]
 
-def test_reward_is_pycocoevalcaps():
+def test_the_reward_equals_pycocoevalcaps():
     def some(i, j): return [f"w{(i*j*k) % 37}" for k in range(4, 12)]
     result = training._bench_reward({i: [some(i, j) for j in range(3, 8)] for i in range(200)}, 2)
     assert result["difference"] < 1e-9 and result["times"] > 1
 
-def test_training_refuses(tmp_path):
+def test_the_training_benchmark_refuses_bad_options(tmp_path):
     file = tmp_path/"rows.jsonl"
     def no(match, **options): refused(match, training.bench_train, str(file), **options)
     no("--set repeats=0: expected 1 or more", set=["repeats=0"])
@@ -170,7 +170,7 @@ def test_the_world_has_cocos_counts():
         assert bool(mentioned(captions, TOY_CLASSES) & set(TOY_HELDOUT.objects.values())) == mentioning
     assert len({world._coined(rank) for rank in range(world._COINED)}) == world._COINED
 
-def test_the_world_is_loaded_as_the_coco_preset_would(tiny):
+def test_the_world_loads_with_the_split_of_the_coco_preset(tiny):
     data = load_data(tiny, "coco")
     assert [len(data.splits[p]) for p in ("train", "val", "test", "novel_val")] == [60, 30, 30, 4]
     texts, halves = load_captions(tiny)[0], data.splits["val"] + data.splits["test"]
@@ -188,7 +188,7 @@ def test_the_world_is_loaded_as_the_coco_preset_would(tiny):
     store = RegionStore(tiny/"features")
     assert (len(store), store.features.shape, store.features.dtype) == (60, (180, 16), np.float16)
 
-def test_a_world_is_made_once_and_alike(tiny):
+def test_a_world_is_made_once_and_is_always_the_same(tiny):
     stamps = {p: p.stat().st_mtime_ns for p in tiny.glob("*/*.json*") if p.parent.name != "splits"}
     world.make_world(tiny, TINY)
     assert stamps == {p: p.stat().st_mtime_ns for p in stamps}
@@ -197,7 +197,7 @@ def test_a_world_is_made_once_and_alike(tiny):
 
 # What the true size costs
 
-def test_operations_and_medians_are_counted():
+def test_operations_are_counted_and_medians_computed():
     a, b = torch.randn(10, 20), torch.randn(20, 30)
     assert scale._operations(lambda: a@b)*1e12 == pytest.approx(2*10*20*30)
     part = scale._Part(None, 3)
@@ -234,7 +234,7 @@ def test_a_step_runs_in_its_own_process(tiny, monkeypatch):
     monkeypatch.setattr(sys, "executable", "false")
     refused("load: failed", scale._measure, "load", tiny)
 
-def test_scale_goes_on_where_it_broke(tmp_path, monkeypatch):
+def test_the_scale_benchmark_continues_where_it_broke(tmp_path, monkeypatch):
     calls = []
     def fake(name, root, processes):
         calls.append((name, root.name, processes))
@@ -314,7 +314,7 @@ def speaker(tmp_path_factory):
     words._train_words(cfg, rest, words._lines(folder/"data", "dev"), folder/"lm-0", 0)
     return folder, parts, words._Speaker(folder/"lm-0/best", cfg)
 
-def test_sets_are_held_out(tmp_path):
+def test_held_out_sets_are_in_no_other_part(tmp_path):
     made_up(tmp_path)
     rest, parts = words._prepare(tmp_path, held=6)
     held = {frozenset(one.concepts) for one in parts["held"]}
@@ -330,7 +330,7 @@ def test_sets_are_held_out(tmp_path):
     for bad in "bank", "bank:x", "prices:5", "queen:3":
         refused(f"--systems {bad}: expected beam:5", words._system, bad)
 
-def test_searches_say_every_word(speaker):
+def test_searches_mention_every_word(speaker):
     "Searches mention every word, more beams give likelier sentences, and log-probabilities equal the library's."
     folder, parts, model = speaker
     sets, found = parts["held"] + parts["test"], {}
@@ -402,7 +402,7 @@ class Strange(Told):
     right, wrong = [["dog"], ["cat"], ["dog"]], [["bird"], ["car"], ["bird"]]
     sets = [words._Set([], [], [text]) for text in ("a dog", "a cat", "a dog")]
 
-def test_ways_follow_the_costs_of_advice():
+def test_each_way_follows_advice_by_its_cost():
     costs = [advice._costs(Told(), some) for some in (Told.right, Told.wrong)]
     assert costs == [[[1., 3.], [1.]], [[2., 8.], [8.]]]
     kite, wrong = ("kite", 8., False), advice._advice(Told(), costs, "wrong")
@@ -431,7 +431,7 @@ def test_surprises_are_measured_and_limited():
     assert metrics["cost"][90] == pytest.approx(dict(limit=4., kept=100.))
     assert metrics["share"][95] == dict(limit=1., kept=0.)
 
-def test_a_gpus_steps_go_on_where_they_stopped(tmp_path, monkeypatch, capsys):
+def test_a_second_gpu_run_continues_where_the_first_stopped(tmp_path, monkeypatch, capsys):
     "A second call runs only what has no row; a step that fails is named, and the others are measured."
     calls, broken = [], [True]
     def step(name):
@@ -448,7 +448,7 @@ def test_a_gpus_steps_go_on_where_they_stopped(tmp_path, monkeypatch, capsys):
     assert calls[3:] == ["search"]
     assert [row["step"] for row in read_rows(tmp_path/"gpu.jsonl")] == ["limits", "page", "search"]
 
-def test_a_profile_is_one_step_beside_its_limit(tmp_path):
+def test_a_profile_counts_each_product_of_a_step_once(tmp_path):
     "The profile of a step counts each matrix product of the decoder once, as the limit does."
     row, = gpu.profiled(tmp_path, None, gpu.SMALL)
     case = replace(gpu.base(gpu.SMALL), n=3)
@@ -458,7 +458,7 @@ def test_a_profile_is_one_step_beside_its_limit(tmp_path):
     rows = [*gpu.limits(tmp_path, None, gpu.SMALL)]
     assert [r["config"]["dtype"] for r in rows] == ["float32", "bfloat16"]
 
-def test_wrong_words_are_like_right_ones():
+def test_wrong_words_match_right_ones_in_kind_and_frequency():
     "A wrong word is in no reference, and has the same kind and about the same frequency as the right word."
     texts = {"dog run": "a dog is running", "cat jump": "a cat is jumping", "bus stop": "the bus stops"}
     lines = [dict(concepts=c.split(), sentence=s) for c, s in texts.items()]*3
@@ -468,7 +468,7 @@ def test_wrong_words_are_like_right_ones():
     assert advice._stranger("run", one, kinds, ranked, rng) == "jump"
     assert {advice._stranger("dog", one, kinds, ranked, rng) for _ in range(30)} == {"cat", "bus", "stop"}
 
-def test_wrong_classes_are_as_frequent(coco):
+def test_wrong_classes_are_as_frequent_as_right_ones(coco):
     task = advice._Captions(SimpleNamespace(model="lite", sets=300))
     for one, right, wrong in zip(task.sets, task.right, task.wrong):
         assert len(right) == len(set(wrong) - set(right))
@@ -536,7 +536,7 @@ def test_faults_rows_count_the_faults_of_each_way(tmp_path):
             assert apart == pytest.approx(rate - people, abs=.02)
     refused("--ways hope: expected some of prices, musts, free", faults.bench_faults, **options | dict(ways="hope"))
 
-def test_selecting_rows_keep_the_floors(tmp_path):
+def test_a_floor_of_musts_keeps_what_musts_mention(tmp_path):
     "A floor of musts keeps what musts say; a floor of prices is between them and prices. Both selectors have rows."
     toy = make_toy(tmp_path/"toy", train=40, val=12, test=4, pictures=0)
     def rows(name, **options):

@@ -69,7 +69,7 @@ NUMBERS = {"label": ([yolo], ("9223372036854775808", LARGE, "nan", "inf", "²"))
 
 @pytest.mark.parametrize("write, kind, value", [
     (write, kind, value) for kind, (writers, values) in NUMBERS.items() for write in writers for value in values])
-def test_an_odd_number_costs_its_photo_alone(tmp_path, recwarn, write, kind, value):
+def test_an_odd_number_fails_only_its_photo(tmp_path, recwarn, write, kind, value):
     write(tmp_path, **{kind: value})
     with at_once(): lines = found(tmp_path)
     assert lines["2"] == 1 and isinstance(lines["1"], NocError)
@@ -94,7 +94,7 @@ def test_a_pipe_of_captions_is_not_opened(tmp_path, read):
     os.mkfifo(tmp_path/"refs.csv")
     with at_once(), pytest.raises(NocError, match="refs.csv: is not a regular file"): read(tmp_path/"refs.csv")
 
-def test_names_do_not_expand(tmp_path):
+def test_aliases_in_a_file_of_names_do_not_expand(tmp_path):
     "Nine lines of YAML with aliases would be a text of 10**9 words."
     rows = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}']*10)}]" for n in range(1, 9)]
     bomb = "\n".join(["a0: &a0 [x, x]", *rows, "names: {0: *a8}"])
@@ -116,7 +116,7 @@ def test_a_table_of_twenty_thousand_columns_is_refused(tmp_path):
     with at_once(), pytest.raises(NocError, match="oi.csv: expected boxes in a format"): found(tmp_path)
 
 @pytest.mark.parametrize("key", ["image_id", "category_id", "score"])
-def test_long_numbers_in_json_are_one_line(tmp_path, key):
+def test_a_long_number_in_json_gives_one_line(tmp_path, key):
     box = dict(image_id=1, category_id=18, bbox=[1, 2, 3, 4], score=.5) | {key: int(LARGE)}
     (tmp_path/"d.json").write_text(json.dumps([box]))
     with at_once(), pytest.raises(NocError, match="d.json: line 1: item 0: not JSON"):
@@ -131,7 +131,7 @@ CAPTIONS = {"c.csv": ("image_id,caption\n7,a dog\n%s,a cat\n", "line 3"),
 
 @pytest.mark.parametrize("number", ["²", LARGE])
 @pytest.mark.parametrize("name", CAPTIONS)
-def test_an_odd_number_of_a_caption_is_named(tmp_path, name, number):
+def test_an_odd_number_among_captions_is_refused_in_one_line(tmp_path, name, number):
     "Captions and references with such a number are refused in one short line that names the file and the place."
     text, place = CAPTIONS[name]
     shown = json.dumps(number) if number == "²" and name.endswith(".json") else number

@@ -138,7 +138,7 @@ def same(a, b):
     return abs(a - b) < 2e-3 if isinstance(a, float) else a == b
 
 @pytest.mark.parametrize("case", range(CASES))
-def test_a_broken_photo_costs_its_own_line_alone(models, tmp_path, case):
+def test_a_broken_photo_fails_only_its_own_line(models, tmp_path, case):
     rng = random.Random(case)
     way = WAYS[case % len(WAYS)]
     broken = {i: rng.choice([*BROKEN]) for i in rng.sample(IDS, rng.randint(1, 4))}
@@ -154,7 +154,7 @@ def test_a_broken_photo_costs_its_own_line_alone(models, tmp_path, case):
         assert f"{i}.png" in found[i]["error"] and "\n" not in found[i]["error"], (way, broken)
 
 @pytest.mark.parametrize("found", [sized, "detector", None])
-def test_a_photo_that_the_captioner_refuses_costs_its_own_line_alone(models, tmp_path, monkeypatch, found):
+def test_a_photo_that_the_captioner_refuses_fails_only_its_own_line(models, tmp_path, monkeypatch, found):
     "Some processors refuse photos of odd shapes, and end with an error about the whole batch."
     way, photos = (in_folder, found, "theirs"), {f"{i}.png": whole(i) for i in IDS}
     rest = {name: content for name, content in photos.items() if name != "3.png"}

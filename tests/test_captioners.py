@@ -95,7 +95,7 @@ def test_captioners_load_from_folders(folders, name):
     assert (made.prompt is not None) == (name in CHATS)
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_a_prompt_is_no_part_of_the_caption(folders, name):
+def test_a_prompt_is_not_part_of_the_caption(folders, name):
     "A prompt changes the caption but is no part of it; a model that accepts no prompt gives an error."
     if name == "VisionEncoderDecoder":
         with pytest.raises(NocError, match="prompt 'the old': VisionEncoderDecoderModel takes none"):
@@ -108,7 +108,7 @@ def test_a_prompt_is_no_part_of_the_caption(folders, name):
     scores = [c.score for c in made(PHOTOS, WORDS)]
     assert scores != [c.score for c in captioner(folders, name)(PHOTOS, WORDS)]
 
-def test_a_bad_chat_template_is_one_line(folders):
+def test_a_bad_chat_template_gives_one_line(folders):
     "A chat template that breaks the rules of the sandbox, or is invalid, gives an error of one line."
     made = captioner(folders, "LLaVA")
     for template in ("{{ ''.__class__.__mro__ }}", "{% for i in range(10**9) %}a{% endfor %}", "{{ 1 +",
@@ -123,7 +123,7 @@ def test_half_precision_keeps_all_required_words(folders):
     made.model.to(torch.bfloat16)
     assert all(caption.satisfied == caption.wanted for caption in made(PHOTOS, WORDS))
 
-def test_settings_of_a_run_know_the_weights(folders):
+def test_the_settings_of_a_run_contain_a_fingerprint_of_the_weights(folders):
     "The settings of a run contain a fingerprint of the weights, also in bfloat16, which NumPy lacks."
     from noc_nb.models.pipeline import CaptionOptions
     from noc_nb.pages.gallery import _settings
@@ -139,7 +139,7 @@ def test_settings_of_a_run_know_the_weights(folders):
     made.prompt = "a"
     assert settings()["prompt"] == "a" and before["prompt"] is None
 
-def test_an_adapter_alone_shows_how_to_merge_it(tmp_path):
+def test_the_error_for_an_adapter_shows_how_to_merge_it(tmp_path):
     "A folder that LoRA training leaves gives one line with the command to type, which is Python."
     (tmp_path/"lora").mkdir()
     write_json(tmp_path/"lora/adapter_config.json", dict(peft_type="LORA", base_model_name_or_path="some/model"))
@@ -152,7 +152,7 @@ def test_an_adapter_alone_shows_how_to_merge_it(tmp_path):
     assert "\n" not in line and line.endswith(f"--captioner {tmp_path}/lora-merged")
     assert f"{tmp_path}/lora'" in code and "merge_and_unload" in code
 
-def test_broken_folders_are_one_line(folders, tmp_path):
+def test_broken_folders_give_one_line(folders, tmp_path):
     "A folder that is no captioner, or lacks a processor, gives an error of one line."
     with quiet(): build("GPT-2")[0].save_pretrained(tmp_path/"text")
     with quiet(): build("BLIP")[0].save_pretrained(tmp_path/"bare")

@@ -39,7 +39,7 @@ def typed(folder, text, **more):
     return done.stdout
 
 @pytest.mark.slow
-def test_seeds_run_beside_each_other(folder):
+def test_seeds_run_at_the_same_time_and_share_a_table(folder):
     text = small(lines()["One seed on each GPU"])
     text = text.replace("noc_reproduce", "noc_reproduce --rows none,top1 --training xe")
     assert "deviation over seeds (0, 1)" in typed(folder, text)
@@ -62,7 +62,7 @@ def test_two_machines_train_one_model(folder):
     assert typed(folder, f"{text.strip()} & {text.strip()}; wait").count("best weights: both/best") == 1
 
 @pytest.mark.slow
-def test_a_job_of_slurm_continues(folder):
+def test_a_slurm_job_continues_when_it_is_submitted_again(folder):
     "The last line of the file for sbatch is a run, and the same line continues it."
     text = small(lines()["Slurm"]).replace("noc_reproduce", "noc_reproduce --rows none --training xe")
     text = text.replace("--out run", "--out job")

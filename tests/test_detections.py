@@ -48,7 +48,7 @@ MEANT = NAMES | {"DOG": 18, "aeroplane": NAMES["airplane"], "tv_monitor": NAMES[
 
 @settings(max_examples=300, deadline=None)
 @given(LABELS, st.data())
-def test_categories_decide_by_name_in_any_order_and_numbering(names, data):
+def test_categories_are_matched_by_name_in_any_numbering(names, data):
     ids = data.draw(st.lists(st.integers(0, 10**6), min_size=len(names), max_size=len(names), unique=True))
     drawn = data.draw(st.lists(st.sampled_from([*range(len(names))]), min_size=1, max_size=50))
     expected = [MEANT.get(names[n], -1) for n in drawn]                # the expected labels depend on names alone
@@ -60,7 +60,7 @@ def test_categories_decide_by_name_in_any_order_and_numbering(names, data):
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 95), min_size=1, max_size=12))
-def test_numbers_without_names_are_coco_s_or_refused(labels):
+def test_numbers_without_names_are_read_as_cocos_or_refused(labels):
     coco, others = set(labels) <= COCO_CLASSES.keys(), [n for n in (0, 1) if set(labels) <= {*range(n, n + 80)}]
     if coco: assert relabel(np.array(labels), None, COCO_CLASSES, "d.json").tolist() == labels
     else:
@@ -89,7 +89,7 @@ def test_one_option_settles_yolos_numbers(typed):
     assert found["my dog (1).jpg"] == ("my dog (1)", ["dog"]) and found["beach.jpg"][0] == "beach"
     assert "dog" in found["beach.jpg"][1]
 
-def test_first_is_wherever_classes_is():
+def test_every_command_with_classes_also_offers_first():
     import inspect
     for name, f in commands().items():
         options = inspect.signature(f).parameters
@@ -124,7 +124,7 @@ def painted(turn, width, height):
 @settings(max_examples=300, deadline=None)
 @given(st.integers(1, 8), st.integers(40, 400), st.integers(40, 400), st.sampled_from(["as shown", "stored", "other"]),
        st.integers(1, 60))
-def test_the_frame_is_the_one_whose_size_the_file_states(turn, width, height, kind, tenths):
+def test_boxes_are_read_in_the_frame_whose_size_the_file_states(turn, width, height, kind, tenths):
     stored, shown = (width, height), (height, width) if turn > 4 else (width, height)
     scale = tenths/10
     said = shown if kind == "as shown" else stored
@@ -139,7 +139,7 @@ def test_the_frame_is_the_one_whose_size_the_file_states(turn, width, height, ki
 
 @pytest.mark.parametrize("turn", range(1, 9))
 @pytest.mark.parametrize("scale", [1, .5])
-def test_a_turned_box_lies_on_what_it_showed(tmp_path, turn, scale):
+def test_a_box_is_turned_together_with_its_photo(tmp_path, turn, scale):
     "If ImageOps rotates a photo, we rotate the box of its red corner in the same way."
     image, exif = painted(turn, 80, 40)
     (tmp_path/"in").mkdir()
@@ -155,7 +155,7 @@ def test_a_turned_box_lies_on_what_it_showed(tmp_path, turn, scale):
     np.testing.assert_allclose(regions.boxes[0].numpy(), there, atol=1e-6)
     assert regions.size == ImageOps.exif_transpose(Image.open(tmp_path/"in/a.png")).size
 
-def test_a_photo_of_another_shape_fails_and_no_size_is_upright(typed):
+def test_a_photo_of_another_shape_fails_and_one_without_a_size_is_upright(typed):
     Path("in").mkdir()
     for name in "abcd": Image.new("RGB", (640, 480)).save(f"in/{name}.jpg")
     sizes = {"a": (480, 640), "b": (320, 240), "c": (-1, -1), "d": (None, None)}
@@ -177,7 +177,7 @@ BAD = {"outside": box(8, (900, 0, 20, 20)), "flat": box(8, (5, 5, 0, 9)), "no nu
        "NaN": box(8, (5, float("nan"), 5, 5))}
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_bad_box_is_its_images_fault(typed, what):
+def test_a_bad_box_fails_only_its_image(typed, what):
     Path("in").mkdir()
     for i in (7, 8, 9): Image.new("RGB", (640, 480)).save(f"in/{i}.jpg")
     Path("d.json").write_text(json.dumps([box(7), box(8), BAD[what], box(9, (-30, 0, 340, 240))]))
@@ -218,7 +218,7 @@ def test_a_list_of_boxes_names_the_photos_of_captions(tmp_path):
     assert data.captions == {4: ["a cat", "cats"], 9: ["a dog"]}
     assert [data.regions[i].labels.tolist() for i in (4, 9)] == [[18], [17]]
 
-def test_nothing_in_a_folder_is_skipped_in_silence(typed):
+def test_files_that_are_skipped_in_a_folder_are_reported(typed):
     Path("in").mkdir()
     Image.new("RGB", (64, 48)).save("in/a.jpg")
     Path("in/a.jpg").rename("in/a.jfif")
@@ -280,7 +280,7 @@ def test_each_file_is_opened_at_most_twice_and_each_number_checked_once(typed, m
     assert (opened["d.json"], opened["i.json"]) == (2, 2)
     assert called["_check_finite"] == 2 and called["require"] <= 400, called.most_common(20)    # two images
 
-def test_ids_of_texts_follow_the_order_of_the_file(tmp_path):
+def test_text_ids_follow_the_order_of_the_file(tmp_path):
     write_json(tmp_path/"d.json", [box("b"), box(41), box("a"), box("b")])
     found = open_detections(tmp_path/"d.json")
     assert found.texts == {42: "b", 43: "a"} and found.rows["image"].tolist() == [42, 41, 43, 42]
@@ -295,7 +295,7 @@ def texts_and_numbers(folder, kind):
     return folder/f"d.{kind}"
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
-def test_texts_in_the_place_of_ids_go_everywhere(tmp_path, kind):
+def test_text_ids_work_in_files_and_in_shards(tmp_path, kind):
     for name in "a.jpg", "b.png", "41.jpg":
         (tmp_path/"in").mkdir(exist_ok=True)
         Image.new("RGB", SIZE[7]).save(tmp_path/"in"/name)

@@ -128,7 +128,7 @@ def test_a_detector_saved_in_16_bits_computes_in_32(tmp_path):
     detector = loaded("OWLv2", tmp_path/"model", named(*NAMES))
     assert detector.model.dtype == torch.float32 and len(detector(PHOTOS)[0])
 
-def test_unusable_detectors_are_one_line(tmp_path):
+def test_unusable_detectors_give_one_line(tmp_path):
     "A detector without class names, with a class that it lacks, or with nameless labels gives one line."
     with quiet():
         for name in TOLD: save_detector(name, tmp_path/name)

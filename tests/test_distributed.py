@@ -50,7 +50,7 @@ def test_a_run_without_ray_is_resumed(world, tmp_path):
     with locked(tmp_path), pytest.raises(NocError, match="another run is writing it"): run(job, tmp_path)
 
 @pytest.mark.slow
-def test_the_driver_is_killed(world, tmp_path):
+def test_a_killed_driver_leaves_each_shard_once(world, tmp_path):
     "After SIGKILL at random moments, each shard exists once with the right bytes, and no other file is left."
     job, expected = world
     run(job, tmp_path/"whole")
@@ -86,7 +86,7 @@ caption_shards(Job(src, "toy", data=data, options=CaptionOptions(batch=5)), out,
 
 @pytest.mark.slow
 @with_ray
-def test_the_driver_is_killed_under_ray(world, tmp_path):
+def test_a_job_resumes_after_its_ray_driver_is_killed(world, tmp_path):
     "After SIGKILL of the process that runs Ray, its workers end, and the resumed job has the same lines."
     job, expected = world
     before, out = set(actors()), tmp_path/"out"

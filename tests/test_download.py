@@ -141,9 +141,9 @@ def type_next(printed, monkeypatch, *more):
         monkeypatch.setattr(sys, "argv", [*shlex.split(line), *map(str, options)])
         main()
 
-def test_coco_from_nothing_to_rows(served, monkeypatch, capsys): from_nothing_to_rows(served, monkeypatch, capsys)
+def test_a_downloaded_coco_gives_rows(served, monkeypatch, capsys): from_nothing_to_rows(served, monkeypatch, capsys)
 
-def test_true_coco_from_nothing_to_rows(served, coco, monkeypatch, capsys):
+def test_real_captions_of_a_downloaded_coco_give_rows(served, coco, monkeypatch, capsys):
     from_nothing_to_rows(served, monkeypatch, capsys, coco)
 
 def from_nothing_to_rows(served, monkeypatch, capsys, root=None):
@@ -166,7 +166,7 @@ def from_nothing_to_rows(served, monkeypatch, capsys, root=None):
 
 # ---- nocaps, from an empty folder to scores
 
-def test_nocaps_from_nothing_to_scores(served, monkeypatch, capsys, tmp_path):
+def test_a_downloaded_nocaps_gives_scores(served, monkeypatch, capsys, tmp_path):
     table, images, annotations = json.loads(asset("downloads.json")), [], []
     names = ["0013ea2087020901", "0c1f3e", "00a1b2c3d4e5f607", "00c7"]
     for i, name in enumerate(names):
@@ -218,7 +218,7 @@ def some_captions(server, url):
     return dict(small=dict(files=[row, photos], next=[]))
 
 @pytest.mark.parametrize("body", [b"<html>busy</html>", b'{"images": [{"id": 1}', b'{"error": "busy"}', b""])
-def test_what_is_not_the_expected_file_is_not_kept(served, body):
+def test_an_unexpected_file_is_not_kept(served, body):
     table = some_captions(served, f"{served.base}/1.jpg")
     served.files["1.jpg"], right = jpeg(), served.files["c.json"]
     served.files["c.json"] = body
@@ -237,7 +237,7 @@ def test_a_photo_that_cannot_be_decoded_is_not_kept(served, photo):
     assert not [*Path("SMALL/images").rglob("*.jpg")]
 
 @pytest.mark.parametrize("url", [5, None, ["a"]])
-def test_an_address_that_is_no_text_is_refused(served, url):
+def test_an_address_that_is_not_text_is_refused(served, url):
     with pytest.raises(NocError, match="c.json: 1.jpg: coco_url .*: expected an address"):
         ask(some_captions(served, url), "small")
 
@@ -245,7 +245,7 @@ def test_an_address_that_is_no_text_is_refused(served, url):
 
 BLOB = bytes(range(256))*8000                                                  # 2 MB
 
-def test_a_killed_download_goes_on(served):
+def test_a_killed_download_continues(served):
     row = serve(served, "blob", BLOB)
     served.open.clear()
     served.limits["blob"] = len(BLOB)//2
@@ -262,14 +262,14 @@ def test_a_killed_download_goes_on(served):
     assert served.asked == [("blob", 0), ("blob", left)] and Path("got").read_bytes() == BLOB
     assert not part.exists() and not Path("got.version").exists()
 
-def test_a_server_without_ranges_starts_again(served):
+def test_a_download_without_ranges_starts_again(served):
     row = serve(served, "blob", BLOB)
     served.ranges, served.limits["blob"] = False, len(BLOB)//2
     fetch(row["address"], "got", row["bytes"], row["sha256"])
     assert served.asked == [("blob", 0)]*2 and Path("got").read_bytes() == BLOB
 
 @pytest.mark.parametrize("known", [True, False])
-def test_versions_never_meet(served, known):
+def test_two_versions_of_a_file_are_never_mixed(served, known):
     "If the file on the server changes during a download, the whole new file is downloaded, or an error raised."
     row = serve(served, "blob", BLOB)
     Path("got.part").write_bytes(BLOB[:1000])
@@ -284,7 +284,7 @@ def test_versions_never_meet(served, known):
         assert fetch(row["address"], "got", row["bytes"], row["sha256"]).read_bytes() == BLOB
     assert {start for _, start in served.asked} == {0}
 
-def test_a_part_that_is_whole_is_asked_for_once(served):
+def test_a_complete_part_is_not_downloaded_again(served):
     row = serve(served, "blob", BLOB)
     Path("got.part").write_bytes(BLOB)
     assert fetch(row["address"], "got", row["bytes"], row["sha256"]).read_bytes() == BLOB and not served.asked
@@ -321,7 +321,7 @@ FAULTS = {
 }
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_one_line_and_what_is_there_stays(served, monkeypatch, fault):
+def test_a_fault_gives_one_line_and_keeps_what_is_there(served, monkeypatch, fault):
     table = a_world(served)
     good = json.loads(json.dumps(table))
     spoil, message = FAULTS[fault]
@@ -338,7 +338,7 @@ def test_a_fault_is_one_line_and_what_is_there_stays(served, monkeypatch, fault)
     assert Path("SMALL/files/second").read_bytes() == BLOB
     if fault == "full disk": assert served.asked[0][1] > 0                     # the part that was written is used
 
-def test_files_that_are_there_are_not_downloaded(served):
+def test_existing_files_are_not_downloaded(served):
     "A mirror is an address, or a folder, whose files are not changed; files that the folder lacks are downloaded."
     table = a_world(served)
     packed = zipped({"deep/a.json": "[1]", "deep/b.txt": "no"})
@@ -360,7 +360,7 @@ def test_files_that_are_there_are_not_downloaded(served):
     shutil.rmtree("SMALL/lists")
     with pytest.raises(NocError, match="mine/z.zip: SHA-256 .* expected"): ask(table, "small", from_="mine")
 
-def test_unpacking_goes_on(served, monkeypatch):
+def test_unpacking_continues_after_a_kill(served, monkeypatch):
     "After a kill between two members of an archive, unpacking continues without another download."
     packed = zipped({f"{k}.json": f"[{k}]" for k in range(4)})
     row = dict(what="zip", to="lists", members=["*.json"], count=4, kept=9) | serve(served, "z.zip", packed)
@@ -377,7 +377,7 @@ def test_unpacking_goes_on(served, monkeypatch):
     assert len(os.listdir("SMALL/lists")) == 4 and len(served.asked) == 1
     assert Path("SMALL/lists/0.json").stat().st_mtime_ns == first and not Path("SMALL/.noc_data").exists()
 
-def test_the_table_is_whole():
+def test_the_table_of_downloads_is_complete():
     "Every file of COCO has a size and a checksum, and every file has an address and a licence, which may be unknown."
     for name, files in _downloads().items():
         for file in files:

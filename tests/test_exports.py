@@ -91,7 +91,7 @@ def in_pixels(table, i):
 @settings(max_examples=30, deadline=None)
 @given(worlds)
 @example({"a": [(0, 0, 0, 8, 8), (1, 0, 1, 8, 8)]})
-def test_each_form_gives_the_boxes_of_coco_s(world):
+def test_each_form_gives_the_same_boxes_as_cocos_form(world):
     with TemporaryDirectory() as folder:
         ids = {name: i for i, name in enumerate(sorted(world), 1)}
         coco = [dict(image_id=ids[name], category_id=[*COCO_CLASSES][n], bbox=box, iscrowd=0)
@@ -139,7 +139,7 @@ def labelled(draw):
 
 @settings(max_examples=int(os.environ.get("DRAWN", 300)), deadline=None, derandomize="DRAWN" not in os.environ)
 @given(labelled())
-def test_labels_mean_what_was_drawn(drawn):
+def test_drawn_folders_are_read_as_they_were_meant(drawn):
     "A folder is read as it was meant, or it is refused; it is not refused if data.yaml says what it means."
     photos, more, plain = drawn
     for about in more, "":
@@ -158,7 +158,7 @@ def test_labels_mean_what_was_drawn(drawn):
             rows = sorted((c, *b, s) for c, b, s in zip(r.labels.tolist(), r.boxes.tolist(), r.scores.tolist()))
             np.testing.assert_allclose(rows, sorted((c, *b, s) for _, (c, b, s) in lines), atol=2e-6)
 
-def test_photos_beside_their_labels_are_photos(tmp_path):
+def test_a_folder_with_photos_beside_their_labels_is_a_folder_of_photos(tmp_path):
     from noc_nb.models.source import _holds_regions
     yolo(tmp_path, WORLD)
     assert _holds_regions(tmp_path)
@@ -193,7 +193,7 @@ BAD = [("turned.xml", cvat_of(f'{BOX} rotation="45"/>'),
        ("labels/a.txt", "18 .5 .5 .2 .2\n1.5 .5 .5 .2 .2\n", "row 1 .*: expected a class, then four numbers, as"),
        ("labels/a.txt", "16 .5 .5 .2 .2\n0 .5 .5 .2 .2\n", r"row 1 \(image a\): category_id 0: .*coco80 --first 0")]
 
-def test_a_broken_file_is_its_photo_s_fault(tmp_path):
+def test_a_broken_file_fails_only_its_photo(tmp_path):
     for tool, name in (yolo, "sub/b.txt"), (voc, "sub/b.xml"):
         folder = tool(tmp_path/tool.__name__, WORLD)
         (next(folder.rglob("b.*"))).write_bytes(b"\xff<")
@@ -203,7 +203,7 @@ def test_a_broken_file_is_its_photo_s_fault(tmp_path):
         assert f"(image sub/b): {folder}" in line and f"{name}: expected" in line and "\n" not in line
 
 @pytest.mark.parametrize("name, text, line", BAD, ids=[name for name, *_ in BAD])
-def test_what_is_wrong_is_named(tmp_path, name, text, line):
+def test_the_error_names_the_wrong_entry(tmp_path, name, text, line):
     write(tmp_path/name, text)
     with pytest.raises(NocError, match=line):
         _, errors, _ = read_export((tmp_path/name).parent if "/" in name else tmp_path/name).table(None, COCO_CLASSES)
@@ -226,7 +226,7 @@ def boxes_with(typed, found, data, photo=LISTED["file_name"]):
     lines = [json.loads(line) for line in Path("c.jsonl").read_text().splitlines()]
     return status, [b["object"] for line in lines for b in line.get("boxes", ())], "\n".join(told)
 
-def test_names_may_stand_in_the_other_file(typed):
+def test_names_may_be_in_the_other_file(typed):
     data = dict(images=[LISTED], categories=OWN)
     status, names, told = boxes_with(typed, [FOUND], data)
     assert (status, names) == (0, ["zebra"]) and "no categories" not in told
@@ -237,7 +237,7 @@ def test_names_may_stand_in_the_other_file(typed):
     assert status == 2 and told == "error: found.json: category 1: 'dog': expected 'zebra', as in val.json"
 
 @pytest.mark.parametrize("where", ["captions", "annotations/instances_own.json"])
-def test_training_asks_every_file_for_names(typed, where):
+def test_training_reads_names_from_every_file(typed, where):
     "The names of classes may be in the file of captions, or in the data set's boxes; two that disagree are refused."
     captions = dict(images=[LISTED], annotations=[dict(image_id=42, caption="a dog")])
     boxes = dict(images=[LISTED], annotations=[])
@@ -258,7 +258,7 @@ def test_training_asks_every_file_for_names(typed, where):
 
 @pytest.mark.parametrize("image", [42, 42., "42", "42.0", "000000000042", "000000000042.jpg", LISTED["file_name"]])
 @pytest.mark.parametrize("photo", [LISTED["file_name"], "000000000042.jpg"])
-def test_ids_are_tried_against_those_at_hand(typed, image, photo):
+def test_digits_of_a_name_are_tried_if_no_name_fits(typed, image, photo):
     "The names of 2017 fit the files of 2014; digits in a name are tried if no name fits, and a line says so."
     status, names, told = boxes_with(typed, [dict(FOUND, image_id=image)], dict(images=[LISTED], categories=OWN), photo)
     assert (status, names) == (0, ["zebra"]), told
@@ -285,7 +285,7 @@ def test_corners_are_read_as_corners(typed):
     table, *_ = open_detections("found.json").table(None, None)
     np.testing.assert_allclose(table[42].boxes, [[.5, .5, .6, .7]])
 
-def test_an_image_without_boxes_is_an_image(typed):
+def test_an_image_without_boxes_gets_a_line(typed):
     images = [LISTED, dict(LISTED, id=43, file_name="b.jpg")]
     write_json(Path("found.json"), dict(images=images, annotations=[FOUND], categories=OWN))
     assert typed("noc_caption", "found.json", "--model", "lite", "--out", "c.jsonl")[0] == 0
@@ -326,7 +326,7 @@ def tables(draw):
 @settings(max_examples=int(os.environ.get("DRAWN_TABLES", 200)), deadline=None,
           derandomize="DRAWN_TABLES" not in os.environ)
 @given(tables())
-def test_drawn_tables_mean_what_pandas_reads(drawn):
+def test_drawn_tables_are_read_as_pandas_reads_them(drawn):
     content, code, sign, world, form = drawn
     with TemporaryDirectory() as folder:
         path = Path(folder)/"t.csv"

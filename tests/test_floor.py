@@ -14,7 +14,7 @@ def imported(cell):
         if isinstance(node, ast.Import): names = [a.name for a in node.names]
         yield from (name.removeprefix("noc_nb.") for name in names if name.startswith("noc_nb."))
 
-def test_nothing_reaches_down():
+def test_the_papers_floor_imports_no_other_floor():
     "No cell of the floor, exported or not, imports from another floor or the package's short names."
     none_of((f"{c.where}: {m}" for code in CODE.values() for c in code for m in imported(c) if m not in CODE),
             "show it on the toy world, draw with matplotlib, or move the check to tests/")

@@ -10,7 +10,7 @@ from test_photos import typed          # noqa: F401
 ROWS = [(title, way, n) for title, (ways, forms) in FORMS.items() for way in ways for n in range(len(forms))]
 
 @pytest.mark.parametrize("title, way, n", ROWS, ids=[f"{way}: {FORMS[title][1][n][2]}" for title, way, n in ROWS])
-def test_a_form_is_read(typed, tmp_path, title, way, n):
+def test_each_form_gives_the_answer_of_its_section(typed, tmp_path, title, way, n):
     "The command gives the answer that every form of the section gives."
     ways, forms = FORMS[title]
     *_, name, content = (SINGLE if way == "noc_eval --captions" else forms)[n]
@@ -18,7 +18,7 @@ def test_a_form_is_read(typed, tmp_path, title, way, n):
     assert answer(typed, written(tmp_path/"given"/name, content)) == expected
 
 @pytest.mark.parametrize("form, name, content, line", REFUSED, ids=[name for _, name, *_ in REFUSED])
-def test_a_refused_form_is_told_how_to_go_on(typed, tmp_path, form, name, content, line):
+def test_the_error_for_a_refused_form_says_how_to_go_on(typed, tmp_path, form, name, content, line):
     "In one line, by each command that reads boxes."
     path = written(tmp_path/"given"/name, content)
     for words in (("noc_caption", path, "--images", photos_in(), "--data", truth(), "--model", "lite"),
@@ -50,7 +50,7 @@ def test_a_bad_reference_is_left_out_on_request(typed, tmp_path, name):
 EMPTY = {"list": [], "annotations": dict(annotations=[]), "images": dict(images=IMAGES, annotations=[])}
 
 @pytest.mark.parametrize("content", EMPTY.values(), ids=EMPTY)
-def test_a_file_without_entries_is_about_images_without_objects(typed, tmp_path, content):
+def test_a_file_without_entries_means_images_without_objects(typed, tmp_path, content):
     path = written(tmp_path/"results.json", content)
     assert captioned(typed, path) == served(typed, path) == dict(a=[], b=[])
     for part in TRAINING:
@@ -60,5 +60,5 @@ def test_a_file_without_entries_is_about_images_without_objects(typed, tmp_path,
     status, told = typed("noc_eval", "--captions", ours(), "--data", path, "--metrics", "R")
     assert status == 2 and re.search("results.json:.* no captions: expected at least one", told[-1]), told
 
-def test_the_page_lists_them():
+def test_the_page_lists_every_form():
     assert PAGE.read_text(encoding="utf-8") == page(), "run `python tests/forms.py`"

@@ -87,7 +87,7 @@ def src(tmp_path):
     return tmp_path/"photos"
 
 @pytest.mark.parametrize("pairs", (True, False))
-def test_photos_in_parquet_are_those_of_the_folder(toy, src, tmp_path, pairs):
+def test_photos_in_parquet_give_the_same_lines_as_a_folder(toy, src, tmp_path, pairs):
     "Photos in Parquet, broken ones too, give the same lines as in a folder, with structs of Hugging Face or columns."
     inside = [f for f in image_files(src) if f.id not in (7, 10)]      # an empty file and a link to itself
     data, names = [f.open().read() for f in inside], [f.name for f in inside]
@@ -100,7 +100,7 @@ def test_photos_in_parquet_are_those_of_the_folder(toy, src, tmp_path, pairs):
     assert lines(source) == lines(_from_photos(image_files(src), Stub()))
     assert source.ids == [f.id for f in inside] and source.name(6).startswith("photos.parquet/")
 
-def test_hostile_photos_are_lines(toy, src, tmp_path):
+def test_hostile_photos_give_a_line_each(toy, src, tmp_path):
     lines = CaptionRun(toy, source := _from_photos(image_files(src), Stub())).lines(source.ids)
     good = {line["image_id"] for line in lines if "caption" in line}
     assert good == {1, 2, 3, 4, 5, 9, 12} and len(lines) == 11
@@ -124,7 +124,7 @@ def test_one_photo_is_open_at_a_time(toy, src, monkeypatch):
     source = _from_photos(image_files(src), Stub())
     assert len(source.regions(source.ids)) == 11 and len(seen) == 7 and max(alive) <= 1
 
-def test_hostile_images_with_detections(toy, src, tmp_path):
+def test_hostile_images_with_detections_give_a_caption_or_a_reason(toy, src, tmp_path):
     "A truncated image can be captioned if its size is readable; otherwise its line gives the reason."
     items = [dict(image_id=i, category_id=2, bbox=[6, 6, 40, 40], score=.9) for i in range(1, 30)]
     (tmp_path/"found.json").write_text(json.dumps(items))
@@ -136,7 +136,7 @@ def test_hostile_images_with_detections(toy, src, tmp_path):
     page = (tmp_path/"c.html").read_text()
     assert page.count("<article") == 8 and page.count("<image") == 7 and "<img" not in page
 
-def test_hostile_files_become_a_store(src, tmp_path):
+def test_readable_photos_among_hostile_files_become_a_store(src, tmp_path):
     store = _extract(image_files(src), tmp_path/"store", Stub(), part=3)
     failed = [json.loads(text) for text in (tmp_path/"store/failed.jsonl").read_text().splitlines()]
     assert set(store) == {1, 2, 3, 4, 5, 9, 12} and {f["id"] for f in failed} == {6, 7, 8, 10}
@@ -192,7 +192,7 @@ def test_boxes_may_come_with_sizes_and_without_scores(toy, tmp_path):
     failed = detected(tmp_path/"mixed.json", images=tmp_path/"in").regions([7])[0]
     assert "detection 0 (image 7): score: expected a number" in str(failed)
 
-def test_no_and_ten_thousand_boxes_are_captioned(toy):
+def test_images_with_no_or_ten_thousand_boxes_are_captioned(toy):
     generator = torch.Generator().manual_seed(0)
     corner = torch.rand(10_000, 2, generator=generator)*.9
     many = Regions(torch.cat([corner, corner + .05], 1), torch.randint(1, 32, (10_000,), generator=generator),
@@ -209,7 +209,7 @@ def test_no_and_ten_thousand_boxes_are_captioned(toy):
     (dict(src="torn.json", images=".in"), "not JSON"), (dict(src="a.jpg", data="."), "need detections"),
     (dict(src="found.json", form="verbs"), "form=verbs: expected one of"),
     (dict(src="found.json", model="huge"), "no such folder")])
-def test_bad_arguments_are_one_line(tmp_path, monkeypatch, arguments, message):
+def test_bad_arguments_give_one_line(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     for name in "empty", ".in": Path(name).mkdir()
     for name in "a.jpg", ".in/7.jpg": Path(name).write_bytes(b"")
@@ -222,7 +222,7 @@ def test_bad_arguments_are_one_line(tmp_path, monkeypatch, arguments, message):
 # ---- killed and resumed
 
 @pytest.mark.slow
-def test_killed_and_resumed_gives_the_same_lines(toy, world, tmp_path):
+def test_a_killed_and_resumed_run_gives_the_same_lines(toy, world, tmp_path):
     source = detected(world/"detections/simulated.json", world, classes=toy.classes)
     rng, out, fork = random.Random(0), tmp_path/"killed.jsonl", multiprocessing.get_context("fork")
     start = time.time()
@@ -282,7 +282,7 @@ def records(folder, n):
     (folder/f"{n}.json").write_text(json.dumps(found))
 
 @pytest.mark.slow
-def test_memory_is_flat(tmp_path):
+def test_memory_does_not_grow_with_the_number_of_images(tmp_path):
     "Captioning 2,000 images with 100,000 detections needs hardly more memory than 100 images with 5,000."
     torch.manual_seed(0)
     pipeline = small_pipeline()
@@ -319,7 +319,7 @@ def one_line(done, *parts):
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     for part in parts: assert part in done.stderr
 
-def test_resume_with_other_settings_names_them(command, tmp_path):
+def test_resuming_with_other_settings_names_them(command, tmp_path):
     "A complete output is not resumed with other settings; the error names the setting."
     assert command("--out", "c.jsonl").returncode == 0
     before = (tmp_path/"c.jsonl").read_bytes()
@@ -329,7 +329,7 @@ def test_resume_with_other_settings_names_them(command, tmp_path):
     assert command("--out", "c.jsonl", "--resume").returncode == 0
     assert (tmp_path/"c.jsonl").read_bytes() == before
 
-def test_photos_may_name_words_of_their_own(command, world, tmp_path):
+def test_each_photo_may_have_words_of_its_own(command, world, tmp_path):
     "Words and names by photo, in JSON or a table, reach lines, texts and page; an unknown word is its photo's error."
     assert command("--out", "chosen.jsonl").returncode == 0
     read = lambda name: [json.loads(text) for text in (tmp_path/name).read_text().splitlines()]
@@ -356,7 +356,7 @@ def test_photos_may_name_words_of_their_own(command, world, tmp_path):
     (tmp_path/"words.json").write_text(json.dumps({f"x{name}": "dog", **words}))
     one_line(command(*out[:2]), f"'x{name}': expected the name of an image, such as {name}")
 
-def test_resume_sees_that_a_photo_was_replaced(command, world, tmp_path):
+def test_resuming_detects_a_replaced_photo(command, world, tmp_path):
     "A replaced photo is detected even if name and time are the same; older runs without checksums resume and add them."
     shutil.copytree(world/"images", tmp_path/"photos")
     typed = "--images", "photos", "--out", "c.jsonl"
@@ -375,7 +375,7 @@ def test_resume_sees_that_a_photo_was_replaced(command, world, tmp_path):
     one_line(command(*typed, "--resume"), f"c.jsonl: {photo.name}: other content")
     assert (tmp_path/"c.jsonl").read_bytes() == before
 
-def test_images_without_boxes_are_told(toy, tmp_path, monkeypatch, capsys):
+def test_images_without_boxes_are_reported(toy, tmp_path, monkeypatch, capsys):
     "A photo without detections is captioned, and both the summary and the page report it."
     monkeypatch.chdir(tmp_path)
     Path("in").mkdir()
@@ -395,7 +395,7 @@ def test_two_runs_never_write_one_output(command, tmp_path):
         one_line(command("--out", "c.jsonl"), "c.jsonl: another run is writing it")
     assert list(tmp_path.iterdir()) == []
 
-def test_outputs_are_files_of_their_own(command, world, tmp_path):
+def test_an_output_never_replaces_another_file(command, world, tmp_path):
     "An output never replaces an input or a link to it, the other output, a device, a user's page or the run's files."
     source = world/"detections/simulated.json"
     before = source.read_bytes()
@@ -417,7 +417,7 @@ def test_outputs_are_files_of_their_own(command, world, tmp_path):
 
 # ---- the size of the page, and the captions that it shows
 
-def test_a_card_has_eleven_kilobytes_and_a_link_to_its_photo(coco, tmp_path):
+def test_a_card_takes_eleven_kilobytes_and_links_to_its_photo(coco, tmp_path):
     "367 photos make a page of at most 4 MB, and each small picture links to its photo, which stays where it is."
     pipeline = NovelCaptioner.from_pretrained("lite", device="cpu")
     source = detected(coco/"detections/picodet_s_416.json", images=coco/"images", classes=pipeline.classes)
@@ -486,7 +486,7 @@ def test_captions_in_16_bits_keep_their_musts(world, mode, options):
     assert len(apart) > .7*len(near) and 0 < max(map(abs, apart)) < .25
     assert abs(sum(b["score"] - a["score"] for a, b in zip(exact, near)))/len(near) < .15
 
-def test_a_machine_without_bfloat16_is_told_and_computes_in_32(command, tmp_path, monkeypatch):
+def test_a_machine_without_bfloat16_computes_in_32_bits_and_says_so(command, tmp_path, monkeypatch):
     "Without bfloat16 the command computes in 32 bits and says so; a run cannot resume in the other precision."
     def made(out, has, *more):
         monkeypatch.setattr("noc_nb.pages.gallery._has_bfloat16", lambda device: has)

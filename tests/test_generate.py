@@ -45,7 +45,7 @@ def test_unknown_input_is_an_error(name):
         ours(model, inputs | dict(pixel_valuse=torch.zeros(2, 3, 16, 16)))
 
 @pytest.mark.parametrize("name", ["GIT", "LLaVA", "Qwen2-VL"])
-def test_no_image_is_an_error(name):
+def test_a_missing_image_is_an_error(name):
     "A model that needs an image gives an error without one, unless `text_only` is set."
     model, inputs = build(name)
     text = dict(input_ids=torch.tensor([[12, 13]]))
@@ -56,7 +56,7 @@ def test_no_image_is_an_error(name):
 # Cases that the table of architectures does not contain
 
 @pytest.mark.parametrize("name", ["GPT-2", "Llama", "Gemma 2", "LLaVA"])
-def test_a_static_cache_changes_nothing(name):
+def test_a_static_cache_gives_the_same_texts(name):
     model, inputs = build(name)
     words = dict(words=WORDS, processor=tokenizer())
     for mode in ("bank", "grid"):
@@ -64,7 +64,7 @@ def test_a_static_cache_changes_nothing(name):
         static = ours(model, inputs, **words, mode=mode, cache_implementation="static")
         assert static.tolist() == plain.tolist()
 
-def test_without_a_cache_nothing_changes():
+def test_a_search_without_a_cache_gives_the_same_texts():
     model, inputs = build("Llama")
     words = dict(words=WORDS, processor=tokenizer())
     assert ours(model, inputs, **words, use_cache=False).tolist() == ours(model, inputs, **words).tolist()
@@ -78,7 +78,7 @@ def test_a_quantised_cache_equals_the_librarys():
     found = ours(model, inputs, words=WORDS, processor=tokenizer(), **quantised)
     assert all(is_whole(text, word) for text in texts(found) for word in WORDS)
 
-def test_settings_mean_what_they_mean_there():
+def test_settings_work_as_in_the_library():
     model, inputs = build("GPT-2")
     settings = dict(early_stopping="never", num_return_sequences=3, return_dict_in_generate=True,
                     output_scores=True, repetition_penalty=1.5, no_repeat_ngram_size=2)
@@ -98,13 +98,13 @@ def test_one_beam_and_no_end_token_equal_the_library():
         found = ours(model, inputs, words=WORDS, processor=tokenizer(), **settings)
         assert all(is_whole(text, word) for text in texts(found) for word in WORDS)
 
-def test_tokens_that_are_added_later_are_known():
+def test_tokens_that_are_added_later_are_found():
     tok = tokenizer()
     assert _read_table(tok).size == len(tok)
     tok.add_tokens(["okapi"])
     assert _read_table(tok).size == len(tok) and spellings(tok, "okapi")
 
-def test_stopping_criterion_ends_a_text():
+def test_a_stopping_criterion_ends_a_text():
     "A stopping criterion ends a text as in the library's search, and the text has all its words."
     model, inputs = build("GPT-2")
     dog = tokenizer().get_vocab()["dog"]
@@ -118,14 +118,14 @@ def test_stopping_criterion_ends_a_text():
         assert tokenizer().get_vocab()["zebra"] in text
         assert dog not in text[:-1] or set(text[text.index(dog)+1:]) == {1}
 
-def test_words_of_its_own_accord_count_once():
+def test_a_mention_counts_for_every_word_in_it():
     "\"fire hydrant\" also counts as \"hydrant\" and \"fire\", and a word that is given twice is mentioned once."
     model, inputs = build("GPT-2")
     settings = dict(processor=tokenizer(), max_new_tokens=2, num_beams=6)
     found = ours(model, inputs, words=["fire hydrant", "hydrant", "fire", "fire"], **settings)
     assert texts(found[:,4:]) == ["fire hydrant"]*2
 
-def test_lines_of_the_chapter_are_those_that_run():
+def test_the_lines_that_the_chapter_shows_are_those_that_it_runs():
     "The lines that chapter 116 shows for a real model are those that it runs with a tiny one."
     chapter = json.loads((ROOT/"nbs/words/116_generate.ipynb").read_text())
     sources = ["".join(cell["source"]) for cell in chapter["cells"]]
@@ -137,7 +137,7 @@ def test_lines_of_the_chapter_are_those_that_run():
 
 def fence(text, language): return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
 
-def test_lines_of_the_experiment_are_those_that_run():
+def test_the_lines_that_the_experiment_shows_are_those_that_it_runs():
     "The lines that 58_pixels shows for models of the hub are those that it runs with tiny models."
     page = json.loads((ROOT/"nbs/experiments/58_pixels.ipynb").read_text())
     def anonymous(lines): return re.sub(r"^name = .*$", "name = NAME", lines.strip(), flags=re.M)
@@ -161,7 +161,7 @@ def test_prices_are_given_for_each_input():
             alone = ours(model, half, mode=mode, **own, **settings)
             assert alone[0].tolist() == both[i,:alone.shape[1]].tolist()
 
-def test_a_price_below_zero_is_not_dodged():
+def test_a_price_below_zero_is_not_avoided_by_ending_inside_the_word():
     "A word with a negative price is not mentioned by a text that ends, at its maximum length, inside the word."
     model, inputs = build("GPT-2")
     vocabulary = tokenizer().get_vocab()
@@ -216,7 +216,7 @@ BETTER = dict(early_stopping=True, exponential_decay_length_penalty=(2, 1.3))   
 ELSEWHERE = {"force_words_ids", "constraints", "stop_strings"}                  # options with separate tests
 NO_OPTION = {"transformers_version", "_from_model_config"}
 
-def test_every_option_has_a_class():
+def test_every_option_is_classified():
     "Every option is in one of these lists; a new option in a release fails here until somebody classifies it."
     classes = [*SAME, *STILL, *REFUSED, *BETTER, *ELSEWHERE]
     assert len(classes) == len(set(classes))
@@ -233,7 +233,7 @@ def both(name, **option):
     return [x if isinstance(x, torch.Tensor) else x.sequences for x in found], found
 
 @pytest.mark.parametrize("option", SAME)
-def test_option_does_what_it_does_there(option):
+def test_an_option_works_as_in_the_library(option):
     changed = False
     for name in "GPT-2", "BART":
         if name == "GPT-2" and "coder_" in option: continue
@@ -249,18 +249,18 @@ def test_an_option_without_effect_changes_nothing(option):
         assert ids.tolist() == own.tolist() == both(name)[0][0].tolist()
 
 @pytest.mark.parametrize("option", REFUSED)
-def test_an_option_that_is_refused_is_an_error(option):
+def test_a_refused_option_raises_an_error(option):
     model, inputs = build("GPT-2")
     with pytest.raises(ValueError, match=f"{option}|tokenizer"): ours(model, inputs, **{option: REFUSED[option]})
 
 @pytest.mark.parametrize("option", BETTER)
-def test_an_option_that_ends_the_search_there_does_not_here(option):
+def test_an_option_that_stops_the_library_early_does_not_stop_our_search(option):
     "The library stops by a heuristic; our search continues until no better caption is possible."
     for name in "GPT-2", "BART":
         _, (found, own) = both(name, **{option: BETTER[option]})
         assert (found.sequences_scores >= own.sequences_scores - 1e-5).all()
 
-def test_what_a_function_is_not_handed_is_refused():
+def test_arguments_that_the_library_does_not_pass_on_are_refused():
     model, inputs = build("GPT-2")
     one = {name: value[:1] for name, value in inputs.items()}
     streamer = SimpleNamespace(put=print, end=print)
@@ -424,7 +424,7 @@ class Keeps(transformers.GPT2LMHeadModel):
         return out
 
 @pytest.mark.parametrize("more", [{}, dict(prices=[1., math.inf, 2.]), dict(mode="grid")])
-def test_model_may_be_trained_afterwards(more):
+def test_a_model_may_be_trained_after_a_search(more):
     "Nothing that the model, a processor or the user gets is a tensor of torch's inference mode."
     model, inputs = build("GPT-2")
     model = Keeps(model.config)
@@ -468,7 +468,7 @@ def test_a_pipeline_that_samples_by_default_is_searched():
                       processor=tokenizer, return_full_text=False)
     assert has(out["generated_text"], "zebra")
 
-def test_at_least_is_no_truth_value_and_dropout_is_told():
+def test_at_least_refuses_a_truth_value_and_dropout_gives_a_warning():
     model, inputs = build("GPT-2")
     call = dict(inputs, custom_generate=grid_beam, num_beams=2, max_new_tokens=8, words=[[5], [6]], do_sample=False)
     with pytest.raises(NocError, match="at_least=True; expected a whole number"): model.generate(**call, at_least=True)
@@ -510,7 +510,7 @@ def test_help_explains_every_argument():
         assert name == "processor" or kinds
         assert re.search(r"[\"=\[]", example), name
 
-def test_few_beams_and_long_lists_are_told():
+def test_one_beam_gives_a_warning_and_a_long_list_an_error():
     "One beam with words gives a warning; the error for an `each` longer than the batch shows the loop to write."
     model, inputs = build("GPT-2")
     with pytest.warns(UserWarning, match="num_beams=1: words"): ours(model, inputs, words=[[5]], num_beams=1)
@@ -530,7 +530,7 @@ def test_few_beams_and_long_lists_are_told():
     assert len(found) == 4 and all(has(text, *word) for text, word in zip(found, each))
 
 @pytest.mark.parametrize("mode", ["bank", "grid"])
-def test_only_words_behind_the_text_count(mode):
+def test_only_words_after_the_text_count(mode):
     "With `after`, only words behind the text are asked for, avoided or paid for; with musts, the text is written."
     model, inputs = build("GPT-2")
     settings = dict(processor=tokenizer(), mode=mode, return_dict_in_generate=True, max_new_tokens=9, num_beams=6)
@@ -563,7 +563,7 @@ def thinker():
         return scores
     return tok, model, dict(processor=tok, logits_processor=LogitsProcessorList([wants]), max_new_tokens=8)
 
-def test_a_word_in_thoughts_is_told():
+def test_a_word_that_is_only_in_thoughts_gives_a_warning():
     "A warning says that a word is only in a block of thoughts, even one that the prompt opens, but not with `after`."
     tok, model, settings = thinker()
     inputs = dict(input_ids=torch.tensor([tok.convert_tokens_to_ids(["a"])]))

@@ -202,7 +202,7 @@ def member(path, n):
     with tarfile.open(path) as t: return t.getmembers()[n].offset
 
 @pytest.mark.parametrize("options", [dict(format=tarfile.GNU_FORMAT), dict(format=tarfile.PAX_FORMAT)])
-def test_photos_behind_a_damaged_header_are_told(tmp_path, options):
+def test_photos_after_a_damaged_header_are_reported(tmp_path, options):
     write_tar(tmp_path/"s.tar", 20, **options)
     data = bytearray((tmp_path/"s.tar").read_bytes())
     data[member(tmp_path/"s.tar", 5) + 150] ^= 255                  # a byte of its checksum
@@ -210,21 +210,21 @@ def test_photos_behind_a_damaged_header_are_told(tmp_path, options):
     whole, failed = open_all(tmp_path/"s.tar")
     assert len(whole) == 5 and len(failed) == 1 and "s.tar: expected a whole tar file; after 5 members" in failed[0]
 
-def test_a_tar_cut_between_members_is_told(tmp_path):
+def test_a_tar_that_is_cut_between_members_is_reported(tmp_path):
     write_tar(tmp_path/"s.tar", 20)
     data = (tmp_path/"s.tar").read_bytes()
     (tmp_path/"s.tar").write_bytes(data[:member(tmp_path/"s.tar", 5)])
     whole, failed = open_all(tmp_path/"s.tar")
     assert len(whole) == 5 and "its end mark is missing" in failed[0]
 
-def test_what_is_damaged_takes_no_number_of_others(tmp_path):
+def test_a_damaged_shard_takes_no_id_of_a_photo(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path/"photo_12.jpg")
     (tmp_path/"shard.tar").write_bytes(b"nothing")
     assert [(f.id, f.name) for f in image_files(tmp_path)] == [(12, "photo_12.jpg"), (-1, "shard.tar")]
     damaged = image_files(tmp_path, {})[-1]
     with pytest.raises(NocError, match="shard.tar: expected a whole tar file"): open_image(damaged)
 
-def test_only_files_are_opened(tmp_path):
+def test_only_regular_files_are_opened(tmp_path):
     for name in "p.jpg", "p.tar", "p.parquet", "p.json", "p.txt": os.mkfifo(tmp_path/name)
     assert open_all(tmp_path)[0] == [] and len(open_all(tmp_path)[1]) == 3
     for read, name in ((read_json, "p.json"), (image_files, "p.txt"), (read_detections, "p.parquet"),
@@ -265,7 +265,7 @@ def test_hdf5_reads_no_other_file(tmp_path):
         with pytest.raises(NocError, match=f"{name}.hdf5: image 7: expected data sets of numbers"):
             list(read_hdf5(tmp_path/f"{name}.hdf5"))
 
-def test_odd_archives_and_numbers_are_one_line(tmp_path):
+def test_odd_archives_and_numbers_give_one_line(tmp_path):
     (tmp_path/"n.json").write_text("[" + "9"*5000 + "]")
     with pytest.raises(NocError, match="n.json: expected a JSON file"): read_json(tmp_path/"n.json")
     with pytest.raises(NocError, match="expected a JSON file"): read_json("a\0b.json")
@@ -295,7 +295,7 @@ def test_a_torn_last_row_is_left_out(tmp_path, capsys):
 
 # ---- NaN
 
-def test_a_nan_feature_costs_its_image_alone():
+def test_a_nan_feature_fails_only_its_image():
     images = [Regions(BOXES, [18, 1], [.9, .8], torch.ones(2, 4), i, (640, 480)) for i in (7, 8, 9)]
     images[1].features[1, 2] = torch.nan
     class Pipeline:
@@ -308,7 +308,7 @@ def test_a_nan_feature_costs_its_image_alone():
     expected = [None, "image 8: features: expected finite numbers", None]
     assert asked == [7, 9] and [x.get("error") for x in lines] == expected
 
-def test_a_user_without_home_has_a_cache(monkeypatch):
+def test_a_user_without_a_home_folder_gets_a_cache(monkeypatch):
     from pathlib import Path
     def homeless(): raise RuntimeError("Could not determine home directory.")
     monkeypatch.delenv("NOC_CACHE", raising=False)
@@ -327,7 +327,7 @@ with open(sys.argv[1], "x") as f: f.write(str(f.fileno() > 2))
 """
 
 @pytest.mark.parametrize("closed", ["", ">&-", "2>&-", ">&- 2>&- <&-"])
-def test_no_output_ends_a_command(tmp_path, closed):
+def test_a_command_works_with_closed_and_ascii_outputs(tmp_path, closed):
     "A command works with outputs that are closed or support only ASCII, and no later file gets their descriptors."
     line = f'"{sys.executable}" -c "$CODE" "{tmp_path}/f" {closed}'
     env = dict(os.environ, CODE=STREAMS, PYTHONIOENCODING="ascii")
@@ -337,7 +337,7 @@ def test_no_output_ends_a_command(tmp_path, closed):
 
 @pytest.mark.parametrize("work, told", [("print('x')", "output: No space left on device"),
                                         ("__import__('torch').empty(1 << 50)", "not enough memory")])
-def test_what_is_full_is_one_line(work, told):
+def test_a_full_disk_or_memory_gives_one_line(work, told):
     code = f"from noc_nb.commands.command import _polite; _polite(lambda: {work})"
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
@@ -349,7 +349,7 @@ def evaluated(folder, captions, **kw):
     write_json(folder/"refs.json", dict(images=[dict(id=0), dict(id=1)], annotations=refs))
     return evaluate_file(captions, folder/"refs.json", metrics=("C",), samples=10, **kw)
 
-def test_names_of_files_are_any_bytes(tmp_path, monkeypatch):
+def test_file_names_may_be_any_bytes(tmp_path, monkeypatch):
     "File names that are not UTF-8 do not stop the output of lines to an ASCII terminal, of a page, or of a report."
     folder, odd = tmp_path/os.fsdecode(b"nu\xe9"), os.fsdecode(b"\xe9")
     folder.mkdir()
@@ -368,7 +368,7 @@ def test_names_of_files_are_any_bytes(tmp_path, monkeypatch):
     evaluated(folder, folder/f"{odd}s.json", out=folder/f"{odd}out")
     assert read_json(folder/f"{odd}out/report.json")["captions"] == "?s.json"
 
-def test_a_report_is_written_whatever_became_of_the_terminal(tmp_path):
+def test_a_report_is_written_even_if_the_terminal_fails(tmp_path):
     write_json(tmp_path/"s.json", [dict(image_id=i, caption="a dog") for i in (0, 1)])
     def full(report): raise OSError(28, "No space left on device")
     with pytest.raises(OSError): evaluated(tmp_path, tmp_path/"s.json", out=tmp_path/"out", show=full)
@@ -376,7 +376,7 @@ def test_a_report_is_written_whatever_became_of_the_terminal(tmp_path):
 
 # ---- compressed text
 
-def test_what_unpacks_without_end_is_refused(tmp_path, monkeypatch):
+def test_a_file_that_unpacks_without_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("noc_nb.lab.disk._MUCH", 1 << 24)
     (tmp_path/"b.json.gz").write_bytes(bomb := gzip.compress(b" "*(1 << 20))*20)
     (tmp_path/"b.gz").write_bytes(bomb)
@@ -387,14 +387,14 @@ def test_what_unpacks_without_end_is_refused(tmp_path, monkeypatch):
         with pytest.raises(NocError, match=f"{name}.*it holds more than 16,777,216 bytes, once unpacked"):
             read(tmp_path/name)
 
-def test_a_parquet_file_that_pretends_rows_is_refused(tmp_path):
+def test_a_parquet_file_that_claims_too_many_rows_is_refused(tmp_path):
     rows = 1 << 20
     zeros = pyarrow.table({name: np.zeros(rows, np.int64) for name in ("image_id", "category_id")})
     with pyarrow.parquet.ParquetWriter(tmp_path/"d.parquet", zeros.schema) as f:
         for _ in range(20): f.write_table(zeros)
     with pytest.raises(NocError, match="it claims to have 20,971,520 rows"): read_detections(tmp_path/"d.parquet")
 
-def test_half_characters_are_no_names(tmp_path):
+def test_half_characters_are_refused_or_replaced(tmp_path):
     (tmp_path/"n.json").write_text('["dog", "\\ud83d\\ude00"]')
     assert read_json(tmp_path/"n.json") == ["dog", "😀"]
     (tmp_path/"n.json").write_text('["dog", "\\uD800"]')
@@ -404,7 +404,7 @@ def test_half_characters_are_no_names(tmp_path):
     assert read_rows(tmp_path/"rows.jsonl") == [dict(variant="?")]
 
 @pytest.mark.parametrize("text", ["dog\n", "dog\t1\t2\n", "\n2 0\ndog\n"])
-def test_words_without_numbers_are_no_vectors(tmp_path, text):
+def test_words_without_numbers_are_refused_as_vectors(tmp_path, text):
     (tmp_path/"v.txt").write_text(text)
     with pytest.raises(NocError, match="v.txt: line .: expected a word and "): read_vectors(tmp_path/"v.txt")
     (tmp_path/"v.txt").write_bytes(b"\xef\xbb\xbf" + LINES)
@@ -446,7 +446,7 @@ def test_lines_that_were_cut_or_moved_are_made_again(tmp_path, monkeypatch):
             except KeyboardInterrupt: continue
         assert out.read_bytes() == whole and not part.exists()
 
-def test_another_content_is_seen_whatever_its_time(tmp_path):
+def test_changed_content_is_detected_whatever_its_time(tmp_path):
     "A run notices other content even if the file's time is the same; a store notices altered arrays."
     about, photo, other = tmp_path/"run.json", tmp_path/"1.jpg", tmp_path/"2.jpg"
     def start(resume=True): return begin(about, "c.jsonl", dict(k=5), resume, about.exists(), {"1.jpg": photo})
@@ -480,7 +480,7 @@ def test_another_content_is_seen_whatever_its_time(tmp_path):
     (tmp_path/"named/images.jsonl").write_text("7 b\n")
     with pytest.raises(NocError, match="images.jsonl: was altered"): RegionStore(tmp_path/"named").verify()
 
-def test_a_run_takes_no_folder_of_others(tmp_path, monkeypatch):
+def test_a_run_overwrites_no_folder_of_others(tmp_path, monkeypatch):
     "A run does not overwrite folders with other data, another tool's `run.json`, a picture, or an older report."
     monkeypatch.chdir(tmp_path)
     run = "noc_reproduce", "--preset", "toy", "--tables", "1", "--rows", "none", "--training", "xe", "--metrics", "C"
@@ -501,7 +501,7 @@ def test_a_run_takes_no_folder_of_others(tmp_path, monkeypatch):
 
 # ---- the page
 
-def test_only_own_names_and_pages_are_answered():
+def test_the_server_answers_only_its_own_names_and_pages():
     "The server refuses requests for other host names (DNS rebinding), and requests from other pages."
     async def app(scope, receive, send): await send({"status": 200})
     guard = _OwnNames(app, {"localhost", "here"})
@@ -522,7 +522,7 @@ def test_only_own_names_and_pages_are_answered():
                  "here:7860.evil.org"):
         assert status("here:7860", origin=page) == 421
 
-def test_a_public_name_is_answered_if_it_is_given(tmp_path, monkeypatch):
+def test_the_server_answers_a_public_name_that_it_is_given(tmp_path, monkeypatch):
     class Stopped(Exception): pass
     def page(studio, max_mb, hosts):
         raise Stopped(_OwnNames(None, hosts).names)
@@ -535,7 +535,7 @@ def test_a_public_name_is_answered_if_it_is_given(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("proxy, told", [("http://127.0.0.1:9", "error: HTTP_PROXY: .*: expected NO_PROXY=localhost"),
                                          ("socks5://127.0.0.1:9", "error: noc_app: gradio cannot be imported .*SOCKS")])
-def test_a_proxy_without_its_exception_is_one_line(tmp_path, proxy, told):
+def test_a_proxy_without_its_exception_gives_one_line(tmp_path, proxy, told):
     names = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"), proxy)
     code = "import sys; sys.argv[1:] = ['--model', 'toy', '--port', '17863']; sys.argv[0] = 'noc_app'\n" \
            "from noc_nb.commands.cli import main; main()"
@@ -563,7 +563,7 @@ def test_the_page_takes_any_words():
         stage("say", line)
     assert time.process_time() - start < 30    # seconds, for what is linear; a quadratic form takes hours
 
-def test_large_uploads_give_their_memory_back(tmp_path):
+def test_the_memory_of_large_uploads_is_freed(tmp_path):
     studio = _Studio(object(), lambda images: (_ for _ in ()).throw(NocError("seen")), most=0)
     Image.new("1", (16_000, 3_000)).save(tmp_path/"large.png")
     Image.new("1", (16_000, 5_000)).save(tmp_path/"larger.png")
@@ -582,15 +582,15 @@ def test_large_uploads_give_their_memory_back(tmp_path):
                                      "captioner.max_len=-1", "xe.peak=Infinity", "scst.min_refs=-1",
                                      "prices.unseen=NaN",
                                      f"xe.seed={2**64}", f"min_count={10**12}", "train_selector.keep=-1"])
-def test_sizes_that_nobody_means_are_refused(setting):
+def test_sizes_outside_their_range_are_refused(setting):
     with pytest.raises(NocError, match=r"expected -?\d+ (to|or more)"): _preset_of("toy", [setting])
 
-def test_a_path_that_was_mistyped_asks_no_hub(tmp_path, monkeypatch):
+def test_a_mistyped_path_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("noc_nb.lab.saving.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
     with pytest.raises(NocError, match="runs/xe: no such folder"): _part(Captioner, "runs/xe")
 
-def test_names_are_no_formulas(tmp_path):
+def test_names_are_not_drawn_as_formulas(tmp_path):
     odd = "$\\frac{", "$_{$", "a $ b ^ $"
     for name in odd: _picture([(name, ["", "", "x"], [[name, "Ours", "1.0"]])]*2, tmp_path/"t.png")
     figures = [show_bars({name: 1. for name in odd}).figure, show_boxes([[0, 0, 1, 1]]*3, odd).figure,
@@ -660,7 +660,7 @@ def test_an_odd_value_gives_a_result_or_one_line(tmp_path, name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("depth", [150, 3_000, 100_000])
-def test_what_nests_deep_is_one_line_at_once(tmp_path, name, depth):
+def test_deeply_nested_json_gives_one_line_at_once(tmp_path, name, depth):
     "Deeply nested JSON gives one line at once, as a whole file and as a value in a valid file."
     good, read = json_readers(tmp_path)[name]
     path = tmp_path/(name if "." in name else f"{name}.json")
@@ -688,7 +688,7 @@ def readers():
             if first.name in ("path", "data", "src", "file") and not needed: yield name, f
 
 @pytest.mark.parametrize("ending", ["json", "jsonl", "json.gz"])
-def test_every_public_reader_refuses_what_nests_deep(tmp_path, ending):
+def test_every_public_reader_refuses_deeply_nested_json(tmp_path, ending):
     "Each reader gives one line at once, or reads only the first bytes."
     text, path = b'{"images": [' + b"["*100_000 + b"]"*100_000 + b"]}\n", tmp_path/f"deep.{ending}"
     path.write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
@@ -722,7 +722,7 @@ script(noc_odd)
 """
 
 @pytest.mark.parametrize("end", ["bad", "bug"])
-def test_no_text_commands_a_terminal(tmp_path, end):
+def test_no_text_controls_a_terminal(tmp_path, end):
     "Control characters in texts are escaped in all kinds of output; only the progress bar moves the cursor."
     import pty
     ours, theirs = pty.openpty()
@@ -739,7 +739,7 @@ def test_no_text_commands_a_terminal(tmp_path, end):
     assert text.count(r"dog\u001b]0;mine\u0007 \u009b2J \u001b[31m \u202egod\u2066") >= 4
     assert not re.search(r"[\x07\x9b\u202e\u2066]|\x1b(?!\[A|\[K)", text)
 
-def test_no_text_of_a_report_turns_or_commands_anything(tmp_path):
+def test_no_report_contains_control_characters(tmp_path):
     parts, bars = [Part("\u202egod", "\u2066\x07")], {"a": (1., None, "1", "holds")}
     write_files(tmp_path, "report", {}, "dog\x1b[31m", parts, bars, "")
     for kind in "md", "html":
@@ -878,7 +878,7 @@ def test_regions_of_a_table_need_image_ids():
     table = table_of([Regions(learnt[0], np.array([18., 1.]), learnt[1], learnt[2], 7)])
     assert table.features.tolist() == [[1.], [2.]] and table.labels.tolist() == [18, 1]
 
-def test_numbers_of_a_file_are_no_lists(tmp_path):
+def test_lists_in_the_place_of_numbers_are_refused(tmp_path):
     good = dict(image_id=7, category_id=18, bbox=[10, 20, 30, 40], score=.5)
     for key, odd in [("image_id", [7]), ("image_id", True), ("image_id", 7.5), ("category_id", [[18]]), ("score", [.5]),
                      ("score", True), ("bbox", [[10, 20], [30, 40]]), ("bbox", [[10], [20], [30], [40]]),
@@ -888,7 +888,7 @@ def test_numbers_of_a_file_are_no_lists(tmp_path):
             with pytest.raises(NocError, match=f"d.json: detection {len(others)} .*: {key}: expected"):
                 read_detections(tmp_path/"d.json", {7: (640, 480)})
 
-def test_what_does_not_fit_together():
+def test_parts_that_do_not_fit_together_are_refused():
     "Words, regions, data or captioners that do not fit together give one line that names the image, word or part."
     vectors = {"hot": np.array([1., 3.]), "dog": np.array([3., 5.])}
     vocab = Vocab(["a", "dog", "zebra"])

@@ -47,7 +47,7 @@ print(json.dumps([model.generate(**inputs, **settings, tokenizer=tok, **call).to
 """
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_folder_answers_without_the_package(name, repository, tmp_path):
+def test_the_folder_gives_the_same_texts_without_the_package(name, repository, tmp_path):
     model, inputs = made(name)
     settings = dict(custom_generate=grid_beam, num_beams=4, max_new_tokens=8, do_sample=False, processor=tokenizer())
     expected = [model.generate(**inputs, **settings, **call).tolist() for call in CALLS]
@@ -60,7 +60,7 @@ def test_the_folder_answers_without_the_package(name, repository, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1]) == expected
 
-def test_words_hold_on_the_decoded_text_there_too(repository, monkeypatch):
+def test_the_promises_about_words_hold_for_the_folder_too(repository, monkeypatch):
     "The property that test_words.py tests also holds for the folder's code."
     monkeypatch.syspath_prepend(str(repository))
     own = importlib.import_module("custom_generate.generate")
@@ -115,7 +115,7 @@ def test_a_streamer_is_refused_before_the_library_sees_it(repository):
     with pytest.raises(ValueError, match="streamer: expected None, because a beam may still be replaced"):
         model.generate(**inputs, **settings, streamer=transformers.TextStreamer(tokenizer()))
 
-def test_part_numbers_are_taken_literally():
+def test_words_with_signs_are_taken_literally_in_lists():
     "Texts with signs that a line gives a meaning are words in lists of their own, to mention and to avoid."
     tok, parts = trained("byte BPE"), ["A-12", "a|b", "-5", "x=1", "m,n"]
     model = tiny_gpt2(tok)
@@ -131,7 +131,7 @@ def test_part_numbers_are_taken_literally():
         with pytest.raises(NocError, match="for the text taken literally"):
             model.generate(**inputs, words=[line], **settings)
 
-def test_what_its_files_import(repository):
+def test_the_folders_files_import_only_torch_and_transformers(repository):
     "The files import each other, the standard library, torch and transformers, and have only code of the package."
     files = [*(repository/"custom_generate").glob("*.py")]
     outside, beside = set(), set()
@@ -143,7 +143,7 @@ def test_what_its_files_import(repository):
     assert outside - set(sys.stdlib_module_names) <= {"torch", "transformers", "regex", "filelock", "inflect"}
     assert beside <= {file.stem for file in files}
 
-def test_the_card_says_what_there_is(repository):
+def test_the_card_lists_every_argument_and_the_tables_counts(repository):
     "The card lists the function's arguments, and its numbers are those of the table of architectures."
     from architectures import read_table
     card = (repository/"README.md").read_text()
@@ -170,7 +170,7 @@ TENSORS = ["_eos_token_tensor", "_pad_token_tensor"]       # attributes of a con
 LOCALS = ["streamer", "assistant_model", "synced_gpus"]    # local variables of `generate`
 IF_THERE = ["_reorder_cache", "linear_cache"]              # attributes of some models, and of MiniMax's cache
 
-def test_what_the_library_does_not_promise():
+def test_the_internals_of_the_library_are_those_we_rely_on():
     "If a release changes one of these internals, this test fails and names it."
     def lacks(name):
         try: return not attrgetter(name)(transformers)
@@ -191,7 +191,7 @@ def test_the_weekly_run_begins_with_the_oldest():
     oldest = re.search(r"^extra_transformers = transformers>=([\d.]+)", (hub.ROOT/"settings.ini").read_text(), re.M)[1]
     assert f'release: ["=={oldest}", ' in (hub.ROOT/".github/workflows/transformers.yml").read_text()
 
-def test_all_of_that_is_named(repository):
+def test_every_internal_that_the_code_uses_is_listed(repository):
     "The lists above contain all internals of the library that the code uses."
     from transformers.generation import utils
     trees = [ast.parse(file.read_text()) for file in (repository/"custom_generate").glob("*.py")]

@@ -34,7 +34,7 @@ def content(folder): return {p.name: p.read_bytes() for p in sorted(Path(folder)
 
 @pytest.mark.parametrize("name", ["../../escape.jpg", "/etc/escape.jpg", "a/../../b.jpg", "x\ny.jpg", "<script>.jpg",
                                   "\udcff.jpg"])
-def test_names_in_a_shard_are_names_and_nothing_more(tmp_path, name):
+def test_names_in_a_shard_are_never_used_as_paths(tmp_path, name):
     Image.new("RGB", (9, 9)).save(tmp_path/"x.jpg")
     inside = tmp_path/"in"; inside.mkdir()
     with tarfile.open(inside/"s.tar", "w") as tar: tar.add(tmp_path/"x.jpg", name)
@@ -60,7 +60,7 @@ def test_a_huge_header_takes_no_memory(tmp_path, side):
     assert peak < 2_000_000
 
 @pytest.mark.parametrize("n", [0, 10_000])
-def test_no_boxes_and_ten_thousand_are_stored(tmp_path, n):
+def test_images_with_no_or_ten_thousand_boxes_are_stored(tmp_path, n):
     rng = np.random.default_rng(0)
     def box(): return [*rng.uniform(0, 50, 2), 9, 9]
     found = [dict(image_id=1, category_id=18, bbox=box(), score=rng.random()) for _ in range(n)]
@@ -73,7 +73,7 @@ def test_no_boxes_and_ten_thousand_are_stored(tmp_path, n):
 # ---- runs that are killed
 
 @pytest.mark.slow
-def test_killed_at_random_and_resumed_gives_the_same_bytes(tmp_path, photos, weights):
+def test_an_extraction_that_is_killed_and_resumed_gives_the_same_bytes(tmp_path, photos, weights):
     "After three kills at random moments, a resumed run with another number of workers writes the same bytes."
     torch.set_num_threads(1)   # so that this process can fork
     detector, files = Detector(SMALL, weights, size=64, device="cpu"), image_files(photos)
@@ -98,7 +98,7 @@ def test_killed_at_random_and_resumed_gives_the_same_bytes(tmp_path, photos, wei
 # ---- memory
 
 @pytest.mark.slow
-def test_memory_is_flat_in_the_number_of_images(tmp_path):
+def test_memory_does_not_grow_with_the_number_of_records(tmp_path):
     "Writing and reading 100,000 records needs no more memory than 10,000, except for the index of ids."
     code = """
 import sys

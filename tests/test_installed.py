@@ -86,7 +86,7 @@ def python(archives, tmp_path_factory):
     pip(python, "install", archives[1], "-c", limits)
     return python
 
-def test_pip_takes_what_people_get(python):
+def test_pip_installs_the_versions_that_people_get(python):
     pip(python, "check")
     versions = {norm(d["name"]): d["version"] for d in json.loads(pip(python, "list", "--format", "json"))}
     print(*(f"{norm(r)} {versions[norm(r)]}" for r in CORE), sep=", ")
@@ -109,7 +109,7 @@ def test_every_module_imports_from_the_wheel(python, tmp_path):
     assert where.startswith(str(python.parents[1])), f"imported from {where} and not from the wheel"
     assert version == SETTINGS["version"], "noc_nb.__version__ is not the version of settings.ini: run `make export`"
 
-def test_metadata_is_settings(archives):
+def test_the_metadata_agree_with_the_settings(archives):
     "The metadata of the wheel are valid and agree with settings.ini."
     with zipfile.ZipFile(archives[1]) as z:
         files = {file.rpartition("/")[2]: z.read(file) for file in z.namelist() if "-info/" in file}
@@ -125,7 +125,7 @@ def test_metadata_is_settings(archives):
     none_of((link for link in links(meta.description) if not re.match("#|[a-z]+:", link)),
             "links of the description that lead nowhere on a package index")
 
-def test_archives_hold_what_git_holds(archives):
+def test_the_archives_contain_the_files_of_git(archives):
     "The archives have all files of the package that git has, and no others."
     listed = tracked()
     if not listed: pytest.skip("no git checkout")
@@ -137,7 +137,7 @@ def test_archives_hold_what_git_holds(archives):
     beside = {file for file in source - package if not re.match("PKG-INFO|setup.cfg|noc_nb.egg-info/", file)}
     assert package <= source and beside <= listed & set(PACKAGE_FILES), f"the source archive holds {sorted(beside)}"
 
-def test_wheel_names_its_version(python, tmp_path):
+def test_a_wheel_names_its_version_and_no_commit(python, tmp_path):
     "A wheel has no commit, even if it is installed inside another repository."
     for words in "init -q", "-c user.name=a -c user.email=a commit -qm theirs --allow-empty":
         subprocess.run(["git", *words.split()], cwd=python.parents[1], check=True)
@@ -177,10 +177,10 @@ def test_words_install_with_torch_alone(tmp_path):
 # ---- uses of the package
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_answer(python, tmp_path, command):
+def test_every_command_prints_its_help(python, tmp_path, command):
     assert f"usage: {command} " in used(python, command, "--help", cwd=tmp_path)
 
-def test_readme_python_runs(python, tmp_path):
+def test_the_readmes_python_examples_run(python, tmp_path):
     "The README's Python examples run unchanged, and print the outputs that the README shows."
     text = README.read_text(encoding="utf-8")
     printed = used(python, "python", "-c", "\n".join(fences(text, "python")), cwd=tmp_path)
@@ -198,7 +198,7 @@ def typed(python, tmp_path_factory):
         return [(folder/file).read_text(encoding="utf-8") for file in files]
     return typed
 
-def test_captions_are_made_and_scored(typed):
+def test_captions_are_made_and_scored_by_the_commands(typed):
     "Boxes in COCO's format become captions, a page, and a report."
     line = "noc_caption toy/detections/simulated.json --images toy/images --model toy --out c.jsonl --html c.html"
     captions, html = typed(line, "c.jsonl", "c.html")
@@ -209,7 +209,7 @@ def test_captions_are_made_and_scored(typed):
     report, _ = typed(line, "report/report.json", "report/report.md")
     assert json.loads(report)
 
-def test_tables_are_made(typed):
+def test_noc_reproduce_makes_tables(typed):
     line = "noc_reproduce --data toy --out run --tables 1 --rows none,selector --training xe --metrics C --set"
     table, rows = typed(f"{line} {' '.join(SMALL)}", "run/table1.md", "run/rows.jsonl")
     assert "Region selector · cross-entropy" in table and len(rows.splitlines()) == 3

@@ -39,7 +39,7 @@ def typed(tmp_path, monkeypatch):
 
 def lines(path): return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
-def test_each_way_is_short():
+def test_the_readme_describes_each_way_in_six_lines():
     assert len(WAYS) == 6
     def told(text): return [line for line in text.splitlines() if line.strip() and not line.startswith("```")]
     none_of((f"{who}: {len(told(text))} lines" for who, text in WAYS.items() if len(told(text)) > 6),
@@ -65,7 +65,7 @@ def photo(path, seed):
     Path(path).parent.mkdir(exist_ok=True)
     Image.fromarray(pixels).save(path)
 
-def test_own_photos_are_captioned(typed, tmp_path):
+def test_a_users_own_photos_are_captioned(typed, tmp_path):
     "A user gets a page with two photos and their captions, captions with given words, and captions with musts."
     for n in 1, 2: photo(f"photos/{n}.png", n)
     small = "fasterrcnn_mobilenet_v3_large_320_fpn"
@@ -103,7 +103,7 @@ def own_data():
     words = [*NAMES, "a", "photo", "of", "and"]
     Path("glove.txt").write_text("".join(f"{w} {' '.join(map(str, v))}\n" for w, v in zip(words, numbers)))
 
-def test_own_detections_are_mentioned(typed):
+def test_a_users_own_detections_are_mentioned(typed):
     "A user with another detector gets captions of their own model that mention the detector's objects."
     own_data()
     selector, captioner, join, caption = steps("To train on your own detector's classes")

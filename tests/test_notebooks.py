@@ -49,7 +49,7 @@ def test_notebooks_are_of_format_4_5_with_unique_ids():
             yield from (f"{c.where}: its id" for c in CELLS[nb] if not c.id or ids.count(c.id) > 1)
     none_of(wrong(), "run `nbdev_clean`; cell ids must be there and unique, since exported code carries them")
 
-def test_outputs_are_whole():
+def test_outputs_are_complete_and_contain_no_error():
     "No output is an error, and every notebook with code has outputs."
     def wrong():
         for nb in NOTEBOOKS:
@@ -67,7 +67,7 @@ def test_no_cell_names_a_machine_path():
 
 # ---- the text
 
-def test_open_with_title_and_subtitle():
+def test_notebooks_open_with_title_and_subtitle():
     first = {nb: CELLS[nb][0] for nb in NOTEBOOKS}
     none_of((name(nb) for nb, c in first.items() if c.kind != "markdown"
              or not re.match(r"# \S.*\n\n> \S.*(\n\n|$)", c.source)),
@@ -142,7 +142,7 @@ def test_no_phrase_is_one_that_the_glossary_avoids():
 
 # ---- the code
 
-def test_cells_import_or_work():
+def test_cells_contain_imports_or_other_code():
     "A cell has imports or other code, not both."
     def mixed(c):
         imports = [isinstance(n, (ast.Import, ast.ImportFrom)) for n in c.tree.body]
@@ -227,7 +227,7 @@ def unshown(notebook):
         longest = max(longest, run)
     return longest
 
-def test_definitions_are_shown():
+def test_definitions_are_followed_by_outputs():
     "At most five exported cells in a row have no output on the paper's floor, at most eight elsewhere."
     def most(nb): return 5 if nb in BOOK else 8
     none_of((f"{name(nb)}: {unshown(nb)} exported cells in a row" for nb in CHAPTERS if unshown(nb) > most(nb)),

@@ -49,7 +49,7 @@ def test_no_module_has_an_undefined_name():
 
 # ---- settings
 
-def test_stubs_hold_what_is_patched_in():
+def test_the_stubs_contain_the_patched_methods():
     "Stubs have the methods that `@patch` adds, accept lists for `Regions`, and give `from_pretrained` its own type."
     from noc_nb.models import pipeline
     from noc_nb.lab import config, experiment
@@ -161,13 +161,13 @@ for name in names: importlib.import_module(name)
 print(len(names))
 """
 
-def test_every_module_does_without_what_windows_lacks():
+def test_every_module_imports_without_the_modules_that_windows_lacks():
     "Every module can be imported where the modules of Unix are missing."
     assert int(run(sys.executable, "-c", HIDDEN, cwd=ROOT)) > 60
 
 HEAVY = "pandas pyarrow matplotlib torchvision gradio ray pycocoevalcap accelerate jinja2".split()
 
-def test_the_book_is_light():
+def test_importing_the_pipeline_loads_no_large_package():
     "Importing the pipeline loads no package for tables, files, plots or pages."
     code = "import sys, noc_nb.models.pipeline; print(*{name.partition('.')[0] for name in sys.modules})"
     loaded = run(sys.executable, "-c", code, cwd=ROOT).split()
@@ -205,7 +205,7 @@ for line in open("lines"):
 print(*{name.partition('.')[0] for name in sys.modules})
 """
 
-def test_inputs_are_looked_at_before_anything_is_imported(tmp_path):
+def test_inputs_are_checked_before_anything_is_imported(tmp_path):
     "A missing, empty, truncated or wrong input gives one line before PyTorch is imported."
     files = dict(empty="", cut='[{"bbox": [1, ', dogs="dogs", list='[{"image_id": 1}]')
     for name, text in files.items(): (tmp_path/f"{name}.json").write_text(text)
@@ -236,7 +236,7 @@ def test_inputs_are_looked_at_before_anything_is_imported(tmp_path):
         assert said.startswith(f"error: {told}"), (line, said)
     assert not {"torch", "numpy", *HEAVY} & {*done.stdout.split()}
 
-def test_help_has_whole_comments():
+def test_the_help_contains_whole_comments():
     "The help contains every word of the comments in the source, including continuation lines."
     from noc_nb.commands.cli import commands
     from noc_nb.commands.command import _comments

@@ -56,12 +56,12 @@ def printed():
         add(3, ROWS[title], "cider_dgbs", float(lambda0), DOMAINS, cells)
     return found
 
-def test_every_number_of_the_paper_is_copied_right():
+def test_every_number_of_the_paper_is_copied_correctly():
     paper, ours = printed(), paper_numbers()
     assert len(paper) == 7*3*7 + 11*14 + 8*7
     different = (f"{key}: {paper.get(key)} in the paper, {ours.get(key)} in paper.csv"
                  for key in {**paper, **ours} if paper.get(key) != ours.get(key))
     none_of(different, "mend noc_nb/assets/paper.csv")
 
-def test_results_has_the_same_file():
+def test_the_folder_of_results_links_to_the_same_file():
     assert (ROOT/"results/paper.csv").resolve() == ROOT/"noc_nb/assets/paper.csv", "one file serves both: link it"

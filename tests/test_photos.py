@@ -127,7 +127,7 @@ def test_a_caption_never_gets_a_photo_that_its_file_does_not_name(case):
 # ---- formats that only some versions of Pillow can read
 
 @pytest.mark.parametrize("kind, ending, brings", [("AVIF", "avif", "Pillow 11.3"), ("HEIF", "heic", "pillow-heif")])
-def test_photos_of_telephones_are_decoded_or_a_line_says_what_does(tmp_path, monkeypatch, kind, ending, brings):
+def test_photos_of_phones_are_decoded_or_the_error_names_a_package(tmp_path, monkeypatch, kind, ending, brings):
     monkeypatch.setattr("noc_nb.models.photos._image_formats", lambda: _FORMATS)
     (tmp_path/f"x.{ending}").write_bytes(b"\0\0\0\x18ftyp" + ending.encode() + bytes(99))
     with pytest.raises(NocError, match=f"x.{ending}: expected a whole image .*{brings}"):
@@ -210,7 +210,7 @@ BAD_CAPTIONS = {
                    '{"file": "a.jpg", "caption": "a dog"}\n', "line 2: not JSON: expected an object")}
 
 @pytest.mark.parametrize("name", BAD_CAPTIONS)
-def test_bad_captions_are_left_out_where_that_is_allowed(typed, name):
+def test_bad_captions_are_left_out_on_request(typed, name):
     refs = [dict(file_name=name, caption="a dog on grass") for name in ("a.jpg", "b.jpg")]
     write_json(Path("refs.json"), refs)
     content, line = BAD_CAPTIONS[name]
@@ -245,7 +245,7 @@ def test_the_page_shows_the_photo_of_its_detections(tmp_path, capsys):
     sent = studio.upload(*_paths([tmp_path/"x.xml", tmp_path/"in/x.jpg"])[0])
     assert round(sent.regions.boxes[0, 0].item()*SIZE[0]) == 8
 
-def test_a_store_with_numbers_of_its_own_trains_nothing(tmp_path):
+def test_a_store_with_ids_of_other_images_is_refused_in_training(tmp_path):
     write_json(tmp_path/"captions.json", entries({1: "zebra.jpg", 2: "apple.jpg"}))
     kept = [Regions([[0, 0, .5, .5]], [2], [.9], image_id=i) for i in (1, 2)]
     def check(name, *photos):

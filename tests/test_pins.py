@@ -274,7 +274,7 @@ def test_training_and_judging_use_the_papers_weights(data, tmp_path):
     one, zero = math.log(1/.6), math.log(1/.7)
     close(val_score(calm, SelectorConfig())(ByScore())["score"], -(.8*one + .2*zero)/2, 1e-6)
 
-def test_targets_are_any_form_in_any_reference():
+def test_targets_are_1_for_any_form_in_any_reference():
     "D1: a target is 1 if a reference has a form of the class; only images with 5 references, and the 10 best regions."
     refs = ["two kittens on a bed", "a bed", "a bed", "a bed", "someone's puppies"]
     many = [(DOG, .9 - .01*i) for i in range(9)] + [(HORSE, .5), (ZEBRA, .4), (PERSON, .99)]
@@ -304,7 +304,7 @@ def test_ground_truth_boxes_are_ordered_by_area(tmp_path):
     close(own.regions[7].boxes[1], [.5, .2, .7, 1.], 1e-6)
     assert len(own.regions[8]) == 0
 
-def test_half_selects():
+def test_a_probability_of_half_selects_a_class():
     "Section 2.1: a class is selected if its best region has at least .5; the best class comes first."
     probs, labels = torch.tensor([[.49, .5, .7, .99, .6]]), torch.tensor([[1, 2, 3, -1, 2]])
     assert select(probs, labels) == [[3, 2]]
@@ -390,7 +390,7 @@ def test_captioner_is_the_papers_transformer(loud, paper):
         for i, n in enumerate((4, 2)):
             close(out[i], plain_captioner(model.state_dict(), x[i,:n], tokens[i], drop), 1e-6)
 
-def test_real_attention_is_the_same(paper):
+def test_the_fused_attention_equals_the_literal_one(paper):
     "The fused kernel with masks, in 32 bits, gives the same logits as the literal captioner."
     model, (x, mask) = paper.eval(), features(5, 3)
     tokens = torch.tensor([[1, 9, 5], [1, 4, 8]])
@@ -419,7 +419,7 @@ def test_stored_features_are_widened(paper):
     paper.eval()
     close(paper.encoder(x.half(), mask).detach(), paper.encoder(x.half().float(), mask).detach(), 1e-6)
 
-def test_a_state_is_for_so_many_words(captioner, data):
+def test_a_state_has_room_for_just_so_many_words(captioner, data):
     "A state has room for exactly T tokens; the default is the configuration's 20."
     (x, mask), pool = data.region_features()([0]), Pool(captioner)
     for max_len, room in (3, 3), (None, 20):
@@ -444,7 +444,7 @@ def test_fresh_words_have_the_scale_of_the_model():
     for wrong in dict(table=table[:9]), dict(known=torch.zeros(9).bool()):
         with pytest.raises(NocError, match="shape"): Captioner(CaptionerConfig(), model.tokens, **wrong)
 
-def test_a_captioner_is_its_folder(captioner, tmp_path):
+def test_a_captioner_is_read_back_unchanged_from_its_folder(captioner, tmp_path):
     "A saved captioner is loaded with the same words, frozen rows, learned rows and unseen words."
     save_model(captioner, tmp_path/"model")
     other = load_model(tmp_path/"model")
@@ -467,7 +467,7 @@ def test_known_words_stay_as_they_are(data):
     changed = (model.words() != before).any(1).nonzero()[:,0].tolist()
     assert changed == sorted({PAD, BOS, EOS, UNK, stoi["blurry"]})
 
-def test_stepping_is_teacher_forcing(captioner, data):
+def test_stepping_equals_teacher_forcing(captioner, data):
     "D4: decoding word by word gives the logits of one pass, also if hypotheses multiply and die, and images end."
     (x, mask), images, rng = data.region_features()([0, 1, 2]), [0, 1, 2], torch.Generator().manual_seed(0)
     mask[1,1:], pool, said = False, Pool(captioner), [[[BOS]]]*3         # `said`: the hypotheses of every image
@@ -508,7 +508,7 @@ def test_a_constraint_word_without_a_vector_is_an_error(data):
 
 # ---- Section 2.3: the grid (D2, D3, D11)
 
-def test_removed_novel_and_f1_words_differ_in_two():
+def test_the_lists_of_removed_novel_and_f1_words_differ_in_two():
     "D2: the lists of removed words, novel words and F1's words differ exactly in `buses` and the forms of racquet."
     dcc = dict(bottle="bottle bottles", bus="bus busses", couch="couch couches sofa sofas",
                microwave="microwave microwaves", pizza="pizza pizzas", racket="racket rackets racquet racquets",
@@ -531,7 +531,7 @@ def test_removed_novel_and_f1_words_differ_in_two():
 NINE = checked(Regions(np.tile([.1, .1, .5, .5], (9, 1)), [PERSON, DOG, CAT, DOG, BUS, HORSE, ZEBRA, 0, BICYCLE],
                        [.99, .5, .9, .8, .75, .4, .3, .95, .2]))    # sorted: CAT DOG BUS DOG HORSE ZEBRA BICYCLE
 
-def test_rules_choose_as_by_hand():
+def test_rules_choose_as_computed_by_hand():
     "D2: rules use detections in the order of scores, without person, background and duplicates, and choose at most 5."
     def rule(how, **kw): return constraint_classes(NINE, how=how, **kw)
     assert rule("none") == [] and rule("topk") == [CAT]
@@ -601,7 +601,7 @@ def captions(out, i=0):
 
 @pytest.mark.parametrize("absorb", [False, True])
 @pytest.mark.parametrize("ties", [False, True])
-def test_grid_is_algorithm_1(absorb, ties):
+def test_the_grid_search_equals_algorithm_1(absorb, ties):
     "D3: the search equals a literal Algorithm 1 for batches of many images, also with equal scores (D11)."
     for seed in range(6):
         k, T = 1 + seed % 3, 3 + seed % 3
@@ -622,7 +622,7 @@ def test_grid_is_algorithm_1(absorb, ties):
 @pytest.mark.parametrize("v, b, T, ties, k, penalty, forbidden", [
     *((7, 3, 5, False, *how) for how in itertools.product((1, 2, 4), (0., .7), ((), (3, 4)))),
     (700, 20, 3, True, 5, 0., (5, 699)), (40_000, 2, 3, True, 3, 0., (5, 39_999)), (576, 60, 3, True, 6, 0., (5, 575))])
-def test_no_constraints_is_plain_beam_search(v, b, T, ties, k, penalty, forbidden):
+def test_a_search_without_constraints_is_plain_beam_search(v, b, T, ties, k, penalty, forbidden):
     "Without constraints the search equals a literal one, with length penalties, forbidden words, ties and many words."
     step, fresh, logp = language(v, k, ties)
     how = dict(bos=START, eos=END, k=k, max_len=T, length_penalty=penalty, forbidden=forbidden)
@@ -692,7 +692,7 @@ def test_scores_are_checked(find):
         find(lambda tokens, state: ([[0.]], state), torch.zeros(1, 1), *([[[]]] if find is grid_beam_search else []),
              bos=2, eos=END)
 
-def test_states_of_any_nest_are_put_in_order():
+def test_states_of_any_nesting_are_reordered():
     "The search reorders states made of tuples, lists and dicts of tensors, and finds the number of images in a state."
     Pair = namedtuple("Pair", "a b")
     step, fresh, _ = language(6, 1)
@@ -719,7 +719,7 @@ def markov(rows, k=5, **kw):
 
 def first(out): return captions(out)[0][0]
 
-def test_the_end_is_taken_in_the_top_row():
+def test_captions_end_only_in_the_top_row():
     "D3: no caption ends before its word, even if the end is nearly certain; T counts the end, but not the start."
     find = markov([[.97, .01, .01, .01]]*5)
     out = find([[(2,)]], max_len=2)
@@ -911,7 +911,7 @@ def test_rows_choose_as_the_paper_says():
     priced = [DOG, CAT, BUS, HORSE]                            # ZEBRA is not among the ten best
     assert rows(prices=PRICED) == paper | dict(selector=priced, selector_no_inner=priced)
 
-def test_selector_rows_ask_the_papers_selector(data, tmp_path):
+def test_selector_rows_use_the_papers_selector(data, tmp_path):
     "Rows of the selector use λ0 = .2 by default, and a separate model for each kind and seed."
     heard = []
     for row in "selector", "selector_no_inner": choices(data, heard).candidates(row)
@@ -1026,7 +1026,7 @@ def test_first_steps_have_the_papers_rate(data, tmp_path):
     assert [n for n, _ in heard[1:]] == [10*5]        # beams of 5, after the trial of the reward on three captions
     close(max(moved(start, after.state_dict())), 5e-6, 1e-7)
 
-def test_batches_are_of_50(tmp_path):
+def test_batches_have_a_size_of_50(tmp_path):
     "Section 3.1: batches have 50 captions in cross-entropy, and 50 images with five beams each in SCST."
     own = world({i: (((DOGS, CATS)[i % 2])[:1], [(DOG, .9), (CAT, .4)]) for i in range(55)}, range(55))
     coco, heard = PRESETS["coco"], []
@@ -1038,7 +1038,7 @@ def test_batches_are_of_50(tmp_path):
     train_scst_in(tmp_path/"scst", own, model, replace(coco.scst, epochs=1, min_refs=1), reward=lambda *how: reward)
     assert sorted(heard[1:]) == [5*5, 50*5]                               # the first call is the trial of the reward
 
-def test_a_training_is_its_content(captioner, data, tmp_path):
+def test_a_training_is_identified_by_its_content(captioner, data, tmp_path):
     "D10: other words, vectors, weights or settings make another training; a finished training is only loaded if equal."
     train, scst = TrainConfig(epochs=1), ScstTrainConfig(epochs=1)
     start = train_xe_in(tmp_path/"xe", data, TINY, train, 1)
@@ -1087,7 +1087,7 @@ def test_adam_and_the_schedule_are_literal_step_by_step(data, tmp_path):
     for (name, p), q in zip(found.named_parameters(), model.parameters()):
         if not name.endswith("qkv.bias"): close(p.detach(), q.detach(), 1e-4)   # a key's bias has a gradient of noise
 
-def test_scst_loss_equals_that_by_hand():
+def test_the_scst_loss_is_as_computed_by_hand():
     "D6: the baseline is the mean reward of an image's finite hypotheses, and the loss is a mean over images."
     log_probs = torch.tensor([[-1., -2., -9.], [-3., -4., -5.]], requires_grad=True)
     rewards = torch.tensor([[1., 3., 50.], [0., 3., 6.]])
@@ -1096,7 +1096,7 @@ def test_scst_loss_equals_that_by_hand():
     close(loss.item(), (-((1 - 2)*-1 + (3 - 2)*-2)/2 - ((0 - 3)*-3 + 0 + (6 - 3)*-5)/3)/2, 1e-6)
     close(torch.autograd.grad(loss, log_probs)[0], [[.25, -.25, 0], [.5, 0, -.5]], 1e-6)
 
-def test_search_is_calm_and_scoring_is_not(loud, data):
+def test_dropout_is_off_in_the_search_and_on_in_the_scoring(loud, data):
     "D6: dropout is off in the search and on in the scoring pass."
     model = build_captioner(data, replace(TINY, dropout=.1), 1)
     with torch.no_grad():
@@ -1167,7 +1167,7 @@ def test_scst_checks_its_input(data, captioner, tmp_path):
             loss(lambda tokens, ids: torch.tensor([0., 0., bad, 0.]))
     captioner.eval()
 
-def test_the_number_of_living_captions_is_that_of_the_beam(captioner, data):
+def test_the_number_of_living_captions_counts_only_finite_hypotheses(captioner, data):
     "D6: only finite hypotheses count: with three words in the vocabulary, a beam of 5 is not full."
     stoi = Vocab(captioner.tokens).stoi
     heard = []
@@ -1204,7 +1204,7 @@ def test_the_best_epoch_is_kept(data, tmp_path):
     for p, q in zip(again.parameters(), model.parameters()): assert torch.equal(p, q)
     with pytest.raises(NocError, match="exists"): train_selector_in(tmp_path/"run", calm, cfg, train, loss=loss)
 
-def test_function_words_end_badly():
+def test_captions_that_end_in_function_words_are_counted():
     "Captions that end in a function word are counted in per cent; an empty caption is not counted."
     assert bad_endings(["a man with a", "a dog", "a dog on the grass", "", "cat is"]) == 40
     assert bad_endings([]) == bad_endings([""]) == 0
@@ -1255,7 +1255,7 @@ NOVEL = dict.fromkeys(COCO_HELDOUT.objects, set()) | dict(zebra={1, 2}, bus={3, 
     (dict(fp_weight=0, fp="nonnovel"), (1, 0, 1), (1, 0, 0)),
     (dict(words="extended"), (1, 2, 1), (2, 1, 0)),            # `buses` is in this list alone
 ])
-def test_f1_is_that_by_hand(protocol, zebra, bus):
+def test_f1_is_as_computed_by_hand(protocol, zebra, bus):
     "D7: F1 equals hand-computed values for both kinds of false positives and both weights, as a mean and pooled."
     row = judge(HEARD, TRUE, [1, 2, 3, 4, 5, 6, 6], NOVEL, metrics=(), **protocol).row()
     def f1(tp, fp, fn): return 100*2*tp/(2*tp + fp + fn)
@@ -1291,7 +1291,7 @@ def test_f1_is_0_where_nothing_is_right():
     with pytest.raises(NocError, match="prepared for 1 images"): judge(HEARD, TRUE, TRUE, NOVEL, scorer=scorer)
     with pytest.raises(NocError, match="metrics: 'X'"): CaptionScorer({1: ["a"]}, ("X",))
 
-def test_selection_f1_is_that_by_hand():
+def test_selection_f1_is_as_computed_by_hand():
     "F1 of chosen classes equals hand-computed values; a class counts by its id and not by a word."
     chosen = {1: [ZEBRA, DOG], 2: [BUS], 3: [ZEBRA, BUS], 4: [ZEBRA], 5: [], 6: [BUS]}
     found = selection_f1(chosen, TRUE, TRUE, NOVEL)
@@ -1311,7 +1311,7 @@ LONGER = {1: ZEBRAS, 2: ZEBRAS[:2], 3: ["a bus on a road", "a bus drives on the 
           4: ["a road", "road to a road"], 5: ["a long road", "road"], 6: ["two buses on the road"]}
 SETS = {"all": [1, 2, 3, 4, 5, 6], "in": [4, 5], "out_pooled": [1, 2, 3, 6], "zebra": [1, 2], "bus": [3, 6]}
 
-def test_caption_scores_are_pycocoevalcaps():
+def test_caption_scores_equal_pycocoevalcaps():
     "D7: BLEU, ROUGE-L and CIDEr-D equal pycocoevalcap's for each image and for sets, macro and pooled."
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
@@ -1339,7 +1339,7 @@ def test_caption_scores_are_pycocoevalcaps():
     for i, each in zip(LONGER, np.array(points(scorer.numbers(JUDGED))["B4"])): close(each, theirs([i])[3], 1e-7)
     with pytest.raises(NocError, match="captions: image 6: missing"): scorer.numbers({i: "x" for i in (1, 2, 3, 4, 5)})
 
-def test_unequal_captions_are_scored_by_hand():
+def test_unequal_captions_are_scored_as_by_hand():
     "Hand-computed cases: BLEU's closest length (of two, the shorter), ROUGE-L's β of 1.2, and empty captions."
     scorer = CaptionScorer({1: ["a b c d e f", "a b"], 2: ["x y z"], 3: ["x"]}, ("B4", "R"))
     numbers = scorer.numbers({1: "a b q r", 2: "x z", 3: ""})
@@ -1365,12 +1365,12 @@ def plain_meteor(x):
     mean = 1/(.15/precision + .85/recall)
     return mean*(1 - .6*(x[20]/((x[21] + x[22])/2))**.2)
 
-def test_meteor_is_that_by_hand():
+def test_meteor_is_as_computed_by_hand():
     x = [9, 11, 4, 5, *range(1, 17), 3, 7, 8]
     close(meteor(np.array(x, float)), plain_meteor(x), 1e-12)
     close(meteor(np.array([x, [0]*23], float)), [plain_meteor(x), 0], 1e-12)
 
-def test_intervals_draw_images():
+def test_intervals_come_from_bootstrap_samples_of_images():
     "The first value is the score of all images, the others are of bootstrap samples; intervals contain 95 % of them."
     judged = judge(JUDGED, LONGER, LONGER, NOVEL, metrics=("R",))
     drawn, again = judged.bootstrap(250), judged.bootstrap(250)
@@ -1420,7 +1420,7 @@ def log_prob(model, data, i, caption):
     out = model(x, mask, tokens[:,:-1]).log_softmax(-1)[0]
     return out.gather(1, tokens[0,1:,None]).sum().item()
 
-def test_averaged_words_are_used_under_constraints_alone(data, tmp_path):
+def test_averaged_words_are_used_only_under_constraints(data, tmp_path):
     "Rows with constraints use neighbour-averaged embeddings; the row without constraints uses the trained captioner."
     run = Run(replace(PRESETS["coco"], borrow=2, search=SearchConfig(k=2, max_len=8)), part="val")
     own = Experiment(run, data, tmp_path/"run", metrics=("C",))
@@ -1566,7 +1566,7 @@ def test_self_critical_training_is_constrained_unless_free(captioner, data, tmp_
     assert heard == [True, False]
 
 @pytest.mark.parametrize("kept", range(11))
-def test_captions_go_on_behind_the_last_whole_group(tmp_path, monkeypatch, kept):
+def test_captions_continue_after_the_last_whole_group(tmp_path, monkeypatch, kept):
     "A resumed `noc_caption` makes the lines of all images after the last whole group of a batch, and no other, once."
     source = _from_table(table_of(Regions([[0, 0, 1, 1]], [DOG], [.9], image_id=i, size=(9, 9)) for i in range(10)))
     toy, options, made = NovelCaptioner.from_pretrained("toy", device="cpu"), CaptionOptions(batch=3), []
@@ -1584,7 +1584,7 @@ def test_captions_go_on_behind_the_last_whole_group(tmp_path, monkeypatch, kept)
     assert gallery._caption_all(toy, source, out, options, resume=True).read_bytes() == whole
     assert sum(made, []) == [*range(10 if kept == 10 else kept//3*3, 10)]
 
-def test_no_run_goes_on_as_another(data, tmp_path):
+def test_no_run_resumes_with_other_inputs_or_settings(data, tmp_path):
     "D10: an existing output is refused without `resume`, and also with it if an input or a setting differs."
     run = Run(PRESETS["toy"], part="val")
     Experiment(run, data, tmp_path/"run")
@@ -1676,7 +1676,7 @@ def test_logits_are_normalised():
     assert torch.equal(plain.tokens, own.tokens) and not (own.tokens == 4).any()
     torch.testing.assert_close(plain.scores, own.scores)
 
-def test_what_sets_of_groups_still_take():
+def test_the_table_of_sets_lists_what_each_may_still_take():
     "The table of sets of groups has the right rows, ends and remaining tokens, also with `at_least`."
     read = read_groups([[[(2, 3)], [(4,)], [(5, 6, 7), (8, 9)]], [[(2,)]]], LAST)
     groups, done = pack_groups(read, at_least=[2, None]), torch.tensor([[*range(8)], [0, 1]*4])
@@ -1689,7 +1689,7 @@ def test_what_sets_of_groups_still_take():
             assert groups.takes(done)[i,j] == (0 if len(said) >= need else left)
     assert torch.equal(groups.takes(done.view(2, 2, 4)), groups.takes(done).view(2, 2, 4))
 
-def test_a_new_word_is_no_known_one():
+def test_a_new_word_is_not_a_known_one():
     "CIDEr-D treats a word that no reference has as a separate word, also next to the references' last word."
     known, new, two = CiderD({0: [["a", "b"]], 1: [["c", "d"]]}).score([["c", "d"], ["c", "x"], ["x", "y"]], [1, 1, 1])
     assert known == pytest.approx(5) and new == pytest.approx(10/4/2) and two == 0
@@ -1727,7 +1727,7 @@ def test_a_spice_of_nothing_is_0(monkeypatch, tmp_path):
     spice.folder, spice.keeps, spice.seconds, spice.java, spice.heap = tmp_path, False, 9, "java", "-Xmx9m"
     assert spice._run([{}]*3) == [0., .5, 0.]
 
-def test_no_caption_takes_two_places():
+def test_no_caption_takes_two_places_in_a_beam():
     "A text whose phrase of two words is forced, and the same text where it is absorbed, are one hypothesis."
     for seed, absorb in itertools.product(range(8), (True, False)):
         step, fresh, _ = language(6, seed)

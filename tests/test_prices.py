@@ -63,7 +63,7 @@ def agree(found, best, table, groups, prices, **kw):
     assert found.scores[0,0].item() == pytest.approx(log_prob(table, sentence), abs=1e-4)
 
 @pytest.mark.parametrize("mode", ["grid", "bank", "cbs", "penalty", "forced"])
-def test_equals_all_sentences_and_subsets(mode):
+def test_the_search_equals_the_best_of_all_sentences_and_subsets(mode):
     "Forced: without `absorb` only forced groups count, and a group with a negative price is never forced."
     own = dict(penalty=dict(length_penalty=.7), forced=dict(absorb=False))
     asked = own.get(mode, dict(mode=mode))
@@ -94,7 +94,7 @@ def test_infinite_prices_are_musts(mode):
             assert torch.equal(getattr(hard, name), getattr(priced, name)), name
         assert hard.reason == priced.reason
 
-def test_at_least_counts_musts():
+def test_at_least_counts_musts_only():
     "`at_least` counts musts only: one of two is enough, and a group of price 0 does not count."
     table = torch.full((5, 4), -3.).double()
     table[:, EOS] = -.1
@@ -103,7 +103,7 @@ def test_at_least_counts_musts():
     assert set(found.tokens[0,0].tolist()) - {EOS} <= {1, 2}
 
 @pytest.mark.parametrize("mode", ["grid", "bank", "cbs"])
-def test_never_worse_than_without_prices(mode):
+def test_the_objective_is_never_worse_than_without_prices(mode):
     "Even with small beams, the objective is at least that of the best caption that the search finds without prices."
     better = 0
     for seed in range(300):
@@ -149,7 +149,7 @@ def test_large_prices_keep_their_order():
 
 # Prices of words, in `generate`
 
-def test_a_price_ends_a_text_that_says_its_word(one_thread):
+def test_a_text_ends_after_the_word_that_has_a_price(one_thread):
     "Texts of a nearly uniform model, which rarely ends by itself, end after the word that has a price."
     model, inputs = build("BART")
     for seed in range(4):
@@ -161,7 +161,7 @@ def test_a_price_ends_a_text_that_says_its_word(one_thread):
         assert (out.objective > 5).all() and all(0 in spans for spans in out.spans)
 
 @pytest.mark.parametrize("name", ["GPT-2", "BART"])
-def test_reads_are_what_the_model_read(name, one_thread):
+def test_reads_count_the_texts_that_the_model_read(name, one_thread):
     "`reads` adds up to the texts that the model read, and its plain part to those of plain beams alone."
     model, inputs = build(name)
     def reads(**asked):

@@ -142,7 +142,7 @@ READERS |= {reader: FEWER for reader in (vectors, store, rows, examples, documen
 READERS[one_caption] = 400, 1_600, 6_400
 
 @pytest.mark.parametrize("reader", READERS)
-def test_what_an_item_costs_does_not_grow(tmp_path, reader):
+def test_the_cost_of_an_item_does_not_grow(tmp_path, reader):
     "Calls per item, an exact count, do not grow, and neither does the time per item, a rough measure."
     work, counts = {}, READERS[reader]
     for count in counts:

@@ -159,7 +159,7 @@ def test_every_command_can_be_typed_today():
         for step in today(command).split(" && "):
             if not step.startswith("cp -r "): parse(step)
 
-def test_commits_of_rows_are_there_or_told():
+def test_commits_of_rows_are_in_the_history_or_explained():
     "Every row's commit is in the history, or results/README.md lists the results that rest on it."
     text = (RESULTS/"README.md").read_text(encoding="utf-8")
     def git(*words): return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)

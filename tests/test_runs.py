@@ -32,7 +32,7 @@ def texts(folder):
     "Return name -> text of all files in a folder."
     return {str(p.relative_to(folder)): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file()}
 
-def test_an_output_has_one_name(tmp_path, monkeypatch):
+def test_an_output_has_one_lock_whatever_path_leads_to_it(tmp_path, monkeypatch):
     "An output has one lock and one place, even if links or other paths lead to it."
     monkeypatch.chdir(tmp_path)
     for name in "deep/run", "other": Path(name).mkdir(parents=True)
@@ -211,7 +211,7 @@ def name_of(tmp_path, monkeypatch):
     return name
 
 @pytest.mark.parametrize("kind", [*FUNCTIONS, *FILES, *UNSEEN])
-def test_whatever_a_function_computes_with_is_in_its_name(name_of, kind):
+def test_the_name_of_a_function_covers_all_that_it_computes_with(name_of, kind):
     "Values change the first fingerprint, which a function from a notebook has alone; files change the second."
     text, files = {**FUNCTIONS, **FILES, **UNSEEN}[kind]
     gaps = sum(part.count("{}") for part in (text, *files.values()))
@@ -223,7 +223,7 @@ def test_whatever_a_function_computes_with_is_in_its_name(name_of, kind):
     for gap in range(gaps):
         assert (name(*[5 if k == gap else 3 for k in range(gaps)]) == usual) == (kind in UNSEEN), gap
 
-def test_of_this_package_only_the_version_is_in_a_name(name_of, monkeypatch):
+def test_the_name_of_a_function_covers_only_the_version_of_this_package(name_of, monkeypatch):
     "Functions of this package are named without it; a user's function has it if it reaches the package."
     own, text = [called(cider_reward), called(partial(cider_reward, 3))], "import {}, torch\ndef f(x): return x"
     def names(): return [name_of(text, {}, module) for module in ("json", "noc_nb.core")]
@@ -399,7 +399,7 @@ def test_every_file_of_a_model_is_a_part_of_the_run(tmp_path, kind):
         path.write_bytes(whole)
         start()
 
-def test_a_model_of_the_hub_is_its_commit(tmp_path, monkeypatch):
+def test_a_model_of_the_hub_is_read_at_one_commit(tmp_path, monkeypatch):
     "All files of a hub's model are read at the commit of its settings, which is part of the run."
     pytest.importorskip("transformers")
     import transformers
@@ -418,7 +418,7 @@ def test_a_model_of_the_hub_is_its_commit(tmp_path, monkeypatch):
     assert (read.commit, read.files, asked) == ("c0ffee", {}, ["main", "c0ffee"])
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.int8, torch.bool, torch.complex64])
-def test_weights_of_another_kind_of_number_are_refused(tmp_path, kind):
+def test_weights_that_are_not_floating_point_numbers_are_refused(tmp_path, kind):
     "Weights that are not floating-point numbers are refused for models, detectors and pipelines; 64 bits are accepted."
     pytest.importorskip("transformers")
     from noc_nb.models.pretrained import Pretrained, quiet
@@ -447,7 +447,7 @@ def test_weights_of_another_kind_of_number_are_refused(tmp_path, kind):
 
 # ---- faults of a disk
 
-def test_a_folder_that_cannot_be_listed_is_no_empty_folder(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
     "A folder that cannot be listed raises an error; `os.walk` would silently skip it."
     (tmp_path/"photos").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path/"photos/1.png")

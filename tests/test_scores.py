@@ -262,7 +262,7 @@ def meteor_of(captions):
 ANSWERS = dict(short="1 2 3", long="1 "*24, nan="NaN", dash="- "*23, huge="9e999 "*23)
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_odd_answers_of_meteor_are_one_warning(tmp_path, monkeypatch, answer):
+def test_odd_answers_of_meteor_give_one_warning(tmp_path, monkeypatch, answer):
     java = tmp_path/"java"
     java.write_text(f"""#!/bin/sh
 [ "$1" = -version ] && {{ echo 'openjdk version "17.0.1"' >&2; exit; }}
@@ -276,7 +276,7 @@ while read line; do echo "{ANSWERS[answer]}"; done
     assert "M" not in scores and "C" in scores
 
 @pytest.mark.parametrize("content", [b"\x7fELF no program", b"#!/no/such/interpreter\n", b""])
-def test_a_java_that_cannot_be_run_is_one_warning(tmp_path, monkeypatch, content):
+def test_a_java_that_cannot_be_run_gives_one_warning(tmp_path, monkeypatch, content):
     (tmp_path/"java").write_bytes(content)
     (tmp_path/"java").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -284,7 +284,7 @@ def test_a_java_that_cannot_be_run_is_one_warning(tmp_path, monkeypatch, content
     scores, told = meteor_of({1: "a bird"})
     assert len(told) == 1 and "`java -version` prints" in told[0] and "\n" not in told[0] and "M" not in scores
 
-def test_windows_is_told_what_the_java_scores_need(monkeypatch):
+def test_the_error_on_windows_says_what_the_java_scores_need(monkeypatch):
     monkeypatch.setattr(java, "os", SimpleNamespace(name="nt"))
     with pytest.raises(OSError, match="it needs Linux or macOS"): java.find_java()
 
@@ -313,7 +313,7 @@ KILLED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
 @pytest.mark.parametrize("name", [pytest.param("METEOR", marks=needs_java), pytest.param("SPICE", marks=needs_spice)])
-def test_kill_leaves_no_java(name, how, own_cache):
+def test_a_killed_process_leaves_no_java(name, how, own_cache):
     word, code = KILLED[name]
     before = set(java_processes(word))
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + code
@@ -354,7 +354,7 @@ def at_once(folder, count, metrics):
             for f in ("report.json", "report.md", "report.html", "report.png", "images.parquet")}
 
 @pytest.mark.slow
-def test_ten_at_once_give_ten_equal_reports(tmp_path, own_cache):
+def test_ten_evaluations_at_once_give_equal_reports(tmp_path, own_cache):
     "Ten simultaneous evaluations write equal reports. METEOR, which needs a gigabyte per program, is in the next test."
     spice = ("S",) if JAVA and not _missing_jars(_cache_folder()/"spice") else ()
     folder = world(tmp_path/"a folder with spaces")
@@ -384,7 +384,7 @@ def test_two_meteors_at_once_agree(tmp_path):
     ([dict(image_id=90, caption="a")], "image 90: unknown; none of its 1 images is among the 30 of"),
     (b'[{"image_id": 0, "caption": "\xff"}]', "expected a JSON file"),
 ])
-def test_bad_input_is_one_line_and_exit_code_2(tmp_path, content, message):
+def test_bad_input_gives_one_line_and_exit_code_2(tmp_path, content, message):
     folder, bad = world(tmp_path), tmp_path/"bad.json"
     if not isinstance(content, (bytes, str)): content = json.dumps(content)
     data = content if isinstance(content, bytes) else content.encode()
@@ -416,7 +416,7 @@ def test_equal_systems_get_few_verdicts(runs, by_training):
     assert found <= limit < alone
     assert runs == 1 or blind > limit
 
-def test_a_difference_is_found():
+def test_a_real_difference_is_found():
     rng = np.random.default_rng(1)
     a, b = equal_systems(rng, 3, by_training=.1)
     assert gap(a, b + 2)["p"] < 1e-3 and gap(a, b + 2)["interval"][0] > 0
@@ -521,7 +521,7 @@ def check_chair(tmp_path, captions, refs, boxed):
     assert scores["CHAIRs"] == pytest.approx(100*theirs[:, 2].mean())
     return scores
 
-def test_chair_of_any_words_is_the_published_one(tmp_path):
+def test_chair_of_any_words_equals_the_published_codes(tmp_path):
     "CHAIR of random sentences of the list's words, plurals and modifiers equals the published code's."
     lines, _ = chair_list(tmp_path)
     words = [word for line in lines for form in line for word in (form, _both_numbers(form)[-1])
@@ -563,7 +563,7 @@ def test_a_report_names_chairs_protocol(tmp_path):
     with pytest.raises(NocError, match="about counted='all words': expected 'first 13 words, whole sentences', as in"):
         compare(folder/"cut", folder/"all")
 
-def test_chair_of_real_captions_is_the_published_one(coco, tmp_path, captions):
+def test_chair_of_real_captions_equals_the_published_codes(coco, tmp_path, captions):
     "CHAIR of real captions equals the published code's; the captions are of other images, so that much is invented."
     ids = list(captions)[:int(os.environ.get("NOC_IMAGES", 4000))]
     said = {i: captions[j][0] for i, j in zip(ids, ids[1:] + ids[:1])}

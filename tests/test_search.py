@@ -50,7 +50,7 @@ def search(model, images, of=None, **how):
 @pytest.mark.slow
 @fifty
 @given(case())
-def test_claims_stand_where_they_say(given_case):
+def test_spans_give_the_places_of_words(given_case):
     "Spans give the places of words, constraints are satisfied, captions are unique, and a failure has a reason."
     model, images, how = given_case
     out = search(model, images, **how)
@@ -92,7 +92,7 @@ def wishes(rng, images):
 @given(case(), st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
        st.sampled_from(["grid", "bank", "credit", "cbs"]), st.booleans(), st.booleans(),
        st.randoms(use_true_random=False))
-def test_an_answer_is_its_own(given_case, dtype, mode, ties, ordered, rng):
+def test_the_result_of_an_image_does_not_depend_on_its_batch(given_case, dtype, mode, ties, ordered, rng):
     """In every mode an image has the same result to the last bit alone, in a batch and in another order, with musts,
     prices, avoided and ordered words mixed over the batch, also with many ties."""
     model, images, how = given_case
@@ -139,7 +139,7 @@ def test_a_caption_that_prunes_others_is_not_lost():
 
 @fifty
 @given(case(most=5), st.integers(0, 2), st.booleans())
-def test_musts_that_fit_are_said(given_case, spare, ordered):
+def test_musts_that_fit_are_mentioned(given_case, spare, ordered):
     "Musts are mentioned with any number of beams, even if they just fit into the maximum length."
     model, images, how = given_case
     how |= dict(at_least=None, no_repeat=False, ordered=ordered)
@@ -167,7 +167,7 @@ def scores_of(model, image):
 @settings(fifty, max_examples=100)
 @given(st.integers(0, 999), st.sampled_from([5, 8, 30, 90]), st.integers(1, 4), st.integers(2, 6), st.booleans(),
        st.lists(st.lists(st.integers(1, 4), unique=True, max_size=3), min_size=B, max_size=B), st.booleans())
-def test_grid_is_algorithm_1(seed, v, k, T, absorb, wanted, ties):
+def test_the_grid_search_equals_algorithm_1(seed, v, k, T, absorb, wanted, ties):
     "With many ties, too, the search equals Algorithm 1: the lower last token comes first, then the better parent."
     model = coarse(tree(v, seed), torch.float64, ties)
     out = search(model, [[[(w,)] for w in ws] for ws in wanted], k=k, max_len=T, absorb=absorb)
@@ -189,7 +189,7 @@ def twins(fast, plain):
 @settings(fifty, max_examples=100)
 @given(st.integers(0, 999), st.booleans(), st.sampled_from([5, 8, 90]), st.integers(1, 4), st.integers(1, 6),
        st.lists(st.lists(st.integers(2, 4), unique=True, max_size=3), min_size=B, max_size=B))
-def test_fast_is_plain(seed, ties, v, k, max_len, wanted):
+def test_the_fast_search_equals_the_plain_one(seed, ties, v, k, max_len, wanted):
     "On 1,000 images, `plain_beam` and `plain_grid` return the same as the fast search, also where nothing can end."
     step, fresh = tree(v, seed, ties=ties)
     start, masks = torch.full((B,), BOS), torch.zeros(B, v, dtype=torch.bool)
@@ -252,7 +252,7 @@ def has(body, wanted, need):
 @settings(fifty, max_examples=60)
 @given(st.integers(0, 99), batch(4), st.sampled_from([None, 0, 1, 2]), st.booleans(),
        st.sampled_from(["grid", "bank", "credit", "cbs"]))
-def test_large_k_is_exhaustive(seed, images, at_least, once, mode):
+def test_a_search_with_a_large_beam_is_exhaustive(seed, images, at_least, once, mode):
     """With a beam large enough for all hypotheses, every mode finds all captions, with phrases and alternatives,
     and with `at_least` and, for words, `no_repeat`, alone and together."""
     if once: images = [[[alternative[:1] for alternative in group] for group in wanted] for wanted in images]
@@ -267,7 +267,7 @@ def test_large_k_is_exhaustive(seed, images, at_least, once, mode):
 
 @fifty
 @given(case(most=8), st.integers(1, 6))
-def test_what_cannot_be_done_ends_with_a_report(given_case, max_len):
+def test_an_impossible_search_ends_with_a_report(given_case, max_len):
     "With too many or forbidden musts the search ends within the maximum length and gives a reason."
     (step, fresh), images, how = given_case
     steps, images = [], [wanted + [[(2, 3, 2, 3)], [(3, 3, 3)]] for wanted in images]
@@ -278,7 +278,7 @@ def test_what_cannot_be_done_ends_with_a_report(given_case, max_len):
 
 @fifty
 @given(case(), st.integers(0, 5), st.integers(0, 5))
-def test_minus_infinity_forbids(given_case, banned, dies_after):
+def test_minus_infinity_forbids_a_word(given_case, banned, dies_after):
     "A score of -inf forbids a word, a row of -inf ends a hypothesis, and an image without captions gets a reason."
     (step, fresh), images, how = given_case
     def holes(tokens, state):
@@ -296,7 +296,7 @@ def test_minus_infinity_forbids(given_case, banned, dies_after):
 @settings(fifty, max_examples=100)
 @given(st.integers(0, 999), st.integers(1, 6), st.integers(3, 6), batch(6, 4),
        st.sampled_from([None, None, -1., 0., 3., 20.]))
-def test_bank_asks_no_more_than_a_beam(seed, k, max_len, images, price):
+def test_a_bank_asks_the_model_no_more_than_a_beam(seed, k, max_len, images, price):
     "In a bank, at most k hypotheses per image are open without candidates, and at most k/2, or one, more with them."
     (step, fresh), widest = tree(30, seed), []
     def counting(tokens, state): widest.append(len(tokens)); return step(tokens, state)
@@ -304,7 +304,7 @@ def test_bank_asks_no_more_than_a_beam(seed, k, max_len, images, price):
     search((counting, fresh), images, k=k, max_len=max_len, mode="bank", prices=prices)
     assert max(widest) <= (k if price is None else k + max(1, k//2))*B
 
-def test_32_bit_models_agree_to_1e_5():
+def test_models_in_32_bit_agree_with_those_in_64():
     "In 32 bits, a batch, an image alone, and the 64-bit model give scores that agree to 1e-4."
     for seed in range(8):
         wanted = [[[(2,)], [(3, 4)]], [], [[(5,), (6,)]]]
@@ -316,7 +316,7 @@ def test_32_bit_models_agree_to_1e_5():
 
 def first_words(out, i=0): return captions(out, i)[0][0]
 
-def test_it_does_not_stop_too_early():
+def test_the_search_does_not_stop_too_early():
     "The search does not stop at the first caption (word 1) if a longer one (2, 3, 1) is better."
     def language(one, two, three):
         rows = [[1, 0, 0, 0], [.9, 0, 0, .1], [0, .01, .99 - three, three], [0, .9, 0, .1],

@@ -78,7 +78,7 @@ def test_lite_records_what_it_was_trained_on(coco):
         with pytest.raises(NocError, match="lite: was trained on (1 of the 1 images|captions with cow)"):
             compare_training(lite.captioner.trained, wrong, ids, "lite")
 
-def test_averaged_embeddings_go_through_a_pipeline(world, tmp_path):
+def test_averaged_embeddings_are_kept_by_a_saved_pipeline(world, tmp_path):
     "A word without captions gets its neighbours' mean embedding; the pipeline is saved, loaded, and mentions the word."
     toy = NovelCaptioner.from_pretrained("toy", device="cpu")
     captions = [caption for i in world.splits["train"] for caption in world.tokens[i]]
@@ -140,7 +140,7 @@ BROKEN = {
         (of_vectors(**{"1": None}), "class 1: expected a vector")]}
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_folder_says_which_file_is(toy, tmp_path, name):
+def test_the_error_for_a_broken_folder_names_the_file(toy, tmp_path, name):
     toy.save_pretrained(tmp_path, half=True)
     file = tmp_path/name
     whole = file.read_bytes()

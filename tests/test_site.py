@@ -5,7 +5,7 @@ from book import INDEX, NOTEBOOKS, ROOT, name, none_of
 from website import PAGES
 
 pytestmark = pytest.mark.slow
-SCREENS = """index 00_core 03_selector 09_grid 14_toy 22_method experiments/61_table1 experiments/66_examples
+SCREENS = """index 00_core 03_selector 09_grid 14_toy 22_method experiments/61_table1 experiments/69_failures
 pages/134_steps words/116_generate commands/index chapters""".split()
 
 @pytest.fixture(scope="module")

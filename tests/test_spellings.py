@@ -158,7 +158,7 @@ def missing(model, tok, rng, count, mode):
     return [word for n, word in enumerate(words) if n not in out.spans[0]]
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_words_that_fit_are_said(kind):
+def test_words_that_fit_are_mentioned(kind):
     "Texts mention all words that fit; tests/architectures.py tests this for every architecture."
     tok, rng = trained(kind), random.Random(1)
     for n in range(16): assert not missing(tiny_gpt2(tok, n), tok, rng, rng.randint(1, 5), ("bank", "grid")[n % 2])

@@ -25,7 +25,7 @@ def opened(browser, tmp_path_factory):
 
 def compared(page): return page.locator(".check").inner_text()
 
-def test_equals_python(opened):
+def test_the_page_finds_the_same_captions_as_python(opened):
     "The page finds Python's hundred captions and values, and reports a wrong caption or a changed search."
     html = committed()
     assert compared(opened(html)) == "100 of 100 saved captions equal Python's."

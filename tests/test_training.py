@@ -120,7 +120,7 @@ def assert_same(a, b):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase, kills", [("xe", 6), ("scst", 4)])
-def test_killed_and_resumed(world, tmp_path, phase, kills):
+def test_a_killed_and_resumed_training_gives_the_same_weights(world, tmp_path, phase, kills):
     spawn = multiprocessing.get_context("forkserver")
     spawn.set_forkserver_preload(["noc_nb.scst"])
     def start(name):
@@ -193,7 +193,7 @@ def test_a_full_disk_loses_no_checkpoint(tmp_path, how):
 
 # ---- finished runs and unreadable files
 
-def test_altered_weights_are_not_taken(tmp_path):
+def test_altered_weights_are_not_used(tmp_path):
     "A finished run needs no checkpoints, but the weights that it wrote."
     weight = wide(tmp_path).fit(wide_batches()).weight
     for file in _checkpoints(tmp_path): file.unlink()
@@ -230,7 +230,7 @@ def test_unreadable_checkpoints_are_kept(tmp_path, monkeypatch, error):
     ("best/mine.txt", False, "no training run: expected a new folder"), ("best/mine.txt", True, "no training run"),
     ("captions.json", True, "no training run"), ("run.json", False, "run.json does not record how the output was made"),
     ("run.json", True, "run.json does not record how the output was made")])
-def test_a_folder_of_somebody_else_stays(tmp_path, resume, name, told):
+def test_a_folder_of_somebody_else_is_left_unchanged(tmp_path, resume, name, told):
     file = tmp_path/"run"/name
     file.parent.mkdir(parents=True)
     file.write_text('{"mine": 1}')
@@ -381,7 +381,7 @@ def test_rows_tables_and_pages_say_what_models_were_trained_on(world, tmp_path):
     line = _of_row(none, _Report(dict(scores=none["metrics"]), None), tmp_path, "").name
     assert _title(line) == "No constraints · cross-entropy · trained on other regions"
 
-def test_altered_states_are_one_line(tmp_path):
+def test_altered_states_give_one_line(tmp_path):
     "An invalid state in a checkpoint with a valid checksum, or an invalid `done.json`, gives at most one line."
     wide(tmp_path).fit(wide_batches())
     done, rng = tmp_path/"done.json", random.Random(0)
@@ -407,7 +407,7 @@ def test_altered_states_are_one_line(tmp_path):
             wide(tmp_path).fit(wide_batches(), resume=True)
         assert last.exists()
 
-def test_a_second_run_keeps_away(tmp_path):
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
     "A second run in the same folder is refused, because it would delete the first run's checkpoints."
     def second(): wide(tmp_path/"run").fit(wide_batches(), resume=True)
     def act():

@@ -290,7 +290,7 @@ def run(cases, part=0, parts=1, search=grid_beam):
     return found, counts
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_words_hold_on_the_decoded_text(part):
+def test_the_promises_about_words_hold_on_the_decoded_text(part):
     found, counts = run(CASES, part, PARTS)
     assert not found, f"{len(found)} faults: {found[:3]}"
 

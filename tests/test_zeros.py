@@ -95,7 +95,7 @@ def test_the_selector_and_the_detector_have_a_minimum_each(data):
     assert found(["cat", "bus"], min_detection=0.) == {"cat"}                         # detected with any score
     assert found(["cat", "bus"], min_detection=.7) == set()
 
-def test_no_tokens_no_words_and_no_prices(data):
+def test_no_tokens_are_refused_and_no_prices_change_nothing(data):
     captioner = build_captioner(data, TINY, 1).eval()
     batch = ImageExamples(data, [0, 1]).__getitems__([0, 1])
     pool = Pool(captioner)

@@ -176,7 +176,7 @@ def _check_rules(choices):
 class Experiment:
     "One run on a data set, whose captions, scores and result rows are each computed once."
     kind = Models          # the class that reads or trains its models
-    features = None        # what rows record as features; None: symbolic or a store, as the data has
+    features = None        # as rows record them; None: symbolic or store, as in the data
     def __init__(self,
         run:Run,           # settings that identify the run
         data:CocoData,     # captions, regions, splits
