@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROW', 'TURNED', 'check_boxes', 'box_rows', 'relabel', 'Detections', 'open_detections', 'read_detections',
-           'ground_truth', 'boxed_classes']
+           'ground_truth']
 
 # %% ../../nbs/files/101_boxes.ipynb #a05d0003
 from collections import Counter, defaultdict
@@ -449,7 +449,7 @@ def ground_truth(
     coco = CocoFile.read(path, "images", "annotations", "categories")
     sizes = coco.sizes()
     items = coco["annotations"]
-    numbers = _whole_numbers(coco["categories"], "id", path, "category")
+    numbers = coco.numbers("categories", "id", "category")
     rows, wrong = _json_rows(items, path, "annotation", scored=False)
     for n in np.flatnonzero(~np.isin(rows["label"], numbers)).tolist():
         wrong.setdefault(n, "expected the category_id of a category in the file")
@@ -457,18 +457,3 @@ def ground_truth(
     drawn = Detections(path, rows, True, wrong, [], sizes, coco.categories(), crowds=crowds,
                        item=_item_name(items, "annotation"))
     return read_detections(drawn, skip_bad=skip_bad, classes=classes).take(list(sizes), sizes)
-
-def boxed_classes(
-    paths,        # instances_*.json or .json.gz
-    classes:dict, # class id -> `ObjectClass`, matched by name if a file has `categories`
-)->dict:          # image id -> the classes that have a box, including crowds
-    "Return the classes of the boxes in each image. Raise `NocError` if an annotation is invalid."
-    seen = defaultdict(set)
-    for path in paths:
-        coco = CocoFile.read(path, "annotations")
-        images, labels = (_whole_numbers(coco["annotations"], key, path, "annotation")
-                          for key in ("image_id", "category_id"))
-        names = coco.categories()
-        if names: labels = relabel(labels, names, classes, path)
-        for i, c in zip(images.tolist(), labels.tolist()): seen[i].add(c)
-    return dict(seen)

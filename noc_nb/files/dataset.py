@@ -7,6 +7,7 @@ __all__ = ['DataFolder', 'load_captions', 'load_data']
 
 # %% ../../nbs/files/102_dataset.ipynb #f5d83301
 import warnings
+from collections import defaultdict
 from functools import cache, partial
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import numpy as np
 from ..constraints import COCO_CLASSES
 from ..core import NocError, require
 from ..data import PARTS, CocoData
-from .boxes import Detections, ground_truth, open_detections, read_detections
+from .boxes import (Detections, ground_truth, open_detections, read_detections,
+                                relabel)
 from .captions import Captions, read_captions, read_split
 from .images import CocoFile
 from .vectors import WordVectors
@@ -61,17 +63,6 @@ class _DataFiles:
         where = f", and no splits/{file}.json in {self.root}" if self.root else ""
         raise NocError(f"{name}: no such file{where}; expected {expected}")
 
-# %% ../../nbs/files/102_dataset.ipynb #da3ea3ab
-class DataFolder(_DataFiles):
-    "A folder in COCO's layout, and what its files say."
-    def named(self,
-        detections, # `Detections` of a file that may have only the numbers of its classes
-    )->Detections:
-        "Add the names of classes from its boxes. Raise `NocError` if the files disagree."
-        for path in self.instances:
-            detections = detections.named(CocoFile.read(path).categories() or {}, path)
-        return detections
-
     @staticmethod
     def listed(
         files, # JSON files with `images`
@@ -84,6 +75,31 @@ class DataFolder(_DataFiles):
             sizes |= {i: size for i, size in coco.sizes().items() if size}
             names += coco.names()
         return names, sizes, classes
+
+# %% ../../nbs/files/102_dataset.ipynb #da3ea3ab
+class DataFolder(_DataFiles):
+    "A folder in COCO's layout, and what its files say."
+    def named(self,
+        detections, # `Detections` of a file that may have only the numbers of its classes
+    )->Detections:
+        "Add the names of classes from its boxes. Raise `NocError` if the files disagree."
+        for path in self.instances:
+            detections = detections.named(CocoFile.read(path).categories() or {}, path)
+        return detections
+
+    def boxed_classes(self,
+        classes, # class id -> `ObjectClass`, matched by name if a file has `categories`
+    )->dict:     # image id -> the classes that have a box, including crowds
+        "Return the classes of the boxes in each image. Raise `NocError` if one is invalid."
+        seen = defaultdict(set)
+        for path in self.instances:
+            coco = CocoFile.read(path, "annotations")
+            images, labels = (coco.numbers("annotations", key, "annotation")
+                              for key in ("image_id", "category_id"))
+            names = coco.categories()
+            if names: labels = relabel(labels, names, classes, path)
+            for i, c in zip(images.tolist(), labels.tolist()): seen[i].add(c)
+        return dict(seen)
 
     def captions(self,
         captions=None,   # file or folder, as in `load_captions`

@@ -182,12 +182,14 @@ class CocoFile(dict):
         "Read an annotation file. Raise `NocError` if it is not JSON or lacks a list."
         with _no_collection(): return cls(read_json(path), path, *keys)
 
-    def _ids(self, key, kind): return _whole_numbers(self[key], "id", self.path, kind).tolist()
+    def numbers(self, items, key, kind)->np.ndarray:
+        "Return whole numbers, the values of `key` in a list of items of this kind, or raise."
+        return _whole_numbers(self[items], key, self.path, kind)
 
     def sizes(self)->dict: # image id -> (width, height) in pixels, or None if it states no size
         "Return the sizes of its images. Raise `NocError` if one is invalid or an id repeated."
         sizes = {}
-        for id, image in zip(self._ids("images", "image"), self["images"]):
+        for id, image in zip(self.numbers("images", "id", "image").tolist(), self["images"]):
             size = (image.get("width"), image.get("height"))
             where = f"{self.path}: image {id}"
             require(id not in sizes, f"{where}: occurs twice", "each image only once")
@@ -199,7 +201,7 @@ class CocoFile(dict):
 
     def names(self)->list: # (file name or "", image id) of all images; [] if no image has a name
         "Return the names of its images. Raise `NocError` if an id or a name is invalid."
-        ids = self._ids("images", "image")
+        ids = self.numbers("images", "id", "image").tolist()
         names = [image.get("file_name", "") for image in self["images"]]
         bad = [not isinstance(name, str) for name in names]
         refuse(self.path, _item_name(self["images"], "image"), bad, "a string as its file_name")
@@ -209,7 +211,7 @@ class CocoFile(dict):
         "Return the names of its categories by number, or None if they have no names."
         items = self.get("categories")
         if not isinstance(items, list) or not items: return None
-        ids = self._ids("categories", "category")
+        ids = self.numbers("categories", "id", "category").tolist()
         names = [category.get("name") for category in items]
         if not any(names): return None
         bad = [not isinstance(name, str) for name in names]

@@ -15,7 +15,6 @@ from pathlib import Path
 from ..constraints import COCO_CLASSES
 from ..core import require
 from ..data import PARTS
-from ..files.boxes import boxed_classes
 from ..files.captions import Captions, holds_texts, read_split
 from ..files.dataset import DataFolder, load_captions
 from ..heldout import COCO_HELDOUT, HeldOut, novel_images
@@ -181,7 +180,7 @@ def make_task(
     if listed is not None:
         source = f"listed in {name}"
         novel = {o: images.intersection(listed) for o, images in novel.items()}
-    truth = boxed_classes(folder.instances, classes)
+    truth = folder.boxed_classes(classes)
     known = train and every.keys() >= set(train)
     words = word_runs(c for i in train for c in every[i]) if known else None
     about = dict(data=Path(data).name, split=name,
