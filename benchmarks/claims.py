@@ -14,6 +14,7 @@ import numpy as np
 
 from noc_nb.commands.command import script
 from noc_nb.core import require
+from noc_nb.files.captions import read_system
 from noc_nb.lab.disk import find_data, read_json
 from noc_nb.lab.metrics import CaptionScorer
 from noc_nb.lab.novelty import interval, nonnovel_weight
@@ -21,7 +22,7 @@ from noc_nb.lab.progress import progress
 from noc_nb.lab.results import append_row, captions_file, new_row, read_rows, table_line, write_rows
 from noc_nb.lab.tables import metric, score_place
 from noc_nb.lab.verdict import claim_keys, gap, judge_claims, read_claims
-from noc_nb.scores.task import make_task, match, read_system
+from noc_nb.scores.task import make_task
 
 _PLACES = {c: score_place(c) for c in ("in_C", "out_C", "pooled_C", "out_F1")}
 
@@ -30,7 +31,7 @@ def _drawing(task, samples=1000, **protocol):
     scorer = CaptionScorer(task.refs, ("C",))
     @cache
     def drawn(path):
-        captions, _ = match(read_system(path), task, path)
+        captions, _ = task.match(read_system(path), path)
         return task.judge(captions, scorer, **protocol).bootstrap(samples)
     return drawn
 

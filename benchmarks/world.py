@@ -14,8 +14,7 @@ import pyarrow
 import pyarrow.parquet
 
 from noc_nb.files.drawing import write_part
-from noc_nb.files.formats import write_items
-from noc_nb.files.store import RegionStore
+from noc_nb.files.store import RegionStore, write_items
 from noc_nb.heldout import novel_images, words_of
 from noc_nb.lab.config import Config
 from noc_nb.lab.disk import whole_file, write_json

@@ -15,7 +15,7 @@ _HOMES = dict(
     NovelCaptioner="noc_nb.models.pipeline", Regions="noc_nb.regions",
     grid_beam_search="noc_nb.fast.modes", beam_search="noc_nb.fast.modes",
     grid_beam="noc_nb.words.generate", with_words="noc_nb.words.generate",
-    from_results="noc_nb.files.formats", load_data="noc_nb.files.dataset",
+    from_results="noc_nb.files.store", load_data="noc_nb.files.dataset",
     load_model="noc_nb.lab.saving", save_model="noc_nb.lab.saving",
     CiderD="noc_nb.fast.cider", judge="noc_nb.lab.novelty", NocError="noc_nb.core")
 
@@ -32,6 +32,7 @@ _MOVED = {                                                                      
     "noc_nb.models.generate": "noc_nb.words.generate",
     "noc_nb.models.names": "noc_nb.models.classes",
     "noc_nb.files.readers": "noc_nb.files.images, .captions, .vectors and .boxes",
+    "noc_nb.files.formats": "noc_nb.files.store",
     "noc_nb.scores.claims": "noc_nb.lab.verdict", "noc_nb.lab.checks": "noc_nb.lab.table",
     "noc_nb.fast.machine": "noc_nb.fast.modes", "noc_nb.pages.looks": "noc_nb.pages.viz"}
 

@@ -7,8 +7,7 @@ import pyarrow, pyarrow.parquet
 from PIL import Image
 from book import ROOT
 from noc_nb.constraints import COCO_CLASSES
-from noc_nb.files.formats import read_hdf5, read_npz, read_tsv
-from noc_nb.files.store import RegionStore
+from noc_nb.files.store import RegionStore, read_hdf5, read_npz, read_tsv
 from noc_nb.lab.disk import read_json
 from noc_nb.models import source as sources
 from noc_nb.models.photos import random_weights
@@ -178,7 +177,7 @@ def stored(run, path):
     status, told = run("noc_features", path, *LOOK, random_weights("w.pth", LOOK[1]), "--features", "none",
                        "--size", 32, "--workers", 0, "--out", "own/new")
     assert status == 0, told
-    return {Path(name).stem: RegionStore("own/new")[i].size == (9, 9) for name, i in sources.stored_names("own/new")}
+    return {Path(name).stem: RegionStore("own/new")[i].size == (9, 9) for name, i in RegionStore("own/new").names}
 
 def with_boxes(run, path):
     lines = read_lines(run, found(), "--images", path)

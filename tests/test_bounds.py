@@ -4,11 +4,11 @@ from contextlib import contextmanager
 import pytest
 from noc_nb.core import NocError
 from noc_nb.files.boxes import open_detections
-from noc_nb.files.captions import read_captions
+from noc_nb.files.captions import read_captions, read_system
 from noc_nb.files.exports import read_export
 from noc_nb.models.classes import read_classes
 from noc_nb.models.source import _from_table
-from noc_nb.scores.task import read_references, read_system
+from noc_nb.scores.task import read_references
 
 LARGE = "9"*400
 

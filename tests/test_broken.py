@@ -17,7 +17,7 @@ from noc_nb.models.captioners import PhotoCaptioner
 from noc_nb.models.pipeline import CaptionOptions
 from noc_nb.models.pretrained import quiet
 from noc_nb.models.source import Job
-from noc_nb.pages.gallery import caption_lines
+from noc_nb.pages.gallery import CaptionRun
 from noc_nb.regions import Regions
 from tiny_models import save_blip, save_detector
 
@@ -127,7 +127,7 @@ def lines(models, way, photos, to, batch):
     with quiet():
         if key not in pipelines: pipelines[key] = job.pipeline()
         source = job.source(pipelines[key])
-        return {line["image_id"]: line for line in caption_lines(pipelines[key], source, source.ids, job.options)}
+        return {line["image_id"]: line for line in CaptionRun(pipelines[key], source, job.options).lines(source.ids)}
 
 # ---- the property
 

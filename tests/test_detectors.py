@@ -3,7 +3,7 @@ import pytest, torch
 pytest.importorskip("transformers")
 from PIL import Image
 from noc_nb.core import NocError
-from noc_nb.files.formats import from_results
+from noc_nb.files.store import from_results
 from noc_nb.models.detectors import PretrainedDetector, classes_for
 from noc_nb.models.classes import classes_of
 from noc_nb.models.pretrained import quiet

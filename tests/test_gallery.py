@@ -23,7 +23,7 @@ from noc_nb.models.photos import _extract, image_files, open_image
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig
 from noc_nb.models.source import Job, detected, _from_photos, _from_table
 from noc_nb.pages.app import _Studio
-from noc_nb.pages.gallery import _caption_all, _caption_files, caption_lines, _pictures, _read_lines, _Summary
+from noc_nb.pages.gallery import _caption_all, _caption_files, CaptionRun, _pictures, _read_lines, _Summary
 from noc_nb.regions import Regions
 from noc_nb.selector import RegionSelector, SelectorConfig
 from noc_nb.vocab import Vocab
@@ -94,14 +94,14 @@ def test_photos_in_parquet_give_the_same_lines_as_a_folder(toy, src, tmp_path, p
     table = dict(image=[dict(bytes=b, path=n) for b, n in zip(data, names)]) if pairs else dict(key=names, jpg=data)
     pyarrow.parquet.write_table(pyarrow.table(table), tmp_path/"photos.parquet", row_group_size=4)
     def lines(source):
-        made = caption_lines(toy, source, [f.id for f in inside])
+        made = CaptionRun(toy, source).lines([f.id for f in inside])
         return [{k: v for k, v in line.items() if k not in ("file", "error")} for line in made]
     source = _from_photos(image_files(tmp_path/"photos.parquet"), Stub())
     assert lines(source) == lines(_from_photos(image_files(src), Stub()))
     assert source.ids == [f.id for f in inside] and source.name(6).startswith("photos.parquet/")
 
 def test_hostile_photos_give_a_line_each(toy, src, tmp_path):
-    lines = caption_lines(toy, source := _from_photos(image_files(src), Stub()), source.ids)
+    lines = CaptionRun(toy, source := _from_photos(image_files(src), Stub())).lines(source.ids)
     good = {line["image_id"] for line in lines if "caption" in line}
     assert good == {1, 2, 3, 4, 5, 9, 12} and len(lines) == 11
     assert all("\n" not in line["error"] and line["file"] in line["error"] for line in lines if "error" in line)
@@ -160,7 +160,7 @@ def test_images_with_unknown_ids_get_minus_1(toy, tmp_path):
     for name in "beach.jpg", "x-7.jpg": Image.new("RGB", (80, 60)).save(tmp_path/"in"/name)
     (tmp_path/"d.json").write_text('[{"image_id":7,"category_id":2,"bbox":[0,0,20,20],"score":1}]')
     run = lambda: detected(tmp_path/"d.json", images=tmp_path/"in", classes=toy.classes)
-    missing = caption_lines(toy, run(), run().ids)[-1]
+    missing = CaptionRun(toy, run()).lines(run().ids)[-1]
     assert missing["image_id"] == -1
     assert missing["error"].startswith("beach.jpg: expected a name that ends in the image's id, or that is listed with")
     (tmp_path/"in"/"beach.jpg").rename(tmp_path/"in"/"beach 007.jpg")
@@ -197,7 +197,7 @@ def test_images_with_no_or_ten_thousand_boxes_are_captioned(toy):
     corner = torch.rand(10_000, 2, generator=generator)*.9
     many = Regions(torch.cat([corner, corner + .05], 1), torch.randint(1, 32, (10_000,), generator=generator),
                    torch.linspace(1, .2, 10_000), image_id=1)
-    lines = caption_lines(toy, _from_table(table_of([many, Regions.empty(2)])), [1, 2])
+    lines = CaptionRun(toy, _from_table(table_of([many, Regions.empty(2)]))).lines([1, 2])
     assert len(lines[0]["boxes"]) <= 60 and len(json.dumps(lines[0])) < 20_000 and lines[0]["caption"]
     assert lines[1]["boxes"] == [] and lines[1]["reason"] == "no candidates: nothing was detected"
 
@@ -422,7 +422,8 @@ def test_a_card_takes_eleven_kilobytes_and_links_to_its_photo(coco, tmp_path):
     pipeline = NovelCaptioner.from_pretrained("lite", device="cpu")
     source = detected(coco/"detections/picodet_s_416.json", images=coco/"images", classes=pipeline.classes)
     ids = source.ids[::12]
-    summary = _Summary(pipeline.classes, _pictures(source, tmp_path)).read(caption_lines(pipeline, source, ids))
+    lines = CaptionRun(pipeline, source).lines(ids)
+    summary = _Summary(pipeline.class_names(), _pictures(source, tmp_path)).read(lines)
     summary.write(tmp_path/"page.html")
     page = (tmp_path/"page.html").read_text()
     assert len(page) < 4_000_000/367*len(ids) and "<script" not in page
@@ -477,7 +478,7 @@ def test_captions_in_16_bits_keep_their_musts(world, mode, options):
         assert {p.dtype for p in pipeline.captioner.parameters()} == {getattr(torch, dtype)}
         pipeline.cfg = replace(pipeline.cfg, search=replace(pipeline.cfg.search, mode=mode))
         source = job.source(pipeline)
-        return caption_lines(pipeline, source, source.ids, options)
+        return CaptionRun(pipeline, source, options).lines(source.ids)
     exact, near = lines("float32"), lines("bfloat16")
     candidates = [c for line in near for c in line["candidates"]]
     assert len(candidates) > len(near) and all(c["word"] for c in candidates)
@@ -488,7 +489,7 @@ def test_captions_in_16_bits_keep_their_musts(world, mode, options):
 def test_a_machine_without_bfloat16_computes_in_32_bits_and_says_so(command, tmp_path, monkeypatch):
     "Without bfloat16 the command computes in 32 bits and says so; a run cannot resume in the other precision."
     def made(out, has, *more):
-        monkeypatch.setattr("noc_nb.models.source._has_bfloat16", lambda device: has)
+        monkeypatch.setattr("noc_nb.pages.gallery._has_bfloat16", lambda device: has)
         return command("--out", out, "--dtype", "bfloat16", *more)
     assert command("--out", "wide.jsonl").returncode == 0
     without, has = made("without.jsonl", False), made("half.jsonl", True)
@@ -514,7 +515,7 @@ def test_eight_bits_are_refused(command, tmp_path):
 @pytest.mark.slow
 def test_the_page_runs_no_script_of_a_caption(toy, world, tmp_path, browser):
     source = detected(world/"detections/simulated.json", world, classes=toy.classes)
-    lines = [x for x in caption_lines(toy, source, source.ids[:20]) if len(x["candidates"]) > 1][:6]
+    lines = [x for x in CaptionRun(toy, source).lines(source.ids[:20]) if len(x["candidates"]) > 1][:6]
     lines[0]["file"] = lines[0]["boxes"][0]["object"] = EVIL
     _Summary().read([*lines, dict(image_id=9, file=EVIL, error=EVIL)]).write(tmp_path/"page.html")
     page, asked = browser.new_page(viewport=dict(width=1200, height=900)), []

@@ -21,11 +21,10 @@ from noc_nb.data import CocoData
 from noc_nb.fast.modes import beam_search, grid_beam_search
 from noc_nb.fast.search import SearchConfig
 from noc_nb.files.boxes import ground_truth, read_detections
-from noc_nb.files.captions import read_captions, read_split
+from noc_nb.files.captions import read_captions, read_split, read_system
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
-from noc_nb.files.formats import read_hdf5, read_npz, read_tsv
-from noc_nb.files.store import RegionStore
+from noc_nb.files.store import RegionStore, read_hdf5, read_npz, read_tsv
 from noc_nb.files.vectors import read_vectors
 from noc_nb.heldout import COCO_HELDOUT
 from noc_nb.lab.config import load_config
@@ -43,14 +42,14 @@ from noc_nb.models.source import _from_table, Job
 from noc_nb.lab.novelty import selection_f1
 from noc_nb.pages import app, gallery
 from noc_nb.pages.app import _act, _OwnNames, _shown, _Studio, _View
-from noc_nb.pages.gallery import _batch_lines, _caption_files, _read_lines, _Summary
+from noc_nb.pages.gallery import _caption_files, _read_lines, _Summary, CaptionRun
 from noc_nb.pages.viz import show_bars, show_boxes, show_looks
 from noc_nb.lab.table import check_vectors, checked, table_of
 from noc_nb.regions import RegionDict, Regions
 from noc_nb.scores.java import _cache_folder
 from noc_nb.scores.page import Part, write_files
 from noc_nb.scores.report import evaluate_file
-from noc_nb.scores.task import make_task, read_system
+from noc_nb.scores.task import make_task
 from noc_nb.vocab import Vocab, word_table
 from noc_nb.selector import SelectorConfig
 
@@ -305,7 +304,7 @@ def test_a_nan_feature_fails_only_its_image():
     source = _from_table(table_of(images))
     asked = []
     line, gallery._line = gallery._line, lambda pipeline, regions, caption, name: asked.append(caption) or {}
-    try: lines = _batch_lines(Pipeline(), source, [7, 8, 9], CaptionOptions())
+    try: lines = CaptionRun(Pipeline(), source).lines([7, 8, 9])
     finally: gallery._line = line
     expected = [None, "image 8: features: expected finite numbers", None]
     assert asked == [7, 9] and [x.get("error") for x in lines] == expected
@@ -428,14 +427,14 @@ def lines_altered(data, rng):
 def test_lines_that_were_cut_or_moved_are_made_again(tmp_path, monkeypatch):
     toy, rng = NovelCaptioner.from_pretrained("toy", device="cpu"), random.Random(0)
     source = _from_table(table_of(Regions(BOXES, [18, 2], [.9, .8], None, i, (640, 480)) for i in range(10)))
-    by_2, make, made = CaptionOptions(batch=2), gallery.caption_lines, []
+    by_2, made = CaptionOptions(batch=2), []
     whole = gallery._caption_all(toy, source, tmp_path/"whole.jsonl", by_2).read_bytes()
     lines = {json.loads(line)["image_id"]: json.loads(line) for line in whole.splitlines()}
-    def known(pipeline, source, ids, options):
+    def known(run, ids):
         if len(made) == 3: raise KeyboardInterrupt
         made.append(ids)
         return [lines[i] for i in ids]
-    monkeypatch.setattr(gallery, "caption_lines", known)
+    monkeypatch.setattr(CaptionRun, "lines", known)
     for n in range(44):
         out, part = tmp_path/f"{n}.jsonl", tmp_path/f".{n}.jsonl.part"
         made.clear()
@@ -675,7 +674,7 @@ def test_deeply_nested_json_gives_one_line_at_once(tmp_path, name, depth):
         else: assert path.suffix == ".jsonl" and depth < 1_000
     assert time.process_time() - started < 5
 
-READING = """files.boxes files.captions files.dataset files.exports files.formats files.images files.vectors lab.disk
+READING = """files.boxes files.captions files.dataset files.exports files.store files.images files.vectors lab.disk
 lab.objects lab.results lab.saving models.classes models.photos models.source scores.report scores.task""".split()
 
 def readers():
@@ -830,7 +829,7 @@ def odd_regions():
 
 def test_odd_regions_in_memory_are_refused_everywhere(tmp_path):
     "`Regions` that a program makes are refused by the pipeline, the trainings, the writers and the detectors' readers."
-    from noc_nb.files.formats import write_detections
+    from noc_nb.files.store import write_detections
     from noc_nb.lab.train import TrainConfig, train_selector_in, train_xe_in
     from noc_nb.models.source import Source
     from noc_nb.toy import toy_data

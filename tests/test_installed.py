@@ -216,7 +216,7 @@ def test_noc_reproduce_makes_tables(typed):
 
 # ---- the extras, if no package is shared
 
-USES = dict(app=["133_app"], book=[], formats=["104_formats", "111_classes"], ray=["141_distributed"],
+USES = dict(app=["133_app"], book=[], formats=["103_store", "111_classes"], ray=["141_distributed"],
             tensorboard=["48_train"], transformers=["114_detectors", "116_generate", "117_captioners"])
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from noc_nb.files.images import _fits, match_photos, name_parts
 from noc_nb.files.store import RegionStore
 from noc_nb.lab.disk import write_json
 from noc_nb.lab.progress import command_lines
-from noc_nb.models.photos import _FORMATS, image_files, image_formats, open_image
+from noc_nb.models.photos import _FORMATS, _image_formats, image_files, open_image
 from noc_nb.models.pipeline import NovelCaptioner
 from noc_nb.models.source import detected
 from noc_nb.pages.app import _paths, _Studio
@@ -128,12 +128,12 @@ def test_a_caption_never_gets_a_photo_that_its_file_does_not_name(case):
 
 @pytest.mark.parametrize("kind, ending, brings", [("AVIF", "avif", "Pillow 11.3"), ("HEIF", "heic", "pillow-heif")])
 def test_photos_of_phones_are_decoded_or_the_error_names_a_package(tmp_path, monkeypatch, kind, ending, brings):
-    monkeypatch.setattr("noc_nb.models.photos.image_formats", lambda: _FORMATS)
+    monkeypatch.setattr("noc_nb.models.photos._image_formats", lambda: _FORMATS)
     (tmp_path/f"x.{ending}").write_bytes(b"\0\0\0\x18ftyp" + ending.encode() + bytes(99))
     with pytest.raises(NocError, match=f"x.{ending}: expected a whole image .*{brings}"):
         open_image(tmp_path/f"x.{ending}")
     monkeypatch.undo()
-    if kind not in image_formats(): pytest.skip(f"nothing here reads {kind}: {brings} does")
+    if kind not in _image_formats(): pytest.skip(f"nothing here reads {kind}: {brings} does")
     red = Image.new("RGB", (64, 48), (200, 0, 0))
     red.save(tmp_path/f"a.{ending}", kind)
     (tmp_path/f"a.{ending}").rename(tmp_path/"a")                     # recognised by its first bytes

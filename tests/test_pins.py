@@ -1571,11 +1571,11 @@ def test_captions_continue_after_the_last_whole_group(tmp_path, monkeypatch, kep
     "A resumed `noc_caption` makes the lines of all images after the last whole group of a batch, and no other, once."
     source = _from_table(table_of(Regions([[0, 0, 1, 1]], [DOG], [.9], image_id=i, size=(9, 9)) for i in range(10)))
     toy, options, made = NovelCaptioner.from_pretrained("toy", device="cpu"), CaptionOptions(batch=3), []
-    def lines(pipeline, source, ids, options):
+    def lines(run, ids):
         if made is None: raise KeyboardInterrupt
         made.append([*ids])
         return [dict(image_id=i, caption=f"image {i}") for i in ids]
-    monkeypatch.setattr(gallery, "caption_lines", lines)
+    monkeypatch.setattr(gallery.CaptionRun, "lines", lines)
     whole = gallery._caption_all(toy, source, tmp_path/"whole", options).read_bytes()
     texts, out, made = whole.splitlines(keepends=True), tmp_path/"out", None
     with pytest.raises(KeyboardInterrupt): gallery._caption_all(toy, source, out, options)

@@ -9,7 +9,7 @@ from noc_nb.data import CocoData, SelectorExamples
 from noc_nb.fast.cider import CiderD
 from noc_nb.fast.decode import Decoded
 from noc_nb.files.boxes import ground_truth, read_detections
-from noc_nb.files.captions import read_captions
+from noc_nb.files.captions import read_captions, read_system
 from noc_nb.files.images import json_items
 from noc_nb.files.store import RegionStore
 from noc_nb.files.vectors import read_vectors
@@ -17,7 +17,6 @@ from noc_nb.heldout import COCO_HELDOUT
 from noc_nb.lab.disk import write_json
 from noc_nb.lab.results import append_row, read_results, read_rows, write_results
 from noc_nb.pages.gallery import _read_lines
-from noc_nb.scores.task import read_system
 from noc_nb.vocab import Vocab, tokenize
 
 COUNTS = 5_000, 20_000, 80_000

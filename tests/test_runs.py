@@ -12,7 +12,7 @@ from noc_nb.core import NocError
 from noc_nb.fast.cider import cider_reward
 from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
-from noc_nb.files.formats import read_tsv
+from noc_nb.files.store import read_tsv
 from noc_nb.files.vectors import read_vectors
 from noc_nb.lab.disk import beside, in_use, whole_file, write_json
 from noc_nb.lab.experiment import Experiment, _config
@@ -22,7 +22,7 @@ from noc_nb.models.detector import _load_model
 from noc_nb.models.photos import image_files
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner
 from noc_nb.models.source import Job
-from noc_nb.pages.gallery import begin_captions
+from noc_nb.pages.gallery import CaptionRun
 from noc_nb.regions import Regions
 from noc_nb.scst import SelfCritical
 from noc_nb.selector import RegionSelector
@@ -243,7 +243,7 @@ BRIEF = """from noc_nb.models.detector import _load_model
 from noc_nb.models.photos import image_files
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner
 from noc_nb.models.source import Job
-from noc_nb.pages.gallery import begin_captions
+from noc_nb.pages.gallery import CaptionRun
 from noc_nb.fast.cider import cider_reward
 BONUS = {}
 def f(*how):
@@ -385,7 +385,7 @@ def test_every_file_of_a_model_is_a_part_of_the_run(tmp_path, kind):
     job = Job(photos, "toy", **{part: model}, **names, **wishes)
     pipeline = job.pipeline()
     source = job.source(pipeline)
-    def start(resume=True): begin_captions(about, "out.jsonl", pipeline, source, job.options, resume)
+    def start(resume=True): CaptionRun(pipeline, source, job.options).begin(about, "out.jsonl", resume)
     start(False)
     start()
     files = [path for path in model.rglob("*") if path.is_file()]

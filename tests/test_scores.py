@@ -12,8 +12,7 @@ from noc_nb.cider import CiderD
 from noc_nb.commands.cli import noc_eval
 from noc_nb.core import NocError
 from noc_nb.evaluation import heldout_f1
-from noc_nb.files.boxes import boxed_classes
-from noc_nb.files.dataset import instances_files, load_data
+from noc_nb.files.dataset import DataFolder, load_data
 from noc_nb.constraints import COCO_CLASSES
 from noc_nb.heldout import COCO_HELDOUT, novel_images
 from noc_nb.lab.disk import read_json
@@ -567,7 +566,7 @@ def test_chair_of_real_captions_equals_the_published_codes(coco, tmp_path, capti
     "CHAIR of real captions equals the published code's; the captions are of other images, so that much is invented."
     ids = list(captions)[:int(os.environ.get("NOC_IMAGES", 4000))]
     said = {i: captions[j][0] for i, j in zip(ids, ids[1:] + ids[:1])}
-    boxed = boxed_classes(instances_files(coco), COCO_CLASSES)
+    boxed = DataFolder(coco).boxed_classes(COCO_CLASSES)
     scores = check_chair(tmp_path, said, {i: captions[i] for i in ids}, {i: boxed.get(i, set()) for i in ids})
     assert scores["CHAIRi"] > 40
 

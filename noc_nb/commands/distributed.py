@@ -15,7 +15,7 @@ from ..lab.disk import whole_file
 from ..lab.progress import progress
 from ..lab.runs import locked
 from ..models.source import Job
-from ..pages.gallery import _read_lines, begin_captions, caption_lines
+from ..pages.gallery import CaptionRun, _read_lines
 from ..pages.gallery import _run_caption as _run_gallery
 
 # %% ../../nbs/commands/141_distributed.ipynb #6da652cc
@@ -26,8 +26,9 @@ class _Worker:
         require(shard > 0 and shard % batch == 0, f"shard={shard}",
                 f"a positive multiple of batch={batch}")
         self.job, self.out, self.shard = job, Path(out), shard
-        self.pipeline = job.pipeline()
-        self.source = job.source(self.pipeline)
+        pipeline = job.pipeline()
+        self.source = job.source(pipeline)
+        self.run = CaptionRun(pipeline, self.source, job.options)
 
     def ids(self, n): return self.source.ids[n*self.shard:(n+1)*self.shard]
 
@@ -36,7 +37,7 @@ class _Worker:
     def caption(self, n):
         "Write a shard's file, completely or not at all; return the cost."
         start, cpu = time.perf_counter(), time.process_time()
-        lines = caption_lines(self.pipeline, self.source, self.ids(n), self.job.options)
+        lines = self.run.lines(self.ids(n))
         with whole_file(self.file(n), "wb") as f:
             f.writelines(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines)
         return dict(shard=n, images=len(lines), failed=sum("error" in line for line in lines),
@@ -98,7 +99,7 @@ def caption_shards(
     shards = math.ceil(len(first.source.ids)/shard)
     file = first.out/"job.json"
     with locked(out):
-        begin_captions(file, out, first.pipeline, first.source, job.options, resume, shard=shard)
+        first.run.begin(file, out, resume, shard=shard)
         todo = [n for n in range(shards) if not first.is_whole(n)]
         apart = workers and todo
         costs = _spread(first, todo, workers, gpus) if apart else map(first.caption, todo)

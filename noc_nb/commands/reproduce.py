@@ -20,7 +20,7 @@ from ..core import EOS, NocError, require
 from ..data import class_vectors
 from ..fast.cider import cider_reward
 from ..fast.modes import Search
-from ..files.dataset import data_files, instances_files, load_data, own_captions
+from ..files.dataset import DataFolder, load_data
 from ..files.drawing import make_toy
 from ..files.exports import read_export
 from ..files.images import check_numbers
@@ -44,7 +44,6 @@ from ..lab.train import kept_line, train_scst_in, train_selector_in, train_xe_in
 from ..lab.verdict import claim_keys, claims_view, judge_claims, read_claims
 from ..models.classes import read_classes
 from ..models.pipeline import NovelCaptioner, PipelineConfig, pipeline_folder, shipped
-from ..models.source import stored_names
 from ..scores.java import java_programs, spice_lacks
 from ..scores.page import save_figure
 from ..selector import RegionSelector, selector_loss
@@ -229,17 +228,18 @@ def _say_left_out(data):
         "train, val and test)")
 
 # %% ../../nbs/commands/139_reproduce.ipynb #db1c13ca
-def _check_names(store, *where):
+def _check_names(store, root, *where):
     """Raise `NocError` if a region store of photos has other image ids than the data set.
-    `where`: root, captions and detections of the data set, and skip_bad."""
-    names = stored_names(store) if store else []
-    if names: check_numbers(own_captions(*where).names, names, where[1] or where[0], store)
+    `where`: captions and detections of the data set, and skip_bad."""
+    names = RegionStore(store).names if store else []
+    if names: check_numbers(DataFolder(root).captions(*where).names, names, where[0] or root, store)
 
 def _load_own(o, cfg, root):
     "Load the data that the options name."
     found = find_data(root)
-    drawn = not o.detections and found and instances_files(found)
-    if drawn and not data_files(found, "detections", "*"):
+    folder = DataFolder(found)
+    drawn = not o.detections and folder.instances
+    if drawn and not folder.files("detections", "*"):
         o.detections = "gt"
         say(f"{found} has no detections: its ground-truth boxes are used as regions, and every "
             "row records it (--detections gt)")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROW', 'TURNED', 'check_boxes', 'box_rows', 'relabel', 'Detections', 'open_detections', 'read_detections',
-           'ground_truth', 'boxed_classes']
+           'ground_truth']
 
 # %% ../../nbs/files/101_boxes.ipynb #a05d0003
 from collections import Counter, defaultdict
@@ -18,9 +18,8 @@ from fastcore.basics import chunked, patch
 from ..constraints import COCO_CLASSES
 from ..core import NocError, require
 from .images import (
-    _PHOTO, _column_values, _item_name, _no_collection, _unmarked, _whole, _whole_numbers,
-    by_digits, category_names, image_names, image_sizes, json_items, left_out, match_photos,
-    name_parts, open_parquet, read_coco, refuse, some_of)
+    CocoFile, _PHOTO, _column_values, _item_name, _no_collection, _unmarked, _whole, _whole_numbers,
+    by_digits, json_items, left_out, match_photos, name_parts, open_parquet, refuse, some_of)
 from .kinds import kind_of
 from ..lab.objects import class_ids
 from ..lab.progress import note
@@ -246,7 +245,7 @@ def _relative(rows, sizes, mark):
 
 # %% ../../nbs/files/101_boxes.ipynb #101c0005
 @dataclass
-class Detections:
+class _Boxes:
     "Boxes as given in their file, with what the file says about images and classes."
     path:Path
     rows:np.ndarray      # rows of `ROW`: corner, width and height
@@ -262,12 +261,6 @@ class Detections:
 
     @property
     def images(self)->set: return {*np.unique(self.rows["image"]).tolist()}
-
-    def joined(self, names, where)->"Detections":
-        "Return the boxes under the ids of another file, if both name their photos."
-        if not (names and self.names): return self
-        ids, _ = match_photos(names, [name for name, _ in self.names], where, self.path)
-        return self.under({old: i for (_, old), i in zip(self.names, ids) if i is not None})
 
     def table(self,
         sizes:dict=None,    # image id -> (width, height) of images whose size the file lacks
@@ -302,7 +295,7 @@ class Detections:
 
 # %% ../../nbs/files/101_boxes.ipynb #101c0010
 @patch
-def _sifted(self:Detections, rows, sizes, classes, min_score):
+def _sifted(self:_Boxes, rows, sizes, classes, min_score):
     "Return the usable rows, with corners and class ids, the faults, and (n,) masks of counts."
     wrong = {n: self.wrong[n] for n in rows["place"].tolist() if n in self.wrong}
     def mark(bad, expected):
@@ -328,45 +321,50 @@ def _sifted(self:Detections, rows, sizes, classes, min_score):
     return checked[used & ~bad], wrong, met | {what: used & bad}
 
 # %% ../../nbs/files/101_boxes.ipynb #101c0009
-@patch
-def under(self:Detections,
-    new:dict, # image id -> its new id
-)->Detections:
-    "Return the boxes of these images alone, under their new ids."
-    rows = self.rows[np.isin(self.rows["image"], [*new])].copy()
-    rows["image"] = _replace_numbers(rows["image"], new)
-    sizes = {new[i]: size for i, size in self.sizes.items() if i in new}
-    texts = {new[i]: text for i, text in self.texts.items() if i in new}
-    names = [(name, new[i]) for name, i in self.names if i in new]
-    return replace(self, rows=rows, sizes=sizes, texts=texts, names=names)
+class Detections(_Boxes):
+    "Boxes of a file, which can take over the ids and the names of another file."
+    def joined(self, names, where)->"Detections":
+        "Return the boxes under the ids of another file, if both name their photos."
+        if not (names and self.names): return self
+        ids, _ = match_photos(names, [name for name, _ in self.names], where, self.path)
+        return self.under({old: i for (_, old), i in zip(self.names, ids) if i is not None})
 
-@patch
-def numbered(self:Detections,
-    ids,   # those of another file
-    names, # (file name, image id) from that file
-)->Detections:
-    "Use another file's ids, if all texts are names of its photos, or all end in its ids."
-    def key(name): return name_parts(_PHOTO.sub("", name))
-    by_name = {key(name): i for name, i in names if name}
-    of = {text: by_name.get(key(text)) for text in self.texts.values()}
-    if {*of.values()} == {None}: of = by_digits([*of], ids, self.path)
-    if not of or None in of.values(): return self
-    if {name for name, _ in self.names} - of.keys(): return self    # then these names decide
-    new = {i: i for i in {*self.images, *self.sizes}}
-    new |= {i: of[text] for i, text in self.texts.items()}
-    return replace(self.under(new), texts={}, names=[])
+    def under(self,
+        new:dict, # image id -> its new id
+    )->"Detections":
+        "Return the boxes of these images alone, under their new ids."
+        rows = self.rows[np.isin(self.rows["image"], [*new])].copy()
+        rows["image"] = _replace_numbers(rows["image"], new)
+        sizes = {new[i]: size for i, size in self.sizes.items() if i in new}
+        texts = {new[i]: text for i, text in self.texts.items() if i in new}
+        names = [(name, new[i]) for name, i in self.names if i in new]
+        return replace(self, rows=rows, sizes=sizes, texts=texts, names=names)
 
-@patch
-def named(self:Detections,
-    classes:dict, # number -> name, from another file
-    where,        # that file, for messages
-)->Detections:
-    "Add the names of another file's categories. Raise `NocError` if the files disagree."
-    own = self.classes or {}
-    for n in classes.keys() & own.keys():
-        mine, theirs = own[n], f"{classes[n]!r}, as in {where}"
-        require(mine == classes[n], f"{self.path}: category {n}: {mine!r}", theirs)
-    return replace(self, classes=classes | own or None)
+    def numbered(self,
+        ids,   # those of another file
+        names, # (file name, image id) from that file
+    )->"Detections":
+        "Use another file's ids, if all texts are names of its photos, or all end in its ids."
+        def key(name): return name_parts(_PHOTO.sub("", name))
+        by_name = {key(name): i for name, i in names if name}
+        of = {text: by_name.get(key(text)) for text in self.texts.values()}
+        if {*of.values()} == {None}: of = by_digits([*of], ids, self.path)
+        if not of or None in of.values(): return self
+        if {name for name, _ in self.names} - of.keys(): return self    # then these names decide
+        new = {i: i for i in {*self.images, *self.sizes}}
+        new |= {i: of[text] for i, text in self.texts.items()}
+        return replace(self.under(new), texts={}, names=[])
+
+    def named(self,
+        classes:dict, # number -> name, from another file
+        where,        # that file, for messages
+    )->"Detections":
+        "Add the names of another file's categories. Raise `NocError` if the files disagree."
+        own = self.classes or {}
+        for n in classes.keys() & own.keys():
+            mine, theirs = own[n], f"{classes[n]!r}, as in {where}"
+            require(mine == classes[n], f"{self.path}: category {n}: {mine!r}", theirs)
+        return replace(self, classes=classes | own or None)
 
 # %% ../../nbs/files/101_boxes.ipynb #44b08b97
 _LEFT_OUT = "iscrowd", "ignore"
@@ -397,7 +395,8 @@ def open_detections(
     if path.suffix == ".parquet":
         rows, names, texts = _parquet_rows(path)
         return _with_texts(Detections(path, rows, False, {}, _listed_names(names)), texts)
-    coco = read_coco(path, "annotations") if kind_of(path) in _OBJECTS else {}
+    whole = kind_of(path) in _OBJECTS
+    coco = CocoFile.read(path, "annotations") if whole else CocoFile({}, path)
     listed = coco.get("annotations", ())
     scored = not listed or any("score" in x for x in listed if isinstance(x, dict))
     if not scored: note(f"{path}: no scores; its boxes are read as drawn by people, largest first")
@@ -416,14 +415,13 @@ def open_detections(
             parts.append(rows)
             wrong |= odd
     left_out(path, marks)
-    sizes = image_sizes(coco, path) if images else {}
-    sizes = {i: size for i, size in sizes.items() if size}
-    names = (images and image_names(coco, path)) or _listed_names(names)
+    sizes = {i: size for i, size in coco.sizes().items() if size} if images else {}
+    names = (images and coco.names()) or _listed_names(names)
     rows = np.concatenate(parts)
     large = rows["box"].max(initial=0) > 1 or not (rows["box"] > 0).any()
     require(large, f"{path}: no number of its boxes is over 1", "left, top, width and height in "
             "pixels: multiply by the sizes of the images, or write Parquet with cx, cy, w, h")
-    detections = Detections(path, rows, True, wrong, names, sizes, category_names(coco, path))
+    detections = Detections(path, rows, True, wrong, names, sizes, coco.categories())
     return _with_texts(detections, texts)
 
 # %% ../../nbs/files/101_boxes.ipynb #101c0008
@@ -448,29 +446,14 @@ def ground_truth(
     skip_bad:bool=False, # leave out unusable boxes, and count them
 )->RegionTable: # every image of the file, largest boxes first; `.counts`: read, clipped, skipped
     "Read ground-truth boxes as regions of score 1. Raise `NocError` if an annotation is invalid."
-    coco = read_coco(path, "images", "annotations", "categories")
-    sizes = image_sizes(coco, path)
+    coco = CocoFile.read(path, "images", "annotations", "categories")
+    sizes = coco.sizes()
     items = coco["annotations"]
-    numbers = _whole_numbers(coco["categories"], "id", path, "category")
+    numbers = coco.numbers("categories", "id", "category")
     rows, wrong = _json_rows(items, path, "annotation", scored=False)
     for n in np.flatnonzero(~np.isin(rows["label"], numbers)).tolist():
         wrong.setdefault(n, "expected the category_id of a category in the file")
     crowds = [n for n, item in enumerate(items) if any(map(item.get, _LEFT_OUT))]
-    drawn = Detections(path, rows, True, wrong, [], sizes, category_names(coco, path),
-                       crowds=crowds, item=_item_name(items, "annotation"))
+    drawn = Detections(path, rows, True, wrong, [], sizes, coco.categories(), crowds=crowds,
+                       item=_item_name(items, "annotation"))
     return read_detections(drawn, skip_bad=skip_bad, classes=classes).take(list(sizes), sizes)
-
-def boxed_classes(
-    paths,        # instances_*.json or .json.gz
-    classes:dict, # class id -> `ObjectClass`, matched by name if a file has `categories`
-)->dict:          # image id -> the classes that have a box, including crowds
-    "Return the classes of the boxes in each image. Raise `NocError` if an annotation is invalid."
-    seen = defaultdict(set)
-    for path in paths:
-        coco = read_coco(path, "annotations")
-        images, labels = (_whole_numbers(coco["annotations"], key, path, "annotation")
-                          for key in ("image_id", "category_id"))
-        names = category_names(coco, path)
-        if names: labels = relabel(labels, names, classes, path)
-        for i, c in zip(images.tolist(), labels.tolist()): seen[i].add(c)
-    return dict(seen)

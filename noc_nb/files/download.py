@@ -17,7 +17,7 @@ from pathlib import Path
 from PIL import Image
 
 from ..core import NocError, asset, require
-from .images import read_coco
+from .images import CocoFile
 from ..lab.disk import foreign_file, room_for, whole_file
 from ..lab.progress import progress, say
 from ..lab.runs import file_sum, locked
@@ -176,7 +176,7 @@ def _bring(file, root, source):
     to = root/file.to
     ours = path.parent == root/_BESIDE
     if not file.sha256 and to.suffix == ".json":       # without a published checksum, it is read
-        try: read_coco(path, "images")
+        try: CocoFile.read(path, "images")
         except NocError as e:
             if ours: path.unlink()
             raise NocError(f"{file.address}: {e}; the file is not put in place, so "
@@ -201,7 +201,7 @@ def _bring_listed(file, root, source):
     path = root/file.listed
     folder = root/file.to
     with foreign_file(path, f"images with file_name and {file.address}"):
-        images = read_coco(path, "images")["images"]
+        images = CocoFile.read(path, "images")["images"]
         urls = {posixpath.basename(image["file_name"]): image[file.address] for image in images}
     def bring(name):
         try:

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageColor, ImageDraw
 
 from ..core import require
-from .formats import write_items
+from .store import write_items
 from ..heldout import normalize, novel_images, words_of
 from ..lab.disk import whole_file, write_json
 from ..lab.objects import save_classes, save_heldout

@@ -47,6 +47,26 @@ class PhotoCaptioner:
         if self.tokenizer.pad_token is None: self.tokenizer.pad_token = self.tokenizer.eos_token
         if not model.config.is_encoder_decoder: self.tokenizer.padding_side = "left"
 
+    @classmethod
+    def from_pretrained(cls,
+        name,        # a folder, or a model name on the Hugging Face hub
+        prompt=None, # as in `PhotoCaptioner`
+        device=None, # default: the accelerator if there is one
+    )->"PhotoCaptioner":
+        "Load an image-to-text model. Raise `NocError` if part of it is missing."
+        _check_adapter(name)
+        read = Pretrained(name, "a captioner, such as BLIP, GIT, LLaVA or Qwen-VL")
+        device = torch.device(device or default_device())
+        half = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        dtype = torch.bfloat16 if half else torch.float32
+        model = read.model("AutoModelForImageTextToText", dtype=dtype).to(device)
+        if read.config.model_type == "vision-encoder-decoder":
+            parts = read.load("AutoImageProcessor"), read.load("AutoTokenizer")
+        else: parts = read.load("AutoProcessor"), None
+        captioner = cls(model, *parts, prompt)
+        captioner.files, captioner.commit = read.files, read.commit
+        return captioner
+
     def state_dict(self)->dict:
         "Return the weights."
         return self.model.state_dict()
@@ -56,21 +76,23 @@ class PhotoCaptioner:
         "Return the tokens of the tokenizer, in the order of their ids."
         return self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
 
-    def _inputs(self, photos):
-        "Return the model's inputs for photos."
-        if self.chat:
-            def chat(photo):
-                content = [dict(type="image", image=photo), dict(type="text", text=self.prompt)]
-                return [dict(role="user", content=content)]
-            return self.processor.apply_chat_template(
-                [*map(chat, photos)], tokenize=True, add_generation_prompt=True, return_dict=True,
-                return_tensors="pt", padding=True)
-        if not self.prompt: return self.processor(images=photos, return_tensors="pt")
-        texts = [self.prompt]*len(photos)
-        inputs = self.processor(images=photos, text=texts, padding=True, return_tensors="pt")
-        if self.model.config.model_type == "git": # its tokenizer adds an end token; BLIP removes it
-            for name in "input_ids", "attention_mask": inputs[name] = inputs[name][:,:-1]
-        return inputs
+# %% ../../nbs/models/117_captioners.ipynb #61249cc3
+@patch
+def _inputs(self:PhotoCaptioner, photos):
+    "Return the model's inputs for photos."
+    if self.chat:
+        def chat(photo):
+            content = [dict(type="image", image=photo), dict(type="text", text=self.prompt)]
+            return [dict(role="user", content=content)]
+        return self.processor.apply_chat_template(
+            [*map(chat, photos)], tokenize=True, add_generation_prompt=True, return_dict=True,
+            return_tensors="pt", padding=True)
+    if not self.prompt: return self.processor(images=photos, return_tensors="pt")
+    texts = [self.prompt]*len(photos)
+    inputs = self.processor(images=photos, text=texts, padding=True, return_tensors="pt")
+    if self.model.config.model_type == "git": # its tokenizer adds an end token; BLIP removes it
+        for name in "input_ids", "attention_mask": inputs[name] = inputs[name][:,:-1]
+    return inputs
 
 # %% ../../nbs/models/117_captioners.ipynb #5fa319cc
 @patch
@@ -161,27 +183,6 @@ def _check_adapter(name):
     raise NocError(f"{name}: a LoRA adapter of {base}; expected a whole model; type `pip install "
                    f"peft`, python -c \"{_MERGE.format(base=base, folder=folder)}\" and "
                    f"--captioner {folder}-merged")
-
-# %% ../../nbs/models/117_captioners.ipynb #43a0d082
-@patch(cls_method=True)
-def from_pretrained(cls:PhotoCaptioner,
-    name,        # a folder, or a model name on the Hugging Face hub
-    prompt=None, # as in `PhotoCaptioner`
-    device=None, # default: the accelerator if there is one
-)->PhotoCaptioner:
-    "Load an image-to-text model. Raise `NocError` if part of it is missing."
-    _check_adapter(name)
-    read = Pretrained(name, "a captioner, such as BLIP, GIT, LLaVA or Qwen-VL")
-    device = torch.device(device or default_device())
-    half = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    dtype = torch.bfloat16 if half else torch.float32
-    model = read.model("AutoModelForImageTextToText", dtype=dtype).to(device)
-    if read.config.model_type == "vision-encoder-decoder":
-        parts = read.load("AutoImageProcessor"), read.load("AutoTokenizer")
-    else: parts = read.load("AutoProcessor"), None
-    captioner = cls(model, *parts, prompt)
-    captioner.files, captioner.commit = read.files, read.commit
-    return captioner
 
 # %% ../../nbs/models/117_captioners.ipynb #010e8a48
 class _Spelled:

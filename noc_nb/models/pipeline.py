@@ -145,6 +145,11 @@ class _WritableWords:
             require(len(ids[name]) == 1, f"object {name!r}: is ambiguous", f"one of {several}")
         return [ids[name][0] for name in names]
 
+    def class_names(self)->dict: # word -> name of the only class that it mentions
+        "Return the classes that a user may name by other words, such as person by man."
+        ids = meanings(self.classes)
+        return {word: self.classes[of[0]].name for word, of in ids.items() if not of[1:]}
+
 # %% ../../nbs/models/51_pipeline.ipynb #96696ad1
 def _table(images):
     "Return the boxes of all images in one table, with their positions as image ids."
@@ -191,7 +196,7 @@ class _Choice:
         if not len(regions): why = "nothing was detected"
         return candidates, [] if candidates else [f"no candidates: {why}"]
 
-    def _candidates(self, regions, probs, options):
+    def candidates(self, regions, probs, options):
         "Return class id -> price of each candidate, infinite for a must, and why others are out."
         if self.wanted is None: return self._chosen(regions, probs, options)
         least = options.min_detection
@@ -417,7 +422,7 @@ class NovelCaptioner(_WritableWords, _Choice, _CallerWords, _Search):
         probs = _probs(self.selector, self.people, images)
         asked = []
         for chooser, r, p in zip(choosers, images, probs):
-            asked.append(chooser._ask(r, *chooser._candidates(r, p, options)))
+            asked.append(chooser._ask(r, *chooser.candidates(r, p, options)))
         decoded = self._search(seen, [a.groups for a in asked], [a.prices for a in asked])
         costs = self._costs(seen, asked, decoded) if options.costs else [{}]*len(asked)
         rows = zip(choosers, images, probs, asked, decoded, costs)

@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.request import getproxies
 
 import numpy as np
+import torch
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from PIL import Image
 
@@ -29,11 +30,11 @@ from ..lab.progress import say, say_notes
 from ..lab.table import checked
 from ..models.captioners import NovelPhotoCaptioner
 from ..models.photos import open_image
-from ..models.pipeline import NovelCaptioner, shipped
+from ..models.pipeline import CaptionOptions, NovelCaptioner, shipped
 from ..models.source import Job, detected, detector_for
 from ..words.spellings import noun_forms
-from .gallery import _line, class_names, picture, weight_of
-from .viz import looks
+from .gallery import _line, weight_of
+from .viz import looks, picture
 from ..regions import Regions
 from ..scores.page import render, thumbnail
 from ..toy import VAL, toy_image, toy_regions
@@ -64,18 +65,24 @@ _SIDE = 960 # maximum width and height of a picture on the page, in pixels
 
 def _captioned(v, objects=None, **options):
     "Return the caption of a view; some captioners also read the picture itself."
-    pipeline = copy.copy(v.pipeline)
-    if v.phrases: pipeline.cfg = replace(pipeline.cfg, form="phrases")
+    pipeline = v.pipeline
+    if v.phrases:
+        pipeline = copy.copy(pipeline)
+        pipeline.cfg = replace(pipeline.cfg, form="phrases")
     seen = v.image if isinstance(pipeline, NovelPhotoCaptioner) else None
     return pipeline(v.regions, objects, seen, **options)
 
+def _with_regions(v, regions):
+    "Return the view with these regions. Raise `NocError` if the pipeline cannot use them."
+    regions = checked(regions).best(max(v.pipeline.max_regions, 30))  # there may be thousands
+    v = replace(v, regions=regions)
+    return replace(v, free=_captioned(v, []))
+
 def _view(pipeline, image, regions, **more):
-    "Return the view of an image. Raise `NocError` if the pipeline cannot use the regions."
+    "Return the view of an image."
     small = image.copy()
     small.thumbnail((_SIDE, _SIDE))
-    regions = checked(regions).best(max(pipeline.max_regions, 30))    # there may be thousands
-    v = _View(pipeline, small, regions, **more)
-    return replace(v, free=_captioned(v, []))
+    return _with_regions(_View(pipeline, small, **more), regions)
 
 # %% ../../nbs/pages/133_app.ipynb #5ad81c32
 _WEIGHTS = {"as trained": None, "hardly": 1., "somewhat": 2., "strongly": 5., "must": "must"}
@@ -92,8 +99,10 @@ def _add_prices(prices, more):
 
 def _propose(v, how="as trained"):
     "Return the view with the selector's candidates, and with what the user added or excluded."
-    caption = _captioned(v, price_weight=_WEIGHTS[how])
-    prices = {c.object: _price(c.price) for c in caption.candidates}
+    probs = torch.tensor([math.nan if p is None else p for p in v.free.probs])
+    options = CaptionOptions(price_weight=_WEIGHTS[how])
+    found, _ = v.pipeline.candidates(v.regions, probs, options)
+    prices = {v.pipeline.classes[c].name: _price(price) for c, price in found.items()}
     return replace(v, how=how, proposed=tuple(prices), prices=_add_prices(prices, _by_hand(v)))
 
 def _by_hand(v):
@@ -110,8 +119,7 @@ def _with_box(v, name, box):
     (x1, x2), (y1, y2) = sorted(box[::2]), sorted(box[1::2])
     more = replace(r, boxes=[*r.boxes.tolist(), (x1, y1, x2, y2)],
                    labels=[*r.labels.tolist(), label], scores=[*r.scores.tolist(), 1.])
-    seen = _view(v.pipeline, v.image, more)
-    return _propose(replace(v, regions=seen.regions, free=seen.free, note=None, before=v), v.how)
+    return _propose(replace(_with_regions(v, more), note=None, before=v), v.how)
 
 def _class_scores(v):
     "Return class name -> the selector's best probability, or None if it ignores the class."
@@ -130,7 +138,7 @@ def _toy_scene(n):
 # %% ../../nbs/pages/133_app.ipynb #5ad81c35
 def _with_words(v, line):
     "Return the view with a line's words at their prices. Raise `NocError` for a bad line."
-    names = class_names(v.pipeline.classes)
+    names = v.pipeline.class_names()
     wishes = {}
     for wish, price in read_wishes(line).items():
         word, sign, text = wish.partition(":")
@@ -418,8 +426,8 @@ def _page(studio, max_mb=10, hosts=()):
                 stage = gr.HTML(js_on_load=render("stage.js"), elem_id="stage")
             with gr.Column(scale=3, min_width=320):
                 panel = gr.HTML(elem_id="panel")
-                about = dict(hint=studio.hint, max_mb=max_mb)
-                gr.HTML(render("tools.html", examples=examples, **about), elem_id="tools")
+                tools = render("tools.html", examples=examples, hint=studio.hint, max_mb=max_mb)
+                gr.HTML(tools, elem_id="tools")
         _wire(gr, studio, page, file, [visit, stage, panel])
         _for_programs(gr, studio.answer)
     fonts = dict(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])

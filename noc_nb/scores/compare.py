@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core import require
+from ..files.captions import read_system
 from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json
 from ..lab.metrics import CaptionScorer
@@ -24,7 +25,7 @@ from ..lab.tables import metric, training_label
 from ..lab.verdict import gap, holm, near_limit, verdict
 from .quality import BESIDE, LOW_IS_GOOD, NO_BETTER_SIDE
 from .report import _Report, read_report
-from .task import make_task, match, read_system
+from .task import make_task
 
 # %% ../../nbs/scores/124_compare.ipynb #ac00a06f
 def compare(
@@ -125,7 +126,7 @@ def _judge_of(folder, about, o):
     def report(r):
         line = table_line(r["row"], r["training"], r["lambda0"])
         file = captions_file(folder/"captions", line)
-        captions, _ = match(read_system(file), task, file)
+        captions, _ = task.match(read_system(file), file)
         judged = task.judge(captions, scorer, fp_weight=r["protocol"]["fp_weight"])
         was, now = metric(r, "in_C"), judged.once()["in"].get("C")
         same = was is None or np.isclose(was, np.nan if now is None else now)

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from fastcore.basics import noop
 
 from ..core import NocError, require
+from ..files.captions import read_system
 from ..files.images import open_parquet
 from ..lab.config import check_range
 from ..lab.disk import foreign_file, read_json, whole_file
@@ -33,7 +34,7 @@ from .java import find_java, java_programs
 from .page import (Part, as_markdown, render, report_folder, thumbnail,
                                 write_files)
 from .quality import BESIDE, quality_numbers, quality_scores, vocabulary
-from .task import make_task, match, read_references, read_system
+from .task import make_task, read_references
 
 # %% ../../nbs/scores/123_report.ipynb #52b0930d
 @dataclass
@@ -125,7 +126,7 @@ def _f1_rows(judged, task, scores, intervals):
 
 # %% ../../nbs/scores/123_report.ipynb #ec626c86
 def _make_report(judged, task, counts, samples=1000):
-    "Return all scores of a system, with their settings, for JSON; `counts` are from `match`."
+    "Return all scores of a system, with their settings, for JSON; `counts` are from `task.match`."
     drawn = judged.bootstrap(samples)
     scores = by_group({place: float(s[0]) for place, s in drawn.items()})
     intervals = by_group({place: interval(s) for place, s in drawn.items()
@@ -330,7 +331,7 @@ def evaluate_file(
         system = read_system(captions, known.names, data, known.numbers, bad, known.texts)
         if bad: warnings.warn(f"{bad[0]}; left out (such captions: {len(bad):,})")
         protocol.words_of(task.heldout)                       # an error now, not after scoring
-        chosen, counts = match(system, task, captions, missing)
+        chosen, counts = task.match(system, captions, missing)
         lost = known.counts.get("bad_captions", 0)
         if skip_bad: counts |= dict(bad=len(bad), bad_references=lost)
         judged = _evaluate(chosen, task, protocol, metrics)
