@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['fingerprint', 'stamp', 'file_sum', 'contents', 'training_record', 'compare_training', 'called', 'put_back', 'locked',
-           'check_same', 'begin', 'read_about', 'place_for', 'held', 'state_of', 'temporary_folder', 'whole_folder',
-           'check_outputs', 'check_ours']
+           'check_same', 'begin', 'read_about', 'held', 'state_of', 'temporary_folder', 'whole_folder', 'check_outputs',
+           'check_ours']
 
 # %% ../../nbs/lab/40_runs.ipynb #f2bc3379
 import ast, dis, hashlib, inspect, json, os, re, shutil, sys
@@ -465,26 +465,6 @@ def _check_files(old, new, out):
     for name in {**old, **new}:
         was, now = (sums.get(name, [None])[0] for sums in (old, new))
         require(was == now, f"{out}: {name}: other content", "the same files, or another output")
-
-# %% ../../nbs/lab/40_runs.ipynb #6e80d181
-def _not_usual(cfg):
-    "Return the settings of a configuration that are not defaults, or any other value unchanged."
-    if not is_dataclass(cfg): return cfg
-    usual, now = (fixed(x) for x in (type(cfg)(), cfg))
-    return {key: _not_usual(getattr(cfg, key)) for key in now if now[key] != usual[key]}
-
-def place_for(
-    folder:Path,   # usual folder of the run
-    settings:dict, # settings of the run, as in `check_same`
-)->Path:           # folder for the run
-    "Return the usual folder, or another one if the usual one has a run with other settings."
-    about = folder/"run.json"
-    if not about.exists(): return folder
-    try: check_same(folder, read_about(about, folder, settings), settings)
-    except NocError:
-        mark = fingerprint({key: _not_usual(x) for key, x in settings.items()})[:8]
-        return folder.with_name(f"{folder.name}-{mark}")
-    return folder
 
 # %% ../../nbs/lab/40_runs.ipynb #c0838074
 def held(
