@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['paper_numbers', 'score_place', 'metric', 'cell', 'training_label', 'spec', 'check_world', 'matching', 'table_view',
-           'commands', 'reused_models', 'markdown_table', 'latex_table', 'table_text']
+           'commands', 'reused_models', 'markdown_table', 'table_text']
 
 # %% ../../nbs/lab/46_tables.ipynb #174ed840
 import csv, re
@@ -212,32 +212,6 @@ def markdown_table(
     lines = [" | ".join(map(escaped, row)) for row in (head, rules, *rows)]
     title = f"**{caption}**\n\n" if caption else ""
     return title + "".join(f"| {line} |\n" for line in lines)
-
-# %% ../../nbs/lab/46_tables.ipynb #bf9379db
-_TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}", "|": r"\textbar{}", "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}", "±": r"$\pm$", "−": "$-$", "λ": r"$\lambda$", "—": "--",
-    "·": r"$\cdot$", "<": "$<$", ">": "$>$"})
-
-def latex_table(
-    head,           # names of the columns
-    rows,           # lists of cells, each as long as `head`
-    numbers:int=0,  # number of columns at the end that are aligned right
-    caption:str="", # text above the table
-    label:str="",   # name for references
-)->str:             # LaTeX text, a float `table*`
-    "Format a table in LaTeX. A first column of more than 40 letters is broken into lines."
-    def text(x): return re.sub(r"(?<![\w.])-(?=\d)", "−", str(x)).translate(_TEX)
-    def line(cells): return begin + " & ".join(map(text, cells)) + r" \\"
-    longest = max((len(str(row[0])) for row in rows), default=0)
-    first, begin = ("l", "") if longest <= 40 else (r"p{.3\linewidth}", r"\raggedright ")
-    columns = first + "l"*(len(head) - numbers - 1) + "r"*numbers
-    named = rf"\label{{{label}}}" if label else ""
-    lines = [r"\begin{table*}", rf"\caption{{{caption.translate(_TEX)}}}{named}\smallskip",
-             r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
-             rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(head), r"\midrule",
-             *map(line, rows), r"\bottomrule", r"\end{tabular}", r"\end{table*}"]
-    return "\n".join(lines) + "\n"
 
 # %% ../../nbs/lab/46_tables.ipynb #ddb3c2dc
 def table_text(
