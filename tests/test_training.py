@@ -262,7 +262,7 @@ def test_a_new_setting_invalidates_no_trained_model(tmp_path, kind, free):
     def place(**settings): return _place_for(folder, dict(model=without(wider(**settings), *free))).name
     assert place(**small) == place(**small | dict.fromkeys(free, 9)) == "model"
     assert len({place(**small, extra=8), place(**small, extra=9), place(**other), "model"}) == 4
-    assert _place_for(folder, dict(model=without(kind(**other), *free))).name == place(**other)  # in the older form, too
+    assert _place_for(folder, dict(model=without(kind(**other), *free))).name == place(**other)  # the older form, too
 
 def test_a_changed_setting_names_another_folder(world, tmp_path):
     "A changed setting trains the changed model in another folder; unchanged models are not trained again."
