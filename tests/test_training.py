@@ -31,7 +31,7 @@ from noc_nb.lab.novelty import weighted_f1
 from noc_nb.lab.progress import command_lines
 from noc_nb.lab.runs import begin, compare_training
 from noc_nb.lab.saving import load_model, save_model
-from noc_nb.lab.tables import table_text
+from noc_nb.lab.results import table_text
 from noc_nb.lab.train import (ScstTrainConfig, TrainConfig, Trainer, _checkpoints, _checksum, _read_checkpoint,
                               train_scst_in, train_selector_in, train_xe_in, _train_step, _training_search)
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig

@@ -22,7 +22,7 @@ from ..lab.disk import whole_file, write_json
 from ..lab.progress import harmless
 from ..lab.runs import (check_ours, check_outputs, held, locked, state_of,
                              whole_folder)
-from ..lab.tables import markdown_table
+from ..lab.results import markdown_table
 
 # %% ../../nbs/scores/106_page.ipynb #b770f2b7
 TEMPLATES = jinja2.Environment(

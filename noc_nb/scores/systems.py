@@ -17,7 +17,7 @@ from ..core import require
 from ..lab.config import imported
 from ..lab.disk import find_data
 from ..lab.progress import say
-from ..lab.tables import cell
+from ..lab.results import cell
 from ..lab.verdict import short_p, signed
 from ..lab.metrics import METRICS
 from ..lab.novelty import Protocol
