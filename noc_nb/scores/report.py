@@ -22,10 +22,9 @@ from ..core import NocError, require
 from ..files.images import open_parquet
 from ..lab.config import check_range
 from ..lab.disk import foreign_file, read_json, whole_file
-from ..lab.metrics import METRICS, CaptionScorer, points
+from ..lab.metrics import METRICS, TOKENISER, CaptionScorer, points
 from ..lab.novelty import Judged, Protocol, interval
 from ..lab.progress import code_version
-from ..lab.ptb import TOKENISER
 from ..lab.runs import called
 from ..lab.verdict import signed
 from ..words.spellings import UNSPACED
