@@ -17,8 +17,8 @@ import numpy as np
 from ..core import require
 from .boxes import relabel
 from .images import refuse
-from ..lab.disk import foreign_file, read_json, write_json
-from ..lab.runs import file_sum, fingerprint, stamp, whole_folder
+from ..lab.disk import foreign_file, read_json, stamp, whole_folder, write_json
+from ..lab.runs import file_sum, fingerprint
 from ..lab.table import RegionTable, table_of
 
 # %% ../../nbs/files/103_store.ipynb #ef6d8727

@@ -20,7 +20,7 @@ from ..core import NocError, require
 from ..data import CocoData, ImageExamples, Loader
 from ..fast.decode import decode
 from ..fast.prices import best_candidates
-from .disk import foreign_file, read_json
+from .disk import foreign_file, held, read_json
 from .metrics import METRICS, CaptionScorer
 from .models import Models, Run
 from .novelty import judge, selection_f1, val_weight, weighted_f1
@@ -28,7 +28,7 @@ from .objects import form_of, penalties_of
 from .progress import progress
 from .results import (LABELS, ROWS, Row, append_row, captions_file, new_row,
                                 read_results, read_rows, table_line, write_results)
-from .runs import begin, called, contents, held, locked
+from .runs import begin, called, contents, locked
 from .table import checked_data
 from .train import check_network, check_reward
 from ..train_selector import selector_scores

@@ -35,13 +35,13 @@ from ..fit import FitConfig, learning_rate
 from ..heldout import words_of
 from .batches import Batches
 from .config import Config, setting, without
-from .disk import foreign_file, read_json, whole_file, write_json
+from .disk import (foreign_file, held, put_back, read_json, state_of, whole_file,
+                             whole_folder, write_json)
 from .novelty import weighted_f1
 from .objects import MOST_CLASSES, numbered, several
 from .progress import progress, say
 from .runs import (begin, called, check_same, compare_training, contents, file_sum,
-                             fingerprint, held, locked, put_back, read_about, state_of,
-                             training_record, whole_folder)
+                             fingerprint, locked, read_about, training_record)
 from .saving import load_model, read_weights, save_model
 from .table import check_vectors, checked_data
 from ..scst import ScstConfig, SelfCritical, oracle_words, rewarded_images, train_scst

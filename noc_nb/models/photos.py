@@ -27,9 +27,9 @@ from ..files.images import (PHOTO_ENDINGS, image_names, match_photos, name_parts
                                  read_coco)
 from ..files.store import RegionStore
 from ..lab.config import check_range
-from ..lab.disk import foreign_file, real_path, text_file, whole_file
+from ..lab.disk import foreign_file, held, real_path, text_file, whole_file
 from ..lab.progress import note, progress
-from ..lab.runs import begin, fingerprint, held, locked
+from ..lab.runs import begin, fingerprint, locked
 from .detector import Detector, prepare
 
 # %% ../../nbs/models/115_photos.ipynb #991070f6
