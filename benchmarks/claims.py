@@ -19,8 +19,8 @@ from noc_nb.lab.disk import find_data, read_json
 from noc_nb.lab.metrics import CaptionScorer
 from noc_nb.lab.novelty import interval, nonnovel_weight
 from noc_nb.lab.progress import progress
-from noc_nb.lab.results import append_row, captions_file, new_row, read_rows, table_line, write_rows
-from noc_nb.lab.tables import metric, score_place
+from noc_nb.lab.results import (append_row, captions_file, metric, new_row, read_rows, score_place,
+                                table_line, write_rows)
 from noc_nb.lab.verdict import claim_keys, gap, judge_claims, read_claims
 from noc_nb.scores.task import make_task
 

@@ -34,7 +34,7 @@ from noc_nb.lab.results import append_row, new_row
 from noc_nb.lab.runs import locked
 from noc_nb.scst import SelfCritical, caption_log_probs, scst_loss
 from noc_nb.train_xe import xe_loss
-from noc_nb.lab.ptb import tokenize
+from noc_nb.lab.metrics import tokenize
 
 # ---- Sizes
 # The defaults are the paper's sizes, with 50 regions per image, ten thousand words, and five references for each of a

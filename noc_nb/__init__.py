@@ -34,6 +34,7 @@ _MOVED = {                                                                      
     "noc_nb.files.readers": "noc_nb.files.images, .captions, .vectors and .boxes",
     "noc_nb.files.formats": "noc_nb.files.store",
     "noc_nb.scores.claims": "noc_nb.lab.verdict", "noc_nb.lab.checks": "noc_nb.lab.table",
+    "noc_nb.lab.tables": "noc_nb.lab.results",
     "noc_nb.fast.machine": "noc_nb.fast.modes", "noc_nb.pages.looks": "noc_nb.pages.viz"}
 
 class _Moved:

@@ -43,9 +43,9 @@ TESTS = {  # modules: test files; parts of the names of sharp tests in them, in 
     "lab/experiment lab/models": (
         "pins runs", "rows row score published papers_weights val_counts averaged best_epoch dgbs_is after_the_last "
         "no_run selector_is_a_part reward_is rule_is"),
-    "lab/tables": ("paper pins", "number minus over_runs same_seeds"),
     "lab/verdict": ("pins scores", "over_runs same_seeds minus equal_systems difference_is"),
-    "lab/results": ("hostile pins scores", "torn rows last_whole odd"),
+    "lab/results": (
+        "hostile paper pins scores", "torn rows last_whole odd number minus over_runs same_seeds"),
     "scores/compare scores/systems scores/page": (
         "scores pins", "equal_systems difference fewer page_of function_is over_runs same_seeds"),
     "scores/task scores/report scores/quality": (

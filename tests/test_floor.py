@@ -38,7 +38,7 @@ def test_refusals_are_few():
 def test_the_plain_tokeniser_equals_the_whole_one(coco):
     "On all captions of COCO, the floor's tokens are those of the PTB tokeniser that the commands use."
     from noc_nb.lab.disk import read_json
-    from noc_nb.lab.ptb import tokenize as whole
+    from noc_nb.lab.metrics import tokenize as whole
     from noc_nb.vocab import tokenize
     captions = [a["caption"] for name in ("train", "val")
                 for a in read_json(coco/f"annotations/captions_{name}2014.json")["annotations"]]

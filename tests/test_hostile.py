@@ -32,10 +32,9 @@ from noc_nb.lab.disk import read_json, write_json
 from noc_nb.lab.experiment import Experiment
 from noc_nb.lab.models import average_neighbours, PRESETS, Run
 from noc_nb.lab.objects import load_classes, load_heldout
-from noc_nb.lab.results import append_row, read_results, read_rows
+from noc_nb.lab.results import append_row, read_results, read_rows, table_view
 from noc_nb.lab.runs import begin
 from noc_nb.lab.saving import _load_vocab, _save_vocab
-from noc_nb.lab.tables import table_view
 from noc_nb.models.photos import image_files, open_image
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, pipeline_folder
 from noc_nb.models.source import _from_table, Job

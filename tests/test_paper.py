@@ -6,7 +6,7 @@ import os, re
 from pathlib import Path
 import pytest
 from book import ROOT, none_of
-from noc_nb.lab.tables import paper_numbers
+from noc_nb.lab.results import paper_numbers
 
 def latex():
     "Return the paper's source; skip the test if it is missing."

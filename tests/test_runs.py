@@ -14,10 +14,10 @@ from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.files.store import read_tsv
 from noc_nb.files.vectors import read_vectors
-from noc_nb.lab.disk import beside, in_use, whole_file, write_json
+from noc_nb.lab.disk import _beside, _in_use, state_of, whole_file, whole_folder, write_json
 from noc_nb.lab.experiment import Experiment, _config
 from noc_nb.lab.models import PRESETS, Run
-from noc_nb.lab.runs import begin, called, locked, state_of, whole_folder
+from noc_nb.lab.runs import begin, called, locked
 from noc_nb.models.detector import _load_model
 from noc_nb.models.photos import image_files
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner
@@ -51,13 +51,13 @@ def test_a_run_removes_only_what_killed_runs_left(tmp_path):
     run = tmp_path/"run"
     (run/"part").mkdir(parents=True)
     others = [run/".a.7.tmp", run/"part/.b.host.7.tmp", tmp_path/".run.old", tmp_path/".run.lock", run/"noc_nb.tmp"]
-    left = [beside(run), beside(run, "old"), beside(run/"part/a"), beside(run/"x.safetensors"), beside(run/"part")]
+    left = [_beside(run), _beside(run, "old"), _beside(run/"part/a"), _beside(run/"x.safetensors"), _beside(run/"part")]
     for path in others + left[1:]: path.write_text("mine")
     left[0].mkdir()
     def there(): return {path for path in others + left if path.exists()}
     with pytest.raises(NocError), locked(run): begin(run/"part/.a.7.tmp", run, dict(k=5), made=True)
     assert there() == {*others, *left}
-    with whole_file(run/"part/a") as f, in_use(left[3]):
+    with whole_file(run/"part/a") as f, _in_use(left[3]):
         f.write("this run goes on ")
         with locked(run): begin(run/"run.json", run, dict(k=5))
         assert there() == {*others, left[3]}

@@ -18,7 +18,7 @@ from noc_nb.heldout import COCO_HELDOUT, novel_images
 from noc_nb.lab.disk import read_json
 from noc_nb.lab.results import table_line, write_rows
 from noc_nb.lab.verdict import gap, holm
-from noc_nb.lab.metrics import _bleu, CaptionScorer, meteor
+from noc_nb.lab.metrics import TOKENISER, _bleu, CaptionScorer, meteor, ptb_line
 from noc_nb.lab.novelty import judge
 from noc_nb.scores import java
 from noc_nb.scores.compare import compare
@@ -26,7 +26,6 @@ from noc_nb.scores.java import (_cache_folder, find_java, _java_options, java_pr
                                 _version_text)
 from noc_nb.scores.quality import _both_numbers, _objects_said, quality_numbers, quality_scores, word_list
 from noc_nb.scores.report import evaluate_file
-from noc_nb.lab.ptb import ptb_line, TOKENISER
 
 try: find_java(); JAVA = True
 except OSError: JAVA = False

@@ -26,14 +26,14 @@ from noc_nb.lab.batches import Batches
 from noc_nb.lab.config import _RANGES, load_config, save_config, without
 from noc_nb.lab.disk import read_json
 from noc_nb.lab.experiment import Experiment
-from noc_nb.lab.models import PRESETS, Models, Preset, Run
+from noc_nb.lab.models import PRESETS, Models, Preset, Run, _place_for
 from noc_nb.lab.novelty import weighted_f1
 from noc_nb.lab.progress import command_lines
-from noc_nb.lab.runs import begin, compare_training, place_for
+from noc_nb.lab.runs import begin, compare_training
 from noc_nb.lab.saving import load_model, save_model
-from noc_nb.lab.tables import table_text
+from noc_nb.lab.results import table_text
 from noc_nb.lab.train import (ScstTrainConfig, TrainConfig, Trainer, _checkpoints, _checksum, _read_checkpoint,
-                              train_scst_in, train_selector_in, train_xe_in, _training_search)
+                              train_scst_in, train_selector_in, train_xe_in, _train_step, _training_search)
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig
 from noc_nb.scores.compare import _of_row, _title
 from noc_nb.scores.report import _Report
@@ -259,10 +259,10 @@ def test_a_new_setting_invalidates_no_trained_model(tmp_path, kind, free):
     small, other = ({"heads": n, **dict.fromkeys(free, n)} for n in (2, 4))
     folder = tmp_path/"model"
     begin(folder/"run.json", folder, dict(model=without(kind(**small), *free)))
-    def place(**settings): return place_for(folder, dict(model=without(wider(**settings), *free))).name
+    def place(**settings): return _place_for(folder, dict(model=without(wider(**settings), *free))).name
     assert place(**small) == place(**small | dict.fromkeys(free, 9)) == "model"
     assert len({place(**small, extra=8), place(**small, extra=9), place(**other), "model"}) == 4
-    assert place_for(folder, dict(model=without(kind(**other), *free))).name == place(**other)  # in the older form, too
+    assert _place_for(folder, dict(model=without(kind(**other), *free))).name == place(**other)  # the older form, too
 
 def test_a_changed_setting_names_another_folder(world, tmp_path):
     "A changed setting trains the changed model in another folder; unchanged models are not trained again."
@@ -452,7 +452,7 @@ def twenty_losses(phase, root, folder):
     trainer.model.train()
     while len(losses) < 20:
         for part in loader(trainer.epoch, 0, acc.num_processes, [acc.process_index]):
-            trainer._train_step([part])
+            _train_step(trainer, [part])
             losses.append(sum(gather_object([float(trainer.pending[-1][1]["loss"])])))
         trainer.epoch += 1
     return losses[:20]

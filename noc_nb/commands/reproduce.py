@@ -28,18 +28,18 @@ from ..files.store import RegionStore
 from ..files.vectors import WordVectors
 from ..heldout import COCO_HELDOUT
 from ..lab.config import imported, override
-from ..lab.disk import find_data, read_json, whole_file
+from ..lab.disk import find_data, held, read_json, whole_file, whole_folder
 from ..lab.experiment import Experiment, own_rules
 from ..lab.metrics import METRICS, CaptionScorer
 from ..lab.models import PRESETS, Run
 from ..lab.novelty import judge
 from ..lab.objects import save_heldout
 from ..lab.progress import progress, say
-from ..lab.results import LABELS, TRAINING_LABELS, write_rows
-from ..lab.runs import check_ours, check_outputs, held, locked, whole_folder
+from ..lab.results import (LABELS, TRAINING_LABELS, markdown_table, reused_models, spec,
+                                table_view, write_rows)
+from ..lab.runs import check_ours, check_outputs, locked
 from ..lab.saving import load_model, model_card, plain_card
 from ..lab.table import check_vectors
-from ..lab.tables import markdown_table, reused_models, spec, table_view
 from ..lab.train import kept_line, train_scst_in, train_selector_in, train_xe_in
 from ..lab.verdict import claim_keys, claims_view, judge_claims, read_claims
 from ..models.classes import read_classes

@@ -21,7 +21,7 @@ from .images import (
     CocoFile, _PHOTO, _column_values, _item_name, _no_collection, _unmarked, _whole, _whole_numbers,
     by_digits, json_items, left_out, match_photos, name_parts, open_parquet, refuse, some_of)
 from .kinds import kind_of
-from ..lab.objects import class_ids
+from ..lab.objects import usual_name
 from ..lab.progress import note
 from ..lab.table import OUTSIDE, RegionTable, sizes_of
 
@@ -178,7 +178,7 @@ def relabel(
     "Turn class numbers into class ids, by name if any. Raise `NocError` if they are of others."
     if classes is None or not len(labels): return labels
     if not names: return _checked_numbers(labels, classes, where, item)
-    ids = class_ids(names, classes)
+    ids = _class_ids(names, classes)
     counts = Counter(labels.tolist())
     lost = [f"{names.get(n, n)} {k:,}" for n, k in counts.most_common() if n not in ids]
     some = some_of(lost, str)
@@ -195,6 +195,18 @@ def _replace_numbers(numbers, new):
     "Replace each number in an array; `new`: number -> its replacement."
     old, at = np.unique(numbers, return_inverse=True)
     return np.array([new[n] for n in old.tolist()], np.int64)[at]
+
+# %% ../../nbs/files/101_boxes.ipynb #15a00003
+def _class_ids(
+    names:dict,   # number -> name, as in another file
+    classes:dict, # class id -> `ObjectClass`
+)->dict:          # number -> class id; names that no class has are left out
+    "Return the class id of each name."
+    ids = {}
+    for i, c in classes.items():
+        for name in c.name, " ".join(c.phrase): ids.setdefault(usual_name(name), i)
+    meant = {n: usual_name(name) for n, name in names.items()}
+    return {n: ids[name] for n, name in meant.items() if name and name in ids}
 
 # %% ../../nbs/files/101_boxes.ipynb #101c0002
 def _commonest(labels, classes):

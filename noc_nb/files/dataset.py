@@ -24,7 +24,7 @@ from .vectors import WordVectors
 from ..heldout import COCO_HELDOUT, HeldOut, novel_images, removed_images
 from ..lab.disk import find_data
 from ..lab.objects import load_classes, load_heldout
-from ..lab.ptb import tokenize
+from ..lab.metrics import tokenize
 from ..lab.table import table_of
 
 # %% ../../nbs/files/102_dataset.ipynb #04243412

@@ -21,10 +21,11 @@ from ..core import NocError, require
 from .boxes import check_boxes, relabel
 from .images import refuse
 from ..heldout import normalize
-from ..lab.disk import foreign_file, read_json, text_file, whole_file, write_json
+from ..lab.disk import (foreign_file, read_json, stamp, text_file, whole_file, whole_folder,
+                             write_json)
 from ..lab.objects import meanings
 from ..lab.results import read_rows
-from ..lab.runs import file_sum, fingerprint, stamp, whole_folder
+from ..lab.runs import file_sum, fingerprint
 from ..lab.table import RegionTable, checked, table_of
 from ..regions import Regions
 

@@ -20,7 +20,7 @@ from ..core import NocError, require
 from ..data import CocoData, ImageExamples, Loader
 from ..fast.decode import decode
 from ..fast.prices import best_candidates
-from .disk import foreign_file, read_json
+from .disk import foreign_file, held, read_json
 from .metrics import METRICS, CaptionScorer
 from .models import Models, Run
 from .novelty import judge, selection_f1, val_weight, weighted_f1
@@ -28,7 +28,7 @@ from .objects import form_of, penalties_of
 from .progress import progress
 from .results import (LABELS, ROWS, Row, append_row, captions_file, new_row,
                                 read_results, read_rows, table_line, write_results)
-from .runs import begin, called, contents, held, locked
+from .runs import begin, called, contents, locked
 from .table import checked_data
 from .train import check_network, check_reward
 from ..train_selector import selector_scores
@@ -199,7 +199,7 @@ class Experiment:
         self.ids, self.novel = data.splits[run.part], data.novel[run.part]
         # `val` has a larger share of novel images than `test`, so its false positives weigh more
         self.fp_weight = val_weight(data) if run.part == "val" else 1.
-        self._claim(resume)
+        _record_settings(self, resume)
 
     @cached_property
     def _scorer(self):
@@ -207,25 +207,50 @@ class Experiment:
         refs = {i: self.data.captions[i] for i in self.ids}
         return CaptionScorer(refs, self.metrics, self.programs(refs) if self.programs else ())
 
-    def _claim(self, resume):
-        "Write to `run.json` what all rows of the folder share, or compare it with the file."
-        run, data = self.run, self.data
-        preset, parts = run.preset, self.models.parts
-        check_network(parts.selector, preset.selector)
-        if "reward" in self.models.other:
-            check_reward(parts.reward, data, preset.scst, build_vocab(data, preset.min_count))
-        _check_rules(self.choices)
-        odd = self.models.pipeline or ", ".join((self.models.other | self.choices.other).values())
-        require(run.variant or not odd, f"{odd}: differs from the paper's method",
-                "a variant that describes it in words (--variant)")
-        images = {part: len(ids) for part, ids in data.splits.items()}
-        about = dict(preset=run.preset, seed=run.seed, detections=run.detections, images=images,
-                     captions=data.counts["captions"], part=run.part, variant=run.variant,
-                     features=self.features, inputs=contents(data, seen=True),
-                     rules=self.choices.other, **self.models.names)
+    def captions(self,
+        row:str,           # a key of `ROWS`, or the name of an added rule
+        training:str,      # a key of `TRAINING_LABELS`
+        lambda0:float=.2,  # the selector's loss weight of regions that no caption mentions
+    )->dict:               # image id -> `Decoded`
+        "Return the captions of the images, read from the run's folder or generated now."
+        line = table_line(row, training, lambda0)
+        file = captions_file(self.out/"captions", line)
+        if not file.exists(): write_results(file, self._decode(*line))
+        return read_results(file)
+
+    def complete(self,
+        lines,         # (row, training, λ0) to caption and score
+        selections=(), # (selector row, λ0) to score first, without captions
+    ):                 # the run's result rows
+        "Score the lines that have no row, or whose row lacks a requested SPICE; return all rows."
+        todo = _missing(self, lines, selections)
+        captioned = [line for line, _ in todo if line[1]]
         with locked(self.out):
-            made = bool({*held(self.out)} - {"data"})       # `data`: the toy data set
-            begin(self.out/"run.json", self.out, about, resume, made)
+            for line, seeds in progress(todo, "rows"):
+                if line in captioned[:1]: _prepare(self, captioned)
+                _score_line(self, line, seeds)
+        return _own_rows(self)
+
+# %% ../../nbs/lab/56_experiment.ipynb #349d69ee
+def _record_settings(experiment, resume):
+    "Write to `run.json` what all rows of the folder share, or compare it with the file."
+    run, data = experiment.run, experiment.data
+    models, choices, preset = experiment.models, experiment.choices, run.preset
+    check_network(models.parts.selector, preset.selector)
+    if "reward" in models.other:
+        check_reward(models.parts.reward, data, preset.scst, build_vocab(data, preset.min_count))
+    _check_rules(choices)
+    odd = models.pipeline or ", ".join((models.other | choices.other).values())
+    require(run.variant or not odd, f"{odd}: differs from the paper's method",
+            "a variant that describes it in words (--variant)")
+    images = {part: len(ids) for part, ids in data.splits.items()}
+    about = dict(preset=run.preset, seed=run.seed, detections=run.detections, images=images,
+                 captions=data.counts["captions"], part=run.part, variant=run.variant,
+                 features=experiment.features, inputs=contents(data, seen=True),
+                 rules=choices.other, **models.names)
+    with locked(experiment.out):
+        made = bool({*held(experiment.out)} - {"data"})   # `data`: the toy data set
+        begin(experiment.out/"run.json", experiment.out, about, resume, made)
 
 # %% ../../nbs/lab/56_experiment.ipynb #d8c1c1eb
 @patch
@@ -269,19 +294,6 @@ def _decode(self:Experiment, row, training, lambda0):
     decoded = decode(captioner, shown, groups, self._searched(row).search, prices,
                      penalties=penalties)
     return {i: replace(d, missing=missing[i]) for i, d in decoded.items()}
-
-# %% ../../nbs/lab/56_experiment.ipynb #416c93e7
-@patch
-def captions(self:Experiment,
-    row:str,           # a key of `ROWS`, or the name of an added rule
-    training:str,      # a key of `TRAINING_LABELS`
-    lambda0:float=.2,  # the selector's loss weight of regions that no caption mentions
-)->dict:               # image id -> `Decoded`
-    "Return the captions of the images, read from the run's folder or generated now."
-    line = table_line(row, training, lambda0)
-    file = captions_file(self.out/"captions", line)
-    if not file.exists(): write_results(file, self._decode(*line))
-    return read_results(file)
 
 # %% ../../nbs/lab/56_experiment.ipynb #9b9e3211
 def _decoded_counts(decoded):
@@ -388,24 +400,15 @@ def _done(experiment):
     return {(*_line_of(r), r["seed"]["selector"]) for r in _own_rows(experiment) if whole(r)}
 
 # %% ../../nbs/lab/56_experiment.ipynb #d95c63bc
-@patch
-def complete(self:Experiment,
-    lines,         # (row, training, λ0) to caption and score
-    selections=(), # (selector row, λ0) to score first, without captions
-):                 # the run's result rows
-    "Score the lines that have no row, or whose row lacks a requested SPICE; return all rows."
-    votes = self.run.votes
-    done = _done(self)
+def _missing(experiment, lines, selections):
+    "List what has no complete row: lines with their selectors' seeds, those of selections first."
+    votes = experiment.run.votes
+    done = _done(experiment)
     items = [((row, None, lambda0), seeds) for row, lambda0 in selections for seeds in votes]
     items += [(table_line(*line), votes[0]) for line in lines]
-    trainings = {r["training"] for r in _own_rows(self)} | {line[1] for line, _ in items}
-    require(len(trainings - {None}) < 2 or not self.models.pipeline,
-            f"{self.models.pipeline}: holds one captioner", "lines of one training")
-    def is_done(line, seeds): return (*line, _seed_text(self, line[0], seeds)) in done
-    todo = [item for item in dict.fromkeys(items) if not is_done(*item)]
-    captioned = [line for line, _ in todo if line[1]]
-    with locked(self.out):
-        for line, seeds in progress(todo, "rows"):
-            if line in captioned[:1]: _prepare(self, captioned)
-            _score_line(self, line, seeds)
-    return _own_rows(self)
+    trainings = {r["training"] for r in _own_rows(experiment)} | {line[1] for line, _ in items}
+    pipeline = experiment.models.pipeline
+    require(len(trainings - {None}) < 2 or not pipeline, f"{pipeline}: holds one captioner",
+            "lines of one training")
+    def is_done(line, seeds): return (*line, _seed_text(experiment, line[0], seeds)) in done
+    return [item for item in dict.fromkeys(items) if not is_done(*item)]

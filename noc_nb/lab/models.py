@@ -8,26 +8,25 @@ __all__ = ['PRESETS', 'Preset', 'Run', 'Parts', 'Models', 'average_neighbours']
 # %% ../../nbs/lab/49_models.ipynb #f4550ad9
 import copy, re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from fastcore.basics import patch
 
 # %% ../../nbs/lab/49_models.ipynb #4c6b195d
 from ..captioner import Captioner, WordTable
 from ..constraints import FORMS
-from ..core import UNK, default_device, require
+from ..core import UNK, NocError, default_device, require
 from ..data import CocoData, class_vectors
 from ..encoder import CaptionerConfig
 from ..fast.cider import cider_reward
 from ..fast.prices import PriceConfig
 from ..fast.search import SearchConfig
-from .config import Config, setting, without
+from .config import Config, fixed, setting, without
 from .progress import say
-from .runs import called, compare_training, fingerprint, place_for
+from .runs import called, check_same, compare_training, fingerprint, read_about
 from .saving import class_name, load_model
 from .table import check_vectors, checked_data
 from .train import (ScstTrainConfig, TrainConfig, finished_model, train_scst_in,
@@ -111,7 +110,7 @@ class Parts(NamedTuple):
 def _kept(models, name, kind, train, about, fit):
     "Return the model if the given folder of models has it; otherwise let `fit` read or train it."
     folder = models.folder/name
-    if models.given: folder = place_for(folder, dict(training=train, **about))
+    if models.given: folder = _place_for(folder, dict(training=train, **about))
     model = finished_model(folder, kind, train, about) if models.given else None
     if models.given and folder not in models.told:
         models.told.add(folder)
@@ -202,27 +201,56 @@ class Models:
     )->Captioner:
         "Return a trained captioner, read from its folder or trained now."
         if self.pipeline: return _of_pipeline(self, "captioner", Captioner)
-        return self._with_cross_entropy() if training == "xe" else self._self_critical(training)
+        return _with_cross_entropy(self) if training == "xe" else _self_critical(self, training)
 
-    def _with_cross_entropy(self):
-        preset, seed = self.run.preset, self.run.seed
-        cfg, count = preset.captioner, preset.min_count
-        train = replace(preset.xe, seed=seed)
-        about = dict(min_count=count, model=without(cfg, "d_feature", "d_word"))
-        def fit(folder): return train_xe_in(folder, self.data, cfg, train, count, resume=True)
-        return _kept(self, f"captioner-xe-{seed}", Captioner, train, about, fit)
+    def averaged(self,
+        captioner:Captioner, # trained captioner
+    )->Captioner:            # captioner with averaged embeddings if the preset has `borrow`
+        "Return the captioner for rows with constraints."
+        borrow = self.run.preset.borrow
+        if not borrow: return captioner
+        return average_neighbours(captioner, _nearest_neighbours(self.data, borrow))
 
-    def _self_critical(self, training):
-        preset, seed = self.run.preset, self.run.seed
-        start = self.captioner("xe")
-        train = replace(preset.scst, seed=seed)
-        name = f"captioner-{training}{self.marks.get('reward', '')}-{seed}"
-        inputs = dict(start=fingerprint(*start.state_dict().values()))
-        about = dict(model=start.cfg, inputs=inputs, reward=self.names["reward"])
-        def fit(folder):
-            return train_scst_in(folder, self.data, start, train, training == "cider_dgbs",
-                                 preset.search, preset.limit, True, self.parts.reward)
-        return _kept(self, name, Captioner, train, about, fit)
+# %% ../../nbs/lab/49_models.ipynb #e5ddea34
+def _with_cross_entropy(models):
+    preset, seed = models.run.preset, models.run.seed
+    cfg, count = preset.captioner, preset.min_count
+    train = replace(preset.xe, seed=seed)
+    about = dict(min_count=count, model=without(cfg, "d_feature", "d_word"))
+    def fit(folder): return train_xe_in(folder, models.data, cfg, train, count, resume=True)
+    return _kept(models, f"captioner-xe-{seed}", Captioner, train, about, fit)
+
+def _self_critical(models, training):
+    preset, seed = models.run.preset, models.run.seed
+    start = models.captioner("xe")
+    train = replace(preset.scst, seed=seed)
+    name = f"captioner-{training}{models.marks.get('reward', '')}-{seed}"
+    inputs = dict(start=fingerprint(*start.state_dict().values()))
+    about = dict(model=start.cfg, inputs=inputs, reward=models.names["reward"])
+    def fit(folder):
+        return train_scst_in(folder, models.data, start, train, training == "cider_dgbs",
+                             preset.search, preset.limit, True, models.parts.reward)
+    return _kept(models, name, Captioner, train, about, fit)
+
+# %% ../../nbs/lab/49_models.ipynb #6e80d181
+def _place_for(
+    folder:Path,   # usual folder of the run
+    settings:dict, # settings of the run, as in `check_same`
+)->Path:           # folder for the run
+    "Return the usual folder, or another one if the usual one has a run with other settings."
+    about = folder/"run.json"
+    if not about.exists(): return folder
+    try: check_same(folder, read_about(about, folder, settings), settings)
+    except NocError:
+        mark = fingerprint({key: _not_usual(x) for key, x in settings.items()})[:8]
+        return folder.with_name(f"{folder.name}-{mark}")
+    return folder
+
+def _not_usual(cfg):
+    "Return the settings of a configuration that are not defaults, or any other value unchanged."
+    if not is_dataclass(cfg): return cfg
+    usual, now = (fixed(x) for x in (type(cfg)(), cfg))
+    return {key: _not_usual(getattr(cfg, key)) for key in now if now[key] != usual[key]}
 
 # %% ../../nbs/lab/49_models.ipynb #05ede1d8
 def average_neighbours(
@@ -258,13 +286,3 @@ def _nearest_neighbours(data, n=2):
         nearest = sorted(learned, key=lambda other: -unit[c] @ unit[other])
         return [words[other] for other in nearest[:n]]
     return {word: neighbours(c) for c, word in words.items() if not count[word]}
-
-# %% ../../nbs/lab/49_models.ipynb #6281a654
-@patch
-def averaged(self:Models,
-    captioner:Captioner, # trained captioner
-)->Captioner:            # captioner with neighbour-averaged embeddings if the preset has `borrow`
-    "Return the captioner for rows with constraints."
-    borrow = self.run.preset.borrow
-    if not borrow: return captioner
-    return average_neighbours(captioner, _nearest_neighbours(self.data, borrow))

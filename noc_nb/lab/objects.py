@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['MOST_CLASSES', 'load_classes', 'save_classes', 'meanings', 'load_heldout', 'save_heldout', 'plain_name', 'usual_name',
-           'class_ids', 'plurals', 'numbered', 'several', 'form_of', 'clauses', 'word_runs', 'object_pairs',
-           'penalties_of']
+           'plurals', 'numbered', 'several', 'form_of', 'clauses', 'word_runs', 'object_pairs', 'penalties_of']
 
 # %% ../../nbs/lab/35_objects.ipynb #1ab01503
 import re
@@ -160,18 +159,6 @@ def usual_name(
 )->str:       # the plain name; for a synonym of a COCO class, COCO's name
     "Return the name that this package uses for a class."
     return _USUAL.get(plain := plain_name(name), plain)
-
-# %% ../../nbs/lab/35_objects.ipynb #15a00003
-def class_ids(
-    names:dict,   # number -> name, as in another file
-    classes:dict, # class id -> `ObjectClass`
-)->dict:          # number -> class id; names that no class has are left out
-    "Return the class id of each name."
-    ids = {}
-    for i, c in classes.items():
-        for name in c.name, " ".join(c.phrase): ids.setdefault(usual_name(name), i)
-    meant = {n: usual_name(name) for n, name in names.items()}
-    return {n: ids[name] for n, name in meant.items() if name and name in ids}
 
 # %% ../../nbs/lab/35_objects.ipynb #dbf76c70
 _PLURALS = dict(man="men", mouse="mice", goose="geese", child="children", person="people", fe="ves",

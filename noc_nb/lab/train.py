@@ -13,11 +13,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import broadcast_object_list, gather_object, is_tensorboard_available
-from fastcore.basics import patch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
@@ -32,17 +32,18 @@ from ..fast.cider import CiderD, cider_reward
 from ..fast.decode import fast_decode, fast_search, oracle_prices
 from ..fast.search import SearchConfig
 from ..fit import FitConfig, learning_rate
+from ..heldout import words_of
 from .batches import Batches
 from .config import Config, setting, without
-from .disk import foreign_file, read_json, whole_file, write_json
+from .disk import (foreign_file, held, put_back, read_json, state_of, whole_file,
+                             whole_folder, write_json)
 from .novelty import weighted_f1
-from .objects import numbered, several
+from .objects import MOST_CLASSES, numbered, several
 from .progress import progress, say
 from .runs import (begin, called, check_same, compare_training, contents, file_sum,
-                             fingerprint, held, locked, put_back, read_about, state_of,
-                             training_record, whole_folder)
+                             fingerprint, locked, read_about, training_record)
 from .saving import load_model, read_weights, save_model
-from .table import check_words, checked_data
+from .table import check_vectors, checked_data
 from ..scst import ScstConfig, SelfCritical, oracle_words, rewarded_images, train_scst
 from ..selector import RegionSelector, SelectorConfig, selector_loss
 from ..train_selector import train_selector
@@ -197,37 +198,60 @@ class Trainer(_Progress):
         adam = torch.optim.Adam(trained, lr=1., betas=(.9, .98), eps=1e-9)
         self.model, self.optimizer = self.accelerator.prepare(model, adam)
 
-    def _over_all(self, weight):
-        "Return the sum of weights over processes, and whether a checkpoint is due."
-        acc = self.accelerator
-        due = time.monotonic() - self.saved >= self.cfg.save_seconds
-        if acc.num_processes == 1: return weight, due
-        numbers = torch.tensor([weight, due and self.main], dtype=torch.float32)
-        return acc.reduce(numbers.to(acc.device)).tolist()
+    def fit(self,
+        batches,           # `Loader`, or function (epoch, start, parts, mine) -> batches
+        evaluate=None,     # model -> dict with a "score" to maximise; None: keep the last weights
+        resume:bool=False, # continue from the newest checkpoint; return at once if all is done
+        judged:str="score", # name of the score, for messages
+    )->nn.Module:          # the model with its best weights, in eval mode
+        "Train for all epochs, or until the score has not improved for `patience` evaluations."
+        self.judged = judged if evaluate else _UNJUDGED
+        if isinstance(batches, Loader): batches = Batches(**vars(batches))
+        if not (resume and (self.folder/"done.json").exists()):
+            with locked(self.folder if self.main else None):
+                _begin(self, resume)
+                while self.epoch < self.cfg.epochs and self.stale < self.cfg.patience:
+                    _run_epoch(self, batches)
+                    _end_epoch(self, evaluate)
+                _end_phase(self)
+        done = _read_done(self.folder)
+        self.history, self.best, self.seconds = done["history"], done["best"], done["seconds"]
+        self.inner.load_state_dict(read_weights(self.folder/"best/model.safetensors"))
+        return self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False).eval()
 
-    def _backward(self, part, share, last):
-        "Compute a part's gradient (`share` of the batch); after the last part, exchange gradients."
-        acc = self.accelerator
-        with nullcontext() if last else acc.no_sync(self.model):
-            with acc.autocast(): loss, numbers = self.loss(self.model, part.to(acc.device))
-            acc.backward(loss*(share*acc.num_processes))
-        numbers = {"loss": loss.detach(), **numbers}
-        self.pending.append((self.step, {name: x*share for name, x in numbers.items()}))
+# %% ../../nbs/lab/48_train.ipynb #d2995162
+def _over_all(trainer, weight):
+    "Return the sum of weights over processes, and whether a checkpoint is due."
+    acc = trainer.accelerator
+    due = time.monotonic() - trainer.saved >= trainer.cfg.save_seconds
+    if acc.num_processes == 1: return weight, due
+    numbers = torch.tensor([weight, due and trainer.main], dtype=torch.float32)
+    return acc.reduce(numbers.to(acc.device)).tolist()
 
-    def _train_step(self, parts):
-        "Compute the gradient of this process's parts of a batch, then take an optimiser step."
-        weights = [float(getattr(part, "weight", 1)) for part in parts]
-        whole, self.due = self._over_all(sum(weights))
-        self.step += 1
-        self.done += 1
-        self.seen += whole
-        rate = learning_rate(self.step, self.cfg, self.d_model, self.steps)
-        self.optimizer.param_groups[0]["lr"] = rate
-        for part, weight in zip(parts, weights):
-            self._backward(part, weight/max(whole, 1.), last=part is parts[-1])
-        if self.cfg.clip: self.accelerator.clip_grad_norm_(self.model.parameters(), self.cfg.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+def _backward(trainer, part, share, last):
+    "Compute a part's gradient (`share` of the batch); after the last part, exchange gradients."
+    acc = trainer.accelerator
+    with nullcontext() if last else acc.no_sync(trainer.model):
+        with acc.autocast(): loss, numbers = trainer.loss(trainer.model, part.to(acc.device))
+        acc.backward(loss*(share*acc.num_processes))
+    numbers = {"loss": loss.detach(), **numbers}
+    trainer.pending.append((trainer.step, {name: x*share for name, x in numbers.items()}))
+
+def _train_step(trainer, parts):
+    "Compute the gradient of this process's parts of a batch, then take an optimiser step."
+    weights = [float(getattr(part, "weight", 1)) for part in parts]
+    whole, trainer.due = _over_all(trainer, sum(weights))
+    trainer.step += 1
+    trainer.done += 1
+    trainer.seen += whole
+    rate = learning_rate(trainer.step, trainer.cfg, trainer.d_model, trainer.steps)
+    trainer.optimizer.param_groups[0]["lr"] = rate
+    for part, weight in zip(parts, weights):
+        _backward(trainer, part, weight/max(whole, 1.), last=part is parts[-1])
+    clip = trainer.cfg.clip
+    if clip: trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), clip)
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad()
 
 # %% ../../nbs/lab/48_train.ipynb #6084a6fa
 def _epoch_means(trainer):
@@ -267,7 +291,7 @@ def _run_epoch(trainer, batches):
     trainer.seen = 0.
     trainer.since = time.monotonic()
     for parts in steps:
-        trainer._train_step(parts)
+        _train_step(trainer, parts)
         if trainer.step % 10 == 0: _show_numbers(trainer, _epoch_means(trainer), steps)
         if trainer.due: _save(trainer)
     _epoch_means(trainer)
@@ -390,29 +414,6 @@ def _begin(trainer, resume):
     trainer.modules = _paper_modules()
     trainer.saved = time.monotonic()
     trainer.clock = trainer.saved - trainer.seconds
-
-# %% ../../nbs/lab/48_train.ipynb #84cff198
-@patch
-def fit(self:Trainer,
-    batches,           # `Loader`, or function (epoch, start, parts, mine) -> iterable of batches
-    evaluate=None,     # model -> dict with a "score" to maximise; None: keep the last weights
-    resume:bool=False, # continue from the newest checkpoint, or return at once if the phase is done
-    judged:str="score", # name of the score, for messages
-)->nn.Module:          # the model with its best weights, in eval mode
-    "Train for all epochs, or until the score has not improved for `patience` evaluations."
-    self.judged = judged if evaluate else _UNJUDGED
-    if isinstance(batches, Loader): batches = Batches(**vars(batches))
-    if not (resume and (self.folder/"done.json").exists()):
-        with locked(self.folder if self.main else None):
-            _begin(self, resume)
-            while self.epoch < self.cfg.epochs and self.stale < self.cfg.patience:
-                _run_epoch(self, batches)
-                _end_epoch(self, evaluate)
-            _end_phase(self)
-    done = _read_done(self.folder)
-    self.history, self.best, self.seconds = done["history"], done["best"], done["seconds"]
-    self.inner.load_state_dict(read_weights(self.folder/"best/model.safetensors"))
-    return self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False).eval()
 
 # %% ../../nbs/lab/48_train.ipynb #a21d9f02
 _UNJUDGED = "none: without a val, the last epoch is kept"
@@ -580,12 +581,27 @@ def train_xe_in(
 )->Captioner:            # the captioner in eval mode
     "Run `train_xe` with checkpoints in a folder."
     data = checked_data(data)
-    check_words(data)
+    _require_vectors(data)
     about = dict(model=without(cfg, "d_feature", "d_word"), inputs=contents(data, seen=True),
                  min_count=min_count)
     if resume and (done := finished_model(folder, Captioner, train, about)): return done
     fit = _fit_in(folder, about, "words", "CIDEr-D", resume, training_record(data, seen=True))
     return train_xe(data, cfg, train, min_count, fit, _decode_val, CiderD)
+
+def _require_vectors(
+    data:CocoData, # data set for a captioner, with tables of regions
+):
+    "Raise `NocError` if a constraint word, a held-out word or a detected class has no vector."
+    if data.features is not None:
+        require(data.features.width, "features: regions without features", "regions with features")
+        if data.word_vectors is None: return
+    check_vectors(data.vectors, words_of(data.classes, data.heldout, forms=False))
+    if data.features is not None: return
+    for i in min(data.classes, default=0), max(data.classes, default=0):
+        require(0 <= i <= MOST_CLASSES, f"class vectors: id={i}", f"0 to {MOST_CLASSES}")
+    strange = sorted({*np.unique(data.regions.labels).tolist()} - data.classes.keys())
+    require(not strange, f"symbolic features: category {str(strange[:1])[1:-1]}",
+            "one that has a class vector")
 
 # %% ../../nbs/lab/48_train.ipynb #43000003
 def _training_search(mix=0., cfg=SearchConfig()):
@@ -635,7 +651,7 @@ def train_scst_in(
 )->Captioner:               # the captioner in eval mode
     "Run `train_scst` with checkpoints in a folder."
     data = checked_data(data)
-    check_words(data)
+    _require_vectors(data)
     inputs = contents(data, seen=True) | dict(start=fingerprint(*captioner.state_dict().values()))
     about = dict(model=captioner.cfg, inputs=inputs, constrained=constrained,
                  search=search_cfg, limit=limit, reward=called(reward))

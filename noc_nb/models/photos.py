@@ -27,9 +27,9 @@ from ..files.images import (PHOTO_ENDINGS, CocoFile, match_photos, name_parts,
                                  open_parquet)
 from ..files.store import RegionStore
 from ..lab.config import check_range
-from ..lab.disk import first_bytes, foreign_file, real_path, text_file, whole_file
+from ..lab.disk import foreign_file, held, real_path, text_file, whole_file
 from ..lab.progress import note, progress
-from ..lab.runs import begin, fingerprint, held, locked
+from ..lab.runs import begin, fingerprint, locked
 from .detector import Detector, prepare
 
 # %% ../../nbs/models/115_photos.ipynb #991070f6
@@ -172,6 +172,16 @@ def _is_image(name, start, others):
     others[suffix or "without suffix"] += 1
     return False
 
+def _first_bytes(
+    path,      # a file from any source
+    count:int, # maximum number of bytes
+)->bytes:      # none for a pipe, a device, a folder, or a file that cannot be read
+    "Read the beginning of a regular file, from which its kind can be told."
+    try:
+        if not os.path.isfile(path): return b""
+        with open(path, "rb") as f: return f.read(count)
+    except OSError: return b""
+
 def _members(path, size):
     "Yield the members of a tar file with `size` bytes. Raise `NocError` if some are lost."
     with tarfile.open(path, "r:") as tar:
@@ -223,7 +233,7 @@ def _images(path, name, others):
             inside = os.path.join(name, os.path.relpath(base, path))
             for f in sorted(files):
                 file = Path(base, f)
-                start = partial(first_bytes, file, 16)
+                start = partial(_first_bytes, file, 16)
                 if f.endswith((".tar", ".parquet")) or _is_image(f, start, others):
                     yield from _images(file, os.path.join(inside, f), others)
 

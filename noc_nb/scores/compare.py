@@ -20,8 +20,7 @@ from ..files.captions import read_system
 from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json
 from ..lab.metrics import CaptionScorer
-from ..lab.results import LABELS, captions_file, read_rows, table_line
-from ..lab.tables import metric, training_label
+from ..lab.results import LABELS, captions_file, metric, read_rows, table_line, training_label
 from ..lab.verdict import gap, holm, near_limit, verdict
 from .quality import BESIDE, LOW_IS_GOOD, NO_BETTER_SIDE
 from .report import _Report, read_report

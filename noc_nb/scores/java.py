@@ -20,11 +20,10 @@ from pycocoevalcap.spice import spice as spice_package
 
 from ..core import NocError, require
 from ..files.download import fetch, unpack
-from ..lab.disk import whole_file, write_json
-from ..lab.metrics import METRICS
+from ..lab.disk import temporary_folder, whole_file, write_json
+from ..lab.metrics import METRICS, ptb_line
 from ..lab.progress import progress
-from ..lab.ptb import ptb_line
-from ..lab.runs import file_sum, locked, temporary_folder
+from ..lab.runs import file_sum, locked
 
 # %% ../../nbs/scores/120_java.ipynb #ede7af51
 _GUARD = """

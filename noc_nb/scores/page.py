@@ -18,11 +18,10 @@ import jinja2
 from markupsafe import Markup
 
 from ..core import require
-from ..lab.disk import whole_file, write_json
+from ..lab.disk import held, state_of, whole_file, whole_folder, write_json
 from ..lab.progress import harmless
-from ..lab.runs import (check_ours, check_outputs, held, locked, state_of,
-                             whole_folder)
-from ..lab.tables import markdown_table
+from ..lab.runs import check_ours, check_outputs, locked
+from ..lab.results import markdown_table
 
 # %% ../../nbs/scores/106_page.ipynb #b770f2b7
 TEMPLATES = jinja2.Environment(

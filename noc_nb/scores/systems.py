@@ -17,7 +17,7 @@ from ..core import require
 from ..lab.config import imported
 from ..lab.disk import find_data
 from ..lab.progress import say
-from ..lab.tables import cell, latex_table
+from ..lab.results import cell
 from ..lab.verdict import short_p, signed
 from ..lab.metrics import METRICS
 from ..lab.novelty import Protocol
@@ -146,6 +146,32 @@ class _Comparison:
             bars[name] = x["difference"], x["interval"], sure, kind
         return bars
 
+# %% ../../nbs/scores/125_systems.ipynb #bf9379db
+_TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}", "|": r"\textbar{}", "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}", "±": r"$\pm$", "−": "$-$", "λ": r"$\lambda$", "—": "--",
+    "·": r"$\cdot$", "<": "$<$", ">": "$>$"})
+
+def _latex_table(
+    head,           # names of the columns
+    rows,           # lists of cells, each as long as `head`
+    numbers:int=0,  # number of columns at the end that are aligned right
+    caption:str="", # text above the table
+    label:str="",   # name for references
+)->str:             # LaTeX text, a float `table*`
+    "Format a table in LaTeX. A first column of more than 40 letters is broken into lines."
+    def text(x): return re.sub(r"(?<![\w.])-(?=\d)", "−", str(x)).translate(_TEX)
+    def line(cells): return begin + " & ".join(map(text, cells)) + r" \\"
+    longest = max((len(str(row[0])) for row in rows), default=0)
+    first, begin = ("l", "") if longest <= 40 else (r"p{.3\linewidth}", r"\raggedright ")
+    columns = first + "l"*(len(head) - numbers - 1) + "r"*numbers
+    named = rf"\label{{{label}}}" if label else ""
+    lines = [r"\begin{table*}", rf"\caption{{{caption.translate(_TEX)}}}{named}\smallskip",
+             r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
+             rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(head), r"\midrule",
+             *map(line, rows), r"\bottomrule", r"\end{tabular}", r"\end{table*}"]
+    return "\n".join(lines) + "\n"
+
 # %% ../../nbs/scores/125_systems.ipynb #c0125034
 def _latex(own):
     "Return tables in LaTeX, narrow enough for a page of two columns; they need booktabs."
@@ -154,7 +180,7 @@ def _latex(own):
     def beside(place): return len(main) > 6 and place[0] == "out_macro"  # in a table of their own
     parts = [[*places] for _, places in groupby(sorted(main, key=beside), beside)]
     label = "tab:" + "-".join(re.findall(r"\w+", [*own.systems][-1][0].lower()))
-    tables = [latex_table(*own.score_lines(part), len(part) + 1, own.said, f"{label}-scores{k}")
+    tables = [_latex_table(*own.score_lines(part), len(part) + 1, own.said, f"{label}-scores{k}")
               for k, part in enumerate(parts, 1)]
     rows = {key: x for key, x in own.tested.items() if key[2] in main}
     if not rows: return tables[0]
@@ -162,7 +188,7 @@ def _latex(own):
         return [*line[:5], line[6].replace("**", "").replace(" (near the limit)", "*")]
     head, lines = own.pair_lines(rows)
     about = _latex_caption(own, rows), f"{label}-differences"
-    table = latex_table(short(head), [*map(short, lines)], 5, *about)
+    table = _latex_table(short(head), [*map(short, lines)], 5, *about)
     return "\n".join([*tables, table])
 
 def _scored_on(systems):

@@ -22,7 +22,7 @@ from ..lab.config import check_range
 from ..lab.disk import find_data, foreign_file, read_json, text_file
 from ..lab.novelty import judge
 from ..lab.objects import word_runs
-from ..lab.ptb import tokenize
+from ..lab.metrics import tokenize
 from ..lab.runs import file_sum
 from ..models.classes import read_classes
 from ..models.photos import image_files, open_image
