@@ -25,7 +25,7 @@ from .images import (
 from .kinds import kind_of
 from ..lab.disk import foreign_file, read_json, text_file
 from ..lab.progress import note
-from ..lab.ptb import tokenize
+from ..lab.metrics import tokenize
 
 # %% ../../nbs/files/54_captions.ipynb #e7ee8ea4
 class _Entry(NamedTuple):
