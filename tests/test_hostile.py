@@ -683,9 +683,9 @@ def readers():
         for name, f in vars(module).items():
             own = inspect.isfunction(f) and f.__module__ == module.__name__
             if not own or name.startswith(("_", "write", "random")): continue
-            first, *others = inspect.signature(f).parameters.values()
-            needed = [p for p in others if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-            if first.name in ("path", "data", "src", "file") and not needed: yield name, f
+            given = [*inspect.signature(f).parameters.values()]
+            needed = [p for p in given[1:] if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+            if given and given[0].name in ("path", "data", "src", "file") and not needed: yield name, f
 
 @pytest.mark.parametrize("ending", ["json", "jsonl", "json.gz"])
 def test_every_public_reader_refuses_deeply_nested_json(tmp_path, ending):
