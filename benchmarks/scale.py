@@ -29,14 +29,13 @@ from noc_nb.files.boxes import ground_truth, read_detections
 from noc_nb.files.dataset import load_captions, load_data
 from noc_nb.files.store import RegionStore
 from noc_nb.heldout import novel_images, removed_images
-from noc_nb.lab.batches import Batches
-from noc_nb.lab.models import PRESETS
 from noc_nb.lab.metrics import CaptionScorer
+from noc_nb.lab.models import PRESETS, _training_search
 from noc_nb.lab.novelty import judge, weighted_f1
 from noc_nb.lab.progress import progress
 from noc_nb.lab.results import append_row, new_row, read_rows
 from noc_nb.lab.runs import locked
-from noc_nb.lab.train import Trainer, _training_search
+from noc_nb.lab.train import Batches, Trainer
 from noc_nb.scores.java import java_programs
 from noc_nb.scst import SelfCritical, caption_log_probs, oracle_words
 from noc_nb.selector import RegionSelector, selector_loss

@@ -36,11 +36,10 @@ from noc_nb.files.dataset import load_data
 from noc_nb.heldout import mentioned
 from noc_nb.lab.disk import find_data, read_json, write_json
 from noc_nb.lab.experiment import Choices, Experiment
-from noc_nb.lab.models import PRESETS, Models, Run
+from noc_nb.lab.models import PRESETS, Models, Run, train_selector_in
 from noc_nb.lab.novelty import interval, judge
 from noc_nb.lab.progress import progress, say
 from noc_nb.lab.results import append_row
-from noc_nb.lab.train import train_selector_in
 from noc_nb.models.pipeline import NovelCaptioner, pipeline_folder
 from noc_nb.selector import selector_loss
 from noc_nb.train_selector import selector_scores

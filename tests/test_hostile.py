@@ -30,7 +30,7 @@ from noc_nb.heldout import COCO_HELDOUT
 from noc_nb.lab.config import load_config
 from noc_nb.lab.disk import read_json, write_json
 from noc_nb.lab.experiment import Experiment
-from noc_nb.lab.models import average_neighbours, PRESETS, Run
+from noc_nb.lab.models import PRESETS, Run, average_neighbours
 from noc_nb.lab.objects import load_classes, load_heldout
 from noc_nb.lab.results import append_row, read_results, read_rows, table_view
 from noc_nb.lab.runs import begin
@@ -829,7 +829,8 @@ def odd_regions():
 def test_odd_regions_in_memory_are_refused_everywhere(tmp_path):
     "`Regions` that a program makes are refused by the pipeline, the trainings, the writers and the detectors' readers."
     from noc_nb.files.store import write_detections
-    from noc_nb.lab.train import TrainConfig, train_selector_in, train_xe_in
+    from noc_nb.lab.models import train_selector_in, train_xe_in
+    from noc_nb.lab.train import TrainConfig
     from noc_nb.models.source import Source
     from noc_nb.toy import toy_data
     pipeline, data = NovelCaptioner.from_pretrained("toy"), toy_data(2, 1, 1)
@@ -849,7 +850,8 @@ def test_odd_regions_in_memory_are_refused_everywhere(tmp_path):
 
 def test_a_data_set_in_memory_is_checked(tmp_path):
     "Before a training, captions, regions, features and word vectors that do not fit together are refused."
-    from noc_nb.lab.train import TrainConfig, train_selector_in, train_xe_in
+    from noc_nb.lab.models import train_selector_in, train_xe_in
+    from noc_nb.lab.train import TrainConfig
     from noc_nb.toy import toy_data
     data = toy_data(3, 1, 1)
     lost = {word: v for word, v in data.word_vectors.items() if word != "penguin"}

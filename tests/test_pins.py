@@ -42,14 +42,15 @@ from noc_nb.heldout import COCO_HELDOUT, novel_images, removed_images, words_of
 from noc_nb.lab.config import _from_dict
 from noc_nb.lab.disk import read_json
 from noc_nb.lab.experiment import Choices, Experiment
-from noc_nb.lab.models import PRESETS, Models, Parts, Run, _nearest_neighbours, average_neighbours
+from noc_nb.lab.models import (PRESETS, Models, Parts, Run, _nearest_neighbours, average_neighbours, train_scst_in,
+                               train_selector_in, train_xe_in)
 from noc_nb.lab.metrics import CaptionScorer, meteor, points
 from noc_nb.lab.novelty import interval, judge, nonnovel_weight, selection_f1, val_weight, weighted_f1
 from noc_nb.lab.results import read_rows, table_view
 from noc_nb.lab.runs import contents
 from noc_nb.lab.saving import load_model, save_model, _save_vocab
 from noc_nb.lab.table import checked, table_of
-from noc_nb.lab.train import ScstTrainConfig, TrainConfig, Trainer, train_scst_in, train_selector_in, train_xe_in
+from noc_nb.lab.train import ScstTrainConfig, TrainConfig, Trainer
 from noc_nb.lab.verdict import gap, over_runs
 from noc_nb.models.classes import with_classes
 from noc_nb.models.pipeline import (CaptionOptions, NovelCaptioner, PipelineConfig, _probs as pipeline_probs,

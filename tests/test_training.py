@@ -22,18 +22,18 @@ from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.fit import plain_fit
 from noc_nb.heldout import HeldOut
-from noc_nb.lab.batches import Batches
 from noc_nb.lab.config import _RANGES, load_config, save_config, without
 from noc_nb.lab.disk import read_json
 from noc_nb.lab.experiment import Experiment
-from noc_nb.lab.models import PRESETS, Models, Preset, Run, _place_for
+from noc_nb.lab.models import (PRESETS, Models, Preset, Run, _place_for, _training_search, train_scst_in,
+                               train_selector_in, train_xe_in)
 from noc_nb.lab.novelty import weighted_f1
 from noc_nb.lab.progress import command_lines
 from noc_nb.lab.runs import begin, compare_training
-from noc_nb.lab.saving import load_model, save_model
 from noc_nb.lab.results import table_text
-from noc_nb.lab.train import (ScstTrainConfig, TrainConfig, Trainer, _checkpoints, _checksum, _read_checkpoint,
-                              train_scst_in, train_selector_in, train_xe_in, _train_step, _training_search)
+from noc_nb.lab.saving import load_model, save_model
+from noc_nb.lab.train import (Batches, ScstTrainConfig, TrainConfig, Trainer, _checkpoints, _checksum,
+                              _read_checkpoint, _train_step)
 from noc_nb.models.pipeline import CaptionOptions, NovelCaptioner, PipelineConfig
 from noc_nb.scores.compare import _of_row, _title
 from noc_nb.scores.report import _Report

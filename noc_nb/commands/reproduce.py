@@ -31,7 +31,7 @@ from ..lab.config import imported, override
 from ..lab.disk import find_data, held, read_json, whole_file, whole_folder
 from ..lab.experiment import Experiment, own_rules
 from ..lab.metrics import METRICS, CaptionScorer
-from ..lab.models import PRESETS, Run
+from ..lab.models import PRESETS, Run, train_scst_in, train_selector_in, train_xe_in
 from ..lab.novelty import judge
 from ..lab.objects import save_heldout
 from ..lab.progress import progress, say
@@ -40,7 +40,7 @@ from ..lab.results import (LABELS, TRAINING_LABELS, markdown_table, reused_model
 from ..lab.runs import check_ours, check_outputs, locked
 from ..lab.saving import load_model, model_card, plain_card
 from ..lab.table import check_vectors
-from ..lab.train import kept_line, train_scst_in, train_selector_in, train_xe_in
+from ..lab.train import kept_line
 from ..lab.verdict import claim_keys, claims_view, judge_claims, read_claims
 from ..models.classes import read_classes
 from ..models.pipeline import NovelCaptioner, PipelineConfig, pipeline_folder, shipped

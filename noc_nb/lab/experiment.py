@@ -22,7 +22,7 @@ from ..fast.decode import decode
 from ..fast.prices import best_candidates
 from .disk import foreign_file, held, read_json
 from .metrics import METRICS, CaptionScorer
-from .models import Models, Run
+from .models import Models, Run, check_network, check_reward
 from .novelty import judge, selection_f1, val_weight, weighted_f1
 from .objects import form_of, penalties_of
 from .progress import progress
@@ -30,7 +30,6 @@ from .results import (LABELS, ROWS, Row, append_row, captions_file, new_row,
                                 read_results, read_rows, table_line, write_results)
 from .runs import begin, called, contents, locked
 from .table import checked_data
-from .train import check_network, check_reward
 from ..train_selector import selector_scores
 from ..train_xe import bad_endings, build_vocab
 from ..vocab import Vocab
