@@ -21,7 +21,7 @@ from noc_nb.lab.novelty import interval, nonnovel_weight
 from noc_nb.lab.progress import progress
 from noc_nb.lab.results import (append_row, captions_file, metric, new_row, read_rows, score_place,
                                 table_line, write_rows)
-from noc_nb.lab.verdict import claim_keys, gap, judge_claims, read_claims
+from noc_nb.lab.verdict import Claim, claim_keys, gap
 from noc_nb.scores.task import make_task
 
 _PLACES = {c: score_place(c) for c in ("in_C", "out_C", "pooled_C", "out_F1")}
@@ -61,7 +61,7 @@ def write_claims(
     "Compute every claim that has captions. Raise `NocError` if data or captions are missing."
     folder = Path(results)/"captions"
     def file(line): return captions_file(folder, line, f"{split}-")
-    claims = read_claims("paper") + read_claims("known")
+    claims = Claim.read("paper") + Claim.read("known")
     claims = [c for c in claims if file(c.better).exists() and file(c.worse).exists()]
     name = file(table_line("none", "xe")).name
     require(claims, f"{folder}: no captions of any claim", f"files like {name}")
@@ -70,8 +70,9 @@ def write_claims(
     of_file = _drawing(task, samples)
     def drawn(line): return of_file(file(line))
     def known(line): return _row_of(run_rows, line, drawn(line))
-    rows = judge_claims(progress(claims, "claims"), drawn, known, variant=None, data=split, split="test",
-                        command="benchmarks/claims.py claims", **claim_keys(task.refs, task.novel, samples))
+    about = dict(variant=None, data=split, split="test", command="benchmarks/claims.py claims")
+    about |= claim_keys(task.refs, task.novel, samples)
+    rows = [claim.row(drawn, known, **about) for claim in progress(claims, "claims")]
     for row in rows: append_row(Path(results)/"claims.jsonl", row)
     return rows
 

@@ -32,7 +32,7 @@ from noc_nb.lab.disk import read_json, write_json
 from noc_nb.lab.experiment import Experiment
 from noc_nb.lab.models import PRESETS, Run, average_neighbours
 from noc_nb.lab.objects import load_classes, load_heldout
-from noc_nb.lab.results import append_row, read_results, read_rows, table_view
+from noc_nb.lab.results import PaperTable, append_row, read_results, read_rows
 from noc_nb.lab.runs import begin
 from noc_nb.lab.saving import _load_vocab, _save_vocab
 from noc_nb.models.photos import image_files, open_image
@@ -629,7 +629,7 @@ def json_readers(folder):
     row = dict(table="main", row="selector", training="xe", lambda0=.2, metrics={"in": {"C": 90.}, "f1": {"bus": 1.}})
     def page(path): _Summary().read(_read_lines(path), path).write(folder/"page.html")
     def tables(path):
-        for number in (1, 2, 3): table_view(read_rows(path), number)
+        for number in (1, 2, 3): PaperTable(read_rows(path), number).view()
     return {
         "captions": (dict(images=IMAGES, annotations=captions), read_captions),
         "instances": (dict(images=IMAGES, annotations=BOXED, categories=[dict(id=6), dict(id=18)]), ground_truth),

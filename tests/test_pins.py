@@ -46,7 +46,7 @@ from noc_nb.lab.models import (PRESETS, Models, Parts, Run, _nearest_neighbours,
                                train_selector_in, train_xe_in)
 from noc_nb.lab.metrics import CaptionScorer, meteor, points
 from noc_nb.lab.novelty import interval, judge, nonnovel_weight, selection_f1, val_weight, weighted_f1
-from noc_nb.lab.results import read_rows, table_view
+from noc_nb.lab.results import PaperTable, read_rows
 from noc_nb.lab.runs import contents
 from noc_nb.lab.saving import load_model, save_model, _save_vocab
 from noc_nb.lab.table import checked, table_of
@@ -1506,7 +1506,7 @@ def test_a_difference_is_ours_minus_the_papers():
     "In a table, Δ is positive where our mean over seeds is the higher one."
     rows = [dict(table="main", row="selector", training="cider_dgbs", lambda0=.2, seed=seed,
                  metrics=dict(out_macro=dict(F1=f1))) for seed, f1 in enumerate((77., 78.2))]
-    head, lines = table_view(rows, 3)
+    head, lines = PaperTable(rows, 3).view()
     column, last = head.index("out F1"), [line[1] for line in lines].index("Δ")
     assert [line[column] for line in lines[last-2:last+1]] == ["75.1", "77.6 ±0.8", "+2.5"]
 

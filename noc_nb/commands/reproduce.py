@@ -35,13 +35,12 @@ from ..lab.models import PRESETS, Run, train_scst_in, train_selector_in, train_x
 from ..lab.novelty import judge
 from ..lab.objects import save_heldout
 from ..lab.progress import progress, say
-from ..lab.results import (LABELS, TRAINING_LABELS, markdown_table, reused_models, spec,
-                                table_view, write_rows)
+from ..lab.results import (LABELS, TRAINING_LABELS, PaperTable, markdown_table, write_rows)
 from ..lab.runs import check_ours, check_outputs, locked
 from ..lab.saving import load_model, model_card, plain_card
 from ..lab.table import check_vectors
 from ..lab.train import kept_line
-from ..lab.verdict import claim_keys, claims_view, judge_claims, read_claims
+from ..lab.verdict import Claim, claim_keys, claims_view
 from ..models.classes import read_classes
 from ..models.pipeline import NovelCaptioner, PipelineConfig, pipeline_folder, shipped
 from ..scores.java import java_programs, spice_lacks
@@ -80,7 +79,8 @@ def _preset_of(name, settings=()):
 def _table_lines(tables, rows, trainings):
     "Return the lines of some tables as (row, training, λ0), without duplicates."
     more = [row for row in rows if row not in LABELS]       # those of added rules
-    lines = dict.fromkeys(tuple(line) for t in tables for _, *line in spec(int(t), more))
+    listed = (PaperTable([], int(t)).lines(more) for t in tables)
+    lines = dict.fromkeys(tuple(line) for table in listed for _, *line in table)
     return [line for line in lines if line[0] in rows and line[1] in trainings]
 
 def _selections(tables, rows):
@@ -157,16 +157,16 @@ def _judge_claims(experiment, rows, claims, samples=1000):
         kept = made[line].keys() & {"detections", "features", "seed", "world"}
         return {key: made[line][key] for key in kept}
     claims = [c for c in claims if made.keys() >= {c.better, c.worse}]
-    return judge_claims(progress(claims, "claims"), drawn, known, variant=run.variant,
-                        data=run.preset.data, split=run.part, command=run.command,
-                        **claim_keys(refs, novel, samples, experiment.fp_weight))
+    about = dict(variant=run.variant, data=run.preset.data, split=run.part, command=run.command)
+    about |= claim_keys(refs, novel, samples, experiment.fp_weight)
+    return [claim.row(drawn, known, **about) for claim in progress(claims, "claims")]
 
 # %% ../../nbs/commands/139_reproduce.ipynb #b41c7d24
 def _verdicts(experiment, rows, about):
     """Judge the run's claims, and write them to claims.jsonl. Return a table of the summary:
     caption, head and rows; without claims, no rows."""
-    summary = read_claims("summary")
-    judged = _judge_claims(experiment, rows, read_claims("paper") + summary)
+    summary = Claim.read("summary")
+    judged = _judge_claims(experiment, rows, Claim.read("paper") + summary)
     if judged: write_rows(experiment.out/"claims.jsonl", judged)
     claims = [c for c in summary if c.text in {r["claim"] for r in judged}]
     found = claims_view([*rows, *judged], claims)
@@ -184,12 +184,12 @@ def _write_tables(rows, tables, folder, about, variant, verdicts, **shown):
     def text(caption, head, lines): return markdown_table(head, lines, text=2, caption=caption)
     every = []
     for number in tables:
-        head, lines = table_view(rows, int(number), variant, **shown)
+        table = PaperTable(rows, int(number), variant)
+        head, lines = table.view(**shown)
         if not lines: continue
         columns = [column for column in zip(head, *lines) if {*column[1:]} != {"—"}]
         head, *lines = zip(*columns)
-        reused = reused_models(rows, int(number), variant)
-        every.append((f"Table {number} on {about}{reused}", head, lines))
+        every.append((f"Table {number} on {about}{table.reused}", head, lines))
         parts = [verdicts, *every] if verdicts[-1] and len(every) == 1 else every[-1:]
         with whole_file(folder/f"table{number}.md") as f:
             f.write("\n".join(text(*part) for part in parts))

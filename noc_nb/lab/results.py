@@ -5,12 +5,11 @@
 # %% auto #0
 __all__ = ['ROWS', 'LABELS', 'TRAINING_LABELS', 'Row', 'new_row', 'write_rows', 'append_row', 'read_rows', 'rows_from',
            'table_line', 'captions_file', 'write_results', 'read_results', 'paper_numbers', 'score_place', 'metric',
-           'cell', 'training_label', 'spec', 'check_world', 'matching', 'table_view', 'commands', 'reused_models',
-           'markdown_table', 'table_text']
+           'cell', 'training_label', 'check_world', 'PaperTable', 'markdown_table', 'table_text']
 
 # %% ../../nbs/lab/45_results.ipynb #c4747e8a
 import csv, json, os, re, sys, time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from numbers import Real
 from pathlib import Path
 from statistics import mean, stdev
@@ -243,11 +242,8 @@ def training_label(
 
 _PUBLISHED = "DCC", "NOC", "NBT", "CBS", "LSTM-C", "DNOC", "LSTM-P", "NBT+CBS"
 
-def spec(
-    number:int, # number of the table: 1, 2 or 3
-    more=(),    # rows of Table 1 that the paper does not have
-)->list:        # tuples (title, row, training, λ0)
-    "List the lines of one of the paper's tables. Raise `NocError` if there is no such table."
+def _lines(number, more=()):
+    "List the lines (title, row, training, λ0) of a table; `more`: rows that the paper lacks."
     require(number in (1, 2, 3), f"table {number}", "1, 2 or 3")
     if number == 1:
         rows = [row for row in LABELS if row != "cbs"] + [*more]
@@ -269,17 +265,10 @@ def check_world(
     require(len(versions) < 2, f"result rows: of versions {versions} of the toy world",
             "rows of one version, such as those with world=2")
 
-def matching(
-    rows:list,     # result rows
-    number:int,    # number of the table
-    row:str,       # name of the row
-    training:str,  # training method
-    lambda0:float, # loss weight of regions that no caption mentions; None: any weight
-    variant:str=None, # None: the paper's own method
-)->list:           # rows that the line shows, sorted by seed
-    "Select the newest row of a line for each seed. Raise `NocError` for rows of two toy worlds."
+def _runs(rows, tables, line, variant):
+    "Return the newest row of a line for each seed, in the order of seeds."
     check_world(rows)
-    tables = ("main", "ablation") if number == 3 or variant else ("main",)
+    row, training, lambda0 = line
     runs = {}
     for r in rows:
         same_line = (r["row"], r.get("training")) == (row, training)
@@ -327,54 +316,65 @@ def _block(title, printed, runs, columns):
     return block | ({"Δ": [cell(delta, signed=True) for delta in deltas]} if runs else {})
 
 # %% ../../nbs/lab/45_results.ipynb #cc663da9
-def _lines(rows, number):
-    "List the lines of a table, in Table 1 also those of rules that were added."
-    captioned = (r["row"] for r in rows if r["table"] != "bench" and r.get("training"))
-    return spec(number, dict.fromkeys(row for row in captioned if row not in LABELS))
+@dataclass
+class PaperTable:
+    "One of the paper's three tables, with our runs in its lines."
+    rows:list        # result rows of one data set
+    number:int       # number of the table: 1, 2 or 3
+    variant:str=None # None: the paper's own method
 
-def table_view(
-    rows:list,    # result rows of one data set
-    number:int,   # number of the table: 1, 2 or 3
-    variant:str=None, # None: the paper's own method
-    paper:bool=True,  # False: only our runs, for data that the paper did not use
-    only=None,        # (row, training, λ0) of the lines to show; default: all
-)->tuple:         # names of columns; lines: title, Paper | Ours | Δ, then numbers
-    "Arrange one of the paper's tables; ours are means ± standard deviations over seeds."
-    _check_rows(rows)
-    columns = _columns(number, rows)
-    lines = []
-    numbers = paper_numbers() if paper else {}
-    for title, *line in _lines(rows, number):
-        runs = matching(rows, number, *line, variant)
-        if runs and line[1]:
-            title = title.replace(TRAINING_LABELS[line[1]], training_label(runs[0]))
-        if not (runs or paper) or not (only is None or tuple(line) in only): continue
-        printed = [numbers.get((number, *line, c)) for c in columns]
-        for source, cells in _block(title, printed, runs, columns).items():
-            lines.append([title, source, *cells])
-            title = ""
-    return ["", "", *(c.replace("_", " ") for c in columns)], lines
+    def lines(self,
+        more=(), # rules that were added to those of the paper, besides those of the rows
+    )->list:     # tuples (title, row, training, λ0)
+        "List its lines. Raise `NocError` if there is no such table."
+        captioned = [r["row"] for r in self.rows if r["table"] != "bench" and r.get("training")]
+        added = (row for row in (*more, *captioned) if row not in LABELS)
+        return _lines(self.number, dict.fromkeys(added))
 
-# %% ../../nbs/lab/45_results.ipynb #cc663da3
-def _shown_runs(rows, number, variant=None):
-    runs = (matching(rows, number, *line, variant) for _, *line in _lines(rows, number))
-    return [run for seeds in runs for run in seeds]
+    def runs(self,
+        row:str,       # name of the row
+        training:str,  # training method
+        lambda0:float, # loss weight of regions that no caption mentions; None: any weight
+    )->list:           # result rows, sorted by seed
+        "Return the newest row of a line for each seed. Raise `NocError` for two toy worlds."
+        tables = ("main", "ablation") if self.number == 3 or self.variant else ("main",)
+        return _runs(self.rows, tables, (row, training, lambda0), self.variant)
 
-def commands(
-    rows:list,    # result rows of one data set
-    number:int,   # number of the table: 1, 2 or 3
-)->list:          # distinct commands, in the order of the table
-    "List the commands that produced our numbers in one of the paper's tables."
-    return list(dict.fromkeys(run["command"] for run in _shown_runs(rows, number)))
+    def view(self,
+        paper:bool=True, # False: only our runs, for data that the paper did not use
+        only=None,       # (row, training, λ0) of the lines to show; default: all
+    )->tuple:            # names of columns; lines: title, Paper | Ours | Δ, then numbers
+        "Arrange the table; ours are means ± standard deviations over seeds."
+        _check_rows(self.rows)
+        columns = _columns(self.number, self.rows)
+        lines = []
+        numbers = paper_numbers() if paper else {}
+        for title, *line in self.lines():
+            runs = self.runs(*line)
+            if runs and line[1]:
+                title = title.replace(TRAINING_LABELS[line[1]], training_label(runs[0]))
+            if not (runs or paper) or not (only is None or tuple(line) in only): continue
+            printed = [numbers.get((self.number, *line, c)) for c in columns]
+            for source, cells in _block(title, printed, runs, columns).items():
+                lines.append([title, source, *cells])
+                title = ""
+        return ["", "", *(c.replace("_", " ") for c in columns)], lines
 
-def reused_models(
-    rows:list,    # result rows of one data set
-    number:int,   # number of the table: 1, 2 or 3
-    variant:str=None, # None: the paper's own method
-)->str:           # end of a title
-    "Say how the data of reused models differs from the run's, as the rows of a table record it."
-    texts = (run.get("config", {}).get("models") for run in _shown_runs(rows, number, variant))
-    return "".join(f"; models {text}" for text in dict.fromkeys(filter(None, texts)))
+    def texts(self, value)->list:
+        "Return the distinct texts `value(row)` of all rows that the table shows, in its order."
+        found = [value(run) for _, *line in self.lines() for run in self.runs(*line)]
+        return [*dict.fromkeys(filter(None, found))]
+
+    @property
+    def commands(self)->list:
+        "The commands that produced our numbers."
+        return self.texts(lambda run: run["command"])
+
+    @property
+    def reused(self)->str:
+        "The end of a title: how the data of reused models differs from the run's, if it does."
+        texts = self.texts(lambda run: run.get("config", {}).get("models"))
+        return "".join(f"; models {text}" for text in texts)
 
 # %% ../../nbs/lab/45_results.ipynb #a7b20e2c
 def markdown_table(
@@ -398,6 +398,7 @@ def table_text(
 )->str:         # Markdown text
     "Return a table for a page of the experiments, or a line that says that there are no rows."
     if not rows: return f"There are no result rows for `{name}`."
-    head, lines = table_view(rows, number, paper=name != "toy")
-    caption = f"Table {number} on {name}, simulated detections{reused_models(rows, number)}"
+    table = PaperTable(rows, number)
+    head, lines = table.view(paper=name != "toy")
+    caption = f"Table {number} on {name}, simulated detections{table.reused}"
     return markdown_table(head, lines, text=2, caption=caption)

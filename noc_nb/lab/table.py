@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ..core import NocError, require
 from ..data import CocoData
-from .objects import MOST_CLASSES
 from ..regions import PaddedRegions, Regions
 
 # %% ../../nbs/lab/37_table.ipynb #ef4441a0
