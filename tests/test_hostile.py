@@ -677,12 +677,14 @@ READING = """files.boxes files.captions files.dataset files.exports files.store 
 lab.objects lab.results lab.saving models.classes models.photos models.source scores.report scores.task""".split()
 
 def readers():
-    "Yield every public function of the package that reads a file and needs only its path."
+    "Yield every public function or class method of the package that reads a file and needs only its path."
     for where in READING:
         module = importlib.import_module(f"noc_nb.{where}")
-        for name, f in vars(module).items():
-            own = inspect.isfunction(f) and f.__module__ == module.__name__
-            if not own or name.startswith(("_", "write", "random")): continue
+        own = {name: x for name, x in vars(module).items() if getattr(x, "__module__", "") == module.__name__}
+        methods = {f"{name}.{key}": f for name, x in own.items() if inspect.isclass(x)
+                   for key, f in inspect.getmembers(x, inspect.ismethod) if not key.startswith("_")}
+        for name, f in (own | methods).items():
+            if not inspect.isroutine(f) or name.startswith(("_", "write", "random")): continue
             given = [*inspect.signature(f).parameters.values()]
             needed = [p for p in given[1:] if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
             if given and given[0].name in ("path", "data", "src", "file") and not needed: yield name, f
@@ -701,7 +703,7 @@ def test_every_public_reader_refuses_deeply_nested_json(tmp_path, ending):
         except NocError as e: assert "\n" not in str(e), name
         assert time.process_time() - started < 3, name
         called.append(name)
-    some = "read_captions", "open_detections", "read_json", "read_rows", "read_classes", "make_task"
+    some = "read_captions", "open_detections", "CocoFile.read", "read_rows", "read_classes", "make_task"
     assert {*some} <= {*called}
 
 TERMINAL = """
