@@ -196,7 +196,7 @@ class _Choice:
         if not len(regions): why = "nothing was detected"
         return candidates, [] if candidates else [f"no candidates: {why}"]
 
-    def candidates(self, regions, probs, options):
+    def _candidates(self, regions, probs, options):
         "Return class id -> price of each candidate, infinite for a must, and why others are out."
         if self.wanted is None: return self._chosen(regions, probs, options)
         least = options.min_detection
@@ -422,7 +422,7 @@ class NovelCaptioner(_WritableWords, _Choice, _CallerWords, _Search):
         probs = _probs(self.selector, self.people, images)
         asked = []
         for chooser, r, p in zip(choosers, images, probs):
-            asked.append(chooser._ask(r, *chooser.candidates(r, p, options)))
+            asked.append(chooser._ask(r, *chooser._candidates(r, p, options)))
         decoded = self._search(seen, [a.groups for a in asked], [a.prices for a in asked])
         costs = self._costs(seen, asked, decoded) if options.costs else [{}]*len(asked)
         rows = zip(choosers, images, probs, asked, decoded, costs)

@@ -17,7 +17,6 @@ from pathlib import Path
 from urllib.request import getproxies
 
 import numpy as np
-import torch
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from PIL import Image
 
@@ -30,7 +29,7 @@ from ..lab.progress import say, say_notes
 from ..lab.table import checked
 from ..models.captioners import NovelPhotoCaptioner
 from ..models.photos import open_image
-from ..models.pipeline import CaptionOptions, NovelCaptioner, shipped
+from ..models.pipeline import NovelCaptioner, shipped
 from ..models.source import Job, detected, detector_for
 from ..words.spellings import noun_forms
 from .gallery import _line, weight_of
@@ -99,10 +98,8 @@ def _add_prices(prices, more):
 
 def _propose(v, how="as trained"):
     "Return the view with the selector's candidates, and with what the user added or excluded."
-    probs = torch.tensor([math.nan if p is None else p for p in v.free.probs])
-    options = CaptionOptions(price_weight=_WEIGHTS[how])
-    found, _ = v.pipeline.candidates(v.regions, probs, options)
-    prices = {v.pipeline.classes[c].name: _price(price) for c, price in found.items()}
+    caption = _captioned(v, price_weight=_WEIGHTS[how])
+    prices = {c.object: _price(c.price) for c in caption.candidates}
     return replace(v, how=how, proposed=tuple(prices), prices=_add_prices(prices, _by_hand(v)))
 
 def _by_hand(v):
