@@ -22,7 +22,7 @@ from ..fast.decode import decode
 from ..fast.prices import best_candidates
 from .disk import foreign_file, held, read_json
 from .metrics import METRICS, CaptionScorer
-from .models import Models, Run, check_network, check_reward
+from .models import Models, Run
 from .novelty import judge, selection_f1, val_weight, weighted_f1
 from .objects import form_of, penalties_of
 from .progress import progress
@@ -234,10 +234,8 @@ class Experiment:
 def _record_settings(experiment, resume):
     "Write to `run.json` what all rows of the folder share, or compare it with the file."
     run, data = experiment.run, experiment.data
-    models, choices, preset = experiment.models, experiment.choices, run.preset
-    check_network(models.parts.selector, preset.selector)
-    if "reward" in models.other:
-        check_reward(models.parts.reward, data, preset.scst, build_vocab(data, preset.min_count))
+    models, choices = experiment.models, experiment.choices
+    models.check()
     _check_rules(choices)
     odd = models.pipeline or ", ".join((models.other | choices.other).values())
     require(run.variant or not odd, f"{odd}: differs from the paper's method",
