@@ -250,8 +250,8 @@ def test_a_store_with_ids_of_other_images_is_refused_in_training(tmp_path):
     kept = [Regions([[0, 0, .5, .5]], [2], [.9], image_id=i) for i in (1, 2)]
     def check(name, *photos):
         rows = "".join(json.dumps(dict(id=i, name=photo)) + "\n" for i, photo in enumerate(photos, 1))
-        RegionStore.write(tmp_path/name, kept, {"images.jsonl": rows})
-        _check_names(tmp_path/name, None, tmp_path/"captions.json", None)
+        store = RegionStore.write(tmp_path/name, kept, {"images.jsonl": rows})
+        _check_names(store, None, tmp_path/"captions.json", None)
     check("good", "in/zebra.jpg", "in/apple.jpg")
     with pytest.raises(NocError, match="other: image 1: its photo 'apple.jpg' belongs to image 2 in .*captions.json"):
         check("other", "apple.jpg", "zebra.jpg")

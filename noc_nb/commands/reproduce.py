@@ -35,7 +35,7 @@ from ..lab.models import PRESETS, Run, train_scst_in, train_selector_in, train_x
 from ..lab.novelty import judge
 from ..lab.objects import save_heldout
 from ..lab.progress import progress, say
-from ..lab.results import (LABELS, TRAINING_LABELS, PaperTable, markdown_table, write_rows)
+from ..lab.results import LABELS, TRAINING_LABELS, PaperTable, markdown_table, write_rows
 from ..lab.runs import check_ours, check_outputs, locked
 from ..lab.saving import load_model, model_card, plain_card
 from ..lab.table import check_vectors
@@ -228,11 +228,12 @@ def _say_left_out(data):
         "train, val and test)")
 
 # %% ../../nbs/commands/139_reproduce.ipynb #db1c13ca
-def _check_names(store, root, *where):
-    """Raise `NocError` if a region store of photos has other image ids than the data set.
-    `where`: captions and detections of the data set, and skip_bad."""
-    names = RegionStore(store).names if store else []
-    if names: check_numbers(DataFolder(root).captions(*where).names, names, where[0] or root, store)
+def _check_names(store, root, captions, detections, skip_bad=False):
+    "Raise `NocError` if a region store of photos has other image ids than the data set."
+    names = [] if store is None else store.names
+    if not names: return
+    loaded = DataFolder(root).captions(captions, detections, skip_bad)
+    check_numbers(loaded.names, names, captions or root, store.folder)
 
 def _load_own(o, cfg, root):
     "Load the data that the options name."
@@ -251,7 +252,7 @@ def _load_own(o, cfg, root):
     data = load_data(root, split, detections, o.captions, store, o.heldout, classes, vectors,
                      skip_bad=o.skip_bad, drop_heldout=o.drop_heldout)
     _say_left_out(data)
-    _check_names(o.features, data.root, o.captions, detections, o.skip_bad)
+    _check_names(store, data.root, o.captions, detections, o.skip_bad)
     return data
 
 def _load(o, cfg):

@@ -24,7 +24,7 @@ from ..files.images import open_parquet
 from ..lab.config import check_range
 from ..lab.disk import foreign_file, read_json, whole_file
 from ..lab.metrics import METRICS, TOKENISER, CaptionScorer, points
-from ..lab.novelty import Judged, Protocol, interval
+from ..lab.novelty import Judged, Protocol, by_group, interval
 from ..lab.progress import code_version
 from ..lab.runs import called
 from ..lab.verdict import signed
@@ -127,10 +127,9 @@ def _f1_rows(judged, task, scores, intervals):
 def _make_report(judged, task, counts, samples=1000):
     "Return all scores of a system, with their settings, for JSON; `counts` are from `task.match`."
     drawn = judged.bootstrap(samples)
-    scores = judged.once()
-    intervals = {}
-    for (group, name), s in drawn.items():
-        if not np.isnan(s[1:]).all(): intervals.setdefault(group, {})[name] = interval(s)
+    scores = by_group({place: float(s[0]) for place, s in drawn.items()})
+    intervals = by_group({place: interval(s) for place, s in drawn.items()
+                          if not np.isnan(s[1:]).all()})
     f1 = _f1_rows(judged, task, scores.pop("f1", {}), intervals.pop("f1", {}))
     counts = dict(counts)
     draws = dict(samples=samples, seed=0, interval=95)
