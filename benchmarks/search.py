@@ -27,10 +27,9 @@ from noc_nb.encoder import CaptionerConfig
 from noc_nb.fast.pool import Pool
 from noc_nb.fast.modes import beam_search, grid_beam_search
 from noc_nb.lab.config import Config, check_range
-from noc_nb.lab.progress import progress
+from noc_nb.lab.progress import keep_blocks, progress
 from noc_nb.lab.results import append_row, new_row
 from noc_nb.lab.runs import locked
-from noc_nb.pages.gallery import _keep_blocks
 from noc_nb.words.generate import grid_beam
 
 # ---- One case
@@ -448,7 +447,7 @@ def bench_search(
                f"--width {width} --words {words}")
     if layers != 3: command += f" --layers {layers}"
     if dtype != "float32": command += f" --dtype {dtype}"
-    _keep_blocks()                                                      # as in `noc_caption`
+    keep_blocks()                                                       # as in `noc_caption`
     if peer: bench.baseline, command = _Baseline(peer), command + " --peer PYTHON"
     else: print("no --peer: transformers 4.55.4 is not measured")
     with locked(out):

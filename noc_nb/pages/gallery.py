@@ -6,7 +6,7 @@
 __all__ = ['CaptionRun', 'weight_of']
 
 # %% ../../nbs/pages/132_gallery.ipynb #42b40744
-import ctypes, json, os, sys, tempfile
+import json, os, sys, tempfile
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from ..files.images import PHOTO_ENDINGS
 from ..lab.config import read_options
 from ..lab.disk import real_path, room_for, whole_file
 from ..lab.objects import form_of
-from ..lab.progress import progress, say, say_notes
+from ..lab.progress import keep_blocks, progress, say, say_notes
 from ..lab.results import read_rows
 from ..lab.runs import begin, called, check_ours, check_outputs, fingerprint, locked
 from ..models.captioners import RefusedPhotos
@@ -382,14 +382,6 @@ def _write_sidecars(lines, paths, folder, overwrite):
     kept = f"; {texts['kept']:,} existing files are kept (--overwrite replaces them)"
     say(f"--txt {folder}: {texts['written']:,} texts written{kept if texts['kept'] else ''}")
 
-# %% ../../nbs/pages/132_gallery.ipynb #c2a50e22
-def _keep_blocks():
-    "Keep freed memory in this process for the next step. Do nothing without glibc."
-    try: mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError): return     # no glibc
-    mallopt(-3, 1 << 30)                                    # M_MMAP_THRESHOLD: blocks up to 1 GB
-    mallopt(-1, (1 << 31) - 1)                              # M_TRIM_THRESHOLD
-
 # %% ../../nbs/pages/132_gallery.ipynb #7cb28042
 def weight_of(
     text:str, # value of `--price-weight`; None: the pipeline's weight
@@ -406,7 +398,7 @@ def _run_caption(o, spread=None):
     options = read_options(CaptionOptions, o, batch=usual if o.batch is None else o.batch, **typed)
     words = dict(words=o.objects) if listed else {}
     job = replace(read_options(Job, o), options=options, **words)
-    _keep_blocks()
+    keep_blocks()
     summary = _caption_files(_where_fast(job), o.out, o.html, o.resume, o.txt, o.overwrite, spread)
     advice = "--add-words FILE adds words with their vectors"
     if o.captioner: advice = "choose other words"
