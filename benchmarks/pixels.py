@@ -230,7 +230,7 @@ class _PixelExperiment(Experiment):
         if self.seen is None: self.seen = _look(processor, self.ids)
         return self.seen
 
-    def _decode(self, row, training, lambda0):
+    def _caption_images(self, row, training, lambda0):
         "Caption the images of the run."
         captioner = self.models.captioner(training)
         if row != "none": captioner = self.models.averaged(captioner)

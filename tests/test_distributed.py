@@ -7,7 +7,7 @@ from noc_nb.commands.cli import noc_caption
 from noc_nb.commands.distributed import _ray, caption_shards
 from noc_nb.core import NocError
 from noc_nb.files.drawing import make_toy
-from noc_nb.lab.disk import _beside
+from noc_nb.lab.disk import _temporary_path
 from noc_nb.lab.runs import locked
 from noc_nb.models.pipeline import CaptionOptions
 from noc_nb.models.source import Job
@@ -61,7 +61,7 @@ def test_a_killed_driver_leaves_each_shard_once(world, tmp_path):
         at = shards() + rng.randint(0, 2); child.start()
         while child.is_alive() and (shards() < at or not (out/"job.json").exists()): time.sleep(.002)
         child.join(rng.uniform(0, .3)); kills += child.is_alive(); child.kill(); child.join()
-    _beside(out/"part-000001.jsonl").write_bytes(b"{")                      # what a kill during a write leaves
+    _temporary_path(out/"part-000001.jsonl").write_bytes(b"{")                      # what a kill during a write leaves
     _shard_file(out, 1).unlink()
     assert [row["shard"] for row in run(job, out)] == [1]
     content = lambda folder: {p.name: p.read_bytes() for p in folder.iterdir()}

@@ -38,6 +38,17 @@ def test_each_module_comes_from_one_notebook():
     none_of(compare(dict.fromkeys(map(module_of, chapters)), dict.fromkeys(modules)),
             "every chapter that exports has one module, and every module has its chapter")
 
+def test_a_private_name_has_one_home():
+    "No two modules define the same private name; only the entry of a command is named after its options."
+    homes = {}
+    for module in MODULES:
+        for node in ast.parse(module.read_text(encoding="utf-8")).body:
+            names = [node.name] if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else []
+            if isinstance(node, ast.Assign): names = [x.id for x in node.targets if isinstance(x, ast.Name)]
+            for x in names:
+                if re.match("_(?!_|run_)", x): homes.setdefault(x, set()).add(name(module))
+    none_of((f"{x}: {', '.join(sorted(of))}" for x, of in homes.items() if len(of) > 1), "rename all but one")
+
 def test_no_module_has_an_undefined_name():
     "No module uses an undefined name, for example one that only an unexported cell of its notebook imports."
     from pyflakes.checker import Checker

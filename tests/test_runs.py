@@ -14,7 +14,7 @@ from noc_nb.files.dataset import load_data
 from noc_nb.files.drawing import make_toy
 from noc_nb.files.store import read_tsv
 from noc_nb.files.vectors import read_vectors
-from noc_nb.lab.disk import _beside, _in_use, state_of, whole_file, whole_folder, write_json
+from noc_nb.lab.disk import _temporary_path, _in_use, state_of, whole_file, whole_folder, write_json
 from noc_nb.lab.experiment import Experiment, _config
 from noc_nb.lab.models import PRESETS, Run
 from noc_nb.lab.runs import begin, called, locked
@@ -51,7 +51,8 @@ def test_a_run_removes_only_what_killed_runs_left(tmp_path):
     run = tmp_path/"run"
     (run/"part").mkdir(parents=True)
     others = [run/".a.7.tmp", run/"part/.b.host.7.tmp", tmp_path/".run.old", tmp_path/".run.lock", run/"noc_nb.tmp"]
-    left = [_beside(run), _beside(run, "old"), _beside(run/"part/a"), _beside(run/"x.safetensors"), _beside(run/"part")]
+    left = [_temporary_path(run), _temporary_path(run, "old"),
+            *(_temporary_path(run/name) for name in ("part/a", "x.safetensors", "part"))]
     for path in others + left[1:]: path.write_text("mine")
     left[0].mkdir()
     def there(): return {path for path in others + left if path.exists()}

@@ -183,7 +183,7 @@ def _jump(groups, absorb):
     return max(finished_by.values(), default=1) if absorb else 1
 
 # %% ../../nbs/fast/24_groups.ipynb #b1d21a06
-def _padded(
+def _pad_rows(
     rows:list,   # lists
     pad,         # value that fills up short rows
     least:int=0, # minimum length
@@ -225,10 +225,10 @@ def pack_groups(
     words, group, spell = zip(*(_alternatives(groups, long) for groups in read))
     jump = [_jump(groups, absorb) for groups in read]
     wide = torch.float if torch.device(device or "cpu").type == "mps" else torch.double
-    groups = Groups(tensor(top), tensor(need), tensor(must), tensor(_padded(finite, 0., 1), wide),
-                    tensor(_padded(_lengths(read, prices, least), 0, 1)), tensor(jump),
-                    tensor(_padded(words, -1, 1)), tensor(_padded(group, 0, 1)),
-                    tensor(_padded(spell, [-1]*long, 1)))
+    groups = Groups(tensor(top), tensor(need), tensor(must), tensor(_pad_rows(finite, 0., 1), wide),
+                    tensor(_pad_rows(_lengths(read, prices, least), 0, 1)), tensor(jump),
+                    tensor(_pad_rows(words, -1, 1)), tensor(_pad_rows(group, 0, 1)),
+                    tensor(_pad_rows(spell, [-1]*long, 1)))
     if finishers: _add_finishers(groups, finishers)
     return groups
 
@@ -287,7 +287,7 @@ def _in_callers_order(span, read):
     for groups in read:
         numbers = [number for number, _ in groups]
         order.append([*map(numbers.index, range(len(groups)))])
-    order = torch.tensor(_padded(order, -1), dtype=torch.long, device=span.device)
+    order = torch.tensor(_pad_rows(order, -1), dtype=torch.long, device=span.device)
     order = order[:,None,:,None].expand(-1, span.shape[1], -1, 2)
     return span.gather(2, order.clamp(min=0)).masked_fill(order < 0, -1)
 
@@ -305,7 +305,7 @@ def read_avoid(
             for i, row in enumerate(avoid)]
     long = max(len(phrase) for row in read for phrase in row)
     def line(phrase): return [-1]*(long - len(phrase)) + [*phrase]
-    rows = _padded([[*map(line, row)] for row in read], [-1]*long)
+    rows = _pad_rows([[*map(line, row)] for row in read], [-1]*long)
     return torch.tensor(rows, device=device)
 
 def _add_finishers(groups:Groups, finishers):

@@ -69,7 +69,7 @@ class Search(GridSearch):
 
     def repeated(self, parent)->Tensor:
         "Return (b,g,c+1) True for words that would repeat a finished group; None: they may."
-        return _repeated(self, parent) if self.cfg.no_repeat else None
+        return _said_again(self, parent) if self.cfg.no_repeat else None
 
     def barred(self)->Tensor:
         "Return (f,) tokens that may never come, or (N,f) for each row of the model; -1 pads."
@@ -80,7 +80,7 @@ class Search(GridSearch):
         return self.work.groups.worth(self.cells.done.gather(1, self.asked))
 
 # %% ../../nbs/fast/27_modes.ipynb #72df6473
-class _Grid:
+class _GridMode:
     "A kind of search, here the paper's grid: a row for every number of finished groups."
     absorb = False # True: words that the model writes by itself count, whatever the settings
     apart = False  # True: ended captions take no place from others where all groups are musts
@@ -101,7 +101,7 @@ class _Grid:
         return turns.expand(len(cells.word), -1)
 
 # %% ../../nbs/fast/27_modes.ipynb #6619438e
-class _Bank(_Grid):
+class _Bank(_GridMode):
     "`k` open hypotheses in each part, and a row above the others for ended captions."
     apart = True
 
@@ -141,7 +141,7 @@ class _Credit(_Bank):
         return best.where(groups.musts_alone[:,None], turns)            # prices act as a credit
 
 # %% ../../nbs/fast/27_modes.ipynb #fc685e9f
-class Machine(_Grid):
+class Machine(_GridMode):
     "A grid with a row for every state of a finite-state machine: every set of finished groups."
     absorb = True
     most_groups = 8               # at most 8 groups per image: 256 states
@@ -158,7 +158,7 @@ class Machine(_Grid):
         return beams.done
 
 # %% ../../nbs/fast/27_modes.ipynb #9a65dedc
-MODES = dict(grid=_Grid, bank=_Bank, credit=_Credit, cbs=Machine) # the kinds of search by name
+MODES = dict(grid=_GridMode, bank=_Bank, credit=_Credit, cbs=Machine) # the kinds of search by name
 
 # %% ../../nbs/fast/27_modes.ipynb #d0ff7a79
 def _check_sizes(k, max_len, length_penalty):
@@ -253,7 +253,7 @@ def _in_turn(groups:Groups, done:Tensor)->Tensor:
     return ~must | (missing & -missing)
 
 # %% ../../nbs/fast/27_modes.ipynb #24a00004
-def _repeats(
+def _second_mentions(
     trail:Tensor,  # (b,g,T,3) token, finished groups and phrase at every step
     t:int,         # number of tokens that are written
     done:Tensor,   # (b,g) finished groups
@@ -269,10 +269,11 @@ def _repeats(
     ends = groups.tokens[:,:,-1:] == groups.words[:,None]               # (b,a,c)
     return (begun & finished & apart).float() @ ends.float() > 0
 
-def _repeated(search:Search, parent)->Tensor:
+def _said_again(search:Search, parent)->Tensor:
     "Return (b,g,c+1) True for constraint words that repeat a group; the end, the last, never does."
     if search.bits is None:
-        again = _repeats(parent.trail, search.t, parent.done, search.work.groups, search.absorb)
+        again = _second_mentions(parent.trail, search.t, parent.done, search.work.groups,
+                                 search.absorb)
     else: again = (search.work.said(search.bits, search.row) & parent.done[...,None]) != 0
     return F.pad(again, (0, 1))
 

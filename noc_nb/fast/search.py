@@ -74,7 +74,7 @@ class GridSearch:
                                finishers)
         self.priced = any(price < math.inf for row in prices or () for price in row)
         _lay_out(self)
-        _begin(self)
+        _start_empty(self)
 
     def run(self, step, state, bos, reorder=None, normalize=False, pad:int=0)->Hypotheses:
         "Search to the end; the arguments are those of `grid_beam_search`."
@@ -127,7 +127,7 @@ def _lay_out(search:GridSearch):
     search.level = torch.cat(levels).repeat_interleave(size)            # (s,) row of a place
     search.place = torch.arange(len(search.level), device=search.level.device)
 
-def _begin(search:GridSearch):
+def _start_empty(search:GridSearch):
     "Start with one empty hypothesis in the first place of row 0 of every part, for each image."
     b, s = len(search.read), len(search.level)
     zero = torch.zeros(b, s, dtype=torch.long, device=search.level.device)

@@ -73,17 +73,17 @@ def _entries(item, place, path, names=()):
         yield _Entry(place, i, name, caption)
 
 def _all_entries(items, path, bad, names=()):
-    "Return the captions of (item, place) pairs. `bad`: as in `_kept`."
+    "Return the captions of (item, place) pairs. `bad`: as in `_collecting`."
     entries, marks = [], Counter()
     for item, place in items:
-        with _kept(bad):
+        with _collecting(bad):
             for x in _unmarked([item], _REJECTED, marks): entries += _entries(x, place, path, names)
     left_out(path, marks, "captions")
     return entries
 
 # %% ../../nbs/files/54_captions.ipynb #7d063ab1
 @contextmanager
-def _kept(bad):
+def _collecting(bad):
     "Within this context, add a `NocError` about an item to a list and go on, as with `--skip-bad`."
     try: yield
     except NocError as e:
@@ -208,7 +208,7 @@ def _karpathy(content, path, bad):
     expected = "cocoid, filename, split and sentences with raw"
     for n, image in enumerate(content["images"]):
         place = f"image {n}"
-        with _kept(bad), foreign_file(path, expected, place):
+        with _collecting(bad), foreign_file(path, expected, place):
             name = posixpath.join(image.get("filepath", ""), image["filename"])
             texts = [s["raw"] for s in image["sentences"]]
             item = dict(file_name=name, captions=texts, image_id=image.get("cocoid"))
@@ -314,7 +314,7 @@ def _coco_captions(coco, path, bad):
         text = None if i in wrong else item.get("caption")
         if not isinstance(text, str):
             why = wrong.get(i, f"caption: expected a string, found {_show_value(text)}")
-            with _kept(bad): raise NocError(f"{path}: {name(i)}: {why}")
+            with _collecting(bad): raise NocError(f"{path}: {name(i)}: {why}")
         elif _worded(text): captions[image].append(text)
     counts = _totals(captions, len(items) - len(bad or ()))
     return Captions(captions, sizes, counts, coco.names(), {}, True,
@@ -391,7 +391,7 @@ def read_system(
     of = by_digits([*texts], ids, path)
     entries = [(entry, of.get(i, i)) for entry, i in entries]
     for entry, i in entries:
-        with _kept(bad):
+        with _collecting(bad):
             _check_caption(entry.caption, f"{path}: {entry.place}: image {i}: caption")
             usable.append((entry, i))
     count = Counter(i for _, i in usable)

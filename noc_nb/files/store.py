@@ -72,7 +72,7 @@ def _open_column(path, about):
             f"{expected}, according to meta.json")
     return column
 
-def _columns(folder, meta):
+def _open_columns(folder, meta):
     "Open the arrays of a store, by name. Raise `NocError` if one is missing or damaged."
     try: columns = {name: _open_column(folder/f"{name}.npy", about)
                     for name, about in meta["columns"].items()}
@@ -91,7 +91,7 @@ class RegionStore(RegionTable):
         self.folder = self.where = Path(folder)
         require((self.folder/"meta.json").is_file(), f"{folder}: no meta.json", "a region store")
         self.meta = read_json(self.folder/"meta.json")
-        columns = _columns(self.folder, self.meta)
+        columns = _open_columns(self.folder, self.meta)
         super().__init__(**columns, counts=self.meta.get("counts"))
         images = {len(self.ids), len(self.sizes), len(self.offsets) - 1}
         rows = {len(columns[c]) for c in columns.keys() - {"ids", "sizes", "offsets"}}
@@ -104,7 +104,7 @@ class RegionStore(RegionTable):
     @property
     def names(self)->list:
         "Return (file name, image id) of the photos that it was made from, or []."
-        return _names_in(self.folder/"images.jsonl")
+        return _photo_names(self.folder/"images.jsonl")
 
     def of(self, classes)->RegionTable:
         "Return the regions of classes, found by name; a store without names is not changed."
@@ -150,7 +150,7 @@ class RegionStore(RegionTable):
 @lru_cache(1000)
 def _array_sum(path, stamp): return hashlib.sha256(np.load(path, mmap_mode="r")).hexdigest()
 
-def _names_in(file):
+def _photo_names(file):
     "Return the names in a store's list of photos. Raise `NocError` if the list is broken."
     if not file.is_file(): return []
     with foreign_file(file, "names and numbers of images"):

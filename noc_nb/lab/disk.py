@@ -56,7 +56,7 @@ def real_path(
     "Resolve all links in a path."
     return Path(os.path.realpath(path))
 
-def _beside(
+def _temporary_path(
     path:Path,      # path of an output
     ending:str="tmp", # ending of the name
 )->Path:            # path in the same folder
@@ -84,7 +84,7 @@ def whole_file(
 ):
     "Open a temporary file beside `path`; rename it to `path` if the block ends without an error."
     path = real_path(path)
-    new = _beside(path)
+    new = _temporary_path(path)
     with room_for(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -253,7 +253,7 @@ def temporary_folder(
     path:Path, # path of an output
 ):             # a new folder beside the output
     "Create a folder that is removed at the end of the context, unless it was renamed."
-    new = _beside(path)
+    new = _temporary_path(path)
     new.mkdir(parents=True)
     with _in_use(new):
         try: yield new
@@ -261,7 +261,7 @@ def temporary_folder(
 
 def _replace(path, new, before):
     "Replace a folder by a new one. Raise `NocError` if the old one has changed since `before`."
-    old = _beside(path, "old")
+    old = _temporary_path(path, "old")
     if os.path.lexists(path): path.rename(old)
     try:
         changed = [name for name, now in state_of(old).items() if before.get(name) != now]

@@ -214,7 +214,7 @@ class Experiment:
         "Return the captions of the images, read from the run's folder or generated now."
         line = table_line(row, training, lambda0)
         file = captions_file(self.out/"captions", line)
-        if not file.exists(): write_results(file, self._decode(*line))
+        if not file.exists(): write_results(file, self._caption_images(*line))
         return read_results(file)
 
     def complete(self,
@@ -277,7 +277,7 @@ def _constraints(experiment, row, lambda0, vocab):
 
 # %% ../../nbs/lab/56_experiment.ipynb #e7e48ccf
 @patch
-def _decode(self:Experiment, row, training, lambda0):
+def _caption_images(self:Experiment, row, training, lambda0):
     "Caption the images."
     captioner = self._captioner(training)
     if self.choices.row(row).rule != "none": captioner = self.models.averaged(captioner)

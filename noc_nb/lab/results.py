@@ -242,7 +242,7 @@ def training_label(
 
 _PUBLISHED = "DCC", "NOC", "NBT", "CBS", "LSTM-C", "DNOC", "LSTM-P", "NBT+CBS"
 
-def _lines(number, more=()):
+def _titled_lines(number, more=()):
     "List the lines (title, row, training, λ0) of a table; `more`: rows that the paper lacks."
     require(number in (1, 2, 3), f"table {number}", "1, 2 or 3")
     if number == 1:
@@ -329,7 +329,7 @@ class PaperTable:
         "List its lines. Raise `NocError` if there is no such table."
         captioned = [r["row"] for r in self.rows if r["table"] != "bench" and r.get("training")]
         added = (row for row in (*more, *captioned) if row not in LABELS)
-        return _lines(self.number, dict.fromkeys(added))
+        return _titled_lines(self.number, dict.fromkeys(added))
 
     def runs(self,
         row:str,       # name of the row

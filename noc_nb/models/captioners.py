@@ -96,7 +96,7 @@ def _inputs(self:PhotoCaptioner, photos):
 
 # %% ../../nbs/models/117_captioners.ipynb #5fa319cc
 @patch
-def _decoded(self:PhotoCaptioner, ids, score, spans, prices, objective=None):
+def _caption_of(self:PhotoCaptioner, ids, score, spans, prices, objective=None):
     "Return token ids as a `Decoded`; `spans` are places in the ids."
     def words(ids): return self.tokenizer.decode(ids, skip_special_tokens=True).split()
     places = [None]*len(prices)
@@ -119,7 +119,7 @@ class RefusedPhotos(NocError):
         self.whys = whys
 
 @patch
-def _checked(self:PhotoCaptioner, photos):
+def _checked_inputs(self:PhotoCaptioner, photos):
     "Return the model's inputs. Raise an error of any kind if the processor does not take them."
     inputs = self._inputs(photos)
     if not all(x.numel() for x in inputs.values()): raise ValueError("no input is left")
@@ -130,7 +130,7 @@ def _blamed(self:PhotoCaptioner, photos, error):
     "Return what an error of the processor is due to: some of the photos, or else the prompt."
     def why(error): return f"{type(self.processor).__name__}: {str(error).partition(chr(10))[0]}"
     def alone(photo):
-        try: self._checked([photo])
+        try: self._checked_inputs([photo])
         except Exception as e: return f"the captioner does not take this photo ({why(e)})"
     whys = [(photo, text) for photo in photos if (text := alone(photo))]
     if alone(Image.new("RGB", (64, 64))): whys = []             # the prompt is refused
@@ -151,7 +151,7 @@ def __call__(self:PhotoCaptioner,
     device, dtype = self.model.device, self.model.dtype
     with quiet(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")            # since the record names missing words
-        try: inputs = self._checked(photos).to(device, dtype)
+        try: inputs = self._checked_inputs(photos).to(device, dtype)
         except Exception as e: raise self._blamed(photos, e) from e
         if penalty is None: penalty = self.model.generation_config.length_penalty
         penalty = 1. if penalty is None else penalty
@@ -165,7 +165,7 @@ def __call__(self:PhotoCaptioner,
     lengths = [max(1, len(ids)) for ids in out.texts]
     sums = [s*n**penalty for s, n in zip(out.sequences_scores.tolist(), lengths)]
     rows = zip(out.texts, sums, out.spans, prices, out.objective.tolist())
-    return [self._decoded(*row) for row in rows]
+    return [self._caption_of(*row) for row in rows]
 
 # %% ../../nbs/models/117_captioners.ipynb #60a17002
 _MERGE = ("from transformers import AutoModelForImageTextToText as M, AutoProcessor as P; "

@@ -153,11 +153,11 @@ def _no_choice(prices):
     return dict(max_objects=0) if prices and not _wanted(prices) else {}
 
 # %% ../../nbs/pages/133_app.ipynb #c35c9c60
-_COLORS = LinearSegmentedColormap.from_list("worth", ["#7a96b0", "#e69f00", "#d55e00"], 257)
+_WORTH_COLORS = LinearSegmentedColormap.from_list("worth", ["#7a96b0", "#e69f00", "#d55e00"], 257)
 
 def _score_color(p):
     "Return the colour for a probability: blue at 0, orange at one half, red at 1; grey for None."
-    return "#8a939c" if p is None else to_hex(_COLORS(float(p)))
+    return "#8a939c" if p is None else to_hex(_WORTH_COLORS(float(p)))
 
 # %% ../../nbs/pages/133_app.ipynb #074720af
 _STAGE_FONT = dict(size=14, letter=8.4, margin=10, height=21, base=15)
@@ -200,7 +200,7 @@ def _told(v, caption, asked=True):
                           cost=c and c.cost))
     return found
 
-def _card(v, title, caption, asked=True):
+def _caption_card(v, title, caption, asked=True):
     "Return the values for `stage.html`: a caption, its words' attention to the regions, its score."
     looked = looks(v.pipeline, v.regions, caption.caption).double().round(decimals=3).tolist()
     said = {n for c in caption.candidates if c.span for n in range(*c.span)}
@@ -217,8 +217,8 @@ def _stage(v, many=False, copies=None, **more):
     cards, reason = [], v.waits
     if len(v.regions) or not v.waits:
         caption = _captioned(v, v.prices, costs=True, **_no_choice(v.prices))
-        cards = [_card(v, "With the objects you choose", caption),
-                 _card(v, "Without choosing any", v.free, asked=False)]
+        cards = [_caption_card(v, "With the objects you choose", caption),
+                 _caption_card(v, "Without choosing any", v.free, asked=False)]
         reason = caption.reason if v.prices else None
         v.made[v.name] = [card["text"] for card in cards]
     notes = [text for text in (v.wrong or v.note, reason) if text]

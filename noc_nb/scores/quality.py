@@ -48,8 +48,8 @@ def _objects_said(caption, forms):
 # %% ../../nbs/scores/121_quality.ipynb #e6d8d2c3
 _WORDS = {kind: words.split() for kind, words in json.loads(asset("caption_words.json")).items()}
 _LOOSE = frozenset(_WORDS["misleading"])
-_PLACES = frozenset(_WORDS["places"])
-_NEAR_PLACES = _PLACES | {*_WORDS["around"]}
+_PLACE_WORDS = frozenset(_WORDS["places"])
+_NEAR_PLACES = _PLACE_WORDS | {*_WORDS["around"]}
 
 # %% ../../nbs/scores/121_quality.ipynb #a1c40002
 _BEFORE = dict(baby=_WORDS["animals"], adult=_WORDS["animals"], passenger=("jet", "train"))
@@ -125,7 +125,7 @@ def _repeats(words):
 
 def _only_place(words, forms):
     "Return True if a caption mentions a place and nothing else."
-    if _PLACES.isdisjoint(words) or _objects_said(" ".join(words), forms): return False
+    if _PLACE_WORDS.isdisjoint(words) or _objects_said(" ".join(words), forms): return False
     near = False
     for word in reversed(words):               # a word before one of these qualifies it
         near = word not in FUNCTION_WORDS and (near or word in _NEAR_PLACES)
